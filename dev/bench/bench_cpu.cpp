@@ -1,0 +1,93 @@
+// Speed of whole training steps (forward, backward, norm, AdamW) on the CPU: GPT-2 124M on short and long sequences and a small
+// model on very long ones, plain (baseline) and with skip-layer attention, beside the rate of oneDNN's sgemm measured in the same
+// run, before and after each model. Prints a Markdown table. Run by `make bench-cpu`.
+#define SLA_NO_MAIN
+#include "../../train_gpt2_sla.cu"
+
+struct Setting {
+  const char* name;
+  ModelConfig config;
+  int B, T;
+  double seconds;  // to measure, each time
+};
+
+struct Measurement {
+  double step_seconds = 1e30;  // the fastest step: what the machine does when nothing else runs
+  double sgemm = 0;            // FLOP/s
+  double flops = 0;            // of a step
+  double peak_bytes = 0;       // resident memory at its highest
+  double planned_bytes = 0;
+};
+
+// The kernel's record of the process's highest resident memory, in bytes; forget starts it anew.
+void forget_peak_memory() {
+  if (FILE* file = fopen("/proc/self/clear_refs", "w")) {
+    fputs("5", file);
+    fclose(file);
+  }
+}
+double peak_memory() {
+  double kib = 0;
+  if (FILE* file = fopen("/proc/self/status", "r")) {
+    char line[256];
+    while (fgets(line, sizeof line, file))
+      if (sscanf(line, "VmHWM: %lf", &kib) == 1) break;
+    fclose(file);
+  }
+  return kib * 1024;
+}
+
+void measure(const Setting& s, bool skips, Measurement& best) {
+  GPT2 model;
+  ModelConfig config = s.config;
+  config.max_seq_len = std::max(config.max_seq_len, s.T);
+  if (!skips) config.num_skip_head = 0;
+  best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
+  forget_peak_memory();
+  gpt2_plan(model, config, s.B, s.T);
+  gpt2_allocate(model);
+  gpt2_init_weights(model, 1);
+  std::vector<int> tokens(size_t(s.B) * size_t(s.T) + 1);
+  for (size_t i = 0; i < tokens.size(); i++)
+    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+  const double start = seconds_now();
+  for (int step = 1; step <= 3 || seconds_now() - start < s.seconds; step++) {
+    const double begin = seconds_now();
+    gpt2_zero_grad(model);
+    gpt2_micro_step(model, tokens.data(), tokens.data() + 1, s.B, s.T, 1);
+    gpt2_update(model, step, gpt2_grad_norm(model), {1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0});
+    if (step > 1) best.step_seconds = std::min(best.step_seconds, seconds_now() - begin);
+  }
+  best.peak_bytes = std::max(best.peak_bytes, peak_memory());
+  best.planned_bytes = double(gpt2_bytes(model));
+  best.flops = flops_per_token(config, model.plan, s.T) * s.B * s.T;
+  best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
+}
+
+int main() {
+  ModelConfig d12, small;
+  CHECK(config_from_preset("d12", d12));
+  small.num_layers = 8, small.num_heads = 8, small.channels = 256, small.vocab_size = 257;
+  set_default_skips(small);
+  const Setting settings[] = {{"124M", d12, 4, 64, 6},
+                              {"124M", d12, 1, 1024, 12},
+                              {"8 layers, 256 channels, bytes", small, 1, 4096, 6},
+                              {"8 layers, 256 channels, bytes", small, 1, 8192, 12}};
+  printf("| model | B | T | attention | ms/step | tokens/s | GFLOP/s | sgemm GFLOP/s | share | SLA / baseline | peak memory | planned |\n");
+  printf("| --- | --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |\n");
+  for (const Setting& s : settings) {
+    Measurement m[2];
+    for (int round = 0; round < 2; round++)  // alternating, so that a slow minute of the machine hits both
+      for (int skips : {0, 1}) measure(s, skips != 0, m[skips]);
+    for (int skips : {0, 1}) {
+      const Measurement& x = m[skips];
+      const double rate = x.flops / x.step_seconds, sgemm = std::max(m[0].sgemm, m[1].sgemm);
+      std::string name = skips ? format("SLA %d/%d", s.config.num_skip_layer, s.config.num_skip_head) : "baseline";
+      printf("| %s | %d | %d | %s | %.0f | %.0f | %.0f | %.0f | %.1f %% | %s | %s | %s |\n", s.name, s.B, s.T, name.c_str(),
+             x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, sgemm * 1e-9, 100 * rate / sgemm,
+             skips ? format("%.3f", m[0].step_seconds / x.step_seconds).c_str() : "", bytes_text(x.peak_bytes).c_str(),
+             bytes_text(x.planned_bytes).c_str());
+      fflush(stdout);
+    }
+  }
+}

@@ -1,0 +1,119 @@
+// The golden cases of dev/test/golden (its README says what each file holds), read whole: what an independent float64
+// implementation computed from float32 weights, for the reference and the trainer to agree with. Tests run from the
+// repository's root.
+#pragma once
+#include <cstdint>            // int64_t, uint16_t
+#include <fstream>            // std::ifstream
+#include <map>                // std::map
+#include <nlohmann/json.hpp>  // nlohmann::json
+#include <string>             // std::string
+#include <vector>             // std::vector
+#include "llmc/config.h"      // ModelConfig
+#include "llmc/error.h"       // user_error
+#include "llmc/safetensors.h" // SafetensorsFile
+
+struct GoldenTensor {
+  std::vector<int64_t> shape;
+  std::vector<float> data;
+};
+
+using GoldenTensors = std::map<std::string, GoldenTensor>;  // by Hugging Face name
+
+struct GoldenCase {
+  std::string folder;
+  ModelConfig config;
+  int batch_size, seq_len, grad_accum_steps, steps;  // B, T; one step is grad_accum_steps micro-batches
+  double learning_rate, weight_decay, beta1, beta2, eps, grad_clip;
+  std::vector<int> tokens;
+  GoldenTensors model;              // before training; may hold zero biases where config.bias is false
+  double val_loss;                  // of that model, over all micro-batches of the file
+  std::vector<double> losses;       // (steps)  before each update, mean over the step's micro-batches
+  std::vector<double> grad_norms;   // (steps)  of the averaged gradient, before clipping
+  GoldenTensors grads;              // of step 1, averaged over its micro-batches, before clipping
+  std::vector<float> token_losses;  // (B, T)  of micro-batch 0
+
+  int num_micro_batches() const { return steps * grad_accum_steps; }
+};
+
+inline const std::vector<std::string>& golden_case_names() {
+  static const std::vector<std::string> names = {"baseline",   "paper_default", "adjacent",     "overlap",
+                                                 "all_heads",  "odd_shapes",    "no_bias_accum"};
+  return names;
+}
+
+inline nlohmann::json read_golden_json(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) user_error("%s: cannot open it; run the test from the repository's root", path.c_str());
+  return nlohmann::json::parse(file);
+}
+
+inline GoldenTensors read_golden_tensors(const std::string& path) {
+  SafetensorsFile file(path);
+  GoldenTensors tensors;
+  for (const SafetensorsTensor& t : file.tensors()) {
+    GoldenTensor& tensor = tensors[t.name];
+    tensor.shape = t.shape;
+    tensor.data.resize(t.num_elements());
+    file.read_f32(t, tensor.data.data());
+  }
+  return tensors;
+}
+
+// An llm.c shard: int32[256] header (20240520, version 1, number of tokens), then the tokens as uint16.
+inline std::vector<int> read_golden_tokens(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  int32_t header[256] = {};
+  file.read(reinterpret_cast<char*>(header), sizeof(header));
+  if (!file || header[0] != 20240520 || header[1] != 1) user_error("%s: not a token shard", path.c_str());
+  std::vector<uint16_t> tokens(header[2]);
+  file.read(reinterpret_cast<char*>(tokens.data()), tokens.size() * sizeof(uint16_t));
+  if (!file) user_error("%s: ends before its %d tokens", path.c_str(), header[2]);
+  return std::vector<int>(tokens.begin(), tokens.end());
+}
+
+inline GoldenCase read_golden_case(const std::string& name) {
+  GoldenCase golden;
+  golden.folder = "dev/test/golden/" + name;
+
+  const nlohmann::json config = read_golden_json(golden.folder + "/config.json");
+  golden.config.num_layers = config.at("n_layer");
+  golden.config.num_heads = config.at("n_head");
+  golden.config.channels = config.at("n_embd");
+  golden.config.vocab_size = config.at("vocab_size");
+  golden.config.max_seq_len = config.at("n_positions");
+  golden.config.bias = config.at("bias");
+  golden.config.num_skip_layer = config.at("num_skip_layer");
+  golden.config.num_skip_head = config.at("num_skip_head");
+  golden.config.layer_norm_eps = config.at("layer_norm_epsilon");
+  validate(golden.config);
+
+  const nlohmann::json expected = read_golden_json(golden.folder + "/expected.json");
+  golden.batch_size = expected.at("batch_size");
+  golden.seq_len = expected.at("seq_len");
+  golden.grad_accum_steps = expected.at("grad_accum_steps");
+  golden.steps = expected.at("steps");
+  golden.learning_rate = expected.at("learning_rate");
+  golden.weight_decay = expected.at("weight_decay");
+  golden.beta1 = expected.at("beta1");
+  golden.beta2 = expected.at("beta2");
+  golden.eps = expected.at("eps");
+  golden.grad_clip = expected.at("grad_clip");
+  golden.val_loss = expected.at("val_loss");
+  golden.losses = expected.at("losses").get<std::vector<double>>();
+  golden.grad_norms = expected.at("grad_norms").get<std::vector<double>>();
+
+  golden.tokens = read_golden_tokens(golden.folder + "/tokens.bin");
+  golden.model = read_golden_tensors(golden.folder + "/model.safetensors");
+  golden.grads = read_golden_tensors(golden.folder + "/grads.safetensors");
+  golden.token_losses = read_golden_tensors(golden.folder + "/token_losses.safetensors").at("losses").data;
+  return golden;
+}
+
+// Micro-batch s, counted from the start of the file: row b is tokens[(s*B + b)*T + 0 ... T - 1], its targets the same
+// window shifted by one. inputs, targets (B, T) are overwritten.
+inline void golden_micro_batch(const GoldenCase& golden, int s, std::vector<int>& inputs, std::vector<int>& targets) {
+  const auto first = golden.tokens.begin() + int64_t(s) * golden.batch_size * golden.seq_len;
+  const int64_t count = int64_t(golden.batch_size) * golden.seq_len;  // the rows of a micro-batch follow each other
+  inputs.assign(first, first + count);
+  targets.assign(first + 1, first + 1 + count);
+}

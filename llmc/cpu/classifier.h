@@ -1,0 +1,36 @@
+// Softmax and cross-entropy over the vocabulary, for a chunk of rows.
+#pragma once
+#include <cmath>   // log
+#include <cstdint> // int64_t
+#include "vec.h"   // vec_exp
+
+// losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, V) whose rows lie `ld` apart. With
+// `write_gradient` the logits become their own gradient: (softmax(logits) - onehot(target)) * dloss.
+inline void classifier(float* losses, float* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
+                       bool write_gradient) {
+#pragma omp parallel for schedule(static)
+  for (int64_t n = 0; n < rows; n++) {
+    float* row = logits + n * ld;
+    float max = row[0];
+#pragma omp simd reduction(max : max)
+    for (int64_t i = 0; i < V; i++) max = row[i] > max ? row[i] : max;
+    const float target_logit = row[targets[n]];
+    float sum = 0;
+    if (write_gradient) {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < V; i++) {
+        float e = vec_exp(row[i] - max);
+        row[i] = e;
+        sum += e;
+      }
+      const float scale = dloss / sum;
+#pragma omp simd
+      for (int64_t i = 0; i < V; i++) row[i] *= scale;
+      row[targets[n]] -= dloss;
+    } else {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < V; i++) sum += vec_exp(row[i] - max);
+    }
+    losses[n] = max + std::log(sum) - target_logit;
+  }
+}

@@ -1,0 +1,45 @@
+// The memory that operations work on. Here it is the host's.
+#pragma once
+#include <sys/mman.h>  // mmap, madvise
+#include <unistd.h>    // sysconf
+#include <cstdio>      // fopen
+#include <cstring>     // memcpy, memset
+#include <string>      // std::string
+#include "../error.h"  // user_error
+
+inline const char* device_name() { return "CPU"; }
+
+// Zero-filled. Throws UserError if the system has no address space left.
+inline void* device_malloc(size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) user_error("out of memory: could not allocate %zu bytes", bytes);
+  madvise(p, bytes, MADV_HUGEPAGE);  // fewer page faults and TLB misses; only advice, so its result does not matter
+  return p;
+}
+
+inline void device_free(void* p, size_t bytes) {
+  if (p != nullptr) munmap(p, bytes);
+}
+
+inline void device_memset(void* p, int value, size_t bytes) {
+  const int64_t block = 1 << 20;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < int64_t(bytes); i += block)
+    memset(static_cast<char*>(p) + i, value, size_t(std::min<int64_t>(block, int64_t(bytes) - i)));
+}
+
+inline void copy_to_device(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
+inline void copy_to_host(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
+
+// What could be allocated now, in bytes: the kernel's estimate of memory available without swapping.
+inline size_t device_memory_available() {
+  size_t kib = 0;
+  if (FILE* file = fopen("/proc/meminfo", "r")) {
+    char line[256];
+    while (fgets(line, sizeof line, file))
+      if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
+    fclose(file);
+  }
+  return kib != 0 ? kib * 1024 : size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+}

@@ -1,0 +1,29 @@
+// GPT-2's GELU, the tanh form: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u).
+#pragma once
+#include <cstdint> // int64_t
+#include "vec.h"   // vec_exp, vec_sigmoid
+
+constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
+
+// out (n) = gelu(inp (n))
+inline void gelu_forward(float* out, const float* inp, int64_t n) {
+#pragma omp parallel for simd schedule(static)
+  for (int64_t i = 0; i < n; i++) {
+    float x = inp[i];
+    out[i] = x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x));
+  }
+}
+
+// d (n) = d * gelu'(inp (n)), in place. With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u), which
+// loses no digits where s is near 1; e is kept from overflowing where s is as good as 0.
+inline void gelu_backward(float* d, const float* inp, int64_t n) {
+#pragma omp parallel for simd schedule(static)
+  for (int64_t i = 0; i < n; i++) {
+    float x = inp[i];
+    float minus_2u = -2.0f * gelu_scale * (x + 0.044715f * x * x * x);
+    float e = vec_exp(minus_2u > 80.0f ? 80.0f : minus_2u);
+    float s = 1.0f / (1.0f + e);
+    float du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
+    d[i] *= s + 2.0f * x * s * (e * s) * du;
+  }
+}

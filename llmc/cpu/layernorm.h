@@ -1,0 +1,93 @@
+// LayerNorm over the channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps).
+#pragma once
+#include <algorithm> // std::min
+#include <cmath>     // sqrt
+#include <cstdint>   // int64_t
+#include <vector>    // std::vector
+
+// One row: out (C) =, mean and rstd =.
+inline void layernorm_row(float* out, float* mean, float* rstd, const float* x, const float* weight, const float* bias,
+                          int64_t C, float eps) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < C; i++) sum += x[i];
+  const float m = sum / float(C);
+  float squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < C; i++) squares += (x[i] - m) * (x[i] - m);
+  const float s = 1.0f / std::sqrt(squares / float(C) + eps);
+  if (bias != nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < C; i++) out[i] = (x[i] - m) * s * weight[i] + bias[i];
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < C; i++) out[i] = (x[i] - m) * s * weight[i];
+  }
+  *mean = m;
+  *rstd = s;
+}
+
+// out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.
+inline void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                              const float* bias, int64_t N, int64_t C, float eps) {
+#pragma omp parallel for schedule(static)
+  for (int64_t n = 0; n < N; n++) layernorm_row(out + n * C, mean + n, rstd + n, inp + n * C, weight, bias, C, eps);
+}
+
+// residual (N, C) = a + b, and out, mean, rstd = its LayerNorm: one pass over memory instead of two.
+inline void residual_layernorm_forward(float* residual, float* out, float* mean, float* rstd, const float* a,
+                                       const float* b, const float* weight, const float* bias, int64_t N, int64_t C,
+                                       float eps) {
+#pragma omp parallel for schedule(static)
+  for (int64_t n = 0; n < N; n++) {
+    float* row = residual + n * C;
+#pragma omp simd
+    for (int64_t i = 0; i < C; i++) row[i] = a[n * C + i] + b[n * C + i];
+    layernorm_row(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
+  }
+}
+
+// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). With xhat = (inp - mean) rstd and g = dout * weight:
+// dinp = rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums over rows go through partial sums of fixed blocks of rows,
+// so that the result does not depend on the number of threads.
+inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                               const float* mean, const float* rstd, const float* weight, int64_t N, int64_t C) {
+  const int64_t rows = 64, blocks = (N + rows - 1) / rows;
+  static std::vector<float> partial;  // (blocks, 2, C): dweight and dbias of each block
+  partial.assign(size_t(blocks * 2 * C), 0.0f);
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; block++) {
+    float* dw = partial.data() + block * 2 * C;
+    float* db = dw + C;
+    for (int64_t n = block * rows; n < std::min(N, (block + 1) * rows); n++) {
+      const float *d = dout + n * C, *x = inp + n * C;
+      const float m = mean[n], s = rstd[n];
+      float sum_g = 0, sum_gx = 0;
+#pragma omp simd reduction(+ : sum_g, sum_gx)
+      for (int64_t i = 0; i < C; i++) {
+        float g = d[i] * weight[i];
+        sum_g += g;
+        sum_gx += g * (x[i] - m) * s;
+      }
+      const float mean_g = sum_g / float(C), mean_gx = sum_gx / float(C);
+#pragma omp simd
+      for (int64_t i = 0; i < C; i++) {
+        float xhat = (x[i] - m) * s;
+        dw[i] += d[i] * xhat;
+        db[i] += d[i];
+        dinp[n * C + i] += s * (d[i] * weight[i] - mean_g - xhat * mean_gx);
+      }
+    }
+  }
+  const int64_t width = 64;
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < C; first += width) {
+    for (int64_t block = 0; block < blocks; block++) {
+      const float* dw = partial.data() + block * 2 * C;
+      for (int64_t i = first; i < std::min(C, first + width); i++) {
+        dweight[i] += dw[i];
+        if (dbias != nullptr) dbias[i] += dw[C + i];
+      }
+    }
+  }
+}

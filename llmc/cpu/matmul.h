@@ -1,0 +1,63 @@
+// Linear layers on oneDNN's sgemm. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias.
+#pragma once
+#include <dnnl.h>      // dnnl_sgemm
+#include <algorithm>   // std::min
+#include <chrono>      // std::chrono::steady_clock
+#include <cstdint>     // int64_t
+#include <cstring>     // memcpy
+#include <vector>      // std::vector
+#include "../error.h"  // CHECK
+
+// c (m, n) = alpha op(a) op(b) + beta c, op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
+inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+                 const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  CHECK(dnnl_sgemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
+}
+
+// out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
+inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias, int64_t N, int64_t C,
+                           int64_t OC) {
+  if (bias != nullptr) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < N; i++) memcpy(out + i * OC, bias, size_t(OC) * sizeof(float));
+  }
+  gemm('N', 'T', N, OC, C, 1.0f, inp, C, weight, C, bias != nullptr ? 1.0f : 0.0f, out, OC);
+}
+
+// dbias (OC) += the column sums of dout (N, OC). A thread owns columns, so the order of the sum is always the same.
+inline void bias_backward(float* dbias, const float* dout, int64_t N, int64_t OC) {
+  const int64_t width = 64;
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < OC; first += width) {
+    float sum[width] = {};
+    const int64_t n = std::min(width, OC - first);
+    for (int64_t i = 0; i < N; i++) {
+#pragma omp simd
+      for (int64_t j = 0; j < n; j++) sum[j] += dout[i * OC + first + j];
+    }
+    for (int64_t j = 0; j < n; j++) dbias[first + j] += sum[j];
+  }
+}
+
+// dinp (N, C) = dout weight; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias may be null.
+inline void matmul_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                            const float* weight, int64_t N, int64_t C, int64_t OC) {
+  gemm('N', 'N', N, C, OC, 1.0f, dout, OC, weight, C, 0.0f, dinp, C);
+  gemm('T', 'N', OC, C, N, 1.0f, dout, OC, inp, C, 1.0f, dweight, C);
+  if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
+}
+
+// The rate of a square matmul that is large enough to show the machine's best, in FLOP/s: the best of `seconds` seconds of
+// runs. It is the ceiling that a step's speed is compared with.
+inline double gemm_peak(double seconds, int64_t n = 1024) {
+  std::vector<float> a(size_t(n * n), 0.5f), b(size_t(n * n), 0.25f), c(size_t(n * n));
+  auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+  const double start = now();
+  double best = 1e30;
+  for (int i = 0; i < 3 || now() - start < seconds; i++) {
+    const double begin = now();
+    gemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n);
+    best = std::min(best, now() - begin);
+  }
+  return 2.0 * double(n) * double(n) * double(n) / best;
+}

@@ -1,0 +1,110 @@
+// safetensors files: eight bytes with the header's length, the header (JSON: each tensor's dtype, shape and place),
+// then the tensors' bytes. The reader maps the file and believes nothing in it; the writer lays the whole file out
+// first, so that any number of writers can then fill in their slices.
+#pragma once
+#include <cstddef>  // size_t
+#include <cstdint>  // int64_t, uint8_t
+#include <map>      // std::map
+#include <memory>   // std::unique_ptr
+#include <string>   // std::string
+#include <utility>  // std::exchange
+#include <vector>   // std::vector
+
+// ----------------------------------------------------------------------------
+// Reading
+
+struct SafetensorsTensor {
+  std::string name;
+  std::string dtype;           // "F32", "F16", "BF16", "I64", ...
+  std::vector<int64_t> shape;  // [] is a scalar, one element; a dimension may be 0
+  size_t begin, end;           // where its bytes lie in the data part
+
+  int64_t num_elements() const;  // the product of the shape
+};
+
+// Unmaps a mapping of `bytes` bytes.
+struct Unmap {
+  size_t bytes = 0;
+  void operator()(const uint8_t* start) const;
+};
+
+// A safetensors file, mapped for reading. Throws UserError, `<path>: <what is wrong>`, for anything that is not
+// wholly in order: each tensor's place must lie in the file and fit its shape and dtype, and together they must cover
+// the data part once, without overlaps or holes. The memory used is in proportion to the bytes of header that are
+// there (at most 100 MB of them), whatever numbers it claims. As with any mapping, the process dies (SIGBUS) if
+// another one shortens the file while we read it: replace files by renaming.
+struct SafetensorsFile {
+  explicit SafetensorsFile(const std::string& path);
+
+  const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }  // in the header's order
+  const SafetensorsTensor* find(const std::string& name) const;               // nullptr if there is none
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  size_t data_offset() const { return size_t(data_ - file_.get()); }  // where in the file the data part begins
+
+  // out[i] = element first + i of t, for i < count (-1: up to the end). t is one of this file's own tensors. Takes
+  // F32, F16 and BF16, of which every value is exact as a float; another dtype is a UserError.
+  void read_f32(const SafetensorsTensor& t, float* out, int64_t first = 0, int64_t count = -1) const;
+
+ private:
+  std::string path_;
+  std::unique_ptr<const uint8_t[], Unmap> file_;  // the whole file
+  const uint8_t* data_ = nullptr;                 // its data part
+  size_t data_bytes_ = 0;
+  std::vector<SafetensorsTensor> tensors_;
+  std::map<std::string, size_t> index_;           // name -> place in tensors_
+  std::map<std::string, std::string> metadata_;
+};
+
+// ----------------------------------------------------------------------------
+// Writing
+
+struct SafetensorsSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// An open file; closed at the end of its life.
+struct FileDescriptor {
+  int fd = -1;
+
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd, other.fd);
+    return *this;
+  }
+  ~FileDescriptor();
+};
+
+// A file of F32 tensors, in the order of `specs`. Once the constructor returns it has its header and full size, with
+// the disk space reserved where the file system can do that; the tensors hold zeros until somebody writes them. Such
+// a file reads like a finished one, so write it under another name and rename it when all writers are done. Every
+// failure (a full disk, a missing folder, a quota) is a UserError with the path and the system's reason; the file
+// then stays as far as it got. Metadata gets "format": "pt" unless it has a format, since transformers wants one.
+struct SafetensorsWriter {
+  SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,
+                    const std::map<std::string, std::string>& metadata = {});
+
+  // One more writer, maybe of another process, to a file that a SafetensorsWriter has laid out.
+  static SafetensorsWriter attach(const std::string& path);
+
+  // Elements first ... first + count - 1 of tensor `index` (place in specs) = data[0 ... count - 1]. Threads may call
+  // it at once for slices that do not overlap.
+  void write_f32(size_t index, const float* data, int64_t first, int64_t count) const;
+
+  // Forces what was written here to the disk and closes the file. Only when it has returned is the data safe: without
+  // it, errors that the system reports late are lost.
+  void finish();
+
+ private:
+  SafetensorsWriter() = default;
+
+  struct Place {
+    size_t offset;  // bytes from the start of the file
+    int64_t count;  // elements
+  };
+  std::string path_;
+  FileDescriptor file_;
+  std::vector<Place> places_;
+};

@@ -1,0 +1,835 @@
+// GPT-2 with skip-layer attention (SLA): the model, its forward and backward pass, the optimizer, the training loop and the
+// command line. Read from top to bottom it is: the model's memory; the forward pass; the backward pass; the update;
+// generation; what the program says before it starts; the training loop.
+//
+// The graph is written once. What it calls (matmul_forward, attention_backward, ...) is a set of operations of the same names and
+// signatures for each kind of device; llmc/cpu/ is the one for the host.
+//
+// B: sequences in a micro-batch, T: positions, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
+// QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
+#include <unistd.h>                // isatty
+#include <algorithm>               // std::max, std::min
+#include <cctype>                  // iscntrl
+#include <chrono>                  // std::chrono::steady_clock
+#include <cmath>                   // std::isfinite
+#include <cstdio>                  // printf
+#include <memory>                  // std::unique_ptr
+#include <string>                  // std::string
+#include <vector>                  // std::vector
+#include "llmc/arena.h"            // ArenaLayout
+#include "llmc/attention_table.h"  // AttentionTable, KVView
+#include "llmc/checkpoint.h"       // write_checkpoint, newest_checkpoint, RunState
+#include "llmc/config.h"           // ModelConfig
+#include "llmc/dataloader.h"       // DataLoader
+#include "llmc/durable_file.h"     // make_folders, write_file_durably
+#include "llmc/error.h"            // UserError, user_error, CHECK
+#include "llmc/flops.h"            // flops_per_token
+#include "llmc/kv_plan.h"          // KVPlan, make_kv_plan, draw
+#include "llmc/logger.h"           // RunLog
+#include "llmc/model_io.h"         // ModelLayout
+#include "llmc/options.h"          // TrainOptions, parse_options
+#include "llmc/parameters.h"       // ParameterTable, Params, LayerParams
+#include "llmc/random.h"           // random_normal, random_uniform
+#include "llmc/sampler.h"          // sample_token
+#include "llmc/schedule.h"         // Schedule
+#include "llmc/tokenizer.h"        // decode_token
+#include "llmc/cpu/attention.h"    // attention_forward, attention_backward, copy_head_gradient
+#include "llmc/cpu/classifier.h"   // classifier
+#include "llmc/cpu/device.h"       // device_malloc, copy_to_device, ...
+#include "llmc/cpu/embedding.h"    // embedding_forward, embedding_backward
+#include "llmc/cpu/gelu.h"         // gelu_forward, gelu_backward
+#include "llmc/cpu/layernorm.h"    // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/cpu/matmul.h"       // matmul_forward, matmul_backward, gemm, gemm_peak
+#include "llmc/cpu/optimizer.h"    // adamw_update, sum_of_squares
+
+typedef float floatX;  // weights and activations; statistics, losses, moments and sums are float whatever it is
+
+// ----------------------------------------------------------------------------
+// The model's memory
+
+// What layer l's forward pass leaves for its backward pass, and for the layers that read its k and v.
+struct LayerActs {
+  floatX* ln1;                 // (B, T, C)
+  float *ln1_mean, *ln1_rstd;  // (B, T)
+  floatX* qkv;                 // (B, T, QKV): q | k | v of the projected heads
+  floatX* att;                 // (B, T, C)
+  float* lse;                  // (B, h, T)
+  floatX* residual2;           // (B, T, C): after attention
+  floatX* ln2;                 // (B, T, C)
+  float *ln2_mean, *ln2_rstd;  // (B, T)
+  floatX* fch;                 // (B, T, 4C)
+  floatX* fch_gelu;            // (B, T, 4C)
+  floatX* residual3;           // (B, T, C): after the MLP
+};
+
+struct Activations {
+  int* tokens;                 // (B, T)
+  int* targets;                // (B, T)
+  floatX* embedded;            // (B, T, C)
+  std::vector<LayerActs> layers;
+  floatX* lnf;                 // (B, T, C)
+  float *lnf_mean, *lnf_rstd;  // (B, T)
+  float* losses;               // (B, T)
+  floatX* branch;              // (B, T, C): what a block is about to add to the residual stream
+  floatX* logits;              // (logit_rows, logit_stride): a chunk of rows at a time
+  // backward only
+  floatX* dresidual;           // (B, T, C): gradient of the residual stream
+  floatX* dbranch;             // (B, T, C)
+  floatX* dfch;                // (B, T, 4C)
+  floatX* dqkv;                // (B, T, the largest QKV)
+  std::vector<floatX*> slabs;  // (num_slabs), each (B, T, 2 * slab_heads * hs): gradients of lent k | v
+};
+
+// A part of the plan as it is printed.
+struct MemoryGroup {
+  const char* name;
+  size_t bytes;
+};
+
+struct GPT2 {
+  ModelConfig config;
+  KVPlan plan;
+  int B = 0, T = 0;  // what the activations have room for
+
+  ParameterTable parameters;
+  floatX *weight_memory = nullptr, *grad_memory = nullptr;  // (parameters)
+  float *m_memory = nullptr, *v_memory = nullptr;           // (parameters): AdamW's moments
+  Params<floatX> weights, grads;
+
+  ArenaLayout activation_layout;
+  char* activation_memory = nullptr;
+  Activations acts;
+  int64_t logit_rows = 0, logit_stride = 0;
+  std::vector<MemoryGroup> memory_groups;
+  std::vector<AttentionTable<floatX>> attention_tables;  // (L)
+
+  GPT2() = default;
+  GPT2(const GPT2&) = delete;
+  GPT2& operator=(const GPT2&) = delete;
+  ~GPT2() {
+    for (void* arena : {(void*)weight_memory, (void*)grad_memory, (void*)m_memory, (void*)v_memory})
+      device_free(arena, parameters.layout.bytes);
+    device_free(activation_memory, activation_layout.bytes);
+  }
+
+  ModelLayout layout() const { return {config, plan, parameters}; }
+  const TensorSpec& tensor(int index) const { return parameters.layout.tensors[size_t(index)]; }
+  int num_tensors() const { return int(parameters.layout.tensors.size()); }
+};
+
+// Logits are produced, differentiated and dropped in chunks of about this many bytes.
+constexpr int64_t logit_chunk_bytes = 64 << 20;
+
+// Declares every activation and counts it in its group; returns nothing that is not in model.activation_layout. The order of
+// the calls is that of bind_activations.
+template <class Declare>
+void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
+  const ModelConfig& c = model.config;
+  const int64_t B = model.B, T = model.T, C = c.channels, h = c.num_heads, hs = c.head_size();
+  int64_t largest_qkv = 0;
+  a.layers.resize(size_t(c.num_layers));
+  a.slabs.resize(size_t(model.plan.num_slabs));
+
+  declare("activations", "tokens", a.tokens, {B, T});
+  declare("activations", "targets", a.targets, {B, T});
+  declare("activations", "embedded", a.embedded, {B, T, C});
+  for (int l = 0; l < c.num_layers; l++) {
+    LayerActs& layer = a.layers[size_t(l)];
+    const int64_t QKV = qkv_rows(c, model.plan, l);
+    largest_qkv = std::max(largest_qkv, QKV);
+    declare("activations", "ln1", layer.ln1, {B, T, C});
+    declare("activations", "ln1_mean", layer.ln1_mean, {B, T});
+    declare("activations", "ln1_rstd", layer.ln1_rstd, {B, T});
+    declare("activations", "qkv", layer.qkv, {B, T, QKV});
+    declare("activations", "att", layer.att, {B, T, C});
+    declare("activations", "lse", layer.lse, {B, h, T});
+    declare("activations", "residual2", layer.residual2, {B, T, C});
+    declare("activations", "ln2", layer.ln2, {B, T, C});
+    declare("activations", "ln2_mean", layer.ln2_mean, {B, T});
+    declare("activations", "ln2_rstd", layer.ln2_rstd, {B, T});
+    declare("activations", "fch", layer.fch, {B, T, 4 * C});
+    declare("activations", "fch_gelu", layer.fch_gelu, {B, T, 4 * C});
+    declare("activations", "residual3", layer.residual3, {B, T, C});
+  }
+  declare("activations", "lnf", a.lnf, {B, T, C});
+  declare("activations", "lnf_mean", a.lnf_mean, {B, T});
+  declare("activations", "lnf_rstd", a.lnf_rstd, {B, T});
+  declare("activations", "losses", a.losses, {B, T});
+  declare("activations", "branch", a.branch, {B, T, C});
+  declare("backward buffers", "dresidual", a.dresidual, {B, T, C});
+  declare("backward buffers", "dbranch", a.dbranch, {B, T, C});
+  declare("backward buffers", "dfch", a.dfch, {B, T, 4 * C});
+  declare("backward buffers", "dqkv", a.dqkv, {B, T, largest_qkv});
+  for (floatX*& slab : a.slabs) declare("gradients of borrowed K/V", "slab", slab, {B, T, 2 * model.plan.slab_heads * hs});
+  declare("logits", "logits", a.logits, {model.logit_rows, model.logit_stride});
+}
+
+// Fixes the model's shape and lays out its memory, without allocating any of it.
+void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, bool keep_dead_kv = false) {
+  validate(config);
+  CHECK(1 <= B && 1 <= T && T <= config.max_seq_len);
+  model.config = config;
+  model.plan = make_kv_plan(config, keep_dead_kv);
+  model.B = B, model.T = T;
+  model.parameters = make_parameter_table(config, model.plan, sizeof(floatX));
+
+  // Chunks of equal size; rows begin on multiples of 64 elements, which is what wide loads and tensor cores want.
+  const int64_t rows = int64_t(B) * T;
+  model.logit_stride = (config.vocab_size + 63) / 64 * 64;
+  const int64_t most = std::max<int64_t>(64, logit_chunk_bytes / (model.logit_stride * int64_t(sizeof(floatX))));
+  const int64_t chunks = (rows + most - 1) / most;
+  model.logit_rows = (rows + chunks - 1) / chunks;
+
+  model.memory_groups = {{"weights", model.parameters.layout.bytes},
+                         {"gradients", model.parameters.layout.bytes},
+                         {"AdamW moments", 2 * model.parameters.layout.bytes}};
+  model.activation_layout = ArenaLayout();
+  for_each_activation(model, model.acts, [&](const char* group, const char* name, auto*& pointer,
+                                             std::vector<int64_t> shape) {
+    const size_t before = model.activation_layout.bytes;
+    model.activation_layout.add(name, std::move(shape), sizeof *pointer);
+    if (model.memory_groups.back().name != std::string(group)) model.memory_groups.push_back({group, 0});
+    model.memory_groups.back().bytes += model.activation_layout.bytes - before;
+  });
+}
+
+size_t gpt2_bytes(const GPT2& model) {
+  return 4 * model.parameters.layout.bytes + model.activation_layout.bytes;
+}
+
+// How layer l's attention finds each pair that it reads: k and v in the qkv of the layer that projected them, their gradients
+// in its own dqkv if that is l itself, else in the lender's slab.
+AttentionTable<floatX> make_attention_table(const GPT2& model, int l) {
+  const ModelConfig& c = model.config;
+  const KVPlan& plan = model.plan;
+  const int64_t C = c.channels, hs = c.head_size();
+  AttentionTable<floatX> table;
+  for (const KVRead& read : plan.reads[size_t(l)]) {
+    const int lender = read.pair.layer;
+    const int64_t projected = int64_t(plan.projected[size_t(lender)].size()), column = plan.projected_index(read.pair) * hs;
+    KVView<floatX> view;
+    view.stride = qkv_rows(c, plan, lender);
+    view.k = model.acts.layers[size_t(lender)].qkv + C + column;
+    view.v = view.k + projected * hs;
+    if (lender == l) {
+      view.dstride = view.stride;
+      view.dk = model.acts.dqkv + C + column;
+      view.dv = view.dk + projected * hs;
+    } else {
+      view.dstride = 2 * plan.slab_heads * hs;
+      view.dk = model.acts.slabs[size_t(plan.slab[size_t(lender)])] + plan.lent_index(read.pair) * hs;
+      view.dv = view.dk + plan.slab_heads * hs;
+    }
+    view.accumulate = read.accumulate;
+    view.first_reader = int(table.readers.size());
+    view.num_readers = int(read.heads.size());
+    table.readers.insert(table.readers.end(), read.heads.begin(), read.heads.end());
+    table.views.push_back(view);
+  }
+  return table;
+}
+
+// Allocates what gpt2_plan laid out. Weights, gradients and moments are zero. A debug build (make DEBUG=1) fills the activations
+// with NaN, so that nothing can be read before it is written.
+void gpt2_allocate(GPT2& model) {
+  const size_t bytes = model.parameters.layout.bytes;
+  model.weight_memory = static_cast<floatX*>(device_malloc(bytes));
+  model.grad_memory = static_cast<floatX*>(device_malloc(bytes));
+  model.m_memory = static_cast<float*>(device_malloc(bytes));
+  model.v_memory = static_cast<float*>(device_malloc(bytes));
+  model.weights = parameter_pointers(model.config, model.parameters, model.weight_memory);
+  model.grads = parameter_pointers(model.config, model.parameters, model.grad_memory);
+
+  model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
+#ifdef SLA_DEBUG
+  device_memset(model.activation_memory, 0xff, model.activation_layout.bytes);  // all ones: NaN as float and as bf16
+#endif
+  size_t next = 0;
+  for_each_activation(model, model.acts, [&](const char*, const char*, auto*& pointer, std::vector<int64_t>) {
+    void* place = model.activation_memory + model.activation_layout.tensors[next++].offset;
+    pointer = static_cast<std::decay_t<decltype(pointer)>>(place);
+  });
+  model.attention_tables.clear();
+  for (int l = 0; l < model.config.num_layers; l++) model.attention_tables.push_back(make_attention_table(model, l));
+}
+
+// GPT-2's initialisation. Each weight depends on the seed, its tensor and its place in the full-size tensor alone: models
+// with and without dead rows begin as the same function.
+void gpt2_init_weights(GPT2& model, uint64_t seed) {
+  std::vector<floatX> host;
+  for (int index = 0; index < model.num_tensors(); index++) {
+    const ParameterSpec& spec = model.parameters.specs[size_t(index)];
+    const TensorSpec& tensor = model.tensor(index);
+    const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
+    const bool is_layernorm_weight = !spec.is_weight && tensor.name.find(".weight") != std::string::npos;
+    host.assign(size_t(tensor.num_elements()), floatX(is_layernorm_weight ? 1 : 0));
+    if (spec.is_weight) {
+#pragma omp parallel for schedule(static)
+      for (int64_t row = 0; row < rows; row++) {
+        int64_t full = spec.qkv_layer < 0 ? row : full_qkv_row(model.config, model.plan, spec.qkv_layer, row);
+        for (int64_t i = 0; i < columns; i++)
+          host[size_t(row * columns + i)] = floatX(spec.init_std * random_normal(seed, RandomStream::init, uint32_t(index),
+                                                                                 uint64_t(full * columns + i)));
+      }
+    }
+    copy_to_device(model.weight_memory + tensor.offset / sizeof(floatX), host.data(), tensor.bytes());
+  }
+}
+
+// Functions for the readers and writers of files: a tensor of one of the four arenas, to and from host memory.
+template <class T>
+FetchTensor fetch_from(const GPT2& model, const T* arena) {
+  return [&model, arena](int index, float* values) {
+    copy_to_host(values, arena + model.tensor(index).offset / sizeof(T), model.tensor(index).bytes());
+  };
+}
+template <class T>
+StoreTensor store_to(const GPT2& model, T* arena) {
+  return [&model, arena](int index, const float* values) {
+    copy_to_device(arena + model.tensor(index).offset / sizeof(T), values, model.tensor(index).bytes());
+  };
+}
+
+// ----------------------------------------------------------------------------
+// Forward
+
+// The attention of layer l: who reads whose k and v is in its table.
+void attention_layer_forward(GPT2& model, int l, const AttentionShape& shape) {
+  LayerActs& a = model.acts.layers[size_t(l)];
+  attention_forward(a.att, a.lse, a.qkv, qkv_rows(model.config, model.plan, l), model.attention_tables[size_t(l)], shape);
+}
+
+// The final hidden states (acts.lnf) of B sequences of T tokens. With first > 0, of one sequence, positions [first, T) only: those
+// before have been through here, and the later ones attend to the k and v that they left behind.
+void gpt2_forward(GPT2& model, const int* tokens, int B, int T, int first = 0) {
+  const ModelConfig& c = model.config;
+  CHECK(B * T <= model.B * model.T && T <= c.max_seq_len && (first == 0 || B == 1) && first < T);
+  const int64_t C = c.channels, N = int64_t(B) * (T - first);
+  const float eps = float(c.layer_norm_eps);
+  const AttentionShape shape = {B, T, c.num_heads, c.head_size(), first};
+  Activations& a = model.acts;
+  auto rows = [&](auto* tensor, int64_t width) { return tensor + first * width; };  // skips the positions before `first`
+
+  copy_to_device(a.tokens, tokens, size_t(B) * size_t(T) * sizeof(int));
+  embedding_forward(rows(a.embedded, C), rows(a.tokens, 1), model.weights.wte, model.weights.wpe, B, T - first, C, first);
+  floatX* residual = rows(a.embedded, C);
+  const LayerParams<floatX>& p0 = model.weights.layers[0];
+  layernorm_forward(rows(a.layers[0].ln1, C), rows(a.layers[0].ln1_mean, 1), rows(a.layers[0].ln1_rstd, 1), residual,
+                    p0.ln1w, p0.ln1b, N, C, eps);
+
+  for (int l = 0; l < c.num_layers; l++) {
+    const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
+    const LayerActs& s = a.layers[size_t(l)];
+    const int64_t QKV = qkv_rows(c, model.plan, l);
+    floatX* branch = rows(a.branch, C);
+
+    matmul_forward(rows(s.qkv, QKV), rows(s.ln1, C), p.qkvw, p.qkvb, N, C, QKV);
+    attention_layer_forward(model, l, shape);
+    matmul_forward(branch, rows(s.att, C), p.attprojw, p.attprojb, N, C, C);
+    residual_layernorm_forward(rows(s.residual2, C), rows(s.ln2, C), rows(s.ln2_mean, 1), rows(s.ln2_rstd, 1), residual,
+                               branch, p.ln2w, p.ln2b, N, C, eps);
+
+    matmul_forward(rows(s.fch, 4 * C), rows(s.ln2, C), p.fcw, p.fcb, N, C, 4 * C);
+    gelu_forward(rows(s.fch_gelu, 4 * C), rows(s.fch, 4 * C), N * 4 * C);
+    matmul_forward(branch, rows(s.fch_gelu, 4 * C), p.fcprojw, p.fcprojb, N, 4 * C, C);
+
+    // The sum goes into the next LayerNorm, which is the next layer's first or the final one.
+    const bool last = l + 1 == c.num_layers;
+    const LayerActs* next = last ? nullptr : &a.layers[size_t(l + 1)];
+    const LayerParams<floatX>* next_p = last ? nullptr : &model.weights.layers[size_t(l + 1)];
+    residual_layernorm_forward(rows(s.residual3, C), rows(last ? a.lnf : next->ln1, C),
+                               rows(last ? a.lnf_mean : next->ln1_mean, 1), rows(last ? a.lnf_rstd : next->ln1_rstd, 1),
+                               rows(s.residual2, C), branch, last ? model.weights.lnfw : next_p->ln1w,
+                               last ? model.weights.lnfb : next_p->ln1b, N, C, eps);
+    residual = rows(s.residual3, C);
+  }
+}
+
+// The logits of `count` rows of acts.lnf, from `first_row` on, into acts.logits.
+void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
+  const int64_t C = model.config.channels, V = model.config.vocab_size;
+  gemm('N', 'T', count, V, C, 1.0f, model.acts.lnf + first_row * C, C, model.weights.wte, C, 0.0f, model.acts.logits,
+       model.logit_stride);
+}
+
+// acts.losses (B, T) = cross-entropy of the targets, in nats; returns their mean. With `backward` also the head's gradients of
+// dloss * sum(losses): acts.dbranch = that of lnf, grads.wte +=.
+double gpt2_loss(GPT2& model, const int* targets, int B, int T, bool backward, float dloss = 0) {
+  const int64_t C = model.config.channels, V = model.config.vocab_size, N = int64_t(B) * T;
+  Activations& a = model.acts;
+  copy_to_device(a.targets, targets, size_t(N) * sizeof(int));
+  for (int64_t row = 0; row < N; row += model.logit_rows) {
+    const int64_t count = std::min(model.logit_rows, N - row);
+    gpt2_logits(model, row, count);
+    classifier(a.losses + row, a.logits, a.targets + row, count, V, model.logit_stride, dloss, backward);
+    if (!backward) continue;
+    gemm('N', 'N', count, C, V, 1.0f, a.logits, model.logit_stride, model.weights.wte, C, 0.0f, a.dbranch + row * C, C);
+    gemm('T', 'N', V, C, count, 1.0f, a.logits, model.logit_stride, a.lnf + row * C, C, 1.0f, model.grads.wte, C);
+  }
+  std::vector<float> losses(size_t(N), 0.0f);
+  copy_to_host(losses.data(), a.losses, size_t(N) * sizeof(float));
+  double sum = 0;
+  for (float loss : losses) sum += double(loss);
+  return sum / double(N);
+}
+
+// ----------------------------------------------------------------------------
+// Backward
+
+// Layer l's part of dqkv for its k and v that come from elsewhere: the lent pairs have their readers' gradients waiting in a slab
+// (= here, before the layer's own attention adds to them or reuses the slab); a pair that nobody reads has none.
+void fold_lent_gradients(GPT2& model, int l, int64_t N) {
+  const KVPlan& plan = model.plan;
+  const int64_t C = model.config.channels, hs = model.config.head_size(), QKV = qkv_rows(model.config, plan, l);
+  const int64_t kv = int64_t(plan.projected[size_t(l)].size()) * hs, slab_kv = plan.slab_heads * hs;
+  auto fold = [&](int head, const floatX* slab) {
+    floatX* dk = model.acts.dqkv + C + plan.projected_index({l, head}) * hs;
+    copy_head_gradient(dk, QKV, slab, 2 * slab_kv, N, hs);
+    copy_head_gradient(dk + kv, QKV, slab != nullptr ? slab + slab_kv : nullptr, 2 * slab_kv, N, hs);
+  };
+  for (int head : plan.lent[size_t(l)])
+    fold(head, model.acts.slabs[size_t(plan.slab[size_t(l)])] + plan.lent_index({l, head}) * hs);
+  for (int head : plan.unread(l)) fold(head, nullptr);
+}
+
+// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dbranch holds the gradient of lnf.
+void gpt2_backward(GPT2& model, int B, int T) {
+  const ModelConfig& c = model.config;
+  const int64_t C = c.channels, N = int64_t(B) * T;
+  const AttentionShape shape = {B, T, c.num_heads, c.head_size(), 0};
+  Activations& a = model.acts;
+
+  device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));
+  layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dbranch, a.layers.back().residual3, a.lnf_mean,
+                     a.lnf_rstd, model.weights.lnfw, N, C);
+
+  for (int l = c.num_layers - 1; l >= 0; l--) {
+    const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
+    const LayerParams<floatX>& g = model.grads.layers[size_t(l)];
+    const LayerActs& s = a.layers[size_t(l)];
+    const int64_t QKV = qkv_rows(c, model.plan, l);
+    const floatX* residual = l == 0 ? a.embedded : a.layers[size_t(l - 1)].residual3;
+
+    matmul_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, p.fcprojw, N, 4 * C, C);
+    gelu_backward(a.dfch, s.fch, N * 4 * C);
+    matmul_backward(a.dbranch, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C);
+    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dbranch, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C);
+
+    matmul_backward(a.dbranch, g.attprojw, g.attprojb, a.dresidual, s.att, p.attprojw, N, C, C);
+    fold_lent_gradients(model, l, N);
+    attention_backward(a.dqkv, QKV, a.dbranch, s.att, s.lse, s.qkv, QKV, model.attention_tables[size_t(l)], shape);
+    matmul_backward(a.dbranch, g.qkvw, g.qkvb, a.dqkv, s.ln1, p.qkvw, N, C, QKV);
+    layernorm_backward(a.dresidual, g.ln1w, g.ln1b, a.dbranch, residual, s.ln1_mean, s.ln1_rstd, p.ln1w, N, C);
+  }
+  embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C);
+}
+
+void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
+
+// One micro-batch of an update that averages `grad_accum_steps` of them: grads +=. Returns its mean loss.
+double gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t grad_accum_steps) {
+  gpt2_forward(model, inputs, B, T);
+  const float dloss = float(1.0 / (double(B) * T * double(grad_accum_steps)));
+  double loss = gpt2_loss(model, targets, B, T, /*backward=*/true, dloss);
+  gpt2_backward(model, B, T);
+  return loss;
+}
+
+// ----------------------------------------------------------------------------
+// Update
+
+struct AdamWOptions {
+  double learning_rate, beta1, beta2, eps, weight_decay;
+  double grad_clip;  // 0: none
+};
+
+// The gradients' global 2-norm. Tensors have zeros between them, so the arena is one vector.
+double gpt2_grad_norm(const GPT2& model) {
+  return std::sqrt(sum_of_squares(model.grad_memory, int64_t(model.parameters.layout.bytes / sizeof(floatX))));
+}
+
+// AdamW's update number `step`, from 1. Gradients are scaled by min(1, grad_clip / (norm + 1e-6)), as PyTorch's clip_grad_norm_
+// does, and left as they are; weights of two or more dimensions decay.
+void gpt2_update(GPT2& model, int64_t step, double grad_norm, const AdamWOptions& o) {
+  AdamWStep s;
+  s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
+  s.bias_correction1 = float(1 - std::pow(o.beta1, double(step)));
+  s.bias_correction2 = float(1 - std::pow(o.beta2, double(step)));
+  s.grad_scale = o.grad_clip > 0 ? float(std::min(1.0, o.grad_clip / (grad_norm + 1e-6))) : 1.0f;
+  for (int index = 0; index < model.num_tensors(); index++) {
+    const TensorSpec& tensor = model.tensor(index);
+    const size_t offset = tensor.offset / tensor.element_bytes;
+    adamw_update(model.weight_memory + offset, model.m_memory + offset, model.v_memory + offset, model.grad_memory + offset,
+                 tensor.num_elements(), model.parameters.specs[size_t(index)].decay ? float(o.weight_decay) : 0.0f, s);
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Generation
+
+// Continues `tokens` until there are `length` of them, which is at most model.T. Every token goes through the model once; the cached
+// k and v are the activations that training uses. The n-th token is drawn with the n-th random number of (seed, step).
+void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, uint64_t seed, int64_t step) {
+  CHECK(!tokens.empty() && length <= model.T);
+  std::vector<float> logits(size_t(model.config.vocab_size));
+  int done = 0;
+  while (int(tokens.size()) < length) {
+    const int n = int(tokens.size());
+    gpt2_forward(model, tokens.data(), 1, n, done);
+    gpt2_logits(model, n - 1, 1);
+    copy_to_host(logits.data(), model.acts.logits, logits.size() * sizeof(float));
+    double uniform = random_uniform(seed, RandomStream::sample, uint32_t(step), uint64_t(n));
+    tokens.push_back(sample_token(logits.data(), model.config.vocab_size, uniform));
+    done = n;
+  }
+}
+
+// ----------------------------------------------------------------------------
+// What the program says before it starts
+
+std::string count_text(double n) {
+  if (n >= 1e9) return format("%.2f B", n * 1e-9);
+  return n >= 1e6 ? format("%.2f M", n * 1e-6) : n >= 1e4 ? format("%.1f k", n * 1e-3) : format("%.0f", n);
+}
+
+std::string bytes_text(double n) {
+  return n >= 1e9 ? format("%.2f GB", n * 1e-9) : n >= 1e6 ? format("%.1f MB", n * 1e-6) : format("%.1f kB", n * 1e-3);
+}
+
+std::string time_text(double seconds) {
+  const long s = long(seconds + 0.5);
+  if (s < 60) return format("%lds", s);
+  if (s < 3600) return format("%ldm%02lds", s / 60, s % 60);
+  return format("%ldh%02ldm", s / 3600, s / 60 % 60);
+}
+
+void print_model(const GPT2& model) {
+  const ModelConfig& c = model.config;
+  printf("model: %d layers, %d heads of %d, %d channels, vocabulary %d, %d positions, %s\n", c.num_layers, c.num_heads,
+         c.head_size(), c.channels, c.vocab_size, c.max_seq_len, c.bias ? "biases" : "no biases");
+  if (c.num_skip_head == 0)
+    printf("attention: plain, each head reads its own layer's K/V\n");
+  else
+    printf("skip-layer attention: from layer %d on, the last %d heads read the K/V of the layer %d below\n%s",
+           c.num_skip_layer, c.num_skip_head, c.num_skip_layer, draw(model.plan).c_str());
+  const ParameterTable& p = model.parameters;
+  const int64_t dead = p.num_parameters_full - p.num_parameters;
+  printf("parameters: %lld", (long long)p.num_parameters);
+  if (dead > 0)
+    printf(" (%lld less %lld, %.2f %%, of K/V rows that no head reads)", (long long)p.num_parameters_full, (long long)dead,
+           100.0 * double(dead) / double(p.num_parameters_full));
+  printf("\n");
+}
+
+// Throws UserError if the plan does not fit into what is free.
+void print_memory_plan(const GPT2& model) {
+  const size_t total = gpt2_bytes(model), available = device_memory_available();
+  printf("memory plan for B %d, T %d:\n", model.B, model.T);
+  for (const MemoryGroup& group : model.memory_groups)
+    printf("  %-26s %10s\n", group.name, bytes_text(double(group.bytes)).c_str());
+  printf("  %-26s %10s of %s free on the %s\n", "total", bytes_text(double(total)).c_str(),
+         bytes_text(double(available)).c_str(), device_name());
+
+  // The activations' size is that of one sequence times B, but for the logits, which stop growing.
+  GPT2 more;
+  gpt2_plan(more, model.config, model.B + 1, model.T);
+  const double per_sequence = double(gpt2_bytes(more)) - double(total);
+  const double largest = model.B + std::floor((double(available) - double(total)) / per_sequence);
+  printf("  each sequence takes %s; the largest micro-batch that fits is %.0f\n", bytes_text(per_sequence).c_str(),
+         std::max(0.0, largest));
+  if (total > available)
+    user_error("the plan exceeds the free memory by %s; take a smaller -b or -t",
+               bytes_text(double(total - available)).c_str());
+}
+
+// ----------------------------------------------------------------------------
+// Training
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A run: what the options describe, loaded and ready.
+struct Run {
+  TrainOptions options;
+  GPT2 model;
+  std::unique_ptr<DataLoader> train, val;
+  Schedule schedule;
+  RunLog log;
+  int B = 0, T = 0;
+  int64_t grad_accum_steps = 1, step = 0, steps = 0;  // done, and to do in all
+  double gemm_peak = 0;                               // FLOP/s
+  std::vector<int> inputs, targets;                   // (B, T)
+  // progress
+  double started = 0, training_seconds = 0;
+  int64_t first_step = 0;
+  double last_line = 0;  // when a line of progress last stayed on the terminal
+};
+
+// Everything that can be wrong is found here, before anything is written.
+void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
+  const TrainOptions& o = run.options;
+  checkpoint = o.resume ? newest_checkpoint(o.out) : "";
+  if (!o.resume && !o.out.empty() && !newest_checkpoint(o.out).empty())
+    user_error("-o %s: holds the checkpoints of an earlier run; go on with it (-y), or name another folder", o.out.c_str());
+
+  ModelConfig config = model_config(o, from_folder);
+  if (!checkpoint.empty()) {
+    ModelConfig saved = read_config_json(checkpoint);
+    auto same = [](const ModelConfig& a, const ModelConfig& b) {
+      return a.num_layers == b.num_layers && a.num_heads == b.num_heads && a.channels == b.channels && a.bias == b.bias &&
+             a.vocab_size == b.vocab_size && a.max_seq_len == b.max_seq_len && a.num_skip_head == b.num_skip_head &&
+             (a.num_skip_head == 0 || a.num_skip_layer == b.num_skip_layer);
+    };
+    if (!same(config, saved)) user_error("-y: %s is of another model than the options describe", checkpoint.c_str());
+    config = saved;
+  }
+  run.B = o.micro_batch;
+  run.T = o.seq_len.value_or(std::min(1024, config.max_seq_len));
+  if (run.T > config.max_seq_len)
+    user_error("-t %d, but the model has %d positions; take a shorter length%s", run.T, config.max_seq_len,
+               from_folder ? "" : ", or more positions (--max-seq-len)");
+  const int64_t micro_tokens = int64_t(run.B) * run.T, total_batch = o.total_batch.value_or(micro_tokens);
+  if (total_batch % micro_tokens != 0)
+    user_error("-d %lld is not a multiple of B * T = %d * %d = %lld tokens; take one that is", (long long)total_batch, run.B,
+               run.T, (long long)micro_tokens);
+  if (o.sample_every > 0 && o.sample_length > run.T)
+    user_error("-g %lld: a sample can be at most T = %d tokens long", (long long)o.sample_length, run.T);
+  run.grad_accum_steps = total_batch / micro_tokens;
+
+  run.train = std::make_unique<DataLoader>(o.train_data, config.vocab_size, run.T, o.shuffle, uint64_t(o.seed));
+  if (!o.val_data.empty()) {
+    run.val = std::make_unique<DataLoader>(o.val_data, config.vocab_size, run.T);
+    if (run.val->num_windows < run.B)
+      user_error("-j %s: has %lld windows of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
+                 o.val_data.c_str(), (long long)run.val->num_windows, run.T, run.B);
+  }
+  run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_windows / (run.B * run.grad_accum_steps)));
+  run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
+  gpt2_plan(run.model, config, run.B, run.T, o.keep_dead_kv);
+}
+
+RunState run_state(const Run& run) {
+  return {run.step, run.train->next_window, run.train->num_windows, run.T, run.options.shuffle, uint64_t(run.options.seed)};
+}
+
+// Weights, moments, position: as a checkpoint left them.
+void resume_from(Run& run, const std::string& checkpoint) {
+  const RunState saved = read_run_state(checkpoint), now = run_state(run);
+  auto demand = [&](bool same, const char* what) {
+    if (!same) user_error("-y: %s was written with another %s; give the same, or start anew in another folder",
+                          checkpoint.c_str(), what);
+  };
+  demand(saved.seq_len == now.seq_len, "sequence length (-t)");
+  demand(saved.seed == now.seed, "seed (--seed)");
+  demand(saved.shuffle == now.shuffle, "order of the data (--shuffle)");
+  demand(saved.num_windows == now.num_windows, "training data (-i)");
+  if (saved.step > run.steps)
+    user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
+  read_weights(checkpoint, run.model.layout(), store_to(run.model, run.model.weight_memory));
+  read_moments(checkpoint, run.model.layout(), store_to(run.model, run.model.m_memory), store_to(run.model, run.model.v_memory));
+  run.step = saved.step;
+  run.train->next_window = saved.next_window;
+}
+
+void load_or_init_weights(Run& run, bool from_folder, const std::string& checkpoint) {
+  GPT2& model = run.model;
+  if (!checkpoint.empty()) resume_from(run, checkpoint);
+  else if (from_folder) read_weights(run.options.model, model.layout(), store_to(model, model.weight_memory));
+  else gpt2_init_weights(model, uint64_t(run.options.seed));
+}
+
+void open_output(Run& run, const std::string& checkpoint) {
+  const TrainOptions& o = run.options;
+  if (o.out.empty()) return;
+  make_folders(o.out);
+  remove_unfinished_checkpoints(o.out);
+  if (!checkpoint.empty()) {
+    run.log.resume(o.out, run.step);
+    return;
+  }
+  write_file_durably(o.out + "/config.toml", o.as_toml);
+  run.log.create(o.out);
+  const ModelConfig& c = run.model.config;
+  run.log.write("run", {{"model", o.model},
+                        {"num_layers", int64_t(c.num_layers)},
+                        {"num_heads", int64_t(c.num_heads)},
+                        {"channels", int64_t(c.channels)},
+                        {"vocab_size", int64_t(c.vocab_size)},
+                        {"max_seq_len", int64_t(c.max_seq_len)},
+                        {"bias", c.bias},
+                        {"num_skip_layer", int64_t(c.num_skip_layer)},
+                        {"num_skip_head", int64_t(c.num_skip_head)},
+                        {"num_parameters", run.model.parameters.num_parameters},
+                        {"micro_batch", int64_t(run.B)},
+                        {"seq_len", int64_t(run.T)},
+                        {"grad_accum_steps", run.grad_accum_steps},
+                        {"steps", run.steps},
+                        {"schedule", o.schedule},
+                        {"learning_rate", o.learning_rate},
+                        {"final_fraction", o.final_fraction},
+                        {"warmup_steps", o.warmup_steps},
+                        {"weight_decay", o.weight_decay},
+                        {"beta1", o.beta1},
+                        {"beta2", o.beta2},
+                        {"eps", o.eps},
+                        {"grad_clip", o.grad_clip},
+                        {"seed", o.seed},
+                        {"shuffle", o.shuffle},
+                        {"train_data", o.train_data},
+                        {"val_data", o.val_data},
+                        {"device", std::string(device_name())}});
+}
+
+// A line that stays.
+template <class... Args>
+void print_line(const char* fmt, Args... args) {
+  if (isatty(STDOUT_FILENO)) printf("\r\033[K");  // over the step that is being shown
+  if constexpr (sizeof...(args) == 0) fputs(fmt, stdout);
+  else printf(fmt, args...);
+  fflush(stdout);
+}
+
+// The mean loss of the first -m micro-batches of the validation data, always the same ones.
+void validate_model(Run& run) {
+  const double start = seconds_now();
+  const int64_t all = run.val->num_windows / run.B;
+  const int64_t batches = run.options.val_batches > 0 ? std::min(run.options.val_batches, all) : all;
+  double sum = 0;
+  for (int64_t i = 0; i < batches; i++) {
+    run.val->load_windows(i * run.B, run.B, run.inputs.data(), run.targets.data());
+    gpt2_forward(run.model, run.inputs.data(), run.B, run.T);
+    sum += gpt2_loss(run.model, run.targets.data(), run.B, run.T, /*backward=*/false);
+  }
+  const double loss = sum / double(batches);
+  run.log.write({{"step", run.step}, {"val_loss", loss}});
+  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step,
+             (long long)(batches * run.B * run.T), time_text(seconds_now() - start).c_str());
+}
+
+// A text that begins at an end of text, which is the last token of the vocabulary (GPT-2's 50256, the bytes' 256).
+void print_sample(Run& run) {
+  const int V = run.model.config.vocab_size;
+  std::vector<int> tokens = {V - 1};
+  gpt2_generate(run.model, tokens, int(run.options.sample_length), uint64_t(run.options.seed), run.step);
+  std::string text;
+  for (size_t i = 1; i < tokens.size(); i++) text += decode_token(V, tokens[i]);
+  for (char& c : text)
+    if (iscntrl((unsigned char)c) && c != '\n' && c != '\t') c = '?';  // a byte-level model may draw a terminal's commands
+  print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, text.c_str());
+}
+
+void save_checkpoint(Run& run) {
+  const double start = seconds_now();
+  const GPT2& model = run.model;
+  std::string folder =
+      write_checkpoint(run.options.out, run_state(run), model.layout(), fetch_from(model, model.weight_memory),
+                       fetch_from(model, model.m_memory), fetch_from(model, model.v_memory));
+  print_line("saved %s (%.1f s)\n", folder.c_str(), seconds_now() - start);
+}
+
+struct StepResult {
+  double loss, grad_norm, learning_rate, seconds;
+};
+
+// One update: grad_accum_steps micro-batches forward and backward, then AdamW.
+StepResult train_step(Run& run) {
+  const double start = seconds_now();
+  const TrainOptions& o = run.options;
+  StepResult result = {};
+  gpt2_zero_grad(run.model);
+  for (int64_t i = 0; i < run.grad_accum_steps; i++) {
+    run.train->next_batch(run.inputs.data(), run.targets.data(), run.B);
+    result.loss += gpt2_micro_step(run.model, run.inputs.data(), run.targets.data(), run.B, run.T, run.grad_accum_steps);
+  }
+  result.loss /= double(run.grad_accum_steps);
+  result.grad_norm = gpt2_grad_norm(run.model);
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+    user_error("step %lld: the loss is %g and the gradient's norm %g; training stops before the weights take harm; try a "
+               "lower learning rate (-l) or more warm-up (-u)", (long long)run.step + 1, result.loss, result.grad_norm);
+  result.learning_rate = run.schedule(run.step + 1);
+  gpt2_update(run.model, run.step + 1, result.grad_norm,
+              {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
+  run.step++;
+  result.seconds = seconds_now() - start;
+  return result;
+}
+
+// On a terminal steps overwrite each other, and one stays every few seconds; elsewhere each has its line.
+void report_step(Run& run, const StepResult& r) {
+  const double tokens = double(run.B) * run.T * double(run.grad_accum_steps), rate = tokens / r.seconds;
+  run.log.write({{"step", run.step},
+                 {"loss", r.loss},
+                 {"grad_norm", r.grad_norm},
+                 {"lr", r.learning_rate},
+                 {"ms", r.seconds * 1e3},
+                 {"tokens_per_second", rate}});
+  run.training_seconds += r.seconds;
+  const double share = rate * flops_per_token(run.model.config, run.model.plan, run.T) / run.gemm_peak;
+  const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
+  std::string line = format("step %lld/%lld | loss %.5f | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM peak | "
+                            "%.0f%%, %s left", (long long)run.step, (long long)run.steps, r.loss, r.grad_norm,
+                            r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(), 100 * share,
+                            100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
+  const bool terminal = isatty(STDOUT_FILENO), stays = !terminal || seconds_now() - run.last_line > 10 || run.step == run.steps;
+  if (stays) run.last_line = seconds_now();
+  print_line("%s%s", line.c_str(), stays ? "\n" : "");
+}
+
+// True after every `every`-th step and after the last one; never if `every` is 0.
+bool due(const Run& run, int64_t every) {
+  return every > 0 && (run.step % every == 0 || run.step == run.steps);
+}
+
+void train(Run& run) {
+  const TrainOptions& o = run.options;
+  run.first_step = run.step;
+  if (run.step == 0 && run.val && o.val_every > 0) validate_model(run);
+  if (run.step == run.steps && o.sample_every > 0) print_sample(run);  // nothing to train: -x 0, or a finished run resumed
+  while (run.step < run.steps) {
+    report_step(run, train_step(run));
+    if (run.val && due(run, o.val_every)) validate_model(run);
+    if (due(run, o.sample_every)) print_sample(run);
+    if (!o.out.empty() && (run.step == run.steps || due(run, o.checkpoint_every))) save_checkpoint(run);
+  }
+}
+
+int run_trainer(int argc, char** argv) {
+  Run run;
+  if (!parse_options(argc, argv, run.options)) return 0;
+  bool from_folder = false;
+  std::string checkpoint;
+  check_and_plan(run, from_folder, checkpoint);
+  print_model(run.model);
+  print_memory_plan(run.model);
+  gpt2_allocate(run.model);
+  run.inputs.resize(size_t(run.B) * size_t(run.T));
+  run.targets.resize(run.inputs.size());
+  load_or_init_weights(run, from_folder, checkpoint);
+  open_output(run, checkpoint);
+
+  run.gemm_peak = gemm_peak(0.3);
+  printf("data: %lld training tokens", (long long)run.train->shards.num_tokens);
+  if (run.val) printf(", %lld validation tokens", (long long)run.val->shards.num_tokens);
+  printf("; each update: %lld micro-batches of %d x %d tokens\n", (long long)run.grad_accum_steps, run.B, run.T);
+  printf("GEMM peak measured: %.0f GFLOP/s\n", run.gemm_peak * 1e-9);
+  if (!checkpoint.empty()) printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
+
+  const double start = seconds_now();
+  train(run);
+  print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step),
+             time_text(seconds_now() - start).c_str(), time_text(run.training_seconds).c_str());
+  return 0;
+}
+
+#ifndef SLA_NO_MAIN
+int main(int argc, char** argv) {
+  try {
+    return run_trainer(argc, argv);
+  } catch (const UserError& e) {
+    fflush(stdout);
+    fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+}
+#endif
