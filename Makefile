@@ -22,7 +22,7 @@ have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
 have_header = $(shell printf '\043include <%s>\n' $(1) | $(CXX) $(CXXSTD) $(CPPFLAGS) -E -x c++ - >/dev/null 2>&1 && echo yes)
 found = $(if $(1),found,not found)
 
-.PHONY: all help train test bench-cpu fuzz clean setup programs what-is-here
+.PHONY: all help train test planted-bugs bench-cpu fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -34,6 +34,7 @@ help:
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
 	@echo 'make test       install, build and run the tests; the last line says how many passed'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
+	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (about 10 minutes)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
@@ -60,6 +61,10 @@ test:
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTS) $(BUILD)/fuzz_safetensors
 	@scripts/run_tests.sh $(TESTS)
+
+planted-bugs:
+	@scripts/setup.sh build test
+	@dev/test/planted_bugs.sh
 
 bench-cpu:
 	@scripts/setup.sh build

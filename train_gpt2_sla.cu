@@ -120,8 +120,8 @@ struct GPT2 {
 // Logits are produced, differentiated and dropped in chunks of about this many bytes.
 constexpr int64_t logit_chunk_bytes = 64 << 20;
 
-// Declares every activation and counts it in its group; returns nothing that is not in model.activation_layout. The order of
-// the calls is that of bind_activations.
+// The one list of activations: calls declare(group of the memory plan, name, pointer to set, shape) for each. gpt2_plan walks it to
+// lay them out, gpt2_allocate to set the pointers.
 template <class Declare>
 void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
   const ModelConfig& c = model.config;
@@ -303,7 +303,7 @@ void attention_layer_forward(GPT2& model, int l, const AttentionShape& shape) {
 // before have been through here, and the later ones attend to the k and v that they left behind.
 void gpt2_forward(GPT2& model, const int* tokens, int B, int T, int first = 0) {
   const ModelConfig& c = model.config;
-  CHECK(B * T <= model.B * model.T && T <= c.max_seq_len && (first == 0 || B == 1) && first < T);
+  CHECK(int64_t(B) * T <= int64_t(model.B) * model.T && T <= c.max_seq_len && (first == 0 || B == 1) && first < T);
   const int64_t C = c.channels, N = int64_t(B) * (T - first);
   const float eps = float(c.layer_norm_eps);
   const AttentionShape shape = {B, T, c.num_heads, c.head_size(), first};
@@ -532,7 +532,8 @@ void print_memory_plan(const GPT2& model) {
 
   // The activations' size is that of one sequence times B, but for the logits, which stop growing.
   GPT2 more;
-  gpt2_plan(more, model.config, model.B + 1, model.T);
+  const bool keeps_dead_kv = model.parameters.num_parameters == model.parameters.num_parameters_full;
+  gpt2_plan(more, model.config, model.B + 1, model.T, keeps_dead_kv);
   const double per_sequence = double(gpt2_bytes(more)) - double(total);
   const double largest = model.B + std::floor((double(available) - double(total)) / per_sequence);
   printf("  each sequence takes %s; the largest micro-batch that fits is %.0f\n", bytes_text(per_sequence).c_str(),
