@@ -13,7 +13,7 @@ CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o model_io.o checkpoint.o logger.o durable_file.o safetensors.o)
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o logger.o durable_file.o safetensors.o)
 TEST_NAMES := $(basename $(notdir $(wildcard dev/test/test_*.cpp))) test_gpt2_sla_cpu
 TESTS := $(addprefix $(BUILD)/,$(TEST_NAMES))
 
@@ -105,6 +105,10 @@ data/tokenize: data/tokenize.cpp $(BUILD)/durable_file.o $(BUILD)/flags
 
 $(BUILD)/test_gpt2_sla_cpu: test_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/flags
 	$(COMPILE) -x c++ $< -x none $(HOST_OBJS) $(ONEDNN) $(GTEST) -o $@
+
+# These need headers alone.
+$(BUILD)/test_plan $(BUILD)/test_ops: $(BUILD)/%: dev/test/%.cpp $(BUILD)/flags
+	$(COMPILE) $< $(ONEDNN) $(GTEST) -o $@
 
 $(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
 	$(COMPILE) $< $(HOST_OBJS) $(ONEDNN) $(GTEST) -o $@

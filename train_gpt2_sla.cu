@@ -20,6 +20,7 @@
 #include "llmc/attention_table.h"  // AttentionTable, KVView
 #include "llmc/checkpoint.h"       // write_checkpoint, newest_checkpoint, RunState
 #include "llmc/config.h"           // ModelConfig
+#include "llmc/config_json.h"      // read_config_json
 #include "llmc/dataloader.h"       // DataLoader
 #include "llmc/durable_file.h"     // make_folders, write_file_durably
 #include "llmc/error.h"            // UserError, user_error, CHECK

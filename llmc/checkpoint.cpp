@@ -3,6 +3,7 @@
 #include <filesystem>           // directory_iterator, remove_all
 #include <fstream>              // std::ifstream
 #include <nlohmann/json.hpp>    // nlohmann::ordered_json
+#include "config_json.h"        // write_config_json
 #include "durable_file.h"       // write_file_durably, rename_durably, sync_folder
 #include "error.h"              // user_error, UserError
 

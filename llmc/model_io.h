@@ -1,5 +1,4 @@
-// Models on disk: a folder with config.json (Hugging Face's GPT-2 keys plus num_skip_layer, num_skip_head, bias) and
-// model.safetensors (GPT-2's names, linear weights as Conv1D (in, out), lm_head tied to wte). Files are full-size: dead K/V
+// The tensors of models on disk: safetensors with GPT-2's names, linear weights as Conv1D (in, out), lm_head tied to wte. Files are full-size: dead K/V
 // rows and the biases of a model without any are there, as zeros, so that any implementation of GPT-2 loads them.
 #pragma once
 #include <functional>    // std::function
@@ -14,11 +13,6 @@ struct ModelLayout {
   const KVPlan& plan;
   const ParameterTable& table;
 };
-
-// The config.json of a model folder. A GPT-2 that says nothing of skips has none. Throws UserError if there is no such
-// file, it is not valid, or it describes something that this program does not compute.
-ModelConfig read_config_json(const std::string& folder);
-void write_config_json(const std::string& path, const ModelConfig& config);
 
 // full (file_shape) = the parameter `index` of the table as a file holds it, from `values` as the arena does; and back.
 void to_file_layout(const ModelLayout& model, int index, const float* values, float* full);

@@ -3,8 +3,8 @@
 #include <cmath>          // std::isfinite
 #include <filesystem>     // is_directory
 #include <sstream>        // std::istringstream
+#include "config_json.h"  // read_config_json
 #include "error.h"        // user_error
-#include "model_io.h"     // read_config_json
 #include "schedule.h"     // Schedule::known
 
 static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume) {

@@ -1,22 +1,17 @@
-// The small parts: shapes, wiring, layout, random numbers, schedules, sampling, models on disk, the log.
+// What is read and written: models, checkpoints, the log, options.
 #include <gtest/gtest.h>          // TEST
 #include <filesystem>             // create_directories, remove_all
 #include <fstream>                // std::ifstream, std::ofstream
 #include <map>                    // std::map
 #include <nlohmann/json.hpp>      // nlohmann::json
-#include <set>                    // std::set
-#include "llmc/arena.h"           // ArenaLayout
+#include "expect_error.h"         // EXPECT_ERROR
 #include "llmc/checkpoint.h"      // write_checkpoint, newest_checkpoint
-#include "llmc/config.h"          // ModelConfig
-#include "llmc/kv_plan.h"         // make_kv_plan
+#include "llmc/config_json.h"     // read_config_json, write_config_json
 #include "llmc/logger.h"          // RunLog
-#include "llmc/model_io.h"        // read_config_json, read_tensors
+#include "llmc/model_io.h"        // read_tensors, write_tensors
 #include "llmc/options.h"         // parse_options
 #include "llmc/parameters.h"      // make_parameter_table
-#include "llmc/random.h"          // philox
-#include "llmc/safetensors.h"     // SafetensorsWriter
-#include "llmc/sampler.h"         // sample_token
-#include "llmc/schedule.h"        // Schedule
+#include "llmc/safetensors.h"     // SafetensorsFile, SafetensorsWriter
 
 namespace fs = std::filesystem;
 
@@ -36,23 +31,6 @@ static std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The message of the UserError that `f` throws; "" if it throws none.
-template <class F>
-static std::string error_of(F f) {
-  try {
-    f();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "";
-}
-
-#define EXPECT_ERROR(statement, part)                                                             \
-  do {                                                                                            \
-    std::string message = error_of([&] { statement; });                                           \
-    EXPECT_NE(message.find(part), std::string::npos) << "the message is: \"" << message << "\"";  \
-  } while (0)
-
 static ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
   ModelConfig c;
   c.num_layers = L, c.num_heads = h, c.channels = C, c.num_skip_layer = n_l, c.num_skip_head = n_h;
@@ -60,131 +38,7 @@ static ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
 }
 
 // ----------------------------------------------------------------------------
-// Config
-
-TEST(Config, PresetsAreGpt2AndGpt3) {
-  ModelConfig c;
-  ASSERT_TRUE(config_from_preset("d36", c));
-  EXPECT_EQ(c.num_layers, 36);
-  EXPECT_EQ(c.num_heads, 20);
-  EXPECT_EQ(c.channels, 1280);
-  EXPECT_EQ(c.max_seq_len, 1024);
-  EXPECT_EQ(c.num_skip_layer, 27);
-  EXPECT_EQ(c.num_skip_head, 15);
-  for (const char* name : {"d12", "d24", "d36", "d48", "gpt3:384", "gpt3:768", "gpt3:1024", "gpt3:1536", "gpt3:2048", "gpt3:2560",
-                           "gpt3:4096", "gpt3:5120", "gpt3:12288"}) {
-    ASSERT_TRUE(config_from_preset(name, c)) << name;
-    EXPECT_EQ(error_of([&] { validate(c); }), "") << name;
-    EXPECT_EQ(c.num_skip_layer, c.num_layers * 3 / 4) << name;
-  }
-  EXPECT_FALSE(config_from_preset("d13", c));
-  EXPECT_FALSE(config_from_preset("gpt3:", c));
-}
-
-TEST(Config, RefusesWhatIsNoModel) {
-  EXPECT_ERROR(validate(make_config(12, 12, 770, 9, 9)), "12 heads do not divide 770 channels");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 0, 9)), "--skip-layers 0");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 12, 9)), "--skip-layers 12");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, -1, 9)), "--skip-layers -1");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 9, 13)), "--skip-heads 13");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 9, -1)), "--skip-heads -1");
-  EXPECT_ERROR(validate(make_config(0, 12, 768, 0, 0)), "--layers");
-  EXPECT_ERROR(validate(make_config(1, 12, 768, 1, 1)), "--skip-layers 1");
-  EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 99, 0)); }), "") << "without skip heads any n_l is plain GPT-2";
-  EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 11, 12)); }), "");
-}
-
-// ----------------------------------------------------------------------------
-// The K/V plan, against the design's sentences, one by one
-
-static void check_plan(int L, int h, int n_l, int n_h) {
-  SCOPED_TRACE(format("L %d, h %d, n_l %d, n_h %d", L, h, n_l, n_h));
-  const KVPlan plan = make_kv_plan(make_config(L, h, h, n_l, n_h));
-  for (int l = 0; l < L; l++) {
-    std::set<int> readers_seen;
-    for (int i = 0; i < h; i++) {
-      const bool borrows = i >= h - n_h && l >= n_l;
-      EXPECT_EQ(plan.source_of(l, i).layer, borrows ? l - n_l : l);
-      EXPECT_EQ(plan.source_of(l, i).head, i);
-      const bool dead = i >= h - n_h && l >= n_l && l + n_l >= L;
-      EXPECT_EQ(plan.projected_index({l, i}) < 0, n_h > 0 && dead);
-      EXPECT_EQ(plan.lent_index({l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
-    }
-    for (const KVRead& read : plan.reads[l]) {
-      for (int head : read.heads) {
-        EXPECT_TRUE(readers_seen.insert(head).second) << "a head reads one pair";
-        EXPECT_EQ(plan.source_of(l, head).layer, read.pair.layer);
-        EXPECT_EQ(plan.source_of(l, head).head, read.pair.head);
-      }
-      const bool a_higher_layer_reads_it = read.pair.layer == l && plan.lent_index(read.pair) >= 0;
-      EXPECT_EQ(read.accumulate, a_higher_layer_reads_it);
-      EXPECT_GE(plan.projected_index(read.pair), 0) << "nobody reads what is not projected";
-    }
-    EXPECT_EQ(int(readers_seen.size()), h);
-    EXPECT_TRUE(plan.unread(l).empty());
-  }
-  // Slabs: a lender has one; while it is in use nobody else has the same.
-  for (int s = 0; s < L; s++) {
-    const bool lends = n_h > 0 && s + n_l < L;
-    EXPECT_EQ(plan.slab[s] >= 0, lends);
-    for (int other = s + 1; lends && other < std::min(L, s + n_l); other++)
-      EXPECT_NE(plan.slab[other], plan.slab[s]) << "in use from layer s + n_l down to s";
-  }
-  EXPECT_EQ(plan.num_slabs, n_h > 0 ? std::min(n_l, L - n_l) : 0);
-}
-
-TEST(KVPlan, IsTheDesignsForEveryWiringOfSmallModels) {
-  for (int L = 1; L <= 8; L++)
-    for (int h = 1; h <= 4; h++)
-      for (int n_h = 0; n_h <= h; n_h++)
-        for (int n_l = n_h > 0 ? 1 : 0; n_l < L; n_l++) check_plan(L, h, n_l, n_h);
-}
-
-TEST(KVPlan, KeepsDeadPairsWhenAsked) {
-  const KVPlan plan = make_kv_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
-  EXPECT_EQ(plan.projected[11].size(), 12u);
-  EXPECT_EQ(plan.unread(11).size(), 9u);
-  EXPECT_EQ(plan.unread(2).size(), 0u);
-}
-
-TEST(KVPlan, TakesAnyTableSuchAsMultiQueryHeadsOverSharedLayers) {
-  // Four layers, four heads: all heads of layers 2k and 2k + 1 read head 0 of layer 2k, but the top layer's last reads layer 0.
-  std::vector<KVPair> table;
-  for (int l = 0; l < 4; l++)
-    for (int i = 0; i < 4; i++) table.push_back({l == 3 && i == 3 ? 0 : l / 2 * 2, 0});
-  const KVPlan plan = kv_plan_from_table(4, 4, table);
-  EXPECT_EQ(plan.projected[0], std::vector<int>{0});
-  EXPECT_TRUE(plan.projected[1].empty());
-  ASSERT_EQ(plan.reads[3].size(), 2u);
-  EXPECT_EQ(plan.reads[3][0].pair.layer, 0);
-  EXPECT_EQ(plan.reads[3][0].heads, std::vector<int>{3});
-  EXPECT_FALSE(plan.reads[3][0].accumulate);
-  EXPECT_TRUE(plan.reads[1][0].accumulate) << "layer 3 was there first";
-  EXPECT_TRUE(plan.reads[0][0].accumulate);
-  EXPECT_EQ(plan.num_slabs, 2);
-}
-
-TEST(KVPlan, IsDrawnWithTheLayersThatAreRead) {
-  const std::string text = draw(make_kv_plan(make_config(4, 4, 8, 3, 3)));
-  EXPECT_NE(text.find("3 |  .  0  0  0 | projects 1 of 4\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("0 |  .  .  .  . | projects 4 of 4, lends 3\n"), std::string::npos) << text;
-}
-
-// ----------------------------------------------------------------------------
-// Layout
-
-TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
-  const ModelConfig config = make_config(3, 4, 20, 2, 3);
-  const ParameterTable table = make_parameter_table(config, make_kv_plan(config), 4);
-  size_t end = 0;
-  for (const TensorSpec& tensor : table.layout.tensors) {
-    EXPECT_EQ(tensor.offset % 256, 0u) << tensor.name;
-    EXPECT_GE(tensor.offset, end) << tensor.name;
-    EXPECT_LT(tensor.offset, end + 256) << tensor.name;
-    end = tensor.offset + tensor.bytes();
-  }
-  EXPECT_GE(table.layout.bytes, end);
-}
+// Models on disk
 
 TEST(Parameters, HaveNoDeadRowsAndLayOutFilesFullSize) {
   const ModelConfig config = make_config(4, 4, 8, 3, 3);  // layer 3 projects k and v of head 0 alone
@@ -210,62 +64,6 @@ TEST(Parameters, HaveNoDeadRowsAndLayOutFilesFullSize) {
   }
   FAIL() << "no c_attn";
 }
-
-// ----------------------------------------------------------------------------
-// Random numbers, schedules, sampling
-
-TEST(Random, IsPhilox4x32WithItsPublishedKnownAnswers) {
-  // From Random123's kat_vectors, philox4x32-10: zeros, ones, and digits of pi.
-  auto expect = [](Philox x, std::vector<uint32_t> words) {
-    EXPECT_EQ(std::vector<uint32_t>(x.word, x.word + 4), words);
-  };
-  expect(philox(0, 0, 0), {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
-  expect(philox(~0ull, ~0ull, ~0ull), {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
-  expect(philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88), {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
-}
-
-TEST(Random, NormalsHaveMeanZeroAndVarianceOne) {
-  double sum = 0, squares = 0, fourth = 0;
-  const int n = 200000;
-  for (int i = 0; i < n; i++) {
-    double x = random_normal(3, RandomStream::test, 0, uint64_t(i));
-    sum += x, squares += x * x, fourth += x * x * x * x;
-  }
-  EXPECT_NEAR(sum / n, 0, 0.01);
-  EXPECT_NEAR(squares / n, 1, 0.02);
-  EXPECT_NEAR(fourth / n, 3, 0.1);
-}
-
-TEST(Schedule, WarmsUpThenFollowsItsShape) {
-  Schedule s = {"cosine", 1.0, 0.1, 10, 110};
-  EXPECT_DOUBLE_EQ(s(1), 0.1);
-  EXPECT_DOUBLE_EQ(s(10), 1.0);
-  EXPECT_DOUBLE_EQ(s(11), 1.0);
-  EXPECT_NEAR(s(61), 0.55, 1e-12);
-  EXPECT_NEAR(s(111), 0.1, 1e-12);
-  s.kind = "linear";
-  EXPECT_NEAR(s(36), 0.1 + 0.9 * 0.75, 1e-12);
-  s.kind = "constant";
-  EXPECT_DOUBLE_EQ(s(1), 0.1);
-  EXPECT_DOUBLE_EQ(s(110), 1.0);
-  s.kind = "wsd";  // decays over the last 22 of 110 steps
-  EXPECT_DOUBLE_EQ(s(89), 1.0);
-  EXPECT_NEAR(s(100), 0.1 + 0.9 * (1 - std::sqrt(0.5)), 1e-12);
-  EXPECT_NEAR(s(111), 0.1, 1e-12);
-}
-
-TEST(Sampler, DrawsByTheCumulativeDistribution) {
-  const float logits[] = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};
-  EXPECT_EQ(sample_token(logits, 3, 0.0), 0);
-  EXPECT_EQ(sample_token(logits, 3, 0.19), 0);
-  EXPECT_EQ(sample_token(logits, 3, 0.21), 1);
-  EXPECT_EQ(sample_token(logits, 3, 0.69), 1);
-  EXPECT_EQ(sample_token(logits, 3, 0.71), 2);
-  EXPECT_EQ(sample_token(logits, 3, 0.9999999999999999), 2);
-}
-
-// ----------------------------------------------------------------------------
-// Models on disk
 
 struct DiskModel {
   ModelConfig config = make_config(3, 2, 8, 2, 1);
