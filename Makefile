@@ -34,7 +34,7 @@ help:
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
 	@echo 'make test       install, build and run the tests; the last line says how many passed'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
-	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (about 10 minutes)'
+	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (about 20 minutes)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Can the tests fail? Plants one bug after another in a copy of the tree, builds the test that should notice and runs it: it must
-# fail. `make planted-bugs`, about ten minutes on two cores; an argument picks the bugs whose line matches it.
+# fail. `make planted-bugs`, about twenty minutes on two cores; an argument picks the bugs whose line matches it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 copy=$(mktemp -d)
@@ -24,7 +24,7 @@ llmc/config.h|c.num_skip_layer < 1|c.num_skip_layer < 0|test_plan|Config.Refuses
 llmc/arena.h|+ alignment - 1) / alignment * alignment|)|test_plan|Arena.*
 llmc/random.h|round < 10|round < 9|test_plan|Random.IsPhilox*
 llmc/random.h|-2.0 * std::log|-1.9 * std::log|test_plan|Random.Normals*
-llmc/schedule.h|step <= warmup_steps|step < warmup_steps|test_plan|Schedule.*
+llmc/schedule.h|double(step) / double(warmup_steps)|double(step - 1) / double(warmup_steps)|test_plan|Schedule.*
 llmc/schedule.h|total_steps / 5|total_steps / 4|test_plan|Schedule.*
 llmc/sampler.h|threshold < cumulative|threshold > cumulative|test_plan|Sampler.*
 llmc/parameters.h|int64_t part = (row - C) / kv|int64_t part = 0 * (row - C) / kv|test_files|Parameters.*
@@ -72,7 +72,7 @@ train_gpt2_sla.cu|B) * T * double(grad_accum_steps)))|B) * T))|test_gpt2_sla_cpu
 train_gpt2_sla.cu|? float(o.weight_decay) : 0.0f|? float(o.weight_decay) : float(o.weight_decay)|test_gpt2_sla_cpu|*Golden.*
 train_gpt2_sla.cu|o.grad_clip > 0 ?|o.grad_clip > 1e9 ?|test_gpt2_sla_cpu|*Golden.*
 train_gpt2_sla.cu|device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));||test_gpt2_sla_cpu|Memory.NoActivation*
-train_gpt2_sla.cu|rows(last ? a.lnf_rstd : next->ln1_rstd, 1)|(last ? a.lnf_rstd : next->ln1_rstd)|test_gpt2_sla_cpu|Generation.Continues*
+train_gpt2_sla.cu|rows(s.fch, 4 * C), rows(s.ln2, C), p|rows(s.fch, 4 * C), s.ln2, p|test_gpt2_sla_cpu|Generation.Continues*
 train_gpt2_sla.cu|uint32_t(step), uint64_t(n))|0, uint64_t(n))|test_gpt2_sla_cpu|Generation.IsAFunction*
 train_gpt2_sla.cu|"logits", a.logits, {model.logit_rows, model.logit_stride}|"logits", a.logits, {int64_t(model.T), int64_t(model.T)}|test_gpt2_sla_cpu|Memory.ActivationsGrow*
 train_gpt2_sla.cu|int64_t full = spec.qkv_layer < 0 ? row :|int64_t full = true ? row :|test_gpt2_sla_cpu|DeadRows.DoNot*

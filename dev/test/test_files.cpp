@@ -299,6 +299,7 @@ TEST(Options, WrittenAsTomlReadBackTheSame) {
   TemporaryFolder folder;
   const TrainOptions first = parse({"-i", "data/*.bin", "-e", "d24", "--layers", "8", "--shuffle", "-l", "0.00015", "-t", "77", "-k",
                                     "wsd", "--skip-heads", "0", "-d", "154", "-b", "2", "--seed", "9"});
+  EXPECT_EQ(first.as_toml.find("=\"\""), std::string::npos) << "options that were not given are not there";
   std::ofstream(folder.path + "/config.toml") << first.as_toml;
   const TrainOptions second = parse({"--config", folder.path + "/config.toml"});
   EXPECT_EQ(second.as_toml, first.as_toml);
