@@ -78,7 +78,7 @@ train_gpt2_sla.cu|"logits", a.logits, {model.logit_rows, model.logit_stride}|"lo
 train_gpt2_sla.cu|int64_t full = spec.qkv_layer < 0 ? row :|int64_t full = true ? row :|test_gpt2_sla_cpu|DeadRows.DoNot*
 train_gpt2_sla.cu|gpt2_init_weights(GPT2& model, uint64_t seed) {|gpt2_init_weights(GPT2& model, uint64_t seed) { seed += uint64_t(clock());|test_gpt2_sla_cpu|Bits.AreTheSame*
 train_gpt2_sla.cu|spec.init_std * random|0.02 * random|test_gpt2_sla_cpu|Initialisation.*
-llmc/parameters.h|(part * C|(0 * C|test_gpt2_sla_cpu|*Golden.*
+llmc/parameters.h|C + part * C +|C + 0 * part * C +|test_gpt2_sla_cpu|*Golden.*
 llmc/flops.h|return 6 * matmul|return 5 * matmul|test_gpt2_sla_cpu|DeadRows.AreExactly*
 llmc/checkpoint.cpp|out + "/" + unfinished_prefix + number|out + "/step_" + number|test_cli|*Killed*
 train_gpt2_sla.cu|run.train->next_window = saved.next_window;||test_cli|*AResumedRun*
