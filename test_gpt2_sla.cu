@@ -301,7 +301,7 @@ TEST(Generation, IsAFunctionOfSeedAndStep) {
   gpt2_init_weights(*model, 1);
   auto generate = [&](uint64_t seed, int64_t step) {
     std::vector<int> tokens = {3};
-    gpt2_generate(*model, tokens, 64, seed, step);
+    gpt2_generate(*model, tokens, 64, 1.0, seed, step);
     return tokens;
   };
   EXPECT_EQ(generate(1, 5).size(), 64u);

@@ -470,7 +470,7 @@ void gpt2_update(GPT2& model, int64_t step, double grad_norm, const AdamWOptions
 
 // Continues `tokens` until there are `length` of them, which is at most model.T. Every token goes through the model once; the cached
 // k and v are the activations that training uses. The n-th token is drawn with the n-th random number of (seed, step).
-void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, uint64_t seed, int64_t step) {
+void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, double temperature, uint64_t seed, int64_t step) {
   CHECK(!tokens.empty() && length <= model.T);
   std::vector<float> logits(size_t(model.config.vocab_size));
   int done = 0;
@@ -480,7 +480,7 @@ void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, uint64_t s
     gpt2_logits(model, n - 1, 1);
     copy_to_host(logits.data(), model.acts.logits, logits.size() * sizeof(float));
     double uniform = random_uniform(seed, RandomStream::sample, uint32_t(step), uint64_t(n));
-    tokens.push_back(sample_token(logits.data(), model.config.vocab_size, uniform));
+    tokens.push_back(sample_token(logits.data(), model.config.vocab_size, uniform, temperature));
     done = n;
   }
 }
@@ -713,7 +713,7 @@ void validate_model(Run& run) {
 void print_sample(Run& run) {
   const int V = run.model.config.vocab_size;
   std::vector<int> tokens = {V - 1};
-  gpt2_generate(run.model, tokens, int(run.options.sample_length), uint64_t(run.options.seed), run.step);
+  gpt2_generate(run.model, tokens, int(run.options.sample_length), run.options.temperature, uint64_t(run.options.seed), run.step);
   std::string text;
   for (size_t i = 1; i < tokens.size(); i++) text += decode_token(V, tokens[i]);
   for (char& c : text)

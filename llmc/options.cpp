@@ -64,6 +64,7 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-m,--val-batches", o.val_batches, "micro-batches in a validation; 0: all there are")->group(output);
   app.add_option("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never")->group(output);
   app.add_option("-g,--sample-length", o.sample_length, "tokens in a sample, at most T")->group(output);
+  app.add_option("--temperature", o.temperature, "divide a sample's logits by this; below 1 is more cautious")->group(output);
   app.add_option("-n,--checkpoint-every", o.checkpoint_every,
                  "write a checkpoint every so many steps; with -o, one is always written after the last")->group(output);
   app.add_option("-y,--resume", resume, "go on from the newest checkpoint in -o, or start if there is none (-y 0: don't)")
@@ -88,6 +89,7 @@ static void check_options(const TrainOptions& o) {
   at_least("-s", o.sample_every, 0);
   at_least("-g", o.sample_length, 1);
   at_least("-n", o.checkpoint_every, 0);
+  if (!(o.temperature > 0 && std::isfinite(o.temperature))) user_error("--temperature %g: it must be greater than 0", o.temperature);
   at_least("--seed", o.seed, 0);
   if (!Schedule::known(o.schedule)) user_error("-k %s: it must be cosine, linear, constant or wsd", o.schedule.c_str());
   between("-l", o.learning_rate, 0, 1e3);

@@ -28,6 +28,7 @@ struct TrainOptions {
   // what is written, and when
   std::string out;
   int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;
+  double temperature = 1;
   bool resume = false;
 
   std::string as_toml;  // all of the above, as --config reads it

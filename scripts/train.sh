@@ -30,7 +30,7 @@ OUT=${OUT:-runs/$(basename "$data")-$STEPS}
 say "training"
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
   --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --skip-layers 6 --skip-heads 6
-  -t 256 -b 2 -x "$STEPS" -l 1.5e-3 -u 60 -c 0.1 -v 400 -m 80 -s 800 -g 256 -n 400)
+  -t 256 -b 2 -x "$STEPS" -l 1.5e-3 -u 60 -c 0.1 -v 400 -m 80 -s 800 -g 256 --temperature 0.7 -n 400)
 echo "./train_gpt2_sla_cpu ${options[*]} -o $OUT -y"
 ./train_gpt2_sla_cpu "${options[@]}" -o "$OUT" -y
 
@@ -46,7 +46,7 @@ what to try next:
   make train STEPS=10000           train longer
   make train TEXT=path/to/text     train on text of your own
   ./train_gpt2_sla_cpu --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
-  ./train_gpt2_sla_cpu -e $last -i '$data/train_*.bin' -t 256 -x 0 -s 1 -g 256    another sample (--seed n)
+  ./train_gpt2_sla_cpu -e $last -i '$data/train_*.bin' -t 256 -x 0 -s 1 -g 256 --temperature 0.7    another sample (--seed n)
   ./train_gpt2_sla_cpu --help      every option
   make test                        what proves the gradients
 END

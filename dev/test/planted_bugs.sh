@@ -27,6 +27,7 @@ llmc/random.h|-2.0 * std::log|-1.9 * std::log|test_plan|Random.Normals*
 llmc/schedule.h|double(step) / double(warmup_steps)|double(step - 1) / double(warmup_steps)|test_plan|Schedule.*
 llmc/schedule.h|total_steps / 5|total_steps / 4|test_plan|Schedule.*
 llmc/sampler.h|threshold < cumulative|threshold > cumulative|test_plan|Sampler.*
+llmc/sampler.h|max) / temperature);\n  double|max));\n  double|test_plan|Sampler.Sharpens*
 llmc/parameters.h|int64_t part = (row - C) / kv|int64_t part = 0 * (row - C) / kv|test_files|Parameters.*
 llmc/model_io.cpp|std::fill(full, full + file_elements(model.table.specs[size_t(index)]), 0.0f);||test_files|Parameters.*
 llmc/model_io.cpp|if (zero_biases)|if (false)|test_files|ModelOnDisk.WithoutBiases*

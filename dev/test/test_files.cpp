@@ -332,6 +332,7 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "-k", "cosin"}), "-k cosin");
   EXPECT_ERROR(parse({"-i", "x", "-x", "-1"}), "-x -1");
   EXPECT_ERROR(parse({"-i", "x", "--beta1", "1"}), "--beta1 1");
+  EXPECT_ERROR(parse({"-i", "x", "--temperature", "0"}), "--temperature 0");
   EXPECT_ERROR(parse({"-i", "x", "-n", "5"}), "-n: checkpoints need a folder");
   EXPECT_ERROR(parse({"-i", "x", "--config", "/nowhere.toml"}), "nowhere.toml");
 }

@@ -196,3 +196,11 @@ TEST(Sampler, DrawsByTheCumulativeDistribution) {
   EXPECT_EQ(sample_token(logits, 3, 0.71), 2);
   EXPECT_EQ(sample_token(logits, 3, 0.9999999999999999), 2);
 }
+
+TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
+  const float logits[] = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of 0.38
+  EXPECT_EQ(sample_token(logits, 3, 0.10, 0.5), 0);
+  EXPECT_EQ(sample_token(logits, 3, 0.11, 0.5), 1);
+  EXPECT_EQ(sample_token(logits, 3, 0.76, 0.5), 1);
+  EXPECT_EQ(sample_token(logits, 3, 0.77, 0.5), 2);
+}
