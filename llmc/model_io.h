@@ -1,5 +1,6 @@
-// The tensors of models on disk: safetensors with GPT-2's names, linear weights as Conv1D (in, out), lm_head tied to wte. Files are full-size: dead K/V
-// rows and the biases of a model without any are there, as zeros, so that any implementation of GPT-2 loads them.
+// The tensors of models on disk: safetensors with GPT-2's names, linear weights as Conv1D (in, out), lm_head tied to wte. Files
+// are full-size: dead K/V rows and the biases of a model without any are there, as zeros, so that any implementation of GPT-2
+// loads them.
 #pragma once
 #include <functional>    // std::function
 #include <string>        // std::string
