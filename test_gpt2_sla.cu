@@ -48,9 +48,7 @@ void set_weights(GPT2& model, const Tensors& params) {
 // One tensor of an arena, full-size, as files hold it.
 std::vector<float> full_tensor(const GPT2& model, const floatX* arena, int i) {
   std::vector<float> values(size_t(model.tensor(i).num_elements()));
-  int64_t elements = 1;
-  for (int64_t d : model.parameters.specs[size_t(i)].file_shape) elements *= d;
-  std::vector<float> full(size_t(elements), 0.0f);
+  std::vector<float> full(size_t(num_elements(model.parameters.specs[size_t(i)].file_shape)), 0.0f);
   fetch_from(model, arena)(i, values.data());
   to_file_layout(model.layout(), i, values.data(), full.data());
   return full;

@@ -5,17 +5,20 @@
 #include <string>    // std::string
 #include <vector>    // std::vector
 
+// The product of a shape: 1 for a scalar.
+inline int64_t num_elements(const std::vector<int64_t>& shape) {
+  int64_t n = 1;
+  for (int64_t d : shape) n *= d;
+  return n;
+}
+
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;
   size_t element_bytes;
   size_t offset;  // bytes from the arena's beginning
 
-  int64_t num_elements() const {
-    int64_t n = 1;
-    for (int64_t d : shape) n *= d;
-    return n;
-  }
+  int64_t num_elements() const { return ::num_elements(shape); }
   size_t bytes() const { return size_t(num_elements()) * element_bytes; }
 };
 

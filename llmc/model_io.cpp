@@ -4,12 +4,6 @@
 #include "error.h"              // user_error
 #include "safetensors.h"        // SafetensorsFile, SafetensorsWriter
 
-static int64_t file_elements(const ParameterSpec& spec) {
-  int64_t n = 1;
-  for (int64_t d : spec.file_shape) n *= d;
-  return n;
-}
-
 // One walk over the rows for both directions: visit(place in the arena, place in the file, length, stride in the file).
 template <class Visit>
 static void walk_rows(const ModelLayout& model, int index, Visit visit) {
@@ -26,7 +20,7 @@ static void walk_rows(const ModelLayout& model, int index, Visit visit) {
 }
 
 void to_file_layout(const ModelLayout& model, int index, const float* values, float* full) {
-  std::fill(full, full + file_elements(model.table.specs[size_t(index)]), 0.0f);
+  std::fill(full, full + num_elements(model.table.specs[size_t(index)].file_shape), 0.0f);
   walk_rows(model, index, [&](int64_t from, int64_t to, int64_t n, int64_t stride) {
     for (int64_t i = 0; i < n; i++) full[to + i * stride] = values[from + i];
   });
@@ -68,7 +62,7 @@ void write_tensors(const std::string& path, const ModelLayout& model, const std:
     for (size_t i = 0; i < model.table.specs.size(); i++) {
       const ParameterSpec& spec = model.table.specs[i];
       values.resize(size_t(tensors[size_t(spec.tensor)].num_elements()));
-      full.resize(size_t(file_elements(spec)));
+      full.resize(size_t(num_elements(spec.file_shape)));
       group.fetch(int(i), values.data());
       to_file_layout(model, int(i), values.data(), full.data());
       writer.write_f32(next++, full.data(), 0, int64_t(full.size()));

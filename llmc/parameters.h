@@ -62,10 +62,8 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
     spec.decay = shape.size() >= 2;
     if (spec.file_shape.empty()) spec.file_shape = std::move(shape);
     table.specs.push_back(spec);
-    int64_t full = 1;
-    for (int64_t d : spec.file_shape) full *= d;
     table.num_parameters += table.layout.tensors.back().num_elements();
-    table.num_parameters_full += full;
+    table.num_parameters_full += num_elements(spec.file_shape);
   };
   auto embedding = [&](const char* name, int64_t rows) {
     add(name, {rows, C}, {0, {}, -1, false, true, true, weight_std});

@@ -29,7 +29,7 @@ llmc/schedule.h|total_steps / 5|total_steps / 4|test_plan|Schedule.*
 llmc/sampler.h|threshold < cumulative|threshold > cumulative|test_plan|Sampler.*
 llmc/sampler.h|max) / temperature);\n  double|max));\n  double|test_plan|Sampler.Sharpens*
 llmc/parameters.h|int64_t part = (row - C) / kv|int64_t part = 0 * (row - C) / kv|test_files|Parameters.*
-llmc/model_io.cpp|std::fill(full, full + file_elements(model.table.specs[size_t(index)]), 0.0f);||test_files|Parameters.*
+llmc/model_io.cpp|std::fill(full, full + num_elements(model.table.specs[size_t(index)].file_shape), 0.0f);||test_files|Parameters.*
 llmc/model_io.cpp|if (zero_biases)|if (false)|test_files|ModelOnDisk.WithoutBiases*
 llmc/model_io.cpp|if (tensor->shape != shape)|if (false)|test_files|ModelOnDisk.Refuses*
 llmc/model_io.cpp|if (!is_mask(name)) user_error|if (false) user_error|test_files|ModelOnDisk.Refuses*

@@ -4,7 +4,7 @@
 #include <fstream>                // std::ifstream, std::ofstream
 #include <map>                    // std::map
 #include <nlohmann/json.hpp>      // nlohmann::json
-#include "expect_error.h"         // EXPECT_ERROR
+#include "helpers.h"              // make_config, EXPECT_ERROR
 #include "llmc/checkpoint.h"      // write_checkpoint, newest_checkpoint
 #include "llmc/config_json.h"     // read_config_json, write_config_json
 #include "llmc/logger.h"          // RunLog
@@ -29,12 +29,6 @@ struct TemporaryFolder {
 static std::string read_text(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-static ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
-  ModelConfig c;
-  c.num_layers = L, c.num_heads = h, c.channels = C, c.num_skip_layer = n_l, c.num_skip_head = n_h;
-  return c;
 }
 
 // ----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>     // TEST
 #include <cmath>             // std::sqrt
 #include <set>               // std::set
-#include "expect_error.h"    // EXPECT_ERROR
+#include "helpers.h"         // make_config, EXPECT_ERROR
 #include "llmc/arena.h"      // ArenaLayout
 #include "llmc/config.h"     // ModelConfig
 #include "llmc/kv_plan.h"    // make_kv_plan
@@ -10,12 +10,6 @@
 #include "llmc/random.h"     // philox
 #include "llmc/sampler.h"    // sample_token
 #include "llmc/schedule.h"   // Schedule
-
-static ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
-  ModelConfig c;
-  c.num_layers = L, c.num_heads = h, c.channels = C, c.num_skip_layer = n_l, c.num_skip_head = n_h;
-  return c;
-}
 
 // ----------------------------------------------------------------------------
 // Config

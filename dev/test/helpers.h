@@ -1,8 +1,15 @@
-// For tests of user errors.
+// What several tests use: models by their numbers, and the messages of user errors.
 #pragma once
 #include <gtest/gtest.h>    // EXPECT_NE
 #include <string>           // std::string
+#include "llmc/config.h"    // ModelConfig
 #include "llmc/error.h"     // UserError
+
+inline ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
+  ModelConfig c;
+  c.num_layers = L, c.num_heads = h, c.channels = C, c.num_skip_layer = n_l, c.num_skip_head = n_h;
+  return c;
+}
 
 // The message of the UserError that `f` throws; "" if it throws none.
 template <class F>
