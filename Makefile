@@ -1,6 +1,7 @@
 # gpt2-sla. `make help` lists the targets; the two that do everything are `make train` and `make test`.
 
 CXX      ?= g++
+NVCC     ?= nvcc
 CXXSTD   := -std=c++17
 WARNINGS := -Wall -Wextra
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
@@ -11,18 +12,49 @@ endif
 CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
 CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
 
-BUILD := build
-# Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o logger.o durable_file.o safetensors.o)
-TEST_NAMES := $(basename $(notdir $(wildcard dev/test/test_*.cpp))) test_gpt2_sla_cpu
-TESTS := $(addprefix $(BUILD)/,$(TEST_NAMES))
+# Weights and activations on a GPU, real or emulated: BF16 or FP32.
+PRECISION ?= BF16
+precision := $(or $(patsubst BF16,bf16,$(filter BF16,$(PRECISION))),$(patsubst FP32,fp32,$(filter FP32,$(PRECISION))))
+ifeq ($(precision),)
+$(error PRECISION=$(PRECISION): it must be BF16 or FP32)
+endif
+precision_flags.bf16 := -DPRECISION_BF16
 
 # What this machine has.
 have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
 have_header = $(shell printf '\043include <%s>\n' $(1) | $(CXX) $(CXXSTD) $(CPPFLAGS) -E -x c++ - >/dev/null 2>&1 && echo yes)
 found = $(if $(1),found,not found)
+HAVE_NVCC := $(call have,$(NVCC))
+GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
-.PHONY: all help train test planted-bugs bench-cpu fuzz clean setup programs what-is-here
+# Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90), and PTX for what comes later.
+GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -x '[0-9]*' | sort -u)
+ifneq ($(strip $(GPU_ARCH)),)
+GENCODE := $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch))
+else
+GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90
+endif
+NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) -Werror all-warnings --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
+
+# The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
+EMU_OPTIMIZE := -O2 -g
+EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno -ffp-contract=fast -fopenmp \
+  -fsanitize=address,alignment -fno-sanitize-recover=all -DSLA_EMU -Idev/emu/include
+
+BUILD := build
+# Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o logger.o durable_file.o safetensors.o)
+EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(wildcard dev/emu/*.cpp))
+
+# Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
+HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
+DEVICE_TESTS := test_gpt2_sla test_ops test_attention
+EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu))
+TESTS := $(HOST_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(EMU_TESTS)
+# What the tests of the command line run.
+TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors
+
+.PHONY: all help train test planted-bugs bench-cpu gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -32,24 +64,28 @@ help:
 	@echo 'make            build what this machine can build, and say what it is'
 	@echo 'make train      install, build, fetch a corpus, train a small model on it and sample (about 5 minutes on 2 cores)'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
-	@echo 'make test       install, build and run the tests; the last line says how many passed'
+	@echo 'make test       install, build and run the tests, those for GPUs on an emulated one; the last line says how many passed'
+	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
-	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (about 20 minutes)'
+	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (about an hour)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
-	@echo 'DEBUG=1         with any of them: unoptimised, with debug information, activations filled with NaN'
+	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), test_gpt2_sla, test_gpt2_sla_emu'
+	@echo 'PRECISION=FP32  weights and activations on the GPU in fp32; BF16 is the default'
+	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait behind every kernel'
+	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json), where they are not installed'
 
+comma := ,
 what-is-here:
-	@echo 'nvcc     $(call found,$(call have,nvcc))'
-	@echo 'GPU      $(if $(shell nvidia-smi -L 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null | head -1),not found)'
-	@echo 'MPI      $(call found,$(call have,mpirun))'
+	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
+	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
-	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize'
-	@echo 'leaves out: train_gpt2_sla (GPU; its operations are not written yet) and, with it, the use of nvcc, GPU and MPI'
+	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(PRECISION))'
+	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 
-programs: train_gpt2_sla_cpu data/tokenize
+programs: train_gpt2_sla_cpu data/tokenize $(if $(HAVE_NVCC),train_gpt2_sla)
 
 setup:
 	@scripts/setup.sh build test
@@ -59,7 +95,7 @@ train:
 
 test:
 	@scripts/setup.sh build test
-	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTS) $(BUILD)/fuzz_safetensors
+	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
 	@scripts/run_tests.sh $(TESTS)
 
 planted-bugs:
@@ -71,6 +107,9 @@ bench-cpu:
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bench_cpu
 	@$(BUILD)/bench_cpu
 
+gpu-check:
+	@scripts/gpu_check.sh
+
 SECONDS ?= 60
 fuzz:
 	@scripts/setup.sh build
@@ -78,47 +117,104 @@ fuzz:
 	$(BUILD)/fuzz_safetensors $(SECONDS) $$RANDOM
 
 clean:
-	rm -rf $(BUILD) train_gpt2_sla_cpu data/tokenize
+	rm -rf $(BUILD) $(TOP_LEVEL) data/tokenize
 
 # ----------------------------------------------------------------------------
-# Programs
+# What is built. A stamp for each compiler rebuilds what is concerned when its flags change (DEBUG=1, say).
 
-# Rebuild everything when the compiler or its flags change (DEBUG=1, say).
-$(BUILD)/flags: force
-	@mkdir -p $(BUILD)
-	@echo '$(CXX) $(CPPFLAGS) $(CXXFLAGS)' | cmp -s - $@ || echo '$(CXX) $(CPPFLAGS) $(CXXFLAGS)' > $@
+remember = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
+$(BUILD)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS))
+$(BUILD)/emu/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS))
+$(BUILD)/nvcc_flags: force ; $(call remember,$(NVCC) $(CPPFLAGS) $(NVCCFLAGS))
 .PHONY: force
 force:
 
-COMPILE = $(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -MF $(BUILD)/$(@F).d
+DEPENDENCIES = -MMD -MP -MF $@.d
+COMPILE = $(CXX) $(CPPFLAGS) $(CXXFLAGS) $(DEPENDENCIES)
 ONEDNN := -ldnnl
 GTEST := -lgtest -lgtest_main -lpthread
+
+# At the top level lie the programs as links, those for a GPU in the precision asked for.
+TOP_LEVEL := train_gpt2_sla train_gpt2_sla_emu train_gpt2_sla_cpu test_gpt2_sla test_gpt2_sla_emu
+$(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(precision)/% force
+	@ln -sf $< $@
+train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
+	@ln -sf $< $@
 
 $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
-train_gpt2_sla_cpu: train_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -x c++ $< -x none $(HOST_OBJS) $(ONEDNN) -o $@
-
 data/tokenize: data/tokenize.cpp $(BUILD)/durable_file.o $(BUILD)/flags
-	$(COMPILE) $< $(BUILD)/durable_file.o -o $@
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -MF $(BUILD)/tokenize.d $< $(BUILD)/durable_file.o -o $@
 
-$(BUILD)/test_gpt2_sla_cpu: test_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -x c++ $< -x none $(HOST_OBJS) $(ONEDNN) $(GTEST) -o $@
+# On the CPU
 
-# These need headers alone.
-$(BUILD)/test_plan $(BUILD)/test_ops: $(BUILD)/%: dev/test/%.cpp $(BUILD)/flags
-	$(COMPILE) $< $(ONEDNN) $(GTEST) -o $@
+$(BUILD)/%_cpu: %.cu $(HOST_OBJS) $(BUILD)/flags
+	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(HOST_OBJS) $(ONEDNN) $(if $(findstring test,$@),$(GTEST)) -o $@
 
-$(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) $< $(HOST_OBJS) $(ONEDNN) $(GTEST) -o $@
+$(BUILD)/%_cpu: dev/test/%.cu $(BUILD)/flags
+	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(ONEDNN) $(GTEST) -o $@
 
 $(BUILD)/bench_cpu: dev/bench/bench_cpu.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) $< $(HOST_OBJS) $(ONEDNN) -o $@
+	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(ONEDNN) -o $@
+
+$(BUILD)/test_emu: dev/test/test_emu.cpp $(EMU_OBJS) $(BUILD)/emu/flags
+	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+
+$(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
+	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(GTEST) -o $@
+
+# On an emulated GPU. The host objects are those of the other programs: no sanitizer, and they lay out no arena.
+
+EMU_LIBS := -rdynamic -lboost_context $(ONEDNN) -ldl
+EMU_COMPILE = @mkdir -p $(@D); set -x; $(CXX) $(CPPFLAGS) $(EMUFLAGS) $(precision_flags.$*) $(DEPENDENCIES) -x c++ $< -x none
+
+$(BUILD)/emu/%.o: dev/emu/%.cpp $(BUILD)/emu/flags
+	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) -c $< -o $@
+
+$(BUILD)/%/train_gpt2_sla_emu: train_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
+	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
+
+$(BUILD)/%/test_gpt2_sla_emu: test_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
+	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+
+$(BUILD)/%/test_ops_emu: dev/test/test_ops.cu $(EMU_OBJS) $(BUILD)/emu/flags
+	$(EMU_COMPILE) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+
+$(BUILD)/%/test_attention_emu: dev/test/test_attention.cu $(EMU_OBJS) $(BUILD)/emu/flags
+	$(EMU_COMPILE) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+
+# On a GPU
+
+NVCC_COMPILE = @mkdir -p $(@D); set -x; $(NVCC) $(CPPFLAGS) $(NVCCFLAGS) $(precision_flags.$*) $(DEPENDENCIES) $<
+# GoogleTest from the system, or from its sources where those are all there is (INCLUDES=".../googletest/include .../googletest").
+GPU_GTEST = $(shell echo 'int main() {}' | $(CXX) -x c++ - -lgtest -o /dev/null 2>/dev/null && echo '$(GTEST)' || echo '$(BUILD)/gtest.o -lpthread')
+
+$(BUILD)/gtest.o:
+	@mkdir -p $(@D)
+	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
+
+$(BUILD)/%/train_gpt2_sla: train_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
+	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@
+
+$(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
+	$(NVCC_COMPILE) $(HOST_OBJS) $(GPU_GTEST) -lcublasLt -o $@
+
+$(BUILD)/%/test_ops: dev/test/test_ops.cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
+	$(NVCC_COMPILE) $(GPU_GTEST) -lcublasLt -o $@
+
+$(BUILD)/%/test_attention: dev/test/test_attention.cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
+	$(NVCC_COMPILE) $(GPU_GTEST) -lcublasLt -o $@
+
+$(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
+	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@
+
+$(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
+	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
 
 $(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp llmc/safetensors.h llmc/error.h
 	@mkdir -p $(BUILD)
 	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
 	  -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp -o $@
 
--include $(wildcard $(BUILD)/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)

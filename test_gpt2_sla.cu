@@ -1,33 +1,47 @@
 // The trainer's model against the reference, which shares no code with it: losses, every gradient, updates, for every kind of
-// wiring; and what the trainer promises beside that: no read of unwritten memory, the same bits again, generation that continues
-// what training computes.
+// wiring and every level of recomputation; and what the trainer promises beside that: no read of unwritten memory, the same bits
+// again, generation that continues what training computes.
+//
+// The same tests run on the CPU's operations, on a GPU, and on the emulated one, in either precision.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
 #include <gtest/gtest.h>          // TEST
+#include <filesystem>             // temp_directory_path, remove_all
+#include <map>                    // std::map
 #include "dev/test/golden_case.h" // GoldenCase, read_golden_case
 #include "llmc/reference.h"       // reference::forward, reference::backward
 
 using DoubleTensors = reference::Tensors<double>;
 
+// Bounds of ||x - reference|| / ||reference||. A rounding to bf16 is 1.6e-3 of a value (root mean square), and every activation of
+// every layer is rounded.
+constexpr bool is_bf16 = has_master_weights;
+constexpr double tensor_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
+constexpr double loss_tolerance = is_bf16 ? 5e-3 : 2e-6;  // relative
+constexpr double norm_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
+
 // ----------------------------------------------------------------------------
 // Between the two
 
-std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, bool keep_dead_kv = false) {
+std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, int recompute = 0, bool keep_dead_kv = false) {
   auto model = std::make_unique<GPT2>();
-  gpt2_plan(*model, config, B, T, keep_dead_kv);
+  gpt2_plan(*model, config, B, T, recompute, keep_dead_kv);
   gpt2_allocate(*model);
   return model;
 }
 
-// Weights several times larger than GPT-2's initial ones, so that no term of the model is too small to matter.
+// Weights five times larger than GPT-2's initial ones, so that no term of the model is too small to matter; in bf16 as large as those:
+// the larger the weights, the more a layer multiplies the rounding errors of those before it. Of values that floatX has, so that
+// both sides start from the same numbers.
+constexpr double weights_std = is_bf16 ? 0.02 : 0.1;
 DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed) {
   DoubleTensors params = reference::make_parameters<double>(config);
   uint32_t tag = 0;
   for (auto& [name, tensor] : params) {
     const bool is_scale = name.find("ln_") != std::string::npos && name.find(".weight") != std::string::npos;
-    for (size_t i = 0; i < tensor.data.size(); i++)  // float values: both sides start from the same numbers
-      tensor.data[i] = double(float((is_scale ? 1 : 0) + 0.15 * random_normal(seed, RandomStream::test, tag, i)));
+    for (size_t i = 0; i < tensor.data.size(); i++)
+      tensor.data[i] = double(float(floatX(float((is_scale ? 1 : 0) + weights_std * random_normal(seed, RandomStream::test, tag, i)))));
     tag++;
   }
   return params;
@@ -41,12 +55,12 @@ void set_weights(GPT2& model, const Tensors& params) {
     std::vector<float> full(source.begin(), source.end());
     values.resize(size_t(model.tensor(i).num_elements()));
     from_file_layout(model.layout(), i, full.data(), values.data());
-    store_to(model, model.weight_memory)(i, values.data());
+    store_weights(model)(i, values.data());
   }
 }
 
-// One tensor of an arena, full-size, as files hold it.
-std::vector<float> full_tensor(const GPT2& model, const floatX* arena, int i) {
+// One tensor of a float arena, full-size, as files hold it.
+std::vector<float> full_tensor(const GPT2& model, const float* arena, int i) {
   std::vector<float> values(size_t(model.tensor(i).num_elements()));
   std::vector<float> full(size_t(num_elements(model.parameters.specs[size_t(i)].file_shape)), 0.0f);
   fetch_from(model, arena)(i, values.data());
@@ -63,6 +77,13 @@ double relative_error(const A& a, const B& expected) {
     norm += double(expected[i]) * double(expected[i]);
   }
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+}
+
+template <class T>
+std::vector<float> to_floats(const T* device, size_t n) {
+  std::vector<T> host(n);
+  copy_to_host(host.data(), device, n * sizeof(T));
+  return {host.begin(), host.end()};
 }
 
 std::vector<int> random_tokens(int64_t n, int vocab_size, uint32_t tag) {
@@ -92,55 +113,76 @@ ModelConfig config_of(const GraphCase& c) {
   return config;
 }
 
-// Runs `accumulation` micro-batches through both and compares losses and gradients.
-void expect_equal_to_reference(const GraphCase& c, bool keep_dead_kv) {
+// What the reference makes of a case: `accumulation` micro-batches, and the gradients of their mean loss.
+struct Expected {
+  DoubleTensors params, grads;
+  std::vector<std::vector<int>> inputs, targets;
+  std::vector<reference::Result<double>> results;
+};
+
+// Computed once a case: it is what takes the time.
+const Expected& expected_of(const GraphCase& c) {
+  static std::map<std::string, Expected> known;
+  auto [it, is_new] = known.try_emplace(c.name);
+  Expected& e = it->second;
+  if (!is_new) return e;
   const ModelConfig config = config_of(c);
-  const DoubleTensors params = random_parameters(config, 42);
-  auto model = make_model(config, c.B, c.T, keep_dead_kv);
-  set_weights(*model, params);
-  gpt2_zero_grad(*model);
-  DoubleTensors grads = reference::make_parameters<double>(config);
+  e.params = random_parameters(config, 42);
+  e.grads = reference::make_parameters<double>(config);
   for (int s = 0; s < c.accumulation; s++) {
-    const auto inputs = random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s));
-    const auto targets = random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s + 1));
+    e.inputs.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s)));
+    e.targets.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s + 1)));
     reference::Cache<double> cache;
-    const auto expected = reference::forward(config, params, inputs, targets, c.B, c.T, &cache);
-    reference::backward(config, params, cache, grads, 1.0 / c.accumulation);
-    const double loss = gpt2_micro_step(*model, inputs.data(), targets.data(), c.B, c.T, c.accumulation);
-    EXPECT_NEAR(loss, expected.loss, 1e-5);
-    std::vector<float> losses(inputs.size());
-    copy_to_host(losses.data(), model->acts.losses, losses.size() * sizeof(float));
-    EXPECT_LE(relative_error(losses, expected.token_losses), 1e-5);
+    e.results.push_back(reference::forward(config, e.params, e.inputs.back(), e.targets.back(), c.B, c.T, &cache));
+    reference::backward(config, e.params, cache, e.grads, 1.0 / c.accumulation);
+  }
+  return e;
+}
+
+void expect_equal_to_reference(const GraphCase& c, int recompute, bool keep_dead_kv = false) {
+  const Expected& e = expected_of(c);
+  auto model = make_model(config_of(c), c.B, c.T, recompute, keep_dead_kv);
+  set_weights(*model, e.params);
+  gpt2_zero_grad(*model);
+  for (size_t s = 0; s < e.results.size(); s++) {
+    const double loss = gpt2_micro_step(*model, e.inputs[s].data(), e.targets[s].data(), c.B, c.T, c.accumulation);
+    EXPECT_NEAR(loss / e.results[s].loss, 1, loss_tolerance);
+    EXPECT_LE(relative_error(to_floats(model->acts.losses, e.inputs[s].size()), e.results[s].token_losses), tensor_tolerance);
   }
   for (int i = 0; i < model->num_tensors(); i++) {
     const std::string& name = model->tensor(i).name;
-    EXPECT_LE(relative_error(full_tensor(*model, model->grad_memory, i), grads.at(name).data), 1e-5) << name;
+    EXPECT_LE(relative_error(full_tensor(*model, model->grad_memory, i), e.grads.at(name).data), tensor_tolerance) << name;
   }
-  EXPECT_NEAR(gpt2_grad_norm(*model) / reference::global_norm(grads), 1, 1e-5);
+  EXPECT_NEAR(gpt2_grad_norm(*model) / reference::global_norm(e.grads), 1, norm_tolerance);
 }
 
-TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), false); }
-TEST_P(Graph, HasThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), true); }
+TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), 0); }
+TEST_P(Graph, HasThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
+TEST_P(Graph, HasThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetParam(), 1); }
+TEST_P(Graph, HasThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(GetParam(), 2); }
+TEST_P(Graph, HasThemWhenAllButKeysAndValuesIsComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
 
-INSTANTIATE_TEST_SUITE_P(
-    Wiring, Graph,
-    testing::Values(GraphCase{"plain", 3, 4, 32, 61, 40, 0, 0, true, 2, 33, 1},
-                    GraphCase{"nine_of_twelve", 4, 4, 32, 61, 40, 3, 3, true, 2, 33, 3},
-                    GraphCase{"adjacent", 4, 4, 32, 61, 40, 1, 2, true, 3, 17, 1},
-                    GraphCase{"chains", 6, 4, 32, 61, 40, 2, 3, true, 2, 33, 3},
-                    GraphCase{"all_heads", 4, 4, 32, 61, 40, 2, 4, true, 2, 33, 1},
-                    GraphCase{"skip_all_but_one_layer", 5, 3, 48, 61, 40, 4, 2, true, 2, 33, 1},
-                    GraphCase{"no_bias", 4, 4, 32, 61, 40, 3, 3, false, 2, 33, 3},
-                    GraphCase{"no_bias_adjacent_all_heads", 3, 2, 20, 7, 9, 1, 2, false, 1, 9, 1},
-                    GraphCase{"one_position", 4, 4, 32, 61, 40, 3, 3, true, 3, 1, 1},
-                    GraphCase{"one_layer", 1, 2, 16, 5, 8, 0, 0, true, 1, 8, 1},
-                    GraphCase{"several_query_and_key_blocks", 2, 2, 16, 31, 600, 1, 1, true, 1, 523, 1},
-                    GraphCase{"several_logit_chunks", 2, 2, 16, 70001, 300, 1, 1, true, 1, 299, 1}),
-    [](const auto& info) { return info.param.name; });
+const GraphCase graph_cases[] = {
+    {"plain", 3, 4, 32, 61, 40, 0, 0, true, 2, 33, 1},
+    {"nine_of_twelve", 4, 4, 32, 61, 40, 3, 3, true, 2, 33, 3},
+    {"adjacent", 4, 4, 32, 61, 40, 1, 2, true, 3, 17, 1},
+    {"chains", 6, 4, 32, 61, 40, 2, 3, true, 2, 33, 3},
+    {"all_heads", 4, 4, 32, 61, 40, 2, 4, true, 2, 33, 1},
+    {"skip_all_but_one_layer", 5, 3, 48, 61, 40, 4, 2, true, 2, 33, 1},
+    {"no_bias", 4, 4, 32, 61, 40, 3, 3, false, 2, 33, 3},
+    {"no_bias_adjacent_all_heads", 3, 2, 48, 7, 9, 1, 2, false, 1, 9, 1},
+    {"one_position", 4, 4, 32, 61, 40, 3, 3, true, 3, 1, 1},
+    {"one_layer", 1, 2, 16, 5, 8, 0, 0, true, 1, 8, 1},
+    {"several_query_and_key_blocks", 2, 2, 16, 31, 600, 1, 1, true, 1, 523, 1},
+    {"several_logit_chunks", 2, 2, 16, 70001, 300, 1, 1, true, 1, 299, 1}};
+std::string name_of(const testing::TestParamInfo<GraphCase>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Wiring, Graph, testing::ValuesIn(graph_cases), name_of);
 
 class Golden : public testing::TestWithParam<std::string> {};
 
-// The bounds are the golden cases' README's, with room for another order of summation.
+// The bounds are the golden cases' README's, with room for another order of summation. Single gradients are compared in fp32 alone:
+// rounding the cases' weights to bf16 changes them by up to 2e-2, before anything is computed.
 TEST_P(Golden, TrainingHasTheLossesNormsAndGradientsOfTheIndependentImplementation) {
   const GoldenCase golden = read_golden_case(GetParam());
   const int B = golden.batch_size, T = golden.seq_len;
@@ -152,9 +194,10 @@ TEST_P(Golden, TrainingHasTheLossesNormsAndGradientsOfTheIndependentImplementati
   for (int s = 0; s < golden.num_micro_batches(); s++) {
     golden_micro_batch(golden, s, inputs, targets);
     gpt2_forward(*model, inputs.data(), B, T);
-    val_loss += gpt2_loss(*model, targets.data(), B, T, false) / golden.num_micro_batches();
+    gpt2_loss(*model, targets.data(), B, T, false);
+    val_loss += gpt2_mean_loss(*model, B, T) / golden.num_micro_batches();
   }
-  EXPECT_NEAR(val_loss, golden.val_loss, 1e-5);
+  EXPECT_NEAR(val_loss / golden.val_loss, 1, loss_tolerance);
 
   for (int step = 0; step < golden.steps; step++) {
     gpt2_zero_grad(*model);
@@ -163,17 +206,15 @@ TEST_P(Golden, TrainingHasTheLossesNormsAndGradientsOfTheIndependentImplementati
       golden_micro_batch(golden, step * golden.grad_accum_steps + i, inputs, targets);
       loss += gpt2_micro_step(*model, inputs.data(), targets.data(), B, T, golden.grad_accum_steps) / golden.grad_accum_steps;
       if (step > 0 || i > 0) continue;
-      std::vector<float> losses(inputs.size());
-      copy_to_host(losses.data(), model->acts.losses, losses.size() * sizeof(float));
-      EXPECT_LE(relative_error(losses, golden.token_losses), 1e-5);
+      EXPECT_LE(relative_error(to_floats(model->acts.losses, inputs.size()), golden.token_losses), tensor_tolerance);
     }
     const double norm = gpt2_grad_norm(*model);
-    EXPECT_NEAR(loss, golden.losses[size_t(step)], 1e-5) << "step " << step + 1;
-    EXPECT_NEAR(norm / golden.grad_norms[size_t(step)], 1, 2e-5) << "step " << step + 1;
-    if (step == 0) {
+    EXPECT_NEAR(loss / golden.losses[size_t(step)], 1, loss_tolerance) << "step " << step + 1;
+    EXPECT_NEAR(norm / golden.grad_norms[size_t(step)], 1, 2 * norm_tolerance) << "step " << step + 1;
+    if (step == 0 && !is_bf16) {
       for (int i = 0; i < model->num_tensors(); i++) {
         const std::string& name = model->tensor(i).name;
-        EXPECT_LE(relative_error(full_tensor(*model, model->grad_memory, i), golden.grads.at(name).data), 1e-5) << name;
+        EXPECT_LE(relative_error(full_tensor(*model, model->grad_memory, i), golden.grads.at(name).data), tensor_tolerance) << name;
       }
     }
     gpt2_update(*model, step + 1, norm, {golden.learning_rate, golden.beta1, golden.beta2, golden.eps, golden.weight_decay,
@@ -182,6 +223,55 @@ TEST_P(Golden, TrainingHasTheLossesNormsAndGradientsOfTheIndependentImplementati
 }
 
 INSTANTIATE_TEST_SUITE_P(Case, Golden, testing::ValuesIn(golden_case_names()), [](const auto& info) { return info.param; });
+
+// ----------------------------------------------------------------------------
+// Updates
+
+// Ten updates of both, on random tokens. AdamW's epsilon is large here: with a small one the update of an element whose gradient is
+// next to nothing (the keys' biases) is the sign of its rounding errors.
+class Updates : public Graph {};
+
+TEST_P(Updates, FollowTheReferenceTenTimes) {
+  const GraphCase& c = GetParam();
+  const int B = std::min(c.B, 2), T = std::min(c.T, 65), steps = 10;
+  const ModelConfig config = config_of(c);
+  DoubleTensors params = random_parameters(config, 43);
+  auto model = make_model(config, B, T);
+  set_weights(*model, params);
+  DoubleTensors m = reference::make_parameters<double>(config), v = m;
+  for (int step = 1; step <= steps; step++) {
+    DoubleTensors grads = reference::make_parameters<double>(config);
+    gpt2_zero_grad(*model);
+    for (int s = 0; s < c.accumulation; s++) {
+      const auto inputs = random_tokens(int64_t(B) * T, c.V, uint32_t(step * 100 + 2 * s));
+      const auto targets = random_tokens(int64_t(B) * T, c.V, uint32_t(step * 100 + 2 * s + 1));
+      reference::Cache<double> cache;
+      const double expected = reference::forward(config, params, inputs, targets, B, T, &cache).loss;
+      reference::backward(config, params, cache, grads, 1.0 / c.accumulation);
+      const double loss = gpt2_micro_step(*model, inputs.data(), targets.data(), B, T, c.accumulation);
+      EXPECT_NEAR(loss / expected, 1, loss_tolerance) << "step " << step;
+    }
+    reference::AdamWOptions o;
+    o.learning_rate = 2e-3, o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-3, o.weight_decay = 0.1, o.grad_clip = 1;
+    const double expected_norm = reference::adamw(params, grads, m, v, step, o);
+    const double norm = gpt2_grad_norm(*model);
+    EXPECT_NEAR(norm / expected_norm, 1, norm_tolerance) << "step " << step;
+    gpt2_update(*model, step, norm, {o.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
+  }
+  for (int i = 0; i < model->num_tensors(); i++) {  // in the arena's layout: the reference has weights where dead rows would be
+    const TensorSpec& tensor = model->tensor(i);
+    auto expect_equal = [&](const float* arena, const DoubleTensors& expected) {
+      const auto& full = expected.at(tensor.name).data;
+      std::vector<float> values(size_t(tensor.num_elements()));
+      from_file_layout(model->layout(), i, std::vector<float>(full.begin(), full.end()).data(), values.data());
+      EXPECT_LE(relative_error(to_floats(arena + tensor.element_offset(), values.size()), values), tensor_tolerance) << tensor.name;
+    };
+    expect_equal(model->master_memory, params);
+    if (!is_bf16) expect_equal(model->m_memory, m);  // in bf16 ten steps of slightly different weights show in a moment
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(graph_cases, graph_cases + 9), name_of);  // without the long ones
 
 // ----------------------------------------------------------------------------
 // Dead rows
@@ -204,7 +294,7 @@ TEST(DeadRows, AreExactlyWhatTwelveLayersWithNineOfTwelveHeadsSave) {
   ASSERT_TRUE(config_from_preset("d12", d12));
   GPT2 lean, full;  // planned, not allocated
   gpt2_plan(lean, d12, 1, 1024);
-  gpt2_plan(full, d12, 1, 1024, /*keep_dead_kv=*/true);
+  gpt2_plan(full, d12, 1, 1024, 0, /*keep_dead_kv=*/true);
   const int64_t dead_rows = 3 * 2 * 9 * 64;  // layers 9 to 11, k and v, heads 3 to 11, head size
   EXPECT_EQ(full.parameters.num_parameters, 124439808);
   EXPECT_EQ(full.parameters.num_parameters - lean.parameters.num_parameters, dead_rows * (768 + 1));
@@ -215,14 +305,14 @@ TEST(DeadRows, AreExactlyWhatTwelveLayersWithNineOfTwelveHeadsSave) {
 
 TEST(DeadRows, DoNotChangeTheLossCurve) {
   ModelConfig config;
-  config.num_layers = 12, config.num_heads = 12, config.channels = 48, config.vocab_size = 97, config.max_seq_len = 32;
+  config.num_layers = 12, config.num_heads = 12, config.channels = 96, config.vocab_size = 97, config.max_seq_len = 32;
   set_default_skips(config);
   ASSERT_EQ(config.num_skip_layer, 9);
   ASSERT_EQ(config.num_skip_head, 9);
-  auto lean = make_model(config, 2, 32), full = make_model(config, 2, 32, /*keep_dead_kv=*/true);
+  auto lean = make_model(config, 1, 16), full = make_model(config, 1, 16, 0, /*keep_dead_kv=*/true);
   const auto a = loss_curve(*lean, 10, 3), b = loss_curve(*full, 10, 3);
-  EXPECT_LT(a.back(), a.front() - 0.1);  // it learns
-  for (size_t i = 0; i < a.size(); i++) EXPECT_NEAR(a[i], b[i], 2e-6) << "step " << i + 1;
+  EXPECT_GT(std::abs(a.back() - a.front()), 0.1);  // the updates do something
+  for (size_t i = 0; i < a.size(); i++) EXPECT_NEAR(a[i], b[i], is_bf16 ? 5e-3 : 2e-6) << "step " << i + 1;
 }
 
 // ----------------------------------------------------------------------------
@@ -236,14 +326,16 @@ ModelConfig small_config() {
 }
 
 TEST(Memory, NoActivationIsReadBeforeItIsWritten) {
-  std::vector<std::vector<double>> curves;
-  for (int fill : {0x00, 0xff}) {  // zeros, NaN
-    auto model = make_model(small_config(), 2, 67);
-    device_memset(model->activation_memory, fill, model->activation_layout.bytes);
-    curves.push_back(loss_curve(*model, 3, 5));
+  for (int recompute = 0; recompute <= 3; recompute++) {
+    std::vector<std::vector<double>> curves;
+    for (int fill : {0x00, 0xff}) {  // zeros, NaN
+      auto model = make_model(small_config(), 2, 35, recompute);
+      device_memset(model->activation_memory, fill, model->activation_layout.bytes);
+      curves.push_back(loss_curve(*model, 2, 5));
+    }
+    EXPECT_TRUE(std::isfinite(curves[1].back()));
+    EXPECT_EQ(curves[0], curves[1]) << "recompute level " << recompute;
   }
-  EXPECT_TRUE(std::isfinite(curves[1].back()));
-  EXPECT_EQ(curves[0], curves[1]);
 }
 
 TEST(Memory, ActivationsGrowLinearlyWithLength) {
@@ -257,52 +349,132 @@ TEST(Memory, ActivationsGrowLinearlyWithLength) {
   EXPECT_NEAR((bytes(65536) - bytes(32768)) / (bytes(32768) - bytes(16384)), 2, 1e-3);
 }
 
+TEST(Memory, EachLevelOfRecomputationKeepsLess) {
+  ModelConfig d12;
+  ASSERT_TRUE(config_from_preset("d12", d12));
+  const int64_t T = 1024, C = 768, L = 12, x = sizeof(floatX);
+  std::vector<int64_t> bytes;
+  for (int recompute = 0; recompute <= 3; recompute++) {
+    GPT2 model;
+    gpt2_plan(model, d12, 1, int(T), recompute);
+    bytes.push_back(int64_t(model.activation_layout.bytes));
+  }
+  const int64_t lse = 12 * T * int64_t(sizeof(float));
+  EXPECT_NEAR(double(bytes[0] - bytes[1]), double((L - 1) * T * 4 * C * x), 1e5);                        // fch_gelu
+  EXPECT_NEAR(double(bytes[1] - bytes[2]), double((L - 1) * T * 2 * C * x), 1e5);                        // ln1, ln2
+  EXPECT_NEAR(double(bytes[2] - bytes[3]), double((L - 1) * (T * (1 + 1 + 1 + 4) * C * x + lse)), 1e5);  // q, att, residual2, fch; lse
+}
+
 TEST(Memory, OverlappingBorrowsNeedAsManySlabsAsLayersAreSkipped) {
   GPT2 model;
   gpt2_plan(model, small_config(), 1, 32);
   EXPECT_EQ(model.plan.num_slabs, 2);
 }
 
+void expect_the_same_weights_and_moments(const GPT2& a, const GPT2& b) {
+  for (int i = 0; i < a.num_tensors(); i++) {
+    const std::string& name = a.tensor(i).name;
+    const size_t n = size_t(a.tensor(i).num_elements());
+    const int64_t offset = a.tensor(i).element_offset();
+    EXPECT_EQ(to_floats(a.weight_memory + offset, n), to_floats(b.weight_memory + offset, n)) << name;
+    EXPECT_EQ(full_tensor(a, a.master_memory, i), full_tensor(b, b.master_memory, i)) << name;
+    EXPECT_EQ(full_tensor(a, a.m_memory, i), full_tensor(b, b.m_memory, i)) << name;
+    EXPECT_EQ(full_tensor(a, a.v_memory, i), full_tensor(b, b.v_memory, i)) << name;
+  }
+}
+
 TEST(Bits, AreTheSameInASecondRun) {
-  auto a = make_model(small_config(), 2, 67), b = make_model(small_config(), 2, 67);
-  EXPECT_EQ(loss_curve(*a, 5, 11), loss_curve(*b, 5, 11));
-  EXPECT_EQ(memcmp(a->weight_memory, b->weight_memory, a->parameters.layout.bytes), 0);
-  EXPECT_EQ(memcmp(a->m_memory, b->m_memory, a->parameters.layout.bytes), 0);
+  auto a = make_model(small_config(), 2, 35), b = make_model(small_config(), 2, 35);
+  EXPECT_EQ(loss_curve(*a, 3, 11), loss_curve(*b, 3, 11));
+  expect_the_same_weights_and_moments(*a, *b);
+}
+
+#ifdef SLA_EMU
+// On the emulated GPU a seed picks the order in which threads and blocks run. Whatever depends on it depends on a race.
+TEST(Bits, DoNotDependOnTheOrderOfThreads) {
+  for (int recompute : {0, 3}) {
+    emu::set_seed(1);
+    auto a = make_model(small_config(), 2, 35, recompute);
+    const auto expected = loss_curve(*a, 2, 11);
+    for (uint64_t seed = 2; seed <= 4; seed++) {
+      emu::set_seed(seed);
+      auto b = make_model(small_config(), 2, 35, recompute);
+      EXPECT_EQ(loss_curve(*b, 2, 11), expected) << "seed " << seed;
+      expect_the_same_weights_and_moments(*a, *b);
+    }
+  }
+}
+#endif
+
+#ifndef SLA_CPU
+// Whether GELU is a matmul's epilogue or a kernel of its own depends on the GPU; both are right.
+TEST(GeluFusion, HasTheGradientsOfTheReferenceWithGeluInTheMatmulAndBesideIt) {
+  const bool was = gpu().is_hopper_or_later;
+  for (bool fused : {false, true}) {
+    gpu().is_hopper_or_later = fused;
+    for (int recompute : {0, 1, 3})
+      expect_equal_to_reference({"biases", 4, 4, 32, 61, 40, 3, 3, true, 2, 33, 1}, recompute);
+    expect_equal_to_reference({"no biases", 4, 4, 32, 61, 40, 3, 3, false, 2, 33, 1}, 0);
+  }
+  gpu().is_hopper_or_later = was;
+}
+#endif
+
+TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
+  const std::string folder = (std::filesystem::temp_directory_path() / format("gpt2_sla_test_%d", getpid())).string();
+  auto update = [&](GPT2& model, int step) {
+    const auto inputs = random_tokens(int64_t(model.B) * model.T, model.config.vocab_size, uint32_t(step));
+    gpt2_zero_grad(model);
+    gpt2_micro_step(model, inputs.data(), inputs.data(), model.B, model.T, 1);
+    gpt2_update(model, step, gpt2_grad_norm(model), {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0});
+  };
+  auto whole = make_model(small_config(), 2, 35), resumed = make_model(small_config(), 2, 35);
+  gpt2_init_weights(*whole, 5);
+  for (int step = 1; step <= 3; step++) update(*whole, step);
+  make_folders(folder);
+  const std::string checkpoint =
+      write_checkpoint(folder, {3, 0, 1, 35, false, 5}, whole->layout(), fetch_from(*whole, whole->master_memory),
+                       fetch_from(*whole, whole->m_memory), fetch_from(*whole, whole->v_memory));
+  read_weights(checkpoint, resumed->layout(), store_weights(*resumed));
+  read_moments(checkpoint, resumed->layout(), store_to(*resumed, resumed->m_memory), store_to(*resumed, resumed->v_memory));
+  for (int step = 4; step <= 6; step++) update(*whole, step), update(*resumed, step);
+  expect_the_same_weights_and_moments(*whole, *resumed);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Bits, DifferWithAnotherSeed) {
-  auto a = make_model(small_config(), 2, 67), b = make_model(small_config(), 2, 67);
+  auto a = make_model(small_config(), 2, 35), b = make_model(small_config(), 2, 35);
   EXPECT_NE(loss_curve(*a, 1, 11), loss_curve(*b, 1, 12));
 }
 
 TEST(Generation, ContinuesFromCachedKeysAndValuesAsIfFromTheStart) {
-  auto model = make_model(small_config(), 2, 80);
-  set_weights(*model, random_parameters(model->config, 9));
-  const auto tokens = random_tokens(80, model->config.vocab_size, 77);
-  const size_t hidden = 80 * size_t(model->config.channels);
-  std::vector<float> whole(hidden), piecewise(hidden);
-  gpt2_forward(*model, tokens.data(), 1, 80);
-  copy_to_host(whole.data(), model->acts.lnf, hidden * sizeof(float));
-  device_memset(model->activation_memory, 0xff, model->activation_layout.bytes);
-  const int ends[] = {1, 2, 30, 64, 65, 79, 80};
-  int first = 0;
-  for (int end : ends) {
-    gpt2_forward(*model, tokens.data(), 1, end, first);
-    first = end;
+  for (int recompute : {0, 3}) {
+    auto model = make_model(small_config(), 2, 80, recompute);
+    set_weights(*model, random_parameters(model->config, 9));
+    const auto tokens = random_tokens(80, model->config.vocab_size, 77);
+    const size_t hidden = 80 * size_t(model->config.channels);
+    gpt2_forward(*model, tokens.data(), 1, 80);
+    const std::vector<float> whole = to_floats(model->acts.lnf, hidden);
+    device_memset(model->activation_memory, 0xff, model->activation_layout.bytes);
+    const int ends[] = {1, 2, 30, 64, 65, 79, 80};
+    int first = 0;
+    for (int end : ends) {
+      gpt2_forward(*model, tokens.data(), 1, end, first);
+      first = end;
+    }
+    EXPECT_LE(relative_error(to_floats(model->acts.lnf, hidden), whole), is_bf16 ? 8e-3 : 1e-6);
   }
-  copy_to_host(piecewise.data(), model->acts.lnf, hidden * sizeof(float));
-  EXPECT_LE(relative_error(piecewise, whole), 1e-6);
 }
 
 TEST(Generation, IsAFunctionOfSeedAndStep) {
-  auto model = make_model(small_config(), 1, 64);
+  auto model = make_model(small_config(), 1, 16);
   gpt2_init_weights(*model, 1);
   auto generate = [&](uint64_t seed, int64_t step) {
     std::vector<int> tokens = {3};
-    gpt2_generate(*model, tokens, 64, 1.0, seed, step);
+    gpt2_generate(*model, tokens, 16, 1.0, seed, step);
     return tokens;
   };
-  EXPECT_EQ(generate(1, 5).size(), 64u);
+  EXPECT_EQ(generate(1, 5).size(), 16u);
   EXPECT_EQ(generate(1, 5), generate(1, 5));
   EXPECT_NE(generate(1, 5), generate(1, 6));
   EXPECT_NE(generate(1, 5), generate(2, 5));
@@ -316,7 +488,7 @@ TEST(Initialisation, HasGpt2sStandardDeviations) {
   for (int i = 0; i < model->num_tensors(); i++) {
     const TensorSpec& tensor = model->tensor(i);
     std::vector<float> x(size_t(tensor.num_elements()));
-    fetch_from(*model, model->weight_memory)(i, x.data());
+    fetch_from(*model, model->master_memory)(i, x.data());
     double sum = 0, squares = 0;
     for (float v : x) sum += v, squares += double(v) * v;
     const double mean = sum / double(x.size()), deviation = std::sqrt(squares / double(x.size()) - mean * mean);

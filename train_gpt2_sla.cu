@@ -3,7 +3,8 @@
 // generation; what the program says before it starts; the training loop.
 //
 // The graph is written once. What it calls (matmul_forward, attention_backward, ...) is a set of operations of the same names and
-// signatures for each kind of device; llmc/cpu/ is the one for the host.
+// signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels without one), llmc/cpu/
+// for the host.
 //
 // B: sequences in a micro-batch, T: positions, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
@@ -28,39 +29,34 @@
 #include "llmc/kv_plan.h"          // KVPlan, make_kv_plan, draw
 #include "llmc/logger.h"           // RunLog
 #include "llmc/model_io.h"         // ModelLayout
+#include "llmc/operations.h"       // matmul_forward, attention_forward, adamw_update, device_malloc, ...
 #include "llmc/options.h"          // TrainOptions, parse_options
-#include "llmc/parameters.h"       // ParameterTable, Params, LayerParams
+#include "llmc/parameters.h"       // ParameterTable, ParameterChunk, Params, LayerParams
+#include "llmc/precision.h"        // floatX
 #include "llmc/random.h"           // random_normal, random_uniform
 #include "llmc/sampler.h"          // sample_token
 #include "llmc/schedule.h"         // Schedule
 #include "llmc/tokenizer.h"        // decode_token
-#include "llmc/cpu/attention.h"    // attention_forward, attention_backward, copy_head_gradient
-#include "llmc/cpu/classifier.h"   // classifier
-#include "llmc/cpu/device.h"       // device_malloc, copy_to_device, ...
-#include "llmc/cpu/embedding.h"    // embedding_forward, embedding_backward
-#include "llmc/cpu/gelu.h"         // gelu_forward, gelu_backward
-#include "llmc/cpu/layernorm.h"    // layernorm_forward, residual_layernorm_forward, layernorm_backward
-#include "llmc/cpu/matmul.h"       // matmul_forward, matmul_backward, gemm, gemm_peak
-#include "llmc/cpu/optimizer.h"    // adamw_update, sum_of_squares
-
-typedef float floatX;  // weights and activations; statistics, losses, moments and sums are float whatever it is
 
 // ----------------------------------------------------------------------------
 // The model's memory
 
-// What layer l's forward pass leaves for its backward pass, and for the layers that read its k and v.
+// What layer l's forward pass leaves for its backward pass, and for the layers that read its k and v. The number behind a shape: from
+// that level of recomputation on the tensor is not kept, but lies where every layer's does.
 struct LayerActs {
-  floatX* ln1;                 // (B, T, C)
-  float *ln1_mean, *ln1_rstd;  // (B, T)
-  floatX* qkv;                 // (B, T, QKV): q | k | v of the projected heads
-  floatX* att;                 // (B, T, C)
-  float* lse;                  // (B, h, T)
-  floatX* residual2;           // (B, T, C): after attention
-  floatX* ln2;                 // (B, T, C)
-  float *ln2_mean, *ln2_rstd;  // (B, T)
-  floatX* fch;                 // (B, T, 4C)
-  floatX* fch_gelu;            // (B, T, 4C)
-  floatX* residual3;           // (B, T, C): after the MLP
+  floatX* ln1 = nullptr;                           // (B, T, C) 2
+  float *ln1_mean = nullptr, *ln1_rstd = nullptr;  // (B, T)
+  floatX* q = nullptr;                             // (B, T, C) 3: rows are q_stride apart
+  floatX* kv = nullptr;                            // (B, T, QKV - C): k | v of the projected heads; rows are kv_stride apart
+  int64_t q_stride = 0, kv_stride = 0;             // QKV, kv lies behind q; at level 3 C and QKV - C
+  floatX* att = nullptr;                           // (B, T, C) 3
+  float* lse = nullptr;                            // (B, h, T) 3
+  floatX* residual2 = nullptr;                     // (B, T, C) 3: after attention
+  floatX* ln2 = nullptr;                           // (B, T, C) 2
+  float *ln2_mean = nullptr, *ln2_rstd = nullptr;  // (B, T)
+  floatX* fch = nullptr;                           // (B, T, 4C) 3
+  floatX* fch_gelu = nullptr;                      // (B, T, 4C) 1
+  floatX* residual3 = nullptr;                     // (B, T, C): after the MLP
 };
 
 struct Activations {
@@ -78,6 +74,7 @@ struct Activations {
   floatX* dbranch;             // (B, T, C)
   floatX* dfch;                // (B, T, 4C)
   floatX* dqkv;                // (B, T, the largest QKV)
+  float* delta;                // (B, h, T): attention's rowsum(dout * out)
   std::vector<floatX*> slabs;  // (num_slabs), each (B, T, 2 * slab_heads * hs): gradients of lent k | v
 };
 
@@ -90,12 +87,17 @@ struct MemoryGroup {
 struct GPT2 {
   ModelConfig config;
   KVPlan plan;
-  int B = 0, T = 0;  // what the activations have room for
+  int B = 0, T = 0;   // what the activations have room for
+  int recompute = 0;  // what the backward pass computes again: 0 nothing, 1 GELU, 2 and LayerNorm, 3 all of a block but its K/V
 
   ParameterTable parameters;
-  floatX *weight_memory = nullptr, *grad_memory = nullptr;  // (parameters)
-  float *m_memory = nullptr, *v_memory = nullptr;           // (parameters): AdamW's moments
-  Params<floatX> weights, grads;
+  floatX* weight_memory = nullptr;                 // (parameters)
+  float* master_memory = nullptr;                  // (parameters): the weights in full precision; weight_memory if that is float
+  float* grad_memory = nullptr;                    // (parameters)
+  float *m_memory = nullptr, *v_memory = nullptr;  // (parameters): AdamW's moments
+  Params<floatX> weights;
+  Params<float> grads;
+  DeviceArray<ParameterChunk> chunks;
 
   ArenaLayout activation_layout;
   char* activation_memory = nullptr;
@@ -108,12 +110,14 @@ struct GPT2 {
   GPT2(const GPT2&) = delete;
   GPT2& operator=(const GPT2&) = delete;
   ~GPT2() {
-    for (void* arena : {(void*)weight_memory, (void*)grad_memory, (void*)m_memory, (void*)v_memory})
-      device_free(arena, parameters.layout.bytes);
+    device_free(weight_memory, weight_bytes());
+    if (has_master_weights) device_free(master_memory, parameters.layout.bytes);
+    for (float* arena : {grad_memory, m_memory, v_memory}) device_free(arena, parameters.layout.bytes);
     device_free(activation_memory, activation_layout.bytes);
   }
 
   ModelLayout layout() const { return {config, plan, parameters}; }
+  size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
   const TensorSpec& tensor(int index) const { return parameters.layout.tensors[size_t(index)]; }
   int num_tensors() const { return int(parameters.layout.tensors.size()); }
 };
@@ -130,6 +134,12 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
   int64_t largest_qkv = 0;
   a.layers.resize(size_t(c.num_layers));
   a.slabs.resize(size_t(model.plan.num_slabs));
+  // A tensor of layer l, or from a level of recomputation on the one that layer 0 has for all.
+  auto declare_layer = [&](int l, int dropped_at, const char* name, auto LayerActs::*tensor, std::vector<int64_t> shape) {
+    if (l > 0 && model.recompute >= dropped_at) a.layers[size_t(l)].*tensor = a.layers[0].*tensor;
+    else declare("activations", name, a.layers[size_t(l)].*tensor, std::move(shape));
+  };
+  constexpr int never = 4;
 
   declare("activations", "tokens", a.tokens, {B, T});
   declare("activations", "targets", a.targets, {B, T});
@@ -138,19 +148,27 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
     LayerActs& layer = a.layers[size_t(l)];
     const int64_t QKV = qkv_rows(c, model.plan, l);
     largest_qkv = std::max(largest_qkv, QKV);
-    declare("activations", "ln1", layer.ln1, {B, T, C});
-    declare("activations", "ln1_mean", layer.ln1_mean, {B, T});
-    declare("activations", "ln1_rstd", layer.ln1_rstd, {B, T});
-    declare("activations", "qkv", layer.qkv, {B, T, QKV});
-    declare("activations", "att", layer.att, {B, T, C});
-    declare("activations", "lse", layer.lse, {B, h, T});
-    declare("activations", "residual2", layer.residual2, {B, T, C});
-    declare("activations", "ln2", layer.ln2, {B, T, C});
-    declare("activations", "ln2_mean", layer.ln2_mean, {B, T});
-    declare("activations", "ln2_rstd", layer.ln2_rstd, {B, T});
-    declare("activations", "fch", layer.fch, {B, T, 4 * C});
-    declare("activations", "fch_gelu", layer.fch_gelu, {B, T, 4 * C});
-    declare("activations", "residual3", layer.residual3, {B, T, C});
+    declare_layer(l, 2, "ln1", &LayerActs::ln1, {B, T, C});
+    declare_layer(l, never, "ln1_mean", &LayerActs::ln1_mean, {B, T});
+    declare_layer(l, never, "ln1_rstd", &LayerActs::ln1_rstd, {B, T});
+    if (model.recompute < 3) {
+      declare("activations", "qkv", layer.q, {B, T, QKV});
+      layer.kv = layer.q == nullptr ? nullptr : layer.q + C;
+      layer.q_stride = layer.kv_stride = QKV;
+    } else {
+      declare_layer(l, 3, "q", &LayerActs::q, {B, T, C});
+      declare("activations", "kv", layer.kv, {B, T, QKV - C});
+      layer.q_stride = C, layer.kv_stride = QKV - C;
+    }
+    declare_layer(l, 3, "att", &LayerActs::att, {B, T, C});
+    declare_layer(l, 3, "lse", &LayerActs::lse, {B, h, T});
+    declare_layer(l, 3, "residual2", &LayerActs::residual2, {B, T, C});
+    declare_layer(l, 2, "ln2", &LayerActs::ln2, {B, T, C});
+    declare_layer(l, never, "ln2_mean", &LayerActs::ln2_mean, {B, T});
+    declare_layer(l, never, "ln2_rstd", &LayerActs::ln2_rstd, {B, T});
+    declare_layer(l, 3, "fch", &LayerActs::fch, {B, T, 4 * C});
+    declare_layer(l, 1, "fch_gelu", &LayerActs::fch_gelu, {B, T, 4 * C});
+    declare_layer(l, never, "residual3", &LayerActs::residual3, {B, T, C});
   }
   declare("activations", "lnf", a.lnf, {B, T, C});
   declare("activations", "lnf_mean", a.lnf_mean, {B, T});
@@ -161,29 +179,37 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
   declare("backward buffers", "dbranch", a.dbranch, {B, T, C});
   declare("backward buffers", "dfch", a.dfch, {B, T, 4 * C});
   declare("backward buffers", "dqkv", a.dqkv, {B, T, largest_qkv});
+  declare("backward buffers", "delta", a.delta, {B, h, T});
   for (floatX*& slab : a.slabs) declare("gradients of borrowed K/V", "slab", slab, {B, T, 2 * model.plan.slab_heads * hs});
   declare("logits", "logits", a.logits, {model.logit_rows, model.logit_stride});
 }
 
-// Fixes the model's shape and lays out its memory, without allocating any of it.
-void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, bool keep_dead_kv = false) {
+// Fixes the model's shape and lays out its memory, without allocating any of it. Throws UserError for a shape that the device's
+// kernels don't take.
+void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, int recompute = 0, bool keep_dead_kv = false) {
   validate(config);
-  CHECK(1 <= B && 1 <= T && T <= config.max_seq_len);
+  CHECK(1 <= B && 1 <= T && T <= config.max_seq_len && 0 <= recompute && recompute <= 3);
+  if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
+    user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here", config.channels,
+               config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
+  if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.plan = make_kv_plan(config, keep_dead_kv);
-  model.B = B, model.T = T;
-  model.parameters = make_parameter_table(config, model.plan, sizeof(floatX));
+  model.B = B, model.T = T, model.recompute = recompute;
+  model.parameters = make_parameter_table(config, model.plan);
 
-  // Chunks of equal size; rows begin on multiples of 64 elements, which is what wide loads and tensor cores want.
+  // Chunks of equal size; rows are whole tiles, with zeros where the vocabulary ends.
   const int64_t rows = int64_t(B) * T;
-  model.logit_stride = (config.vocab_size + 63) / 64 * 64;
+  model.logit_stride = padded_vocab_size(config);
   const int64_t most = std::max<int64_t>(64, logit_chunk_bytes / (model.logit_stride * int64_t(sizeof(floatX))));
   const int64_t chunks = (rows + most - 1) / most;
   model.logit_rows = (rows + chunks - 1) / chunks;
 
-  model.memory_groups = {{"weights", model.parameters.layout.bytes},
-                         {"gradients", model.parameters.layout.bytes},
-                         {"AdamW moments", 2 * model.parameters.layout.bytes}};
+  model.memory_groups = {{"weights", model.weight_bytes()}};
+  if (has_master_weights) model.memory_groups.push_back({"master weights", model.parameters.layout.bytes});
+  model.memory_groups.push_back({"gradients", model.parameters.layout.bytes});
+  model.memory_groups.push_back({"AdamW moments", 2 * model.parameters.layout.bytes});
+  if (device_workspace_bytes() > 0) model.memory_groups.push_back({"workspaces", device_workspace_bytes()});
   model.activation_layout = ArenaLayout();
   for_each_activation(model, model.acts, [&](const char* group, const char* name, auto*& pointer,
                                              std::vector<int64_t> shape) {
@@ -195,25 +221,28 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, bool keep_d
 }
 
 size_t gpt2_bytes(const GPT2& model) {
-  return 4 * model.parameters.layout.bytes + model.activation_layout.bytes;
+  size_t bytes = 0;
+  for (const MemoryGroup& group : model.memory_groups) bytes += group.bytes;
+  return bytes;
 }
 
-// How layer l's attention finds each pair that it reads: k and v in the qkv of the layer that projected them, their gradients
+// How layer l's attention finds each pair that it reads: k and v in the cache of the layer that projected them, their gradients
 // in its own dqkv if that is l itself, else in the lender's slab.
 AttentionTable<floatX> make_attention_table(const GPT2& model, int l) {
   const ModelConfig& c = model.config;
   const KVPlan& plan = model.plan;
   const int64_t C = c.channels, hs = c.head_size();
-  AttentionTable<floatX> table;
+  std::vector<KVView<floatX>> views;
+  std::vector<int> readers;
   for (const KVRead& read : plan.reads[size_t(l)]) {
     const int lender = read.pair.layer;
     const int64_t projected = int64_t(plan.projected[size_t(lender)].size()), column = plan.projected_index(read.pair) * hs;
     KVView<floatX> view;
-    view.stride = qkv_rows(c, plan, lender);
-    view.k = model.acts.layers[size_t(lender)].qkv + C + column;
+    view.stride = model.acts.layers[size_t(lender)].kv_stride;
+    view.k = model.acts.layers[size_t(lender)].kv + column;
     view.v = view.k + projected * hs;
     if (lender == l) {
-      view.dstride = view.stride;
+      view.dstride = qkv_rows(c, plan, l);
       view.dk = model.acts.dqkv + C + column;
       view.dv = view.dk + projected * hs;
     } else {
@@ -222,29 +251,43 @@ AttentionTable<floatX> make_attention_table(const GPT2& model, int l) {
       view.dv = view.dk + plan.slab_heads * hs;
     }
     view.accumulate = read.accumulate;
-    view.first_reader = int(table.readers.size());
+    view.first_reader = int(readers.size());
     view.num_readers = int(read.heads.size());
-    table.readers.insert(table.readers.end(), read.heads.begin(), read.heads.end());
-    table.views.push_back(view);
+    readers.insert(readers.end(), read.heads.begin(), read.heads.end());
+    views.push_back(view);
   }
-  return table;
+  return AttentionTable<floatX>(std::move(views), std::move(readers));
 }
 
-// Allocates what gpt2_plan laid out. Weights, gradients and moments are zero. A debug build (make DEBUG=1) fills the activations
-// with NaN, so that nothing can be read before it is written.
+// Allocates what gpt2_plan laid out. Weights, gradients and moments are zero. A build that checks (make DEBUG=1, dev/emu) fills the
+// activations with NaN, so that nothing can be read before it is written.
 void gpt2_allocate(GPT2& model) {
-  const size_t bytes = model.parameters.layout.bytes;
-  model.weight_memory = static_cast<floatX*>(device_malloc(bytes));
-  model.grad_memory = static_cast<floatX*>(device_malloc(bytes));
-  model.m_memory = static_cast<float*>(device_malloc(bytes));
-  model.v_memory = static_cast<float*>(device_malloc(bytes));
+  const ArenaLayout& layout = model.parameters.layout;
+  auto float_arena = [&] {
+    float* arena = static_cast<float*>(device_malloc(layout.bytes));
+    layout.forbid_gaps(arena);
+    return arena;
+  };
+  if constexpr (has_master_weights) {
+    model.weight_memory = static_cast<floatX*>(device_malloc(model.weight_bytes()));
+    layout.forbid_gaps(model.weight_memory, sizeof(float) / sizeof(floatX));
+    model.master_memory = float_arena();
+  } else {
+    model.master_memory = float_arena();
+    model.weight_memory = reinterpret_cast<floatX*>(model.master_memory);  // they are floats
+  }
+  model.grad_memory = float_arena();
+  model.m_memory = float_arena();
+  model.v_memory = float_arena();
   model.weights = parameter_pointers(model.config, model.parameters, model.weight_memory);
   model.grads = parameter_pointers(model.config, model.parameters, model.grad_memory);
+  model.chunks = DeviceArray<ParameterChunk>(parameter_chunks(model.parameters));
 
   model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
-#ifdef SLA_DEBUG
+#if defined(SLA_DEBUG) || defined(SLA_EMU)
   device_memset(model.activation_memory, 0xff, model.activation_layout.bytes);  // all ones: NaN as float and as bf16
 #endif
+  model.activation_layout.forbid_gaps(model.activation_memory);
   size_t next = 0;
   for_each_activation(model, model.acts, [&](const char*, const char*, auto*& pointer, std::vector<int64_t>) {
     void* place = model.activation_memory + model.activation_layout.tensors[next++].offset;
@@ -254,50 +297,88 @@ void gpt2_allocate(GPT2& model) {
   for (int l = 0; l < model.config.num_layers; l++) model.attention_tables.push_back(make_attention_table(model, l));
 }
 
+// Functions for the readers and writers of files: a tensor of a float arena, to and from host memory.
+FetchTensor fetch_from(const GPT2& model, const float* arena) {
+  return [&model, arena](int index, float* values) {
+    copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
+  };
+}
+StoreTensor store_to(const GPT2& model, float* arena) {
+  return [&model, arena](int index, const float* values) {
+    copy_to_device(arena + model.tensor(index).element_offset(), values, model.tensor(index).bytes());
+  };
+}
+
+// Likewise for the weights: what is stored are the masters, and what the kernels read is rounded from them.
+StoreTensor store_weights(GPT2& model) {
+  return [&model](int index, const float* values) {
+    const TensorSpec& tensor = model.tensor(index);
+    store_to(model, model.master_memory)(index, values);
+    if constexpr (has_master_weights) {
+      std::vector<floatX> rounded(values, values + tensor.num_elements());
+      copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
+    }
+  };
+}
+
 // GPT-2's initialisation. Each weight depends on the seed, its tensor and its place in the full-size tensor alone: models
 // with and without dead rows begin as the same function.
 void gpt2_init_weights(GPT2& model, uint64_t seed) {
-  std::vector<floatX> host;
+  std::vector<float> host;
   for (int index = 0; index < model.num_tensors(); index++) {
     const ParameterSpec& spec = model.parameters.specs[size_t(index)];
     const TensorSpec& tensor = model.tensor(index);
     const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
     const bool is_layernorm_weight = !spec.is_weight && tensor.name.find(".weight") != std::string::npos;
-    host.assign(size_t(tensor.num_elements()), floatX(is_layernorm_weight ? 1 : 0));
+    host.assign(size_t(tensor.num_elements()), is_layernorm_weight ? 1.0f : 0.0f);
     if (spec.is_weight) {
 #pragma omp parallel for schedule(static)
       for (int64_t row = 0; row < rows; row++) {
         int64_t full = spec.qkv_layer < 0 ? row : full_qkv_row(model.config, model.plan, spec.qkv_layer, row);
         for (int64_t i = 0; i < columns; i++)
-          host[size_t(row * columns + i)] = floatX(spec.init_std * random_normal(seed, RandomStream::init, uint32_t(index),
-                                                                                 uint64_t(full * columns + i)));
+          host[size_t(row * columns + i)] =
+              float(spec.init_std * random_normal(seed, RandomStream::init, uint32_t(index), uint64_t(full * columns + i)));
       }
     }
-    copy_to_device(model.weight_memory + tensor.offset / sizeof(floatX), host.data(), tensor.bytes());
+    store_weights(model)(index, host.data());
   }
-}
-
-// Functions for the readers and writers of files: a tensor of one of the four arenas, to and from host memory.
-template <class T>
-FetchTensor fetch_from(const GPT2& model, const T* arena) {
-  return [&model, arena](int index, float* values) {
-    copy_to_host(values, arena + model.tensor(index).offset / sizeof(T), model.tensor(index).bytes());
-  };
-}
-template <class T>
-StoreTensor store_to(const GPT2& model, T* arena) {
-  return [&model, arena](int index, const float* values) {
-    copy_to_device(arena + model.tensor(index).offset / sizeof(T), values, model.tensor(index).bytes());
-  };
 }
 
 // ----------------------------------------------------------------------------
 // Forward
 
-// The attention of layer l: who reads whose k and v is in its table.
-void attention_layer_forward(GPT2& model, int l, const AttentionShape& shape) {
-  LayerActs& a = model.acts.layers[size_t(l)];
-  attention_forward(a.att, a.lse, a.qkv, qkv_rows(model.config, model.plan, l), model.attention_tables[size_t(l)], shape);
+// The rows of a (B, T, width) tensor from the first position on that is computed.
+template <class T>
+T* rows(T* tensor, int64_t width, const AttentionShape& shape) { return tensor + shape.first_query * width; }
+
+// Layer l from ln1 to ln2: q, k and v, attention, its projection, and the residual stream with the next LayerNorm.
+// When the backward pass computes a block again, k and v are still there.
+void attention_block_forward(GPT2& model, int l, const AttentionShape& s, bool kv_is_there = false) {
+  const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
+  const LayerActs& a = model.acts.layers[size_t(l)];
+  const int64_t C = model.config.channels, N = s.B * (s.T - s.first_query), QKV = qkv_rows(model.config, model.plan, l);
+  const floatX* residual = rows(l == 0 ? model.acts.embedded : model.acts.layers[size_t(l - 1)].residual3, C, s);
+  floatX *ln1 = rows(a.ln1, C, s), *q = rows(a.q, a.q_stride, s), *branch = rows(model.acts.branch, C, s);
+
+  if (model.recompute < 3) {
+    matmul_forward(q, ln1, p.qkvw, p.qkvb, N, C, QKV);
+  } else {
+    matmul_forward(q, ln1, p.qkvw, p.qkvb, N, C, C);
+    if (!kv_is_there && QKV > C)
+      matmul_forward(rows(a.kv, a.kv_stride, s), ln1, p.qkvw + C * C, p.qkvb != nullptr ? p.qkvb + C : nullptr, N, C, QKV - C);
+  }
+  attention_forward(a.att, a.lse, a.q, a.q_stride, model.attention_tables[size_t(l)], s);  // who reads whose k and v: in the table
+  matmul_forward(branch, rows(a.att, C, s), p.attprojw, p.attprojb, N, C, C);
+  residual_layernorm_forward(rows(a.residual2, C, s), rows(a.ln2, C, s), rows(a.ln2_mean, 1, s), rows(a.ln2_rstd, 1, s), residual,
+                             branch, p.ln2w, p.ln2b, N, C, float(model.config.layer_norm_eps));
+}
+
+// Layer l from ln2 to the MLP's hidden units.
+void mlp_hidden_forward(GPT2& model, int l, const AttentionShape& s) {
+  const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
+  const LayerActs& a = model.acts.layers[size_t(l)];
+  const int64_t C = model.config.channels, N = s.B * (s.T - s.first_query);
+  matmul_gelu_forward(rows(a.fch_gelu, 4 * C, s), rows(a.fch, 4 * C, s), rows(a.ln2, C, s), p.fcw, p.fcb, N, C, 4 * C);
 }
 
 // The final hidden states (acts.lnf) of B sequences of T tokens. With first > 0, of one sequence, positions [first, T) only: those
@@ -307,68 +388,60 @@ void gpt2_forward(GPT2& model, const int* tokens, int B, int T, int first = 0) {
   CHECK(int64_t(B) * T <= int64_t(model.B) * model.T && T <= c.max_seq_len && (first == 0 || B == 1) && first < T);
   const int64_t C = c.channels, N = int64_t(B) * (T - first);
   const float eps = float(c.layer_norm_eps);
-  const AttentionShape shape = {B, T, c.num_heads, c.head_size(), first};
+  const AttentionShape s = {B, T, c.num_heads, c.head_size(), first};
   Activations& a = model.acts;
-  auto rows = [&](auto* tensor, int64_t width) { return tensor + first * width; };  // skips the positions before `first`
 
   copy_to_device(a.tokens, tokens, size_t(B) * size_t(T) * sizeof(int));
-  embedding_forward(rows(a.embedded, C), rows(a.tokens, 1), model.weights.wte, model.weights.wpe, B, T - first, C, first);
-  floatX* residual = rows(a.embedded, C);
-  const LayerParams<floatX>& p0 = model.weights.layers[0];
-  layernorm_forward(rows(a.layers[0].ln1, C), rows(a.layers[0].ln1_mean, 1), rows(a.layers[0].ln1_rstd, 1), residual,
-                    p0.ln1w, p0.ln1b, N, C, eps);
+  embedding_forward(rows(a.embedded, C, s), rows(a.tokens, 1, s), model.weights.wte, model.weights.wpe, B, T - first, C, first);
+  const LayerActs& bottom = a.layers[0];
+  layernorm_forward(rows(bottom.ln1, C, s), rows(bottom.ln1_mean, 1, s), rows(bottom.ln1_rstd, 1, s), rows(a.embedded, C, s),
+                    model.weights.layers[0].ln1w, model.weights.layers[0].ln1b, N, C, eps);
 
   for (int l = 0; l < c.num_layers; l++) {
     const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
-    const LayerActs& s = a.layers[size_t(l)];
-    const int64_t QKV = qkv_rows(c, model.plan, l);
-    floatX* branch = rows(a.branch, C);
-
-    matmul_forward(rows(s.qkv, QKV), rows(s.ln1, C), p.qkvw, p.qkvb, N, C, QKV);
-    attention_layer_forward(model, l, shape);
-    matmul_forward(branch, rows(s.att, C), p.attprojw, p.attprojb, N, C, C);
-    residual_layernorm_forward(rows(s.residual2, C), rows(s.ln2, C), rows(s.ln2_mean, 1), rows(s.ln2_rstd, 1), residual,
-                               branch, p.ln2w, p.ln2b, N, C, eps);
-
-    matmul_forward(rows(s.fch, 4 * C), rows(s.ln2, C), p.fcw, p.fcb, N, C, 4 * C);
-    gelu_forward(rows(s.fch_gelu, 4 * C), rows(s.fch, 4 * C), N * 4 * C);
-    matmul_forward(branch, rows(s.fch_gelu, 4 * C), p.fcprojw, p.fcprojb, N, 4 * C, C);
+    const LayerActs& layer = a.layers[size_t(l)];
+    attention_block_forward(model, l, s);
+    mlp_hidden_forward(model, l, s);
+    matmul_forward(rows(a.branch, C, s), rows(layer.fch_gelu, 4 * C, s), p.fcprojw, p.fcprojb, N, 4 * C, C);
 
     // The sum goes into the next LayerNorm, which is the next layer's first or the final one.
     const bool last = l + 1 == c.num_layers;
     const LayerActs* next = last ? nullptr : &a.layers[size_t(l + 1)];
     const LayerParams<floatX>* next_p = last ? nullptr : &model.weights.layers[size_t(l + 1)];
-    residual_layernorm_forward(rows(s.residual3, C), rows(last ? a.lnf : next->ln1, C),
-                               rows(last ? a.lnf_mean : next->ln1_mean, 1), rows(last ? a.lnf_rstd : next->ln1_rstd, 1),
-                               rows(s.residual2, C), branch, last ? model.weights.lnfw : next_p->ln1w,
+    residual_layernorm_forward(rows(layer.residual3, C, s), rows(last ? a.lnf : next->ln1, C, s),
+                               rows(last ? a.lnf_mean : next->ln1_mean, 1, s), rows(last ? a.lnf_rstd : next->ln1_rstd, 1, s),
+                               rows(layer.residual2, C, s), rows(a.branch, C, s), last ? model.weights.lnfw : next_p->ln1w,
                                last ? model.weights.lnfb : next_p->ln1b, N, C, eps);
-    residual = rows(s.residual3, C);
   }
 }
 
 // The logits of `count` rows of acts.lnf, from `first_row` on, into acts.logits.
 void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
-  const int64_t C = model.config.channels, V = model.config.vocab_size;
-  gemm('N', 'T', count, V, C, 1.0f, model.acts.lnf + first_row * C, C, model.weights.wte, C, 0.0f, model.acts.logits,
-       model.logit_stride);
+  const int64_t C = model.config.channels, Vp = model.logit_stride;
+  gemm('N', 'T', count, Vp, C, model.acts.lnf + first_row * C, C, model.weights.wte, C, false, model.acts.logits, Vp);
 }
 
-// acts.losses (B, T) = cross-entropy of the targets, in nats; returns their mean. With `backward` also the head's gradients of
-// dloss * sum(losses): acts.dbranch = that of lnf, grads.wte +=.
-double gpt2_loss(GPT2& model, const int* targets, int B, int T, bool backward, float dloss = 0) {
-  const int64_t C = model.config.channels, V = model.config.vocab_size, N = int64_t(B) * T;
+// acts.losses (B, T) = cross-entropy of the targets, in nats. With `backward` also the head's gradients of dloss * sum(losses):
+// acts.dbranch = that of lnf, grads.wte +=.
+void gpt2_loss(GPT2& model, const int* targets, int B, int T, bool backward, float dloss = 0) {
+  const int64_t C = model.config.channels, V = model.config.vocab_size, Vp = model.logit_stride, N = int64_t(B) * T;
   Activations& a = model.acts;
   copy_to_device(a.targets, targets, size_t(N) * sizeof(int));
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     gpt2_logits(model, row, count);
-    classifier(a.losses + row, a.logits, a.targets + row, count, V, model.logit_stride, dloss, backward);
+    classifier(a.losses + row, a.logits, a.targets + row, count, V, Vp, dloss, backward);
     if (!backward) continue;
-    gemm('N', 'N', count, C, V, 1.0f, a.logits, model.logit_stride, model.weights.wte, C, 0.0f, a.dbranch + row * C, C);
-    gemm('T', 'N', V, C, count, 1.0f, a.logits, model.logit_stride, a.lnf + row * C, C, 1.0f, model.grads.wte, C);
+    gemm('N', 'N', count, C, Vp, a.logits, Vp, model.weights.wte, C, false, a.dbranch + row * C, C);
+    gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + row * C, C, true, model.grads.wte, C);
   }
+}
+
+// The mean of what gpt2_loss left in acts.losses. Waits for the device.
+double gpt2_mean_loss(const GPT2& model, int B, int T) {
+  const int64_t N = int64_t(B) * T;
   std::vector<float> losses(size_t(N), 0.0f);
-  copy_to_host(losses.data(), a.losses, size_t(N) * sizeof(float));
+  copy_to_host(losses.data(), model.acts.losses, size_t(N) * sizeof(float));
   double sum = 0;
   for (float loss : losses) sum += double(loss);
   return sum / double(N);
@@ -383,14 +456,34 @@ void fold_lent_gradients(GPT2& model, int l, int64_t N) {
   const KVPlan& plan = model.plan;
   const int64_t C = model.config.channels, hs = model.config.head_size(), QKV = qkv_rows(model.config, plan, l);
   const int64_t kv = int64_t(plan.projected[size_t(l)].size()) * hs, slab_kv = plan.slab_heads * hs;
-  auto fold = [&](int head, const floatX* slab) {
+  auto fold = [&](int head, int heads, const floatX* slab) {  // `heads` neighbours at once
     floatX* dk = model.acts.dqkv + C + plan.projected_index({l, head}) * hs;
-    copy_head_gradient(dk, QKV, slab, 2 * slab_kv, N, hs);
-    copy_head_gradient(dk + kv, QKV, slab != nullptr ? slab + slab_kv : nullptr, 2 * slab_kv, N, hs);
+    copy_rows(dk, QKV, slab, 2 * slab_kv, N, heads * hs);
+    copy_rows(dk + kv, QKV, slab != nullptr ? slab + slab_kv : nullptr, 2 * slab_kv, N, heads * hs);
   };
-  for (int head : plan.lent[size_t(l)])
-    fold(head, model.acts.slabs[size_t(plan.slab[size_t(l)])] + plan.lent_index({l, head}) * hs);
-  for (int head : plan.unread(l)) fold(head, nullptr);
+  const std::vector<int>& lent = plan.lent[size_t(l)];
+  for (size_t i = 0, n; i < lent.size(); i += n) {
+    for (n = 1; i + n < lent.size() && plan.projected_index({l, lent[i + n]}) == plan.projected_index({l, lent[i]}) + int(n);) n++;
+    fold(lent[i], int(n), model.acts.slabs[size_t(plan.slab[size_t(l)])] + int64_t(i) * hs);
+  }
+  for (int head : plan.unread(l)) fold(head, 1, nullptr);
+}
+
+// What the recompute level has not kept of layer l, from its residual streams, its k and v, and those it borrows.
+void recompute_layer(GPT2& model, int l, const AttentionShape& s) {
+  const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
+  const LayerActs& a = model.acts.layers[size_t(l)];
+  const int64_t C = model.config.channels, N = s.B * s.T;
+  const float eps = float(model.config.layer_norm_eps);
+  const floatX* residual = l == 0 ? model.acts.embedded : model.acts.layers[size_t(l - 1)].residual3;
+  if (model.recompute >= 2) layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, eps);
+  if (model.recompute >= 3) {
+    attention_block_forward(model, l, s, /*kv_is_there=*/true);
+    mlp_hidden_forward(model, l, s);
+    return;
+  }
+  if (model.recompute >= 2) layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, eps);
+  if (model.recompute >= 1) gelu_forward(a.fch_gelu, a.fch, N * 4 * C);
 }
 
 // grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dbranch holds the gradient of lnf.
@@ -406,19 +499,19 @@ void gpt2_backward(GPT2& model, int B, int T) {
 
   for (int l = c.num_layers - 1; l >= 0; l--) {
     const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
-    const LayerParams<floatX>& g = model.grads.layers[size_t(l)];
+    const LayerParams<float>& g = model.grads.layers[size_t(l)];
     const LayerActs& s = a.layers[size_t(l)];
     const int64_t QKV = qkv_rows(c, model.plan, l);
     const floatX* residual = l == 0 ? a.embedded : a.layers[size_t(l - 1)].residual3;
 
-    matmul_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, p.fcprojw, N, 4 * C, C);
-    gelu_backward(a.dfch, s.fch, N * 4 * C);
+    if (l + 1 < c.num_layers) recompute_layer(model, l, shape);  // the last layer's tensors are still there
+    matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C);
     matmul_backward(a.dbranch, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C);
     layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dbranch, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C);
 
     matmul_backward(a.dbranch, g.attprojw, g.attprojb, a.dresidual, s.att, p.attprojw, N, C, C);
     fold_lent_gradients(model, l, N);
-    attention_backward(a.dqkv, QKV, a.dbranch, s.att, s.lse, s.qkv, QKV, model.attention_tables[size_t(l)], shape);
+    attention_backward(a.dqkv, QKV, a.delta, a.dbranch, s.att, s.lse, s.q, s.q_stride, model.attention_tables[size_t(l)], shape);
     matmul_backward(a.dbranch, g.qkvw, g.qkvb, a.dqkv, s.ln1, p.qkvw, N, C, QKV);
     layernorm_backward(a.dresidual, g.ln1w, g.ln1b, a.dbranch, residual, s.ln1_mean, s.ln1_rstd, p.ln1w, N, C);
   }
@@ -431,9 +524,9 @@ void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.par
 double gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t grad_accum_steps) {
   gpt2_forward(model, inputs, B, T);
   const float dloss = float(1.0 / (double(B) * T * double(grad_accum_steps)));
-  double loss = gpt2_loss(model, targets, B, T, /*backward=*/true, dloss);
+  gpt2_loss(model, targets, B, T, /*backward=*/true, dloss);
   gpt2_backward(model, B, T);
-  return loss;
+  return gpt2_mean_loss(model, B, T);
 }
 
 // ----------------------------------------------------------------------------
@@ -444,9 +537,9 @@ struct AdamWOptions {
   double grad_clip;  // 0: none
 };
 
-// The gradients' global 2-norm. Tensors have zeros between them, so the arena is one vector.
+// The gradients' global 2-norm. Waits for the device.
 double gpt2_grad_norm(const GPT2& model) {
-  return std::sqrt(sum_of_squares(model.grad_memory, int64_t(model.parameters.layout.bytes / sizeof(floatX))));
+  return std::sqrt(sum_of_squares(model.grad_memory, model.chunks.data, int64_t(model.chunks.size)));
 }
 
 // AdamW's update number `step`, from 1. Gradients are scaled by min(1, grad_clip / (norm + 1e-6)), as PyTorch's clip_grad_norm_
@@ -457,12 +550,9 @@ void gpt2_update(GPT2& model, int64_t step, double grad_norm, const AdamWOptions
   s.bias_correction1 = float(1 - std::pow(o.beta1, double(step)));
   s.bias_correction2 = float(1 - std::pow(o.beta2, double(step)));
   s.grad_scale = o.grad_clip > 0 ? float(std::min(1.0, o.grad_clip / (grad_norm + 1e-6))) : 1.0f;
-  for (int index = 0; index < model.num_tensors(); index++) {
-    const TensorSpec& tensor = model.tensor(index);
-    const size_t offset = tensor.offset / tensor.element_bytes;
-    adamw_update(model.weight_memory + offset, model.m_memory + offset, model.v_memory + offset, model.grad_memory + offset,
-                 tensor.num_elements(), model.parameters.specs[size_t(index)].decay ? float(o.weight_decay) : 0.0f, s);
-  }
+  s.weight_decay = float(o.weight_decay);
+  adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
+               model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s);
 }
 
 // ----------------------------------------------------------------------------
@@ -472,15 +562,16 @@ void gpt2_update(GPT2& model, int64_t step, double grad_norm, const AdamWOptions
 // k and v are the activations that training uses. The n-th token is drawn with the n-th random number of (seed, step).
 void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, double temperature, uint64_t seed, int64_t step) {
   CHECK(!tokens.empty() && length <= model.T);
-  std::vector<float> logits(size_t(model.config.vocab_size));
+  std::vector<floatX> logits(size_t(model.config.vocab_size));
   int done = 0;
   while (int(tokens.size()) < length) {
     const int n = int(tokens.size());
     gpt2_forward(model, tokens.data(), 1, n, done);
     gpt2_logits(model, n - 1, 1);
-    copy_to_host(logits.data(), model.acts.logits, logits.size() * sizeof(float));
+    copy_to_host(logits.data(), model.acts.logits, logits.size() * sizeof(floatX));
+    const std::vector<float> values(logits.begin(), logits.end());
     double uniform = random_uniform(seed, RandomStream::sample, uint32_t(step), uint64_t(n));
-    tokens.push_back(sample_token(logits.data(), model.config.vocab_size, uniform, temperature));
+    tokens.push_back(sample_token(values.data(), model.config.vocab_size, uniform, temperature));
     done = n;
   }
 }
@@ -525,7 +616,7 @@ void print_model(const GPT2& model) {
 // Throws UserError if the plan does not fit into what is free.
 void print_memory_plan(const GPT2& model) {
   const size_t total = gpt2_bytes(model), available = device_memory_available();
-  printf("memory plan for B %d, T %d:\n", model.B, model.T);
+  printf("memory plan for B %d, T %d, recompute level %d:\n", model.B, model.T, model.recompute);
   for (const MemoryGroup& group : model.memory_groups)
     printf("  %-26s %10s\n", group.name, bytes_text(double(group.bytes)).c_str());
   printf("  %-26s %10s of %s free on the %s\n", "total", bytes_text(double(total)).c_str(),
@@ -534,14 +625,14 @@ void print_memory_plan(const GPT2& model) {
   // The activations' size is that of one sequence times B, but for the logits, which stop growing.
   GPT2 more;
   const bool keeps_dead_kv = model.parameters.num_parameters == model.parameters.num_parameters_full;
-  gpt2_plan(more, model.config, model.B + 1, model.T, keeps_dead_kv);
+  gpt2_plan(more, model.config, model.B + 1, model.T, model.recompute, keeps_dead_kv);
   const double per_sequence = double(gpt2_bytes(more)) - double(total);
   const double largest = model.B + std::floor((double(available) - double(total)) / per_sequence);
   printf("  each sequence takes %s; the largest micro-batch that fits is %.0f\n", bytes_text(per_sequence).c_str(),
          std::max(0.0, largest));
   if (total > available)
-    user_error("the plan exceeds the free memory by %s; take a smaller -b or -t",
-               bytes_text(double(total - available)).c_str());
+    user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s", bytes_text(double(total - available)).c_str(),
+               model.recompute < 3 ? ", or recompute more (-r 3)" : "");
 }
 
 // ----------------------------------------------------------------------------
@@ -608,7 +699,8 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   }
   run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_windows / (run.B * run.grad_accum_steps)));
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
-  gpt2_plan(run.model, config, run.B, run.T, o.keep_dead_kv);
+  gpt2_plan(run.model, config, run.B, run.T, o.recompute, o.keep_dead_kv);
+  if (o.tf32) gemm_allow_tf32();
 }
 
 RunState run_state(const Run& run) {
@@ -628,7 +720,7 @@ void resume_from(Run& run, const std::string& checkpoint) {
   demand(saved.num_windows == now.num_windows, "training data (-i)");
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
-  read_weights(checkpoint, run.model.layout(), store_to(run.model, run.model.weight_memory));
+  read_weights(checkpoint, run.model.layout(), store_weights(run.model));
   read_moments(checkpoint, run.model.layout(), store_to(run.model, run.model.m_memory), store_to(run.model, run.model.v_memory));
   run.step = saved.step;
   run.train->next_window = saved.next_window;
@@ -637,7 +729,7 @@ void resume_from(Run& run, const std::string& checkpoint) {
 void load_or_init_weights(Run& run, bool from_folder, const std::string& checkpoint) {
   GPT2& model = run.model;
   if (!checkpoint.empty()) resume_from(run, checkpoint);
-  else if (from_folder) read_weights(run.options.model, model.layout(), store_to(model, model.weight_memory));
+  else if (from_folder) read_weights(run.options.model, model.layout(), store_weights(model));
   else gpt2_init_weights(model, uint64_t(run.options.seed));
 }
 
@@ -680,6 +772,8 @@ void open_output(Run& run, const std::string& checkpoint) {
                         {"shuffle", o.shuffle},
                         {"train_data", o.train_data},
                         {"val_data", o.val_data},
+                        {"recompute", int64_t(o.recompute)},
+                        {"precision", std::string(precision_name)},
                         {"device", std::string(device_name())}});
 }
 
@@ -701,7 +795,8 @@ void validate_model(Run& run) {
   for (int64_t i = 0; i < batches; i++) {
     run.val->load_windows(i * run.B, run.B, run.inputs.data(), run.targets.data());
     gpt2_forward(run.model, run.inputs.data(), run.B, run.T);
-    sum += gpt2_loss(run.model, run.targets.data(), run.B, run.T, /*backward=*/false);
+    gpt2_loss(run.model, run.targets.data(), run.B, run.T, /*backward=*/false);
+    sum += gpt2_mean_loss(run.model, run.B, run.T);
   }
   const double loss = sum / double(batches);
   run.log.write({{"step", run.step}, {"val_loss", loss}});
@@ -725,7 +820,7 @@ void save_checkpoint(Run& run) {
   const double start = seconds_now();
   const GPT2& model = run.model;
   std::string folder =
-      write_checkpoint(run.options.out, run_state(run), model.layout(), fetch_from(model, model.weight_memory),
+      write_checkpoint(run.options.out, run_state(run), model.layout(), fetch_from(model, model.master_memory),
                        fetch_from(model, model.m_memory), fetch_from(model, model.v_memory));
   print_line("saved %s (%.1f s)\n", folder.c_str(), seconds_now() - start);
 }
@@ -814,7 +909,7 @@ int run_trainer(int argc, char** argv) {
   printf("data: %lld training tokens", (long long)run.train->shards.num_tokens);
   if (run.val) printf(", %lld validation tokens", (long long)run.val->shards.num_tokens);
   printf("; each update: %lld micro-batches of %d x %d tokens\n", (long long)run.grad_accum_steps, run.B, run.T);
-  printf("GEMM peak measured: %.0f GFLOP/s\n", run.gemm_peak * 1e-9);
+  printf("GEMM peak measured: %.0f GFLOP/s in %s\n", run.gemm_peak * 1e-9, precision_name);
   if (!checkpoint.empty()) printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
 
   const double start = seconds_now();

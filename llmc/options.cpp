@@ -44,6 +44,11 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-d,--total-batch", o.total_batch,
                  "tokens in an update, a multiple of B * T: the rest is gradient accumulation; default: B * T")->group(batch);
 
+  app.add_option("-r,--recompute", o.recompute,
+                 "what the backward pass computes again instead of keeping it: 0 nothing, 1 GELU, 2 and LayerNorm, 3 everything in a "
+                 "block but its K/V: less memory, slower")->group(batch);
+  app.add_flag("--tf32", o.tf32, "fp32 matmuls on a GPU may round their operands to TF32: faster, less exact")->group(batch);
+
   const char* optimizer = "Optimization";
   app.add_option("-x,--steps", o.steps, "updates; 0: only validate and sample; default: one epoch")->group(optimizer);
   app.add_option("-k,--schedule", o.schedule, "learning rate schedule: cosine, linear, constant, wsd")->group(optimizer);
@@ -82,6 +87,7 @@ static void check_options(const TrainOptions& o) {
   at_least("-b", o.micro_batch, 1);
   if (o.seq_len) at_least("-t", *o.seq_len, 1);
   if (o.total_batch) at_least("-d", *o.total_batch, 1);
+  between("-r", o.recompute, 0, 3);
   if (o.steps) at_least("-x", *o.steps, 0);
   at_least("-u", o.warmup_steps, 0);
   at_least("-v", o.val_every, 0);

@@ -18,6 +18,8 @@ struct TrainOptions {
   int micro_batch = 4;
   std::optional<int> seq_len;
   std::optional<int64_t> total_batch;
+  int recompute = 0;
+  bool tf32 = false;
   // optimisation
   std::optional<int64_t> steps;
   std::string schedule = "cosine";

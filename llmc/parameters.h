@@ -1,5 +1,6 @@
 // Which parameters a model has, where they lie in the arena, and how they map to the tensors of a GPT-2 file.
 #pragma once
+#include <algorithm>  // std::min
 #include <cmath>      // std::sqrt
 #include <string>     // std::string
 #include <vector>     // std::vector
@@ -46,27 +47,40 @@ struct ParameterTable {
   int64_t num_parameters_full = 0;    // what the model would have with dead K/V rows
 };
 
+// A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over. Indices
+// count elements of the float arenas.
+struct ParameterChunk {
+  int64_t begin;  // a multiple of 64
+  int count;      // at most parameter_chunk_size
+  int decays;     // weight decay applies
+};
+constexpr int parameter_chunk_size = 8192;
+
+// The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the logits'.
+inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 63) / 64 * 64; }
+
 inline int64_t qkv_rows(const ModelConfig& c, const KVPlan& plan, int layer) {
   return c.channels + 2 * int64_t(c.head_size()) * int64_t(plan.projected[layer].size());
 }
 
-// GPT-2's parameters, in the arena's order. `element_bytes` is the size of one (4 for float).
-inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& plan, size_t element_bytes) {
+// GPT-2's parameters, in the arena's order. The layout is that of float arenas; in one of another type a tensor begins at the same
+// element.
+inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& plan) {
   ParameterTable table;
   const int64_t C = c.channels;
   // GPT-2's initialisation: normal(0, 0.02), the projections into the residual stream scaled by 1/sqrt(2L).
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
 
-  auto add = [&](std::string name, std::vector<int64_t> shape, ParameterSpec spec) {
-    spec.tensor = table.layout.add(std::move(name), shape, element_bytes);
+  auto add = [&](std::string name, std::vector<int64_t> shape, ParameterSpec spec, int64_t tail_elements = 0) {
+    spec.tensor = table.layout.add(std::move(name), shape, sizeof(float), tail_elements);
     spec.decay = shape.size() >= 2;
     if (spec.file_shape.empty()) spec.file_shape = std::move(shape);
     table.specs.push_back(spec);
     table.num_parameters += table.layout.tensors.back().num_elements();
     table.num_parameters_full += num_elements(spec.file_shape);
   };
-  auto embedding = [&](const char* name, int64_t rows) {
-    add(name, {rows, C}, {0, {}, -1, false, true, true, weight_std});
+  auto embedding = [&](const char* name, int64_t rows, int64_t tail_rows) {
+    add(name, {rows, C}, {0, {}, -1, false, true, true, weight_std}, tail_rows * C);
   };
   auto layernorm = [&](const std::string& name) {
     add(name + ".weight", {C}, {0, {}, -1, false, false, false, 0});
@@ -77,8 +91,8 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
     if (c.bias) add(name + ".bias", {out}, {0, {file_out}, qkv_layer, false, false, false, 0});
   };
 
-  embedding("wte.weight", c.vocab_size);
-  embedding("wpe.weight", c.max_seq_len);
+  embedding("wte.weight", c.vocab_size, padded_vocab_size(c) - c.vocab_size);
+  embedding("wpe.weight", c.max_seq_len, 0);
   for (int l = 0; l < c.num_layers; l++) {
     std::string h = "h." + std::to_string(l) + ".";
     layernorm(h + "ln_1");
@@ -92,11 +106,21 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
   return table;
 }
 
+inline std::vector<ParameterChunk> parameter_chunks(const ParameterTable& table) {
+  std::vector<ParameterChunk> chunks;
+  for (const ParameterSpec& spec : table.specs) {
+    const TensorSpec& tensor = table.layout.tensors[size_t(spec.tensor)];
+    for (int64_t i = 0; i < tensor.num_elements(); i += parameter_chunk_size)
+      chunks.push_back({tensor.element_offset() + i, int(std::min<int64_t>(parameter_chunk_size, tensor.num_elements() - i)), spec.decay});
+  }
+  return chunks;
+}
+
 // The table's tensors as pointers into an arena that starts at `base`.
 template <class T>
 Params<T> parameter_pointers(const ModelConfig& c, const ParameterTable& table, T* base) {
   size_t next = 0;
-  auto weight = [&] { return base + table.layout.tensors[next++].offset / sizeof(T); };
+  auto weight = [&] { return base + table.layout.tensors[next++].element_offset(); };
   auto bias = [&] { return c.bias ? weight() : nullptr; };
   Params<T> p;
   p.wte = weight();

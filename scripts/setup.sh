@@ -23,7 +23,10 @@ for group in "$@"; do
       need nlohmann-json3-dev "JSON: configs, safetensors headers, logs" header nlohmann/json.hpp
       need libcli11-dev "the command line" header CLI/CLI.hpp
       ;;
-    test) need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h ;;
+    test)
+      need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
+      need libboost-context-dev "fibers, the threads of the emulated GPU" header boost/context/fiber.hpp
+      ;;
     curl) need curl "downloads a corpus" command -v curl; need ca-certificates "checks whom it downloads from" test -e /etc/ssl/certs/ca-certificates.crt ;;
     gcide) lists=1 ;;  # apt-get download needs the package lists, and that is all
     *) echo "error: scripts/setup.sh: unknown group '$group'; there are build, test, curl and gcide" >&2; exit 1 ;;

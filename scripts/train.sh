@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample in about five minutes on
-# two cores. Environment: TEXT=path trains on a text file or folder of yours, DATA=tinyshakespeare on that instead of
-# the dictionary; STEPS=n trains longer; OUT=folder.
+# two cores; on a GPU where nvcc and a GPU are found. Environment: TEXT=path trains on a text file or folder of yours,
+# DATA=tinyshakespeare on that instead of the dictionary; STEPS=n trains longer; OUT=folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 DATA=${DATA:-gcide} STEPS=${STEPS:-1600}
 # Each thread on a core of its own: the same speed on an idle machine, several times faster on a busy one.
 export OMP_PROC_BIND=${OMP_PROC_BIND:-true}
+trainer=./train_gpt2_sla_cpu
+if command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then trainer=./train_gpt2_sla; fi
 say() { printf '\n== %s\n' "$*"; }
 
 say "packages"
@@ -20,7 +22,7 @@ if [ -z "${TEXT:-}" ] && [ ! -e "data/$DATA/train_000.bin" ]; then groups+=("$fe
 scripts/setup.sh "${groups[@]}"
 
 say "programs"
-make --no-print-directory -s -j"$(nproc)" programs
+make --no-print-directory -s -j"$(nproc)" "${trainer#./}" data/tokenize
 
 say "corpus"
 if [ -n "${TEXT:-}" ]; then data=$(data/text.sh "$TEXT" | tail -n 1); else data=$("data/$DATA.sh" | tail -n 1); fi
@@ -31,8 +33,8 @@ say "training"
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
   --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --skip-layers 6 --skip-heads 6
   -t 256 -b 2 -x "$STEPS" -l 1.5e-3 -u 60 -c 0.1 -v 400 -m 80 -s 800 -g 256 --temperature 0.7 -n 400)
-echo "./train_gpt2_sla_cpu ${options[*]} -o $OUT -y"
-./train_gpt2_sla_cpu "${options[@]}" -o "$OUT" -y
+echo "$trainer ${options[*]} -o $OUT -y"
+"$trainer" "${options[@]}" -o "$OUT" -y
 
 say "done"
 last=$(ls -d "$OUT"/step_* | tail -n 1)
@@ -45,8 +47,8 @@ corpus, as tokens:                              $data
 what to try next:
   make train STEPS=10000           train longer
   make train TEXT=path/to/text     train on text of your own
-  ./train_gpt2_sla_cpu --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
-  ./train_gpt2_sla_cpu -e $last -i '$data/train_*.bin' -t 256 -x 0 -s 1 -g 256 --temperature 0.7    another sample (--seed n)
-  ./train_gpt2_sla_cpu --help      every option
+  $trainer --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
+  $trainer -e $last -i '$data/train_*.bin' -t 256 -x 0 -s 1 -g 256 --temperature 0.7    another sample (--seed n)
+  $trainer --help      every option
   make test                        what proves the gradients
 END

@@ -1,5 +1,5 @@
 // The trainer as its users meet it: a process with arguments, files and an exit status. Runs from the repository's root, where
-// train_gpt2_sla_cpu and build/fuzz_safetensors lie.
+// train_gpt2_sla_cpu, build/fp32/train_gpt2_sla_emu and build/fuzz_safetensors lie.
 #include <gtest/gtest.h>          // TEST
 #include <signal.h>               // kill, SIGKILL
 #include <sys/wait.h>             // waitpid, WIFEXITED
@@ -9,6 +9,7 @@
 #include <filesystem>             // create_directories, remove_all, directory_iterator
 #include <fstream>                // std::ifstream, std::ofstream
 #include <set>                    // std::set
+#include <tuple>                  // std::tuple
 #include "golden_case.h"          // GoldenCase, read_golden_case
 #include "llmc/random.h"          // random_words
 
@@ -16,6 +17,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 static const std::string trainer = "./train_gpt2_sla_cpu ";
+static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";
 
 static std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -93,10 +95,11 @@ static const char small_model[] =
 // ----------------------------------------------------------------------------
 // Golden cases
 
-class GoldenCommandLine : public CommandLine, public testing::WithParamInterface<std::string> {};
+class GoldenCommandLine : public CommandLine, public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
 
 TEST_P(GoldenCommandLine, TrainsAsTheIndependentImplementationDid) {
-  const GoldenCase g = read_golden_case(GetParam());
+  const auto& [trainer, name] = GetParam();
+  const GoldenCase g = read_golden_case(name);
   const int per_step = g.batch_size * g.seq_len * g.grad_accum_steps;
   const Outcome o = run(trainer + "-e " + g.folder + " -i " + g.folder + "/tokens.bin -j " + g.folder + "/tokens.bin -k constant " +
                         format("-b %d -t %d -d %d -x %d -l 1e-4 -c 0.1 -v %d -m %d -o %s", g.batch_size, g.seq_len, per_step,
@@ -116,8 +119,43 @@ TEST_P(GoldenCommandLine, TrainsAsTheIndependentImplementationDid) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Case, GoldenCommandLine, testing::ValuesIn(golden_case_names()),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Case, GoldenCommandLine,
+                         testing::Combine(testing::Values(trainer, emulated_trainer), testing::ValuesIn(golden_case_names())),
+                         [](const auto& info) {
+                           const bool emulated = std::get<0>(info.param) == emulated_trainer;
+                           return std::get<1>(info.param) + (emulated ? "_on_the_emulated_gpu" : "_on_the_cpu");
+                         });
+
+// ----------------------------------------------------------------------------
+// One graph, two sets of operations
+
+TEST_F(CommandLine, TheCpuAndTheEmulatedGpuTrainAlike) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string arguments = "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 20 -o ";
+  ASSERT_EQ(run(trainer + arguments + in("cpu")).exit_status, 0);
+  const Outcome o = run(emulated_trainer + arguments + in("emulated"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  const std::vector<json> cpu = steps_of(read_log(in("cpu"))), emulated = steps_of(read_log(in("emulated")));
+  ASSERT_EQ(cpu.size(), 20u);
+  ASSERT_EQ(emulated.size(), 20u);
+  EXPECT_GT(std::abs(cpu.back().at("loss").get<double>() - cpu.front().at("loss").get<double>()), 0.1);  // updates do something
+  for (size_t i = 0; i < cpu.size(); i++)
+    EXPECT_NEAR(cpu[i].at("loss").get<double>(), emulated[i].at("loss").get<double>(), 1e-5) << "step " << i + 1;
+}
+
+TEST_F(CommandLine, HeadsThatTheGpusAttentionDoesNotTakeAreRefused) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  for (const char* shape : {"--channels 20 --heads 4", "--channels 272 --heads 2"}) {
+    const Outcome o = run(emulated_trainer + "-i " + in("tokens.bin") + " -t 32 --layers 2 --vocab-size 257 " + shape);
+    EXPECT_EQ(o.exit_status, 1);
+    EXPECT_NE(o.err.find("multiple of 8 and at most 128"), std::string::npos) << o.err;
+  }
+}
+
+TEST_F(CommandLine, Tf32IsRefusedWhereThereIsNone) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  expect_error("-i " + in("tokens.bin") + small_model + "--tf32", {"--tf32", "CPU"});
+}
 
 // ----------------------------------------------------------------------------
 // Resuming
@@ -328,6 +366,7 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "-s 1 -g 33", {"-g 33"});
   expect_error(with + "-b 100000000", {"exceeds the free memory by"});
   expect_error(with + "-y 7", {"-y 7"});
+  expect_error(with + "-r 4", {"-r 4", "between 0 and 3"});
 }
 
 TEST_F(CommandLine, AnOutputThatCannotBeWrittenIsAnError) {

@@ -37,7 +37,7 @@ static std::string read_text(const std::string& path) {
 TEST(Parameters, HaveNoDeadRowsAndLayOutFilesFullSize) {
   const ModelConfig config = make_config(4, 4, 8, 3, 3);  // layer 3 projects k and v of head 0 alone
   const KVPlan plan = make_kv_plan(config);
-  const ParameterTable table = make_parameter_table(config, plan, 4);
+  const ParameterTable table = make_parameter_table(config, plan);
   const ModelLayout model = {config, plan, table};
   for (size_t i = 0; i < table.specs.size(); i++) {
     const TensorSpec& tensor = table.layout.tensors[table.specs[i].tensor];
@@ -66,7 +66,7 @@ struct DiskModel {
   explicit DiskModel(bool bias = true) {
     config.vocab_size = 11, config.max_seq_len = 5, config.bias = bias;
     plan = make_kv_plan(config);
-    table = make_parameter_table(config, plan, 4);
+    table = make_parameter_table(config, plan);
   }
   ModelLayout layout() const { return {config, plan, table}; }
   int64_t elements(int index) const { return table.layout.tensors[table.specs[index].tensor].num_elements(); }

@@ -127,13 +127,13 @@ TEST(KVPlan, IsDrawnWithTheLayersThatAreRead) {
 
 TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
   const ModelConfig config = make_config(3, 4, 20, 2, 3);
-  const ParameterTable table = make_parameter_table(config, make_kv_plan(config), 4);
+  const ParameterTable table = make_parameter_table(config, make_kv_plan(config));
   size_t end = 0;
   for (const TensorSpec& tensor : table.layout.tensors) {
     EXPECT_EQ(tensor.offset % 256, 0u) << tensor.name;
     EXPECT_GE(tensor.offset, end) << tensor.name;
     EXPECT_LT(tensor.offset, end + 256) << tensor.name;
-    end = tensor.offset + tensor.bytes();
+    end = tensor.offset + tensor.bytes() + size_t(tensor.tail_elements) * tensor.element_bytes;
   }
   EXPECT_GE(table.layout.bytes, end);
 }

@@ -1,23 +1,18 @@
 // Causal attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against blocks of
 // keys with an online softmax, so that memory is linear in T. k and v are read where they were projected, through the table.
 //
-// q, out and their gradients: row (b, t) of head i at `(b * T + t) * stride + i * hs`. lse (B, h, T) is the log of the sum
-// of the exponentials of a row's scaled scores, which is all the backward pass needs to rebuild its probabilities.
+// Shapes: q, out and their gradients have row (b, t) of head i at `(b * T + t) * stride + i * HS`, k, v and theirs as KVView
+// says. lse and delta are (B, NH, T): the log of the sum of the exponentials of a row's scaled scores, which is all that the
+// backward pass needs to rebuild its probabilities, and rowsum(dout * out).
 #pragma once
 #include <algorithm>             // std::max, std::min
 #include <cmath>                 // log, sqrt
-#include <cstring>               // memset
+#include <cstring>               // memcpy, memset
 #include <limits>                // std::numeric_limits
 #include <vector>                // std::vector
-#include "../attention_table.h"  // AttentionTable, KVView
+#include "../attention_table.h"  // AttentionTable, AttentionShape, KVView
 #include "matmul.h"              // gemm
 #include "vec.h"                 // vec_exp
-
-struct AttentionShape {
-  int64_t B, T;         // sequences and positions
-  int64_t NH, HS;       // heads and their size
-  int64_t first_query;  // queries are the positions [first_query, T); the keys before them are already cached. B = 1 if > 0
-};
 
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside the k and v rows it meets, and
 // oneDNN's sgemm runs such tiles near its full rate (measured: 210 of 250 GFLOP/s).
@@ -70,34 +65,31 @@ inline void attention_forward_block(float* out, int64_t out_stride, float* lse, 
   }
 }
 
-// out = softmax(q k^T / sqrt(hs) + causal mask) v, lse =. Threads take blocks of queries; those with the most keys go first.
+// out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =. Of the positions before a.first_query neither is touched. Threads
+// take blocks of queries; those with the most keys go first.
 inline void attention_forward(float* out, float* lse, const float* q, int64_t q_stride,
                               const AttentionTable<float>& table, const AttentionShape& a) {
   const int64_t out_stride = a.NH * a.HS;
   const int64_t first_block = a.first_query / query_block, blocks = (a.T + query_block - 1) / query_block - first_block;
-  std::vector<const KVView<float>*> view_of(size_t(a.NH), nullptr);
-  for (const KVView<float>& view : table.views)
-    for (int r = 0; r < view.num_readers; r++) view_of[size_t(table.readers[size_t(view.first_reader + r)])] = &view;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < blocks * a.B * a.NH; task++) {
     const int64_t block = first_block + blocks - 1 - task / (a.B * a.NH);
     const int64_t b = task / a.NH % a.B, head = task % a.NH;
     const int64_t q0 = std::max(a.first_query, block * query_block), q1 = std::min(a.T, (block + 1) * query_block);
-    const KVView<float>& view = *view_of[size_t(head)];
+    const KVView<float>& view = table.views[size_t(table.view_of[size_t(head)])];
     attention_forward_block(out + (b * a.T + q0) * out_stride + head * a.HS, out_stride, lse + (b * a.NH + head) * a.T + q0,
                             q + (b * a.T + q0) * q_stride + head * a.HS, q_stride, view.k + b * a.T * view.stride,
                             view.v + b * a.T * view.stride, view.stride, q0, q1, a.HS);
   }
 }
 
-// The backward of one head that reads one pair in one sequence: dq =, dk and dv +=. Pointers are to the sequence's first row.
-// With p = exp(s - lse): dv += p^T dout; dp = dout v^T; ds = p (dp - rowsum(dout * out)) / sqrt(hs); dq = ds k; dk += ds^T q.
+// The backward of one head that reads one pair in one sequence: dq =, delta =, dk and dv +=. Pointers are to the sequence's
+// first row. With p = exp(s - lse): dv += p^T dout; dp = dout v^T; ds = p (dp - delta) / sqrt(HS); dq = ds k; dk += ds^T q.
 inline void attention_backward_head(float* dq, int64_t dq_stride, float* dk, float* dv, int64_t dkv_stride,
-                                    const float* dout, const float* out, int64_t out_stride, const float* lse,
+                                    float* delta, const float* dout, const float* out, int64_t out_stride, const float* lse,
                                     const float* q, int64_t q_stride, const float* k, const float* v, int64_t kv_stride,
                                     int64_t T, int64_t HS) {
   thread_local std::vector<float> probabilities(query_block * key_block), dscores(query_block * key_block);
-  float delta[query_block];  // rowsum(dout * out)
   const float scale = 1.0f / std::sqrt(float(HS));
   float *p = probabilities.data(), *ds = dscores.data();
   for (int64_t q0 = 0; q0 < T; q0 += query_block) {
@@ -107,7 +99,7 @@ inline void attention_backward_head(float* dq, int64_t dq_stride, float* dk, flo
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = 0; i < HS; i++) sum += dout_rows[r * out_stride + i] * out_rows[r * out_stride + i];
-      delta[r] = sum;
+      delta[q0 + r] = sum;
     }
     for (int64_t k0 = 0; k0 < q1; k0 += key_block) {
       const int64_t keys = std::min(key_block, q1 - k0);
@@ -117,7 +109,7 @@ inline void attention_backward_head(float* dq, int64_t dq_stride, float* dk, flo
       for (int64_t r = 0; r < rows; r++) {
         float *pr = p + r * key_block, *dsr = ds + r * key_block;
         const int64_t visible = std::min(keys, q0 + r + 1 - k0);
-        const float row_lse = lse[q0 + r], row_delta = delta[r];
+        const float row_lse = lse[q0 + r], row_delta = delta[q0 + r];
 #pragma omp simd
         for (int64_t j = 0; j < visible; j++) {
           pr[j] = vec_exp(pr[j] - row_lse);
@@ -134,10 +126,10 @@ inline void attention_backward_head(float* dq, int64_t dq_stride, float* dk, flo
   }
 }
 
-// dq =; dk, dv = or += as the table says. A thread owns a pair of a sequence with all heads that read it, so no two threads
-// write to the same place and the sums have one order.
-inline void attention_backward(float* dq, int64_t dq_stride, const float* dout, const float* out, const float* lse,
-                               const float* q, int64_t q_stride, const AttentionTable<float>& table,
+// dq =, delta =; dk, dv = or += as the table says. A thread owns a pair of a sequence with all heads that read it, so no two
+// threads write to the same place and the sums have one order.
+inline void attention_backward(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out,
+                               const float* lse, const float* q, int64_t q_stride, const AttentionTable<float>& table,
                                const AttentionShape& a) {
   const int64_t out_stride = a.NH * a.HS, num_views = int64_t(table.views.size());
 #pragma omp parallel for schedule(dynamic, 1)
@@ -154,19 +146,19 @@ inline void attention_backward(float* dq, int64_t dq_stride, const float* dout, 
     for (int r = 0; r < view.num_readers; r++) {
       const int64_t head = table.readers[size_t(view.first_reader + r)], column = head * a.HS;
       attention_backward_head(dq + first_row * dq_stride + column, dq_stride, dk, dv, view.dstride,
-                              dout + first_row * out_stride + column, out + first_row * out_stride + column, out_stride,
-                              lse + (first_row * a.NH + head * a.T), q + first_row * q_stride + column, q_stride,
-                              view.k + first_row * view.stride, view.v + first_row * view.stride, view.stride, a.T, a.HS);
+                              delta + first_row * a.NH + head * a.T, dout + first_row * out_stride + column,
+                              out + first_row * out_stride + column, out_stride, lse + first_row * a.NH + head * a.T,
+                              q + first_row * q_stride + column, q_stride, view.k + first_row * view.stride,
+                              view.v + first_row * view.stride, view.stride, a.T, a.HS);
     }
   }
 }
 
-// Copies the gradients of `heads` heads, (rows, heads * HS) k and v, from a slab into place: dst =. A null src means zeros.
-inline void copy_head_gradient(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows,
-                               int64_t HS) {
+// dst (rows, width) = src (rows, width), or zeros if src is null.
+inline void copy_rows(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows, int64_t width) {
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < rows; i++) {
-    if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(HS) * sizeof(float));
-    else memset(dst + i * dst_stride, 0, size_t(HS) * sizeof(float));
+    if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(width) * sizeof(float));
+    else memset(dst + i * dst_stride, 0, size_t(width) * sizeof(float));
   }
 }

@@ -1,11 +1,13 @@
 // Softmax and cross-entropy over the vocabulary, for a chunk of rows.
 #pragma once
-#include <cmath>   // log
-#include <cstdint> // int64_t
-#include "vec.h"   // vec_exp
+#include <algorithm> // std::fill
+#include <cmath>     // log
+#include <cstdint>   // int64_t
+#include "vec.h"     // vec_exp
 
-// losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, V) whose rows lie `ld` apart. With
-// `write_gradient` the logits become their own gradient: (softmax(logits) - onehot(target)) * dloss.
+// losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, ld) of which V columns are real. With
+// `write_gradient` the logits become their own gradient, (softmax(logits) - onehot(target)) * dloss, and 0 in the columns
+// [V, ld).
 inline void classifier(float* losses, float* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
                        bool write_gradient) {
 #pragma omp parallel for schedule(static)
@@ -27,10 +29,11 @@ inline void classifier(float* losses, float* logits, const int* targets, int64_t
 #pragma omp simd
       for (int64_t i = 0; i < V; i++) row[i] *= scale;
       row[targets[n]] -= dloss;
+      std::fill(row + V, row + ld, 0.0f);
     } else {
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = 0; i < V; i++) sum += vec_exp(row[i] - max);
     }
-    losses[n] = max + std::log(sum) - target_logit;
+    losses[n] = std::log(sum) + (max - target_logit);
   }
 }

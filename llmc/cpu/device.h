@@ -7,7 +7,12 @@
 #include <string>      // std::string
 #include "../error.h"  // user_error
 
+constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
+
 inline const char* device_name() { return "CPU"; }
+
+// What the program holds beside the arenas, in bytes.
+inline size_t device_workspace_bytes() { return 0; }
 
 // Zero-filled. Throws UserError if the system has no address space left.
 inline void* device_malloc(size_t bytes) {

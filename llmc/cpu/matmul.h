@@ -6,13 +6,23 @@
 #include <cstdint>     // int64_t
 #include <cstring>     // memcpy
 #include <vector>      // std::vector
-#include "../error.h"  // CHECK
+#include "../error.h"  // CHECK, user_error
+#include "gelu.h"      // gelu_forward, gelu_backward
 
 // c (m, n) = alpha op(a) op(b) + beta c, op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
                  const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   CHECK(dnnl_sgemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
 }
+
+// c (m, n) = op(a) op(b), or c += .
+inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b,
+                 int64_t ldb, bool accumulate, float* c, int64_t ldc) {
+  gemm(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
+}
+
+// oneDNN's sgemm has no other precision than fp32's.
+inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF32"); }
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
 inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias, int64_t N, int64_t C,
@@ -22,6 +32,13 @@ inline void matmul_forward(float* out, const float* inp, const float* weight, co
     for (int64_t i = 0; i < N; i++) memcpy(out + i * OC, bias, size_t(OC) * sizeof(float));
   }
   gemm('N', 'T', N, OC, C, 1.0f, inp, C, weight, C, bias != nullptr ? 1.0f : 0.0f, out, OC);
+}
+
+// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu).
+inline void matmul_gelu_forward(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias, int64_t N,
+                                int64_t C, int64_t OC) {
+  matmul_forward(pre_gelu, inp, weight, bias, N, C, OC);
+  gelu_forward(out, pre_gelu, N * OC);
 }
 
 // dbias (OC) += the column sums of dout (N, OC). A thread owns columns, so the order of the sum is always the same.
@@ -45,6 +62,13 @@ inline void matmul_backward(float* dinp, float* dweight, float* dbias, const flo
   gemm('N', 'N', N, C, OC, 1.0f, dout, OC, weight, C, 0.0f, dinp, C);
   gemm('T', 'N', OC, C, N, 1.0f, dout, OC, inp, C, 1.0f, dweight, C);
   if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
+}
+
+// The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
+inline void matmul_gelu_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                                 const float* pre_gelu, const float* weight, int64_t N, int64_t C, int64_t OC) {
+  matmul_backward(dinp, dweight, dbias, dout, inp, weight, N, C, OC);
+  gelu_backward(dinp, pre_gelu, N * C);
 }
 
 // The rate of a square matmul that is large enough to show the machine's best, in FLOP/s: the best of `seconds` seconds of

@@ -1,0 +1,206 @@
+// How fast the trainer is on this GPU, against ceilings that are measured in the same run: operations one by one as shares of the copy
+// bandwidth or of the GEMM rate, whole training steps as shares of the GEMM rate. `make gpu-check` runs it.
+//
+//   bench_gpu [--tiny] [--json FILE]      --tiny: a model of a few thousand parameters, to see that the benchmark itself runs
+//
+// Markdown goes to stdout, the same figures as JSON to FILE.
+#define SLA_NO_MAIN
+#include "train_gpt2_sla.cu"
+
+#include <functional>          // std::function
+#include <nlohmann/json.hpp>   // nlohmann::json
+
+using nlohmann::json;
+
+struct Scale {
+  ModelConfig config;
+  int tokens;                    // B * T of a micro-batch
+  std::vector<int> lengths;      // of sequences
+  size_t copy_bytes;             // moved to measure the bandwidth
+  double seconds_per_operation;  // timed for about so long, after one run that is not
+  double seconds_per_training;
+};
+
+Scale scale_124m() {
+  Scale s = {ModelConfig(), 32768, {1024, 4096, 8192, 16384}, size_t(1) << 30, 0.05, 4};
+  CHECK(config_from_preset("d12", s.config));
+  return s;
+}
+
+Scale scale_tiny() {
+  Scale s = {ModelConfig(), 128, {64, 128}, size_t(1) << 20, 0, 0};
+  s.config.num_layers = 4, s.config.num_heads = 4, s.config.channels = 32, s.config.vocab_size = 257;
+  return s;
+}
+
+// Seconds that `run` takes: the median of runs that fill about `seconds`, at least three, after one that is not counted.
+double time_of(const std::function<void()>& run, double seconds) {
+  GpuTimer timer;
+  std::vector<double> times;
+  run();
+  for (double spent = 0; times.size() < 3 || spent < seconds;) {
+    timer.start();
+    run();
+    times.push_back(timer.seconds());
+    spent += times.back();
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+// Bytes a second, read and written, of a device-to-device copy.
+double copy_bandwidth(size_t bytes) {
+  char* memory = static_cast<char*>(device_malloc(2 * bytes));
+  const double seconds = time_of(
+      [&] { CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream)); }, 0.2);
+  device_free(memory, 2 * bytes);
+  return 2.0 * double(bytes) / seconds;
+}
+
+struct Ceilings {
+  double copy;  // bytes/s
+  double gemm;  // FLOP/s
+};
+
+// Each operation of a training step with the shapes of layer n_l, whose last heads borrow.
+json bench_operations(const Scale& scale, const Ceilings& ceilings) {
+  const int T = scale.lengths[0], B = scale.tokens / T;
+  ModelConfig config = scale.config;
+  config.max_seq_len = T;
+  set_default_skips(config);
+  GPT2 model;
+  gpt2_plan(model, config, B, T);
+  gpt2_allocate(model);
+  gpt2_init_weights(model, 1);
+  std::vector<int> tokens(size_t(scale.tokens));
+  for (size_t i = 0; i < tokens.size(); i++)
+    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+  gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);  // every tensor holds what it does in training
+
+  const int l = config.num_skip_layer;
+  Activations& a = model.acts;
+  const LayerActs& s = a.layers[size_t(l)];
+  const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
+  const LayerParams<float>& g = model.grads.layers[size_t(l)];
+  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.plan, l), Vp = model.logit_stride;
+  const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
+  const AttentionShape shape = {B, T, config.num_heads, config.head_size(), 0};
+  const AttentionTable<floatX>& table = model.attention_tables[size_t(l)];
+  const double attention_flops = 2.0 * double(B) * T * double(T) * double(C);  // q k^T and p v, below the diagonal
+  const float eps = float(config.layer_norm_eps);
+  const AdamWStep step = {1e-9f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.0f, 0.1f};
+
+  json results = json::array();
+  printf("| operation | time, us | GB/s | TFLOP/s | share of its ceiling |\n| --- | --: | --: | --: | --: |\n");
+  auto bench = [&](const char* name, int64_t bytes, double flops, const std::function<void()>& run) {
+    const double seconds = time_of(run, scale.seconds_per_operation);
+    const double bandwidth = double(bytes) / seconds, rate = flops / seconds;
+    const double share = flops > 0 ? rate / ceilings.gemm : bandwidth / ceilings.copy;
+    printf("| %s | %.1f | %s | %s | %.1f %% of %s |\n", name, seconds * 1e6, flops > 0 ? "" : format("%.0f", bandwidth * 1e-9).c_str(),
+           flops > 0 ? format("%.1f", rate * 1e-12).c_str() : "", 100 * share, flops > 0 ? "GEMM" : "copy");
+    fflush(stdout);
+    results.push_back({{"operation", name}, {"seconds", seconds}, {"bytes", bytes}, {"flops", flops}, {"share", share}});
+  };
+  auto matmul = [&](int64_t in, int64_t out) { return 2.0 * double(N) * double(in) * double(out); };
+
+  bench("embedding_forward", N * (3 * C * x + 4), 0, [&] {
+    embedding_forward(a.embedded, a.tokens, model.weights.wte, model.weights.wpe, B, T, C, 0); });
+  bench("layernorm_forward", N * (2 * C * x + 8), 0, [&] {
+    layernorm_forward(s.ln1, s.ln1_mean, s.ln1_rstd, s.residual2, p.ln1w, p.ln1b, N, C, eps); });
+  bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] {
+    residual_layernorm_forward(s.residual2, s.ln2, s.ln2_mean, s.ln2_rstd, a.embedded, a.branch, p.ln2w, p.ln2b, N, C, eps); });
+  bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { matmul_forward(s.q, s.ln1, p.qkvw, p.qkvb, N, C, QKV); });
+  bench("attention_forward", 0, attention_flops, [&] { attention_forward(s.att, s.lse, s.q, s.q_stride, table, shape); });
+  bench("matmul_forward, attproj", 0, matmul(C, C), [&] { matmul_forward(a.branch, s.att, p.attprojw, p.attprojb, N, C, C); });
+  bench("matmul_gelu_forward, fc", 0, matmul(C, 4 * C), [&] {
+    matmul_gelu_forward(s.fch_gelu, s.fch, s.ln2, p.fcw, p.fcb, N, C, 4 * C); });
+  bench("matmul_forward, fcproj", 0, matmul(4 * C, C), [&] {
+    matmul_forward(a.branch, s.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C); });
+  bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_forward(s.fch_gelu, s.fch, N * 4 * C); });
+  bench("head logits, one chunk", 0, 2.0 * double(rows) * double(Vp) * double(C), [&] { gpt2_logits(model, 0, rows); });
+  bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
+    classifier(a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true); });
+  bench("gelu_backward", N * 4 * C * 3 * x, 0, [&] { gelu_backward(a.dfch, s.fch, N * 4 * C); });
+  bench("matmul_gelu_backward, fcproj", 0, 2 * matmul(4 * C, C), [&] {
+    matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C); });
+  bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C), [&] {
+    matmul_backward(a.dbranch, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
+  bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] {
+    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dbranch, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C); });
+  bench("attention_backward", 0, 2.5 * attention_flops, [&] {
+    attention_backward(a.dqkv, QKV, a.delta, a.dbranch, s.att, s.lse, s.q, s.q_stride, table, shape); });
+  bench("embedding_backward", N * (C * x + 4), 0, [&] {
+    embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C); });
+  bench("sum_of_squares", P * 4, 0, [&] { sum_of_squares(model.grad_memory, model.chunks.data, int64_t(model.chunks.size)); });
+  bench("adamw_update", P * (4 * 4 + 3 * 4 + (has_master_weights ? x : 0)), 0, [&] {
+    adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
+                 model.grad_memory, model.chunks.data, int64_t(model.chunks.size), step); });
+  return results;
+}
+
+// Whole steps: forward, backward, norm and update of one micro-batch.
+json bench_training(const Scale& scale, const Ceilings& ceilings) {
+  json results = json::array();
+  printf("\n| B | T | attention | ms/step | tokens/s | TFLOP/s | share of GEMM | SLA / baseline | planned | used |\n"
+         "| --: | --: | --- | --: | --: | --: | --: | --: | --: | --: |\n");
+  for (int T : scale.lengths) {
+    double baseline = 0;
+    for (bool sla : {false, true}) {
+      ModelConfig config = scale.config;
+      config.max_seq_len = T;
+      set_default_skips(config);
+      if (!sla) config.num_skip_head = 0;
+      const int B = scale.tokens / T;
+      const size_t free_before = device_memory_available();
+      GPT2 model;
+      gpt2_plan(model, config, B, T);
+      gpt2_allocate(model);
+      gpt2_init_weights(model, 1);
+      std::vector<int> tokens(size_t(B) * size_t(T));
+      for (size_t i = 0; i < tokens.size(); i++)
+        tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+      int64_t step = 0;
+      const double seconds = time_of([&] {
+        gpt2_zero_grad(model);
+        gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);
+        gpt2_update(model, ++step, gpt2_grad_norm(model), {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0}); }, scale.seconds_per_training);
+      const double used = double(free_before) - double(device_memory_available());
+      const double planned = double(gpt2_bytes(model) - device_workspace_bytes());
+      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.plan, T);
+      if (!sla) baseline = rate;
+      const std::string name = sla ? format("SLA %d/%d", config.num_skip_layer, config.num_skip_head) : "baseline";
+      printf("| %d | %d | %s | %.1f | %.0f | %.1f | %.1f %% | %s | %s | %s |\n", B, T, name.c_str(), seconds * 1e3, rate,
+             flops * 1e-12, 100 * flops / ceilings.gemm, sla ? format("%.3f", rate / baseline).c_str() : "",
+             bytes_text(planned).c_str(), bytes_text(used).c_str());
+      fflush(stdout);
+      results.push_back({{"B", B}, {"T", T}, {"attention", name}, {"seconds_per_step", seconds}, {"tokens_per_second", rate},
+                         {"flops", flops}, {"share_of_gemm", flops / ceilings.gemm}, {"planned_bytes", planned}, {"used_bytes", used}});
+    }
+  }
+  return results;
+}
+
+int main(int argc, char** argv) {
+  try {
+    Scale scale = scale_124m();
+    std::string json_path;
+    for (int i = 1; i < argc; i++) {
+      const std::string argument = argv[i];
+      if (argument == "--tiny") scale = scale_tiny();
+      else if (argument == "--json" && i + 1 < argc) json_path = argv[++i];
+      else user_error("%s: bench_gpu takes --tiny and --json FILE", argv[i]);
+    }
+    const Ceilings ceilings = {copy_bandwidth(scale.copy_bytes), gemm_peak(0.3)};
+    printf("%s, %s. Ceilings of this run: copy %.0f GB/s, GEMM %.1f TFLOP/s.\n\n", device_name(), precision_name,
+           ceilings.copy * 1e-9, ceilings.gemm * 1e-12);
+    json report = {{"device", device_name()}, {"precision", precision_name}, {"copy_bytes_per_second", ceilings.copy},
+                   {"gemm_flops", ceilings.gemm}};
+    report["operations"] = bench_operations(scale, ceilings);
+    report["training"] = bench_training(scale, ceilings);
+    if (!json_path.empty()) write_file_durably(json_path, report.dump(2) + "\n");
+    return 0;
+  } catch (const UserError& e) {
+    fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+}

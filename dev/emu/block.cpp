@@ -1,0 +1,447 @@
+// Runs one kernel: its blocks one after another in a random order, the threads of a block as fibers.
+//
+// A thread runs until it has to wait for others: at a barrier of the block, or in a collective of its warp. Then a thread
+// drawn from those that can go on does so. A fiber whose thread has ended starts the next thread itself: a kernel without
+// barriers runs on one fiber and costs a function call per thread.
+#include <boost/context/fiber.hpp>                      // boost::context::fiber
+#include <boost/context/protected_fixedsize_stack.hpp>  // stacks with a guard page
+#include <cstdio>                                       // snprintf
+#include <cstring>                                      // strcmp
+#include <memory>                                       // std::allocator_arg
+#include <numeric>                                      // std::iota
+#include <vector>                                       // std::vector
+#include "emu.h"
+
+// The kernels' `extern __shared__` array. What lies past the launch's bytes is poisoned.
+alignas(1024) unsigned char shared_memory[emu::max_shared_bytes];
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+const int warpSize = 32;
+
+namespace emu {
+namespace {
+
+// What runs at every switch does without ASan's checks, which would take as long as the work: it touches `block` alone.
+#define FAST __attribute__((no_sanitize("address")))
+
+constexpr uint32_t max_threads = 1024;
+
+// A stack on which one CUDA thread after another runs.
+struct Fiber {
+  boost::context::fiber context;  // where it goes on; empty while it runs
+  uint32_t thread = 0;            // which thread it runs
+  void* stack_bottom = nullptr;   // for ASan
+  size_t stack_bytes = 0;
+  void* fake_stack = nullptr;
+};
+
+// A CUDA thread of the block that runs.
+struct Thread {
+  enum State { unstarted, able, at_barrier, in_collective, ended };
+  State state;
+  uint3 index;
+  Fiber* fiber;     // from its start to its end
+  Meeting meeting;  // while it waits: where
+  Site site;
+  unsigned mask;  // in a collective: the lanes that take part, and what this one brings
+  int operand, width;
+  uint64_t value;  // what it brings, then what it gets
+};
+
+// The lanes of a mask that have come to a collective.
+struct Group {
+  unsigned mask, arrived;
+};
+
+// The groups of a warp that are not complete. Masks may overlap: while half a warp is still in a collective of its own, the
+// other half may already wait for the whole warp.
+struct Warp {
+  Group groups[32];
+  uint32_t num_groups;
+};
+
+struct Block {
+  const std::function<void()>* run_thread;
+  uint32_t num_threads, num_ended;
+  Thread threads[max_threads];
+  uint32_t order[max_threads];  // in which threads start
+  uint32_t next;                // into `order`
+  uint32_t able[max_threads];   // have started and can go on: a bag
+  uint32_t num_able;
+  uint32_t num_at_barrier;
+  int predicates;  // how many of those gave one that is true
+  Warp warps[max_threads / 32];
+};
+Block block;
+
+Fiber main_fiber;  // the OS thread's own stack
+Fiber* current = &main_fiber;
+Fiber* left = nullptr;  // the fiber that was last switched away from
+// These live as long as the process: boost would unwind the stack of a fiber that is destroyed.
+std::vector<Fiber*>& fibers = *new std::vector<Fiber*>;
+std::vector<Fiber*>& idle = *new std::vector<Fiber*>;  // those without a thread
+
+// ----------------------------------------------------------------------------
+// Fibers
+
+// ASan must know which stack is in use. `finish` runs on the new stack.
+FAST void start_switch(Fiber& from, Fiber& to) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&from.fake_stack, to.stack_bottom, to.stack_bytes);
+#endif
+  left = &from;
+  current = &to;
+}
+
+FAST void finish_switch(void* fake_stack, boost::context::fiber&& came_from) {
+#if defined(__SANITIZE_ADDRESS__)
+  const void* bottom;
+  size_t bytes;
+  __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
+  left->stack_bottom = const_cast<void*>(bottom);  // how the main stack's bounds become known
+  left->stack_bytes = bytes;
+#else
+  (void)fake_stack;
+#endif
+  left->context = std::move(came_from);
+}
+
+// Goes on in another fiber. Returns when somebody switches back.
+FAST void switch_to(Fiber& to) {
+  Fiber& self = *current;
+  start_switch(self, to);
+  boost::context::fiber came_from = std::move(to.context).resume();
+  finish_switch(self.fake_stack, std::move(came_from));
+}
+
+void run_threads();
+
+Fiber* new_fiber() {
+  auto* fiber = new Fiber;
+  boost::context::protected_fixedsize_stack allocator(fiber_stack_bytes);
+  boost::context::stack_context stack = allocator.allocate();
+  // Tops of stacks at the same offset within their pages would share a few cache lines: spread them over a page.
+  stack.sp = static_cast<char*>(stack.sp) - fibers.size() % 16 * 256;
+  stack.size -= fibers.size() % 16 * 256;
+  fiber->stack_bottom = static_cast<char*>(stack.sp) - stack.size;
+  fiber->stack_bytes = stack.size;
+  fiber->context = boost::context::fiber(std::allocator_arg, boost::context::preallocated(stack.sp, stack.size, stack),
+                                         allocator, [](boost::context::fiber&& came_from) {
+                                           finish_switch(nullptr, std::move(came_from));
+                                           run_threads();
+                                           return boost::context::fiber();  // not reached
+                                         });
+  fibers.push_back(fiber);
+  return fiber;
+}
+
+FAST Fiber& take_fiber(uint32_t thread) {
+  if (idle.empty()) idle.push_back(new_fiber());
+  Fiber* fiber = idle.back();
+  idle.pop_back();
+  fiber->thread = thread;
+  return *fiber;
+}
+
+// ----------------------------------------------------------------------------
+// Scheduling
+
+constexpr uint32_t nobody = ~0u;
+
+// Draws the thread that goes on: one that has not started, or one that can go on; nobody if there is neither.
+FAST uint32_t draw() {
+  const bool some_unstarted = block.next < block.num_threads;
+  if (block.num_able == 0) return some_unstarted ? block.order[block.next++] : nobody;
+  if (some_unstarted && rng.next() % 2 != 0) return block.order[block.next++];
+  uint32_t& drawn = block.able[rng.below(block.num_able)];
+  const uint32_t thread = drawn;
+  drawn = block.able[--block.num_able];
+  return thread;
+}
+
+FAST void set_able(uint32_t thread) {
+  block.threads[thread].state = Thread::able;
+  block.able[block.num_able++] = thread;
+}
+
+[[noreturn]] void explain_deadlock();
+
+// The body of every fiber: its thread, then the next one, for ever.
+FAST void run_threads() {
+  for (;;) {
+    Thread& thread = block.threads[current->thread];
+    thread.fiber = current;
+    thread.state = Thread::able;
+    threadIdx = thread.index;
+    (*block.run_thread)();
+    thread.state = Thread::ended;
+    block.num_ended++;
+
+    const uint32_t next = draw();
+    if (next != nobody && block.threads[next].state == Thread::unstarted) {
+      current->thread = next;
+      continue;
+    }
+    if (next == nobody && block.num_ended < block.num_threads) explain_deadlock();
+    idle.push_back(current);
+    switch_to(next == nobody ? main_fiber : *block.threads[next].fiber);
+  }
+}
+
+// The running thread has arrived somewhere, and its state says whether it can go on. Runs others until it is drawn.
+FAST void wait() {
+  const uint32_t self = current->thread;
+  const uint32_t next = draw();
+  if (next == nobody) explain_deadlock();
+  if (next != self)
+    switch_to(block.threads[next].state == Thread::unstarted ? take_fiber(next) : *block.threads[next].fiber);
+  threadIdx = block.threads[self].index;
+}
+
+// What all blocks of a launch share.
+void prepare_blocks(const Launch& launch) {
+  gridDim = launch.grid;
+  blockDim = launch.block;
+  block.run_thread = &launch.thread;
+  block.num_threads = launch.block.x * launch.block.y * launch.block.z;
+  std::iota(block.order, block.order + block.num_threads, 0);
+  uint32_t i = 0;
+  for (unsigned z = 0; z < launch.block.z; z++)
+    for (unsigned y = 0; y < launch.block.y; y++)
+      for (unsigned x = 0; x < launch.block.x; x++) block.threads[i++].index = {x, y, z};
+}
+
+void run_block(const Launch& launch) {
+  fill(shared_memory, 0xff, launch.shared_bytes);
+  block.next = block.num_ended = block.num_able = block.num_at_barrier = 0;
+  block.predicates = 0;
+  for (uint32_t i = 0; i < block.num_threads; i++) block.threads[i].state = Thread::unstarted;
+  rng.shuffle(block.order, block.num_threads);
+  running().in_thread = true;
+  switch_to(take_fiber(draw()));
+  running().in_thread = false;
+}
+
+// The group of this mask; a new one if nobody has come yet.
+FAST Group& group_of(Warp& warp, unsigned mask) {
+  for (uint32_t i = 0; i < warp.num_groups; i++)
+    if (warp.groups[i].mask == mask) return warp.groups[i];
+  return warp.groups[warp.num_groups++] = {mask, 0};
+}
+
+// ----------------------------------------------------------------------------
+// Errors between threads
+
+const char* name_of(Meeting meeting) {
+  switch (meeting) {
+    case Meeting::syncthreads: return "__syncthreads";
+    case Meeting::syncthreads_or: return "__syncthreads_or";
+    case Meeting::syncthreads_and: return "__syncthreads_and";
+    case Meeting::syncthreads_count: return "__syncthreads_count";
+    case Meeting::syncwarp: return "__syncwarp";
+    case Meeting::shfl: return "__shfl_sync";
+    case Meeting::shfl_up: return "__shfl_up_sync";
+    case Meeting::shfl_down: return "__shfl_down_sync";
+    case Meeting::shfl_xor: return "__shfl_xor_sync";
+    case Meeting::ballot: return "__ballot_sync";
+    case Meeting::any: return "__any_sync";
+    case Meeting::all: return "__all_sync";
+    case Meeting::reduce_add: return "__reduce_add_sync";
+    case Meeting::reduce_min_signed:
+    case Meeting::reduce_min_unsigned: return "__reduce_min_sync";
+    case Meeting::reduce_max_signed:
+    case Meeting::reduce_max_unsigned: return "__reduce_max_sync";
+  }
+  return "?";
+}
+
+// "thread (3,0,0), which has ended", into `text`.
+const char* describe(uint32_t number, char (&text)[512]) {
+  if (number >= block.num_threads) {
+    snprintf(text, sizeof text, "thread number %u, which the block of %u does not have", number, block.num_threads);
+    return text;
+  }
+  const Thread& t = block.threads[number];
+  const int n = snprintf(text, sizeof text, "thread (%u,%u,%u), which ", t.index.x, t.index.y, t.index.z);
+  if (t.state == Thread::ended) snprintf(text + n, sizeof text - n, "has ended");
+  else if (t.state == Thread::at_barrier)
+    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d", name_of(t.meeting), t.site.file, t.site.line);
+  else if (t.state == Thread::in_collective)
+    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d, mask 0x%08x", name_of(t.meeting), t.site.file, t.site.line,
+             t.mask);
+  else snprintf(text + n, sizeof text - n, "has not come");
+  return text;
+}
+
+// Nobody can go on, and not all have ended. Names a thread that waits, and one that it waits for. Those in a collective come
+// first: they are the reason why others wait at a barrier, if both happens.
+[[noreturn]] void explain_deadlock() {
+  char other[512];
+  for (uint32_t i = 0; i < block.num_threads; i++) {
+    const Thread& t = block.threads[i];
+    if (t.state != Thread::in_collective) continue;
+    threadIdx = t.index;
+    const unsigned absent = t.mask & ~group_of(block.warps[i / 32], t.mask).arrived;
+    fatal("deadlock: waits in %s at %s:%d, mask 0x%08x, for lanes 0x%08x, among them %s", name_of(t.meeting), t.site.file,
+          t.site.line, t.mask, absent, describe(i / 32 * 32 + uint32_t(__builtin_ctz(absent)), other));
+  }
+  uint32_t waiting = 0, missing = 0;
+  while (block.threads[waiting].state != Thread::at_barrier) waiting++;
+  while (block.threads[missing].state == Thread::at_barrier) missing++;
+  const Thread& t = block.threads[waiting];
+  threadIdx = t.index;
+  fatal("deadlock: waits in %s at %s:%d, where %u of %u threads are, for %s", name_of(t.meeting), t.site.file, t.site.line,
+        block.num_at_barrier, block.num_threads, describe(missing, other));
+}
+
+FAST bool same_file(Site a, Site b) { return a.file == b.file || strcmp(a.file, b.file) == 0; }
+
+// Threads that meet must be in the same statement. `first` came before.
+FAST void check_same_statement(const Thread& first, Meeting meeting, Site site) {
+  if (first.meeting == meeting && first.site.line == site.line && same_file(first.site, site)) return;
+  char other[512];
+  fatal("divergence: has come to %s at %s:%d, where it should meet %s", name_of(meeting), site.file, site.line,
+        describe(uint32_t(&first - block.threads), other));
+}
+
+// ----------------------------------------------------------------------------
+// Warp collectives
+
+// Lane `lane`'s source in a shuffle. As in PTX's shfl: a segment is `width` lanes; up, down and xor that lead out of it
+// (xor: above it) give the lane its own value.
+FAST int source_lane(const Thread& t, int lane) {
+  const int first = lane & ~(t.width - 1);
+  const int last = first + t.width - 1;
+  int source = lane;
+  if (t.meeting == Meeting::shfl) source = first + (t.operand & (t.width - 1));
+  if (t.meeting == Meeting::shfl_up) source = lane - t.operand >= first ? lane - t.operand : lane;
+  if (t.meeting == Meeting::shfl_down) source = lane + t.operand <= last ? lane + t.operand : lane;
+  if (t.meeting == Meeting::shfl_xor) source = (lane ^ t.operand) <= last ? lane ^ t.operand : lane;
+  return source;
+}
+
+// What a vote or a reduction gives every lane of the mask.
+uint64_t reduce(Meeting meeting, const Thread* lanes, unsigned mask) {
+  const auto value = [&](int lane) { return uint32_t(lanes[lane].value); };
+  const int first = __builtin_ctz(mask);
+  uint32_t result = meeting == Meeting::ballot ? 0 : value(first);
+  for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = __builtin_ctz(rest);
+    const uint32_t v = value(lane);
+    switch (meeting) {
+      case Meeting::ballot: result |= v << lane; break;
+      case Meeting::any: result |= v; break;
+      case Meeting::all: result &= v; break;
+      case Meeting::reduce_add: result += lane != first ? v : 0; break;
+      case Meeting::reduce_min_signed: result = uint32_t(min(int(result), int(v))); break;
+      case Meeting::reduce_max_signed: result = uint32_t(max(int(result), int(v))); break;
+      case Meeting::reduce_min_unsigned: result = min(result, v); break;
+      case Meeting::reduce_max_unsigned: result = max(result, v); break;
+      default: break;
+    }
+  }
+  return result;
+}
+
+// All lanes of the mask are here: hands out the results at once, before any of them goes on.
+FAST void complete(Meeting meeting, Thread* lanes, unsigned mask) {
+  const bool shuffles = meeting >= Meeting::shfl && meeting <= Meeting::shfl_xor;
+  if (shuffles) {
+    uint64_t brought[32];
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1) brought[__builtin_ctz(rest)] = lanes[__builtin_ctz(rest)].value;
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+      const int lane = __builtin_ctz(rest);
+      const int source = source_lane(lanes[lane], lane);
+      // The value of a lane that does not take part is undefined: NaN here, so that it is not used unnoticed.
+      lanes[lane].value = (mask >> (source & 31) & 1) != 0 ? brought[source & 31] : ~uint64_t(0);
+    }
+  } else if (meeting != Meeting::syncwarp) {
+    const uint64_t result = reduce(meeting, lanes, mask);
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1) lanes[__builtin_ctz(rest)].value = result;
+  }
+}
+
+}  // namespace
+
+FAST int meet_block(Meeting meeting, int predicate, Site site) {
+  if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(meeting), site.file, site.line);
+  Thread& self = block.threads[current->thread];
+  if (block.num_at_barrier > 0) {
+    uint32_t first = 0;
+    while (block.threads[first].state != Thread::at_barrier) first++;
+    check_same_statement(block.threads[first], meeting, site);
+  }
+  self.state = Thread::at_barrier;
+  self.meeting = meeting;
+  self.site = site;
+  block.predicates += predicate != 0;
+  if (++block.num_at_barrier == block.num_threads) {
+    for (uint32_t i = 0; i < block.num_threads; i++) {
+      block.threads[i].value = uint64_t(block.predicates);
+      set_able(i);
+    }
+    block.num_at_barrier = 0;
+    block.predicates = 0;
+  }
+  wait();
+  return int(self.value);
+}
+
+FAST uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int operand, int width, Site site) {
+  if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(meeting), site.file, site.line);
+  const uint32_t number = current->thread;
+  const uint32_t lane = number % 32, first = number - lane;
+  Thread& self = block.threads[number];
+  if ((mask >> lane & 1) == 0) {
+    fatal("%s at %s:%d: lane %u calls it with mask 0x%08x, which is without that lane", name_of(meeting), site.file,
+          site.line, lane, mask);
+  }
+  if (width < 1 || width > 32 || (width & (width - 1)) != 0) {
+    fatal("%s at %s:%d: width %d is not a power of two up to 32", name_of(meeting), site.file, site.line, width);
+  }
+  Thread* lanes = block.threads + first;
+  Warp& warp = block.warps[number / 32];
+  Group& group = group_of(warp, mask);
+  if (group.arrived != 0) check_same_statement(lanes[__builtin_ctz(group.arrived)], meeting, site);
+  self.state = Thread::in_collective;
+  self.meeting = meeting;
+  self.site = site;
+  self.mask = mask;
+  self.value = value;
+  self.operand = operand;
+  self.width = width;
+  group.arrived |= 1u << lane;
+  if (group.arrived == mask) {
+    group = warp.groups[--warp.num_groups];
+    complete(meeting, lanes, mask);
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1) set_able(first + uint32_t(__builtin_ctz(rest)));
+  }
+  wait();
+  return self.value;
+}
+
+bool in_fiber_guard_page(const void* p) {
+  for (const Fiber* fiber : fibers) {
+    const auto offset = static_cast<const char*>(p) - static_cast<const char*>(fiber->stack_bottom);
+    if (offset >= 0 && offset < 4096) return true;
+  }
+  return false;
+}
+
+void close_shared_memory() { poison(shared_memory, max_shared_bytes); }
+
+void run_kernel(const Launch& launch) {
+  prepare_blocks(launch);
+  unpoison(shared_memory, launch.shared_bytes);
+  std::vector<uint32_t> order(launch.grid.x * size_t(launch.grid.y) * launch.grid.z);
+  std::iota(order.begin(), order.end(), 0);
+  rng.shuffle(order.data(), uint32_t(order.size()));
+  for (const uint32_t b : order) {
+    blockIdx = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
+    run_block(launch);
+  }
+  close_shared_memory();
+}
+
+}  // namespace emu

@@ -1,0 +1,351 @@
+// cuBLASLt on oneDNN's sgemm: operands become fp32, the product and the epilogue are computed in fp32, and the result is
+// rounded once. Before anything is read, alignments are compared with what the preference promised when the algorithm was
+// chosen, and every column of every operand with the device's allocations.
+#include "cublasLt.h"
+#include <dnnl.h>       // dnnl_sgemm
+#include <cmath>        // tanhf
+#include <cstring>      // memcpy
+#include <vector>       // std::vector
+#include "cuda_bf16.h"  // __nv_bfloat16
+#include "emu.h"        // fatal, enqueue, check_device_range
+
+struct cublasLtContext {};
+
+struct cublasLtMatmulDescOpaque {
+  cublasComputeType_t compute;
+  cublasOperation_t op_a = CUBLAS_OP_N, op_b = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  void* aux = nullptr;
+  int64_t aux_ld = 0;
+  int32_t bias_type = -1, aux_type = -1;  // cudaDataType; -1: D's
+};
+
+struct cublasLtMatrixLayoutOpaque {
+  cudaDataType type;
+  uint64_t rows, cols;
+  int64_t ld;  // elements from one column to the next
+};
+
+struct cublasLtMatmulPreferenceOpaque {
+  uint64_t max_workspace_bytes = 0;
+  uint32_t alignment[4] = {256, 256, 256, 256};  // bytes that A, B, C, D are aligned to; the real library's default
+};
+
+namespace {
+
+using Desc = cublasLtMatmulDescOpaque;
+using Layout = cublasLtMatrixLayoutOpaque;
+
+// What a cublasLtMatmulAlgo_t holds: what was promised when it was chosen, and for which problem.
+struct Algo {
+  uint64_t magic;
+  uint64_t problem;  // hash of types, shapes, operations and epilogue
+  uint64_t workspace_bytes;
+  uint32_t alignment[4];
+};
+constexpr uint64_t algo_magic = 0x656d756c61746564;
+static_assert(sizeof(Algo) <= sizeof(cublasLtMatmulAlgo_t));
+
+size_t element_bytes(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
+bool has_bias(const Desc& desc) { return (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+bool has_aux(const Desc& desc) { return (desc.epilogue & 128) != 0; }
+bool same_layout(const Layout& a, const Layout& b) {
+  return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.ld == b.ld;
+}
+
+bool is_epilogue(int epilogue) {
+  return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
+         epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+         epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
+// Shapes that fit together, and a combination of types that is emulated.
+cublasStatus_t check_problem(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
+  const uint64_t k = desc.op_a == CUBLAS_OP_N ? a.cols : a.rows;
+  if ((desc.op_a == CUBLAS_OP_N ? a.rows : a.cols) != d.rows || (desc.op_b == CUBLAS_OP_N ? b.cols : b.rows) != d.cols ||
+      (desc.op_b == CUBLAS_OP_N ? b.rows : b.cols) != k || c.rows != d.rows || c.cols != d.cols) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (has_bias(desc) && desc.bias_type != -1 && desc.bias_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (has_aux(desc)) {
+    if (desc.aux_type != -1 && desc.aux_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (desc.aux_ld < int64_t(d.rows) || desc.aux_ld % 8 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;  // as documented
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+uint64_t hash_problem(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
+  uint64_t hash = 1469598103934665603u;  // FNV-1a, a word at a time
+  const auto add = [&](uint64_t word) { hash = (hash ^ word) * 1099511628211u; };
+  for (const Layout* l : {&a, &b, &c, &d})
+    for (uint64_t word : {uint64_t(l->type), l->rows, l->cols, uint64_t(l->ld)}) add(word);
+  for (uint64_t word : {uint64_t(desc.compute), uint64_t(desc.op_a), uint64_t(desc.op_b), uint64_t(desc.epilogue)})
+    add(word);
+  return hash;
+}
+
+// ----------------------------------------------------------------------------
+// The computation
+
+float get(const void* p, cudaDataType type, int64_t i) {
+  return type == CUDA_R_16BF ? float(static_cast<const __nv_bfloat16*>(p)[i]) : static_cast<const float*>(p)[i];
+}
+
+void set(void* p, cudaDataType type, int64_t i, float value) {
+  if (type == CUDA_R_16BF) static_cast<__nv_bfloat16*>(p)[i] = __nv_bfloat16(value);
+  else static_cast<float*>(p)[i] = value;
+}
+
+// To the 10 bits of mantissa that a TF32 tensor core sees, to the nearest, ties away from zero. NaN and infinity stay.
+float to_tf32(float x) {
+  const uint32_t u = emu::bit_cast<uint32_t>(x);
+  return std::isfinite(x) ? emu::bit_cast<float>((u + 0x1000) & ~0x1fffu) : x;
+}
+
+// The matrix as fp32 with the same ld: itself, or a converted copy.
+const float* as_float(const void* p, const Layout& layout, bool tf32, std::vector<float>& copy) {
+  if (layout.type == CUDA_R_32F && !tf32) return static_cast<const float*>(p);
+  copy.resize(layout.ld * layout.cols);
+  for (uint64_t j = 0; j < layout.cols; j++) {
+    for (uint64_t i = 0; i < layout.rows; i++) {
+      const float x = get(p, layout.type, j * layout.ld + i);
+      copy[j * layout.ld + i] = tf32 ? to_tf32(x) : x;
+    }
+  }
+  return copy.data();
+}
+
+// gelu(x) = x/2 (1 + tanh(s (x + 0.044715 x^3))), s = sqrt(2/pi), and its derivative.
+constexpr float gelu_scale = 0.7978845608028654f;
+
+float gelu(float x) { return 0.5f * x * (1.0f + tanhf(gelu_scale * (x + 0.044715f * x * x * x))); }
+
+float gelu_derivative(float x) {
+  const float t = tanhf(gelu_scale * (x + 0.044715f * x * x * x));
+  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
+// One call of cublasLtMatmul. Everything that the host may change after the call is copied.
+struct Matmul {
+  Desc desc;
+  Layout a_layout, b_layout, c_layout, d_layout;
+  float alpha, beta;
+  const void *a, *b, *c;
+  void *d, *workspace;
+  size_t workspace_bytes;
+};
+
+void check_matrix(const char* operand, const void* p, const Layout& layout) {
+  const size_t bytes = element_bytes(layout.type);
+  for (uint64_t j = 0; j < layout.cols; j++)
+    emu::check_device_range(operand, static_cast<const char*>(p) + j * layout.ld * bytes, layout.rows * bytes);
+}
+
+void check_operands(const Matmul& m) {
+  check_matrix("cublasLtMatmul: A", m.a, m.a_layout);
+  check_matrix("cublasLtMatmul: B", m.b, m.b_layout);
+  if (m.beta != 0.0f) check_matrix("cublasLtMatmul: C", m.c, m.c_layout);
+  check_matrix("cublasLtMatmul: D", m.d, m.d_layout);
+  if (has_bias(m.desc))
+    emu::check_device_range("cublasLtMatmul: bias", m.desc.bias, m.d_layout.rows * element_bytes(m.d_layout.type));
+  if (has_aux(m.desc))
+    check_matrix("cublasLtMatmul: epilogue's aux", m.desc.aux,
+                 {m.d_layout.type, m.d_layout.rows, m.d_layout.cols, m.desc.aux_ld});
+  if (m.workspace_bytes != 0) emu::check_device_range("cublasLtMatmul: workspace", m.workspace, m.workspace_bytes);
+}
+
+void run(const Matmul& m) {
+  // A workspace that somebody else uses at the same time is lost to him.
+  if (m.workspace_bytes != 0) emu::fill(m.workspace, 0xff, m.workspace_bytes);
+
+  const bool tf32 = m.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+  const int64_t rows = int64_t(m.d_layout.rows), cols = int64_t(m.d_layout.cols);
+  const int64_t k = int64_t(m.desc.op_a == CUBLAS_OP_N ? m.a_layout.cols : m.a_layout.rows);
+  std::vector<float> a_copy, b_copy, product(size_t(rows * cols));
+  const float* a = as_float(m.a, m.a_layout, tf32, a_copy);
+  const float* b = as_float(m.b, m.b_layout, tf32, b_copy);
+  // dnnl_sgemm is row-major, and a column-major matrix read by rows is its transpose: D^T = op(B)^T op(A)^T.
+  const char op_a = m.desc.op_a == CUBLAS_OP_N ? 'N' : 'T', op_b = m.desc.op_b == CUBLAS_OP_N ? 'N' : 'T';
+  if (dnnl_sgemm(op_b, op_a, cols, rows, k, 1.0f, b, m.b_layout.ld, a, m.a_layout.ld, 0.0f, product.data(), rows) !=
+      dnnl_success) {
+    emu::fatal("oneDNN refused a product of %ld x %ld x %ld", long(rows), long(cols), long(k));
+  }
+
+  const cudaDataType type = m.d_layout.type;
+  for (int64_t j = 0; j < cols; j++) {
+    for (int64_t i = 0; i < rows; i++) {
+      float x = m.alpha * product[size_t(j * rows + i)];
+      if (m.beta != 0.0f) x += m.beta * get(m.c, type, j * m.c_layout.ld + i);
+      if (has_bias(m.desc)) x += get(m.desc.bias, type, i);
+      if (m.desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+        x *= gelu_derivative(get(m.desc.aux, type, j * m.desc.aux_ld + i));
+      } else if (has_aux(m.desc)) {
+        set(m.desc.aux, type, j * m.desc.aux_ld + i, x);
+        x = gelu(x);
+      }
+      set(m.d, type, j * m.d_layout.ld + i, x);
+    }
+  }
+  emu::mutable_counters().matmuls++;
+}
+
+void check_alignment(const char* operand, const void* p, uint32_t promised) {
+  if (reinterpret_cast<uintptr_t>(p) % promised == 0) return;
+  emu::fatal("cublasLtMatmul: %s at %p is not aligned to the %u bytes that were promised when the algorithm was chosen",
+             operand, p, promised);
+}
+
+// Sets `field` if `bytes` is its size.
+template <class T>
+cublasStatus_t assign(T& field, const void* value, size_t bytes) {
+  if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+  memcpy(&field, value, sizeof(T));
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T>
+cublasStatus_t destroy(T* object) {
+  delete object;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+  }
+  return "unknown status";
+}
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "the resource allocation failed";
+    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the function failed to launch on the GPU";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "the functionality requested is not supported";
+  }
+  return "unknown status";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = new cublasLtContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute, cudaDataType scale) {
+  if (scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  *desc = new Desc{compute};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy(desc); }
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return assign(desc->op_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return assign(desc->op_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return assign(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return assign(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return assign(desc->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return assign(desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return assign(desc->aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return assign(desc->aux_type, value, bytes);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows, uint64_t cols,
+                                          int64_t ld) {
+  if (rows == 0 || cols == 0 || ld < int64_t(rows)) return CUBLAS_STATUS_INVALID_VALUE;
+  *layout = new Layout{type, rows, cols, ld};
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = new cublasLtMatmulPreferenceOpaque;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return destroy(preference); }
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+  switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return assign(preference->max_workspace_bytes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return assign(preference->alignment[0], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return assign(preference->alignment[1], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return assign(preference->alignment[2], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return assign(preference->alignment[3], value, bytes);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[], int* returned) {
+  *returned = 0;
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!is_epilogue(desc->epilogue)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (const cublasStatus_t status = check_problem(*desc, *a, *b, *c, *d)) return status;
+  for (uint32_t bytes : preference->alignment)
+    if (bytes == 0 || (bytes & (bytes - 1)) != 0) return CUBLAS_STATUS_INVALID_VALUE;
+
+  const uint64_t wanted = 1 << 20;  // bytes; takes what it may up to this, and scribbles over it
+  Algo algo = {algo_magic, hash_problem(*desc, *a, *b, *c, *d), min(uint64_t(preference->max_workspace_bytes), wanted), {}};
+  memcpy(algo.alignment, preference->alignment, sizeof algo.alignment);
+  results[0] = {};
+  memcpy(&results[0].algo, &algo, sizeof algo);
+  results[0].workspaceSize = algo.workspace_bytes;
+  results[0].state = CUBLAS_STATUS_SUCCESS;
+  results[0].wavesCount = 1.0f;
+  *returned = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (algo == nullptr) emu::fatal("cublasLtMatmul: without an algorithm, which is not emulated; ask the heuristic for one");
+  Algo chosen;
+  memcpy(&chosen, algo, sizeof chosen);
+  if (chosen.magic != algo_magic) return CUBLAS_STATUS_INVALID_VALUE;
+  if (chosen.problem != hash_problem(*desc, *a_layout, *b_layout, *c_layout, *d_layout)) {
+    emu::fatal(
+        "cublasLtMatmul: the algorithm was chosen for another problem (types, shapes, operations or epilogue differ)");
+  }
+  if (workspace_bytes < chosen.workspace_bytes) return CUBLAS_STATUS_INVALID_VALUE;
+
+  Matmul m = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, 0, 0, a, b, c, d, workspace, chosen.workspace_bytes};
+  memcpy(&m.alpha, alpha, sizeof(float));
+  memcpy(&m.beta, beta, sizeof(float));
+  if (c == d && m.beta != 0.0f && !same_layout(*c_layout, *d_layout)) return CUBLAS_STATUS_INVALID_VALUE;
+  check_alignment("A", a, chosen.alignment[0]);
+  check_alignment("B", b, chosen.alignment[1]);
+  if (m.beta != 0.0f) check_alignment("C", c, chosen.alignment[2]);
+  check_alignment("D", d, chosen.alignment[3]);
+  if (has_aux(*desc)) check_alignment("the epilogue's aux", desc->aux, 16);
+  if (has_bias(*desc)) check_alignment("bias", desc->bias, 16);
+  if (m.workspace_bytes != 0) check_alignment("workspace", workspace, 16);
+  check_operands(m);
+  emu::enqueue("cublasLtMatmul", stream, [m] { run(m); });
+  return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,136 @@
+// What the emulator's own files share. Nothing here is for the emulated program: that sees include/ alone.
+//
+//   report.cpp    says which kernel, block and thread something went wrong in, and dies
+//   memory.cpp    device memory: allocation, poison, range checks, and closing it while host code runs
+//   block.cpp     runs one kernel: blocks, fibers, barriers, warp collectives
+//   runtime.cpp   the runtime API: streams, events, copies, launches
+//   cublaslt.cpp  cuBLASLt on oneDNN's sgemm
+#pragma once
+#include <cstddef>         // size_t
+#include <cstdint>         // uint64_t
+#include <functional>      // std::function
+#include <utility>         // std::swap
+#include "cuda_runtime.h"  // dim3, cudaStream_t
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>         // __asan_poison_memory_region, __asan_region_is_poisoned
+#include <sanitizer/common_interface_defs.h>  // __sanitizer_start_switch_fiber, __sanitizer_print_stack_trace
+#endif
+
+namespace emu {
+
+// ----------------------------------------------------------------------------
+// AddressSanitizer, or nothing. Without it the program runs faster and unchecked.
+
+#if defined(__SANITIZE_ADDRESS__)
+inline void poison(const void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }
+inline void unpoison(const void* p, size_t bytes) { __asan_unpoison_memory_region(p, bytes); }
+inline const void* first_poisoned(const void* p, size_t bytes) {
+  return __asan_region_is_poisoned(const_cast<void*>(p), bytes);
+}
+#else
+inline void poison(const void*, size_t) {}
+inline void unpoison(const void*, size_t) {}
+inline const void* first_poisoned(const void*, size_t) { return nullptr; }
+#endif
+
+// Sets bytes past ASan's checks: fresh memory before it is lent, shared memory, and gaps that a memset may pass over.
+// Volatile, or the compiler would make it a call of memset, which ASan intercepts.
+__attribute__((no_sanitize("address"))) inline void fill(void* p, int value, size_t bytes) {
+  auto* at = static_cast<volatile unsigned char*>(p);
+  auto* const end = at + bytes;
+  for (; at < end && reinterpret_cast<uintptr_t>(at) % 8 != 0; at++) *at = static_cast<unsigned char>(value);
+  const uint64_t word = 0x0101010101010101u * static_cast<unsigned char>(value);
+  for (; end - at >= 8; at += 8) *reinterpret_cast<volatile uint64_t*>(at) = word;
+  for (; at < end; at++) *at = static_cast<unsigned char>(value);
+}
+
+// ----------------------------------------------------------------------------
+// Random orders
+
+// splitmix64: two multiplications a draw, and every seed is a good one.
+struct Random {
+  uint64_t state;
+
+  uint32_t next() {
+    uint64_t z = state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return uint32_t(z >> 32);
+  }
+  uint32_t below(uint32_t n) { return uint32_t(uint64_t(next()) * n >> 32); }
+  template <class T>
+  void shuffle(T* items, uint32_t n) {
+    for (uint32_t i = n; i > 1; i--) std::swap(items[i - 1], items[below(i)]);
+  }
+};
+extern Random rng;  // of everything
+
+// ----------------------------------------------------------------------------
+// report.cpp
+
+// What is running, for messages. In a kernel, threadIdx and blockIdx say where.
+struct Running {
+  const char* operation = nullptr;  // "cudaMemcpyAsync", ...: null while host code runs
+  const char* kernel = nullptr;     // demangled: null unless a kernel runs
+  bool in_thread = false;           // a CUDA thread runs, rather than the emulator between two of them
+};
+Running& running();
+
+// Prints one line, `emulated GPU: in <where>: <what>`, and the stack, and aborts.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fatal(const char* format, ...);
+
+void install_signal_handler();  // for SIGSEGV: host code on device memory, stack overflow in a kernel
+
+// ----------------------------------------------------------------------------
+// memory.cpp
+
+// Device memory is closed to host code: pages have no access rights unless one of these lives.
+struct OpenMemory {
+  OpenMemory();
+  ~OpenMemory();
+  OpenMemory(const OpenMemory&) = delete;
+};
+
+// Device and pinned host memory. The first two return nullptr if there is no room, the others false if p is not from here.
+void* allocate(size_t bytes);
+void* allocate_pinned(size_t bytes);
+bool release(void* p);
+bool release_pinned(void* p);
+
+size_t memory_available();  // bytes, of the machine
+size_t memory_total();
+
+bool is_device_memory(const void* p);  // in the reserved range, allocated or not
+bool is_pinned(const void* p, size_t bytes);
+
+// Dies, naming `what`, unless the bytes lie within one device allocation and, with Gaps::refuse, none of them is poisoned.
+enum class Gaps { refuse, allow };
+void check_device_range(const char* what, const void* p, size_t bytes, Gaps gaps = Gaps::refuse);
+
+// "byte 4096 of a device allocation of 4096 bytes", into `text`, without allocating; false if p is nowhere near one.
+bool describe_device_address(const void* p, char* text, size_t size);
+
+// ----------------------------------------------------------------------------
+// block.cpp
+
+struct Launch {
+  dim3 grid, block;
+  size_t shared_bytes;
+  std::function<void()> thread;  // runs the kernel for one thread
+};
+void run_kernel(const Launch& launch);
+void close_shared_memory();               // to everybody; run_kernel opens the launch's bytes while it runs
+bool in_fiber_guard_page(const void* p);  // p is where a fiber's stack overflows to
+
+constexpr size_t max_shared_bytes = 227 * 1024;   // of a block, on compute capability 9.0
+constexpr size_t fiber_stack_bytes = 256 * 1024;  // ASan's red zones make frames several times as large as they are
+
+// ----------------------------------------------------------------------------
+// runtime.cpp
+
+// Queues an operation on a stream. `name` is a string constant.
+void enqueue(const char* name, cudaStream_t stream, std::function<void()> run);
+Counters& mutable_counters();
+
+}  // namespace emu

@@ -1,0 +1,170 @@
+// A stand-in for CUDA's cuda_runtime.h that lets g++ compile the project's CUDA sources and run them on a CPU: the part of
+// the runtime API that the project uses, with the real names, values and signatures. What is not here does not compile,
+// which is better than something that compiles and behaves differently. The README.md beside says what is checked.
+//
+// Stricter than the real API in two ways: every operation names its stream, because the null stream's implicit
+// synchronisation hides missing events; and kernels are launched by cudaLaunchKernelEx alone.
+#pragma once
+#include <cstddef>       // size_t
+#include <cstdint>       // uint64_t
+#include <functional>    // std::function
+#include <tuple>         // std::tuple, std::apply
+#include <type_traits>   // std::is_trivially_copyable, std::is_reference
+#include <utility>       // std::forward
+#include "emu_device.h"  // what kernels use: threadIdx, __syncthreads, float4, dim3, ...
+
+typedef enum cudaError {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidMemcpyDirection = 21,
+  cudaErrorInvalidDeviceFunction = 98,
+  cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
+  cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
+  cudaErrorNotSupported = 801,
+} cudaError_t;
+
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetLastError();     // and forgets it
+cudaError_t cudaPeekAtLastError();  // and keeps it
+
+// ----------------------------------------------------------------------------
+// Device. There is one.
+
+struct cudaDeviceProp {
+  char name[256];
+  int major, minor;
+  int multiProcessorCount;
+  int warpSize;
+  int l2CacheSize;                // bytes
+  size_t totalGlobalMem;          // bytes
+  size_t sharedMemPerBlock;       // bytes, without cudaFuncSetAttribute
+  size_t sharedMemPerBlockOptin;  // bytes, with it
+};
+
+enum cudaDeviceAttr {
+  cudaDevAttrWarpSize = 10,
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrL2CacheSize = 38,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaDeviceSynchronize();
+
+// ----------------------------------------------------------------------------
+// Streams and events. Nothing runs until the host waits for it; then the order of streams is drawn from the seed.
+
+typedef struct CUstream_st* cudaStream_t;
+typedef struct CUevent_st* cudaEvent_t;
+
+#define cudaStreamNonBlocking 0x01
+#define cudaEventDefault 0x00
+#define cudaEventDisableTiming 0x02
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
+
+// ----------------------------------------------------------------------------
+// Memory
+
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes);
+cudaError_t cudaFree(void* pointer);
+cudaError_t cudaMallocHost(void** pointer, size_t bytes);
+cudaError_t cudaFreeHost(void* pointer);
+cudaError_t cudaMemGetInfo(size_t* available, size_t* total);
+cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* destination, int value, size_t bytes, cudaStream_t stream);
+
+template <class T>
+cudaError_t cudaMalloc(T** pointer, size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(pointer), bytes);
+}
+template <class T>
+cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
+  return cudaMallocHost(reinterpret_cast<void**>(pointer), bytes);
+}
+
+// ----------------------------------------------------------------------------
+// Kernels
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value);
+cudaError_t cudaFuncGetName(const char** name, const void* function);  // the mangled name; CUDA 12.3 and later have it
+
+template <class T>
+cudaError_t cudaFuncSetAttribute(T* function, cudaFuncAttribute attribute, int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(function), attribute, value);
+}
+
+struct cudaLaunchAttribute;  // clusters, priorities, ...: not emulated
+
+typedef struct cudaLaunchConfig_st {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+} cudaLaunchConfig_t;
+
+namespace emu {
+// Queues a kernel. `thread` runs one CUDA thread: calls the kernel with its parameters.
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::function<void()> thread);
+}  // namespace emu
+
+template <class... ExpTypes, class... ActTypes>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(ExpTypes...), ActTypes&&... args) {
+  static_assert((!std::is_reference_v<ExpTypes> && ...), "a kernel takes its parameters by value");
+  static_assert((std::is_trivially_copyable_v<ExpTypes> && ...), "kernel parameters are copied byte by byte");
+  static_assert((sizeof(ExpTypes) + ... + 0) <= 4096, "a kernel's parameters have 4,096 bytes");
+  // As in the real header, arguments convert implicitly, at the time of the launch.
+  return [&](ExpTypes... converted) {
+    return emu::launch(*config, reinterpret_cast<const void*>(kernel),
+                       [kernel, parameters = std::tuple<ExpTypes...>(converted...)] { std::apply(kernel, parameters); });
+  }(std::forward<ActTypes>(args)...);
+}
+
+// ----------------------------------------------------------------------------
+// The emulator's own controls
+
+namespace emu {
+
+// The orders of threads, blocks and streams are drawn from this seed. The first is the environment's SLA_EMU_SEED, or 1.
+void set_seed(uint64_t seed);
+
+// What the device says it is, and with it the limit of shared memory: 8.0 (163 KB a block) or 9.0 (227 KB). The
+// environment's SLA_EMU_CC=80 or 90 sets it from outside; the default is 9.0.
+void set_compute_capability(int major, int minor);
+
+// What has been executed (not just queued) since the program began.
+struct Counters {
+  uint64_t kernels, matmuls, memsets;
+  uint64_t bytes_to_device, bytes_to_host, bytes_on_device;  // copied by cudaMemcpyAsync
+};
+const Counters& counters();
+
+}  // namespace emu

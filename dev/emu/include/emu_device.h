@@ -1,0 +1,267 @@
+// What a kernel may use, for g++: the words of the CUDA language, vector types, indices, barriers, warp collectives, atomics
+// and intrinsics, with the names and the overloads of the real headers. Included by this folder's cuda_runtime.h only.
+#pragma once
+#include <cmath>        // expf, exp2f, logf, sqrtf, lrintf, ... also as global names
+#include <cstddef>      // size_t
+#include <cstdint>      // uint64_t
+#include <cstring>      // memcpy
+#include <type_traits>  // std::common_type_t, std::is_trivially_copyable
+
+// ----------------------------------------------------------------------------
+// The language
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define __align__(n) __attribute__((aligned(n)))
+
+// Shared memory is dynamic: `extern __shared__ __align__(1024) unsigned char shared_memory[];`, and the emulator defines it.
+// A `__shared__` array inside a function would silently become a private array of each thread. "weak" changes nothing for
+// the extern declaration and makes the compiler refuse the other.
+#define __shared__ __attribute__((weak))
+
+// Vector types, aligned as on the GPU: -fsanitize=alignment then sees every vector load and store that a GPU faults on.
+struct alignas(8) int2 { int x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) double2 { double x, y; };
+struct uint3 { unsigned x, y, z; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline double2 make_double2(double x, double y) { return {x, y}; }
+inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+  constexpr operator uint3() const { return {x, y, z}; }
+};
+
+// Set by the emulator each time that a thread goes on. One OS thread runs every CUDA thread, so plain globals will do.
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+extern const int warpSize;  // not a constant expression for nvcc either
+
+// ----------------------------------------------------------------------------
+// Barriers and warp collectives. Threads of a block are fibers; each of these hands the processor on until all threads that
+// take part have come.
+
+namespace emu {
+
+// The line of the kernel's source that a thread is in: for messages, and because threads must meet in the same statement.
+struct Site {
+  const char* file;
+  int line;
+  static Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+enum class Meeting {
+  syncthreads, syncthreads_or, syncthreads_and, syncthreads_count,                       // of a block
+  syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,                        // of the lanes of a mask
+  reduce_add, reduce_min_signed, reduce_max_signed, reduce_min_unsigned, reduce_max_unsigned
+};
+
+// All threads of the block. Returns how many of them gave a predicate other than 0.
+int meet_block(Meeting meeting, int predicate, Site site);
+
+// All lanes of `mask`. `value`: the bits that this lane gives; `operand`: source lane, delta or xor mask of a shuffle;
+// `width`: lanes of a shuffle's segment. Returns the bits that this lane gets.
+uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int operand, int width, Site site);
+
+template <class To, class From>
+To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits in another type");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class T>
+T shuffle(Meeting meeting, unsigned mask, T value, int operand, int width, Site site) {
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof value);
+  bits = meet_warp(meeting, mask, bits, operand, width, site);
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+}  // namespace emu
+
+#define EMU_SITE emu::Site site = emu::Site::here()
+
+inline void __syncthreads(EMU_SITE) { emu::meet_block(emu::Meeting::syncthreads, 0, site); }
+inline int __syncthreads_or(int predicate, EMU_SITE) {
+  return emu::meet_block(emu::Meeting::syncthreads_or, predicate, site) > 0;
+}
+inline int __syncthreads_and(int predicate, EMU_SITE) {
+  return emu::meet_block(emu::Meeting::syncthreads_and, predicate, site) == int(blockDim.x * blockDim.y * blockDim.z);
+}
+inline int __syncthreads_count(int predicate, EMU_SITE) {
+  return emu::meet_block(emu::Meeting::syncthreads_count, predicate, site);
+}
+
+inline void __syncwarp(unsigned mask = 0xffffffff, EMU_SITE) {
+  emu::meet_warp(emu::Meeting::syncwarp, mask, 0, 0, 32, site);
+}
+
+// The overloads of the real header: a short is shuffled as an int, a bool too.
+#define EMU_SHUFFLES(T)                                                                                      \
+  inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMU_SITE) {                         \
+    return emu::shuffle(emu::Meeting::shfl, mask, value, lane, width, site);                                 \
+  }                                                                                                          \
+  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {                \
+    return emu::shuffle(emu::Meeting::shfl_up, mask, value, int(delta), width, site);                        \
+  }                                                                                                          \
+  inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {              \
+    return emu::shuffle(emu::Meeting::shfl_down, mask, value, int(delta), width, site);                      \
+  }                                                                                                          \
+  inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMU_SITE) {                \
+    return emu::shuffle(emu::Meeting::shfl_xor, mask, value, lane_mask, width, site);                        \
+  }
+EMU_SHUFFLES(int)
+EMU_SHUFFLES(unsigned)
+EMU_SHUFFLES(long)
+EMU_SHUFFLES(unsigned long)
+EMU_SHUFFLES(long long)
+EMU_SHUFFLES(unsigned long long)
+EMU_SHUFFLES(float)
+EMU_SHUFFLES(double)
+#undef EMU_SHUFFLES
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_SITE) {
+  return unsigned(emu::meet_warp(emu::Meeting::ballot, mask, predicate != 0, 0, 32, site));
+}
+inline int __any_sync(unsigned mask, int predicate, EMU_SITE) {
+  return int(emu::meet_warp(emu::Meeting::any, mask, predicate != 0, 0, 32, site));
+}
+inline int __all_sync(unsigned mask, int predicate, EMU_SITE) {
+  return int(emu::meet_warp(emu::Meeting::all, mask, predicate != 0, 0, 32, site));
+}
+
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value, EMU_SITE) {
+  return unsigned(emu::meet_warp(emu::Meeting::reduce_add, mask, value, 0, 32, site));
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value, EMU_SITE) {
+  return unsigned(emu::meet_warp(emu::Meeting::reduce_min_unsigned, mask, value, 0, 32, site));
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, EMU_SITE) {
+  return unsigned(emu::meet_warp(emu::Meeting::reduce_max_unsigned, mask, value, 0, 32, site));
+}
+inline int __reduce_add_sync(unsigned mask, int value, EMU_SITE) {
+  return int(emu::meet_warp(emu::Meeting::reduce_add, mask, unsigned(value), 0, 32, site));
+}
+inline int __reduce_min_sync(unsigned mask, int value, EMU_SITE) {
+  return int(emu::meet_warp(emu::Meeting::reduce_min_signed, mask, unsigned(value), 0, 32, site));
+}
+inline int __reduce_max_sync(unsigned mask, int value, EMU_SITE) {
+  return int(emu::meet_warp(emu::Meeting::reduce_max_signed, mask, unsigned(value), 0, 32, site));
+}
+
+#undef EMU_SITE
+
+// ----------------------------------------------------------------------------
+// Memory. A thread runs alone until it blocks: an ordinary read-modify-write is atomic, and fences have nothing to do. The
+// *order* of atomics is the random order of the threads, so a float sum over atomicAdd changes its bits with the seed.
+
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+namespace emu {
+template <class T>
+T exchange(T* address, T value) {
+  const T old = *address;
+  *address = value;
+  return old;
+}
+}  // namespace emu
+
+inline int atomicAdd(int* p, int value) { return emu::exchange(p, int(unsigned(*p) + unsigned(value))); }  // wraps around
+inline unsigned atomicAdd(unsigned* p, unsigned value) { return emu::exchange(p, *p + value); }
+inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) { return emu::exchange(p, *p + value); }
+inline float atomicAdd(float* p, float value) { return emu::exchange(p, *p + value); }
+inline int atomicMin(int* p, int value) { return emu::exchange(p, value < *p ? value : *p); }
+inline unsigned atomicMin(unsigned* p, unsigned value) { return emu::exchange(p, value < *p ? value : *p); }
+inline int atomicMax(int* p, int value) { return emu::exchange(p, value > *p ? value : *p); }
+inline unsigned atomicMax(unsigned* p, unsigned value) { return emu::exchange(p, value > *p ? value : *p); }
+inline int atomicExch(int* p, int value) { return emu::exchange(p, value); }
+inline unsigned atomicExch(unsigned* p, unsigned value) { return emu::exchange(p, value); }
+inline int atomicCAS(int* p, int expected, int value) { return emu::exchange(p, *p == expected ? value : *p); }
+inline unsigned atomicCAS(unsigned* p, unsigned expected, unsigned value) {
+  return emu::exchange(p, *p == expected ? value : *p);
+}
+
+// Loads and stores with a cache hint. The hint is nothing here; the size must be one that the hardware has.
+#define EMU_LOAD(name)                                                                                       \
+  template <class T>                                                                                         \
+  T name(const T* address) {                                                                                 \
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16, "at most 16 bytes in one load");       \
+    return *address;                                                                                         \
+  }
+#define EMU_STORE(name)                                                                                      \
+  template <class T>                                                                                         \
+  void name(T* address, std::common_type_t<T> value) {                                                       \
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16, "at most 16 bytes in one store");      \
+    *address = value;                                                                                        \
+  }
+EMU_LOAD(__ldg)   // through the read-only cache
+EMU_LOAD(__ldcs)  // streaming: read once
+EMU_LOAD(__ldcg)  // cached in L2 only
+EMU_STORE(__stcs)
+EMU_STORE(__stcg)
+#undef EMU_LOAD
+#undef EMU_STORE
+
+// ----------------------------------------------------------------------------
+// Numbers
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
+
+inline unsigned __float_as_uint(float x) { return emu::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return emu::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return emu::bit_cast<int>(x); }
+inline float __int_as_float(int x) { return emu::bit_cast<float>(x); }
+
+// To the nearest, ties to even. As on the GPU, what does not fit is clamped and NaN becomes 0.
+inline int __float2int_rn(float x) {
+  if (std::isnan(x)) return 0;
+  if (x >= 2147483648.0f) return 2147483647;
+  if (x < -2147483648.0f) return -2147483647 - 1;
+  return int(lrintf(x));
+}
+
+// The fast, less exact functions of the GPU are exact here. glibc declares __expf and __logf as noexcept.
+inline float __expf(float x) noexcept { return expf(x); }
+inline float __logf(float x) noexcept { return logf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+#define EMU_MIN_MAX(T)                                                                                       \
+  inline T min(T a, T b) { return b < a ? b : a; }                                                           \
+  inline T max(T a, T b) { return a < b ? b : a; }
+EMU_MIN_MAX(int)
+EMU_MIN_MAX(unsigned)
+EMU_MIN_MAX(long)
+EMU_MIN_MAX(unsigned long)
+EMU_MIN_MAX(long long)
+EMU_MIN_MAX(unsigned long long)
+#undef EMU_MIN_MAX
+inline float min(float a, float b) { return fminf(a, b); }  // of NaN and a number: the number, as on the GPU
+inline float max(float a, float b) { return fmaxf(a, b); }
+inline double min(double a, double b) { return fmin(a, b); }
+inline double max(double a, double b) { return fmax(a, b); }

@@ -1,0 +1,484 @@
+// The runtime API: streams, events, copies, launches.
+//
+// An operation is a closure in its stream's queue. Nothing runs until the host waits for something; then streams whose first
+// operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks an event
+// wait meets stale data under some seed.
+#include <cxxabi.h>       // abi::__cxa_demangle
+#include <dlfcn.h>        // dladdr
+#include <algorithm>      // std::find
+#include <chrono>         // std::chrono::steady_clock
+#include <cstdio>         // snprintf, sscanf
+#include <cstdlib>        // getenv, strtoull, free
+#include <deque>          // std::deque
+#include <memory>         // std::shared_ptr
+#include <string>         // std::string
+#include <thread>         // std::this_thread
+#include <unordered_map>  // std::unordered_map
+#include <vector>         // std::vector
+#include "emu.h"
+
+namespace {
+
+// One cudaEventRecord. An event that is recorded again gets a new one; who waits for the old one still does.
+struct Recording {
+  cudaStream_t stream;
+  uint64_t number;  // it is the stream's number-th operation, from 1
+  bool done;
+  std::chrono::steady_clock::time_point time;
+};
+
+struct Operation {
+  const char* name;
+  std::function<void()> run;
+  std::shared_ptr<Recording> wait_for;  // null, or what holds the stream up
+};
+
+struct Kernel {
+  std::string mangled, demangled;
+  size_t shared_bytes_allowed = 48 * 1024;  // without cudaFuncSetAttribute
+};
+
+}  // namespace
+
+struct CUstream_st {
+  std::deque<Operation> queue;
+  uint64_t num_queued = 0, num_done = 0;
+};
+
+struct CUevent_st {
+  bool timed;
+  std::shared_ptr<Recording> last;  // null: never recorded
+};
+
+namespace emu {
+namespace {
+
+struct Runtime {
+  std::vector<cudaStream_t> streams;
+  std::unordered_map<const void*, Kernel> kernels;
+  cudaError_t last_error = cudaSuccess;
+  int major = 9, minor = 0;
+  Counters counters = {};
+  std::thread::id host_thread = std::this_thread::get_id();
+
+  Runtime() {
+    if (const char* seed = getenv("SLA_EMU_SEED")) rng.state = strtoull(seed, nullptr, 10);
+    const char* capability = getenv("SLA_EMU_CC");
+    if (capability != nullptr && sscanf(capability, "%1d%1d", &major, &minor) != 2) {
+      fatal("SLA_EMU_CC is \"%s\"; it should be 80 or 90", capability);
+    }
+    is_device_memory(nullptr);  // reserves the range before the handler asks for it
+    install_signal_handler();
+    close_shared_memory();
+  }
+};
+
+Runtime& runtime() {
+  static Runtime& runtime = *new Runtime;  // lives as long as the process
+  if (std::this_thread::get_id() != runtime.host_thread)
+    fatal("CUDA is used by a second host thread, which is not emulated");
+  return runtime;
+}
+
+cudaError_t failed(cudaError_t error) { return runtime().last_error = error; }
+
+size_t shared_bytes_limit() { return (runtime().major >= 9 ? 227 : 163) * size_t(1024); }
+
+// Every use of a stream comes by here.
+CUstream_st& checked(cudaStream_t stream, const char* name) {
+  if (running().operation != nullptr) fatal("%s from inside an operation of the device", name);
+  if (stream == nullptr) {
+    fatal("%s on the null stream, which is not emulated because its implicit waits hide missing events; name a stream",
+          name);
+  }
+  const auto& streams = runtime().streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) fatal("%s on a stream that does not exist", name);
+  return *stream;
+}
+
+// ----------------------------------------------------------------------------
+// Running what is queued
+
+bool held_up(const CUstream_st& stream) {
+  const Operation& first = stream.queue.front();
+  return first.wait_for != nullptr && !first.wait_for->done;
+}
+
+// The stream that must go on for `stream` to go on: itself, or the one that records what it waits for. There is no circle:
+// an operation waits only for what was queued before it.
+cudaStream_t needed_for(cudaStream_t stream) {
+  while (held_up(*stream)) stream = stream->queue.front().wait_for->stream;
+  return stream;
+}
+
+void run_one(CUstream_st& stream) {
+  Operation operation = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  running().operation = operation.name;
+  operation.run();
+  running() = {};
+  stream.num_done++;
+}
+
+// A stream that can go on, drawn from all but `avoided`; nullptr if there is none.
+cudaStream_t draw_stream(cudaStream_t avoided) {
+  std::vector<cudaStream_t> able;
+  for (cudaStream_t s : runtime().streams)
+    if (s != avoided && !s->queue.empty() && !held_up(*s)) able.push_back(s);
+  return able.empty() ? nullptr : able[rng.below(uint32_t(able.size()))];
+}
+
+// Runs operations until `stream` has done its first `count` ones. Draws how eager the device is: as lazy as it may be, as
+// eager on other streams as it can be, or anything between.
+void run_until(CUstream_st& stream, uint64_t count) {
+  if (stream.num_done >= count) return;
+  OpenMemory open;
+  const uint32_t eagerness = rng.below(3);
+  while (stream.num_done < count) {
+    cudaStream_t next = nullptr;
+    if (eagerness == 1) next = draw_stream(nullptr);
+    if (eagerness == 2) next = draw_stream(&stream);
+    run_one(next != nullptr ? *next : *needed_for(&stream));
+  }
+}
+
+void run_all() {
+  OpenMemory open;
+  while (cudaStream_t next = draw_stream(nullptr)) run_one(*next);
+}
+
+// ----------------------------------------------------------------------------
+// Kernels
+
+Kernel& kernel_of(const void* function) {
+  const auto [it, is_new] = runtime().kernels.try_emplace(function);
+  Kernel& kernel = it->second;
+  if (!is_new) return kernel;
+  Dl_info info;
+  if (dladdr(function, &info) != 0 && info.dli_sname != nullptr && info.dli_saddr == function) {
+    kernel.mangled = info.dli_sname;
+    char* demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
+    kernel.demangled = demangled != nullptr ? demangled : info.dli_sname;
+    free(demangled);
+    return kernel;
+  }
+  // Static functions, and all of them if the program was linked without -rdynamic, are known to the debug information alone.
+  char name[1024] = "with an unknown name (static, or linked without -rdynamic)";
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_symbolize_pc(const_cast<void*>(function), "%f", name, sizeof name);
+#endif
+  kernel.mangled = kernel.demangled = name;
+  return kernel;
+}
+
+bool has_valid_shape(dim3 grid, dim3 block) {
+  const uint64_t threads = uint64_t(block.x) * block.y * block.z;
+  const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
+  return threads >= 1 && block.x <= 1024 && block.y <= 1024 && block.z <= 64 && threads <= 1024 &&  //
+         blocks >= 1 && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
+}
+
+}  // namespace
+
+Random rng = {1};
+
+void set_seed(uint64_t seed) {
+  runtime();  // which reads the environment's seed the first time
+  rng.state = seed;
+}
+void set_compute_capability(int major, int minor) {
+  runtime().major = major;
+  runtime().minor = minor;
+}
+const Counters& counters() { return runtime().counters; }
+Counters& mutable_counters() { return runtime().counters; }
+
+void enqueue(const char* name, cudaStream_t stream, std::function<void()> run) {
+  CUstream_st& s = checked(stream, name);
+  s.queue.push_back({name, std::move(run), nullptr});
+  s.num_queued++;
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::function<void()> thread) {
+  checked(config.stream, "cudaLaunchKernelEx");
+  Kernel& kernel = kernel_of(function);
+  if (config.numAttrs != 0) return failed(cudaErrorNotSupported);
+  if (!has_valid_shape(config.gridDim, config.blockDim)) return failed(cudaErrorInvalidConfiguration);
+  if (config.dynamicSmemBytes > kernel.shared_bytes_allowed) return failed(cudaErrorInvalidValue);
+  const Launch launch = {config.gridDim, config.blockDim, config.dynamicSmemBytes, std::move(thread)};
+  enqueue("cudaLaunchKernelEx", config.stream, [launch, name = kernel.demangled.c_str()] {
+    running().kernel = name;
+    runtime().counters.kernels++;
+    run_kernel(launch);
+  });
+  return cudaSuccess;
+}
+
+}  // namespace emu
+
+using namespace emu;
+
+// ----------------------------------------------------------------------------
+// Errors
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
+    case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    case cudaErrorNotSupported: return "cudaErrorNotSupported";
+  }
+  return "unrecognized error code";
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
+    case cudaErrorInvalidDeviceFunction: return "invalid device function";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorNotSupported: return "operation not supported";
+  }
+  return "unrecognized error code";
+}
+
+cudaError_t cudaPeekAtLastError() { return runtime().last_error; }
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = runtime().last_error;
+  runtime().last_error = cudaSuccess;
+  return error;
+}
+
+// ----------------------------------------------------------------------------
+// Device
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice); }
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device != 0) return failed(cudaErrorInvalidDevice);
+  *properties = {};
+  snprintf(properties->name, sizeof properties->name, "emulated GPU");
+  properties->major = runtime().major;
+  properties->minor = runtime().minor;
+  properties->multiProcessorCount = 6;  // few: a kernel that launches blocks per multiprocessor should not take long here
+  properties->warpSize = warpSize;
+  properties->l2CacheSize = (runtime().major >= 9 ? 50 : 40) << 20;
+  properties->totalGlobalMem = memory_total();
+  properties->sharedMemPerBlock = 48 * 1024;
+  properties->sharedMemPerBlockOptin = shared_bytes_limit();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  cudaDeviceProp properties;
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, device)) return error;
+  switch (attribute) {
+    case cudaDevAttrWarpSize: *value = properties.warpSize; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; return cudaSuccess;
+    case cudaDevAttrL2CacheSize: *value = properties.l2CacheSize; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: *value = properties.major; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(properties.sharedMemPerBlockOptin); return cudaSuccess;
+  }
+  return failed(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  run_all();
+  return cudaSuccess;
+}
+
+// ----------------------------------------------------------------------------
+// Streams and events
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new CUstream_st;
+  runtime().streams.push_back(*stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  cudaStreamSynchronize(stream);  // others may wait for what it records
+  auto& streams = runtime().streams;
+  streams.erase(std::find(streams.begin(), streams.end(), stream));
+  delete stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  CUstream_st& s = checked(stream, "cudaStreamSynchronize");
+  run_until(s, s.num_queued);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  CUstream_st& s = checked(stream, "cudaStreamWaitEvent");
+  if (event->last == nullptr) return cudaSuccess;
+  s.queue.push_back({"cudaStreamWaitEvent", [] {}, event->last});
+  s.num_queued++;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  *event = new CUevent_st{(flags & cudaEventDisableTiming) == 0, nullptr};
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  auto recording = std::make_shared<Recording>(Recording{stream, 0, false, {}});
+  enqueue("cudaEventRecord", stream, [recording] {
+    recording->time = std::chrono::steady_clock::now();
+    recording->done = true;
+  });
+  recording->number = stream->num_queued;
+  event->last = std::move(recording);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (event->last == nullptr || event->last->done) return cudaSuccess;
+  run_until(checked(event->last->stream, "cudaEventSynchronize"), event->last->number);
+  return cudaSuccess;
+}
+
+// Every second question, on average, makes the device go on a bit: a host that asks until the answer is yes gets there.
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (event->last == nullptr || event->last->done) return cudaSuccess;
+  CUstream_st& stream = checked(event->last->stream, "cudaEventQuery");
+  if (rng.next() % 2 != 0) run_until(stream, stream.num_done + 1);
+  return event->last->done ? cudaSuccess : cudaErrorNotReady;  // not an error that cudaGetLastError keeps
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  for (cudaEvent_t event : {start, end}) {
+    if (!event->timed || event->last == nullptr) return failed(cudaErrorInvalidResourceHandle);
+    if (!event->last->done) return cudaErrorNotReady;
+  }
+  *milliseconds = std::chrono::duration<float, std::milli>(end->last->time - start->last->time).count();
+  return cudaSuccess;
+}
+
+// ----------------------------------------------------------------------------
+// Memory
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  runtime();  // before the first device pointer exists, so that its misuse is reported
+  *pointer = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  *pointer = allocate(bytes);
+  return *pointer != nullptr ? cudaSuccess : failed(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFree(void* pointer) {
+  if (pointer == nullptr) return cudaSuccess;
+  run_all();
+  return release(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  *pointer = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  *pointer = allocate_pinned(bytes);
+  return *pointer != nullptr ? cudaSuccess : failed(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void* pointer) {
+  if (pointer == nullptr) return cudaSuccess;
+  run_all();
+  return release_pinned(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+  *available = memory_available();
+  *total = memory_total();
+  return cudaSuccess;
+}
+
+// Pageable host memory is read before the call returns, or written before it returns; pinned memory when the copy's turn
+// comes. Ranges are checked now, while the caller is on the stack.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  static const char* const name = "cudaMemcpyAsync";
+  CUstream_st& s = checked(stream, name);
+  if (kind < cudaMemcpyHostToDevice || kind > cudaMemcpyDeviceToDevice) return failed(cudaErrorInvalidMemcpyDirection);
+  if (kind != cudaMemcpyDeviceToHost) check_device_range("cudaMemcpyAsync: destination", to, bytes);
+  else if (is_device_memory(to)) fatal("%s to host: the destination at %p is device memory", name, to);
+  if (kind != cudaMemcpyHostToDevice) check_device_range("cudaMemcpyAsync: source", from, bytes);
+  else if (is_device_memory(from)) fatal("%s from host: the source at %p is device memory", name, from);
+
+  Counters& counters = mutable_counters();
+  uint64_t& count = kind == cudaMemcpyHostToDevice   ? counters.bytes_to_device
+                    : kind == cudaMemcpyDeviceToHost ? counters.bytes_to_host
+                                                     : counters.bytes_on_device;
+  if (kind == cudaMemcpyHostToDevice && !is_pinned(from, bytes)) {
+    const auto* first = static_cast<const unsigned char*>(from);
+    std::vector<unsigned char> staged(first, first + bytes);
+    enqueue(name, stream, [to, staged = std::move(staged), &count] {
+      memcpy(to, staged.data(), staged.size());
+      count += staged.size();
+    });
+    return cudaSuccess;
+  }
+  enqueue(name, stream, [to, from, bytes, &count] {
+    memcpy(to, from, bytes);
+    count += bytes;
+  });
+  if (kind == cudaMemcpyDeviceToHost && !is_pinned(to, bytes)) run_until(s, s.num_queued);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  checked(stream, "cudaMemsetAsync");
+  check_device_range("cudaMemsetAsync: destination", to, bytes, Gaps::allow);
+  enqueue("cudaMemsetAsync", stream, [to, value, bytes] {
+    fill(to, value, bytes);
+    mutable_counters().memsets++;
+  });
+  return cudaSuccess;
+}
+
+// ----------------------------------------------------------------------------
+// Kernels
+
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute, int value) {
+  if (value < 0 || size_t(value) > shared_bytes_limit()) return failed(cudaErrorInvalidValue);
+  kernel_of(function).shared_bytes_allowed = max(size_t(48 * 1024), size_t(value));
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetName(const char** name, const void* function) {
+  *name = kernel_of(function).mangled.c_str();
+  return cudaSuccess;
+}

@@ -1,0 +1,392 @@
+// Attention and its gradients against the formula in double, on the device that this is compiled for: the CPU, the emulated
+// GPU or a real one. The inputs are rounded to floatX first, so that what is compared is the kernels' arithmetic alone.
+#include <gtest/gtest.h>           // TEST
+#include <algorithm>               // std::max, std::max_element
+#include <cmath>                   // exp, log, sqrt, isfinite, isnan
+#include <cstring>                 // memcmp
+#include <vector>                  // std::vector
+#include "llmc/device_array.h"     // DeviceArray
+#include "llmc/operations.h"       // attention_forward, attention_backward, copy_rows
+#include "llmc/precision.h"        // floatX
+#include "llmc/random.h"           // random_normal
+
+// What floatX can hold: a result in bf16 is rounded to 8 bits, and `out`, which the backward pass reads, was rounded before.
+constexpr double tolerance = sizeof(floatX) == 4 ? 1e-5 : 8e-3;
+
+static std::vector<floatX> random_values(int64_t n, uint32_t tag, double scale = 1) {
+  std::vector<floatX> x(size_t(n), floatX(0.0f));
+  for (size_t i = 0; i < x.size(); i++) x[i] = floatX(float(scale * random_normal(1, RandomStream::test, tag, i)));
+  return x;
+}
+
+template <class T>
+static std::vector<T> nans(int64_t n) {
+  return std::vector<T>(size_t(n), T(NAN));
+}
+
+// ||a - expected|| / ||expected||; where the expected values are all zero, a's root mean square.
+template <class T>
+static double relative_error(const std::vector<T>& a, const std::vector<double>& expected) {
+  EXPECT_EQ(a.size(), expected.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); i++) {
+    const double d = double(float(a[i])) - expected[i];
+    difference += d * d;
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(difference / (norm > 0 ? norm : double(a.size())));
+}
+
+template <class T>
+static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// ----------------------------------------------------------------------------
+// A layer's attention as the model lays it out
+
+// (rows, columns) at a stride, somewhere in a buffer.
+struct Matrix {
+  int64_t rows, columns, stride, offset;
+  int64_t at(int64_t row, int64_t column) const { return offset + row * stride + column; }
+};
+static std::vector<double> pick(const std::vector<floatX>& buffer, const Matrix& m) {
+  std::vector<double> x;
+  for (int64_t row = 0; row < m.rows; row++)
+    for (int64_t i = 0; i < m.columns; i++) x.push_back(double(float(buffer[size_t(m.at(row, i))])));
+  return x;
+}
+// Takes a matrix out of what is checked in the end: what is then left in the buffer is nobody's and must be as it was.
+static std::vector<floatX> take(std::vector<floatX>& buffer, const Matrix& m) {
+  std::vector<floatX> x;
+  for (int64_t row = 0; row < m.rows; row++)
+    for (int64_t i = 0; i < m.columns; i++) {
+      x.push_back(buffer[size_t(m.at(row, i))]);
+      buffer[size_t(m.at(row, i))] = floatX(0.0f);
+    }
+  return x;
+}
+
+struct Case {
+  int64_t B, T, HS;
+  std::vector<int> pair_of;   // (NH): which pair each head reads
+  int own_pairs;              // pairs before this one lie in the layer's own qkv, the others in a lender's
+  double q_scale = 1, k_scale = 1;
+
+  int64_t NH() const { return int64_t(pair_of.size()); }
+  int64_t pairs() const { return 1 + *std::max_element(pair_of.begin(), pair_of.end()); }
+  int64_t rows() const { return B * T; }
+};
+
+// qkv (B*T, q | k of own pairs | v of own pairs | 8 columns that are nobody's), and the same without q for what is borrowed;
+// the gradients likewise, with a stride of their own for those borrowed. Odd pairs have a gradient already; it is added to.
+struct Layer {
+  Case c;
+  int64_t own, borrowed, q_stride, lender_stride, slab_stride;
+  std::vector<floatX> qkv, lender, dqkv, slab, dout;  // as they are before
+  DeviceArray<floatX> d_qkv, d_lender, d_dqkv, d_slab, d_dout, d_out;
+  DeviceArray<float> d_lse, d_delta;
+  AttentionTable<floatX> table;
+  AttentionShape shape;
+
+  explicit Layer(const Case& c)
+      : c(c), own(c.own_pairs), borrowed(c.pairs() - own), q_stride((c.NH() + 2 * own) * c.HS + 8),
+        lender_stride(2 * borrowed * c.HS + 16), slab_stride(2 * borrowed * c.HS + 24) {
+    qkv = random_values(c.rows() * q_stride, 1);
+    lender = random_values(c.rows() * lender_stride, 2);
+    dout = random_values(c.rows() * C(), 3);
+    dqkv = nans<floatX>(c.rows() * q_stride);
+    slab = nans<floatX>(c.rows() * slab_stride);
+    scale(qkv, q(), c.q_scale);
+    for (int p = 0; p < c.pairs(); p++) {
+      scale(p < own ? qkv : lender, k(p), c.k_scale);
+      if (accumulates(p)) {
+        fill(p < own ? dqkv : slab, dk(p), uint32_t(10 + 2 * p));
+        fill(p < own ? dqkv : slab, dv(p), uint32_t(11 + 2 * p));
+      }
+    }
+    upload();
+  }
+
+  int64_t C() const { return c.NH() * c.HS; }
+  static bool accumulates(int pair) { return pair % 2 == 1; }
+  Matrix q() const { return {c.rows(), C(), q_stride, 0}; }
+  Matrix k(int p) const {
+    if (p < own) return {c.rows(), c.HS, q_stride, C() + p * c.HS};
+    return {c.rows(), c.HS, lender_stride, (p - own) * c.HS};
+  }
+  Matrix dk(int p) const {
+    if (p < own) return k(p);
+    return {c.rows(), c.HS, slab_stride, (p - own) * c.HS};
+  }
+  Matrix v(int p) const { return shifted(k(p), p); }
+  Matrix dv(int p) const { return shifted(dk(p), p); }
+
+  void upload() {
+    d_qkv = DeviceArray<floatX>(qkv), d_lender = DeviceArray<floatX>(lender), d_dqkv = DeviceArray<floatX>(dqkv);
+    d_slab = DeviceArray<floatX>(slab), d_dout = DeviceArray<floatX>(dout);
+    d_out = DeviceArray<floatX>(nans<floatX>(c.rows() * C()));
+    d_lse = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
+    d_delta = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
+    std::vector<KVView<floatX>> views;
+    std::vector<int> readers;
+    for (int p = 0; p < c.pairs(); p++) {
+      floatX *from = p < own ? d_qkv.data : d_lender.data, *to = p < own ? d_dqkv.data : d_slab.data;
+      KVView<floatX> view = {from + k(p).offset, from + v(p).offset, k(p).stride, to + dk(p).offset, to + dv(p).offset,
+                             dk(p).stride, accumulates(p), int(readers.size()), 0};
+      for (int i = 0; i < int(c.NH()); i++)
+        if (c.pair_of[size_t(i)] == p) readers.push_back(i), view.num_readers++;
+      views.push_back(view);
+    }
+    table = AttentionTable<floatX>(std::move(views), std::move(readers));
+    shape = {c.B, c.T, c.NH(), c.HS, 0};
+  }
+
+  void forward() { attention_forward(d_out.data, d_lse.data, d_qkv.data, q_stride, table, shape); }
+  void backward() {
+    attention_backward(d_dqkv.data, q_stride, d_delta.data, d_dout.data, d_out.data, d_lse.data, d_qkv.data, q_stride, table,
+                       shape);
+  }
+
+ private:
+  Matrix shifted(Matrix m, int p) const {  // from a pair's k to its v
+    m.offset += (p < own ? own : borrowed) * c.HS;
+    return m;
+  }
+  static void scale(std::vector<floatX>& buffer, const Matrix& m, double factor) {
+    for (int64_t row = 0; row < m.rows; row++)
+      for (int64_t i = 0; i < m.columns; i++) {
+        floatX& x = buffer[size_t(m.at(row, i))];
+        x = floatX(float(double(float(x)) * factor));
+      }
+  }
+  static void fill(std::vector<floatX>& buffer, const Matrix& m, uint32_t tag) {
+    const std::vector<floatX> x = random_values(m.rows * m.columns, tag);
+    for (int64_t row = 0; row < m.rows; row++)
+      for (int64_t i = 0; i < m.columns; i++) buffer[size_t(m.at(row, i))] = x[size_t(row * m.columns + i)];
+  }
+};
+
+// What the formula says, each (B*T, ...) without gaps.
+struct Expected {
+  std::vector<double> out, lse, delta, dq;
+  std::vector<std::vector<double>> dk, dv;
+
+  explicit Expected(const Layer& layer) {
+    const Case& c = layer.c;
+    const int64_t NH = c.NH(), HS = c.HS, C = NH * HS;
+    const std::vector<double> q = pick(layer.qkv, layer.q()), dout = pick(layer.dout, {c.rows(), C, C, 0});
+    out.resize(size_t(c.rows() * C)), dq = out, lse.resize(size_t(c.rows() * NH)), delta = lse;
+    std::vector<std::vector<double>> k, v;
+    for (int p = 0; p < c.pairs(); p++) {
+      k.push_back(pick(p < layer.own ? layer.qkv : layer.lender, layer.k(p)));
+      v.push_back(pick(p < layer.own ? layer.qkv : layer.lender, layer.v(p)));
+      const std::vector<double> zeros(k.back().size(), 0.0);
+      dk.push_back(layer.accumulates(p) ? pick(p < layer.own ? layer.dqkv : layer.slab, layer.dk(p)) : zeros);
+      dv.push_back(layer.accumulates(p) ? pick(p < layer.own ? layer.dqkv : layer.slab, layer.dv(p)) : zeros);
+    }
+    std::vector<double> prob(size_t(c.T), 0.0), dprob(size_t(c.T), 0.0);
+    for (int64_t b = 0; b < c.B; b++)
+      for (int64_t head = 0; head < NH; head++)
+        for (int64_t t = 0; t < c.T; t++) {
+          const size_t p = size_t(c.pair_of[size_t(head)]);
+          const int64_t at = (b * c.T + t) * C + head * HS, first_key = b * c.T * HS;
+          attend(&out[size_t(at)], lse[size_t((b * NH + head) * c.T + t)], delta[size_t((b * NH + head) * c.T + t)],
+                 &dq[size_t(at)], &dk[p][size_t(first_key)], &dv[p][size_t(first_key)], &q[size_t(at)],
+                 &k[p][size_t(first_key)], &v[p][size_t(first_key)], &dout[size_t(at)], t + 1, HS, prob.data(),
+                 dprob.data());
+        }
+  }
+
+ private:
+  // One query and the keys that it sees.
+  static void attend(double* out, double& lse, double& delta, double* dq, double* dk, double* dv, const double* q,
+                     const double* k, const double* v, const double* dout, int64_t keys, int64_t HS, double* prob,
+                     double* dprob) {
+    const double scale = 1 / std::sqrt(double(HS));
+    double max = -1e300, sum = 0;
+    for (int64_t j = 0; j < keys; j++) {
+      prob[j] = dprob[j] = 0;
+      for (int64_t i = 0; i < HS; i++) prob[j] += q[i] * k[j * HS + i] * scale, dprob[j] += dout[i] * v[j * HS + i];
+      max = std::max(max, prob[j]);
+    }
+    for (int64_t j = 0; j < keys; j++) sum += prob[j] = std::exp(prob[j] - max);
+    lse = max + std::log(sum);
+    for (int64_t j = 0; j < keys; j++) {
+      prob[j] /= sum;
+      delta += prob[j] * dprob[j];
+      for (int64_t i = 0; i < HS; i++) out[i] += prob[j] * v[j * HS + i];
+    }
+    for (int64_t j = 0; j < keys; j++) {
+      const double ds = prob[j] * (dprob[j] - delta) * scale;
+      for (int64_t i = 0; i < HS; i++) {
+        dq[i] += ds * k[j * HS + i];
+        dk[j * HS + i] += ds * q[i];
+        dv[j * HS + i] += prob[j] * dout[i];
+      }
+    }
+  }
+};
+
+// How many times the usual error is allowed.
+struct Slack {
+  double forward = 1, backward = 1;
+};
+
+static void check(const Case& c, const Slack& slack = {}) {
+  SCOPED_TRACE(testing::Message() << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", heads read "
+                                  << testing::PrintToString(c.pair_of));
+  Layer layer(c);
+  const Expected expected(layer);
+  layer.forward();
+  layer.backward();
+  EXPECT_LE(relative_error(layer.d_out.to_host(), expected.out), tolerance * slack.forward) << "out";
+  EXPECT_LE(relative_error(layer.d_lse.to_host(), expected.lse), 1e-5) << "lse";
+  EXPECT_LE(relative_error(layer.d_delta.to_host(), expected.delta), tolerance * slack.backward) << "delta";
+  std::vector<floatX> dqkv = layer.d_dqkv.to_host(), slab = layer.d_slab.to_host();
+  EXPECT_LE(relative_error(take(dqkv, layer.q()), expected.dq), tolerance * slack.backward) << "dq";
+  take(layer.dqkv, layer.q());
+  for (int p = 0; p < c.pairs(); p++) {
+    std::vector<floatX>&after = p < layer.own ? dqkv : slab, &before = p < layer.own ? layer.dqkv : layer.slab;
+    const std::vector<floatX> dk = take(after, layer.dk(p)), dv = take(after, layer.dv(p));
+    EXPECT_LE(relative_error(dk, expected.dk[size_t(p)]), tolerance * slack.backward) << "dk of pair " << p;
+    EXPECT_LE(relative_error(dv, expected.dv[size_t(p)]), tolerance * slack.backward) << "dv of pair " << p;
+    take(before, layer.dk(p)), take(before, layer.dv(p));
+  }
+  EXPECT_TRUE(same_bits(dqkv, layer.dqkv) && same_bits(slab, layer.slab)) << "wrote to what is nobody's";
+}
+
+// ----------------------------------------------------------------------------
+
+TEST(Attention, OfSeveralLengthsIsTheSoftmaxFormulaWithItsGradients) {
+  for (int64_t T : {1, 7, 63, 64, 65, 127, 128, 129, 300}) check({2, T, 16, {0, 1}, 2});
+  check({1, 300, 64, {0, 1}, 1});
+  check({1, 300, 128, {0}, 1});
+}
+
+TEST(Attention, TakesAnyHeadSizeThatIsAMultipleOfEight) {
+  for (int64_t HS : {8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 104, 128}) check({1, 70, HS, {0, 1}, 1});
+  check({3, 33, 80, {0, 1}, 2});
+}
+
+TEST(Attention, ReadsPairsWhereverTheyLieAndAddsToTheirGradients) {
+  check({2, 70, 8, {0, 1, 2, 3}, 4});  // all its own: the first pair's gradient is =, the second's += and so on
+  check({2, 70, 8, {0, 1, 2, 3}, 0});  // all borrowed
+  check({2, 70, 24, {1, 0, 3, 2}, 2});
+  check({3, 129, 72, {1, 0}, 1});
+}
+
+TEST(Attention, SumsAPairsGradientsOverTheHeadsThatReadIt) {
+  check({2, 70, 8, {0, 0, 1, 1}, 1});
+  check({2, 70, 8, {0, 0, 0}, 1});     // multi-query
+  check({1, 70, 8, {2, 0, 1, 0}, 1});
+  check({1, 129, 96, {1, 0, 1}, 1});
+}
+
+// |q k| is up to 1e4. A score that large has an absolute error near 1e-3 in float, so has log p; and where p is almost 1,
+// dp - delta is a difference of almost equal numbers, one of which was rounded to floatX with out.
+TEST(Attention, StaysFiniteAndRightForHugeScores) {
+  const Slack slack = sizeof(floatX) == 4 ? Slack{30, 30} : Slack{1, 15};
+  check({1, 130, 16, {0, 1}, 1, 30, 30}, slack);
+  check({1, 70, 128, {0, 1}, 1, 16, 16}, slack);
+}
+
+TEST(Attention, OfEqualScoresIsTheMeanOfWhatCameBefore) {
+  check({1, 130, 16, {0, 1}, 1, /*q_scale=*/0});
+  check({1, 70, 72, {0, 1}, 1, 1, /*k_scale=*/0});
+}
+
+TEST(Attention, OfALonePositionIsItsValue) {
+  for (int64_t HS : {8, 128}) {
+    Layer layer({3, 1, HS, {0, 1}, 1});
+    layer.forward();
+    layer.backward();
+    const std::vector<floatX> out = layer.d_out.to_host(), dqkv = layer.d_dqkv.to_host();
+    for (int64_t b = 0; b < 3; b++)
+      for (int64_t i = 0; i < HS; i++) {
+        EXPECT_EQ(float(out[size_t(b * 2 * HS + i)]), float(layer.qkv[size_t(layer.v(0).at(b, i))]));
+        EXPECT_EQ(float(dqkv[size_t(layer.dv(0).at(b, i))]), float(layer.dout[size_t(b * 2 * HS + i)]));
+      }
+  }
+}
+
+// As generation does: a prompt at once, then position by position, then some together.
+TEST(Attention, OfAFewNewPositionsIsThatOfTheWhole) {
+  Layer whole({1, 140, 24, {0, 1, 0}, 1}), pieces(whole.c);
+  whole.forward();
+  int64_t first = 0;
+  for (int64_t end : {5, 6, 7, 70, 71, 128, 129, 140}) {
+    const std::vector<float> before = pieces.d_lse.to_host();
+    pieces.shape.first_query = first, pieces.shape.T = end;
+    // lse is (B, NH, T) of this call's T: to compare it below, calls get arrays of their own.
+    DeviceArray<float> lse(nans<float>(3 * end));
+    attention_forward(pieces.d_out.data, lse.data, pieces.d_qkv.data, pieces.q_stride, pieces.table, pieces.shape);
+    const std::vector<float> piece = lse.to_host(), all = whole.d_lse.to_host();
+    for (int64_t head = 0; head < 3; head++)
+      for (int64_t t = 0; t < end; t++) {
+        const float x = piece[size_t(head * end + t)];
+        if (t < first) EXPECT_TRUE(std::isnan(x)) << "head " << head << ", position " << t;
+        else EXPECT_NEAR(x, all[size_t(head * 140 + t)], 1e-5) << "head " << head << ", position " << t;
+      }
+    const std::vector<floatX> out = pieces.d_out.to_host();
+    for (size_t i = 0; i < out.size(); i++)
+      ASSERT_EQ(std::isnan(float(out[i])), int64_t(i) >= end * whole.C()) << "position " << int64_t(i) / whole.C();
+    first = end;
+  }
+  const std::vector<floatX> out = whole.d_out.to_host();
+  std::vector<double> expected;
+  for (floatX x : out) expected.push_back(double(float(x)));
+  EXPECT_LE(relative_error(pieces.d_out.to_host(), expected), tolerance);
+}
+
+TEST(Attention, NeverReadsWhatLiesAfterTheEnd) {
+  Layer layer({1, 100, 16, {0, 1}, 1});
+  for (int p = 0; p < 2; p++)
+    for (int64_t t = 77; t < 100; t++)
+      for (int64_t i = 0; i < 16; i++) {
+        auto& buffer = p < layer.own ? layer.qkv : layer.lender;
+        buffer[size_t(layer.k(p).at(t, i))] = buffer[size_t(layer.v(p).at(t, i))] = floatX(NAN);
+      }
+  layer.upload();
+  layer.shape.T = 77;
+  layer.forward();
+  const std::vector<floatX> out = layer.d_out.to_host();
+  for (int64_t i = 0; i < 100 * layer.C(); i++)
+    ASSERT_EQ(std::isfinite(float(out[size_t(i)])), i < 77 * layer.C()) << "position " << i / layer.C();
+}
+
+#ifdef SLA_EMU
+TEST(Attention, HasTheSameBitsInWhateverOrderThreadsRun) {
+  for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}}) {
+    std::vector<std::vector<floatX>> first;
+    std::vector<float> first_lse;
+    for (uint64_t seed : {1, 2, 3, 4}) {
+      emu::set_seed(seed);
+      Layer layer(c);
+      layer.forward();
+      layer.backward();
+      std::vector<std::vector<floatX>> results = {layer.d_out.to_host(), layer.d_dqkv.to_host(), layer.d_slab.to_host()};
+      if (first.empty()) first = results, first_lse = layer.d_lse.to_host();
+      for (size_t i = 0; i < results.size(); i++) EXPECT_TRUE(same_bits(results[i], first[i])) << "seed " << seed;
+      EXPECT_TRUE(same_bits(layer.d_lse.to_host(), first_lse)) << "seed " << seed;
+    }
+  }
+  emu::set_seed(1);
+}
+#endif
+
+TEST(CopyRows, CopiesRowsOrSetsThemToZeroAndTouchesNothingElse) {
+  for (int64_t rows : {1, 37, 300})
+    for (int64_t width : {8, 24, 768, 3072})
+      for (bool zeros : {false, true}) {
+        const int64_t dst_stride = width + 8, src_stride = width + 16;
+        const auto src = random_values(rows * src_stride, 1);
+        auto expected = random_values(rows * dst_stride, 2);
+        const DeviceArray<floatX> d_src(src), d_dst(expected);
+        copy_rows(d_dst.data, dst_stride, zeros ? nullptr : d_src.data, src_stride, rows, width);
+        for (int64_t row = 0; row < rows; row++)
+          for (int64_t i = 0; i < width; i++)
+            expected[size_t(row * dst_stride + i)] = zeros ? floatX(0.0f) : src[size_t(row * src_stride + i)];
+        EXPECT_TRUE(same_bits(d_dst.to_host(), expected)) << rows << " x " << width;
+      }
+}

@@ -1,0 +1,576 @@
+// Each operation but attention alone, against its formula in double, on the device that this is compiled for: the CPU, the
+// emulated GPU or a real one. Inputs are rounded to floatX first, so that what is compared is the operation's arithmetic
+// alone; outputs are NaN before, so that what is not written shows.
+#include <gtest/gtest.h>        // TEST
+#include <algorithm>            // std::max
+#include <cmath>                // exp, log, sqrt, tanh
+#include <cstring>              // memcmp
+#include <limits>               // std::numeric_limits
+#include <tuple>                // std::tuple
+#include <vector>               // std::vector
+#include "llmc/device_array.h"  // DeviceArray
+#include "llmc/operations.h"    // what is tested
+#include "llmc/parameters.h"    // ParameterChunk, parameter_chunk_size
+#include "llmc/precision.h"     // floatX, has_master_weights
+#include "llmc/random.h"        // random_normal
+
+// How far results may be off, as a share of their 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
+// square; sums are in fp32 whatever floatX is.
+constexpr double one_rounding = has_master_weights ? 2e-3 : 1e-6, two_roundings = 2 * one_rounding, of_fp32 = 1e-6;
+
+// Normally distributed, rounded to T.
+template <class T>
+static std::vector<T> random_values(int64_t n, uint32_t tag, double scale = 1) {
+  std::vector<T> x(size_t(n), T(0.0f));
+  for (size_t i = 0; i < x.size(); i++) x[i] = T(float(scale * random_normal(1, RandomStream::test, tag, i)));
+  return x;
+}
+
+template <class T>
+static std::vector<T> nans(int64_t n) {
+  return std::vector<T>(size_t(n), T(std::numeric_limits<float>::quiet_NaN()));
+}
+
+// What a floatX or a float is.
+static double real(float x) { return double(x); }
+
+template <class T>
+static std::vector<double> doubles(const std::vector<T>& x) {
+  std::vector<double> y;
+  for (const T& v : x) y.push_back(real(v));
+  return y;
+}
+
+// ||a - expected|| / ||expected||; NaN if a has one.
+template <class T>
+static double relative_error(const std::vector<T>& a, const std::vector<double>& expected) {
+  EXPECT_EQ(a.size(), expected.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); i++) {
+    const double d = real(a[i]) - expected[i];
+    difference += d * d;
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+template <class T>
+static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// The results of `op`, a std::tuple of vectors on the host. The emulated GPU runs it under several orders of its threads and
+// blocks, and the bits must be the same: a missing barrier, or a sum whose order is left to chance, changes them.
+template <class Op>
+static auto in_any_order(Op op, int orders = 8) {
+  const auto results = op();
+#ifdef SLA_EMU
+  for (int seed = 2; seed <= orders; seed++) {
+    emu::set_seed(uint64_t(seed));
+    const auto others = op();
+    const bool same = std::apply([&](const auto&... a) {
+      return std::apply([&](const auto&... b) { return (same_bits(a, b) && ...); }, others);
+    }, results);
+    EXPECT_TRUE(same) << "other bits in the order of seed " << seed;
+  }
+#else
+  (void)orders;
+#endif
+  return results;
+}
+
+// ----------------------------------------------------------------------------
+// Matmul
+
+#ifdef SLA_CPU
+TEST(Exp, IsWithinAFewRoundingErrorsAndKeepsItsLimits) {
+  double worst = 0;
+  for (double x = -87; x < 88.5; x += 0.00173)
+    worst = std::max(worst, std::abs(real(vec_exp(float(x))) / std::exp(real(float(x))) - 1));
+  EXPECT_LE(worst, 3e-7);
+  EXPECT_EQ(vec_exp(0.0f), 1.0f);
+  EXPECT_EQ(vec_exp(-100.0f), 0.0f);
+  EXPECT_EQ(vec_exp(-std::numeric_limits<float>::infinity()), 0.0f);
+  EXPECT_EQ(vec_exp(100.0f), std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isnan(vec_exp(std::numeric_limits<float>::quiet_NaN())));
+}
+#endif
+
+static double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double gelu_slope(double x) {
+  const double k = std::sqrt(2 / M_PI), t = std::tanh(k * (x + 0.044715 * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
+}
+
+// A linear layer with random values, and what it computes in double.
+struct Linear {
+  int64_t N, C, OC;
+  std::vector<floatX> inp = random_values<floatX>(N * C, 1), weight = random_values<floatX>(OC * C, 2);
+  std::vector<floatX> bias = random_values<floatX>(OC, 3), dout = random_values<floatX>(N * OC, 4);
+  std::vector<float> dweight = random_values<float>(OC * C, 5), dbias = random_values<float>(OC, 6);  // that is added to
+
+  DeviceArray<floatX> d_inp{inp}, d_weight{weight}, d_bias{bias}, d_dout{dout};
+
+  std::vector<double> out(bool with_bias) const {
+    std::vector<double> y;
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t o = 0; o < OC; o++) {
+        double sum = with_bias ? real(bias[o]) : 0;
+        for (int64_t i = 0; i < C; i++) sum += real(inp[n * C + i]) * real(weight[o * C + i]);
+        y.push_back(sum);
+      }
+    return y;
+  }
+  struct Gradients {
+    std::vector<double> dinp, dweight, dbias;
+  };
+  Gradients gradients() const {
+    Gradients g = {std::vector<double>(size_t(N * C)), doubles(dweight), doubles(dbias)};
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t o = 0; o < OC; o++) {
+        const double d = real(dout[n * OC + o]);
+        g.dbias[o] += d;
+        for (int64_t i = 0; i < C; i++) {
+          g.dinp[n * C + i] += d * real(weight[o * C + i]);
+          g.dweight[o * C + i] += d * real(inp[n * C + i]);
+        }
+      }
+    return g;
+  }
+};
+
+// Calls f with GELU in the matmul's epilogue and apart from it, where there is a choice.
+template <class F>
+static void fused_and_not(F f) {
+#ifndef SLA_CPU
+  const bool hopper = gpu().is_hopper_or_later;
+  gpu().is_hopper_or_later = false;
+  f();
+  gpu().is_hopper_or_later = hopper;
+#endif
+  f();
+}
+
+TEST(Matmul, ForwardIsInpTimesWeightTransposedPlusBias) {
+  const Linear l = {37, 24, 40};
+  for (bool with_bias : {false, true}) {
+    const auto [out] = in_any_order([&] {
+      DeviceArray<floatX> out(nans<floatX>(l.N * l.OC));
+      matmul_forward(out.data, l.d_inp.data, l.d_weight.data, with_bias ? l.d_bias.data : nullptr, l.N, l.C, l.OC);
+      return std::make_tuple(out.to_host());
+    });
+    EXPECT_LE(relative_error(out, l.out(with_bias)), one_rounding);
+  }
+}
+
+TEST(Matmul, WithGeluGivesItsInputToo) {
+  const Linear l = {37, 24, 40};
+  fused_and_not([&] {
+    for (bool with_bias : {false, true}) {
+      const auto [out, pre_gelu] = in_any_order([&] {
+        DeviceArray<floatX> out(nans<floatX>(l.N * l.OC)), pre_gelu(nans<floatX>(l.N * l.OC));
+        matmul_gelu_forward(out.data, pre_gelu.data, l.d_inp.data, l.d_weight.data, with_bias ? l.d_bias.data : nullptr,
+                            l.N, l.C, l.OC);
+        return std::make_tuple(out.to_host(), pre_gelu.to_host());
+      });
+      std::vector<double> expected = l.out(with_bias);
+      EXPECT_LE(relative_error(pre_gelu, expected), one_rounding);
+      for (double& x : expected) x = gelu_of(x);
+      EXPECT_LE(relative_error(out, expected), two_roundings);
+    }
+  });
+}
+
+TEST(Matmul, BackwardSetsTheInputsGradientAndAddsToTheWeights) {
+  for (const Linear& l : {Linear{37, 24, 136}, Linear{203, 8, 520}}) {  // the second: several blocks of bias_backward
+    const auto [dinp, dweight, dbias] = in_any_order([&] {
+      DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
+      DeviceArray<float> dweight(l.dweight), dbias(l.dbias);
+      matmul_backward(dinp.data, dweight.data, dbias.data, l.d_dout.data, l.d_inp.data, l.d_weight.data, l.N, l.C, l.OC);
+      return std::make_tuple(dinp.to_host(), dweight.to_host(), dbias.to_host());
+    });
+    const Linear::Gradients expected = l.gradients();
+    EXPECT_LE(relative_error(dinp, expected.dinp), one_rounding);
+    EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
+    EXPECT_LE(relative_error(dbias, expected.dbias), of_fp32);
+  }
+}
+
+TEST(Matmul, BackwardThroughGeluMultipliesWithItsDerivative) {
+  const Linear l = {37, 24, 40};
+  const std::vector<floatX> pre_gelu = random_values<floatX>(l.N * l.C, 7);
+  const DeviceArray<floatX> d_pre_gelu(pre_gelu);
+  Linear::Gradients expected = l.gradients();
+  for (size_t i = 0; i < pre_gelu.size(); i++) expected.dinp[i] *= gelu_slope(real(pre_gelu[i]));
+  fused_and_not([&] {
+    const auto [dinp, dweight] = in_any_order([&] {
+      DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
+      DeviceArray<float> dweight(l.dweight);
+      matmul_gelu_backward(dinp.data, dweight.data, nullptr, l.d_dout.data, l.d_inp.data, d_pre_gelu.data, l.d_weight.data,
+                           l.N, l.C, l.OC);
+      return std::make_tuple(dinp.to_host(), dweight.to_host());
+    });
+    EXPECT_LE(relative_error(dinp, expected.dinp), two_roundings);
+    EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
+  });
+}
+
+TEST(Matmul, BiasGradientOfManyRowsIsTheirSum) {
+  const int64_t N = 1403, OC = 264;
+  const std::vector<floatX> dout = random_values<floatX>(N * OC, 1);
+  const std::vector<float> dbias = random_values<float>(OC, 2);
+  std::vector<double> expected = doubles(dbias);
+  for (size_t i = 0; i < dout.size(); i++) expected[i % size_t(OC)] += real(dout[i]);
+  const DeviceArray<floatX> d_dout(dout);
+  const auto [result] = in_any_order([&] {
+    DeviceArray<float> result(dbias);
+    bias_backward(result.data, d_dout.data, N, OC);
+    return std::make_tuple(result.to_host());
+  });
+  EXPECT_LE(relative_error(result, expected), of_fp32);
+}
+
+// ----------------------------------------------------------------------------
+// LayerNorm
+
+struct RowsAndChannels {
+  int64_t N, C;
+};
+// One lane's channels; several lanes'; GPT-2's; a row that ends within a warp; nearly as many as there may be.
+static const RowsAndChannels layernorm_shapes[] = {{131, 8}, {37, 40}, {35, 768}, {18, 1288}, {17, 8184}};
+
+struct LayerNormValues {
+  std::vector<double> out, mean, rstd, dinp, dweight, dbias;
+};
+static LayerNormValues layernorm_in_double(const std::vector<floatX>& inp, const std::vector<floatX>& weight,
+                                           const std::vector<floatX>* bias, const std::vector<floatX>& dout,
+                                           const RowsAndChannels& s) {
+  const int64_t N = s.N, C = s.C;
+  LayerNormValues v;
+  v.out.resize(N * C), v.dinp.resize(N * C), v.dweight.resize(C), v.dbias.resize(C);
+  for (int64_t n = 0; n < N; n++) {
+    double mean = 0, var = 0, g_mean = 0, gx_mean = 0;
+    for (int64_t i = 0; i < C; i++) mean += real(inp[n * C + i]) / C;
+    for (int64_t i = 0; i < C; i++) var += std::pow(real(inp[n * C + i]) - mean, 2) / C;
+    const double rstd = 1 / std::sqrt(var + 1e-5);
+    std::vector<double> xhat(C), g(C);
+    for (int64_t i = 0; i < C; i++) {
+      const double d = real(dout[n * C + i]), w = real(weight[i]);
+      xhat[i] = (real(inp[n * C + i]) - mean) * rstd;
+      v.out[n * C + i] = xhat[i] * w + (bias != nullptr ? real((*bias)[i]) : 0);
+      g[i] = d * w;
+      g_mean += g[i] / C, gx_mean += g[i] * xhat[i] / C;
+      v.dweight[i] += d * xhat[i];
+      v.dbias[i] += d;
+    }
+    for (int64_t i = 0; i < C; i++) v.dinp[n * C + i] = rstd * (g[i] - g_mean - xhat[i] * gx_mean);
+    v.mean.push_back(mean), v.rstd.push_back(rstd);
+  }
+  return v;
+}
+
+TEST(LayerNorm, OfASumIsThatOfTheSumAsItIsStored) {
+  for (const RowsAndChannels& s : layernorm_shapes) {
+    SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
+    const int64_t N = s.N, C = s.C;
+    const auto a = random_values<floatX>(N * C, 1, 3), b = random_values<floatX>(N * C, 2);
+    const auto weight = random_values<floatX>(C, 3), bias = random_values<floatX>(C, 4);
+    const DeviceArray<floatX> d_a(a), d_b(b), d_weight(weight), d_bias(bias);
+    for (bool with_bias : {false, true}) {
+      const floatX* bias_pointer = with_bias ? d_bias.data : nullptr;
+      const auto [residual, out, mean, rstd] = in_any_order([&] {
+        DeviceArray<floatX> residual(nans<floatX>(N * C)), out(nans<floatX>(N * C));
+        DeviceArray<float> mean(nans<float>(N)), rstd(nans<float>(N));
+        residual_layernorm_forward(residual.data, out.data, mean.data, rstd.data, d_a.data, d_b.data, d_weight.data,
+                                   bias_pointer, N, C, 1e-5f);
+        return std::make_tuple(residual.to_host(), out.to_host(), mean.to_host(), rstd.to_host());
+      }, 2);
+      for (size_t i = 0; i < a.size(); i++) ASSERT_EQ(float(residual[i]), float(floatX(float(a[i]) + float(b[i])))) << i;
+      const LayerNormValues expected = layernorm_in_double(residual, weight, with_bias ? &bias : nullptr, residual, s);
+      EXPECT_LE(relative_error(out, expected.out), one_rounding);
+      EXPECT_LE(relative_error(mean, expected.mean), of_fp32);
+      EXPECT_LE(relative_error(rstd, expected.rstd), of_fp32);
+
+      const DeviceArray<floatX> d_residual(residual), again(nans<floatX>(N * C));
+      const DeviceArray<float> mean_again(nans<float>(N)), rstd_again(nans<float>(N));
+      layernorm_forward(again.data, mean_again.data, rstd_again.data, d_residual.data, d_weight.data, bias_pointer, N, C,
+                        1e-5f);
+      EXPECT_TRUE(same_bits(again.to_host(), out)) << "computed again from the residual stream";
+      EXPECT_TRUE(same_bits(mean_again.to_host(), mean) && same_bits(rstd_again.to_host(), rstd));
+    }
+  }
+}
+
+TEST(LayerNorm, KeepsItsDigitsWhereTheMeanIsLarge) {
+  const int64_t N = 5, C = 256;
+  std::vector<floatX> inp = random_values<floatX>(N * C, 1), one(size_t(C), floatX(1.0f));
+  for (floatX& x : inp) x = floatX(float(x) + 1000.0f);
+  const LayerNormValues expected = layernorm_in_double(inp, one, nullptr, inp, {N, C});
+  const DeviceArray<floatX> d_inp(inp), d_one(one), out(nans<floatX>(N * C));
+  const DeviceArray<float> mean(nans<float>(N)), rstd(nans<float>(N));
+  layernorm_forward(out.data, mean.data, rstd.data, d_inp.data, d_one.data, nullptr, N, C, 1e-5f);
+  EXPECT_LE(relative_error(out.to_host(), expected.out), std::max(one_rounding, 1e-4));  // 1000's last place is 6e-5
+  EXPECT_LE(relative_error(rstd.to_host(), expected.rstd), of_fp32);
+}
+
+TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
+  std::vector<RowsAndChannels> shapes(std::begin(layernorm_shapes), std::end(layernorm_shapes));
+  shapes.push_back({16409, 8});  // more than 1,024 blocks of 16 rows
+  for (const RowsAndChannels& s : shapes) {
+    SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
+    const int64_t N = s.N, C = s.C;
+    const auto inp = random_values<floatX>(N * C, 1, 3), weight = random_values<floatX>(C, 2);
+    const auto dout = random_values<floatX>(N * C, 3), dinp = random_values<floatX>(N * C, 4);
+    const auto dweight = random_values<float>(C, 5), dbias = random_values<float>(C, 6);
+    LayerNormValues expected = layernorm_in_double(inp, weight, nullptr, dout, s);
+    for (size_t i = 0; i < dinp.size(); i++) expected.dinp[i] += real(dinp[i]);
+    for (size_t i = 0; i < size_t(C); i++) expected.dweight[i] += double(dweight[i]), expected.dbias[i] += double(dbias[i]);
+
+    const DeviceArray<floatX> d_inp(inp), d_weight(weight), d_dout(dout);
+    const DeviceArray<float> mean(std::vector<float>(expected.mean.begin(), expected.mean.end()));
+    const DeviceArray<float> rstd(std::vector<float>(expected.rstd.begin(), expected.rstd.end()));
+    for (bool with_bias : {true, false}) {
+      if (!with_bias && N * C > 20000) continue;
+      const auto [dinp_result, dweight_result, dbias_result] = in_any_order([&] {
+        DeviceArray<floatX> d_dinp(dinp);
+        DeviceArray<float> d_dweight(dweight), d_dbias(dbias);
+        layernorm_backward(d_dinp.data, d_dweight.data, with_bias ? d_dbias.data : nullptr, d_dout.data, d_inp.data,
+                           mean.data, rstd.data, d_weight.data, N, C);
+        return std::make_tuple(d_dinp.to_host(), d_dweight.to_host(), d_dbias.to_host());
+      }, N * C > 20000 ? 2 : 8);
+      EXPECT_LE(relative_error(dinp_result, expected.dinp), one_rounding);
+      EXPECT_LE(relative_error(dweight_result, expected.dweight), of_fp32);
+      EXPECT_LE(relative_error(dbias_result, with_bias ? expected.dbias : doubles(dbias)), of_fp32);
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// GELU
+
+TEST(Gelu, AndItsDerivativeAreTheTanhForm) {
+  std::vector<floatX> x, d;
+  for (float v = -12; v < 12; v += 0.01f) x.push_back(floatX(v)), d.push_back(floatX(1.5f));
+  for (float v : {0.0f, 1e4f, 1e9f, 1e15f, 3e38f}) x.push_back(floatX(v)), x.push_back(floatX(-v));
+  while (x.size() % 8 != 0) x.push_back(floatX(0.5f));
+  d.resize(x.size(), floatX(1.5f));
+
+  const DeviceArray<floatX> d_x(x);
+  const auto [y, slope] = in_any_order([&] {
+    DeviceArray<floatX> y(nans<floatX>(int64_t(x.size()))), slope(d);
+    gelu_forward(y.data, d_x.data, int64_t(x.size()));
+    gelu_backward(slope.data, d_x.data, int64_t(x.size()));
+    return std::make_tuple(y.to_host(), slope.to_host());
+  });
+  for (size_t i = 0; i < x.size(); i++) {
+    const double v = real(x[i]);
+    const bool huge = std::abs(v) > 1e3;  // where gelu_slope's own squares overflow
+    const double e_y = gelu_of(v), e_slope = 1.5 * (huge ? double(v > 0) : gelu_slope(v));
+    EXPECT_NEAR(real(y[i]), e_y, 2 * one_rounding * std::max(1.0, std::abs(e_y))) << v;
+    EXPECT_NEAR(real(slope[i]), e_slope, 3 * one_rounding) << v;
+  }
+}
+
+TEST(Gelu, LetsNaNThrough) {
+  const std::vector<floatX> ones(8, floatX(1.0f));
+  const DeviceArray<floatX> x(nans<floatX>(8)), y(ones), d(ones);
+  gelu_forward(y.data, x.data, 8);
+  gelu_backward(d.data, x.data, 8);
+  EXPECT_TRUE(std::isnan(float(y.to_host()[0])));
+  EXPECT_TRUE(std::isnan(float(d.to_host()[0])));
+}
+
+// ----------------------------------------------------------------------------
+// Classifier
+
+TEST(Classifier, GivesTheCrossEntropyAndItsGradientEvenForHugeLogits) {
+  // Less than a group of eight; a part of one behind whole ones; one; more than a group a thread.
+  for (int64_t V : {3, 37, 257, 5003, 20011})
+    for (double scale : {1.0, 1e4}) {
+      SCOPED_TRACE(testing::Message() << V << " columns, logits of " << scale);
+      const int64_t rows = 5, ld = (V + 63) / 64 * 64;
+      const float dloss = 0.25f;
+      const int last = int(V - 1), targets[] = {0, last, 2, 2, last / 2};
+      std::vector<floatX> logits = random_values<floatX>(rows * ld, 1, scale);
+      std::vector<double> e_losses, e_gradient;
+      for (int64_t n = 0; n < rows; n++) {
+        for (int64_t i = V; i < ld; i++) logits[n * ld + i] = nans<floatX>(1)[0];
+        auto logit = [&](int64_t i) { return real(logits[n * ld + i]); };
+        double max = logit(0), sum = 0;
+        for (int64_t i = 0; i < V; i++) max = std::max(max, logit(i));
+        for (int64_t i = 0; i < V; i++) sum += std::exp(logit(i) - max);
+        e_losses.push_back(std::log(sum) + max - logit(targets[n]));
+        for (int64_t i = 0; i < V; i++) e_gradient.push_back(dloss * (std::exp(logit(i) - max) / sum - (i == targets[n])));
+      }
+      const DeviceArray<int> d_targets(std::vector<int>(targets, targets + rows));
+      const auto [losses, result, losses_only, untouched] = in_any_order([&] {
+        DeviceArray<floatX> result(logits), untouched(logits);
+        DeviceArray<float> losses(nans<float>(rows)), losses_only(nans<float>(rows));
+        classifier(losses.data, result.data, d_targets.data, rows, V, ld, dloss, true);
+        classifier(losses_only.data, untouched.data, d_targets.data, rows, V, ld, dloss, false);
+        return std::make_tuple(losses.to_host(), result.to_host(), losses_only.to_host(), untouched.to_host());
+      }, V > 1000 || scale > 1 ? 2 : 8);
+      EXPECT_TRUE(same_bits(losses, losses_only));
+      EXPECT_TRUE(same_bits(untouched, logits)) << "without a gradient the logits stay";
+      std::vector<floatX> gradient;
+      for (int64_t n = 0; n < rows; n++) {
+        gradient.insert(gradient.end(), &result[n * ld], &result[n * ld] + V);
+        for (int64_t i = V; i < ld; i++) ASSERT_EQ(float(result[n * ld + i]), 0.0f) << "row " << n << " column " << i;
+      }
+      EXPECT_LE(relative_error(losses, e_losses), of_fp32);
+      EXPECT_LE(relative_error(gradient, e_gradient), has_master_weights ? one_rounding : 2e-6);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Embedding
+
+TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
+  struct Case {
+    int64_t B, T, C, V;
+  };
+  // Few tokens; positions beyond a round of 1,024, of few tokens and of many; more channels than a block's threads own.
+  for (const Case& c : {Case{2, 5, 40, 4}, Case{3, 401, 8, 7}, Case{1, 1030, 8, 5000}, Case{1, 33, 2056, 9}}) {
+    SCOPED_TRACE(testing::Message() << c.B << " x " << c.T << " x " << c.C << " of " << c.V);
+    const int64_t N = c.B * c.T, C = c.C, first_position = 2;
+    std::vector<int> tokens;
+    for (int64_t n = 0; n < N; n++)
+      tokens.push_back(int(random_uniform(1, RandomStream::test, 7, uint64_t(n)) * double(c.V)));
+    const auto wte = random_values<floatX>(c.V * C, 1), wpe = random_values<floatX>((c.T + first_position) * C, 2);
+    const auto dout = random_values<floatX>(N * C, 3);
+    const auto dwte = random_values<float>(c.V * C, 4), dwpe = random_values<float>((c.T + first_position) * C, 5);
+    std::vector<double> e_out, e_dwte = doubles(dwte), e_dwpe = doubles(dwpe);
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t i = 0; i < C; i++) {
+        e_out.push_back(real(wte[tokens[n] * C + i]) + double(float(wpe[(n % c.T + first_position) * C + i])));
+        e_dwte[tokens[n] * C + i] += real(dout[n * C + i]);
+        e_dwpe[n % c.T * C + i] += real(dout[n * C + i]);
+      }
+    const DeviceArray<int> d_tokens(tokens);
+    const DeviceArray<floatX> d_wte(wte), d_wpe(wpe), d_dout(dout);
+    const auto [out, dwte_result, dwpe_result] = in_any_order([&] {
+      DeviceArray<floatX> d_out(nans<floatX>(N * C));
+      DeviceArray<float> d_dwte(dwte), d_dwpe(dwpe);
+      embedding_forward(d_out.data, d_tokens.data, d_wte.data, d_wpe.data, c.B, c.T, C, first_position);
+      embedding_backward(d_dwte.data, d_dwpe.data, d_dout.data, d_tokens.data, c.B, c.T, C);
+      return std::make_tuple(d_out.to_host(), d_dwte.to_host(), d_dwpe.to_host());
+    }, N > 1000 ? 3 : 8);
+    EXPECT_LE(relative_error(out, e_out), one_rounding);
+    EXPECT_LE(relative_error(dwte_result, e_dwte), of_fp32);
+    EXPECT_LE(relative_error(dwpe_result, e_dwpe), of_fp32);
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Optimizer
+
+// Chunks of tensors of these sizes, laid out as in an arena with at least one element between two of them.
+struct Arena {
+  std::vector<ParameterChunk> chunks;
+  int64_t size = 64;
+
+  explicit Arena(const std::vector<int64_t>& sizes) {
+    for (size_t tensor = 0; tensor < sizes.size(); tensor++) {
+      for (int64_t i = 0; i < sizes[tensor]; i += parameter_chunk_size)
+        chunks.push_back({size + i, int(std::min<int64_t>(parameter_chunk_size, sizes[tensor] - i)), tensor % 2 == 0});
+      size += sizes[tensor] / 64 * 64 + 64;
+    }
+  }
+  // Calls f(i, the chunk that i lies in, or null).
+  template <class F>
+  void for_each(F f) const {
+    int64_t i = 0;
+    for (const ParameterChunk& chunk : chunks) {
+      for (; i < chunk.begin; i++) f(size_t(i), nullptr);
+      for (; i < chunk.begin + chunk.count; i++) f(size_t(i), &chunk);
+    }
+    for (; i < size; i++) f(size_t(i), nullptr);
+  }
+};
+
+TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
+  const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056});
+  const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that counts
+  const AdamWStep step = {float(lr), float(b1), float(b2), float(eps), float(1 - std::pow(b1, 3)),
+                          float(1 - std::pow(b2, 3)), float(scale), float(decay)};
+  const auto weights = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2, 0.1);
+  const auto grads = random_values<float>(arena.size, 3);
+  auto v = random_values<float>(arena.size, 4);
+  for (float& x : v) x = 0.01f * x * x;
+  std::vector<floatX> params;
+  for (float x : weights) params.push_back(floatX(x));
+
+  std::vector<double> e_weights = doubles(has_master_weights ? weights : std::vector<float>(params.begin(), params.end()));
+  std::vector<double> e_m = doubles(m), e_v = doubles(v);
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk == nullptr) return;
+    const double g = scale * double(grads[i]);
+    e_m[i] = b1 * e_m[i] + (1 - b1) * g;
+    e_v[i] = b2 * e_v[i] + (1 - b2) * g * g;
+    e_weights[i] -= lr * (chunk->decays ? decay : 0) * e_weights[i];
+    e_weights[i] -= lr * (e_m[i] / (1 - std::pow(b1, 3))) / (std::sqrt(e_v[i] / (1 - std::pow(b2, 3))) + eps);
+  });
+
+  const DeviceArray<ParameterChunk> d_chunks(arena.chunks);
+  const DeviceArray<float> d_grads(grads);
+  const auto [new_params, new_weights, new_m, new_v] = in_any_order([&] {
+    DeviceArray<floatX> d_params(params);
+    DeviceArray<float> d_weights(weights), d_m(m), d_v(v);
+    adamw_update(d_params.data, has_master_weights ? d_weights.data : nullptr, d_m.data, d_v.data, d_grads.data,
+                 d_chunks.data, int64_t(d_chunks.size), step);
+    return std::make_tuple(d_params.to_host(), d_weights.to_host(), d_m.to_host(), d_v.to_host());
+  });
+  const std::vector<float> updated =
+      has_master_weights ? new_weights : std::vector<float>(new_params.begin(), new_params.end());
+  EXPECT_LE(relative_error(updated, e_weights), 5e-7);
+  EXPECT_LE(relative_error(new_m, e_m), 5e-7);
+  EXPECT_LE(relative_error(new_v, e_v), 5e-7);
+  EXPECT_TRUE(same_bits(d_grads.to_host(), grads)) << "the gradient stays";
+  const std::vector<floatX>& p = new_params;  // a structured binding cannot be captured
+  const std::vector<float>& w = new_weights;
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk == nullptr) {
+      EXPECT_EQ(float(p[i]), float(params[i])) << "between the tensors";
+    } else if (has_master_weights) {
+      EXPECT_EQ(float(p[i]), float(floatX(w[i]))) << "rounded masters";
+    }
+  });
+}
+
+// How far one step moves a parameter of 1 whose gradient is `grad`, in units of the learning rate.
+static double adamw_move(float grad, float eps, float weight_decay) {
+  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 1, 1}});
+  const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
+  const std::vector<float> zeros(64, 0.0f), ones(64, 1.0f), gradients(64, grad);
+  const DeviceArray<float> weights(ones), m(zeros), v(zeros), grads(gradients);
+  adamw_update(params.data, has_master_weights ? weights.data : nullptr, m.data, v.data, grads.data, chunks.data, 1,
+               {0.125f, 0.9f, 0.95f, eps, 0.1f, 0.05f, 1.0f, weight_decay});
+  return (1 - double(has_master_weights ? weights.to_host()[0] : float(params.to_host()[0]))) / 0.125;
+}
+
+TEST(AdamW, MovesByTheLearningRateInTheFirstStepWhateverTheGradient) {
+  EXPECT_NEAR(adamw_move(0.3f, 1e-8f, 0), 1, 1e-5);
+  EXPECT_NEAR(adamw_move(-1e-4f, 1e-8f, 0), -1, 2e-4);
+  EXPECT_EQ(adamw_move(0, 1e-8f, 0), 0);
+  EXPECT_NEAR(adamw_move(0.5f, 0.5f, 0), 0.5, 1e-5) << "eps stands beside the root";
+  EXPECT_NEAR(adamw_move(0, 1e-8f, 0.1f), 0.1, 1e-5) << "decay by itself";
+}
+
+TEST(SumOfSquares, IsExactWhereFloatWouldNotBeAndLeavesGapsOut) {
+  std::vector<int64_t> sizes = {30000, 3, 64, 8189};
+  sizes.resize(1030, 8);  // more chunks than the threads that add up their sums
+  const Arena arena(sizes);
+  std::vector<float> x = nans<float>(arena.size);
+  double expected = 0;
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk != nullptr) x[i] = 1.0f, expected += 1;
+  });
+  x[size_t(arena.chunks[0].begin) + 77] = 30000.0f;
+  expected += 9e8 - 1;
+  const DeviceArray<ParameterChunk> d_chunks(arena.chunks);
+  const DeviceArray<float> d_x(x);
+  const auto [sum] = in_any_order([&] {
+    return std::make_tuple(std::vector<double>{sum_of_squares(d_x.data, d_chunks.data, int64_t(d_chunks.size))});
+  }, 2);
+  EXPECT_EQ(sum[0], expected);
+}

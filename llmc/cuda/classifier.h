@@ -1,0 +1,69 @@
+// Softmax and cross-entropy over the vocabulary, for a chunk of rows: loss and gradient from one read of the logits out of
+// memory.
+//
+//   losses (rows) = logsumexp(logits) - logits[target], in nats
+//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in their own place, 0 in the columns [V, ld); only with
+//     write_gradient, otherwise they stay
+//
+// Every exponential is of a logit minus the row's largest, so that none overflows.
+#pragma once
+#include <algorithm>       // std::min
+#include <cstdint>         // int64_t
+#include "../error.h"      // CHECK
+#include "../precision.h"  // floatX
+#include "device.h"        // gpu
+#include "launch.h"        // launch, shared_memory
+#include "vec.h"           // load8, store8, to_float, block_max, block_sum
+
+constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
+
+// A block owns a row, a thread every blockDim.x-th group of eight columns. The first pass takes the maximum and the sum together:
+// each thread rescales its sum when its maximum grows, and all of them once more at the end. The second pass finds the row
+// in L1 or L2 (100 KB of bf16 for GPT-2's vocabulary), so that memory is read once and written once. Rows are padded to
+// whole groups: the last one is read whole, and what is beyond V counts as -inf.
+__global__ void __launch_bounds__(classifier_threads)
+    classifier_kernel(float* losses, floatX* logits, const int* targets, int V, int64_t ld, float dloss,
+                      bool write_gradient) {
+  float* shared = reinterpret_cast<float*>(shared_memory);
+  floatX* row = logits + int64_t(blockIdx.x) * ld;
+  const int target = targets[blockIdx.x];
+  const float target_logit = to_float(row[target]);  // read before the barriers, after which the gradient takes its place
+
+  float max = -INFINITY, sum = 0;  // of this thread's columns
+  for (int i = int(threadIdx.x) * 8; i < V; i += int(blockDim.x) * 8) {
+    float x[8];
+    load8(x, row + i);
+    float larger = max;
+    for (int j = 0; j < 8; j++) {
+      if (i + j >= V) x[j] = -INFINITY;
+      larger = fmaxf(larger, x[j]);
+    }
+    sum *= __expf(max - larger);
+    for (int j = 0; j < 8; j++) sum += __expf(x[j] - larger);
+    max = larger;
+  }
+  const float row_max = block_max(max, shared);
+  const float row_sum = block_sum(sum * __expf(max - row_max), shared);  // a thread without columns adds 0 * exp(-inf) = 0
+  if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + (row_max - target_logit);
+  if (!write_gradient) return;
+
+  const float scale = dloss / row_sum;
+  for (int i = int(threadIdx.x) * 8; i < ld; i += int(blockDim.x) * 8) {
+    float x[8];
+    load8(x, row + i);
+    for (int j = 0; j < 8; j++) {
+      const float gradient = __expf(x[j] - row_max) * scale - (i + j == target ? dloss : 0.0f);
+      x[j] = i + j < V ? gradient : 0.0f;
+    }
+    store8(row + i, x);
+  }
+}
+
+// See the head. V columns are real, 0 <= targets < V; ld is a multiple of 64 (whole tiles of the head's matmuls).
+inline void classifier(float* losses, floatX* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
+                       bool write_gradient) {
+  CHECK(V <= ld && ld % 64 == 0);
+  const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(V, 8 * warp_size) * warp_size));
+  launch(classifier_kernel, dim3(unsigned(rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float), gpu().stream,
+         losses, logits, targets, V, ld, dloss, write_gradient);
+}

@@ -1,0 +1,34 @@
+// The second half of a sum over rows: what blocks have left as partial sums is added up, in an order that does not depend on which
+// block came first.
+#pragma once
+#include <cstdint>    // int64_t
+#include "device.h"   // gpu
+#include "launch.h"   // launch, shared_memory
+#include "vec.h"      // ceil_div, warp_size
+
+constexpr int column_sums_warps = 32;
+
+// dst (columns) += the sum over `rows` of partial, whose rows lie `stride` apart. A block owns 32 columns, a lane one of them. Each of
+// the 32 warps adds up every 32nd row, and the first warp adds up the warps' sums (32, 32) in order.
+__global__ void __launch_bounds__(column_sums_warps * warp_size)
+    add_column_sums_kernel(float* dst, const float* partial, int rows, int64_t stride, int columns) {
+  float* sums = reinterpret_cast<float*>(shared_memory);
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
+  const int column = int(blockIdx.x) * warp_size + lane;
+  float sum = 0;
+  if (column < columns) {
+#pragma unroll 8
+    for (int row = warp; row < rows; row += column_sums_warps) sum += partial[row * stride + column];
+  }
+  sums[warp * warp_size + lane] = sum;
+  __syncthreads();
+  if (warp != 0 || column >= columns) return;
+  sum = 0;
+  for (int w = 0; w < column_sums_warps; w++) sum += sums[w * warp_size + lane];
+  dst[column] += sum;
+}
+
+inline void add_column_sums(float* dst, const float* partial, int64_t rows, int64_t stride, int64_t columns) {
+  launch(add_column_sums_kernel, dim3(unsigned(ceil_div(columns, warp_size))), dim3(column_sums_warps * warp_size),
+         column_sums_warps * warp_size * sizeof(float), gpu().stream, dst, partial, rows, stride, columns);
+}

@@ -1,0 +1,136 @@
+// Token and position embeddings. B: sequences, T: positions, C: channels (a multiple of 8), N = B T.
+//
+//   embedding_forward:  out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
+//   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
+//
+// Tokens repeat, so several rows of dout meet in one row of dwte. Atomics would add them in an order that changes from run
+// to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
+#pragma once
+#include <algorithm>       // std::min
+#include <cstdint>         // int64_t, uintptr_t
+#include "../error.h"      // CHECK
+#include "../precision.h"  // floatX
+#include "device.h"        // gpu
+#include "launch.h"        // launch, shared_memory
+#include "vec.h"           // load8, store8, ceil_div, full_warp
+
+// A block owns a row of out, a thread eight channels of it.
+__global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, unsigned T,
+                                         int64_t C, int64_t first_position) {
+  const int64_t n = blockIdx.x;
+  const floatX* token = wte + tokens[n] * C;
+  const floatX* position = wpe + (first_position + blockIdx.x % T) * C;
+  for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
+    float x[8], y[8];
+    load8(x, token + i);
+    load8(y, position + i);
+    for (int j = 0; j < 8; j++) x[j] += y[j];
+    store8(out + n * C + i, x);
+  }
+}
+
+// A block owns a position t, a thread eight channels of dwpe[t]: it adds up the sequences' rows in registers.
+__global__ void embedding_backward_wpe_kernel(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
+  const int64_t t = blockIdx.x;
+  for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
+    float sum[8];
+    load8(sum, dwpe + t * C + i);
+#pragma unroll 4
+    for (int64_t b = 0; b < B; b++) {
+      float x[8];
+      load8(x, dout + (b * T + t) * C + i);
+      for (int j = 0; j < 8; j++) sum[j] += x[j];
+    }
+    store8(dwpe + t * C + i, sum);
+  }
+}
+
+constexpr int wte_threads = 256, wte_warps = wte_threads / warp_size;
+constexpr int wte_round = 4 * wte_threads;  // positions that a block looks at together: four a thread
+constexpr int no_token = -1;
+
+// tokens[i, i + 4), i a multiple of 4; no_token from position `end` on.
+__device__ inline int4 load_tokens(const int* tokens, int64_t i, int64_t end) {
+  if (i + 4 <= end) return *reinterpret_cast<const int4*>(tokens + i);
+  return make_int4(i < end ? tokens[i] : no_token, i + 1 < end ? tokens[i + 1] : no_token,
+                   i + 2 < end ? tokens[i + 2] : no_token, no_token);
+}
+
+// A block owns the token at position n, unless the token has occurred before: then it leaves. The owner walks the positions
+// from n on in rounds of 1,024, collects those of its token in shared memory in ascending order, and adds their rows; a
+// thread owns eight channels, and has several loads in flight since the list is there before the sum begins.
+//
+// The search is comparisons of ints that come from L1 or L2. Looking back ends with the round of the token's first
+// occurrence, and only first occurrences look ahead: about 2 N comparisons for each different token, never more than N^2.
+// N = 65,536 bounds it by 4e9, an estimated millisecond of an H100, and text repeats itself enough for a fraction of that; a
+// step of GPT-2 124M over as many tokens takes some 300 ms.
+__global__ void __launch_bounds__(wte_threads)
+    embedding_backward_wte_kernel(float* dwte, const floatX* dout, const int* tokens, int64_t N, int64_t C) {
+  int* matches_of_warp = reinterpret_cast<int*>(shared_memory);  // (warps)
+  int* matches = matches_of_warp + wte_warps;                    // (wte_round): positions within the round
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, mine = int(threadIdx.x) * 4;
+  const int64_t n = blockIdx.x;
+  const int token = tokens[n];
+
+  for (int64_t first = 0; first < n; first += wte_round) {
+    const int4 t = load_tokens(tokens, first + mine, n);
+    if (__syncthreads_or(t.x == token || t.y == token || t.z == token || t.w == token)) return;
+  }
+
+  for (int64_t first = n / wte_round * wte_round; first < N; first += wte_round) {  // before n there is no match
+    const int4 t = load_tokens(tokens, first + mine, N);
+    const bool match[4] = {t.x == token, t.y == token, t.z == token, t.w == token};
+    if (!__syncthreads_or(match[0] || match[1] || match[2] || match[3])) continue;
+
+    int place = 0, in_warp = 0;  // how many matches lie in lower lanes, then also in lower warps; how many in this warp
+    for (int j = 0; j < 4; j++) {
+      const unsigned lanes = __ballot_sync(full_warp, match[j]);
+      place += __popc(lanes & ((1u << lane) - 1));
+      in_warp += __popc(lanes);
+    }
+    if (lane == 0) matches_of_warp[warp] = in_warp;
+    __syncthreads();
+    int count = 0;
+    for (int w = 0; w < wte_warps; w++) {
+      if (w == warp) place += count;
+      count += matches_of_warp[w];
+    }
+    for (int j = 0; j < 4; j++)
+      if (match[j]) matches[place++] = mine + j;
+    __syncthreads();
+
+    for (int64_t i = threadIdx.x * 8; i < C; i += wte_threads * 8) {
+      float sum[8];
+      load8(sum, dwte + token * C + i);
+#pragma unroll 8
+      for (int k = 0; k < count; k++) {
+        float x[8];
+        load8(x, dout + (first + matches[k]) * C + i);
+        for (int j = 0; j < 8; j++) sum[j] += x[j];
+      }
+      store8(dwte + token * C + i, sum);
+    }
+  }
+}
+
+// A thread for each eight channels, in whole warps, up to 256.
+inline dim3 embedding_block(int64_t C) {
+  CHECK(C % 8 == 0);
+  return dim3(unsigned(std::min<int64_t>(256, ceil_div(C / 8, warp_size) * warp_size)));
+}
+
+// out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
+inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B, int64_t T,
+                              int64_t C, int64_t first_position) {
+  launch(embedding_forward_kernel, dim3(unsigned(B * T)), embedding_block(C), 0, gpu().stream, out, tokens, wte, wpe, T, C,
+         first_position);
+}
+
+// dwte[tokens] += dout (B, T, C); dwpe[t] += dout. tokens is 16-byte aligned.
+inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,
+                               int64_t C) {
+  CHECK(uintptr_t(tokens) % 16 == 0);
+  launch(embedding_backward_wpe_kernel, dim3(unsigned(T)), embedding_block(C), 0, gpu().stream, dwpe, dout, B, T, C);
+  launch(embedding_backward_wte_kernel, dim3(unsigned(B * T)), dim3(wte_threads), (wte_warps + wte_round) * sizeof(int),
+         gpu().stream, dwte, dout, tokens, B * T, C);
+}

@@ -1,0 +1,68 @@
+// GPT-2's GELU, the tanh form: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u).
+//
+//   gelu_forward:  out (n) = gelu(inp (n))
+//   gelu_backward: d (n) *= gelu'(inp (n)), in place
+//
+// n is a multiple of 8, pointers are 16-byte aligned.
+#pragma once
+#include <cstdint>         // int64_t
+#include "../error.h"      // CHECK
+#include "../precision.h"  // floatX
+#include "device.h"        // gpu
+#include "launch.h"        // launch
+#include "vec.h"           // load8, store8, ceil_div
+
+constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
+constexpr int gelu_threads = 256;
+
+// Where e = exp(-2u) overflows, x / inf is the zero that gelu tends to.
+__device__ inline float gelu(float x) {
+  const float two_u = 2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x);
+  return __fdividef(x, 1.0f + __expf(-two_u));
+}
+
+// With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s, which loses no digits where s is near 1. Beyond +-9
+// gelu' is 0 or 1 to within 1e-26, and e would soon overflow: x stays within. (A NaN is on neither side, and remains.)
+__device__ inline float gelu_derivative(float x) {
+  x = x > 9.0f ? 9.0f : x < -9.0f ? -9.0f : x;
+  const float e = __expf(-2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x));
+  const float s = __fdividef(1.0f, 1.0f + e);
+  const float du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
+  return s + 2.0f * x * s * (e * s) * du;
+}
+
+// A thread owns eight elements: 16 bytes of bf16 in, 16 bytes out. The arithmetic hides behind the memory, the more so as
+// exp and the division are the hardware's own, good to a few units in the last place of a float.
+__global__ void __launch_bounds__(gelu_threads) gelu_forward_kernel(floatX* out, const floatX* inp, int64_t n) {
+  const int64_t i = (int64_t(blockIdx.x) * gelu_threads + threadIdx.x) * 8;
+  if (i >= n) return;
+  float x[8];
+  load8(x, inp + i);
+  for (int j = 0; j < 8; j++) x[j] = gelu(x[j]);
+  store8(out + i, x);
+}
+
+// Owners as in the forward pass.
+__global__ void __launch_bounds__(gelu_threads) gelu_backward_kernel(floatX* d, const floatX* inp, int64_t n) {
+  const int64_t i = (int64_t(blockIdx.x) * gelu_threads + threadIdx.x) * 8;
+  if (i >= n) return;
+  float x[8], g[8];
+  load8(x, inp + i);
+  load8(g, d + i);
+  for (int j = 0; j < 8; j++) g[j] *= gelu_derivative(x[j]);
+  store8(d + i, g);
+}
+
+// out (n) = gelu(inp (n))
+inline void gelu_forward(floatX* out, const floatX* inp, int64_t n) {
+  CHECK(n % 8 == 0);
+  const dim3 grid(unsigned(ceil_div(n, 8 * gelu_threads)));
+  launch(gelu_forward_kernel, grid, dim3(gelu_threads), 0, gpu().stream, out, inp, n);
+}
+
+// d (n) *= gelu'(inp (n))
+inline void gelu_backward(floatX* d, const floatX* inp, int64_t n) {
+  CHECK(n % 8 == 0);
+  const dim3 grid(unsigned(ceil_div(n, 8 * gelu_threads)));
+  launch(gelu_backward_kernel, grid, dim3(gelu_threads), 0, gpu().stream, d, inp, n);
+}

@@ -1,0 +1,53 @@
+// The one way in which this program launches a kernel, and how it hears of CUDA's errors.
+#pragma once
+#include <cuda_runtime.h> // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName
+#include <cxxabi.h>       // abi::__cxa_demangle
+#include <cstdlib>        // free
+#include <string>         // std::string
+#include "../error.h"     // user_error
+
+inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {
+  if (status != cudaSuccess)
+    user_error("CUDA: %s (%s) from %s at %s:%d", cudaGetErrorString(status), cudaGetErrorName(status), what, file, line);
+}
+#define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
+
+// Every kernel's shared memory, in the size that its launch asked for. No kernel declares a __shared__ array of its own: dynamic
+// shared memory is what dev/emu can check the bounds of.
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+// A kernel's name as it is written in the source.
+template <class... Params>
+std::string kernel_name(void (*kernel)(Params...)) {
+  const char* mangled = nullptr;
+  if (cudaFuncGetName(&mangled, reinterpret_cast<const void*>(kernel)) != cudaSuccess) return "a kernel";
+  int status = 0;
+  char* readable = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+  std::string name = status == 0 ? readable : mangled;
+  free(readable);
+  return name;
+}
+
+// Runs kernel(args...) on `stream`, with blocks of `block` threads and `shared_bytes` bytes of shared memory. Returns at once. A launch
+// that CUDA refuses throws UserError with the kernel's name; what goes wrong while it runs comes up at a later call, so a debug
+// build (make DEBUG=1) waits for the kernel here.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args... args) {
+  constexpr size_t without_asking = 48 << 10;  // a kernel's share of shared memory unless it asks for more
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaError_t status = cudaSuccess;
+  if (shared_bytes > without_asking)
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+  if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, kernel, Params(args)...);
+#ifdef SLA_DEBUG
+  if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
+#endif
+  if (status != cudaSuccess)
+    user_error("CUDA: %s (%s) from the kernel %s with %u x %u x %u blocks of %u x %u x %u threads and %zu bytes of shared memory",
+               cudaGetErrorString(status), cudaGetErrorName(status), kernel_name(kernel).c_str(), grid.x, grid.y, grid.z, block.x,
+               block.y, block.z, shared_bytes);
+}

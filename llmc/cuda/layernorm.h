@@ -1,0 +1,212 @@
+// LayerNorm over the C channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps).
+// C is a multiple of 8, at most 8,192. Statistics and sums are in fp32.
+//
+//   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
+//   residual_layernorm_forward: residual (N, C) = a + b in floatX; out, mean, rstd = the LayerNorm of residual
+//   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
+//
+// Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
+//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of dout
+#pragma once
+#include <algorithm>       // std::min, std::max
+#include <cstdint>         // int64_t
+#include "../error.h"      // CHECK
+#include "../precision.h"  // floatX
+#include "column_sums.h"   // add_column_sums
+#include "device.h"        // gpu, device_scratch, largest_channels
+#include "launch.h"        // launch, shared_memory
+#include "vec.h"           // load8, store8, warp_sum, to_float, from_float, ceil_div
+
+// ----------------------------------------------------------------------------
+// Forward
+
+// A row of C floats that a warp keeps in shared memory: channels [i, i + 8) belong to lane i / 8 % 32. A lane reads back
+// only what it has written itself, so there is no barrier. The eight are stored as two halves, the lanes' first halves side
+// by side: that way the 16-byte accesses of a warp are to consecutive addresses and no two lanes contend for a bank.
+struct WarpRow {
+  static constexpr int step = 8 * warp_size;  // channels that a warp takes together
+  float4* mine;
+
+  __host__ __device__ static constexpr size_t bytes(int64_t C) { return size_t(ceil_div(C, step) * step) * sizeof(float); }
+  __device__ WarpRow(int warp, int lane, int C)
+      : mine(reinterpret_cast<float4*>(shared_memory + size_t(warp) * bytes(C)) + lane) {}
+
+  __device__ void set(int i, const float (&x)[8]) const {
+    float4* half = mine + i / step * (step / 4);
+    half[0] = make_float4(x[0], x[1], x[2], x[3]);
+    half[warp_size] = make_float4(x[4], x[5], x[6], x[7]);
+  }
+  __device__ void get(float (&x)[8], int i) const {
+    const float4* half = mine + i / step * (step / 4);
+    const float4 a = half[0], b = half[warp_size];
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+  }
+};
+
+// What is left of x after a floatX has held it.
+__device__ inline float rounded(float x) {
+  floatX y;
+  from_float(y, x);
+  return to_float(y);
+}
+
+constexpr int layernorm_warps = 4;
+
+// A warp owns a row, a lane eight channels of every 256. Memory is read once: the row stays in shared memory, where the
+// variance is taken around the mean (two passes, no cancellation) and from where the row is normalised. With `adds` the row
+// is a + b, and what counts of it is what residual, a floatX, can hold: a second LayerNorm of residual gives the same bits.
+// That is why the multiplications with an addition are written as fmaf: how they round must not be the compiler's choice.
+template <bool adds>
+__global__ void __launch_bounds__(layernorm_warps * warp_size)
+    layernorm_forward_kernel(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
+                             const floatX* weight, const floatX* bias, int64_t N, int C, float eps) {
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
+  const int64_t n = int64_t(blockIdx.x) * layernorm_warps + warp, row = n * C;
+  if (n >= N) return;
+  const WarpRow kept(warp, lane, C);
+  float x[8];
+
+  float sum = 0;
+  for (int i = lane * 8; i < C; i += WarpRow::step) {
+    load8(x, a + row + i);
+    if constexpr (adds) {
+      float y[8];
+      load8(y, b + row + i);
+      for (int j = 0; j < 8; j++) x[j] = rounded(x[j] + y[j]);
+      store8(residual + row + i, x);
+    }
+    kept.set(i, x);
+    for (int j = 0; j < 8; j++) sum += x[j];
+  }
+  const float m = warp_sum(sum) / float(C);
+
+  float squares = 0;
+  for (int i = lane * 8; i < C; i += WarpRow::step) {
+    kept.get(x, i);
+    for (int j = 0; j < 8; j++) squares = fmaf(x[j] - m, x[j] - m, squares);
+  }
+  const float s = 1.0f / sqrtf(warp_sum(squares) / float(C) + eps);
+
+  for (int i = lane * 8; i < C; i += WarpRow::step) {
+    float w[8], shift[8] = {};
+    kept.get(x, i);
+    load8(w, weight + i);
+    if (bias != nullptr) load8(shift, bias + i);
+    for (int j = 0; j < 8; j++) x[j] = fmaf((x[j] - m) * s, w[j], shift[j]);
+    store8(out + row + i, x);
+  }
+  if (lane == 0) mean[n] = m, rstd[n] = s;
+}
+
+// ----------------------------------------------------------------------------
+// Backward
+
+// A block owns a run of rows, and a thread owns eight channels of all of them: its sums for dweight and dbias stay in
+// registers, its share of a row is read once, and no two threads write to one place. What the channels of a row have in
+// common, mean(g) and mean(g * xhat), goes through shared memory: each warp leaves its sums, and after a barrier every
+// thread adds them up in the warps' order. `together` rows share a barrier, with all their loads issued before it; the sums
+// alternate between two buffers, so that one barrier is enough. partial (blocks, 2, C) = the block's dweight and dbias.
+template <int together, int threads>
+__global__ void __launch_bounds__(threads)
+    layernorm_backward_kernel(float* partial, floatX* dinp, const floatX* dout, const floatX* inp, const float* mean,
+                              const float* rstd, const floatX* weight, int64_t N, int C, int rows_per_block) {
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
+  float2* sums = reinterpret_cast<float2*>(shared_memory);  // (2, warps, together): of g and of g * xhat
+  const int channel = int(threadIdx.x) * 8;
+  const int64_t first = int64_t(blockIdx.x) * rows_per_block;
+  const int rows = first + rows_per_block < N ? rows_per_block : int(N - first);
+  float w[8] = {}, dw[8] = {}, db[8] = {};
+  if (channel < C) load8(w, weight + channel);
+
+  for (int row = 0; row < rows; row += together) {
+    float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};  // 0 where there is no row
+#pragma unroll
+    for (int r = 0; r < together; r++) {
+      if (channel >= C || row + r >= rows) continue;
+      const int64_t n = first + row + r, at = n * C + channel;
+      load8(d[r], dout + at);
+      load8(xhat[r], inp + at);
+      load8(dx[r], dinp + at);
+      s[r] = rstd[n];
+      const float m = mean[n];
+      for (int j = 0; j < 8; j++) xhat[r][j] = (xhat[r][j] - m) * s[r];
+    }
+    float2* buffer = sums + row / together % 2 * warps * together;
+#pragma unroll
+    for (int r = 0; r < together; r++) {
+      float g = 0, gx = 0;
+      for (int j = 0; j < 8; j++) {
+        dw[j] += d[r][j] * xhat[r][j];
+        db[j] += d[r][j];
+        d[r][j] *= w[j];  // from here on g
+        g += d[r][j];
+        gx += d[r][j] * xhat[r][j];
+      }
+      g = warp_sum(g), gx = warp_sum(gx);
+      if (lane == 0) buffer[warp * together + r] = make_float2(g, gx);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < together; r++) {
+      float g = 0, gx = 0;
+      for (int other = 0; other < warps; other++) {
+        const float2 sum = buffer[other * together + r];
+        g += sum.x, gx += sum.y;
+      }
+      g /= float(C), gx /= float(C);
+      if (channel >= C || row + r >= rows) continue;
+      for (int j = 0; j < 8; j++) dx[r][j] += s[r] * (d[r][j] - g - xhat[r][j] * gx);
+      store8(dinp + (first + row + r) * C + channel, dx[r]);
+    }
+  }
+  if (channel >= C) return;
+  store8(partial + int64_t(blockIdx.x) * 2 * C + channel, dw);
+  store8(partial + int64_t(blockIdx.x) * 2 * C + C + channel, db);
+}
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+template <bool adds>
+void launch_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
+                              const floatX* weight, const floatX* bias, int64_t N, int64_t C, float eps) {
+  CHECK(C % 8 == 0 && C <= largest_channels);
+  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(N, layernorm_warps))), dim3(layernorm_warps * warp_size),
+         layernorm_warps * WarpRow::bytes(C), gpu().stream, residual, out, mean, rstd, a, b, weight, bias, N, C, eps);
+}
+
+// out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.
+inline void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                              const floatX* bias, int64_t N, int64_t C, float eps) {
+  launch_layernorm_forward<false>(nullptr, out, mean, rstd, inp, nullptr, weight, bias, N, C, eps);
+}
+
+// residual (N, C) = a + b, and out, mean, rstd = its LayerNorm, the same bits as layernorm_forward's. bias may be null.
+inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a,
+                                       const floatX* b, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
+                                       float eps) {
+  launch_layernorm_forward<true>(residual, out, mean, rstd, a, b, weight, bias, N, C, eps);
+}
+
+// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). See the head. How the rows are divided among blocks, and
+// with it the order of the sums, depends on N and C alone: 16 rows or more to a block, at most 1,024 blocks, which is
+// several for each multiprocessor, and no more than scratch has room for.
+inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                               const float* mean, const float* rstd, const floatX* weight, int64_t N, int64_t C) {
+  CHECK(C % 8 == 0 && C <= largest_channels);
+  const int64_t room = int64_t(Gpu::scratch_bytes / sizeof(float)) / (2 * C);
+  const int64_t most_blocks = std::min<int64_t>(1024, room);
+  const int64_t rows_per_block = std::max<int64_t>(16, ceil_div(N, most_blocks));
+  const int64_t blocks = ceil_div(N, rows_per_block), warps = ceil_div(C, 8 * warp_size);
+  float* partial = device_scratch<float>(size_t(blocks * 2 * C));
+
+  auto run = [&](auto kernel, int together) {
+    launch(kernel, dim3(unsigned(blocks)), dim3(unsigned(warps * warp_size)), size_t(2 * warps * together) * sizeof(float2),
+           gpu().stream, partial, dinp, dout, inp, mean, rstd, weight, N, C, rows_per_block);
+  };
+  if (warps * warp_size <= 640) run(layernorm_backward_kernel<2, 640>, 2);
+  else run(layernorm_backward_kernel<1, 1024>, 1);  // with so many threads each has 64 registers, enough for one row
+  add_column_sums(dweight, partial, blocks, 2 * C, C);
+  if (dbias != nullptr) add_column_sums(dbias, partial + C, blocks, 2 * C, C);
+}

@@ -1,0 +1,268 @@
+// Linear layers on cuBLASLt. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias. Accumulation is in fp32; fp32
+// operands stay fp32 (no TF32) until gemm_allow_tf32.
+#pragma once
+#include <cublasLt.h>          // cublasLtMatmul
+#include <algorithm>           // std::min
+#include <cstdint>             // int64_t, uintptr_t
+#include <map>                 // std::map
+#include <tuple>               // std::tie
+#include <vector>              // std::vector
+#include "../device_array.h"   // DeviceArray
+#include "../error.h"          // user_error
+#include "../precision.h"      // floatX
+#include "column_sums.h"       // add_column_sums
+#include "device.h"            // gpu, device_scratch, GpuTimer
+#include "gelu.h"              // gelu_forward, gelu_backward
+#include "launch.h"            // launch, CUDA_CHECK
+#include "vec.h"               // load8, ceil_div
+
+// ----------------------------------------------------------------------------
+// cuBLASLt
+
+inline void cublas_check(cublasStatus_t status, const char* what, const char* file, int line) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    user_error("cuBLASLt: %s from %s at %s:%d", cublasLtGetStatusString(status), what, file, line);
+}
+#define CUBLAS_CHECK(call) cublas_check(call, #call, __FILE__, __LINE__)
+
+inline bool& gemm_tf32() {
+  static bool tf32 = false;
+  return tf32;
+}
+
+// From now on fp32 matmuls may round their operands to TF32. Throws UserError in a build for bf16, which has none.
+inline void gemm_allow_tf32() {
+  if (has_master_weights) user_error("--tf32: this program was built for bf16; build it with make PRECISION=FP32");
+  gemm_tf32() = true;
+}
+
+template <class T>
+constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
+
+// What a plan is chosen for: everything that cuBLASLt's heuristic looks at.
+struct GemmShape {
+  char op_a, op_b;  // 'N', 'T'
+  int64_t m, n, k, lda, ldb, ldc, aux_ld;
+  cudaDataType type, out_type;
+  int epilogue;
+  bool accumulate, tf32;
+  int align_a, align_b, align_c, align_aux;  // bytes that the pointers are multiples of
+
+  auto key() const {
+    return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, aux_ld, type, out_type, epilogue, accumulate, tf32, align_a, align_b,
+                    align_c, align_aux);
+  }
+  bool operator<(const GemmShape& o) const { return key() < o.key(); }
+};
+
+// Descriptors and the algorithm of one shape, made once and kept.
+struct GemmPlan {
+  cublasLtMatmulDesc_t operation;
+  cublasLtMatrixLayout_t a, b, c;
+  cublasLtMatmulAlgo_t algo;
+};
+
+template <class T>
+void set_attribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
+}
+
+inline cublasLtHandle_t cublaslt() {
+  static cublasLtHandle_t handle = [] {
+    cublasLtHandle_t h;
+    CUBLAS_CHECK(cublasLtCreate(&h));
+    return h;
+  }();
+  return handle;
+}
+
+inline GemmPlan make_gemm_plan(const GemmShape& s) {
+  GemmPlan plan;
+  const cublasOperation_t op_a = s.op_a == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = s.op_b == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasLtEpilogue_t epilogue = cublasLtEpilogue_t(s.epilogue);
+  CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
+  set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
+  set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+  if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
+  if (s.aux_ld > 0) {
+    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, s.aux_ld);
+    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, s.out_type);
+  }
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, s.type, uint64_t(s.op_a == 'T' ? s.k : s.m), uint64_t(s.op_a == 'T' ? s.m : s.k), s.lda));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, s.type, uint64_t(s.op_b == 'T' ? s.n : s.k), uint64_t(s.op_b == 'T' ? s.k : s.n), s.ldb));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.c, s.out_type, uint64_t(s.m), uint64_t(s.n), s.ldc));
+
+  cublasLtMatmulPreference_t preference;
+  CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+  auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+  };
+  const size_t workspace = Gpu::gemm_workspace_bytes;
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(s.align_a));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(s.align_b));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(s.align_c));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(s.align_c));
+  cublasLtMatmulHeuristicResult_t result;
+  int found = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(cublaslt(), plan.operation, plan.a, plan.b, plan.c, plan.c, preference, 1, &result, &found);
+  CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+  if (status != CUBLAS_STATUS_SUCCESS || found == 0)
+    user_error("cuBLASLt has no algorithm for a matmul of %lld x %lld x %lld, operations %c %c, epilogue %d: %s", (long long)s.m,
+               (long long)s.n, (long long)s.k, s.op_a, s.op_b, s.epilogue, cublasLtGetStatusString(status));
+  plan.algo = result.algo;
+  return plan;
+}
+
+// The largest power of two, up to 256, that an address is a multiple of.
+inline int alignment_of(const void* p) {
+  int alignment = 256;
+  while (uintptr_t(p) % uintptr_t(alignment) != 0) alignment /= 2;
+  return alignment;
+}
+
+// What follows a matmul before its result is written. bias (n), aux: as the epilogue wants them.
+struct GemmEpilogue {
+  cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  void* aux = nullptr;  // (m, n) like c
+};
+
+// c (m, n) = op(a) op(b), or c += ; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next. Row-major, which is
+// cuBLAS's column-major c^T = op(b)^T op(a)^T.
+template <class In, class Out>
+void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb,
+          bool accumulate, Out* c, int64_t ldc, const GemmEpilogue& epilogue = {}) {
+  static auto& plans = *new std::map<GemmShape, GemmPlan>;  // kept to the end, like the device
+  GemmShape shape = {op_b, op_a, n, m, k, ldb, lda, ldc, epilogue.aux != nullptr ? ldc : 0, cuda_type<In>, cuda_type<Out>,
+                     int(epilogue.kind), accumulate, gemm_tf32(), alignment_of(b), alignment_of(a), alignment_of(c),
+                     alignment_of(epilogue.aux)};
+  auto it = plans.find(shape);
+  if (it == plans.end()) it = plans.emplace(shape, make_gemm_plan(shape)).first;
+  const GemmPlan& plan = it->second;
+  if (epilogue.bias != nullptr) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
+  if (epilogue.aux != nullptr) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.aux);
+  const float alpha = 1, beta = accumulate ? 1 : 0;
+  CUBLAS_CHECK(cublasLtMatmul(cublaslt(), plan.operation, &alpha, b, plan.a, a, plan.b, &beta, c, plan.c, c, plan.c, &plan.algo,
+                              gpu().gemm_workspace, Gpu::gemm_workspace_bytes, gpu().stream));
+}
+
+// ----------------------------------------------------------------------------
+// Linear layers
+
+// out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
+inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
+                           int64_t OC) {
+  GemmEpilogue epilogue;
+  if (bias != nullptr) epilogue.kind = CUBLASLT_EPILOGUE_BIAS, epilogue.bias = bias;
+  gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
+}
+
+// Whether GELU and its derivative ride on the matmul before them. llm.c found the fused form faster from Hopper on and slower
+// before; and cuBLASLt has it for bf16.
+inline bool gelu_is_fused() { return has_master_weights && gpu().is_hopper_or_later; }
+
+// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu).
+inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
+                                int64_t N, int64_t C, int64_t OC) {
+  if (gelu_is_fused()) {
+    GemmEpilogue epilogue = {bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias, pre_gelu};
+    gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
+  } else {
+    matmul_forward(pre_gelu, inp, weight, bias, N, C, OC);
+    gelu_forward(out, pre_gelu, N * OC);
+  }
+}
+
+// Column sums of a block's rows: partial (gridDim.y, OC) =. A block owns 256 columns, a lane eight of them, and each of the eight
+// warps takes every eighth row, so that many loads are in flight; the warps' sums meet in shared memory (8, 256).
+constexpr int bias_warps = 8, bias_columns = warp_size * 8;
+__global__ void __launch_bounds__(bias_warps * warp_size)
+    bias_backward_kernel(float* partial, const floatX* dout, int64_t N, int64_t OC, int rows_per_block) {
+  float* sums = reinterpret_cast<float*>(shared_memory);
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
+  const int64_t column = int64_t(blockIdx.x) * bias_columns + lane * 8;
+  const int64_t first = int64_t(blockIdx.y) * rows_per_block, last = first + rows_per_block < N ? first + rows_per_block : N;
+  float sum[8] = {};
+  if (column < OC) {
+#pragma unroll 4
+    for (int64_t n = first + warp; n < last; n += bias_warps) {
+      float x[8];
+      load8(x, dout + n * OC + column);
+      for (int i = 0; i < 8; i++) sum[i] += x[i];
+    }
+  }
+  store8(sums + warp * bias_columns + lane * 8, sum);
+  __syncthreads();
+  const int64_t mine = int64_t(blockIdx.x) * bias_columns + threadIdx.x;  // now a thread owns a column
+  if (mine >= OC) return;
+  float total = 0;
+  for (int w = 0; w < bias_warps; w++) total += sums[w * bias_columns + threadIdx.x];
+  partial[int64_t(blockIdx.y) * OC + mine] = total;
+}
+
+// dbias (OC) += the column sums of dout (N, OC), in an order that depends on the shape alone. OC is a multiple of 8.
+inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {
+  const int64_t most = int64_t(Gpu::scratch_bytes / sizeof(float)) / OC;  // rows of partial sums that scratch has room for
+  const int rows_per_block = int(std::max<int64_t>(64, ceil_div(N, std::min<int64_t>(256, most))));
+  const int blocks = int(ceil_div(N, rows_per_block));
+  float* partial = device_scratch<float>(size_t(blocks) * size_t(OC));
+  launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)), dim3(bias_warps * warp_size),
+         bias_warps * bias_columns * sizeof(float), gpu().stream, partial, dout, N, OC, rows_per_block);
+  add_column_sums(dbias, partial, blocks, OC, OC);
+}
+
+// dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.
+inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N, int64_t C,
+                                   int64_t OC) {
+  gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C);
+  if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
+}
+
+// dinp (N, C) = dout weight; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias may be null.
+inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                            const floatX* weight, int64_t N, int64_t C, int64_t OC) {
+  gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
+  matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
+}
+
+// The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
+inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                                 const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC) {
+  if (gelu_is_fused()) {
+    GemmEpilogue epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre_gelu)};
+    gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C, epilogue);
+  } else {
+    gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
+    gelu_backward(dinp, pre_gelu, N * C);
+  }
+  matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
+}
+
+// The rate of an n x n x n matmul in FLOP/s, the best of `seconds` seconds of runs.
+inline double gemm_rate(int64_t n, double seconds) {
+  std::vector<floatX> values(size_t(n * n));  // of many different bits: zeros would take less power and run at a higher clock
+  for (size_t i = 0; i < values.size(); i++) from_float(values[i], float(int(i * 2654435761u >> 8) % 2001 - 1000) * 1e-3f);
+  const DeviceArray<floatX> a(values), b(values), c(values);
+  GpuTimer timer;
+  double best = 1e30, spent = 0;
+  for (int i = 0; i < 3 || spent < seconds; i++) {
+    timer.start();
+    gemm('N', 'T', n, n, n, a.data, n, b.data, n, false, c.data, n);
+    const double time = timer.seconds();
+    best = std::min(best, time);
+    spent += time;
+  }
+  return 2.0 * double(n) * double(n) * double(n) / best;
+}
+
+// The rate of a matmul that is large enough to show the device's best, in FLOP/s. It is the ceiling that a step's speed is
+// compared with.
+inline double gemm_peak(double seconds) {
+  int64_t n = 512;
+  while (n < 8192 && 2.0 * double(n) * double(n) * double(n) / gemm_rate(n, 0) < 0.5e-3) n *= 2;
+  return gemm_rate(n, seconds);
+}

@@ -1,0 +1,113 @@
+// AdamW and the gradient's norm, over the arenas of parameters. The chunks say which elements there are; what lies between
+// tensors is not touched.
+//
+//   sum_of_squares: returns the sum of x^2 over the chunks
+//   adamw_update:   master, m, v as llmc/adamw.h says; params = master in floatX, rounded to nearest even
+#pragma once
+#include <cstdint>          // int64_t
+#include "../adamw.h"       // AdamWStep
+#include "../parameters.h"  // ParameterChunk
+#include "../precision.h"   // floatX, has_master_weights
+#include "device.h"         // gpu, device_scratch, copy_to_host
+#include "launch.h"         // launch, shared_memory
+#include "vec.h"            // load8, store8, block_sum
+
+constexpr int chunk_threads = 256;          // the block that owns a chunk
+constexpr int sum_partials_threads = 1024;
+
+// partial (chunks) = the sum of a chunk's squares, in double: a float's square is exact there. A block owns a chunk, a
+// thread every 256th group of eight.
+__global__ void __launch_bounds__(chunk_threads)
+    sum_of_squares_kernel(double* partial, const float* x, const ParameterChunk* chunks) {
+  const ParameterChunk chunk = chunks[blockIdx.x];
+  const float* begin = x + chunk.begin;
+  double sum = 0;
+  for (int i = int(threadIdx.x) * 8; i < chunk.count; i += chunk_threads * 8) {
+    if (i + 8 <= chunk.count) {
+      float v[8];
+      load8(v, begin + i);
+      for (int j = 0; j < 8; j++) sum += double(v[j]) * double(v[j]);
+    } else {
+      for (int j = i; j < chunk.count; j++) sum += double(begin[j]) * double(begin[j]);
+    }
+  }
+  sum = block_sum(sum, reinterpret_cast<double*>(shared_memory));
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// total (1) = the sum of partial (count). One block, in an order that depends on count alone.
+__global__ void __launch_bounds__(sum_partials_threads)
+    sum_partials_kernel(double* total, const double* partial, int64_t count) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += sum_partials_threads) sum += partial[i];
+  sum = block_sum(sum, reinterpret_cast<double*>(shared_memory));
+  if (threadIdx.x == 0) *total = sum;
+}
+
+// What is the same for all elements of a chunk.
+struct AdamWFactors {
+  float beta1, beta2, eps, grad_scale;
+  float keep;       // 1 - learning_rate * weight_decay
+  float step_size;  // learning_rate / bias_correction1
+  float v_scale;    // 1 / sqrt(bias_correction2)
+};
+
+__device__ inline void adamw_element(float& p, float& m, float& v, float grad, const AdamWFactors& f) {
+  const float g = grad * f.grad_scale;
+  m = f.beta1 * m + (1.0f - f.beta1) * g;
+  v = f.beta2 * v + (1.0f - f.beta2) * g * g;
+  p = p * f.keep - f.step_size * m / (sqrtf(v) * f.v_scale + f.eps);
+}
+
+// A block owns a chunk. A thread owns every 256th group of eight elements, for which it has 128 bytes of loads in flight;
+// each element is read and written once. weights: the masters, or what params points to if that is float.
+__global__ void __launch_bounds__(chunk_threads)
+    adamw_kernel(floatX* params, float* weights, float* m, float* v, const float* grads, const ParameterChunk* chunks,
+                 AdamWStep s) {
+  const ParameterChunk chunk = chunks[blockIdx.x];
+  const float weight_decay = chunk.decays ? s.weight_decay : 0.0f;
+  const AdamWFactors f = {s.beta1, s.beta2, s.eps, s.grad_scale, 1.0f - s.learning_rate * weight_decay,
+                          s.learning_rate / s.bias_correction1, 1.0f / sqrtf(s.bias_correction2)};
+  for (int i = int(threadIdx.x) * 8; i < chunk.count; i += chunk_threads * 8) {
+    const int64_t at = chunk.begin + i;
+    if (i + 8 <= chunk.count) {
+      float p8[8], m8[8], v8[8], g8[8];
+      load8(p8, weights + at);
+      load8(m8, m + at);
+      load8(v8, v + at);
+      load8(g8, grads + at);
+      for (int j = 0; j < 8; j++) adamw_element(p8[j], m8[j], v8[j], g8[j], f);
+      store8(weights + at, p8);
+      store8(m + at, m8);
+      store8(v + at, v8);
+      if constexpr (has_master_weights) store8(params + at, p8);
+    } else {
+      for (int64_t e = at; e < chunk.begin + chunk.count; e++) {
+        adamw_element(weights[e], m[e], v[e], grads[e], f);
+        if constexpr (has_master_weights) from_float(params[e], weights[e]);
+      }
+    }
+  }
+}
+
+// The sum of squares over the chunks of x, in double. Waits for it. chunks: a device pointer.
+inline double sum_of_squares(const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
+  double* partial = device_scratch<double>(size_t(num_chunks) + 1);
+  double* total = partial + num_chunks;
+  launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), chunk_threads / warp_size * sizeof(double),
+         gpu().stream, partial, x, chunks);
+  launch(sum_partials_kernel, dim3(1), dim3(sum_partials_threads), sum_partials_threads / warp_size * sizeof(double),
+         gpu().stream, total, partial, num_chunks);
+  double sum = 0;
+  copy_to_host(&sum, total, sizeof sum);
+  return sum;
+}
+
+// One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks is a device pointer. If
+// floatX is float, params themselves are updated and master is not looked at.
+inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads, const ParameterChunk* chunks,
+                         int64_t num_chunks, const AdamWStep& s) {
+  float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);
+  launch(adamw_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), 0, gpu().stream, params, weights, m, v, grads,
+         chunks, s);
+}

@@ -1,0 +1,84 @@
+// What kernels are written with: eight elements at a time, and sums over a warp and a block.
+#pragma once
+#include <cuda_runtime.h>   // __shfl_xor_sync, float4, uint4
+#include <cmath>            // fmaxf, INFINITY
+#include <cstdint>          // int64_t
+#include <cstring>          // memcpy
+#include "../precision.h"   // floatX
+
+constexpr int warp_size = 32;
+constexpr unsigned full_warp = 0xffffffffu;
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Eight consecutive elements as floats: one 16-byte access for bf16, two for float. p is aligned to the eight of them.
+__device__ inline void load8(float (&x)[8], const float* p) {
+  const float4 a = *reinterpret_cast<const float4*>(p), b = *reinterpret_cast<const float4*>(p + 4);
+  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+  x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+__device__ inline void store8(float* p, const float (&x)[8]) {
+  *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
+  *reinterpret_cast<float4*>(p + 4) = make_float4(x[4], x[5], x[6], x[7]);
+}
+
+// A float's value and what floatX would make of it: the same for float, rounded to nearest even for bf16.
+__host__ __device__ inline float to_float(float x) { return x; }
+__host__ __device__ inline void from_float(float& y, float x) { y = x; }
+
+#ifdef PRECISION_BF16
+__host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__host__ __device__ inline void from_float(__nv_bfloat16& y, float x) { y = __float2bfloat16_rn(x); }
+
+// A bf16 is the upper half of a float.
+__device__ inline void unpack2(float& a, float& b, unsigned two) {
+  a = __uint_as_float(two << 16);
+  b = __uint_as_float(two & 0xffff0000u);
+}
+__device__ inline unsigned pack2(float a, float b) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
+  unsigned bits;
+  memcpy(&bits, &two, sizeof bits);
+  return bits;
+}
+__device__ inline void load8(float (&x)[8], const __nv_bfloat16* p) {
+  const uint4 v = *reinterpret_cast<const uint4*>(p);
+  unpack2(x[0], x[1], v.x), unpack2(x[2], x[3], v.y), unpack2(x[4], x[5], v.z), unpack2(x[6], x[7], v.w);
+}
+__device__ inline void store8(__nv_bfloat16* p, const float (&x)[8]) {
+  *reinterpret_cast<uint4*>(p) = make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
+}
+#endif
+
+// Over the 32 lanes of a warp, every lane gets the result. The order of the additions is fixed, so the bits are too.
+__device__ inline float warp_sum(float x) {
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
+  return x;
+}
+__device__ inline double warp_sum(double x) {
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(full_warp, x, offset));
+  return x;
+}
+
+// Over a block of whole warps, every thread gets the result. `shared` holds one T a warp; nobody else uses it meanwhile.
+template <class T>
+__device__ inline T block_sum(T x, T* shared) {
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
+  x = warp_sum(x);
+  __syncthreads();  // the last use of `shared` is over
+  if (lane == 0) shared[warp] = x;
+  __syncthreads();
+  return warp_sum(lane < warps ? shared[lane] : T(0));
+}
+__device__ inline float block_max(float x, float* shared) {
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
+  x = warp_max(x);
+  __syncthreads();
+  if (lane == 0) shared[warp] = x;
+  __syncthreads();
+  return warp_max(lane < warps ? shared[lane] : -INFINITY);
+}

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# `make gpu-check`: everything that needs a GPU to be shown, in under ten minutes: builds natively, tests the model and its operations in
+# both precisions, runs compute-sanitizer on a short form of the tests, and benchmarks. The table and its JSON go to
+# dev/bench/results/<gpu>.{md,json}, whose last line says whether all was green.
+#
+# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json and GoogleTest. Where those are not
+# installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+die() { echo "error: $*" >&2; exit 1; }
+command -v nvcc >/dev/null || die "gpu-check: nvcc is not on the PATH; install the CUDA toolkit, or add its bin folder"
+name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+[ -n "$name" ] || die "gpu-check: nvidia-smi shows no GPU; make test runs the same kernels on an emulated one"
+sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v nvcc)")/compute-sanitizer" 2>/dev/null)
+slug=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
+mkdir -p dev/bench/results build
+report=dev/bench/results/$slug.md
+table=$(mktemp) steps=$(mktemp)
+trap 'rm -f "$table" "$steps"' EXIT
+failed=0 start=$SECONDS
+
+# step <what> <command...>: runs it, remembers how it went; what it printed is shown if it failed.
+step() {
+  local what=$1 log begin=$SECONDS verdict=green
+  shift
+  log=$(mktemp)
+  echo "== $what"
+  if ! "$@" >"$log" 2>&1; then verdict=RED; failed=1; tail -n 60 "$log"; fi
+  local tests
+  tests=$(grep -E '^\[  PASSED  \]|^ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/=* *//')
+  echo "| $what | $verdict | $((SECONDS - begin)) s | ${tests#\[  PASSED  \] } |" | tee -a "$steps"
+  rm -f "$log"
+}
+
+tests="test_gpt2_sla test_ops test_attention"
+targets=(build/bf16/bench_gpu build/bf16/train_gpt2_sla)
+for p in bf16 fp32; do for t in $tests; do targets+=("build/$p/$t"); done; done
+step "build for $name" make --no-print-directory -j"$(nproc)" "${targets[@]}"
+[ $failed = 0 ] || die "gpu-check: the build failed"
+for p in bf16 fp32; do for t in $tests; do step "$t, $p" "build/$p/$t"; done; done
+
+# The short form: one wiring with accumulation, kept and recomputed, generation, and each operation once.
+short='*HasTheLosses*/nine_of_twelve:*AllButKeysAndValues*/nine_of_twelve:Generation.Continues*'
+if [ -n "$sanitizer" ]; then
+  for tool in memcheck racecheck; do
+    for p in bf16 fp32; do
+      step "compute-sanitizer $tool, model, $p" "$sanitizer" --tool "$tool" --error-exitcode 1 "build/$p/test_gpt2_sla" --gtest_filter="$short"
+    done
+    step "compute-sanitizer $tool, operations, bf16" "$sanitizer" --tool "$tool" --error-exitcode 1 build/bf16/test_ops
+  done
+else
+  echo "| compute-sanitizer | RED | | not found beside nvcc |" | tee -a "$steps"
+  failed=1
+fi
+
+step "benchmark" sh -c "build/bf16/bench_gpu --json 'dev/bench/results/$slug.json' >'$table'"
+{
+  echo "# $name"
+  echo
+  echo "\`make gpu-check\`, $((SECONDS - start)) s, $(date -u +%Y-%m-%d), $(git rev-parse --short HEAD 2>/dev/null || echo 'no git'),"
+  echo "CUDA $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'), driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)."
+  echo
+  echo "| step | | time | |"
+  echo "| --- | --- | --: | --- |"
+  cat "$steps"
+  echo
+  cat "$table"
+  echo
+  if [ $failed = 0 ]; then echo "All green."; else echo "Not all green."; fi
+} >"$report"
+cat "$report"
+[ $failed = 0 ]
