@@ -138,7 +138,7 @@ TEST_F(CommandLine, TheCpuAndTheEmulatedGpuTrainAlike) {
   const std::vector<json> cpu = steps_of(read_log(in("cpu"))), emulated = steps_of(read_log(in("emulated")));
   ASSERT_EQ(cpu.size(), 20u);
   ASSERT_EQ(emulated.size(), 20u);
-  EXPECT_GT(std::abs(cpu.back().at("loss").get<double>() - cpu.front().at("loss").get<double>()), 0.1);  // updates do something
+  EXPECT_LT(cpu.back().at("loss").get<double>(), cpu.front().at("loss").get<double>() - 0.03);  // it learns
   for (size_t i = 0; i < cpu.size(); i++)
     EXPECT_NEAR(cpu[i].at("loss").get<double>(), emulated[i].at("loss").get<double>(), 1e-5) << "step " << i + 1;
 }
