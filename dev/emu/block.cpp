@@ -59,16 +59,18 @@ struct Group {
 struct Warp {
   Group groups[32];
   uint32_t num_groups;
+  uint32_t ready[32];  // its threads that can start or go on: a bag
+  uint32_t num_ready;
 };
 
 struct Block {
   const std::function<void()>* run_thread;
   uint32_t num_threads, num_ended;
   Thread threads[max_threads];
-  uint32_t order[max_threads];  // in which threads start
-  uint32_t next;                // into `order`
-  uint32_t able[max_threads];   // have started and can go on: a bag
-  uint32_t num_able;
+  uint32_t ready[max_threads / 32];  // warps with threads that are ready: a bag
+  uint32_t num_ready;
+  bool hurries;     // one warp runs as far as it can before another does
+  uint32_t runner;  // the warp that was drawn last
   uint32_t num_at_barrier;
   int predicates;  // how many of those gave one that is true
   Warp warps[max_threads / 32];
@@ -149,20 +151,33 @@ FAST Fiber& take_fiber(uint32_t thread) {
 
 constexpr uint32_t nobody = ~0u;
 
-// Draws the thread that goes on: one that has not started, or one that can go on; nobody if there is neither.
+// Draws the thread that goes on, or starts; nobody if all that have not ended wait.
+// In every other block the warps keep about abreast; in the rest, one runs until its threads wait at a barrier or have ended, which
+// shows what a warp that is a phase ahead of the others would overwrite.
 FAST uint32_t draw() {
-  const bool some_unstarted = block.next < block.num_threads;
-  if (block.num_able == 0) return some_unstarted ? block.order[block.next++] : nobody;
-  if (some_unstarted && rng.next() % 2 != 0) return block.order[block.next++];
-  uint32_t& drawn = block.able[rng.below(block.num_able)];
+  if (block.num_ready == 0) return nobody;
+  if (!block.hurries || block.warps[block.runner].num_ready == 0) block.runner = block.ready[rng.below(block.num_ready)];
+  Warp& warp = block.warps[block.runner];
+  uint32_t& drawn = warp.ready[rng.below(warp.num_ready)];
   const uint32_t thread = drawn;
-  drawn = block.able[--block.num_able];
+  drawn = warp.ready[--warp.num_ready];
+  if (warp.num_ready == 0) {
+    uint32_t i = 0;
+    while (block.ready[i] != block.runner) i++;
+    block.ready[i] = block.ready[--block.num_ready];
+  }
   return thread;
+}
+
+FAST void set_ready(uint32_t thread) {
+  Warp& warp = block.warps[thread / 32];
+  if (warp.num_ready == 0) block.ready[block.num_ready++] = thread / 32;
+  warp.ready[warp.num_ready++] = thread;
 }
 
 FAST void set_able(uint32_t thread) {
   block.threads[thread].state = Thread::able;
-  block.able[block.num_able++] = thread;
+  set_ready(thread);
 }
 
 [[noreturn]] void explain_deadlock();
@@ -205,7 +220,6 @@ void prepare_blocks(const Launch& launch) {
   blockDim = launch.block;
   block.run_thread = &launch.thread;
   block.num_threads = launch.block.x * launch.block.y * launch.block.z;
-  std::iota(block.order, block.order + block.num_threads, 0);
   uint32_t i = 0;
   for (unsigned z = 0; z < launch.block.z; z++)
     for (unsigned y = 0; y < launch.block.y; y++)
@@ -214,10 +228,14 @@ void prepare_blocks(const Launch& launch) {
 
 void run_block(const Launch& launch) {
   fill(shared_memory, 0xff, launch.shared_bytes);
-  block.next = block.num_ended = block.num_able = block.num_at_barrier = 0;
+  block.num_ended = block.num_at_barrier = 0;
   block.predicates = 0;
-  for (uint32_t i = 0; i < block.num_threads; i++) block.threads[i].state = Thread::unstarted;
-  rng.shuffle(block.order, block.num_threads);
+  block.hurries = rng.next() % 2 != 0;
+  block.runner = 0;
+  for (uint32_t i = 0; i < block.num_threads; i++) {
+    block.threads[i].state = Thread::unstarted;
+    set_ready(i);
+  }
   running().in_thread = true;
   switch_to(take_fiber(draw()));
   running().in_thread = false;
