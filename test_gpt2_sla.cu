@@ -10,6 +10,7 @@
 #include <filesystem>             // temp_directory_path, remove_all
 #include <map>                    // std::map
 #include "dev/test/golden_case.h" // GoldenCase, read_golden_case
+#include "dev/test/values.h"      // relative_error
 #include "llmc/reference.h"       // reference::forward, reference::backward
 
 using DoubleTensors = reference::Tensors<double>;
@@ -66,17 +67,6 @@ std::vector<float> full_tensor(const GPT2& model, const float* arena, int i) {
   fetch_from(model, arena)(i, values.data());
   to_file_layout(model.layout(), i, values.data(), full.data());
   return full;
-}
-
-template <class A, class B>
-double relative_error(const A& a, const B& expected) {
-  EXPECT_EQ(a.size(), expected.size());
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < expected.size(); i++) {
-    difference += (double(a[i]) - double(expected[i])) * (double(a[i]) - double(expected[i]));
-    norm += double(expected[i]) * double(expected[i]);
-  }
-  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
 template <class T>

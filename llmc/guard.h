@@ -6,9 +6,7 @@
 #include <sanitizer/asan_interface.h> // ASAN_POISON_MEMORY_REGION
 constexpr size_t guard_bytes = 256;
 inline void forbid(const void* p, size_t bytes) { ASAN_POISON_MEMORY_REGION(p, bytes); }
-inline void allow(const void* p, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(p, bytes); }
 #else
 constexpr size_t guard_bytes = 0;
 inline void forbid(const void*, size_t) {}
-inline void allow(const void*, size_t) {}
 #endif

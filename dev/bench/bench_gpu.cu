@@ -33,6 +33,13 @@ Scale scale_tiny() {
   return s;
 }
 
+std::vector<int> random_tokens(int n, int vocab_size) {
+  std::vector<int> tokens(size_t(n), 0);
+  for (size_t i = 0; i < tokens.size(); i++)
+    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(vocab_size));
+  return tokens;
+}
+
 // Seconds that `run` takes: the median of runs that fill about `seconds`, at least three, after one that is not counted.
 double time_of(const std::function<void()>& run, double seconds) {
   GpuTimer timer;
@@ -72,9 +79,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   gpt2_plan(model, config, B, T);
   gpt2_allocate(model);
   gpt2_init_weights(model, 1);
-  std::vector<int> tokens(size_t(scale.tokens));
-  for (size_t i = 0; i < tokens.size(); i++)
-    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+  const std::vector<int> tokens = random_tokens(scale.tokens, config.vocab_size);
   gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);  // every tensor holds what it does in training
 
   const int l = config.num_skip_layer;
@@ -156,9 +161,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
       gpt2_plan(model, config, B, T);
       gpt2_allocate(model);
       gpt2_init_weights(model, 1);
-      std::vector<int> tokens(size_t(B) * size_t(T));
-      for (size_t i = 0; i < tokens.size(); i++)
-        tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+      const std::vector<int> tokens = random_tokens(B * T, config.vocab_size);
       int64_t step = 0;
       const double seconds = time_of([&] {
         gpt2_zero_grad(model);

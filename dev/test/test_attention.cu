@@ -3,44 +3,14 @@
 #include <gtest/gtest.h>           // TEST
 #include <algorithm>               // std::max, std::max_element
 #include <cmath>                   // exp, log, sqrt, isfinite, isnan
-#include <cstring>                 // memcmp
 #include <vector>                  // std::vector
+#include "dev/test/values.h"       // random_values, nans, relative_error, same_bits
 #include "llmc/device_array.h"     // DeviceArray
 #include "llmc/operations.h"       // attention_forward, attention_backward, copy_rows
 #include "llmc/precision.h"        // floatX
-#include "llmc/random.h"           // random_normal
 
 // What floatX can hold: a result in bf16 is rounded to 8 bits, and `out`, which the backward pass reads, was rounded before.
 constexpr double tolerance = sizeof(floatX) == 4 ? 1e-5 : 8e-3;
-
-static std::vector<floatX> random_values(int64_t n, uint32_t tag, double scale = 1) {
-  std::vector<floatX> x(size_t(n), floatX(0.0f));
-  for (size_t i = 0; i < x.size(); i++) x[i] = floatX(float(scale * random_normal(1, RandomStream::test, tag, i)));
-  return x;
-}
-
-template <class T>
-static std::vector<T> nans(int64_t n) {
-  return std::vector<T>(size_t(n), T(NAN));
-}
-
-// ||a - expected|| / ||expected||; where the expected values are all zero, a's root mean square.
-template <class T>
-static double relative_error(const std::vector<T>& a, const std::vector<double>& expected) {
-  EXPECT_EQ(a.size(), expected.size());
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); i++) {
-    const double d = double(float(a[i])) - expected[i];
-    difference += d * d;
-    norm += expected[i] * expected[i];
-  }
-  return std::sqrt(difference / (norm > 0 ? norm : double(a.size())));
-}
-
-template <class T>
-static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 // ----------------------------------------------------------------------------
 // A layer's attention as the model lays it out
@@ -92,9 +62,9 @@ struct Layer {
   explicit Layer(const Case& c)
       : c(c), own(c.own_pairs), borrowed(c.pairs() - own), q_stride((c.NH() + 2 * own) * c.HS + 8),
         lender_stride(2 * borrowed * c.HS + 16), slab_stride(2 * borrowed * c.HS + 24) {
-    qkv = random_values(c.rows() * q_stride, 1);
-    lender = random_values(c.rows() * lender_stride, 2);
-    dout = random_values(c.rows() * C(), 3);
+    qkv = random_values<floatX>(c.rows() * q_stride, 1);
+    lender = random_values<floatX>(c.rows() * lender_stride, 2);
+    dout = random_values<floatX>(c.rows() * C(), 3);
     dqkv = nans<floatX>(c.rows() * q_stride);
     slab = nans<floatX>(c.rows() * slab_stride);
     scale(qkv, q(), c.q_scale);
@@ -161,7 +131,7 @@ struct Layer {
       }
   }
   static void fill(std::vector<floatX>& buffer, const Matrix& m, uint32_t tag) {
-    const std::vector<floatX> x = random_values(m.rows * m.columns, tag);
+    const std::vector<floatX> x = random_values<floatX>(m.rows * m.columns, tag);
     for (int64_t row = 0; row < m.rows; row++)
       for (int64_t i = 0; i < m.columns; i++) buffer[size_t(m.at(row, i))] = x[size_t(row * m.columns + i)];
   }
@@ -380,8 +350,8 @@ TEST(CopyRows, CopiesRowsOrSetsThemToZeroAndTouchesNothingElse) {
     for (int64_t width : {8, 24, 768, 3072})
       for (bool zeros : {false, true}) {
         const int64_t dst_stride = width + 8, src_stride = width + 16;
-        const auto src = random_values(rows * src_stride, 1);
-        auto expected = random_values(rows * dst_stride, 2);
+        const auto src = random_values<floatX>(rows * src_stride, 1);
+        auto expected = random_values<floatX>(rows * dst_stride, 2);
         const DeviceArray<floatX> d_src(src), d_dst(expected);
         copy_rows(d_dst.data, dst_stride, zeros ? nullptr : d_src.data, src_stride, rows, width);
         for (int64_t row = 0; row < rows; row++)

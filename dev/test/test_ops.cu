@@ -4,59 +4,24 @@
 #include <gtest/gtest.h>        // TEST
 #include <algorithm>            // std::max
 #include <cmath>                // exp, log, sqrt, tanh
-#include <cstring>              // memcmp
 #include <limits>               // std::numeric_limits
 #include <tuple>                // std::tuple
 #include <vector>               // std::vector
+#include "dev/test/values.h"    // random_values, nans, relative_error, same_bits
 #include "llmc/device_array.h"  // DeviceArray
 #include "llmc/operations.h"    // what is tested
 #include "llmc/parameters.h"    // ParameterChunk, parameter_chunk_size
 #include "llmc/precision.h"     // floatX, has_master_weights
-#include "llmc/random.h"        // random_normal
 
 // How far results may be off, as a share of their 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
 // square; sums are in fp32 whatever floatX is.
 constexpr double one_rounding = has_master_weights ? 2e-3 : 1e-6, two_roundings = 2 * one_rounding, of_fp32 = 1e-6;
-
-// Normally distributed, rounded to T.
-template <class T>
-static std::vector<T> random_values(int64_t n, uint32_t tag, double scale = 1) {
-  std::vector<T> x(size_t(n), T(0.0f));
-  for (size_t i = 0; i < x.size(); i++) x[i] = T(float(scale * random_normal(1, RandomStream::test, tag, i)));
-  return x;
-}
-
-template <class T>
-static std::vector<T> nans(int64_t n) {
-  return std::vector<T>(size_t(n), T(std::numeric_limits<float>::quiet_NaN()));
-}
-
-// What a floatX or a float is.
-static double real(float x) { return double(x); }
 
 template <class T>
 static std::vector<double> doubles(const std::vector<T>& x) {
   std::vector<double> y;
   for (const T& v : x) y.push_back(real(v));
   return y;
-}
-
-// ||a - expected|| / ||expected||; NaN if a has one.
-template <class T>
-static double relative_error(const std::vector<T>& a, const std::vector<double>& expected) {
-  EXPECT_EQ(a.size(), expected.size());
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); i++) {
-    const double d = real(a[i]) - expected[i];
-    difference += d * d;
-    norm += expected[i] * expected[i];
-  }
-  return std::sqrt(difference / norm);
-}
-
-template <class T>
-static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 // The results of `op`, a std::tuple of vectors on the host. The emulated GPU runs it under several orders of its threads and

@@ -75,16 +75,6 @@ __device__ inline void store4(__nv_bfloat16* p, const float (&x)[4]) {
 }
 #endif
 
-// Over the 16 lanes of a half-warp, which all get the result.
-__device__ inline float half_warp_sum(float x) {
-  for (int offset = half_warp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
-  return x;
-}
-__device__ inline float half_warp_max(float x) {
-  for (int offset = half_warp / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(full_warp, x, offset));
-  return x;
-}
-
 // tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end` on,
 // which are not read. By the whole block: neighbouring threads load neighbouring groups of eight channels.
 template <int G, int Rows, int Threads>
@@ -238,7 +228,7 @@ attention_forward_kernel(floatX* out, float* lse, const floatX* q, int64_t q_str
     for (int i = 0; i < rows_per_thread; i++) {
       float new_max = s[i][0];
       for (float x : s[i]) new_max = fmaxf(new_max, x);
-      new_max = fmaxf(row_max[i], half_warp_max(new_max));
+      new_max = fmaxf(row_max[i], warp_max<half_warp>(new_max));
       const float rescale = exp2f((row_max[i] - new_max) * to_exp2);
       row_max[i] = new_max;
       row_sum[i] *= rescale;
@@ -254,7 +244,7 @@ attention_forward_kernel(floatX* out, float* lse, const floatX* q, int64_t q_str
   }
 
   for (int i = 0; i < rows_per_thread; i++) {
-    row_sum[i] = half_warp_sum(row_sum[i]);
+    row_sum[i] = warp_sum<half_warp>(row_sum[i]);
     scale_row(acc[i], 1.0f / row_sum[i]);
     if (thread.lane == 0 && query + i < end)
       lse[first_row * a.NH + head * a.T + query + i] = row_max[i] * scale + logf(row_sum[i]);
@@ -318,7 +308,7 @@ attention_dq_kernel(floatX* dq, int64_t dq_stride, float* delta, const floatX* d
       load4(y, out + (query + i) * out_stride + channel);
       for (int c = 0; c < 4; c++) sum += x[c] * y[c];
     }
-    row_delta[i] = half_warp_sum(sum);
+    row_delta[i] = warp_sum<half_warp>(sum);
     row_lse[i] = exists ? lse[query + i] : INFINITY;
     if (thread.lane == 0 && exists) delta[query + i] = row_delta[i];
   }

@@ -9,7 +9,6 @@
 #include <cuda_runtime.h> // cudaMalloc, cudaMemcpyAsync, ...
 #include <string>         // std::string
 #include "../error.h"     // CHECK, user_error
-#include "../guard.h"     // allow
 #include "launch.h"       // CUDA_CHECK
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
@@ -19,7 +18,6 @@ struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
   std::string name;
-  int multiprocessors = 0;
   bool is_hopper_or_later = false;
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
@@ -33,7 +31,6 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     name = properties.name;
-    multiprocessors = properties.multiProcessorCount;
     is_hopper_or_later = properties.major >= 9;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
@@ -64,12 +61,12 @@ inline void device_memset(void* p, int value, size_t bytes) { CUDA_CHECK(cudaMem
 // Zero-filled. Throws UserError if the GPU has not enough memory left.
 inline void* device_malloc(size_t bytes) {
   if (bytes == 0) return nullptr;
-  const cudaStream_t stream = gpu().stream;
+  gpu();  // chooses the device
   void* p = nullptr;
   cudaError_t status = cudaMalloc(&p, bytes);
   if (status != cudaSuccess)
     user_error("out of memory: could not allocate %zu bytes on the GPU (%s)", bytes, cudaGetErrorString(status));
-  CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, stream));
+  device_memset(p, 0, bytes);
   return p;
 }
 

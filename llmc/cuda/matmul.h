@@ -2,7 +2,7 @@
 // operands stay fp32 (no TF32) until gemm_allow_tf32.
 #pragma once
 #include <cublasLt.h>          // cublasLtMatmul
-#include <algorithm>           // std::min
+#include <algorithm>           // std::max, std::min
 #include <cstdint>             // int64_t, uintptr_t
 #include <map>                 // std::map
 #include <tuple>               // std::tie
@@ -45,12 +45,11 @@ struct GemmShape {
   int64_t m, n, k, lda, ldb, ldc, aux_ld;
   cudaDataType type, out_type;
   int epilogue;
-  bool accumulate, tf32;
-  int align_a, align_b, align_c, align_aux;  // bytes that the pointers are multiples of
+  bool tf32;
+  int align_a, align_b, align_c;  // bytes that the pointers are multiples of
 
   auto key() const {
-    return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, aux_ld, type, out_type, epilogue, accumulate, tf32, align_a, align_b,
-                    align_c, align_aux);
+    return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, aux_ld, type, out_type, epilogue, tf32, align_a, align_b, align_c);
   }
   bool operator<(const GemmShape& o) const { return key() < o.key(); }
 };
@@ -138,8 +137,7 @@ void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, in
           bool accumulate, Out* c, int64_t ldc, const GemmEpilogue& epilogue = {}) {
   static auto& plans = *new std::map<GemmShape, GemmPlan>;  // kept to the end, like the device
   GemmShape shape = {op_b, op_a, n, m, k, ldb, lda, ldc, epilogue.aux != nullptr ? ldc : 0, cuda_type<In>, cuda_type<Out>,
-                     int(epilogue.kind), accumulate, gemm_tf32(), alignment_of(b), alignment_of(a), alignment_of(c),
-                     alignment_of(epilogue.aux)};
+                     int(epilogue.kind), gemm_tf32(), alignment_of(b), alignment_of(a), alignment_of(c)};
   auto it = plans.find(shape);
   if (it == plans.end()) it = plans.emplace(shape, make_gemm_plan(shape)).first;
   const GemmPlan& plan = it->second;
@@ -232,13 +230,10 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const fl
 // The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
 inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                                  const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC) {
-  if (gelu_is_fused()) {
-    GemmEpilogue epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre_gelu)};
-    gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C, epilogue);
-  } else {
-    gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
-    gelu_backward(dinp, pre_gelu, N * C);
-  }
+  GemmEpilogue epilogue;
+  if (gelu_is_fused()) epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre_gelu)};
+  gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C, epilogue);
+  if (!gelu_is_fused()) gelu_backward(dinp, pre_gelu, N * C);
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 

@@ -50,17 +50,16 @@ __device__ inline void store8(__nv_bfloat16* p, const float (&x)[8]) {
 }
 #endif
 
-// Over the 32 lanes of a warp, every lane gets the result. The order of the additions is fixed, so the bits are too.
-__device__ inline float warp_sum(float x) {
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
+// Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of the additions is
+// fixed, so the bits are too.
+template <int lanes = warp_size, class T>
+__device__ inline T warp_sum(T x) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
   return x;
 }
-__device__ inline double warp_sum(double x) {
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
-  return x;
-}
+template <int lanes = warp_size>
 __device__ inline float warp_max(float x) {
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(full_warp, x, offset));
+  for (int offset = lanes / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(full_warp, x, offset));
   return x;
 }
 

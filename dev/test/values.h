@@ -1,0 +1,42 @@
+// What tests of operations and of the model make their tensors of, and compare them with.
+#pragma once
+#include <gtest/gtest.h>   // EXPECT_EQ
+#include <cmath>           // std::sqrt, NAN
+#include <cstring>         // memcmp
+#include <vector>          // std::vector
+#include "llmc/random.h"   // random_normal
+
+// Normally distributed, rounded to T.
+template <class T>
+std::vector<T> random_values(int64_t n, uint32_t tag, double scale = 1) {
+  std::vector<T> x(size_t(n), T(0.0f));
+  for (size_t i = 0; i < x.size(); i++) x[i] = T(float(scale * random_normal(1, RandomStream::test, tag, i)));
+  return x;
+}
+
+template <class T>
+std::vector<T> nans(int64_t n) {
+  return std::vector<T>(size_t(n), T(NAN));
+}
+
+// What a floatX, a float or a double is.
+inline double real(float x) { return double(x); }
+inline double real(double x) { return x; }
+
+// ||a - expected|| / ||expected||, or ||a|| where the expected values are all zero; NaN if a has one.
+template <class A, class B>
+double relative_error(const A& a, const B& expected) {
+  EXPECT_EQ(a.size(), expected.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < expected.size(); i++) {
+    const double d = real(a[i]) - real(expected[i]);
+    difference += d * d;
+    norm += real(expected[i]) * real(expected[i]);
+  }
+  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
