@@ -47,6 +47,7 @@ struct Thread {
   unsigned mask;  // in a collective: the lanes that take part, and what this one brings
   int operand, width;
   uint64_t value;  // what it brings, then what it gets
+  AsyncCopies copies;
 };
 
 // The lanes of a mask that have come to a collective.
@@ -70,6 +71,7 @@ struct Block {
   uint32_t ready[max_threads / 32];  // warps with threads that are ready: a bag
   uint32_t num_ready;
   bool hurries;     // one warp runs as far as it can before another does
+  bool copies_late;  // asynchronous copies happen when they are waited for; else at once
   uint32_t runner;  // the warp that was drawn last
   uint32_t num_at_barrier;
   int predicates;  // how many of those gave one that is true
@@ -231,9 +233,11 @@ void run_block(const Launch& launch) {
   block.num_ended = block.num_at_barrier = 0;
   block.predicates = 0;
   block.hurries = rng.next() % 2 != 0;
+  block.copies_late = rng.next() % 2 != 0;
   block.runner = 0;
   for (uint32_t i = 0; i < block.num_threads; i++) {
     block.threads[i].state = Thread::unstarted;
+    block.threads[i].copies.clear();
     set_ready(i);
   }
   running().in_thread = true;
@@ -270,6 +274,9 @@ const char* name_of(Meeting meeting) {
     case Meeting::reduce_min_unsigned: return "__reduce_min_sync";
     case Meeting::reduce_max_signed:
     case Meeting::reduce_max_unsigned: return "__reduce_max_sync";
+    case Meeting::mma: return "mma";
+    case Meeting::ldmatrix:
+    case Meeting::ldmatrix_trans: return "ldmatrix";
   }
   return "?";
 }
@@ -365,7 +372,12 @@ uint64_t reduce(Meeting meeting, const Thread* lanes, unsigned mask) {
 // All lanes of the mask are here: hands out the results at once, before any of them goes on.
 FAST void complete(Meeting meeting, Thread* lanes, unsigned mask) {
   const bool shuffles = meeting >= Meeting::shfl && meeting <= Meeting::shfl_xor;
-  if (shuffles) {
+  if (meeting >= Meeting::mma) {
+    void* operands[32];
+    for (int lane = 0; lane < 32; lane++) operands[lane] = reinterpret_cast<void*>(lanes[lane].value);
+    if (meeting == Meeting::mma) run_mma(operands);
+    else run_ldmatrix(operands, meeting == Meeting::ldmatrix_trans);
+  } else if (shuffles) {
     uint64_t brought[32];
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) brought[__builtin_ctz(rest)] = lanes[__builtin_ctz(rest)].value;
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
@@ -438,6 +450,9 @@ FAST uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int oper
   wait();
   return self.value;
 }
+
+AsyncCopies& copies_of_thread() { return block.threads[current->thread].copies; }
+bool copies_are_late() { return block.copies_late; }
 
 bool in_fiber_guard_page(const void* p) {
   for (const Fiber* fiber : fibers) {

@@ -1,15 +1,17 @@
 // What the emulator's own files share. Nothing here is for the emulated program: that sees include/ alone.
 //
-//   report.cpp    says which kernel, block and thread something went wrong in, and dies
-//   memory.cpp    device memory: allocation, poison, range checks, and closing it while host code runs
-//   block.cpp     runs one kernel: blocks, fibers, barriers, warp collectives
-//   runtime.cpp   the runtime API: streams, events, copies, launches
-//   cublaslt.cpp  cuBLASLt on oneDNN's sgemm
+//   report.cpp       says which kernel, block and thread something went wrong in, and dies
+//   memory.cpp       device memory: allocation, poison, range checks, and closing it while host code runs
+//   block.cpp        runs one kernel: blocks, fibers, barriers, warp collectives
+//   tensor_core.cpp  what an mma, an ldmatrix and a cp.async do
+//   runtime.cpp      the runtime API: streams, events, copies, launches
+//   cublaslt.cpp     cuBLASLt on oneDNN's sgemm
 #pragma once
 #include <cstddef>         // size_t
 #include <cstdint>         // uint64_t
 #include <functional>      // std::function
 #include <utility>         // std::swap
+#include <vector>          // std::vector
 #include "cuda_runtime.h"  // dim3, cudaStream_t
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -125,6 +127,28 @@ bool in_fiber_guard_page(const void* p);  // p is where a fiber's stack overflow
 
 constexpr size_t max_shared_bytes = 227 * 1024;   // of a block, on compute capability 9.0
 constexpr size_t fiber_stack_bytes = 256 * 1024;  // ASan's red zones make frames several times as large as they are
+
+// ----------------------------------------------------------------------------
+// tensor_core.cpp
+
+// A thread's asynchronous copies that have not happened yet, oldest first.
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  int bytes, bytes_read;
+};
+struct AsyncCopies {
+  std::vector<AsyncCopy> pending;
+  std::vector<size_t> groups;  // how many of them are in each committed group; the rest are in none
+
+  void clear() { pending.clear(), groups.clear(); }
+};
+AsyncCopies& copies_of_thread();  // in block.cpp: of the thread that runs
+bool copies_are_late();           // in block.cpp: in this block they happen when they are waited for, not at once
+
+// All 32 lanes have come, each with a pointer to its operands.
+void run_mma(void* const (&operands)[32]);
+void run_ldmatrix(void* const (&operands)[32], bool transposed);
 
 // ----------------------------------------------------------------------------
 // runtime.cpp

@@ -831,6 +831,116 @@ TEST(EmuIntrinsics, AreWhatTheirNamesSay) {
 }
 
 // ----------------------------------------------------------------------------
+// Tensor cores and asynchronous copies. What the instructions compute is compared with the manual in test_tile.cu.
+
+// The tiles of `x` (tiles, 32) pass through two buffers while their sum grows, a thread a column, each of which another thread reads.
+enum class Mistake { none, no_wait, no_barrier, waits_for_the_older };
+template <Mistake mistake>
+__global__ void sum_tiles(float* sum, const float* x, int tiles) {
+  float* buffers = reinterpret_cast<float*>(shared_memory);
+  const int i = int(threadIdx.x), n = int(blockDim.x);
+  auto start_loading = [&](int tile) {
+    emu::cp_async(buffers + tile % 2 * n + i, x + tile * n + i, 4, 4);
+    emu::cp_async_commit_group();
+  };
+  float total = 0;
+  start_loading(0);
+  for (int tile = 0; tile < tiles; tile++) {
+    if (mistake == Mistake::waits_for_the_older) emu::cp_async_wait_group(1);
+    else if (mistake != Mistake::no_wait) emu::cp_async_wait_group(0);
+    if (mistake != Mistake::no_barrier) __syncthreads();
+    if (tile + 1 < tiles) start_loading(tile + 1);
+    total += buffers[tile % 2 * n + (i + 33) % n];
+  }
+  sum[i] = total;
+}
+
+template <Mistake mistake>
+static int num_seeds_with_wrong_sums() {
+  int wrong = 0;
+  for (int seed = 1; seed <= num_seeds; seed++) {
+    emu::set_seed(uint64_t(seed));
+    Stream stream;
+    const std::vector<float> values = ramp(5 * 64);
+    Array<float> x(values, stream), sums(64);
+    check(launch(sum_tiles<mistake>, 1, 64, 2 * 64 * sizeof(float), stream, sums.data, x.data, 5));
+    const std::vector<float> result = sums.to_host(stream);
+    bool right = true;
+    for (size_t i = 0; i < 64; i++) {
+      float sum = 0;
+      for (size_t tile = 0; tile < 5; tile++) sum += values[tile * 64 + (i + 33) % 64];
+      right = right && result[i] == sum;
+    }
+    wrong += !right;
+  }
+  return wrong;
+}
+
+TEST(EmuAsyncCopy, IsThereAfterAWaitAndABarrierAndUnderSomeSeedNotBefore) {
+  EXPECT_EQ(num_seeds_with_wrong_sums<Mistake::none>(), 0);
+  EXPECT_GT(num_seeds_with_wrong_sums<Mistake::no_wait>(), 0);
+  EXPECT_GT(num_seeds_with_wrong_sums<Mistake::no_barrier>(), 0);
+  EXPECT_GT(num_seeds_with_wrong_sums<Mistake::waits_for_the_older>(), 0);
+}
+
+__global__ void load_rows(int first_byte, int lanes) {
+  unsigned d[4];
+  if (int(threadIdx.x) < lanes) emu::ldmatrix_x4(d, shared_memory + first_byte + 16 * threadIdx.x, false);
+}
+
+__global__ void load_strided_rows(int bytes_between) {
+  unsigned d[4];
+  emu::ldmatrix_x4(d, shared_memory + bytes_between * int(threadIdx.x), false);
+}
+
+__global__ void copy_to(int first_byte, const float* from, int bytes) {
+  emu::cp_async(shared_memory + first_byte, from, bytes, bytes);
+  emu::cp_async_commit_group();
+  emu::cp_async_wait_group(0);
+}
+
+__global__ void multiply(int lanes) {
+  float d[4] = {};
+  const unsigned a[4] = {}, b[2] = {};
+  if (int(threadIdx.x) < lanes) emu::mma_m16n8k16(d, a, b);
+}
+
+struct EmuTensorCoreDeathTest : EmuDeathTest {};
+
+TEST_F(EmuTensorCoreDeathTest, AWrongAddressDies) {
+  run(load_rows, 1, 32, 512, 0, 32);
+  EXPECT_DEATH(run(load_rows, 1, 32, 512, 16, 32), "in kernel load_rows.*: reads 16 byte") << "past the launch's bytes";
+  EXPECT_DEATH(run(load_rows, 1, 32, 1024, 8, 32), "in kernel load_rows.*: ldmatrix at .* is not 16 aligned bytes");
+  EXPECT_DEATH(run(load_rows, 1, 32, 512, -512, 32), "in kernel load_rows.*: ldmatrix at .* of shared memory");
+  Array<float> x(100);
+  run(copy_to, 1, 1, 64, 48, x.data + 96, 16);
+  EXPECT_DEATH(run(copy_to, 1, 1, 64, 64, x.data, 16), "in kernel copy_to.*: writes 16 byte");
+  EXPECT_DEATH(run(copy_to, 1, 1, 64, 8, x.data, 16), "cp.async to .* is not 16 aligned bytes of shared memory");
+  EXPECT_DEATH(run(copy_to, 1, 1, 64, 0, x.data + 1, 16), "cp.async of 16 bytes from .* is not aligned");
+  EXPECT_DEATH(run(copy_to, 1, 1, 64, 0, x.data + 100, 16), "in kernel copy_to.*: reads 16 byte");
+  EXPECT_DEATH(run(copy_to, 1, 1, 64, 0, x.data, 12), "cp.async of 12 bytes");
+}
+
+TEST_F(EmuTensorCoreDeathTest, AnInstructionOfAWarpDiesWithoutAllItsLanes) {
+  run(multiply, 1, 32, 0, 32);
+  EXPECT_DEATH(run(multiply, 1, 32, 0, 31), "deadlock: waits in mma at .*, for lanes 0x80000000");
+  EXPECT_DEATH(run(load_rows, 1, 32, 512, 0, 5), "deadlock: waits in ldmatrix at .*, for lanes 0xffffffe0");
+}
+
+TEST(EmuTensorCore, RowsThatShareBanksAreCounted) {
+  const auto conflicts = [](int bytes_between) {
+    const emu::Counters before = emu::counters();
+    run(load_strided_rows, 1, 32, 32 * 128, bytes_between);
+    EXPECT_EQ(emu::counters().matrices_loaded - before.matrices_loaded, 4u);
+    return emu::counters().bank_conflicts - before.bank_conflicts;
+  };
+  EXPECT_EQ(conflicts(16), 0u);
+  EXPECT_EQ(conflicts(48), 0u) << "an odd number of pieces";
+  EXPECT_EQ(conflicts(32), 4u);
+  EXPECT_EQ(conflicts(128), 4u);
+}
+
+// ----------------------------------------------------------------------------
 // bf16
 
 static unsigned short bits_of(float x) {

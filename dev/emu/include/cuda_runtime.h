@@ -164,6 +164,8 @@ void set_compute_capability(int major, int minor);
 struct Counters {
   uint64_t kernels, matmuls, memsets;
   uint64_t bytes_to_device, bytes_to_host, bytes_on_device;  // copied by cudaMemcpyAsync
+  uint64_t bytes_read_async;                                 // by cp.async
+  uint64_t matrices_loaded, bank_conflicts;                  // 8 x 8 matrices by ldmatrix, and those whose rows share banks
 };
 const Counters& counters();
 

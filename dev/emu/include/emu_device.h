@@ -71,7 +71,8 @@ struct Site {
 enum class Meeting {
   syncthreads, syncthreads_or, syncthreads_and, syncthreads_count,                       // of a block
   syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,                        // of the lanes of a mask
-  reduce_add, reduce_min_signed, reduce_max_signed, reduce_min_unsigned, reduce_max_unsigned
+  reduce_add, reduce_min_signed, reduce_max_signed, reduce_min_unsigned, reduce_max_unsigned,
+  mma, ldmatrix, ldmatrix_trans                                                          // of a whole warp
 };
 
 // All threads of the block. Returns how many of them gave a predicate other than 0.
@@ -171,6 +172,25 @@ inline int __reduce_max_sync(unsigned mask, int value, EMU_SITE) {
 }
 
 #undef EMU_SITE
+
+// ----------------------------------------------------------------------------
+// What a kernel reaches through PTX alone: tensor cores and asynchronous copies. Names and operands are the instructions'.
+
+namespace emu {
+
+// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 with C = D: d (16 x 8) += a (16 x 16) b (16 x 8), in fragments.
+void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Site site = Site::here());
+
+// ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16. `row`: the 16 bytes in shared memory that this lane names.
+void ldmatrix_x4(unsigned (&d)[4], const void* row, bool transposed, Site site = Site::here());
+
+// cp.async of 4, 8 or 16 bytes into shared memory, of which the first `bytes_read` are read and the rest zeros; its commit_group; and
+// its wait_group, which leaves the youngest `groups` in flight.
+void cp_async(void* shared, const void* global, int bytes, int bytes_read);
+void cp_async_commit_group();
+void cp_async_wait_group(int groups);
+
+}  // namespace emu
 
 // ----------------------------------------------------------------------------
 // Memory. A thread runs alone until it blocks: an ordinary read-modify-write is atomic, and fences have nothing to do. The
