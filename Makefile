@@ -48,8 +48,9 @@ EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(wildcard dev/emu/*.cpp))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
+OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
-EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu))
+EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu)) $(BUILD)/bf16/test_tile_emu
 TESTS := $(HOST_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(EMU_TESTS)
 # What the tests of the command line run.
 TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors
@@ -178,11 +179,12 @@ $(BUILD)/%/train_gpt2_sla_emu: train_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUIL
 $(BUILD)/%/test_gpt2_sla_emu: test_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
 
-$(BUILD)/%/test_ops_emu: dev/test/test_ops.cu $(EMU_OBJS) $(BUILD)/emu/flags
-	$(EMU_COMPILE) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+define operations_test_emu
+$(BUILD)/%/$(1)_emu: dev/test/$(1).cu $(EMU_OBJS) $(BUILD)/emu/flags
+	$$(EMU_COMPILE) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $$@
 
-$(BUILD)/%/test_attention_emu: dev/test/test_attention.cu $(EMU_OBJS) $(BUILD)/emu/flags
-	$(EMU_COMPILE) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+endef
+$(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test_emu,$(test))))
 
 # On a GPU
 
@@ -200,11 +202,12 @@ $(BUILD)/%/train_gpt2_sla: train_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
 $(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 	$(NVCC_COMPILE) $(HOST_OBJS) $(GPU_GTEST) -lcublasLt -o $@
 
-$(BUILD)/%/test_ops: dev/test/test_ops.cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
-	$(NVCC_COMPILE) $(GPU_GTEST) -lcublasLt -o $@
+define operations_test
+$(BUILD)/%/$(1): dev/test/$(1).cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
+	$$(NVCC_COMPILE) $$(GPU_GTEST) -lcublasLt -o $$@
 
-$(BUILD)/%/test_attention: dev/test/test_attention.cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
-	$(NVCC_COMPILE) $(GPU_GTEST) -lcublasLt -o $@
+endef
+$(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 
 $(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
 	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@

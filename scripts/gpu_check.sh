@@ -33,10 +33,11 @@ step() {
 }
 
 tests="test_gpt2_sla test_ops test_attention"
-targets=(build/bf16/bench_gpu build/bf16/train_gpt2_sla)
+targets=(build/bf16/bench_gpu build/bf16/train_gpt2_sla build/bf16/test_tile)
 for p in bf16 fp32; do for t in $tests; do targets+=("build/$p/$t"); done; done
 step "build for $name" make --no-print-directory -j"$(nproc)" "${targets[@]}"
 [ $failed = 0 ] || die "gpu-check: the build failed"
+step "test_tile, bf16" build/bf16/test_tile
 for p in bf16 fp32; do for t in $tests; do step "$t, $p" "build/$p/$t"; done; done
 
 # The short form: one wiring with accumulation, kept and recomputed, generation, and each operation once.
@@ -46,7 +47,9 @@ if [ -n "$sanitizer" ]; then
     for p in bf16 fp32; do
       step "compute-sanitizer $tool, model, $p" "$sanitizer" --tool "$tool" --error-exitcode 1 "build/$p/test_gpt2_sla" --gtest_filter="$short"
     done
-    step "compute-sanitizer $tool, operations, bf16" "$sanitizer" --tool "$tool" --error-exitcode 1 build/bf16/test_ops
+    for t in test_ops test_tile test_attention; do
+      step "compute-sanitizer $tool, $t, bf16" "$sanitizer" --tool "$tool" --error-exitcode 1 "build/bf16/$t" --gtest_filter='-*EveryLength*'
+    done
   done
 else
   echo "| compute-sanitizer | RED | | not found beside nvcc |" | tee -a "$steps"

@@ -1,0 +1,197 @@
+// The words of llmc/cuda/tile.h against what the PTX manual says of the instructions, and against products in double. Runs on the emulated
+// GPU, whose instructions it compares with the manual, and on a real one.
+#include <gtest/gtest.h>        // TEST
+#include <set>                  // std::set
+#include <vector>               // std::vector
+#include "dev/test/values.h"    // random_values, relative_error
+#include "llmc/cuda/tile.h"     // what is tested
+#include "llmc/device_array.h"  // DeviceArray
+
+// ----------------------------------------------------------------------------
+// Instructions
+
+// d (16, 8) = a (16, 16) b (16, 8) + c (16, 8). Elements go into registers and out of them as "Matrix Fragments for mma.m16n8k16 with
+// floating point type" has it: a lane has a0 .. a7, two in a register, b0 .. b3 likewise, and c0 .. c3.
+static __global__ void mma_kernel(float* d, const bf16* a, const bf16* b, const float* c) {
+  const int group = int(threadIdx.x) >> 2, thread_in_group = int(threadIdx.x) % 4;
+  unsigned left[4] = {}, right[2] = {};
+  float acc[4];
+  for (int i = 0; i < 8; i++) {
+    const int row = (0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8;
+    const int column = i < 4 ? thread_in_group * 2 + (i & 1) : thread_in_group * 2 + (i & 1) + 8;
+    left[i / 2] |= unsigned(reinterpret_cast<const unsigned short*>(a)[row * 16 + column]) << i % 2 * 16;
+  }
+  for (int i = 0; i < 4; i++) {
+    const int row = i < 2 ? thread_in_group * 2 + (i & 1) : thread_in_group * 2 + (i & 1) + 8;
+    right[i / 2] |= unsigned(reinterpret_cast<const unsigned short*>(b)[row * 8 + group]) << i % 2 * 16;
+  }
+  for (int i = 0; i < 4; i++) acc[i] = c[(i < 2 ? group : group + 8) * 8 + thread_in_group * 2 + (i & 1)];
+  mma_16x8x16(acc, left, right);
+  for (int i = 0; i < 4; i++) d[(i < 2 ? group : group + 8) * 8 + thread_in_group * 2 + (i & 1)] = acc[i];
+}
+
+// Integers, so that every sum is exact whatever the order.
+template <class T>
+static std::vector<T> integers(int n, int factor) {
+  std::vector<T> x;
+  for (int i = 0; i < n; i++) x.push_back(T(float(i * factor % 31 - 15)));
+  return x;
+}
+
+TEST(Mma, TakesAndGivesFragmentsAsTheManualLaysThemOut) {
+  const auto a = integers<bf16>(16 * 16, 7), b = integers<bf16>(16 * 8, 11);
+  const auto c = integers<float>(16 * 8, 13);
+  const DeviceArray<bf16> d_a(a), d_b(b);
+  const DeviceArray<float> d_c(c), d_d(nans<float>(16 * 8));
+  launch(mma_kernel, 1, warp_size, 0, gpu().stream, d_d.data, d_a.data, d_b.data, d_c.data);
+  const std::vector<float> d = d_d.to_host();
+  for (int row = 0; row < 16; row++)
+    for (int column = 0; column < 8; column++) {
+      float sum = c[size_t(row * 8 + column)];
+      for (int k = 0; k < 16; k++) sum += float(a[size_t(row * 16 + k)]) * float(b[size_t(k * 8 + column)]);
+      EXPECT_EQ(d[size_t(row * 8 + column)], sum) << row << ", " << column;
+    }
+}
+
+// registers (32, 4): what each lane gets of four 8 x 8 matrices whose elements are numbered.
+template <bool transposed>
+static __global__ void load_matrices_kernel(unsigned* registers) {
+  auto* elements = reinterpret_cast<unsigned short*>(shared_memory);
+  for (int i = int(threadIdx.x); i < 256; i += warp_size) elements[i] = static_cast<unsigned short>(i);
+  __syncwarp();
+  unsigned x[4];
+  load_matrices<transposed>(x, int(threadIdx.x) * 16);
+  for (int r = 0; r < 4; r++) registers[int(threadIdx.x) * 4 + r] = x[r];
+}
+
+// "Each thread holds a fragment of a row": thread 4 r + p has elements 2 p and 2 p + 1 of row r; with .trans, of column r.
+TEST(Ldmatrix, GivesEachLaneAFragmentOfARowOrTransposedOfAColumn) {
+  for (bool transposed : {false, true}) {
+    const DeviceArray<unsigned> d_registers(std::vector<unsigned>(128));
+    launch(transposed ? load_matrices_kernel<true> : load_matrices_kernel<false>, 1, warp_size, 512, gpu().stream, d_registers.data);
+    const std::vector<unsigned> registers = d_registers.to_host();
+    for (unsigned lane = 0; lane < 32; lane++)
+      for (unsigned matrix = 0; matrix < 4; matrix++) {
+        const unsigned r = lane / 4, p = lane % 4;
+        const unsigned low = transposed ? 2 * p * 8 + r : r * 8 + 2 * p, high = transposed ? low + 8 : low + 1;
+        EXPECT_EQ(registers[lane * 4 + matrix], (matrix * 64 + low) | (matrix * 64 + high) << 16) << lane << ", " << matrix;
+      }
+  }
+}
+
+// to (32, 4) = from (32, 4) for the lanes that have something to read, which are those below `end`.
+static __global__ void copy_kernel(float* to, const float* from, int end) {
+  const int lane = int(threadIdx.x);
+  copy_async<16>(lane * 16, from + lane * 4, lane < end);
+  load_vector_async<8>(512, from, 2, 7);
+  commit_copies();
+  wait_for_copies();
+  __syncwarp();
+  for (int i = 0; i < 4; i++) to[i * 32 + lane] = shared_float((i * 32 + lane) * 4);
+  if (lane < 8) to[128 + lane] = shared_float(512 + lane * 4);
+}
+
+TEST(CopyAsync, BringsWhatExistsAndZerosOtherwise) {
+  const auto from = random_values<float>(21 * 4, 1);  // nothing lies where nothing may be read
+  const DeviceArray<float> d_from(from), d_to(nans<float>(136));
+  launch(copy_kernel, 1, warp_size, 512 + 32, gpu().stream, d_to.data, d_from.data, 21);
+  const std::vector<float> to = d_to.to_host();
+  for (size_t i = 0; i < 128; i++) EXPECT_EQ(to[i], i < 84 ? from[i] : 0.0f) << i;
+  for (size_t i = 0; i < 8; i++) EXPECT_EQ(to[128 + i], i < 5 ? from[2 + i] : 0.0f) << i;
+}
+
+// ----------------------------------------------------------------------------
+// Tiles and products
+
+template <int D>
+static void check_places() {
+  const Tile<D> tile = {1024};
+  std::set<int> places;
+  for (int row = 0; row < 64; row++)
+    for (int chunk = 0; chunk < tile.chunks; chunk++) {
+      const int place = tile.at(row, chunk);
+      EXPECT_TRUE(place % 16 == 0 && 1024 + row * D * 2 <= place && place < 1024 + (row + 1) * D * 2) << "outside its row";
+      EXPECT_TRUE(places.insert(place).second) << "two in one place";
+      EXPECT_EQ(tile.from_row(row / 8 * 8).at(row % 8, chunk), place);
+    }
+  // What ldmatrix reads at once lies in different banks.
+  for (int row = 0; row < 64; row += 8)
+    for (int chunk = 0; chunk < tile.chunks; chunk++) {
+      std::set<int> eighths;
+      for (int i = 0; i < 8; i++) eighths.insert(tile.at(row + i, chunk) / 16 % 8);
+      EXPECT_EQ(eighths.size(), 8u) << "rows from " << row << ", chunk " << chunk;
+    }
+}
+TEST(Tile, HasAPlaceForEveryChunkAndNoBankConflicts) {
+  check_places<32>(), check_places<64>(), check_places<96>(), check_places<128>();
+}
+
+// One warp: ab (16 M, D) = or += round(2 a b^T masked to column <= row + 3) c, with a (16 M, D), b and c (32, D), of which only HS channels
+// and `rows` rows exist. Both forms of the left operand compute the scores: half of them each.
+template <int M, int D>
+static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b, const bf16* c, int64_t stride, int rows, int HS,
+                                      bool accumulate) {
+  const Tile<D> a_tile = {0}, b_tile = a_tile.from_row(32), c_tile = b_tile.from_row(32);
+  load_tile_async<32, 128>(a_tile, a, stride, 0, rows, HS);
+  load_tile_async<32, 128>(b_tile, b, stride, 0, 32, HS);
+  load_tile_async<32, 128>(c_tile, c, stride, 0, 32, HS);
+  commit_copies();
+  wait_for_copies();
+  __syncthreads();
+  if (threadIdx.x >= warp_size) return;
+  LeftOperand<M, D / 16> left;
+  load_left(left, a_tile);
+  Accumulator<M, 4> s = {};
+  mma_ABt(s, left, b_tile);
+  mma_ABt(s, a_tile, b_tile);
+  mask(s, [](int row, int column) { return column > row + 3; });
+  for (auto& m : s.x)
+    for (auto& n : m)
+      for (float& x : n) x = x == -INFINITY ? 0.0f : x;
+  Accumulator<M, D / 8> acc = {};
+  mma_AB(acc, round_to_left(s), c_tile);
+  scale(acc, 0.5f);
+  store_rows(result, stride, 0, rows, HS, accumulate, acc, a_tile);
+}
+
+template <int M, int D>
+static void check_product(int rows, int HS) {
+  SCOPED_TRACE(testing::Message() << "M = " << M << ", D = " << D << ", HS = " << HS << ", rows = " << rows);
+  const int64_t stride = HS + 8;
+  const auto a = random_values<bf16>(rows * stride, 1), b = random_values<bf16>(32 * stride, 2), c = random_values<bf16>(32 * stride, 3);
+  for (bool accumulate : {false, true}) {
+    const auto before = random_values<bf16>(rows * stride, 4);
+    const DeviceArray<bf16> d_a(a), d_b(b), d_c(c), d_result(before);
+    launch(product_kernel<M, D>, 1, 128, size_t(3 * 32) * D * 2, gpu().stream, d_result.data, d_a.data, d_b.data, d_c.data, stride,
+           rows, HS, accumulate);
+    std::vector<double> expected(before.size());
+    for (size_t i = 0; i < before.size(); i++) expected[i] = double(float(before[i]));
+    for (int row = 0; row < rows; row++)
+      for (int64_t i = 0; i < HS; i++) {
+        double sum = 0;
+        for (int column = 0; column < 32 && column <= row + 3; column++) {
+          double s = 0;
+          for (int64_t j = 0; j < HS; j++)
+            s += 2 * double(float(a[size_t(row * stride + j)])) * double(float(b[size_t(column * stride + j)]));
+          sum += s * double(float(c[size_t(column * stride + i)]));
+        }
+        double& x = expected[size_t(row * stride + i)];
+        x = 0.5 * sum + (accumulate ? x : 0);
+      }
+    EXPECT_LE(relative_error(d_result.to_host(), expected), 4e-3);  // two roundings to 8 bits
+  }
+}
+TEST(Products, OfTilesAndRegistersAreThoseOfMatrices) {
+  check_product<2, 32>(32, 32), check_product<2, 64>(32, 64), check_product<2, 96>(32, 96), check_product<2, 128>(32, 128);
+  check_product<2, 32>(29, 8), check_product<2, 64>(17, 40), check_product<2, 96>(32, 80), check_product<2, 128>(5, 104);
+  check_product<1, 96>(16, 96), check_product<1, 128>(11, 128);
+}
+
+#ifdef SLA_EMU
+TEST(Products, HaveNoBankConflicts) {
+  const emu::Counters before = emu::counters();
+  check_product<2, 32>(32, 32), check_product<2, 64>(32, 64), check_product<2, 96>(32, 96), check_product<2, 128>(32, 128);
+  EXPECT_GT(emu::counters().matrices_loaded, before.matrices_loaded);
+  EXPECT_EQ(emu::counters().bank_conflicts, before.bank_conflicts);
+}
+#endif

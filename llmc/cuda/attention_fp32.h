@@ -1,0 +1,416 @@
+// Attention in fp32, with plain FMAs: for exact checks, and for whoever trains in fp32. Formulas, shapes and limits are in attention.h.
+//
+// No sum depends on the order in which blocks run, and no two blocks write to the same place, so the results' bits are always the
+// same. The backward pass is two kernels, each of which computes the scores for itself: seven matmuls instead of five, but
+// neither needs atomics nor a buffer.
+#pragma once
+#include <cmath>                 // sqrt
+#include "../attention_table.h"  // AttentionTable, AttentionShape, KVView
+#include "device.h"              // gpu
+#include "launch.h"              // launch, shared_memory
+#include "vec.h"                 // load8, store8, warp_sum, warp_max
+
+// ----------------------------------------------------------------------------
+// The vocabulary of the kernels below
+//
+// A tile is rows of up to 64 G channels as floats in shared memory, G = 1 or 2, at a stride that is known to the compiler. A
+// half-warp owns four rows of the block's tile, so a warp owns eight; what it computes for them it alone reads again, and
+// only passing tiles need the whole block to wait. In a product, a thread owns of its half-warp's four rows
+//
+//   scores (4 x columns):    the columns lane, lane + 16, ...
+//   results (4 x 64 G):      the channels 4 lane .. 4 lane + 3, and with G = 2 the same plus 64
+//
+// in registers: it reads 4 + 4 vectors of four floats for 64 FMAs, which is what keeps shared memory from being the
+// bottleneck.
+
+constexpr int half_warp = warp_size / 2, rows_per_thread = 4;
+constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
+
+// 16 bytes more than the channels: eight lanes that read a vector each in consecutive rows meet all 32 banks once.
+template <int G>
+constexpr int tile_stride = 64 * G + 4;
+// Likewise for a tile of probabilities; here it keeps the two half-warps on different banks.
+template <int Columns>
+constexpr int scores_stride = Columns + 4;
+
+struct Thread {
+  int lane;  // in its half-warp
+  int row;   // the first of its rows in the block's tile
+
+  // Of HS channels those that the thread multiplies: none if its rows lie past the end.
+  __device__ int channels(int HS, int first_row, int end) const { return first_row + row < end ? HS : 0; }
+};
+__device__ inline Thread this_thread() {
+  return {int(threadIdx.x) % half_warp, int(threadIdx.x) / half_warp * rows_per_thread};
+}
+
+// Four consecutive elements, aligned to themselves.
+__device__ inline void load4(float (&x)[4], const float* p) {
+  const float4 v = *reinterpret_cast<const float4*>(p);
+  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+__device__ inline void store4(float* p, const float (&x)[4]) {
+  *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
+}
+
+// tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end` on,
+// which are not read. By the whole block: neighbouring threads load neighbouring groups of eight channels.
+template <int G, int Rows, int Threads>
+__device__ inline void load_tile(float* tile, const float* src, int64_t stride, int first, int end, int HS) {
+  constexpr int threads_per_row = 64 * G / 8, rows_at_once = Threads / threads_per_row;
+  static_assert(Rows % rows_at_once == 0, "every thread has as many rows");
+  const int channel = int(threadIdx.x) % threads_per_row * 8;
+  if (channel >= HS) return;
+#pragma unroll
+  for (int i = 0; i < Rows / rows_at_once; i++) {
+    const int row = i * rows_at_once + int(threadIdx.x) / threads_per_row;
+    float x[8] = {};
+    if (first + row < end) load8(x, src + (first + row) * stride + channel);
+    store8(tile + row * tile_stride<G> + channel, x);
+  }
+}
+
+// s (4 x columns) = a b^T over HS channels. `a` is at the thread's first row, `b` at the tile's first. Here and in
+// mul_add_AB a step is 64 FMAs; longer ones would cost the registers of a block that hides the loads just as well.
+template <int G, int N>
+__device__ inline void mul_ABt(float (&s)[rows_per_thread][N], const float* a, const float* b, int HS) {
+  b += int(threadIdx.x) % half_warp * tile_stride<G>;
+  for (auto& row : s)
+    for (float& x : row) x = 0;
+#pragma unroll 1
+  for (int channel = 0; channel < HS; channel += 4) {
+    float x[rows_per_thread][4], y[N][4];
+    for (int i = 0; i < rows_per_thread; i++) load4(x[i], a + i * tile_stride<G> + channel);
+    for (int j = 0; j < N; j++) load4(y[j], b + j * half_warp * tile_stride<G> + channel);
+    for (int i = 0; i < rows_per_thread; i++)
+      for (int j = 0; j < N; j++)
+        for (int c = 0; c < 4; c++) s[i][j] += x[i][c] * y[j][c];
+  }
+}
+
+// acc (4 x 64 G) += p b with p (4 x columns) at the thread's first row. Nothing for a thread without channels; of one that has a
+// first group of them but no second, that one computes with the head's last four, and store_rows forgets it.
+template <int G, int Columns>
+__device__ inline void mul_add_AB(float (&acc)[rows_per_thread][G][4], const float* p, const float* b, int HS, int columns) {
+  int channel[G];
+  for (int g = 0; g < G; g++) channel[g] = min(64 * g + int(threadIdx.x) % half_warp * 4, HS - 4);
+  if (int(threadIdx.x) % half_warp * 4 >= HS) return;
+#pragma unroll 1
+  for (int column = 0; column < columns; column += 4) {
+    float x[rows_per_thread][4];
+    for (int i = 0; i < rows_per_thread; i++) load4(x[i], p + i * scores_stride<Columns> + column);
+    for (int c = 0; c < 4; c++)
+      for (int g = 0; g < G; g++) {
+        float y[4];
+        load4(y, b + (column + c) * tile_stride<G> + channel[g]);
+        for (int i = 0; i < rows_per_thread; i++)
+          for (int k = 0; k < 4; k++) acc[i][g][k] += x[i][c] * y[k];
+      }
+  }
+}
+
+// Scores of keys that come after the query are -inf. `key` and `query` are the thread's first: either may be the rows.
+template <int N>
+__device__ inline void hide_keys_after_rows(float (&s)[rows_per_thread][N], int query, int key) {
+  for (int i = 0; i < rows_per_thread; i++)
+    for (int j = 0; j < N; j++)
+      if (key + j * half_warp > query + i) s[i][j] = -INFINITY;
+}
+template <int N>
+__device__ inline void hide_keys_after_columns(float (&s)[rows_per_thread][N], int query, int key) {
+  for (int i = 0; i < rows_per_thread; i++)
+    for (int j = 0; j < N; j++)
+      if (key + i > query + j * half_warp) s[i][j] = -INFINITY;
+}
+
+// Hands scores to the other lanes of the half-warp, in the layout that mul_add_AB reads; they may do so after a
+// __syncwarp().
+template <int Columns, int N>
+__device__ inline void store_scores(float* p, const float (&s)[rows_per_thread][N]) {
+  static_assert(N * half_warp == Columns, "a half-warp owns whole rows");
+  for (int i = 0; i < rows_per_thread; i++)
+    for (int j = 0; j < N; j++) p[i * scores_stride<Columns> + j * half_warp + int(threadIdx.x) % half_warp] = s[i][j];
+}
+
+// The thread's part of one row of results times `factor`.
+template <int G>
+__device__ inline void scale_row(float (&row)[G][4], float factor) {
+  for (auto& vector : row)
+    for (float& x : vector) x *= factor;
+}
+
+// The thread's rows of dst, from `first` on, = or += acc: those before `end`, and the channels that the head has. dst is at
+// the sequence's row 0.
+template <int G>
+__device__ inline void store_rows(float* dst, int64_t stride, int first, int end, int HS, bool accumulate,
+                                  const float (&acc)[rows_per_thread][G][4]) {
+  for (int i = 0; i < rows_per_thread; i++)
+    for (int g = 0; g < G; g++) {
+      const int channel = 64 * g + int(threadIdx.x) % half_warp * 4;
+      if (first + i >= end || channel >= HS) continue;
+      float* p = dst + (first + i) * stride + channel;
+      float x[4] = {};
+      if (accumulate) load4(x, p);
+      for (int c = 0; c < 4; c++) x[c] += acc[i][g][c];
+      store4(p, x);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Forward
+
+template <int G>
+struct ForwardTiles {
+  static constexpr int queries = 64, keys = 64 / G, threads = queries / rows_per_thread * half_warp;
+  static constexpr int blocks_per_sm = G == 1 ? 3 : 2;
+  static constexpr int floats = (queries + 2 * keys) * tile_stride<G> + queries * scores_stride<keys>;  // 70 and 77 KB
+};
+
+// out =, lse =. A block owns 64 queries of one head in one sequence; those with the most keys are started first. A warp owns
+// eight queries: their maximum, their sum and their row of out stay in registers while the tiles of keys pass, in the
+// layouts above. Each lane sums the probabilities that it computed; the sixteen sums of a row meet at the end.
+template <int G>
+__global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blocks_per_sm)
+attention_forward_kernel(float* out, float* lse, const float* q, int64_t q_stride, const KVView<float>* views,
+                         const int* view_of, AttentionShape a, float scale) {
+  using Tiles = ForwardTiles<G>;
+  const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
+  const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
+  const KVView<float> view = views[view_of[head]];
+  const float *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
+
+  float* q_tile = reinterpret_cast<float*>(shared_memory);
+  float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
+  float* v_tile = k_tile + Tiles::keys * tile_stride<G>;
+  const Thread thread = this_thread();
+  float* p = v_tile + Tiles::keys * tile_stride<G> + thread.row * scores_stride<Tiles::keys>;
+
+  const int q0 = int(a.first_query) + int(gridDim.x - 1 - blockIdx.x) * Tiles::queries, query = q0 + thread.row;
+  const int end = min(T, q0 + Tiles::queries);  // of the queries, and of the keys that they see
+  const int channels = thread.channels(HS, q0, end);
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, q + first_row * q_stride + head * a.HS, q_stride, q0, end, HS);
+
+  const float to_exp2 = scale * log2_e;
+  float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
+  for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
+  for (int k0 = 0; k0 < end; k0 += Tiles::keys) {
+    __syncthreads();  // the tiles before these have been read
+    load_tile<G, Tiles::keys, Tiles::threads>(k_tile, k, view.stride, k0, end, HS);
+    load_tile<G, Tiles::keys, Tiles::threads>(v_tile, v, view.stride, k0, end, HS);
+    __syncthreads();
+
+    float s[rows_per_thread][Tiles::keys / half_warp];
+    mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
+    if (k0 + Tiles::keys > q0 + 1) hide_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
+    // Every query sees key 0, so that from the first tile on `row_max` is finite.
+    for (int i = 0; i < rows_per_thread; i++) {
+      float new_max = s[i][0];
+      for (float x : s[i]) new_max = fmaxf(new_max, x);
+      new_max = fmaxf(row_max[i], warp_max<half_warp>(new_max));
+      const float rescale = exp2f((row_max[i] - new_max) * to_exp2);
+      row_max[i] = new_max;
+      row_sum[i] *= rescale;
+      scale_row(acc[i], rescale);
+      for (float& x : s[i]) {
+        x = exp2f((x - new_max) * to_exp2);
+        row_sum[i] += x;
+      }
+    }
+    store_scores<Tiles::keys>(p, s);
+    __syncwarp();
+    mul_add_AB<G, Tiles::keys>(acc, p, v_tile, channels, min(Tiles::keys, end - k0));
+  }
+
+  for (int i = 0; i < rows_per_thread; i++) {
+    row_sum[i] = warp_sum<half_warp>(row_sum[i]);
+    scale_row(acc[i], 1.0f / row_sum[i]);
+    if (thread.lane == 0 && query + i < end)
+      lse[first_row * a.NH + head * a.T + query + i] = row_max[i] * scale + logf(row_sum[i]);
+  }
+  store_rows<G>(out + first_row * out_stride + head * a.HS, out_stride, query, end, HS, /*accumulate=*/false, acc);
+}
+
+// ----------------------------------------------------------------------------
+// Backward
+
+// Smaller than the forward's for heads beyond 64 channels, because four tiles must fit: then there are 32 rows and half as
+// many warps.
+template <int G>
+struct BackwardTiles {
+  static constexpr int rows = 64 / G, columns = 64 / G, threads = rows / rows_per_thread * half_warp;
+  static constexpr int blocks_per_sm = G == 1 ? 2 : 3;
+  static constexpr int floats = 2 * (rows + columns) * tile_stride<G> + rows * scores_stride<columns>;  // 87 and 72 KB
+};
+
+// exp(s * scale - lse) for raw scores; 0 where s is -inf or lse is +inf.
+__device__ inline float probability(float s, float scale, float lse) { return exp2f((s * scale - lse) * log2_e); }
+
+// dq =, delta =. A block owns a tile of queries of one head in one sequence, the longest first, and keeps q and dout while
+// the tiles of k and v pass. A warp owns eight queries and their row of dq; first it sums their delta, straight from memory.
+template <int G>
+__global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
+attention_dq_kernel(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out, const float* lse,
+                    const float* q, int64_t q_stride, const KVView<float>* views, const int* view_of, AttentionShape a,
+                    float scale) {
+  using Tiles = BackwardTiles<G>;
+  const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
+  const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
+  const KVView<float> view = views[view_of[head]];
+  const float *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
+  dout += first_row * out_stride + head * a.HS;
+  out += first_row * out_stride + head * a.HS;
+  lse += first_row * a.NH + head * a.T;
+  delta += first_row * a.NH + head * a.T;
+
+  float* q_tile = reinterpret_cast<float*>(shared_memory);
+  float* dout_tile = q_tile + Tiles::rows * tile_stride<G>;
+  float* k_tile = dout_tile + Tiles::rows * tile_stride<G>;
+  float* v_tile = k_tile + Tiles::columns * tile_stride<G>;
+  const Thread thread = this_thread();
+  float* p = v_tile + Tiles::columns * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
+
+  const int q0 = int(gridDim.x - 1 - blockIdx.x) * Tiles::rows, query = q0 + thread.row, end = min(T, q0 + Tiles::rows);
+  const int channels = thread.channels(HS, q0, end);
+  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, q + first_row * q_stride + head * a.HS, q_stride, q0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
+
+  float row_lse[rows_per_thread], row_delta[rows_per_thread], acc[rows_per_thread][G][4] = {};
+  for (int i = 0; i < rows_per_thread; i++) {
+    const bool exists = query + i < end;
+    float sum = 0;
+    for (int g = 0; g < G; g++) {
+      const int channel = 64 * g + thread.lane * 4;
+      if (!exists || channel >= HS) continue;
+      float x[4], y[4];
+      load4(x, dout + (query + i) * out_stride + channel);
+      load4(y, out + (query + i) * out_stride + channel);
+      for (int c = 0; c < 4; c++) sum += x[c] * y[c];
+    }
+    row_delta[i] = warp_sum<half_warp>(sum);
+    row_lse[i] = exists ? lse[query + i] : INFINITY;
+    if (thread.lane == 0 && exists) delta[query + i] = row_delta[i];
+  }
+
+  for (int k0 = 0; k0 < end; k0 += Tiles::columns) {
+    __syncthreads();  // the tiles before these have been read
+    load_tile<G, Tiles::columns, Tiles::threads>(k_tile, k, view.stride, k0, end, HS);
+    load_tile<G, Tiles::columns, Tiles::threads>(v_tile, v, view.stride, k0, end, HS);
+    __syncthreads();
+
+    float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
+    mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
+    mul_ABt<G>(dp, dout_tile + thread.row * tile_stride<G>, v_tile, channels);
+    if (k0 + Tiles::columns > q0 + 1) hide_keys_after_rows(s, query, k0 + thread.lane);
+    for (int i = 0; i < rows_per_thread; i++)
+      for (int j = 0; j < Tiles::columns / half_warp; j++)
+        s[i][j] = probability(s[i][j], scale, row_lse[i]) * (dp[i][j] - row_delta[i]);  // ds
+    store_scores<Tiles::columns>(p, s);
+    __syncwarp();
+    mul_add_AB<G, Tiles::columns>(acc, p, k_tile, channels, min(Tiles::columns, end - k0));
+  }
+  for (auto& row : acc) scale_row(row, scale);
+  store_rows<G>(dq + first_row * dq_stride + head * a.HS, dq_stride, query, end, HS, /*accumulate=*/false, acc);
+}
+
+// dk, dv = or +=. A block owns a tile of keys of one pair in one sequence and keeps k and v while q and dout pass: of every
+// head that reads the pair, the tiles of queries from its own keys on. The mirror of the kernel above: a warp owns eight
+// keys and their rows of dk and dv, and has of the transposed scores what these rows need.
+template <int G>
+__global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
+attention_dkdv_kernel(const float* dout, const float* lse, const float* delta, const float* q, int64_t q_stride,
+                      const KVView<float>* views, const int* readers, AttentionShape a, float scale) {
+  using Tiles = BackwardTiles<G>;
+  const int T = int(a.T), HS = int(a.HS);
+  const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
+  const KVView<float> view = views[blockIdx.y];
+
+  float* k_tile = reinterpret_cast<float*>(shared_memory);
+  float* v_tile = k_tile + Tiles::rows * tile_stride<G>;
+  float* q_tile = v_tile + Tiles::rows * tile_stride<G>;
+  float* dout_tile = q_tile + Tiles::columns * tile_stride<G>;
+  const Thread thread = this_thread();
+  float* p = dout_tile + Tiles::columns * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
+
+  const int k0 = int(blockIdx.x) * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
+  const int channels = thread.channels(HS, k0, end);
+  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, view.k + first_row * view.stride, view.stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, view.v + first_row * view.stride, view.stride, k0, end, HS);
+
+  float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
+  for (int reader = 0; reader < view.num_readers; reader++) {
+    const int head = readers[view.first_reader + reader];
+    const float* head_q = q + first_row * q_stride + head * a.HS;
+    const float* head_dout = dout + first_row * out_stride + head * a.HS;
+    const int64_t first_lse = first_row * a.NH + head * a.T;
+    for (int q0 = k0; q0 < T; q0 += Tiles::columns) {
+      const int columns = min(Tiles::columns, T - q0);
+      __syncthreads();  // the tiles before these have been read
+      load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, q_stride, q0, T, HS);
+      load_tile<G, Tiles::columns, Tiles::threads>(dout_tile, head_dout, out_stride, q0, T, HS);
+      __syncthreads();
+
+      float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
+      mul_ABt<G>(s, k_tile + thread.row * tile_stride<G>, q_tile, channels);
+      mul_ABt<G>(dp, v_tile + thread.row * tile_stride<G>, dout_tile, channels);
+      if (k0 + Tiles::rows > q0 + 1) hide_keys_after_columns(s, q0 + thread.lane, key);
+      for (int j = 0; j < Tiles::columns / half_warp; j++) {
+        const int query = q0 + thread.lane + j * half_warp;
+        const float column_lse = query < T ? lse[first_lse + query] : INFINITY;  // no probability beyond the end
+        const float column_delta = query < T ? delta[first_lse + query] : 0.0f;
+        for (int i = 0; i < rows_per_thread; i++) {
+          s[i][j] = probability(s[i][j], scale, column_lse);
+          dp[i][j] = s[i][j] * (dp[i][j] - column_delta);  // ds
+        }
+      }
+      store_scores<Tiles::columns>(p, s);
+      __syncwarp();
+      mul_add_AB<G, Tiles::columns>(dv, p, dout_tile, channels, columns);
+      __syncwarp();  // p has been read, and its place is free for ds
+      store_scores<Tiles::columns>(p, dp);
+      __syncwarp();
+      mul_add_AB<G, Tiles::columns>(dk, p, q_tile, channels, columns);
+    }
+  }
+  for (auto& row : dk) scale_row(row, scale);
+  store_rows<G>(view.dk + first_row * view.dstride, view.dstride, key, end, HS, view.accumulate, dk);
+  store_rows<G>(view.dv + first_row * view.dstride, view.dstride, key, end, HS, view.accumulate, dv);
+}
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+template <int G>
+void launch_forward(float* out, float* lse, const float* q, int64_t q_stride,
+                              const AttentionTable<float>& table, const AttentionShape& a) {
+  using Tiles = ForwardTiles<G>;
+  const dim3 grid(unsigned(ceil_div(a.T - a.first_query, Tiles::queries)), unsigned(a.NH), unsigned(a.B));
+  launch(attention_forward_kernel<G>, grid, Tiles::threads, Tiles::floats * sizeof(float), gpu().stream, out, lse, q,
+         q_stride, table.device_views.data, table.device_view_of.data, a, float(1 / sqrt(double(a.HS))));
+}
+
+template <int G>
+void launch_backward(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out,
+                               const float* lse, const float* q, int64_t q_stride, const AttentionTable<float>& table,
+                               const AttentionShape& a) {
+  using Tiles = BackwardTiles<G>;
+  const float scale = float(1 / sqrt(double(a.HS)));
+  const size_t shared_bytes = Tiles::floats * sizeof(float);
+  const unsigned tiles = unsigned(ceil_div(a.T, Tiles::rows));
+  launch(attention_dq_kernel<G>, dim3(tiles, unsigned(a.NH), unsigned(a.B)), Tiles::threads, shared_bytes, gpu().stream, dq,
+         dq_stride, delta, dout, out, lse, q, q_stride, table.device_views.data, table.device_view_of.data, a, scale);
+  launch(attention_dkdv_kernel<G>, dim3(tiles, unsigned(table.views.size()), unsigned(a.B)), Tiles::threads, shared_bytes,
+         gpu().stream, dout, lse, delta, q, q_stride, table.device_views.data, table.device_readers.data, a, scale);
+}
+
+inline void launch_attention_forward(float* out, float* lse, const float* q, int64_t q_stride,
+                                     const AttentionTable<float>& table, const AttentionShape& a) {
+  if (a.HS <= 64) launch_forward<1>(out, lse, q, q_stride, table, a);
+  else launch_forward<2>(out, lse, q, q_stride, table, a);
+}
+
+inline void launch_attention_backward(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out,
+                                      const float* lse, const float* q, int64_t q_stride, const AttentionTable<float>& table,
+                                      const AttentionShape& a) {
+  if (a.HS <= 64) launch_backward<1>(dq, dq_stride, delta, dout, out, lse, q, q_stride, table, a);
+  else launch_backward<2>(dq, dq_stride, delta, dout, out, lse, q, q_stride, table, a);
+}
