@@ -10,6 +10,7 @@
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
 #include <unistd.h>                // isatty
 #include <algorithm>               // std::max, std::min
+#include <array>                   // std::array
 #include <cctype>                  // iscntrl
 #include <chrono>                  // std::chrono::steady_clock
 #include <cmath>                   // std::isfinite
@@ -62,11 +63,13 @@ struct LayerActs {
 struct Activations {
   int* tokens;                 // (B, T)
   int* targets;                // (B, T)
+  std::array<int*, upload_slots> tokens_to_come, targets_to_come;  // each (B, T): uploaded while others are computed on
   floatX* embedded;            // (B, T, C)
   std::vector<LayerActs> layers;
   floatX* lnf;                 // (B, T, C)
   float *lnf_mean, *lnf_rstd;  // (B, T)
   float* losses;               // (B, T)
+  StepSums* sums;              // (1)
   floatX* branch;              // (B, T, C): what a block is about to add to the residual stream
   floatX* logits;              // (logit_rows, logit_stride): a chunk of rows at a time
   // backward only
@@ -105,6 +108,8 @@ struct GPT2 {
   int64_t logit_rows = 0, logit_stride = 0;
   std::vector<MemoryGroup> memory_groups;
   std::vector<AttentionTable<floatX>> attention_tables;  // (L)
+  RecordedWork<int, int, float> forward_backward;        // of gpt2_forward_backward with B, T, dloss
+  HostArray<StepSums> host_sums;                         // (1): where gpt2_read_sums reads them to
 
   GPT2() = default;
   GPT2(const GPT2&) = delete;
@@ -143,6 +148,8 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
 
   declare("activations", "tokens", a.tokens, {B, T});
   declare("activations", "targets", a.targets, {B, T});
+  for (int*& slot : a.tokens_to_come) declare("activations", "tokens_to_come", slot, {B, T});
+  for (int*& slot : a.targets_to_come) declare("activations", "targets_to_come", slot, {B, T});
   declare("activations", "embedded", a.embedded, {B, T, C});
   for (int l = 0; l < c.num_layers; l++) {
     LayerActs& layer = a.layers[size_t(l)];
@@ -174,6 +181,7 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
   declare("activations", "lnf_mean", a.lnf_mean, {B, T});
   declare("activations", "lnf_rstd", a.lnf_rstd, {B, T});
   declare("activations", "losses", a.losses, {B, T});
+  declare("activations", "sums", a.sums, {1});
   declare("activations", "branch", a.branch, {B, T, C});
   declare("backward buffers", "dresidual", a.dresidual, {B, T, C});
   declare("backward buffers", "dbranch", a.dbranch, {B, T, C});
@@ -259,6 +267,12 @@ AttentionTable<floatX> make_attention_table(const GPT2& model, int l) {
   return AttentionTable<floatX>(std::move(views), std::move(readers));
 }
 
+// Sets every byte of the activations, whose slots for uploads are then written to.
+void gpt2_fill_activations(GPT2& model, int value) {
+  device_memset(model.activation_memory, value, model.activation_layout.bytes);
+  hold_uploads();
+}
+
 // Allocates what gpt2_plan laid out. Weights, gradients and moments are zero. A build that checks (make DEBUG=1, dev/emu) fills the
 // activations with NaN, so that nothing can be read before it is written.
 void gpt2_allocate(GPT2& model) {
@@ -284,8 +298,9 @@ void gpt2_allocate(GPT2& model) {
   model.chunks = DeviceArray<ParameterChunk>(parameter_chunks(model.parameters));
 
   model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
+  hold_uploads();
 #if defined(SLA_DEBUG) || defined(SLA_EMU)
-  device_memset(model.activation_memory, 0xff, model.activation_layout.bytes);  // all ones: NaN as float and as bf16
+  gpt2_fill_activations(model, 0xff);  // all ones: NaN as float and as bf16
 #endif
   model.activation_layout.forbid_gaps(model.activation_memory);
   size_t next = 0;
@@ -293,6 +308,7 @@ void gpt2_allocate(GPT2& model) {
     void* place = model.activation_memory + model.activation_layout.tensors[next++].offset;
     pointer = static_cast<std::decay_t<decltype(pointer)>>(place);
   });
+  model.host_sums = HostArray<StepSums>(1);
   model.attention_tables.clear();
   for (int l = 0; l < model.config.num_layers; l++) model.attention_tables.push_back(make_attention_table(model, l));
 }
@@ -381,17 +397,22 @@ void mlp_hidden_forward(GPT2& model, int l, const AttentionShape& s) {
   matmul_gelu_forward(rows(a.fch_gelu, 4 * C, s), rows(a.fch, 4 * C, s), rows(a.ln2, C, s), p.fcw, p.fcb, N, C, 4 * C);
 }
 
-// The final hidden states (acts.lnf) of B sequences of T tokens. With first > 0, of one sequence, positions [first, T) only: those
-// before have been through here, and the later ones attend to the k and v that they left behind.
-void gpt2_forward(GPT2& model, const int* tokens, int B, int T, int first = 0) {
+// The number of tokens in B sequences of T, for which there is room.
+size_t num_tokens(const GPT2& model, int B, int T) {
+  CHECK(1 <= B && 1 <= T && int64_t(B) * T <= int64_t(model.B) * model.T);
+  return size_t(B) * size_t(T);
+}
+
+// The final hidden states (acts.lnf) of B sequences of T tokens, those in acts.tokens. With first > 0, of one sequence, positions
+// [first, T) only: those before have been through here, and the later ones attend to the k and v that they left behind.
+void gpt2_forward(GPT2& model, int B, int T, int first = 0) {
   const ModelConfig& c = model.config;
-  CHECK(int64_t(B) * T <= int64_t(model.B) * model.T && T <= c.max_seq_len && (first == 0 || B == 1) && first < T);
+  CHECK(T <= c.max_seq_len && (first == 0 || B == 1) && first < T);
   const int64_t C = c.channels, N = int64_t(B) * (T - first);
   const float eps = float(c.layer_norm_eps);
   const AttentionShape s = {B, T, c.num_heads, c.head_size(), first};
   Activations& a = model.acts;
 
-  copy_to_device(a.tokens, tokens, size_t(B) * size_t(T) * sizeof(int));
   embedding_forward(rows(a.embedded, C, s), rows(a.tokens, 1, s), model.weights.wte, model.weights.wpe, B, T - first, C, first);
   const LayerActs& bottom = a.layers[0];
   layernorm_forward(rows(bottom.ln1, C, s), rows(bottom.ln1_mean, 1, s), rows(bottom.ln1_rstd, 1, s), rows(a.embedded, C, s),
@@ -415,18 +436,23 @@ void gpt2_forward(GPT2& model, const int* tokens, int B, int T, int first = 0) {
   }
 }
 
+// The same of `tokens` (B, T), on the host.
+void gpt2_forward(GPT2& model, const int* tokens, int B, int T, int first = 0) {
+  copy_to_device(model.acts.tokens, tokens, num_tokens(model, B, T) * sizeof(int));
+  gpt2_forward(model, B, T, first);
+}
+
 // The logits of `count` rows of acts.lnf, from `first_row` on, into acts.logits.
 void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   const int64_t C = model.config.channels, Vp = model.logit_stride;
   gemm('N', 'T', count, Vp, C, model.acts.lnf + first_row * C, C, model.weights.wte, C, false, model.acts.logits, Vp);
 }
 
-// acts.losses (B, T) = cross-entropy of the targets, in nats. With `backward` also the head's gradients of dloss * sum(losses):
-// acts.dbranch = that of lnf, grads.wte +=.
-void gpt2_loss(GPT2& model, const int* targets, int B, int T, bool backward, float dloss = 0) {
+// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.sums->loss += their mean. With `backward` also the head's
+// gradients of dloss * sum(losses): acts.dbranch = that of lnf, grads.wte +=.
+void gpt2_loss(GPT2& model, int B, int T, bool backward, float dloss = 0) {
   const int64_t C = model.config.channels, V = model.config.vocab_size, Vp = model.logit_stride, N = int64_t(B) * T;
   Activations& a = model.acts;
-  copy_to_device(a.targets, targets, size_t(N) * sizeof(int));
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     gpt2_logits(model, row, count);
@@ -435,16 +461,21 @@ void gpt2_loss(GPT2& model, const int* targets, int B, int T, bool backward, flo
     gemm('N', 'N', count, C, Vp, a.logits, Vp, model.weights.wte, C, false, a.dbranch + row * C, C);
     gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + row * C, C, true, model.grads.wte, C);
   }
+  add_mean_loss(&a.sums->loss, a.losses, N);
 }
 
-// The mean of what gpt2_loss left in acts.losses. Waits for the device.
-double gpt2_mean_loss(const GPT2& model, int B, int T) {
-  const int64_t N = int64_t(B) * T;
-  std::vector<float> losses(size_t(N), 0.0f);
-  copy_to_host(losses.data(), model.acts.losses, size_t(N) * sizeof(float));
-  double sum = 0;
-  for (float loss : losses) sum += double(loss);
-  return sum / double(N);
+// The same of `targets` (B, T), on the host, without gradients.
+void gpt2_loss(GPT2& model, const int* targets, int B, int T) {
+  copy_to_device(model.acts.targets, targets, num_tokens(model, B, T) * sizeof(int));
+  gpt2_loss(model, B, T, /*backward=*/false);
+}
+
+void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.sums->loss, 0, sizeof(double)); }
+
+// What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.
+StepSums gpt2_read_sums(GPT2& model) {
+  copy_to_host(model.host_sums.data, model.acts.sums, sizeof(StepSums));
+  return *model.host_sums.data;
 }
 
 // ----------------------------------------------------------------------------
@@ -520,13 +551,22 @@ void gpt2_backward(GPT2& model, int B, int T) {
 
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
-// One micro-batch of an update that averages `grad_accum_steps` of them: grads +=. Returns its mean loss.
-double gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t grad_accum_steps) {
-  gpt2_forward(model, inputs, B, T);
-  const float dloss = float(1.0 / (double(B) * T * double(grad_accum_steps)));
-  gpt2_loss(model, targets, B, T, /*backward=*/true, dloss);
+// What is computed on the micro-batch in acts.tokens and acts.targets: acts.sums->loss += its mean loss, grads += the gradients of
+// dloss * sum(losses).
+void gpt2_forward_backward(GPT2& model, int B, int T, float dloss) {
+  gpt2_forward(model, B, T);
+  gpt2_loss(model, B, T, /*backward=*/true, dloss);
   gpt2_backward(model, B, T);
-  return gpt2_mean_loss(model, B, T);
+}
+
+// One micro-batch of an update that averages `grad_accum_steps` of them: acts.sums->loss and grads += as above. Waits for nothing:
+// inputs and targets (B, T) lie in host memory, and if it is a HostArray's they stay as they are until gpt2_read_sums has returned.
+void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t grad_accum_steps) {
+  Activations& a = model.acts;
+  const size_t count = num_tokens(model, B, T);
+  upload({{a.tokens, a.tokens_to_come, inputs, count}, {a.targets, a.targets_to_come, targets, count}});
+  const float dloss = float(1.0 / (double(B) * T * double(grad_accum_steps)));
+  model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, b, t, d); }, B, T, dloss);
 }
 
 // ----------------------------------------------------------------------------
@@ -537,22 +577,22 @@ struct AdamWOptions {
   double grad_clip;  // 0: none
 };
 
-// The gradients' global 2-norm. Waits for the device.
-double gpt2_grad_norm(const GPT2& model) {
-  return std::sqrt(sum_of_squares(model.grad_memory, model.chunks.data, int64_t(model.chunks.size)));
+// acts.sums->grad_squares = the square of the gradients' global 2-norm.
+void gpt2_square_grads(GPT2& model) {
+  sum_of_squares(&model.acts.sums->grad_squares, model.grad_memory, model.chunks.data, int64_t(model.chunks.size));
 }
 
-// AdamW's update number `step`, from 1. Gradients are scaled by min(1, grad_clip / (norm + 1e-6)), as PyTorch's clip_grad_norm_
-// does, and left as they are; weights of two or more dimensions decay.
-void gpt2_update(GPT2& model, int64_t step, double grad_norm, const AdamWOptions& o) {
+// AdamW's update number `step`, from 1, with gradients clipped by their norm, but left as they are; weights of two or more
+// dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_sums tells. Waits for nothing.
+void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   AdamWStep s;
   s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
   s.bias_correction1 = float(1 - std::pow(o.beta1, double(step)));
   s.bias_correction2 = float(1 - std::pow(o.beta2, double(step)));
-  s.grad_scale = o.grad_clip > 0 ? float(std::min(1.0, o.grad_clip / (grad_norm + 1e-6))) : 1.0f;
-  s.weight_decay = float(o.weight_decay);
+  s.grad_clip = o.grad_clip, s.weight_decay = float(o.weight_decay);
+  gpt2_square_grads(model);
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
-               model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s);
+               model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s, model.acts.sums);
 }
 
 // ----------------------------------------------------------------------------
@@ -652,7 +692,7 @@ struct Run {
   int B = 0, T = 0;
   int64_t grad_accum_steps = 1, step = 0, steps = 0;  // done, and to do in all
   double gemm_peak = 0;                               // FLOP/s
-  std::vector<int> inputs, targets;                   // (B, T)
+  HostArray<int> inputs, targets;                     // (grad_accum_steps, B, T): a step's, so that none waits for another
   // progress
   double started = 0, training_seconds = 0;
   int64_t first_step = 0;
@@ -701,6 +741,13 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
   gpt2_plan(run.model, config, run.B, run.T, o.recompute, o.keep_dead_kv);
   if (o.tf32) gemm_allow_tf32();
+}
+
+void allocate(Run& run) {
+  const size_t step_tokens = size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T);
+  gpt2_allocate(run.model);
+  run.inputs = HostArray<int>(step_tokens);
+  run.targets = HostArray<int>(step_tokens);
 }
 
 RunState run_state(const Run& run) {
@@ -791,14 +838,14 @@ void validate_model(Run& run) {
   const double start = seconds_now();
   const int64_t all = run.val->num_windows / run.B;
   const int64_t batches = run.options.val_batches > 0 ? std::min(run.options.val_batches, all) : all;
-  double sum = 0;
+  std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
+  gpt2_zero_loss(run.model);
   for (int64_t i = 0; i < batches; i++) {
-    run.val->load_windows(i * run.B, run.B, run.inputs.data(), run.targets.data());
-    gpt2_forward(run.model, run.inputs.data(), run.B, run.T);
-    gpt2_loss(run.model, run.targets.data(), run.B, run.T, /*backward=*/false);
-    sum += gpt2_mean_loss(run.model, run.B, run.T);
+    run.val->load_windows(i * run.B, run.B, inputs.data(), targets.data());
+    gpt2_forward(run.model, inputs.data(), run.B, run.T);
+    gpt2_loss(run.model, targets.data(), run.B, run.T);
   }
-  const double loss = sum / double(batches);
+  const double loss = gpt2_read_sums(run.model).loss / double(batches);
   run.log.write({{"step", run.step}, {"val_loss", loss}});
   print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step,
              (long long)(batches * run.B * run.T), time_text(seconds_now() - start).c_str());
@@ -829,24 +876,26 @@ struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
 };
 
-// One update: grad_accum_steps micro-batches forward and backward, then AdamW.
+// One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is queued.
 StepResult train_step(Run& run) {
   const double start = seconds_now();
   const TrainOptions& o = run.options;
   StepResult result = {};
+  result.learning_rate = run.schedule(run.step + 1);
   gpt2_zero_grad(run.model);
+  gpt2_zero_loss(run.model);
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
-    run.train->next_batch(run.inputs.data(), run.targets.data(), run.B);
-    result.loss += gpt2_micro_step(run.model, run.inputs.data(), run.targets.data(), run.B, run.T, run.grad_accum_steps);
+    int *inputs = run.inputs.data + i * run.B * run.T, *targets = run.targets.data + i * run.B * run.T;
+    run.train->next_batch(inputs, targets, run.B);
+    gpt2_micro_step(run.model, inputs, targets, run.B, run.T, run.grad_accum_steps);
   }
-  result.loss /= double(run.grad_accum_steps);
-  result.grad_norm = gpt2_grad_norm(run.model);
+  gpt2_update(run.model, run.step + 1, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
+  const StepSums sums = gpt2_read_sums(run.model);
+  result.loss = sums.loss / double(run.grad_accum_steps);
+  result.grad_norm = std::sqrt(sums.grad_squares);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
     user_error("step %lld: the loss is %g and the gradient's norm %g; training stops before the weights take harm; try a "
                "lower learning rate (-l) or more warm-up (-u)", (long long)run.step + 1, result.loss, result.grad_norm);
-  result.learning_rate = run.schedule(run.step + 1);
-  gpt2_update(run.model, run.step + 1, result.grad_norm,
-              {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
   run.step++;
   result.seconds = seconds_now() - start;
   return result;
@@ -899,9 +948,7 @@ int run_trainer(int argc, char** argv) {
   check_and_plan(run, from_folder, checkpoint);
   print_model(run.model);
   print_memory_plan(run.model);
-  gpt2_allocate(run.model);
-  run.inputs.resize(size_t(run.B) * size_t(run.T));
-  run.targets.resize(run.inputs.size());
+  allocate(run);
   load_or_init_weights(run, from_folder, checkpoint);
   open_output(run, checkpoint);
 

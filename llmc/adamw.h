@@ -1,18 +1,24 @@
 // AdamW (Loshchilov & Hutter 2019), as PyTorch computes it. For each parameter, at step t = 1, 2, ...:
 //
-//   g = grad_scale * gradient
+//   g = gradient * min(1, grad_clip / (norm + 1e-6)), as clip_grad_norm_ does; norm: of all parameters' gradients together
 //   m = beta1 m + (1 - beta1) g
 //   v = beta2 v + (1 - beta2) g^2
 //   parameter = parameter (1 - learning_rate weight_decay)
 //             - learning_rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
-// weight_decay is 0 for biases and LayerNorm's parameters.
+// weight_decay is 0 for biases and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
 #pragma once
 
 // The numbers of one step.
 struct AdamWStep {
   float learning_rate, beta1, beta2, eps;
   float bias_correction1, bias_correction2;  // 1 - beta1^t, 1 - beta2^t
-  float grad_scale;                          // from clipping by the global norm
+  double grad_clip;                          // largest norm; 0: none
   float weight_decay;                        // of the tensors that decay
+};
+
+// What an update depends on that the device has computed. It lies there.
+struct StepSums {
+  double loss;          // of the mean losses of the step's micro-batches, in nats
+  double grad_squares;  // of the gradients' squares
 };

@@ -346,6 +346,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (has_bias(*desc)) check_alignment("bias", desc->bias, 16);
   if (m.workspace_bytes != 0) check_alignment("workspace", workspace, 16);
   check_operands(m);
-  emu::enqueue("cublasLtMatmul", stream, [m] { run(m); });
-  return CUBLAS_STATUS_SUCCESS;
+  const cudaError_t error = emu::enqueue_launch("cublasLtMatmul", stream, [m] {
+    check_operands(m);  // again: a graph may be launched after some of them were freed
+    run(m);
+  });
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

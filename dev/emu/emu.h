@@ -153,8 +153,10 @@ void run_ldmatrix(void* const (&operands)[32], bool transposed);
 // ----------------------------------------------------------------------------
 // runtime.cpp
 
-// Queues an operation on a stream. `name` is a string constant.
-void enqueue(const char* name, cudaStream_t stream, std::function<void()> run);
+// Queues an operation on a stream, or makes it a node of the graph that is being captured there: then it runs as often as the graph is
+// launched. `name` is a string constant. Fails if the capture has been lost.
+cudaError_t enqueue(const char* name, cudaStream_t stream, std::function<void()> run);
+cudaError_t enqueue_launch(const char* name, cudaStream_t stream, std::function<void()> run);  // a kernel or a matmul: counted
 Counters& mutable_counters();
 
 }  // namespace emu

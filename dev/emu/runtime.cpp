@@ -1,4 +1,4 @@
-// The runtime API: streams, events, copies, launches.
+// The runtime API: streams, events, graphs, copies, launches.
 //
 // An operation is a closure in its stream's queue. Nothing runs until the host waits for something; then streams whose first
 // operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks an event
@@ -33,6 +33,12 @@ struct Operation {
   std::shared_ptr<Recording> wait_for;  // null, or what holds the stream up
 };
 
+// What has been queued on a stream since cudaStreamBeginCapture.
+struct Capture {
+  std::vector<Operation> nodes;
+  bool lost = false;  // something was called that may not be, and cudaStreamEndCapture has no graph to return
+};
+
 struct Kernel {
   std::string mangled, demangled;
   size_t shared_bytes_allowed = 48 * 1024;  // without cudaFuncSetAttribute
@@ -43,11 +49,22 @@ struct Kernel {
 struct CUstream_st {
   std::deque<Operation> queue;
   uint64_t num_queued = 0, num_done = 0;
+  std::unique_ptr<Capture> capture;  // null: what is queued runs
 };
 
 struct CUevent_st {
   bool timed;
   std::shared_ptr<Recording> last;  // null: never recorded
+};
+
+struct CUgraph_st {
+  std::shared_ptr<const std::vector<Operation>> nodes;
+};
+
+struct CUgraphExec_st {
+  std::shared_ptr<const std::vector<Operation>> nodes;
+  cudaStream_t stream = nullptr;  // of the last launch
+  std::shared_ptr<uint64_t> launches_left = std::make_shared<uint64_t>(0);  // which have not run yet
 };
 
 namespace emu {
@@ -94,6 +111,19 @@ CUstream_st& checked(cudaStream_t stream, const char* name) {
   const auto& streams = runtime().streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) fatal("%s on a stream that does not exist", name);
   return *stream;
+}
+
+// For calls that may not come while a stream is captured, whatever stream they are about: true if one is, and its capture is lost.
+bool loses_a_capture() {
+  bool any = false;
+  for (cudaStream_t stream : runtime().streams)
+    if (stream->capture != nullptr) any = stream->capture->lost = true;
+  return any;
+}
+
+void push(CUstream_st& stream, Operation operation) {
+  stream.queue.push_back(std::move(operation));
+  stream.num_queued++;
 }
 
 // ----------------------------------------------------------------------------
@@ -193,10 +223,18 @@ void set_compute_capability(int major, int minor) {
 const Counters& counters() { return runtime().counters; }
 Counters& mutable_counters() { return runtime().counters; }
 
-void enqueue(const char* name, cudaStream_t stream, std::function<void()> run) {
+cudaError_t enqueue(const char* name, cudaStream_t stream, std::function<void()> run) {
   CUstream_st& s = checked(stream, name);
-  s.queue.push_back({name, std::move(run), nullptr});
-  s.num_queued++;
+  Operation operation = {name, std::move(run), nullptr};
+  if (s.capture == nullptr) push(s, std::move(operation));
+  else if (s.capture->lost) return failed(cudaErrorStreamCaptureInvalidated);
+  else s.capture->nodes.push_back(std::move(operation));
+  return cudaSuccess;
+}
+
+cudaError_t enqueue_launch(const char* name, cudaStream_t stream, std::function<void()> run) {
+  if (checked(stream, name).capture == nullptr) runtime().counters.launches++;
+  return enqueue(name, stream, std::move(run));
 }
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::function<void()> thread) {
@@ -206,12 +244,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::
   if (!has_valid_shape(config.gridDim, config.blockDim)) return failed(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes > kernel.shared_bytes_allowed) return failed(cudaErrorInvalidValue);
   const Launch launch = {config.gridDim, config.blockDim, config.dynamicSmemBytes, std::move(thread)};
-  enqueue("cudaLaunchKernelEx", config.stream, [launch, name = kernel.demangled.c_str()] {
+  return enqueue_launch("cudaLaunchKernelEx", config.stream, [launch, name = kernel.demangled.c_str()] {
     running().kernel = name;
     runtime().counters.kernels++;
     run_kernel(launch);
   });
-  return cudaSuccess;
 }
 
 }  // namespace emu
@@ -232,9 +269,12 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorIllegalState: return "cudaErrorIllegalState";
     case cudaErrorNotReady: return "cudaErrorNotReady";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
   }
   return "unrecognized error code";
 }
@@ -250,9 +290,12 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorNotSupported: return "operation not supported";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
   }
   return "unrecognized error code";
 }
@@ -310,6 +353,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 
 cudaError_t cudaDeviceSynchronize() {
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
+  runtime().counters.host_waits++;
   run_all();
   return cudaSuccess;
 }
@@ -324,7 +369,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  cudaStreamSynchronize(stream);  // others may wait for what it records
+  CUstream_st& s = checked(stream, "cudaStreamDestroy");
+  if (s.capture != nullptr) fatal("cudaStreamDestroy on a stream that is being captured; end the capture first");
+  run_until(s, s.num_queued);  // others may wait for what it records
   auto& streams = runtime().streams;
   streams.erase(std::find(streams.begin(), streams.end(), stream));
   delete stream;
@@ -333,15 +380,16 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   CUstream_st& s = checked(stream, "cudaStreamSynchronize");
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
+  runtime().counters.host_waits++;
   run_until(s, s.num_queued);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   CUstream_st& s = checked(stream, "cudaStreamWaitEvent");
-  if (event->last == nullptr) return cudaSuccess;
-  s.queue.push_back({"cudaStreamWaitEvent", [] {}, event->last});
-  s.num_queued++;
+  if (s.capture != nullptr) fatal("cudaStreamWaitEvent in a capture: one of several streams is not emulated");
+  if (event->last != nullptr) push(s, {"cudaStreamWaitEvent", [] {}, event->last});
   return cudaSuccess;
 }
 
@@ -358,6 +406,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (checked(stream, "cudaEventRecord").capture != nullptr)
+    fatal("cudaEventRecord in a capture: one of several streams is not emulated");
   auto recording = std::make_shared<Recording>(Recording{stream, 0, false, {}});
   enqueue("cudaEventRecord", stream, [recording] {
     recording->time = std::chrono::steady_clock::now();
@@ -369,6 +419,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
+  runtime().counters.host_waits++;
   if (event->last == nullptr || event->last->done) return cudaSuccess;
   run_until(checked(event->last->stream, "cudaEventSynchronize"), event->last->number);
   return cudaSuccess;
@@ -376,6 +428,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 // Every second question, on average, makes the device go on a bit: a host that asks until the answer is yes gets there.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (event->last == nullptr || event->last->done) return cudaSuccess;
   CUstream_st& stream = checked(event->last->stream, "cudaEventQuery");
   if (rng.next() % 2 != 0) run_until(stream, stream.num_done + 1);
@@ -392,31 +445,90 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 }
 
 // ----------------------------------------------------------------------------
+// Graphs
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  CUstream_st& s = checked(stream, "cudaStreamBeginCapture");
+  if (mode != cudaStreamCaptureModeGlobal && mode != cudaStreamCaptureModeThreadLocal) return failed(cudaErrorInvalidValue);
+  if (s.capture != nullptr) return failed(cudaErrorIllegalState);
+  s.capture = std::make_unique<Capture>();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  CUstream_st& s = checked(stream, "cudaStreamEndCapture");
+  *graph = nullptr;
+  if (s.capture == nullptr) return failed(cudaErrorIllegalState);
+  const std::unique_ptr<Capture> capture = std::move(s.capture);
+  if (capture->lost) return failed(cudaErrorStreamCaptureInvalidated);
+  *graph = new CUgraph_st{std::make_shared<const std::vector<Operation>>(std::move(capture->nodes))};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
+  if (flags != 0) return failed(cudaErrorInvalidValue);
+  *exec = new CUgraphExec_st{graph->nodes};
+  return cudaSuccess;
+}
+
+// The nodes are operations like any other: those of other streams may come between them.
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  CUstream_st& s = checked(stream, "cudaGraphLaunch");
+  if (s.capture != nullptr) fatal("cudaGraphLaunch in a capture: graphs within graphs are not emulated");
+  if (*exec->launches_left > 0 && exec->stream != stream)
+    fatal("cudaGraphLaunch while the graph is under way on another stream, which is not emulated");
+  exec->stream = stream;
+  ++*exec->launches_left;
+  runtime().counters.graph_launches++;
+  for (size_t i = 0; i < exec->nodes->size(); i++)
+    push(s, {(*exec->nodes)[i].name, [nodes = exec->nodes, i] { (*nodes)[i].run(); }, nullptr});
+  push(s, {"cudaGraphLaunch", [left = exec->launches_left] { --*left; }, nullptr});
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  if (*exec->launches_left > 0) fatal("cudaGraphExecDestroy on a graph that has not run to its end; synchronize first");
+  delete exec;
+  return cudaSuccess;
+}
+
+// ----------------------------------------------------------------------------
 // Memory
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   runtime();  // before the first device pointer exists, so that its misuse is reported
   *pointer = nullptr;
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (bytes == 0) return cudaSuccess;
   *pointer = allocate(bytes);
   return *pointer != nullptr ? cudaSuccess : failed(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFree(void* pointer) {
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (pointer == nullptr) return cudaSuccess;
+  runtime().counters.host_waits++;
   run_all();
   return release(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   *pointer = nullptr;
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (bytes == 0) return cudaSuccess;
   *pointer = allocate_pinned(bytes);
   return *pointer != nullptr ? cudaSuccess : failed(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
+  if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (pointer == nullptr) return cudaSuccess;
+  runtime().counters.host_waits++;
   run_all();
   return release_pinned(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
@@ -428,7 +540,8 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
 }
 
 // Pageable host memory is read before the call returns, or written before it returns; pinned memory when the copy's turn
-// comes. Ranges are checked now, while the caller is on the stack.
+// comes; a capture refuses it. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
+// graph may be after they were freed.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   static const char* const name = "cudaMemcpyAsync";
   CUstream_st& s = checked(stream, name);
@@ -442,31 +555,41 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   uint64_t& count = kind == cudaMemcpyHostToDevice   ? counters.bytes_to_device
                     : kind == cudaMemcpyDeviceToHost ? counters.bytes_to_host
                                                      : counters.bytes_on_device;
-  if (kind == cudaMemcpyHostToDevice && !is_pinned(from, bytes)) {
+  const void* host = kind == cudaMemcpyHostToDevice ? from : kind == cudaMemcpyDeviceToHost ? to : nullptr;
+  const bool pageable = host != nullptr && !is_pinned(host, bytes);
+  if (pageable && s.capture != nullptr) {
+    s.capture->lost = true;
+    return failed(cudaErrorStreamCaptureUnsupported);
+  }
+  if (kind == cudaMemcpyHostToDevice && pageable) {
     const auto* first = static_cast<const unsigned char*>(from);
     std::vector<unsigned char> staged(first, first + bytes);
-    enqueue(name, stream, [to, staged = std::move(staged), &count] {
+    return enqueue(name, stream, [to, staged = std::move(staged), &count] {
       memcpy(to, staged.data(), staged.size());
       count += staged.size();
     });
-    return cudaSuccess;
   }
-  enqueue(name, stream, [to, from, bytes, &count] {
+  const cudaError_t error = enqueue(name, stream, [to, from, bytes, kind, &count] {
+    if (kind != cudaMemcpyDeviceToHost) check_device_range("destination", to, bytes);
+    if (kind != cudaMemcpyHostToDevice) check_device_range("source", from, bytes);
     memcpy(to, from, bytes);
     count += bytes;
   });
-  if (kind == cudaMemcpyDeviceToHost && !is_pinned(to, bytes)) run_until(s, s.num_queued);
-  return cudaSuccess;
+  if (pageable) {
+    counters.host_waits++;
+    run_until(s, s.num_queued);
+  }
+  return error;
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   checked(stream, "cudaMemsetAsync");
   check_device_range("cudaMemsetAsync: destination", to, bytes, Gaps::allow);
-  enqueue("cudaMemsetAsync", stream, [to, value, bytes] {
+  return enqueue("cudaMemsetAsync", stream, [to, value, bytes] {
+    check_device_range("destination", to, bytes, Gaps::allow);
     fill(to, value, bytes);
     mutable_counters().memsets++;
   });
-  return cudaSuccess;
 }
 
 // ----------------------------------------------------------------------------

@@ -426,6 +426,20 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   }
 }
 
+TEST(MeanLoss, IsAddedToTheSumInDouble) {
+  const int64_t n = 3 * 1024 + 5;
+  std::vector<float> losses(size_t(n), 1.0f);
+  losses[7] = 67108864.0f;  // 2^26: a float that has it forgets the ones
+  losses[size_t(n) - 1] = 0.5f;
+  const DeviceArray<float> d_losses(losses);
+  const auto [sum] = in_any_order([&] {
+    const DeviceArray<double> d_sum(std::vector<double>{0.25});
+    add_mean_loss(d_sum.data, d_losses.data, n);
+    return std::make_tuple(d_sum.to_host());
+  });
+  EXPECT_EQ(sum[0], 0.25 + (67108864.0 + double(n - 2) + 0.5) / double(n));
+}
+
 // ----------------------------------------------------------------------------
 // Optimizer
 
@@ -456,8 +470,9 @@ struct Arena {
 TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
   const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056});
   const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that counts
+  const StepSums sums = {2.5, 16};
   const AdamWStep step = {float(lr), float(b1), float(b2), float(eps), float(1 - std::pow(b1, 3)),
-                          float(1 - std::pow(b2, 3)), float(scale), float(decay)};
+                          float(1 - std::pow(b2, 3)), scale * (4 + 1e-6), float(decay)};
   const auto weights = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2, 0.1);
   const auto grads = random_values<float>(arena.size, 3);
   auto v = random_values<float>(arena.size, 4);
@@ -477,12 +492,13 @@ TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
   });
 
   const DeviceArray<ParameterChunk> d_chunks(arena.chunks);
+  const DeviceArray<StepSums> d_sums(std::vector<StepSums>{sums});
   const DeviceArray<float> d_grads(grads);
   const auto [new_params, new_weights, new_m, new_v] = in_any_order([&] {
     DeviceArray<floatX> d_params(params);
     DeviceArray<float> d_weights(weights), d_m(m), d_v(v);
     adamw_update(d_params.data, has_master_weights ? d_weights.data : nullptr, d_m.data, d_v.data, d_grads.data,
-                 d_chunks.data, int64_t(d_chunks.size), step);
+                 d_chunks.data, int64_t(d_chunks.size), step, d_sums.data);
     return std::make_tuple(d_params.to_host(), d_weights.to_host(), d_m.to_host(), d_v.to_host());
   });
   const std::vector<float> updated =
@@ -505,11 +521,12 @@ TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
 // How far one step moves a parameter of 1 whose gradient is `grad`, in units of the learning rate.
 static double adamw_move(float grad, float eps, float weight_decay) {
   const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 1, 1}});
+  const DeviceArray<StepSums> sums(std::vector<StepSums>{{0, 1}});
   const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
   const std::vector<float> zeros(64, 0.0f), ones(64, 1.0f), gradients(64, grad);
   const DeviceArray<float> weights(ones), m(zeros), v(zeros), grads(gradients);
   adamw_update(params.data, has_master_weights ? weights.data : nullptr, m.data, v.data, grads.data, chunks.data, 1,
-               {0.125f, 0.9f, 0.95f, eps, 0.1f, 0.05f, 1.0f, weight_decay});
+               {0.125f, 0.9f, 0.95f, eps, 0.1f, 0.05f, /*grad_clip=*/0, weight_decay}, sums.data);
   return (1 - double(has_master_weights ? weights.to_host()[0] : float(params.to_host()[0]))) / 0.125;
 }
 
@@ -519,6 +536,43 @@ TEST(AdamW, MovesByTheLearningRateInTheFirstStepWhateverTheGradient) {
   EXPECT_EQ(adamw_move(0, 1e-8f, 0), 0);
   EXPECT_NEAR(adamw_move(0.5f, 0.5f, 0), 0.5, 1e-5) << "eps stands beside the root";
   EXPECT_NEAR(adamw_move(0, 1e-8f, 0.1f), 0.1, 1e-5) << "decay by itself";
+}
+
+// What a gradient of 1 has been multiplied with: with beta1 = 0 it becomes the first moment. That stays 7 without an update.
+static float grad_scale_of(const StepSums& sums, double grad_clip) {
+  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 11, 1}});
+  const DeviceArray<StepSums> d_sums(std::vector<StepSums>{sums});
+  const std::vector<float> ones(64, 1.0f), sevens(64, 7.0f);
+  const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
+  const DeviceArray<float> weights(ones), m(sevens), v(sevens), grads(ones);
+  adamw_update(params.data, has_master_weights ? weights.data : nullptr, m.data, v.data, grads.data, chunks.data, 1,
+               {0.125f, 0.0f, 0.95f, 1e-8f, 1.0f, 0.05f, grad_clip, 0.1f}, d_sums.data);
+  const std::vector<float> new_m = m.to_host(), new_v = v.to_host(), new_weights = weights.to_host();
+  const std::vector<floatX> new_params = params.to_host();
+  for (size_t i = 0; i < 11; i++) {
+    EXPECT_EQ(new_m[i], new_m[0]);
+    EXPECT_EQ(new_m[i] == 7, new_v[i] == 7);
+    EXPECT_EQ(new_m[i] == 7, float(new_params[i]) == 1);
+    EXPECT_EQ(has_master_weights && new_m[i] != 7, new_weights[i] != 1);
+  }
+  return new_m[0];
+}
+
+TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
+  EXPECT_EQ(grad_scale_of({3, 16}, 1), float(1 / (4 + 1e-6)));
+  EXPECT_EQ(grad_scale_of({3, 2}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));
+  EXPECT_EQ(grad_scale_of({3, 16}, 4.1), 1) << "shorter than the limit";
+  EXPECT_EQ(grad_scale_of({3, 16}, 0), 1) << "no limit";
+  EXPECT_EQ(grad_scale_of({3, 0}, 1), 1);
+}
+
+TEST(AdamW, ChangesNothingIfTheLossOrTheNormIsNotFinite) {
+  for (double bad : {double(INFINITY), double(NAN)}) {
+    for (double grad_clip : {0.0, 1.0}) {
+      EXPECT_EQ(grad_scale_of({bad, 16}, grad_clip), 7) << bad;
+      EXPECT_EQ(grad_scale_of({3, bad}, grad_clip), 7) << bad;
+    }
+  }
 }
 
 TEST(SumOfSquares, IsExactWhereFloatWouldNotBeAndLeavesGapsOut) {
@@ -535,7 +589,9 @@ TEST(SumOfSquares, IsExactWhereFloatWouldNotBeAndLeavesGapsOut) {
   const DeviceArray<ParameterChunk> d_chunks(arena.chunks);
   const DeviceArray<float> d_x(x);
   const auto [sum] = in_any_order([&] {
-    return std::make_tuple(std::vector<double>{sum_of_squares(d_x.data, d_chunks.data, int64_t(d_chunks.size))});
+    const DeviceArray<double> d_sum(nans<double>(1));
+    sum_of_squares(d_sum.data, d_x.data, d_chunks.data, int64_t(d_chunks.size));
+    return std::make_tuple(d_sum.to_host());
   }, 2);
   EXPECT_EQ(sum[0], expected);
 }

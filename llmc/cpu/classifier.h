@@ -5,6 +5,13 @@
 #include <cstdint>   // int64_t
 #include "vec.h"     // vec_exp
 
+// sum (1) += the mean of losses (count), in double.
+inline void add_mean_loss(double* sum, const float* losses, int64_t count) {
+  double total = 0;
+  for (int64_t i = 0; i < count; i++) total += double(losses[i]);
+  *sum += total / double(count);
+}
+
 // losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, ld) of which V columns are real. With
 // `write_gradient` the logits become their own gradient, (softmax(logits) - onehot(target)) * dloss, and 0 in the columns
 // [V, ld).

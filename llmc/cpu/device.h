@@ -1,11 +1,14 @@
 // The memory that operations work on. Here it is the host's.
 #pragma once
-#include <sys/mman.h>  // mmap, madvise
-#include <unistd.h>    // sysconf
-#include <cstdio>      // fopen
-#include <cstring>     // memcpy, memset
-#include <string>      // std::string
-#include "../error.h"  // user_error
+#include <sys/mman.h>       // mmap, madvise
+#include <unistd.h>         // sysconf
+#include <array>            // std::array
+#include <cstdio>           // fopen
+#include <cstring>          // memcpy, memset
+#include <initializer_list> // std::initializer_list
+#include <string>           // std::string
+#include <utility>          // std::swap
+#include "../error.h"       // user_error
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 
@@ -36,6 +39,48 @@ inline void device_memset(void* p, int value, size_t bytes) {
 
 inline void copy_to_device(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
 inline void copy_to_host(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
+
+// `size` elements of host memory that the device could read by itself: here any memory is.
+template <class T>
+struct HostArray {
+  T* data = nullptr;
+  size_t size = 0;
+
+  HostArray() = default;
+  explicit HostArray(size_t count) : data(static_cast<T*>(device_malloc(count * sizeof(T)))), size(count) {}
+  HostArray(const HostArray&) = delete;
+  HostArray& operator=(HostArray&& other) noexcept {
+    std::swap(data, other.data);
+    std::swap(size, other.size);
+    return *this;
+  }
+  ~HostArray() { device_free(data, size * sizeof(T)); }
+};
+
+// Tokens to upload: `device` (count) = `host`. Nothing computes meanwhile, so they need no slots to lie in until their turn.
+constexpr int upload_slots = 0;
+struct Upload {
+  int* device;
+  std::array<int*, upload_slots> slots;
+  const int* host;
+  size_t count;
+};
+
+// Operations that are called from here on find `uploads` on the device.
+inline void upload(std::initializer_list<Upload> uploads) {
+  for (const Upload& u : uploads) copy_to_device(u.device, u.host, u.count * sizeof(int));
+}
+
+inline void hold_uploads() {}  // until the operations before are done: they are
+
+// Work that is queued again and again with the same arguments (Key...) on the same memory. Here it is done at once.
+template <class... Key>
+struct RecordedWork {
+  template <class Enqueue>
+  void run(const Enqueue& enqueue, const Key&... key) {
+    enqueue(key...);
+  }
+};
 
 // What could be allocated now, in bytes: the kernel's estimate of memory available without swapping.
 inline size_t device_memory_available() {

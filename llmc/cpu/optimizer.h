@@ -1,33 +1,36 @@
 // AdamW and the gradient's norm, over the arenas of parameters. The chunks say which elements there are; what lies between
 // tensors is not touched.
 #pragma once
-#include <cmath>            // sqrt
+#include <algorithm>        // std::min
+#include <cmath>            // sqrt, isfinite
 #include <cstdint>          // int64_t
 #include <vector>           // std::vector
-#include "../adamw.h"       // AdamWStep
+#include "../adamw.h"       // AdamWStep, StepSums
 #include "../parameters.h"  // ParameterChunk
 
-// The sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on any number of
-// threads.
-inline double sum_of_squares(const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
+// sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on any number
+// of threads.
+inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   std::vector<double> partial(size_t(num_chunks), 0.0);
 #pragma omp parallel for schedule(static)
   for (int64_t c = 0; c < num_chunks; c++) {
     const float* begin = x + chunks[c].begin;
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < chunks[c].count; i++) sum += double(begin[i]) * double(begin[i]);
-    partial[size_t(c)] = sum;
+    double squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int i = 0; i < chunks[c].count; i++) squares += double(begin[i]) * double(begin[i]);
+    partial[size_t(c)] = squares;
   }
-  double sum = 0;
-  for (double p : partial) sum += p;
-  return sum;
+  *sum = 0;
+  for (double p : partial) *sum += p;
 }
 
 // One step of AdamW over the chunks, as llmc/adamw.h says. params, m, v and grads are the arenas' bases. The parameters are
 // float: there are no masters.
 inline void adamw_update(float* params, float* /*master*/, float* m, float* v, const float* grads,
-                         const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s) {
+                         const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepSums* sums) {
+  const double norm = std::sqrt(sums->grad_squares);
+  if (!std::isfinite(sums->loss) || !std::isfinite(norm)) return;
+  const float grad_scale = s.grad_clip > 0 ? float(std::min(1.0, s.grad_clip / (norm + 1e-6))) : 1.0f;
   const float step_size = s.learning_rate / s.bias_correction1;
   const float v_scale = 1.0f / std::sqrt(s.bias_correction2);
 #pragma omp parallel for schedule(static)
@@ -36,7 +39,7 @@ inline void adamw_update(float* params, float* /*master*/, float* m, float* v, c
     const float keep = 1.0f - s.learning_rate * (chunks[c].decays ? s.weight_decay : 0.0f);
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
-      float g = grads[i] * s.grad_scale;
+      float g = grads[i] * grad_scale;
       float m_new = s.beta1 * m[i] + (1.0f - s.beta1) * g;
       float v_new = s.beta2 * v[i] + (1.0f - s.beta2) * g * g;
       m[i] = m_new;

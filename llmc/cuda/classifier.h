@@ -13,7 +13,7 @@
 #include "../precision.h"  // floatX
 #include "device.h"        // gpu
 #include "launch.h"        // launch, shared_memory
-#include "vec.h"           // load8, store8, to_float, block_max, block_sum
+#include "vec.h"           // load8, store8, to_float, block_max, block_sum, block_sum_of
 
 constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
 
@@ -57,6 +57,19 @@ __global__ void __launch_bounds__(classifier_threads)
     }
     store8(row + i, x);
   }
+}
+
+// sum (1) += the mean of losses (count). One block.
+__global__ void __launch_bounds__(classifier_threads)
+    add_mean_loss_kernel(double* sum, const float* losses, int64_t count) {
+  const double total = block_sum_of(losses, count, reinterpret_cast<double*>(shared_memory));
+  if (threadIdx.x == 0) *sum += total / double(count);
+}
+
+// sum (1) += the mean of losses (count), in double; both on the device.
+inline void add_mean_loss(double* sum, const float* losses, int64_t count) {
+  launch(add_mean_loss_kernel, dim3(1), dim3(classifier_threads), classifier_threads / warp_size * sizeof(double), gpu().stream, sum,
+         losses, count);
 }
 
 // See the head. V columns are real, 0 <= targets < V; ld is a multiple of 64 (whole tiles of the head's matmuls).

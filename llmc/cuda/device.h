@@ -4,14 +4,21 @@
 // LayerNorm takes up to 8,192 channels.
 //
 // Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits for
-// everything before it; nothing else does.
+// everything before it; nothing else that a training step calls does.
 #pragma once
-#include <cuda_runtime.h> // cudaMalloc, cudaMemcpyAsync, ...
-#include <string>         // std::string
-#include "../error.h"     // CHECK, user_error
-#include "launch.h"       // CUDA_CHECK
+#include <cuda_runtime.h>   // cudaMalloc, cudaMemcpyAsync, ...
+#include <array>            // std::array
+#include <initializer_list> // std::initializer_list
+#include <optional>         // std::optional
+#include <string>           // std::string
+#include <tuple>            // std::tuple
+#include <utility>          // std::swap
+#include "../error.h"       // CHECK, user_error
+#include "launch.h"         // CUDA_CHECK
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
+
+constexpr int upload_slots = 2;  // what is uploaded has so many places on the device, by turns
 
 // The GPU that this process uses. Workspaces are allocated once, so that the memory plan knows them.
 struct Gpu {
@@ -21,6 +28,9 @@ struct Gpu {
   bool is_hopper_or_later = false;
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
+  cudaStream_t upload_stream = nullptr;
+  cudaEvent_t uploaded[upload_slots], consumed[upload_slots];  // the latest turn of each slot
+  int next_slot = 0;
 
   Gpu() {
     int count = 0;
@@ -35,6 +45,11 @@ struct Gpu {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&upload_stream, cudaStreamNonBlocking));
+    for (int slot = 0; slot < upload_slots; slot++) {
+      CUDA_CHECK(cudaEventCreateWithFlags(&uploaded[slot], cudaEventDisableTiming));
+      CUDA_CHECK(cudaEventCreateWithFlags(&consumed[slot], cudaEventDisableTiming));
+    }
   }
 };
 
@@ -81,6 +96,117 @@ inline void copy_to_host(void* host, const void* device, size_t bytes) {
   CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu().stream));
   CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 }
+
+// `size` elements of host memory that the GPU reads and writes by itself, when a copy's turn comes. The host may change what it has
+// given to upload only after a copy_to_host that was called later has returned, and reads what copy_to_host has put here.
+template <class T>
+struct HostArray {
+  T* data = nullptr;
+  size_t size = 0;
+
+  HostArray() = default;
+  explicit HostArray(size_t count) : size(count) {
+    gpu();  // chooses the device
+    const cudaError_t status = cudaMallocHost(&data, size * sizeof(T));
+    if (status != cudaSuccess)
+      user_error("out of memory: could not allocate %zu bytes of pinned host memory (%s)", size * sizeof(T),
+                 cudaGetErrorString(status));
+  }
+  HostArray(const HostArray&) = delete;
+  HostArray& operator=(HostArray&& other) noexcept {
+    std::swap(data, other.data);
+    std::swap(size, other.size);
+    return *this;
+  }
+  ~HostArray() { cudaFreeHost(data); }
+};
+
+// Tokens to upload: `device` (count) = `host`, by way of one of the slots, each (count) too.
+struct Upload {
+  int* device;
+  std::array<int*, upload_slots> slots;
+  const int* host;
+  size_t count;
+};
+
+// Operations that are called from here on find `uploads` on the device. The copies out of host memory have a stream of their own
+// and run while earlier operations compute: they wait for nothing but for their slot, until what it held two turns ago has been
+// moved on. What takes place between operations is a small copy from the slot. From a HostArray this returns at once.
+inline void upload(std::initializer_list<Upload> uploads) {
+  Gpu& g = gpu();
+  const int slot = g.next_slot;
+  g.next_slot = (slot + 1) % upload_slots;
+  CUDA_CHECK(cudaStreamWaitEvent(g.upload_stream, g.consumed[slot], 0));
+  for (const Upload& u : uploads)
+    CUDA_CHECK(cudaMemcpyAsync(u.slots[size_t(slot)], u.host, u.count * sizeof(int), cudaMemcpyHostToDevice, g.upload_stream));
+  CUDA_CHECK(cudaEventRecord(g.uploaded[slot], g.upload_stream));
+  CUDA_CHECK(cudaStreamWaitEvent(g.stream, g.uploaded[slot], 0));
+  for (const Upload& u : uploads)
+    CUDA_CHECK(cudaMemcpyAsync(u.device, u.slots[size_t(slot)], u.count * sizeof(int), cudaMemcpyDeviceToDevice, g.stream));
+  CUDA_CHECK(cudaEventRecord(g.consumed[slot], g.stream));
+}
+
+// Uploads that are called from here on wait for the operations before: for when those write to memory that slots lie in.
+inline void hold_uploads() {
+  for (cudaEvent_t event : gpu().consumed) CUDA_CHECK(cudaEventRecord(event, gpu().stream));
+}
+
+// Work that is queued again and again with the same arguments (Key...) on the same memory, as one CUDA graph: a model of small kernels
+// then has no gaps between them. The first run calls enqueue(key...), so that libraries set themselves up and modules are loaded;
+// the second records what it queues; from then on it is launched as it was recorded. Another key starts anew. enqueue depends on
+// nothing else that changes, and neither waits nor copies from or to pageable memory.
+template <class... Key>
+struct RecordedWork {
+  RecordedWork() = default;
+  RecordedWork(const RecordedWork&) = delete;
+  RecordedWork& operator=(const RecordedWork&) = delete;
+  ~RecordedWork() { forget(); }
+
+  template <class Enqueue>
+  void run(const Enqueue& enqueue, const Key&... key) {
+#ifdef SLA_DEBUG
+    enqueue(key...);  // launch() waits for every kernel, and nobody can wait for what is only recorded
+#else
+    if (known_ != std::tuple<Key...>(key...)) {
+      forget();
+      enqueue(key...);
+      known_ = std::tuple<Key...>(key...);
+      return;
+    }
+    if (graph_ == nullptr) record([&] { enqueue(key...); });
+    CUDA_CHECK(cudaGraphLaunch(graph_, gpu().stream));
+#endif
+  }
+
+ private:
+  std::optional<std::tuple<Key...>> known_;  // what the last run was of
+  cudaGraphExec_t graph_ = nullptr;          // null until the second run of it
+
+  void forget() {
+    known_.reset();
+    if (graph_ == nullptr) return;
+    cudaStreamSynchronize(gpu().stream);  // it may be under way
+    cudaGraphExecDestroy(graph_);
+    graph_ = nullptr;
+  }
+
+  template <class Queue>
+  void record(const Queue& queue) {
+    cudaGraph_t recording = nullptr;
+    CUDA_CHECK(cudaStreamBeginCapture(gpu().stream, cudaStreamCaptureModeThreadLocal));
+    try {
+      queue();
+    } catch (...) {  // the stream must not be left recording
+      cudaStreamEndCapture(gpu().stream, &recording);
+      if (recording != nullptr) cudaGraphDestroy(recording);
+      throw;
+    }
+    CUDA_CHECK(cudaStreamEndCapture(gpu().stream, &recording));
+    const cudaError_t status = cudaGraphInstantiate(&graph_, recording, 0);
+    cudaGraphDestroy(recording);
+    CUDA_CHECK(status);
+  }
+};
 
 // The time that the GPU takes from start() to seconds(), which waits for the work queued in between.
 struct GpuTimer {

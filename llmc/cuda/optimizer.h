@@ -1,16 +1,19 @@
 // AdamW and the gradient's norm, over the arenas of parameters. The chunks say which elements there are; what lies between
 // tensors is not touched.
 //
-//   sum_of_squares: returns the sum of x^2 over the chunks
+//   sum_of_squares: *sum = the sum of x^2 over the chunks, in double
 //   adamw_update:   master, m, v as llmc/adamw.h says; params = master in floatX, rounded to nearest even
+//
+// Neither waits: what the one leaves on the device the other reads there.
 #pragma once
+#include <cmath>            // std::isfinite, std::isnan, NAN
 #include <cstdint>          // int64_t
-#include "../adamw.h"       // AdamWStep
+#include "../adamw.h"       // AdamWStep, StepSums
 #include "../parameters.h"  // ParameterChunk
 #include "../precision.h"   // floatX, has_master_weights
-#include "device.h"         // gpu, device_scratch, copy_to_host
+#include "device.h"         // gpu, device_scratch
 #include "launch.h"         // launch, shared_memory
-#include "vec.h"            // load8, store8, block_sum
+#include "vec.h"            // load8, store8, block_sum, block_sum_of
 
 constexpr int chunk_threads = 256;          // the block that owns a chunk
 constexpr int sum_partials_threads = 1024;
@@ -35,12 +38,10 @@ __global__ void __launch_bounds__(chunk_threads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// total (1) = the sum of partial (count). One block, in an order that depends on count alone.
+// total (1) = the sum of partial (count). One block.
 __global__ void __launch_bounds__(sum_partials_threads)
     sum_partials_kernel(double* total, const double* partial, int64_t count) {
-  double sum = 0;
-  for (int64_t i = threadIdx.x; i < count; i += sum_partials_threads) sum += partial[i];
-  sum = block_sum(sum, reinterpret_cast<double*>(shared_memory));
+  const double sum = block_sum_of(partial, count, reinterpret_cast<double*>(shared_memory));
   if (threadIdx.x == 0) *total = sum;
 }
 
@@ -59,14 +60,27 @@ __device__ inline void adamw_element(float& p, float& m, float& v, float grad, c
   p = p * f.keep - f.step_size * m / (sqrtf(v) * f.v_scale + f.eps);
 }
 
+// What gradients are multiplied with; NaN if the loss or the norm is not finite, and nothing is to be updated.
+__device__ inline float grad_scale(const StepSums& sums, double grad_clip) {
+  const double norm = sqrt(sums.grad_squares);
+  if (!std::isfinite(sums.loss) || !std::isfinite(norm)) return NAN;
+  const double scale = grad_clip / (norm + 1e-6);
+  return grad_clip > 0 && scale < 1 ? float(scale) : 1.0f;
+}
+
 // A block owns a chunk. A thread owns every 256th group of eight elements, for which it has 128 bytes of loads in flight;
-// each element is read and written once. weights: the masters, or what params points to if that is float.
+// each element is read and written once. weights: the masters, or what params points to if that is float. The factor for clipping
+// takes operations in double, which a GPU may have few units for, so one thread of a block computes it.
 __global__ void __launch_bounds__(chunk_threads)
     adamw_kernel(floatX* params, float* weights, float* m, float* v, const float* grads, const ParameterChunk* chunks,
-                 AdamWStep s) {
+                 AdamWStep s, const StepSums* sums) {
+  float* scale = reinterpret_cast<float*>(shared_memory);
+  if (threadIdx.x == 0) *scale = grad_scale(*sums, s.grad_clip);
+  __syncthreads();
+  if (std::isnan(*scale)) return;
   const ParameterChunk chunk = chunks[blockIdx.x];
   const float weight_decay = chunk.decays ? s.weight_decay : 0.0f;
-  const AdamWFactors f = {s.beta1, s.beta2, s.eps, s.grad_scale, 1.0f - s.learning_rate * weight_decay,
+  const AdamWFactors f = {s.beta1, s.beta2, s.eps, *scale, 1.0f - s.learning_rate * weight_decay,
                           s.learning_rate / s.bias_correction1, 1.0f / sqrtf(s.bias_correction2)};
   for (int i = int(threadIdx.x) * 8; i < chunk.count; i += chunk_threads * 8) {
     const int64_t at = chunk.begin + i;
@@ -90,24 +104,20 @@ __global__ void __launch_bounds__(chunk_threads)
   }
 }
 
-// The sum of squares over the chunks of x, in double. Waits for it. chunks: a device pointer.
-inline double sum_of_squares(const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
-  double* partial = device_scratch<double>(size_t(num_chunks) + 1);
-  double* total = partial + num_chunks;
+// sum (1) = the sum of squares over the chunks of x. sum and chunks are device pointers.
+inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
+  double* partial = device_scratch<double>(size_t(num_chunks));
   launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), chunk_threads / warp_size * sizeof(double),
          gpu().stream, partial, x, chunks);
   launch(sum_partials_kernel, dim3(1), dim3(sum_partials_threads), sum_partials_threads / warp_size * sizeof(double),
-         gpu().stream, total, partial, num_chunks);
-  double sum = 0;
-  copy_to_host(&sum, total, sizeof sum);
-  return sum;
+         gpu().stream, sum, partial, num_chunks);
 }
 
-// One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks is a device pointer. If
-// floatX is float, params themselves are updated and master is not looked at.
+// One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks and sums are device pointers.
+// If floatX is float, params themselves are updated and master is not looked at.
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads, const ParameterChunk* chunks,
-                         int64_t num_chunks, const AdamWStep& s) {
+                         int64_t num_chunks, const AdamWStep& s, const StepSums* sums) {
   float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);
-  launch(adamw_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), 0, gpu().stream, params, weights, m, v, grads,
-         chunks, s);
+  launch(adamw_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, params, weights, m, v,
+         grads, chunks, s, sums);
 }

@@ -81,3 +81,11 @@ __device__ inline float block_max(float x, float* shared) {
   __syncthreads();
   return warp_max(lane < warps ? shared[lane] : -INFINITY);
 }
+
+// The sum of x (count) in double, over a block likewise, in an order that depends on count and the block's size alone.
+template <class T>
+__device__ inline double block_sum_of(const T* x, int64_t count, double* shared) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += double(x[i]);
+  return block_sum(sum, shared);
+}

@@ -23,9 +23,12 @@ typedef enum cudaError {
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorIllegalState = 401,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
   cudaErrorNotSupported = 801,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureInvalidated = 901,
 } cudaError_t;
 
 const char* cudaGetErrorName(cudaError_t error);
@@ -85,6 +88,22 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
+
+// ----------------------------------------------------------------------------
+// Graphs, made by capturing a stream. What is queued on it meanwhile becomes the graph's nodes, with the arguments that it has
+// then, and does not run. A capture holds one stream: events cannot draw others into it.
+
+typedef struct CUgraph_st* cudaGraph_t;
+typedef struct CUgraphExec_st* cudaGraphExec_t;
+
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags = 0);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 // ----------------------------------------------------------------------------
 // Memory
@@ -160,12 +179,17 @@ void set_seed(uint64_t seed);
 // environment's SLA_EMU_CC=80 or 90 sets it from outside; the default is 9.0.
 void set_compute_capability(int major, int minor);
 
-// What has been executed (not just queued) since the program began.
+// Since the program began.
 struct Counters {
+  // What has been executed, not just queued.
   uint64_t kernels, matmuls, memsets;
   uint64_t bytes_to_device, bytes_to_host, bytes_on_device;  // copied by cudaMemcpyAsync
   uint64_t bytes_read_async;                                 // by cp.async
   uint64_t matrices_loaded, bank_conflicts;                  // 8 x 8 matrices by ldmatrix, and those whose rows share banks
+  // What the host has called.
+  uint64_t host_waits;      // synchronizations, copies to pageable memory, and cudaFree, each of which stops the host
+  uint64_t launches;        // kernels and matmuls queued one by one: neither captured nor from a graph
+  uint64_t graph_launches;
 };
 const Counters& counters();
 
