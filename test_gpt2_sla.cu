@@ -581,6 +581,43 @@ TEST(Steps, WithANormThatIsNotFiniteChangeNothingEither) {
 }
 
 #ifdef SLA_EMU
+// Borrowed k and v are read where they are: the forward pass of a model with skip-layer attention runs what the baseline's does, kernel for
+// kernel. The backward pass has two copies more for each run of heads that a layer lent, of their waiting dk and of dv.
+TEST(Steps, OfBorrowedHeadsCopyNothingForwardAndEachLentGradientOnceBackward) {
+  std::vector<emu::Counters> forward, backward;
+  uint64_t folds = 0;
+  for (int skip_heads : {0, 3}) {
+    ModelConfig config = small_config();
+    config.num_layers = 4, config.num_skip_layer = 2, config.num_skip_head = skip_heads;
+    auto model = make_model(config, 2, 9);
+    gpt2_init_weights(*model, 1);
+    const auto tokens = random_tokens(18, config.vocab_size, 1);
+    auto counted = [&](auto work) {
+      gpt2_read_sums(*model);  // everything before is done
+      const emu::Counters before = emu::counters();
+      work();
+      gpt2_read_sums(*model);
+      emu::Counters after = emu::counters();
+      after.kernels -= before.kernels, after.matmuls -= before.matmuls, after.memsets -= before.memsets;
+      after.bytes_on_device -= before.bytes_on_device;
+      return after;
+    };
+    gpt2_forward(*model, tokens.data(), 2, 9);
+    gpt2_loss(*model, tokens.data(), 2, 9);
+    forward.push_back(counted([&] { gpt2_forward(*model, 2, 9); }));
+    backward.push_back(counted([&] { gpt2_backward(*model, 2, 9); }));
+    for (const std::vector<int>& lent : model->plan.lent) folds += 2 * !lent.empty();  // the last heads: one run
+  }
+  EXPECT_EQ(forward[1].kernels, forward[0].kernels);
+  EXPECT_EQ(forward[1].matmuls, forward[0].matmuls);
+  EXPECT_EQ(forward[1].memsets, 0u);
+  EXPECT_EQ(forward[1].bytes_on_device, 0u);
+  EXPECT_EQ(folds, 4u);
+  EXPECT_EQ(backward[1].kernels, backward[0].kernels + folds);
+  EXPECT_EQ(backward[1].matmuls, backward[0].matmuls);
+  EXPECT_EQ(backward[1].bytes_on_device, 0u);
+}
+
 TEST(Steps, MakeTheHostWaitOnceAndLaunchAMicroBatchAsAWholeFromTheThirdOn) {
   auto run = make_run(three_layers(), 0, 3);
   const emu::Counters start = emu::counters();
