@@ -14,6 +14,9 @@ extern unsigned char shared_memory[];
 namespace emu {
 namespace {
 
+// What runs for every mma does without ASan's checks, which would take longer than the work.
+#define FAST __attribute__((no_sanitize("address")))
+
 struct MmaOperands {
   float* d;
   const unsigned *a, *b;
@@ -25,13 +28,13 @@ struct LdmatrixOperands {
 };
 
 // The bf16s of a register as floats.
-__attribute__((always_inline)) inline float as_float(unsigned bits) {
+FAST float low_half(unsigned two) {
+  two <<= 16;
   float x;
-  memcpy(&x, &bits, sizeof x);
+  memcpy(&x, &two, sizeof x);
   return x;
 }
-__attribute__((always_inline)) inline float low_half(unsigned two) { return as_float(two << 16); }
-__attribute__((always_inline)) inline float high_half(unsigned two) { return as_float(two & 0xffff0000u); }
+FAST float high_half(unsigned two) { return low_half(two >> 16); }
 
 bool is_shared(const void* p, size_t bytes) {
   const auto* byte = static_cast<const unsigned char*>(p);
@@ -45,9 +48,8 @@ void copy_now(const AsyncCopy& copy) {
 
 }  // namespace
 
-// Products are exact in float, and so on the tensor core; the order of its additions is nobody's business, and here it is k's. Without
-// ASan's checks, which would take longer than the work: it touches the operands of 32 lanes alone.
-__attribute__((no_sanitize("address"))) void run_mma(void* const (&operands)[32]) {
+// Products are exact in float, and so on the tensor core; the order of its additions is nobody's business, and here it is k's.
+FAST void run_mma(void* const (&operands)[32]) {
   using Row = float __attribute__((vector_size(32)));
   float a[16][16];
   Row b[16], d[16];
