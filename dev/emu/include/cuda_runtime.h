@@ -164,7 +164,11 @@ void set_compute_capability(int major, int minor);
 struct Counters {
   uint64_t kernels, matmuls, memsets;
   uint64_t bytes_to_device, bytes_to_host, bytes_on_device;  // copied by cudaMemcpyAsync
+  uint64_t bytes_allocated, most_bytes_allocated;            // by cudaMalloc and not freed: now, and the most at any time
 };
 const Counters& counters();
+
+// counters().most_bytes_allocated counts from now on.
+void forget_most_bytes_allocated();
 
 }  // namespace emu
