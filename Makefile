@@ -50,12 +50,12 @@ EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(wildcard dev/emu/*.cpp))
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
-EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu)) $(BUILD)/bf16/test_tile_emu
+EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu)) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
 TESTS := $(HOST_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(EMU_TESTS)
 # What the tests of the command line run.
 TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors
 
-.PHONY: all help train test planted-bugs bench-cpu gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train test planted-bugs bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -68,6 +68,7 @@ help:
 	@echo 'make test       install, build and run the tests, those for GPUs on an emulated one; the last line says how many passed'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
+	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
 	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (about an hour)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
@@ -107,6 +108,11 @@ bench-cpu:
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bench_cpu
 	@$(BUILD)/bench_cpu
+
+memory-table:
+	@scripts/setup.sh build test
+	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/memory_table
+	@$(BUILD)/bf16/memory_table
 
 gpu-check:
 	@scripts/gpu_check.sh
@@ -186,6 +192,9 @@ $(BUILD)/%/$(1)_emu: dev/test/$(1).cu $(EMU_OBJS) $(BUILD)/emu/flags
 endef
 $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test_emu,$(test))))
 
+$(BUILD)/%/test_memory_emu: dev/test/test_memory.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
+	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+
 # On a GPU
 
 NVCC_COMPILE = @mkdir -p $(@D); set -x; $(NVCC) $(CPPFLAGS) $(NVCCFLAGS) $(precision_flags.$*) $(DEPENDENCIES) $<
@@ -213,6 +222,10 @@ $(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
 	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@
 
 $(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
+	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
+
+# Only plans, so that any machine can print it; the emulated GPU is there to be linked.
+$(BUILD)/%/memory_table: dev/bench/memory_table.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
 
 $(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp llmc/safetensors.h llmc/error.h

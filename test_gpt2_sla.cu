@@ -338,17 +338,6 @@ TEST(Memory, NoActivationIsReadBeforeItIsWritten) {
   }
 }
 
-TEST(Memory, ActivationsGrowLinearlyWithLength) {
-  ModelConfig config = small_config();
-  config.max_seq_len = 65536;
-  auto bytes = [&](int T) {
-    GPT2 model;
-    gpt2_plan(model, config, 1, T);
-    return double(model.activation_layout.bytes);
-  };
-  EXPECT_NEAR((bytes(65536) - bytes(32768)) / (bytes(32768) - bytes(16384)), 2, 1e-3);
-}
-
 TEST(Memory, EachLevelOfRecomputationKeepsLess) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));

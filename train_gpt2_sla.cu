@@ -653,23 +653,42 @@ void print_model(const GPT2& model) {
   printf("\n");
 }
 
+// The chunk of logits, which is planned last: the only tensor of the activations that does not grow with every sequence.
+size_t logits_bytes(const GPT2& model) { return model.memory_groups.back().bytes; }
+
+// The largest micro-batch of T tokens a sequence whose plan takes at most `available` bytes; 0 if one sequence is too many. Asks
+// gpt2_plan, not an estimate: chunks of logits are of equal size, so their bytes go up and down from one B to the next.
+int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool keep_dead_kv, size_t available) {
+  auto fits = [&](int B, bool with_logits) {
+    GPT2 model;
+    gpt2_plan(model, config, B, T, recompute, keep_dead_kv);
+    return gpt2_bytes(model) - (with_logits ? 0 : logits_bytes(model)) <= available;
+  };
+  constexpr int most = 1 << 30;
+  int fitting = 0, too_many = 1;  // by what only grows with B
+  while (too_many < most && fits(too_many, false)) fitting = too_many, too_many *= 2;
+  while (too_many - fitting > 1) {
+    const int middle = fitting + (too_many - fitting) / 2;
+    (fits(middle, false) ? fitting : too_many) = middle;
+  }
+  while (fitting > 0 && !fits(fitting, true)) fitting--;
+  return fitting;
+}
+
 // Throws UserError if the plan does not fit into what is free.
 void print_memory_plan(const GPT2& model) {
-  const size_t total = gpt2_bytes(model), available = device_memory_available();
+  const size_t total = gpt2_bytes(model);
+  const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken already
   printf("memory plan for B %d, T %d, recompute level %d:\n", model.B, model.T, model.recompute);
   for (const MemoryGroup& group : model.memory_groups)
     printf("  %-26s %10s\n", group.name, bytes_text(double(group.bytes)).c_str());
   printf("  %-26s %10s of %s free on the %s\n", "total", bytes_text(double(total)).c_str(),
          bytes_text(double(available)).c_str(), device_name());
 
-  // The activations' size is that of one sequence times B, but for the logits, which stop growing.
-  GPT2 more;
   const bool keeps_dead_kv = model.parameters.num_parameters == model.parameters.num_parameters_full;
-  gpt2_plan(more, model.config, model.B + 1, model.T, model.recompute, keeps_dead_kv);
-  const double per_sequence = double(gpt2_bytes(more)) - double(total);
-  const double largest = model.B + std::floor((double(available) - double(total)) / per_sequence);
-  printf("  each sequence takes %s; the largest micro-batch that fits is %.0f\n", bytes_text(per_sequence).c_str(),
-         std::max(0.0, largest));
+  printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
+         bytes_text(double(model.activation_layout.bytes - logits_bytes(model)) / model.B).c_str(),
+         largest_micro_batch(model.config, model.T, model.recompute, keeps_dead_kv, available));
   if (total > available)
     user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s", bytes_text(double(total - available)).c_str(),
                model.recompute < 3 ? ", or recompute more (-r 3)" : "");

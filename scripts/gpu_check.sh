@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `make gpu-check`: everything that needs a GPU to be shown, in under ten minutes: builds natively, tests the model and its operations in
 # both precisions, runs compute-sanitizer on a short form of the tests, and benchmarks. The table and its JSON go to
-# dev/bench/results/<gpu>.{md,json}, whose last line says whether all was green.
+# dev/bench/results/<gpu>.{md,json}, whose last line says whether all was green. Where python3 has a PyTorch that sees the GPU, the same
+# model and the same attention are timed there too, which takes some minutes more: it compiles the model for each shape.
 #
 # Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json and GoogleTest. Where those are not
 # installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
@@ -15,8 +16,8 @@ sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v nvcc)")/
 slug=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
 mkdir -p dev/bench/results build
 report=dev/bench/results/$slug.md
-table=$(mktemp) steps=$(mktemp)
-trap 'rm -f "$table" "$steps"' EXIT
+table=$(mktemp) steps=$(mktemp) peer=$(mktemp)
+trap 'rm -f "$table" "$steps" "$peer"' EXIT
 failed=0 start=$SECONDS
 
 # step <what> <command...>: runs it, remembers how it went; what it printed is shown if it failed.
@@ -56,7 +57,21 @@ else
   failed=1
 fi
 
-step "benchmark" sh -c "build/bf16/bench_gpu --json 'dev/bench/results/$slug.json' >'$table'"
+ours=dev/bench/results/$slug.json
+step "benchmark" sh -c "build/bf16/bench_gpu --json '$ours' >'$table'"
+
+# torch <arguments>: a table of the peer's figures beside those that were just measured.
+torch() { echo && python3 dev/bench/torch_sla.py "$@" --ours "$ours"; }
+torch_attention() { torch attention --heads 12 --head-size 64 "$@" && torch attention --heads 6 --head-size 128 "$@"; }
+to_peer() { "$@" >>"$peer"; }
+if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+  step "PyTorch computes the same function" python3 dev/bench/torch_sla.py check dev/test/golden
+  step "PyTorch, attention" to_peer torch_attention --seq-lens 1024,4096,8192,16384 --tokens 32768
+  step "PyTorch, training" to_peer torch train --model d12 --skip-layer 9 --skip-heads 0,9 --seq-len 1024,4096,8192,16384 \
+    --micro-batch 32,8,4,2
+else
+  echo "| PyTorch | not timed | | python3 has none that sees the GPU |" | tee -a "$steps"
+fi
 {
   echo "# $name"
   echo
@@ -67,7 +82,7 @@ step "benchmark" sh -c "build/bf16/bench_gpu --json 'dev/bench/results/$slug.jso
   echo "| --- | --- | --: | --- |"
   cat "$steps"
   echo
-  cat "$table"
+  cat "$table" "$peer"
   echo
   if [ $failed = 0 ]; then echo "All green."; else echo "Not all green."; fi
 } >"$report"

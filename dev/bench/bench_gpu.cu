@@ -1,5 +1,5 @@
 // How fast the trainer is on this GPU, against ceilings that are measured in the same run: operations one by one as shares of the copy
-// bandwidth or of the GEMM rate, whole training steps as shares of the GEMM rate. `make gpu-check` runs it.
+// bandwidth or of the GEMM rate, attention alone, whole training steps as shares of the GEMM rate. `make gpu-check` runs it.
 //
 //   bench_gpu [--tiny] [--json FILE]      --tiny: a model of a few thousand parameters, to see that the benchmark itself runs
 //
@@ -69,6 +69,9 @@ struct Ceilings {
   double gemm;  // FLOP/s
 };
 
+// q k^T and p v, below the diagonal. The backward pass has five such products to their two.
+double causal_attention_flops(int64_t B, int64_t T, int64_t C) { return 2.0 * double(B) * double(T) * double(T) * double(C); }
+
 // Each operation of a training step with the shapes of layer n_l, whose last heads borrow.
 json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const int T = scale.lengths[0], B = scale.tokens / T;
@@ -92,7 +95,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
   const AttentionShape shape = {B, T, config.num_heads, config.head_size(), 0};
   const AttentionTable<floatX>& table = model.attention_tables[size_t(l)];
-  const double attention_flops = 2.0 * double(B) * T * double(T) * double(C);  // q k^T and p v, below the diagonal
+  const double attention_flops = causal_attention_flops(B, T, C);
   const float eps = float(config.layer_norm_eps);
   const AdamWStep step = {1e-9f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.0, 0.1f};
 
@@ -141,6 +144,54 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("adamw_update", P * (4 * 4 + 3 * 4 + (has_master_weights ? x : 0)), 0, [&] {
     adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                  model.grad_memory, model.chunks.data, int64_t(model.chunks.size), step, a.sums); });
+  return results;
+}
+
+// Attention alone, of a layer whose heads all read its own K/V and of one whose last three quarters borrow, forward and forward with
+// backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
+json bench_attention(const Scale& scale) {
+  json results = json::array();
+  printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
+         "| --: | --: | --- | --: | --: | --: | --: |\n");
+  for (int heads : {scale.config.num_heads, scale.config.num_heads / 2}) {
+    for (int T : scale.lengths) {
+      for (bool sla : {false, true}) {
+        ModelConfig config = scale.config;
+        config.num_heads = heads, config.num_layers = 2, config.max_seq_len = T;
+        set_default_skips(config);  // the upper layer borrows from the lower one
+        if (!sla) config.num_skip_head = 0;
+        const int B = scale.tokens / T;
+        GPT2 model;
+        gpt2_plan(model, config, B, T);
+        gpt2_allocate(model);
+        gpt2_init_weights(model, 1);
+        gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), B, T);  // q, k and v as they are in training
+        CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
+
+        const Activations& a = model.acts;
+        const LayerActs& s = a.layers[1];
+        const AttentionTable<floatX>& table = model.attention_tables[1];
+        const AttentionShape shape = {B, T, heads, config.head_size(), 0};
+        const int64_t QKV = qkv_rows(config, model.plan, 1);
+        const auto forward = [&] { attention_forward(s.att, s.lse, s.q, s.q_stride, table, shape); };
+        const auto forward_backward = [&] {
+          forward();
+          attention_backward(a.dqkv, QKV, a.delta, a.lnf, s.att, s.lse, s.q, s.q_stride, table, shape);  // lnf: some dout
+        };
+        const double seconds = time_of(forward, scale.seconds_per_operation);
+        const double both_seconds = time_of(forward_backward, scale.seconds_per_operation);
+        const double flops = causal_attention_flops(B, T, config.channels);
+        const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
+        const std::string name = sla ? format("SLA, %d borrow", config.num_skip_head) : "baseline";
+        printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(), name.c_str(),
+               seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
+        fflush(stdout);
+        results.push_back({{"B", B}, {"T", T}, {"heads", heads}, {"head_size", config.head_size()}, {"attention", name},
+                           {"forward_seconds", seconds}, {"forward_flops", rate}, {"forward_backward_seconds", both_seconds},
+                           {"forward_backward_flops", both_rate}});
+      }
+    }
+  }
   return results;
 }
 
@@ -202,6 +253,7 @@ int main(int argc, char** argv) {
     json report = {{"device", device_name()}, {"precision", precision_name}, {"copy_bytes_per_second", ceilings.copy},
                    {"gemm_flops", ceilings.gemm}};
     report["operations"] = bench_operations(scale, ceilings);
+    report["attention"] = bench_attention(scale);
     report["training"] = bench_training(scale, ceilings);
     if (!json_path.empty()) write_file_durably(json_path, report.dump(2) + "\n");
     return 0;

@@ -1,6 +1,7 @@
 // Device memory. It lies in a range of addresses of its own, with a poisoned red zone before and after each allocation, so
 // that AddressSanitizer sees every byte that a kernel touches outside. While host code runs, the range has no access rights.
 #include <sys/mman.h>  // mmap, mprotect, madvise
+#include <algorithm>   // std::max
 #include <cstdio>      // snprintf, fopen
 #include <cstdlib>     // malloc, free
 #include <iterator>    // std::next, std::prev
@@ -165,6 +166,9 @@ void* allocate(size_t bytes) {
   unpoison(p, bytes);
   fill(p, 0xff, bytes);  // NaN, as float and as bf16: who reads before writing will see it in the result
   memory().allocations[begin + lead] = bytes;
+  Counters& counters = mutable_counters();
+  counters.bytes_allocated += bytes;
+  counters.most_bytes_allocated = std::max(counters.most_bytes_allocated, counters.bytes_allocated);
   return p;
 }
 
@@ -173,6 +177,7 @@ bool release(void* p) {
   if (it == memory().allocations.end()) return false;
   const uintptr_t begin = it->first - lead;
   const size_t bytes = span_bytes(it->second);
+  mutable_counters().bytes_allocated -= it->second;
   memory().allocations.erase(it);
   poison(reinterpret_cast<void*>(begin), bytes);
   madvise(reinterpret_cast<void*>(begin), bytes, MADV_DONTNEED);

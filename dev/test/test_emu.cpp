@@ -268,6 +268,23 @@ __global__ void read_at(float* out, const T* x, int index, int culprit) {
   out[i] = first;
 }
 
+TEST(EmuMemory, IsCountedWhileItIsAllocated) {
+  const uint64_t before = emu::counters().bytes_allocated;
+  {
+    Array<float> x(100);
+    EXPECT_EQ(emu::counters().bytes_allocated, before + 400);
+    emu::forget_most_bytes_allocated();
+    { Array<float> y(50); }
+    Array<float> z(10);
+    EXPECT_EQ(emu::counters().bytes_allocated, before + 440);
+    EXPECT_EQ(emu::counters().most_bytes_allocated, before + 600);
+  }
+  EXPECT_EQ(emu::counters().bytes_allocated, before);
+  EXPECT_EQ(emu::counters().most_bytes_allocated, before + 600);
+  emu::forget_most_bytes_allocated();
+  EXPECT_EQ(emu::counters().most_bytes_allocated, before);
+}
+
 struct EmuMemoryDeathTest : EmuDeathTest {};
 
 TEST_F(EmuMemoryDeathTest, AReadOneElementPastTheEndDiesAndNamesKernelBlockAndThread) {

@@ -1,0 +1,573 @@
+#!/usr/bin/env python3
+"""The peer that the trainer's speed is compared with: GPT-2 with skip-layer attention in PyTorch 2, as the paper's listing has it.
+
+Layers l >= n_l concatenate, along the heads, the keys and values of their own first h - n_h heads with those that layer l - n_l
+projected for its last n_h. Every layer projects all of its k and v, also those that nobody reads. Otherwise it is what people
+train GPT-2 with: torch.compile, scaled_dot_product_attention, bf16 autocast over fp32 weights, fused AdamW.
+
+    torch_sla.py check dev/test/golden          computes what the trainer computes? on the CPU, in float64
+    torch_sla.py train --model d12 --skip-layer 9 --skip-heads 0,9 --seq-len 1024,16384 --micro-batch 32,2
+    torch_sla.py attention --head-size 64 --heads 12 --seq-lens 1024,4096,16384 --tokens 32768
+
+--json FILE keeps the figures. --ours FILE, the JSON of bench_gpu from the same GPU, adds the trainer's figures and their ratio
+to these.
+For development only: it needs PyTorch 2.5 or later, and nothing else in this project needs Python.
+"""
+import argparse
+import contextlib
+import json
+import math
+import statistics
+import struct
+import sys
+import time
+import warnings
+from pathlib import Path
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+except ImportError as e:
+    sys.exit(f"error: torch_sla.py needs PyTorch 2.5 or later: {e}")
+
+
+class UserError(Exception):
+    """Something that the caller can put right; the message says how."""
+
+
+# ----------------------------------------------------------------------------
+# The model. Modules are named so that parameters have the names of GPT-2's files.
+
+
+class Config:
+    """vocab_size is that of the text; num_embeddings the rows of wte, more where that makes the head's matmul faster."""
+
+    def __init__(self, num_layers, num_heads, channels, vocab_size, max_seq_len, skip_layer, skip_heads, bias=True,
+                 layer_norm_eps=1e-5, num_embeddings=None):
+        self.num_layers, self.num_heads, self.channels = num_layers, num_heads, channels
+        self.vocab_size, self.max_seq_len, self.bias = vocab_size, max_seq_len, bias
+        self.skip_layer, self.skip_heads, self.layer_norm_eps = skip_layer, skip_heads, layer_norm_eps
+        self.num_embeddings = num_embeddings or vocab_size
+        if channels % num_heads != 0:
+            raise UserError(f"{num_heads} heads do not divide {channels} channels")
+        if not 0 <= skip_heads <= num_heads:
+            raise UserError(f"--skip-heads {skip_heads}, but the model has {num_heads} heads")
+        if skip_heads > 0 and not 1 <= skip_layer <= num_layers - 1:
+            raise UserError(f"--skip-layer {skip_layer}: in a model of {num_layers} layers a head can borrow from 1 to "
+                            f"{num_layers - 1} layers below")
+
+    def attention_name(self):
+        return f"SLA {self.skip_layer}/{self.skip_heads}" if self.skip_heads > 0 else "baseline"
+
+    def flops_per_token(self, T):
+        """What the model needs, forward and backward, as llmc/flops.h counts it: without k and v that no head reads."""
+        L, C, n_l = self.num_layers, self.channels, self.skip_layer
+        dead_layers = sum(l >= n_l and l + n_l >= L for l in range(L)) if self.skip_heads > 0 else 0
+        dead = dead_layers * 2 * self.skip_heads * (C // self.num_heads) * C
+        return 6 * (self.vocab_size * C + 12 * L * C * C - dead) + 7 * L * C * (T + 1)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.channels))
+        self.bias = nn.Parameter(torch.zeros(config.channels)) if config.bias else None
+        self.eps = config.layer_norm_eps
+
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        C = config.channels
+        self.c_attn = nn.Linear(C, 3 * C, bias=config.bias)
+        self.c_proj = nn.Linear(C, C, bias=config.bias)
+        self.heads = config.num_heads
+        self.lender = layer - config.skip_layer if config.skip_heads > 0 and layer >= config.skip_layer else None
+        self.split = config.num_heads - config.skip_heads  # the first head that borrows
+
+    def forward(self, x, projected):
+        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below; this one appends its own."""
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.heads, C // self.heads).transpose(1, 2) for y in self.c_attn(x).split(C, dim=2))
+        projected.append((k, v))
+        if self.lender is not None:
+            lent_k, lent_v = projected[self.lender]
+            k = torch.cat((k[:, :self.split], lent_k[:, self.split:]), dim=1)
+            v = torch.cat((v[:, :self.split], lent_v[:, self.split:]), dim=1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.channels
+        self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
+        self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.ln_1, self.attn = LayerNorm(config), Attention(config, layer)
+        self.ln_2, self.mlp = LayerNorm(config), MLP(config)
+
+    def forward(self, x, projected):
+        x = x + self.attn(self.ln_1(x), projected)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wte = nn.Embedding(config.num_embeddings, config.channels)
+        self.wpe = nn.Embedding(config.max_seq_len, config.channels)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.ln_f = LayerNorm(config)
+        for name, p in self.named_parameters():  # GPT-2's initialisation
+            if p.dim() < 2:
+                continue
+            nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.num_layers) if name.endswith("c_proj.weight") else 0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, tokens, targets):
+        """tokens, targets (B, T) -> losses (B, T), in nats."""
+        B, T = tokens.shape
+        x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
+        projected = []
+        for block in self.h:
+            x = block(x, projected)
+        logits = F.linear(self.ln_f(x), self.wte.weight)
+        return F.cross_entropy(logits.view(B * T, -1), targets.reshape(B * T), reduction="none").view(B, T)
+
+
+def make_optimizer(model, learning_rate, betas, eps, weight_decay):
+    parameters = list(model.parameters())
+    groups = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+              {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+
+
+def mean_loss_and_gradients(model, batches, autocast):
+    """p.grad = the gradients of the mean loss of `batches`, (tokens, targets) each. Returns that loss, on the device."""
+    model.zero_grad(set_to_none=True)
+    total = 0
+    for tokens, targets in batches:
+        with autocast:
+            loss = model(tokens, targets).mean() / len(batches)
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+# ----------------------------------------------------------------------------
+# check: the golden cases, in float64
+
+
+def read_safetensors(path):
+    """Name -> tensor in float64. A file is the length of its JSON header, the header, then the tensors' bytes."""
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    tensors = {}
+    for name, entry in json.loads(data[8:8 + length]).items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] != "F32":
+            raise UserError(f"{path}: {name} is {entry['dtype']}; golden cases are F32")
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        tensors[name] = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.float32).double().view(entry["shape"])
+    return tensors
+
+
+def read_shard(path):
+    """llm.c's: int32[256] header, of which 20240520, 1, the number of tokens; then uint16."""
+    data = path.read_bytes()
+    magic, version, count = struct.unpack_from("<3i", data)
+    if (magic, version) != (20240520, 1) or len(data) != 1024 + 2 * count:
+        raise UserError(f"{path}: not a token shard")
+    return torch.tensor(struct.unpack_from(f"<{count}H", data, 1024))
+
+
+def is_conv1d(name):
+    """Whether the file has the tensor as (in, out)."""
+    return name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
+
+
+def relative_error(x, expected):
+    """||x - expected|| / ||expected||, of tensors or numbers; infinite where only one of them is zero or a shape differs."""
+    x, expected = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(expected, dtype=torch.float64)
+    if x.shape != expected.shape:
+        return math.inf
+    error, norm = (x - expected).norm().item(), expected.norm().item()
+    if not math.isfinite(error):
+        return math.inf
+    return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
+
+
+# Both sides compute in float64 and start from the same float32 weights. What is stored as float32 has been rounded to 6e-8.
+NUMBER_BOUND, TENSOR_BOUND = 1e-9, 1e-6
+
+
+def check_case(folder):
+    """The worst relative errors: {what: (error, bound)}."""
+    hf, expected = json.loads((folder / "config.json").read_text()), json.loads((folder / "expected.json").read_text())
+    config = Config(hf["n_layer"], hf["n_head"], hf["n_embd"], hf["vocab_size"], hf["n_positions"], hf["num_skip_layer"],
+                    hf["num_skip_head"], hf["bias"], hf["layer_norm_epsilon"])
+    weights, grads = read_safetensors(folder / "model.safetensors"), read_safetensors(folder / "grads.safetensors")
+    tokens = read_shard(folder / "tokens.bin")
+    B, T, accumulation = expected["batch_size"], expected["seq_len"], expected["grad_accum_steps"]
+
+    def micro_batch(s):
+        first = s * B * T
+        return tokens[first:first + B * T].view(B, T), tokens[first + 1:first + B * T + 1].view(B, T)
+
+    model = GPT(config).double()
+    parameters = dict(model.named_parameters())
+    if set(parameters) != set(grads):
+        raise UserError(f"{folder}: grads.safetensors and the model differ in {sorted(set(parameters) ^ set(grads))}")
+    with torch.no_grad():
+        for name, p in parameters.items():
+            p.copy_(weights[name].t() if is_conv1d(name) else weights[name])
+        all_batches = [micro_batch(s) for s in range(expected["steps"] * accumulation)]
+        val_loss = torch.stack([model(*batch).mean() for batch in all_batches]).mean()
+        token_losses = model(*all_batches[0])
+    expected_losses = read_safetensors(folder / "token_losses.safetensors")["losses"]
+    errors = {"val loss": (relative_error(val_loss, expected["val_loss"]), NUMBER_BOUND),
+              "token losses": (relative_error(token_losses, expected_losses), TENSOR_BOUND)}
+
+    optimizer = make_optimizer(model, expected["learning_rate"], (expected["beta1"], expected["beta2"]), expected["eps"],
+                               expected["weight_decay"])
+    loss_errors, norm_errors = [], []
+    for step in range(expected["steps"]):
+        batches = all_batches[step * accumulation:(step + 1) * accumulation]
+        loss = mean_loss_and_gradients(model, batches, contextlib.nullcontext())
+        if step == 0:
+            by_tensor = {name: relative_error(p.grad.t() if is_conv1d(name) else p.grad, grads[name])
+                         for name, p in parameters.items()}
+            worst = max(by_tensor, key=by_tensor.get)
+            errors[f"{len(by_tensor)} gradients, the worst {worst}"] = (by_tensor[worst], TENSOR_BOUND)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), expected["grad_clip"])
+        optimizer.step()
+        loss_errors.append(relative_error(loss, expected["losses"][step]))
+        norm_errors.append(relative_error(norm, expected["grad_norms"][step]))
+    errors[f"losses of {expected['steps']} steps"] = (max(loss_errors), NUMBER_BOUND)
+    errors["gradient norms"] = (max(norm_errors), NUMBER_BOUND)
+    return errors
+
+
+def check(args):
+    root = Path(args.golden_dir)
+    folders = sorted(f.parent for f in root.glob("**/expected.json"))
+    if not folders:
+        raise UserError(f"{root}: no golden case in it (a folder with expected.json)")
+    print(f"PyTorch {torch.__version__}, float64 on the CPU\n\n| case | what | relative error | bound | |\n| --- | --- | --: | --: | --- |")
+    failed = 0
+    for folder in folders:
+        for what, (error, bound) in check_case(folder).items():
+            good = error <= bound  # False for NaN too
+            failed += not good
+            print(f"| {folder.name} | {what} | {error:.1e} | {bound:.0e} | {'' if good else 'DIFFERS'} |")
+    print(f"\n{len(folders)} cases, " + ("all the same function." if failed == 0 else f"{failed} figures differ."))
+    return 1 if failed else 0
+
+
+# ----------------------------------------------------------------------------
+# Time and space on the device
+
+
+def the_device(name):
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: PyTorch sees no GPU")
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return device, torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+
+
+def wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def time_of(run, device, seconds, at_least=3, at_once=1):
+    """Seconds that `run` takes: the median of runs that fill about `seconds`, after two that are not counted. `at_once` of them are
+    queued before anybody waits, so that a GPU need not wait for Python."""
+    for _ in range(2):
+        run()
+    wait(device)
+    times, begin = [], time.perf_counter()
+    while len(times) < at_least or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        for _ in range(at_once):
+            run()
+        wait(device)
+        times.append((time.perf_counter() - start) / at_once)
+    return statistics.median(times)
+
+
+def operations_at_once(device):
+    return 10 if device.type == "cuda" else 1
+
+
+def gemm_rate(device):
+    """FLOP/s of a bf16 matmul that is large enough to show the device's best."""
+    n = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * n ** 3 / time_of(lambda: a @ b, device, 0.3, at_once=operations_at_once(device))
+
+
+def bytes_text(n):
+    return f"{n * 1e-9:.2f} GB" if n >= 1e9 else f"{n * 1e-6:.1f} MB"
+
+
+def read_ours(path, key):
+    """The rows of bench_gpu's JSON; none without --ours."""
+    if path is None:
+        return []
+    try:
+        return json.loads(Path(path).read_text())[key]
+    except (OSError, ValueError, KeyError) as e:
+        raise UserError(f"--ours {path}: not what bench_gpu --json writes ({type(e).__name__}: {e})") from e
+
+
+def write_json(path, args, device_name, rows):
+    if path is not None:
+        Path(path).write_text(json.dumps({"torch": torch.__version__, "device": device_name, args.command: rows}, indent=2) + "\n")
+
+
+def print_row(*cells):
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+# ----------------------------------------------------------------------------
+# train: whole steps
+
+PRESETS = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600), "tiny": (4, 4, 32)}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+
+
+def train_once(args, config, B, T, device):
+    """A row of the table: B sequences of T random tokens, --accumulation times a step."""
+    torch.manual_seed(1)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    plain = GPT(config).to(device)
+    model = torch.compile(plain, dynamic=False) if args.compile else plain
+    optimizer = make_optimizer(plain, 1e-5, (0.9, 0.95), 1e-8, 0.1)
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16)
+    on_host = [torch.randint(config.vocab_size, (B, T)) for _ in range(args.accumulation)]
+    losses = []
+
+    def step():
+        tokens = [t.to(device, non_blocking=True) for t in on_host]
+        loss = mean_loss_and_gradients(model, [(t, t) for t in tokens], autocast)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+
+    seconds = time_of(step, device, 0, at_least=args.steps)
+    if not math.isfinite(losses[-1]):
+        raise UserError(f"the loss became {losses[-1]}")
+    rate = B * T * args.accumulation / seconds
+    cuda = device.type == "cuda"
+    return {"B": B, "T": T, "attention": config.attention_name(), "seconds_per_step": seconds, "tokens_per_second": rate,
+            "flops": rate * config.flops_per_token(T), "first_loss": losses[0], "last_loss": losses[-1],
+            "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+            "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None}
+
+
+def train(args):
+    if len(args.seq_len) != len(args.micro_batch):
+        raise UserError(f"--seq-len has {len(args.seq_len)} values and --micro-batch {len(args.micro_batch)}; each length needs one")
+    ours = {(r["B"], r["T"], r["attention"]): r for r in read_ours(args.ours, "training")}
+    L, h, C = PRESETS[args.model]
+    vocab = 257 if args.model == "tiny" else 50257
+    skip_layer = L * 3 // 4 if args.skip_layer is None else args.skip_layer
+    # As nanoGPT does, the vocabulary is rounded up to a multiple of 64.
+    configs = [[Config(L, h, C, vocab, T, skip_layer, n_h, num_embeddings=(vocab + 63) // 64 * 64)
+                for n_h in (args.skip_heads if args.skip_heads is not None else [h * 3 // 4])] for T in args.seq_len]
+    device, device_name = the_device(args.device)
+    torch.set_float32_matmul_precision("high")
+    gemm = gemm_rate(device)
+    print(f"PyTorch {torch.__version__}, {device_name}, {args.model}, bf16 autocast, "
+          f"{'compiled' if args.compile else 'not compiled'}, attention by {args.backend or 'its own choice'}. "
+          f"GEMM {gemm * 1e-12:.1f} TFLOP/s. \"used\" is the most that tensors took.\n")
+    print_row("B", "T", "attention", "ms/step", "tokens/s", "TFLOP/s", "share of GEMM", "SLA / baseline", "planned", "used",
+              *(["ours, tokens/s", "ours / PyTorch"] if args.ours else []))
+    print_row("--:", "--:", "---", *["--:"] * (9 if args.ours else 7))
+    rows = []
+    for B, of_wirings in zip(args.micro_batch, configs):
+        baseline = None
+        for config in of_wirings:
+            T = config.max_seq_len
+            torch._dynamo.reset()
+            with sdpa_kernel(BACKENDS[args.backend]) if args.backend else contextlib.nullcontext():
+                row = train_once(args, config, B, T, device)
+            rate = row["tokens_per_second"]
+            if config.skip_heads == 0:
+                baseline = rate
+            own = ours.get((B, T, row["attention"]))
+            compared = [f"{own['tokens_per_second']:.0f}", f"{own['tokens_per_second'] / rate:.3f}"] if own else ["", ""]
+            print_row(B, T, row["attention"], f"{row['seconds_per_step'] * 1e3:.1f}", f"{rate:.0f}", f"{row['flops'] * 1e-12:.1f}",
+                      f"{100 * row['flops'] / gemm:.1f} %", f"{rate / baseline:.3f}" if baseline and config.skip_heads > 0 else "", "",
+                      "" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
+                      *(compared if args.ours else []))
+            rows.append(row)
+    write_json(args.json, args, device_name, rows)
+    return 0
+
+
+# ----------------------------------------------------------------------------
+# attention: the back ends one by one
+
+
+def sdpa(q, k, v):
+    return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+
+
+def attention_functions():
+    """Name -> (a function (q, k, v) -> out, each (B, T, h, hs), the context to call it in); or the reason why there is none."""
+    functions = {name: (sdpa, sdpa_kernel(backend)) for name, backend in BACKENDS.items()}
+    for name, module in (("flash_attn", "flash_attn"), ("flash-attn-3", "flash_attn_interface")):
+        try:
+            flash = __import__(module).flash_attn_func
+        except Exception as e:  # a broken build raises all kinds of errors
+            functions[name] = f"{type(e).__name__}: {e}"
+            continue
+
+        def attention_by_library(q, k, v, flash=flash):
+            out = flash(q, k, v, causal=True)
+            return out[0] if isinstance(out, tuple) else out
+        functions[name] = (attention_by_library, contextlib.nullcontext())
+    return functions
+
+
+def time_attention(attention, B, T, heads, head_size, device):
+    """(seconds forward, seconds forward and backward), in bf16."""
+    q, k, v, dout = (torch.randn(B, T, heads, head_size, device=device, dtype=torch.bfloat16) for _ in range(4))
+
+    def forward():
+        with torch.no_grad():
+            attention(q, k, v)
+
+    def forward_backward():
+        torch.autograd.grad(attention(q, k, v), (q, k, v), dout)
+
+    seconds = time_of(forward, device, 0.2, at_once=operations_at_once(device))
+    for x in (q, k, v):
+        x.requires_grad_()
+    return seconds, time_of(forward_backward, device, 0.2, at_once=operations_at_once(device))
+
+
+def attention(args):
+    ours = {(r["B"], r["T"], r["heads"], r["head_size"]): r for r in read_ours(args.ours, "attention") if r["attention"] == "baseline"}
+    for T in args.seq_lens:
+        if args.tokens % T != 0:
+            raise UserError(f"--tokens {args.tokens} is not a multiple of the length {T}")
+    device, device_name = the_device(args.device)
+    print(f"PyTorch {torch.__version__}, {device_name}, bf16, causal, {args.heads} heads of {args.head_size}\n")
+    print_row("B", "T", "back end", "forward, us", "TFLOP/s", "forward + backward, us", "TFLOP/s",
+              *(["ours / it, forward", "ours / it, forward + backward"] if args.ours else []))
+    print_row("--:", "--:", "---", *["--:"] * (6 if args.ours else 4))
+    rows, reasons = [], {}
+    for T in args.seq_lens:
+        B = args.tokens // T
+        flops = 2 * B * T * T * args.heads * args.head_size  # q k^T and p v, below the diagonal; the backward pass has 5 of these
+        for name, function in attention_functions().items():
+            if isinstance(function, str):
+                reasons[name] = function
+                continue
+            function, context = function
+            with warnings.catch_warnings(record=True) as said:  # where PyTorch says why a back end will not do
+                warnings.simplefilter("always")
+                try:
+                    with context:
+                        forward, both = time_attention(function, B, T, args.heads, args.head_size, device)
+                except Exception as e:  # each library has its own
+                    why = [str(w.message).splitlines()[0] for w in said]
+                    reasons[f"{name}, T {T}"] = "; ".join([f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"] + why)
+                    continue
+            rates = flops / forward, 3.5 * flops / both
+            own = ours.get((B, T, args.heads, args.head_size))
+            ratios = [f"{own[key] / rate:.3f}" if own else "" for key, rate in zip(("forward_flops", "forward_backward_flops"), rates)]
+            print_row(B, T, name, f"{forward * 1e6:.1f}", f"{rates[0] * 1e-12:.1f}", f"{both * 1e6:.1f}", f"{rates[1] * 1e-12:.1f}",
+                      *(ratios if args.ours else []))
+            rows.append({"B": B, "T": T, "heads": args.heads, "head_size": args.head_size, "backend": name, "forward_seconds": forward,
+                         "forward_flops": rates[0], "forward_backward_seconds": both, "forward_backward_flops": rates[1]})
+    if reasons:
+        print("\nNot timed:\n")
+        for what, why in reasons.items():
+            print(f"- {what}: {why}")
+    write_json(args.json, args, device_name, rows)
+    return 0 if rows else 1
+
+
+# ----------------------------------------------------------------------------
+# Command line
+
+
+def positive(text):
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return value
+
+
+def list_of(kind):
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def natural(text):
+    return 0 if text == "0" else positive(text)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    p = commands.add_parser("check", help="compare with golden cases; exits with 1 if a figure differs")
+    p.add_argument("golden_dir")
+    p.set_defaults(run=check)
+
+    p = commands.add_parser("train", help="time whole training steps")
+    p.add_argument("--model", choices=PRESETS, default="d12")
+    p.add_argument("--skip-layer", type=positive, metavar="N", help="3/4 of the layers")
+    p.add_argument("--skip-heads", type=list_of(natural), metavar="N,...", help="0 is plain GPT-2; 3/4 of the heads")
+    p.add_argument("--seq-len", type=list_of(positive), required=True, metavar="T,...")
+    p.add_argument("--micro-batch", type=list_of(positive), required=True, metavar="B,...", help="as many as lengths")
+    p.add_argument("--accumulation", type=positive, default=1, help="micro-batches a step; 1")
+    p.add_argument("--steps", type=positive, default=10, help="that are timed, after two that are not; 10")
+    p.add_argument("--backend", choices=BACKENDS, help="of scaled_dot_product_attention; PyTorch's choice")
+    p.add_argument("--no-compile", dest="compile", action="store_false")
+    p.set_defaults(run=train)
+
+    p2 = commands.add_parser("attention", help="time causal attention, by each back end")
+    p2.add_argument("--head-size", type=positive, default=64)
+    p2.add_argument("--heads", type=positive, default=12)
+    p2.add_argument("--seq-lens", type=list_of(positive), default=[1024, 4096, 16384], metavar="T,...")
+    p2.add_argument("--tokens", type=positive, default=32768, help="B * T")
+    p2.set_defaults(run=attention)
+    for timed in (p, p2):
+        timed.add_argument("--device", choices=["cuda", "cpu"], help="a GPU if there is one")
+        timed.add_argument("--json", metavar="FILE")
+        timed.add_argument("--ours", metavar="FILE", help="what bench_gpu --json wrote on this GPU")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments()
+    try:
+        sys.exit(arguments.run(arguments))
+    except UserError as e:
+        sys.exit(f"error: {e}")

@@ -1,0 +1,220 @@
+// What long contexts rest on: the plan says what the program takes, and what it takes grows with T and not with T * T. By plan
+// for GPT-2's sizes; by what the emulated GPU has handed out for small models.
+#define SLA_NO_MAIN
+#include "train_gpt2_sla.cu"
+
+#include <gtest/gtest.h>       // TEST
+#include "dev/test/helpers.h"  // make_config
+
+static const std::vector<int> lengths = {4096, 8192, 16384, 32768, 65536};
+
+static ModelConfig preset(const char* name, int positions) {
+  ModelConfig config;
+  CHECK(config_from_preset(name, config));
+  config.max_seq_len = positions;
+  return config;
+}
+
+static ModelConfig small_config(int positions) {
+  ModelConfig config = make_config(4, 4, 32, 3, 3);
+  config.vocab_size = 257, config.max_seq_len = positions;
+  return config;
+}
+
+// All of the arena but the logits, in bytes.
+static double activation_bytes(const GPT2& model) { return double(model.activation_layout.bytes - logits_bytes(model)); }
+
+static std::string describe(const GPT2& model) {
+  return format("%d layers, %d channels, n_l %d, n_h %d, B %d, T %d, recompute level %d", model.config.num_layers,
+                model.config.channels, model.config.num_skip_layer, model.config.num_skip_head, model.B, model.T, model.recompute);
+}
+
+// Bytes that the program holds on the device at this moment, its workspaces among them, and the most since
+// forget_most_bytes_allocated().
+static double allocated() {
+  gpu();
+  return double(emu::counters().bytes_allocated);
+}
+static double most_allocated() { return double(emu::counters().most_bytes_allocated); }
+
+// ----------------------------------------------------------------------------
+// The plan and what is taken
+
+TEST(MemoryPlan, SaysWhatTheWorkspacesTake) { EXPECT_EQ(allocated(), double(device_workspace_bytes())); }
+
+// Small weights and long sequences, so that no activation is a small part of what is taken.
+struct Shape {
+  ModelConfig config;
+  int B, T;
+};
+static std::vector<Shape> shapes(int T) {
+  ModelConfig adjacent = make_config(4, 2, 16, 1, 1), plain = make_config(2, 4, 32, 0, 0), without_bias = make_config(6, 2, 16, 4, 2);
+  adjacent.vocab_size = 101, plain.vocab_size = 257, without_bias.vocab_size = 1000, without_bias.bias = false;
+  return {{adjacent, 1, T}, {plain, 2, T / 2 + 3}, {without_bias, 3, T / 3}};
+}
+
+TEST(MemoryPlan, SaysWhatAModelTakes) {
+  for (const Shape& shape : shapes(1024)) {
+    for (int recompute = 0; recompute <= 3; recompute++) {
+      GPT2 model;
+      gpt2_plan(model, shape.config, shape.B, shape.T, recompute);
+      const double before = allocated(), planned = double(gpt2_bytes(model) - device_workspace_bytes());
+      gpt2_allocate(model);
+      EXPECT_NEAR((allocated() - before) / planned, 1, 0.03) << describe(model);
+    }
+  }
+}
+
+TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
+  for (const Shape& shape : shapes(96)) {
+    for (int recompute = 0; recompute <= 3; recompute++) {
+      GPT2 model;
+      gpt2_plan(model, shape.config, shape.B, shape.T, recompute);
+      const double before = allocated(), planned = double(gpt2_bytes(model) - device_workspace_bytes());
+      gpt2_allocate(model);
+      gpt2_init_weights(model, 1);
+      emu::forget_most_bytes_allocated();
+      const std::vector<int> tokens(size_t(shape.B * shape.T), 7);
+      gpt2_zero_grad(model);
+      gpt2_micro_step(model, tokens.data(), tokens.data(), shape.B, shape.T, 1);
+      gpt2_update(model, 1, gpt2_grad_norm(model), {1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0});
+      CUDA_CHECK(cudaDeviceSynchronize());
+      EXPECT_LE((most_allocated() - before) / planned, 1.03) << describe(model);
+    }
+  }
+}
+
+TEST(MemoryPlan, IsOfMemoryThatComesBack) {
+  const double before = allocated();
+  {
+    GPT2 model;
+    gpt2_plan(model, small_config(64), 2, 64);
+    gpt2_allocate(model);
+    EXPECT_GT(allocated(), before);
+  }
+  EXPECT_EQ(allocated(), before);
+}
+
+// ----------------------------------------------------------------------------
+// Long contexts
+
+TEST(LongContexts, TakeActivationsInProportionToLengthByPlan) {
+  for (const char* name : {"d12", "d24", "d36"}) {
+    for (int recompute = 0; recompute <= 3; recompute++) {
+      double a_token = 0;
+      for (int T : lengths) {
+        GPT2 model;
+        gpt2_plan(model, preset(name, T), 1, T, recompute);
+        SCOPED_TRACE(describe(model));
+        if (a_token == 0) a_token = activation_bytes(model) / T;
+        EXPECT_NEAR(activation_bytes(model) / T / a_token, 1, 0.01);
+        EXPECT_LE(logits_bytes(model), size_t(logit_chunk_bytes) + guard_bytes + ArenaLayout::alignment);
+      }
+    }
+  }
+}
+
+TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
+  for (int recompute = 0; recompute <= 3; recompute++) {
+    double a_token = 0;
+    for (int T : lengths) {
+      GPT2 model;
+      gpt2_plan(model, small_config(lengths.back()), 1, T, recompute);
+      SCOPED_TRACE(describe(model));
+      const double before = allocated();
+      gpt2_allocate(model);
+      const double parameters = double(gpt2_bytes(model) - model.activation_layout.bytes - device_workspace_bytes());
+      const double taken = allocated() - before - parameters - double(logits_bytes(model));
+      if (a_token == 0) a_token = taken / T;
+      EXPECT_NEAR(taken / T / a_token, 1, 0.01);
+    }
+  }
+}
+
+TEST(LongContexts, HaveNoTensorThatGrowsFasterThanLength) {
+  for (const char* name : {"d12", "d24", "d36"}) {
+    for (int recompute = 0; recompute <= 3; recompute++) {
+      for (size_t i = 0; i + 1 < lengths.size(); i++) {
+        GPT2 model, longer;
+        gpt2_plan(model, preset(name, lengths[i]), 1, lengths[i], recompute);
+        gpt2_plan(longer, preset(name, lengths[i + 1]), 1, lengths[i + 1], recompute);
+        const double growth = double(lengths[i + 1]) / lengths[i];
+        ASSERT_EQ(model.activation_layout.tensors.size(), longer.activation_layout.tensors.size());
+        for (size_t t = 0; t < model.activation_layout.tensors.size(); t++) {
+          const TensorSpec& tensor = model.activation_layout.tensors[t];
+          EXPECT_LE(double(longer.activation_layout.tensors[t].bytes()), growth * double(tensor.bytes()))
+              << tensor.name << ", " << describe(longer);
+        }
+      }
+    }
+  }
+}
+
+// An operation that took memory for T * T scores, if only while it runs, would take more per token of the longer sequence.
+TEST(LongContexts, TakeNothingQuadraticDuringAStep) {
+  std::vector<double> a_token;
+  for (int T : {64, 256}) {
+    GPT2 model;
+    gpt2_plan(model, small_config(256), 1, T);
+    gpt2_allocate(model);
+    const double before = allocated();
+    emu::forget_most_bytes_allocated();
+    const std::vector<int> tokens(size_t(T), 7);
+    gpt2_micro_step(model, tokens.data(), tokens.data(), 1, T, 1);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    a_token.push_back((most_allocated() - before) / T);
+  }
+  EXPECT_LE(a_token[1], a_token[0]);
+}
+
+TEST(LongContexts, Of65536TokensOf124MFitInto32GbAtEveryLevel) {
+  const ModelConfig config = preset("d12", 65536);
+  ASSERT_EQ(config.num_skip_layer, 9);
+  ASSERT_EQ(config.num_skip_head, 9);
+  for (int recompute = 0; recompute <= 3; recompute++) {
+    GPT2 model;
+    gpt2_plan(model, config, 1, 65536, recompute);
+    EXPECT_LE(double(gpt2_bytes(model)), 32e9) << describe(model);
+  }
+}
+
+TEST(LongContexts, TakeLessAtEachLevelOfRecomputation) {
+  for (const char* name : {"d12", "d24", "d36"}) {
+    for (int T : lengths) {
+      size_t level_below = SIZE_MAX;
+      for (int recompute = 0; recompute <= 3; recompute++) {
+        GPT2 model;
+        gpt2_plan(model, preset(name, T), 1, T, recompute);
+        EXPECT_LT(gpt2_bytes(model), level_below) << describe(model);
+        level_below = gpt2_bytes(model);
+      }
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// The largest micro-batch
+
+TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
+  ModelConfig wide_vocabulary = small_config(64);  // the chunk of logits outweighs sequences, and its bytes go up and down with B
+  wide_vocabulary.vocab_size = 50257;
+  for (const ModelConfig& config : {small_config(64), wide_vocabulary}) {
+    for (int recompute : {0, 3}) {
+      std::vector<size_t> bytes = {0};  // by B
+      for (int B = 1; B <= 200; B++) {
+        GPT2 model;
+        gpt2_plan(model, config, B, 64, recompute);
+        bytes.push_back(gpt2_bytes(model));
+      }
+      // Just enough for so many, and just not; 200 sequences are too many for either, whatever the logits.
+      for (size_t sequences = 1; sequences <= 20; sequences++) {
+        for (size_t budget : {bytes[sequences] - 1, bytes[sequences]}) {
+          int expected = 0;
+          for (int B = 1; B <= 200; B++)
+            if (bytes[size_t(B)] <= budget) expected = B;
+          EXPECT_EQ(largest_micro_batch(config, 64, recompute, false, budget), expected) << budget << " bytes";
+        }
+      }
+    }
+  }
+}
