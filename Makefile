@@ -43,7 +43,7 @@ EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=na
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o logger.o durable_file.o safetensors.o)
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o)
 EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(wildcard dev/emu/*.cpp))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
@@ -228,9 +228,9 @@ $(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUIL
 $(BUILD)/%/memory_table: dev/bench/memory_table.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
 
-$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp llmc/safetensors.h llmc/error.h
+$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp llmc/safetensors.h llmc/crc32c.h llmc/error.h
 	@mkdir -p $(BUILD)
 	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
-	  -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp -o $@
+	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp -o $@
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)

@@ -15,11 +15,14 @@
 #include <chrono>                  // std::chrono::steady_clock
 #include <cmath>                   // std::isfinite
 #include <cstdio>                  // printf
+#include <cstring>                 // memcpy
 #include <memory>                  // std::unique_ptr
+#include <optional>                // std::optional
 #include <string>                  // std::string
 #include <vector>                  // std::vector
 #include "llmc/arena.h"            // ArenaLayout
 #include "llmc/attention_table.h"  // AttentionTable, KVView
+#include "llmc/background_writer.h" // BackgroundWriter, SaveResult
 #include "llmc/checkpoint.h"       // write_checkpoint, newest_checkpoint, RunState
 #include "llmc/config.h"           // ModelConfig
 #include "llmc/config_json.h"      // read_config_json
@@ -37,6 +40,7 @@
 #include "llmc/random.h"           // random_normal, random_uniform
 #include "llmc/sampler.h"          // sample_token
 #include "llmc/schedule.h"         // Schedule
+#include "llmc/stop_signal.h"      // handle_stop_signals, stop_signal
 #include "llmc/tokenizer.h"        // decode_token
 
 // ----------------------------------------------------------------------------
@@ -675,20 +679,26 @@ int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool ke
   return fitting;
 }
 
-// Throws UserError if the plan does not fit into what is free.
-void print_memory_plan(const GPT2& model) {
-  const size_t total = gpt2_bytes(model);
+// What save_checkpoint copies to host memory for the writer: weights, m and v.
+size_t checkpoint_copy_bytes(const GPT2& model) { return 3 * model.parameters.layout.bytes; }
+
+// `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into what is free.
+void print_memory_plan(const GPT2& model, size_t host_bytes = 0) {
+  const size_t beside = device_memory_is_host_memory ? host_bytes : 0, total = gpt2_bytes(model) + beside;
   const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken already
   printf("memory plan for B %d, T %d, recompute level %d:\n", model.B, model.T, model.recompute);
   for (const MemoryGroup& group : model.memory_groups)
     printf("  %-26s %10s\n", group.name, bytes_text(double(group.bytes)).c_str());
+  if (host_bytes > 0)
+    printf("  %-26s %10s%s\n", "copy for checkpoints", bytes_text(double(host_bytes)).c_str(),
+           beside > 0 ? "" : " of host memory, beside the total");
   printf("  %-26s %10s of %s free on the %s\n", "total", bytes_text(double(total)).c_str(),
          bytes_text(double(available)).c_str(), device_name());
 
   const bool keeps_dead_kv = model.parameters.num_parameters == model.parameters.num_parameters_full;
   printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
          bytes_text(double(model.activation_layout.bytes - logits_bytes(model)) / model.B).c_str(),
-         largest_micro_batch(model.config, model.T, model.recompute, keeps_dead_kv, available));
+         largest_micro_batch(model.config, model.T, model.recompute, keeps_dead_kv, available - std::min(available, beside)));
   if (total > available)
     user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s", bytes_text(double(total - available)).c_str(),
                model.recompute < 3 ? ", or recompute more (-r 3)" : "");
@@ -710,21 +720,48 @@ struct Run {
   RunLog log;
   int B = 0, T = 0;
   int64_t grad_accum_steps = 1, step = 0, steps = 0;  // done, and to do in all
+  int64_t skipped_steps = 0, bad_steps_in_row = 0;    // of those done: without an update, and the last ones without
   double gemm_peak = 0;                               // FLOP/s
   HostArray<int> inputs, targets;                     // (grad_accum_steps, B, T): a step's, so that none waits for another
   // progress
   double started = 0, training_seconds = 0;
   int64_t first_step = 0;
   double last_line = 0;  // when a line of progress last stayed on the terminal
+  // checkpoints
+  double stall_seconds = 0;          // for which training waited for it
+  bool save_failed = false;          // the last one told of
+  HostArray<float> checkpoint_copy;  // (3, parameters' arena): weights, m and v; while a checkpoint is written, the writer's
+  BackgroundWriter writer;           // gone before anything that it reads
 };
+
+// The checkpoint that the options ask to go on from, every byte of which has been verified; "" for a run that starts anew.
+std::string checkpoint_to_resume(const TrainOptions& o) {
+  const std::string newest = o.out.empty() ? "" : newest_checkpoint(o.out);
+  if (!o.resume && !newest.empty())
+    user_error("-o %s: holds the checkpoints of an earlier run; go on with it (-y), or name another folder", o.out.c_str());
+  const std::string checkpoint = o.resume_from.empty() ? newest : o.resume_from;
+  if (checkpoint.empty()) return "";
+  auto damage = [](const std::string& folder) -> std::string {
+    try {
+      verify_checkpoint(folder);
+      return "";
+    } catch (const UserError& e) {
+      return e.what();
+    }
+  };
+  const int64_t step = checkpoint_step(o.out, checkpoint);
+  const std::string what = damage(checkpoint);
+  if (what.empty()) return checkpoint;
+  std::string older = newest_checkpoint(o.out, step);
+  while (!older.empty() && !damage(older).empty()) older = newest_checkpoint(o.out, checkpoint_step(o.out, older));
+  if (older.empty()) user_error("%s; there is no older checkpoint in %s to go on from", what.c_str(), o.out.c_str());
+  user_error("%s; an older checkpoint is whole: go on from it with --resume-from %s", what.c_str(), older.c_str());
+}
 
 // Everything that can be wrong is found here, before anything is written.
 void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   const TrainOptions& o = run.options;
-  checkpoint = o.resume ? newest_checkpoint(o.out) : "";
-  if (!o.resume && !o.out.empty() && !newest_checkpoint(o.out).empty())
-    user_error("-o %s: holds the checkpoints of an earlier run; go on with it (-y), or name another folder", o.out.c_str());
-
+  checkpoint = checkpoint_to_resume(o);
   ModelConfig config = model_config(o, from_folder);
   if (!checkpoint.empty()) {
     ModelConfig saved = read_config_json(checkpoint);
@@ -767,10 +804,12 @@ void allocate(Run& run) {
   gpt2_allocate(run.model);
   run.inputs = HostArray<int>(step_tokens);
   run.targets = HostArray<int>(step_tokens);
+  if (!run.options.out.empty()) run.checkpoint_copy = HostArray<float>(checkpoint_copy_bytes(run.model) / sizeof(float));
 }
 
 RunState run_state(const Run& run) {
-  return {run.step, run.train->next_window, run.train->num_windows, run.T, run.options.shuffle, uint64_t(run.options.seed)};
+  return {run.step, run.train->next_window, run.train->num_windows, run.T, run.options.shuffle, uint64_t(run.options.seed),
+          run.skipped_steps, run.bad_steps_in_row};
 }
 
 // Weights, moments, position: as a checkpoint left them.
@@ -789,6 +828,8 @@ void resume_from(Run& run, const std::string& checkpoint) {
   read_weights(checkpoint, run.model.layout(), store_weights(run.model));
   read_moments(checkpoint, run.model.layout(), store_to(run.model, run.model.m_memory), store_to(run.model, run.model.v_memory));
   run.step = saved.step;
+  run.skipped_steps = saved.skipped_steps;
+  run.bad_steps_in_row = saved.bad_steps_in_row;
   run.train->next_window = saved.next_window;
 }
 
@@ -805,6 +846,7 @@ void open_output(Run& run, const std::string& checkpoint) {
   make_folders(o.out);
   remove_unfinished_checkpoints(o.out);
   if (!checkpoint.empty()) {
+    for (const std::string& name : set_aside_checkpoints_after(o.out, run.step)) printf("set aside: %s\n", name.c_str());
     run.log.resume(o.out, run.step);
     return;
   }
@@ -882,20 +924,62 @@ void print_sample(Run& run) {
   print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, text.c_str());
 }
 
+// Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be written and
+// the options say to stop then.
+void report_saved(Run& run, bool wait) {
+  const std::optional<SaveResult> saved = run.writer.result(wait);
+  if (!saved) return;
+  run.save_failed = !saved->error.empty();
+  if (!saved->folder.empty()) {
+    run.log.write({{"step", saved->step},
+                   {"checkpoint", saved->folder},
+                   {"stall_ms", run.stall_seconds * 1e3},
+                   {"write_ms", saved->seconds * 1e3}});
+    print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder.c_str(), run.stall_seconds,
+               saved->seconds);
+  }
+  if (!run.save_failed) return;
+  run.log.write({{"step", saved->step}, {"save_error", saved->error}});
+  if (run.options.stop_on_save_error)
+    user_error("%s; training stops, earlier checkpoints are as they were (--stop-on-save-error)", saved->error.c_str());
+  print_line("");
+  fprintf(stderr, "error: %s; earlier checkpoints are as they were\n", saved->error.c_str());
+}
+
+// Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest goes on beside training.
 void save_checkpoint(Run& run) {
   const double start = seconds_now();
+  report_saved(run, /*wait=*/true);
   const GPT2& model = run.model;
-  std::string folder =
-      write_checkpoint(run.options.out, run_state(run), model.layout(), fetch_from(model, model.master_memory),
-                       fetch_from(model, model.m_memory), fetch_from(model, model.v_memory));
-  print_line("saved %s (%.1f s)\n", folder.c_str(), seconds_now() - start);
+  const size_t arena_size = run.checkpoint_copy.size / 3;
+  float *weights = run.checkpoint_copy.data, *m = weights + arena_size, *v = m + arena_size;
+  auto copy = [&](float* host, const float* arena) {
+    for (int i = 0; i < model.num_tensors(); i++) fetch_from(model, arena)(i, host + model.tensor(i).element_offset());
+  };
+  copy(weights, model.master_memory);
+  copy(m, model.m_memory);
+  copy(v, model.v_memory);
+  run.stall_seconds = seconds_now() - start;
+
+  auto fetch_copied = [&model](const float* host) -> FetchTensor {
+    return [&model, host](int i, float* values) { memcpy(values, host + model.tensor(i).element_offset(), model.tensor(i).bytes()); };
+  };
+  const TrainOptions& o = run.options;
+  const int64_t keep = run.bad_steps_in_row > 0 ? 0 : o.keep;  // who knows which one will be needed
+  run.writer.start(run.step, [=, &model, &o, state = run_state(run)](SaveResult& result) {
+    result.folder = write_checkpoint(o.out, state, model.layout(), fetch_copied(weights), fetch_copied(m), fetch_copied(v));
+    remove_old_checkpoints(o.out, keep, o.keep_every);
+  });
 }
 
 struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
+  bool skipped;
 };
 
 // One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is queued.
+// If the loss or the norm is not finite, the device has changed nothing. The step is skipped then: it counts for the data and the
+// learning rate, which go on as if it had been a good one, but not as one of AdamW's updates, whose moments don't know of it.
 StepResult train_step(Run& run) {
   const double start = seconds_now();
   const TrainOptions& o = run.options;
@@ -908,14 +992,14 @@ StepResult train_step(Run& run) {
     run.train->next_batch(inputs, targets, run.B);
     gpt2_micro_step(run.model, inputs, targets, run.B, run.T, run.grad_accum_steps);
   }
-  gpt2_update(run.model, run.step + 1, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
+  gpt2_update(run.model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
   const StepSums sums = gpt2_read_sums(run.model);
   result.loss = sums.loss / double(run.grad_accum_steps);
   result.grad_norm = std::sqrt(sums.grad_squares);
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    user_error("step %lld: the loss is %g and the gradient's norm %g; training stops before the weights take harm; try a "
-               "lower learning rate (-l) or more warm-up (-u)", (long long)run.step + 1, result.loss, result.grad_norm);
+  result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
   run.step++;
+  run.skipped_steps += result.skipped;
+  run.bad_steps_in_row = result.skipped ? run.bad_steps_in_row + 1 : 0;
   result.seconds = seconds_now() - start;
   return result;
 }
@@ -929,6 +1013,7 @@ void report_step(Run& run, const StepResult& r) {
                  {"lr", r.learning_rate},
                  {"ms", r.seconds * 1e3},
                  {"tokens_per_second", rate}});
+  if (r.skipped) run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
   run.training_seconds += r.seconds;
   const double share = rate * flops_per_token(run.model.config, run.model.plan, run.T) / run.gemm_peak;
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
@@ -936,7 +1021,11 @@ void report_step(Run& run, const StepResult& r) {
                             "%.0f%%, %s left", (long long)run.step, (long long)run.steps, r.loss, r.grad_norm,
                             r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(), 100 * share,
                             100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
-  const bool terminal = isatty(STDOUT_FILENO), stays = !terminal || seconds_now() - run.last_line > 10 || run.step == run.steps;
+  if (r.skipped)
+    line += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,
+                   (long long)run.skipped_steps);
+  const bool terminal = isatty(STDOUT_FILENO);
+  const bool stays = !terminal || seconds_now() - run.last_line > 10 || run.step == run.steps || r.skipped;
   if (stays) run.last_line = seconds_now();
   print_line("%s%s", line.c_str(), stays ? "\n" : "");
 }
@@ -951,12 +1040,28 @@ void train(Run& run) {
   run.first_step = run.step;
   if (run.step == 0 && run.val && o.val_every > 0) validate_model(run);
   if (run.step == run.steps && o.sample_every > 0) print_sample(run);  // nothing to train: -x 0, or a finished run resumed
-  while (run.step < run.steps) {
-    report_step(run, train_step(run));
-    if (run.val && due(run, o.val_every)) validate_model(run);
-    if (due(run, o.sample_every)) print_sample(run);
-    if (!o.out.empty() && (run.step == run.steps || due(run, o.checkpoint_every))) save_checkpoint(run);
+  for (bool stopping = false; run.step < run.steps && !stopping;) {
+    const StepResult result = train_step(run);
+    report_step(run, result);
+    if (run.bad_steps_in_row >= o.max_bad_steps)
+      user_error("step %lld: the loss is %g and the gradient's norm %g; %lld such steps in a row were skipped, and training stops before "
+                 "the weights take harm (--max-bad-steps); go on from an earlier checkpoint (--resume-from), or try a lower learning "
+                 "rate (-l) or more warm-up (-u)", (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
+    stopping = stop_signal() != 0;
+    if (run.val && due(run, o.val_every) && !stopping) validate_model(run);
+    if (due(run, o.sample_every) && !stopping) print_sample(run);
+    stopping = stop_signal() != 0;
+    // Amid bad steps only what is left behind is saved: these weights may be what is wrong, and the older ones needed.
+    const bool due_now = due(run, o.checkpoint_every) && !result.skipped;
+    if (!o.out.empty() && (run.step == run.steps || stopping || due_now)) save_checkpoint(run);
+    report_saved(run, /*wait=*/false);
   }
+}
+
+// Waits for the last checkpoint and the log, whatever ended the training.
+void finish_output(Run& run) {
+  report_saved(run, /*wait=*/true);
+  run.log.finish();
 }
 
 int run_trainer(int argc, char** argv) {
@@ -966,7 +1071,7 @@ int run_trainer(int argc, char** argv) {
   std::string checkpoint;
   check_and_plan(run, from_folder, checkpoint);
   print_model(run.model);
-  print_memory_plan(run.model);
+  print_memory_plan(run.model, run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model));
   allocate(run);
   load_or_init_weights(run, from_folder, checkpoint);
   open_output(run, checkpoint);
@@ -979,7 +1084,24 @@ int run_trainer(int argc, char** argv) {
   if (!checkpoint.empty()) printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
 
   const double start = seconds_now();
-  train(run);
+  handle_stop_signals();
+  try {
+    train(run);
+  } catch (const UserError&) {
+    try {
+      finish_output(run);
+    } catch (const UserError& e) {
+      fprintf(stderr, "error: %s\n", e.what());  // the first error is the one that the run ends with
+    }
+    throw;
+  }
+  finish_output(run);
+  if (run.save_failed) user_error("the last checkpoint of the run could not be written");
+  if (run.step < run.steps) {
+    print_line("stopped by %s after step %lld of %lld; -y goes on\n", signal_name(stop_signal()), (long long)run.step,
+               (long long)run.steps);
+    return 128 + stop_signal();
+  }
   print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step),
              time_text(seconds_now() - start).c_str(), time_text(run.training_seconds).c_str());
   return 0;

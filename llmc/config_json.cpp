@@ -63,7 +63,7 @@ ModelConfig read_config_json(const std::string& folder) {
   return c;
 }
 
-void write_config_json(const std::string& path, const ModelConfig& c) {
+std::string write_config_json(const std::string& path, const ModelConfig& c) {
   json config = {{"architectures", {"GPT2LMHeadModel"}},
                  {"model_type", "gpt2"},
                  {"n_layer", c.num_layers},
@@ -77,5 +77,7 @@ void write_config_json(const std::string& path, const ModelConfig& c) {
                  {"bias", c.bias},
                  {"num_skip_layer", c.num_skip_layer},
                  {"num_skip_head", c.num_skip_head}};
-  write_file_durably(path, config.dump(1) + "\n");
+  const std::string text = config.dump(1) + "\n";
+  write_file_durably(path, text);
+  return text;
 }

@@ -7,5 +7,5 @@
 // valid, or it describes something that this program does not compute.
 ModelConfig read_config_json(const std::string& folder);
 
-// Throws UserError if it cannot be written.
-void write_config_json(const std::string& path, const ModelConfig& config);
+// Returns the text. Throws UserError if it cannot be written.
+std::string write_config_json(const std::string& path, const ModelConfig& config);

@@ -1,5 +1,8 @@
 #include "logger.h"
+#include <fcntl.h>              // open
+#include <unistd.h>             // write, close
 #include <cerrno>               // errno
+#include <cstdio>               // fprintf
 #include <cstring>              // strerror
 #include <filesystem>           // exists, rename
 #include <fstream>              // std::ifstream
@@ -11,12 +14,12 @@ namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
 
 RunLog::~RunLog() {
-  if (file_ != nullptr) fclose(file_);
+  if (fd_ >= 0) close(fd_);
 }
 
-void RunLog::open(const char* mode) {
-  file_ = fopen(path_.c_str(), mode);
-  if (file_ == nullptr) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+void RunLog::open(int flags) {
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
+  if (fd_ < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
 }
 
 void RunLog::create(const std::string& out) {
@@ -26,7 +29,7 @@ void RunLog::create(const std::string& out) {
     while (fs::exists(out + format("/log.%d.jsonl", n))) n++;
     rename_durably(path_, out + format("/log.%d.jsonl", n));
   }
-  open("w");
+  open(O_TRUNC);
 }
 
 void RunLog::resume(const std::string& out, int64_t step) {
@@ -40,7 +43,7 @@ void RunLog::resume(const std::string& out, int64_t step) {
   }
   write_file_durably(path_ + ".tmp", kept);
   rename_durably(path_ + ".tmp", path_);
-  open("a");
+  open(O_APPEND);
 }
 
 static json to_json(const LogFields& fields) {
@@ -56,7 +59,23 @@ void RunLog::write(const LogFields& fields) { write_line(dump(to_json(fields)));
 void RunLog::write(const char* key, const LogFields& fields) { write_line(dump(json{{key, to_json(fields)}})); }
 
 void RunLog::write_line(const std::string& line) {
-  if (file_ == nullptr) return;
-  if (fprintf(file_, "%s\n", line.c_str()) < 0 || fflush(file_) != 0)
-    user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+  if (fd_ < 0) return;
+  waiting_ += line + "\n";
+  while (!waiting_.empty()) {
+    const ssize_t written = ::write(fd_, waiting_.data(), waiting_.size());
+    if (written >= 0) {
+      waiting_.erase(0, size_t(written));
+    } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+      if (!disk_full_) fprintf(stderr, "error: %s: cannot be written: %s; its lines wait for room\n", path_.c_str(), strerror(errno));
+      disk_full_ = true;
+      return;
+    } else if (errno != EINTR) {
+      user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+    }
+  }
+  disk_full_ = false;
+}
+
+void RunLog::finish() {
+  if (!waiting_.empty()) user_error("%s: its last lines could not be written: the disk is full", path_.c_str());
 }

@@ -1,7 +1,6 @@
 // The run's record: OUT/log.jsonl, one JSON object a line, numbers with all their digits.
 #pragma once
 #include <cstdint>  // int64_t
-#include <cstdio>   // FILE
 #include <string>   // std::string
 #include <variant>  // std::variant
 #include <vector>   // std::vector
@@ -12,7 +11,8 @@ struct LogField {
 };
 using LogFields = std::vector<LogField>;
 
-// Without a folder it swallows everything. A line is on its way to the disk when write() returns; a failure is a UserError.
+// Without a folder it swallows everything. A line is on its way to the disk when write() returns, or, if the disk is full, waits in
+// memory for room, which stderr says once. Any other failure is a UserError.
 struct RunLog {
   RunLog() = default;
   ~RunLog();
@@ -27,9 +27,14 @@ struct RunLog {
   void write(const LogFields& fields);                    // {"key": value, ...}
   void write(const char* key, const LogFields& fields);   // {key: {"key": value, ...}}
 
+  // Throws UserError if there are lines for which the disk still has no room.
+  void finish();
+
  private:
   std::string path_;
-  FILE* file_ = nullptr;
-  void open(const char* mode);
+  int fd_ = -1;
+  std::string waiting_;      // what the disk had no room for
+  bool disk_full_ = false;   // and that has been said
+  void open(int flags);
   void write_line(const std::string& line);
 };

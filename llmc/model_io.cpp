@@ -1,8 +1,8 @@
 #include "model_io.h"
 #include <algorithm>            // std::all_of, std::fill
 #include <map>                  // std::map
+#include "crc32c.h"             // crc32c
 #include "error.h"              // user_error
-#include "safetensors.h"        // SafetensorsFile, SafetensorsWriter
 
 // One walk over the rows for both directions: visit(place in the arena, place in the file, length, stride in the file).
 template <class Visit>
@@ -45,8 +45,8 @@ static std::vector<SafetensorsSpec> absent_biases(const ModelLayout& model) {
   return specs;
 }
 
-void write_tensors(const std::string& path, const ModelLayout& model, const std::vector<TensorGroup>& groups,
-                   bool zero_biases) {
+SafetensorsChecksums write_tensors(const std::string& path, const ModelLayout& model, const std::vector<TensorGroup>& groups,
+                                   bool zero_biases) {
   std::vector<SafetensorsSpec> specs;
   const auto& tensors = model.table.layout.tensors;
   for (const TensorGroup& group : groups)
@@ -56,6 +56,8 @@ void write_tensors(const std::string& path, const ModelLayout& model, const std:
     for (SafetensorsSpec& spec : absent_biases(model)) specs.push_back(std::move(spec));
 
   SafetensorsWriter writer(path, specs);  // a tensor that nobody writes is zeros
+  SafetensorsChecksums sums;
+  sums.header = writer.header_checksum();
   std::vector<float> values, full;
   size_t next = 0;
   for (const TensorGroup& group : groups) {
@@ -65,10 +67,16 @@ void write_tensors(const std::string& path, const ModelLayout& model, const std:
       full.resize(size_t(num_elements(spec.file_shape)));
       group.fetch(int(i), values.data());
       to_file_layout(model, int(i), values.data(), full.data());
+      sums.tensors.push_back({specs[next].name, crc32c(full.data(), full.size() * sizeof(float))});
       writer.write_f32(next++, full.data(), 0, int64_t(full.size()));
     }
   }
+  for (; next < specs.size(); next++) {
+    full.assign(size_t(num_elements(specs[next].shape)), 0.0f);
+    sums.tensors.push_back({specs[next].name, crc32c(full.data(), full.size() * sizeof(float))});
+  }
   writer.finish();
+  return sums;
 }
 
 // The name GPT-2 files on the hub give a tensor: some begin with "transformer.".

@@ -7,6 +7,7 @@
 #include "config.h"      // ModelConfig
 #include "kv_plan.h"     // KVPlan
 #include "parameters.h"  // ParameterTable
+#include "safetensors.h" // SafetensorsChecksums
 
 // What reading and writing needs to know of a model.
 struct ModelLayout {
@@ -23,13 +24,14 @@ void from_file_layout(const ModelLayout& model, int index, const float* full, fl
 using FetchTensor = std::function<void(int index, float* values)>;
 using StoreTensor = std::function<void(int index, const float* values)>;
 
-// Writes the tensors as float32, each name with `suffix` behind it; with `zero_biases`, those of a model without biases too.
+// Writes the tensors as float32, each name with `suffix` behind it; with `zero_biases`, those of a model without biases too. Returns
+// the checksums of what was handed to the system, which a disk that does its work gives back.
 struct TensorGroup {
   std::string suffix;
   FetchTensor fetch;
 };
-void write_tensors(const std::string& path, const ModelLayout& model, const std::vector<TensorGroup>& groups,
-                   bool zero_biases);
+SafetensorsChecksums write_tensors(const std::string& path, const ModelLayout& model, const std::vector<TensorGroup>& groups,
+                                   bool zero_biases);
 
 // Reads F32, F16 or BF16. Throws UserError, naming file and tensor, if one is missing or has another shape, if the file
 // holds a tensor that is no part of GPT-2, an untied lm_head, or non-zero biases for a model without any.

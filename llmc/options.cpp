@@ -57,6 +57,8 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-q,--final-fraction", o.final_fraction, "the schedule ends at this fraction of the peak")->group(optimizer);
   app.add_option("-c,--weight-decay", o.weight_decay, "decoupled weight decay of the matrices")->group(optimizer);
   app.add_option("--grad-clip", o.grad_clip, "clip the gradient's global norm to this; 0: don't")->group(optimizer);
+  app.add_option("--max-bad-steps", o.max_bad_steps,
+                 "a step whose loss or norm is not finite is skipped; stop after so many in a row")->group(optimizer);
   app.add_option("--beta1", o.beta1, "AdamW's decay of the first moment")->group(optimizer);
   app.add_option("--beta2", o.beta2, "AdamW's decay of the second moment")->group(optimizer);
   app.add_option("--eps", o.eps, "AdamW's epsilon")->group(optimizer);
@@ -74,6 +76,13 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
                  "write a checkpoint every so many steps; with -o, one is always written after the last")->group(output);
   app.add_option("-y,--resume", resume, "go on from the newest checkpoint in -o, or start if there is none (-y 0: don't)")
       ->expected(0, 1)->default_str("1")->option_text("[0|1]")->configurable(false)->group(output);
+  app.add_option("--resume-from", o.resume_from,
+                 "go on from this checkpoint in -o instead of the newest; later ones are renamed to set_aside_...")
+      ->configurable(false)->group(output);
+  app.add_option("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all")->group(output);
+  app.add_option("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't")->group(output);
+  app.add_flag("--stop-on-save-error", o.stop_on_save_error,
+               "stop if a checkpoint cannot be written; otherwise say so and train on")->group(output);
 }
 
 static void check_options(const TrainOptions& o) {
@@ -97,6 +106,9 @@ static void check_options(const TrainOptions& o) {
   at_least("-n", o.checkpoint_every, 0);
   if (!(o.temperature > 0 && std::isfinite(o.temperature))) user_error("--temperature %g: it must be greater than 0", o.temperature);
   at_least("--seed", o.seed, 0);
+  at_least("--max-bad-steps", o.max_bad_steps, 1);
+  at_least("--keep", o.keep, 0);
+  at_least("--keep-every", o.keep_every, 0);
   if (!Schedule::known(o.schedule)) user_error("-k %s: it must be cosine, linear, constant or wsd", o.schedule.c_str());
   between("-l", o.learning_rate, 0, 1e3);
   between("-q", o.final_fraction, 0, 1);
@@ -106,6 +118,9 @@ static void check_options(const TrainOptions& o) {
     if (!(beta >= 0 && beta < 1)) user_error("--beta1 %g --beta2 %g: both must lie in [0, 1)", o.beta1, o.beta2);
   if (!(o.eps > 0 && std::isfinite(o.eps))) user_error("--eps %g: it must be greater than 0", o.eps);
   if (o.out.empty() && o.resume) user_error("-y: resumes from the checkpoints in a folder; name it with -o");
+  if (o.out.empty() && !o.resume_from.empty()) user_error("--resume-from: names a checkpoint in a folder; name that too, with -o");
+  if (o.out.empty() && o.keep > 0) user_error("--keep: checkpoints need a folder; name it with -o");
+  if (o.keep == 0 && o.keep_every > 0) user_error("--keep-every: says what --keep leaves standing; without that all stay");
   if (o.out.empty() && o.checkpoint_every > 0) user_error("-n: checkpoints need a folder; name it with -o");
 }
 
@@ -135,6 +150,7 @@ bool parse_options(int argc, char** argv, TrainOptions& options) {
     if (resume != "0" && resume != "1") user_error("-y %s: it must be 0 or 1, or nothing, which is 1", resume.c_str());
     options.resume = resume == "1";
   }
+  if (!options.resume_from.empty()) options.resume = true;
   check_options(options);
   options.as_toml = without_empty_values(app.config_to_str(/*default_also=*/true));
   return true;

@@ -25,13 +25,16 @@ struct TrainOptions {
   std::string schedule = "cosine";
   double learning_rate = 3e-4, final_fraction = 0.0, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double grad_clip = 1.0;
-  int64_t warmup_steps = 0;
+  int64_t warmup_steps = 0, max_bad_steps = 10;
   int64_t seed = 1337;
   // what is written, and when
   std::string out;
   int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;
   double temperature = 1;
   bool resume = false;
+  std::string resume_from;
+  int64_t keep = 0, keep_every = 0;
+  bool stop_on_save_error = false;
 
   std::string as_toml;  // all of the above, as --config reads it
 };

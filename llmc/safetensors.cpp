@@ -8,6 +8,7 @@
 #include <cstring>            // memcpy, memchr, strerror
 #include <nlohmann/json.hpp>  // nlohmann::json, ordered_json
 #include <set>                // std::set
+#include "llmc/crc32c.h"      // crc32c
 #include "llmc/error.h"       // user_error, format, CHECK
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors files are little-endian, and so is this code");
@@ -301,6 +302,16 @@ const SafetensorsTensor* SafetensorsFile::find(const std::string& name) const {
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
+SafetensorsChecksums SafetensorsFile::checksums() const {
+  SafetensorsChecksums sums;
+  sums.header = crc32c(file_.get(), data_offset());
+  for (const SafetensorsTensor& t : tensors_) sums.tensors.push_back({t.name, 0});
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < tensors_.size(); i++)
+    sums.tensors[i].second = crc32c(data_ + tensors_[i].begin, tensors_[i].end - tensors_[i].begin);
+  return sums;
+}
+
 void SafetensorsFile::read_f32(const SafetensorsTensor& t, float* out, int64_t first, int64_t count) const {
   CHECK(t.begin <= t.end && t.end <= data_bytes_);
   const int64_t num_elements = t.num_elements();
@@ -385,6 +396,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file_.fd < 0) cannot_write(path_);
   write_all(path_, file_.fd, header.data(), header.size(), 0);
+  header_checksum_ = crc32c(header.data(), header.size());
   set_size(path_, file_.fd, header.size() + data_bytes);
   size_t offset = header.size();
   for (const SafetensorsSpec& spec : specs) {

@@ -7,7 +7,7 @@
 #include <map>      // std::map
 #include <memory>   // std::unique_ptr
 #include <string>   // std::string
-#include <utility>  // std::exchange
+#include <utility>  // std::exchange, std::pair
 #include <vector>   // std::vector
 
 // ----------------------------------------------------------------------------
@@ -20,6 +20,13 @@ struct SafetensorsTensor {
   size_t begin, end;           // where its bytes lie in the data part
 
   int64_t num_elements() const;  // the product of the shape
+};
+
+// What tells whether a file is still as it was written: the CRC-32C of its header, with the eight bytes before it, and of each tensor's
+// bytes, in the header's order. Together they cover every byte.
+struct SafetensorsChecksums {
+  uint32_t header = 0;
+  std::vector<std::pair<std::string, uint32_t>> tensors;
 };
 
 // Unmaps a mapping of `bytes` bytes.
@@ -40,6 +47,9 @@ struct SafetensorsFile {
   const SafetensorsTensor* find(const std::string& name) const;               // nullptr if there is none
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   size_t data_offset() const { return size_t(data_ - file_.get()); }  // where in the file the data part begins
+
+  // Reads the whole file, on all threads.
+  SafetensorsChecksums checksums() const;
 
   // out[i] = element first + i of t, for i < count (-1: up to the end). t is one of this file's own tensors. Takes
   // F32, F16 and BF16, of which every value is exact as a float; another dtype is a UserError.
@@ -93,6 +103,9 @@ struct SafetensorsWriter {
   // it at once for slices that do not overlap.
   void write_f32(size_t index, const float* data, int64_t first, int64_t count) const;
 
+  // The CRC-32C of the header as it was to be written: what the disk made of it is not asked.
+  uint32_t header_checksum() const { return header_checksum_; }
+
   // Forces what was written here to the disk and closes the file. Only when it has returned is the data safe: without
   // it, errors that the system reports late are lost.
   void finish();
@@ -106,5 +119,6 @@ struct SafetensorsWriter {
   };
   std::string path_;
   FileDescriptor file_;
+  uint32_t header_checksum_ = 0;
   std::vector<Place> places_;
 };

@@ -82,6 +82,8 @@ struct RecordedWork {
   }
 };
 
+constexpr bool device_memory_is_host_memory = true;
+
 // What could be allocated now, in bytes: the kernel's estimate of memory available without swapping.
 inline size_t device_memory_available() {
   size_t kib = 0;

@@ -231,6 +231,8 @@ struct GpuTimer {
   }
 };
 
+constexpr bool device_memory_is_host_memory = false;
+
 // What could be allocated now, in bytes.
 inline size_t device_memory_available() {
   gpu();
