@@ -117,8 +117,8 @@ static void check_options(const TrainOptions& o) {
   for (double beta : {o.beta1, o.beta2})
     if (!(beta >= 0 && beta < 1)) user_error("--beta1 %g --beta2 %g: both must lie in [0, 1)", o.beta1, o.beta2);
   if (!(o.eps > 0 && std::isfinite(o.eps))) user_error("--eps %g: it must be greater than 0", o.eps);
-  if (o.out.empty() && o.resume) user_error("-y: resumes from the checkpoints in a folder; name it with -o");
   if (o.out.empty() && !o.resume_from.empty()) user_error("--resume-from: names a checkpoint in a folder; name that too, with -o");
+  if (o.out.empty() && o.resume) user_error("-y: resumes from the checkpoints in a folder; name it with -o");
   if (o.out.empty() && o.keep > 0) user_error("--keep: checkpoints need a folder; name it with -o");
   if (o.keep == 0 && o.keep_every > 0) user_error("--keep-every: says what --keep leaves standing; without that all stay");
   if (o.out.empty() && o.checkpoint_every > 0) user_error("-n: checkpoints need a folder; name it with -o");

@@ -12,6 +12,7 @@
 #include <tuple>                  // std::tuple
 #include "golden_case.h"          // GoldenCase, read_golden_case
 #include "llmc/random.h"          // random_words
+#include "llmc/safetensors.h"     // SafetensorsFile
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -64,6 +65,12 @@ static std::vector<json> read_log(const std::string& out) {
   std::ifstream file(out + "/log.jsonl");
   for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
   return lines;
+}
+
+static std::set<std::string> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
 }
 
 // The training steps, without what a clock says.
@@ -176,6 +183,37 @@ TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   EXPECT_EQ(steps_of(read_log(in("half"))).size(), 10u);
 }
 
+// Runs `command` until it has printed a line that begins with `line`; *text is what it printed until then. Returns its process.
+static pid_t start_until(const std::string& command, const char* line, const std::string& err, std::string* text, FILE** out) {
+  int ends[2];
+  if (pipe(ends) != 0) abort();
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    close(ends[0]), close(ends[1]);
+    execl("/bin/sh", "sh", "-c", ("exec " + command + " 2>'" + err + "'").c_str(), (char*)nullptr);
+    _exit(127);
+  }
+  close(ends[1]);
+  *out = fdopen(ends[0], "r");
+  char buffer[1024];
+  text->clear();
+  while (fgets(buffer, sizeof buffer, *out)) {
+    *text += buffer;
+    if (strncmp(buffer, line, strlen(line)) == 0) break;
+  }
+  return child;
+}
+
+// The rest of what it prints; *status as waitpid has it.
+static std::string finish(pid_t child, FILE* out, int* status) {
+  std::string text;
+  for (int c; (c = fgetc(out)) != EOF;) text += char(c);
+  fclose(out);
+  waitpid(child, status, 0);
+  return text;
+}
+
 TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const int steps = 1000000, kills = 50;
@@ -183,24 +221,10 @@ TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckp
   int64_t last = 0;
   int unfinished = 0;
   for (int i = 0; i < kills; i++) {
-    int out[2];
-    ASSERT_EQ(pipe(out), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-      dup2(out[1], STDOUT_FILENO);
-      close(out[0]), close(out[1]);
-      execl("/bin/sh", "sh", "-c", ("exec " + common + format("-x %d -y -o ", steps) + in("out")).c_str(), (char*)nullptr);
-      _exit(127);
-    }
-    close(out[1]);
-    FILE* lines = fdopen(out[0], "r");
-    char line[1024];
     std::string text;
+    FILE* lines;
     // The first step done, its checkpoint begins; with a checkpoint a step most of the time goes into writing them.
-    while (fgets(line, sizeof line, lines)) {
-      text += line;
-      if (strncmp(line, "step ", 5) == 0) break;
-    }
+    const pid_t child = start_until(common + format("-x %d -y -o ", steps) + in("out"), "step ", in("err"), &text, &lines);
     ASSERT_NE(text.find("step "), std::string::npos) << text;
     const std::string resumed = last > 0 ? format("at step %lld of", (long long)last) : "";
     EXPECT_NE(text.find(resumed), std::string::npos) << text;
@@ -225,6 +249,149 @@ TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckp
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
     EXPECT_EQ(read_file(in("out") + final_folder + file), read_file(in("undisturbed") + final_folder + file)) << file;
   EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
+}
+
+TEST_F(CommandLine, StoppedBySignalsOrKilledAtAnyMomentTheRunEndsWithTheSameBits) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-k constant --shuffle -d 128 -n 3 --keep 2 --keep-every 50 ";
+  const int signals[] = {SIGTERM, SIGKILL, SIGINT, SIGTERM, SIGUSR1};
+  int64_t last = 0;
+  for (int i = 0; i < 30; i++) {
+    std::string text;
+    FILE* out;
+    const pid_t child = start_until(common + "-x 1000000 -y -o " + in("out"), "step ", in("err"), &text, &out);
+    EXPECT_NE(text.find(last > 0 ? format("at step %lld of", (long long)last) : ""), std::string::npos) << text;
+    const auto random = random_words(7, RandomStream::test, 1, uint64_t(i));
+    usleep(random.word[0] % 30000);
+    const int signal = signals[i % 5];
+    kill(child, signal);
+    int status;
+    text += finish(child, out, &status);
+    last = 0;
+    for (const std::string& name : names_in(in("out")))
+      if (name.rfind("step_", 0) == 0) last = std::max<int64_t>(last, std::stoll(name.substr(5)));
+    if (signal == SIGKILL) {
+      EXPECT_TRUE(WIFSIGNALED(status));
+      continue;
+    }
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 128 + signal) << text << read_file(in("err"));
+    const char* name = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGUSR1";
+    EXPECT_NE(text.find(format("stopped by %s after step %lld of 1000000; -y goes on\n", name, (long long)last)), std::string::npos)
+        << text.substr(text.size() - std::min<size_t>(text.size(), 400)) << " but the last checkpoint is of step " << last;
+    EXPECT_EQ(text.rfind(format("step %lld/", (long long)last)), text.rfind("step ", text.rfind("saved")))
+        << "the step that was saved is the last one";
+  }
+  const std::string end = format("-x %lld ", (long long)last + 4);
+  ASSERT_EQ(run(common + end + "-y -o " + in("out")).exit_status, 0);
+  ASSERT_EQ(run(common + end + "-o " + in("undisturbed")).exit_status, 0);
+  const std::string final_folder = format("/step_%08lld/", (long long)last + 4);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
+    EXPECT_EQ(read_file(in("out") + final_folder + file), read_file(in("undisturbed") + final_folder + file)) << file;
+  EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
+  for (const std::string& name : names_in(in("out")))
+    EXPECT_TRUE(name.rfind("step_", 0) == 0 || name == "config.toml" || name == "log.jsonl") << name;
+}
+
+TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  // A step of ten thousand micro-batches, many seconds long.
+  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model + "-m 1 -x 2 -d 640000 -o " + in("out");
+  std::string text;
+  FILE* out;
+  const pid_t child = start_until(command, "val loss", in("err"), &text, &out);
+  kill(child, SIGUSR1);
+  for (int i = 0; i < 1000 && read_file(in("err")).empty(); i++) usleep(1000);
+  EXPECT_EQ(read_file(in("err")), "\nstopping after this step; a second signal stops at once\n");
+  kill(child, SIGTERM);
+  int status;
+  text += finish(child, out, &status);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
+  EXPECT_EQ(text.find("step 1/2"), std::string::npos) << text;
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "log.jsonl"}));
+}
+
+TEST_F(CommandLine, ASignalInARunWithoutAFolderStopsItAndAnIgnoredOneStaysIgnored) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string command = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -x 1000000";
+  std::string text;
+  FILE* out;
+  const pid_t child = start_until("env --ignore-signal=INT " + command, "step ", in("err"), &text, &out);
+  kill(child, SIGINT);
+  usleep(50000);
+  kill(child, SIGTERM);
+  int status;
+  text += finish(child, out, &status);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
+  EXPECT_NE(text.find("stopped by SIGTERM after step "), std::string::npos);
+}
+
+TEST_F(CommandLine, CheckpointsAreKeptAsAskedAndSayHowLongTheyTook) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const Outcome o = run(trainer + "-i " + in("tokens.bin") + small_model + "-x 23 -n 2 --keep 2 --keep-every 8 -o " + in("out"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000008", "step_00000016", "step_00000022",
+                                                        "step_00000023"}));
+  EXPECT_NE(o.out.find("copy for checkpoints"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("saved " + in("out/step_00000002") + " (training waited 0."), std::string::npos) << o.out;
+  std::vector<int64_t> saved;
+  for (const json& line : read_log(in("out"))) {
+    if (!line.contains("checkpoint")) continue;
+    saved.push_back(line.at("step"));
+    EXPECT_GT(line.at("stall_ms").get<double>(), 0);
+    EXPECT_GT(line.at("write_ms").get<double>(), 0);
+  }
+  EXPECT_EQ(saved, (std::vector<int64_t>{2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 23}));
+}
+
+TEST_F(CommandLine, AFlippedByteInACheckpointIsRefusedAndTheOneBeforeItTakenWhenAsked) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -x 8 ", with = common + "-o " + in("out");
+  ASSERT_EQ(run(common + "-n 2 -o " + in("whole")).exit_status, 0);
+  auto begin_anew = [&] {
+    fs::remove_all(in("out"));
+    fs::create_directories(in("out"));
+    for (const char* name : {"/step_00000002", "/step_00000004", "/step_00000006", "/log.jsonl"})
+      fs::copy(in("whole") + name, in("out") + name, fs::copy_options::recursive);
+  };
+  auto flip = [&](const std::string& path, uint64_t at) {
+    std::string bytes = read_file(path);
+    bytes[at % bytes.size()] ^= 16;
+    write_file(path, bytes);
+  };
+  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"}) {
+    for (int i = 0; i < 6; i++) {
+      begin_anew();
+      const std::string path = in("out/step_00000006/") + file;
+      const auto random = random_words(3, RandomStream::test, 2, uint64_t(i));
+      flip(path, i == 0 ? 0 : i == 1 ? fs::file_size(path) - 1 : random.word[0]);
+      const Outcome o = run(with + " -y");
+      EXPECT_EQ(o.exit_status, 1);
+      EXPECT_EQ(o.err.compare(0, 7 + path.size(), "error: " + path), 0) << o.err;
+      EXPECT_NE(o.err.find("go on from it with --resume-from " + in("out/step_00000004\n")), std::string::npos) << o.err;
+      EXPECT_EQ(names_in(in("out")).size(), 4u) << "nothing was changed";
+      const bool in_a_tensor = i == 1 && path.find(".safetensors") != std::string::npos;
+      EXPECT_NE(o.err.find(in_a_tensor ? "tensor ln_f.bias" : ""), std::string::npos) << o.err;
+    }
+  }
+  flip(in("out/step_00000004/model.safetensors"), 5000);
+  Outcome o = run(with + " -y");
+  EXPECT_NE(o.err.find("--resume-from " + in("out/step_00000002")), std::string::npos) << "that is the newest whole one: " << o.err;
+  o = run(with + " --resume-from " + in("out/step_00000004"));
+  EXPECT_EQ(o.exit_status, 1) << "it is not taken blindly";
+  EXPECT_NE(run(with + " --resume-from " + in("whole/step_00000004")).err.find("is not a checkpoint in " + in("out")), std::string::npos);
+
+  o = run(with + " -n 2 --resume-from " + in("out/step_00000002"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find("set aside: " + in("out/set_aside_step_00000006")), std::string::npos) << o.out;
+  for (const char* file : {"/step_00000008/model.safetensors", "/step_00000006/optimizer.safetensors"})
+    EXPECT_EQ(read_file(in("out") + file), read_file(in("whole") + file)) << file;
+  EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("whole"))));
+
+  for (int step = 2; step <= 8; step += 2) flip(in("out") + format("/step_%08d/state.json", step), 77);
+  EXPECT_NE(run(with + " -y").err.find("there is no older checkpoint in " + in("out")), std::string::npos);
 }
 
 TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
@@ -265,7 +432,8 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   for (const char* option :
        {"-i,", "-j,", "-e,", "-o,", "-b,", "-t,", "-d,", "-x,", "-k,", "-l,", "-u,", "-q,", "-c,", "-v,", "-m,", "-s,", "-g,", "-n,",
         "-y,", "--config", "--skip-layers", "--skip-heads", "--no-bias", "--layers", "--heads", "--channels", "--vocab-size",
-        "--max-seq-len", "--seed", "--shuffle", "--grad-clip", "--beta1", "--beta2", "--eps"})
+        "--max-seq-len", "--seed", "--shuffle", "--grad-clip", "--beta1", "--beta2", "--eps", "--max-bad-steps", "--resume-from",
+        "--keep ", "--keep-every", "--stop-on-save-error"})
     EXPECT_NE(o.out.find(option), std::string::npos) << option;
 }
 
@@ -288,9 +456,10 @@ TEST_F(CommandLine, ACheckpointIsAModelToStartFromAndNoStepsOnlyValidate) {
   const Outcome o = run(trainer + data + "-e " + in("a/step_00000004") + " -x 0 -o " + in("b"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   const auto a = read_log(in("a")), b = read_log(in("b"));
-  EXPECT_EQ(a.back().at("step"), 4);
+  const json& last = a.at(a.size() - 2);  // before the line of the checkpoint
+  EXPECT_EQ(last.at("step"), 4);
   EXPECT_EQ(b.back().at("step"), 0);
-  EXPECT_EQ(a.back().at("val_loss"), b.back().at("val_loss"));
+  EXPECT_EQ(last.at("val_loss"), b.back().at("val_loss"));
 }
 
 TEST_F(CommandLine, SamplesAreTextAndTheSameAgain) {
@@ -385,27 +554,138 @@ TEST_F(CommandLine, AFullOutputLosesNothingThatWasComplete) {
   const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 2 -y -o " + in("out");
   ASSERT_EQ(run(with + " -x 2").exit_status, 0);
   const std::string complete = read_file(in("out/step_00000002/optimizer.safetensors"));
-  // No file may grow beyond 64 blocks of 1 KiB: to the program, a full disk.
-  const Outcome o = run("bash -c \"trap '' XFSZ; ulimit -f 64; exec " + with + " -x 4\"");
+  // No file may grow beyond 64 blocks of 1 KiB: to the program, a full disk, and not a reason to die of SIGXFSZ.
+  const Outcome o = run("bash -c \"ulimit -f 64; exec " + with + " -x 4\"");
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: " + in("out")), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("File too large"), std::string::npos) << o.err;
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(in("out"))) names.insert(entry.path().filename());
-  EXPECT_EQ(names, (std::set<std::string>{"config.toml", "log.jsonl", "step_00000002"}));
+  EXPECT_NE(o.err.find("error: the last checkpoint of the run could not be written"), std::string::npos) << o.err;
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000002"}));
   EXPECT_EQ(read_file(in("out/step_00000002/optimizer.safetensors")), complete);
   EXPECT_EQ(run(with + " -x 4").exit_status, 0) << "and goes on when there is room";
+}
+
+// On a file system of 2 MB, which is gone when the command is done: there is room for two checkpoints, not for three. `after` can
+// look at it.
+static std::string on_a_small_disk(const std::string& folder, const std::string& command, const std::string& after) {
+  const std::string script = "mount -t tmpfs -o size=2m tmpfs " + folder + " || exit 77; " + command + "; status=$?; " + after +
+                             "; exit $status";
+  return (geteuid() == 0 ? "unshare -m" : "unshare -rm") + std::string(" bash -c '") + script + "'";
+}
+
+TEST_F(CommandLine, OnADiskThatIsFullTrainingGoesOnAndNothingCompleteIsLost) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  fs::create_directories(in("disk"));
+  const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-n 2 -x 9 -o ", out = in("disk/out");
+  const Outcome o = run(on_a_small_disk(in("disk"), with + out, "cp -a " + out + " " + in("full")));
+  if (o.exit_status == 77 || o.err.find("unshare") != std::string::npos) GTEST_SKIP() << "no right to mount a tmpfs: " << o.err;
+  ASSERT_EQ(run(with + in("undisturbed")).exit_status, 0);
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("No space left on device; earlier checkpoints are as they were"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("error: the last checkpoint of the run could not be written"), std::string::npos) << o.err;
+  EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000002", "step_00000004"}));
+  for (const char* step : {"step_00000002", "step_00000004"})
+    for (const char* file : {"/model.safetensors", "/optimizer.safetensors", "/state.json", "/config.json"})
+      EXPECT_EQ(read_file(in("full/") + step + file), read_file(in("undisturbed/") + step + file)) << step << file;
+  EXPECT_EQ(steps_of(read_log(in("full"))), steps_of(read_log(in("undisturbed")))) << "it was trained to the end";
+  int errors = 0;
+  for (const json& line : read_log(in("full"))) errors += line.contains("save_error");
+  EXPECT_EQ(errors, 3) << "after steps 6, 8 and 9";
+
+  // Two fit, so a run that keeps one and needs room for another has enough.
+  const Outcome kept = run(on_a_small_disk(in("disk"), with + out + " --keep 1", "cp -a " + out + " " + in("kept")));
+  EXPECT_EQ(kept.exit_status, 0) << kept.err;
+  EXPECT_EQ(names_in(in("kept")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000009"}));
+
+  const Outcome stopped = run(on_a_small_disk(in("disk"), with + out + " -x 1000 --stop-on-save-error", "true"));
+  EXPECT_EQ(stopped.exit_status, 1);
+  EXPECT_NE(stopped.err.find("training stops, earlier checkpoints are as they were (--stop-on-save-error)"), std::string::npos) << stopped.err;
 }
 
 TEST_F(CommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -y -o " + in("out");
   ASSERT_EQ(run(with + " -x 2").exit_status, 0);
-  const Outcome o = run(with + " -x 200 -n 1000 -l 1000 --grad-clip 0 -c 1000");
+  const std::string complete = read_file(in("out/step_00000002/state.json"));
+  const Outcome o = run(with + " -x 200 -n 1 --keep 1 -l 1000 --grad-clip 0 -c 1000 --max-bad-steps 4");
   EXPECT_EQ(o.exit_status, 1);
-  EXPECT_NE(o.err.find("training stops before the weights take harm"), std::string::npos) << o.err;
-  EXPECT_TRUE(fs::exists(in("out/step_00000002/state.json")));
-  EXPECT_FALSE(fs::exists(in("out/step_00000200")));
+  EXPECT_NE(o.err.find("4 such steps in a row were skipped, and training stops before the weights take harm"), std::string::npos) << o.err;
+  const std::vector<json> log = read_log(in("out"));
+  const int64_t last = steps_of(log).back().at("step");
+  ASSERT_LT(last, 200);
+  EXPECT_TRUE(steps_of(log).back().at("loss").is_null() || steps_of(log).back().at("grad_norm").is_null());
+  EXPECT_NE(o.out.find(format("step %lld/200", (long long)last - 1)), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("skipped, nothing was updated: 3 in a row, 3 in all"), std::string::npos) << o.out;
+  // The last good step was saved, none of the bad ones, and nothing was removed for them.
+  std::set<std::string> expected = {"config.toml", "log.jsonl", format("step_%08lld", (long long)last - 4)};
+  EXPECT_EQ(names_in(in("out")), expected);
+}
+
+// Data in which a token must be foreseen that the model in `in("model")` finds infinitely improbable: the loss is infinite there.
+class ImprobableToken : public CommandLine {
+ protected:
+  static constexpr uint16_t improbable = 256;
+
+  void SetUp() override {
+    CommandLine::SetUp();
+    write_file(in("tokens.bin"), shard_bytes(4000));
+    ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 1 -o " + in("first")).exit_status, 0);
+    fs::copy(in("first/step_00000001"), in("model"), fs::copy_options::recursive);
+    // Its logit is -1e38 times a channel that is always about 100.
+    const SafetensorsFile file(in("model/model.safetensors"));
+    std::string bytes = read_file(in("model/model.safetensors"));
+    auto set = [&](const char* tensor, int64_t element, float value) {
+      memcpy(bytes.data() + file.data_offset() + file.find(tensor)->begin + size_t(element) * sizeof value, &value, sizeof value);
+    };
+    set("wte.weight", int64_t(improbable) * 32, -1e38f);
+    set("ln_f.bias", 0, 100.0f);
+    write_file(in("new"), bytes);
+    fs::rename(in("new"), in("model/model.safetensors"));
+  }
+
+  // The tokens of steps 1, 2, ... of 64 tokens each, with the improbable one in those of `bad_steps`.
+  std::string data(int first_step, int steps, const std::set<int>& bad_steps) const {
+    std::string bytes = shard_bytes(steps * 64 + 1);
+    for (int i = 0; i < steps * 64 + 1; i++) {
+      const int step = first_step + i / 64, place = i % 64;
+      const uint16_t token = bad_steps.count(step) && place == 20 ? improbable : uint16_t((step * step + place * 7) % 200);
+      memcpy(bytes.data() + 1024 + 2 * i, &token, 2);
+    }
+    return bytes;
+  }
+  std::string command() const { return trainer + "-e " + in("model") + " -b 2 -t 32 -k constant -l 1e-3 -v 0 "; }
+};
+
+TEST_F(ImprobableToken, MakesAStepThatCountsForTheDataButNotForAdamW) {
+  write_file(in("with.bin"), data(1, 12, {1, 2}));
+  write_file(in("without.bin"), data(3, 10, {}));
+  const Outcome o = run(command() + "-i " + in("with.bin") + " -x 8 -o " + in("with"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find("skipped, nothing was updated: 2 in a row, 2 in all"), std::string::npos) << o.out;
+  ASSERT_EQ(run(command() + "-i " + in("without.bin") + " -x 6 -o " + in("without")).exit_status, 0);
+  for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
+    EXPECT_EQ(read_file(in("with/step_00000008") + file), read_file(in("without/step_00000006") + file)) << file;
+}
+
+TEST_F(ImprobableToken, ChangesNothingAboutAResumedRun) {
+  write_file(in("with.bin"), data(1, 20, {2, 5, 6, 9, 10}));
+  const std::string with = command() + "-i " + in("with.bin") + " --max-bad-steps 3 -n 1 -x 12 ";
+  ASSERT_EQ(run(with + "-o " + in("whole")).exit_status, 0);
+  std::set<std::string> expected = {"config.toml", "log.jsonl"};
+  for (int step : {1, 3, 4, 7, 8, 11, 12}) expected.insert(format("step_%08d", step));
+  EXPECT_EQ(names_in(in("whole")), expected) << "no checkpoints of skipped steps";
+  fs::create_directories(in("half"));
+  fs::copy(in("whole/step_00000008"), in("half/step_00000008"), fs::copy_options::recursive);
+  ASSERT_EQ(run(with + "-y -o " + in("half")).exit_status, 0);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
+    EXPECT_EQ(read_file(in("whole/step_00000012/") + file), read_file(in("half/step_00000012/") + file)) << file;
+  // The last step of a run is saved even if it is a bad one; and a run that goes on from there knows how many there were in a row.
+  ASSERT_EQ(run(with + "-x 6 -o " + in("bad_end")).exit_status, 0);
+  write_file(in("with.bin"), data(1, 20, {2, 5, 6, 7}));
+  const Outcome o = run(with + "-y -o " + in("bad_end"));
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("error: step 7: "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("3 such steps in a row"), std::string::npos) << o.err;
 }
 
 TEST(Fuzzer, FindsNothingInAFewSeconds) {

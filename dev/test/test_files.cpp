@@ -1,12 +1,19 @@
 // What is read and written: models, checkpoints, the log, options.
 #include <gtest/gtest.h>          // TEST
+#include <signal.h>               // signal, SIGXFSZ
+#include <sys/resource.h>         // setrlimit
 #include <filesystem>             // create_directories, remove_all
 #include <fstream>                // std::ifstream, std::ofstream
+#include <future>                 // std::promise
 #include <map>                    // std::map
+#include <new>                    // std::bad_alloc
 #include <nlohmann/json.hpp>      // nlohmann::json
+#include <set>                    // std::set
 #include "helpers.h"              // make_config, EXPECT_ERROR
+#include "llmc/background_writer.h"  // BackgroundWriter
 #include "llmc/checkpoint.h"      // write_checkpoint, newest_checkpoint
 #include "llmc/config_json.h"     // read_config_json, write_config_json
+#include "llmc/crc32c.h"          // crc32c, crc32c_by_table
 #include "llmc/logger.h"          // RunLog
 #include "llmc/model_io.h"        // read_tensors, write_tensors
 #include "llmc/options.h"         // parse_options
@@ -196,13 +203,17 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   const DiskModel model;
   EXPECT_EQ(newest_checkpoint(folder.path), "");
   for (int64_t step : {9, 1000, 200}) {
-    const RunState state = {step, 3 * step, 77, 5, true, 123456789012345ull};
+    const RunState state = {step, 3 * step, 77, 5, true, 123456789012345ull, 8, 2};
     write_checkpoint(folder.path, state, model.layout(), model.fetch(1), model.fetch(2), model.fetch(3));
   }
   fs::create_directories(folder.path + "/unfinished_step_00002000");
   fs::create_directories(folder.path + "/step_of_another_kind");
   const std::string newest = newest_checkpoint(folder.path);
   EXPECT_EQ(newest, folder.path + "/step_00001000");
+  EXPECT_EQ(newest_checkpoint(folder.path, 1000), folder.path + "/step_00000200");
+  EXPECT_EQ(newest_checkpoint(folder.path, 9), "");
+  EXPECT_EQ(checkpoint_step(folder.path, folder.path + "/../" + fs::path(folder.path).filename().string() + "/step_00000200/"), 200);
+  EXPECT_ERROR(checkpoint_step(folder.path, folder.path + "/step_of_another_kind"), "is not a checkpoint in");
   remove_unfinished_checkpoints(folder.path);
   EXPECT_FALSE(fs::exists(folder.path + "/unfinished_step_00002000"));
   EXPECT_TRUE(fs::exists(folder.path + "/step_of_another_kind"));
@@ -214,6 +225,8 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   EXPECT_EQ(state.seq_len, 5);
   EXPECT_TRUE(state.shuffle);
   EXPECT_EQ(state.seed, 123456789012345ull);
+  EXPECT_EQ(state.skipped_steps, 8);
+  EXPECT_EQ(state.bad_steps_in_row, 2);
   auto expect_values = [&](float start) {
     return [&model, start](int index, const float* values) {
       std::vector<float> expected(size_t(model.elements(index)));
@@ -224,7 +237,155 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   read_weights(newest, model.layout(), expect_values(1));
   read_moments(newest, model.layout(), expect_values(2), expect_values(3));
   std::ofstream(newest + "/state.json") << "{\"format\": 1}";
-  EXPECT_ERROR(read_run_state(newest), "is not a run's state");
+  EXPECT_ERROR(read_run_state(newest), "state.json: is damaged, or of another version of this program");
+}
+
+// ----------------------------------------------------------------------------
+// Damage
+
+TEST(Crc32c, IsTheStandardsByInstructionAndByTableInPiecesOfAnyLength) {
+  std::string ascending(32, '\0'), text(1000, '\0');
+  for (int i = 0; i < 32; i++) ascending[size_t(i)] = char(i);
+  // RFC 3720, B.4, and the check value of the catalogues.
+  const std::map<std::string, uint32_t> known = {{std::string(32, '\0'), 0x8a9136aau}, {std::string(32, '\xff'), 0x62a8ab43u},
+                                                 {ascending, 0x46dd794eu}, {"123456789", 0xe3069283u}, {"", 0}};
+  for (const auto& [bytes, crc] : known) {
+    EXPECT_EQ(crc32c(bytes.data(), bytes.size()), crc);
+    EXPECT_EQ(crc32c_by_table(bytes.data(), bytes.size()), crc);
+  }
+  for (size_t i = 0; i < text.size(); i++) text[i] = char(i * i * 7 + i / 3);
+  const uint32_t whole = crc32c(text.data(), text.size());
+  for (size_t cut = 0; cut <= text.size(); cut++) {
+    EXPECT_EQ(crc32c(text.data() + cut, text.size() - cut, crc32c(text.data(), cut)), whole);
+    EXPECT_EQ(crc32c_by_table(text.data() + cut, text.size() - cut, crc32c_by_table(text.data(), cut)), whole);
+  }
+}
+
+TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
+  TemporaryFolder folder;
+  const DiskModel model(/*bias=*/false);  // with tensors that nobody writes
+  const std::string checkpoint =
+      write_checkpoint(folder.path, {7, 1, 2, 5, false, 3}, model.layout(), model.fetch(1), model.fetch(2), model.fetch(3));
+  EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
+  int flips = 0;
+  std::set<std::string> damaged;
+  for (const char* name : {"config.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
+    const std::string path = checkpoint + "/" + name, whole = read_text(path);
+    const bool is_safetensors = std::string(name).find(".safetensors") != std::string::npos;
+    const size_t header = is_safetensors ? SafetensorsFile(path).data_offset() : whole.size();
+    for (size_t at = 0; at < whole.size(); at += at >= header ? 101 : header < 1000 ? 1 : 11) {
+      std::string flipped = whole;
+      flipped[at] = char(flipped[at] ^ 1 << flips++ % 8);
+      std::ofstream(path, std::ios::binary) << flipped;
+      const std::string message = error_of([&] { verify_checkpoint(checkpoint); });
+      ASSERT_EQ(message.compare(0, path.size(), path), 0) << "byte " << at << " of " << name << ": \"" << message << "\"";
+      if (at < header) continue;
+      std::string expected;
+      const SafetensorsFile file(path);
+      for (const SafetensorsTensor& t : file.tensors())
+        if (t.begin <= at - header && at - header < t.end) expected = t.name;
+      ASSERT_NE(message.find(": tensor " + expected + " is damaged"), std::string::npos) << message;
+      damaged.insert(expected);
+    }
+    std::ofstream(path, std::ios::binary) << whole;
+  }
+  EXPECT_GT(flips, 2000);
+  EXPECT_TRUE(damaged.count("wte.weight") && damaged.count("h.2.mlp.c_fc.bias") && damaged.count("h.1.attn.c_attn.weight.v"));
+  EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
+  fs::remove(checkpoint + "/config.json");
+  EXPECT_ERROR(verify_checkpoint(checkpoint), "config.json: cannot be read");
+}
+
+// ----------------------------------------------------------------------------
+// Which checkpoints stay
+
+static std::set<std::string> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+static void make_checkpoint_folders(const std::string& out, const std::vector<int>& steps) {
+  for (int step : steps) {
+    fs::create_directories(out + format("/step_%08d", step));
+    std::ofstream(out + format("/step_%08d/state.json", step)) << "{}";
+  }
+}
+
+TEST(OldCheckpoints, GoAndTheNewestAndMilestonesStay) {
+  TemporaryFolder folder;
+  make_checkpoint_folders(folder.path, {2, 4, 6, 10, 12, 20, 22});
+  std::ofstream(folder.path + "/log.jsonl") << "";
+  remove_old_checkpoints(folder.path, 0, 10);
+  EXPECT_EQ(names_in(folder.path).size(), 8u) << "0 keeps all";
+  remove_old_checkpoints(folder.path, 7, 0);
+  EXPECT_EQ(names_in(folder.path).size(), 8u);
+  remove_old_checkpoints(folder.path, 3, 6);
+  EXPECT_EQ(names_in(folder.path),
+            (std::set<std::string>{"log.jsonl", "step_00000006", "step_00000012", "step_00000020", "step_00000022"}));
+  remove_old_checkpoints(folder.path, 1, 0);
+  EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"log.jsonl", "step_00000022"}));
+}
+
+TEST(OldCheckpoints, AreRenamedBeforeTheyAreRemovedAndWhatIsLeftOfThemGoes) {
+  TemporaryFolder folder;
+  make_checkpoint_folders(folder.path, {1, 2});
+  std::ofstream(folder.path + "/removed_step_00000001") << "in the way";
+  EXPECT_ERROR(remove_old_checkpoints(folder.path, 1, 0), "removed_step_00000001: cannot be put in place");
+  EXPECT_TRUE(fs::exists(folder.path + "/step_00000001/state.json")) << "it cannot be renamed, so it stays whole";
+  fs::remove(folder.path + "/removed_step_00000001");
+  fs::rename(folder.path + "/step_00000001", folder.path + "/removed_step_00000001");  // killed there
+  EXPECT_EQ(newest_checkpoint(folder.path, 2), "");
+  remove_unfinished_checkpoints(folder.path);
+  EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"step_00000002"}));
+}
+
+TEST(Checkpoints, AreSetAsideUnderNamesOfTheirOwn) {
+  TemporaryFolder folder;
+  for (int again = 0; again < 2; again++) {
+    make_checkpoint_folders(folder.path, {1, 2, 3});
+    EXPECT_EQ(set_aside_checkpoints_after(folder.path, 2).size(), 1u);
+    EXPECT_EQ(newest_checkpoint(folder.path), folder.path + "/step_00000002");
+  }
+  EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"set_aside_step_00000003", "set_aside_step_00000003.1", "step_00000001",
+                                                          "step_00000002"}));
+}
+
+// ----------------------------------------------------------------------------
+// Writing beside training
+
+TEST(BackgroundWriter, WorksBesideItsCallerAndTellsOnceWhatBecameOfIt) {
+  BackgroundWriter writer;
+  EXPECT_FALSE(writer.result(true).has_value()) << "there was nothing to write";
+  std::promise<void> go_on;
+  writer.start(12, [&](SaveResult& result) {
+    go_on.get_future().wait();
+    result.folder = "step_12";
+  });
+  EXPECT_FALSE(writer.result(false).has_value()) << "it is still under way";
+  go_on.set_value();
+  const std::optional<SaveResult> saved = writer.result(true);
+  ASSERT_TRUE(saved.has_value());
+  EXPECT_EQ(saved->step, 12);
+  EXPECT_EQ(saved->folder, "step_12");
+  EXPECT_EQ(saved->error, "");
+  EXPECT_FALSE(writer.result(true).has_value());
+}
+
+TEST(BackgroundWriter, TellsOfErrorsAndIsDoneBeforeItIsGone) {
+  bool written = false;
+  {
+    BackgroundWriter writer;
+    writer.start(1, [](SaveResult&) { user_error("the disk is full"); });
+    EXPECT_EQ(writer.result(true)->error, "the disk is full");
+    writer.start(2, [](SaveResult&) { throw std::bad_alloc(); });
+    EXPECT_EQ(writer.result(true)->error, "std::bad_alloc");
+    writer.start(3, [&](SaveResult&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      written = true;
+    });
+  }
+  EXPECT_TRUE(written);
 }
 
 // ----------------------------------------------------------------------------
@@ -273,6 +434,31 @@ TEST(Log, OfAnEarlierRunIsKeptAndOfAResumedOneGoesOn) {
             "{\"run\":{\"n\":2}}\n{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
 }
 
+TEST(Log, OnAFullDiskWaitsForRoomAndLosesNothing) {
+  TemporaryFolder folder;
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  RunLog log;
+  log.create(folder.path);
+  auto set_limit = [&](rlim_t bytes) {
+    const rlimit limit = {bytes, before.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  };
+  std::string expected;
+  for (int64_t step = 1; step <= 9; step++) {
+    set_limit(step < 3 ? before.rlim_cur : step < 7 ? 30 : before.rlim_cur);
+    log.write({{"step", step}});
+    expected += format("{\"step\":%lld}\n", (long long)step);
+    if (step == 6) {
+      EXPECT_EQ(read_text(folder.path + "/log.jsonl"), expected.substr(0, 30));
+      EXPECT_ERROR(log.finish(), "its last lines could not be written");
+    }
+  }
+  EXPECT_EQ(read_text(folder.path + "/log.jsonl"), expected);
+  EXPECT_EQ(error_of([&] { log.finish(); }), "");
+}
+
 TEST(Log, ThatCannotBeWrittenIsAnError) {
   TemporaryFolder folder;
   EXPECT_ERROR(RunLog().create(folder.path + "/nowhere"), "nowhere/log.jsonl: cannot be written");
@@ -313,6 +499,7 @@ TEST(Options, ResumeIsAFlagOrLlmcsNumber) {
   EXPECT_TRUE(parse({"-i", "x", "-y", "1", "-o", "out"}).resume);
   EXPECT_FALSE(parse({"-i", "x", "-y", "0"}).resume);
   EXPECT_ERROR(parse({"-i", "x", "-o", "out", "-y", "2"}), "-y 2");
+  EXPECT_TRUE(parse({"-i", "x", "-o", "out", "--resume-from", "out/step_00000001"}).resume);
 }
 
 TEST(Options, ThatMakeNoSenseAreRefused) {
@@ -328,5 +515,10 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "--beta1", "1"}), "--beta1 1");
   EXPECT_ERROR(parse({"-i", "x", "--temperature", "0"}), "--temperature 0");
   EXPECT_ERROR(parse({"-i", "x", "-n", "5"}), "-n: checkpoints need a folder");
+  EXPECT_ERROR(parse({"-i", "x", "--keep", "2"}), "--keep: checkpoints need a folder");
+  EXPECT_ERROR(parse({"-i", "x", "-o", "out", "--keep", "-1"}), "--keep -1");
+  EXPECT_ERROR(parse({"-i", "x", "-o", "out", "--keep-every", "100"}), "--keep-every: says what --keep leaves");
+  EXPECT_ERROR(parse({"-i", "x", "--resume-from", "out/step_00000001"}), "--resume-from: names a checkpoint in a folder");
+  EXPECT_ERROR(parse({"-i", "x", "--max-bad-steps", "0"}), "--max-bad-steps 0");
   EXPECT_ERROR(parse({"-i", "x", "--config", "/nowhere.toml"}), "nowhere.toml");
 }
