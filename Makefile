@@ -50,7 +50,7 @@ EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=na
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o logger.o durable_file.o safetensors.o)
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o logger.o durable_file.o safetensors.o dist.o)
 EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
@@ -157,6 +157,7 @@ $(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(precision)/% force
 train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
 	@ln -sf $< $@
 
+$(BUILD)/dist.o: CPPFLAGS += $(MPI_FLAGS)
 $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
@@ -166,19 +167,19 @@ data/tokenize: data/tokenize.cpp $(BUILD)/durable_file.o $(BUILD)/flags
 # On the CPU
 
 $(BUILD)/%_cpu: %.cu $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(HOST_OBJS) $(ONEDNN) $(if $(findstring test,$@),$(GTEST)) -o $@
+	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(HOST_OBJS) $(MPI_LIBS) $(ONEDNN) $(if $(findstring test,$@),$(GTEST)) -o $@
 
 $(BUILD)/%_cpu: dev/test/%.cu $(BUILD)/flags
 	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(ONEDNN) $(GTEST) -o $@
 
 $(BUILD)/bench_cpu: dev/bench/bench_cpu.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(ONEDNN) -o $@
+	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(ONEDNN) -o $@
 
 $(BUILD)/test_emu: dev/test/test_emu.cpp $(EMU_OBJS) $(BUILD)/emu/flags
 	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
 
 $(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(GTEST) -o $@
+	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(GTEST) -o $@
 
 # On an emulated GPU. The host objects are those of the other programs: no sanitizer, and they lay out no arena.
 
@@ -219,10 +220,10 @@ $(BUILD)/gtest.o:
 	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
 
 $(BUILD)/%/train_gpt2_sla: train_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@
+	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
 $(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
-	$(NVCC_COMPILE) $(HOST_OBJS) $(GPU_GTEST) -lcublasLt -o $@
+	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@
 
 define operations_test
 $(BUILD)/%/$(1): dev/test/$(1).cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
@@ -232,7 +233,7 @@ endef
 $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 
 $(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@
+	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
 $(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
