@@ -25,6 +25,13 @@ have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
 have_header = $(shell printf '\043include <%s>\n' $(1) | $(CXX) $(CXXSTD) $(CPPFLAGS) -E -x c++ - >/dev/null 2>&1 && echo yes)
 found = $(if $(1),found,not found)
 HAVE_NVCC := $(call have,$(NVCC))
+# OpenMPI, by which mpirun's processes find each other and the emulated NCCL runs; its C++ bindings are not used.
+HAVE_MPI := $(shell mpicxx --showme:compile >/dev/null 2>&1 && echo yes)
+MPI_FLAGS := $(if $(HAVE_MPI),-DSLA_MPI -DOMPI_SKIP_MPICXX $(shell mpicxx --showme:compile 2>/dev/null))
+MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l%,$(filter-out -lmpi_cxx,$(shell mpicxx --showme:link 2>/dev/null))))
+# NCCL, if its header is where nvcc's compiler looks.
+HAVE_NCCL := $(if $(HAVE_NVCC),$(shell echo '\#include <nccl.h>' | $(CXX) -I$(dir $(shell command -v $(NVCC)))../include -E -x c++ - >/dev/null 2>&1 && echo yes))
+NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
 # Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90), and PTX for what comes later.
@@ -34,17 +41,17 @@ GENCODE := $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch),code=sm_$(ar
 else
 GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90
 endif
-NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) -Werror all-warnings --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
+NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) -Werror all-warnings --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
 EMU_OPTIMIZE := -O2 -g
 EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno -ffp-contract=fast -fopenmp \
-  -fsanitize=address,alignment -fno-sanitize-recover=all -DSLA_EMU -Idev/emu/include
+  -fsanitize=address,alignment -fno-sanitize-recover=all -DSLA_EMU $(if $(HAVE_MPI),-DSLA_NCCL) -Idev/emu/include
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o)
-EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(wildcard dev/emu/*.cpp))
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o)
+EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
@@ -52,8 +59,8 @@ OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
 EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu)) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
 TESTS := $(HOST_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(EMU_TESTS)
-# What the tests of the command line run.
-TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors
+# What the tests of the command line, and of several ranks, run.
+TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks
 
 .PHONY: all help train test planted-bugs bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
@@ -81,6 +88,8 @@ help:
 comma := ,
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
+	@echo 'MPI      $(call found,$(HAVE_MPI))'
+	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
 	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
 	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(PRECISION))'
@@ -130,8 +139,8 @@ clean:
 # What is built. A stamp for each compiler rebuilds what is concerned when its flags change (DEBUG=1, say).
 
 remember = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
-$(BUILD)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS))
-$(BUILD)/emu/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS))
+$(BUILD)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(MPI_FLAGS))
+$(BUILD)/emu/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(MPI_FLAGS))
 $(BUILD)/nvcc_flags: force ; $(call remember,$(NVCC) $(CPPFLAGS) $(NVCCFLAGS))
 .PHONY: force
 force:
@@ -148,6 +157,7 @@ $(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(precision)/% force
 train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
 	@ln -sf $< $@
 
+$(BUILD)/dist.o: CPPFLAGS += $(MPI_FLAGS)
 $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
@@ -157,27 +167,31 @@ data/tokenize: data/tokenize.cpp $(BUILD)/durable_file.o $(BUILD)/flags
 # On the CPU
 
 $(BUILD)/%_cpu: %.cu $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(HOST_OBJS) $(ONEDNN) $(if $(findstring test,$@),$(GTEST)) -o $@
+	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(HOST_OBJS) $(MPI_LIBS) $(ONEDNN) $(if $(findstring test,$@),$(GTEST)) -o $@
 
 $(BUILD)/%_cpu: dev/test/%.cu $(BUILD)/flags
 	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(ONEDNN) $(GTEST) -o $@
 
 $(BUILD)/bench_cpu: dev/bench/bench_cpu.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(ONEDNN) -o $@
+	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(ONEDNN) -o $@
 
 $(BUILD)/test_emu: dev/test/test_emu.cpp $(EMU_OBJS) $(BUILD)/emu/flags
 	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
 
 $(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(GTEST) -o $@
+	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(GTEST) -o $@
 
 # On an emulated GPU. The host objects are those of the other programs: no sanitizer, and they lay out no arena.
 
-EMU_LIBS := -rdynamic -lboost_context $(ONEDNN) -ldl
+EMU_LIBS := -rdynamic -lboost_context $(ONEDNN) -ldl $(MPI_LIBS)
 EMU_COMPILE = @mkdir -p $(@D); set -x; $(CXX) $(CPPFLAGS) $(EMUFLAGS) $(precision_flags.$*) $(DEPENDENCIES) -x c++ $< -x none
 
+$(BUILD)/emu/nccl.o: CPPFLAGS += $(MPI_FLAGS)
 $(BUILD)/emu/%.o: dev/emu/%.cpp $(BUILD)/emu/flags
 	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) -c $< -o $@
+
+$(BUILD)/emu_ranks: dev/test/emu_ranks.cpp $(EMU_OBJS) $(BUILD)/emu/flags
+	$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) -o $@
 
 $(BUILD)/%/train_gpt2_sla_emu: train_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
@@ -206,10 +220,10 @@ $(BUILD)/gtest.o:
 	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
 
 $(BUILD)/%/train_gpt2_sla: train_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@
+	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
 $(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
-	$(NVCC_COMPILE) $(HOST_OBJS) $(GPU_GTEST) -lcublasLt -o $@
+	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@
 
 define operations_test
 $(BUILD)/%/$(1): dev/test/$(1).cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
@@ -219,7 +233,7 @@ endef
 $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 
 $(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_OBJS) -lcublasLt -o $@
+	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
 $(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@

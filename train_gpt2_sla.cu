@@ -8,8 +8,8 @@
 //
 // B: sequences in a micro-batch, T: positions, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
-#include <unistd.h>                // isatty
-#include <algorithm>               // std::max, std::min
+#include <unistd.h>                // isatty, sleep
+#include <algorithm>               // std::copy_n, std::max, std::min
 #include <array>                   // std::array
 #include <cctype>                  // iscntrl
 #include <chrono>                  // std::chrono::steady_clock
@@ -27,6 +27,7 @@
 #include "llmc/config.h"           // ModelConfig
 #include "llmc/config_json.h"      // read_config_json
 #include "llmc/dataloader.h"       // DataLoader
+#include "llmc/dist.h"             // Ranks, join_ranks, leave_ranks
 #include "llmc/durable_file.h"     // make_folders, write_file_durably
 #include "llmc/error.h"            // UserError, user_error, CHECK
 #include "llmc/flops.h"            // flops_per_token
@@ -35,7 +36,7 @@
 #include "llmc/model_io.h"         // ModelLayout
 #include "llmc/operations.h"       // matmul_forward, attention_forward, adamw_update, device_malloc, ...
 #include "llmc/options.h"          // TrainOptions, parse_options
-#include "llmc/parameters.h"       // ParameterTable, ParameterChunk, Params, LayerParams
+#include "llmc/parameters.h"       // ParameterTable, ParameterBucket, ParameterChunk, Slices, Params, LayerParams
 #include "llmc/precision.h"        // floatX
 #include "llmc/random.h"           // random_normal, random_uniform
 #include "llmc/sampler.h"          // sample_token
@@ -99,9 +100,9 @@ struct GPT2 {
 
   ParameterTable parameters;
   floatX* weight_memory = nullptr;                 // (parameters)
-  float* master_memory = nullptr;                  // (parameters): the weights in full precision; weight_memory if that is float
+  float* master_memory = nullptr;                  // (state): the weights in full precision; weight_memory if that is float
   float* grad_memory = nullptr;                    // (parameters)
-  float *m_memory = nullptr, *v_memory = nullptr;  // (parameters): AdamW's moments
+  float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
   Params<floatX> weights;
   Params<float> grads;
   DeviceArray<ParameterChunk> chunks;
@@ -114,19 +115,23 @@ struct GPT2 {
   std::vector<AttentionTable<floatX>> attention_tables;  // (L)
   RecordedWork<int, int, float> forward_backward;        // of gpt2_forward_backward with B, T, dloss
   HostArray<StepSums> host_sums;                         // (1): where gpt2_read_sums reads them to
+  Collectives collectives;                               // of the ranks that train together
 
   GPT2() = default;
   GPT2(const GPT2&) = delete;
   GPT2& operator=(const GPT2&) = delete;
   ~GPT2() {
     device_free(weight_memory, weight_bytes());
-    if (has_master_weights) device_free(master_memory, parameters.layout.bytes);
-    for (float* arena : {grad_memory, m_memory, v_memory}) device_free(arena, parameters.layout.bytes);
+    device_free(grad_memory, parameters.layout.bytes);
+    if (has_master_weights) device_free(master_memory, state_bytes());
+    for (float* arena : {m_memory, v_memory}) device_free(arena, state_bytes());
     device_free(activation_memory, activation_layout.bytes);
   }
 
   ModelLayout layout() const { return {config, plan, parameters}; }
   size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
+  // Of masters, and of each of the moments: of all parameters, or of this rank's slices.
+  size_t state_bytes() const { return parameters.layout.bytes / size_t(parameters.slices.count); }
   const TensorSpec& tensor(int index) const { return parameters.layout.tensors[size_t(index)]; }
   int num_tensors() const { return int(parameters.layout.tensors.size()); }
 };
@@ -197,8 +202,9 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
 }
 
 // Fixes the model's shape and lays out its memory, without allocating any of it. Throws UserError for a shape that the device's
-// kernels don't take.
-void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, int recompute = 0, bool keep_dead_kv = false) {
+// kernels don't take. `slices`: what of the optimizer state is here.
+void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, int recompute = 0, bool keep_dead_kv = false,
+               Slices slices = {}) {
   validate(config);
   CHECK(1 <= B && 1 <= T && T <= config.max_seq_len && 0 <= recompute && recompute <= 3);
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
@@ -208,7 +214,7 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, int recompu
   model.config = config;
   model.plan = make_kv_plan(config, keep_dead_kv);
   model.B = B, model.T = T, model.recompute = recompute;
-  model.parameters = make_parameter_table(config, model.plan);
+  model.parameters = make_parameter_table(config, model.plan, slices);
 
   // Chunks of equal size; rows are whole tiles, with zeros where the vocabulary ends.
   const int64_t rows = int64_t(B) * T;
@@ -218,9 +224,9 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, int recompu
   model.logit_rows = (rows + chunks - 1) / chunks;
 
   model.memory_groups = {{"weights", model.weight_bytes()}};
-  if (has_master_weights) model.memory_groups.push_back({"master weights", model.parameters.layout.bytes});
+  if (has_master_weights) model.memory_groups.push_back({"master weights", model.state_bytes()});
   model.memory_groups.push_back({"gradients", model.parameters.layout.bytes});
-  model.memory_groups.push_back({"AdamW moments", 2 * model.parameters.layout.bytes});
+  model.memory_groups.push_back({"AdamW moments", 2 * model.state_bytes()});
   if (device_workspace_bytes() > 0) model.memory_groups.push_back({"workspaces", device_workspace_bytes()});
   model.activation_layout = ArenaLayout();
   for_each_activation(model, model.acts, [&](const char* group, const char* name, auto*& pointer,
@@ -286,17 +292,22 @@ void gpt2_allocate(GPT2& model) {
     layout.forbid_gaps(arena);
     return arena;
   };
+  auto state_arena = [&] {
+    float* arena = static_cast<float*>(device_malloc(model.state_bytes()));
+    forbid_gaps_of_state(model.parameters, arena);
+    return arena;
+  };
   if constexpr (has_master_weights) {
     model.weight_memory = static_cast<floatX*>(device_malloc(model.weight_bytes()));
     layout.forbid_gaps(model.weight_memory, sizeof(float) / sizeof(floatX));
-    model.master_memory = float_arena();
+    model.master_memory = state_arena();
   } else {
     model.master_memory = float_arena();
     model.weight_memory = reinterpret_cast<floatX*>(model.master_memory);  // they are floats
   }
   model.grad_memory = float_arena();
-  model.m_memory = float_arena();
-  model.v_memory = float_arena();
+  model.m_memory = state_arena();
+  model.v_memory = state_arena();
   model.weights = parameter_pointers(model.config, model.parameters, model.weight_memory);
   model.grads = parameter_pointers(model.config, model.parameters, model.grad_memory);
   model.chunks = DeviceArray<ParameterChunk>(parameter_chunks(model.parameters));
@@ -317,27 +328,28 @@ void gpt2_allocate(GPT2& model) {
   for (int l = 0; l < model.config.num_layers; l++) model.attention_tables.push_back(make_attention_table(model, l));
 }
 
-// Functions for the readers and writers of files: a tensor of a float arena, to and from host memory.
+// Functions for the readers and writers of files: a tensor of a float arena of all parameters, to host memory.
 FetchTensor fetch_from(const GPT2& model, const float* arena) {
   return [&model, arena](int index, float* values) {
     copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
   };
 }
+// And back: what of a tensor belongs into an arena of masters or moments.
 StoreTensor store_to(const GPT2& model, float* arena) {
   return [&model, arena](int index, const float* values) {
-    copy_to_device(arena + model.tensor(index).element_offset(), values, model.tensor(index).bytes());
+    const OwnedPart part = owned_part(model.parameters, model.parameters.specs[size_t(index)]);
+    if (part.count == 0) return;
+    copy_to_device(arena + part.state, values + (part.begin - model.tensor(index).element_offset()), size_t(part.count) * sizeof(float));
   };
 }
 
-// Likewise for the weights: what is stored are the masters, and what the kernels read is rounded from them.
+// Likewise for the weights: all of what the kernels read, which is rounded from the masters, and those.
 StoreTensor store_weights(GPT2& model) {
   return [&model](int index, const float* values) {
     const TensorSpec& tensor = model.tensor(index);
-    store_to(model, model.master_memory)(index, values);
-    if constexpr (has_master_weights) {
-      std::vector<floatX> rounded(values, values + tensor.num_elements());
-      copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
-    }
+    const std::vector<floatX> rounded(values, values + tensor.num_elements());
+    copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
+    if (has_master_weights) store_to(model, model.master_memory)(index, values);
   };
 }
 
@@ -521,8 +533,19 @@ void recompute_layer(GPT2& model, int l, const AttentionShape& s) {
   if (model.recompute >= 1) gelu_forward(a.fch_gelu, a.fch, N * 4 * C);
 }
 
-// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dbranch holds the gradient of lnf.
-void gpt2_backward(GPT2& model, int B, int T) {
+// Begins the sum of a bucket's gradients over the ranks, beside the operations that follow: each rank will have that of its slice, or
+// with one slice of all.
+void gpt2_sum_over_ranks(GPT2& model, size_t index) {
+  const ParameterBucket& bucket = model.parameters.buckets[index];
+  Collectives& c = model.collectives;
+  c.follow_operations();
+  if (model.parameters.slices.count > 1) c.reduce_scatter(model.grad_memory + bucket.begin, bucket.count);
+  else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
+}
+
+// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dbranch holds the gradient of lnf. With `sum_over_ranks`
+// a bucket's gradients are summed as soon as they are complete.
+void gpt2_backward(GPT2& model, int B, int T, bool sum_over_ranks = false) {
   const ModelConfig& c = model.config;
   const int64_t C = c.channels, N = int64_t(B) * T;
   const AttentionShape shape = {B, T, c.num_heads, c.head_size(), 0};
@@ -531,6 +554,8 @@ void gpt2_backward(GPT2& model, int B, int T) {
   device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));
   layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dbranch, a.layers.back().residual3, a.lnf_mean,
                      a.lnf_rstd, model.weights.lnfw, N, C);
+  const size_t final_bucket = model.parameters.buckets.size() - 1;
+  if (sum_over_ranks) gpt2_sum_over_ranks(model, final_bucket);
 
   for (int l = c.num_layers - 1; l >= 0; l--) {
     const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
@@ -549,28 +574,48 @@ void gpt2_backward(GPT2& model, int B, int T) {
     attention_backward(a.dqkv, QKV, a.delta, a.dbranch, s.att, s.lse, s.q, s.q_stride, model.attention_tables[size_t(l)], shape);
     matmul_backward(a.dbranch, g.qkvw, g.qkvb, a.dqkv, s.ln1, p.qkvw, N, C, QKV);
     layernorm_backward(a.dresidual, g.ln1w, g.ln1b, a.dbranch, residual, s.ln1_mean, s.ln1_rstd, p.ln1w, N, C);
+    if (sum_over_ranks) gpt2_sum_over_ranks(model, size_t(l) + 1);
   }
   embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C);
+  if (sum_over_ranks) gpt2_sum_over_ranks(model, 0);
 }
 
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
 // What is computed on the micro-batch in acts.tokens and acts.targets: acts.sums->loss += its mean loss, grads += the gradients of
 // dloss * sum(losses).
-void gpt2_forward_backward(GPT2& model, int B, int T, float dloss) {
+void gpt2_forward_backward(GPT2& model, int B, int T, float dloss, bool sum_over_ranks = false) {
   gpt2_forward(model, B, T);
   gpt2_loss(model, B, T, /*backward=*/true, dloss);
-  gpt2_backward(model, B, T);
+  gpt2_backward(model, B, T, sum_over_ranks);
 }
 
-// One micro-batch of an update that averages `grad_accum_steps` of them: acts.sums->loss and grads += as above. Waits for nothing:
-// inputs and targets (B, T) lie in host memory, and if it is a HostArray's they stay as they are until gpt2_read_sums has returned.
-void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t grad_accum_steps) {
+// One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.sums->loss and grads += as above. Waits
+// for nothing: inputs and targets (B, T) lie in host memory, and if it is a HostArray's they stay as they are until gpt2_read_sums has
+// returned. After a rank's last one gradients are summed over the ranks; that one is not recorded, because it takes two streams.
+void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches, bool last = true) {
   Activations& a = model.acts;
   const size_t count = num_tokens(model, B, T);
   upload({{a.tokens, a.tokens_to_come, inputs, count}, {a.targets, a.targets_to_come, targets, count}});
-  const float dloss = float(1.0 / (double(B) * T * double(grad_accum_steps)));
-  model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, b, t, d); }, B, T, dloss);
+  const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
+  if (last && model.collectives.size() > 1) gpt2_forward_backward(model, B, T, dloss, /*sum_over_ranks=*/true);
+  else model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, b, t, d); }, B, T, dloss);
+}
+
+// acts.sums->loss = its sum over ranks.
+void gpt2_sum_loss_over_ranks(GPT2& model) {
+  model.collectives.follow_operations();
+  model.collectives.all_reduce(&model.acts.sums->loss, 1);
+  model.collectives.precede_operations();
+}
+
+// acts.sums->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same step.
+void gpt2_share_stop_request(GPT2& model, bool asks) {
+  double& requests = model.acts.sums->stop_requests;
+  device_memset(&requests, asks ? 0x3f : 0, sizeof requests);  // eight bytes 0x3f are a small positive number
+  model.collectives.follow_operations();
+  model.collectives.all_reduce(&requests, 1);
+  model.collectives.precede_operations();
 }
 
 // ----------------------------------------------------------------------------
@@ -581,22 +626,57 @@ struct AdamWOptions {
   double grad_clip;  // 0: none
 };
 
-// acts.sums->grad_squares = the square of the gradients' global 2-norm.
+// acts.sums->grad_squares = the square of the gradients' 2-norm, of those in this rank's slices.
 void gpt2_square_grads(GPT2& model) {
   sum_of_squares(&model.acts.sums->grad_squares, model.grad_memory, model.chunks.data, int64_t(model.chunks.size));
 }
 
 // AdamW's update number `step`, from 1, with gradients clipped by their norm, but left as they are; weights of two or more
-// dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_sums tells. Waits for nothing.
+// dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_sums tells. Waits for nothing. Every rank takes the
+// same decision and has the same weights afterwards: acts.sums->loss becomes the sum over ranks before anything depends on it.
 void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   AdamWStep s;
   s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
   s.bias_correction1 = float(1 - std::pow(o.beta1, double(step)));
   s.bias_correction2 = float(1 - std::pow(o.beta2, double(step)));
   s.grad_clip = o.grad_clip, s.weight_decay = float(o.weight_decay);
+  Collectives& c = model.collectives;
+  const ParameterTable& table = model.parameters;
+  const bool has_slices = table.slices.count > 1;
+  c.precede_operations();  // the sums of the gradients
   gpt2_square_grads(model);
+  gpt2_sum_loss_over_ranks(model);
+  if (has_slices) {
+    c.follow_operations();
+    c.all_reduce(&model.acts.sums->grad_squares, 1);
+    c.precede_operations();
+  }
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s, model.acts.sums);
+  if (!has_slices) return;
+  c.follow_operations();
+  for (const ParameterBucket& bucket : table.buckets) {
+    floatX* weights = model.weight_memory + bucket.begin;
+    c.all_gather<floatX>(weights, weights + table.slices.index * (bucket.count / table.slices.count), bucket.count);
+  }
+  c.precede_operations();
+}
+
+// host (parameters) = an arena of masters or moments, on rank 0, for a checkpoint. Every rank calls it. Slices go by way of the gradients'
+// arena, whose contents nobody needs between two updates.
+void gpt2_gather_state(GPT2& model, const float* arena, float* host) {
+  const ParameterTable& table = model.parameters;
+  const bool is_whole = table.slices.count == 1 || (arena == model.master_memory && !has_master_weights);
+  if (!is_whole) {
+    Collectives& c = model.collectives;
+    c.follow_operations();
+    for (const ParameterBucket& bucket : table.buckets)
+      c.all_gather<float>(model.grad_memory + bucket.begin, arena + bucket.begin / table.slices.count, bucket.count);
+    c.precede_operations();
+    arena = model.grad_memory;
+  }
+  if (model.collectives.rank() != 0) return;
+  for (int i = 0; i < model.num_tensors(); i++) fetch_from(model, arena)(i, host + model.tensor(i).element_offset());
 }
 
 // ----------------------------------------------------------------------------
@@ -662,10 +742,10 @@ size_t logits_bytes(const GPT2& model) { return model.memory_groups.back().bytes
 
 // The largest micro-batch of T tokens a sequence whose plan takes at most `available` bytes; 0 if one sequence is too many. Asks
 // gpt2_plan, not an estimate: chunks of logits are of equal size, so their bytes go up and down from one B to the next.
-int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool keep_dead_kv, size_t available) {
+int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool keep_dead_kv, size_t available, Slices slices = {}) {
   auto fits = [&](int B, bool with_logits) {
     GPT2 model;
-    gpt2_plan(model, config, B, T, recompute, keep_dead_kv);
+    gpt2_plan(model, config, B, T, recompute, keep_dead_kv, slices);
     return gpt2_bytes(model) - (with_logits ? 0 : logits_bytes(model)) <= available;
   };
   constexpr int most = 1 << 30;
@@ -698,7 +778,8 @@ void print_memory_plan(const GPT2& model, size_t host_bytes = 0) {
   const bool keeps_dead_kv = model.parameters.num_parameters == model.parameters.num_parameters_full;
   printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
          bytes_text(double(model.activation_layout.bytes - logits_bytes(model)) / model.B).c_str(),
-         largest_micro_batch(model.config, model.T, model.recompute, keeps_dead_kv, available - std::min(available, beside)));
+         largest_micro_batch(model.config, model.T, model.recompute, keeps_dead_kv, available - std::min(available, beside),
+                             model.parameters.slices));
   if (total > available)
     user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s", bytes_text(double(total - available)).c_str(),
                model.recompute < 3 ? ", or recompute more (-r 3)" : "");
@@ -714,13 +795,15 @@ double seconds_now() {
 // A run: what the options describe, loaded and ready.
 struct Run {
   TrainOptions options;
+  Ranks ranks;
   GPT2 model;
   std::unique_ptr<DataLoader> train, val;
   Schedule schedule;
   RunLog log;
   int B = 0, T = 0;
-  int64_t grad_accum_steps = 1, step = 0, steps = 0;  // done, and to do in all
-  int64_t skipped_steps = 0, bad_steps_in_row = 0;    // of those done: without an update, and the last ones without
+  int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
+  int64_t step = 0, steps = 0;                      // done, and to do in all
+  int64_t skipped_steps = 0, bad_steps_in_row = 0;  // of those done: without an update, and the last ones without
   double gemm_peak = 0;                               // FLOP/s
   HostArray<int> inputs, targets;                     // (grad_accum_steps, B, T): a step's, so that none waits for another
   // progress
@@ -732,6 +815,8 @@ struct Run {
   bool save_failed = false;          // the last one told of
   HostArray<float> checkpoint_copy;  // (3, parameters' arena): weights, m and v; while a checkpoint is written, the writer's
   BackgroundWriter writer;           // gone before anything that it reads
+
+  int64_t num_micro_batches() const { return grad_accum_steps * ranks.size; }  // in an update
 };
 
 // The checkpoint that the options ask to go on from, every byte of which has been verified; "" for a run that starts anew.
@@ -778,10 +863,11 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   if (run.T > config.max_seq_len)
     user_error("-t %d, but the model has %d positions; take a shorter length%s", run.T, config.max_seq_len,
                from_folder ? "" : ", or more positions (--max-seq-len)");
-  const int64_t micro_tokens = int64_t(run.B) * run.T, total_batch = o.total_batch.value_or(micro_tokens);
+  const int64_t micro_tokens = int64_t(run.B) * run.T * run.ranks.size, total_batch = o.total_batch.value_or(micro_tokens);
   if (total_batch % micro_tokens != 0)
-    user_error("-d %lld is not a multiple of B * T = %d * %d = %lld tokens; take one that is", (long long)total_batch, run.B,
-               run.T, (long long)micro_tokens);
+    user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is", (long long)total_batch,
+               run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
+               run.ranks.size > 1 ? format(" * %d", run.ranks.size).c_str() : "", (long long)micro_tokens);
   if (o.sample_every > 0 && o.sample_length > run.T)
     user_error("-g %lld: a sample can be at most T = %d tokens long", (long long)o.sample_length, run.T);
   run.grad_accum_steps = total_batch / micro_tokens;
@@ -793,9 +879,10 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
       user_error("-j %s: has %lld windows of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
                  o.val_data.c_str(), (long long)run.val->num_windows, run.T, run.B);
   }
-  run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_windows / (run.B * run.grad_accum_steps)));
+  run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_windows / (run.B * run.num_micro_batches())));
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
-  gpt2_plan(run.model, config, run.B, run.T, o.recompute, o.keep_dead_kv);
+  const Slices slices = o.zero == 1 ? Slices{run.ranks.rank, run.ranks.size} : Slices{};
+  gpt2_plan(run.model, config, run.B, run.T, o.recompute, o.keep_dead_kv, slices);
   if (o.tf32) gemm_allow_tf32();
 }
 
@@ -804,7 +891,7 @@ void allocate(Run& run) {
   gpt2_allocate(run.model);
   run.inputs = HostArray<int>(step_tokens);
   run.targets = HostArray<int>(step_tokens);
-  if (!run.options.out.empty()) run.checkpoint_copy = HostArray<float>(checkpoint_copy_bytes(run.model) / sizeof(float));
+  if (!run.options.out.empty() && run.ranks.rank == 0) run.checkpoint_copy = HostArray<float>(checkpoint_copy_bytes(run.model) / sizeof(float));
 }
 
 RunState run_state(const Run& run) {
@@ -842,7 +929,7 @@ void load_or_init_weights(Run& run, bool from_folder, const std::string& checkpo
 
 void open_output(Run& run, const std::string& checkpoint) {
   const TrainOptions& o = run.options;
-  if (o.out.empty()) return;
+  if (o.out.empty() || run.ranks.rank > 0) return;
   make_folders(o.out);
   remove_unfinished_checkpoints(o.out);
   if (!checkpoint.empty()) {
@@ -866,6 +953,8 @@ void open_output(Run& run, const std::string& checkpoint) {
                         {"micro_batch", int64_t(run.B)},
                         {"seq_len", int64_t(run.T)},
                         {"grad_accum_steps", run.grad_accum_steps},
+                        {"ranks", int64_t(run.ranks.size)},
+                        {"zero", int64_t(o.zero)},
                         {"steps", run.steps},
                         {"schedule", o.schedule},
                         {"learning_rate", o.learning_rate},
@@ -894,18 +983,19 @@ void print_line(const char* fmt, Args... args) {
   fflush(stdout);
 }
 
-// The mean loss of the first -m micro-batches of the validation data, always the same ones.
+// The mean loss of the first -m micro-batches of the validation data, always the same ones, which ranks deal out among themselves.
 void validate_model(Run& run) {
   const double start = seconds_now();
   const int64_t all = run.val->num_windows / run.B;
   const int64_t batches = run.options.val_batches > 0 ? std::min(run.options.val_batches, all) : all;
   std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
   gpt2_zero_loss(run.model);
-  for (int64_t i = 0; i < batches; i++) {
+  for (int64_t i = run.ranks.rank; i < batches; i += run.ranks.size) {
     run.val->load_windows(i * run.B, run.B, inputs.data(), targets.data());
     gpt2_forward(run.model, inputs.data(), run.B, run.T);
     gpt2_loss(run.model, targets.data(), run.B, run.T);
   }
+  gpt2_sum_loss_over_ranks(run.model);
   const double loss = gpt2_read_sums(run.model).loss / double(batches);
   run.log.write({{"step", run.step}, {"val_loss", loss}});
   print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step,
@@ -946,20 +1036,19 @@ void report_saved(Run& run, bool wait) {
   fprintf(stderr, "error: %s; earlier checkpoints are as they were\n", saved->error.c_str());
 }
 
-// Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest goes on beside training.
+// Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest goes on beside training. Every rank
+// gives its slices, and rank 0 writes all of it.
 void save_checkpoint(Run& run) {
   const double start = seconds_now();
   report_saved(run, /*wait=*/true);
-  const GPT2& model = run.model;
+  GPT2& model = run.model;
   const size_t arena_size = run.checkpoint_copy.size / 3;
   float *weights = run.checkpoint_copy.data, *m = weights + arena_size, *v = m + arena_size;
-  auto copy = [&](float* host, const float* arena) {
-    for (int i = 0; i < model.num_tensors(); i++) fetch_from(model, arena)(i, host + model.tensor(i).element_offset());
-  };
-  copy(weights, model.master_memory);
-  copy(m, model.m_memory);
-  copy(v, model.v_memory);
+  gpt2_gather_state(model, model.master_memory, weights);
+  gpt2_gather_state(model, model.m_memory, m);
+  gpt2_gather_state(model, model.v_memory, v);
   run.stall_seconds = seconds_now() - start;
+  if (run.ranks.rank > 0) return;
 
   auto fetch_copied = [&model](const float* host) -> FetchTensor {
     return [&model, host](int i, float* values) { memcpy(values, host + model.tensor(i).element_offset(), model.tensor(i).bytes()); };
@@ -975,6 +1064,7 @@ void save_checkpoint(Run& run) {
 struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
   bool skipped;
+  bool stop_requested;  // of some rank, when it queued the step's update
 };
 
 // One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is queued.
@@ -989,13 +1079,15 @@ StepResult train_step(Run& run) {
   gpt2_zero_loss(run.model);
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
     int *inputs = run.inputs.data + i * run.B * run.T, *targets = run.targets.data + i * run.B * run.T;
-    run.train->next_batch(inputs, targets, run.B);
-    gpt2_micro_step(run.model, inputs, targets, run.B, run.T, run.grad_accum_steps);
+    run.train->next_batch(inputs, targets, run.B, run.ranks.rank, run.ranks.size);
+    gpt2_micro_step(run.model, inputs, targets, run.B, run.T, run.num_micro_batches(), i + 1 == run.grad_accum_steps);
   }
+  gpt2_share_stop_request(run.model, stop_signal() != 0);
   gpt2_update(run.model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
   const StepSums sums = gpt2_read_sums(run.model);
-  result.loss = sums.loss / double(run.grad_accum_steps);
+  result.loss = sums.loss / double(run.num_micro_batches());
   result.grad_norm = std::sqrt(sums.grad_squares);
+  result.stop_requested = sums.stop_requests > 0;
   result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
   run.step++;
   run.skipped_steps += result.skipped;
@@ -1006,7 +1098,7 @@ StepResult train_step(Run& run) {
 
 // On a terminal steps overwrite each other, and one stays every few seconds; elsewhere each has its line.
 void report_step(Run& run, const StepResult& r) {
-  const double tokens = double(run.B) * run.T * double(run.grad_accum_steps), rate = tokens / r.seconds;
+  const double tokens = double(run.B) * run.T * double(run.num_micro_batches()), rate = tokens / r.seconds;
   run.log.write({{"step", run.step},
                  {"loss", r.loss},
                  {"grad_norm", r.grad_norm},
@@ -1015,7 +1107,7 @@ void report_step(Run& run, const StepResult& r) {
                  {"tokens_per_second", rate}});
   if (r.skipped) run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
   run.training_seconds += r.seconds;
-  const double share = rate * flops_per_token(run.model.config, run.model.plan, run.T) / run.gemm_peak;
+  const double share = rate * flops_per_token(run.model.config, run.model.plan, run.T) / (run.gemm_peak * run.ranks.size);
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
   std::string line = format("step %lld/%lld | loss %.5f | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM peak | "
                             "%.0f%%, %s left", (long long)run.step, (long long)run.steps, r.loss, r.grad_norm,
@@ -1035,11 +1127,17 @@ bool due(const Run& run, int64_t every) {
   return every > 0 && (run.step % every == 0 || run.step == run.steps);
 }
 
+// A process alone hears of a signal at any time; ranks go by what they told each other in the step.
+bool must_stop(const Run& run, const StepResult& step) {
+  return step.stop_requested || (run.ranks.size == 1 && stop_signal() != 0);
+}
+
 void train(Run& run) {
   const TrainOptions& o = run.options;
   run.first_step = run.step;
   if (run.step == 0 && run.val && o.val_every > 0) validate_model(run);
-  if (run.step == run.steps && o.sample_every > 0) print_sample(run);  // nothing to train: -x 0, or a finished run resumed
+  const bool samples = run.ranks.rank == 0;  // all ranks have the same weights
+  if (samples && run.step == run.steps && o.sample_every > 0) print_sample(run);  // nothing to train: -x 0, or a finished run resumed
   for (bool stopping = false; run.step < run.steps && !stopping;) {
     const StepResult result = train_step(run);
     report_step(run, result);
@@ -1047,10 +1145,10 @@ void train(Run& run) {
       user_error("step %lld: the loss is %g and the gradient's norm %g; %lld such steps in a row were skipped, and training stops before "
                  "the weights take harm (--max-bad-steps); go on from an earlier checkpoint (--resume-from), or try a lower learning "
                  "rate (-l) or more warm-up (-u)", (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
-    stopping = stop_signal() != 0;
+    stopping = must_stop(run, result);
     if (run.val && due(run, o.val_every) && !stopping) validate_model(run);
-    if (due(run, o.sample_every) && !stopping) print_sample(run);
-    stopping = stop_signal() != 0;
+    if (samples && due(run, o.sample_every) && !stopping) print_sample(run);
+    stopping = must_stop(run, result);
     // Amid bad steps only what is left behind is saved: these weights may be what is wrong, and the older ones needed.
     const bool due_now = due(run, o.checkpoint_every) && !result.skipped;
     if (!o.out.empty() && (run.step == run.steps || stopping || due_now)) save_checkpoint(run);
@@ -1064,22 +1162,27 @@ void finish_output(Run& run) {
   run.log.finish();
 }
 
-int run_trainer(int argc, char** argv) {
+// `ranks`: who this process turns out to be, for whoever tells what went wrong.
+int run_trainer(int argc, char** argv, Ranks& ranks) {
   Run run;
   if (!parse_options(argc, argv, run.options)) return 0;
+  run.ranks = ranks = join_ranks(run.options.ranks);
+  if (ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr) user_error("cannot open /dev/null");  // rank 0 speaks for all
   bool from_folder = false;
   std::string checkpoint;
   check_and_plan(run, from_folder, checkpoint);
+  run.model.collectives.meet(ranks);  // so that nobody writes before everybody has looked
   print_model(run.model);
   print_memory_plan(run.model, run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model));
   allocate(run);
   load_or_init_weights(run, from_folder, checkpoint);
   open_output(run, checkpoint);
 
-  run.gemm_peak = gemm_peak(0.3);
+  if (ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);
   printf("data: %lld training tokens", (long long)run.train->shards.num_tokens);
   if (run.val) printf(", %lld validation tokens", (long long)run.val->shards.num_tokens);
-  printf("; each update: %lld micro-batches of %d x %d tokens\n", (long long)run.grad_accum_steps, run.B, run.T);
+  printf("; each update: %lld micro-batches of %d x %d tokens%s\n", (long long)run.grad_accum_steps, run.B, run.T,
+         ranks.size > 1 ? format(" on each of %d ranks", ranks.size).c_str() : "");
   printf("GEMM peak measured: %.0f GFLOP/s in %s\n", run.gemm_peak * 1e-9, precision_name);
   if (!checkpoint.empty()) printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
 
@@ -1096,11 +1199,13 @@ int run_trainer(int argc, char** argv) {
     throw;
   }
   finish_output(run);
+  run.model.collectives.leave();
+  leave_ranks(ranks);
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y goes on\n", signal_name(stop_signal()), (long long)run.step,
                (long long)run.steps);
-    return 128 + stop_signal();
+    return 128 + (stop_signal() != 0 ? stop_signal() : SIGTERM);  // where only another rank had one
   }
   print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step),
              time_text(seconds_now() - start).c_str(), time_text(run.training_seconds).c_str());
@@ -1109,11 +1214,14 @@ int run_trainer(int argc, char** argv) {
 
 #ifndef SLA_NO_MAIN
 int main(int argc, char** argv) {
+  Ranks ranks;
   try {
-    return run_trainer(argc, argv);
+    return run_trainer(argc, argv, ranks);
   } catch (const UserError& e) {
     fflush(stdout);
-    fprintf(stderr, "error: %s\n", e.what());
+    // Most errors meet every rank. Those of the others are told only if rank 0's does not end the job first.
+    if (ranks.rank > 0) sleep(2);
+    fprintf(stderr, "error: %s%s\n", ranks.rank > 0 ? format("rank %d: ", ranks.rank).c_str() : "", e.what());
     return 1;
   }
 }

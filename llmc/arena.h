@@ -38,6 +38,9 @@ struct ArenaLayout {
     return int(tensors.size()) - 1;
   }
 
+  // The next tensor begins, or the arena ends, at a multiple of `multiple` bytes, itself one of `alignment`.
+  void pad_to(size_t multiple) { bytes = (bytes + multiple - 1) / multiple * multiple; }
+
   // In a build that checks bounds: nothing may touch the bytes between the tensors of an arena with this layout. `shrink` is 2 for
   // an arena of bf16 whose tensors begin at the same elements as those of a layout of floats.
   void forbid_gaps(const void* arena, size_t shrink = 1) const {

@@ -212,8 +212,8 @@ inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64
 }
 
 // Reads windows in the order of their numbers. Number w belongs to epoch w / num_windows; unshuffled it is window w %
-// num_windows (with one file, row b of micro-batch s so begins at token (s*B + b)*T), shuffled every epoch has
-// another order.
+// num_windows (with one file, row b of micro-batch s of rank r of N so begins at token ((s*N + r)*B + b)*T), shuffled every
+// epoch has another order.
 struct DataLoader {
   TokenShards shards;
   int T;                    // tokens in a window
@@ -253,10 +253,11 @@ struct DataLoader {
     }
   }
 
-  // inputs, targets (B, T) = the next B windows; moves the position behind them.
-  void next_batch(int* inputs, int* targets, int B) {
-    load_windows(next_window, B, inputs, targets);
-    next_window += B;
+  // inputs, targets (B, T) = rank's part of the next micro-batch of all ranks, whose B windows each follow each other; moves the
+  // position behind all of them, so that it is the same on every rank.
+  void next_batch(int* inputs, int* targets, int B, int rank = 0, int ranks = 1) {
+    load_windows(next_window + int64_t(rank) * B, B, inputs, targets);
+    next_window += int64_t(ranks) * B;
   }
 
  private:

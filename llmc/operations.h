@@ -19,3 +19,8 @@
 #include "cuda/matmul.h"
 #include "cuda/optimizer.h"
 #endif
+#if defined(SLA_NCCL) && !defined(SLA_CPU)
+#include "cuda/collectives.h" // Collectives
+#else
+#include "no_collectives.h"   // the same, of a process alone
+#endif

@@ -64,6 +64,17 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("--eps", o.eps, "AdamW's epsilon")->group(optimizer);
   app.add_option("--seed", o.seed, "seed of initial weights, shuffling and samples")->group(optimizer);
 
+  const char* ranks = "Ranks (mpirun -np N, or --rendezvous)";
+  app.add_option("--zero", o.zero, "of several ranks: 1: each keeps the optimizer state of a slice of every layer (ZeRO-1); 0: of all "
+                 "parameters")->group(ranks);
+  app.add_option("--rendezvous", o.ranks.rendezvous, "where ranks meet without MPI: file:PATH that all can write, new for each job, or "
+                 "tcp:HOST:PORT of rank 0")->configurable(false)->group(ranks);
+  app.add_option("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: SLURM_PROCID")
+      ->configurable(false)->group(ranks);
+  app.add_option("--ranks", o.ranks.ranks, "with --rendezvous: how many there are; default: SLURM_NTASKS")->configurable(false)->group(ranks);
+  app.add_option("--local-rank", o.ranks.local_rank, "with --rendezvous: which GPU of this machine to use; default: SLURM_LOCALID, or 0")
+      ->configurable(false)->group(ranks);
+
   const char* output = "Output";
   app.add_option("-o,--out", o.out, "folder for log.jsonl, config.toml and checkpoints; none: nothing is written")->group(output);
   app.add_option("-v,--val-every", o.val_every,
@@ -97,6 +108,7 @@ static void check_options(const TrainOptions& o) {
   if (o.seq_len) at_least("-t", *o.seq_len, 1);
   if (o.total_batch) at_least("-d", *o.total_batch, 1);
   between("-r", o.recompute, 0, 3);
+  between("--zero", o.zero, 0, 1);
   if (o.steps) at_least("-x", *o.steps, 0);
   at_least("-u", o.warmup_steps, 0);
   at_least("-v", o.val_every, 0);

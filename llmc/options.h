@@ -4,6 +4,7 @@
 #include <optional>  // std::optional
 #include <string>    // std::string
 #include "config.h"  // ModelConfig
+#include "dist.h"    // RankOptions
 
 struct TrainOptions {
   // data
@@ -27,6 +28,9 @@ struct TrainOptions {
   double grad_clip = 1.0;
   int64_t warmup_steps = 0, max_bad_steps = 10;
   int64_t seed = 1337;
+  // ranks
+  RankOptions ranks;
+  int zero = 1;
   // what is written, and when
   std::string out;
   int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;

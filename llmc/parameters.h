@@ -1,6 +1,6 @@
 // Which parameters a model has, where they lie in the arena, and how they map to the tensors of a GPT-2 file.
 #pragma once
-#include <algorithm>  // std::min
+#include <algorithm>  // std::max, std::min
 #include <cmath>      // std::sqrt
 #include <string>     // std::string
 #include <vector>     // std::vector
@@ -38,10 +38,24 @@ struct ParameterSpec {
   bool decay;                       // weight decay applies: two or more dimensions
   bool is_weight;                   // drawn from a normal at initialisation; else LayerNorm weights (1) and biases (0)
   double init_std;
+  int bucket = 0;                   // index into ParameterTable::buckets
+};
+
+// Neighbours in the arena whose gradients are complete at the same moment: the embeddings, each layer, the final LayerNorm. What ranks
+// sum and share in one piece, gaps between tensors included. In elements of the float arenas.
+struct ParameterBucket {
+  int64_t begin, count;
+};
+
+// Which of `count` equal parts of every bucket has its optimizer state in this process: part `index`. With one part, all of it.
+struct Slices {
+  int index = 0, count = 1;
 };
 
 struct ParameterTable {
   ArenaLayout layout;
+  std::vector<ParameterBucket> buckets;  // embeddings, layer 0, layer 1, ..., final LayerNorm
+  Slices slices;                         // buckets end where they can be cut into that many slices of whole 256 bytes
   std::vector<ParameterSpec> specs;   // in the order of the layout: layer by layer, so that a layer is one contiguous bucket
   int64_t num_parameters = 0;         // what is trained
   int64_t num_parameters_full = 0;    // what the model would have with dead K/V rows
@@ -50,7 +64,8 @@ struct ParameterTable {
 // A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over. Indices
 // count elements of the float arenas.
 struct ParameterChunk {
-  int64_t begin;  // a multiple of 64
+  int64_t begin;  // of weights and gradients; a multiple of 64
+  int64_t state;  // of masters and moments, likewise: where their arenas hold only this process's slices it is another place
   int count;      // at most parameter_chunk_size
   int decays;     // weight decay applies
 };
@@ -65,8 +80,9 @@ inline int64_t qkv_rows(const ModelConfig& c, const KVPlan& plan, int layer) {
 
 // GPT-2's parameters, in the arena's order. The layout is that of float arenas; in one of another type a tensor begins at the same
 // element.
-inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& plan) {
+inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& plan, Slices slices = {}) {
   ParameterTable table;
+  table.slices = slices;
   const int64_t C = c.channels;
   // GPT-2's initialisation: normal(0, 0.02), the projections into the residual stream scaled by 1/sqrt(2L).
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
@@ -74,6 +90,7 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
   auto add = [&](std::string name, std::vector<int64_t> shape, ParameterSpec spec, int64_t tail_elements = 0) {
     spec.tensor = table.layout.add(std::move(name), shape, sizeof(float), tail_elements);
     spec.decay = shape.size() >= 2;
+    spec.bucket = int(table.buckets.size());
     if (spec.file_shape.empty()) spec.file_shape = std::move(shape);
     table.specs.push_back(spec);
     table.num_parameters += table.layout.tensors.back().num_elements();
@@ -91,8 +108,15 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
     if (c.bias) add(name + ".bias", {out}, {0, {file_out}, qkv_layer, false, false, false, 0});
   };
 
+  auto end_bucket = [&] {
+    const int64_t begin = table.buckets.empty() ? 0 : table.buckets.back().begin + table.buckets.back().count;
+    table.layout.pad_to(size_t(slices.count) * ArenaLayout::alignment);
+    table.buckets.push_back({begin, int64_t(table.layout.bytes / sizeof(float)) - begin});
+  };
+
   embedding("wte.weight", c.vocab_size, padded_vocab_size(c) - c.vocab_size);
   embedding("wpe.weight", c.max_seq_len, 0);
+  end_bucket();
   for (int l = 0; l < c.num_layers; l++) {
     std::string h = "h." + std::to_string(l) + ".";
     layernorm(h + "ln_1");
@@ -101,19 +125,48 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
     layernorm(h + "ln_2");
     linear(h + "mlp.c_fc", 4 * C, C, 4 * C, -1, weight_std);
     linear(h + "mlp.c_proj", C, 4 * C, C, -1, residual_std);
+    end_bucket();
   }
   layernorm("ln_f");
+  end_bucket();
   return table;
+}
+
+// What of a parameter lies in this process's slice of its bucket: `count` elements, 0 if none, from `begin` of the full arenas and from
+// `state` of those that hold slices alone, one bucket's after the other.
+struct OwnedPart {
+  int64_t begin, state, count;
+};
+inline OwnedPart owned_part(const ParameterTable& table, const ParameterSpec& spec) {
+  const TensorSpec& tensor = table.layout.tensors[size_t(spec.tensor)];
+  const ParameterBucket& bucket = table.buckets[size_t(spec.bucket)];
+  const int64_t slice = bucket.count / table.slices.count, first = bucket.begin + table.slices.index * slice;
+  const int64_t begin = std::max(first, tensor.element_offset());
+  const int64_t end = std::min(first + slice, tensor.element_offset() + tensor.num_elements());
+  return {begin, bucket.begin / table.slices.count + (begin - first), std::max<int64_t>(0, end - begin)};
 }
 
 inline std::vector<ParameterChunk> parameter_chunks(const ParameterTable& table) {
   std::vector<ParameterChunk> chunks;
   for (const ParameterSpec& spec : table.specs) {
-    const TensorSpec& tensor = table.layout.tensors[size_t(spec.tensor)];
-    for (int64_t i = 0; i < tensor.num_elements(); i += parameter_chunk_size)
-      chunks.push_back({tensor.element_offset() + i, int(std::min<int64_t>(parameter_chunk_size, tensor.num_elements() - i)), spec.decay});
+    const OwnedPart part = owned_part(table, spec);
+    for (int64_t i = 0; i < part.count; i += parameter_chunk_size)
+      chunks.push_back({part.begin + i, part.state + i, int(std::min<int64_t>(parameter_chunk_size, part.count - i)), spec.decay});
   }
   return chunks;
+}
+
+// In a build that checks bounds: nothing may touch what belongs to no parameter in an arena of masters or moments.
+inline void forbid_gaps_of_state(const ParameterTable& table, const float* arena) {
+  int64_t end = 0;
+  for (const ParameterSpec& spec : table.specs) {
+    const OwnedPart part = owned_part(table, spec);
+    if (guard_bytes == 0 || part.count == 0) continue;
+    forbid(arena + end, size_t(part.state - end) * sizeof(float));
+    end = part.state + part.count;
+  }
+  const int64_t all = int64_t(table.layout.bytes / sizeof(float)) / table.slices.count;
+  if (guard_bytes > 0) forbid(arena + end, size_t(all - end) * sizeof(float));
 }
 
 // The table's tensors as pointers into an arena that starts at `base`.

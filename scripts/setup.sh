@@ -26,6 +26,8 @@ for group in "$@"; do
     test)
       need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
       need libboost-context-dev "fibers, the threads of the emulated GPU" header boost/context/fiber.hpp
+      need libopenmpi-dev "MPI, by which ranks find each other and the emulated GPUs' NCCL runs" command -v mpicxx
+      need openmpi-bin "mpirun, which starts them" command -v mpirun
       ;;
     curl) need curl "downloads a corpus" command -v curl; need ca-certificates "checks whom it downloads from" test -e /etc/ssl/certs/ca-certificates.crt ;;
     gcide) lists=1 ;;  # apt-get download needs the package lists, and that is all

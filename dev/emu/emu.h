@@ -6,6 +6,7 @@
 //   tensor_core.cpp  what an mma, an ldmatrix and a cp.async do
 //   runtime.cpp      the runtime API: streams, events, copies, launches
 //   cublaslt.cpp     cuBLASLt on oneDNN's sgemm
+//   nccl.cpp         NCCL on MPI
 #pragma once
 #include <cstddef>         // size_t
 #include <cstdint>         // uint64_t

@@ -8,7 +8,7 @@
 #include <algorithm>      // std::find
 #include <chrono>         // std::chrono::steady_clock
 #include <cstdio>         // snprintf, sscanf
-#include <cstdlib>        // getenv, strtoull, free
+#include <cstdlib>        // getenv, strtoull, atoi, free
 #include <deque>          // std::deque
 #include <memory>         // std::shared_ptr
 #include <string>         // std::string
@@ -75,6 +75,7 @@ struct Runtime {
   std::unordered_map<const void*, Kernel> kernels;
   cudaError_t last_error = cudaSuccess;
   int major = 9, minor = 0;
+  int device = 0;  // which of the machine's this process uses
   Counters counters = {};
   std::thread::id host_thread = std::this_thread::get_id();
 
@@ -313,19 +314,28 @@ cudaError_t cudaGetLastError() {
 // Device
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  const char* processes = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");  // a machine has a GPU for each process that mpirun starts on it
+  *count = processes != nullptr ? max(1, atoi(processes)) : 1;
   return cudaSuccess;
 }
 
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  int count = 0;
+  cudaGetDeviceCount(&count);
+  if (device < 0 || device >= count) return failed(cudaErrorInvalidDevice);
+  if (device != runtime().device && (!runtime().streams.empty() || runtime().counters.bytes_allocated > 0))
+    fatal("cudaSetDevice(%d) after device %d was used; a process has one emulated GPU", device, runtime().device);
+  runtime().device = device;
+  return cudaSuccess;
+}
 
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = runtime().device;
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return failed(cudaErrorInvalidDevice);
+  if (device != runtime().device) return failed(cudaErrorInvalidDevice);
   *properties = {};
   snprintf(properties->name, sizeof properties->name, "emulated GPU");
   properties->major = runtime().major;

@@ -10,90 +10,17 @@
 #include <fstream>                // std::ifstream, std::ofstream
 #include <set>                    // std::set
 #include <tuple>                  // std::tuple
+#include "command_line.h"         // CommandLine, read_log, steps_of, shard_bytes
 #include "golden_case.h"          // GoldenCase, read_golden_case
 #include "llmc/random.h"          // random_words
 #include "llmc/safetensors.h"     // SafetensorsFile
 
-namespace fs = std::filesystem;
-using nlohmann::json;
-
-static const std::string trainer = "./train_gpt2_sla_cpu ";
 static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";
-
-static std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-static void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
-
-struct Outcome {
-  int exit_status;  // -1: killed by a signal
-  std::string out, err;
-};
-
-// Each test has a folder of its own; `in("x")` is a path in it.
-class CommandLine : public testing::Test {
- protected:
-  std::string folder;
-  void SetUp() override {
-    folder = (fs::temp_directory_path() / "gpt2_sla_cli_XXXXXX").string();
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  }
-  void TearDown() override { fs::remove_all(folder); }
-  std::string in(const std::string& name) const { return folder + "/" + name; }
-
-  Outcome run(const std::string& command) const {
-    int status = system(("{ " + command + "\n} >'" + in("stdout") + "' 2>'" + in("stderr") + "' </dev/null").c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in("stdout")), read_file(in("stderr"))};
-  }
-  // It must fail, say so on one line that holds each of `parts`, and leave no output folder behind.
-  void expect_error(const std::string& arguments, const std::vector<std::string>& parts) const {
-    const Outcome o = run(trainer + arguments + " -o " + in("never"));
-    EXPECT_EQ(o.exit_status, 1) << arguments;
-    EXPECT_EQ(o.err.compare(0, 7, "error: "), 0) << o.err;
-    EXPECT_EQ(o.err.find('\n'), o.err.size() - 1) << o.err;
-    for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
-    EXPECT_FALSE(fs::exists(in("never"))) << arguments;
-  }
-};
-
-static std::vector<json> read_log(const std::string& out) {
-  std::vector<json> lines;
-  std::ifstream file(out + "/log.jsonl");
-  for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
-  return lines;
-}
 
 static std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
   return names;
-}
-
-// The training steps, without what a clock says.
-static std::vector<json> steps_of(const std::vector<json>& log) {
-  std::vector<json> steps;
-  for (json line : log) {
-    if (!line.contains("loss")) continue;
-    line.erase("ms");
-    line.erase("tokens_per_second");
-    steps.push_back(line);
-  }
-  return steps;
-}
-
-// A shard of n byte tokens that repeat themselves enough to be learnt.
-static std::string shard_bytes(int n, uint16_t largest = 255) {
-  int32_t header[256] = {20240520, 1, n};
-  std::string bytes(reinterpret_cast<char*>(header), sizeof header);
-  for (int i = 0; i < n; i++) {
-    uint16_t token = uint16_t((i * i / 7 + i % 5) % (largest + 1));
-    bytes.append(reinterpret_cast<char*>(&token), 2);
-  }
-  return bytes;
 }
 
 static const char small_model[] =

@@ -251,6 +251,27 @@ TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
   }
 }
 
+TEST_F(Loader, RanksTakeTurnsAtTheMicroBatchesThatOneProcessWouldRead) {
+  const int B = 3, T = 7;
+  const std::string path = write_shard("a.bin", counting(1000));
+  for (bool shuffle : {false, true}) {
+    for (int ranks : {2, 5}) {
+      DataLoader alone(path, 1000, T, shuffle, 11);
+      std::vector<DataLoader> loaders;
+      for (int rank = 0; rank < ranks; rank++) loaders.emplace_back(path, 1000, T, shuffle, 11);
+      for (int s = 0; s < 20; s++) {  // beyond the first epoch
+        for (int rank = 0; rank < ranks; rank++) {
+          std::vector<int> expected(2 * B * T), batch(2 * B * T);
+          alone.next_batch(expected.data(), expected.data() + B * T, B);
+          loaders[size_t(rank)].next_batch(batch.data(), batch.data() + B * T, B, rank, ranks);
+          EXPECT_EQ(batch, expected) << "micro-batch " << s << " of rank " << rank;
+        }
+        for (const DataLoader& loader : loaders) EXPECT_EQ(loader.next_window, alone.next_window);
+      }
+    }
+  }
+}
+
 TEST_F(Loader, NoWindowCrossesAShardAndAShardWithoutRoomForOneIsPassedOver) {
   const int T = 4;
   write_shard("0.bin", counting(9, 0));     // windows at 0 and 4

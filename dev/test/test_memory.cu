@@ -86,6 +86,27 @@ TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
   }
 }
 
+TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMomentsAndTheAllocationsHaveToo) {
+  const ModelConfig config = shapes(64)[2].config;
+  GPT2 whole;
+  gpt2_plan(whole, config, 1, 64);
+  const double parameters = double(whole.parameters.num_parameters), states = has_master_weights ? 3 : 2;
+  double before = allocated();
+  gpt2_allocate(whole);
+  const double whole_bytes = allocated() - before;
+  for (int ranks : {2, 4, 7}) {
+    GPT2 slice;
+    gpt2_plan(slice, config, 1, 64, 0, false, {ranks - 1, ranks});
+    before = allocated();
+    gpt2_allocate(slice);
+    // Padding that lets buckets be cut into slices is what is beside the parameters.
+    const double saved = states * 4 * parameters * (1 - 1.0 / ranks), padding = 1.25;
+    EXPECT_NEAR((double(gpt2_bytes(whole)) - double(gpt2_bytes(slice))) / saved, 1, padding - 1) << ranks;
+    EXPECT_GT(whole_bytes - (allocated() - before), (2 - padding) * saved) << ranks;
+    EXPECT_LE(double(slice.state_bytes()) / (4 * parameters / ranks), padding) << ranks;
+  }
+}
+
 TEST(MemoryPlan, IsOfMemoryThatComesBack) {
   const double before = allocated();
   {

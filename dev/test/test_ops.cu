@@ -451,7 +451,7 @@ struct Arena {
   explicit Arena(const std::vector<int64_t>& sizes) {
     for (size_t tensor = 0; tensor < sizes.size(); tensor++) {
       for (int64_t i = 0; i < sizes[tensor]; i += parameter_chunk_size)
-        chunks.push_back({size + i, int(std::min<int64_t>(parameter_chunk_size, sizes[tensor] - i)), tensor % 2 == 0});
+        chunks.push_back({size + i, size + i, int(std::min<int64_t>(parameter_chunk_size, sizes[tensor] - i)), tensor % 2 == 0});
       size += sizes[tensor] / 64 * 64 + 64;
     }
   }
@@ -520,7 +520,7 @@ TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
 
 // How far one step moves a parameter of 1 whose gradient is `grad`, in units of the learning rate.
 static double adamw_move(float grad, float eps, float weight_decay) {
-  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 1, 1}});
+  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 1, 1}});
   const DeviceArray<StepSums> sums(std::vector<StepSums>{{0, 1}});
   const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
   const std::vector<float> zeros(64, 0.0f), ones(64, 1.0f), gradients(64, grad);
@@ -540,7 +540,7 @@ TEST(AdamW, MovesByTheLearningRateInTheFirstStepWhateverTheGradient) {
 
 // What a gradient of 1 has been multiplied with: with beta1 = 0 it becomes the first moment. That stays 7 without an update.
 static float grad_scale_of(const StepSums& sums, double grad_clip) {
-  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 11, 1}});
+  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 11, 1}});
   const DeviceArray<StepSums> d_sums(std::vector<StepSums>{sums});
   const std::vector<float> ones(64, 1.0f), sevens(64, 7.0f);
   const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));

@@ -138,6 +138,51 @@ TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
   EXPECT_GE(table.layout.bytes, end);
 }
 
+TEST(Slices, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
+  for (bool bias : {false, true}) {
+    ModelConfig config = make_config(3, 4, 20, 2, 3);
+    config.vocab_size = 101, config.max_seq_len = 7, config.bias = bias;
+    for (int ranks = 1; ranks <= 9; ranks++) {
+      std::vector<int> owners;  // of each element of the full arenas
+      int64_t num_owned = 0;
+      for (int rank = 0; rank < ranks; rank++) {
+        const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {rank, ranks});
+        owners.resize(table.layout.bytes / sizeof(float));
+        EXPECT_EQ(table.buckets.size(), 3u + 2);
+        EXPECT_EQ(table.layout.bytes % (256 * size_t(ranks)), 0u);
+        int64_t end = 0;
+        for (const ParameterChunk& chunk : parameter_chunks(table)) {
+          EXPECT_EQ(chunk.begin % 64, 0);
+          EXPECT_EQ(chunk.state % 64, 0);
+          EXPECT_GE(chunk.state, end) << "rank " << rank << " of " << ranks;
+          end = chunk.state + chunk.count;
+          for (int i = 0; i < chunk.count; i++) owners[size_t(chunk.begin + i)]++;
+          num_owned += chunk.count;
+        }
+        EXPECT_LE(end, int64_t(table.layout.bytes / sizeof(float)) / ranks);
+      }
+      const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, ranks});
+      EXPECT_EQ(num_owned, table.num_parameters);
+      for (const TensorSpec& tensor : table.layout.tensors)
+        for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[size_t(tensor.element_offset() + i)], 1) << tensor.name;
+    }
+  }
+}
+
+// Tensors of a bucket are neighbours, and a collective on a bucket touches no other's.
+TEST(Buckets, AreTheEmbeddingsEachLayerAndTheFinalLayerNorm) {
+  const ModelConfig config = make_config(3, 4, 20, 2, 3);
+  const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, 4});
+  for (const ParameterSpec& spec : table.specs) {
+    const TensorSpec& tensor = table.layout.tensors[size_t(spec.tensor)];
+    const int expected = tensor.name[0] == 'w' ? 0 : tensor.name[0] == 'h' ? tensor.name[2] - '0' + 1 : 4;
+    const ParameterBucket& bucket = table.buckets[size_t(spec.bucket)];
+    EXPECT_EQ(spec.bucket, expected) << tensor.name;
+    EXPECT_GE(tensor.element_offset(), bucket.begin) << tensor.name;
+    EXPECT_LE(tensor.element_offset() + tensor.num_elements(), bucket.begin + bucket.count) << tensor.name;
+  }
+}
+
 // ----------------------------------------------------------------------------
 // Random numbers, schedules, sampling
 

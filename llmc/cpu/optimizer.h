@@ -35,15 +35,15 @@ inline void adamw_update(float* params, float* /*master*/, float* m, float* v, c
   const float v_scale = 1.0f / std::sqrt(s.bias_correction2);
 #pragma omp parallel for schedule(static)
   for (int64_t c = 0; c < num_chunks; c++) {
-    const int64_t begin = chunks[c].begin, end = begin + chunks[c].count;
+    const int64_t begin = chunks[c].begin, end = begin + chunks[c].count, to_state = chunks[c].state - begin;
     const float keep = 1.0f - s.learning_rate * (chunks[c].decays ? s.weight_decay : 0.0f);
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
       float g = grads[i] * grad_scale;
-      float m_new = s.beta1 * m[i] + (1.0f - s.beta1) * g;
-      float v_new = s.beta2 * v[i] + (1.0f - s.beta2) * g * g;
-      m[i] = m_new;
-      v[i] = v_new;
+      float m_new = s.beta1 * m[i + to_state] + (1.0f - s.beta1) * g;
+      float v_new = s.beta2 * v[i + to_state] + (1.0f - s.beta2) * g * g;
+      m[i + to_state] = m_new;
+      v[i + to_state] = v_new;
       params[i] = params[i] * keep - step_size * m_new / (std::sqrt(v_new) * v_scale + s.eps);
     }
   }

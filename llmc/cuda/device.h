@@ -20,6 +20,12 @@ constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels 
 
 constexpr int upload_slots = 2;  // what is uploaded has so many places on the device, by turns
 
+// Which of the machine's GPUs this process uses. Chosen, if at all, before the first use.
+inline int& gpu_index() {
+  static int index = 0;
+  return index;
+}
+
 // The GPU that this process uses. Workspaces are allocated once, so that the memory plan knows them.
 struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
@@ -37,9 +43,10 @@ struct Gpu {
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
       user_error("no GPU can be used (%s); train_gpt2_sla_cpu trains without one", cudaGetErrorString(status));
-    CUDA_CHECK(cudaSetDevice(0));
+    const int index = gpu_index() % count;  // Slurm may show each of its tasks a single GPU, the first
+    CUDA_CHECK(cudaSetDevice(index));
     cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
     is_hopper_or_later = properties.major >= 9;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -1,6 +1,8 @@
 // AdamW and the gradient's norm, over the arenas of parameters. The chunks say which elements there are; what lies between
 // tensors is not touched.
 //
+// Weights and gradients are indexed by a chunk's begin, masters and moments by its state.
+//
 //   sum_of_squares: *sum = the sum of x^2 over the chunks, in double
 //   adamw_update:   master, m, v as llmc/adamw.h says; params = master in floatX, rounded to nearest even
 //
@@ -83,22 +85,22 @@ __global__ void __launch_bounds__(chunk_threads)
   const AdamWFactors f = {s.beta1, s.beta2, s.eps, *scale, 1.0f - s.learning_rate * weight_decay,
                           s.learning_rate / s.bias_correction1, 1.0f / sqrtf(s.bias_correction2)};
   for (int i = int(threadIdx.x) * 8; i < chunk.count; i += chunk_threads * 8) {
-    const int64_t at = chunk.begin + i;
+    const int64_t at = chunk.begin + i, state = chunk.state + i, weight = has_master_weights ? state : at;
     if (i + 8 <= chunk.count) {
       float p8[8], m8[8], v8[8], g8[8];
-      load8(p8, weights + at);
-      load8(m8, m + at);
-      load8(v8, v + at);
+      load8(p8, weights + weight);
+      load8(m8, m + state);
+      load8(v8, v + state);
       load8(g8, grads + at);
       for (int j = 0; j < 8; j++) adamw_element(p8[j], m8[j], v8[j], g8[j], f);
-      store8(weights + at, p8);
-      store8(m + at, m8);
-      store8(v + at, v8);
+      store8(weights + weight, p8);
+      store8(m + state, m8);
+      store8(v + state, v8);
       if constexpr (has_master_weights) store8(params + at, p8);
     } else {
-      for (int64_t e = at; e < chunk.begin + chunk.count; e++) {
-        adamw_element(weights[e], m[e], v[e], grads[e], f);
-        if constexpr (has_master_weights) from_float(params[e], weights[e]);
+      for (int e = 0; e < chunk.count - i; e++) {
+        adamw_element(weights[weight + e], m[state + e], v[state + e], grads[at + e], f);
+        if constexpr (has_master_weights) from_float(params[at + e], weights[weight + e]);
       }
     }
   }

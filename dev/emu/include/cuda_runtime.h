@@ -37,7 +37,7 @@ cudaError_t cudaGetLastError();     // and forgets it
 cudaError_t cudaPeekAtLastError();  // and keeps it
 
 // ----------------------------------------------------------------------------
-// Device. There is one.
+// Device. A process uses one; there are as many as mpirun started processes on this machine.
 
 struct cudaDeviceProp {
   char name[256];

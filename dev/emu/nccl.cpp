@@ -1,0 +1,226 @@
+// NCCL on MPI. A collective is an operation of its stream: when its turn comes the process waits for the other ranks, all tell each
+// other what they have come for, and only then data moves. Sums are taken in the order of the ranks.
+#include "nccl.h"
+#include <mpi.h>        // MPI_Iallgather, MPI_Alltoall, ...
+#include <unistd.h>     // usleep, getpid
+#include <chrono>       // std::chrono::steady_clock
+#include <cstdio>       // snprintf
+#include <cstdlib>      // getenv, atof
+#include <cstring>      // memcmp
+#include <memory>       // std::shared_ptr
+#include <string>       // std::string
+#include <vector>       // std::vector
+#include "cuda_bf16.h"  // __nv_bfloat16
+#include "emu.h"        // fatal, enqueue, check_device_range
+
+struct ncclComm {
+  MPI_Comm mpi;
+  int rank, size;
+  bool owns_mpi;                                                       // MPI was initialised for it
+  std::shared_ptr<uint64_t> left = std::make_shared<uint64_t>(0);      // collectives that are queued
+  uint64_t done = 0;
+};
+
+namespace {
+
+// What a rank has come for. All ranks must have come for the same.
+struct Call {
+  char what[24];
+  int64_t type, count;
+};
+
+std::string text_of(const Call& call) {
+  char text[96];
+  snprintf(text, sizeof text, "%s of %lld elements of type %lld", call.what, (long long)call.count, (long long)call.type);
+  return text;
+}
+
+double patience_seconds() {
+  const char* seconds = getenv("SLA_EMU_NCCL_TIMEOUT");
+  return seconds != nullptr ? atof(seconds) : 120;
+}
+
+// Waits for all ranks. Sleeps in between: there may be fewer cores than ranks. Dies if somebody stays away, or came for something else.
+void meet(ncclComm& comm, const Call& call) {
+  std::vector<Call> calls(size_t(comm.size));
+  MPI_Request request;
+  MPI_Iallgather(&call, sizeof call, MPI_BYTE, calls.data(), sizeof call, MPI_BYTE, comm.mpi, &request);
+  const auto start = std::chrono::steady_clock::now();
+  for (int here = 0; MPI_Test(&request, &here, MPI_STATUS_IGNORE), !here; usleep(20))
+    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > patience_seconds())
+      emu::fatal("rank %d of %d has waited %.0f s for the others with collective number %llu, %s", comm.rank, comm.size,
+                 patience_seconds(), (unsigned long long)comm.done + 1, text_of(call).c_str());
+  for (int rank = 0; rank < comm.size; rank++)
+    if (memcmp(&calls[size_t(rank)], &call, sizeof call) != 0)
+      emu::fatal("collective number %llu is %s on rank %d, but %s on rank %d", (unsigned long long)comm.done + 1,
+                 text_of(call).c_str(), comm.rank, text_of(calls[size_t(rank)]).c_str(), rank);
+  comm.done++;
+}
+
+size_t element_bytes(ncclDataType_t type) { return type == ncclDouble ? 8 : type == ncclFloat ? 4 : 2; }
+
+// Past ASan's checks, as a bucket of gradients has gaps between its tensors. Whole floats and doubles where there are some.
+template <class T>
+__attribute__((no_sanitize("address"))) void copy_elements(void* to, const void* from, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    static_cast<volatile T*>(to)[i] = static_cast<const volatile T*>(from)[i];  // volatile: or it becomes a call of memcpy
+}
+void copy(void* to, const void* from, size_t count, ncclDataType_t type) {
+  if (type == ncclDouble) copy_elements<uint64_t>(to, from, count);
+  else if (type == ncclFloat) copy_elements<uint32_t>(to, from, count);
+  else copy_elements<uint16_t>(to, from, count);
+}
+
+template <class T>
+void add(char* sum, const char* x, size_t count) {
+  T* const to = reinterpret_cast<T*>(sum);
+  const T* const from = reinterpret_cast<const T*>(x);
+  for (size_t i = 0; i < count; i++) to[i] = T(to[i] + from[i]);
+}
+
+// The rank-th part of the sum of everybody's sent (ranks, count).
+std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
+  const size_t bytes = count * element_bytes(type);
+  std::vector<char> parts(sent.size()), sum;
+  MPI_Alltoall(sent.data(), int(bytes), MPI_BYTE, parts.data(), int(bytes), MPI_BYTE, comm.mpi);
+  sum.assign(parts.begin(), parts.begin() + std::ptrdiff_t(bytes));
+  for (int rank = 1; rank < comm.size; rank++) {
+    const char* part = parts.data() + size_t(rank) * bytes;
+    if (type == ncclDouble) add<double>(sum.data(), part, count);
+    else if (type == ncclFloat) add<float>(sum.data(), part, count);
+    else add<__nv_bfloat16>(sum.data(), part, count);
+  }
+  return sum;
+}
+
+std::vector<char> gathered(const ncclComm& comm, const std::vector<char>& part) {
+  std::vector<char> all(part.size() * size_t(comm.size));
+  MPI_Allgather(part.data(), int(part.size()), MPI_BYTE, all.data(), int(part.size()), MPI_BYTE, comm.mpi);
+  return all;
+}
+
+void all_reduce(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
+  const size_t part = (count + size_t(comm.size) - 1) / size_t(comm.size);
+  std::vector<char> mine(part * size_t(comm.size) * element_bytes(type));
+  copy(mine.data(), sent, count, type);
+  copy(received, gathered(comm, summed_part(comm, mine, part, type)).data(), count, type);
+}
+
+void reduce_scatter(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
+  std::vector<char> mine(count * size_t(comm.size) * element_bytes(type));
+  copy(mine.data(), sent, count * size_t(comm.size), type);
+  copy(received, summed_part(comm, mine, count, type).data(), count, type);
+}
+
+void all_gather(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
+  std::vector<char> mine(count * element_bytes(type));
+  copy(mine.data(), sent, count, type);
+  copy(received, gathered(comm, mine).data(), count * size_t(comm.size), type);
+}
+
+// Queues `run`, which reads `sent_parts` times count elements and writes `received_parts` times as many. Ranges are checked now and
+// when it runs. Buffers that overlap must do so as NCCL allows it: a part of the larger one that is this rank's, or all of it.
+ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent, size_t sent_parts, void* received,
+                   size_t received_parts, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  if (comm == nullptr || (type != ncclFloat && type != ncclDouble && type != ncclBfloat16)) return ncclInvalidArgument;
+  const size_t part = count * element_bytes(type);
+  const auto check = [=] {
+    emu::check_device_range("what is sent", sent, sent_parts * part, emu::Gaps::allow);
+    emu::check_device_range("what is received", received, received_parts * part, emu::Gaps::allow);
+  };
+  check();
+  if (part * size_t(comm->size) > size_t(1) << 30) emu::fatal("%s: %zu elements are more than the emulator moves at once", name, count);
+  const auto *s = static_cast<const char*>(sent), *r = static_cast<const char*>(received);
+  const size_t place = size_t(comm->rank) * part;
+  const char* in_place = sent_parts > received_parts ? s + place : r + (received_parts > sent_parts ? place : 0);
+  if (s < r + received_parts * part && r < s + sent_parts * part && in_place != (sent_parts > received_parts ? r : s))
+    emu::fatal("%s: what is received overlaps what is sent, and not as rank %d's part of it", name, comm->rank);
+  Call call = {};
+  snprintf(call.what, sizeof call.what, "%s", name);
+  call.type = type, call.count = int64_t(count);
+  ++*comm->left;
+  const cudaError_t error = emu::enqueue(name, stream, [=] {
+    check();
+    meet(*comm, call);
+    run(*comm, sent, received, count, type);
+    --*comm->left;
+  });
+  return error == cudaSuccess ? ncclSuccess : ncclInvalidUsage;
+}
+
+}  // namespace
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess: return "no error";
+    case ncclInvalidArgument: return "invalid argument";
+    case ncclInvalidUsage: return "invalid usage";
+  }
+  return "unknown result code";
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  *id = {};
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  snprintf(id->internal, sizeof id->internal, "%lld.%d", (long long)now, int(getpid()));
+  return ncclSuccess;
+}
+
+// All of mpirun's processes make the communicator together. As with NCCL, no two of them may use the same GPU of a machine.
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
+  *comm = nullptr;
+  if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return ncclInvalidArgument;
+  int is_initialized = 0, world = 0;
+  MPI_Initialized(&is_initialized);
+  if (!is_initialized) MPI_Init(nullptr, nullptr);
+  MPI_Comm_size(MPI_COMM_WORLD, &world);
+  if (world != num_ranks)
+    emu::fatal("ncclCommInitRank for %d ranks, but mpirun has started %d processes, which are the emulated ranks", num_ranks, world);
+
+  struct Member {
+    ncclUniqueId id;
+    char host[MPI_MAX_PROCESSOR_NAME];
+    int rank, device;
+  } me = {};
+  int host_length = 0;
+  me.id = id, me.rank = rank;
+  MPI_Get_processor_name(me.host, &host_length);
+  cudaGetDevice(&me.device);
+  auto* made = new ncclComm{MPI_COMM_NULL, rank, num_ranks, !is_initialized};
+  MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &made->mpi);
+  std::vector<Member> all(static_cast<size_t>(num_ranks));
+  MPI_Allgather(&me, sizeof me, MPI_BYTE, all.data(), sizeof me, MPI_BYTE, made->mpi);
+  for (int other = 0; other < num_ranks; other++) {
+    const Member& m = all[size_t(other)];
+    if (m.rank != other) emu::fatal("ncclCommInitRank: nobody is rank %d of %d", other, num_ranks);
+    if (memcmp(&m.id, &id, sizeof id) != 0) emu::fatal("ncclCommInitRank: ranks %d and %d have not the same id", rank, other);
+    if (other != rank && m.device == me.device && strcmp(m.host, me.host) == 0) return ncclInvalidUsage;
+  }
+  *comm = made;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (*comm->left > 0) emu::fatal("ncclCommDestroy with %llu collectives that have not run; synchronize first", (unsigned long long)*comm->left);
+  Call call = {};
+  snprintf(call.what, sizeof call.what, "ncclCommDestroy");
+  meet(*comm, call);
+  MPI_Comm_free(&comm->mpi);
+  if (comm->owns_mpi) MPI_Finalize();
+  delete comm;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return queue("ncclAllReduce", all_reduce, sent, 1, received, 1, count, type, comm, stream);
+}
+
+ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
+                               cudaStream_t stream) {
+  return queue("ncclReduceScatter", reduce_scatter, sent, comm != nullptr ? size_t(comm->size) : 0, received, 1, count, type, comm, stream);
+}
+
+ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  return queue("ncclAllGather", all_gather, sent, 1, received, comm != nullptr ? size_t(comm->size) : 0, count, type, comm, stream);
+}

@@ -1,0 +1,172 @@
+// What test_dist starts with mpirun to see what the emulated NCCL does: `emu_ranks CASE`. A case either holds, and the program ends with
+// 0, or is a mistake that the emulator must name.
+#include <mpi.h>              // MPI_Init, MPI_Finalize
+#include <nccl.h>             // ncclAllReduce, ...
+#include <unistd.h>           // sleep
+#include <cstring>            // strcmp, memcmp
+#include <string>             // std::string
+#include <vector>             // std::vector
+#include "cuda_bf16.h"        // __nv_bfloat16
+#include "llmc/error.h"       // CHECK
+#include "llmc/guard.h"       // forbid
+
+namespace {
+
+int rank, num_ranks;
+ncclUniqueId id;
+cudaStream_t stream, side;
+
+void check(cudaError_t error) { CHECK(error == cudaSuccess); }
+void check(ncclResult_t result) { CHECK(result == ncclSuccess); }
+
+ncclComm_t make_communicator() {
+  ncclComm_t comm;
+  check(ncclCommInitRank(&comm, num_ranks, id, rank));
+  return comm;
+}
+
+template <class T>
+T* to_device(const std::vector<T>& host) {
+  T* p = nullptr;
+  check(cudaMalloc(&p, host.size() * sizeof(T)));
+  check(cudaMemcpyAsync(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
+  return p;
+}
+
+template <class T>
+std::vector<T> to_host(const T* p, size_t count) {
+  std::vector<T> host(count);
+  check(cudaMemcpyAsync(host.data(), p, count * sizeof(T), cudaMemcpyDeviceToHost, stream));
+  return host;
+}
+
+// Rank r's numbers: of sizes so different that another order of summation has other bits.
+template <class T>
+std::vector<T> numbers_of(int r, size_t count) {
+  std::vector<T> x;
+  for (size_t i = 0; i < count; i++) x.push_back(T(float((i * 37 + size_t(r) * 101) % 113 - 56.5) * (r % 2 == 0 ? 1e6f : 0.37f)));
+  return x;
+}
+
+template <class T>
+std::vector<T> sum_in_order_of_ranks(size_t count) {
+  std::vector<T> sum = numbers_of<T>(0, count);
+  for (int r = 1; r < num_ranks; r++)
+    for (size_t i = 0; i < count; i++) sum[i] = T(sum[i] + numbers_of<T>(r, count)[i]);
+  return sum;
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const T* b) { return memcmp(a.data(), b, a.size() * sizeof(T)) == 0; }
+
+template <class T>
+void collectives_of(ncclDataType_t type, ncclComm_t comm) {
+  const size_t part = 37, all = part * size_t(num_ranks), mine = part * size_t(rank);
+  for (size_t count : {size_t(1), part, all}) {
+    T* x = to_device(numbers_of<T>(rank, count));
+    check(ncclAllReduce(x, x, count, type, ncclSum, comm, stream));
+    CHECK(same_bits(sum_in_order_of_ranks<T>(count), to_host(x, count).data()));
+    check(cudaFree(x));
+  }
+  T* x = to_device(numbers_of<T>(rank, all));
+  check(ncclReduceScatter(x, x + mine, part, type, ncclSum, comm, stream));
+  std::vector<T> expected = numbers_of<T>(rank, all);  // what is not this rank's stays
+  memcpy(expected.data() + mine, sum_in_order_of_ranks<T>(all).data() + mine, part * sizeof(T));
+  CHECK(same_bits(expected, to_host(x, all).data()));
+  check(ncclAllGather(x + mine, x, part, type, comm, stream));
+  CHECK(same_bits(sum_in_order_of_ranks<T>(all), to_host(x, all).data()));
+  T* apart = to_device(std::vector<T>(all));
+  check(ncclAllGather(x + mine, apart, part, type, comm, stream));
+  CHECK(same_bits(sum_in_order_of_ranks<T>(all), to_host(apart, all).data()));
+  check(cudaFree(x));
+  check(cudaFree(apart));
+}
+
+// In how many of 20 orders a collective on another stream misses what was copied before it.
+int orders_that_miss(ncclComm_t comm, bool wait) {
+  cudaEvent_t copied;
+  check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming));
+  int missed = 0;
+  for (uint64_t seed = 1; seed <= 20; seed++) {
+    emu::set_seed(seed * 1000 + uint64_t(rank));
+    float* x = to_device(std::vector<float>(8, 0.0f));
+    check(cudaStreamSynchronize(stream));
+    const std::vector<float> ones(8, 1.0f);
+    check(cudaMemcpyAsync(x, ones.data(), 8 * sizeof(float), cudaMemcpyHostToDevice, stream));
+    check(cudaEventRecord(copied, stream));
+    if (wait) check(cudaStreamWaitEvent(side, copied));
+    check(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, side));
+    check(cudaStreamSynchronize(side));
+    missed += to_host(x, 8)[0] != float(num_ranks);
+    check(cudaFree(x));
+  }
+  check(cudaEventDestroy(copied));
+  return missed;
+}
+
+void run(const std::string& name) {
+  if (name == "same_gpu") {
+    check(cudaSetDevice(0));
+    ncclComm_t comm;
+    CHECK(ncclCommInitRank(&comm, num_ranks, id, rank) == ncclInvalidUsage);
+    return;
+  }
+  check(cudaSetDevice(rank));
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  check(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+  if (name == "wrong_size") num_ranks++;
+  if (name == "same_rank") rank = 0;
+  if (name == "other_id") id.internal[0] = char('A' + rank);
+  ncclComm_t comm = make_communicator();
+  float* x = to_device(std::vector<float>(64, 1.0f));
+  auto reduce = [&](float* from, float* to, size_t count) { check(ncclAllReduce(from, to, count, ncclFloat, ncclSum, comm, stream)); };
+  if (name == "collectives") {
+    collectives_of<float>(ncclFloat, comm);
+    collectives_of<double>(ncclDouble, comm);
+    collectives_of<__nv_bfloat16>(ncclBfloat16, comm);
+  } else if (name == "gaps") {
+    check(cudaStreamSynchronize(stream));
+    forbid(x + 8, 32);
+    reduce(x, x, 64);
+  } else if (name == "events") {
+    CHECK(orders_that_miss(comm, /*wait=*/true) == 0);
+    CHECK(orders_that_miss(comm, /*wait=*/false) > 0);
+  } else if (name == "other_count") {
+    reduce(x, x, rank == 0 ? 64 : 32);
+  } else if (name == "other_collective") {
+    if (rank == 0) reduce(x, x, 1);
+    else check(ncclAllGather(x + rank, x, 1, ncclFloat, comm, stream));
+  } else if (name == "one_more") {
+    if (rank == 0) reduce(x, x, 64);
+  } else if (name == "overrun") {
+    reduce(x, x, 65);
+  } else if (name == "overlap") {
+    reduce(x, x + 1, 32);
+  } else if (name == "wrong_part") {
+    check(ncclReduceScatter(x, x + (rank + 1) % num_ranks, 1, ncclFloat, ncclSum, comm, stream));
+  } else if (name == "pending") {
+    reduce(x, x, 64);
+    ncclCommDestroy(comm);
+  } else if (name == "stays_away") {
+    if (rank == 0) reduce(x, x, 64);
+    else sleep(600);
+  } else {
+    CHECK(name == "nothing");
+  }
+  check(cudaStreamSynchronize(stream));
+  check(ncclCommDestroy(comm));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc == 2);
+  MPI_Init(nullptr, nullptr);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
+  check(ncclGetUniqueId(&id));
+  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+  run(argv[1]);
+  MPI_Finalize();
+  return 0;
+}

@@ -1,0 +1,217 @@
+// Several ranks, each a process that mpirun starts with an emulated GPU of its own: what NCCL's stand-in does, and how the trainer trains
+// on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu lie.
+#include <gtest/gtest.h>   // TEST_F
+#include <unistd.h>        // getpid
+#include <cstdlib>         // setenv
+#include "command_line.h"  // CommandLine, read_log, steps_of, shard_bytes
+#include "llmc/error.h"    // format
+
+class Ranks : public CommandLine {
+ protected:
+  // More processes than cores, as root if need be, on one machine whose processes may not read each other's memory.
+  static void SetUpTestSuite() {
+    for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"}) setenv(name, "1", 1);
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
+    setenv("SLA_EMU_NCCL_TIMEOUT", "60", 1);
+  }
+  Outcome run_ranks(int ranks, const std::string& command, const std::string& environment = "") const {
+    return run(format("env %s timeout 300 mpirun --oversubscribe -np %d %s", environment.c_str(), ranks, command.c_str()));
+  }
+  void expect_death(int ranks, const std::string& name, const std::vector<std::string>& parts,
+                    const std::string& environment = "") const {
+    const Outcome o = run_ranks(ranks, "build/emu_ranks " + name, environment);
+    EXPECT_NE(o.exit_status, 0) << name;
+    for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
+  }
+};
+
+// ----------------------------------------------------------------------------
+// The emulated NCCL
+
+using EmulatedNccl = Ranks;
+
+TEST_F(EmulatedNccl, SumsInTheOrderOfRanksAndMovesWhatNcclMoves) {
+  for (int ranks : {1, 2, 3}) {
+    const Outcome o = run_ranks(ranks, "build/emu_ranks collectives");
+    EXPECT_EQ(o.exit_status, 0) << ranks << "\n" << o.err;
+  }
+}
+
+TEST_F(EmulatedNccl, MovesWhatLiesBetweenTensorsToo) {
+  const Outcome o = run_ranks(2, "build/emu_ranks gaps");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+}
+
+TEST_F(EmulatedNccl, MissesUnderSomeSeedWhatIsWrittenOnAnotherStreamWithoutAnEvent) {
+  const Outcome o = run_ranks(2, "build/emu_ranks events");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+}
+
+TEST_F(EmulatedNccl, NamesRanksThatCameForDifferentThings) {
+  expect_death(2, "other_count", {"ncclAllReduce of 64 elements of type 7 on rank 0", "ncclAllReduce of 32 elements of type 7 on rank 1"});
+  expect_death(2, "other_collective", {"ncclAllReduce of 1 elements", "ncclAllGather of 1 elements"});
+  expect_death(2, "one_more", {"ncclAllReduce of 64 elements", "ncclCommDestroy"});
+}
+
+TEST_F(EmulatedNccl, NamesTheRankThatWaitsInVain) {
+  expect_death(2, "stays_away", {"rank 0 of 2 has waited 1 s", "collective number 1, ncclAllReduce of 64 elements"}, "SLA_EMU_NCCL_TIMEOUT=1");
+}
+
+TEST_F(EmulatedNccl, ChecksRangesAndOverlaps) {
+  expect_death(2, "overrun", {"what is sent", "has 260 bytes, 4 more than are left"});
+  expect_death(2, "overlap", {"overlaps what is sent"});
+  expect_death(2, "wrong_part", {"overlaps what is sent"});
+  expect_death(2, "pending", {"1 collectives that have not run"});
+}
+
+TEST_F(EmulatedNccl, MakesNoCommunicatorOfRanksThatDoNotFitTogether) {
+  expect_death(2, "wrong_size", {"for 3 ranks, but mpirun has started 2"});
+  expect_death(2, "same_rank", {"nobody is rank 1 of 2"});
+  expect_death(2, "other_id", {"have not the same id"});
+  EXPECT_EQ(run_ranks(2, "build/emu_ranks same_gpu").exit_status, 0);
+}
+
+// ----------------------------------------------------------------------------
+// Training
+
+// A model of all kinds of wiring that an emulated GPU is quick with: 20 updates of 4 micro-batches, dealt out among the ranks.
+class Training : public Ranks {
+ protected:
+  static constexpr int steps = 20;
+
+  void SetUp() override {
+    Ranks::SetUp();
+    write_file(in("tokens.bin"), shard_bytes(2000, 60));
+  }
+  std::string arguments(const std::string& more) const {
+    return " -i " + in("tokens.bin") + " -j " + in("tokens.bin") + " --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8" +
+           " -t 8 -b 1 -d 32 -l 1e-2 --skip-layers 1 --skip-heads 1 -k constant -m 5 -v 20 " + more;
+  }
+  // A run's log; of the fp32 trainer unless `program` says otherwise.
+  std::vector<json> train(int ranks, const std::string& out, const std::string& more, const std::string& environment = "",
+                          const std::string& program = "build/fp32/train_gpt2_sla_emu") const {
+    const Outcome o = run_ranks(ranks, program + arguments(more + " -o " + in(out)), environment);
+    EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
+    return read_log(in(out));
+  }
+  // Losses and norms agree as far as fp32 sums in another order do, and so do evaluations.
+  static void expect_the_same_curve(const std::vector<json>& log, const std::vector<json>& expected, size_t num_steps) {
+    const std::vector<json> a = steps_of(log), b = steps_of(expected);
+    ASSERT_EQ(a.size(), num_steps);
+    for (size_t i = 0; i < a.size(); i++) {
+      const json& e = b[b.size() - a.size() + i];
+      EXPECT_EQ(a[i].at("step"), e.at("step"));
+      EXPECT_NEAR(a[i].at("loss").get<double>() / e.at("loss").get<double>(), 1, 1e-6) << a[i];
+      EXPECT_NEAR(a[i].at("grad_norm").get<double>() / e.at("grad_norm").get<double>(), 1, 1e-5) << a[i];
+    }
+    EXPECT_NEAR(log.back().at("val_loss").get<double>() / expected.back().at("val_loss").get<double>(), 1, 1e-6);
+  }
+  std::string checkpoint(const std::string& out, const std::string& file) const {
+    return read_file(in(out) + "/step_00000020/" + file);
+  }
+  void expect_the_same_checkpoint(const std::string& a, const std::string& b) const {
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+      EXPECT_FALSE(checkpoint(a, file).empty()) << file;
+      EXPECT_TRUE(checkpoint(a, file) == checkpoint(b, file)) << file << " of " << a << " and " << b;
+    }
+  }
+};
+
+TEST_F(Training, OnOneTwoAndFourRanksHasTheSameLossesWithAndWithoutSlices) {
+  const std::string twenty = format("-x %d", steps);
+  const std::vector<json> alone = train(1, "1", twenty);
+  expect_the_same_curve(alone, alone, steps);
+  for (int ranks : {2, 4}) {
+    const std::string name = std::to_string(ranks);
+    const std::vector<json> sliced = train(ranks, name, twenty + " --zero 1", "SLA_EMU_SEED=1");
+    const std::vector<json> whole = train(ranks, name + "_whole", twenty + " --zero 0", "SLA_EMU_SEED=2");
+    expect_the_same_curve(sliced, alone, steps);
+    EXPECT_EQ(steps_of(sliced), steps_of(whole)) << "both sum in the order of ranks";
+    expect_the_same_checkpoint(name, name + "_whole");
+  }
+}
+
+// What the first 10 updates of another number of ranks have left goes on as if nothing had happened.
+TEST_F(Training, ContinuesOnAnyNumberOfRanksAndOnTheSameNumberWithTheSameBits) {
+  const std::vector<json> all = train(2, "2", format("-x %d -n 10", steps));
+  for (int ranks : {2, 1, 4}) {
+    const std::string out = format("resumed_%d", ranks);
+    fs::create_directories(in(out));
+    fs::copy(in("2") + "/step_00000010", in(out) + "/step_00000010", fs::copy_options::recursive);
+    const std::vector<json> log = train(ranks, out, format("-x %d -y", steps));
+    expect_the_same_curve(log, all, steps - 10);
+    if (ranks == 2) expect_the_same_checkpoint(out, "2");
+  }
+}
+
+// A seed draws when the collectives run beside the operations. An event that nobody waits for would show in the losses.
+TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
+  for (const char* zero : {"0", "1"}) {
+    std::vector<json> expected;
+    for (int seed = 1; seed <= 5; seed++) {
+      const std::string name = format("%s_%d", zero, seed);
+      const std::vector<json> steps =
+          steps_of(train(2, name, format("-x 3 -d 16 -j '' --zero %s", zero), format("SLA_EMU_SEED=%d", seed)));
+      if (seed == 1) expected = steps;
+      EXPECT_EQ(steps, expected) << "seed " << seed << ", --zero " << zero;
+    }
+  }
+}
+
+TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutSlices) {
+  const std::string bf16 = "build/bf16/train_gpt2_sla_emu";
+  const std::vector<json> sliced = train(3, "sliced", "-x 20 -d 24 -v 0 --zero 1", "", bf16);
+  EXPECT_EQ(steps_of(sliced), steps_of(train(3, "whole", "-x 20 -d 24 -v 0 --zero 0", "", bf16)));
+  expect_the_same_checkpoint("sliced", "whole");
+}
+
+TEST_F(Training, RanksThatMeetInAFileOrAtAnAddressAreThoseThatMpiNames) {
+  const std::vector<json> expected = steps_of(train(2, "mpi", "-x 2 -j ''"));
+  write_file(in("meet") + ".1", "0123456789abcdef");  // an earlier run's
+  int port = 20000 + int(getpid()) % 20000;
+  for (const std::string& place : {"file:" + in("meet"), format("tcp:localhost:%d", port)}) {
+    const std::string out = place.substr(0, 3);
+    const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 2 -j '' -o " + in(out) + " --rendezvous " + place);
+    // Slurm's variables for the one, options for the other, and the GPU that nobody else has.
+    const Outcome o = run("timeout 300 mpirun --oversubscribe -np 1 " + command + " --rank 1 --ranks 2 --local-rank 1 : -np 1 env " +
+                          "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 " + command);
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_EQ(steps_of(read_log(in(out))), expected) << place;
+  }
+  EXPECT_FALSE(fs::exists(in("meet")) || fs::exists(in("meet") + ".1"));
+}
+
+TEST_F(Training, WithABatchThatRanksCannotShareSaysSoOnce) {
+  const Outcome o = run_ranks(4, "build/fp32/train_gpt2_sla_emu" + arguments("-d 48 -o " + in("never")));
+  EXPECT_EQ(o.exit_status, 1);
+  const std::string message = "error: -d 48 is not a multiple of B * T * ranks = 1 * 8 * 4 = 32 tokens; take one that is\n";
+  const size_t at = o.err.find(message);
+  EXPECT_NE(at, std::string::npos) << o.err;
+  EXPECT_EQ(o.err.find("error:", at + 1), std::string::npos) << o.err;
+  EXPECT_FALSE(fs::exists(in("never")));
+}
+
+TEST_F(Training, OnlyRankZeroSpeaks) {
+  const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 16 -j '' -s 1 -g 4"));
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const char* line : {"memory plan", "1 micro-batches of 1 x 8 tokens on each of 2 ranks", "step 1/1 |", "--- sample", "done: 1 steps"}) {
+    const size_t at = o.out.find(line);
+    EXPECT_NE(at, std::string::npos) << line << "\n" << o.out;
+    EXPECT_EQ(o.out.find(line, at + 1), std::string::npos) << line << "\n" << o.out;
+  }
+}
+
+TEST_F(Training, InABuildWithoutNcclIsOfOneProcessAndSaysSo) {
+  const Outcome o = run_ranks(2, trainer + arguments("-x 1"));
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("error: one of 2 ranks, but this program was built without NCCL"), std::string::npos) << o.err;
+}
+
+TEST_F(Training, RefusesARendezvousThatCannotBeMeant) {
+  const std::string data = "-i " + in("tokens.bin");
+  expect_error(data + " --rendezvous here", {"file:PATH or tcp:HOST:PORT"});
+  expect_error(data + " --rendezvous file:x --rank 2 --ranks 2", {"--rank 2", "--ranks 2"});
+  expect_error(data + " --rendezvous file:x", {"Give --rank and --ranks"});
+  expect_error(data + " --rank 1 --ranks 2", {"belong to --rendezvous"});
+  expect_error(data + " --zero 2", {"--zero 2", "between 0 and 1"});
+}

@@ -1,0 +1,92 @@
+// What the ranks of a data-parallel run compute together, by NCCL. Collectives have a stream of their own, so that they run beside
+// operations: what they read or write is theirs between follow_operations and the next precede_operations that is called after them.
+//
+// Every rank calls the same ones in the same order. None waits, and in a process alone none does anything.
+#pragma once
+#include <nccl.h>          // ncclAllReduce, ncclReduceScatter, ncclAllGather
+#include <type_traits>     // std::is_same_v
+#include "../dist.h"       // Ranks, share_from_first_rank
+#include "../error.h"      // user_error
+#include "../precision.h"  // floatX
+#include "device.h"        // gpu, gpu_index
+
+inline void nccl_check(ncclResult_t status, const char* what) {
+  if (status != ncclSuccess) user_error("NCCL: %s from %s; NCCL_DEBUG=INFO says more", ncclGetErrorString(status), what);
+}
+#define NCCL_CHECK(call) nccl_check(call, #call)
+
+struct Collectives {
+  Collectives() = default;  // of a process alone
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+
+  // Meets the other ranks. Before the GPU is used: it is chosen here.
+  void meet(const Ranks& ranks) {
+    if (ranks.size == 1) return;
+    rank_ = ranks.rank, size_ = ranks.size;
+    gpu_index() = ranks.local_rank;
+    gpu();
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));
+    ncclUniqueId id = {};
+    if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    share_from_first_rank(ranks, &id, sizeof id);
+    NCCL_CHECK(ncclCommInitRank(&comm_, size_, id, rank_));
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Collectives that are called from here on find what the operations before have written.
+  void follow_operations() {
+    if (size_ == 1) return;
+    CUDA_CHECK(cudaEventRecord(operations_, gpu().stream));
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, operations_, 0));
+  }
+  // Operations that are called from here on find what the collectives before have written.
+  void precede_operations() {
+    if (size_ == 1) return;
+    CUDA_CHECK(cudaEventRecord(collectives_, stream_));
+    CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, collectives_, 0));
+  }
+
+  // x (count) = the sum over ranks.
+  template <class T>
+  void all_reduce(T* x, int64_t count) {
+    if (size_ == 1) return;
+    NCCL_CHECK(ncclAllReduce(x, x, size_t(count), type<T>(), ncclSum, comm_, stream_));
+  }
+  // The rank-th part of x (count) = the sum over ranks; what the other parts hold then is of no use.
+  void reduce_scatter(float* x, int64_t count) {
+    if (size_ == 1) return;
+    const int64_t part = count / size_;
+    NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_));
+  }
+  // x (count) = the ranks' parts (count / ranks), one after the other; a rank's own may lie at its place in x.
+  template <class T>
+  void all_gather(T* x, const T* part, int64_t count) {
+    if (size_ == 1) return;
+    NCCL_CHECK(ncclAllGather(part, x, size_t(count / size_), type<T>(), comm_, stream_));
+  }
+
+  // When all is done. A process that fails does not come here: whoever started it ends the others.
+  void leave() {
+    if (size_ == 1) return;
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    NCCL_CHECK(ncclCommDestroy(comm_));
+    size_ = 1, rank_ = 0;
+  }
+
+ private:
+  int rank_ = 0, size_ = 1;
+  ncclComm_t comm_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t operations_ = nullptr, collectives_ = nullptr;  // the latest of each that the others wait for
+
+  template <class T>
+  static ncclDataType_t type() {
+    static_assert(std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, floatX>);
+    return std::is_same_v<T, float> ? ncclFloat : std::is_same_v<T, double> ? ncclDouble : ncclBfloat16;
+  }
+};

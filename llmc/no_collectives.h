@@ -1,0 +1,28 @@
+// In place of cuda/collectives.h in a build without NCCL: a process is alone, and says so if it is not to be.
+#pragma once
+#include <cstdint>  // int64_t
+#include "dist.h"   // Ranks
+#include "error.h"  // user_error
+
+struct Collectives {
+  Collectives() = default;
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+
+  void meet(const Ranks& ranks) {
+    if (ranks.size > 1)
+      user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it without mpirun "
+                 "and --rendezvous", ranks.size);
+  }
+  constexpr int rank() const { return 0; }
+  constexpr int size() const { return 1; }
+  void follow_operations() {}
+  void precede_operations() {}
+  template <class T>
+  void all_reduce(T*, int64_t) {}
+  template <class T>
+  void reduce_scatter(T*, int64_t) {}
+  template <class T>
+  void all_gather(T*, const T*, int64_t) {}
+  void leave() {}
+};
