@@ -1040,7 +1040,7 @@ void train(Run& run) {
   run.first_step = run.step;
   if (run.step == 0 && run.val && o.val_every > 0) validate_model(run);
   if (run.step == run.steps && o.sample_every > 0) print_sample(run);  // nothing to train: -x 0, or a finished run resumed
-  for (bool stopping = false; run.step < run.steps && !stopping;) {
+  for (bool stopping = stop_signal() != 0; run.step < run.steps && !stopping;) {
     const StepResult result = train_step(run);
     report_step(run, result);
     if (run.bad_steps_in_row >= o.max_bad_steps)
@@ -1067,6 +1067,7 @@ void finish_output(Run& run) {
 int run_trainer(int argc, char** argv) {
   Run run;
   if (!parse_options(argc, argv, run.options)) return 0;
+  handle_stop_signals();
   bool from_folder = false;
   std::string checkpoint;
   check_and_plan(run, from_folder, checkpoint);
@@ -1084,7 +1085,6 @@ int run_trainer(int argc, char** argv) {
   if (!checkpoint.empty()) printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
 
   const double start = seconds_now();
-  handle_stop_signals();
   try {
     train(run);
   } catch (const UserError&) {
