@@ -1138,7 +1138,7 @@ void train(Run& run) {
   if (run.step == 0 && run.val && o.val_every > 0) validate_model(run);
   const bool samples = run.ranks.rank == 0;  // all ranks have the same weights
   if (samples && run.step == run.steps && o.sample_every > 0) print_sample(run);  // nothing to train: -x 0, or a finished run resumed
-  for (bool stopping = false; run.step < run.steps && !stopping;) {
+  for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
     const StepResult result = train_step(run);
     report_step(run, result);
     if (run.bad_steps_in_row >= o.max_bad_steps)
@@ -1168,6 +1168,7 @@ int run_trainer(int argc, char** argv, Ranks& ranks) {
   if (!parse_options(argc, argv, run.options)) return 0;
   run.ranks = ranks = join_ranks(run.options.ranks);
   if (ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr) user_error("cannot open /dev/null");  // rank 0 speaks for all
+  handle_stop_signals();
   bool from_folder = false;
   std::string checkpoint;
   check_and_plan(run, from_folder, checkpoint);
@@ -1187,7 +1188,6 @@ int run_trainer(int argc, char** argv, Ranks& ranks) {
   if (!checkpoint.empty()) printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
 
   const double start = seconds_now();
-  handle_stop_signals();
   try {
     train(run);
   } catch (const UserError&) {
