@@ -202,6 +202,21 @@ TEST_F(Training, OnlyRankZeroSpeaks) {
   }
 }
 
+// A cluster's warning may reach one rank only. All stop after the same step, leave a checkpoint, and the run goes on from it.
+TEST_F(Training, StopsAfterTheSameStepOnAllRanksIfOneIsAskedTo) {
+  const std::string trainer_command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out"));
+  const Outcome o = run_ranks(2, "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 4; kill -USR1 $$) & fi; exec " +
+                                   trainer_command + "'");
+  EXPECT_NE(o.exit_status, 0);
+  const size_t at = o.out.find("stopped by a signal after step ");
+  ASSERT_NE(at, std::string::npos) << o.out.substr(o.out.size() - std::min<size_t>(o.out.size(), 400)) << o.err;
+  const int step = atoi(o.out.c_str() + at + strlen("stopped by a signal after step "));
+  EXPECT_GT(step, 0);
+  EXPECT_TRUE(fs::exists(in("out") + format("/step_%08d/state.json", step)));
+  const std::vector<json> log = train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2));
+  EXPECT_EQ(steps_of(log).size(), size_t(step) + 2);
+}
+
 TEST_F(Training, InABuildWithoutNcclIsOfOneProcessAndSaysSo) {
   const Outcome o = run_ranks(2, trainer + arguments("-x 1"));
   EXPECT_EQ(o.exit_status, 1);
