@@ -1166,9 +1166,9 @@ void finish_output(Run& run) {
 int run_trainer(int argc, char** argv, Ranks& ranks) {
   Run run;
   if (!parse_options(argc, argv, run.options)) return 0;
+  handle_stop_signals();  // before MPI and others have threads, which would be given the signals
   run.ranks = ranks = join_ranks(run.options.ranks);
   if (ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr) user_error("cannot open /dev/null");  // rank 0 speaks for all
-  handle_stop_signals();
   bool from_folder = false;
   std::string checkpoint;
   check_and_plan(run, from_folder, checkpoint);
@@ -1205,6 +1205,7 @@ int run_trainer(int argc, char** argv, Ranks& ranks) {
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y goes on\n", signal_name(stop_signal()), (long long)run.step,
                (long long)run.steps);
+    if (ranks.rank > 0) return 0;  // rank 0 speaks for all: mpirun would end it in mid-sentence if another failed first
     return 128 + (stop_signal() != 0 ? stop_signal() : SIGTERM);  // where only another rank had one
   }
   print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step),
