@@ -1220,8 +1220,9 @@ int main(int argc, char** argv) {
     return run_trainer(argc, argv, ranks);
   } catch (const UserError& e) {
     fflush(stdout);
-    // Most errors meet every rank. Those of the others are told only if rank 0's does not end the job first.
+    // Most errors meet every rank. Those of the others are told only if rank 0's does not end the job first, by a signal.
     if (ranks.rank > 0) sleep(2);
+    if (ranks.rank > 0 && stop_signal() != 0) return 1;
     fprintf(stderr, "error: %s%s\n", ranks.rank > 0 ? format("rank %d: ", ranks.rank).c_str() : "", e.what());
     return 1;
   }

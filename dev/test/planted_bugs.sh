@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Can the tests fail? Plants one bug after another of dev/test/planted_bugs.txt in a copy of the tree, builds the test that should notice
-# and runs it: it must fail. `make planted-bugs`, about an hour on two cores; an argument picks the bugs whose line contains it.
+# and runs it: it must fail. `make planted-bugs`, some hours on two cores; an argument picks the bugs whose line contains it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 copy=$(mktemp -d)
