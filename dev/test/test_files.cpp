@@ -289,7 +289,7 @@ TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
     }
     std::ofstream(path, std::ios::binary) << whole;
   }
-  EXPECT_GT(flips, 2000);
+  EXPECT_GT(flips, 1500);
   EXPECT_TRUE(damaged.count("wte.weight") && damaged.count("h.2.mlp.c_fc.bias") && damaged.count("h.1.attn.c_attn.weight.v"));
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   fs::remove(checkpoint + "/config.json");
