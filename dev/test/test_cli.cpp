@@ -529,7 +529,7 @@ TEST_F(CommandLine, OnADiskThatIsFullTrainingGoesOnAndNothingCompleteIsLost) {
   EXPECT_EQ(kept.exit_status, 0) << kept.err;
   EXPECT_EQ(names_in(in("kept")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000009"}));
 
-  const Outcome stopped = run(on_a_small_disk(in("disk"), with + out + " -x 1000 --stop-on-save-error", "true"));
+  const Outcome stopped = run(on_a_small_disk(in("disk"), with + out + " -x 60 --stop-on-save-error", "true"));
   EXPECT_EQ(stopped.exit_status, 1);
   EXPECT_NE(stopped.err.find("training stops, earlier checkpoints are as they were (--stop-on-save-error)"), std::string::npos) << stopped.err;
 }
