@@ -42,6 +42,7 @@
 #include "llmc/sampler.h"          // sample_token
 #include "llmc/schedule.h"         // Schedule
 #include "llmc/stop_signal.h"      // handle_stop_signals, stop_signal
+#include "llmc/timeline.h"         // Timeline, TimelineSpan
 #include "llmc/tokenizer.h"        // decode_token
 
 // ----------------------------------------------------------------------------
@@ -116,6 +117,8 @@ struct GPT2 {
   RecordedWork<int, int, float> forward_backward;        // of gpt2_forward_backward with B, T, dloss
   HostArray<StepSums> host_sums;                         // (1): where gpt2_read_sums reads them to
   Collectives collectives;                               // of the ranks that train together
+  bool weights_are_coming = false;                       // from other ranks, bucket by bucket: who reads a bucket awaits it
+  Timeline timeline;
 
   GPT2() = default;
   GPT2(const GPT2&) = delete;
@@ -419,6 +422,11 @@ size_t num_tokens(const GPT2& model, int B, int T) {
   return size_t(B) * size_t(T);
 }
 
+// Operations that are called from here on find the bucket's weights as the last update has left them on all ranks.
+void await_weights(GPT2& model, size_t bucket) {
+  if (model.weights_are_coming) model.collectives.await(bucket);
+}
+
 // The final hidden states (acts.lnf) of B sequences of T tokens, those in acts.tokens. With first > 0, of one sequence, positions
 // [first, T) only: those before have been through here, and the later ones attend to the k and v that they left behind.
 void gpt2_forward(GPT2& model, int B, int T, int first = 0) {
@@ -429,14 +437,17 @@ void gpt2_forward(GPT2& model, int B, int T, int first = 0) {
   const AttentionShape s = {B, T, c.num_heads, c.head_size(), first};
   Activations& a = model.acts;
 
+  await_weights(model, 0);
   embedding_forward(rows(a.embedded, C, s), rows(a.tokens, 1, s), model.weights.wte, model.weights.wpe, B, T - first, C, first);
   const LayerActs& bottom = a.layers[0];
+  await_weights(model, 1);
   layernorm_forward(rows(bottom.ln1, C, s), rows(bottom.ln1_mean, 1, s), rows(bottom.ln1_rstd, 1, s), rows(a.embedded, C, s),
                     model.weights.layers[0].ln1w, model.weights.layers[0].ln1b, N, C, eps);
 
   for (int l = 0; l < c.num_layers; l++) {
     const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
     const LayerActs& layer = a.layers[size_t(l)];
+    const Timeline::Scope span = model.timeline.span("forward", size_t(l) + 1);
     attention_block_forward(model, l, s);
     mlp_hidden_forward(model, l, s);
     matmul_forward(rows(a.branch, C, s), rows(layer.fch_gelu, 4 * C, s), p.fcprojw, p.fcprojb, N, 4 * C, C);
@@ -445,11 +456,13 @@ void gpt2_forward(GPT2& model, int B, int T, int first = 0) {
     const bool last = l + 1 == c.num_layers;
     const LayerActs* next = last ? nullptr : &a.layers[size_t(l + 1)];
     const LayerParams<floatX>* next_p = last ? nullptr : &model.weights.layers[size_t(l + 1)];
+    await_weights(model, size_t(l) + 2);
     residual_layernorm_forward(rows(layer.residual3, C, s), rows(last ? a.lnf : next->ln1, C, s),
                                rows(last ? a.lnf_mean : next->ln1_mean, 1, s), rows(last ? a.lnf_rstd : next->ln1_rstd, 1, s),
                                rows(layer.residual2, C, s), rows(a.branch, C, s), last ? model.weights.lnfw : next_p->ln1w,
                                last ? model.weights.lnfb : next_p->ln1b, N, C, eps);
   }
+  model.weights_are_coming = false;
 }
 
 // The same of `tokens` (B, T), on the host.
@@ -539,6 +552,7 @@ void gpt2_sum_over_ranks(GPT2& model, size_t index) {
   const ParameterBucket& bucket = model.parameters.buckets[index];
   Collectives& c = model.collectives;
   c.follow_operations();
+  const Timeline::Scope span = model.timeline.span("reduce", index, &c);
   if (model.parameters.slices.count > 1) c.reduce_scatter(model.grad_memory + bucket.begin, bucket.count);
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
@@ -563,6 +577,7 @@ void gpt2_backward(GPT2& model, int B, int T, bool sum_over_ranks = false) {
     const LayerActs& s = a.layers[size_t(l)];
     const int64_t QKV = qkv_rows(c, model.plan, l);
     const floatX* residual = l == 0 ? a.embedded : a.layers[size_t(l - 1)].residual3;
+    const Timeline::Scope span = model.timeline.span("backward", size_t(l) + 1);
 
     if (l + 1 < c.num_layers) recompute_layer(model, l, shape);  // the last layer's tensors are still there
     matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C);
@@ -592,13 +607,15 @@ void gpt2_forward_backward(GPT2& model, int B, int T, float dloss, bool sum_over
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.sums->loss and grads += as above. Waits
 // for nothing: inputs and targets (B, T) lie in host memory, and if it is a HostArray's they stay as they are until gpt2_read_sums has
-// returned. After a rank's last one gradients are summed over the ranks; that one is not recorded, because it takes two streams.
+// returned. After a rank's last one gradients are summed over the ranks, and before its first one weights come from them; these two
+// are not recorded, because they take two streams.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches, bool last = true) {
   Activations& a = model.acts;
   const size_t count = num_tokens(model, B, T);
   upload({{a.tokens, a.tokens_to_come, inputs, count}, {a.targets, a.targets_to_come, targets, count}});
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
-  if (last && model.collectives.size() > 1) gpt2_forward_backward(model, B, T, dloss, /*sum_over_ranks=*/true);
+  const bool sum_over_ranks = last && model.collectives.size() > 1;
+  if (sum_over_ranks || model.weights_are_coming || model.timeline.on) gpt2_forward_backward(model, B, T, dloss, sum_over_ranks);
   else model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, b, t, d); }, B, T, dloss);
 }
 
@@ -633,7 +650,8 @@ void gpt2_square_grads(GPT2& model) {
 
 // AdamW's update number `step`, from 1, with gradients clipped by their norm, but left as they are; weights of two or more
 // dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_sums tells. Waits for nothing. Every rank takes the
-// same decision and has the same weights afterwards: acts.sums->loss becomes the sum over ranks before anything depends on it.
+// same decision and has the same weights afterwards: acts.sums->loss becomes the sum over ranks before anything depends on it. Each
+// rank's weights are still on their way to the others when the next forward pass begins, which awaits them layer by layer.
 void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   AdamWStep s;
   s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
@@ -655,11 +673,16 @@ void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
                model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s, model.acts.sums);
   if (!has_slices) return;
   c.follow_operations();
-  for (const ParameterBucket& bucket : table.buckets) {
+  for (size_t i = 0; i < table.buckets.size(); i++) {  // in the order in which the next forward pass reads them
+    const ParameterBucket& bucket = table.buckets[i];
     floatX* weights = model.weight_memory + bucket.begin;
-    c.all_gather<floatX>(weights, weights + table.slices.index * (bucket.count / table.slices.count), bucket.count);
+    {
+      const Timeline::Scope span = model.timeline.span("gather", i, &c);
+      c.all_gather<floatX>(weights, weights + table.slices.index * (bucket.count / table.slices.count), bucket.count);
+    }
+    c.mark(i);
   }
-  c.precede_operations();
+  model.weights_are_coming = true;
 }
 
 // host (parameters) = an arena of masters or moments, on rank 0, for a checkpoint. Every rank calls it. Slices go by way of the gradients'
@@ -667,8 +690,9 @@ void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
 void gpt2_gather_state(GPT2& model, const float* arena, float* host) {
   const ParameterTable& table = model.parameters;
   const bool is_whole = table.slices.count == 1 || (arena == model.master_memory && !has_master_weights);
+  Collectives& c = model.collectives;
+  c.precede_operations();  // weights that are coming
   if (!is_whole) {
-    Collectives& c = model.collectives;
     c.follow_operations();
     for (const ParameterBucket& bucket : table.buckets)
       c.all_gather<float>(model.grad_memory + bucket.begin, arena + bucket.begin / table.slices.count, bucket.count);
@@ -884,6 +908,7 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   const Slices slices = o.zero == 1 ? Slices{run.ranks.rank, run.ranks.size} : Slices{};
   gpt2_plan(run.model, config, run.B, run.T, o.recompute, o.keep_dead_kv, slices);
   if (o.tf32) gemm_allow_tf32();
+  run.model.timeline.on = o.log_level == "debug";
 }
 
 void allocate(Run& run) {
@@ -1075,6 +1100,7 @@ StepResult train_step(Run& run) {
   const TrainOptions& o = run.options;
   StepResult result = {};
   result.learning_rate = run.schedule(run.step + 1);
+  run.model.timeline.start_step(run.step + 1);
   gpt2_zero_grad(run.model);
   gpt2_zero_loss(run.model);
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
@@ -1085,6 +1111,7 @@ StepResult train_step(Run& run) {
   gpt2_share_stop_request(run.model, stop_signal() != 0);
   gpt2_update(run.model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
   const StepSums sums = gpt2_read_sums(run.model);
+  run.model.timeline.end_step();
   result.loss = sums.loss / double(run.num_micro_batches());
   result.grad_norm = std::sqrt(sums.grad_squares);
   result.stop_requested = sums.stop_requests > 0;
@@ -1094,6 +1121,18 @@ StepResult train_step(Run& run) {
   run.bad_steps_in_row = result.skipped ? run.bad_steps_in_row + 1 : 0;
   result.seconds = seconds_now() - start;
   return result;
+}
+
+// The spans of the step before the last one: by now collectives are done that run beside the step after theirs.
+void log_timeline(Run& run) {
+  const Timeline& timeline = run.model.timeline;
+  if (timeline.previous_step() < 0) return;
+  for (const TimelineSpan& span : timeline.previous_spans())
+    run.log.write({{"step", timeline.previous_step()},
+                   {"span", std::string(span.what)},
+                   {"of", bucket_name(run.model.parameters, span.bucket)},
+                   {"begin_ms", span.begin_ms},
+                   {"end_ms", span.end_ms}});
 }
 
 // On a terminal steps overwrite each other, and one stays every few seconds; elsewhere each has its line.
@@ -1106,6 +1145,7 @@ void report_step(Run& run, const StepResult& r) {
                  {"ms", r.seconds * 1e3},
                  {"tokens_per_second", rate}});
   if (r.skipped) run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
+  log_timeline(run);
   run.training_seconds += r.seconds;
   const double share = rate * flops_per_token(run.model.config, run.model.plan, run.T) / (run.gemm_peak * run.ranks.size);
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
@@ -1162,6 +1202,13 @@ void finish_output(Run& run) {
   run.log.finish();
 }
 
+// The last step's weights have nobody that awaits them.
+void finish_timeline(Run& run) {
+  run.model.timeline.start_step(run.step + 1);
+  run.model.collectives.wait();
+  log_timeline(run);
+}
+
 // `ranks`: who this process turns out to be, for whoever tells what went wrong.
 int run_trainer(int argc, char** argv, Ranks& ranks) {
   Run run;
@@ -1198,6 +1245,7 @@ int run_trainer(int argc, char** argv, Ranks& ranks) {
     }
     throw;
   }
+  finish_timeline(run);
   finish_output(run);
   run.model.collectives.leave();
   leave_ranks(ranks);

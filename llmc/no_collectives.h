@@ -1,5 +1,6 @@
 // In place of cuda/collectives.h in a build without NCCL: a process is alone, and says so if it is not to be.
 #pragma once
+#include <cstddef>  // size_t
 #include <cstdint>  // int64_t
 #include "dist.h"   // Ranks
 #include "error.h"  // user_error
@@ -18,6 +19,11 @@ struct Collectives {
   constexpr int size() const { return 1; }
   void follow_operations() {}
   void precede_operations() {}
+  void mark(size_t) {}
+  void await(size_t) {}
+  template <class Moment>
+  void record(Moment&) {}
+  void wait() {}
   template <class T>
   void all_reduce(T*, int64_t) {}
   template <class T>

@@ -92,6 +92,8 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
       ->configurable(false)->group(output);
   app.add_option("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all")->group(output);
   app.add_option("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't")->group(output);
+  app.add_option("--log-level", o.log_level, "debug: log.jsonl tells when the parts of each step ran on the device, too; slower, since no step is "
+                 "replayed as a CUDA graph then")->group(output);
   app.add_flag("--stop-on-save-error", o.stop_on_save_error,
                "stop if a checkpoint cannot be written; otherwise say so and train on")->group(output);
 }
@@ -121,6 +123,7 @@ static void check_options(const TrainOptions& o) {
   at_least("--max-bad-steps", o.max_bad_steps, 1);
   at_least("--keep", o.keep, 0);
   at_least("--keep-every", o.keep_every, 0);
+  if (o.log_level != "info" && o.log_level != "debug") user_error("--log-level %s: it must be info or debug", o.log_level.c_str());
   if (!Schedule::known(o.schedule)) user_error("-k %s: it must be cosine, linear, constant or wsd", o.schedule.c_str());
   between("-l", o.learning_rate, 0, 1e3);
   between("-q", o.final_fraction, 0, 1);

@@ -39,6 +39,7 @@ struct TrainOptions {
   std::string resume_from;
   int64_t keep = 0, keep_every = 0;
   bool stop_on_save_error = false;
+  std::string log_level = "info";
 
   std::string as_toml;  // all of the above, as --config reads it
 };

@@ -132,6 +132,12 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
   return table;
 }
 
+// What a log calls a bucket.
+inline std::string bucket_name(const ParameterTable& table, size_t bucket) {
+  if (bucket == 0) return "embeddings";
+  return bucket + 1 == table.buckets.size() ? "final layernorm" : "layer " + std::to_string(bucket - 1);
+}
+
 // What of a parameter lies in this process's slice of its bucket: `count` elements, 0 if none, from `begin` of the full arenas and from
 // `state` of those that hold slices alone, one bucket's after the other.
 struct OwnedPart {

@@ -4,6 +4,8 @@
 #include <unistd.h>        // getpid
 #include <cmath>           // NAN
 #include <cstdlib>         // setenv
+#include <map>             // std::map
+#include <tuple>           // std::tuple
 #include "command_line.h"  // CommandLine, read_log, steps_of, shard_bytes
 #include "llmc/error.h"    // format
 
@@ -163,6 +165,35 @@ TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
       EXPECT_EQ(steps, expected) << "seed " << seed << ", --zero " << zero;
     }
   }
+}
+
+// What the debug log says of when things ran. Sums of a layer's gradients are under way while the layers below compute, and weights while
+// the layers before them do, as often as the seed lets them; they begin when what they sum is there, and end before it is read.
+TEST_F(Training, SumsAndSharesLayersBesideTheComputationOfOthers) {
+  const std::vector<json> log = train(2, "out", "-x 20 -d 16 -v 0 --layers 4 --log-level debug");
+  struct Span {
+    double begin, end;
+  };
+  std::map<std::tuple<int, std::string, std::string>, Span> spans;  // by step, what and of what
+  for (const json& line : log)
+    if (line.contains("span")) spans[{line.at("step"), line.at("span"), line.at("of")}] = {line.at("begin_ms"), line.at("end_ms")};
+  int sums_beside = 0, gathers_beside = 0;
+  for (int step = 1; step <= 20; step++) {
+    for (int layer = 1; layer < 4; layer++) {
+      const std::string here = format("layer %d", layer), below = format("layer %d", layer - 1);
+      const Span reduce = spans.at({step, "reduce", here}), gather = spans.at({step, "gather", here});
+      const Span backward_below = spans.at({step, "backward", below});
+      EXPECT_GE(reduce.begin, spans.at({step, "backward", here}).begin);
+      EXPECT_GE(gather.begin, reduce.end);
+      sums_beside += reduce.begin < backward_below.end && backward_below.begin < reduce.end;
+      if (step == 20) continue;  // no step comes after it
+      const Span forward_below = spans.at({step + 1, "forward", below});
+      EXPECT_LE(gather.end, forward_below.end);  // which ends with the layer's own first LayerNorm
+      gathers_beside += gather.end > spans.at({step + 1, "forward", "layer 0"}).begin;
+    }
+  }
+  EXPECT_GT(sums_beside, 0);  // one after the other it would be none
+  EXPECT_GT(gathers_beside, 0);
 }
 
 TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutSlices) {

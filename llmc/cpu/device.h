@@ -3,6 +3,7 @@
 #include <sys/mman.h>       // mmap, madvise
 #include <unistd.h>         // sysconf
 #include <array>            // std::array
+#include <chrono>           // std::chrono::steady_clock
 #include <cstdio>           // fopen
 #include <cstring>          // memcpy, memset
 #include <initializer_list> // std::initializer_list
@@ -80,6 +81,13 @@ struct RecordedWork {
   void run(const Enqueue& enqueue, const Key&... key) {
     enqueue(key...);
   }
+};
+
+// A moment: when the operations that were called before record() are done, which is then.
+struct DeviceMoment {
+  std::chrono::steady_clock::time_point time;
+  void record() { time = std::chrono::steady_clock::now(); }
+  double ms_since(const DeviceMoment& earlier) const { return std::chrono::duration<double, std::milli>(time - earlier.time).count(); }
 };
 
 constexpr bool device_memory_is_host_memory = true;

@@ -1,14 +1,16 @@
 // What the ranks of a data-parallel run compute together, by NCCL. Collectives have a stream of their own, so that they run beside
-// operations: what they read or write is theirs between follow_operations and the next precede_operations that is called after them.
+// operations: what they read or write is theirs from follow_operations on until a precede_operations that is called after them, or an
+// await of a mark behind them.
 //
 // Every rank calls the same ones in the same order. None waits, and in a process alone none does anything.
 #pragma once
 #include <nccl.h>          // ncclAllReduce, ncclReduceScatter, ncclAllGather
 #include <type_traits>     // std::is_same_v
+#include <vector>          // std::vector
 #include "../dist.h"       // Ranks, share_from_first_rank
 #include "../error.h"      // user_error
 #include "../precision.h"  // floatX
-#include "device.h"        // gpu, gpu_index
+#include "device.h"        // gpu, gpu_index, DeviceMoment
 
 inline void nccl_check(ncclResult_t status, const char* what) {
   if (status != ncclSuccess) user_error("NCCL: %s from %s; NCCL_DEBUG=INFO says more", ncclGetErrorString(status), what);
@@ -50,6 +52,21 @@ struct Collectives {
     CUDA_CHECK(cudaEventRecord(collectives_, stream_));
     CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, collectives_, 0));
   }
+  // Operations that are called after await(index) find what the collectives before the latest mark(index) have written.
+  void mark(size_t index) {
+    if (size_ == 1) return;
+    while (marks_.size() <= index) {
+      marks_.push_back(nullptr);
+      CUDA_CHECK(cudaEventCreateWithFlags(&marks_.back(), cudaEventDisableTiming));
+    }
+    CUDA_CHECK(cudaEventRecord(marks_[index], stream_));
+  }
+  void await(size_t index) {
+    if (size_ == 1) return;
+    CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, marks_[index], 0));
+  }
+  // A moment among the collectives.
+  void record(DeviceMoment& moment) { moment.record(stream_); }
 
   // x (count) = the sum over ranks.
   template <class T>
@@ -70,10 +87,15 @@ struct Collectives {
     NCCL_CHECK(ncclAllGather(part, x, size_t(count / size_), type<T>(), comm_, stream_));
   }
 
+  // The host waits for all collectives.
+  void wait() {
+    if (size_ > 1) CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+
   // When all is done. A process that fails does not come here: whoever started it ends the others.
   void leave() {
     if (size_ == 1) return;
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    wait();
     NCCL_CHECK(ncclCommDestroy(comm_));
     size_ = 1, rank_ = 0;
   }
@@ -83,6 +105,7 @@ struct Collectives {
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t operations_ = nullptr, collectives_ = nullptr;  // the latest of each that the others wait for
+  std::vector<cudaEvent_t> marks_;
 
   template <class T>
   static ncclDataType_t type() {

@@ -12,7 +12,7 @@
 #include <optional>         // std::optional
 #include <string>           // std::string
 #include <tuple>            // std::tuple
-#include <utility>          // std::swap
+#include <utility>          // std::exchange, std::swap
 #include "../error.h"       // CHECK, user_error
 #include "launch.h"         // CUDA_CHECK
 
@@ -215,26 +215,36 @@ struct RecordedWork {
   }
 };
 
+// A moment on the GPU: when what was queued on a stream before record() is done.
+struct DeviceMoment {
+  cudaEvent_t event = nullptr;
+
+  DeviceMoment() { CUDA_CHECK(cudaEventCreate(&event)); }
+  DeviceMoment(DeviceMoment&& other) noexcept : event(std::exchange(other.event, nullptr)) {}
+  DeviceMoment& operator=(DeviceMoment&& other) noexcept {
+    std::swap(event, other.event);
+    return *this;
+  }
+  ~DeviceMoment() {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  void record(cudaStream_t stream = gpu().stream) { CUDA_CHECK(cudaEventRecord(event, stream)); }
+  // Of two moments that have passed.
+  double ms_since(const DeviceMoment& earlier) const {
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, earlier.event, event));
+    return double(ms);
+  }
+};
+
 // The time that the GPU takes from start() to seconds(), which waits for the work queued in between.
 struct GpuTimer {
-  cudaEvent_t begin, end;
-  GpuTimer() {
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-  }
-  GpuTimer(const GpuTimer&) = delete;
-  GpuTimer& operator=(const GpuTimer&) = delete;
-  ~GpuTimer() {
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-  }
-  void start() { CUDA_CHECK(cudaEventRecord(begin, gpu().stream)); }
+  DeviceMoment begin, end;
+  void start() { begin.record(); }
   double seconds() {
-    CUDA_CHECK(cudaEventRecord(end, gpu().stream));
-    CUDA_CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-    return double(ms) * 1e-3;
+    end.record();
+    CUDA_CHECK(cudaEventSynchronize(end.event));
+    return end.ms_since(begin) * 1e-3;
   }
 };
 
