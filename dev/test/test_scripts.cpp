@@ -1,0 +1,135 @@
+// The scripts of the paper's runs, with a small model in place of GPT-2 and clusters of a few lines in place of Slurm. Runs from the
+// repository's root, where the trainers lie.
+#include <gtest/gtest.h>   // TEST_F
+#include <sys/stat.h>      // chmod
+#include <unistd.h>        // access
+#include <cstdlib>         // setenv
+#include "command_line.h"  // CommandLine, read_log, steps_of, shard_bytes
+#include "llmc/error.h"    // format
+
+class Scripts : public CommandLine {
+ protected:
+  void SetUp() override {
+    CommandLine::SetUp();
+    for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS", "PAUSE"}) setenv(name, "1", 1);
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
+    setenv("LAUNCH", "", 1);
+    setenv("DATA", in("data").c_str(), 1);
+    setenv("OUT", in("out").c_str(), 1);
+    setenv("TRAINER", trainer.substr(0, trainer.find_last_not_of(' ') + 1).c_str(), 1);
+    fs::create_directories(in("data"));
+    for (const char* name : {"train_000.bin", "val_000.bin"}) write_file(in("data/") + name, shard_bytes(4000, 63));
+  }
+  // Of 12 layers and heads, so that the scripts' wiring fits; 6 updates of 2 micro-batches, a checkpoint after every second.
+  const std::string small = " --layers 12 --heads 12 --channels 96 --vocab-size 64 --max-seq-len 8 -t 8 -d 16 -b 1 -x 6 -n 2 -v 0 -u 0";
+
+  void write_program(const std::string& name, const std::string& text) const {
+    write_file(in(name), "#!/usr/bin/env bash\n" + text);
+    chmod(in(name).c_str(), 0755);
+  }
+  // Runs `command`, and sends it `signal` once the run in `out` has done a step.
+  Outcome run_and_signal(const std::string& command, const std::string& out, const char* signal) const {
+    return run(format("%s & run=$!; while kill -0 $run && ! grep -qs loss '%s/log.jsonl'; do sleep 0.05; done; kill -%s $run; wait $run",
+                      command.c_str(), out.c_str(), signal));
+  }
+  void expect_the_same_end(const std::string& a, const std::string& b) const {
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+      const std::string path = std::string("/step_00000006/") + file;
+      EXPECT_FALSE(read_file(a + path).empty()) << a << path;
+      EXPECT_TRUE(read_file(a + path) == read_file(b + path)) << file;
+    }
+  }
+};
+
+TEST_F(Scripts, TrainAsThePaperSaysUnlessTold) {
+  struct Case {
+    const char *script, *preset;
+    int skip_layers, skip_heads;
+  };
+  write_program("show", "echo \"$*\"");
+  setenv("TRAINER", in("show").c_str(), 1);
+  for (const Case& c : {Case{"124M_sla", "d12", 9, 9}, {"124M", "d12", 9, 0}, {"350M_sla", "d24", 18, 12}, {"350M", "d24", 18, 0},
+                        {"774M_sla", "d36", 27, 15}, {"774M", "d36", 27, 0}}) {
+    for (int T : {4096, 8192, 16384}) {
+      const Outcome o = run(format("scripts/run_gpt2_%s.sh %d --seed 5", c.script, T));
+      EXPECT_EQ(o.exit_status, 0) << o.err;
+      for (const std::string& part : {format("-e %s --skip-layers %d --skip-heads %d --max-seq-len %d ", c.preset, c.skip_layers, c.skip_heads, T),
+                                      format(" -t %d -b 1 -d 524288 -x 18000 -l 1.5e-4 ", T), " -o " + in("out") + " -y --seed 5\n"})
+        EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
+    }
+  }
+}
+
+TEST_F(Scripts, GoOnAfterAKillAndEndWithTheBitsOfAnUndisturbedRun) {
+  write_program("killed_once", R"(
+    if [ -e "$OUT" ]; then exec ./train_gpt2_sla_cpu "$@"; fi
+    ./train_gpt2_sla_cpu "$@" & until [ -e "$OUT/step_00000002" ]; do sleep 0.01; done
+    kill -9 $!; wait $!
+  )");
+  setenv("TRAINER", in("killed_once").c_str(), 1);
+  const Outcome killed = run("scripts/run_gpt2_124M_sla.sh" + small);
+  EXPECT_EQ(killed.exit_status, 0) << killed.err;
+  EXPECT_NE(killed.err.find("the run ended with status 137; it goes on from " + in("out") + "/step_"), std::string::npos) << killed.err;
+  setenv("TRAINER", "./train_gpt2_sla_cpu", 1);
+  setenv("OUT", in("undisturbed").c_str(), 1);
+  EXPECT_EQ(run("scripts/run_gpt2_124M_sla.sh" + small).exit_status, 0);
+  expect_the_same_end(in("out"), in("undisturbed"));
+}
+
+TEST_F(Scripts, StopWhereTheTrainingWasStopped) {
+  for (const char* signal : {"TERM", "USR1"}) {
+    setenv("OUT", in(signal).c_str(), 1);
+    const Outcome o = run_and_signal("scripts/run_gpt2_124M_sla.sh" + small + " -x 100000", in(signal), signal);
+    EXPECT_EQ(o.exit_status, 128 + 10) << o.err;  // what the trainer says of SIGUSR1
+    EXPECT_NE(o.out.find("stopped by SIGUSR1 after step"), std::string::npos) << o.out;
+    EXPECT_NE(o.err.find("stopped; the same command goes on"), std::string::npos) << o.err;
+  }
+}
+
+TEST_F(Scripts, GiveUpWhereNothingComesOfIt) {
+  const Outcome o = run("scripts/run_gpt2_350M.sh --no-such-option");
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("ended three times in a row without a new checkpoint, the last time with status 1"), std::string::npos) << o.err;
+  int restarts = 0;
+  for (size_t at = 0; (at = o.err.find("goes on from its beginning in 1 s", at)) != std::string::npos; at++) restarts++;
+  EXPECT_EQ(restarts, 2);
+  EXPECT_NE(run("scripts/run_gpt2_350M.sh 1000").err.find("T = 1000"), std::string::npos);
+  setenv("DATA", in("nothing").c_str(), 1);
+  EXPECT_NE(run("scripts/run_gpt2_350M.sh").err.find("no train_*.bin there"), std::string::npos);
+}
+
+// Slurm is one machine with two GPUs here. Its warning ends the first job, which is put into the queue again; the second one goes on.
+TEST_F(Scripts, UnderSlurmGoBackIntoTheQueueWhenWarned) {
+  const std::string tasks = "exec mpirun --oversubscribe -np 2 ";
+  write_program("srun", "while [ \"${1#--}\" != \"$1\" ]; do echo \"srun $1\" >&2; shift; done\n" + tasks + "bash -c "
+                "'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 SLURM_LOCALID=$OMPI_COMM_WORLD_RANK exec \"$@\"' task \"$@\"\n");
+  write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  setenv("SLURM_JOB_ID", "7", 1);
+  setenv("TRAINER", "build/fp32/train_gpt2_sla_emu", 1);
+  for (const char* job : {"slurm_pmix", "slurm"}) {
+    fs::remove(in("queue"));
+    setenv("OUT", in(job).c_str(), 1);
+    const std::string command = format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2_124M_sla.sh %s", job, small.c_str());
+    const Outcome warned = run_and_signal(command, in(job), "USR1");
+    EXPECT_NE(warned.exit_status, 0) << warned.err;
+    EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
+    EXPECT_NE(warned.err.find("srun --kill-on-bad-exit=1"), std::string::npos) << warned.err;
+    EXPECT_EQ(warned.err.find("srun --mpi=pmix") != std::string::npos, std::string(job) == "slurm_pmix") << warned.err;
+    const Outcome o = run(command);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_NE(o.out.find("micro-batches of 1 x 8 tokens on each of 2 ranks"), std::string::npos) << o.out;
+    EXPECT_EQ(steps_of(read_log(in(job))).size(), 6u);
+    EXPECT_EQ(read_file(in("queue")), "requeue 7\n");
+  }
+}
+
+TEST_F(Scripts, OverSeveralMachinesTellMpirunWhichAndWhereToLook) {
+  write_program("mpirun", "echo \"mpirun $*\"");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh 16384");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const char* part : {"mpirun --host node1:8,node2:8 ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7", "./train_gpt2_sla_cpu -e d36"})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
+  EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
+}

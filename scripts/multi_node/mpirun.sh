@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# One of the paper's runs on several machines, by OpenMPI and ssh:
+#
+#   scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_124M_sla.sh 16384
+#
+# The first argument is mpirun's --host: each machine with the number of its GPUs. The same folder with the program, data and runs must be
+# on all of them under the same path. INTERFACE=name has OpenMPI and NCCL use that network interface.
+set -euo pipefail
+[ $# -ge 2 ] || { echo "error: usage: $0 host:gpus[,host:gpus...] <script> [arguments ...]" >&2; exit 1; }
+hosts=$1
+shift
+LAUNCH="mpirun --host $hosts --map-by slot --wdir $(cd "$(dirname "$0")/../.." && pwd)"
+LAUNCH+=" -x PATH -x LD_LIBRARY_PATH"
+if [ -n "${INTERFACE:-}" ]; then
+  LAUNCH+=" --mca btl_tcp_if_include $INTERFACE --mca oob_tcp_if_include $INTERFACE -x NCCL_SOCKET_IFNAME=$INTERFACE"
+fi
+export LAUNCH
+exec "$@"

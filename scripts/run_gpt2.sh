@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# What scripts/run_gpt2_*.sh have in common: one of the paper's runs (524,288 tokens an update, 18,000 updates, learning rate 1.5e-4, which
+# the paper gives; warm-up, clipping and decay, which it does not, as nanoGPT has them), on all GPUs of this machine, started again with
+# -y whenever it ends too early. It is done when its last checkpoint is there.
+#
+#   scripts/run_gpt2.sh <name> <preset> <n_l> <n_h> [T] [options of the trainer ...]
+#
+# T: 4096 (the default), 8192 or 16384. Environment:
+#   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext)
+#   OUT=folder      of the run (runs/<name>-<T>)
+#   BATCH=n         sequences in a micro-batch (1); T * BATCH * ranks must divide 524,288; the more, the faster, while they fit
+#   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many>); scripts/multi_node/ sets it
+#   TRAINER=program (./train_gpt2_sla)
+#   PAUSE=seconds   before it is started again (10)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source scripts/stoppable.sh
+die() { echo "error: $*" >&2; exit 1; }
+name=$1 preset=$2 skip_layers=$3 skip_heads=$4
+shift 4
+T=4096
+case ${1:-} in [0-9]*) T=$1; shift ;; esac
+case $T in 4096 | 8192 | 16384) ;; *) die "T = $T: the paper's are 4096, 8192 and 16384" ;; esac
+DATA=${DATA:-data/openwebtext} OUT=${OUT:-runs/$name-$T} BATCH=${BATCH:-1} TRAINER=${TRAINER:-./train_gpt2_sla} PAUSE=${PAUSE:-10}
+ls "$DATA"/train_*.bin >/dev/null 2>&1 || die "$DATA: no train_*.bin there; name a folder of GPT-2's tokens with DATA=, see data/README.md"
+[ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is"
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="mpirun -np $gpus"; fi
+
+newest() { ls -d "$OUT"/step_* 2>/dev/null | tail -n 1; }
+# shellcheck disable=SC2086 # LAUNCH is a command with its arguments
+train() {
+  exec $LAUNCH "$TRAINER" -e "$preset" --skip-layers "$skip_layers" --skip-heads "$skip_heads" --max-seq-len "$T" \
+    -i "$DATA/train_*.bin" -j "$DATA/val_*.bin" --shuffle -t "$T" -b "$BATCH" -d 524288 -x 18000 \
+    -l 1.5e-4 -k cosine -q 0.1 -u 2000 -c 0.1 --grad-clip 1 \
+    -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"
+}
+
+in_vain=0
+while true; do
+  before=$(newest)
+  stoppable train "$@"
+  [ $status -ne 0 ] || exit 0
+  [ -z "$stopped" ] || { echo "stopped; the same command goes on" >&2; exit $status; }
+  if [ "$(newest)" = "$before" ]; then in_vain=$((in_vain + 1)); else in_vain=0; fi
+  [ $in_vain -lt 3 ] || die "ended three times in a row without a new checkpoint, the last time with status $status; see above"
+  echo "the run ended with status $status; it goes on from $(newest | grep . || echo 'its beginning') in $PAUSE s" >&2
+  sleep "$PAUSE"
+done
