@@ -190,8 +190,8 @@ $(BUILD)/emu/nccl.o: CPPFLAGS += $(MPI_FLAGS)
 $(BUILD)/emu/%.o: dev/emu/%.cpp $(BUILD)/emu/flags
 	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) -c $< -o $@
 
-$(BUILD)/emu_ranks: dev/test/emu_ranks.cpp $(EMU_OBJS) $(BUILD)/emu/flags
-	$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) -o $@
+$(BUILD)/emu_ranks: dev/test/emu_ranks.cpp $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
+	$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
 
 $(BUILD)/%/train_gpt2_sla_emu: train_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
