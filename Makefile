@@ -50,7 +50,7 @@ EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=na
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o)
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o rank_channel.o)
 EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
@@ -190,8 +190,8 @@ $(BUILD)/emu/nccl.o: CPPFLAGS += $(MPI_FLAGS)
 $(BUILD)/emu/%.o: dev/emu/%.cpp $(BUILD)/emu/flags
 	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) -c $< -o $@
 
-$(BUILD)/emu_ranks: dev/test/emu_ranks.cpp $(EMU_OBJS) $(BUILD)/emu/flags
-	$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) -o $@
+$(BUILD)/emu_ranks: dev/test/emu_ranks.cpp $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
+	$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
 
 $(BUILD)/%/train_gpt2_sla_emu: train_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@

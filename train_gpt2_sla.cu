@@ -8,7 +8,7 @@
 //
 // B: sequences in a micro-batch, T: positions, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
-#include <unistd.h>                // isatty, sleep
+#include <unistd.h>                // isatty
 #include <algorithm>               // std::copy_n, std::max, std::min
 #include <array>                   // std::array
 #include <cctype>                  // iscntrl
@@ -39,6 +39,7 @@
 #include "llmc/parameters.h"       // ParameterTable, ParameterBucket, ParameterChunk, Slices, Params, LayerParams
 #include "llmc/precision.h"        // floatX
 #include "llmc/random.h"           // random_normal, random_uniform
+#include "llmc/rank_channel.h"     // RankChannel, Excused
 #include "llmc/sampler.h"          // sample_token
 #include "llmc/schedule.h"         // Schedule
 #include "llmc/stop_signal.h"      // handle_stop_signals, stop_signal
@@ -839,6 +840,7 @@ struct Run {
   bool save_failed = false;          // the last one told of
   HostArray<float> checkpoint_copy;  // (3, parameters' arena): weights, m and v; while a checkpoint is written, the writer's
   BackgroundWriter writer;           // gone before anything that it reads
+  RankChannel channel;               // likewise: it watches the model's collectives
 
   int64_t num_micro_batches() const { return grad_accum_steps * ranks.size; }  // in an update
 };
@@ -870,7 +872,9 @@ std::string checkpoint_to_resume(const TrainOptions& o) {
 // Everything that can be wrong is found here, before anything is written.
 void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   const TrainOptions& o = run.options;
-  checkpoint = checkpoint_to_resume(o);
+  run.channel.demand_same("options", o.as_toml);
+  checkpoint = run.channel.share_from_first(run.ranks.rank == 0 ? checkpoint_to_resume(o) : "");
+  if (!checkpoint.empty()) run.channel.demand_same("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   ModelConfig config = model_config(o, from_folder);
   if (!checkpoint.empty()) {
     ModelConfig saved = read_config_json(checkpoint);
@@ -1029,6 +1033,7 @@ void validate_model(Run& run) {
 
 // A text that begins at an end of text, which is the last token of the vocabulary (GPT-2's 50256, the bytes' 256).
 void print_sample(Run& run) {
+  const Excused excused(run.channel);
   const int V = run.model.config.vocab_size;
   std::vector<int> tokens = {V - 1};
   gpt2_generate(run.model, tokens, int(run.options.sample_length), run.options.temperature, uint64_t(run.options.seed), run.step);
@@ -1042,6 +1047,7 @@ void print_sample(Run& run) {
 // Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be written and
 // the options say to stop then.
 void report_saved(Run& run, bool wait) {
+  const Excused excused(run.channel);
   const std::optional<SaveResult> saved = run.writer.result(wait);
   if (!saved) return;
   run.save_failed = !saved->error.empty();
@@ -1209,22 +1215,25 @@ void finish_timeline(Run& run) {
   log_timeline(run);
 }
 
-// `ranks`: who this process turns out to be, for whoever tells what went wrong.
-int run_trainer(int argc, char** argv, Ranks& ranks) {
-  Run run;
+int run_trainer(int argc, char** argv, Run& run) {
   if (!parse_options(argc, argv, run.options)) return 0;
   handle_stop_signals();  // before MPI and others have threads, which would be given the signals
-  run.ranks = ranks = join_ranks(run.options.ranks);
+  const Ranks ranks = run.ranks = join_ranks(run.options.ranks);
+  Collectives::demand_possible(ranks);
   if (ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr) user_error("cannot open /dev/null");  // rank 0 speaks for all
+  run.channel.open(ranks, run.options.hang_timeout);
   bool from_folder = false;
   std::string checkpoint;
   check_and_plan(run, from_folder, checkpoint);
-  run.model.collectives.meet(ranks);  // so that nobody writes before everybody has looked
+  run.model.collectives.meet(ranks, run.channel);  // so that nobody writes before everybody has looked
   print_model(run.model);
   print_memory_plan(run.model, run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model));
   allocate(run);
   load_or_init_weights(run, from_folder, checkpoint);
   open_output(run, checkpoint);
+  // Also so that nobody waits in a collective for one that still loads.
+  run.channel.demand_same("data", format("%lld training tokens and %lld to validate with", (long long)run.train->shards.num_tokens,
+                                         run.val ? (long long)run.val->shards.num_tokens : 0));
 
   if (ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);
   printf("data: %lld training tokens", (long long)run.train->shards.num_tokens);
@@ -1248,6 +1257,7 @@ int run_trainer(int argc, char** argv, Ranks& ranks) {
   finish_timeline(run);
   finish_output(run);
   run.model.collectives.leave();
+  run.channel.leave();
   leave_ranks(ranks);
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
   if (run.step < run.steps) {
@@ -1263,15 +1273,13 @@ int run_trainer(int argc, char** argv, Ranks& ranks) {
 
 #ifndef SLA_NO_MAIN
 int main(int argc, char** argv) {
-  Ranks ranks;
+  Run run;  // stays while the error is told: to free a GPU's memory waits for collectives, which may never end
   try {
-    return run_trainer(argc, argv, ranks);
+    return run_trainer(argc, argv, run);
   } catch (const UserError& e) {
     fflush(stdout);
-    // Most errors meet every rank. Those of the others are told only if rank 0's does not end the job first, by a signal.
-    if (ranks.rank > 0) sleep(2);
-    if (ranks.rank > 0 && stop_signal() != 0) return 1;
-    fprintf(stderr, "error: %s%s\n", ranks.rank > 0 ? format("rank %d: ", ranks.rank).c_str() : "", e.what());
+    if (run.channel.is_open()) run.channel.end_run(e.what());
+    fprintf(stderr, "error: %s\n", e.what());
     return 1;
   }
 }

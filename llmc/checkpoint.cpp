@@ -199,6 +199,12 @@ void verify_checkpoint(const std::string& checkpoint) {
   });
 }
 
+std::string checkpoint_checksum(const std::string& checkpoint) {
+  std::string checksum;
+  with_state(checkpoint, [&](const json& state) { checksum = state.at("checksum").get<std::string>(); });
+  return checksum;
+}
+
 RunState read_run_state(const std::string& checkpoint) {
   RunState state;
   with_state(checkpoint, [&](const json& j) {

@@ -43,6 +43,9 @@ std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int
 // Throws UserError, naming the file and for tensors the tensor, if a byte of the checkpoint is not as it was written.
 void verify_checkpoint(const std::string& checkpoint);
 
+// The checksum of state.json, which has those of all the rest: two checkpoints with the same one are the same. Throws UserError.
+std::string checkpoint_checksum(const std::string& checkpoint);
+
 RunState read_run_state(const std::string& checkpoint);
 void read_weights(const std::string& folder, const ModelLayout& model, const StoreTensor& store_weight);
 void read_moments(const std::string& checkpoint, const ModelLayout& model, const StoreTensor& store_m,

@@ -1,11 +1,10 @@
 // The processes that train together: who this one is, and how they find each other. One process a GPU; NCCL moves what they compute
-// (cuda/collectives.h), and all that it needs to begin is one id that every process knows.
+// (cuda/collectives.h), and what they tell each other beside it has a channel (rank_channel.h).
 //
-//   mpirun -np 8 ./train_gpt2_sla ...          MPI says who is who and carries the id
+//   mpirun -np 8 ./train_gpt2_sla ...          MPI says who is who, and where rank 0 is
 //   ... --rendezvous file:/shared/run7         where MPI does not reach: a path that all can read and write
 //   ... --rendezvous tcp:node1:29500           or an address at which rank 0 listens
 #pragma once
-#include <cstddef>   // size_t
 #include <optional>  // std::optional
 #include <string>    // std::string
 
@@ -25,8 +24,8 @@ struct Ranks {
 // Throws UserError if the options and the environment do not say who this process is, or if this program was built without what it takes.
 Ranks join_ranks(const RankOptions& options);
 
-// bytes = rank 0's, on every rank. Once in a run. Throws UserError if somebody does not come within five minutes.
-void share_from_first_rank(const Ranks& ranks, void* bytes, size_t count);
+// text = rank 0's, on every rank that MPI has started; all call it.
+void broadcast_by_mpi(std::string& text);
 
 // Leaves in peace: without it mpirun takes a process that ends for one that died.
 void leave_ranks(const Ranks& ranks);

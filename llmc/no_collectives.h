@@ -5,16 +5,19 @@
 #include "dist.h"   // Ranks
 #include "error.h"  // user_error
 
+struct RankChannel;
+
 struct Collectives {
   Collectives() = default;
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
-  void meet(const Ranks& ranks) {
+  static void demand_possible(const Ranks& ranks) {
     if (ranks.size > 1)
       user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it without mpirun "
                  "and --rendezvous", ranks.size);
   }
+  void meet(const Ranks&, RankChannel&) {}
   constexpr int rank() const { return 0; }
   constexpr int size() const { return 1; }
   void follow_operations() {}

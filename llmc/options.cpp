@@ -67,7 +67,9 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   const char* ranks = "Ranks (mpirun -np N, or --rendezvous)";
   app.add_option("--zero", o.zero, "of several ranks: 1: each keeps the optimizer state of a slice of every layer (ZeRO-1); 0: of all "
                  "parameters")->group(ranks);
-  app.add_option("--rendezvous", o.ranks.rendezvous, "where ranks meet without MPI: file:PATH that all can write, new for each job, or "
+  app.add_option("--hang-timeout", o.hang_timeout, "end the run, naming the rank, if one does not answer or keeps the others waiting for "
+                 "so many seconds; 0: never")->group(ranks);
+  app.add_option("--rendezvous", o.ranks.rendezvous, "where ranks meet without MPI: file:PATH that all can read and rank 0 can write, or "
                  "tcp:HOST:PORT of rank 0")->configurable(false)->group(ranks);
   app.add_option("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: SLURM_PROCID")
       ->configurable(false)->group(ranks);
@@ -111,6 +113,8 @@ static void check_options(const TrainOptions& o) {
   if (o.total_batch) at_least("-d", *o.total_batch, 1);
   between("-r", o.recompute, 0, 3);
   between("--zero", o.zero, 0, 1);
+  if (o.hang_timeout != 0 && !(o.hang_timeout >= 2 && std::isfinite(o.hang_timeout)))
+    user_error("--hang-timeout %g: it must be 0, or at least 2 seconds", o.hang_timeout);
   if (o.steps) at_least("-x", *o.steps, 0);
   at_least("-u", o.warmup_steps, 0);
   at_least("-v", o.val_every, 0);

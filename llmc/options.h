@@ -31,6 +31,7 @@ struct TrainOptions {
   // ranks
   RankOptions ranks;
   int zero = 1;
+  double hang_timeout = 45;  // seconds
   // what is written, and when
   std::string out;
   int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;

@@ -9,6 +9,8 @@
 #include "cuda_bf16.h"        // __nv_bfloat16
 #include "llmc/error.h"       // CHECK
 #include "llmc/guard.h"       // forbid
+#include "llmc/operations.h"  // Collectives, device_malloc, copy_to_host
+#include "llmc/rank_channel.h" // RankChannel
 
 namespace {
 
@@ -104,7 +106,25 @@ int orders_that_miss(ncclComm_t comm, bool wait) {
   return missed;
 }
 
+// As the trainer goes about it: three sums of all ranks, and a fourth to which the last rank does not come.
+void one_sum_stays_out() {
+  RankChannel channel;
+  Collectives collectives;
+  channel.open({rank, num_ranks, rank, "", /*by_mpi=*/true}, /*hang_seconds=*/2);
+  collectives.meet({rank, num_ranks, rank, "", /*by_mpi=*/true}, channel);
+  auto* x = static_cast<float*>(device_malloc(4 * sizeof(float)));
+  for (int sum = 0; sum < 4; sum++) {
+    if (sum == 3 && rank == num_ranks - 1) sleep(600);
+    collectives.follow_operations();
+    collectives.all_reduce(x, 4);
+    collectives.precede_operations();
+    float host[4];
+    copy_to_host(host, x, sizeof host);
+  }
+}
+
 void run(const std::string& name) {
+  if (name == "one_sum_stays_out") return one_sum_stays_out();
   if (name == "same_gpu") {
     check(cudaSetDevice(0));
     ncclComm_t comm;

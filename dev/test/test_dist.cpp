@@ -1,10 +1,13 @@
 // Several ranks, each a process that mpirun starts with an emulated GPU of its own: what NCCL's stand-in does, and how the trainer trains
 // on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu lie.
 #include <gtest/gtest.h>   // TEST_F
-#include <unistd.h>        // getpid
+#include <signal.h>        // kill
+#include <unistd.h>        // getpid, usleep
+#include <chrono>          // std::chrono::steady_clock
 #include <cmath>           // NAN
 #include <cstdlib>         // setenv
 #include <map>             // std::map
+#include <thread>          // std::thread
 #include <tuple>           // std::tuple
 #include "command_line.h"  // CommandLine, read_log, steps_of, shard_bytes
 #include "llmc/error.h"    // format
@@ -74,6 +77,12 @@ TEST_F(EmulatedNccl, MakesNoCommunicatorOfRanksThatDoNotFitTogether) {
   EXPECT_EQ(run_ranks(2, "build/emu_ranks same_gpu").exit_status, 0);
 }
 
+using CollectivesOfTheTrainer = Ranks;
+
+TEST_F(CollectivesOfTheTrainer, TellTheChannelHowFarTheGpuHasCome) {
+  expect_death(3, "one_sum_stays_out", {"error: rank 2 (pid ", " has not come to collective number 4, where rank 0 (pid ", " has waited for 2 s"});
+}
+
 // ----------------------------------------------------------------------------
 // Training
 
@@ -94,6 +103,38 @@ class Training : public Ranks {
     const Outcome o = run_ranks(ranks, program + arguments(more + " -o " + in(out)), environment);
     EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
     return read_log(in(out));
+  }
+  // What two ranks do when `signal` comes to one of them in the midst of training. A rank that a signal stops is killed once somebody has
+  // noticed. --enable-recovery keeps mpirun from ending the others itself.
+  Outcome run_and_signal(int rank, int signal, const std::string& more) const {
+    const auto await = [](const auto& condition) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+      while (!condition() && std::chrono::steady_clock::now() < end) usleep(10000);
+    };
+    std::thread sender([&] {
+      await([&] { return read_file(in("out") + "/log.jsonl").find("{\"step\":3,") != std::string::npos; });
+      const pid_t pid = pid_of(rank);
+      if (pid <= 0) return;
+      kill(pid, signal);
+      if (signal != SIGSTOP) return;
+      await([&] { return read_file(in("stderr")).find("error:") != std::string::npos; });
+      kill(pid, SIGKILL);
+    });
+    const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out") + " " + more);
+    const Outcome o = run("timeout 100 mpirun --enable-recovery --oversubscribe -np 2 sh -c '" + command + " & echo $! >" +
+                          in("pid.$OMPI_COMM_WORLD_RANK") + "; wait $!; echo $? >" + in("status.$OMPI_COMM_WORLD_RANK") + "'");
+    sender.join();
+    return o;
+  }
+  pid_t pid_of(int rank) const { return atoi(read_file(in(format("pid.%d", rank))).c_str()); }
+  // One line that begins with `error: `, then names the rank, and goes on with `what`; and the other has ended with status 1.
+  void expect_the_end(const Outcome& o, int rank, const std::string& what) const {
+    EXPECT_NE(o.exit_status, 124) << "timeout's";
+    EXPECT_EQ(read_file(in(format("status.%d", 1 - rank))), "1\n");
+    const size_t at = o.err.find(format("error: rank %d (pid %d on ", rank, int(pid_of(rank))));
+    ASSERT_NE(at, std::string::npos) << o.err;
+    EXPECT_LT(o.err.find(what, at), o.err.find('\n', at)) << o.err;
+    EXPECT_EQ(o.err.find("error:", at + 1), std::string::npos) << o.err;
   }
   static double last_val_loss(const std::vector<json>& log) {
     double loss = NAN;
@@ -205,7 +246,7 @@ TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutSlices) {
 
 TEST_F(Training, RanksThatMeetInAFileOrAtAnAddressAreThoseThatMpiNames) {
   const std::vector<json> expected = steps_of(train(2, "mpi", "-x 2 -j ''"));
-  write_file(in("meet") + ".1", "0123456789abcdef");  // an earlier run's
+  write_file(in("meet"), "0123456789abcdef 29500 127.0.0.1\n");  // an earlier run's
   int port = 20000 + int(getpid()) % 20000;
   for (const std::string& place : {"file:" + in("meet"), format("tcp:localhost:%d", port)}) {
     const std::string out = place.substr(0, 3);
@@ -216,7 +257,59 @@ TEST_F(Training, RanksThatMeetInAFileOrAtAnAddressAreThoseThatMpiNames) {
     ASSERT_EQ(o.exit_status, 0) << o.err;
     EXPECT_EQ(steps_of(read_log(in(out))), expected) << place;
   }
-  EXPECT_FALSE(fs::exists(in("meet")) || fs::exists(in("meet") + ".1"));
+  EXPECT_FALSE(fs::exists(in("meet")));
+}
+
+TEST_F(Training, EndsWithTheNameOfARankThatIsKilled) {
+  for (int rank : {0, 1}) {
+    expect_the_end(run_and_signal(rank, SIGKILL, "-n 2"), rank, " has died; the run ends, and -y goes on from its last checkpoint");
+    if (rank == 0) fs::remove_all(in("out"));
+  }
+  int step = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(in("out"))) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("step_", 0) == 0) step = std::max(step, atoi(name.c_str() + 5));
+  }
+  EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2) << "what it promises";
+}
+
+TEST_F(Training, EndsWithTheNameOfARankThatIsStopped) {
+  expect_the_end(run_and_signal(1, SIGSTOP, "--hang-timeout 3"), 1, " has not answered for 3 s");
+}
+
+// Ranks in folders of their own, which see other files by the same names.
+TEST_F(Training, RanksThatDoNotSeeTheSameAreNamed) {
+  const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
+    const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");
+    return run("timeout 100 mpirun --oversubscribe -np 1 -wdir " + in("a") + " " + program + more + " : -np 1 -wdir " + in("b") + " " + program +
+               more + more_of_second);
+  };
+  const auto expect_names = [&](const Outcome& o, const std::string& what) {
+    EXPECT_EQ(o.exit_status, 1);
+    const size_t at = o.err.find("error:");
+    ASSERT_NE(at, std::string::npos) << o.err;
+    EXPECT_LT(o.err.find("rank 1 (pid ", at), o.err.find('\n', at)) << o.err;
+    EXPECT_LT(o.err.find(what, at), o.err.find('\n', at)) << what << "\n" << o.err;
+    EXPECT_EQ(o.err.find("error:", at + 1), std::string::npos) << o.err;
+  };
+  for (const char* name : {"a", "b"}) {
+    fs::create_directories(in(name));
+    write_file(in(name) + "/here.bin", shard_bytes(name[0] == 'a' ? 2000 : 1000, 60));
+    write_file(in(name) + "/same.bin", shard_bytes(2000, 60));
+  }
+  write_file(in("a") + "/only_here.bin", shard_bytes(2000, 60));
+  expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "has \"learning-rate=2e-2\", where rank 0 has \"learning-rate=1e-2\"");
+  expect_names(run_in_folders("-i here.bin -x 2 ", ""), "has \"1000 training tokens");
+  expect_names(run_in_folders("-i only_here.bin -x 2 ", ""), "only_here.bin");
+  ASSERT_EQ(run_in_folders("-i same.bin -x 2 -o out ", "").exit_status, 0);
+  EXPECT_FALSE(fs::exists(in("b") + "/out"));
+  expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "out/step_00000002/state.json: cannot be read");
+  fs::copy(in("a") + "/out", in("b") + "/out", fs::copy_options::recursive);
+  ASSERT_EQ(run("cd " + in("b") + " && " + fs::absolute("build/fp32/train_gpt2_sla_emu").string() +
+                arguments("-d 16 -v 0 -i same.bin -x 2 -o other --seed 5")).exit_status, 0);
+  fs::remove_all(in("b") + "/out/step_00000002");
+  fs::rename(in("b") + "/other/step_00000002", in("b") + "/out/step_00000002");
+  expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "the checkpoint's checksum");
 }
 
 TEST_F(Training, WithABatchThatRanksCannotShareSaysSoOnce) {
@@ -258,6 +351,10 @@ TEST_F(Training, InABuildWithoutNcclIsOfOneProcessAndSaysSo) {
   const Outcome o = run_ranks(2, trainer + arguments("-x 1"));
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: one of 2 ranks, but this program was built without NCCL"), std::string::npos) << o.err;
+  // Before it waits for others.
+  const Outcome alone = run("timeout 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
+  EXPECT_EQ(alone.exit_status, 1);
+  EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
 }
 
 TEST_F(Training, RefusesARendezvousThatCannotBeMeant) {
@@ -266,5 +363,7 @@ TEST_F(Training, RefusesARendezvousThatCannotBeMeant) {
   expect_error(data + " --rendezvous file:x --rank 2 --ranks 2", {"--rank 2", "--ranks 2"});
   expect_error(data + " --rendezvous file:x", {"Give --rank and --ranks"});
   expect_error(data + " --rank 1 --ranks 2", {"belong to --rendezvous"});
+  expect_error(data + " --hang-timeout 1", {"--hang-timeout 1", "0, or at least 2 seconds"});
+  expect_error(data + " --hang-timeout nan", {"--hang-timeout nan"});
   expect_error(data + " --zero 2", {"--zero 2", "between 0 and 1"});
 }

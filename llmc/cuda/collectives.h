@@ -4,26 +4,35 @@
 //
 // Every rank calls the same ones in the same order. None waits, and in a process alone none does anything.
 #pragma once
-#include <nccl.h>          // ncclAllReduce, ncclReduceScatter, ncclAllGather
-#include <type_traits>     // std::is_same_v
-#include <vector>          // std::vector
-#include "../dist.h"       // Ranks, share_from_first_rank
-#include "../error.h"      // user_error
-#include "../precision.h"  // floatX
-#include "device.h"        // gpu, gpu_index, DeviceMoment
+#include <nccl.h>             // ncclAllReduce, ncclReduceScatter, ncclAllGather
+#include <cstdint>            // uint64_t
+#include <type_traits>        // std::is_same_v
+#include <vector>             // std::vector
+#include "../dist.h"          // Ranks
+#include "../error.h"         // user_error
+#include "../precision.h"     // floatX
+#include "../rank_channel.h"  // RankChannel
+#include "device.h"           // gpu, gpu_index, HostArray, DeviceMoment
+#include "launch.h"           // launch
 
 inline void nccl_check(ncclResult_t status, const char* what) {
   if (status != ncclSuccess) user_error("NCCL: %s from %s; NCCL_DEBUG=INFO says more", ncclGetErrorString(status), what);
 }
 #define NCCL_CHECK(call) nccl_check(call, #call)
 
+// *place = value, in host memory that the GPU can write to. One thread.
+__global__ void note_kernel(volatile uint64_t* place, uint64_t value) { *place = value; }
+
 struct Collectives {
   Collectives() = default;  // of a process alone
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
-  // Meets the other ranks. Before the GPU is used: it is chosen here.
-  void meet(const Ranks& ranks) {
+  // Throws UserError if this program was built for a process alone, and that is not asked for. (This one was not.)
+  static void demand_possible(const Ranks&) {}
+
+  // Meets the other ranks. Before the GPU is used: it is chosen here. From then on the channel watches that all come to the same collectives.
+  void meet(const Ranks& ranks, RankChannel& channel) {
     if (ranks.size == 1) return;
     rank_ = ranks.rank, size_ = ranks.size;
     gpu_index() = ranks.local_rank;
@@ -33,8 +42,11 @@ struct Collectives {
     CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));
     ncclUniqueId id = {};
     if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    share_from_first_rank(ranks, &id, sizeof id);
+    channel.share_from_first(&id, sizeof id);
     NCCL_CHECK(ncclCommInitRank(&comm_, size_, id, rank_));
+    progress_ = HostArray<uint64_t>(2);
+    progress_.data[0] = progress_.data[1] = 0;
+    channel.watch_progress(&progress_.data[0], &progress_.data[1]);
   }
 
   int rank() const { return rank_; }
@@ -72,19 +84,19 @@ struct Collectives {
   template <class T>
   void all_reduce(T* x, int64_t count) {
     if (size_ == 1) return;
-    NCCL_CHECK(ncclAllReduce(x, x, size_t(count), type<T>(), ncclSum, comm_, stream_));
+    noted([&] { NCCL_CHECK(ncclAllReduce(x, x, size_t(count), type<T>(), ncclSum, comm_, stream_)); });
   }
   // The rank-th part of x (count) = the sum over ranks; what the other parts hold then is of no use.
   void reduce_scatter(float* x, int64_t count) {
     if (size_ == 1) return;
     const int64_t part = count / size_;
-    NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_));
+    noted([&] { NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_)); });
   }
   // x (count) = the ranks' parts (count / ranks), one after the other; a rank's own may lie at its place in x.
   template <class T>
   void all_gather(T* x, const T* part, int64_t count) {
     if (size_ == 1) return;
-    NCCL_CHECK(ncclAllGather(part, x, size_t(count / size_), type<T>(), comm_, stream_));
+    noted([&] { NCCL_CHECK(ncclAllGather(part, x, size_t(count / size_), type<T>(), comm_, stream_)); });
   }
 
   // The host waits for all collectives.
@@ -92,7 +104,7 @@ struct Collectives {
     if (size_ > 1) CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
-  // When all is done. A process that fails does not come here: whoever started it ends the others.
+  // When all is done. A process that fails does not come here: the channel ends the others.
   void leave() {
     if (size_ == 1) return;
     wait();
@@ -106,6 +118,16 @@ struct Collectives {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t operations_ = nullptr, collectives_ = nullptr;  // the latest of each that the others wait for
   std::vector<cudaEvent_t> marks_;
+  uint64_t num_collectives_ = 0;   // that have been called
+  HostArray<uint64_t> progress_;   // (2): how many of them the GPU has come to, and how many it has ended
+
+  template <class Call>
+  void noted(const Call& collective) {
+    num_collectives_++;
+    launch(note_kernel, dim3(1), dim3(1), 0, stream_, &progress_.data[0], num_collectives_);
+    collective();
+    launch(note_kernel, dim3(1), dim3(1), 0, stream_, &progress_.data[1], num_collectives_);
+  }
 
   template <class T>
   static ncclDataType_t type() {
