@@ -335,7 +335,14 @@ FetchTensor fetch_from(const GPT2& model, const float* arena) {
     copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
   };
 }
-// And back, into an arena of masters or moments: what of it lies in this process's slices.
+// Likewise all of an arena of masters or moments: host (state).
+void fetch_slices(const GPT2& model, const float* arena, float* host) {
+  for (const ParameterSpec& spec : model.parameters.specs) {
+    const OwnedPart part = owned_part(model.parameters, spec);
+    if (part.count > 0) copy_to_host(host + part.state, arena + part.state, size_t(part.count) * sizeof(float));
+  }
+}
+// And back into such an arena: what of a tensor lies in this process's slices.
 StoreTensor store_slice(const GPT2& model, float* arena) {
   return [&model, arena](int index, const float* values) {
     const OwnedPart part = owned_part(model.parameters, model.parameters.specs[size_t(index)]);
@@ -343,15 +350,7 @@ StoreTensor store_slice(const GPT2& model, float* arena) {
   };
 }
 
-// host (state) = an arena of masters or moments.
-void fetch_slices(const GPT2& model, const float* arena, float* host) {
-  for (const ParameterSpec& spec : model.parameters.specs) {
-    const OwnedPart part = owned_part(model.parameters, spec);
-    if (part.count > 0) copy_to_host(host + part.state, arena + part.state, size_t(part.count) * sizeof(float));
-  }
-}
-
-// Likewise for the weights: all of what the kernels read, which is rounded from the masters, and this process's slices of those.
+// For the weights: all of what the kernels read, which is rounded from the masters, and this process's slices of those.
 StoreTensor store_weights(GPT2& model) {
   return [&model](int index, const float* values) {
     const TensorSpec& tensor = model.tensor(index);
