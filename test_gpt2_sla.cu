@@ -263,7 +263,8 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
     auto expect_equal = [&](const float* arena, const DoubleTensors& expected) {
       const auto& full = expected.at(tensor.name).data;
       std::vector<float> values(size_t(tensor.num_elements()));
-      from_file_layout(model->layout(), i, std::vector<float>(full.begin(), full.end()).data(), values.data());
+      from_file_layout(model->layout(), i, whole_weight(model->layout(), i), std::vector<float>(full.begin(), full.end()).data(),
+                       values.data());
       EXPECT_LE(relative_error(to_floats(arena + tensor.element_offset(), values.size()), values), tensor_tolerance) << tensor.name;
     };
     expect_equal(model->master_memory, params);
