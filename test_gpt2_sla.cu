@@ -55,7 +55,7 @@ void set_weights(GPT2& model, const Tensors& params) {
     const auto& source = params.at(model.tensor(i).name).data;
     std::vector<float> full(source.begin(), source.end());
     values.resize(size_t(model.tensor(i).num_elements()));
-    from_file_layout(model.layout(), i, full.data(), values.data());
+    from_file_layout(model.layout(), i, whole_weight(model.layout(), i), full.data(), values.data());
     store_weights(model)(i, values.data());
   }
 }
@@ -65,7 +65,7 @@ std::vector<float> full_tensor(const GPT2& model, const float* arena, int i) {
   std::vector<float> values(size_t(model.tensor(i).num_elements()));
   std::vector<float> full(size_t(num_elements(model.parameters.specs[size_t(i)].file_shape)), 0.0f);
   fetch_from(model, arena)(i, values.data());
-  to_file_layout(model.layout(), i, values.data(), full.data());
+  to_file_layout(model.layout(), i, whole_weight(model.layout(), i), values.data(), full.data());
   return full;
 }
 
@@ -263,7 +263,8 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
     auto expect_equal = [&](const float* arena, const DoubleTensors& expected) {
       const auto& full = expected.at(tensor.name).data;
       std::vector<float> values(size_t(tensor.num_elements()));
-      from_file_layout(model->layout(), i, std::vector<float>(full.begin(), full.end()).data(), values.data());
+      from_file_layout(model->layout(), i, whole_weight(model->layout(), i), std::vector<float>(full.begin(), full.end()).data(),
+                       values.data());
       EXPECT_LE(relative_error(to_floats(arena + tensor.element_offset(), values.size()), values), tensor_tolerance) << tensor.name;
     };
     expect_equal(model->master_memory, params);
@@ -421,11 +422,13 @@ TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
   gpt2_init_weights(*whole, 5);
   for (int step = 1; step <= 3; step++) update(*whole, step);
   make_folders(folder);
-  const std::string checkpoint =
-      write_checkpoint(folder, {3, 0, 1, 35, false, 5}, whole->layout(), fetch_from(*whole, whole->master_memory),
-                       fetch_from(*whole, whole->m_memory), fetch_from(*whole, whole->v_memory));
+  std::vector<float> m(whole->state_bytes() / sizeof(float)), v(m.size());
+  fetch_slices(*whole, whole->m_memory, m.data());
+  fetch_slices(*whole, whole->v_memory, v.data());
+  const std::string checkpoint = write_checkpoint(folder, {3, 0, 1, 35, false, 5}, whole->layout(),
+                                                  fetch_from(*whole, whole->master_memory), m.data(), v.data());
   read_weights(checkpoint, resumed->layout(), store_weights(*resumed));
-  read_moments(checkpoint, resumed->layout(), store_to(*resumed, resumed->m_memory), store_to(*resumed, resumed->v_memory));
+  read_moments(checkpoint, resumed->layout(), store_slice(*resumed, resumed->m_memory), store_slice(*resumed, resumed->v_memory));
   for (int step = 4; step <= 6; step++) update(*whole, step), update(*resumed, step);
   expect_the_same_weights_and_moments(*whole, *resumed);
   std::filesystem::remove_all(folder);

@@ -23,7 +23,7 @@
 #include "llmc/arena.h"            // ArenaLayout
 #include "llmc/attention_table.h"  // AttentionTable, KVView
 #include "llmc/background_writer.h" // BackgroundWriter, SaveResult
-#include "llmc/checkpoint.h"       // write_checkpoint, newest_checkpoint, RunState
+#include "llmc/checkpoint.h"       // write_checkpoint, write_checkpoint_part, newest_checkpoint, RunState, OtherRanks
 #include "llmc/config.h"           // ModelConfig
 #include "llmc/config_json.h"      // read_config_json
 #include "llmc/dataloader.h"       // DataLoader
@@ -332,28 +332,36 @@ void gpt2_allocate(GPT2& model) {
   for (int l = 0; l < model.config.num_layers; l++) model.attention_tables.push_back(make_attention_table(model, l));
 }
 
-// Functions for the readers and writers of files: a tensor of a float arena of all parameters, to host memory.
+// For the readers and writers of files: a tensor of a float arena of all parameters, to host memory.
 FetchTensor fetch_from(const GPT2& model, const float* arena) {
   return [&model, arena](int index, float* values) {
     copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
   };
 }
-// And back: what of a tensor belongs into an arena of masters or moments.
-StoreTensor store_to(const GPT2& model, float* arena) {
+// Likewise all of an arena of masters or moments: host (state).
+void fetch_slices(const GPT2& model, const float* arena, float* host) {
+  for (const ParameterSpec& spec : model.parameters.specs) {
+    const OwnedPart part = owned_part(model.parameters, spec);
+    if (part.count > 0) copy_to_host(host + part.state, arena + part.state, size_t(part.count) * sizeof(float));
+  }
+}
+// And back into such an arena: what of a tensor lies in this process's slices.
+StoreTensor store_slice(const GPT2& model, float* arena) {
   return [&model, arena](int index, const float* values) {
     const OwnedPart part = owned_part(model.parameters, model.parameters.specs[size_t(index)]);
-    if (part.count == 0) return;
-    copy_to_device(arena + part.state, values + (part.begin - model.tensor(index).element_offset()), size_t(part.count) * sizeof(float));
+    copy_to_device(arena + part.state, values, size_t(part.count) * sizeof(float));
   };
 }
 
-// Likewise for the weights: all of what the kernels read, which is rounded from the masters, and those.
+// For the weights: all of what the kernels read, which is rounded from the masters, and this process's slices of those.
 StoreTensor store_weights(GPT2& model) {
   return [&model](int index, const float* values) {
     const TensorSpec& tensor = model.tensor(index);
     const std::vector<floatX> rounded(values, values + tensor.num_elements());
     copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
-    if (has_master_weights) store_to(model, model.master_memory)(index, values);
+    const OwnedPart part = owned_part(model.parameters, model.parameters.specs[size_t(index)]);
+    if (has_master_weights && part.count > 0)
+      store_slice(model, model.master_memory)(index, values + (part.begin - tensor.element_offset()));
   };
 }
 
@@ -686,14 +694,14 @@ void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   model.weights_are_coming = true;
 }
 
-// host (parameters) = an arena of masters or moments, on rank 0, for a checkpoint. Every rank calls it. Slices go by way of the gradients'
+// host (parameters) = the masters, on rank 0, for a checkpoint. Every rank that has slices calls it. They go by way of the gradients'
 // arena, whose contents nobody needs between two updates.
-void gpt2_gather_state(GPT2& model, const float* arena, float* host) {
+void gpt2_gather_masters(GPT2& model, float* host) {
   const ParameterTable& table = model.parameters;
-  const bool is_whole = table.slices.count == 1 || (arena == model.master_memory && !has_master_weights);
+  const float* arena = model.master_memory;
   Collectives& c = model.collectives;
   c.precede_operations();  // weights that are coming
-  if (!is_whole) {
+  if (table.slices.count > 1 && has_master_weights) {
     c.follow_operations();
     for (const ParameterBucket& bucket : table.buckets)
       c.all_gather<float>(model.grad_memory + bucket.begin, arena + bucket.begin / table.slices.count, bucket.count);
@@ -784,8 +792,12 @@ int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool ke
   return fitting;
 }
 
-// What save_checkpoint copies to host memory for the writer: weights, m and v.
-size_t checkpoint_copy_bytes(const GPT2& model) { return 3 * model.parameters.layout.bytes; }
+// What save_checkpoint copies to host memory for the writer: m and v of each rank that has slices of them, or of rank 0, whose are
+// all weights, too.
+size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
+  if (rank > 0 && model.parameters.slices.count == 1) return 0;
+  return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
+}
 
 // `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into what is free.
 void print_memory_plan(const GPT2& model, size_t host_bytes = 0) {
@@ -838,9 +850,9 @@ struct Run {
   // checkpoints
   double stall_seconds = 0;          // for which training waited for it
   bool save_failed = false;          // the last one told of
-  HostArray<float> checkpoint_copy;  // (3, parameters' arena): weights, m and v; while a checkpoint is written, the writer's
-  BackgroundWriter writer;           // gone before anything that it reads
-  RankChannel channel;               // likewise: it watches the model's collectives
+  HostArray<float> checkpoint_copy;  // m and v (state), and rank 0's weights (parameters); while a checkpoint is written, the writer's
+  RankChannel channel;               // gone before the model, whose collectives it watches
+  BackgroundWriter writer;           // gone before anything that it uses
 
   int64_t num_micro_batches() const { return grad_accum_steps * ranks.size; }  // in an update
 };
@@ -920,7 +932,8 @@ void allocate(Run& run) {
   gpt2_allocate(run.model);
   run.inputs = HostArray<int>(step_tokens);
   run.targets = HostArray<int>(step_tokens);
-  if (!run.options.out.empty() && run.ranks.rank == 0) run.checkpoint_copy = HostArray<float>(checkpoint_copy_bytes(run.model) / sizeof(float));
+  const size_t copy_bytes = run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model, run.ranks.rank);
+  if (copy_bytes > 0) run.checkpoint_copy = HostArray<float>(copy_bytes / sizeof(float));
 }
 
 RunState run_state(const Run& run) {
@@ -942,7 +955,7 @@ void resume_from(Run& run, const std::string& checkpoint) {
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
   read_weights(checkpoint, run.model.layout(), store_weights(run.model));
-  read_moments(checkpoint, run.model.layout(), store_to(run.model, run.model.m_memory), store_to(run.model, run.model.v_memory));
+  read_moments(checkpoint, run.model.layout(), store_slice(run.model, run.model.m_memory), store_slice(run.model, run.model.v_memory));
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
@@ -1067,27 +1080,51 @@ void report_saved(Run& run, bool wait) {
   fprintf(stderr, "error: %s; earlier checkpoints are as they were\n", saved->error.c_str());
 }
 
+// Rank 0's way to those that write slices of a checkpoint beside it.
+OtherRanks other_ranks(Run& run) {
+  RankChannel& channel = run.channel;
+  const int ranks = run.model.parameters.slices.count;  // 1: rank 0 has all of it
+  if (ranks == 1) return {};
+  OtherRanks others;
+  others.tell = [&channel, ranks](bool begin) {
+    for (int rank = 1; rank < ranks; rank++) channel.send(rank, Topic::checkpoint, begin ? "begin" : "");
+  };
+  others.reports = [&channel, ranks] {
+    std::vector<std::string> reports;
+    for (int rank = 1; rank < ranks; rank++) reports.push_back(channel.receive(rank, Topic::checkpoint));
+    return reports;
+  };
+  return others;
+}
+
 // Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest goes on beside training. Every rank
-// gives its slices, and rank 0 writes all of it.
+// that has slices writes its own; the rest, and with --zero 0 all of it, is rank 0's.
 void save_checkpoint(Run& run) {
   const double start = seconds_now();
   report_saved(run, /*wait=*/true);
   GPT2& model = run.model;
-  const size_t arena_size = run.checkpoint_copy.size / 3;
-  float *weights = run.checkpoint_copy.data, *m = weights + arena_size, *v = m + arena_size;
-  gpt2_gather_state(model, model.master_memory, weights);
-  gpt2_gather_state(model, model.m_memory, m);
-  gpt2_gather_state(model, model.v_memory, v);
+  if (run.checkpoint_copy.size == 0) return;
+  const size_t state_size = model.state_bytes() / sizeof(float);
+  float *m = run.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
+  gpt2_gather_masters(model, weights);
+  fetch_slices(model, model.m_memory, m);
+  fetch_slices(model, model.v_memory, v);
   run.stall_seconds = seconds_now() - start;
-  if (run.ranks.rank > 0) return;
 
-  auto fetch_copied = [&model](const float* host) -> FetchTensor {
-    return [&model, host](int i, float* values) { memcpy(values, host + model.tensor(i).element_offset(), model.tensor(i).bytes()); };
-  };
   const TrainOptions& o = run.options;
+  if (run.ranks.rank > 0) {  // what becomes of it, rank 0 tells
+    run.writer.start(run.step, [=, &model, &o, &channel = run.channel, step = run.step](SaveResult&) {
+      if (channel.receive(0, Topic::checkpoint) == "begin")
+        channel.send(0, Topic::checkpoint, write_checkpoint_part(o.out, step, model.layout(), m, v));
+    });
+    return;
+  }
+  auto fetch_copied = [&model, weights](int i, float* values) {
+    memcpy(values, weights + model.tensor(i).element_offset(), model.tensor(i).bytes());
+  };
   const int64_t keep = run.bad_steps_in_row > 0 ? 0 : o.keep;  // who knows which one will be needed
-  run.writer.start(run.step, [=, &model, &o, state = run_state(run)](SaveResult& result) {
-    result.folder = write_checkpoint(o.out, state, model.layout(), fetch_copied(weights), fetch_copied(m), fetch_copied(v));
+  run.writer.start(run.step, [=, &model, &o, others = other_ranks(run), state = run_state(run)](SaveResult& result) {
+    result.folder = write_checkpoint(o.out, state, model.layout(), fetch_copied, m, v, others);
     remove_old_checkpoints(o.out, keep, o.keep_every);
   });
 }
@@ -1227,7 +1264,7 @@ int run_trainer(int argc, char** argv, Run& run) {
   check_and_plan(run, from_folder, checkpoint);
   run.model.collectives.meet(ranks, run.channel);  // so that nobody writes before everybody has looked
   print_model(run.model);
-  print_memory_plan(run.model, run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model));
+  print_memory_plan(run.model, run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model, ranks.rank));
   allocate(run);
   load_or_init_weights(run, from_folder, checkpoint);
   open_output(run, checkpoint);

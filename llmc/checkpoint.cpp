@@ -7,7 +7,7 @@
 #include <map>                  // std::map
 #include <nlohmann/json.hpp>    // nlohmann::ordered_json
 #include "config_json.h"        // write_config_json
-#include "crc32c.h"             // crc32c
+#include "crc32c.h"             // crc32c, crc32c_combine
 #include "durable_file.h"       // write_file_durably, rename_durably, sync_folder
 #include "error.h"              // user_error, UserError
 
@@ -16,7 +16,8 @@ using json = nlohmann::ordered_json;
 
 static const char unfinished_prefix[] = "unfinished_step_";
 static const char removed_prefix[] = "removed_step_";
-static const int state_format = 2;
+static const char error_prefix[] = "error: ";  // of a report
+static const int state_format = 3;
 
 // ----------------------------------------------------------------------------
 // Writing
@@ -50,23 +51,97 @@ static std::string state_text(const RunState& state, const json& checksums) {
   return sealed(text.substr(0, text.size() - 2));
 }
 
-std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model,
-                             const FetchTensor& fetch_weight, const FetchTensor& fetch_m, const FetchTensor& fetch_v) {
-  const std::string number = format("%08lld", (long long)state.step);
-  const std::string temporary = out + "/" + unfinished_prefix + number, folder = out + "/step_" + number;
+// The name of a step's checkpoint behind a prefix.
+static std::string folder_in(const std::string& out, const char* prefix, int64_t step) {
+  return out + "/" + prefix + format("%08lld", (long long)step);
+}
+
+// {"step": 1000, "pieces": {"wte.weight.m": [elements, checksum], ...}}
+static std::string report_text(int64_t step, const ModelLayout& model, const std::vector<MomentPiece>& pieces) {
+  const std::vector<SafetensorsSpec> specs = moment_specs(model);
+  json by_tensor = json::object();
+  for (size_t i = 0; i < specs.size(); i++) by_tensor[specs[i].name] = {pieces[i].count, pieces[i].checksum};
+  return json({{"step", step}, {"pieces", by_tensor}}).dump();
+}
+
+std::string write_checkpoint_part(const std::string& out, int64_t step, const ModelLayout& model, const float* m, const float* v) {
+  try {
+    const std::string path = folder_in(out, unfinished_prefix, step) + "/optimizer.safetensors";
+    return report_text(step, model, write_moment_slices(path, model, m, v));
+  } catch (const std::exception& e) {  // no room in memory, too
+    return std::string(error_prefix) + e.what();
+  }
+}
+
+// What a rank reports to have written, in the order of moment_specs. Throws UserError if that is an error, or not what its slices hold.
+static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step, const ModelLayout& model) {
+  if (report.rfind(error_prefix, 0) == 0)
+    user_error("rank %d could not write its slices: %s", rank, report.c_str() + strlen(error_prefix));
+  ParameterTable table = model.table;
+  table.slices.index = rank;
+  const std::vector<SafetensorsSpec> specs = moment_specs(model);
+  std::vector<MomentPiece> pieces;
+  try {
+    const json j = json::parse(report), &by_tensor = j.at("pieces");
+    if (j.at("step") != step) user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump().c_str(), (long long)step);
+    for (size_t i = 0; i < specs.size(); i++) {
+      const json& piece = by_tensor.at(specs[i].name);
+      const FilePart part = own_moment({model.config, model.plan, table}, int(i % table.specs.size()));
+      pieces.push_back({part.count, piece.at(1).get<uint32_t>()});
+      if (piece != json({pieces[i].count, pieces[i].checksum}))
+        user_error("rank %d reports %s for tensor %s, of which its slice has %lld elements", rank, piece.dump().c_str(),
+                   specs[i].name.c_str(), (long long)part.count);
+    }
+  } catch (const json::exception& e) {
+    user_error("rank %d did not report what it wrote (%s)", rank, e.what());
+  }
+  return pieces;
+}
+
+// The tensors' checksums from those of their pieces, [rank][tensor].
+static SafetensorsChecksums join_pieces(uint32_t header, const ModelLayout& model, const std::vector<std::vector<MomentPiece>>& pieces) {
+  SafetensorsChecksums sums;
+  sums.header = header;
+  for (const SafetensorsSpec& spec : moment_specs(model)) {
+    uint32_t checksum = 0;
+    for (const std::vector<MomentPiece>& of_rank : pieces) {
+      const MomentPiece& piece = of_rank[sums.tensors.size()];
+      checksum = crc32c_combine(checksum, piece.checksum, uint64_t(piece.count) * sizeof(float));
+    }
+    sums.tensors.push_back({spec.name, checksum});
+  }
+  return sums;
+}
+
+std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model, const FetchTensor& fetch_weight,
+                             const float* m, const float* v, const OtherRanks& others) {
+  CHECK(model.table.slices.index == 0 && bool(others.tell) == (model.table.slices.count > 1));
+  const std::string temporary = folder_in(out, unfinished_prefix, state.step), folder = folder_in(out, "step_", state.step);
+  enum { to_be_told, writing, done } others_are = others.tell ? to_be_told : done;
   try {
     make_folders(temporary);
+    // On disk before the others, who may be on other machines, look for it.
+    const uint32_t header = lay_out_moment_file(temporary + "/optimizer.safetensors", model);
+    if (others.tell) others_are = writing, others.tell(true);
     json checksums;
     const std::string config = write_config_json(temporary + "/config.json", model.config);
     checksums["config.json"] = hex(crc32c(config.data(), config.size()));
-    checksums["model.safetensors"] =
-        to_json(write_tensors(temporary + "/model.safetensors", model, {{"", fetch_weight}}, /*zero_biases=*/true));
-    checksums["optimizer.safetensors"] = to_json(
-        write_tensors(temporary + "/optimizer.safetensors", model, {{".m", fetch_m}, {".v", fetch_v}}, /*zero_biases=*/false));
+    checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", model, fetch_weight));
+    std::vector<std::vector<MomentPiece>> pieces = {write_moment_slices(temporary + "/optimizer.safetensors", model, m, v)};
+    if (others.tell) {
+      const std::vector<std::string> reports = others.reports();
+      others_are = done;
+      CHECK(int(reports.size()) == model.table.slices.count - 1);
+      for (const std::string& report : reports) pieces.push_back(read_report(report, int(pieces.size()), state.step, model));
+    }
+    checksums["optimizer.safetensors"] = to_json(join_pieces(header, model, pieces));
     write_file_durably(temporary + "/state.json", state_text(state, checksums));
     sync_folder(temporary);
     rename_durably(temporary, folder);
   } catch (...) {
+    // Nobody writes into a folder that is being removed, and no report is left for the next checkpoint.
+    if (others_are == to_be_told) others.tell(false);
+    if (others_are == writing) others.reports();
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
     throw;
@@ -116,7 +191,7 @@ void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_e
   for (const auto& [step, path] : all) {  // the oldest first
     if (surplus-- <= 0) break;
     if (keep_every > 0 && step % keep_every == 0) continue;
-    const std::string away = out + "/" + removed_prefix + format("%08lld", (long long)step);
+    const std::string away = folder_in(out, removed_prefix, step);
     rename_durably(path.string(), away);
     std::error_code error;
     fs::remove_all(away, error);
@@ -218,10 +293,9 @@ RunState read_run_state(const std::string& checkpoint) {
 }
 
 void read_weights(const std::string& folder, const ModelLayout& model, const StoreTensor& store_weight) {
-  read_tensors(folder + "/model.safetensors", model, {{"", store_weight}});
+  read_weight_file(folder + "/model.safetensors", model, store_weight);
 }
 
-void read_moments(const std::string& checkpoint, const ModelLayout& model, const StoreTensor& store_m,
-                  const StoreTensor& store_v) {
-  read_tensors(checkpoint + "/optimizer.safetensors", model, {{".m", store_m}, {".v", store_v}});
+void read_moments(const std::string& checkpoint, const ModelLayout& model, const StoreTensor& store_m, const StoreTensor& store_v) {
+  read_moment_slices(checkpoint + "/optimizer.safetensors", model, store_m, store_v);
 }

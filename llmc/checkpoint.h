@@ -1,10 +1,15 @@
 // Checkpoints: OUT/step_00001000/ with the model (config.json, model.safetensors), AdamW's m and v (optimizer.safetensors, as
-// <name>.m and <name>.v in the model's full-size layout) and the run's state (state.json). A checkpoint is written under
-// another name, synced, and renamed: a folder that bears its final name is complete. It is renamed away before it is removed.
+// <name>.m and <name>.v, full-size, linear weights (out, in); see model_io.h) and the run's state (state.json). Nothing in it depends on
+// the number of ranks that wrote it. A checkpoint is written under another name, synced, and renamed: a folder that bears its final name
+// is complete. It is renamed away before it is removed.
 //
 // state.json has a CRC-32C of everything in the other files, tensor by tensor, and of itself.
+//
+// Where ranks have slices of the optimizer's state, each writes its own: rank 0 lays optimizer.safetensors out and tells the others to
+// begin; they report what they wrote; rank 0 makes the tensors' checksums of theirs and gives the folder its name.
 #pragma once
 #include <cstdint>     // int64_t, uint64_t, INT64_MAX
+#include <functional>  // std::function
 #include <string>      // std::string
 #include <vector>      // std::vector
 #include "model_io.h"  // ModelLayout, FetchTensor, StoreTensor
@@ -21,9 +26,20 @@ struct RunState {
   int64_t bad_steps_in_row = 0;   // the last so many steps were skipped
 };
 
-// Throws UserError with nothing left behind if it cannot be written. Returns the folder.
-std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model,
-                             const FetchTensor& fetch_weight, const FetchTensor& fetch_m, const FetchTensor& fetch_v);
+// Rank 0's way to the ranks that write slices beside it; empty where it has all of the state.
+struct OtherRanks {
+  std::function<void(bool begin)> tell;                // each of them, once: to write_checkpoint_part, or that there is nothing to write
+  std::function<std::vector<std::string>()> reports;   // what write_checkpoint_part returned on ranks 1, 2, ...; waits for it
+};
+
+// Rank 0: writes a checkpoint and returns its folder. `m` and `v`: host copies of this process's arenas of state. Throws UserError with
+// nothing left behind if somebody, whom it names, cannot write, when no rank writes any more and each report has been taken.
+std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model, const FetchTensor& fetch_weight,
+                             const float* m, const float* v, const OtherRanks& others = {});
+
+// The others, told to begin: writes this rank's slices of m and v. Returns its report: the pieces' lengths and checksums, by tensor, or
+// "error: " and what went wrong. Throws nothing.
+std::string write_checkpoint_part(const std::string& out, int64_t step, const ModelLayout& model, const float* m, const float* v);
 
 // The newest checkpoint in `out` of a step before `before`, or "" if there is none.
 std::string newest_checkpoint(const std::string& out, int64_t before = INT64_MAX);
@@ -48,5 +64,5 @@ std::string checkpoint_checksum(const std::string& checkpoint);
 
 RunState read_run_state(const std::string& checkpoint);
 void read_weights(const std::string& folder, const ModelLayout& model, const StoreTensor& store_weight);
-void read_moments(const std::string& checkpoint, const ModelLayout& model, const StoreTensor& store_m,
-                  const StoreTensor& store_v);
+// Of this process's slices; see read_moment_slices.
+void read_moments(const std::string& checkpoint, const ModelLayout& model, const StoreTensor& store_m, const StoreTensor& store_v);

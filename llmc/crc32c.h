@@ -10,12 +10,15 @@
 #include <nmmintrin.h>  // _mm_crc32_u64
 #endif
 
+// A CRC is a polynomial over GF(2), the lowest power in the highest bit. Times x, modulo the CRC's polynomial:
+inline constexpr uint32_t crc32c_times_x(uint32_t crc) { return crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0u); }
+
 // table[k][b]: what the byte b, with k zero bytes behind it, does to a CRC.
 inline constexpr std::array<std::array<uint32_t, 256>, 8> make_crc32c_table() {
   std::array<std::array<uint32_t, 256>, 8> table = {};
   for (uint32_t b = 0; b < 256; b++) {
     uint32_t crc = b;
-    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0u);  // the polynomial, lowest bit first
+    for (int bit = 0; bit < 8; bit++) crc = crc32c_times_x(crc);
     table[0][b] = crc;
   }
   for (size_t k = 1; k < 8; k++)
@@ -54,4 +57,18 @@ inline uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0) {
 #else
   return crc32c_by_table(bytes, count, before);
 #endif
+}
+
+// The CRC of A followed by B, from those of A and of B, which is `bytes_of_b` long: each byte behind A multiplies A's by x^8, and
+// B's is added. What the ~ at the beginning and the end of each would add cancels.
+inline uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
+  auto times = [](uint32_t p, uint32_t q) {
+    uint32_t product = 0;
+    for (; p != 0; p <<= 1, q = crc32c_times_x(q)) product ^= p >> 31 ? q : 0u;
+    return product;
+  };
+  uint32_t square = 1u << 23;  // x^8, then its powers 2, 4, 8, ...
+  for (; bytes_of_b > 0; bytes_of_b >>= 1, square = times(square, square))
+    if (bytes_of_b & 1) a = times(square, a);
+  return a ^ b;
 }

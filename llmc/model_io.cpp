@@ -1,36 +1,73 @@
 #include "model_io.h"
-#include <algorithm>            // std::all_of, std::fill
+#include <algorithm>            // std::all_of, std::fill, std::reverse, std::max, std::min
 #include <map>                  // std::map
 #include "crc32c.h"             // crc32c
 #include "error.h"              // user_error
 
-// One walk over the rows for both directions: visit(place in the arena, place in the file, length, stride in the file).
-template <class Visit>
-static void walk_rows(const ModelLayout& model, int index, Visit visit) {
+// ----------------------------------------------------------------------------
+// A parameter's place in a file
+
+static const TensorSpec& tensor_of(const ModelLayout& model, int index) {
+  return model.table.layout.tensors[size_t(model.table.specs[size_t(index)].tensor)];
+}
+
+static int64_t columns_of(const TensorSpec& tensor) { return tensor.shape.size() == 2 ? tensor.shape[1] : 1; }
+
+// The row of the full-size tensor, (out, in), that row `row` of the arena's is.
+static int64_t full_row(const ModelLayout& model, int index, int64_t row) {
+  const int layer = model.table.specs[size_t(index)].qkv_layer;
+  return layer < 0 ? row : full_qkv_row(model.config, model.plan, layer, row);
+}
+
+FilePart whole_weight(const ModelLayout& model, int index) {
   const ParameterSpec& spec = model.table.specs[size_t(index)];
-  const TensorSpec& tensor = model.table.layout.tensors[size_t(spec.tensor)];
-  const int64_t rows = tensor.shape[0], columns = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
-  const int64_t file_rows = spec.file_shape.back();  // of a transposed tensor: the file's columns
+  return {spec.transposed, 0, tensor_of(model, index).num_elements(), 0, num_elements(spec.file_shape)};
+}
+
+FilePart own_moment(const ModelLayout& model, int index) {
+  const ParameterSpec& spec = model.table.specs[size_t(index)];
+  const TensorSpec& tensor = tensor_of(model, index);
+  const OwnedPart part = owned_part(model.table, spec);
+  if (part.count == 0) return {};
+  auto place = [&](int64_t element) {  // in the file; behind the last element: its end
+    if (element == tensor.num_elements()) return num_elements(spec.file_shape);
+    const int64_t columns = columns_of(tensor);
+    return full_row(model, index, element / columns) * columns + element % columns;
+  };
+  const int64_t begin = part.begin - tensor.element_offset(), end = begin + part.count;
+  return {false, begin, end, place(begin), place(end) - place(begin)};
+}
+
+// One walk over the part's rows, or what it has of them, for both directions: visit(place among its elements in the arena, place among
+// those in the file, length, stride in the file).
+template <class Visit>
+static void walk_rows(const ModelLayout& model, int index, const FilePart& part, Visit visit) {
+  const int64_t columns = columns_of(tensor_of(model, index)), end_row = (part.end + columns - 1) / columns;
+  const int64_t file_rows = model.table.specs[size_t(index)].file_shape.back();  // of a transposed tensor: the file's columns
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; row++) {
-    int64_t full = spec.qkv_layer < 0 ? row : full_qkv_row(model.config, model.plan, spec.qkv_layer, row);
-    if (spec.transposed) visit(row * columns, full, columns, file_rows);
-    else visit(row * columns, full * columns, columns, int64_t(1));
+  for (int64_t row = part.begin / columns; row < end_row; row++) {
+    const int64_t begin = std::max(part.begin, row * columns), end = std::min(part.end, (row + 1) * columns);
+    const int64_t full = full_row(model, index, row), column = begin - row * columns;
+    if (part.transposed) visit(begin - part.begin, column * file_rows + full - part.first, end - begin, file_rows);
+    else visit(begin - part.begin, full * columns + column - part.first, end - begin, int64_t(1));
   }
 }
 
-void to_file_layout(const ModelLayout& model, int index, const float* values, float* full) {
-  std::fill(full, full + num_elements(model.table.specs[size_t(index)].file_shape), 0.0f);
-  walk_rows(model, index, [&](int64_t from, int64_t to, int64_t n, int64_t stride) {
+void to_file_layout(const ModelLayout& model, int index, const FilePart& part, const float* values, float* full) {
+  std::fill(full, full + part.count, 0.0f);
+  walk_rows(model, index, part, [&](int64_t from, int64_t to, int64_t n, int64_t stride) {
     for (int64_t i = 0; i < n; i++) full[to + i * stride] = values[from + i];
   });
 }
 
-void from_file_layout(const ModelLayout& model, int index, const float* full, float* values) {
-  walk_rows(model, index, [&](int64_t to, int64_t from, int64_t n, int64_t stride) {
+void from_file_layout(const ModelLayout& model, int index, const FilePart& part, const float* full, float* values) {
+  walk_rows(model, index, part, [&](int64_t to, int64_t from, int64_t n, int64_t stride) {
     for (int64_t i = 0; i < n; i++) values[to + i] = full[from + i * stride];
   });
 }
+
+// ----------------------------------------------------------------------------
+// Writing
 
 // The names and shapes of the biases that a file of a model without biases holds, as zeros.
 static std::vector<SafetensorsSpec> absent_biases(const ModelLayout& model) {
@@ -45,39 +82,75 @@ static std::vector<SafetensorsSpec> absent_biases(const ModelLayout& model) {
   return specs;
 }
 
-SafetensorsChecksums write_tensors(const std::string& path, const ModelLayout& model, const std::vector<TensorGroup>& groups,
-                                   bool zero_biases) {
+static std::vector<SafetensorsSpec> weight_specs(const ModelLayout& model) {
   std::vector<SafetensorsSpec> specs;
-  const auto& tensors = model.table.layout.tensors;
-  for (const TensorGroup& group : groups)
-    for (const ParameterSpec& spec : model.table.specs)
-      specs.push_back({tensors[size_t(spec.tensor)].name + group.suffix, spec.file_shape});
-  if (zero_biases)
-    for (SafetensorsSpec& spec : absent_biases(model)) specs.push_back(std::move(spec));
+  for (const ParameterSpec& spec : model.table.specs)
+    specs.push_back({model.table.layout.tensors[size_t(spec.tensor)].name, spec.file_shape});
+  return specs;
+}
 
+SafetensorsChecksums write_weight_file(const std::string& path, const ModelLayout& model, const FetchTensor& fetch) {
+  std::vector<SafetensorsSpec> specs = weight_specs(model);
+  for (SafetensorsSpec& spec : absent_biases(model)) specs.push_back(std::move(spec));
   SafetensorsWriter writer(path, specs);  // a tensor that nobody writes is zeros
   SafetensorsChecksums sums;
   sums.header = writer.header_checksum();
   std::vector<float> values, full;
-  size_t next = 0;
-  for (const TensorGroup& group : groups) {
-    for (size_t i = 0; i < model.table.specs.size(); i++) {
-      const ParameterSpec& spec = model.table.specs[i];
-      values.resize(size_t(tensors[size_t(spec.tensor)].num_elements()));
-      full.resize(size_t(num_elements(spec.file_shape)));
-      group.fetch(int(i), values.data());
-      to_file_layout(model, int(i), values.data(), full.data());
-      sums.tensors.push_back({specs[next].name, crc32c(full.data(), full.size() * sizeof(float))});
-      writer.write_f32(next++, full.data(), 0, int64_t(full.size()));
+  for (size_t i = 0; i < specs.size(); i++) {
+    full.assign(size_t(num_elements(specs[i].shape)), 0.0f);
+    if (i < model.table.specs.size()) {
+      values.resize(size_t(tensor_of(model, int(i)).num_elements()));
+      fetch(int(i), values.data());
+      to_file_layout(model, int(i), whole_weight(model, int(i)), values.data(), full.data());
+      writer.write_f32(i, full.data(), 0, int64_t(full.size()));
     }
-  }
-  for (; next < specs.size(); next++) {
-    full.assign(size_t(num_elements(specs[next].shape)), 0.0f);
-    sums.tensors.push_back({specs[next].name, crc32c(full.data(), full.size() * sizeof(float))});
+    sums.tensors.push_back({specs[i].name, crc32c(full.data(), full.size() * sizeof(float))});
   }
   writer.finish();
   return sums;
 }
+
+std::vector<SafetensorsSpec> moment_specs(const ModelLayout& model) {
+  std::vector<SafetensorsSpec> specs;
+  for (const char* moment : {".m", ".v"}) {
+    for (const ParameterSpec& spec : model.table.specs) {
+      std::vector<int64_t> shape = spec.file_shape;
+      if (spec.transposed) std::reverse(shape.begin(), shape.end());
+      specs.push_back({model.table.layout.tensors[size_t(spec.tensor)].name + moment, std::move(shape)});
+    }
+  }
+  return specs;
+}
+
+uint32_t lay_out_moment_file(const std::string& path, const ModelLayout& model) {
+  SafetensorsWriter writer(path, moment_specs(model));
+  writer.finish();
+  return writer.header_checksum();
+}
+
+std::vector<MomentPiece> write_moment_slices(const std::string& path, const ModelLayout& model, const float* m, const float* v) {
+  SafetensorsWriter writer = SafetensorsWriter::attach(path);
+  std::vector<MomentPiece> pieces;
+  std::vector<float> full;
+  for (const float* state : {m, v}) {
+    for (size_t i = 0; i < model.table.specs.size(); i++) {
+      const FilePart part = own_moment(model, int(i));
+      if (part.count == 0) {
+        pieces.push_back({0, 0});
+        continue;
+      }
+      full.resize(size_t(part.count));
+      to_file_layout(model, int(i), part, state + owned_part(model.table, model.table.specs[i]).state, full.data());
+      writer.write_f32(pieces.size(), full.data(), part.first, part.count);
+      pieces.push_back({part.count, crc32c(full.data(), full.size() * sizeof(float))});
+    }
+  }
+  writer.finish();
+  return pieces;
+}
+
+// ----------------------------------------------------------------------------
+// Reading
 
 // The name GPT-2 files on the hub give a tensor: some begin with "transformer.".
 static std::string plain_name(const std::string& name) {
@@ -99,57 +172,86 @@ static std::string shape_text(const std::vector<int64_t>& shape) {
   return text + ")";
 }
 
-void read_tensors(const std::string& path, const ModelLayout& model, const std::vector<TensorSink>& sinks) {
-  SafetensorsFile file(path);
+// The tensors of a file, of which each is taken once.
+struct OpenFile {
+  const std::string& path;
+  SafetensorsFile file;
   std::map<std::string, const SafetensorsTensor*> by_name;
-  for (const SafetensorsTensor& tensor : file.tensors()) by_name[plain_name(tensor.name)] = &tensor;
-  auto take = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    auto it = by_name.find(name);
-    if (it == by_name.end()) user_error("%s: tensor %s is missing", path.c_str(), name.c_str());
+
+  explicit OpenFile(const std::string& path) : path(path), file(path) {
+    for (const SafetensorsTensor& tensor : file.tensors()) by_name[plain_name(tensor.name)] = &tensor;
+  }
+  bool has(const std::string& name) const { return by_name.count(name) != 0; }
+
+  const SafetensorsTensor* take(const SafetensorsSpec& spec) {
+    auto it = by_name.find(spec.name);
+    if (it == by_name.end()) user_error("%s: tensor %s is missing", path.c_str(), spec.name.c_str());
     const SafetensorsTensor* tensor = it->second;
-    if (tensor->shape != shape)
-      user_error("%s: tensor %s has shape %s; by its config.json it is %s", path.c_str(), name.c_str(),
-                 shape_text(tensor->shape).c_str(), shape_text(shape).c_str());
+    if (tensor->shape != spec.shape)
+      user_error("%s: tensor %s has shape %s; by its config.json it is %s", path.c_str(), spec.name.c_str(),
+                 shape_text(tensor->shape).c_str(), shape_text(spec.shape).c_str());
     by_name.erase(it);
     return tensor;
-  };
+  }
+  std::vector<const SafetensorsTensor*> take_all(const std::vector<SafetensorsSpec>& specs) {
+    std::vector<const SafetensorsTensor*> tensors;
+    for (const SafetensorsSpec& spec : specs) tensors.push_back(take(spec));
+    return tensors;
+  }
+  void demand_no_others() const {
+    for (const auto& [name, tensor] : by_name)
+      if (!is_mask(name)) user_error("%s: tensor %s is no part of this model", path.c_str(), name.c_str());
+  }
 
-  // Everything is found and has its shape before anything is stored.
-  const auto& tensors = model.table.layout.tensors;
-  std::vector<const SafetensorsTensor*> sources;
-  for (const TensorSink& sink : sinks)
-    for (const ParameterSpec& spec : model.table.specs)
-      sources.push_back(take(tensors[size_t(spec.tensor)].name + sink.suffix, spec.file_shape));
-  std::vector<float> full, values;
+  // Hands on what `part` says of a tensor.
+  void read(const SafetensorsTensor& source, const ModelLayout& model, int index, const FilePart& part, const StoreTensor& store) const {
+    std::vector<float> full(size_t(part.count)), values(size_t(part.end - part.begin));
+    file.read_f32(source, full.data(), part.first, part.count);
+    from_file_layout(model, index, part, full.data(), values.data());
+    store(index, values.data());
+  }
+};
+
+static void demand_zero_biases(OpenFile& in, const ModelLayout& model) {
+  std::vector<float> values;
   for (const SafetensorsSpec& bias : absent_biases(model)) {
-    if (by_name.count(bias.name) == 0) continue;
-    full.resize(size_t(bias.shape[0]));
-    file.read_f32(*take(bias.name, bias.shape), full.data());
-    if (!std::all_of(full.begin(), full.end(), [](float x) { return x == 0.0f; }))
-      user_error("%s: tensor %s is not zero, but config.json says \"bias\": false", path.c_str(), bias.name.c_str());
+    if (!in.has(bias.name)) continue;
+    values.resize(size_t(bias.shape[0]));
+    in.file.read_f32(*in.take(bias), values.data());
+    if (!std::all_of(values.begin(), values.end(), [](float x) { return x == 0.0f; }))
+      user_error("%s: tensor %s is not zero, but config.json says \"bias\": false", in.path.c_str(), bias.name.c_str());
   }
-  if (by_name.count("lm_head.weight") != 0) {
-    const int64_t V = model.config.vocab_size, C = model.config.channels;
-    const SafetensorsTensor* head = take("lm_head.weight", {V, C});
-    std::vector<float> row(model.config.channels), wte_row(model.config.channels);
-    for (int64_t v = 0; v < V; v++) {
-      file.read_f32(*head, row.data(), v * C, C);
-      file.read_f32(*sources[0], wte_row.data(), v * C, C);
-      if (row != wte_row) user_error("%s: lm_head.weight is not wte.weight; only a tied head is known", path.c_str());
-    }
-  }
-  for (const auto& [name, tensor] : by_name)
-    if (!is_mask(name)) user_error("%s: tensor %s is no part of this model", path.c_str(), name.c_str());
+}
 
-  size_t next = 0;
-  for (const TensorSink& sink : sinks) {
-    for (size_t i = 0; i < model.table.specs.size(); i++) {
-      const SafetensorsTensor* source = sources[next++];
-      full.resize(size_t(source->num_elements()));
-      values.resize(size_t(tensors[size_t(model.table.specs[i].tensor)].num_elements()));
-      file.read_f32(*source, full.data());
-      from_file_layout(model, int(i), full.data(), values.data());
-      sink.store(int(i), values.data());
-    }
+static void demand_tied_head(OpenFile& in, const ModelLayout& model, const SafetensorsTensor& wte) {
+  if (!in.has("lm_head.weight")) return;
+  const int64_t V = model.config.vocab_size, C = model.config.channels;
+  const SafetensorsTensor* head = in.take({"lm_head.weight", {V, C}});
+  std::vector<float> row(model.config.channels), wte_row(model.config.channels);
+  for (int64_t v = 0; v < V; v++) {
+    in.file.read_f32(*head, row.data(), v * C, C);
+    in.file.read_f32(wte, wte_row.data(), v * C, C);
+    if (row != wte_row) user_error("%s: lm_head.weight is not wte.weight; only a tied head is known", in.path.c_str());
+  }
+}
+
+void read_weight_file(const std::string& path, const ModelLayout& model, const StoreTensor& store) {
+  OpenFile in(path);
+  // Everything is found and has its shape before anything is stored.
+  const std::vector<const SafetensorsTensor*> sources = in.take_all(weight_specs(model));
+  demand_zero_biases(in, model);
+  demand_tied_head(in, model, *sources[0]);
+  in.demand_no_others();
+  for (size_t i = 0; i < sources.size(); i++) in.read(*sources[i], model, int(i), whole_weight(model, int(i)), store);
+}
+
+void read_moment_slices(const std::string& path, const ModelLayout& model, const StoreTensor& store_m, const StoreTensor& store_v) {
+  OpenFile in(path);
+  const std::vector<const SafetensorsTensor*> sources = in.take_all(moment_specs(model));
+  in.demand_no_others();
+  const size_t n = model.table.specs.size();
+  for (size_t i = 0; i < sources.size(); i++) {
+    const FilePart part = own_moment(model, int(i % n));
+    if (part.count > 0) in.read(*sources[i], model, int(i % n), part, i < n ? store_m : store_v);
   }
 }

@@ -497,41 +497,84 @@ TEST_F(CommandLine, AFullOutputLosesNothingThatWasComplete) {
   EXPECT_EQ(run(with + " -x 4").exit_status, 0) << "and goes on when there is room";
 }
 
-// On a file system of 2 MB, which is gone when the command is done: there is room for two checkpoints, not for three. `after` can
-// look at it.
-static std::string on_a_small_disk(const std::string& folder, const std::string& command, const std::string& after) {
-  const std::string script = "mount -t tmpfs -o size=2m tmpfs " + folder + " || exit 77; " + command + "; status=$?; " + after +
-                             "; exit $status";
-  return (geteuid() == 0 ? "unshare -m" : "unshare -rm") + std::string(" bash -c '") + script + "'";
-}
+// A disk of 20 MB: there is room for three checkpoints, not for four.
+class SmallDisk : public CommandLine {
+ protected:
+  std::string command;
 
-TEST_F(CommandLine, OnADiskThatIsFullTrainingGoesOnAndNothingCompleteIsLost) {
-  write_file(in("tokens.bin"), shard_bytes(20000));
-  fs::create_directories(in("disk"));
-  const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-n 2 -x 9 -o ", out = in("disk/out");
-  const Outcome o = run(on_a_small_disk(in("disk"), with + out, "cp -a " + out + " " + in("full")));
-  if (o.exit_status == 77 || o.err.find("unshare") != std::string::npos) GTEST_SKIP() << "no right to mount a tmpfs: " << o.err;
+  void SetUp() override {
+    CommandLine::SetUp();
+    write_file(in("tokens.bin"), shard_bytes(20000));
+    fs::create_directories(in("disk"));
+    command = alone + trainer + "-i " + in("tokens.bin") +
+              " --layers 4 --heads 4 --channels 96 --vocab-size 257 --max-seq-len 32 -t 32 -b 2 -l 1e-3 ";
+    const Outcome o = with_disk("true");
+    if (o.exit_status != 0) GTEST_SKIP() << "no right to mount a tmpfs: " << o.err;
+  }
+
+  // Runs a script that sees the disk at in("disk"), empty; it is gone when the script is done.
+  Outcome with_disk(const std::string& script) const {
+    write_file(in("script"), "mount -t tmpfs -o size=20m tmpfs " + in("disk") + " || exit\n" + script + "\n");
+    return run((geteuid() == 0 ? "unshare -m" : "unshare -rm") + std::string(" bash ") + in("script"));
+  }
+
+  void expect_the_same_checkpoint(const std::string& a, const std::string& b) const {
+    for (const char* file : {"/model.safetensors", "/optimizer.safetensors", "/state.json", "/config.json"})
+      EXPECT_TRUE(read_file(in(a) + file) == read_file(in(b) + file)) << a << file;
+  }
+};
+
+TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndCostsNothingThatWasComplete) {
+  const std::string with = command + "-n 2 -x 9 -o ", out = in("disk/out"), save = "; status=$?; cp -a " + out + " ";
+  const Outcome o = with_disk(with + out + save + in("full") + "; exit $status");
   ASSERT_EQ(run(with + in("undisturbed")).exit_status, 0);
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("No space left on device; earlier checkpoints are as they were"), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("error: the last checkpoint of the run could not be written"), std::string::npos) << o.err;
-  EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000002", "step_00000004"}));
-  for (const char* step : {"step_00000002", "step_00000004"})
-    for (const char* file : {"/model.safetensors", "/optimizer.safetensors", "/state.json", "/config.json"})
-      EXPECT_EQ(read_file(in("full/") + step + file), read_file(in("undisturbed/") + step + file)) << step << file;
+  EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000002", "step_00000004", "step_00000006"}));
+  for (const char* step : {"/step_00000002", "/step_00000004", "/step_00000006"})
+    expect_the_same_checkpoint("full" + std::string(step), "undisturbed" + std::string(step));
   EXPECT_EQ(steps_of(read_log(in("full"))), steps_of(read_log(in("undisturbed")))) << "it was trained to the end";
   int errors = 0;
   for (const json& line : read_log(in("full"))) errors += line.contains("save_error");
-  EXPECT_EQ(errors, 3) << "after steps 6, 8 and 9";
+  EXPECT_EQ(errors, 2) << "after steps 8 and 9";
 
-  // Two fit, so a run that keeps one and needs room for another has enough.
-  const Outcome kept = run(on_a_small_disk(in("disk"), with + out + " --keep 1", "cp -a " + out + " " + in("kept")));
+  // Three fit, so a run that keeps two and needs room for another has enough.
+  const Outcome kept = with_disk(with + out + " --keep 2" + save + in("kept") + "; exit $status");
   EXPECT_EQ(kept.exit_status, 0) << kept.err;
-  EXPECT_EQ(names_in(in("kept")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000009"}));
+  EXPECT_EQ(names_in(in("kept")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000008", "step_00000009"}));
 
-  const Outcome stopped = run(on_a_small_disk(in("disk"), with + out + " -x 60 --stop-on-save-error", "true"));
+  const Outcome stopped = with_disk(with + out + " -x 60 --stop-on-save-error");
   EXPECT_EQ(stopped.exit_status, 1);
   EXPECT_NE(stopped.err.find("training stops, earlier checkpoints are as they were (--stop-on-save-error)"), std::string::npos) << stopped.err;
+}
+
+// Not a byte is left, for the log neither, from the first checkpoint on: for a while, or until the run is over, which then goes on.
+TEST_F(SmallDisk, OnWhichRoomIsMadeAgainHasAllOfTheRun) {
+  const std::string with = command + "-k constant -n 30 --keep 1 -x 300 -o ", out = in("disk/out"), err = in("run's stderr");
+  const std::string fill_up = with + out + " 2>\"" + err + "\" & pid=$!\n"
+                              "until [ -e " + out + "/step_00000030 ]; do kill -0 $pid || exit; sleep 0.01; done\n"
+                              "cat /dev/zero >" + in("disk/filler") + " 2>/dev/null\n";
+  const std::string make_room = "cp -a " + out + " " + in("full") + "; rm " + in("disk/filler") + "\n";
+  const std::string finish = "status=$?; cp -a " + out + " " + in("done") + "; exit $status";
+  ASSERT_EQ(run(with + in("undisturbed")).exit_status, 0);
+  auto expect_all = [&](const Outcome& o) {
+    ASSERT_EQ(o.exit_status, 0) << o.err << read_file(err);
+    for (const char* part : {"log.jsonl: cannot be written: No space left on device; its lines wait for room",
+                             "No space left on device; earlier checkpoints are as they were"})
+      EXPECT_NE(read_file(err).find(part), std::string::npos) << read_file(err);
+    EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000030"}));
+    EXPECT_EQ(names_in(in("done")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000300"}));
+    expect_the_same_checkpoint("done/step_00000300", "undisturbed/step_00000300");
+    EXPECT_EQ(steps_of(read_log(in("done"))), steps_of(read_log(in("undisturbed"))));
+    fs::remove_all(in("full"));
+    fs::remove_all(in("done"));
+  };
+  expect_all(with_disk(fill_up + "for part in wait.for.room as.they.were; do\n"
+                       "  until grep -q $part \"" + err + "\"; do kill -0 $pid || exit; sleep 0.01; done\n"
+                       "done\n" + make_room + "wait $pid\n" + finish));
+  expect_all(with_disk(fill_up + "wait $pid; [ $? = 1 ] || exit 2\n" + make_room + with + out + " -y\n" + finish));
+  EXPECT_NE(read_file(err).find("its last lines could not be written: the disk is full"), std::string::npos) << read_file(err);
 }
 
 TEST_F(CommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {

@@ -2,20 +2,25 @@
 #include <gtest/gtest.h>          // TEST
 #include <signal.h>               // signal, SIGXFSZ
 #include <sys/resource.h>         // setrlimit
+#include <algorithm>              // std::copy_n
+#include <cmath>                  // NAN
+#include <cstring>                // memcmp
+#include <deque>                  // std::deque
 #include <filesystem>             // create_directories, remove_all
 #include <fstream>                // std::ifstream, std::ofstream
-#include <future>                 // std::promise
+#include <future>                 // std::promise, std::async
 #include <map>                    // std::map
 #include <new>                    // std::bad_alloc
-#include <nlohmann/json.hpp>      // nlohmann::json
+#include <nlohmann/json.hpp>      // nlohmann::json, nlohmann::ordered_json
+#include <random>                 // std::mt19937
 #include <set>                    // std::set
 #include "helpers.h"              // make_config, EXPECT_ERROR
 #include "llmc/background_writer.h"  // BackgroundWriter
-#include "llmc/checkpoint.h"      // write_checkpoint, newest_checkpoint
+#include "llmc/checkpoint.h"      // write_checkpoint, write_checkpoint_part, newest_checkpoint
 #include "llmc/config_json.h"     // read_config_json, write_config_json
-#include "llmc/crc32c.h"          // crc32c, crc32c_by_table
+#include "llmc/crc32c.h"          // crc32c, crc32c_by_table, crc32c_combine
 #include "llmc/logger.h"          // RunLog
-#include "llmc/model_io.h"        // read_tensors, write_tensors
+#include "llmc/model_io.h"        // read_weight_file, write_weight_file, own_moment
 #include "llmc/options.h"         // parse_options
 #include "llmc/parameters.h"      // make_parameter_table
 #include "llmc/safetensors.h"     // SafetensorsFile, SafetensorsWriter
@@ -53,14 +58,23 @@ TEST(Parameters, HaveNoDeadRowsAndLayOutFilesFullSize) {
     EXPECT_EQ(table.specs[i].file_shape, (std::vector<int64_t>{8, 24}));
     std::vector<float> values(12 * 8), full(8 * 24, -1), back(12 * 8);
     for (size_t j = 0; j < values.size(); j++) values[j] = float(j + 1);
-    to_file_layout(model, int(i), values.data(), full.data());
+    to_file_layout(model, int(i), whole_weight(model, int(i)), values.data(), full.data());
     // Rows of the arena are columns of the file: q 0-7; k of head 0 at 8, 9; v of head 0 at 16, 17.
     const std::map<int, int> column_of_row = {{0, 0}, {7, 7}, {8, 8}, {9, 9}, {10, 16}, {11, 17}};
     for (auto [row, column] : column_of_row)
       for (int in = 0; in < 8; in++) EXPECT_EQ(full[in * 24 + column], float(row * 8 + in + 1));
     for (int column : {10, 15, 18, 23}) EXPECT_EQ(full[5 * 24 + column], 0.0f) << "dead rows are zeros in files";
-    from_file_layout(model, int(i), full.data(), back.data());
+    from_file_layout(model, int(i), whole_weight(model, int(i)), full.data(), back.data());
     EXPECT_EQ(back, values);
+
+    // In a file of moments they are its rows.
+    EXPECT_EQ(moment_specs(model)[i].name, "h.3.attn.c_attn.weight.m");
+    EXPECT_EQ(moment_specs(model)[i].shape, (std::vector<int64_t>{24, 8}));
+    full.assign(full.size(), -1);
+    to_file_layout(model, int(i), own_moment(model, int(i)), values.data(), full.data());
+    for (auto [row, file_row] : column_of_row)
+      for (int in = 0; in < 8; in++) EXPECT_EQ(full[file_row * 8 + in], float(row * 8 + in + 1));
+    for (int row : {10, 15, 18, 23}) EXPECT_EQ(full[row * 8 + 5], 0.0f) << "dead rows are zeros in files";
     return;
   }
   FAIL() << "no c_attn";
@@ -70,10 +84,10 @@ struct DiskModel {
   ModelConfig config = make_config(3, 2, 8, 2, 1);
   KVPlan plan;
   ParameterTable table;
-  explicit DiskModel(bool bias = true) {
-    config.vocab_size = 11, config.max_seq_len = 5, config.bias = bias;
-    plan = make_kv_plan(config);
-    table = make_parameter_table(config, plan);
+  explicit DiskModel(bool bias = true, int channels = 8, bool keep_dead_kv = false, Slices slices = {}) {
+    config.vocab_size = 11, config.max_seq_len = 5, config.bias = bias, config.channels = channels;
+    plan = make_kv_plan(config, keep_dead_kv);
+    table = make_parameter_table(config, plan, slices);
   }
   ModelLayout layout() const { return {config, plan, table}; }
   int64_t elements(int index) const { return table.layout.tensors[table.specs[index].tensor].num_elements(); }
@@ -82,13 +96,28 @@ struct DiskModel {
       for (int64_t i = 0; i < elements(index); i++) values[i] = start + float(index) + float(i) / 1024;
     };
   }
+  // The same values as far as they lie in this process's slices, in an arena of state with NaN in its gaps.
+  std::vector<float> state(float start) const {
+    std::vector<float> arena(table.layout.bytes / sizeof(float) / size_t(table.slices.count), NAN), values;
+    for (size_t i = 0; i < table.specs.size(); i++) {
+      values.resize(size_t(elements(int(i))));
+      fetch(start)(int(i), values.data());
+      const OwnedPart part = owned_part(table, table.specs[i]);
+      const int64_t first = part.begin - table.layout.tensors[size_t(table.specs[i].tensor)].element_offset();
+      if (part.count > 0) std::copy_n(values.data() + first, part.count, arena.data() + part.state);
+    }
+    return arena;
+  }
+  std::string write(const std::string& out, const RunState& state_of_run, const OtherRanks& others = {}) const {
+    return write_checkpoint(out, state_of_run, layout(), fetch(1), state(2).data(), state(3).data(), others);
+  }
 };
 
 TEST(ModelOnDisk, ComesBackAsItWasWithMasksIgnoredAndPrefixesStripped) {
   TemporaryFolder folder;
   const DiskModel model;
   const std::string path = folder.path + "/model.safetensors";
-  write_tensors(path, model.layout(), {{"", model.fetch(1)}}, true);
+  write_weight_file(path, model.layout(), model.fetch(1));
   // The same under the names that GPT-2 has on the hub.
   SafetensorsFile file(path);
   std::vector<SafetensorsSpec> specs;
@@ -105,12 +134,12 @@ TEST(ModelOnDisk, ComesBackAsItWasWithMasksIgnoredAndPrefixesStripped) {
   writer.finish();
   for (const char* name : {"/model.safetensors", "/hub.safetensors"}) {
     int seen = 0;
-    read_tensors(folder.path + name, model.layout(), {{"", [&](int index, const float* values) {
+    read_weight_file(folder.path + name, model.layout(), [&](int index, const float* values) {
       std::vector<float> expected(size_t(model.elements(index)));
       model.fetch(1)(index, expected.data());
       EXPECT_EQ(std::vector<float>(values, values + expected.size()), expected);
       seen++;
-    }}});
+    });
     EXPECT_EQ(seen, int(model.table.specs.size()));
   }
 }
@@ -120,14 +149,14 @@ TEST(ModelOnDisk, WithoutBiasesHoldsZerosForThemAndRefusesOthers) {
   const DiskModel model(/*bias=*/false);
   const std::string path = folder.path + "/model.safetensors";
   auto nothing = [](int, const float*) {};
-  write_tensors(path, model.layout(), {{"", model.fetch(1)}}, true);
+  write_weight_file(path, model.layout(), model.fetch(1));
   ASSERT_NE(SafetensorsFile(path).find("h.2.mlp.c_fc.bias"), nullptr);
   EXPECT_EQ(SafetensorsFile(path).tensors().size(), 4u + 12 * 3);
-  EXPECT_EQ(error_of([&] { read_tensors(path, model.layout(), {{"", nothing}}); }), "");
+  EXPECT_EQ(error_of([&] { read_weight_file(path, model.layout(), nothing); }), "");
 
   const DiskModel with_biases;
-  write_tensors(path, with_biases.layout(), {{"", with_biases.fetch(1)}}, true);
-  EXPECT_ERROR(read_tensors(path, model.layout(), {{"", nothing}}), "is not zero, but config.json says \"bias\": false");
+  write_weight_file(path, with_biases.layout(), with_biases.fetch(1));
+  EXPECT_ERROR(read_weight_file(path, model.layout(), nothing), "is not zero, but config.json says \"bias\": false");
 }
 
 TEST(ModelOnDisk, RefusesMissingMisshapenAndForeignTensors) {
@@ -136,7 +165,7 @@ TEST(ModelOnDisk, RefusesMissingMisshapenAndForeignTensors) {
   const std::string path = folder.path + "/model.safetensors";
   auto nothing = [](int, const float*) {};
   auto write_with = [&](const std::string& name, std::vector<int64_t> shape, bool without = false) {
-    write_tensors(path, model.layout(), {{"", model.fetch(1)}}, true);
+    write_weight_file(path, model.layout(), model.fetch(1));
     std::vector<SafetensorsSpec> specs;
     {
       SafetensorsFile file(path);
@@ -147,17 +176,17 @@ TEST(ModelOnDisk, RefusesMissingMisshapenAndForeignTensors) {
     SafetensorsWriter(path, specs).finish();
   };
   write_with("h.1.mlp.c_proj.weight", {}, /*without=*/true);
-  EXPECT_ERROR(read_tensors(path, model.layout(), {{"", nothing}}), "tensor h.1.mlp.c_proj.weight is missing");
+  EXPECT_ERROR(read_weight_file(path, model.layout(), nothing), "tensor h.1.mlp.c_proj.weight is missing");
   write_with("h.1.mlp.c_proj.weight", {8, 32});
-  EXPECT_ERROR(read_tensors(path, model.layout(), {{"", nothing}}), "has shape (8, 32); by its config.json it is (32, 8)");
+  EXPECT_ERROR(read_weight_file(path, model.layout(), nothing), "has shape (8, 32); by its config.json it is (32, 8)");
   write_with("h.3.ln_1.weight", {8});
-  EXPECT_ERROR(read_tensors(path, model.layout(), {{"", nothing}}), "tensor h.3.ln_1.weight is no part of this model");
+  EXPECT_ERROR(read_weight_file(path, model.layout(), nothing), "tensor h.3.ln_1.weight is no part of this model");
   write_with("lm_head.weight", {11, 8});
   SafetensorsWriter writer = SafetensorsWriter::attach(path);
   const std::vector<float> ones(88, 1.0f);
   writer.write_f32(model.table.specs.size(), ones.data(), 0, 88);
   writer.finish();
-  EXPECT_ERROR(read_tensors(path, model.layout(), {{"", nothing}}), "lm_head.weight is not wte.weight");
+  EXPECT_ERROR(read_weight_file(path, model.layout(), nothing), "lm_head.weight is not wte.weight");
 }
 
 TEST(ConfigJson, ComesBackAsItWas) {
@@ -204,7 +233,7 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   EXPECT_EQ(newest_checkpoint(folder.path), "");
   for (int64_t step : {9, 1000, 200}) {
     const RunState state = {step, 3 * step, 77, 5, true, 123456789012345ull, 8, 2};
-    write_checkpoint(folder.path, state, model.layout(), model.fetch(1), model.fetch(2), model.fetch(3));
+    model.write(folder.path, state);
   }
   fs::create_directories(folder.path + "/unfinished_step_00002000");
   fs::create_directories(folder.path + "/step_of_another_kind");
@@ -241,6 +270,185 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
 }
 
 // ----------------------------------------------------------------------------
+// Ranks that write slices
+
+// The ranks of a run: rank 0 and, from when it tells them to begin, a thread for each of the others.
+struct WritingRanks {
+  std::deque<DiskModel> models;
+  std::vector<std::string> outs;                                 // the output folder as each of them sees it
+  std::function<void()> before_weights = [] {};                  // is called on rank 0 while the others write
+  std::function<void(std::vector<std::string>&)> alter = [](std::vector<std::string>&) {};  // the reports on their way
+
+  WritingRanks(const std::string& out, int count, bool bias = true, bool keep_dead_kv = false) : outs(size_t(count), out) {
+    for (int rank = 0; rank < count; rank++) models.emplace_back(bias, /*channels=*/20, keep_dead_kv, Slices{rank, count});
+  }
+
+  // Rank 0's error, if there is one.
+  std::string write(int64_t step) {
+    std::vector<std::future<std::string>> parts;
+    int times_told = 0;
+    auto tell = [&](bool begin) {
+      times_told++;
+      for (size_t rank = 1; begin && rank < models.size(); rank++)
+        parts.push_back(std::async(std::launch::async, [this, rank, step] {
+          const DiskModel& model = models[rank];
+          std::this_thread::sleep_for(std::chrono::milliseconds(2 * rank));
+          return write_checkpoint_part(outs[rank], step, model.layout(), model.state(2).data(), model.state(3).data());
+        }));
+    };
+    auto reports = [&] {
+      std::vector<std::string> all;
+      for (std::future<std::string>& part : parts) all.push_back(part.get());
+      EXPECT_TRUE(fs::exists(outs[0] + format("/unfinished_step_%08d", int(step)))) << "somebody could still have written to it";
+      alter(all);
+      return all;
+    };
+    auto fetch = [this](int index, float* values) {
+      before_weights();
+      models[0].fetch(1)(index, values);
+    };
+    const std::string error = error_of([&] {
+      const RunState state = {step, 1, 2, 5, false, 3};
+      const OtherRanks others = models.size() > 1 ? OtherRanks{tell, reports} : OtherRanks{};
+      write_checkpoint(outs[0], state, models[0].layout(), fetch, models[0].state(2).data(), models[0].state(3).data(), others);
+    });
+    EXPECT_EQ(times_told, models.size() > 1);
+    for (std::future<std::string>& part : parts) EXPECT_FALSE(part.valid()) << "a report is left for the next checkpoint";
+    return error;
+  }
+};
+
+// All of a checkpoint, by file.
+static std::map<std::string, std::string> files_in(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = read_text(entry.path());
+  return files;
+}
+
+static std::set<std::string> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+TEST(Slices, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
+  for (bool bias : {true, false}) {
+    for (bool keep_dead_kv : {true, false}) {
+      TemporaryFolder folder;
+      std::map<std::string, std::string> whole;
+      const std::string checkpoint = folder.path + "/step_00000007";
+      for (int ranks : {1, 2, 3, 4, 7}) {
+        SCOPED_TRACE(format("%d ranks, %s, %s", ranks, bias ? "biases" : "no biases", keep_dead_kv ? "dead K/V" : "no dead K/V"));
+        fs::remove_all(checkpoint);
+        ASSERT_EQ(WritingRanks(folder.path, ranks, bias, keep_dead_kv).write(7), "");
+        EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
+        if (ranks == 1) whole = files_in(checkpoint);
+        EXPECT_EQ(whole.size(), 4u);
+        for (const auto& [name, text] : files_in(checkpoint)) EXPECT_TRUE(whole.at(name) == text) << name;
+      }
+      for (int ranks : {1, 2, 3, 4, 7}) {
+        for (int rank = 0; rank < ranks; rank++) {
+          const DiskModel model(bias, 20, keep_dead_kv, {rank, ranks});
+          std::vector<float> m(model.state(2).size(), NAN), v(m.size(), NAN);
+          auto store_to = [&](std::vector<float>& arena) -> StoreTensor {
+            return [&](int index, const float* values) {
+              const OwnedPart part = owned_part(model.table, model.table.specs[size_t(index)]);
+              std::copy_n(values, part.count, arena.data() + part.state);
+            };
+          };
+          read_moments(checkpoint, model.layout(), store_to(m), store_to(v));
+          EXPECT_EQ(memcmp(m.data(), model.state(2).data(), m.size() * sizeof(float)), 0) << rank << " of " << ranks;
+          EXPECT_EQ(memcmp(v.data(), model.state(3).data(), v.size() * sizeof(float)), 0) << rank << " of " << ranks;
+        }
+      }
+    }
+  }
+}
+
+TEST(Slices, ThatARankCannotWriteEndTheCheckpointWithItsNameAndNothingElse) {
+  TemporaryFolder folder;
+  WritingRanks ranks(folder.path, 4);
+  ASSERT_EQ(ranks.write(1), "");
+  const auto older = files_in(folder.path + "/step_00000001");
+  auto expect_error = [&](const std::string& error, const std::string& part) {
+    EXPECT_NE(error.find(part), std::string::npos) << "the message is: \"" << error << "\"";
+    EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"step_00000001"}));
+    EXPECT_TRUE(files_in(folder.path + "/step_00000001") == older);
+  };
+  for (size_t rank : {1, 2, 3}) {
+    ranks.outs[rank] = folder.path + "/nowhere";
+    expect_error(ranks.write(2), format("rank %zu could not write its slices: %s/nowhere/unfinished_step_00000002/optimizer.safetensors: "
+                                        "no such file", rank, folder.path.c_str()));
+    ranks.outs[rank] = folder.path;
+  }
+  // Rank 0 itself: while the others write, and before they are told to.
+  ranks.before_weights = [] { user_error("rank 0's disk is full"); };
+  expect_error(ranks.write(2), "rank 0's disk is full");
+  ranks.before_weights = [] {};
+  std::ofstream(folder.path + "/unfinished_step_00000002") << "in the way";
+  expect_error(ranks.write(2), "unfinished_step_00000002: the folder cannot be made");
+
+  ASSERT_EQ(ranks.write(2), "");
+  EXPECT_EQ(error_of([&] { verify_checkpoint(folder.path + "/step_00000002"); }), "");
+}
+
+TEST(Slices, WhoseReportsAreNotOfThemAreRefused) {
+  TemporaryFolder folder;
+  WritingRanks ranks(folder.path, 3);
+  using Json = nlohmann::ordered_json;
+  auto with_report = [&](std::function<void(Json&)> change) {  // of rank 2
+    ranks.alter = [change](std::vector<std::string>& reports) {
+      Json report = Json::parse(reports[1]);
+      change(report);
+      reports[1] = report.dump();
+    };
+    const std::string error = ranks.write(5);
+    EXPECT_EQ(names_in(folder.path), std::set<std::string>{}) << error;
+    return error;
+  };
+  const std::string tensor = "h.1.mlp.c_proj.weight.v";
+  auto wrong_piece = [&](Json piece) {
+    const std::string error = with_report([&](Json& report) { report["pieces"][tensor] = piece; });
+    EXPECT_NE(error.find("rank 2 reports " + piece.dump() + " for tensor " + tensor), std::string::npos) << error;
+  };
+  int64_t count = 0;
+  const std::string stale = with_report([&](Json& report) {
+    count = report["pieces"][tensor][0];
+    report["step"] = 4;
+  });
+  EXPECT_NE(stale.find("rank 2 reports on step 4, not on 5"), std::string::npos) << stale;
+  ASSERT_GT(count, 0);
+  wrong_piece({count + 1, 5});
+  wrong_piece({0, 5});
+  wrong_piece({count, 1ll << 32});
+  wrong_piece({count, -1});
+  wrong_piece({count, 5, 5});
+  const std::vector<std::function<void(Json&)>> omissions = {
+      [](Json& report) { report.erase("step"); }, [](Json& report) { report.erase("pieces"); },
+      [&](Json& report) { report["pieces"].erase(tensor); }, [&](Json& report) { report["pieces"][tensor].erase(1); }};
+  for (const auto& omit : omissions) {
+    const std::string error = with_report(omit);
+    EXPECT_NE(error.find("rank 2 did not report what it wrote"), std::string::npos) << error;
+  }
+  for (const char* report : {"", "[]", "{\"step\": 5, \"pieces\": {\"wte.weight.m\": [1"}) {
+    ranks.alter = [&](std::vector<std::string>& reports) { reports[0] = report; };
+    EXPECT_NE(ranks.write(5).find("rank 1 did not report what it wrote"), std::string::npos) << report;
+  }
+  ranks.alter = [](std::vector<std::string>& reports) { std::swap(reports[0], reports[1]); };
+  EXPECT_NE(ranks.write(5).find("rank 1 reports "), std::string::npos);
+  EXPECT_EQ(names_in(folder.path), std::set<std::string>{});
+
+  // What a rank says to have written and the disk does not have is found like any damage.
+  ranks.alter = [&](std::vector<std::string>& reports) {
+    Json report = Json::parse(reports[1]);
+    report["pieces"][tensor][1] = report["pieces"][tensor][1].get<uint32_t>() ^ 1;
+    reports[1] = report.dump();
+  };
+  EXPECT_EQ(ranks.write(5), "");
+  EXPECT_ERROR(verify_checkpoint(folder.path + "/step_00000005"), "tensor " + tensor + " is damaged");
+}
+
+// ----------------------------------------------------------------------------
 // Damage
 
 TEST(Crc32c, IsTheStandardsByInstructionAndByTableInPiecesOfAnyLength) {
@@ -261,11 +469,29 @@ TEST(Crc32c, IsTheStandardsByInstructionAndByTableInPiecesOfAnyLength) {
   }
 }
 
+TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
+  std::string text(100000, '\0');
+  std::mt19937 random(1);
+  for (char& c : text) c = char(random());
+  for (int i = 0; i < 2000; i++) {
+    const size_t end = i < 20 ? size_t(i) : random() % (text.size() + 1), begin = i % 7 == 0 ? 0 : random() % (end + 1);
+    const size_t cut = i % 5 == 0 ? begin : i % 5 == 1 ? end : begin + random() % (end - begin + 1);
+    const uint32_t a = crc32c(text.data() + begin, cut - begin), b = crc32c(text.data() + cut, end - cut);
+    ASSERT_EQ(crc32c_combine(a, b, end - cut), crc32c(text.data() + begin, end - begin)) << begin << " " << cut << " " << end;
+  }
+  // 8 GiB of zeros, by the MiB and by doubling: a length that does not fit into 32 bits.
+  const std::string zeros(1 << 20, '\0');
+  const uint32_t mebibyte = crc32c(zeros.data(), zeros.size());
+  uint32_t added = 0, doubled = mebibyte;
+  for (int i = 0; i < 8192; i++) added = crc32c_combine(added, mebibyte, zeros.size());
+  for (int i = 0; i < 13; i++) doubled = crc32c_combine(doubled, doubled, uint64_t(zeros.size()) << i);
+  EXPECT_EQ(doubled, added);
+}
+
 TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
   TemporaryFolder folder;
   const DiskModel model(/*bias=*/false);  // with tensors that nobody writes
-  const std::string checkpoint =
-      write_checkpoint(folder.path, {7, 1, 2, 5, false, 3}, model.layout(), model.fetch(1), model.fetch(2), model.fetch(3));
+  const std::string checkpoint = model.write(folder.path, {7, 1, 2, 5, false, 3});
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   int flips = 0;
   std::set<std::string> damaged;
@@ -298,12 +524,6 @@ TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
 
 // ----------------------------------------------------------------------------
 // Which checkpoints stay
-
-static std::set<std::string> names_in(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
-  return names;
-}
 
 static void make_checkpoint_folders(const std::string& out, const std::vector<int>& steps) {
   for (int step : steps) {

@@ -107,6 +107,23 @@ TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMomentsAndTheAllocationsHaveToo) 
   }
 }
 
+TEST(MemoryPlan, OfTheCopyForCheckpointsHasARanksSlicesOfMomentsAndOnRank0AllWeights) {
+  auto arenas_copied = [](int rank, Slices slices) {  // in arenas of all parameters
+    ::Run run;  // not the test's
+    run.options.out = "out";
+    run.ranks.rank = rank;
+    run.B = 1, run.T = 64;
+    gpt2_plan(run.model, small_config(64), run.B, run.T, 0, false, slices);
+    allocate(run);
+    EXPECT_EQ(run.checkpoint_copy.size * sizeof(float), checkpoint_copy_bytes(run.model, rank));
+    return double(checkpoint_copy_bytes(run.model, rank)) / double(run.model.parameters.layout.bytes);
+  };
+  EXPECT_EQ(arenas_copied(0, {}), 3);
+  EXPECT_EQ(arenas_copied(0, {0, 4}), 1 + 2.0 / 4);
+  EXPECT_EQ(arenas_copied(3, {3, 4}), 2.0 / 4);
+  EXPECT_EQ(arenas_copied(3, {}), 0) << "with --zero 0 rank 0 has it all";
+}
+
 TEST(MemoryPlan, IsOfMemoryThatComesBack) {
   const double before = allocated();
   {
