@@ -301,15 +301,17 @@ TEST_F(Training, RanksThatDoNotSeeTheSameAreNamed) {
   expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "has \"learning-rate=2e-2\", where rank 0 has \"learning-rate=1e-2\"");
   expect_names(run_in_folders("-i here.bin -x 2 ", ""), "has \"1000 training tokens");
   expect_names(run_in_folders("-i only_here.bin -x 2 ", ""), "only_here.bin");
-  ASSERT_EQ(run_in_folders("-i same.bin -x 2 -o out ", "").exit_status, 0);
-  EXPECT_FALSE(fs::exists(in("b") + "/out"));
-  expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "out/step_00000002/state.json: cannot be read");
-  fs::copy(in("a") + "/out", in("b") + "/out", fs::copy_options::recursive);
-  ASSERT_EQ(run("cd " + in("b") + " && " + fs::absolute("build/fp32/train_gpt2_sla_emu").string() +
-                arguments("-d 16 -v 0 -i same.bin -x 2 -o other --seed 5")).exit_status, 0);
-  fs::remove_all(in("b") + "/out/step_00000002");
-  fs::rename(in("b") + "/other/step_00000002", in("b") + "/out/step_00000002");
+  const Outcome unsaved = run_in_folders("-i same.bin -x 2 -o unsaved ", "");
+  EXPECT_EQ(unsaved.exit_status, 1);
+  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its slices: unsaved/unfinished_step_00000002/optimizer.safetensors"),
+            std::string::npos) << unsaved.err;
+  EXPECT_FALSE(fs::exists(in("a") + "/unsaved/step_00000002") || fs::exists(in("a") + "/unsaved/unfinished_step_00000002"));
+  for (const char* name : {"a", "b"})  // a run of one process in each, from other weights
+    ASSERT_EQ(run("cd " + in(name) + " && " + fs::absolute("build/fp32/train_gpt2_sla_emu").string() +
+                  arguments("-d 16 -v 0 -i same.bin -x 2 -o out --seed " + std::string(name[0] == 'a' ? "1337" : "5"))).exit_status, 0);
   expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "the checkpoint's checksum");
+  fs::remove_all(in("b") + "/out");
+  expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "out/step_00000002/state.json: cannot be read");
 }
 
 TEST_F(Training, WithABatchThatRanksCannotShareSaysSoOnce) {

@@ -110,7 +110,7 @@ TEST_F(Scripts, UnderSlurmGoBackIntoTheQueueWhenWarned) {
   for (const char* job : {"slurm_pmix", "slurm"}) {
     fs::remove(in("queue"));
     setenv("OUT", in(job).c_str(), 1);
-    const std::string command = format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2_124M_sla.sh %s", job, small.c_str());
+    const std::string command = format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2_124M_sla.sh %s -x 3", job, small.c_str());
     const Outcome warned = run_and_signal(command, in(job), "USR1");
     EXPECT_NE(warned.exit_status, 0) << warned.err;
     EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
@@ -119,7 +119,7 @@ TEST_F(Scripts, UnderSlurmGoBackIntoTheQueueWhenWarned) {
     const Outcome o = run(command);
     EXPECT_EQ(o.exit_status, 0) << o.err;
     EXPECT_NE(o.out.find("micro-batches of 1 x 8 tokens on each of 2 ranks"), std::string::npos) << o.out;
-    EXPECT_EQ(steps_of(read_log(in(job))).size(), 6u);
+    EXPECT_EQ(steps_of(read_log(in(job))).size(), 3u);
     EXPECT_EQ(read_file(in("queue")), "requeue 7\n");
   }
 }
