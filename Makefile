@@ -58,7 +58,9 @@ HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cp
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
 EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu)) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
-TESTS := $(HOST_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(EMU_TESTS)
+# The last ones take the longest, and are started first.
+LONG_TESTS := $(addprefix $(BUILD)/,test_scripts test_cli test_dist test_faults)
+TESTS := $(filter-out $(LONG_TESTS),$(HOST_TESTS)) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(LONG_TESTS) $(EMU_TESTS)
 # What the tests of the command line, and of several ranks, run.
 TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks
 

@@ -181,17 +181,19 @@ TEST_F(Training, OnOneTwoAndFourRanksHasTheSameLossesWithAndWithoutSlices) {
   }
 }
 
-// What the first 6 updates of another number of ranks have left goes on as if nothing had happened.
-TEST_F(Training, ContinuesOnAnyNumberOfRanksAndOnTheSameNumberWithTheSameBits) {
-  const std::vector<json> all = train(2, "2", "-x 12 -n 6");
-  for (int ranks : {2, 1, 4}) {
-    const std::string out = format("resumed_%d", ranks);
+// What the first 6 updates of 4 ranks have left goes on as if nothing had happened, and what they have left in turn on 4 again. An update
+// has 12 micro-batches.
+TEST_F(Training, ContinuesOnAnyNumberOfRanksAndBackAndOnTheSameNumberWithTheSameBits) {
+  const auto resume = [&](int ranks, const std::string& from, int step) {
+    const std::string out = format("%s_then_%d", from.c_str(), ranks), checkpoint = format("/step_%08d", step);
     fs::create_directories(in(out));
-    fs::copy(in("2") + "/step_00000006", in(out) + "/step_00000006", fs::copy_options::recursive);
-    const std::vector<json> log = train(ranks, out, "-x 12 -y");
-    expect_the_same_curve(log, all, 6);
-    if (ranks == 2) expect_the_same_checkpoint(out, "2", 12);
-  }
+    fs::copy(in(from) + checkpoint, in(out) + checkpoint, fs::copy_options::recursive);
+    return train(ranks, out, "-x 10 -n 2 -d 96 -y");
+  };
+  const std::vector<json> all = train(4, "4", "-x 10 -n 2 -d 96");
+  for (int ranks : {4, 1, 2, 3}) expect_the_same_curve(resume(ranks, "4", 6), all, 4);
+  expect_the_same_checkpoint("4_then_4", "4", 10);
+  for (int ranks : {1, 2, 3}) expect_the_same_curve(resume(4, format("4_then_%d", ranks), 8), all, 2);
 }
 
 // A seed draws when the collectives run beside the operations. An event that nobody waits for would show in the losses.

@@ -1,0 +1,119 @@
+// One run of several ranks that is killed a hundred times and told to stop twenty times, at moments that a seed draws, and goes on each
+// time: it ends with the bits of a run that nobody disturbed. FAULTS_SEED=n draws others, FAULTS_KILLS=n more or fewer. Runs from the
+// repository's root, where the trainer on an emulated GPU lies.
+#include <gtest/gtest.h>   // TEST_F
+#include <signal.h>        // kill
+#include <unistd.h>        // usleep
+#include <algorithm>       // std::max
+#include <cerrno>          // errno
+#include <chrono>          // std::chrono::steady_clock
+#include <cstdio>          // printf
+#include <cstdlib>         // setenv, getenv
+#include <random>          // std::mt19937
+#include "command_line.h"  // CommandLine, read_log, steps_of, shard_bytes
+#include "llmc/error.h"    // format
+
+class Faults : public CommandLine {
+ protected:
+  static constexpr int ranks = 3;
+  static constexpr int steps = 120;  // about as many as so many disturbed runs get done
+  std::mt19937 random;
+
+  void SetUp() override {
+    CommandLine::SetUp();
+    for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"}) setenv(name, "1", 1);
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
+    write_file(in("tokens.bin"), shard_bytes(20000, 60));
+    const int seed = number("FAULTS_SEED", 1);
+    printf("FAULTS_SEED=%d\n", seed);
+    random.seed(unsigned(seed));
+  }
+  static int number(const char* variable, int otherwise) {
+    const char* text = getenv(variable);
+    return text != nullptr ? atoi(text) : otherwise;
+  }
+  int below(int n) { return int(random() % unsigned(n)); }
+
+  // A checkpoint after every step, so that one is nearly always being written and another one removed.
+  std::string command(const std::string& out, const std::string& mpirun_options = "") const {
+    return format("timeout -k 5 120 mpirun --oversubscribe -np %d %s sh -c 'echo $$ >\"%s.$OMPI_COMM_WORLD_RANK\"; exec \"$@\"' rank "
+                  "build/fp32/train_gpt2_sla_emu -i %s --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8 -t 8 -b 1 -d 24 "
+                  "-l 1e-2 --shuffle --skip-layers 1 --skip-heads 1 -v 0 -n 1 --keep 2 -x %d -o %s -y",
+                  ranks, mpirun_options.c_str(), in("pid").c_str(), in("tokens.bin").c_str(), steps, in(out).c_str());
+  }
+  std::string pid_file(int rank) const { return in("pid") + "." + std::to_string(rank); }
+
+  struct Fault {
+    int signal, rank;
+    bool others_alone;  // mpirun does not end the others: they must find out themselves
+    Outcome outcome;
+    double time;        // of the signal, since 1970; 0: there was no such process any more
+  };
+  // Runs on, and signals a rank at some moment: after it has started, at the next step of the log, or while a checkpoint is being written.
+  Fault disturb(int signal) {
+    Fault f = {signal, below(ranks), false, {}, 0};
+    const int moment = below(3);
+    // A rank that dies before it has met the others leaves them in MPI's start, which is mpirun's business.
+    f.others_alone = moment > 0 && below(2) == 0;
+    const std::string runs = "kill -0 $run";
+    const std::string until_steps = format("lines=$(cat '%s/log.jsonl' | wc -l); while %s && [ $(cat '%s/log.jsonl' | wc -l) -le $lines ]; do sleep 0.01; done; ",
+                                           in("out").c_str(), runs.c_str(), in("out").c_str());
+    const std::string until_saving = format("while %s && ! ls -d '%s'/unfinished_* 2>&1; do sleep 0.001; done; ", runs.c_str(), in("out").c_str());
+    std::string until = moment == 0 ? "" : until_steps;
+    if (moment == 2) until += until_saving;
+    for (int rank = 0; rank < ranks; rank++) fs::remove(pid_file(rank));
+    const std::string file = pid_file(f.rank);
+    f.outcome = run(format("%s & run=$!; while %s && ! [ -s '%s' ]; do sleep 0.01; done; %s sleep %.3f; "
+                           "kill -%d $(cat '%s') && date +%%s.%%N >'%s'; wait $run",
+                           command("out", f.others_alone ? "--enable-recovery" : "").c_str(), runs.c_str(), file.c_str(), until.c_str(),
+                           moment == 2 ? below(20) * 1e-3 : below(1000) * 1e-3, signal, file.c_str(), in("struck").c_str()));
+    f.time = atof(read_file(in("struck")).c_str());
+    fs::remove(in("struck"));
+    return f;
+  }
+  // Waits for a minute after the signal. Returns the seconds that it took.
+  double expect_all_gone(const Fault& f) const {
+    const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() - f.time; };
+    for (int rank = 0; rank < ranks; rank++) {
+      const int pid = atoi(read_file(pid_file(rank)).c_str());
+      bool is_gone = false;
+      while (!(is_gone = pid == 0 || (kill(pid, 0) != 0 && errno == ESRCH)) && seconds() < 60) usleep(10000);
+      EXPECT_TRUE(is_gone) << "rank " << rank << " lives on after rank " << f.rank;
+    }
+    return seconds();
+  }
+};
+
+TEST_F(Faults, DoNotChangeABitOfWhatARunEndsWith) {
+  const int num_kills = number("FAULTS_KILLS", 100), num_stops = num_kills / 5;
+  int kills = 0, stops = 0, alone = 0;
+  double longest = 0;
+  while ((kills < num_kills || stops < num_stops) && !HasFailure()) {
+    const bool stop = kills == num_kills || (stops < num_stops && below(num_kills + num_stops) < num_stops);
+    const Fault f = disturb(stop ? SIGTERM : SIGKILL);
+    SCOPED_TRACE(format("%s of rank %d, number %d\n", stop ? "SIGTERM" : "SIGKILL", f.rank, kills + stops + 1) + f.outcome.err);
+    const double seconds = expect_all_gone(f);
+    if (f.time == 0) {
+      EXPECT_EQ(f.outcome.exit_status, 0);  // the run was at its end
+      continue;
+    }
+    longest = std::max(longest, seconds);
+    (stop ? stops : kills)++;
+    if (stop) continue;
+    alone += f.others_alone;
+    EXPECT_TRUE(f.outcome.exit_status != 0 || f.others_alone);  // such an mpirun may call it a success
+    const std::string name = format(f.others_alone ? "error: rank %d (pid " : "rank %d", f.rank);
+    EXPECT_NE(f.outcome.err.find(name), std::string::npos);
+  }
+  const Outcome last = run(command("out"));
+  EXPECT_EQ(last.exit_status, 0) << last.err;
+  const Outcome undisturbed = run(command("undisturbed"));
+  EXPECT_EQ(undisturbed.exit_status, 0) << undisturbed.err;
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+    const std::string path = format("/step_%08d/%s", steps, file);
+    EXPECT_FALSE(read_file(in("undisturbed") + path).empty()) << file;
+    EXPECT_TRUE(read_file(in("out") + path) == read_file(in("undisturbed") + path)) << file;
+  }
+  EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
+  printf("%d kills, %d of them without mpirun's help; %d stops; the longest took %.1f s until all had ended\n", kills, alone, stops, longest);
+}
