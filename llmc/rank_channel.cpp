@@ -504,9 +504,7 @@ void RankChannel::State::serve_peer(int rank) {
   if (is_there) return;
   peer.connection.close_now();
   // Where there is an error to tell, it is why that rank is gone.
-  if (peer.has_left || is_leaving || !others_error.empty()) return;
-  peer.has_left = true;
-  end_all(watch.name(rank) + " has died" + end_of_run);
+  if (!peer.has_left && !is_leaving && others_error.empty()) end_all(watch.name(rank) + " has died" + end_of_run);
 }
 
 void RankChannel::State::take(int rank, const Message& message) {
