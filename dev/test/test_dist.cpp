@@ -321,7 +321,9 @@ TEST_F(Training, InABuildWithoutNcclIsOfOneProcessAndSaysSo) {
   const Outcome o = run_ranks(2, trainer + arguments("-x 1"));
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: one of 2 ranks, but this program was built without NCCL"), std::string::npos) << o.err;
-  // Before it waits for others.
+}
+
+TEST_F(Training, InABuildWithoutNcclNobodyWaitsForOthers) {
   const Outcome alone = run("timeout 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
   EXPECT_EQ(alone.exit_status, 1);
   EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
