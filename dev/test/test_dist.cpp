@@ -324,7 +324,7 @@ TEST_F(Training, InABuildWithoutNcclIsOfOneProcessAndSaysSo) {
 }
 
 TEST_F(Training, InABuildWithoutNcclNobodyWaitsForOthers) {
-  const Outcome alone = run("timeout 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
+  const Outcome alone = run("timeout -s KILL 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
   EXPECT_EQ(alone.exit_status, 1);
   EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
 }
