@@ -201,7 +201,8 @@ int port_of(int listener) {
   sockaddr_storage bound = {};
   socklen_t size = sizeof bound;
   CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&bound), &size) == 0);
-  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                           : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
 std::string host_name() {
@@ -219,7 +220,8 @@ std::vector<std::string> own_addresses() {
     if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
     const int family = i->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr)) continue;  // other machines need more than that
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr))
+      continue;  // another machine would need its own interface's name beside it
     char text[NI_MAXHOST];
     const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     if (getnameinfo(i->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
@@ -240,6 +242,11 @@ std::string file_of(const Ranks& ranks) { return ranks.rendezvous.rfind("file:",
 
 // What messages call the place.
 std::string place_of(const Ranks& ranks) { return ranks.by_mpi ? "mpirun" : "--rendezvous " + ranks.rendezvous; }
+
+// What may be amiss where somebody waits in vain.
+const char* doubt_of(const Ranks& ranks) {
+  return ranks.by_mpi ? "can the machines reach each other by TCP?" : "were all processes started, with the same --rendezvous?";
+}
 
 struct HostAndPort {
   std::string host, port;
@@ -332,8 +339,8 @@ Connection find_first(const Ranks& ranks, const std::string& by_mpi, double pati
       if (error != 0 && to.token == no_token) user_error("%s: %s", place_of(ranks).c_str(), gai_strerror(error));
     }
   }
-  user_error("%s: rank %d of %d has waited %.0f s for rank 0; were all processes started, with the same --rendezvous?",
-             place_of(ranks).c_str(), ranks.rank, ranks.size, patience_seconds);
+  user_error("%s: rank %d of %d has waited %.0f s for rank 0; %s", place_of(ranks).c_str(), ranks.rank, ranks.size, patience_seconds,
+             doubt_of(ranks));
 }
 
 void say(const std::string& error) {
@@ -504,9 +511,7 @@ void RankChannel::State::serve_peer(int rank) {
   if (is_there) return;
   peer.connection.close_now();
   // Where there is an error to tell, it is why that rank is gone.
-  if (peer.has_left || is_leaving || !others_error.empty()) return;
-  peer.has_left = true;
-  end_all(watch.name(rank) + " has died" + end_of_run);
+  if (!peer.has_left && !is_leaving && others_error.empty()) end_all(watch.name(rank) + " has died" + end_of_run);
 }
 
 void RankChannel::State::take(int rank, const Message& message) {
@@ -625,8 +630,8 @@ void RankChannel::open(const Ranks& ranks, double hang_seconds, double patience_
   close(std::exchange(s.listener, -1));
   s.strangers.clear();
   if (!all_here)
-    user_error("%s: of %d ranks these have not come within %.0f s: %s; were all processes started, with the same --rendezvous?",
-               place_of(ranks).c_str(), ranks.size, patience_seconds, missing(s.peers).c_str());
+    user_error("%s: of %d ranks these have not come within %.0f s: %s; %s", place_of(ranks).c_str(), ranks.size, patience_seconds,
+               missing(s.peers).c_str(), doubt_of(ranks));
 }
 
 void RankChannel::send(int to, Topic topic, const std::string& bytes) {

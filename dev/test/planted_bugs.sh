@@ -24,6 +24,7 @@ while IFS='|' read -r file old new program filter; do
   case $program in test_cli | test_scripts) programs+=(train_gpt2_sla_cpu) ;; esac  # what these plants concern needs no GPU
   case "$program $filter" in
     test_dist\ EmulatedNccl* | test_dist\ CollectivesOfTheTrainer*) programs+=(build/emu_ranks) ;;
+    test_dist\ Training.InABuildWithoutNccl*) programs+=(train_gpt2_sla_cpu) ;;
     test_dist* | *UnderSlurm*) programs+=(build/fp32/train_gpt2_sla_emu) ;;
   esac
   if ! compile "${programs[@]}" >"$copy/log" 2>&1; then echo "error: the planted bug does not compile: $file: $new" >&2; tail -n 5 "$copy/log" >&2; exit 1; fi

@@ -80,7 +80,9 @@ TEST_F(EmulatedNccl, MakesNoCommunicatorOfRanksThatDoNotFitTogether) {
 using CollectivesOfTheTrainer = Ranks;
 
 TEST_F(CollectivesOfTheTrainer, TellTheChannelHowFarTheGpuHasCome) {
-  expect_death(3, "one_sum_stays_out", {"error: rank 2 (pid ", " has not come to collective number 4, where rank 0 (pid ", " has waited for 2 s"});
+  expect_death(3, "one_sum_stays_out",
+               {"error: rank 2 (pid ", " has not come to collective number 4, where rank 0 (pid ", " has waited for 2 s"},
+               "SLA_EMU_NCCL_TIMEOUT=15");
 }
 
 // ----------------------------------------------------------------------------
@@ -283,8 +285,8 @@ TEST_F(Training, EndsWithTheNameOfARankThatIsStopped) {
 TEST_F(Training, RanksThatDoNotSeeTheSameAreNamed) {
   const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
     const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");
-    return run("timeout 100 mpirun --oversubscribe -np 1 -wdir " + in("a") + " " + program + more + " : -np 1 -wdir " + in("b") + " " + program +
-               more + more_of_second);
+    return run("timeout 100 mpirun --oversubscribe -np 1 -wdir " + in("a") + " " + program + more + " : -np 1 -wdir " + in("b") +
+               " " + program + more + more_of_second);
   };
   const auto expect_names = [&](const Outcome& o, const std::string& what) {
     EXPECT_EQ(o.exit_status, 1);
@@ -355,8 +357,10 @@ TEST_F(Training, InABuildWithoutNcclIsOfOneProcessAndSaysSo) {
   const Outcome o = run_ranks(2, trainer + arguments("-x 1"));
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: one of 2 ranks, but this program was built without NCCL"), std::string::npos) << o.err;
-  // Before it waits for others.
-  const Outcome alone = run("timeout 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
+}
+
+TEST_F(Training, InABuildWithoutNcclNobodyWaitsForOthers) {
+  const Outcome alone = run("timeout -s KILL 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
   EXPECT_EQ(alone.exit_status, 1);
   EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
 }

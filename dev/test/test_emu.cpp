@@ -515,6 +515,20 @@ TEST(EmuStreams, PageableMemoryIsReadAtTheCallAndPinnedMemoryWhenTheCopysTurnCom
   check(cudaFreeHost(pinned));
 }
 
+// As a GPU writes to mapped host memory.
+TEST(EmuStreams, AKernelWritesToPinnedMemoryWhenItsTurnComes) {
+  Stream stream;
+  float* pinned;
+  check(cudaMallocHost(&pinned, 2 * sizeof(float)));
+  pinned[0] = pinned[1] = 1.0f;
+  check(launch(set_to, 1, 1, 0, stream, pinned + 1, 2.0f));
+  EXPECT_EQ(pinned[1], 1.0f);
+  check(cudaStreamSynchronize(stream));
+  EXPECT_EQ(pinned[0], 1.0f);
+  EXPECT_EQ(pinned[1], 2.0f);
+  check(cudaFreeHost(pinned));
+}
+
 TEST(EmuStreams, EventsTellTimeAndWhetherTheyHaveHappened) {
   Stream stream;
   Event start(cudaEventDefault), end(cudaEventDefault), untimed;

@@ -87,6 +87,8 @@ TEST_F(Watching, ARankThatComesLateEachTimeIsNotHanging) {
     EXPECT_EQ(after(8, {at(n + 1, n), at(n, n), at(n + 1, n)}), "");
     EXPECT_EQ(after(1, {at(n + 1, n + 1), at(n + 1, n + 1), at(n + 1, n + 1)}), "");
   }
+  for (uint64_t n = 20; n < 40; n++)
+    EXPECT_EQ(after(8, {at(n + 2, n + 1), at(n + 1, n), at(n + 2, n + 1)}), "") << "nor if it is never first";
 }
 
 TEST_F(Watching, ARankIsExcusedAsLongAsItSaysAndThenHasItsTime) {
@@ -333,12 +335,26 @@ TEST_F(Channel, StrangersAreNotLetInAndHoldNobodyUp) {
   close(silent), close(talkative);
 }
 
+// Rank 1 knocks again when it is not answered; that it has given up on the first connection is no death.
+TEST_F(Channel, ARankZeroThatIsStoppedWhileOthersComeStillLetsThemIn) {
+  const Meeting meeting = {"file:" + in("meet"), 2};
+  const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
+  const Process first = start_rank(meeting, 0, body);
+  await_file("meet");
+  kill(first.pid, SIGSTOP);
+  const Process second = start_rank(meeting, 1, body);
+  sleep_for(2.5);
+  kill(first.pid, SIGCONT);
+  expect_peace({first, second});
+}
+
 TEST_F(Channel, ARankOfAnotherNumberOfRanksIsRefusedAndToldWhy) {
   for (const std::string& place : {"file:" + in("meet"), free_port_at("localhost")}) {
     const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
     const Process first = start_rank({place, 2}, 0, body), wrong = start_rank({place, 3}, 1, body);
     EXPECT_EQ(wait_for(wrong), 1);
-    EXPECT_EQ(read_file(wrong.err_path), "error: --rendezvous " + place + ": rank 1 of 3 has come to rank 0 of 2; start all with the same --ranks\n");
+    EXPECT_EQ(read_file(wrong.err_path),
+              "error: --rendezvous " + place + ": rank 1 of 3 has come to rank 0 of 2; start all with the same --ranks\n");
     expect_peace({first, start_rank({place, 2}, 1, body)});
   }
 }
@@ -529,12 +545,18 @@ TEST_F(Channel, ARankThatIsStoppedIsNamed) {
   sleep_for(1);
   for (size_t victim : {0u, 1u}) kill(runs[victim][victim].pid, SIGSTOP);
   const double start = seconds_now();
-  for (size_t victim : {0u, 1u}) expect_end_by_loss_of(victim, runs[victim], " has not answered for 2 s: it is stopped, or its machine is gone; the run ends");
+  for (size_t victim : {0u, 1u})
+    expect_end_by_loss_of(victim, runs[victim], " has not answered for 2 s: it is stopped, or its machine is gone; the run ends");
   EXPECT_LT(seconds_now() - start, 6);
 }
 
-// A training thread that hangs while the process lives.
-TEST_F(Channel, ARankThatDoesNotComeToACollectiveIsNamed) {
+// A training thread that hangs while the process lives; and a network that does.
+TEST_F(Channel, ARankThatDoesNotComeToACollectiveIsNamedAndNobodyIfAllHaveCome) {
+  const std::vector<Process> all_wait = start_ranks({"file:" + in("meet"), 3, 2}, [](RankChannel& channel, int) {
+    volatile uint64_t begun = 8, done = 7;
+    channel.watch_progress(&begun, &done);
+    sleep_for(30);
+  });
   std::vector<std::vector<Process>> runs;
   for (int victim : {0, 1})
     runs.push_back(start_ranks({"file:" + in(format("meet%d", victim)), 3, 2}, [victim](RankChannel& channel, int rank) {
@@ -545,15 +567,7 @@ TEST_F(Channel, ARankThatDoesNotComeToACollectiveIsNamed) {
   for (int victim : {0, 1})
     expect_one_error(runs[size_t(victim)], {format("error: rank %d (pid %d on ", victim, int(runs[size_t(victim)][size_t(victim)].pid)),
                                             " has not come to collective number 8, where ", " has waited for 2 s; the run ends"});
-}
-
-TEST_F(Channel, ACollectiveThatDoesNotEndBlamesTheNetwork) {
-  const std::vector<Process> all = start_ranks({"file:" + in("meet"), 3, 2}, [](RankChannel& channel, int) {
-    volatile uint64_t begun = 8, done = 7;
-    channel.watch_progress(&begun, &done);
-    sleep_for(30);
-  });
-  expect_one_error(all, {"error: all ranks have waited 2 s in collective number 8, which does not end: look at the network"});
+  expect_one_error(all_wait, {"error: all ranks have waited 2 s in collective number 8, which does not end: look at the network"});
 }
 
 TEST_F(Channel, AnExcusedRankMayTakeItsTime) {
@@ -604,22 +618,20 @@ TEST_F(Channel, AnErrorOfRankZeroEndsTheOthersSilently) {
   expect_one_error(all, {"error: no such file\n"});
 }
 
-TEST_F(Channel, WhoHasLeftMayEndWhileOthersGoOn) {
+TEST_F(Channel, ARankLeavesWithTheOthersOrAfterFiveSecondsWithoutThem) {
+  const auto leave_after = [this](const std::string& name, double seconds_of_first, double seconds_of_second) {
+    return start_ranks({"file:" + in(name), 2, 2}, [=](RankChannel& channel, int rank) {
+      channel.demand_same("meeting", "");
+      sleep_for(rank == 0 ? seconds_of_first : seconds_of_second);
+    });
+  };
   const double start = seconds_now();
-  expect_peace(start_ranks({"file:" + in("meet"), 3, 2}, [](RankChannel& channel, int rank) {
-    channel.demand_same("meeting", "");
-    sleep_for(rank == 0 ? 2.5 : rank == 1 ? 0.3 : 0);
-  }));
-  EXPECT_LT(seconds_now() - start, 5) << "nobody waits longer than for the last";
-}
-
-TEST_F(Channel, LeavingDoesNotWaitForOneThatNeverDoes) {
-  const std::vector<Process> all = start_ranks({"file:" + in("meet"), 2}, [](RankChannel& channel, int rank) {
-    channel.demand_same("meeting", "");
-    if (rank == 1) sleep_for(30);
-  });
-  EXPECT_EQ(wait_for(all[0], 8), 0);
-  EXPECT_EQ(read_file(all[0].err_path), "");
-  kill(all[1].pid, SIGKILL);
-  wait_for(all[1]);
+  const std::vector<Process> first_later = leave_after("first_later", 6, 0), second_later = leave_after("second_later", 0, 30);
+  expect_peace(leave_after("together", 0.5, 0));
+  EXPECT_LT(seconds_now() - start, 2);
+  expect_peace({second_later[0]});
+  EXPECT_LT(seconds_now() - start, 6) << "five seconds";
+  expect_peace(first_later);
+  kill(second_later[1].pid, SIGKILL);
+  EXPECT_EQ(wait_for(second_later[1]), -1);
 }

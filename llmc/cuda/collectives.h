@@ -31,7 +31,8 @@ struct Collectives {
   // Throws UserError if this program was built for a process alone, and that is not asked for. (This one was not.)
   static void demand_possible(const Ranks&) {}
 
-  // Meets the other ranks. Before the GPU is used: it is chosen here. From then on the channel watches that all come to the same collectives.
+  // Meets the other ranks. Before the GPU is used: it is chosen here. From then on the channel watches that all come to the same
+  // collectives.
   void meet(const Ranks& ranks, RankChannel& channel) {
     if (ranks.size == 1) return;
     rank_ = ranks.rank, size_ = ranks.size;
