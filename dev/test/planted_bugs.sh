@@ -28,8 +28,8 @@ while IFS='|' read -r file old new program filter; do
     test_dist* | *UnderSlurm*) programs+=(build/fp32/train_gpt2_sla_emu) ;;
   esac
   if ! compile "${programs[@]}" >"$copy/log" 2>&1; then echo "error: the planted bug does not compile: $file: $new" >&2; tail -n 5 "$copy/log" >&2; exit 1; fi
-  timeout 120 "build/$program" --gtest_filter="$filter" >"$copy/log" 2>&1 && status=0 || status=$?
-  if [ $status = 124 ]; then echo "error: two minutes were not enough for $program $filter with $file: $new" >&2; exit 1; fi
+  timeout 300 "build/$program" --gtest_filter="$filter" >"$copy/log" 2>&1 && status=0 || status=$?
+  if [ $status = 124 ]; then echo "error: five minutes were not enough for $program $filter with $file: $new" >&2; exit 1; fi
   if [ $status = 0 ]; then
     echo "MISSED  $file: $old -> $new ($program $filter)"
     missed=$((missed + 1))
