@@ -10,6 +10,7 @@ cd "$copy"
 # Quick to build is what counts here.
 compile() { make -s -j"$(nproc)" OPTIMIZE='-O1 -march=native -ffp-contract=fast' EMU_OPTIMIZE=-O1 "$@"; }
 
+export FAULTS_KILLS=5  # enough to see a run that does not go on where it was
 caught=0 missed=0
 while IFS='|' read -r file old new program filter; do
   case "$file|$old|$new|$program|$filter" in *"${1:-}"*) ;; *) continue ;; esac
@@ -25,7 +26,7 @@ while IFS='|' read -r file old new program filter; do
   case "$program $filter" in
     test_dist\ EmulatedNccl* | test_dist\ CollectivesOfTheTrainer*) programs+=(build/emu_ranks) ;;
     test_dist\ Training.InABuildWithoutNccl*) programs+=(train_gpt2_sla_cpu) ;;
-    test_dist* | *UnderSlurm*) programs+=(build/fp32/train_gpt2_sla_emu) ;;
+    test_dist* | test_faults* | *UnderSlurm*) programs+=(build/fp32/train_gpt2_sla_emu) ;;
   esac
   if ! compile "${programs[@]}" >"$copy/log" 2>&1; then echo "error: the planted bug does not compile: $file: $new" >&2; tail -n 5 "$copy/log" >&2; exit 1; fi
   timeout 300 "build/$program" --gtest_filter="$filter" >"$copy/log" 2>&1 && status=0 || status=$?
