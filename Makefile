@@ -50,7 +50,7 @@ EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=na
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o)
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o tokenizer.o)
 EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
@@ -163,6 +163,9 @@ $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags
 
 data/tokenize: data/tokenize.cpp $(BUILD)/durable_file.o $(BUILD)/flags
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -MF $(BUILD)/tokenize.d $< $(BUILD)/durable_file.o -o $@
+
+$(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/tokenizer.o $(BUILD)/flags
+	$(COMPILE) $< $(BUILD)/tokenizer.o -o $@
 
 # On the CPU
 
