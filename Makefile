@@ -92,6 +92,7 @@ what-is-here:
 	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
 	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
+	@echo 'libarchive $(call found,$(call have_header,archive.h))'
 	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(PRECISION))'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
@@ -161,8 +162,11 @@ $(BUILD)/dist.o: CPPFLAGS += $(MPI_FLAGS)
 $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
-data/tokenize: data/tokenize.cpp $(BUILD)/durable_file.o $(BUILD)/flags
-	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -MF $(BUILD)/tokenize.d $< $(BUILD)/durable_file.o -o $@
+$(BUILD)/%.o: data/%.cpp $(BUILD)/flags
+	$(COMPILE) -c $< -o $@
+
+data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o tokenizer.o durable_file.o)
+	$(CXX) $(CXXFLAGS) $^ -larchive -lpthread -o $@
 
 $(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/tokenizer.o $(BUILD)/flags
 	$(COMPILE) $< $(BUILD)/tokenizer.o -o $@

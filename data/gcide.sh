@@ -7,7 +7,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=$root/data/gcide
 say() { echo "gcide: $*" >&2; }
 
-if [[ -e $out/train_000.bin ]]; then
+if [[ -e $out/train_000000.bin ]]; then
   say "already there"
   echo "$out"
   exit 0

@@ -20,7 +20,7 @@ sum=$(printf %s "$path" | sha256sum)
 out=$root/data/text-$name-${sum:0:8}
 
 # A folder is newer when a name in it came or went.
-if [[ -e $out/train_000.bin && -z $(find "$path" -newer "$out/train_000.bin" -print -quit) ]]; then
+if [[ -e $out/train_000000.bin && -z $(find "$path" -newer "$out/train_000000.bin" -print -quit) ]]; then
   say "already there, and nothing in $path is newer"
   echo "$out"
   exit 0
@@ -35,5 +35,5 @@ stamp=$(mktemp "$root/data/.download/text.XXXXXX")
 trap 'rm -f "$stamp"' EXIT
 trap 'exit 130' INT TERM HUP
 "$root/data/tokenize" --tokenizer bytes --force --out "$out" "$path" >&2
-touch -r "$stamp" "$out/train_000.bin"
+touch -r "$stamp" "$out/train_000000.bin"
 echo "$out"

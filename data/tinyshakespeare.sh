@@ -9,7 +9,7 @@ url=${TINYSHAKESPEARE_URL:-https://raw.githubusercontent.com/karpathy/char-rnn/m
 sha256=86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 say() { echo "tinyshakespeare: $*" >&2; }
 
-if [[ -e $out/train_000.bin ]]; then
+if [[ -e $out/train_000000.bin ]]; then
   say "already there"
   echo "$out"
   exit 0

@@ -146,7 +146,7 @@ def byte_of_character():
 
 def fixture_texts():
     texts = ["", " ", "  ", "a", " a", "  a", "   a", "a ", "a  ", "a\n", "a\n\nb", "a \n b", "\n\n\n", "\t\ta", " \u3000a", "\u00a0a", "a\u00a0 b", "\u2003\u2003x",
-             "I'm you're we've he'll she'd it's don't", "I'M YOU'RE 'S 'Ll '", "'", "''s", "x's's", "'re've'll", "'r 'v 'l", "'", "a'", "' s", " 's", "1's",
+             "I'm you're we've he'll she'd it's don't", "I'M YOU'RE 'S 'Ll '", "'", "''s", "x's's", "'re've'll", "x'r'v'l", "x'ra'va'la'lx", "'RE", "'", "a'", "' s", " 's", "1's",
              "abc123def", "3.14159", "x=y+1;", "(a)", "a_b", "\u00b2\u00b3", "\u2167\u2168 \u0663\u0664", "caf\u00e9 na\u00efve", "\u0433\u043e\u0434 \u4e2d\u6587\u3002\u4e2d",
              "\U0001f600\U0001f600 \U0001f600", "e\u0301", "\u200b \u200ba", "\ufeffa", "\0\0a\0", "<|endoftext|>", "a<|endoftext|>b<|endoftext|>",
              "\U00010d40\U00010d41 \U00010d50a \u1c89 \ua7cb",  # numbers and letters that Unicode 16 added

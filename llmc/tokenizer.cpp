@@ -151,10 +151,11 @@ struct PieceScanner {
   }
 };
 
-size_t Tokenizer::last_cut(std::string_view text) const {
+size_t Tokenizer::last_cut(std::string_view text, size_t first) const {
+  CHECK(first > 0);
   if (is_bytes_) return text.size();
   const PieceScanner scanner{text.data(), text.size()};
-  for (size_t at = text.size(); at-- > 1;) {
+  for (size_t at = text.size(); at-- > first;) {
     if (continues_character(text[at])) continue;
     if (uint8_t(text[at]) >= 0x80 && text.size() - at < 4) continue;  // it may go on
     // Two characters of different classes, the left one no space, belong to different pieces, but for a contraction's.
@@ -226,10 +227,10 @@ void Tokenizer::build(const std::string& path) {
 
 uint32_t Tokenizer::checksum() const {
   uint32_t crc = 0;
-  for (size_t id = 0; id < tokens_.size(); id++) {
-    const uint32_t head[2] = {uint32_t(id), uint32_t(tokens_[id].size())};
-    crc = crc32c(head, sizeof head, crc);
-    crc = crc32c(tokens_[id].data(), tokens_[id].size(), crc);
+  for (const std::string& token : tokens_) {
+    const uint32_t length = uint32_t(token.size());
+    crc = crc32c(&length, sizeof length, crc);
+    crc = crc32c(token.data(), token.size(), crc);
   }
   return crc;
 }
@@ -460,8 +461,7 @@ void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens) {
   tokens.resize(had + text.size() + 7);  // a token has at least a byte; seven more may be written behind the last
   uint16_t* out = tokens.data() + had;
   if (tokenizer_.is_bytes()) {
-    encode_bytes(text, out);
-    out += text.size();
+    for (char byte : text) *out++ = uint8_t(byte);
   } else {
     const PieceScanner scanner{text.data(), text.size()};
     for (size_t at = 0; at < text.size();) {

@@ -21,11 +21,6 @@ constexpr int byte_vocab_size = 257;
 constexpr uint16_t byte_end_of_text = 256;
 constexpr int max_vocab_size = 65536;  // ids are the uint16 of token shards
 
-// tokens[i] = text[i]; `tokens` holds text.size() of them.
-inline void encode_bytes(std::string_view text, uint16_t* tokens) {
-  for (size_t i = 0; i < text.size(); i++) tokens[i] = uint8_t(text[i]);
-}
-
 // (left id, right id) -> the id of the two together, which is the rank of the merge. Open addressing.
 struct PairTable {
   static constexpr uint32_t none = UINT32_MAX;
@@ -65,15 +60,15 @@ struct Tokenizer {
   int vocab_size() const { return int(tokens_.size()); }
   bool is_bytes() const { return is_bytes_; }
   uint16_t end_of_text() const { return end_of_text_; }  // <|endoftext|>
-  uint32_t checksum() const;                             // CRC-32C of ids and tokens; the same for each kind of file
+  uint32_t checksum() const;                             // CRC-32C of the tokens and their lengths, in the order of ids
 
   // The bytes of a token: "" for an id that stands for nothing, "<|endoftext|>" for the end of a text.
   const std::string& token(int id) const;
   std::string decode(const uint16_t* ids, size_t count) const;
 
-  // The last place in `text`, behind its first byte, where it can be cut so that the tokens of the two parts are those of the whole,
+  // The last place in `text`, at `first` or behind it, where it can be cut so that the tokens of the two parts are those of the whole,
   // whatever comes behind `text`; 0 if there is none, as in one long word.
-  size_t last_cut(std::string_view text) const;
+  size_t last_cut(std::string_view text, size_t first = 1) const;
 
  private:
   friend struct Encoder;

@@ -78,10 +78,12 @@ TEST(Encode, GivesTiktokensIdsWhicheverFileTheVocabularyIsFrom) {
     EXPECT_EQ(tokenizer.end_of_text(), 656) << file;
     Encoder encoder(tokenizer);
     for (const Case& c : all) {
-      Ids ids = {7};  // what is there already stays
-      encoder.encode(replaced(c.text), ids);
-      EXPECT_EQ(ids.front(), 7);
-      EXPECT_EQ(Ids(ids.begin() + 1, ids.end()), c.ids) << file << ": " << c.text;
+      for (int again : {0, 1}) {  // then from what it remembers
+        Ids ids = {7};            // what is there already stays
+        encoder.encode(replaced(c.text), ids);
+        EXPECT_EQ(ids.front(), 7);
+        EXPECT_EQ(Ids(ids.begin() + 1, ids.end()), c.ids) << file << ": " << c.text << (again ? ", again" : "");
+      }
     }
   }
 }
@@ -261,6 +263,7 @@ TEST_F(Vocabulary, TheFormatsHaveOneChecksumAndAnotherTokenHasAnother) {
   const uint32_t checksum = Tokenizer::load(fixture + "small.tiktoken").checksum();
   for (const char* file : {"vocab.bpe", "encoder.json", "tokenizer.json"}) EXPECT_EQ(Tokenizer::load(fixture + file).checksum(), checksum) << file;
   EXPECT_NE(Tokenizer::load(changed("small.tiktoken", " 655\n", " 660\n")).checksum(), checksum);
+  EXPECT_NE(Tokenizer::load(changed("small.tiktoken", "IQ== 0\nIg== 1\n", "IQ== 1\nIg== 0\n")).checksum(), checksum);
   EXPECT_NE(Tokenizer::bytes().checksum(), checksum);
 }
 
