@@ -185,6 +185,7 @@ $(BUILD)/bench_cpu: dev/bench/bench_cpu.cpp $(HOST_OBJS) $(BUILD)/flags
 $(BUILD)/test_emu: dev/test/test_emu.cpp $(EMU_OBJS) $(BUILD)/emu/flags
 	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
 
+$(BUILD)/test_corpus: GTEST += -larchive
 $(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
 	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(GTEST) -o $@
 

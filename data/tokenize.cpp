@@ -15,6 +15,7 @@
 #include <fstream>                // std::ifstream
 #include <map>                    // std::map
 #include <mutex>                  // std::mutex
+#include <new>                    // std::bad_alloc
 #include <nlohmann/json.hpp>      // nlohmann::ordered_json
 #include <optional>               // std::optional
 #include <thread>                 // std::thread
@@ -135,6 +136,7 @@ struct Run {
   json identity() const;
   void choose_split();
   bool go_on();
+  void open_shards();
   void save_progress();
   void write_manifest();
   void write(const EncodedBatch& batch);
@@ -199,6 +201,17 @@ bool Run::go_on() {
   }
   fprintf(stderr, "going on behind %lld tokens that an earlier run wrote\n", (long long)(train->total() + val->total()));
   return true;
+}
+
+void Run::open_shards() {
+  auto open_both = [&] {
+    train.emplace(folder.path(), "train", options.shard_tokens);
+    val.emplace(folder.path(), "val", options.shard_tokens);
+  };
+  open_both();
+  if (go_on()) return;
+  open_both();
+  folder.clear();
 }
 
 static std::string hex(uint32_t checksum) { return format("%08x", checksum); }
@@ -316,17 +329,9 @@ void tokenize(const Options& options) {
   }
   const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::load(options.tokenizer);
   Run run(options, tokenizer);
-  run.choose_split();
-  auto open_writers = [&] {
-    run.train.emplace(run.folder.path(), "train", options.shard_tokens);
-    run.val.emplace(run.folder.path(), "val", options.shard_tokens);
-  };
-  open_writers();
-  if (!run.go_on()) {
-    open_writers();
-    run.folder.clear();
-  }
   try {
+    run.choose_split();
+    run.open_shards();
     run.encode_all();
   } catch (const UserError& e) {
     const bool kept = std::filesystem::exists(run.folder.progress_path());
@@ -409,6 +414,9 @@ int main(int argc, char** argv) {
     tokenize(options);
   } catch (const UserError& e) {
     fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  } catch (const std::bad_alloc&) {
+    fprintf(stderr, "error: out of memory; use fewer --threads\n");
     return 1;
   }
   return 0;

@@ -1,9 +1,8 @@
 #include "tokenizer.h"
-#include <algorithm>           // std::make_heap, push_heap, pop_heap, std::min_element
+#include <algorithm>           // std::sort, std::is_sorted, std::min_element
 #include <cstring>             // memcpy, memmove
 #include <filesystem>          // is_directory, exists, path
 #include <fstream>             // std::ifstream
-#include <functional>          // std::greater
 #include <iterator>            // std::istreambuf_iterator
 #include <mutex>               // std::mutex
 #include <nlohmann/json.hpp>   // nlohmann::json
@@ -449,7 +448,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
 
 constexpr int remembered_bits = 15;  // 32,768 pieces of 32 bytes: 1 MiB, of which the common ones stay in a core's second-level cache
 constexpr size_t longest_remembered = 15;
-constexpr size_t short_piece = 128;      // bytes, up to which searching all pairs beats a heap
+constexpr size_t short_piece = 128;      // bytes, up to which looking at all pairs is faster
 constexpr size_t huge_piece = 1 << 20;   // bytes, beyond which one thread at a time merges, so that its memory is taken once
 
 Encoder::Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
@@ -527,7 +526,7 @@ size_t Encoder::encode_piece(std::string_view piece, uint16_t* tokens) {
   static std::mutex one_at_a_time;
   std::lock_guard<std::mutex> lock(one_at_a_time);
   const size_t count = merge(piece, tokens);
-  ids_ = {}, ranks_ = {}, before_ = {}, behind_ = {}, heap_ = {};
+  ids_ = {}, ranks_ = {}, before_ = {}, behind_ = {};
   return count;
 }
 
@@ -558,30 +557,28 @@ size_t Encoder::merge_short(uint16_t* tokens) {
   return n;
 }
 
-// A linked list of tokens, and a heap of (rank, place of the left one). An entry whose pair has changed since is recognised by its rank.
+// A linked list of tokens, and for each rank the places where a pair has it, or had it: whether it still does is seen when its turn comes.
+// Ranks are taken from the lowest up and places from the left, so that memory is read in one direction. A merge seldom makes a pair of a
+// lower rank than its own; those wait in a heap, and go first.
 size_t Encoder::merge_long(uint16_t* tokens) {
   const size_t n = ids_.size();
+  int64_t current = -1;
   before_.resize(n);
   behind_.resize(n);
-  heap_.clear();
-  heap_.reserve(2 * n);
-  for (size_t i = 0; i < n; i++) {
-    before_[i] = int32_t(i) - 1, behind_[i] = int32_t(i) + 1;
-    if (ranks_[i] != PairTable::none) heap_.push_back(uint64_t(ranks_[i]) << 32 | i);
-  }
-  std::make_heap(heap_.begin(), heap_.end(), std::greater<uint64_t>());
+  places_.resize(size_t(tokenizer_.vocab_size()));
+  used_ranks_.assign(places_.size() / 64 + 1, 0);
   auto set_rank = [&](size_t i, uint32_t rank) {
     ranks_[i] = rank;
     if (rank == PairTable::none) return;
-    heap_.push_back(uint64_t(rank) << 32 | i);
-    std::push_heap(heap_.begin(), heap_.end(), std::greater<uint64_t>());
+    if (rank > current) {
+      places_[rank].push_back(uint32_t(i));
+      used_ranks_[rank / 64] |= uint64_t(1) << rank % 64;
+    } else {
+      earlier_.push(uint64_t(rank) << 32 | i);
+    }
   };
-  while (!heap_.empty()) {
-    std::pop_heap(heap_.begin(), heap_.end(), std::greater<uint64_t>());
-    const uint32_t rank = uint32_t(heap_.back() >> 32);
-    const size_t i = uint32_t(heap_.back());
-    heap_.pop_back();
-    if (ranks_[i] != rank) continue;
+  auto merge_at = [&](size_t i, uint32_t rank) {
+    if (ranks_[i] != rank) return;
     const size_t gone = size_t(behind_[i]), next = size_t(behind_[gone]);
     ids_[i] = rank;
     ranks_[gone] = PairTable::none;
@@ -589,7 +586,32 @@ size_t Encoder::merge_long(uint16_t* tokens) {
     if (next < n) before_[next] = int32_t(i);
     set_rank(i, next < n ? tokenizer_.pairs_.find(ids_[i], ids_[next]) : PairTable::none);
     if (before_[i] >= 0) set_rank(size_t(before_[i]), tokenizer_.pairs_.find(ids_[size_t(before_[i])], ids_[i]));
+  };
+  auto merge_earlier = [&](uint64_t than) {
+    while (!earlier_.empty() && earlier_.top() < than) {
+      const uint64_t first = earlier_.top();
+      earlier_.pop();
+      merge_at(uint32_t(first), uint32_t(first >> 32));
+    }
+  };
+  for (size_t i = 0; i < n; i++) {
+    before_[i] = int32_t(i) - 1, behind_[i] = int32_t(i) + 1;
+    set_rank(i, ranks_[i]);
   }
+  for (size_t word = 0; word < used_ranks_.size(); word++)
+    while (used_ranks_[word] != 0) {
+      const uint32_t rank = uint32_t(word * 64) + uint32_t(__builtin_ctzll(used_ranks_[word]));
+      used_ranks_[word] &= used_ranks_[word] - 1;
+      current = rank;
+      std::vector<uint32_t> places;
+      places.swap(places_[rank]);
+      if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
+      for (const uint32_t i : places) {
+        merge_earlier(uint64_t(rank) << 32 | i);
+        merge_at(i, rank);
+      }
+      merge_earlier(UINT64_MAX);
+    }
   size_t count = 0;
   for (size_t i = 0; i < n; i = size_t(behind_[i])) tokens[count++] = uint16_t(ids_[i]);
   return count;

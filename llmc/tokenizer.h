@@ -11,6 +11,8 @@
 #include <array>         // std::array
 #include <cstddef>       // size_t
 #include <cstdint>       // uint16_t, uint32_t, uint64_t, int64_t
+#include <functional>    // std::greater
+#include <queue>         // std::priority_queue
 #include <string>        // std::string
 #include <string_view>   // std::string_view
 #include <unordered_map> // std::unordered_map
@@ -109,7 +111,9 @@ struct Encoder {
   std::vector<Remembered> remembered_;
   std::vector<uint32_t> ids_, ranks_;                 // of the piece that is being merged
   std::vector<int32_t> before_, behind_;
-  std::vector<uint64_t> heap_;
+  std::vector<std::vector<uint32_t>> places_;         // (vocab_size), of pairs of that rank
+  std::vector<uint64_t> used_ranks_;                  // a bit for each rank that has places
+  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<uint64_t>> earlier_;
 
   size_t encode_piece(std::string_view piece, uint16_t* tokens);
   size_t merge(std::string_view piece, uint16_t* tokens);

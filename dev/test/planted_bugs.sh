@@ -22,6 +22,7 @@ while IFS='|' read -r file old new program filter; do
   printf '%s' "$planted" >"$file"
   programs=("build/$program")
   [ "$program" != test_cli ] || programs+=(train_gpt2_sla_cpu)  # the plants for it concern no GPU
+  case $program in test_data|test_corpus) programs+=(data/tokenize) ;; esac
   case "$program $filter" in
     test_dist\ EmulatedNccl*) programs+=(build/emu_ranks) ;;
     test_dist*) programs+=(build/fp32/train_gpt2_sla_emu) ;;

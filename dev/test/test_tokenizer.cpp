@@ -1,12 +1,15 @@
 // The tokenizer against what tiktoken gave: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all
 // written by dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
 #include <gtest/gtest.h>
-#include <algorithm>                // std::mismatch
+#include <algorithm>                // std::mismatch, std::shuffle, std::count
+#include <climits>                  // INT_MAX
 #include <cstdlib>                  // mkdtemp
 #include <filesystem>               // remove_all, copy_file, create_directory
 #include <fstream>                  // std::ifstream, std::ofstream
 #include <iterator>                 // std::istreambuf_iterator
+#include <map>                      // std::map
 #include <random>                   // std::mt19937
+#include <set>                      // std::set
 #include <sstream>                  // std::istringstream
 #include "dev/test/helpers.h"       // EXPECT_ERROR
 #include "llmc/tokenizer.h"
@@ -65,6 +68,25 @@ static std::string random_words(int words, unsigned seed) {
   }
   return text;
 }
+
+struct Vocabulary : testing::Test {
+  std::string folder = "/tmp/test_tokenizer.XXXXXX";
+
+  Vocabulary() { CHECK(mkdtemp(folder.data())); }
+  ~Vocabulary() override { fs::remove_all(folder); }
+
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::string path = folder + "/" + name;
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+  // A file of the fixture, in which `old` became `now`.
+  std::string changed(const std::string& name, const std::string& old, const std::string& now) const {
+    std::string text = read_file(fixture + name);
+    CHECK(text.find(old) != std::string::npos);
+    return write(name, text.replace(text.find(old), old.size(), now));
+  }
+};
 
 // ----------------------------------------------------------------------------
 // Encoding
@@ -129,6 +151,68 @@ TEST(Encode, APieceOfAMegabyteAndMoreTakesNoQuadraticTime) {
     EXPECT_GT(std::mismatch(begin.begin(), begin.end(), ids.begin()).first - begin.begin(), 300);
     EXPECT_LT(ids.size(), length * 3 / 4);
   }
+}
+
+// tiktoken's format.
+static std::string ranks_file(const std::map<std::string, int>& ranks) {
+  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string file;
+  for (const auto& [token, rank] : ranks) {
+    for (size_t i = 0; i < token.size(); i += 3) {
+      uint32_t bits = 0;
+      for (size_t k = 0; k < 3; k++) bits = bits << 8 | (i + k < token.size() ? uint8_t(token[i + k]) : 0u);
+      for (size_t k = 0; k < 4; k++) file += i + k <= token.size() ? digits[bits >> (18 - 6 * k) & 63] : '=';
+    }
+    file += " " + std::to_string(rank) + "\n";
+  }
+  return file;
+}
+
+// What is stated in tokenizer.h, word by word.
+static std::vector<std::string> merged_naively(const std::string& piece, const std::map<std::string, int>& ranks) {
+  std::vector<std::string> parts;
+  for (char byte : piece) parts.emplace_back(1, byte);
+  for (;;) {
+    int lowest = INT_MAX;
+    size_t at = 0;
+    for (size_t i = 0; i + 1 < parts.size(); i++) {
+      const auto found = ranks.find(parts[i] + parts[i + 1]);
+      if (found != ranks.end() && found->second < lowest) lowest = found->second, at = i;
+    }
+    if (lowest == INT_MAX) return parts;
+    parts[at] += parts[at + 1];
+    parts.erase(parts.begin() + long(at) + 1);
+  }
+}
+
+// A trained vocabulary has a token behind those it is made of. Here a merge can make a pair that comes before it.
+TEST_F(Vocabulary, OfWhateverOrderIsMergedFromTheLowestIdAndTheLeft) {
+  std::mt19937 random(8);
+  int earlier = 0;
+  for (int v = 0; v < 40; v++) {
+    std::set<std::string> words;
+    while (words.size() < 60) {
+      std::string word;
+      for (unsigned n = 2 + random() % 5; n > 0; n--) word += "abc"[random() % 3];
+      words.insert(word);
+    }
+    std::vector<std::string> tokens(words.begin(), words.end());
+    std::shuffle(tokens.begin(), tokens.end(), random);
+    std::map<std::string, int> ranks;
+    for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
+    for (size_t i = 0; i < tokens.size(); i++) ranks[tokens[i]] = 256 + int(i);
+    for (const auto& [a, rank] : ranks)
+      for (const auto& [b, longer] : ranks) earlier += b.size() > a.size() && a.size() > 1 && b.find(a) != std::string::npos && longer < rank;
+    const Tokenizer tokenizer = Tokenizer::load(write("ranks", ranks_file(ranks)));
+    for (size_t length : {7, 128, 129, 600}) {
+      std::string piece;
+      for (size_t i = 0; i < length; i++) piece += "abc"[random() % 3];
+      Ids expected;
+      for (const std::string& part : merged_naively(piece, ranks)) expected.push_back(uint16_t(ranks.at(part)));
+      ASSERT_EQ(encode(tokenizer, piece), expected) << piece;
+    }
+  }
+  EXPECT_GT(earlier, 1000);
 }
 
 TEST(Encode, ASpecialTokenIsTextUnlessAskedFor) {
@@ -239,25 +323,6 @@ TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
 
 // ----------------------------------------------------------------------------
 // Vocabulary files
-
-struct Vocabulary : testing::Test {
-  std::string folder = "/tmp/test_tokenizer.XXXXXX";
-
-  Vocabulary() { CHECK(mkdtemp(folder.data())); }
-  ~Vocabulary() override { fs::remove_all(folder); }
-
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::string path = folder + "/" + name;
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
-  // A file of the fixture, in which `old` became `now`.
-  std::string changed(const std::string& name, const std::string& old, const std::string& now) const {
-    std::string text = read_file(fixture + name);
-    CHECK(text.find(old) != std::string::npos);
-    return write(name, text.replace(text.find(old), old.size(), now));
-  }
-};
 
 TEST_F(Vocabulary, TheFormatsHaveOneChecksumAndAnotherTokenHasAnother) {
   const uint32_t checksum = Tokenizer::load(fixture + "small.tiktoken").checksum();
