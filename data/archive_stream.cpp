@@ -90,9 +90,9 @@ struct ArchiveStream::Level {
 static bool is_tar_header(const char* header) {
   long sum = 0;
   for (size_t i = 0; i < tar_block; i++) sum += i >= 148 && i < 156 ? ' ' : uint8_t(header[i]);
-  char stated[9] = {0}, *end;
+  char stated[9] = {0};
   memcpy(stated, header + 148, 8);
-  return strtol(stated, &end, 8) == sum && end != stated;
+  return strtol(stated, nullptr, 8) == sum;
 }
 
 // What is not printed as it is, so that a name in an archive cannot write to a terminal what it likes.

@@ -6,6 +6,7 @@
 #include <iterator>            // std::istreambuf_iterator
 #include <mutex>               // std::mutex
 #include <nlohmann/json.hpp>   // nlohmann::json
+#include <unordered_map>       // std::unordered_map
 #include "crc32c.h"            // crc32c
 #include "error.h"             // user_error, format, CHECK
 #include "unicode_classes.h"   // unicode_letters, unicode_numbers, unicode_white_space
@@ -182,6 +183,45 @@ void PairTable::insert(uint32_t left, uint32_t right, uint32_t id) {
   slots_[i] = {key, id};
 }
 
+static uint32_t hash_of(std::string_view bytes) {
+  constexpr uint64_t factor = 0x9E3779B97F4A7C15u;
+  uint64_t hash = bytes.size() * factor, word;
+  for (; bytes.size() >= 8; bytes.remove_prefix(8)) {
+    memcpy(&word, bytes.data(), 8);
+    hash = (hash ^ word) * factor;
+    hash ^= hash >> 32;
+  }
+  word = 0;
+  memcpy(&word, bytes.data(), bytes.size());
+  hash = (hash ^ word) * factor;
+  return uint32_t(hash >> 32);
+}
+
+template <class Wanted>
+int TokenTable::build(const std::vector<std::string>& tokens, Wanted wanted) {
+  size_t slots = 2;
+  while (slots < tokens.size() * 2) slots *= 2;
+  tokens_ = tokens.data();
+  slots_.assign(slots, {});
+  for (size_t id = 0; id < tokens.size(); id++) {
+    if (!wanted(id)) continue;
+    if (find(tokens[id]) != none) return int(id);
+    const uint32_t hash = hash_of(tokens[id]);
+    size_t i = hash & (slots - 1);
+    while (slots_[i].id != none) i = (i + 1) & (slots - 1);
+    slots_[i] = {hash, int32_t(id)};
+  }
+  return none;
+}
+
+int TokenTable::find(std::string_view bytes) const {
+  const uint32_t hash = hash_of(bytes);
+  for (size_t i = hash & (slots_.size() - 1);; i = (i + 1) & (slots_.size() - 1)) {
+    if (slots_[i].id == none) return none;
+    if (slots_[i].hash == hash && tokens_[slots_[i].id] == bytes) return slots_[i].id;
+  }
+}
+
 Tokenizer Tokenizer::bytes() {
   Tokenizer t;
   for (int byte = 0; byte < 256; byte++) t.tokens_.emplace_back(1, char(byte));
@@ -199,27 +239,28 @@ void Tokenizer::build(const std::string& path) {
     is_special[special.second] = true;
     if (special.first == end_of_text_name) end_of_text_ = special.second;
   }
-  for (size_t id = 0; id < tokens_.size(); id++) {
-    if (is_special[id] || tokens_[id].empty()) continue;
-    if (!ids_.emplace(tokens_[id], uint16_t(id)).second)
-      user_error("%s: the ids %d and %zu are the same token; fetch it again", path.c_str(), int(ids_.at(tokens_[id])), id);
-    longest_ = std::max(longest_, tokens_[id].size());
-  }
+  const int twice = ids_.build(tokens_, [&](size_t id) { return !is_special[id] && !tokens_[id].empty(); });
+  if (twice != TokenTable::none)
+    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[size_t(twice)]), twice);
   for (int byte = 0; byte < 256; byte++) {
-    const auto found = ids_.find(std::string(1, char(byte)));
-    if (found == ids_.end()) user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
-    byte_ids_[size_t(byte)] = found->second;
+    const int id = ids_.find(std::string(1, char(byte)));
+    if (id == TokenTable::none) user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
+    byte_ids_[size_t(byte)] = uint16_t(id);
   }
 
   struct Pair {
     uint32_t left, right, id;
   };
   std::vector<Pair> pairs;
-  for (const auto& [token, id] : ids_)
+  for (size_t id = 0; id < tokens_.size(); id++) {
+    if (is_special[id]) continue;
+    const std::string_view token = tokens_[id];
+    longest_ = std::max(longest_, token.size());
     for (size_t cut = 1; cut < token.size(); cut++) {
-      const auto left = ids_.find(token.substr(0, cut)), right = ids_.find(token.substr(cut));
-      if (left != ids_.end() && right != ids_.end()) pairs.push_back({left->second, right->second, id});
+      const int left = ids_.find(token.substr(0, cut)), right = left == TokenTable::none ? left : ids_.find(token.substr(cut));
+      if (right != TokenTable::none) pairs.push_back({uint32_t(left), uint32_t(right), uint32_t(id)});
     }
+  }
   pairs_.reserve(pairs.size());
   for (const Pair& pair : pairs) pairs_.insert(pair.left, pair.right, pair.id);
 }
@@ -446,7 +487,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
 // ----------------------------------------------------------------------------
 // Encoding
 
-constexpr int remembered_bits = 15;  // 32,768 pieces of 32 bytes: 1 MiB, of which the common ones stay in a core's second-level cache
+constexpr int remembered_bits = 17;      // 131,072 pieces of 32 bytes, 4 MiB: fewer were forgotten too soon, and merging takes longer than memory
 constexpr size_t longest_remembered = 15;
 constexpr size_t short_piece = 128;      // bytes, up to which looking at all pairs is faster
 constexpr size_t huge_piece = 1 << 20;   // bytes, beyond which one thread at a time merges, so that its memory is taken once
@@ -515,9 +556,9 @@ void Encoder::encode_special(std::string_view text, std::vector<uint16_t>& token
 
 size_t Encoder::encode_piece(std::string_view piece, uint16_t* tokens) {
   if (piece.size() <= tokenizer_.longest_) {
-    const auto whole = tokenizer_.ids_.find(piece);
-    if (whole != tokenizer_.ids_.end()) {
-      *tokens = whole->second;
+    const int whole = tokenizer_.ids_.find(piece);
+    if (whole != TokenTable::none) {
+      *tokens = uint16_t(whole);
       return 1;
     }
   }

@@ -15,7 +15,6 @@
 #include <queue>         // std::priority_queue
 #include <string>        // std::string
 #include <string_view>   // std::string_view
-#include <unordered_map> // std::unordered_map
 #include <utility>       // std::pair
 #include <vector>        // std::vector
 
@@ -45,6 +44,24 @@ struct PairTable {
   std::vector<Slot> slots_;  // a power of two of them
   int shift_ = 0;
   size_t slot_of(uint32_t key) const { return key * 0x9E3779B97F4A7C15ull >> shift_; }
+};
+
+// bytes -> id of the token. Open addressing over hashes, so that what is no token costs one look into memory.
+struct TokenTable {
+  static constexpr int none = -1;
+
+  // The ids of `tokens` for which `wanted(id)`; their bytes stay where they are. Returns the id of a token that is there twice, or `none`.
+  template <class Wanted>
+  int build(const std::vector<std::string>& tokens, Wanted wanted);
+  int find(std::string_view bytes) const;  // `none` if there is no such token
+
+ private:
+  struct Slot {
+    uint32_t hash = 0;
+    int32_t id = none;
+  };
+  const std::string* tokens_ = nullptr;
+  std::vector<Slot> slots_;  // a power of two of them
 };
 
 // A vocabulary. Read-only once made, and shared by threads; each encodes with an Encoder of its own.
@@ -77,7 +94,7 @@ struct Tokenizer {
   struct VocabularyFile;
 
   std::vector<std::string> tokens_;                             // (vocab_size)
-  std::unordered_map<std::string_view, uint16_t> ids_;          // without the special ones; its keys lie in tokens_
+  TokenTable ids_;                                              // without the special ones
   std::vector<std::pair<std::string, uint16_t>> special_;
   std::array<uint16_t, 256> byte_ids_ = {};
   PairTable pairs_;
