@@ -139,8 +139,9 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   if (level.head_bytes < tar_block || !is_tar_header(level.head)) return;
   level.unpacked_input.resize(input_bytes);
   level.entries.reset(archive_read_new());
-  archive_read_support_format_tar(level.entries.get());
-  if (archive_read_open(level.entries.get(), &level, nullptr, Level::give_unpacked, nullptr) < ARCHIVE_WARN) level.fail(level.entries.get());
+  a = level.entries.get();
+  archive_read_support_format_tar(a);
+  if (archive_read_open(a, &level, nullptr, Level::give_unpacked, nullptr) < ARCHIVE_WARN) level.fail(a);
 }
 
 // Opens the next regular file in the innermost tar file; false at its end.

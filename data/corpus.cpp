@@ -54,8 +54,8 @@ CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions
   if (begin.document > 0 || begin.offset > 0) skip_to(begin);
 }
 
-// Fills rest_ from the file that is open, or opens the next one, and returns true; at the corpus's end, false. At the end of a file rest_ is
-// empty, and the file no longer open.
+// Fills rest_ from the file that is open, or opens the next one, and returns true; at the corpus's end, false. At the end of a file rest_
+// is empty, and the file no longer open.
 bool CorpusReader::next_block() {
   if (interrupted) user_error("interrupted");
   if (!file_open_) {

@@ -99,6 +99,6 @@ struct CorpusReader {
   bool finish(Batch& batch);
 };
 
-// document = the string under `field` in a line of JSON, in UTF-8; `replaced` counts what was none, and surrogates that are half of nothing,
-// which become U+FFFD. Returns false if the line is no JSON object or holds no such string.
+// document = the string under `field` in a line of JSON, in UTF-8; `replaced` counts what was none, and surrogates that are half of
+// nothing, which become U+FFFD. Returns false if the line is no JSON object or holds no such string.
 bool document_of_line(std::string_view line, const std::string& field, std::string& document, int64_t& replaced);

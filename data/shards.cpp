@@ -101,7 +101,8 @@ void ShardWriter::finish_shard() {
 
 json ShardWriter::state() {
   json state = {{"complete", json::array()}, {"part_tokens", in_shard_}, {"part_crc32c", 0}};
-  for (const Shard& shard : shards_) state["complete"].push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", shard.checksum}});
+  for (const Shard& shard : shards_)
+    state["complete"].push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", shard.checksum}});
   if (fd_ < 0) return state;
   flush();
   if (fsync(fd_) != 0) fail();
@@ -226,7 +227,8 @@ void OutputFolder::publish() {
 bool already_there(const std::string& folder) {
   bool shards = false;
   for (const std::string& name : names_in(folder)) {
-    if (!is_ours(name)) user_error("%s: is there already and holds %s, which is no shard; choose another --out", folder.c_str(), name.c_str());
+    if (!is_ours(name))
+      user_error("%s: is there already and holds %s, which is no shard; choose another --out", folder.c_str(), name.c_str());
     shards = true;
   }
   return shards;

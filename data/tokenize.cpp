@@ -128,6 +128,7 @@ struct Run {
   Run(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
 
   int64_t documents() const { return position.document - counts.empty; }
+  int64_t bytes_before() const { return bytes_before_; }
   bool reads_stdin() const {
     for (const SourceFile& source : sources)
       if (source.path == "-") return true;
@@ -145,7 +146,7 @@ struct Run {
 
  private:
   double shown_at_ = seconds_now();
-  int64_t shown_tokens_ = 0, bytes_at_start_ = 0, counted_at_start_ = 0;
+  int64_t tokens_before_ = 0, bytes_before_ = 0, read_before_ = 0;  // what an earlier run did
 };
 
 // With few documents, or one, the last bytes are validation data: that takes reading it all once, to count. Otherwise the first few tell.
@@ -199,7 +200,10 @@ bool Run::go_on() {
   } catch (const std::exception&) {
     return false;
   }
-  fprintf(stderr, "going on behind %lld tokens that an earlier run wrote\n", (long long)(train->total() + val->total()));
+  bytes_before_ = counts.bytes;
+  tokens_before_ = train->total() + val->total();
+  for (int64_t i = 0; i < position.source; i++) read_before_ += sources[size_t(i)].bytes;
+  fprintf(stderr, "going on behind %lld tokens that an earlier run wrote\n", (long long)tokens_before_);
   return true;
 }
 
@@ -218,7 +222,8 @@ static std::string hex(uint32_t checksum) { return format("%08x", checksum); }
 
 void Run::write_manifest() {
   json files = json::array(), shards = json::array();
-  for (const SourceFile& source : sources) files.push_back({{"path", source.path}, {"bytes", source.bytes}, {"crc32c", hex(source.checksum)}});
+  for (const SourceFile& source : sources)
+    files.push_back({{"path", source.path}, {"bytes", source.bytes}, {"crc32c", hex(source.checksum)}});
   for (const ShardWriter* writer : {&*train, &*val})
     for (const Shard& shard : writer->shards())
       shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", hex(shard.checksum)}});
@@ -246,19 +251,20 @@ void Run::write(const EncodedBatch& batch) {
 
 // Every second on a terminal, every minute elsewhere.
 void Run::show_progress(int64_t bytes_read) {
+  bytes_read += read_before_;
   const bool terminal = isatty(STDERR_FILENO);
   const double now = seconds_now();
   const int64_t tokens = train->total() + val->total();
-  if (shown_tokens_ == 0) shown_tokens_ = tokens, bytes_at_start_ = bytes_read, counted_at_start_ = counts.bytes;
   if (now - shown_at_ < (terminal ? 1 : 60)) return;
   shown_at_ = now;
   int64_t all = 0;
   for (const SourceFile& source : sources) all += source.bytes;
-  const double seconds = now - start, read = double(bytes_read - bytes_at_start_);
-  const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * double(std::max<int64_t>(0, all - bytes_read)) / read) : "";
-  fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %.2f M tokens/s, %lld tokens%s%s", terminal ? "\r" : "", double(bytes_read) / 1e6,
-          double(all) / 1e6, double(counts.bytes - counted_at_start_) / 1e6 / seconds, double(tokens - shown_tokens_) / 1e6 / seconds,
-          (long long)tokens, left.c_str(), terminal ? "   " : "\n");
+  const double seconds = now - start, read = double(bytes_read - read_before_);
+  const double to_read = double(std::max<int64_t>(0, all - bytes_read));
+  const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * to_read / read) : "";
+  fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %.2f M tokens/s, %lld tokens%s%s", terminal ? "\r" : "",
+          double(bytes_read) / 1e6, double(all) / 1e6, double(counts.bytes - bytes_before_) / 1e6 / seconds,
+          double(tokens - tokens_before_) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
 }
 
 // All threads do the same. What one of them throws ends the others.
@@ -341,7 +347,8 @@ void tokenize(const Options& options) {
     user_error("%s%s: no text in it: %lld files, 0 bytes", options.corpus.paths[0].c_str(),
                options.corpus.paths.size() > 1 ? " and the others" : "", (long long)run.position.files);
   if (run.train->total() == 0 || (run.val->total() == 0 && (run.split.every > 0 || run.split.train_bytes >= 0)))
-    user_error("%lld bytes are too few to split into train and val; name more text, or another --val-fraction", (long long)run.counts.bytes);
+    user_error("%lld bytes are too few to split into train and val; name more text, or another --val-fraction",
+               (long long)run.counts.bytes);
   run.train->finish();
   run.val->finish();
   run.write_manifest();
@@ -356,7 +363,8 @@ void tokenize(const Options& options) {
   if (run.counts.runs_cut > 0)
     printf("cut: %lld runs of more than %zu MB without a break\n", (long long)run.counts.runs_cut, longest_run >> 20);
   printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n", (long long)run.train->total(),
-         run.train->shards().size(), (long long)run.val->total(), run.val->shards().size(), seconds, double(run.counts.bytes) / 1e6 / seconds);
+         run.train->shards().size(), (long long)run.val->total(), run.val->shards().size(), seconds,
+         double(run.counts.bytes - run.bytes_before()) / 1e6 / seconds);
 }
 
 void define_options(CLI::App& app, Options& options) {
@@ -375,12 +383,13 @@ void define_options(CLI::App& app, Options& options) {
   app.add_option("--field", options.corpus.field,
                  "files hold JSON lines: an object a line, and a document in this field of it")
       ->type_name("NAME");
-  app.add_option("--end-of-text", options.end_of_text, "where the end of text stands: before each document, as in llm.c, or after, as in nanoGPT")
+  app.add_option("--end-of-text", options.end_of_text,
+                 "where the end of text stands: before each document, as in llm.c, or after, as in nanoGPT")
       ->check(CLI::IsMember({"before", "after"}))->capture_default_str();
   app.add_option("--val-fraction", options.val_fraction,
-                 "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON lines and from standard "
-                 "input, one of k documents goes there, k = 1/fraction, rounded, the same ones each time; with fewer, the last bytes of the "
-                 "whole. Default: one of 20 documents, or the last 0.1 of the bytes")
+                 "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON lines and from "
+                 "standard input, one of k documents goes there, k = 1/fraction, rounded, the same ones each time; with fewer, the "
+                 "last bytes of the whole. Default: one of 20 documents, or the last 0.1 of the bytes")
       ->check(CLI::Range(0.0, 0.5))->type_name("0..0.5");
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
       ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))->capture_default_str()->type_name("N");

@@ -7,7 +7,7 @@
     dev/tokenizer_compare.py fixture
 
 `check` needs GPT-2's ranks in tiktoken's format (r50k_base.tiktoken). It compares every code point alone and between letters, digits, spaces
-and newlines; random byte strings; and the texts, each as one document. encode_records itself checks that bytes come back from their tokens.
+and newlines; random byte strings; pieces of up to a megabyte; and the texts, in documents of 8 MB. encode_records itself checks that bytes come back from their tokens.
 """
 import argparse
 import base64
@@ -119,7 +119,9 @@ def check(arguments):
                     ["".join(rng.choices(alphabet, k=length)).encode()])
     for path in arguments.text:
         with open(path, "rb") as f:
-            compare(path, arguments.vocabulary, encoding, [f.read()])
+            lines_together = 8 << 20  # bytes: tiktoken's ids of a whole large text are gigabytes in Python
+            for number, document in enumerate(iter(lambda: f.read(lines_together) + f.readline(), b"")):
+                compare(f"{path}, part {number + 1}", arguments.vocabulary, encoding, [document])
 
 
 # ----------------------------------------------------------------------------

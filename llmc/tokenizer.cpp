@@ -389,7 +389,8 @@ void Tokenizer::VocabularyFile::check_merges(const std::vector<std::pair<std::st
   size_t last = 0;
   for (const auto& [left, right] : merges) {
     const auto found = ids.find(bytes_of(left + right));
-    if (found == ids.end()) user_error("%s: \"%s%s\" is merged, but is no token; fetch it again", path.c_str(), left.c_str(), right.c_str());
+    if (found == ids.end())
+      user_error("%s: \"%s%s\" is merged, but is no token; fetch it again", path.c_str(), left.c_str(), right.c_str());
     if (found->second <= last)
       user_error("%s: the ids of \"%s%s\" and the merge before it are not in the merges' order; only such vocabularies are known",
                  path.c_str(), left.c_str(), right.c_str());
@@ -436,7 +437,8 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
       if (is_set(model, key)) refuse(format("model.%s is set", key).c_str());
     if (is_set(j, "normalizer")) refuse("a normalizer is set");
     const json split = j.value("pre_tokenizer", json::object());
-    if (!split.is_object() || split.value("type", "") != "ByteLevel" || !split.value("use_regex", true)) refuse("pre_tokenizer is not ByteLevel");
+    if (!split.is_object() || split.value("type", "") != "ByteLevel" || !split.value("use_regex", true))
+      refuse("pre_tokenizer is not ByteLevel");
     if (split.value("add_prefix_space", true)) refuse("pre_tokenizer.add_prefix_space is true");
     std::unordered_map<std::string, int64_t> added;
     for (const json& token : j.value("added_tokens", json::array())) {
@@ -487,7 +489,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
 // ----------------------------------------------------------------------------
 // Encoding
 
-constexpr int remembered_bits = 17;      // 131,072 pieces of 32 bytes, 4 MiB: fewer were forgotten too soon, and merging takes longer than memory
+constexpr int remembered_bits = 17;      // 131,072 pieces of 32 bytes, 4 MiB; of fewer too many are forgotten and merged again
 constexpr size_t longest_remembered = 15;
 constexpr size_t short_piece = 128;      // bytes, up to which looking at all pairs is faster
 constexpr size_t huge_piece = 1 << 20;   // bytes, beyond which one thread at a time merges, so that its memory is taken once

@@ -48,7 +48,8 @@ static std::string packed(const std::vector<Entry>& entries, int filter = ARCHIV
 
 // `n` documents of words of different lengths; no two are the same.
 static std::vector<std::string> make_documents(int n, int longest_in_words, unsigned seed) {
-  static const char* words[] = {"the", " layer", " attends", "'s", " to", " keys", "\n", " and", " values", " 42", ".", ",  ", "\u4e2d\u6587", " caf\u00e9", "\t"};
+  static const char* words[] = {"the", " layer", " attends", "'s", " to", " keys", "\n", " and", " values", " 42", ".", ",  ",
+                                "\u4e2d\u6587", " caf\u00e9", "\t"};
   std::mt19937 random(seed);
   std::vector<std::string> documents;
   for (int i = 0; i < n; i++) {
@@ -135,6 +136,7 @@ TEST_F(Corpus, TheSameDocumentsGiveTheSameShardsHoweverTheyArePacked) {
       tars.push_back({format("urlsf_subset%03zu_data.xz", i), packed(last, ARCHIVE_FILTER_XZ)});
     }
   }
+  const size_t half = nul.find('\0', 5000);
   tokenize("of_files", in("plain"));
   EXPECT_EQ(documents_in("of_files", "val").size(), 15u);
   struct Way { std::string name, arguments; };
@@ -146,7 +148,7 @@ TEST_F(Corpus, TheSameDocumentsGiveTheSameShardsHoweverTheyArePacked) {
            {"tars", write("e", packed(tars))},
            {"nul", "--separator nul " + write("f", nul)},
            {"nul.zst", "--separator nul " + write("g", packed({{"", nul}}, ARCHIVE_FILTER_ZSTD))},
-           {"nul.tar", "--separator nul " + write("h", packed({{"first", nul.substr(0, nul.find('\0', 5000))}, {"second", nul.substr(nul.find('\0', 5000) + 1)}}))},
+           {"nul.tar", "--separator nul " + write("h", packed({{"first", nul.substr(0, half)}, {"second", nul.substr(half + 1)}}))},
            {"jsonl", "--field text " + write("i", lines)},
            {"jsonl.gz", "--field text " + write("j", packed({{"", lines}}, ARCHIVE_FILTER_GZIP))},
            {"files", in("plain") + "/0000* " + in("plain") + "/000[1-9]* " + in("plain") + "/00[1-9]*"}}) {
@@ -162,8 +164,8 @@ TEST_F(Corpus, TheSameDocumentsGiveTheSameShardsHoweverTheyArePacked) {
 
 TEST_F(Corpus, TextThatBeginsLikeAnArchiveIsText) {
   const std::string blocks(10240, '\0');  // an empty tar file is this, too
-  const std::vector<std::string> texts = {blocks + "text behind zeros", "\x1F\x8B", "BZh91AY&SY, bzip2 says", "#mtree\n./a type=file\n", "PK\x03\x04 zip",
-                                          std::string(257, 'a') + "ustar" + std::string(300, 'b'), "070707 cpio"};
+  const std::vector<std::string> texts = {blocks + "text behind zeros", "\x1F\x8B", "BZh91AY&SY, bzip2 says", "#mtree\n./a type=file\n",
+                                          "PK\x03\x04 zip", std::string(257, 'a') + "ustar" + std::string(300, 'b'), "070707 cpio"};
   for (const std::string& text : texts) {
     fs::remove_all(in("out"));
     tokenize("out", "--val-fraction 0 " + write("text", text));
@@ -239,10 +241,12 @@ TEST_F(Corpus, AJsonLineIsADocumentWithWhateverItEscapes) {
 
 TEST_F(Corpus, AJsonLineWithoutItsDocumentIsNamed) {
   const std::string good = "{\"text\": \"fine\"}\n";
-  expect_failure("--field text " + write("a", good + "\n" + good + "{\"txt\": \"x\"}\n"), {in("a") + ": line 4 is no JSON object with a string named \"text\""});
+  expect_failure("--field text " + write("a", good + "\n" + good + "{\"txt\": \"x\"}\n"),
+                 {in("a") + ": line 4 is no JSON object with a string named \"text\""});
   expect_failure("--field text " + write("b", good + "{\"text\": 7}\n"), {"line 2"});
   expect_failure("--field text " + write("c", "just text\n"), {"line 1"});
-  expect_failure("--field text " + write("d.tar", packed({{"x/one", good}, {"x/two", good + "{\"text\": \"cut"}})), {in("d.tar") + ": x/two: line 2"});
+  expect_failure("--field text " + write("d.tar", packed({{"x/one", good}, {"x/two", good + "{\"text\": \"cut"}})),
+                 {in("d.tar") + ": x/two: line 2"});
   expect_failure("--field text " + write("e", "{\"text\": \"" + std::string(34 << 20, 'x')), {"line 1 is longer than 32 MB"});
 }
 
@@ -266,7 +270,8 @@ TEST_F(Corpus, TheManifestCountsEverythingAndHasEveryFilesChecksum) {
   const std::vector<std::string> documents = make_documents(400, 100, 4);
   std::string nul;
   for (const std::string& document : documents) nul += document + std::string(2, '\0');
-  const std::string first = write("first", nul), second = write("second.tar", packed({{"a", "one"}, {"b", "two"}}) + std::string(900000, '\0'));
+  const std::string first = write("first", nul);
+  const std::string second = write("second.tar", packed({{"a", "one"}, {"b", "two"}}) + std::string(900000, '\0'));
   tokenize("out", "--separator nul --shard-tokens 3000 " + first + " " + second);
   const json manifest = json::parse(read_file(in("out/MANIFEST.json")));
   auto checksum = [](const std::string& bytes) { return format("%08x", crc32c(bytes.data(), bytes.size())); };
@@ -385,18 +390,20 @@ TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
 TEST_F(Interrupted, WhatWasDamagedSinceOrIsOfAnotherCorpusIsBegunAnew) {
   tokenize("good", arguments);
   struct Change { const char* what; std::string command; bool goes_on; };
-  for (const Change& change : std::vector<Change>{{"nothing", "true", true},
-                                                  {"a shard", "printf x | dd of=%/train_000000.bin bs=1 seek=5000 conv=notrunc", false},
-                                                  {"what is not complete", "for f in %/*.part; do printf x | dd of=$f bs=1 seek=1030 conv=notrunc; done", false},
-                                                  {"a shard's length", "truncate -s 3000 %/train_000001.bin", false},
-                                                  {"the progress", "truncate -s 100 %/PROGRESS.json", false},
-                                                  {"a source", "touch " + in("b"), false}}) {
+  for (const Change& change : std::vector<Change>{
+           {"nothing", "true", true},
+           {"a shard", "printf x | dd of=%/train_000000.bin bs=1 seek=5000 conv=notrunc", false},
+           {"what is not complete", "for f in %/*.part; do printf x | dd of=$f bs=1 seek=1030 conv=notrunc; done", false},
+           {"a shard's length", "truncate -s 3000 %/train_000001.bin", false},
+           {"the progress", "truncate -s 100 %/PROGRESS.json", false},
+           {"a source", "touch " + in("b"), false}}) {
     for (int moment = 60000, kept = 0; !kept; moment += 10000) {
       ASSERT_LT(moment, 5000000);
       fs::remove_all(in("out"));
       fs::remove_all(in("out.tmp"));
       run_and_signal("out", SIGKILL, moment);
-      kept = fs::exists(in("out.tmp/PROGRESS.json")) && json::parse(read_file(in("out.tmp/PROGRESS.json")))["train"]["complete"].size() >= 2;
+      const std::string progress = in("out.tmp/PROGRESS.json");
+      kept = fs::exists(progress) && json::parse(read_file(progress))["train"]["complete"].size() >= 2;
     }
     std::string command = change.command;
     for (size_t at; (at = command.find('%')) != std::string::npos;) command.replace(at, 1, in("out.tmp"));
