@@ -122,6 +122,7 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   level.input.resize(input_bytes);
   level.unpacked.reset(archive_read_new());
   archive* a = level.unpacked.get();
+  archive_read_support_filter_bzip2(a);
   archive_read_support_filter_gzip(a);
   archive_read_support_filter_xz(a);
   archive_read_support_filter_zstd(a);

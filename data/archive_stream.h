@@ -17,7 +17,7 @@ struct SourceFile {
   uint32_t checksum = 0;   // CRC-32C of the file as it is, once it was read to its end
 };
 
-// The files in `sources`, one after the other, from sources[first] on. Compressed by gzip, xz or zstd, and tar, are told by content. Throws
+// The files in `sources`, one after the other, from sources[first] on. Compressed by gzip, bzip2, xz or zstd, and tar, are told by content. Throws
 // UserError, naming the file and what in it, for what cannot be read, is damaged, cut short, or nested too deep.
 struct ArchiveStream {
   ArchiveStream(std::vector<SourceFile>& sources, int64_t first);

@@ -398,7 +398,7 @@ void define_options(CLI::App& app, Options& options) {
   app.add_flag("--force", options.force, "replace DIR if it is there; refused if it holds anything but shards");
   app.add_option("PATH", options.corpus.paths,
                  "text files, folders (all regular files in them, however deep, sorted by path; links to files are followed, to folders "
-                 "not), or -, standard input. What is compressed (gzip, xz, zstd) or a tar file is read as what is in it, also inside a "
+                 "not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar file is read as what is in it, also inside a "
                  "tar file. Any bytes are text; what is not UTF-8 becomes U+FFFD, but for --tokenizer bytes")
       ->required();
 }

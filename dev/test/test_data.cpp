@@ -695,7 +695,8 @@ TEST_F(Tokenize, TwoRunsAtOnceDoNotDisturbEachOther) {
 
 static std::string copy_scripts(const std::string& folder) {
   std::filesystem::create_directories(folder + "/root/data");
-  for (const char* name : {"gcide.sh", "tinyshakespeare.sh", "text.sh", "tokenize"})
+  for (const char* name : {"common.sh", "gpt2.sh", "gcide.sh", "tinyshakespeare.sh", "text.sh", "linux.sh", "fineweb.sh",
+                           "openwebtext.sh", "tokenize"})
     std::filesystem::copy_file(std::string("data/") + name, folder + "/root/data/" + name);
   return folder + "/root/data";
 }
@@ -778,4 +779,87 @@ TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDoAndLeavesNothing) {
   expect_in("scripts/setup.sh", failed.output);
   EXPECT_TRUE(list(data + "/.download").empty());
   EXPECT_FALSE(std::filesystem::exists(data + "/gcide"));
+}
+
+// GPT-2's vocabulary is not at hand; a small one takes its place, and the name that says that it was fetched.
+static void use_small_vocabulary(const std::string& data) {
+  std::filesystem::copy_file("dev/test/tokenizer/small.tiktoken", data + "/gpt2.tiktoken");
+}
+
+TEST_F(Scripts, ACorpusInGpt2sTokensHasAFolderOfItsOwn) {
+  std::string data = copy_scripts(folder), text = write("text", "the text of the text");
+  Finished wrong = shell("GPT2_VOCABULARY_URL=file://" + text + " TOKENIZER=gpt2 " + data + "/text.sh " + text);
+  EXPECT_EQ(wrong.exit_code, 1);
+  expect_in("gpt2: error: file://" + text + " gave 20 bytes with another checksum than expected", wrong.output);
+  use_small_vocabulary(data);
+  Finished done = shell("TOKENIZER=gpt2 " + data + "/text.sh " + text);
+  ASSERT_EQ(done.exit_code, 0) << done.output;
+  std::string out = last_line(done.output);
+  EXPECT_EQ(out.substr(out.size() - 5), "-gpt2");
+  TokenShards shards(out + "/*.bin", 657);
+  EXPECT_LT(shards.num_tokens, 20);
+  EXPECT_EQ(last_line(shell(data + "/text.sh " + text).output) + "-gpt2", out);  // of bytes
+  expect_in("there are bytes (the default) and gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
+}
+
+TEST_F(Scripts, TheKernelsSourcesAreReadFromThePackagesArchive) {
+  if (shell("command -v dpkg-deb").exit_code != 0) GTEST_SKIP() << "no dpkg-deb";
+  std::string data = copy_scripts(folder);
+  std::filesystem::create_directories(folder + "/bin");
+  std::ofstream(folder + "/bin/apt-cache") << "#!/bin/sh\nprintf 'linux-source\\n  Depends: linux-source-9.9\\n'\n";
+  std::ofstream(folder + "/bin/apt-get") << "#!/bin/bash\nset -e\nmkdir -p p/DEBIAN p/usr/src s/linux-source-9.9\n"
+      "printf 'Package: linux-source-9.9\\nVersion: 1\\nArchitecture: all\\nMaintainer: x\\nDescription: x\\n' >p/DEBIAN/control\n"
+      "for i in $(seq 300 599); do echo \"file $i\" >s/linux-source-9.9/$i.c; done\n"
+      "tar --sort=name -cjf p/usr/src/linux-source-9.9.tar.bz2 -C s linux-source-9.9\nrm -r s\n"
+      "dpkg-deb -Znone --build p linux-source-9.9_1_all.deb\nrm -r p\n";
+  for (const char* name : {"apt-cache", "apt-get"}) chmod((folder + "/bin/" + name).c_str(), 0755);
+  Finished done = shell("PATH=" + folder + "/bin:$PATH " + data + "/linux.sh");
+  ASSERT_EQ(done.exit_code, 0) << done.output;
+  expect_in("documents: 300,", done.output);
+  std::string train = decoded(data + "/linux", "train");
+  EXPECT_EQ(std::count(train.begin(), train.end(), '|'), 285);
+  expect_in("|file 599\n", train + decoded(data + "/linux", "val"));
+  EXPECT_TRUE(list(data + "/.download").empty());
+}
+
+TEST_F(Scripts, FinewebsShardsAreCheckedAndABrokenDownloadGoesOn) {
+  std::string data = copy_scripts(folder);
+  mkdir((folder + "/web").c_str(), 0755);
+  write_shard("web/fineweb_val_000000.bin", counting(100));
+  write_shard("web/fineweb_train_000001.bin", counting(200));
+  write_shard("web/fineweb_train_000002.bin", counting(300), 20240520, 1, 7);  // a header that promises more
+  std::string command = "FINEWEB_URL=file://" + folder + "/web " + data + "/fineweb.sh ";
+  std::filesystem::create_directories(data + "/fineweb");
+  std::string whole = read_file(folder + "/web/fineweb_train_000001.bin");
+  std::ofstream(data + "/fineweb/fineweb_train_000001.bin.part") << whole.substr(0, 1100);
+  Finished one = shell(command + "1");
+  ASSERT_EQ(one.exit_code, 0) << one.output;
+  EXPECT_EQ(last_line(one.output), data + "/fineweb");
+  EXPECT_TRUE(read_file(data + "/fineweb/fineweb_train_000001.bin") == whole);
+  expect_in("fetching 0 files", shell(command + "1").output);
+  Finished two = shell(command + "2");
+  EXPECT_EQ(two.exit_code, 1);
+  expect_in("cannot download file://" + folder + "/web/fineweb_train_000002.bin", two.output);
+  EXPECT_FALSE(std::filesystem::exists(data + "/fineweb/fineweb_train_000002.bin"));
+  expect_in("of 1 to 103", shell(command + "104").output);
+}
+
+TEST_F(Scripts, OpenwebtextsArchivesAreReadAsTheyAre) {
+  if (shell("command -v tar && command -v xz").exit_code != 0) GTEST_SKIP() << "no tar or xz";
+  std::string data = copy_scripts(folder);
+  use_small_vocabulary(data);
+  ASSERT_EQ(shell("cd " + folder + " && mkdir web pages && for a in 00 01; do for x in 1 2; do rm -f pages/*; "
+                  "for p in $(seq 100 199); do echo \"page $p of $x in $a\" >pages/$p.txt; done; "
+                  "tar --sort=name -cJf urlsf_subset$a-${x}_data.xz -C pages .; done; "
+                  "tar --sort=name -cf web/urlsf_subset$a.tar urlsf_subset$a-*; done").exit_code, 0);
+  std::string command = "OPENWEBTEXT_URL=file://" + folder + "/web " + data + "/openwebtext.sh ";
+  Finished done = shell(command + "2");
+  ASSERT_EQ(done.exit_code, 0) << done.output;
+  EXPECT_EQ(last_line(done.output), data + "/openwebtext-gpt2-2");
+  expect_in("documents: 400,", done.output);
+  EXPECT_EQ(TokenShards(data + "/openwebtext-gpt2-2/val_*.bin", 657).files.size(), 1u);
+  EXPECT_TRUE(list(data + "/.download").empty());
+  Finished three = shell(command + "3");
+  EXPECT_EQ(three.exit_code, 1);
+  expect_in("cannot download file://" + folder + "/web/urlsf_subset02.tar", three.output);
 }
