@@ -50,7 +50,7 @@ EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=na
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o rank_channel.o)
+HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o rank_channel.o tokenizer.o)
 EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
@@ -94,6 +94,7 @@ what-is-here:
 	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
 	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
+	@echo 'libarchive $(call found,$(call have_header,archive.h))'
 	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(PRECISION))'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
@@ -163,8 +164,14 @@ $(BUILD)/dist.o: CPPFLAGS += $(MPI_FLAGS)
 $(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
-data/tokenize: data/tokenize.cpp $(BUILD)/durable_file.o $(BUILD)/flags
-	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -MF $(BUILD)/tokenize.d $< $(BUILD)/durable_file.o -o $@
+$(BUILD)/%.o: data/%.cpp $(BUILD)/flags
+	$(COMPILE) -c $< -o $@
+
+data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o tokenizer.o durable_file.o)
+	$(CXX) $(CXXFLAGS) $^ -larchive -lpthread -o $@
+
+$(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/tokenizer.o $(BUILD)/flags
+	$(COMPILE) $< $(BUILD)/tokenizer.o -o $@
 
 # On the CPU
 
@@ -180,6 +187,7 @@ $(BUILD)/bench_cpu: dev/bench/bench_cpu.cpp $(HOST_OBJS) $(BUILD)/flags
 $(BUILD)/test_emu: dev/test/test_emu.cpp $(EMU_OBJS) $(BUILD)/emu/flags
 	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
 
+$(BUILD)/test_corpus: GTEST += -larchive
 $(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
 	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(GTEST) -o $@
 

@@ -1,33 +1,17 @@
 #!/usr/bin/env bash
 # The Collaborative International Dictionary of English (Webster 1913 and WordNet), from Debian's package dict-gcide,
-# as byte tokens in data/gcide/. A document is a dictionary entry. Prints that folder on its last line.
+# as tokens in data/gcide/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in data/gcide-gpt2/. A document is a dictionary entry. Prints the folder
+# on its last line.
 set -euo pipefail
-export LC_ALL=C
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-out=$root/data/gcide
-say() { echo "gcide: $*" >&2; }
-
-if [[ -e $out/train_000.bin ]]; then
-  say "already there"
-  echo "$out"
-  exit 0
-fi
-say "fetching 15 MB (Debian package dict-gcide), unpacking 40 MB of text, writing 80 MB of tokens: some seconds"
-[[ -x $root/data/tokenize ]] || make -s -C "$root" data/tokenize >&2
-
+corpus=gcide
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+choose_tokenizer gcide
+stop_if_there
+say "fetching 15 MB (Debian package dict-gcide), unpacking 40 MB of text, writing at most 80 MB of tokens: some seconds"
 mkdir -p "$root/data/.download"
 tmp=$(mktemp -d "$root/data/.download/gcide.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
-trap 'exit 130' INT TERM HUP
-
-# apt checks the package against its signed lists. As root it would hand the download to a user of its own, who may
-# not enter this folder.
-if ! (cd "$tmp" && apt-get -q -o APT::Sandbox::User=root download dict-gcide) >&2; then
-  say "error: apt-get could not download dict-gcide; if package lists are missing, run scripts/setup.sh, which" \
-      "fetches them (apt-get update)"
-  exit 1
-fi
-dpkg-deb -x "$tmp"/dict-gcide_*.deb "$tmp/package"
+download_package dict-gcide "$tmp/package"
 
 # An entry begins with a line in column 0 behind an empty line; its head may go on in column 0 on the next. Everything
 # before the first entry, the number zero, is licence and preface.
@@ -37,9 +21,8 @@ gunzip -c <"$tmp/package/usr/share/dictd/gcide.dict.dz" |
        { above = $0 }' >"$tmp/gcide.txt"
 entries=$(tr -dc '\000' <"$tmp/gcide.txt" | wc -c)
 if ((entries < 100000)); then
-  say "error: found $entries dictionary entries, expected about 126,000: this package is laid out differently;" \
-      "data/tinyshakespeare.sh and data/text.sh do not need it"
-  exit 1
+  fail "found $entries dictionary entries, expected about 126,000: this package is laid out differently;" \
+       "data/tinyshakespeare.sh and data/text.sh do not need it"
 fi
-"$root/data/tokenize" --tokenizer bytes --separator nul --out "$out" "$tmp/gcide.txt" >&2
+tokenize --separator nul "$tmp/gcide.txt"
 echo "$out"

@@ -1,401 +1,412 @@
-// data/tokenize: text files and folders -> DIR/train_000.bin ... and DIR/val_000.bin, token shards in llm.c's format.
+// data/tokenize: text -> DIR/train_000000.bin, ... and DIR/val_000000.bin, ..., token shards in llm.c's format, and DIR/MANIFEST.json.
 //
-// The inputs are read twice, in chunks: once to count documents and bytes, which the split needs, and once to write.
-// A folder that stands under its final name is complete: everything is written into DIR.tmp, synced, and renamed at
-// the end.
-#include <dirent.h>          // opendir, readdir
-#include <fcntl.h>           // open
-#include <sys/file.h>        // flock
-#include <sys/stat.h>        // stat, mkdir
-#include <unistd.h>          // read, write, fsync, close, unlink, rmdir
-#include <CLI/CLI.hpp>       // CLI::App
-#include <algorithm>         // std::sort, std::min, std::clamp
-#include <cerrno>            // errno
-#include <chrono>            // std::chrono::steady_clock
-#include <cmath>             // std::lround
-#include <csignal>           // signal
-#include <cstdio>            // printf, fprintf, rename
-#include <cstring>           // memchr, strerror
-#include <filesystem>        // std::filesystem::recursive_directory_iterator
-#include <string>            // std::string
-#include <string_view>       // std::string_view
-#include <vector>            // std::vector
-#include "llmc/dataloader.h" // shard_magic, shard_version, shard_header_ints, shard_header_bytes
-#include "llmc/durable_file.h" // sync_folder
-#include "llmc/error.h"      // user_error, format
-#include "llmc/tokenizer.h"  // encode_bytes, byte_end_of_text
+// Each thread takes the next batch of the corpus, encodes it, and hands it to the shards, where batches wait for those before them: the
+// corpus is read and written in one order, whatever the number of threads. After each complete shard PROGRESS.json says how far
+// everything has come, and a run that finds one goes on from there.
+#include <unistd.h>               // isatty
+#include <CLI/CLI.hpp>            // CLI::App
+#include <chrono>                 // std::chrono::steady_clock
+#include <cmath>                  // std::lround
+#include <condition_variable>     // std::condition_variable
+#include <csignal>                // signal
+#include <cstdio>                 // printf, fprintf
+#include <exception>              // std::exception_ptr
+#include <filesystem>             // exists
+#include <fstream>                // std::ifstream
+#include <map>                    // std::map
+#include <mutex>                  // std::mutex
+#include <new>                    // std::bad_alloc
+#include <nlohmann/json.hpp>      // nlohmann::ordered_json
+#include <optional>               // std::optional
+#include <thread>                 // std::thread
+#include "corpus.h"               // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
+#include "llmc/durable_file.h"    // write_file_durably, rename_durably
+#include "llmc/error.h"           // user_error, UserError
+#include "llmc/tokenizer.h"       // Tokenizer, Encoder
+#include "shards.h"               // ShardWriter, OutputFolder, already_there
 
-// -------------------------------------------------------------------------------------------------------------------
-// Reading: files, and the documents in them.
+using json = nlohmann::ordered_json;
 
 struct Options {
   std::string tokenizer = "bytes";
   std::string out;
   std::string separator = "none";
-  double val_fraction = 0;                // 0: 1/20 of the documents, or 1/10 of the bytes
+  std::string end_of_text = "before";
+  std::optional<double> val_fraction;
   int64_t shard_tokens = 100 * 1000 * 1000;  // llm.c's
+  int threads = int(std::max(1u, std::thread::hardware_concurrency()));
   bool force = false;
-  std::vector<std::string> paths;
+  CorpusOptions corpus;
 };
 
-volatile sig_atomic_t interrupted = 0;
+constexpr int64_t few_documents = 200;          // with fewer the split is by bytes
+constexpr size_t bytes_under_way = 64 << 20;    // of text that is read and not written: batches are 1 MiB each, few are larger
 
-// The regular files of the arguments, in the arguments' order; those of a folder sorted by path.
-std::vector<std::string> list_files(const std::vector<std::string>& arguments) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> files;
-  for (const std::string& argument : arguments) {
-    try {
-      if (!fs::exists(argument)) user_error("%s: no such file or folder", argument.c_str());
-      if (fs::is_regular_file(argument)) {
-        files.push_back(argument);
-        continue;
-      }
-      if (!fs::is_directory(argument)) user_error("%s: is neither a file nor a folder", argument.c_str());
-      size_t first = files.size();
-      for (const fs::directory_entry& entry : fs::recursive_directory_iterator(argument)) {
-        std::error_code broken_link;  // counts as no file
-        if (entry.is_regular_file(broken_link)) files.push_back(entry.path().string());
-      }
-      std::sort(files.begin() + long(first), files.end());
-    } catch (const fs::filesystem_error& e) {
-      user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message().c_str());
-    }
-  }
-  return files;
-}
-
-// Calls take(piece, begins_document) for every piece of text in a file; pieces are not empty and hold no separator. A
-// file is one document, or, where NULs separate them, several; documents without a byte are left out.
-template <class Take>
-void for_each_piece(const std::string& path, bool nul_separated, Take take) {
-  struct File {
-    int fd;
-    ~File() { close(fd); }
-  } file = {open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
-  std::vector<char> chunk(1 << 20);
-  bool begins = true;
-  for (;;) {
-    if (interrupted) user_error("interrupted; nothing was written");
-    ssize_t got = read(file.fd, chunk.data(), chunk.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) user_error("%s: cannot read: %s", path.c_str(), strerror(errno));
-    if (got == 0) return;
-    std::string_view rest(chunk.data(), size_t(got));
-    while (!rest.empty()) {
-      const void* nul = nul_separated ? memchr(rest.data(), 0, rest.size()) : nullptr;
-      size_t n = nul ? size_t(static_cast<const char*>(nul) - rest.data()) : rest.size();
-      if (n > 0) take(rest.substr(0, n), begins);
-      if (n > 0) begins = false;
-      if (nul) begins = true;
-      rest.remove_prefix(std::min(rest.size(), nul ? n + 1 : n));
-    }
-  }
-}
-
-struct Corpus {
-  int64_t documents = 0;
-  int64_t bytes = 0;  // of text, without separators
+// What is counted as a corpus is encoded.
+struct Counts {
+  int64_t empty = 0;             // documents without a byte, which have no token
+  int64_t bytes = 0;             // of text
+  int64_t replaced = 0;          // sequences that are no UTF-8, and became U+FFFD
+  int64_t runs_cut = 0;          // that were longer than longest_run
 };
-
-Corpus count_corpus(const std::vector<std::string>& files, bool nul_separated) {
-  Corpus corpus;
-  for (const std::string& file : files)
-    for_each_piece(file, nul_separated, [&](std::string_view piece, bool begins) {
-      corpus.documents += begins;
-      corpus.bytes += int64_t(piece.size());
-    });
-  return corpus;
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counts, empty, bytes, replaced, runs_cut)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Position, source, source_document, offset, document, bytes, files, in_tail)
 
 // -------------------------------------------------------------------------------------------------------------------
-// Writing: shards, in a folder that appears as a whole.
+// Encoding a batch
 
-std::string without_trailing_slashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
+struct EncodedBatch {
+  std::vector<uint16_t> train, val;
+  Counts counts;
+  Position end;
+  size_t memory = 0;   // of the batch it was
+  int64_t read = 0;    // bytes of the sources up to there
+};
 
-// "a/" of "a/b", and "." of "b".
-std::string parent_folder(const std::string& path) {
-  size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
-}
+struct BatchEncoder {
+  const Options& options;
+  const Tokenizer& tokenizer;
+  Encoder encoder;
+  std::string replaced, document;
 
-// The names in a folder; empty if there is no such folder. Throws UserError if it is something else.
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  DIR* dir = opendir(folder.c_str());
-  if (!dir && errno == ENOENT) return names;
-  if (!dir) user_error("%s: cannot list: %s", folder.c_str(), strerror(errno));
-  while (const dirent* entry = readdir(dir)) {
-    std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
+  BatchEncoder(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), encoder(t) {}
+
+  void add(std::string_view text, bool begins, bool ends, std::vector<uint16_t>& tokens, Counts& counts) {
+    if (!tokenizer.is_bytes()) {
+      const int64_t n = replace_invalid_utf8(text, replaced);
+      if (n > 0) text = replaced;
+      counts.replaced += n;
+    }
+    if (begins && options.end_of_text == "before") tokens.push_back(tokenizer.end_of_text());
+    encoder.encode(text, tokens);
+    if (ends && options.end_of_text == "after") tokens.push_back(tokenizer.end_of_text());
   }
-  closedir(dir);
-  return names;
+
+  EncodedBatch encode(const Batch& batch) {
+    EncodedBatch result;
+    result.end = batch.end;
+    result.memory = batch.memory();
+    result.counts.runs_cut = batch.runs_cut;
+    size_t at = 0, line = 0;
+    for (size_t i = 0; i < batch.parts.size(); i++) {
+      const Part& part = batch.parts[i];
+      std::string_view text = std::string_view(batch.text).substr(at, part.bytes);
+      at += part.bytes;
+      if (!options.corpus.field.empty()) {
+        while (line + 1 < batch.lines.size() && batch.lines[line + 1].first_part <= i) line++;
+        const Batch::Lines& lines = batch.lines[line];
+        if (!document_of_line(text, options.corpus.field, document, result.counts.replaced))
+          user_error("%s: line %lld is no JSON object with a string named \"%s\"; name the field that is there with --field",
+                     lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)), options.corpus.field.c_str());
+        text = document;
+        result.counts.empty += text.empty();
+        if (text.empty()) continue;
+      }
+      result.counts.bytes += int64_t(text.size());
+      add(text, part.begins, part.ends, part.val ? result.val : result.train, result.counts);
+    }
+    return result;
+  }
+};
+
+// -------------------------------------------------------------------------------------------------------------------
+// The run
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+struct Run {
+  const Options& options;
+  const Tokenizer& tokenizer;
+  std::vector<SourceFile> sources;
+  CorpusSplit split;
+  OutputFolder folder;
+  std::optional<ShardWriter> train, val;
+  Counts counts;        // of what is in the shards
+  Position position;    // behind it
+  double start = seconds_now();
+
+  Run(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
+
+  int64_t documents() const { return position.document - counts.empty; }
+  int64_t bytes_before() const { return bytes_before_; }
+  bool reads_stdin() const {
+    for (const SourceFile& source : sources)
+      if (source.path == "-") return true;
+    return false;
+  }
+  json identity() const;
+  void choose_split();
+  bool go_on();
+  void open_shards();
+  void save_progress();
+  void write_manifest();
+  void write(const EncodedBatch& batch);
+  void show_progress(int64_t bytes_read);
+  void encode_all();
+
+ private:
+  double shown_at_ = seconds_now();
+  int64_t tokens_before_ = 0, bytes_before_ = 0, read_before_ = 0;  // what an earlier run did
+};
+
+// With few documents, or one, the last bytes are validation data: that takes reading it all once, to count. Otherwise the first few tell.
+void Run::choose_split() {
+  if (options.val_fraction && *options.val_fraction == 0) return;
+  const double documents = options.val_fraction.value_or(0.05), bytes = options.val_fraction.value_or(0.1);
+  split.every = std::lround(1 / documents);
+  if (reads_stdin() || !options.corpus.field.empty()) return;  // what cannot be read twice, or has no text before it is parsed
+  std::vector<SourceFile> counted = sources;
+  const Tokenizer any = Tokenizer::bytes();
+  CorpusReader reader(counted, options.corpus, {}, any);
+  Batch batch;
+  int64_t in_all = 0;
+  while (reader.next(batch)) {
+    in_all = batch.end.bytes;
+    if (batch.end.document >= few_documents) return;
+  }
+  split.train_bytes = int64_t(double(in_all) * (1 - bytes));
 }
 
-// train_000.bin, val_000.bin and so on: the only names this program writes, and the only ones it deletes.
-bool is_shard_name(const std::string& name) {
-  bool ours = name.rfind("train_", 0) == 0 || name.rfind("val_", 0) == 0;
-  return ours && name.size() > 4 && name.compare(name.size() - 4, 4, ".bin") == 0;
+// What must be the same for a run to go on where another one stopped.
+json Run::identity() const {
+  json files = json::array();
+  for (const SourceFile& source : sources) files.push_back({source.path, source.bytes, source.mtime_ns});
+  return {{"vocabulary_crc32c", tokenizer.checksum()}, {"separator", options.separator}, {"field", options.corpus.field},
+          {"end_of_text", options.end_of_text}, {"val_every", split.every}, {"train_bytes", split.train_bytes},
+          {"shard_tokens", options.shard_tokens}, {"sources", files}};
 }
 
-// Deletes the shards in a folder, and the folder unless something else is in it. What cannot be deleted stays.
-void remove_shard_folder(const std::string& folder) noexcept {
+// Called where batches end.
+void Run::save_progress() {
+  json checksums = json::array();
+  for (int64_t i = 0; i < position.source; i++) checksums.push_back(sources[size_t(i)].checksum);
+  const json progress = {{"run", identity()}, {"position", nlohmann::json(position)}, {"counts", nlohmann::json(counts)},
+                         {"source_crc32c", checksums}, {"train", train->state()}, {"val", val->state()}};
+  write_file_durably(folder.progress_path() + ".tmp", progress.dump() + "\n");
+  rename_durably(folder.progress_path() + ".tmp", folder.progress_path());
+}
+
+// Takes over what an earlier run left. False if there is nothing, or it is another corpus's, or damaged.
+bool Run::go_on() {
+  std::ifstream file(folder.progress_path());
+  if (!file || reads_stdin()) return false;
+  const json progress = json::parse(file, nullptr, /*allow_exceptions=*/false);
   try {
-    for (const std::string& name : names_in(folder))
-      if (is_shard_name(name)) unlink((folder + "/" + name).c_str());
-  } catch (const UserError&) {
+    if (progress.at("run") != identity()) return false;
+    if (!train->go_on(progress.at("train")) || !val->go_on(progress.at("val"))) return false;
+    position = nlohmann::json(progress.at("position")).get<Position>();
+    counts = nlohmann::json(progress.at("counts")).get<Counts>();
+    for (size_t i = 0; i < progress.at("source_crc32c").size(); i++) sources.at(i).checksum = progress["source_crc32c"][i];
+  } catch (const std::exception&) {
+    return false;
   }
-  rmdir(folder.c_str());
+  bytes_before_ = counts.bytes;
+  tokens_before_ = train->total() + val->total();
+  for (int64_t i = 0; i < position.source; i++) read_before_ += sources[size_t(i)].bytes;
+  fprintf(stderr, "going on behind %lld tokens that an earlier run wrote\n", (long long)tokens_before_);
+  return true;
 }
 
-// PREFIX_000.bin, PREFIX_001.bin, ... of at most `shard_tokens` tokens each.
-class ShardWriter {
-public:
-  ShardWriter(std::string folder, std::string prefix, int64_t shard_tokens)
-      : folder_(std::move(folder)), prefix_(std::move(prefix)), shard_tokens_(shard_tokens) {}
-  ~ShardWriter() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int64_t total() const { return total_; }
-  int num_shards() const { return next_shard_; }
-
-  void add_end_of_text() {
-    if (in_shard_ == shard_tokens_) finish();
-    if (fd_ < 0) begin_shard();
-    buffer_.push_back(byte_end_of_text);
-    count(1);
-  }
-  void add_text(std::string_view text) {
-    while (!text.empty()) {
-      if (in_shard_ == shard_tokens_) finish();
-      if (fd_ < 0) begin_shard();
-      size_t n = size_t(std::min(int64_t(text.size()), shard_tokens_ - in_shard_));
-      buffer_.resize(buffer_.size() + n);
-      encode_bytes(text.substr(0, n), buffer_.data() + buffer_.size() - n);
-      count(int64_t(n));
-      text.remove_prefix(n);
-    }
-  }
-  // Completes the last shard: its header, and everything on the disk.
-  void finish() {
-    if (fd_ < 0) return;
-    flush();
-    int32_t header[shard_header_ints] = {shard_magic, shard_version, int32_t(in_shard_)};
-    if (pwrite(fd_, header, sizeof header, 0) != ssize_t(sizeof header) || fsync(fd_) != 0) fail();
-    int rc = close(fd_);
-    fd_ = -1;
-    if (rc != 0) fail();
-  }
-
-private:
-  std::string folder_, prefix_, path_;
-  int64_t shard_tokens_, in_shard_ = 0, total_ = 0;
-  int fd_ = -1, next_shard_ = 0;
-  std::vector<uint16_t> buffer_;
-
-  [[noreturn]] void fail() { user_error("%s: cannot write: %s", path_.c_str(), strerror(errno)); }
-  void count(int64_t tokens) {
-    in_shard_ += tokens;
-    total_ += tokens;
-    if (buffer_.size() >= 1 << 20) flush();
-  }
-  void begin_shard() {
-    path_ = folder_ + format("/%s_%03d.bin", prefix_.c_str(), next_shard_++);
-    fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ < 0 || lseek(fd_, shard_header_bytes, SEEK_SET) < 0) fail();
-    in_shard_ = 0;
-  }
-  void flush() {
-    const char* bytes = reinterpret_cast<const char*>(buffer_.data());
-    size_t left = buffer_.size() * sizeof(uint16_t);
-    while (left > 0) {
-      ssize_t written = write(fd_, bytes, left);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail();
-      bytes += written;
-      left -= size_t(written);
-    }
-    buffer_.clear();
-  }
-};
-
-// DIR.tmp, ours alone: locked while we live, so that what a killed run left can be told from what another run is
-// writing. Removed again unless publish() has made it DIR.
-class OutputFolder {
-public:
-  explicit OutputFolder(const std::string& final_path) : final_(final_path), path_(final_path + ".tmp") {
-    for (;;) {
-      if (mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST)
-        user_error("%s: cannot create the folder: %s; --out needs a writable parent folder", path_.c_str(),
-                   strerror(errno));
-      fd_ = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-      if (fd_ < 0 && errno == ENOENT) continue;  // another run has just renamed it
-      if (fd_ < 0) user_error("%s: cannot open the folder: %s; move it away", path_.c_str(), strerror(errno));
-      if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-        close(fd_);
-        user_error("%s: another run is writing it; wait until that has finished", final_.c_str());
-      }
-      struct stat named, locked;
-      bool ours = stat(path_.c_str(), &named) == 0 && fstat(fd_, &locked) == 0 && named.st_ino == locked.st_ino;
-      if (ours && names_in(path_).empty()) break;
-      if (ours) remove_leftovers();
-      close(fd_);  // otherwise it was renamed between open and flock
-    }
-  }
-  ~OutputFolder() {
-    if (!published_) remove_shard_folder(path_);
-    close(fd_);
-  }
-  const std::string& path() const { return path_; }
-
-  // DIR.tmp becomes DIR. What stood there, and held nothing but shards, is deleted.
-  void publish() {
-    sync_folder(path_);
-    std::string old = final_ + ".old";
-    remove_shard_folder(old);  // of a run that was killed right here
-    bool replaces = rename(final_.c_str(), old.c_str()) == 0;
-    if (rename(path_.c_str(), final_.c_str()) != 0) {
-      int error = errno;
-      if (replaces) rename(old.c_str(), final_.c_str());
-      user_error("%s: cannot rename to %s: %s", path_.c_str(), final_.c_str(), strerror(error));
-    }
-    published_ = true;
-    sync_folder(parent_folder(final_));
-    if (replaces) remove_shard_folder(old);
-  }
-
-private:
-  std::string final_, path_;
-  int fd_ = -1;
-  bool published_ = false;
-
-  // Of a killed run, whose lock died with it.
-  void remove_leftovers() {
-    remove_shard_folder(path_);
-    if (names_in(path_).empty()) return;
-    close(fd_);
-    user_error("%s: is in the way and holds something that is no shard; move it away", path_.c_str());
-  }
-};
-
-// Says whether the shards are there already. Throws UserError if something else has the name: nothing but shards is
-// ever replaced.
-bool already_there(const std::string& out) {
-  bool shards = false;
-  for (const std::string& name : names_in(out)) {
-    if (!is_shard_name(name)) user_error("%s: is there already and holds %s, which is no shard; choose another --out",
-                                         out.c_str(), name.c_str());
-    shards = true;
-  }
-  return shards;
+void Run::open_shards() {
+  auto open_both = [&] {
+    train.emplace(folder.path(), "train", options.shard_tokens);
+    val.emplace(folder.path(), "val", options.shard_tokens);
+  };
+  open_both();
+  if (go_on()) return;
+  open_both();
+  folder.clear();
 }
 
-// -------------------------------------------------------------------------------------------------------------------
-// The split, and the program.
+static std::string hex(uint32_t checksum) { return format("%08x", checksum); }
 
-struct Split {
-  int64_t train_tokens = 0, val_tokens = 0;
-  int train_shards = 0, val_shards = 0;
-};
+void Run::write_manifest() {
+  json files = json::array(), shards = json::array();
+  for (const SourceFile& source : sources)
+    files.push_back({{"path", source.path}, {"bytes", source.bytes}, {"crc32c", hex(source.checksum)}});
+  for (const ShardWriter* writer : {&*train, &*val})
+    for (const Shard& shard : writer->shards())
+      shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", hex(shard.checksum)}});
+  const json manifest = {
+      {"tokenizer", {{"vocabulary", options.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"end_of_text", tokenizer.end_of_text()},
+                     {"crc32c", hex(tokenizer.checksum())}}},
+      {"end_of_text", options.end_of_text}, {"documents", documents()}, {"bytes_of_text", counts.bytes},
+      {"invalid_utf8_replaced", counts.replaced}, {"runs_cut", counts.runs_cut}, {"train_tokens", train->total()},
+      {"val_tokens", val->total()}, {"sources", files}, {"shards", shards}};
+  write_file_durably(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
+}
 
-// Writes every document, behind an end of text, to train or val. With 200 documents or more every k-th goes to val; a
-// smaller corpus is cut in two, its last bytes val, where the rest of a cut document begins with an end of text of
-// its own.
-Split write_shards(const std::vector<std::string>& files, const Options& options, const Corpus& corpus,
-                   const std::string& folder) {
-  const bool by_document = corpus.documents >= 200;
-  const int64_t every = options.val_fraction > 0 ? std::lround(1 / options.val_fraction) : 20;
-  const double byte_fraction = options.val_fraction > 0 ? options.val_fraction : 0.1;
-  const int64_t train_bytes = int64_t(double(corpus.bytes) * (1 - byte_fraction));
-  ShardWriter train(folder, "train", options.shard_tokens), val(folder, "val", options.shard_tokens);
-  Corpus done;
-  for (const std::string& file : files)
-    for_each_piece(file, options.separator == "nul", [&](std::string_view piece, bool begins) {
-      done.documents += begins;
-      done.bytes += int64_t(piece.size());
-      if (by_document) {
-        ShardWriter& writer = done.documents % every == 0 ? val : train;
-        if (begins) writer.add_end_of_text();
-        writer.add_text(piece);
-        return;
+void Run::write(const EncodedBatch& batch) {
+  const size_t complete = train->shards().size() + val->shards().size();
+  train->add(batch.train.data(), int64_t(batch.train.size()));
+  val->add(batch.val.data(), int64_t(batch.val.size()));
+  counts.empty += batch.counts.empty;
+  counts.bytes += batch.counts.bytes;
+  counts.replaced += batch.counts.replaced;
+  counts.runs_cut += batch.counts.runs_cut;
+  position = batch.end;
+  if (train->shards().size() + val->shards().size() > complete) save_progress();
+  show_progress(batch.read);
+}
+
+// Every second on a terminal, every minute elsewhere.
+void Run::show_progress(int64_t bytes_read) {
+  bytes_read += read_before_;
+  const bool terminal = isatty(STDERR_FILENO);
+  const double now = seconds_now();
+  const int64_t tokens = train->total() + val->total();
+  if (now - shown_at_ < (terminal ? 1 : 60)) return;
+  shown_at_ = now;
+  int64_t all = 0;
+  for (const SourceFile& source : sources) all += source.bytes;
+  const double seconds = now - start, read = double(bytes_read - read_before_);
+  const double to_read = double(std::max<int64_t>(0, all - bytes_read));
+  const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * to_read / read) : "";
+  fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %.2f M tokens/s, %lld tokens%s%s", terminal ? "\r" : "",
+          double(bytes_read) / 1e6, double(all) / 1e6, double(counts.bytes - bytes_before_) / 1e6 / seconds,
+          double(tokens - tokens_before_) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
+}
+
+// All threads do the same. What one of them throws ends the others.
+void Run::encode_all() {
+  CorpusReader reader(sources, options.corpus, split, tokenizer, position);
+  std::mutex reading, state;
+  std::condition_variable written;
+  std::map<int64_t, EncodedBatch> waiting;                 // for those before them
+  int64_t next_read = 0, next_written = 0;
+  size_t under_way = 0;
+  bool at_end = false;
+  Position end;
+  std::exception_ptr error;
+
+  auto work = [&] {
+    BatchEncoder encoder(options, tokenizer);
+    try {
+      for (;;) {
+        Batch batch;
+        int64_t number, read;
+        {
+          std::lock_guard<std::mutex> lock(reading);
+          std::unique_lock<std::mutex> room(state);
+          written.wait(room, [&] { return error || at_end || under_way < bytes_under_way; });
+          if (error || at_end) return;
+          room.unlock();
+          const bool any = reader.next(batch);
+          room.lock();
+          if (!any) {
+            at_end = true;
+            end = batch.end;
+            return;
+          }
+          number = next_read++;
+          under_way += batch.memory();
+          read = reader.bytes_read();
+        }
+        EncodedBatch encoded = encoder.encode(batch);
+        encoded.read = read;
+        std::lock_guard<std::mutex> lock(state);
+        waiting.emplace(number, std::move(encoded));
+        for (auto first = waiting.begin(); first != waiting.end() && first->first == next_written; first = waiting.erase(first)) {
+          if (error) return;
+          write(first->second);
+          under_way -= first->second.memory;
+          next_written++;
+        }
+        written.notify_all();
       }
-      int64_t n = int64_t(piece.size());
-      std::string_view head = piece.substr(0, size_t(std::clamp<int64_t>(train_bytes - (done.bytes - n), 0, n)));
-      std::string_view tail = piece.substr(head.size());
-      if (begins && !head.empty()) train.add_end_of_text();
-      train.add_text(head);
-      bool val_begins = val.total() == 0 || (begins && head.empty());
-      if (!tail.empty() && val_begins) val.add_end_of_text();
-      val.add_text(tail);
-    });
-  if (done.documents != corpus.documents || done.bytes != corpus.bytes)
-    user_error("the input changed while it was read; run again when it is at rest");
-  if (train.total() == 0 || val.total() == 0)
-    user_error("%lld bytes are too few to split into train and val; name more text, or another --val-fraction",
-               (long long)corpus.bytes);
-  train.finish();
-  val.finish();
-  return {train.total(), val.total(), train.num_shards(), val.num_shards()};
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(state);
+      if (!error) error = std::current_exception();
+      written.notify_all();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 1; i < options.threads; i++) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (error) std::rethrow_exception(error);
+  position = end;
 }
 
 void tokenize(const Options& options) {
-  const std::string out = without_trailing_slashes(options.out);
-  if (already_there(out) && !options.force) {
-    printf("%s is there already; --force makes it again\n", out.c_str());
+  if (already_there(options.out) && !options.force) {
+    printf("%s is there already; --force makes it again\n", options.out.c_str());
     return;
   }
-  auto start = std::chrono::steady_clock::now();
-  std::vector<std::string> files = list_files(options.paths);
-  Corpus corpus = count_corpus(files, options.separator == "nul");
-  if (corpus.bytes == 0)
-    user_error("%s%s: no text in it: %zu files, 0 bytes", options.paths[0].c_str(),
-               options.paths.size() > 1 ? " and the others" : "", files.size());
-  OutputFolder folder(out);
-  Split split = write_shards(files, options, corpus, folder.path());
-  folder.publish();
-  double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  printf("%s: documents: %lld, bytes of text: %lld, files read: %zu, vocabulary: %d (byte-level)\n", out.c_str(),
-         (long long)corpus.documents, (long long)corpus.bytes, files.size(), byte_vocab_size);
-  printf("train: %lld tokens (shards: %d), val: %lld tokens (shards: %d), %.2f s, %.0f MB/s\n",
-         (long long)split.train_tokens, split.train_shards, (long long)split.val_tokens, split.val_shards, seconds,
-         double(corpus.bytes) / 1e6 / seconds);
+  const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::load(options.tokenizer);
+  Run run(options, tokenizer);
+  try {
+    run.choose_split();
+    run.open_shards();
+    run.encode_all();
+  } catch (const UserError& e) {
+    const bool kept = std::filesystem::exists(run.folder.progress_path());
+    user_error("%s; %s", e.what(), kept ? "the same command goes on from the shards that are written" : "nothing was written");
+  }
+  if (run.counts.bytes == 0)
+    user_error("%s%s: no text in it: %lld files, 0 bytes", options.corpus.paths[0].c_str(),
+               options.corpus.paths.size() > 1 ? " and the others" : "", (long long)run.position.files);
+  if (run.train->total() == 0 || (run.val->total() == 0 && (run.split.every > 0 || run.split.train_bytes >= 0)))
+    user_error("%lld bytes are too few to split into train and val; name more text, or another --val-fraction",
+               (long long)run.counts.bytes);
+  run.train->finish();
+  run.val->finish();
+  run.write_manifest();
+  run.folder.publish();
+
+  const double seconds = seconds_now() - run.start;
+  if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
+  printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n", options.out.c_str(),
+         (long long)run.documents(), (long long)run.counts.bytes, (long long)run.position.files, tokenizer.vocab_size(),
+         tokenizer.is_bytes() ? "byte-level" : options.tokenizer.c_str());
+  if (run.counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)run.counts.replaced);
+  if (run.counts.runs_cut > 0)
+    printf("cut: %lld runs of more than %zu MB without a break\n", (long long)run.counts.runs_cut, longest_run >> 20);
+  printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n", (long long)run.train->total(),
+         run.train->shards().size(), (long long)run.val->total(), run.val->shards().size(), seconds,
+         double(run.counts.bytes - run.bytes_before()) / 1e6 / seconds);
 }
 
 void define_options(CLI::App& app, Options& options) {
   app.add_option("--tokenizer", options.tokenizer,
-                 "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257")
-      ->check(CLI::IsMember({"bytes"}))->capture_default_str();
+                 "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. Otherwise GPT-2's vocabulary: tiktoken's ranks "
+                 "(r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside it, tokenizer.json, or a folder with these")
+      ->capture_default_str()->type_name("bytes|PATH");
   app.add_option("--out", options.out,
                  "folder to write; appears as a whole when everything is done. If it is there already, nothing "
-                 "happens")
+                 "happens. What an interrupted run wrote is in DIR.tmp, and the same command goes on from there")
       ->required()->type_name("DIR");
   app.add_option("--separator", options.separator,
                  "what parts the documents within a file; none: a file is one document; nul: a NUL byte. Empty "
                  "documents are left out")
       ->check(CLI::IsMember({"none", "nul"}))->capture_default_str();
+  app.add_option("--field", options.corpus.field,
+                 "files hold JSON lines: an object a line, and a document in this field of it")
+      ->type_name("NAME");
+  app.add_option("--end-of-text", options.end_of_text,
+                 "where the end of text stands: before each document, as in llm.c, or after, as in nanoGPT")
+      ->check(CLI::IsMember({"before", "after"}))->capture_default_str();
   app.add_option("--val-fraction", options.val_fraction,
-                 "share of the corpus that becomes validation data. With at least 200 documents every k-th goes "
-                 "there, k = 1/fraction, rounded; with fewer, the last bytes of the whole. Default: every 20th "
-                 "document, or the last 0.1 of the bytes")
-      ->check(CLI::Range(1e-6, 0.5))->type_name("0..0.5");
+                 "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON lines and from "
+                 "standard input, one of k documents goes there, k = 1/fraction, rounded, the same ones each time; with fewer, the "
+                 "last bytes of the whole. Default: one of 20 documents, or the last 0.1 of the bytes")
+      ->check(CLI::Range(0.0, 0.5))->type_name("0..0.5");
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
       ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))->capture_default_str()->type_name("N");
+  app.add_option("--threads", options.threads, "threads; the shards are the same with any number")
+      ->check(CLI::Range(1, 1024))->capture_default_str()->type_name("N");
   app.add_flag("--force", options.force, "replace DIR if it is there; refused if it holds anything but shards");
-  app.add_option("PATH", options.paths,
-                 "text files, and folders: all regular files in them, however deep, sorted by path. Links to files "
-                 "are followed, to folders not. Any bytes are text")
+  app.add_option("PATH", options.corpus.paths,
+                 "text files, folders (all regular files in them, however deep, sorted by path; links to files are followed, to folders "
+                 "not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar file is read as what is in it, also inside a "
+                 "tar file. Any bytes are text; what is not UTF-8 becomes U+FFFD, but for --tokenizer bytes")
       ->required();
 }
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Turns text into token shards: DIR/train_000.bin, ... and DIR/val_000.bin, in llm.c's format. An end "
-               "of text stands before each document.\nExample: data/tokenize --out data/mine notes.txt books/");
+  CLI::App app("Turns text into token shards: DIR/train_000000.bin, ... and DIR/val_000000.bin, in llm.c's format, with MANIFEST.json.\n"
+               "Example: data/tokenize --out data/mine notes.txt books/");
   define_options(app, options);
   try {
     app.parse(argc, argv);
@@ -404,12 +415,17 @@ int main(int argc, char** argv) {
     fprintf(stderr, "error: %s; data/tokenize --help lists the options\n", e.what());
     return 1;
   }
+  options.corpus.nul_separated = options.separator == "nul";
+  while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), with a message and a clean end
   for (int stop : {SIGINT, SIGTERM, SIGHUP}) signal(stop, [](int) { interrupted = 1; });
   try {
     tokenize(options);
   } catch (const UserError& e) {
     fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  } catch (const std::bad_alloc&) {
+    fprintf(stderr, "error: out of memory; use fewer --threads\n");
     return 1;
   }
   return 0;

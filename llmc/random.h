@@ -5,7 +5,7 @@
 #include <cstdint> // uint32_t, uint64_t
 
 // What the numbers are for; part of the function's argument, so that no two uses share any.
-enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4 };
+enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5 };
 
 struct Philox {
   uint32_t word[4];

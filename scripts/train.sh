@@ -18,7 +18,7 @@ case $DATA in
   tinyshakespeare) fetching=curl ;;
   *) echo "error: DATA=$DATA: there are gcide and tinyshakespeare; TEXT=path takes any text" >&2; exit 1 ;;
 esac
-if [ -z "${TEXT:-}" ] && [ ! -e "data/$DATA/train_000.bin" ]; then groups+=("$fetching"); fi
+if [ -z "${TEXT:-}" ] && [ ! -e "data/$DATA/train_000000.bin" ]; then groups+=("$fetching"); fi
 scripts/setup.sh "${groups[@]}"
 
 say "programs"

@@ -23,6 +23,7 @@ while IFS='|' read -r file old new program filter; do
   printf '%s' "$planted" >"$file"
   programs=("build/$program")
   case $program in test_cli | test_scripts) programs+=(train_gpt2_sla_cpu) ;; esac  # what these plants concern needs no GPU
+  case $program in test_data|test_corpus) programs+=(data/tokenize) ;; esac
   case "$program $filter" in
     test_dist\ EmulatedNccl* | test_dist\ CollectivesOfTheTrainer*) programs+=(build/emu_ranks) ;;
     test_dist\ Training.InABuildWithoutNccl*) programs+=(train_gpt2_sla_cpu) ;;

@@ -1,0 +1,204 @@
+#include "archive_stream.h"
+#include <archive.h>         // archive_read_new and all others
+#include <archive_entry.h>   // archive_entry_pathname, archive_entry_filetype
+#include <fcntl.h>           // open
+#include <unistd.h>          // read, close
+#include <algorithm>         // std::min
+#include <cerrno>            // errno
+#include <cstdlib>           // strtol
+#include <cstring>           // memcpy, strerror
+#include "llmc/crc32c.h"     // crc32c
+#include "llmc/error.h"      // user_error
+
+constexpr size_t tar_block = 512;       // bytes, of a tar file's header
+constexpr size_t input_bytes = 1 << 18;
+
+struct FreeArchive {
+  void operator()(archive* a) const { archive_read_free(a); }
+};
+using Archive = std::unique_ptr<archive, FreeArchive>;
+
+// One file. Bytes come from the disk or from the archive one level up, go through `unpacked`, which undoes compression, and, if they are a
+// tar file, on through `entries`.
+struct ArchiveStream::Level {
+  std::string name;
+  Level* outer = nullptr;     // nullptr: it is a source, read from fd
+  int fd = -1;
+  int read_error = 0;         // errno
+  int64_t bytes_read = 0;     // from fd
+  uint32_t checksum = 0;      // of them
+  Archive unpacked, entries;
+  std::vector<char> input, unpacked_input;
+  char head[tar_block];       // the first bytes, unpacked, which tell what it is
+  size_t head_bytes = 0, head_given = 0;
+  bool at_end = false;        // of it, unpacked
+
+  ~Level() {
+    entries.reset();
+    unpacked.reset();
+    if (fd > 0) close(fd);
+  }
+
+  [[noreturn]] void fail(archive* a) const {
+    for (const Level* level = this; level; level = level->outer)
+      if (level->read_error) user_error("%s: cannot read: %s", level->name.c_str(), strerror(level->read_error));
+    const char* why = archive_error_string(a);
+    user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name.c_str(), why ? why : "unknown error");
+  }
+
+  // The bytes as they are, before decompression. -1 on error.
+  ssize_t read_outer(char* bytes, size_t size) {
+    if (outer) return archive_read_data(outer->entries.get(), bytes, size);
+    for (;;) {
+      const ssize_t n = ::read(fd, bytes, size);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) read_error = errno;
+      if (n > 0) checksum = crc32c(bytes, size_t(n), checksum), bytes_read += n;
+      return n;
+    }
+  }
+  // The bytes behind decompression. -1 on error.
+  ssize_t read_unpacked(char* bytes, size_t size) {
+    if (head_given == head_bytes) {
+      const ssize_t n = at_end ? 0 : archive_read_data(unpacked.get(), bytes, size);
+      at_end = n == 0;  // it may not be asked again
+      return n;
+    }
+    const size_t n = std::min(size, head_bytes - head_given);
+    memcpy(bytes, head + head_given, n);
+    head_given += n;
+    return ssize_t(n);
+  }
+
+  static ssize_t give_outer(archive* a, void* level, const void** bytes) {
+    Level& self = *static_cast<Level*>(level);
+    const ssize_t n = self.read_outer(self.input.data(), self.input.size());
+    if (n < 0 && self.outer) archive_copy_error(a, self.outer->entries.get());
+    *bytes = self.input.data();
+    return n;
+  }
+  static ssize_t give_unpacked(archive* a, void* level, const void** bytes) {
+    Level& self = *static_cast<Level*>(level);
+    const ssize_t n = self.read_unpacked(self.unpacked_input.data(), self.unpacked_input.size());
+    if (n < 0) archive_copy_error(a, self.unpacked.get());
+    *bytes = self.unpacked_input.data();
+    return n;
+  }
+};
+
+// A tar header holds the sum of its bytes, in octal, at 148; the eight bytes of the sum themselves count as spaces.
+static bool is_tar_header(const char* header) {
+  long sum = 0;
+  for (size_t i = 0; i < tar_block; i++) sum += i >= 148 && i < 156 ? ' ' : uint8_t(header[i]);
+  char stated[9] = {0};
+  memcpy(stated, header + 148, 8);
+  return strtol(stated, nullptr, 8) == sum;
+}
+
+// What is not printed as it is, so that a name in an archive cannot write to a terminal what it likes.
+static std::string printable(const char* name) {
+  std::string text = name ? name : "";
+  for (char& c : text)
+    if (uint8_t(c) < ' ' || uint8_t(c) == 0x7F) c = '?';
+  return text;
+}
+
+ArchiveStream::ArchiveStream(std::vector<SourceFile>& sources, int64_t first) : sources_(sources), source_(first - 1) {}
+ArchiveStream::~ArchiveStream() {
+  while (!levels_.empty()) levels_.pop_back();  // those inside first: they hold pointers to those around them
+}
+
+std::string ArchiveStream::name() const { return levels_.back()->name; }
+int64_t ArchiveStream::bytes_read() const { return bytes_read_ + (levels_.empty() ? 0 : levels_.front()->bytes_read); }
+
+void ArchiveStream::open_level(const std::string& name, int fd) {
+  if (levels_.size() == deepest_nesting)
+    user_error("%s: is nested %zu files deep, more than are opened; unpack the outer ones", name.c_str(), deepest_nesting + 1);
+  levels_.push_back(std::make_unique<Level>());
+  Level& level = *levels_.back();
+  level.name = name;
+  level.fd = fd;
+  level.outer = levels_.size() > 1 ? levels_[levels_.size() - 2].get() : nullptr;
+  level.input.resize(input_bytes);
+  level.unpacked.reset(archive_read_new());
+  archive* a = level.unpacked.get();
+  archive_read_support_filter_bzip2(a);
+  archive_read_support_filter_gzip(a);
+  archive_read_support_filter_xz(a);
+  archive_read_support_filter_zstd(a);
+  archive_read_support_format_raw(a);
+  archive_read_support_format_empty(a);
+  archive_entry* entry;
+  if (archive_read_open(a, &level, nullptr, Level::give_outer, nullptr) < ARCHIVE_WARN) level.fail(a);
+  const int opened = archive_read_next_header(a, &entry);
+  if (opened < ARCHIVE_WARN) level.fail(a);
+  level.at_end = opened == ARCHIVE_EOF;  // an empty file
+  if (level.at_end) return;
+  const ssize_t got = archive_read_data(a, level.head, tar_block);
+  if (got < 0) level.fail(a);
+  level.head_bytes = size_t(got);
+  if (level.head_bytes < tar_block || !is_tar_header(level.head)) return;
+  level.unpacked_input.resize(input_bytes);
+  level.entries.reset(archive_read_new());
+  a = level.entries.get();
+  archive_read_support_format_tar(a);
+  if (archive_read_open(a, &level, nullptr, Level::give_unpacked, nullptr) < ARCHIVE_WARN) level.fail(a);
+}
+
+// Opens the next regular file in the innermost tar file; false at its end.
+bool ArchiveStream::next_entry() {
+  Level& tar = *levels_.back();
+  archive_entry* entry;
+  for (;;) {
+    const int found = archive_read_next_header(tar.entries.get(), &entry);
+    if (found == ARCHIVE_EOF) return false;
+    if (found < ARCHIVE_WARN) tar.fail(tar.entries.get());
+    if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry)) continue;
+    open_level(tar.name + ": " + printable(archive_entry_pathname(entry)), -1);
+    return true;
+  }
+}
+
+// What is behind an archive's end counts for the checksum.
+void ArchiveStream::finish_source() {
+  Level& level = *levels_.front();
+  ssize_t n;
+  while ((n = level.read_outer(level.input.data(), level.input.size())) > 0) continue;
+  if (n < 0) level.fail(level.unpacked.get());
+  sources_[size_t(source_)].checksum = level.checksum;
+  bytes_read_ += level.bytes_read;
+  levels_.pop_back();
+}
+
+bool ArchiveStream::next_file() {
+  for (;;) {
+    if (!levels_.empty() && levels_.back()->entries && next_entry()) {
+      if (!levels_.back()->entries) return true;
+      continue;
+    }
+    if (levels_.size() > 1) {
+      levels_.pop_back();
+      continue;
+    }
+    if (levels_.size() == 1) finish_source();
+    source_ = std::min(source_ + 1, int64_t(sources_.size()));
+    if (source_ == int64_t(sources_.size())) return false;
+    const std::string& path = sources_[size_t(source_)].path;
+    const int fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
+    open_level(path, fd);
+    if (!levels_.back()->entries) return true;
+  }
+}
+
+size_t ArchiveStream::read(char* bytes, size_t size) {
+  Level& level = *levels_.back();
+  size_t got = 0;
+  while (got < size) {
+    const ssize_t n = level.read_unpacked(bytes + got, size - got);
+    if (n < 0) level.fail(level.unpacked.get());
+    if (n == 0) break;
+    got += size_t(n);
+  }
+  return got;
+}

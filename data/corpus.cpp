@@ -1,0 +1,244 @@
+#include "corpus.h"
+#include <sys/stat.h>           // stat
+#include <algorithm>            // std::sort, std::min
+#include <cerrno>               // errno
+#include <cstring>              // memchr, strerror
+#include <filesystem>           // std::filesystem::recursive_directory_iterator
+#include <nlohmann/json.hpp>    // nlohmann::json
+#include "llmc/error.h"         // user_error
+#include "llmc/random.h"        // random_words, RandomStream
+
+constexpr size_t block_bytes = 1 << 18;
+constexpr uint64_t split_seed = 1337;  // which documents are validation data must not change from one run to another
+
+std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
+  namespace fs = std::filesystem;
+  std::vector<SourceFile> sources;
+  auto add = [&](const std::string& path) {
+    struct stat info = {};
+    if (path != "-" && stat(path.c_str(), &info) != 0) user_error("%s: cannot read: %s", path.c_str(), strerror(errno));
+    sources.push_back({path, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0});
+  };
+  for (const std::string& path : paths) {
+    try {
+      if (path == "-") {
+        add(path);
+        continue;
+      }
+      if (!fs::exists(path)) user_error("%s: no such file or folder", path.c_str());
+      if (fs::is_regular_file(path)) {
+        add(path);
+        continue;
+      }
+      if (!fs::is_directory(path)) user_error("%s: is neither a file nor a folder", path.c_str());
+      std::vector<std::string> files;
+      for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path)) {
+        std::error_code broken_link;  // counts as no file
+        if (entry.is_regular_file(broken_link)) files.push_back(entry.path().string());
+      }
+      std::sort(files.begin(), files.end());
+      for (const std::string& file : files) add(file);
+    } catch (const fs::filesystem_error& e) {
+      user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message().c_str());
+    }
+  }
+  return sources;
+}
+
+static bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+
+CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
+                           const Tokenizer& tokenizer, const Position& begin)
+    : options_(options), split_(split), tokenizer_(tokenizer), stream_(sources, begin.source), block_(block_bytes) {
+  position_.source = begin.source;
+  if (begin.document > 0 || begin.offset > 0) skip_to(begin);
+}
+
+// Fills rest_ from the file that is open, or opens the next one, and returns true; at the corpus's end, false. At the end of a file rest_
+// is empty, and the file no longer open.
+bool CorpusReader::next_block() {
+  if (interrupted) user_error("interrupted");
+  if (!file_open_) {
+    if (!stream_.next_file()) return false;
+    file_open_ = true;
+    position_.files++;
+    line_ = 1;
+    if (stream_.source() != position_.source) position_.source = stream_.source(), position_.source_document = 0;
+  }
+  const size_t got = stream_.read(block_.data(), block_.size());
+  rest_ = {block_.data(), got};
+  file_open_ = got > 0;
+  return true;
+}
+
+// Takes text from rest_ up to the document's end or that of rest_. Returns whether it was the document's.
+bool CorpusReader::take(std::string_view& text) {
+  const bool separated = options_.nul_separated || !options_.field.empty();
+  const void* end = separated ? memchr(rest_.data(), options_.nul_separated ? '\0' : '\n', rest_.size()) : nullptr;
+  const size_t n = end ? size_t(static_cast<const char*>(end) - rest_.data()) : rest_.size();
+  text = rest_.substr(0, n);
+  rest_.remove_prefix(end ? n + 1 : n);
+  return end;
+}
+
+// Reads and leaves out what an earlier run has finished.
+void CorpusReader::skip_to(const Position& place) {
+  int64_t documents = 0, offset = 0;
+  bool counts = false;
+  std::string_view text;
+  while (documents < place.source_document || offset < place.offset) {
+    if (rest_.empty() && !next_block()) user_error("the input changed since it was begun; run again with --force, which begins anew");
+    const bool last = documents == place.source_document;
+    const std::string_view whole = rest_;
+    bool ends = take(text) || !file_open_;
+    if (last && int64_t(text.size()) >= place.offset - offset) {  // the rest of it is still wanted
+      rest_ = whole.substr(size_t(place.offset - offset));
+      break;
+    }
+    offset += int64_t(text.size());
+    counts = counts || (options_.field.empty() ? !text.empty() : !is_blank(text));
+    line_ += ends;
+    if (!ends) continue;
+    documents += counts;
+    counts = false, offset = 0;
+  }
+  position_ = place;
+  in_document_ = place.offset > 0;
+}
+
+bool CorpusReader::next(Batch& batch) {
+  batch = {};
+  batch.text.swap(carried_);
+  part_begin_ = 0, no_cut_before_ = 1;
+  for (;;) {
+    if (rest_.empty()) {
+      if (!next_block()) break;
+      if (!file_open_) end_document(batch);
+    } else {
+      std::string_view text;
+      const bool ends = take(text);
+      batch.text.append(text);
+      cut_tail(batch);
+      if (ends) end_document(batch);
+    }
+    if (batch.memory() >= batch_bytes && finish(batch)) return true;
+  }
+  batch.end = position_;
+  return !batch.parts.empty();
+}
+
+// What lies behind part_begin_ becomes a part.
+void CorpusReader::end_part(Batch& batch, bool ends) {
+  Part part;
+  part.bytes = uint32_t(batch.text.size() - part_begin_);
+  part.begins = !in_document_;
+  part.ends = ends;
+  if (split_.train_bytes >= 0) {
+    part.val = position_.in_tail;
+  } else if (split_.every > 0) {
+    const uint64_t row = uint64_t(position_.document / split_.every);
+    part.val = position_.document % split_.every == random_words(split_seed, RandomStream::split, 0, row).word[0] % uint32_t(split_.every);
+  }
+  if (!options_.field.empty()) {
+    const std::string file = stream_.name();
+    const Batch::Lines* last = batch.lines.empty() ? nullptr : &batch.lines.back();
+    if (!last || last->file != file || last->line + int64_t(batch.parts.size() - last->first_part) != line_)
+      batch.lines.push_back({batch.parts.size(), file, line_});
+  }
+  batch.parts.push_back(part);
+  part_begin_ = batch.text.size();
+  no_cut_before_ = 1;
+  position_.bytes += part.bytes;
+  position_.offset += part.bytes;
+  in_document_ = true;
+}
+
+void CorpusReader::end_document(Batch& batch) {
+  const std::string_view text = std::string_view(batch.text).substr(part_begin_);
+  if (!options_.field.empty() && is_blank(text)) {
+    batch.text.resize(part_begin_);
+  } else if (!text.empty() || in_document_) {
+    end_part(batch, true);
+    position_.document++;
+    position_.source_document++;
+  }
+  position_.offset = 0;
+  in_document_ = false;
+  line_++;
+}
+
+// Where the open part crosses CorpusSplit::train_bytes, it ends, at a character's beginning, and another document begins.
+void CorpusReader::cut_tail(Batch& batch) {
+  const int64_t open = int64_t(batch.text.size() - part_begin_);
+  if (split_.train_bytes < 0 || position_.in_tail || position_.bytes + open <= split_.train_bytes) return;
+  size_t cut = part_begin_ + size_t(split_.train_bytes - position_.bytes);
+  for (int i = 0; i < 3 && cut > part_begin_ && (uint8_t(batch.text[cut]) & 0xC0) == 0x80; i++) cut--;
+  const std::string tail = batch.text.substr(cut);
+  batch.text.resize(cut);
+  if (cut > part_begin_) end_part(batch, true);
+  in_document_ = false;
+  position_.in_tail = true;
+  batch.text += tail;
+}
+
+// The batch is full: cuts the open part, or leaves it to the next batch. False if it must grow on.
+bool CorpusReader::finish(Batch& batch) {
+  const std::string_view open = std::string_view(batch.text).substr(part_begin_);
+  if (!options_.field.empty() && open.size() > longest_line)
+    user_error("%s: line %lld is longer than %zu MB; JSON lines (--field) have a document a line", stream_.name().c_str(), (long long)line_,
+               longest_line >> 20);
+  size_t cut = open.empty() || !options_.field.empty() ? 0 : tokenizer_.last_cut(open, no_cut_before_);
+  if (cut == 0 && open.size() >= longest_run && options_.field.empty()) {
+    cut = open.size() - 4;  // a character may not be whole yet
+    for (int i = 0; i < 3 && (uint8_t(open[cut]) & 0xC0) == 0x80; i++) cut--;
+    batch.runs_cut++;
+  }
+  if (cut == 0 && !open.empty() && batch.parts.empty()) {
+    no_cut_before_ = open.size() > 8 ? open.size() - 8 : 1;
+    return false;
+  }
+  carried_ = open.substr(cut);
+  batch.text.resize(part_begin_ + cut);
+  if (cut > 0) end_part(batch, false);
+  batch.end = position_;
+  return true;
+}
+
+// "\ud83d" and the like, with no other half beside it, is no character, and for JSON's readers an error.
+static int64_t replace_lone_surrogates(std::string& json_text) {
+  auto unit_at = [&](size_t at) -> int {  // the value of \uXXXX at a place; -1 if there is none
+    if (json_text.compare(at, 2, "\\u") != 0 || at + 6 > json_text.size()) return -1;
+    const std::string digits = json_text.substr(at + 2, 4);
+    return digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos ? std::stoi(digits, nullptr, 16) : -1;
+  };
+  int64_t replaced = 0;
+  for (size_t at = json_text.find('\\'); at < json_text.size(); at = json_text.find('\\', at)) {
+    const int unit = unit_at(at), next = unit < 0 ? -1 : unit_at(at + 6);
+    if (unit >= 0xD800 && unit < 0xDC00 && next >= 0xDC00 && next < 0xE000) {
+      at += 12;
+    } else if (unit >= 0xD800 && unit < 0xE000) {
+      json_text.replace(at + 2, 4, "fffd");
+      replaced++;
+      at += 6;
+    } else {
+      at += 2;
+    }
+  }
+  return replaced;
+}
+
+bool document_of_line(std::string_view line, const std::string& field, std::string& document, int64_t& replaced) {
+  std::string text;
+  const int64_t invalid = replace_invalid_utf8(line, text);
+  if (invalid == 0) text = line;
+  nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  int64_t surrogates = 0;
+  if (object.is_discarded()) {
+    surrogates = replace_lone_surrogates(text);
+    object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  }
+  if (!object.is_object() || !object.contains(field) || !object[field].is_string()) return false;
+  replaced += invalid + surrogates;
+  document = std::move(object[field].get_ref<std::string&>());
+  return true;
+}

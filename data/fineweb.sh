@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# data/fineweb.sh [SHARDS]: FineWeb in GPT-2's tokens, 100 M of them a shard, as modded-nanogpt uses it (Hugging Face, kjj0/fineweb10B-gpt2):
+# data/fineweb/fineweb_val_000000.bin and fineweb_train_000001.bin up to as many as asked for, 1 to 103, 10 unless told. Prints the folder on
+# its last line. FINEWEB_URL names another place with the same files (https://, file://).
+set -euo pipefail
+corpus=fineweb
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+shards=${1:-10} out=$root/data/fineweb
+url=${FINEWEB_URL:-https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main}
+[[ $shards =~ ^[0-9]+$ ]] && ((shards >= 1 && shards <= 103)) || fail "usage: data/fineweb.sh [SHARDS], of 1 to 103"
+
+# A whole shard says 20240520, 1 and its number of tokens, and has as many.
+is_shard() {
+  local header
+  read -r -a header < <(od -An -t d4 -N 12 "$1")
+  [[ ${header[0]:-} = 20240520 && ${header[1]:-} = 1 && $(wc -c <"$1") = $((1024 + 2 * ${header[2]:-0})) ]]
+}
+
+mkdir -p "$out"
+names=(fineweb_val_000000.bin)
+for ((i = 1; i <= shards; i++)); do names+=("$(printf 'fineweb_train_%06d.bin' "$i")"); done
+missing=()
+for name in "${names[@]}"; do [[ -e $out/$name ]] || missing+=("$name"); done
+say "fetching ${#missing[@]} files of 200 MB: $((${#missing[@]} * 200)) MB, two seconds each at 100 MB/s"
+for name in ${missing[@]+"${missing[@]}"}; do
+  # A file keeps .part at its end until it is whole, so that a broken download goes on where it stopped.
+  curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$out/$name.part" "$url/$name" ||
+    [[ -e $out/$name.part ]] && is_shard "$out/$name.part" || fail "cannot download $url/$name; run again to go on, or set FINEWEB_URL"
+  mv "$out/$name.part" "$out/$name"
+done
+echo "$out"

@@ -1,0 +1,235 @@
+#include "shards.h"
+#include <dirent.h>               // opendir, readdir
+#include <fcntl.h>                // open
+#include <sys/file.h>             // flock
+#include <sys/stat.h>             // stat, mkdir
+#include <unistd.h>               // write, pread, fsync, ftruncate, close, unlink, rmdir
+#include <algorithm>              // std::min
+#include <cerrno>                 // errno
+#include <cstdio>                 // rename
+#include <cstring>                // strerror
+#include "llmc/crc32c.h"          // crc32c
+#include "llmc/dataloader.h"      // shard_magic, shard_version, shard_header_ints, shard_header_bytes
+#include "llmc/durable_file.h"    // sync_folder, rename_durably
+#include "llmc/error.h"           // user_error, format
+
+using json = nlohmann::ordered_json;
+
+// -------------------------------------------------------------------------------------------------------------------
+// Shards
+
+// The CRC-32C of a file's bytes from `begin` to `end`. False if it cannot be read, or is shorter.
+static bool checksum_of_file(const std::string& path, int64_t begin, int64_t end, uint32_t& checksum) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  std::vector<char> block(1 << 20);
+  checksum = 0;
+  while (fd >= 0 && begin < end) {
+    const ssize_t n = pread(fd, block.data(), size_t(std::min(end - begin, int64_t(block.size()))), begin);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    checksum = crc32c(block.data(), size_t(n), checksum);
+    begin += n;
+  }
+  if (fd >= 0) close(fd);
+  return fd >= 0 && begin == end;
+}
+
+static int64_t bytes_of(int64_t tokens) { return shard_header_bytes + tokens * int64_t(sizeof(uint16_t)); }
+
+ShardWriter::ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens)
+    : folder_(folder), prefix_(prefix), shard_tokens_(shard_tokens) {}
+
+ShardWriter::~ShardWriter() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::string ShardWriter::name() const { return format("%s_%06zu.bin", prefix_.c_str(), shards_.size()); }
+
+void ShardWriter::fail() const { user_error("%s: cannot write: %s", (folder_ + "/" + name()).c_str(), strerror(errno)); }
+
+void ShardWriter::add(const uint16_t* tokens, int64_t count) {
+  while (count > 0) {
+    if (in_shard_ == shard_tokens_) finish_shard();
+    if (fd_ < 0) begin_shard();
+    const int64_t n = std::min(count, shard_tokens_ - in_shard_);
+    buffer_.insert(buffer_.end(), tokens, tokens + n);
+    in_shard_ += n, total_ += n;
+    tokens += n, count -= n;
+    if (buffer_.size() >= 1 << 20) flush();
+  }
+}
+
+void ShardWriter::finish() {
+  if (fd_ >= 0) finish_shard();
+}
+
+// The header comes last, when the number of tokens is known.
+void ShardWriter::begin_shard() {
+  fd_ = open(part_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd_ < 0 || lseek(fd_, shard_header_bytes, SEEK_SET) < 0) fail();
+  in_shard_ = 0, checksum_ = 0;
+}
+
+void ShardWriter::flush() {
+  const char* bytes = reinterpret_cast<const char*>(buffer_.data());
+  size_t left = buffer_.size() * sizeof(uint16_t);
+  checksum_ = crc32c(bytes, left, checksum_);
+  while (left > 0) {
+    const ssize_t written = write(fd_, bytes, left);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail();
+    bytes += written;
+    left -= size_t(written);
+  }
+  buffer_.clear();
+}
+
+void ShardWriter::finish_shard() {
+  flush();
+  const int32_t header[shard_header_ints] = {shard_magic, shard_version, int32_t(in_shard_)};
+  uint32_t checksum;
+  if (pwrite(fd_, header, sizeof header, 0) != ssize_t(sizeof header)) fail();
+  if (!checksum_of_file(part_path(), 0, bytes_of(in_shard_), checksum)) fail();
+  const bool synced = fsync(fd_) == 0;
+  const bool closed = close(fd_) == 0;
+  fd_ = -1;
+  if (!synced || !closed) fail();
+  rename_durably(part_path(), folder_ + "/" + name());
+  shards_.push_back({name(), in_shard_, checksum});
+  in_shard_ = 0;
+}
+
+json ShardWriter::state() {
+  json state = {{"complete", json::array()}, {"part_tokens", in_shard_}, {"part_crc32c", 0}};
+  for (const Shard& shard : shards_)
+    state["complete"].push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", shard.checksum}});
+  if (fd_ < 0) return state;
+  flush();
+  if (fsync(fd_) != 0) fail();
+  state["part_crc32c"] = checksum_;
+  return state;
+}
+
+bool ShardWriter::go_on(const json& state) {
+  uint32_t checksum;
+  for (const json& shard : state.at("complete")) {
+    shards_.push_back({shard.at("name"), shard.at("tokens"), shard.at("crc32c")});
+    const Shard& s = shards_.back();
+    if (!checksum_of_file(folder_ + "/" + s.name, 0, bytes_of(s.tokens), checksum) || checksum != s.checksum) return false;
+    total_ += s.tokens;
+  }
+  in_shard_ = state.at("part_tokens");
+  if (in_shard_ == 0) return true;
+  total_ += in_shard_;
+  checksum_ = state.at("part_crc32c");
+  rename((folder_ + "/" + name()).c_str(), part_path().c_str());  // if it was completed after `state` was taken
+  if (!checksum_of_file(part_path(), shard_header_bytes, bytes_of(in_shard_), checksum) || checksum != checksum_) return false;
+  fd_ = open(part_path().c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd_ < 0 || ftruncate(fd_, bytes_of(in_shard_)) != 0 || lseek(fd_, 0, SEEK_END) < 0) fail();
+  return true;
+}
+
+// -------------------------------------------------------------------------------------------------------------------
+// The folder
+
+// "a/" of "a/b", and "." of "b".
+static std::string parent_folder(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+}
+
+// The names in a folder; empty if there is no such folder. Throws UserError if it is something else.
+static std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  DIR* dir = opendir(folder.c_str());
+  if (!dir && errno == ENOENT) return names;
+  if (!dir) user_error("%s: cannot list: %s", folder.c_str(), strerror(errno));
+  while (const dirent* entry = readdir(dir)) {
+    std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  closedir(dir);
+  return names;
+}
+
+static bool ends_with(const std::string& name, const std::string& end) {
+  return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
+}
+
+// The only names this program writes, and the only ones it deletes.
+static bool is_ours(const std::string& name) {
+  const bool shard = name.rfind("train_", 0) == 0 || name.rfind("val_", 0) == 0;
+  return (shard && (ends_with(name, ".bin") || ends_with(name, ".bin.part"))) || name == "MANIFEST.json" ||
+         name == "PROGRESS.json" || name == "PROGRESS.json.tmp";
+}
+
+// Deletes what is ours in a folder, and the folder unless something else is in it. What cannot be deleted stays.
+static void remove_shard_folder(const std::string& folder) noexcept {
+  try {
+    unlink((folder + "/PROGRESS.json").c_str());  // first: it must not speak of what is gone
+    for (const std::string& name : names_in(folder))
+      if (is_ours(name)) unlink((folder + "/" + name).c_str());
+  } catch (const UserError&) {
+  }
+  rmdir(folder.c_str());
+}
+
+OutputFolder::OutputFolder(const std::string& final_path) : final_(final_path), path_(final_path + ".tmp") {
+  for (;;) {
+    if (mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST)
+      user_error("%s: cannot create the folder: %s; --out needs a writable parent folder", path_.c_str(), strerror(errno));
+    fd_ = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd_ < 0 && errno == ENOENT) continue;  // another run has just renamed it
+    if (fd_ < 0) user_error("%s: cannot open the folder: %s; move it away", path_.c_str(), strerror(errno));
+    if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+      close(fd_);
+      user_error("%s: another run is writing it; wait until that has finished", final_.c_str());
+    }
+    struct stat named, locked;
+    if (stat(path_.c_str(), &named) == 0 && fstat(fd_, &locked) == 0 && named.st_ino == locked.st_ino) break;
+    close(fd_);  // it was renamed between open and flock
+  }
+  for (const std::string& name : names_in(path_)) {
+    if (is_ours(name)) continue;
+    close(fd_);
+    user_error("%s: is in the way and holds %s, which is no shard; move it away", path_.c_str(), name.c_str());
+  }
+}
+
+OutputFolder::~OutputFolder() {
+  struct stat info;
+  if (!published_ && stat(progress_path().c_str(), &info) != 0) remove_shard_folder(path_);
+  close(fd_);
+}
+
+void OutputFolder::clear() {
+  unlink(progress_path().c_str());
+  for (const std::string& name : names_in(path_))
+    if (unlink((path_ + "/" + name).c_str()) != 0) user_error("%s/%s: cannot delete: %s", path_.c_str(), name.c_str(), strerror(errno));
+}
+
+void OutputFolder::publish() {
+  unlink(progress_path().c_str());
+  sync_folder(path_);
+  const std::string old = final_ + ".old";
+  remove_shard_folder(old);  // of a run that was killed right here
+  const bool replaces = rename(final_.c_str(), old.c_str()) == 0;
+  if (rename(path_.c_str(), final_.c_str()) != 0) {
+    const int error = errno;
+    if (replaces) rename(old.c_str(), final_.c_str());
+    user_error("%s: cannot rename to %s: %s", path_.c_str(), final_.c_str(), strerror(error));
+  }
+  published_ = true;
+  sync_folder(parent_folder(final_));
+  if (replaces) remove_shard_folder(old);
+}
+
+bool already_there(const std::string& folder) {
+  bool shards = false;
+  for (const std::string& name : names_in(folder)) {
+    if (!is_ours(name))
+      user_error("%s: is there already and holds %s, which is no shard; choose another --out", folder.c_str(), name.c_str());
+    shards = true;
+  }
+  return shards;
+}

@@ -1,0 +1,459 @@
+// data/tokenize from what it is given to what it writes: archives, JSON lines, threads, interrupted runs, hostile input.
+#include <archive.h>            // archive_write_new and all others
+#include <archive_entry.h>      // archive_entry_new
+#include <fcntl.h>              // open
+#include <signal.h>             // kill
+#include <unistd.h>             // fork, execl, usleep
+#include <algorithm>            // std::min
+#include <chrono>               // std::chrono::steady_clock
+#include <random>               // std::mt19937
+#include "command_line.h"       // CommandLine, read_file, write_file
+#include "llmc/crc32c.h"        // crc32c
+#include "llmc/dataloader.h"    // TokenShards
+#include "llmc/error.h"         // CHECK, format
+#include "llmc/tokenizer.h"     // Tokenizer, Encoder
+
+static const std::string vocabulary = "dev/test/tokenizer/small.tiktoken";
+static const std::string program = "data/tokenize --tokenizer " + vocabulary + " ";
+
+struct Entry {
+  std::string name, bytes;
+};
+
+// A tar file of the entries, or, of one without a name, its bytes alone; compressed by `filter`: ARCHIVE_FILTER_XZ, say.
+static std::string packed(const std::vector<Entry>& entries, int filter = ARCHIVE_FILTER_NONE) {
+  size_t size = 1 << 16, used = 0;
+  for (const Entry& e : entries) size += 2 * e.bytes.size() + 4096;
+  std::string file(size, '\0');
+  archive* a = archive_write_new();
+  CHECK(archive_write_add_filter(a, filter) == ARCHIVE_OK);
+  if (entries.size() == 1 && entries[0].name.empty()) CHECK(archive_write_set_format_raw(a) == ARCHIVE_OK);
+  else CHECK(archive_write_set_format_pax_restricted(a) == ARCHIVE_OK);
+  archive_write_set_bytes_in_last_block(a, 1);
+  CHECK(archive_write_open_memory(a, file.data(), file.size(), &used) == ARCHIVE_OK);
+  for (const Entry& e : entries) {
+    archive_entry* entry = archive_entry_new();
+    archive_entry_set_pathname(entry, e.name.empty() ? "data" : e.name.c_str());
+    archive_entry_set_size(entry, int64_t(e.bytes.size()));
+    archive_entry_set_filetype(entry, AE_IFREG);
+    archive_entry_set_perm(entry, 0644);
+    CHECK(archive_write_header(a, entry) == ARCHIVE_OK);
+    CHECK(archive_write_data(a, e.bytes.data(), e.bytes.size()) == ssize_t(e.bytes.size()));
+    archive_entry_free(entry);
+  }
+  CHECK(archive_write_close(a) == ARCHIVE_OK);
+  archive_write_free(a);
+  return file.substr(0, used);
+}
+
+// `n` documents of words of different lengths; no two are the same.
+static std::vector<std::string> make_documents(int n, int longest_in_words, unsigned seed) {
+  static const char* words[] = {"the", " layer", " attends", "'s", " to", " keys", "\n", " and", " values", " 42", ".", ",  ",
+                                "\u4e2d\u6587", " caf\u00e9", "\t"};
+  std::mt19937 random(seed);
+  std::vector<std::string> documents;
+  for (int i = 0; i < n; i++) {
+    std::string text = "document " + std::to_string(i);
+    for (unsigned w = random() % unsigned(longest_in_words); w > 0; w--) text += words[random() % std::size(words)];
+    documents.push_back(text);
+  }
+  return documents;
+}
+
+static std::vector<uint16_t> tokens_of(const std::string& text) {
+  static const Tokenizer tokenizer = Tokenizer::load(vocabulary);
+  std::vector<uint16_t> tokens;
+  Encoder(tokenizer).encode(text, tokens);
+  return tokens;
+}
+constexpr uint16_t end_of_text = 656;  // of the vocabulary
+
+class Corpus : public CommandLine {
+ protected:
+  std::string write(const std::string& name, const std::string& bytes) const {
+    write_file(in(name), bytes);
+    return in(name);
+  }
+  // Runs data/tokenize into the folder `out`; it must succeed.
+  Outcome tokenize(const std::string& out, const std::string& arguments) const {
+    const Outcome o = run(program + "--out " + in(out) + " " + arguments);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return o;
+  }
+  void expect_failure(const std::string& arguments, const std::vector<std::string>& parts) const {
+    const Outcome o = run(program + "--out " + in("never") + " " + arguments);
+    EXPECT_EQ(o.exit_status, 1) << arguments;
+    EXPECT_EQ(o.err.compare(0, 7, "error: "), 0) << o.err;
+    for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
+    EXPECT_FALSE(fs::exists(in("never"))) << arguments;
+    EXPECT_FALSE(fs::exists(in("never.tmp"))) << arguments;
+  }
+  std::vector<uint16_t> shard_tokens(const std::string& out, const std::string& prefix) const {
+    TokenShards shards(in(out) + "/" + prefix + "_*.bin", 657);
+    std::vector<uint16_t> tokens;
+    for (const TokenFile& file : shards.files) tokens.insert(tokens.end(), file.tokens, file.tokens + file.num_tokens);
+    return tokens;
+  }
+  // The documents of the shards, whose ends are marked before each.
+  std::vector<std::string> documents_in(const std::string& out, const std::string& prefix) const {
+    static const Tokenizer tokenizer = Tokenizer::load(vocabulary);
+    std::vector<std::string> documents;
+    for (uint16_t token : shard_tokens(out, prefix)) {
+      if (token == end_of_text) documents.emplace_back();
+      else documents.at(documents.size() - 1) += tokenizer.token(token);
+    }
+    return documents;
+  }
+  // Every file of the folders has the same bytes.
+  void expect_same(const std::string& a, const std::string& b, bool manifest = false) const {
+    int shards = 0;
+    for (const auto& entry : fs::directory_iterator(in(a))) {
+      const std::string name = entry.path().filename();
+      if (name == "MANIFEST.json" && !manifest) continue;
+      EXPECT_TRUE(read_file(in(a) + "/" + name) == read_file(in(b) + "/" + name)) << a << " and " << b << " differ in " << name;
+      shards++;
+    }
+    EXPECT_GE(shards, 2);
+    EXPECT_EQ(std::distance(fs::directory_iterator(in(a)), {}), std::distance(fs::directory_iterator(in(b)), {}));
+  }
+};
+
+// ----------------------------------------------------------------------------
+// What is read
+
+TEST_F(Corpus, TheSameDocumentsGiveTheSameShardsHoweverTheyArePacked) {
+  const std::vector<std::string> documents = make_documents(300, 60, 1);
+  std::vector<Entry> files, tars;
+  std::string nul, lines;
+  fs::create_directory(in("plain"));
+  for (size_t i = 0; i < documents.size(); i++) {
+    files.push_back({format("%05zu.txt", i), documents[i]});
+    write("plain/" + files.back().name, documents[i]);
+    nul += documents[i] + std::string(1, '\0');
+    lines += json{{"id", i}, {"text", documents[i]}}.dump() + "\n";
+    if (files.size() % 50 == 0) {
+      const std::vector<Entry> last(files.end() - 50, files.end());
+      tars.push_back({format("urlsf_subset%03zu_data.xz", i), packed(last, ARCHIVE_FILTER_XZ)});
+    }
+  }
+  const size_t half = nul.find('\0', 5000);
+  tokenize("of_files", in("plain"));
+  EXPECT_EQ(documents_in("of_files", "val").size(), 15u);
+  struct Way { std::string name, arguments; };
+  for (const Way& way : std::vector<Way>{
+           {"tar", write("a.tar", packed(files))},
+           {"gz", write("b", packed(files, ARCHIVE_FILTER_GZIP))},  // told by content, whatever the name
+           {"bz2", write("k", packed(files, ARCHIVE_FILTER_BZIP2))},
+           {"xz", write("c", packed(files, ARCHIVE_FILTER_XZ))},
+           {"zst", write("d", packed(files, ARCHIVE_FILTER_ZSTD))},
+           {"tars", write("e", packed(tars))},
+           {"nul", "--separator nul " + write("f", nul)},
+           {"nul.zst", "--separator nul " + write("g", packed({{"", nul}}, ARCHIVE_FILTER_ZSTD))},
+           {"nul.tar", "--separator nul " + write("h", packed({{"first", nul.substr(0, half)}, {"second", nul.substr(half + 1)}}))},
+           {"jsonl", "--field text " + write("i", lines)},
+           {"jsonl.gz", "--field text " + write("j", packed({{"", lines}}, ARCHIVE_FILTER_GZIP))},
+           {"files", in("plain") + "/0000* " + in("plain") + "/000[1-9]* " + in("plain") + "/00[1-9]*"}}) {
+    tokenize("of_" + way.name, way.arguments);
+    expect_same("of_files", "of_" + way.name);
+  }
+  for (const std::string file : {"e", "b"}) {
+    fs::remove_all(in("of_stdin"));
+    EXPECT_EQ(run(program + "--out " + in("of_stdin") + " - <" + in(file)).exit_status, 0);
+    expect_same("of_files", "of_stdin");
+  }
+}
+
+TEST_F(Corpus, TextThatBeginsLikeAnArchiveIsText) {
+  const std::string blocks(10240, '\0');  // an empty tar file is this, too
+  const std::vector<std::string> texts = {blocks + "text behind zeros", "\x1F\x8B", "BZh9, bzip2 says", "#mtree\n./a type=file\n",
+                                          "PK\x03\x04 zip", std::string(257, 'a') + "ustar" + std::string(300, 'b'), "070707 cpio"};
+  for (const std::string& text : texts) {
+    fs::remove_all(in("out"));
+    tokenize("out", "--val-fraction 0 " + write("text", text));
+    std::vector<uint16_t> expected = tokens_of(text == "\x1F\x8B" ? "\x1F\xEF\xBF\xBD" : text);
+    expected.insert(expected.begin(), end_of_text);
+    EXPECT_EQ(shard_tokens("out", "train"), expected) << text.substr(0, 20);
+  }
+}
+
+TEST_F(Corpus, EndOfTextStandsBeforeEachDocumentOrAfterIt) {
+  const std::string file = write("in", std::string("one two\0three\0four, five", 24));
+  const std::string options = "--separator nul --val-fraction 0 " + file;
+  auto concatenated = [](bool before) {
+    std::vector<uint16_t> all;
+    for (const char* document : {"one two", "three", "four, five"}) {
+      const std::vector<uint16_t> tokens = tokens_of(document);
+      if (before) all.push_back(end_of_text);
+      all.insert(all.end(), tokens.begin(), tokens.end());
+      if (!before) all.push_back(end_of_text);
+    }
+    return all;
+  };
+  tokenize("before", options);
+  tokenize("after", "--end-of-text after " + options);
+  EXPECT_EQ(shard_tokens("before", "train"), concatenated(true));
+  EXPECT_EQ(shard_tokens("after", "train"), concatenated(false));
+  EXPECT_FALSE(fs::exists(in("after/val_000000.bin")));
+}
+
+TEST_F(Corpus, WhatIsNotUtf8IsReplacedAndCountedButKeptAsBytes) {
+  const std::string text = "caf\xC3\xA9 \xFF\xFE and \xE2\x82 at the end \xF0\x9F";
+  const std::string file = write("in", text);
+  const Outcome o = tokenize("bpe", "--val-fraction 0 " + file);
+  EXPECT_NE(o.out.find("not UTF-8: 4 sequences, now U+FFFD"), std::string::npos) << o.out;
+  EXPECT_EQ(json::parse(read_file(in("bpe/MANIFEST.json")))["invalid_utf8_replaced"], 4);
+  std::vector<uint16_t> expected = tokens_of("caf\u00e9 \uFFFD\uFFFD and \uFFFD at the end \uFFFD");
+  expected.insert(expected.begin(), end_of_text);
+  EXPECT_EQ(shard_tokens("bpe", "train"), expected);
+  EXPECT_EQ(run("data/tokenize --val-fraction 0 --out " + in("bytes") + " " + file).exit_status, 0);
+  expected = {256};
+  for (char c : text) expected.push_back(uint8_t(c));
+  EXPECT_EQ(shard_tokens("bytes", "train"), expected);
+}
+
+TEST_F(Corpus, ALongDocumentHasTheTokensOfTheWholeThoughItIsReadInParts) {
+  std::string text;
+  for (const std::string& document : make_documents(5000, 250, 2)) text += document;
+  ASSERT_GT(text.size(), size_t(2) << 20);
+  tokenize("out", "--val-fraction 0 --threads 3 --shard-tokens 300000 " + write("in", text));
+  std::vector<uint16_t> expected = tokens_of(text);
+  expected.insert(expected.begin(), end_of_text);
+  EXPECT_TRUE(shard_tokens("out", "train") == expected);
+}
+
+TEST_F(Corpus, TheCutBetweenTrainingAndValidationFallsIntoNoCharacter) {
+  std::string text;
+  for (int i = 0; i < 10; i++) text += "\u4e2d";  // 30 bytes: 0.9 of them end behind a character, 0.75 do not
+  tokenize("out", "--val-fraction 0.25 " + write("in", text));
+  EXPECT_EQ(documents_in("out", "train"), std::vector<std::string>{text.substr(0, 21)});
+  EXPECT_EQ(documents_in("out", "val"), std::vector<std::string>{text.substr(21)});
+}
+
+TEST_F(Corpus, AJsonLineIsADocumentWithWhateverItEscapes) {
+  const std::string lines = "{\"text\": \"a\\n\\\"b\\u00e9\\ud83d\\ude00\", \"id\": 1}\r\n\n  \n"
+                            "{\"id\": 2, \"text\": \"half \\ud83d, \\ude00 and \\\\ud83d\\nd83d\"}\n"
+                            "{\"text\": \"\"}\n{\"text\": \"\xFF\", \"more\": {\"text\": [1, 2]}}\n{\"text\": \"no newline\"}";
+  const Outcome o = tokenize("out", "--val-fraction 0 --field text " + write("in", lines));
+  EXPECT_EQ(documents_in("out", "train"),
+            (std::vector<std::string>{"a\n\"b\u00e9\U0001f600", "half \uFFFD, \uFFFD and \\ud83d\nd83d", "\uFFFD", "no newline"}));
+  EXPECT_NE(o.out.find("documents: 4, "), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("not UTF-8: 3 sequences"), std::string::npos) << o.out;
+}
+
+TEST_F(Corpus, AJsonLineWithoutItsDocumentIsNamed) {
+  const std::string good = "{\"text\": \"fine\"}\n";
+  expect_failure("--field text " + write("a", good + "\n" + good + "{\"txt\": \"x\"}\n"),
+                 {in("a") + ": line 4 is no JSON object with a string named \"text\""});
+  expect_failure("--field text " + write("b", good + "{\"text\": 7}\n"), {"line 2"});
+  expect_failure("--field text " + write("c", "just text\n"), {"line 1"});
+  expect_failure("--field text " + write("d.tar", packed({{"x/one", good}, {"x/two", good + "{\"text\": \"cut"}})),
+                 {in("d.tar") + ": x/two: line 2"});
+  expect_failure("--field text " + write("e", "{\"text\": \"" + std::string(34 << 20, 'x')), {"line 1 is longer than 32 MB"});
+}
+
+// ----------------------------------------------------------------------------
+// What is written
+
+TEST_F(Corpus, ShardsAndManifestAreTheSameWithAnyNumberOfThreads) {
+  std::vector<std::string> documents = make_documents(3000, 300, 3);
+  documents[1000] = std::string(3 << 20, '\0') + documents[1000];  // a batch of its own, which takes longer
+  std::vector<Entry> files;
+  for (size_t i = 0; i < documents.size(); i++) files.push_back({format("%zu", i), documents[i]});
+  const std::string arguments = "--shard-tokens 200000 " + write("in.tar", packed(files));
+  tokenize("of_1", "--threads 1 " + arguments);
+  for (const std::string threads : {"2", "3", "7"}) {
+    tokenize("of_" + threads, "--threads " + threads + " " + arguments);
+    expect_same("of_1", "of_" + threads, /*manifest=*/true);
+  }
+}
+
+TEST_F(Corpus, TheManifestCountsEverythingAndHasEveryFilesChecksum) {
+  const std::vector<std::string> documents = make_documents(400, 100, 4);
+  std::string nul;
+  for (const std::string& document : documents) nul += document + std::string(2, '\0');
+  const std::string first = write("first", nul);
+  const std::string second = write("second.tar", packed({{"a", "one"}, {"b", "two"}}) + std::string(900000, '\0'));
+  tokenize("out", "--separator nul --shard-tokens 3000 " + first + " " + second);
+  const json manifest = json::parse(read_file(in("out/MANIFEST.json")));
+  auto checksum = [](const std::string& bytes) { return format("%08x", crc32c(bytes.data(), bytes.size())); };
+  EXPECT_EQ(manifest["documents"], 402);
+  EXPECT_EQ(manifest["bytes_of_text"], nul.size() - 800 + 6);
+  EXPECT_EQ(manifest["runs_cut"], 0);
+  EXPECT_EQ(manifest["tokenizer"]["vocab_size"], 657);
+  EXPECT_EQ(manifest["tokenizer"]["end_of_text"], 656);
+  EXPECT_EQ(manifest["tokenizer"]["crc32c"], format("%08x", Tokenizer::load(vocabulary).checksum()));
+  ASSERT_EQ(manifest["sources"].size(), 2u);
+  for (int i : {0, 1}) {
+    const std::string path = i ? second : first, bytes = read_file(path);
+    EXPECT_EQ(manifest["sources"][size_t(i)], (json{{"path", path}, {"bytes", bytes.size()}, {"crc32c", checksum(bytes)}}));
+  }
+  int64_t train = 0, val = 0;
+  size_t shards = 0;
+  for (const json& shard : manifest["shards"]) {
+    const std::string name = shard["name"], bytes = read_file(in("out/" + name));
+    EXPECT_EQ(shard["crc32c"], checksum(bytes)) << name;
+    EXPECT_EQ(int64_t(bytes.size()), 1024 + 2 * shard["tokens"].get<int64_t>()) << name;
+    (name[0] == 't' ? train : val) += shard["tokens"].get<int64_t>();
+    shards++;
+  }
+  EXPECT_EQ(manifest["train_tokens"], train);
+  EXPECT_EQ(manifest["val_tokens"], val);
+  EXPECT_EQ(shard_tokens("out", "train").size() + shard_tokens("out", "val").size(), size_t(train + val));
+  EXPECT_EQ(size_t(std::distance(fs::directory_iterator(in("out")), {})), shards + 1);
+}
+
+// ----------------------------------------------------------------------------
+// Interrupted runs
+
+class Interrupted : public Corpus {
+ protected:
+  std::string arguments;
+
+  void SetUp() override {
+    Corpus::SetUp();
+    std::vector<Entry> files;
+    int i = 0;
+    for (const std::string& document : make_documents(2500, 500, 5)) files.push_back({format("%04d", i++), document});
+    const size_t half = files.size() / 2;
+    write("a.tar.gz", packed({files.begin(), files.begin() + long(half)}, ARCHIVE_FILTER_GZIP));
+    write("b", "a document of its own");
+    std::string joined;
+    for (size_t k = half; k < files.size(); k++) joined += files[k].bytes;
+    write("c", joined);  // of two megabytes
+    write("d.tar", packed({files.begin() + long(half), files.end()}));
+    arguments = "--shard-tokens 50000 " + in("a.tar.gz") + " " + in("b") + " " + in("c") + " " + in("d.tar");
+  }
+  // Runs the program into `out` and kills it after `microseconds`. Returns waitpid's status; what it said is in the file "said".
+  int run_and_signal(const std::string& out, int signal, int microseconds, const std::string& more = "") const {
+    const std::string command = "exec " + program + more + " --out " + in(out) + " " + arguments + " >" + in("said") + " 2>&1";
+    const pid_t child = fork();
+    if (child == 0) {
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+    usleep(useconds_t(microseconds));
+    kill(child, signal);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return status;
+  }
+};
+
+TEST_F(Interrupted, KilledThirtyTimesItWritesWhatAnUndisturbedRunDoes) {
+  const auto start = std::chrono::steady_clock::now();
+  tokenize("good", arguments);
+  double moment = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / 2;
+  std::mt19937 random(6);
+  int kills = 0, continued = 0;
+  while (kills < 30) {
+    const int status = run_and_signal("out", SIGKILL, int(random() % unsigned(moment)), kills % 2 ? "--threads 2" : "--threads 1");
+    const std::string said = read_file(in("said"));
+    continued += said.find("going on behind") != std::string::npos;
+    if (WIFSIGNALED(status)) {
+      kills++;
+      moment *= 1.05;
+      ASSERT_FALSE(fs::exists(in("out")));
+      continue;
+    }
+    ASSERT_EQ(WEXITSTATUS(status), 0) << said;
+    expect_same("good", "out", /*manifest=*/true);
+    fs::remove_all(in("out"));
+    moment *= 0.7;
+  }
+  EXPECT_GE(continued, 5);
+  tokenize("out", arguments);
+  expect_same("good", "out", /*manifest=*/true);
+  EXPECT_FALSE(fs::exists(in("out.tmp")));
+}
+
+TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
+  tokenize("good", arguments);
+  bool kept = false;
+  for (int tries = 0, moment = 20000; !kept && tries < 300; tries++) {
+    const int status = run_and_signal("out", SIGTERM, moment);
+    moment += moment / 8;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 1) {
+      const std::string said = read_file(in("said"));
+      EXPECT_NE(said.find("error: interrupted; "), std::string::npos) << said;
+      kept = said.find("the same command goes on") != std::string::npos;
+      EXPECT_EQ(fs::exists(in("out.tmp")), kept) << said;
+    } else {  // too late
+      fs::remove_all(in("out"));
+      moment = 20000 + tries * 777;
+    }
+  }
+  ASSERT_TRUE(kept);
+  const Outcome o = tokenize("out", arguments);
+  EXPECT_NE(o.err.find("going on behind"), std::string::npos) << o.err;
+  expect_same("good", "out", /*manifest=*/true);
+}
+
+TEST_F(Interrupted, WhatWasDamagedSinceOrIsOfAnotherCorpusIsBegunAnew) {
+  tokenize("good", arguments);
+  struct Change { const char* what; std::string command; bool goes_on; };
+  for (const Change& change : std::vector<Change>{
+           {"nothing", "true", true},
+           {"a shard", "printf x | dd of=%/train_000000.bin bs=1 seek=5000 conv=notrunc", false},
+           {"what is not complete", "for f in %/*.part; do printf x | dd of=$f bs=1 seek=1030 conv=notrunc; done", false},
+           {"a shard's length", "truncate -s 3000 %/train_000001.bin", false},
+           {"the progress", "truncate -s 100 %/PROGRESS.json", false},
+           {"a source", "touch " + in("b"), false}}) {
+    for (int moment = 60000, kept = 0; !kept; moment += 10000) {
+      ASSERT_LT(moment, 5000000);
+      fs::remove_all(in("out"));
+      fs::remove_all(in("out.tmp"));
+      run_and_signal("out", SIGKILL, moment);
+      const std::string progress = in("out.tmp/PROGRESS.json");
+      kept = fs::exists(progress) && json::parse(read_file(progress))["train"]["complete"].size() >= 2;
+    }
+    std::string command = change.command;
+    for (size_t at; (at = command.find('%')) != std::string::npos;) command.replace(at, 1, in("out.tmp"));
+    ASSERT_EQ(run(command).exit_status, 0) << change.what;
+    const Outcome o = tokenize("out", arguments);
+    EXPECT_EQ(o.err.find("going on behind") != std::string::npos, change.goes_on) << change.what;
+    expect_same("good", "out", /*manifest=*/true);
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Hostile input; data/README.md has what larger ones took
+
+TEST_F(Corpus, WhatIsDamagedCutShortOrNestedTooDeepIsNamed) {
+  std::mt19937 random(7);
+  std::string noise(300000, '\0');
+  for (char& c : noise) c = char(random());
+  for (int filter : {ARCHIVE_FILTER_GZIP, ARCHIVE_FILTER_XZ, ARCHIVE_FILTER_ZSTD}) {
+    const std::string whole = packed({{"", noise}}, filter);
+    expect_failure(write("cut", whole.substr(0, whole.size() / 2)), {in("cut") + ": is damaged or cut short: "});
+  }
+  const std::string tar = packed({{"a/good", "text"}, {"a/cut", noise}});
+  expect_failure(write("cut.tar", tar.substr(0, 100000)), {in("cut.tar") + ": a/cut: is damaged or cut short: "});
+  std::string deep = "text";
+  for (int i = 20; i > 0; i--) deep = packed({{"level" + std::to_string(i), deep}});
+  expect_failure(write("deep.tar", deep), {"deep.tar: level1: level2: ", "is nested 9 files deep"});
+}
+
+TEST_F(Corpus, NamesInAnArchiveLeadNowhere) {
+  fs::create_directories(in("a/b"));
+  write("a/b/c.tar", packed({{"../../evil", "first"}, {in("evil"), "second"}, {"\x1B[31mred\n", "third"}}));
+  tokenize("a/b/out", "--val-fraction 0 " + in("a/b/c.tar"));
+  EXPECT_EQ(documents_in("a/b/out", "train"), (std::vector<std::string>{"first", "second", "third"}));
+  EXPECT_FALSE(fs::exists(in("evil")));
+  expect_failure("--field text " + write("d.tar", packed({{"\x1B[31mred\n", "third"}})), {"?[31mred?"});
+}
+
+TEST_F(Corpus, MillionsOfDocumentsAndEndlessOnesTakeBoundedMemory) {
+  const std::string limit = "ulimit -v 1000000; ";  // kB, of which threads reserve some 200,000 as they start
+  std::string documents(5 << 20, '\0');
+  for (size_t i = 0; i < documents.size(); i += 2) documents[i] = 'x';
+  struct Input { std::string arguments, printed; };
+  for (const Input& input : std::vector<Input>{
+           {"--separator nul " + write("tiny", documents), "documents: 2621440, bytes of text: 2621440,"},
+           {"--separator nul " + write("empty", std::string(20 << 20, '\0') + "one"), "documents: 1, bytes of text: 3,"},
+           {write("nuls", std::string(40 << 20, '\0')), "cut: 2 runs of more than 16 MB without a break\ntrain: 41943041 tokens"}}) {
+    fs::remove_all(in("out"));
+    const Outcome o = run(limit + program + "--threads 2 --val-fraction 0 --out " + in("out") + " " + input.arguments);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_NE(o.out.find(input.printed), std::string::npos) << o.out;
+  }
+}

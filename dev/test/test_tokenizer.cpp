@@ -1,0 +1,409 @@
+// The tokenizer against what tiktoken gave: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all
+// written by dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
+#include <gtest/gtest.h>
+#include <algorithm>                // std::mismatch, std::shuffle, std::count
+#include <climits>                  // INT_MAX
+#include <cstdlib>                  // mkdtemp
+#include <filesystem>               // remove_all, copy_file, create_directory
+#include <fstream>                  // std::ifstream, std::ofstream
+#include <iterator>                 // std::istreambuf_iterator
+#include <map>                      // std::map
+#include <random>                   // std::mt19937
+#include <set>                      // std::set
+#include <sstream>                  // std::istringstream
+#include "dev/test/helpers.h"       // EXPECT_ERROR
+#include "llmc/tokenizer.h"
+#include "llmc/unicode_classes.h"
+
+namespace fs = std::filesystem;
+using Ids = std::vector<uint16_t>;
+
+static const std::string fixture = "dev/test/tokenizer/";
+
+static Ids encode(const Tokenizer& tokenizer, std::string_view text) {
+  Ids ids;
+  Encoder(tokenizer).encode(text, ids);
+  return ids;
+}
+
+static std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// What Python's bytes.decode(errors="replace") makes of a text.
+static std::string replaced(const std::string& bytes) {
+  std::string text;
+  return replace_invalid_utf8(bytes, text) > 0 ? text : bytes;
+}
+
+struct Case {
+  std::string text;
+  Ids ids;
+};
+
+static std::vector<Case> cases() {
+  std::vector<Case> all;
+  std::ifstream file(fixture + "cases.txt");
+  for (std::string line; std::getline(file, line);) {
+    if (line[0] == '#') continue;
+    Case c;
+    const size_t colon = line.find(':');
+    for (size_t i = 0; i < colon; i += 2) c.text += char(std::stoi(line.substr(i, 2), nullptr, 16));
+    std::istringstream ids(line.substr(colon + 1));
+    for (int id; ids >> id;) c.ids.push_back(uint16_t(id));
+    all.push_back(c);
+  }
+  return all;
+}
+
+// Words of random lengths from a few letters, some of them with other characters between.
+static std::string random_words(int words, unsigned seed) {
+  static const std::vector<std::string> between = {" ", " ", " ", "  ", "\n", "'s ", ".", "1", "\u4e2d", "\u00e9", "\u3000", "\t\n "};
+  std::mt19937 random(seed);
+  std::string text;
+  for (int i = 0; i < words; i++) {
+    for (size_t n = 1 + random() % 20; n > 0; n--) text += "aeinorst"[random() % 8];
+    text += between[random() % between.size()];
+  }
+  return text;
+}
+
+struct Vocabulary : testing::Test {
+  std::string folder = "/tmp/test_tokenizer.XXXXXX";
+
+  Vocabulary() { CHECK(mkdtemp(folder.data())); }
+  ~Vocabulary() override { fs::remove_all(folder); }
+
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::string path = folder + "/" + name;
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+  // A file of the fixture, in which `old` became `now`.
+  std::string changed(const std::string& name, const std::string& old, const std::string& now) const {
+    std::string text = read_file(fixture + name);
+    CHECK(text.find(old) != std::string::npos);
+    return write(name, text.replace(text.find(old), old.size(), now));
+  }
+};
+
+// ----------------------------------------------------------------------------
+// Encoding
+
+TEST(Encode, GivesTiktokensIdsWhicheverFileTheVocabularyIsFrom) {
+  const std::vector<Case> all = cases();
+  ASSERT_GT(all.size(), 300u);
+  for (const char* file : {"small.tiktoken", "vocab.bpe", "encoder.json", "tokenizer.json", ""}) {
+    const Tokenizer tokenizer = Tokenizer::load(fixture + file);
+    EXPECT_EQ(tokenizer.vocab_size(), 657) << file;
+    EXPECT_EQ(tokenizer.end_of_text(), 656) << file;
+    Encoder encoder(tokenizer);
+    for (const Case& c : all) {
+      for (int again : {0, 1}) {  // then from what it remembers
+        Ids ids = {7};            // what is there already stays
+        encoder.encode(replaced(c.text), ids);
+        EXPECT_EQ(ids.front(), 7);
+        EXPECT_EQ(Ids(ids.begin() + 1, ids.end()), c.ids) << file << ": " << c.text << (again ? ", again" : "");
+      }
+    }
+  }
+}
+
+TEST(Encode, AnyBytesComeBack) {
+  const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
+  Encoder encoder(tokenizer);
+  std::mt19937 random(1);
+  for (int i = 0; i < 20000; i++) {
+    std::string bytes(random() % 40, '\0');
+    for (char& byte : bytes) byte = char(random() % 3 ? random() : "\xE2\x82 '"[random() % 4]);
+    Ids ids;
+    encoder.encode(bytes, ids);
+    ASSERT_EQ(tokenizer.decode(ids.data(), ids.size()), bytes);
+  }
+}
+
+TEST(Encode, WhatItRemembersChangesNothing) {
+  const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
+  const std::string text = random_words(100000, 2);  // three times what it can remember
+  Ids remembering;
+  Encoder encoder(tokenizer);
+  encoder.encode(text, remembering);
+  Ids pieces;
+  for (size_t begin = 0, end; begin < text.size(); begin = end) {
+    end = std::min(text.size(), begin + 10000);
+    if (end < text.size()) end = begin + tokenizer.last_cut(std::string_view(text).substr(begin, end - begin));
+    const Ids ids = encode(tokenizer, std::string_view(text).substr(begin, end - begin));
+    pieces.insert(pieces.end(), ids.begin(), ids.end());
+  }
+  EXPECT_TRUE(remembering == pieces);
+}
+
+TEST(Encode, APieceOfAMegabyteAndMoreTakesNoQuadraticTime) {
+  const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
+  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest of which any number of threads merge, and a longer one
+    std::string word(length, '\0');
+    std::mt19937 random(3);
+    for (char& c : word) c = "aeinorst"[random() % 8];
+    const Ids ids = encode(tokenizer, word);  // by looking at all pairs for each merge: hours
+    EXPECT_EQ(tokenizer.decode(ids.data(), ids.size()), word);
+    const Ids begin = encode(tokenizer, std::string_view(word).substr(0, 1000));
+    EXPECT_GT(std::mismatch(begin.begin(), begin.end(), ids.begin()).first - begin.begin(), 300);
+    EXPECT_LT(ids.size(), length * 3 / 4);
+  }
+}
+
+// tiktoken's format.
+static std::string ranks_file(const std::map<std::string, int>& ranks) {
+  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string file;
+  for (const auto& [token, rank] : ranks) {
+    for (size_t i = 0; i < token.size(); i += 3) {
+      uint32_t bits = 0;
+      for (size_t k = 0; k < 3; k++) bits = bits << 8 | (i + k < token.size() ? uint8_t(token[i + k]) : 0u);
+      for (size_t k = 0; k < 4; k++) file += i + k <= token.size() ? digits[bits >> (18 - 6 * k) & 63] : '=';
+    }
+    file += " " + std::to_string(rank) + "\n";
+  }
+  return file;
+}
+
+// What is stated in tokenizer.h, word by word.
+static std::vector<std::string> merged_naively(const std::string& piece, const std::map<std::string, int>& ranks) {
+  std::vector<std::string> parts;
+  for (char byte : piece) parts.emplace_back(1, byte);
+  for (;;) {
+    int lowest = INT_MAX;
+    size_t at = 0;
+    for (size_t i = 0; i + 1 < parts.size(); i++) {
+      const auto found = ranks.find(parts[i] + parts[i + 1]);
+      if (found != ranks.end() && found->second < lowest) lowest = found->second, at = i;
+    }
+    if (lowest == INT_MAX) return parts;
+    parts[at] += parts[at + 1];
+    parts.erase(parts.begin() + long(at) + 1);
+  }
+}
+
+TEST_F(Vocabulary, OnlyEnglishContractionsInLowerCaseAreMergedWithTheirApostrophe) {
+  std::map<std::string, int> ranks;
+  for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
+  std::vector<std::string> contractions = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}, others;
+  for (char a : std::string("stmdrvlaeRSLV"))
+    for (char b : std::string("elaEL")) {
+      for (const std::string& token : {std::string{'\'', a}, std::string{'\'', a, b}}) ranks.emplace(token, int(ranks.size()));
+      const bool begins = std::count(contractions.begin(), contractions.end(), std::string{'\'', a}) > 0;
+      const std::string all = {'\'', a, b};
+      if (!begins && std::count(contractions.begin(), contractions.end(), all) == 0) others.push_back(all);
+    }
+  const Tokenizer tokenizer = Tokenizer::load(write("ranks", ranks_file(ranks)));
+  for (const std::string& c : contractions) EXPECT_EQ(encode(tokenizer, c), Ids{uint16_t(ranks.at(c))}) << c;
+  for (const std::string& other : others) EXPECT_EQ(encode(tokenizer, other).size(), 3u) << other;
+  EXPECT_EQ(others.size(), 9u * 5 - 3);
+}
+
+// A trained vocabulary has a token behind those it is made of. Here a merge can make a pair that comes before it.
+TEST_F(Vocabulary, OfWhateverOrderIsMergedFromTheLowestIdAndTheLeft) {
+  std::mt19937 random(8);
+  int earlier = 0;
+  for (int v = 0; v < 200; v++) {
+    const unsigned letters = 2 + unsigned(v) % 2;
+    std::set<std::string> words;
+    while (words.size() < 40) {
+      std::string word;
+      for (unsigned n = 2 + random() % 5; n > 0; n--) word += "abc"[random() % letters];
+      words.insert(word);
+    }
+    std::vector<std::string> tokens(words.begin(), words.end());
+    std::shuffle(tokens.begin(), tokens.end(), random);
+    std::map<std::string, int> ranks;
+    for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
+    for (size_t i = 0; i < tokens.size(); i++) ranks[tokens[i]] = 256 + int(i);
+    for (const auto& [a, rank] : ranks)
+      for (const auto& [b, longer] : ranks)
+        earlier += b.size() > a.size() && a.size() > 1 && b.find(a) != std::string::npos && longer < rank;
+    const Tokenizer tokenizer = Tokenizer::load(write("ranks", ranks_file(ranks)));
+    for (size_t length : {7, 128, 129, 300}) {
+      std::string piece;
+      for (size_t i = 0; i < length; i++) piece += "abc"[random() % letters];
+      Ids expected;
+      for (const std::string& part : merged_naively(piece, ranks)) expected.push_back(uint16_t(ranks.at(part)));
+      ASSERT_EQ(encode(tokenizer, piece), expected) << piece;
+    }
+  }
+  EXPECT_GT(earlier, 1000);
+}
+
+TEST(Encode, ASpecialTokenIsTextUnlessAskedFor) {
+  const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
+  const std::string text = "<|endoftext|>a<|endoftext|><|endoftext";
+  const Ids plain = encode(tokenizer, text);
+  EXPECT_EQ(std::count(plain.begin(), plain.end(), 656), 0);
+  Ids ids, a, rest;
+  Encoder encoder(tokenizer);
+  encoder.encode_special(text, ids);
+  encoder.encode("a", a);
+  encoder.encode("<|endoftext", rest);
+  Ids expected = {656, a.at(0), 656};
+  expected.insert(expected.end(), rest.begin(), rest.end());
+  EXPECT_EQ(ids, expected);
+  EXPECT_EQ(tokenizer.decode(ids.data(), ids.size()), text);
+}
+
+TEST(Encode, AByteIsATokenInTheVocabularyOfBytes) {
+  const Tokenizer tokenizer = Tokenizer::bytes();
+  std::string text;
+  Ids expected;
+  for (int byte = 0; byte < 256; byte++) text += char(byte), expected.push_back(uint16_t(byte));
+  EXPECT_EQ(encode(tokenizer, text), expected);
+  EXPECT_EQ(tokenizer.decode(expected.data(), expected.size()), text);
+  EXPECT_EQ(tokenizer.vocab_size(), 257);
+  EXPECT_EQ(tokenizer.token(tokenizer.end_of_text()), "<|endoftext|>");
+  EXPECT_EQ(tokenizer.last_cut("a\xE4\xB8"), 3u);
+}
+
+// ----------------------------------------------------------------------------
+// Cutting a text
+
+TEST(LastCut, TheTokensOfTheTwoPartsAreThoseOfTheWhole) {
+  const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
+  int cuts = 0;
+  for (const Case& c : cases()) {
+    const std::string text = replaced(c.text);
+    for (size_t seen = 1; seen <= text.size(); seen++) {  // whatever comes behind what is seen
+      const size_t cut = tokenizer.last_cut(std::string_view(text).substr(0, seen));
+      ASSERT_LT(cut, seen);
+      Ids ids = encode(tokenizer, std::string_view(text).substr(0, cut));
+      const Ids behind = encode(tokenizer, std::string_view(text).substr(cut));
+      ids.insert(ids.end(), behind.begin(), behind.end());
+      ASSERT_EQ(ids, c.ids) << text << ", of which " << seen << " bytes are seen, cut at " << cut;
+      cuts += cut > 0;
+      if (text.size() > 100) seen += 17;
+    }
+  }
+  EXPECT_GT(cuts, 1000);
+}
+
+TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {
+  const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
+  struct Expected { std::string text; size_t cut; };
+  for (const Expected& e : std::vector<Expected>{
+           {"one two", 3}, {"word", 0}, {"", 0}, {"a", 0}, {"ab  ", 2}, {"ab 12", 2}, {"ab12", 2}, {"12;ab", 3}, {"it's", 2}, {"'s", 0},
+           {"'1", 1}, {"a\n\n", 1}, {"\n\nab", 0}, {"\u4e2d\u3002\n", 6}, {"\u4e2d\u3002\u4e2d.", 9}, {"\u4e2d\u4e2d", 0},
+           {"a\u00a0\u00a0", 1}, {"a \xC2", 1}})
+    EXPECT_EQ(tokenizer.last_cut(e.text), e.cut) << e.text;
+}
+
+// ----------------------------------------------------------------------------
+// Characters
+
+TEST(Utf8, EachMaximalPartOfAnIllFormedSequenceIsReplacedOnce) {
+  struct Expected { std::string bytes, text; int count; };
+  const std::string r = "\uFFFD";
+  for (const Expected& e : std::vector<Expected>{
+           {"plain ASCII, and long enough", "plain ASCII, and long enough", 0},
+           {"\u00e9\u4e2d\U0001f600\uFFFD", "\u00e9\u4e2d\U0001f600\uFFFD", 0},
+           {"a\xFFz", "a" + r + "z", 1},
+           {"\x80\x80", r + r, 2},
+           {"\xE2\x82z", r + "z", 1},
+           {"\xF0\x9F\x98", r, 1},
+           {"\xF0\x9F\x98\xF0\x9F\x98\x80", r + "\U0001f600", 1},
+           {"\xC0\xAF", r + r, 2},
+           {"\xE0\x80\xAF", r + r + r, 3},
+           {"\xED\xA0\x80", r + r + r, 3},
+           {"\xED\x9F\xBF\xEE\x80\x80", "\uD7FF\uE000", 0},
+           {"\xF4\x8F\xBF\xBF", "\U0010FFFF", 0},
+           {"\xF4\x90\x80\x80", r + r + r + r, 4},
+           {"\xF0\x80\x80\x80", r + r + r + r, 4},
+           {"01234567\xC3" "89abcdef\xC3\xA9", "01234567" + r + "89abcdef\u00e9", 1}}) {
+    std::string text = "before";
+    EXPECT_EQ(replace_invalid_utf8(e.bytes, text), e.count) << e.text;
+    EXPECT_EQ(e.count > 0 ? text : e.bytes, e.text);
+    EXPECT_EQ(text == "before", e.count == 0);
+  }
+}
+
+TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
+  auto count = [](const auto& ranges) {
+    int64_t code_points = 0, end = -1;
+    for (const CodePointRange& range : ranges) {
+      EXPECT_GT(int64_t(range.first), end + 1);  // or the two would be one
+      EXPECT_GE(range.last, range.first);
+      code_points += range.last - range.first + 1;
+      end = range.last;
+    }
+    EXPECT_LT(end, 0x110000);
+    return code_points;
+  };
+  // The counts that the Unicode Character Database states at the end of each category of DerivedGeneralCategory-16.0.0.txt, added up.
+  EXPECT_EQ(count(unicode_letters), 1858 + 2258 + 31 + 404 + 136477);  // Lu, Ll, Lt, Lm, Lo
+  EXPECT_EQ(count(unicode_numbers), 760 + 236 + 915);                  // Nd, Nl, No
+  EXPECT_EQ(count(unicode_white_space), 25);
+}
+
+// ----------------------------------------------------------------------------
+// Vocabulary files
+
+TEST_F(Vocabulary, TheFormatsHaveOneChecksumAndAnotherTokenHasAnother) {
+  const uint32_t checksum = Tokenizer::load(fixture + "small.tiktoken").checksum();
+  for (const char* file : {"vocab.bpe", "encoder.json", "tokenizer.json"})
+    EXPECT_EQ(Tokenizer::load(fixture + file).checksum(), checksum) << file;
+  EXPECT_NE(Tokenizer::load(changed("small.tiktoken", " 655\n", " 660\n")).checksum(), checksum);
+  EXPECT_NE(Tokenizer::load(changed("small.tiktoken", "IQ== 0\nIg== 1\n", "IQ== 1\nIg== 0\n")).checksum(), checksum);
+  EXPECT_NE(Tokenizer::bytes().checksum(), checksum);
+}
+
+TEST_F(Vocabulary, HuggingFacesNamesOfOpenAIsFilesAreKnown) {
+  fs::copy_file(fixture + "encoder.json", folder + "/vocab.json");
+  fs::copy_file(fixture + "vocab.bpe", folder + "/merges.txt");
+  const uint32_t checksum = Tokenizer::load(fixture + "small.tiktoken").checksum();
+  for (const std::string& path : {folder, folder + "/vocab.json", folder + "/merges.txt"})
+    EXPECT_EQ(Tokenizer::load(path).checksum(), checksum);
+}
+
+TEST_F(Vocabulary, IdsThatStandForNothingDecodeToNothing) {
+  const Tokenizer tokenizer = Tokenizer::load(changed("small.tiktoken", " 655\n", " 660\n"));
+  EXPECT_EQ(tokenizer.vocab_size(), 661);
+  EXPECT_EQ(tokenizer.end_of_text(), 655);  // the first that is free
+  EXPECT_EQ(tokenizer.token(659), "");
+}
+
+TEST_F(Vocabulary, WhatIsNoVocabularyHasAMessageThatNamesFileAndFault) {
+  EXPECT_ERROR(Tokenizer::load("/none/such"), "/none/such: cannot be read");
+  EXPECT_ERROR(Tokenizer::load(folder), folder + ": has no tokenizer.json");
+  EXPECT_ERROR(Tokenizer::load(write("text", "Just a text.\n")), "text: line 1 is not a token in base64");
+  EXPECT_ERROR(Tokenizer::load(write("empty", "")), "empty: no token for the byte 0x00");
+  EXPECT_ERROR(Tokenizer::load(write("cut", read_file(fixture + "small.tiktoken").substr(0, 700))), "cut: ");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "")), "small.tiktoken: no token for the byte 0x21");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "IQ== 1\n")), "id 1 is there twice");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "Ig== 0\n")), "the ids 0 and 1 are the same token");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 65536\n")), "id 65536: token shards hold ids below 65536");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 6x\n")), "line 656 is not a token");
+  EXPECT_ERROR(Tokenizer::load(write("half.json", "{\"model\": {")), "half.json: is not a whole JSON object");
+  EXPECT_ERROR(Tokenizer::load(write("encoder.json", "{\"a\": 1}")), folder + ": has no vocab.bpe");
+  EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\nx y\n")), "encoder.json: has no <|endoftext|>");
+  fs::copy_file(fixture + "encoder.json", folder + "/encoder.json", fs::copy_options::overwrite_existing);
+  EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\n\u00ffx y\n")), "vocab.bpe: \"\u00ffxy\" is merged, but is no token");
+  const std::string merges = read_file(fixture + "vocab.bpe");
+  const size_t first = merges.find('\n') + 1, second = merges.find('\n', first) + 1;
+  EXPECT_ERROR(Tokenizer::load(write("vocab.bpe", merges.substr(0, first) + merges.substr(second))),
+               "400 tokens of several bytes, but 399 merges");
+  const size_t third = merges.find('\n', second) + 1;
+  const std::string swapped = merges.substr(second, third - second) + merges.substr(first, second - first);
+  EXPECT_ERROR(Tokenizer::load(write("vocab.bpe", merges.substr(0, first) + swapped)), "not in the merges' order");
+}
+
+TEST_F(Vocabulary, ATokenizerJsonThatIsNotGpt2sIsRefused) {
+  const std::string original = "\"add_prefix_space\":false";
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", original, "\"add_prefix_space\":true")), "add_prefix_space is true; only GPT-2's");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}")),
+               "a normalizer is set");
+  const std::string splits = "\"pre_tokenizer\":{\"type\":";
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", splits + "\"ByteLevel\"", splits + "\"Whitespace\"")), "pre_tokenizer is not ByteLevel");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"use_regex\":true", "\"use_regex\":false")), "pre_tokenizer is not ByteLevel");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"type\":\"BPE\"", "\"type\":\"Unigram\"")), "model.type is not BPE");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"byte_fallback\":false", "\"byte_fallback\":true")),
+               "model.byte_fallback is set");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "<|endoftext|>", "<|end|>")), "no <|endoftext|>");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"merges\":[", "\"merges\":[7,")), "tokenizer.json: is not a tokenizer.json");
+}
