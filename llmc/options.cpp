@@ -94,8 +94,8 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
       ->configurable(false)->group(output);
   app.add_option("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all")->group(output);
   app.add_option("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't")->group(output);
-  app.add_option("--log-level", o.log_level, "debug: log.jsonl tells when the parts of each step ran on the device, too; slower, since no step is "
-                 "replayed as a CUDA graph then")->group(output);
+  app.add_option("--log-level", o.log_level, "debug: log.jsonl tells when the parts of each step ran on the device, too; slower, since "
+                 "no step is replayed as a CUDA graph then")->group(output);
   app.add_flag("--stop-on-save-error", o.stop_on_save_error,
                "stop if a checkpoint cannot be written; otherwise say so and train on")->group(output);
 }

@@ -56,9 +56,11 @@ class Faults : public CommandLine {
     // A rank that dies before it has met the others leaves them in MPI's start, which is mpirun's business.
     f.others_alone = moment > 0 && below(2) == 0;
     const std::string runs = "kill -0 $run";
-    const std::string until_steps = format("lines=$(cat '%s/log.jsonl' | wc -l); while %s && [ $(cat '%s/log.jsonl' | wc -l) -le $lines ]; do sleep 0.01; done; ",
-                                           in("out").c_str(), runs.c_str(), in("out").c_str());
-    const std::string until_saving = format("while %s && ! ls -d '%s'/unfinished_* 2>&1; do sleep 0.001; done; ", runs.c_str(), in("out").c_str());
+    const std::string lines = format("$(cat '%s/log.jsonl' 2>&1 | wc -l)", in("out").c_str());
+    const std::string until_steps = format("lines=%s; while %s && [ %s -le $lines ]; do sleep 0.01; done; ", lines.c_str(), runs.c_str(),
+                                           lines.c_str());
+    const std::string until_saving = format("while %s && ! ls -d '%s'/unfinished_* 2>&1; do sleep 0.001; done; ", runs.c_str(),
+                                            in("out").c_str());
     std::string until = moment == 0 ? "" : until_steps;
     if (moment == 2) until += until_saving;
     for (int rank = 0; rank < ranks; rank++) fs::remove(pid_file(rank));
@@ -73,7 +75,9 @@ class Faults : public CommandLine {
   }
   // Waits for a minute after the signal. Returns the seconds that it took.
   double expect_all_gone(const Fault& f) const {
-    const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() - f.time; };
+    const auto seconds = [&] {
+      return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() - f.time;
+    };
     for (int rank = 0; rank < ranks; rank++) {
       const int pid = atoi(read_file(pid_file(rank)).c_str());
       bool is_gone = false;
@@ -116,6 +120,6 @@ TEST_F(Faults, DoNotChangeABitOfWhatARunEndsWith) {
     EXPECT_TRUE(read_file(in("out") + path) == read_file(in("undisturbed") + path)) << file;
   }
   EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
-  printf("%d kills, %d of them without mpirun's help; %d stops; %zu of %d steps; the longest took %.1f s until all had ended\n", kills, alone,
-         stops, steps_disturbed, steps, longest);
+  printf("%d kills, %d of them without mpirun's help; %d stops; %zu of %d steps; the longest took %.1f s until all had ended\n", kills,
+         alone, stops, steps_disturbed, steps, longest);
 }

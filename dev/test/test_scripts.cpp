@@ -53,7 +53,8 @@ TEST_F(Scripts, TrainAsThePaperSaysUnlessTold) {
     for (int T : {4096, 8192, 16384}) {
       const Outcome o = run(format("scripts/run_gpt2_%s.sh %d --seed 5", c.script, T));
       EXPECT_EQ(o.exit_status, 0) << o.err;
-      for (const std::string& part : {format("-e %s --skip-layers %d --skip-heads %d --max-seq-len %d ", c.preset, c.skip_layers, c.skip_heads, T),
+      for (const std::string& part : {format("-e %s --skip-layers %d --skip-heads %d --max-seq-len %d ", c.preset, c.skip_layers,
+                                             c.skip_heads, T),
                                       format(" -t %d -b 1 -d 524288 -x 18000 -l 1.5e-4 ", T), " -o " + in("out") + " -y --seed 5\n"})
         EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
     }
@@ -129,7 +130,8 @@ TEST_F(Scripts, OverSeveralMachinesTellMpirunWhichAndWhereToLook) {
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh 16384");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* part : {"mpirun --host node1:8,node2:8 ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7", "./train_gpt2_sla_cpu -e d36"})
+  for (const char* part : {"mpirun --host node1:8,node2:8 ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7",
+                           "./train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
 }
