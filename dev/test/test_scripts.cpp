@@ -101,9 +101,13 @@ TEST_F(Scripts, GiveUpWhereNothingComesOfIt) {
 
 // Slurm is one machine with two GPUs here. Its warning ends the first job, which is put into the queue again; the second one goes on.
 TEST_F(Scripts, UnderSlurmGoBackIntoTheQueueWhenWarned) {
-  const std::string tasks = "exec mpirun --oversubscribe -np 2 ";
-  write_program("srun", "while [ \"${1#--}\" != \"$1\" ]; do echo \"srun $1\" >&2; shift; done\n" + tasks + "bash -c "
-                "'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 SLURM_LOCALID=$OMPI_COMM_WORLD_RANK exec \"$@\"' task \"$@\"\n");
+  // mpirun starts its tasks, but only those of --mpi=pmix can see that they speak MPI.
+  write_program("srun", R"(
+    pmix=
+    while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || pmix=SLURM_STEP_NUM_TASKS=2; shift; done
+    exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 SLURM_LOCALID=$OMPI_COMM_WORLD_RANK \
+      exec env -u OMPI_COMM_WORLD_SIZE '"$pmix"' "$@"' task "$@"
+  )");
   write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   setenv("SLURM_JOB_ID", "7", 1);
