@@ -267,65 +267,75 @@ void Run::show_progress(int64_t bytes_read) {
           double(tokens - tokens_before_) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
 }
 
-// All threads do the same. What one of them throws ends the others.
-void Run::encode_all() {
-  CorpusReader reader(sources, options.corpus, split, tokenizer, position);
+// What the threads share: the corpus, which one at a time reads, and the shards, to which batches go in the corpus's order.
+struct Pipeline {
+  Run& run;
+  CorpusReader reader;
   std::mutex reading, state;
-  std::condition_variable written;
-  std::map<int64_t, EncodedBatch> waiting;                 // for those before them
+  std::condition_variable room;               // under_way fell, or all is over
+  std::map<int64_t, EncodedBatch> waiting;    // for those before them
   int64_t next_read = 0, next_written = 0;
   size_t under_way = 0;
   bool at_end = false;
   Position end;
   std::exception_ptr error;
 
-  auto work = [&] {
-    BatchEncoder encoder(options, tokenizer);
+  explicit Pipeline(Run& r) : run(r), reader(r.sources, r.options.corpus, r.split, r.tokenizer, r.position) {}
+
+  // The corpus's next batch, its number, and how much of the sources is read. False if there is none, or an error elsewhere.
+  bool take(Batch& batch, int64_t& number, int64_t& read) {
+    std::lock_guard<std::mutex> turn(reading);
+    std::unique_lock<std::mutex> lock(state);
+    room.wait(lock, [&] { return error || at_end || under_way < bytes_under_way; });
+    if (error || at_end) return false;
+    lock.unlock();
+    const bool any = reader.next(batch);
+    lock.lock();
+    at_end = !any;
+    end = batch.end;
+    number = next_read++;
+    under_way += batch.memory();
+    read = reader.bytes_read();
+    return any;
+  }
+  // Writes it, and those that waited for it, or leaves it to whoever has the one before.
+  void put(int64_t number, EncodedBatch&& encoded) {
+    std::lock_guard<std::mutex> lock(state);
+    waiting.emplace(number, std::move(encoded));
+    for (auto first = waiting.begin(); first != waiting.end() && first->first == next_written; first = waiting.erase(first)) {
+      if (error) return;
+      run.write(first->second);
+      under_way -= first->second.memory;
+      next_written++;
+    }
+    room.notify_all();
+  }
+  // What every thread does. What one of them throws ends all.
+  void work() {
     try {
-      for (;;) {
-        Batch batch;
-        int64_t number, read;
-        {
-          std::lock_guard<std::mutex> lock(reading);
-          std::unique_lock<std::mutex> room(state);
-          written.wait(room, [&] { return error || at_end || under_way < bytes_under_way; });
-          if (error || at_end) return;
-          room.unlock();
-          const bool any = reader.next(batch);
-          room.lock();
-          if (!any) {
-            at_end = true;
-            end = batch.end;
-            return;
-          }
-          number = next_read++;
-          under_way += batch.memory();
-          read = reader.bytes_read();
-        }
+      BatchEncoder encoder(run.options, run.tokenizer);
+      Batch batch;
+      for (int64_t number, read; take(batch, number, read);) {
         EncodedBatch encoded = encoder.encode(batch);
         encoded.read = read;
-        std::lock_guard<std::mutex> lock(state);
-        waiting.emplace(number, std::move(encoded));
-        for (auto first = waiting.begin(); first != waiting.end() && first->first == next_written; first = waiting.erase(first)) {
-          if (error) return;
-          write(first->second);
-          under_way -= first->second.memory;
-          next_written++;
-        }
-        written.notify_all();
+        put(number, std::move(encoded));
       }
     } catch (...) {
       std::lock_guard<std::mutex> lock(state);
       if (!error) error = std::current_exception();
-      written.notify_all();
+      room.notify_all();
     }
-  };
+  }
+};
+
+void Run::encode_all() {
+  Pipeline pipeline(*this);
   std::vector<std::thread> threads;
-  for (int i = 1; i < options.threads; i++) threads.emplace_back(work);
-  work();
+  for (int i = 1; i < options.threads; i++) threads.emplace_back([&] { pipeline.work(); });
+  pipeline.work();
   for (std::thread& thread : threads) thread.join();
-  if (error) std::rethrow_exception(error);
-  position = end;
+  if (pipeline.error) std::rethrow_exception(pipeline.error);
+  position = pipeline.end;
 }
 
 void tokenize(const Options& options) {

@@ -111,7 +111,7 @@ struct Encoder {
   explicit Encoder(const Tokenizer& tokenizer);  // which must outlive it
 
   // Appends the tokens of `text`. What looks like a special token is text like any other. Takes O(n log n) time for a piece of n bytes,
-  // and 40 bytes of memory for each byte of the longest piece, which must be shorter than 2 GiB.
+  // and up to 30 bytes of memory for each byte of the longest piece, which must be shorter than 2 GiB.
   void encode(std::string_view text, std::vector<uint16_t>& tokens);
 
   // The same, but special tokens (<|endoftext|>) that are spelt out in the text become their ids.
