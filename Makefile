@@ -168,7 +168,7 @@ $(BUILD)/%.o: data/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
 data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o tokenizer.o durable_file.o)
-	$(CXX) $(CXXFLAGS) $^ -larchive -lpthread -o $@
+	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -larchive -lpthread -o $@
 
 $(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/tokenizer.o $(BUILD)/flags
 	$(COMPILE) $< $(BUILD)/tokenizer.o -o $@
