@@ -6,7 +6,7 @@
 #   scripts/run_gpt2.sh <name> <preset> <n_l> <n_h> [T] [options of the trainer ...]
 #
 # T: 4096 (the default), 8192 or 16384. Environment:
-#   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext)
+#   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh makes)
 #   OUT=folder      of the run (runs/<name>-<T>)
 #   BATCH=n         sequences in a micro-batch (1); T * BATCH * ranks must divide 524,288; the more, the faster, while they fit
 #   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many>); scripts/multi_node/ sets it
@@ -21,7 +21,7 @@ shift 4
 T=4096
 case ${1:-} in [0-9]*) T=$1; shift ;; esac
 case $T in 4096 | 8192 | 16384) ;; *) die "T = $T: the paper's are 4096, 8192 and 16384" ;; esac
-DATA=${DATA:-data/openwebtext} OUT=${OUT:-runs/$name-$T} BATCH=${BATCH:-1} TRAINER=${TRAINER:-./train_gpt2_sla} PAUSE=${PAUSE:-10}
+DATA=${DATA:-data/openwebtext-gpt2} OUT=${OUT:-runs/$name-$T} BATCH=${BATCH:-1} TRAINER=${TRAINER:-./train_gpt2_sla} PAUSE=${PAUSE:-10}
 ls "$DATA"/train_*.bin >/dev/null 2>&1 || die "$DATA: no train_*.bin there; name a folder of GPT-2's tokens with DATA=, see data/README.md"
 [ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is"
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
