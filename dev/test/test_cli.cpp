@@ -119,6 +119,7 @@ static pid_t start_until(const std::string& command, const char* line, const std
   if (child == 0) {
     dup2(ends[1], STDOUT_FILENO);
     close(ends[0]), close(ends[1]);
+    for (int stop : {SIGTERM, SIGINT, SIGUSR1}) signal(stop, SIG_DFL);  // a shell ignores some for what runs in its background
     execl("/bin/sh", "sh", "-c", ("exec " + command + " 2>'" + err + "'").c_str(), (char*)nullptr);
     _exit(127);
   }
