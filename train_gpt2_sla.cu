@@ -12,7 +12,6 @@
 #include <algorithm>               // std::copy_n, std::max, std::min
 #include <array>                   // std::array
 #include <cctype>                  // iscntrl
-#include <chrono>                  // std::chrono::steady_clock
 #include <cmath>                   // std::isfinite
 #include <cstdio>                  // printf
 #include <cstring>                 // memcpy
@@ -24,6 +23,7 @@
 #include "llmc/attention_table.h"  // AttentionTable, KVView
 #include "llmc/background_writer.h" // BackgroundWriter, SaveResult
 #include "llmc/checkpoint.h"       // write_checkpoint, write_checkpoint_part, newest_checkpoint, RunState, OtherRanks
+#include "llmc/clock.h"            // seconds_now
 #include "llmc/config.h"           // ModelConfig
 #include "llmc/config_json.h"      // read_config_json
 #include "llmc/dataloader.h"       // DataLoader
@@ -825,10 +825,6 @@ void print_memory_plan(const GPT2& model, size_t host_bytes = 0) {
 // ----------------------------------------------------------------------------
 // Training
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // A run: what the options describe, loaded and ready.
 struct Run {
   TrainOptions options;
@@ -844,7 +840,7 @@ struct Run {
   double gemm_peak = 0;                               // FLOP/s
   HostArray<int> inputs, targets;                     // (grad_accum_steps, B, T): a step's, so that none waits for another
   // progress
-  double started = 0, training_seconds = 0;
+  double training_seconds = 0;
   int64_t first_step = 0;
   double last_line = 0;  // when a line of progress last stayed on the terminal
   // checkpoints

@@ -5,7 +5,6 @@
 // everything has come, and a run that finds one goes on from there.
 #include <unistd.h>               // isatty
 #include <CLI/CLI.hpp>            // CLI::App
-#include <chrono>                 // std::chrono::steady_clock
 #include <cmath>                  // std::lround
 #include <condition_variable>     // std::condition_variable
 #include <csignal>                // signal
@@ -20,6 +19,7 @@
 #include <optional>               // std::optional
 #include <thread>                 // std::thread
 #include "corpus.h"               // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
+#include "llmc/clock.h"           // seconds_now
 #include "llmc/durable_file.h"    // write_file_durably, rename_durably
 #include "llmc/error.h"           // user_error, UserError
 #include "llmc/tokenizer.h"       // Tokenizer, Encoder
@@ -111,8 +111,6 @@ struct BatchEncoder {
 
 // -------------------------------------------------------------------------------------------------------------------
 // The run
-
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Run {
   const Options& options;

@@ -1,8 +1,8 @@
 #include "background_writer.h"
 #include <omp.h>      // omp_set_num_threads
-#include <chrono>     // std::chrono::steady_clock
 #include <exception>  // std::exception
 #include <utility>    // std::move
+#include "clock.h"    // seconds_now
 #include "error.h"    // CHECK
 
 BackgroundWriter::~BackgroundWriter() {
@@ -16,13 +16,13 @@ void BackgroundWriter::start(int64_t step, std::function<void(SaveResult&)> writ
   done_ = false;
   thread_ = std::thread([this, write = std::move(write)] {
     omp_set_num_threads(1);  // of this thread: the others are for training
-    const auto start = std::chrono::steady_clock::now();
+    const double start = seconds_now();
     try {
       write(result_);
     } catch (const std::exception& e) {  // no room in memory, too, is no reason to end the run
       result_.error = e.what();
     }
-    result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    result_.seconds = seconds_now() - start;
     done_ = true;
   });
 }

@@ -12,7 +12,7 @@
 #include <unistd.h>            // close, unlink, usleep, write, _exit
 #include <algorithm>           // std::min
 #include <cerrno>              // errno
-#include <chrono>              // std::chrono::steady_clock
+#include <chrono>              // std::chrono::duration
 #include <condition_variable>  // std::condition_variable
 #include <cstdlib>             // atoi
 #include <cstring>             // memcpy, strerror
@@ -24,15 +24,12 @@
 #include <thread>              // std::thread
 #include <utility>             // std::exchange
 #include <vector>              // std::vector
+#include "clock.h"             // seconds_now
 #include "durable_file.h"      // write_file_durably, rename_durably
 #include "error.h"             // user_error, CHECK, format
 #include "rank_watch.h"        // RankWatch, RankReport
 
 namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // ----------------------------------------------------------------------------
 // Messages

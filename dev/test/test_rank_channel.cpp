@@ -8,18 +8,15 @@
 #include <sys/wait.h>           // waitpid
 #include <unistd.h>             // fork, _exit
 #include <algorithm>            // std::count, std::sort
-#include <chrono>               // std::chrono::steady_clock
+#include <chrono>               // std::chrono::duration
 #include <functional>           // std::function
 #include <random>               // std::mt19937
 #include <thread>               // std::thread
 #include "command_line.h"       // CommandLine, read_file
+#include "llmc/clock.h"         // seconds_now
 #include "llmc/error.h"         // UserError, format
 #include "llmc/rank_channel.h"  // RankChannel, Excused
 #include "llmc/rank_watch.h"    // RankWatch
-
-static double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 static void sleep_for(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 

@@ -2,10 +2,10 @@
 #pragma once
 #include <dnnl.h>      // dnnl_sgemm
 #include <algorithm>   // std::min
-#include <chrono>      // std::chrono::steady_clock
 #include <cstdint>     // int64_t
 #include <cstring>     // memcpy
 #include <vector>      // std::vector
+#include "../clock.h"  // seconds_now
 #include "../error.h"  // CHECK, user_error
 #include "gelu.h"      // gelu_forward, gelu_backward
 
@@ -75,13 +75,12 @@ inline void matmul_gelu_backward(float* dinp, float* dweight, float* dbias, cons
 // runs. It is the ceiling that a step's speed is compared with.
 inline double gemm_peak(double seconds, int64_t n = 1024) {
   std::vector<float> a(size_t(n * n), 0.5f), b(size_t(n * n), 0.25f), c(size_t(n * n));
-  auto now = [] { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); };
-  const double start = now();
+  const double start = seconds_now();
   double best = 1e30;
-  for (int i = 0; i < 3 || now() - start < seconds; i++) {
-    const double begin = now();
+  for (int i = 0; i < 3 || seconds_now() - start < seconds; i++) {
+    const double begin = seconds_now();
     gemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n);
-    best = std::min(best, now() - begin);
+    best = std::min(best, seconds_now() - begin);
   }
   return 2.0 * double(n) * double(n) * double(n) / best;
 }
