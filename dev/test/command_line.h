@@ -3,7 +3,8 @@
 #pragma once
 #include <gtest/gtest.h>      // testing::Test
 #include <sys/wait.h>         // WIFEXITED
-#include <cstdlib>            // system, mkdtemp
+#include <cstdio>             // snprintf
+#include <cstdlib>            // system, mkdtemp, setenv
 #include <filesystem>         // remove_all, exists
 #include <fstream>            // std::ifstream, std::ofstream
 #include <iterator>           // std::istreambuf_iterator
@@ -30,32 +31,6 @@ struct Outcome {
   std::string out, err;
 };
 
-// Each test has a folder of its own; `in("x")` is a path in it.
-class CommandLine : public testing::Test {
- protected:
-  std::string folder;
-  void SetUp() override {
-    folder = (fs::temp_directory_path() / "gpt2_sla_cli_XXXXXX").string();
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  }
-  void TearDown() override { fs::remove_all(folder); }
-  std::string in(const std::string& name) const { return folder + "/" + name; }
-
-  Outcome run(const std::string& command) const {
-    int status = system(("{ " + command + "\n} >'" + in("stdout") + "' 2>'" + in("stderr") + "' </dev/null").c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in("stdout")), read_file(in("stderr"))};
-  }
-  // It must fail, say so on one line that holds each of `parts`, and leave no output folder behind.
-  void expect_error(const std::string& arguments, const std::vector<std::string>& parts) const {
-    const Outcome o = run(trainer + arguments + " -o " + in("never"));
-    EXPECT_EQ(o.exit_status, 1) << arguments;
-    EXPECT_EQ(o.err.compare(0, 7, "error: "), 0) << o.err;
-    EXPECT_EQ(o.err.find('\n'), o.err.size() - 1) << o.err;
-    for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
-    EXPECT_FALSE(fs::exists(in("never"))) << arguments;
-  }
-};
-
 inline std::vector<json> read_log(const std::string& out) {
   std::vector<json> lines;
   std::ifstream file(out + "/log.jsonl");
@@ -73,6 +48,56 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
     steps.push_back(line);
   }
   return steps;
+}
+
+// The checkpoints of step `step` in two output folders are the same, byte for byte.
+inline void expect_the_same_checkpoint(const std::string& a, const std::string& b, int64_t step) {
+  char name[32];
+  snprintf(name, sizeof name, "/step_%08lld/", (long long)step);
+  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"}) {
+    EXPECT_FALSE(read_file(a + name + file).empty()) << a << name << file;
+    EXPECT_TRUE(read_file(a + name + file) == read_file(b + name + file)) << name << file << " of " << a << " and " << b;
+  }
+}
+
+// Each test has a folder of its own; `in("x")` is a path in it.
+class CommandLine : public testing::Test {
+ protected:
+  std::string folder;
+  void SetUp() override {
+    folder = (fs::temp_directory_path() / "gpt2_sla_cli_XXXXXX").string();
+    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  }
+  void TearDown() override { fs::remove_all(folder); }
+  std::string in(const std::string& name) const { return folder + "/" + name; }
+
+  Outcome run(const std::string& command) const {
+    int status = system(("{ " + command + "\n} >'" + in("stdout") + "' 2>'" + in("stderr") + "' </dev/null").c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in("stdout")), read_file(in("stderr"))};
+  }
+  // What `command` has left in the folder "out" goes on to step `last` and ends with the bits of a run that nobody disturbed.
+  void expect_the_end_of_an_undisturbed_run(const std::string& command, int64_t last) const {
+    const std::string to_the_end = command + "-x " + std::to_string(last);
+    ASSERT_EQ(run(to_the_end + " -y -o " + in("out")).exit_status, 0);
+    ASSERT_EQ(run(to_the_end + " -o " + in("undisturbed")).exit_status, 0);
+    expect_the_same_checkpoint(in("out"), in("undisturbed"), last);
+    EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
+  }
+  // It must fail, say so on one line that holds each of `parts`, and leave no output folder behind.
+  void expect_error(const std::string& arguments, const std::vector<std::string>& parts) const {
+    const Outcome o = run(trainer + arguments + " -o " + in("never"));
+    EXPECT_EQ(o.exit_status, 1) << arguments;
+    EXPECT_EQ(o.err.compare(0, 7, "error: "), 0) << o.err;
+    EXPECT_EQ(o.err.find('\n'), o.err.size() - 1) << o.err;
+    for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
+    EXPECT_FALSE(fs::exists(in("never"))) << arguments;
+  }
+};
+
+// mpirun, from here on: more processes than cores, as root if need be, on one machine whose processes may not read each other's memory.
+inline void allow_mpirun() {
+  for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"}) setenv(name, "1", 1);
+  setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
 }
 
 // A shard of n byte tokens that repeat themselves enough to be learnt.

@@ -3,13 +3,14 @@
 #include <gtest/gtest.h>          // TEST
 #include <signal.h>               // kill, SIGKILL
 #include <sys/wait.h>             // waitpid, WIFEXITED
-#include <unistd.h>               // fork, execl, usleep, pipe
+#include <unistd.h>               // fork, usleep, pipe
 #include <cmath>                  // std::abs
 #include <cstring>                // memcpy
 #include <filesystem>             // create_directories, remove_all, directory_iterator
 #include <fstream>                // std::ifstream, std::ofstream
 #include <set>                    // std::set
 #include <tuple>                  // std::tuple
+#include "child.h"                // become
 #include "command_line.h"         // CommandLine, read_log, steps_of, shard_bytes
 #include "golden_case.h"          // GoldenCase, read_golden_case
 #include "llmc/random.h"          // random_words
@@ -105,8 +106,7 @@ TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   const Outcome o = run(common + "-y -o " + in("half"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   EXPECT_NE(o.out.find("at step 5 of 10"), std::string::npos) << o.out;
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json", "config.json"})
-    EXPECT_EQ(read_file(in("whole/step_00000010/") + file), read_file(in("half/step_00000010/") + file)) << file;
+  expect_the_same_checkpoint(in("whole"), in("half"), 10);
   EXPECT_EQ(steps_of(read_log(in("whole"))), steps_of(read_log(in("half"))));
   EXPECT_EQ(steps_of(read_log(in("half"))).size(), 10u);
 }
@@ -119,9 +119,7 @@ static pid_t start_until(const std::string& command, const char* line, const std
   if (child == 0) {
     dup2(ends[1], STDOUT_FILENO);
     close(ends[0]), close(ends[1]);
-    for (int stop : {SIGTERM, SIGINT, SIGUSR1}) signal(stop, SIG_DFL);  // a shell ignores some for what runs in its background
-    execl("/bin/sh", "sh", "-c", ("exec " + command + " 2>'" + err + "'").c_str(), (char*)nullptr);
-    _exit(127);
+    become(command + " 2>'" + err + "'");
   }
   close(ends[1]);
   *out = fdopen(ends[0], "r");
@@ -171,13 +169,7 @@ TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckp
   EXPECT_GE(unfinished, kills / 5) << "too few kills fell into the writing of a checkpoint for this to mean much";
   ASSERT_GT(last, 0);
   // What survived 50 kills is what an undisturbed run computes.
-  const std::string end = format("-x %lld ", (long long)last + 3);
-  ASSERT_EQ(run(common + end + "-y -o " + in("out")).exit_status, 0);
-  ASSERT_EQ(run(common + end + "-o " + in("undisturbed")).exit_status, 0);
-  const std::string final_folder = format("/step_%08lld/", (long long)last + 3);
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
-    EXPECT_EQ(read_file(in("out") + final_folder + file), read_file(in("undisturbed") + final_folder + file)) << file;
-  EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
+  expect_the_end_of_an_undisturbed_run(common, last + 3);
 }
 
 TEST_F(CommandLine, StoppedBySignalsOrKilledAtAnyMomentTheRunEndsWithTheSameBits) {
@@ -214,13 +206,7 @@ TEST_F(CommandLine, StoppedBySignalsOrKilledAtAnyMomentTheRunEndsWithTheSameBits
     EXPECT_EQ(text.rfind(format("step %lld/", (long long)last)), text.rfind("step ", text.rfind("saved")))
         << "the step that was saved is the last one";
   }
-  const std::string end = format("-x %lld ", (long long)last + 4);
-  ASSERT_EQ(run(common + end + "-y -o " + in("out")).exit_status, 0);
-  ASSERT_EQ(run(common + end + "-o " + in("undisturbed")).exit_status, 0);
-  const std::string final_folder = format("/step_%08lld/", (long long)last + 4);
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
-    EXPECT_EQ(read_file(in("out") + final_folder + file), read_file(in("undisturbed") + final_folder + file)) << file;
-  EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
+  expect_the_end_of_an_undisturbed_run(common, last + 4);
   for (const std::string& name : names_in(in("out")))
     EXPECT_TRUE(name.rfind("step_", 0) == 0 || name == "config.toml" || name == "log.jsonl") << name;
 }
@@ -519,11 +505,6 @@ class SmallDisk : public CommandLine {
     write_file(in("script"), "mount -t tmpfs -o size=20m tmpfs " + in("disk") + " || exit\n" + script + "\n");
     return run((geteuid() == 0 ? "unshare -m" : "unshare -rm") + std::string(" bash ") + in("script"));
   }
-
-  void expect_the_same_checkpoint(const std::string& a, const std::string& b) const {
-    for (const char* file : {"/model.safetensors", "/optimizer.safetensors", "/state.json", "/config.json"})
-      EXPECT_TRUE(read_file(in(a) + file) == read_file(in(b) + file)) << a << file;
-  }
 };
 
 TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndCostsNothingThatWasComplete) {
@@ -534,8 +515,7 @@ TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndCostsNothingThatWasComplete) {
   EXPECT_NE(o.err.find("No space left on device; earlier checkpoints are as they were"), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("error: the last checkpoint of the run could not be written"), std::string::npos) << o.err;
   EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000002", "step_00000004", "step_00000006"}));
-  for (const char* step : {"/step_00000002", "/step_00000004", "/step_00000006"})
-    expect_the_same_checkpoint("full" + std::string(step), "undisturbed" + std::string(step));
+  for (int64_t step : {2, 4, 6}) expect_the_same_checkpoint(in("full"), in("undisturbed"), step);
   EXPECT_EQ(steps_of(read_log(in("full"))), steps_of(read_log(in("undisturbed")))) << "it was trained to the end";
   int errors = 0;
   for (const json& line : read_log(in("full"))) errors += line.contains("save_error");
@@ -567,7 +547,7 @@ TEST_F(SmallDisk, OnWhichRoomIsMadeAgainHasAllOfTheRun) {
       EXPECT_NE(read_file(err).find(part), std::string::npos) << read_file(err);
     EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000030"}));
     EXPECT_EQ(names_in(in("done")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000300"}));
-    expect_the_same_checkpoint("done/step_00000300", "undisturbed/step_00000300");
+    expect_the_same_checkpoint(in("done"), in("undisturbed"), 300);
     EXPECT_EQ(steps_of(read_log(in("done"))), steps_of(read_log(in("undisturbed"))));
     fs::remove_all(in("full"));
     fs::remove_all(in("done"));
@@ -654,8 +634,7 @@ TEST_F(ImprobableToken, ChangesNothingAboutAResumedRun) {
   fs::create_directories(in("half"));
   fs::copy(in("whole/step_00000008"), in("half/step_00000008"), fs::copy_options::recursive);
   ASSERT_EQ(run(with + "-y -o " + in("half")).exit_status, 0);
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
-    EXPECT_EQ(read_file(in("whole/step_00000012/") + file), read_file(in("half/step_00000012/") + file)) << file;
+  expect_the_same_checkpoint(in("whole"), in("half"), 12);
   // The last step of a run is saved even if it is a bad one; and a run that goes on from there knows how many there were in a row.
   ASSERT_EQ(run(with + "-x 6 -o " + in("bad_end")).exit_status, 0);
   write_file(in("with.bin"), data(1, 20, {2, 5, 6, 7}));

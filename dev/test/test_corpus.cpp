@@ -2,11 +2,11 @@
 #include <archive.h>            // archive_write_new and all others
 #include <archive_entry.h>      // archive_entry_new
 #include <fcntl.h>              // open
-#include <signal.h>             // kill
-#include <unistd.h>             // fork, execl, usleep
+#include <signal.h>             // SIGKILL, SIGTERM
 #include <algorithm>            // std::min
 #include <chrono>               // std::chrono::steady_clock
 #include <random>               // std::mt19937
+#include "child.h"              // run_and_signal
 #include "command_line.h"       // CommandLine, read_file, write_file
 #include "llmc/crc32c.h"        // crc32c
 #include "llmc/dataloader.h"    // TokenShards
@@ -323,19 +323,9 @@ class Interrupted : public Corpus {
     write("d.tar", packed({files.begin() + long(half), files.end()}));
     arguments = "--shard-tokens 50000 " + in("a.tar.gz") + " " + in("b") + " " + in("c") + " " + in("d.tar");
   }
-  // Runs the program into `out` and kills it after `microseconds`. Returns waitpid's status; what it said is in the file "said".
-  int run_and_signal(const std::string& out, int signal, int microseconds, const std::string& more = "") const {
-    const std::string command = "exec " + program + more + " --out " + in(out) + " " + arguments + " >" + in("said") + " 2>&1";
-    const pid_t child = fork();
-    if (child == 0) {
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-      _exit(127);
-    }
-    usleep(useconds_t(microseconds));
-    kill(child, signal);
-    int status = 0;
-    waitpid(child, &status, 0);
-    return status;
+  // Runs the program into `out` and signals it after `microseconds`. Returns waitpid's status; what it said is in the file "said".
+  int tokenize_and_signal(const std::string& out, int signal, int microseconds, const std::string& more = "") const {
+    return run_and_signal(program + more + " --out " + in(out) + " " + arguments + " >" + in("said") + " 2>&1", signal, microseconds);
   }
 };
 
@@ -347,7 +337,7 @@ TEST_F(Interrupted, KilledThirtyTimesItWritesWhatAnUndisturbedRunDoes) {
   int kills = 0, continued = 0;
   for (int tries = 0; kills < 30 || continued < 5; tries++) {
     ASSERT_LT(tries, 300);
-    const int status = run_and_signal("out", SIGKILL, int(random() % unsigned(moment)), kills % 2 ? "--threads 2" : "--threads 1");
+    const int status = tokenize_and_signal("out", SIGKILL, int(random() % unsigned(moment)), kills % 2 ? "--threads 2" : "--threads 1");
     const std::string said = read_file(in("said"));
     continued += said.find("going on behind") != std::string::npos;
     if (WIFSIGNALED(status)) {
@@ -370,7 +360,7 @@ TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
   tokenize("good", arguments);
   bool kept = false;
   for (int tries = 0, moment = 20000; !kept && tries < 300; tries++) {
-    const int status = run_and_signal("out", SIGTERM, moment);
+    const int status = tokenize_and_signal("out", SIGTERM, moment);
     moment += moment / 8;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 1) {
       const std::string said = read_file(in("said"));
@@ -402,7 +392,7 @@ TEST_F(Interrupted, WhatWasDamagedSinceOrIsOfAnotherCorpusIsBegunAnew) {
     for (int tries = 0, moment = 20000; !kept; tries++, moment += moment / 8) {
       ASSERT_LT(tries, 300);
       fs::remove_all(in("out.tmp"));
-      run_and_signal("out", SIGKILL, moment);
+      tokenize_and_signal("out", SIGKILL, moment);
       if (fs::exists(in("out"))) {  // too late
         fs::remove_all(in("out"));
         moment = 20000 + tries * 777;

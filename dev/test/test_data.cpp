@@ -1,10 +1,9 @@
 // Token files, the loader's order, and the programs under data/ that make token files.
-#include <fcntl.h>      // open
 #include <gtest/gtest.h>
-#include <signal.h>     // kill
+#include <signal.h>     // SIGKILL, SIGTERM
 #include <sys/stat.h>   // mkdir, mkfifo, chmod
-#include <sys/wait.h>   // waitpid
-#include <unistd.h>     // fork, execl, seteuid, usleep
+#include <sys/wait.h>   // WIFSIGNALED
+#include <unistd.h>     // seteuid
 #include <algorithm>    // std::sort, std::count, std::remove, std::replace
 #include <chrono>       // std::chrono::steady_clock
 #include <cstdlib>      // mkdtemp
@@ -14,6 +13,7 @@
 #include <random>       // std::mt19937
 #include <set>          // std::set
 #include <type_traits>  // std::is_copy_constructible_v
+#include "child.h"      // run_and_signal
 #include "llmc/dataloader.h"
 #include "llmc/tokenizer.h"
 
@@ -603,21 +603,8 @@ TEST_F(Tokenize, AFullOutputHasItsMessageAndLeavesNothing) {
   EXPECT_EQ(list(folder), std::vector<std::string>{"in"});
 }
 
-// Starts data/tokenize and sends `signal` after `microseconds`. Returns waitpid's status.
 static int tokenize_and_signal(const std::string& in, const std::string& out, int signal, int microseconds) {
-  pid_t child = fork();
-  if (child == 0) {
-    int null = open("/dev/null", O_WRONLY);
-    dup2(null, 1);
-    dup2(null, 2);
-    execl("data/tokenize", "data/tokenize", "--force", "--out", out.c_str(), in.c_str(), nullptr);
-    _exit(127);
-  }
-  usleep(useconds_t(microseconds));
-  kill(child, signal);
-  int status = 0;
-  waitpid(child, &status, 0);
-  return status;
+  return run_and_signal("data/tokenize --force --out " + out + " " + in + " >/dev/null 2>&1", signal, microseconds);
 }
 
 TEST_F(Tokenize, KilledAtAnyMomentItLeavesNoFolderOrACompleteOneAndTheNextRunFinishes) {

@@ -9,15 +9,13 @@
 #include <map>             // std::map
 #include <thread>          // std::thread
 #include <tuple>           // std::tuple
-#include "command_line.h"  // CommandLine, read_log, steps_of, shard_bytes
+#include "command_line.h"  // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
 #include "llmc/error.h"    // format
 
 class Ranks : public CommandLine {
  protected:
-  // More processes than cores, as root if need be, on one machine whose processes may not read each other's memory.
   static void SetUpTestSuite() {
-    for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"}) setenv(name, "1", 1);
-    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
+    allow_mpirun();
     setenv("SLA_EMU_NCCL_TIMEOUT", "60", 1);
   }
   Outcome run_ranks(int ranks, const std::string& command, const std::string& environment = "") const {
@@ -155,13 +153,6 @@ class Training : public Ranks {
     }
     EXPECT_NEAR(last_val_loss(log) / last_val_loss(expected), 1, 1e-6);
   }
-  void expect_the_same_checkpoint(const std::string& a, const std::string& b, int step) const {
-    for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
-      const std::string path = format("/step_%08d/%s", step, file);
-      EXPECT_FALSE(read_file(in(a) + path).empty()) << file;
-      EXPECT_TRUE(read_file(in(a) + path) == read_file(in(b) + path)) << file << " of " << a << " and " << b;
-    }
-  }
   // The losses in all their digits. The norm's last one depends on how chunks are cut.
   static std::vector<double> losses_of(const std::vector<json>& log) {
     std::vector<double> losses;
@@ -179,7 +170,7 @@ TEST_F(Training, OnOneTwoAndFourRanksHasTheSameLossesWithAndWithoutSlices) {
     expect_the_same_curve(sliced, alone, 20);
     expect_the_same_curve(whole, alone, 20);
     EXPECT_EQ(losses_of(sliced), losses_of(whole)) << "both sum in the order of ranks";
-    expect_the_same_checkpoint(name, name + "_whole", 20);
+    expect_the_same_checkpoint(in(name), in(name + "_whole"), 20);
   }
 }
 
@@ -194,7 +185,7 @@ TEST_F(Training, ContinuesOnAnyNumberOfRanksAndBackAndOnTheSameNumberWithTheSame
   };
   const std::vector<json> all = train(4, "4", "-x 10 -n 2 -d 96");
   for (int ranks : {4, 1, 2, 3}) expect_the_same_curve(resume(ranks, "4", 6), all, 4);
-  expect_the_same_checkpoint("4_then_4", "4", 10);
+  expect_the_same_checkpoint(in("4_then_4"), in("4"), 10);
   for (int ranks : {1, 2, 3}) expect_the_same_curve(resume(4, format("4_then_%d", ranks), 8), all, 2);
 }
 
@@ -245,7 +236,7 @@ TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutSlices) {
   const std::string bf16 = "build/bf16/train_gpt2_sla_emu";
   const std::vector<json> sliced = train(3, "sliced", "-x 5 -d 24 -v 0 --zero 1", "", bf16);
   EXPECT_EQ(losses_of(sliced), losses_of(train(3, "whole", "-x 5 -d 24 -v 0 --zero 0", "", bf16)));
-  expect_the_same_checkpoint("sliced", "whole", 5);
+  expect_the_same_checkpoint(in("sliced"), in("whole"), 5);
 }
 
 TEST_F(Training, RanksThatMeetInAFileOrAtAnAddressAreThoseThatMpiNames) {
