@@ -5,12 +5,15 @@
     make data/tokenize
     dev/bench/bench_tokenizer.py --vocabulary r50k_base.tiktoken [--rounds 5] [--megabytes 20] TEXT ...
 
-Each text is cut into documents of some 4 kB at line ends. One round runs each program once, so that whatever else the machine does concerns
-all alike; the table has each one's best round, and the median over the rounds of how many times as fast one thread of data/tokenize was. data/tokenize is timed as a process, which loads the
-vocabulary and writes shards; of the others only the encoding is timed. CPU seconds are those of all threads, wall seconds those of a clock.
+The first --megabytes of each text are cut into documents of some 4 kB at line ends. One round runs each program once, so that whatever else
+the machine does concerns all alike; the table has each one's best round, and the median over the rounds of how many times as fast one thread
+of data/tokenize was. data/tokenize is timed as a process, which loads the vocabulary and writes shards; of the others only the encoding is
+timed. CPU seconds are those of all threads, wall seconds those of a clock. A second table has what a second thread of data/tokenize is worth on
+all texts, whole.
 """
 import argparse
 import base64
+import json
 import os
 import resource
 import statistics
@@ -74,6 +77,16 @@ def timed(f):
     return count, cpu_seconds() - cpu, time.perf_counter() - wall
 
 
+
+def ours(vocabulary, threads, texts):
+    """What data/tokenize takes to write the shards, and how many tokens are in them."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [os.path.join(ROOT, "data/tokenize"), "--tokenizer", vocabulary, "--separator", "nul", "--val-fraction", "0",
+                   "--threads", str(threads), "--out", os.path.join(folder, "out"), *texts]
+        _, cpu, wall = timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
+        with open(os.path.join(folder, "out", "MANIFEST.json")) as f:
+            return json.load(f)["train_tokens"], cpu, wall
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", required=True, help="GPT-2's ranks in tiktoken's format")
@@ -85,7 +98,7 @@ def main():
     encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
     peer = hugging_face(ranks)
     print(f"tiktoken {tiktoken.__version__}, tokenizers {tokenizers.__version__}, best of {arguments.rounds} rounds\n")
-    print("| text | program | MB/s (CPU) | MB/s (wall) | 1 thread of ours is faster (CPU) | (wall) |\n| --- | --- | --: | --: | --: | --: |")
+    print("| text | program | MB/s (CPU) | MB/s (wall) | data/tokenize is faster (CPU) | (wall) |\n| --- | --- | --: | --: | --: | --: |")
     for path in arguments.text:
         documents = documents_of(path, arguments.megabytes)
         with tempfile.TemporaryDirectory() as folder:
@@ -93,27 +106,27 @@ def main():
             with open(corpus, "wb") as f:
                 f.write("\0".join(documents).encode())
             size = os.path.getsize(corpus) / 1e6
-
-            def ours(threads):
-                out = os.path.join(folder, "out")
-                command = [os.path.join(ROOT, "data/tokenize"), "--tokenizer", arguments.vocabulary, "--separator", "nul", "--val-fraction", "0",
-                           "--threads", str(threads), "--force", "--out", out, corpus]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-                return os.path.getsize(os.path.join(out, "train_000000.bin")) // 2 - 512 - sum(1 for d in documents if d)
-
-            programs = {"data/tokenize, 1 thread": lambda: ours(1),
-                        "tiktoken": lambda: sum(len(encoding.encode_ordinary(d)) for d in documents),
-                        "Hugging Face tokenizers": lambda: sum(len(e.ids) for e in peer.encode_batch_fast(documents, add_special_tokens=False)),
-                        "data/tokenize, 2 threads": lambda: ours(2)}
-            rounds = [{name: timed(program) for name, program in programs.items()} for _ in range(arguments.rounds)]
+            programs = {"data/tokenize": lambda: ours(arguments.vocabulary, 1, [corpus]),
+                        "tiktoken": lambda: timed(lambda: sum(1 + len(encoding.encode_ordinary(d)) for d in documents)),
+                        "Hugging Face tokenizers": lambda: timed(lambda: sum(1 + len(e.ids) for e in peer.encode_batch_fast(documents)))}
+            rounds = [{name: program() for name, program in programs.items()} for _ in range(arguments.rounds)]
         counts = {result[0] for results in rounds for result in results.values()}
         if len(counts) != 1:
             sys.exit(f"error: {path}: the programs count different tokens: {counts}")
-        base = "data/tokenize, 1 thread"
+        base = "data/tokenize"
         for name in programs:
             cpu, wall = (min(results[name][i] for results in rounds) for i in (1, 2))
             ratios = [statistics.median(results[name][i] / results[base][i] for results in rounds) for i in (1, 2)]
-            print(f"| {os.path.basename(path)}, {size:.0f} MB | {name} | {size / cpu:.1f} | {size / wall:.1f} | {ratios[0]:.2f}x | {ratios[1]:.2f}x |", flush=True)
+            print(f"| {os.path.basename(path)}, {size:.0f} MB | {name} | {size / cpu:.1f} | {size / wall:.1f} | {ratios[0]:.2f}x | "
+                  f"{ratios[1]:.2f}x |", flush=True)
+
+    size = sum(os.path.getsize(path) for path in arguments.text) / 1e6
+    rounds = [[ours(arguments.vocabulary, threads, arguments.text) for threads in (1, 2)] for _ in range(arguments.rounds)]
+    print(f"\n| data/tokenize, {size:.0f} MB | MB/s (wall) |\n| --- | --: |")
+    for i in (0, 1):
+        print(f"| {i + 1} thread{'s' if i else ''} | {size / min(results[i][2] for results in rounds):.1f} |")
+    print(f"\nTwo threads are {statistics.median(one[2] / two[2] for one, two in rounds):.2f}x as fast as one: the median over the rounds, "
+          f"{', '.join(f'{one[2] / two[2]:.2f}' for one, two in rounds)}.")
 
 
 main()
