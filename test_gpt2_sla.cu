@@ -476,7 +476,8 @@ double direct_step(Run& run) {
   gpt2_zero_grad(model);
   gpt2_zero_loss(model);
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
-    run.train->next_batch(inputs.data(), targets.data(), run.B);
+    run.train->load_batches(run.train->next_window, 1, inputs.data(), targets.data(), run.B);
+    run.train->next_window += run.B;
     copy_to_device(model.acts.tokens, inputs.data(), n * sizeof(int));
     copy_to_device(model.acts.targets, targets.data(), n * sizeof(int));
     gpt2_forward_backward(model, run.B, run.T, float(1.0 / (double(n) * double(run.grad_accum_steps))));

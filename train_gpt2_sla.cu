@@ -42,9 +42,10 @@
 #include "llmc/rank_channel.h"     // RankChannel, Excused
 #include "llmc/sampler.h"          // sample_token
 #include "llmc/schedule.h"         // Schedule
+#include "llmc/step_loader.h"      // StepLoader, StepTokens
 #include "llmc/stop_signal.h"      // handle_stop_signals, stop_signal
 #include "llmc/timeline.h"         // Timeline, TimelineSpan
-#include "llmc/tokenizer.h"        // decode_token
+#include "llmc/tokenizer.h"        // Tokenizer, Encoder, replace_invalid_utf8, printable
 
 // ----------------------------------------------------------------------------
 // The model's memory
@@ -831,6 +832,9 @@ struct Run {
   Ranks ranks;
   GPT2 model;
   std::unique_ptr<DataLoader> train, val;
+  std::optional<Tokenizer> tokenizer;                 // what the model's tokens stand for, if that is known
+  std::string tokenizer_json;                         // as checkpoints carry it; "" without one
+  std::vector<int> prompt;                            // with which samples begin
   Schedule schedule;
   RunLog log;
   int B = 0, T = 0;
@@ -838,7 +842,8 @@ struct Run {
   int64_t step = 0, steps = 0;                      // done, and to do in all
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // of those done: without an update, and the last ones without
   double gemm_peak = 0;                               // FLOP/s
-  HostArray<int> inputs, targets;                     // (grad_accum_steps, B, T): a step's, so that none waits for another
+  HostArray<int> step_tokens;                         // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
+  std::optional<StepLoader> step_loader;              // into them; there from the first step on
   // progress
   double training_seconds = 0;
   int64_t first_step = 0;
@@ -875,6 +880,54 @@ std::string checkpoint_to_resume(const TrainOptions& o) {
   while (!older.empty() && !damage(older).empty()) older = newest_checkpoint(o.out, checkpoint_step(o.out, older));
   if (older.empty()) user_error("%s; there is no older checkpoint in %s to go on from", what.c_str(), o.out.c_str());
   user_error("%s; an older checkpoint is whole: go on from it with --resume-from %s", what.c_str(), older.c_str());
+}
+
+// The tokenizer that --tokenizer names, or the model's folder has (a checkpoint to go on from, if there is one), or the data's. Those of
+// them that there are must have the same tokens. If there is none, a model of 257 tokens is one of bytes, and what others' stand for is
+// not known.
+std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& model_folder, int vocab_size) {
+  const TrainOptions& o = run.options;
+  if (o.tokenizer == "none") return std::nullopt;
+  auto folder_of = [](const DataLoader& data) {
+    const std::string& path = data.shards.files[0].path;
+    const size_t slash = path.rfind('/');
+    return slash == std::string::npos ? std::string(".") : path.substr(0, slash + 1);
+  };
+  std::vector<std::string> folders = {folder_of(*run.train)}, paths = {o.tokenizer};
+  if (!model_folder.empty()) folders.insert(folders.begin(), model_folder);
+  if (run.val && folder_of(*run.val) != folders.back()) folders.push_back(folder_of(*run.val));
+  for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
+  std::optional<Tokenizer> chosen;
+  std::string from;
+  for (const std::string& path : paths) {
+    if (path.empty()) continue;
+    Tokenizer tokenizer = path == "bytes" ? Tokenizer::bytes() : Tokenizer::load(path);
+    if (chosen && !chosen->agrees_with(tokenizer))
+      user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none they are not compared, "
+                 "and samples are numbers", from.c_str(), path.c_str());
+    if (!chosen) chosen = std::move(tokenizer), from = path;
+  }
+  if (!chosen && vocab_size == byte_vocab_size) return Tokenizer::bytes();
+  if (chosen && chosen->vocab_size() > vocab_size)
+    user_error("%s: has %d tokens, the model %d; give the model as many (--vocab-size), or name its own vocabulary (--tokenizer)",
+               from.c_str(), chosen->vocab_size(), vocab_size);
+  return chosen;
+}
+
+// What samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's vocabulary, and --prompt.
+std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
+  const TrainOptions& o = run.options;
+  if (!run.tokenizer && !o.prompt.empty())
+    user_error("--prompt: neither model nor data have a vocabulary with them; name it with --tokenizer");
+  if (!run.tokenizer) return {vocab_size - 1};
+  std::string text = o.prompt;
+  if (!run.tokenizer->is_bytes()) replace_invalid_utf8(o.prompt, text);
+  std::vector<uint16_t> tokens = {run.tokenizer->end_of_text()};
+  Encoder(*run.tokenizer).encode_special(text, tokens);
+  if (!o.prompt.empty() && int64_t(tokens.size()) >= o.sample_length)
+    user_error("--prompt: makes %zu tokens with the end of text before it, and a sample has %lld; take a longer one (-g)", tokens.size(),
+               (long long)o.sample_length);
+  return {tokens.begin(), tokens.end()};
 }
 
 // Everything that can be wrong is found here, before anything is written.
@@ -915,6 +968,9 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
       user_error("-j %s: has %lld windows of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
                  o.val_data.c_str(), (long long)run.val->num_windows, run.T, run.B);
   }
+  run.tokenizer = choose_tokenizer(run, !checkpoint.empty() ? checkpoint : from_folder ? o.model : "", config.vocab_size);
+  if (run.tokenizer && !o.out.empty()) run.tokenizer_json = run.tokenizer->to_json();
+  run.prompt = prompt_tokens(run, config.vocab_size);
   run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_windows / (run.B * run.num_micro_batches())));
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
   const Slices slices = o.zero == 1 ? Slices{run.ranks.rank, run.ranks.size} : Slices{};
@@ -924,10 +980,8 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
 }
 
 void allocate(Run& run) {
-  const size_t step_tokens = size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T);
   gpt2_allocate(run.model);
-  run.inputs = HostArray<int>(step_tokens);
-  run.targets = HostArray<int>(step_tokens);
+  run.step_tokens = HostArray<int>(4 * size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T));
   const size_t copy_bytes = run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model, run.ranks.rank);
   if (copy_bytes > 0) run.checkpoint_copy = HostArray<float>(copy_bytes / sizeof(float));
 }
@@ -1040,17 +1094,17 @@ void validate_model(Run& run) {
              (long long)(batches * run.B * run.T), time_text(seconds_now() - start).c_str());
 }
 
-// A text that begins at an end of text, which is the last token of the vocabulary (GPT-2's 50256, the bytes' 256).
+// The prompt and what the model goes on with; numbers, if nobody knows what its tokens stand for.
 void print_sample(Run& run) {
   const Excused excused(run.channel);
-  const int V = run.model.config.vocab_size;
-  std::vector<int> tokens = {V - 1};
+  std::vector<int> tokens = run.prompt;
   gpt2_generate(run.model, tokens, int(run.options.sample_length), run.options.temperature, uint64_t(run.options.seed), run.step);
   std::string text;
-  for (size_t i = 1; i < tokens.size(); i++) text += decode_token(V, tokens[i]);
-  for (char& c : text)
-    if (iscntrl((unsigned char)c) && c != '\n' && c != '\t') c = '?';  // a byte-level model may draw a terminal's commands
-  print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, text.c_str());
+  for (size_t i = 1; i < tokens.size(); i++) {  // without the end of text that they begin with
+    if (run.tokenizer && tokens[i] < run.tokenizer->vocab_size()) text += run.tokenizer->token(tokens[i]);
+    else text += format("%d ", tokens[i]);
+  }
+  print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, printable(text).c_str());
 }
 
 // Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be written and
@@ -1119,17 +1173,30 @@ void save_checkpoint(Run& run) {
     memcpy(values, weights + model.tensor(i).element_offset(), model.tensor(i).bytes());
   };
   const int64_t keep = run.bad_steps_in_row > 0 ? 0 : o.keep;  // who knows which one will be needed
-  run.writer.start(run.step, [=, &model, &o, others = other_ranks(run), state = run_state(run)](SaveResult& result) {
-    result.folder = write_checkpoint(o.out, state, model.layout(), fetch_copied, m, v, others);
+  run.writer.start(run.step, [=, &model, &o, &tokenizer_json = run.tokenizer_json, others = other_ranks(run),
+                              state = run_state(run)](SaveResult& result) {
+    result.folder = write_checkpoint(o.out, state, model.layout(), fetch_copied, m, v, others, tokenizer_json);
     remove_old_checkpoints(o.out, keep, o.keep_every);
   });
 }
 
 struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
+  double data_seconds;  // of them waited for tokens
   bool skipped;
   bool stop_requested;  // of some rank, when it queued the step's update
 };
+
+// This rank's tokens of the next step.
+StepTokens next_tokens(Run& run) {
+  if (!run.step_loader) {
+    const int64_t n = run.grad_accum_steps * run.B * run.T;
+    int* memory = run.step_tokens.data;
+    run.step_loader.emplace(*run.train, run.grad_accum_steps, run.B, run.ranks.rank, run.ranks.size,
+                            std::array<StepTokens, 2>{{{memory, memory + n}, {memory + 2 * n, memory + 3 * n}}});
+  }
+  return run.step_loader->next();
+}
 
 // One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is queued.
 // If the loss or the norm is not finite, the device has changed nothing. The step is skipped then: it counts for the data and the
@@ -1142,10 +1209,13 @@ StepResult train_step(Run& run) {
   run.model.timeline.start_step(run.step + 1);
   gpt2_zero_grad(run.model);
   gpt2_zero_loss(run.model);
+  const double asked = seconds_now();
+  const StepTokens tokens = next_tokens(run);
+  result.data_seconds = seconds_now() - asked;
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
-    int *inputs = run.inputs.data + i * run.B * run.T, *targets = run.targets.data + i * run.B * run.T;
-    run.train->next_batch(inputs, targets, run.B, run.ranks.rank, run.ranks.size);
-    gpt2_micro_step(run.model, inputs, targets, run.B, run.T, run.num_micro_batches(), i + 1 == run.grad_accum_steps);
+    const int64_t first = i * run.B * run.T;
+    gpt2_micro_step(run.model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
+                    i + 1 == run.grad_accum_steps);
   }
   gpt2_share_stop_request(run.model, stop_signal() != 0);
   gpt2_update(run.model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
@@ -1182,6 +1252,7 @@ void report_step(Run& run, const StepResult& r) {
                  {"grad_norm", r.grad_norm},
                  {"lr", r.learning_rate},
                  {"ms", r.seconds * 1e3},
+                 {"data_ms", r.data_seconds * 1e3},
                  {"tokens_per_second", rate}});
   if (r.skipped) run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
   log_timeline(run);

@@ -16,7 +16,9 @@ is_shard() {
   [[ ${header[0]:-} = 20240520 && ${header[1]:-} = 1 && $(wc -c <"$1") = $((1024 + 2 * ${header[2]:-0})) ]]
 }
 
+vocabulary=$("$root/data/gpt2.sh" | tail -n 1)
 mkdir -p "$out"
+cp "$vocabulary" "$out/gpt2.tiktoken"  # what the tokens stand for: the trainer looks here
 names=(fineweb_val_000000.bin)
 for ((i = 1; i <= shards; i++)); do names+=("$(printf 'fineweb_train_%06d.bin' "$i")"); done
 missing=()

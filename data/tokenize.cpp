@@ -1,4 +1,5 @@
-// data/tokenize: text -> DIR/train_000000.bin, ... and DIR/val_000000.bin, ..., token shards in llm.c's format, and DIR/MANIFEST.json.
+// data/tokenize: text -> DIR/train_000000.bin, ... and DIR/val_000000.bin, ..., token shards in llm.c's format, with DIR/tokenizer.json,
+// what their tokens stand for, and DIR/MANIFEST.json.
 //
 // Each thread takes the next batch of the corpus, encodes it, and hands it to the shards, where batches wait for those before them: the
 // corpus is read and written in one order, whatever the number of threads. After each complete shard PROGRESS.json says how far
@@ -342,6 +343,7 @@ void tokenize(const Options& options) {
     return;
   }
   const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::load(options.tokenizer);
+  const std::string tokenizer_json = tokenizer.to_json();
   Run run(options, tokenizer);
   try {
     run.choose_split();
@@ -360,6 +362,7 @@ void tokenize(const Options& options) {
   run.train->finish();
   run.val->finish();
   run.write_manifest();
+  write_file_durably(run.folder.path() + "/tokenizer.json", tokenizer_json);
   run.folder.publish();
 
   const double seconds = seconds_now() - run.start;
@@ -413,7 +416,8 @@ void define_options(CLI::App& app, Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Turns text into token shards: DIR/train_000000.bin, ... and DIR/val_000000.bin, in llm.c's format, with MANIFEST.json.\n"
+  CLI::App app("Turns text into token shards: DIR/train_000000.bin, ... and DIR/val_000000.bin, in llm.c's format, with MANIFEST.json\n"
+               "and tokenizer.json.\n"
                "Example: data/tokenize --out data/mine notes.txt books/");
   define_options(app, options);
   try {

@@ -114,7 +114,7 @@ static SafetensorsChecksums join_pieces(uint32_t header, const ModelLayout& mode
 }
 
 std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model, const FetchTensor& fetch_weight,
-                             const float* m, const float* v, const OtherRanks& others) {
+                             const float* m, const float* v, const OtherRanks& others, const std::string& tokenizer) {
   CHECK(model.table.slices.index == 0 && bool(others.tell) == (model.table.slices.count > 1));
   const std::string temporary = folder_in(out, unfinished_prefix, state.step), folder = folder_in(out, "step_", state.step);
   enum { to_be_told, writing, done } others_are = others.tell ? to_be_told : done;
@@ -126,6 +126,10 @@ std::string write_checkpoint(const std::string& out, const RunState& state, cons
     json checksums;
     const std::string config = write_config_json(temporary + "/config.json", model.config);
     checksums["config.json"] = hex(crc32c(config.data(), config.size()));
+    if (!tokenizer.empty()) {
+      write_file_durably(temporary + "/tokenizer.json", tokenizer);
+      checksums["tokenizer.json"] = hex(crc32c(tokenizer.data(), tokenizer.size()));
+    }
     checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", model, fetch_weight));
     std::vector<std::vector<MomentPiece>> pieces = {write_moment_slices(temporary + "/optimizer.safetensors", model, m, v)};
     if (others.tell) {
@@ -261,8 +265,11 @@ static void demand_equal(const std::string& what, uint32_t found, const json& ex
 void verify_checkpoint(const std::string& checkpoint) {
   with_state(checkpoint, [&](const json& state) {
     const json& checksums = state.at("checksums");
-    const std::string config_path = checkpoint + "/config.json", config = read_text(config_path);
-    demand_equal(config_path + ":", crc32c(config.data(), config.size()), checksums.at("config.json"));
+    for (const char* name : {"config.json", "tokenizer.json"}) {
+      if (name == std::string("tokenizer.json") && !checksums.contains(name)) continue;
+      const std::string path = checkpoint + "/" + name, text = read_text(path);
+      demand_equal(path + ":", crc32c(text.data(), text.size()), checksums.at(name));
+    }
     for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
       const std::string path = checkpoint + "/" + name;
       const SafetensorsChecksums found = SafetensorsFile(path).checksums();

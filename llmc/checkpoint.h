@@ -1,7 +1,7 @@
-// Checkpoints: OUT/step_00001000/ with the model (config.json, model.safetensors), AdamW's m and v (optimizer.safetensors, as
-// <name>.m and <name>.v, full-size, linear weights (out, in); see model_io.h) and the run's state (state.json). Nothing in it depends on
-// the number of ranks that wrote it. A checkpoint is written under another name, synced, and renamed: a folder that bears its final name
-// is complete. It is renamed away before it is removed.
+// Checkpoints: OUT/step_00001000/ with the model (config.json, model.safetensors, and tokenizer.json if its vocabulary is known), AdamW's m
+// and v (optimizer.safetensors, as <name>.m and <name>.v, full-size, linear weights (out, in); see model_io.h) and the run's state
+// (state.json). Nothing in it depends on the number of ranks that wrote it. A checkpoint is written under another name, synced, and
+// renamed: a folder that bears its final name is complete. It is renamed away before it is removed.
 //
 // state.json has a CRC-32C of everything in the other files, tensor by tensor, and of itself.
 //
@@ -32,10 +32,11 @@ struct OtherRanks {
   std::function<std::vector<std::string>()> reports;   // what write_checkpoint_part returned on ranks 1, 2, ...; waits for it
 };
 
-// Rank 0: writes a checkpoint and returns its folder. `m` and `v`: host copies of this process's arenas of state. Throws UserError with
-// nothing left behind if somebody, whom it names, cannot write, when no rank writes any more and each report has been taken.
+// Rank 0: writes a checkpoint and returns its folder. `m` and `v`: host copies of this process's arenas of state; `tokenizer`: the text of
+// tokenizer.json, or "". Throws UserError with nothing left behind if somebody, whom it names, cannot write, when no rank writes any more
+// and each report has been taken.
 std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model, const FetchTensor& fetch_weight,
-                             const float* m, const float* v, const OtherRanks& others = {});
+                             const float* m, const float* v, const OtherRanks& others = {}, const std::string& tokenizer = "");
 
 // The others, told to begin: writes this rank's slices of m and v. Returns its report: the pieces' lengths and checksums, by tensor, or
 // "error: " and what went wrong. Throws nothing.

@@ -220,7 +220,7 @@ struct DataLoader {
   bool shuffle;
   uint64_t seed;            // of the shuffled orders
   int64_t num_windows = 0;  // in one epoch
-  int64_t next_window = 0;  // the position, from 0 on without end; save it and set it to go on from there
+  int64_t next_window = 0;  // the position, from 0 on without end, which who trains moves; save it and set it to go on from there
 
   // Throws UserError as TokenShards does, and if no file has the T + 1 tokens of a window.
   DataLoader(const std::string& glob_pattern, int vocab_size, int seq_len, bool shuffled = false,
@@ -253,11 +253,11 @@ struct DataLoader {
     }
   }
 
-  // inputs, targets (B, T) = rank's part of the next micro-batch of all ranks, whose B windows each follow each other; moves the
-  // position behind all of them, so that it is the same on every rank.
-  void next_batch(int* inputs, int* targets, int B, int rank = 0, int ranks = 1) {
-    load_windows(next_window + int64_t(rank) * B, B, inputs, targets);
-    next_window += int64_t(ranks) * B;
+  // inputs, targets (micro_batches, B, T) = rank's part of as many micro-batches of all ranks, of which window `first` is the first. Ranks
+  // take turns: the B windows of each follow each other. Pure, as load_windows.
+  void load_batches(int64_t first, int64_t micro_batches, int* inputs, int* targets, int B, int rank = 0, int ranks = 1) const {
+    for (int64_t i = 0; i < micro_batches; i++)
+      load_windows(first + (i * ranks + rank) * B, B, inputs + i * B * T, targets + i * B * T);
   }
 
  private:

@@ -19,6 +19,9 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-j,--val-data", o.val_data, "validation tokens, likewise; none: no validation")->group(data);
   app.add_flag("--shuffle", o.shuffle, "read the windows of T tokens in a random order, another each epoch; "
                "otherwise one after the other")->group(data);
+  app.add_option("--tokenizer", o.tokenizer,
+                 "what tokens stand for, for samples and in checkpoints: bytes, or GPT-2's vocabulary in any format that data/tokenize takes; "
+                 "none: samples are numbers; default: what the model's folder has with it, or the data's")->group(data);
 
   const char* model = "Model";
   app.add_option("-e,--model", o.model,
@@ -85,6 +88,9 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never")->group(output);
   app.add_option("-g,--sample-length", o.sample_length, "tokens in a sample, at most T")->group(output);
   app.add_option("--temperature", o.temperature, "divide a sample's logits by this; below 1 is more cautious")->group(output);
+  // CLI11 could not read every text back from a file.
+  app.add_option("--prompt", o.prompt, "text that samples begin with; <|endoftext|> in it is that token; config.toml does not keep it")
+      ->configurable(false)->group(output);
   app.add_option("-n,--checkpoint-every", o.checkpoint_every,
                  "write a checkpoint every so many steps; with -o, one is always written after the last")->group(output);
   app.add_option("-y,--resume", resume, "go on from the newest checkpoint in -o, or start if there is none (-y 0: don't)")
@@ -123,6 +129,7 @@ static void check_options(const TrainOptions& o) {
   at_least("-g", o.sample_length, 1);
   at_least("-n", o.checkpoint_every, 0);
   if (!(o.temperature > 0 && std::isfinite(o.temperature))) user_error("--temperature %g: it must be greater than 0", o.temperature);
+  if (!o.prompt.empty() && o.sample_every == 0) user_error("--prompt: is the beginning of samples; say how often to print one, with -s");
   at_least("--seed", o.seed, 0);
   at_least("--max-bad-steps", o.max_bad_steps, 1);
   at_least("--keep", o.keep, 0);

@@ -10,6 +10,7 @@ struct TrainOptions {
   // data
   std::string train_data, val_data;
   bool shuffle = false;
+  std::string tokenizer;
   // model
   std::string model = "d12";
   std::optional<int> layers, heads, channels, vocab_size, max_seq_len, skip_layers, skip_heads;
@@ -36,6 +37,7 @@ struct TrainOptions {
   std::string out;
   int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;
   double temperature = 1;
+  std::string prompt;
   bool resume = false;
   std::string resume_from;
   int64_t keep = 0, keep_every = 0;

@@ -94,6 +94,19 @@ int64_t replace_invalid_utf8(std::string_view text, std::string& result) {
   return replaced;
 }
 
+std::string printable(std::string_view text) {
+  std::string valid(text), shown;
+  replace_invalid_utf8(text, valid);
+  for (size_t at = 0; at < valid.size();) {
+    const Character c = first_character(std::string_view(valid).substr(at));
+    const bool control = (c.code_point < 0x20 && c.code_point != '\n' && c.code_point != '\t') || (c.code_point >= 0x7F && c.code_point < 0xA0);
+    if (control) shown += '?';
+    else shown.append(valid, at, size_t(c.length));
+    at += size_t(c.length);
+  }
+  return shown;
+}
+
 // ----------------------------------------------------------------------------
 // Pieces: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
@@ -289,6 +302,31 @@ std::string Tokenizer::decode(const uint16_t* ids, size_t count) const {
 // ----------------------------------------------------------------------------
 // Vocabulary files
 
+// GPT-2's files write a byte as a character: printable ones of Latin-1 as themselves, the others as U+0100 and on, in their order.
+static uint32_t character_of(uint8_t byte) {
+  static const std::array<uint32_t, 256> characters = [] {
+    std::array<uint32_t, 256> all = {};
+    uint32_t next = 256;
+    for (uint32_t b = 0; b < 256; b++) {
+      const bool is_printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+      all[b] = is_printable ? b : next++;
+    }
+    return all;
+  }();
+  return characters[byte];
+}
+
+// A token as those files spell it; all these characters take one or two bytes of UTF-8.
+static std::string spelt(std::string_view bytes) {
+  std::string text;
+  for (char byte : bytes) {
+    const uint32_t c = character_of(uint8_t(byte));
+    if (c < 0x80) text += char(c);
+    else text += {char(0xC0 | c >> 6), char(0x80 | (c & 0x3F))};
+  }
+  return text;
+}
+
 struct Tokenizer::VocabularyFile {
   std::string path, text;
   Tokenizer tokenizer;
@@ -321,15 +359,10 @@ struct Tokenizer::VocabularyFile {
     tokenizer.special_.emplace_back(name, uint16_t(id));
   }
 
-  // GPT-2's files write a byte as a character: printable ones of Latin-1 as themselves, the others as U+0100 and on, in their order.
   std::string bytes_of(const std::string& token) const {
     static const std::vector<int> byte_of = [] {
       std::vector<int> bytes(256 + 68, -1);
-      int next = 256;
-      for (int b = 0; b < 256; b++) {
-        bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
-        bytes[size_t(printable ? b : next++)] = b;
-      }
+      for (int b = 0; b < 256; b++) bytes[character_of(uint8_t(b))] = b;
       return bytes;
     }();
     std::string bytes;
@@ -464,26 +497,102 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
   }
 }
 
+// The first of `names` in a folder, or "".
+static std::string first_in(const fs::path& folder, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (fs::exists(folder / name)) return (folder / name).string();
+  return "";
+}
+
+std::string Tokenizer::file_in(const std::string& folder) {
+  const std::string file = first_in(folder, {"tokenizer.json", "encoder.json", "vocab.json"});
+  if (!file.empty()) return file;
+  std::error_code error;
+  std::string ranks;  // the first by name
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
+    if (entry.path().extension() == ".tiktoken" && (ranks.empty() || entry.path() < ranks)) ranks = entry.path().string();
+  return ranks;
+}
+
 Tokenizer Tokenizer::load(const std::string& path) {
-  auto first_of = [](const fs::path& folder, std::initializer_list<const char*> names) {
-    for (const char* name : names)
-      if (fs::exists(folder / name)) return (folder / name).string();
-    user_error("%s: has no %s", folder.empty() ? "." : folder.c_str(), fs::path(*names.begin()).c_str());
-  };
-  if (fs::is_directory(path)) return load(first_of(path, {"tokenizer.json", "encoder.json", "vocab.json"}));
+  if (fs::is_directory(path)) {
+    const std::string file = file_in(path);
+    if (file.empty()) user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken", path.c_str());
+    return load(file);
+  }
   VocabularyFile file(path);
-  const fs::path folder = fs::path(path).parent_path();
+  auto beside = [&](std::initializer_list<const char*> names) {
+    const std::string found = first_in(fs::path(path).parent_path(), names);
+    if (found.empty()) user_error("%s: needs %s beside it", path.c_str(), *names.begin());
+    return found;
+  };
   if (file.text.rfind("#version", 0) == 0) {
-    file.read_encoder_json(first_of(folder, {"encoder.json", "vocab.json"}), path);
+    file.read_encoder_json(beside({"encoder.json", "vocab.json"}), path);
   } else if (file.text.find_first_not_of(" \t\r\n") != std::string::npos && file.text[file.text.find_first_not_of(" \t\r\n")] == '{') {
     const json j = VocabularyFile::parse(path, file.text);
     if (j.contains("model") && j["model"].is_object()) file.read_tokenizer_json(j);
-    else file.read_encoder_json(path, first_of(folder, {"vocab.bpe", "merges.txt"}));
+    else file.read_encoder_json(path, beside({"vocab.bpe", "merges.txt"}));
   } else {
     file.read_ranks();
   }
+  if (Tokenizer of_bytes = bytes(); file.tokenizer.tokens_ == of_bytes.tokens_) return of_bytes;
   file.tokenizer.build(path);
   return std::move(file.tokenizer);
+}
+
+bool Tokenizer::agrees_with(const Tokenizer& other) const {
+  const size_t both = std::min(tokens_.size(), other.tokens_.size());
+  return std::equal(tokens_.begin(), tokens_.begin() + long(both), other.tokens_.begin());
+}
+
+// The merge that makes a token is the one that is left when lower ids have merged its bytes. The two long parts are put together as text:
+// through objects of the library it would take a tenth of a second.
+std::string Tokenizer::to_json() const {
+  using nlohmann::ordered_json;
+  auto quoted = [](const std::string& spelling) {  // which has no other character that JSON escapes
+    std::string text = "\"";
+    for (char c : spelling) text.append(c == '"' || c == '\\' ? "\\" : "").push_back(c);
+    return text + '"';
+  };
+  ordered_json added = ordered_json::array();
+  std::vector<bool> is_special(tokens_.size());
+  for (const auto& [name, id] : special_) {
+    is_special[id] = true;
+    added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false},
+                     {"special", true}});
+  }
+  std::string vocabulary, merges;
+  std::vector<uint32_t> parts;
+  for (size_t id = 0; id < tokens_.size(); id++) {
+    const std::string& token = tokens_[id];
+    if (token.empty()) continue;
+    vocabulary += (vocabulary.empty() ? "" : ",") + (is_special[id] ? json(token).dump() : quoted(spelt(token))) + ":" + std::to_string(id);
+    if (is_special[id] || token.size() == 1) continue;
+    parts.clear();
+    for (char byte : token) parts.push_back(byte_ids_[uint8_t(byte)]);
+    while (parts.size() > 2) {
+      size_t best = 0;
+      uint32_t lowest = PairTable::none;
+      for (size_t i = 0; i + 1 < parts.size(); i++) {
+        const uint32_t rank = pairs_.find(parts[i], parts[i + 1]);
+        if (rank < lowest) lowest = rank, best = i;
+      }
+      if (lowest >= id) break;
+      parts[best] = lowest;
+      parts.erase(parts.begin() + long(best) + 1);
+    }
+    if (parts.size() != 2)
+      user_error("token %zu of the vocabulary is not made by merging tokens of lower ids: it cannot be written as a tokenizer.json", id);
+    merges += (merges.empty() ? "" : ",") + quoted(spelt(tokens_[parts[0]]) + " " + spelt(tokens_[parts[1]]));
+  }
+  const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const ordered_json rest = {
+      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added}, {"normalizer", nullptr},
+      {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
+      {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", ""}, {"end_of_word_suffix", ""},
+                 {"fuse_unk", false}, {"byte_fallback", false}, {"ignore_merges", false}}}};
+  const std::string text = rest.dump();
+  return text.substr(0, text.size() - 2) + ",\"vocab\":{" + vocabulary + "},\"merges\":[" + merges + "]}}\n";
 }
 
 // ----------------------------------------------------------------------------

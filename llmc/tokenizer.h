@@ -76,6 +76,16 @@ struct Tokenizer {
   // that is no token, ids beyond uint16, or a pre-tokenizer, normalizer or order of merges that is not GPT-2's.
   static Tokenizer load(const std::string& path);
 
+  // The file in `folder` that load() would read, or "" if there is none.
+  static std::string file_in(const std::string& folder);
+
+  // The text of a Hugging Face tokenizer.json, from which load() makes the same vocabulary; that of bytes is one without merges. Throws
+  // UserError if a token of several bytes is not what merging tokens of lower ids gives: then there are no merges to write.
+  std::string to_json() const;
+
+  // Whether each id that both have stands for the same token. One may have more: models round their vocabulary up, and add to it.
+  bool agrees_with(const Tokenizer& other) const;
+
   int vocab_size() const { return int(tokens_.size()); }
   bool is_bytes() const { return is_bytes_; }
   uint16_t end_of_text() const { return end_of_text_; }  // <|endoftext|>
@@ -142,9 +152,6 @@ struct Encoder {
 // errors="replace" does. Returns how many there were; if none, `result` is left as it is, for it would be the text.
 int64_t replace_invalid_utf8(std::string_view text, std::string& result);
 
-// The text of one token of a model with `vocab_size` tokens: its byte, or GPT-2's spelling of the end of text. The
-// tokens of any other vocabulary are printed as numbers, each followed by a space.
-inline std::string decode_token(int vocab_size, int token) {
-  if (vocab_size != byte_vocab_size) return std::to_string(token) + " ";
-  return token == byte_end_of_text ? "<|endoftext|>" : std::string(1, char(token));
-}
+// What a terminal can show of a model's output: U+FFFD for what is no UTF-8, and ? for control characters, but for newline and tab. A model
+// may draw a terminal's commands.
+std::string printable(std::string_view text);

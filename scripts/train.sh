@@ -39,7 +39,7 @@ echo "$trainer ${options[*]} -o $OUT -y"
 say "done"
 last=$(ls -d "$OUT"/step_* | tail -n 1)
 cat <<END
-model, to load anywhere as GPT-2 of full size:  $last (config.json, model.safetensors)
+model, to load anywhere as GPT-2 of full size:  $last (config.json, model.safetensors, tokenizer.json)
 losses, one JSON object a line:                 $OUT/log.jsonl
 this run's options:                             $OUT/config.toml
 corpus, as tokens:                              $data
@@ -48,7 +48,7 @@ what to try next:
   make train STEPS=10000           train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
-  $trainer -e $last -i '$data/train_*.bin' -t 256 -x 0 -s 1 -g 256 --temperature 0.7    another sample (--seed n)
+  $trainer -e $last -i '$data/train_*.bin' -t 256 -x 0 -s 1 -g 256 --temperature 0.7 --prompt 'Skip'    another sample (--seed n)
   $trainer --help      every option
   make test                        what proves the gradients
 END

@@ -44,6 +44,7 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
   for (json line : log) {
     if (!line.contains("loss")) continue;
     line.erase("ms");
+    line.erase("data_ms");
     line.erase("tokens_per_second");
     steps.push_back(line);
   }
@@ -54,7 +55,7 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
 inline void expect_the_same_checkpoint(const std::string& a, const std::string& b, int64_t step) {
   char name[32];
   snprintf(name, sizeof name, "/step_%08lld/", (long long)step);
-  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"}) {
+  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json", "tokenizer.json"}) {
     EXPECT_FALSE(read_file(a + name + file).empty()) << a << name << file;
     EXPECT_TRUE(read_file(a + name + file) == read_file(b + name + file)) << name << file << " of " << a << " and " << b;
   }

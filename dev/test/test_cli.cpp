@@ -9,12 +9,14 @@
 #include <filesystem>             // create_directories, remove_all, directory_iterator
 #include <fstream>                // std::ifstream, std::ofstream
 #include <set>                    // std::set
+#include <sstream>                // std::istringstream
 #include <tuple>                  // std::tuple
 #include "child.h"                // become
 #include "command_line.h"         // CommandLine, read_log, steps_of, shard_bytes
 #include "golden_case.h"          // GoldenCase, read_golden_case
 #include "llmc/random.h"          // random_words
 #include "llmc/safetensors.h"     // SafetensorsFile
+#include "llmc/tokenizer.h"       // Tokenizer, printable
 
 static const std::string alone = "env OMP_NUM_THREADS=1 ";  // threads that wait for each other are slow where others run too
 static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";
@@ -281,7 +283,7 @@ TEST_F(CommandLine, AFlippedByteInACheckpointIsRefusedAndTheOneBeforeItTakenWhen
     bytes[at % bytes.size()] ^= 16;
     write_file(path, bytes);
   };
-  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"}) {
+  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json", "tokenizer.json"}) {
     for (int i = 0; i < 6; i++) {
       begin_anew();
       const std::string path = in("out/step_00000006/") + file;
@@ -391,8 +393,93 @@ TEST_F(CommandLine, SamplesAreTextAndTheSameAgain) {
   EXPECT_EQ(a.out.substr(at, 60), b.out.substr(b.out.find("--- sample"), 60));
 }
 
+// A folder of data in the tests' small vocabulary of 657 tokens, which is with it unless `carried` is false.
+static void write_data(const std::string& folder, bool carried = true) {
+  fs::create_directories(folder);
+  write_file(folder + "/tokens.bin", shard_bytes(20000, 655));
+  if (carried) fs::copy_file("dev/test/tokenizer/tokenizer.json", folder + "/tokenizer.json");
+}
+
+static const std::string model_of_657 =
+    " --layers 2 --heads 2 --channels 32 --vocab-size 657 --max-seq-len 32 -t 32 -b 2 -v 0 -l 1e-3 -g 32 ";
+
+// The text between "--- sample" and "---".
+static std::string sample_of(const Outcome& o) {
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  const size_t at = o.out.find("--- sample after step"), begin = o.out.find('\n', at) + 1, end = o.out.find("\n---\n", begin);
+  EXPECT_TRUE(at != std::string::npos && end != std::string::npos) << o.out;
+  return o.out.substr(begin, end - begin);
+}
+
+TEST_F(CommandLine, SamplesAreDecodedByTheVocabularyOfTheDataOrTheModelOrTheOption) {
+  write_data(in("with")), write_data(in("without"), /*carried=*/false);
+  const std::string with = trainer + "-i " + in("with/tokens.bin"), without = trainer + "-i " + in("without/tokens.bin");
+  const std::string numbers = sample_of(run(without + model_of_657 + "-x 2 -s 2"));
+  ASSERT_EQ(numbers.find_first_not_of("0123456789 "), std::string::npos) << numbers;
+  const Tokenizer tokenizer = Tokenizer::load("dev/test/tokenizer/small.tiktoken");
+  std::istringstream ids(numbers);
+  std::string text;
+  int count = 0;
+  for (int id; ids >> id; count++) text += tokenizer.token(id);
+  EXPECT_EQ(count, 31) << "the first of 32 is the end of text that it begins at";
+  EXPECT_EQ(sample_of(run(with + model_of_657 + "-x 2 -s 2 -o " + in("out"))), printable(text));
+  EXPECT_EQ(sample_of(run(without + model_of_657 + "-x 2 -s 2 --tokenizer dev/test/tokenizer/vocab.bpe")), printable(text));
+  EXPECT_EQ(sample_of(run(with + model_of_657 + "-x 2 -s 2 --tokenizer none")), numbers);
+  sample_of(run(with + model_of_657 + "--vocab-size 2000 -x 0 -s 1"));  // most of its tokens stand for nothing
+
+  // The checkpoint carries it, on to a run that goes on with data that does not, and to one that begins with it.
+  const std::string carried = read_file(in("out/step_00000002/tokenizer.json"));
+  EXPECT_EQ(carried, tokenizer.to_json());
+  fs::remove(in("with/tokenizer.json"));
+  ASSERT_EQ(run(with + model_of_657 + "-x 4 -y -o " + in("out")).exit_status, 0);
+  EXPECT_EQ(read_file(in("out/step_00000004/tokenizer.json")), carried);
+  const std::string start = without + " -e " + in("out/step_00000004") + " -t 32 -b 2 -v 0 -x 0 -s 1 -g 32 ";
+  EXPECT_EQ(sample_of(run(start + "--prompt 'it has'")).substr(0, 6), "it has");
+}
+
+TEST_F(CommandLine, SamplesBeginWithThePromptAndDependOnIt) {
+  write_data(in("data"));
+  const std::string command = trainer + "-i " + in("data/tokens.bin") + model_of_657 + "-x 0 -s 1 ";
+  const std::string a = sample_of(run(command + "--prompt 'it has'")), b = sample_of(run(command + "--prompt 'it hat'"));
+  EXPECT_EQ(a.substr(0, 6), "it has");
+  EXPECT_EQ(b.substr(0, 6), "it hat");
+  EXPECT_NE(a.substr(6), b.substr(6));
+  // An end of text in it is that token, as the one that every sample begins with.
+  const std::string twice = sample_of(run(command + "--prompt '<|endoftext|>it has'"));
+  EXPECT_EQ(twice.substr(0, 19), "<|endoftext|>it has");
+  const std::string broken = sample_of(run(command + "--prompt \"$(printf 'a\\377b')\""));
+  EXPECT_EQ(broken.substr(0, 5), "a\ufffdb");
+  const std::string lines = sample_of(run(command + "--prompt \"$(printf 'a \"#\\tb\\nc')\""));
+  EXPECT_EQ(lines.substr(0, 8), "a \"#\tb\nc");
+}
+
 // ----------------------------------------------------------------------------
 // Bad input
+
+TEST_F(CommandLine, VocabulariesThatDoNotFitAreRefused) {
+  write_data(in("data"));
+  const std::string data = "-i " + in("data/tokens.bin") + model_of_657 + "-x 1 ", bytes = "-i " + in("tokens.bin") + small_model + "-x 1 ";
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  expect_error(data + "--tokenizer bytes", {"bytes and " + in("data") + "/tokenizer.json are different vocabularies", "--tokenizer none"});
+  expect_error(data + "--tokenizer " + in("nowhere"), {in("nowhere") + ": cannot be read"});
+  expect_error(data + "--tokenizer " + in("data/tokens.bin"), {"tokens.bin: line 1 is not a token"});
+  expect_error(bytes + "--tokenizer dev/test/tokenizer/small.tiktoken", {"small.tiktoken: has 657 tokens, the model 257", "--vocab-size"});
+  expect_error(data + "--prompt it", {"--prompt", "-s"});
+  expect_error(data + "--tokenizer none -s 1 --prompt it", {"--prompt: neither model nor data have a vocabulary"});
+  expect_error(bytes + "-s 1 -g 8 --prompt '1234567'", {"--prompt: makes 8 tokens", "a sample has 8"});
+  ASSERT_EQ(run(trainer + bytes + "-s 1 -g 8 --prompt '123456'").exit_status, 0);
+  ASSERT_EQ(run(trainer + bytes + "-s 1 -g 8 --prompt '<|endoftext|>12345'").exit_status, 0) << "that is one token";
+  // A model's against the data's.
+  ASSERT_EQ(run(trainer + data + "-o " + in("out")).exit_status, 0);
+  const std::string model = "-i " + in("data/tokens.bin") + " -e " + in("out/step_00000001") + " -t 32 -b 2 -x 1 -v 0 ";
+  ASSERT_EQ(run(trainer + model).exit_status, 0);
+  std::string swapped = read_file("dev/test/tokenizer/small.tiktoken");
+  swapped.replace(swapped.find("IQ== 0\nIg== 1\n"), 14, "IQ== 1\nIg== 0\n");
+  fs::remove(in("data/tokenizer.json"));
+  write_file(in("data/gpt2.tiktoken"), swapped);
+  expect_error(model, {in("out/step_00000001/tokenizer.json") + " and " + in("data") + "/gpt2.tiktoken are different vocabularies"});
+  ASSERT_EQ(run(trainer + model + "--tokenizer none").exit_status, 0);
+}
 
 TEST_F(CommandLine, BadDataIsRefusedWithItsName) {
   write_file(in("tokens.bin"), shard_bytes(2000));

@@ -299,7 +299,8 @@ TEST_F(Corpus, TheManifestCountsEverythingAndHasEveryFilesChecksum) {
   EXPECT_EQ(manifest["train_tokens"], train);
   EXPECT_EQ(manifest["val_tokens"], val);
   EXPECT_EQ(shard_tokens("out", "train").size() + shard_tokens("out", "val").size(), size_t(train + val));
-  EXPECT_EQ(size_t(std::distance(fs::directory_iterator(in("out")), {})), shards + 1);
+  EXPECT_EQ(size_t(std::distance(fs::directory_iterator(in("out")), {})), shards + 2);
+  EXPECT_EQ(Tokenizer::load(in("out")).checksum(), Tokenizer::load(vocabulary).checksum());
 }
 
 // ----------------------------------------------------------------------------

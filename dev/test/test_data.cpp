@@ -3,7 +3,7 @@
 #include <signal.h>     // SIGKILL, SIGTERM
 #include <sys/stat.h>   // mkdir, mkfifo, chmod
 #include <sys/wait.h>   // WIFSIGNALED
-#include <unistd.h>     // seteuid
+#include <unistd.h>     // seteuid, usleep
 #include <algorithm>    // std::sort, std::count, std::remove, std::replace
 #include <chrono>       // std::chrono::steady_clock
 #include <cstdlib>      // mkdtemp
@@ -15,6 +15,7 @@
 #include <type_traits>  // std::is_copy_constructible_v
 #include "child.h"      // run_and_signal
 #include "llmc/dataloader.h"
+#include "llmc/step_loader.h"
 #include "llmc/tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -240,8 +241,7 @@ TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
   ASSERT_EQ(loader.num_windows, 12);
   std::vector<int> inputs(B * T), targets(B * T);
   for (int s = 0; s < 9; s++) {
-    EXPECT_EQ(loader.next_window, s * B);
-    loader.next_batch(inputs.data(), targets.data(), B);
+    loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
     for (int b = 0; b < B; b++)
       for (int t = 0; t < T; t++) {
         int token = (s * B + b) % 12 * T + t;
@@ -252,21 +252,22 @@ TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
 }
 
 TEST_F(Loader, RanksTakeTurnsAtTheMicroBatchesThatOneProcessWouldRead) {
-  const int B = 3, T = 7;
+  const int B = 3, T = 7, accumulation = 2, n = accumulation * B * T;
   const std::string path = write_shard("a.bin", counting(1000));
   for (bool shuffle : {false, true}) {
+    const DataLoader loader(path, 1000, T, shuffle, 11);
     for (int ranks : {2, 5}) {
-      DataLoader alone(path, 1000, T, shuffle, 11);
-      std::vector<DataLoader> loaders;
-      for (int rank = 0; rank < ranks; rank++) loaders.emplace_back(path, 1000, T, shuffle, 11);
-      for (int s = 0; s < 20; s++) {  // beyond the first epoch
+      for (int64_t step = 0; step < 20; step++) {  // beyond the first epoch
+        const int64_t first = step * accumulation * ranks * B;
         for (int rank = 0; rank < ranks; rank++) {
-          std::vector<int> expected(2 * B * T), batch(2 * B * T);
-          alone.next_batch(expected.data(), expected.data() + B * T, B);
-          loaders[size_t(rank)].next_batch(batch.data(), batch.data() + B * T, B, rank, ranks);
-          EXPECT_EQ(batch, expected) << "micro-batch " << s << " of rank " << rank;
+          std::vector<int> inputs(n), targets(n);
+          loader.load_batches(first, accumulation, inputs.data(), targets.data(), B, rank, ranks);
+          for (int i = 0; i < accumulation; i++) {
+            std::vector<int> batch(inputs.begin() + i * B * T, inputs.begin() + (i + 1) * B * T);
+            batch.insert(batch.end(), targets.begin() + i * B * T, targets.begin() + (i + 1) * B * T);
+            EXPECT_EQ(batch, windows(loader, first + (i * ranks + rank) * B, B)) << "step " << step << ", rank " << rank;
+          }
         }
-        for (const DataLoader& loader : loaders) EXPECT_EQ(loader.next_window, alone.next_window);
       }
     }
   }
@@ -295,7 +296,7 @@ TEST_F(Loader, TheGoldenShardsFollowTheFormulaToo) {
   DataLoader loader("dev/test/golden/baseline/tokens.bin", 257, T);
   std::vector<int> inputs(B * T), targets(B * T);
   for (int s = 0; s < 20; s++) {
-    loader.next_batch(inputs.data(), targets.data(), B);
+    loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
     for (int i = 0; i < B * T; i++) {
       EXPECT_EQ(inputs[size_t(i)], file.tokens[s * B * T + i]);
       EXPECT_EQ(targets[size_t(i)], file.tokens[s * B * T + i + 1]);
@@ -312,20 +313,63 @@ TEST_F(Loader, AHeaderlessFileGivesTheSameBatchesAsAShard) {
   }
 }
 
-TEST_F(Loader, APositionThatWasReadAndSetGoesOnWithTheSameBatches) {
+// Two slots for a StepLoader, and what is in one of them.
+struct Slots {
+  std::vector<int> memory;
+  size_t n;
+  explicit Slots(int tokens) : memory(4 * size_t(tokens), -1), n(size_t(tokens)) {}
+  std::array<StepTokens, 2> both() { return {{{&memory[0], &memory[n]}, {&memory[2 * n], &memory[3 * n]}}}; }
+  std::vector<int> tokens(const StepTokens& slot) const {
+    std::vector<int> all(slot.inputs, slot.inputs + n);
+    all.insert(all.end(), slot.targets, slot.targets + n);
+    return all;
+  }
+};
+
+TEST_F(Loader, StepsFollowEachOtherAndAPositionThatWasSavedGoesOnWithTheNext) {
   const int B = 3, T = 7;
   std::string path = write_shard("a.bin", counting(1000));
   for (bool shuffle : {false, true}) {
-    DataLoader first(path, 1000, T, shuffle, 11), second(path, 1000, T, shuffle, 11);
-    std::vector<int> a(2 * B * T), b(2 * B * T);
-    for (int s = 0; s < 60; s++) first.next_batch(a.data(), a.data() + B * T, B);  // beyond the first epoch
-    second.next_window = first.next_window;
-    for (int s = 0; s < 60; s++) {
-      first.next_batch(a.data(), a.data() + B * T, B);
-      second.next_batch(b.data(), b.data() + B * T, B);
-      ASSERT_EQ(a, b) << "batch " << s;
-      ASSERT_EQ(a, windows(first, (60 + s) * B, B)) << "batch " << s;
+    DataLoader first(path, 1000, T, shuffle, 11);
+    Slots slots(B * T), other_slots(B * T);
+    StepLoader steps(first, 1, B, 0, 1, slots.both());
+    for (int s = 0; s < 60; s++) {  // beyond the first epoch
+      ASSERT_EQ(first.next_window, s * B);
+      ASSERT_EQ(slots.tokens(steps.next()), windows(first, s * B, B)) << "step " << s;
     }
+    DataLoader second(path, 1000, T, shuffle, 11);
+    second.next_window = first.next_window;
+    StepLoader resumed(second, 1, B, 0, 1, other_slots.both());
+    for (int s = 0; s < 60; s++) ASSERT_EQ(other_slots.tokens(resumed.next()), slots.tokens(steps.next())) << "step " << s;
+  }
+}
+
+TEST_F(Loader, OfStepsReadsAsMicroBatchesAndRanksHaveIt) {
+  const int B = 2, T = 5, accumulation = 3, ranks = 2;
+  DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
+  Slots slots(accumulation * B * T);
+  StepLoader steps(data, accumulation, B, 1, ranks, slots.both());
+  for (int s = 0; s < 3; s++) {
+    std::vector<int> expected(2 * slots.n);
+    data.load_batches(s * accumulation * ranks * B, accumulation, expected.data(), expected.data() + slots.n, B, 1, ranks);
+    ASSERT_EQ(slots.tokens(steps.next()), expected);
+    ASSERT_EQ(data.next_window, (s + 1) * accumulation * ranks * B);
+  }
+}
+
+TEST_F(Loader, TheNextStepIsLoadedWhileThisOneIsUsedAndNotOverIt) {
+  const int B = 3, T = 7;
+  DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
+  Slots slots(B * T);
+  StepLoader steps(data, 1, B, 0, 1, slots.both());
+  for (int s = 0; s < 10; s++) {
+    const StepTokens now = steps.next(), other = now.inputs == slots.both()[0].inputs ? slots.both()[1] : slots.both()[0];
+    const std::vector<int> expected = windows(data, (s + 1) * B, B);
+    const auto begin = std::chrono::steady_clock::now();
+    while (slots.tokens(other) != expected && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)) usleep(100);
+    EXPECT_EQ(slots.tokens(other), expected) << "nobody asked for it yet";
+    EXPECT_EQ(slots.tokens(now), windows(data, s * B, B));
+    EXPECT_EQ(data.next_window, (s + 1) * B) << "what is loaded ahead does not count";
   }
 }
 
@@ -404,15 +448,6 @@ TEST_F(Shuffle, NeighboursEndUpAsFarApartAsChanceHasIt) {
   for (int64_t i = 0; i + 1 < n; i++)
     distance += std::abs(double(permuted_index(3, 0, i, n) - permuted_index(3, 0, i + 1, n)));
   EXPECT_NEAR(distance / double(n - 1), double(n) / 3, double(n) / 3 * 0.03);
-}
-
-// ------------------------------------------------------------------------------------------------------------------
-// Tokens and text.
-
-TEST(DecodeToken, EndOfTextHasANameAndOtherVocabulariesPrintNumbers) {
-  EXPECT_EQ(decode_token(257, 65) + decode_token(257, 200), "A\xC8");
-  EXPECT_EQ(decode_token(257, 256), "<|endoftext|>");
-  EXPECT_EQ(decode_token(50257, 65) + decode_token(50257, 50256), "65 50256 ");
 }
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -544,7 +579,8 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   EXPECT_EQ(shell("data/tokenize --force --shard-tokens 100 --out " + out + " " + in).exit_code, 0);
   EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
-  EXPECT_EQ(list(out), (std::vector<std::string>{"MANIFEST.json", "train_000000.bin", "val_000000.bin"}));  // no shard of the larger set
+  // No shard of the larger set.
+  EXPECT_EQ(list(out), (std::vector<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
   EXPECT_EQ(list(folder), (std::vector<std::string>{"in", "out"}));
 }
 
@@ -560,7 +596,7 @@ TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
   EXPECT_EQ(read_file(folder + "/mine/thesis.tex"), "years of work");
   mkdir((folder + "/empty").c_str(), 0755);
   EXPECT_EQ(shell("data/tokenize --out " + folder + "/empty " + in).exit_code, 0);
-  EXPECT_EQ(list(folder + "/empty").size(), 3u);
+  EXPECT_EQ(list(folder + "/empty").size(), 4u);
 }
 
 TEST_F(Tokenize, BadInputHasItsMessageAndLeavesNothing) {
@@ -811,6 +847,7 @@ TEST_F(Scripts, TheKernelsSourcesAreReadFromThePackagesArchive) {
 
 TEST_F(Scripts, FinewebsShardsAreCheckedAndABrokenDownloadGoesOn) {
   std::string data = copy_scripts(folder);
+  use_small_vocabulary(data);
   mkdir((folder + "/web").c_str(), 0755);
   write_shard("web/fineweb_val_000000.bin", counting(100));
   write_shard("web/fineweb_train_000001.bin", counting(200));
@@ -823,6 +860,7 @@ TEST_F(Scripts, FinewebsShardsAreCheckedAndABrokenDownloadGoesOn) {
   ASSERT_EQ(one.exit_code, 0) << one.output;
   EXPECT_EQ(last_line(one.output), data + "/fineweb");
   EXPECT_TRUE(read_file(data + "/fineweb/fineweb_train_000001.bin") == whole);
+  EXPECT_EQ(Tokenizer::load(data + "/fineweb").vocab_size(), 657);
   expect_in("fetching 0 files", shell(command + "1").output);
   Finished two = shell(command + "2");
   EXPECT_EQ(two.exit_code, 1);

@@ -109,7 +109,7 @@ struct DiskModel {
     return arena;
   }
   std::string write(const std::string& out, const RunState& state_of_run, const OtherRanks& others = {}) const {
-    return write_checkpoint(out, state_of_run, layout(), fetch(1), state(2).data(), state(3).data(), others);
+    return write_checkpoint(out, state_of_run, layout(), fetch(1), state(2).data(), state(3).data(), others, "{\"version\": 1}\n");
   }
 };
 
@@ -495,7 +495,7 @@ TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   int flips = 0;
   std::set<std::string> damaged;
-  for (const char* name : {"config.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
+  for (const char* name : {"config.json", "tokenizer.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
     const std::string path = checkpoint + "/" + name, whole = read_text(path);
     const bool is_safetensors = std::string(name).find(".safetensors") != std::string::npos;
     const size_t header = is_safetensors ? SafetensorsFile(path).data_offset() : whole.size();
@@ -518,8 +518,19 @@ TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
   EXPECT_GT(flips, 1500);
   EXPECT_TRUE(damaged.count("wte.weight") && damaged.count("h.2.mlp.c_fc.bias") && damaged.count("h.1.attn.c_attn.weight.v"));
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
-  fs::remove(checkpoint + "/config.json");
-  EXPECT_ERROR(verify_checkpoint(checkpoint), "config.json: cannot be read");
+  for (const char* name : {"tokenizer.json", "config.json"}) {
+    fs::remove(checkpoint + "/" + name);
+    EXPECT_ERROR(verify_checkpoint(checkpoint), std::string(name) + ": cannot be read");
+  }
+}
+
+TEST(Checkpoint, OfAModelWithoutAVocabularyHasNone) {
+  TemporaryFolder folder;
+  const DiskModel model;
+  const std::string checkpoint = write_checkpoint(folder.path, {7, 1, 2, 5, false, 3}, model.layout(), model.fetch(1),
+                                                  model.state(2).data(), model.state(3).data());
+  EXPECT_FALSE(fs::exists(checkpoint + "/tokenizer.json"));
+  EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
 }
 
 // ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <iterator>                 // std::istreambuf_iterator
 #include <map>                      // std::map
 #include <random>                   // std::mt19937
+#include <nlohmann/json.hpp>        // nlohmann::json
 #include <set>                      // std::set
 #include <sstream>                  // std::istringstream
 #include "dev/test/helpers.h"       // EXPECT_ERROR
@@ -323,6 +324,15 @@ TEST(Utf8, EachMaximalPartOfAnIllFormedSequenceIsReplacedOnce) {
   }
 }
 
+TEST(Printable, TextIsShownAsItIsAndATerminalsCommandsAndBrokenCharactersAreNot) {
+  EXPECT_EQ(printable("two\nlines\tand \u00e9\u4e2d\U0001f600"), "two\nlines\tand \u00e9\u4e2d\U0001f600");
+  EXPECT_EQ(printable("\x1b[2J\a\x7f\r|"), "?[2J???|");
+  EXPECT_EQ(printable("\u009b2J\u0085\u00a0"), "?2J?\u00a0");
+  EXPECT_EQ(printable("\xe4\xb8|\x9b"), "\ufffd|\ufffd");
+  EXPECT_EQ(printable(std::string(1, '\0')), "?");
+  EXPECT_EQ(printable(""), "");
+}
+
 TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
   auto count = [](const auto& ranges) {
     int64_t code_points = 0, end = -1;
@@ -361,6 +371,61 @@ TEST_F(Vocabulary, HuggingFacesNamesOfOpenAIsFilesAreKnown) {
     EXPECT_EQ(Tokenizer::load(path).checksum(), checksum);
 }
 
+TEST_F(Vocabulary, AFolderWithRanksAloneIsThatOfTheFirstFileOfThem) {
+  EXPECT_EQ(Tokenizer::file_in(folder), "");
+  EXPECT_EQ(Tokenizer::file_in(folder + "/nowhere"), "");
+  write("b.tiktoken", "damaged");
+  fs::copy_file(fixture + "small.tiktoken", folder + "/a.tiktoken");
+  EXPECT_EQ(Tokenizer::file_in(folder), folder + "/a.tiktoken");
+  EXPECT_EQ(Tokenizer::load(folder).checksum(), Tokenizer::load(fixture + "small.tiktoken").checksum());
+  write("tokenizer.json", "{}");
+  EXPECT_EQ(Tokenizer::file_in(folder), folder + "/tokenizer.json");
+}
+
+// The fixture's was written by Hugging Face tokenizers.
+TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesVocabularyAndMergesAndComesBack) {
+  const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
+  nlohmann::json ours = nlohmann::json::parse(tokenizer.to_json()), theirs = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
+  for (nlohmann::json& merge : theirs["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  theirs["model"]["vocab"]["<|endoftext|>"] = 656;  // which is among its added tokens alone
+  EXPECT_EQ(ours["model"]["vocab"], theirs["model"]["vocab"]);
+  EXPECT_EQ(ours["model"]["merges"], theirs["model"]["merges"]);
+  EXPECT_EQ(ours["model"]["merges"].size(), 400u);
+  EXPECT_EQ(ours["added_tokens"], theirs["added_tokens"]);
+  EXPECT_EQ(ours["pre_tokenizer"], theirs["pre_tokenizer"]);
+  const Tokenizer again = Tokenizer::load(write("tokenizer.json", tokenizer.to_json()));
+  EXPECT_EQ(again.checksum(), tokenizer.checksum());
+  EXPECT_EQ(again.end_of_text(), tokenizer.end_of_text());
+  for (const Case& c : cases()) ASSERT_EQ(encode(again, c.text), encode(tokenizer, c.text));
+}
+
+TEST_F(Vocabulary, OfBytesComesBackAsOneFromATokenizerJson) {
+  const Tokenizer again = Tokenizer::load(write("tokenizer.json", Tokenizer::bytes().to_json()));
+  EXPECT_TRUE(again.is_bytes());
+  EXPECT_EQ(again.checksum(), Tokenizer::bytes().checksum());
+  EXPECT_FALSE(Tokenizer::load(fixture + "tokenizer.json").is_bytes());
+}
+
+TEST_F(Vocabulary, WithATokenThatNoMergeMakesHasNoTokenizerJson) {
+  std::map<std::string, int> ranks;
+  for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
+  ranks["abc"] = 256;
+  ranks["ab"] = 257;
+  EXPECT_ERROR(Tokenizer::load(write("ranks", ranks_file(ranks))).to_json(), "token 256 of the vocabulary is not made by merging");
+  std::swap(ranks["abc"], ranks["ab"]);
+  EXPECT_NO_THROW(Tokenizer::load(write("ranks", ranks_file(ranks))).to_json());
+}
+
+TEST_F(Vocabulary, AgreesWithOnesThatHaveMoreTokensButNoOthers) {
+  const Tokenizer small = Tokenizer::load(fixture + "small.tiktoken");
+  std::string more = read_file(fixture + "small.tiktoken") + "YWVpb3U= 657\n";  // behind the end of text
+  const Tokenizer larger = Tokenizer::load(write("larger", more));
+  EXPECT_EQ(larger.vocab_size(), 658);
+  EXPECT_TRUE(small.agrees_with(larger) && larger.agrees_with(small));
+  EXPECT_FALSE(small.agrees_with(Tokenizer::load(changed("small.tiktoken", "IQ== 0\nIg== 1\n", "IQ== 1\nIg== 0\n"))));
+  EXPECT_FALSE(small.agrees_with(Tokenizer::bytes()));
+}
+
 TEST_F(Vocabulary, IdsThatStandForNothingDecodeToNothing) {
   const Tokenizer tokenizer = Tokenizer::load(changed("small.tiktoken", " 655\n", " 660\n"));
   EXPECT_EQ(tokenizer.vocab_size(), 661);
@@ -380,7 +445,7 @@ TEST_F(Vocabulary, WhatIsNoVocabularyHasAMessageThatNamesFileAndFault) {
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 65536\n")), "id 65536: token shards hold ids below 65536");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 6x\n")), "line 656 is not a token");
   EXPECT_ERROR(Tokenizer::load(write("half.json", "{\"model\": {")), "half.json: is not a whole JSON object");
-  EXPECT_ERROR(Tokenizer::load(write("encoder.json", "{\"a\": 1}")), folder + ": has no vocab.bpe");
+  EXPECT_ERROR(Tokenizer::load(write("encoder.json", "{\"a\": 1}")), "encoder.json: needs vocab.bpe beside it");
   EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\nx y\n")), "encoder.json: has no <|endoftext|>");
   fs::copy_file(fixture + "encoder.json", folder + "/encoder.json", fs::copy_options::overwrite_existing);
   EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\n\u00ffx y\n")), "vocab.bpe: \"\u00ffxy\" is merged, but is no token");
