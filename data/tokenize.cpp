@@ -122,6 +122,7 @@ struct Run {
   std::optional<ShardWriter> train, val;
   Counts counts;        // of what is in the shards
   Position position;    // behind it
+  std::string tokenizer_json;
   double start = seconds_now();
 
   Run(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
@@ -309,9 +310,10 @@ struct Pipeline {
     }
     room.notify_all();
   }
-  // What every thread does. What one of them throws ends all.
-  void work() {
+  // What every thread does; one of them makes tokenizer.json first, while the others have begun. What one of them throws ends all.
+  void work(bool make_tokenizer_json) {
     try {
+      if (make_tokenizer_json) run.tokenizer_json = run.tokenizer.to_json();
       BatchEncoder encoder(run.options, run.tokenizer);
       Batch batch;
       for (int64_t number, read; take(batch, number, read);) {
@@ -330,8 +332,8 @@ struct Pipeline {
 void Run::encode_all() {
   Pipeline pipeline(*this);
   std::vector<std::thread> threads;
-  for (int i = 1; i < options.threads; i++) threads.emplace_back([&] { pipeline.work(); });
-  pipeline.work();
+  for (int i = 1; i < options.threads; i++) threads.emplace_back([&] { pipeline.work(false); });
+  pipeline.work(true);
   for (std::thread& thread : threads) thread.join();
   if (pipeline.error) std::rethrow_exception(pipeline.error);
   position = pipeline.end;
@@ -343,7 +345,6 @@ void tokenize(const Options& options) {
     return;
   }
   const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::load(options.tokenizer);
-  const std::string tokenizer_json = tokenizer.to_json();
   Run run(options, tokenizer);
   try {
     run.choose_split();
@@ -362,7 +363,7 @@ void tokenize(const Options& options) {
   run.train->finish();
   run.val->finish();
   run.write_manifest();
-  write_file_durably(run.folder.path() + "/tokenizer.json", tokenizer_json);
+  write_file_durably(run.folder.path() + "/tokenizer.json", run.tokenizer_json);
   run.folder.publish();
 
   const double seconds = seconds_now() - run.start;

@@ -265,15 +265,23 @@ void Tokenizer::build(const std::string& path) {
     uint32_t left, right, id;
   };
   std::vector<Pair> pairs;
-  for (size_t id = 0; id < tokens_.size(); id++) {
-    if (is_special[id]) continue;
-    const std::string_view token = tokens_[id];
-    longest_ = std::max(longest_, token.size());
-    for (size_t cut = 1; cut < token.size(); cut++) {
-      const int left = ids_.find(token.substr(0, cut)), right = left == TokenTable::none ? left : ids_.find(token.substr(cut));
-      if (right != TokenTable::none) pairs.push_back({uint32_t(left), uint32_t(right), uint32_t(id)});
+#pragma omp parallel  // most of the time that loading takes
+  {
+    std::vector<Pair> found;
+#pragma omp for schedule(static) nowait
+    for (size_t id = 0; id < tokens_.size(); id++) {
+      if (is_special[id]) continue;
+      const std::string_view token = tokens_[id];
+      for (size_t cut = 1; cut < token.size(); cut++) {
+        const int left = ids_.find(token.substr(0, cut)), right = left == TokenTable::none ? left : ids_.find(token.substr(cut));
+        if (right != TokenTable::none) found.push_back({uint32_t(left), uint32_t(right), uint32_t(id)});
+      }
     }
+#pragma omp critical
+    pairs.insert(pairs.end(), found.begin(), found.end());
   }
+  for (size_t id = 0; id < tokens_.size(); id++)
+    if (!is_special[id]) longest_ = std::max(longest_, tokens_[id].size());
   pairs_.reserve(pairs.size());
   for (const Pair& pair : pairs) pairs_.insert(pair.left, pair.right, pair.id);
 }
@@ -385,7 +393,10 @@ struct Tokenizer::VocabularyFile {
 
 // tiktoken: the base64 of a token, a space and its id, a line each. The end of text is not among them: it has the first id that is free.
 void Tokenizer::VocabularyFile::read_ranks() {
-  static const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::array<int8_t, 256> digit_of;
+  digit_of.fill(-1);
+  int8_t next = 0;
+  for (char digit : std::string_view("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")) digit_of[uint8_t(digit)] = next++;
   size_t line_number = 0;
   for (std::string_view rest = text; !rest.empty();) {
     const size_t newline = std::min(rest.find('\n'), rest.size());
@@ -397,8 +408,8 @@ void Tokenizer::VocabularyFile::read_ranks() {
     uint32_t bits = 0;
     size_t at = 0;
     int held = 0;
-    for (; at < line.size() && digits.find(line[at]) != std::string::npos; at++) {
-      bits = bits << 6 | uint32_t(digits.find(line[at]));
+    for (; at < line.size() && digit_of[uint8_t(line[at])] >= 0; at++) {
+      bits = bits << 6 | uint32_t(digit_of[uint8_t(line[at])]);
       held += 6;
       if (held >= 8) bytes += char(bits >> (held -= 8));
     }
