@@ -215,8 +215,8 @@ TEST_F(CommandLine, StoppedBySignalsOrKilledAtAnyMomentTheRunEndsWithTheSameBits
 
 TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
   write_file(in("tokens.bin"), shard_bytes(20000));
-  // A step of a hundred thousand micro-batches, many seconds long.
-  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model + "-m 1 -x 2 -d 6400000 -o " + in("out");
+  // A step of twenty thousand micro-batches, many seconds long.
+  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model + "-m 1 -x 2 -d 1280000 -o " + in("out");
   std::string text;
   FILE* out;
   const pid_t child = start_until(command, "val loss", in("err"), &text, &out);
