@@ -538,6 +538,25 @@ bool same_state(const std::vector<std::vector<float>>& a, const std::vector<std:
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return same_bits(x, y); });
 }
 
+// Whatever training does with the model while it is written.
+TEST(Steps, LeaveACheckpointOfTheModelAsItWasWhenItWasBegun) {
+  auto run = make_run(three_layers(), 0, 1);
+  run->options.out = (std::filesystem::temp_directory_path() / format("gpt2_sla_test_%d", getpid())).string();
+  run->checkpoint_copy = HostArray<float>(checkpoint_copy_bytes(run->model, 0) / sizeof(float));
+  train_step(*run);
+  const auto before = state_of(run->model);
+  save_checkpoint(*run);
+  for (float* arena : {run->model.master_memory, run->model.m_memory, run->model.v_memory})
+    device_memset(arena, 0, run->model.state_bytes());
+  const SaveResult saved = *run->writer.result(/*wait=*/true);
+  ASSERT_EQ(saved.error, "");
+  auto restored = make_model(three_layers(), 2, 9);
+  read_weights(saved.folder, restored->layout(), store_weights(*restored));
+  read_moments(saved.folder, restored->layout(), store_slice(*restored, restored->m_memory), store_slice(*restored, restored->v_memory));
+  EXPECT_TRUE(same_state(state_of(*restored), before));
+  std::filesystem::remove_all(run->options.out);
+}
+
 TEST(Steps, WithALossThatIsNotFiniteLeaveWeightsAndMomentsAsTheyWereAndAreCounted) {
   auto run = make_run(three_layers(), 0, 3);
   EXPECT_FALSE(train_step(*run).skipped);
