@@ -9,6 +9,7 @@
 #include <fstream>            // std::ifstream, std::ofstream
 #include <iterator>           // std::istreambuf_iterator
 #include <nlohmann/json.hpp>  // nlohmann::json
+#include <set>                // std::set
 #include <string>             // std::string
 #include <vector>             // std::vector
 
@@ -54,11 +55,19 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
 // The checkpoints of step `step` in two output folders are the same, byte for byte.
 inline void expect_the_same_checkpoint(const std::string& a, const std::string& b, int64_t step) {
   char name[32];
-  snprintf(name, sizeof name, "/step_%08lld/", (long long)step);
-  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json", "tokenizer.json"}) {
-    EXPECT_FALSE(read_file(a + name + file).empty()) << a << name << file;
-    EXPECT_TRUE(read_file(a + name + file) == read_file(b + name + file)) << name << file << " of " << a << " and " << b;
-  }
+  snprintf(name, sizeof name, "/step_%08lld", (long long)step);
+  auto names_in = [](const std::string& checkpoint) {
+    std::set<std::string> names;
+    std::error_code error;
+    for (const fs::directory_entry& entry : fs::directory_iterator(checkpoint, error)) names.insert(entry.path().filename());
+    return names;
+  };
+  const std::set<std::string> names = names_in(a + name);
+  EXPECT_EQ(names, names_in(b + name)) << a << " and " << b;
+  for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"})
+    EXPECT_TRUE(names.count(file)) << a << name << "/" << file;
+  for (const std::string& file : names)
+    EXPECT_TRUE(read_file(a + name + "/" + file) == read_file(b + name + "/" + file)) << file << " of " << a << " and " << b;
 }
 
 // Each test has a folder of its own; `in("x")` is a path in it.
