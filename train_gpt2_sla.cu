@@ -11,7 +11,6 @@
 #include <unistd.h>                // isatty
 #include <algorithm>               // std::copy_n, std::max, std::min
 #include <array>                   // std::array
-#include <cctype>                  // iscntrl
 #include <cmath>                   // std::isfinite
 #include <cstdio>                  // printf
 #include <cstring>                 // memcpy
@@ -28,7 +27,7 @@
 #include "llmc/config_json.h"      // read_config_json
 #include "llmc/dataloader.h"       // DataLoader
 #include "llmc/dist.h"             // Ranks, join_ranks, leave_ranks
-#include "llmc/durable_file.h"     // make_folders, write_file_durably
+#include "llmc/durable_file.h"     // make_folders, parent_folder, write_file_durably
 #include "llmc/error.h"            // UserError, user_error, CHECK
 #include "llmc/flops.h"            // flops_per_token
 #include "llmc/kv_plan.h"          // KVPlan, make_kv_plan, draw
@@ -833,7 +832,7 @@ struct Run {
   GPT2 model;
   std::unique_ptr<DataLoader> train, val;
   std::optional<Tokenizer> tokenizer;                 // what the model's tokens stand for, if that is known
-  std::string tokenizer_json;                         // as checkpoints carry it; "" without one
+  std::string tokenizer_json;                         // as checkpoints carry it, on rank 0; "" without one
   std::vector<int> prompt;                            // with which samples begin
   Schedule schedule;
   RunLog log;
@@ -888,11 +887,7 @@ std::string checkpoint_to_resume(const TrainOptions& o) {
 std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& model_folder, int vocab_size) {
   const TrainOptions& o = run.options;
   if (o.tokenizer == "none") return std::nullopt;
-  auto folder_of = [](const DataLoader& data) {
-    const std::string& path = data.shards.files[0].path;
-    const size_t slash = path.rfind('/');
-    return slash == std::string::npos ? std::string(".") : path.substr(0, slash + 1);
-  };
+  auto folder_of = [](const DataLoader& data) { return parent_folder(data.shards.files[0].path); };
   std::vector<std::string> folders = {folder_of(*run.train)}, paths = {o.tokenizer};
   if (!model_folder.empty()) folders.insert(folders.begin(), model_folder);
   if (run.val && folder_of(*run.val) != folders.back()) folders.push_back(folder_of(*run.val));
@@ -901,7 +896,7 @@ std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& mod
   std::string from;
   for (const std::string& path : paths) {
     if (path.empty()) continue;
-    Tokenizer tokenizer = path == "bytes" ? Tokenizer::bytes() : Tokenizer::load(path);
+    Tokenizer tokenizer = Tokenizer::load(path);
     if (chosen && !chosen->agrees_with(tokenizer))
       user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none they are not compared, "
                  "and samples are numbers", from.c_str(), path.c_str());
@@ -969,7 +964,7 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
                  o.val_data.c_str(), (long long)run.val->num_windows, run.T, run.B);
   }
   run.tokenizer = choose_tokenizer(run, !checkpoint.empty() ? checkpoint : from_folder ? o.model : "", config.vocab_size);
-  if (run.tokenizer && !o.out.empty()) run.tokenizer_json = run.tokenizer->to_json();
+  if (run.tokenizer && !o.out.empty() && run.ranks.rank == 0) run.tokenizer_json = run.tokenizer->to_json();
   run.prompt = prompt_tokens(run, config.vocab_size);
   run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_windows / (run.B * run.num_micro_batches())));
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};

@@ -10,7 +10,7 @@
 #include <cstring>                // strerror
 #include "llmc/crc32c.h"          // crc32c, crc32c_combine
 #include "llmc/dataloader.h"      // shard_magic, shard_version, shard_header_ints, shard_header_bytes
-#include "llmc/durable_file.h"    // sync_folder, rename_durably
+#include "llmc/durable_file.h"    // sync_folder, parent_folder, rename_durably
 #include "llmc/error.h"           // user_error, format
 
 using json = nlohmann::ordered_json;
@@ -131,12 +131,6 @@ bool ShardWriter::go_on(const json& state) {
 
 // -------------------------------------------------------------------------------------------------------------------
 // The folder
-
-// "a/" of "a/b", and "." of "b".
-static std::string parent_folder(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
-}
 
 // The names in a folder; empty if there is no such folder. Throws UserError if it is something else.
 static std::vector<std::string> names_in(const std::string& folder) {

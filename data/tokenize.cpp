@@ -344,7 +344,7 @@ void tokenize(const Options& options) {
     printf("%s is there already; --force makes it again\n", options.out.c_str());
     return;
   }
-  const Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::load(options.tokenizer);
+  const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
   Run run(options, tokenizer);
   try {
     run.choose_split();

@@ -29,6 +29,11 @@ void sync_folder(const std::string& path) {
   if (!ok) user_error("%s: cannot be synced to disk: %s", path.c_str(), strerror(error));
 }
 
+std::string parent_folder(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path();
+  return parent.empty() ? "." : parent;
+}
+
 void make_folders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
@@ -38,6 +43,5 @@ void make_folders(const std::string& path) {
 void rename_durably(const std::string& temporary, const std::string& path) {
   if (rename(temporary.c_str(), path.c_str()) != 0)
     user_error("%s: cannot be put in place: %s", path.c_str(), strerror(errno));
-  std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  sync_folder(parent.empty() ? "." : parent.string());
+  sync_folder(parent_folder(path));
 }

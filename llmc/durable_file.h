@@ -8,6 +8,9 @@ void write_file_durably(const std::string& path, const std::string& text);
 // Makes what was created, renamed or removed in a folder survive a crash.
 void sync_folder(const std::string& path);
 
+// The folder that a path lies in: "a" of "a/b", and "." of "b".
+std::string parent_folder(const std::string& path);
+
 // mkdir -p. Throws UserError.
 void make_folders(const std::string& path);
 

@@ -526,6 +526,7 @@ std::string Tokenizer::file_in(const std::string& folder) {
 }
 
 Tokenizer Tokenizer::load(const std::string& path) {
+  if (path == "bytes") return bytes();
   if (fs::is_directory(path)) {
     const std::string file = file_in(path);
     if (file.empty()) user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken", path.c_str());
@@ -573,26 +574,14 @@ std::string Tokenizer::to_json() const {
                      {"special", true}});
   }
   std::string vocabulary, merges;
-  std::vector<uint32_t> parts;
+  Encoder encoder(*this);
+  std::vector<uint16_t> parts(longest_);
   for (size_t id = 0; id < tokens_.size(); id++) {
     const std::string& token = tokens_[id];
     if (token.empty()) continue;
     vocabulary += (vocabulary.empty() ? "" : ",") + (is_special[id] ? json(token).dump() : quoted(spelt(token))) + ":" + std::to_string(id);
     if (is_special[id] || token.size() == 1) continue;
-    parts.clear();
-    for (char byte : token) parts.push_back(byte_ids_[uint8_t(byte)]);
-    while (parts.size() > 2) {
-      size_t best = 0;
-      uint32_t lowest = PairTable::none;
-      for (size_t i = 0; i + 1 < parts.size(); i++) {
-        const uint32_t rank = pairs_.find(parts[i], parts[i + 1]);
-        if (rank < lowest) lowest = rank, best = i;
-      }
-      if (lowest >= id) break;
-      parts[best] = lowest;
-      parts.erase(parts.begin() + long(best) + 1);
-    }
-    if (parts.size() != 2)
+    if (encoder.merge(token, parts.data(), uint32_t(id)) != 2)
       user_error("token %zu of the vocabulary is not made by merging tokens of lower ids: it cannot be written as a tokenizer.json", id);
     merges += (merges.empty() ? "" : ",") + quoted(spelt(tokens_[parts[0]]) + " " + spelt(tokens_[parts[1]]));
   }
@@ -693,22 +682,22 @@ size_t Encoder::encode_piece(std::string_view piece, uint16_t* tokens) {
   return count;
 }
 
-size_t Encoder::merge(std::string_view piece, uint16_t* tokens) {
+size_t Encoder::merge(std::string_view piece, uint16_t* tokens, uint32_t below) {
   const size_t n = piece.size();
   ids_.resize(n);
   ranks_.resize(n);
   for (size_t i = 0; i < n; i++) ids_[i] = tokenizer_.byte_ids_[uint8_t(piece[i])];
   for (size_t i = 0; i + 1 < n; i++) ranks_[i] = tokenizer_.pairs_.find(ids_[i], ids_[i + 1]);
   ranks_[n - 1] = PairTable::none;
-  return n <= short_piece ? merge_short(tokens) : merge_long(tokens);
+  return n <= short_piece || below != PairTable::none ? merge_short(tokens, below) : merge_long(tokens);
 }
 
 // Closes the gap after each merge, and looks at all pairs for the next.
-size_t Encoder::merge_short(uint16_t* tokens) {
+size_t Encoder::merge_short(uint16_t* tokens, uint32_t below) {
   size_t n = ids_.size();
   for (;;) {
     const size_t i = size_t(std::min_element(ranks_.begin(), ranks_.begin() + long(n)) - ranks_.begin());
-    if (ranks_[i] == PairTable::none) break;
+    if (ranks_[i] >= below) break;
     ids_[i] = ranks_[i];
     n--;
     memmove(&ids_[i + 1], &ids_[i + 2], (n - i - 1) * sizeof ids_[0]);

@@ -70,7 +70,7 @@ struct Tokenizer {
   Tokenizer(Tokenizer&&) = default;
   Tokenizer& operator=(Tokenizer&&) = default;
 
-  // Reads tiktoken's ranks (a line is base64, a space and the id), or OpenAI's vocab.bpe or encoder.json with the other one beside it
+  // "bytes" names the vocabulary of bytes, anything else a path. Reads tiktoken's ranks (a line is base64, a space and the id), or OpenAI's vocab.bpe or encoder.json with the other one beside it
   // (merges.txt and vocab.json are the same by Hugging Face's names), or Hugging Face's tokenizer.json, which the contents tell apart; of
   // a folder, what is in it. Throws UserError, naming the file, for anything else: a file that is none of these or is damaged, a byte
   // that is no token, ids beyond uint16, or a pre-tokenizer, normalizer or order of merges that is not GPT-2's.
@@ -142,9 +142,11 @@ struct Encoder {
   std::vector<uint64_t> used_ranks_;                  // a bit for each rank that has places
   std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<uint64_t>> earlier_;
 
+  friend struct Tokenizer;
+
   size_t encode_piece(std::string_view piece, uint16_t* tokens);
-  size_t merge(std::string_view piece, uint16_t* tokens);
-  size_t merge_short(uint16_t* tokens);
+  size_t merge(std::string_view piece, uint16_t* tokens, uint32_t below = PairTable::none);  // makes no token of id `below` or higher
+  size_t merge_short(uint16_t* tokens, uint32_t below);
   size_t merge_long(uint16_t* tokens);
 };
 

@@ -77,7 +77,6 @@ def timed(f):
     return count, cpu_seconds() - cpu, time.perf_counter() - wall
 
 
-
 def ours(vocabulary, threads, texts):
     """What data/tokenize takes to write the shards, and how many tokens are in them."""
     with tempfile.TemporaryDirectory() as folder:
@@ -86,6 +85,7 @@ def ours(vocabulary, threads, texts):
         _, cpu, wall = timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
         with open(os.path.join(folder, "out", "MANIFEST.json")) as f:
             return json.load(f)["train_tokens"], cpu, wall
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

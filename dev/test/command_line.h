@@ -12,6 +12,7 @@
 #include <set>                // std::set
 #include <string>             // std::string
 #include <vector>             // std::vector
+#include "helpers.h"          // names_in
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -56,12 +57,6 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
 inline void expect_the_same_checkpoint(const std::string& a, const std::string& b, int64_t step) {
   char name[32];
   snprintf(name, sizeof name, "/step_%08lld", (long long)step);
-  auto names_in = [](const std::string& checkpoint) {
-    std::set<std::string> names;
-    std::error_code error;
-    for (const fs::directory_entry& entry : fs::directory_iterator(checkpoint, error)) names.insert(entry.path().filename());
-    return names;
-  };
   const std::set<std::string> names = names_in(a + name);
   EXPECT_EQ(names, names_in(b + name)) << a << " and " << b;
   for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"})

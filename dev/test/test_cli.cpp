@@ -21,12 +21,6 @@
 static const std::string alone = "env OMP_NUM_THREADS=1 ";  // threads that wait for each other are slow where others run too
 static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";
 
-static std::set<std::string> names_in(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
-  return names;
-}
-
 static const char small_model[] =
     " --layers 4 --heads 4 --channels 32 --vocab-size 257 --max-seq-len 32 -t 32 -b 2 -l 1e-3 ";
 

@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>      // nlohmann::json, nlohmann::ordered_json
 #include <random>                 // std::mt19937
 #include <set>                    // std::set
-#include "helpers.h"              // make_config, EXPECT_ERROR
+#include "helpers.h"              // make_config, names_in, EXPECT_ERROR
 #include "llmc/background_writer.h"  // BackgroundWriter
 #include "llmc/checkpoint.h"      // write_checkpoint, write_checkpoint_part, newest_checkpoint
 #include "llmc/config_json.h"     // read_config_json, write_config_json
@@ -323,12 +323,6 @@ static std::map<std::string, std::string> files_in(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = read_text(entry.path());
   return files;
-}
-
-static std::set<std::string> names_in(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
-  return names;
 }
 
 TEST(Slices, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
