@@ -51,7 +51,7 @@ EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=na
 
 BUILD := build
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(addprefix $(BUILD)/,options.o config_json.o model_io.o checkpoint.o background_writer.o logger.o durable_file.o safetensors.o dist.o rank_channel.o tokenizer.o)
+HOST_OBJS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
 EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
@@ -161,18 +161,19 @@ $(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(precision)/% force
 train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
 	@ln -sf $< $@
 
-$(BUILD)/dist.o: CPPFLAGS += $(MPI_FLAGS)
-$(BUILD)/%.o: llmc/%.cpp $(BUILD)/flags
+$(BUILD)/llmc/dist/ranks.o: CPPFLAGS += $(MPI_FLAGS)
+$(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/flags
+	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
 
 $(BUILD)/%.o: data/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
-data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o tokenizer.o durable_file.o)
+data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o llmc/text/tokenizer.o llmc/io/durable_file.o)
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -larchive -lpthread -o $@
 
-$(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/tokenizer.o $(BUILD)/flags
-	$(COMPILE) $< $(BUILD)/tokenizer.o -o $@
+$(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/llmc/text/tokenizer.o $(BUILD)/flags
+	$(COMPILE) $< $(BUILD)/llmc/text/tokenizer.o -o $@
 
 # On the CPU
 
@@ -253,9 +254,9 @@ $(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUIL
 $(BUILD)/%/memory_table: dev/bench/memory_table.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
 
-$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp llmc/safetensors.h llmc/crc32c.h llmc/error.h
+$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/io/safetensors.h llmc/io/crc32c.h llmc/utils/error.h
 	@mkdir -p $(BUILD)
 	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
-	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp -o $@
+	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o $@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)

@@ -6,12 +6,12 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <gtest/gtest.h>          // TEST
-#include <filesystem>             // temp_directory_path, remove_all
-#include <map>                    // std::map
-#include "dev/test/golden_case.h" // GoldenCase, read_golden_case
-#include "dev/test/values.h"      // relative_error, same_bits
-#include "llmc/reference.h"       // reference::forward, reference::backward
+#include <gtest/gtest.h>           // TEST
+#include <filesystem>              // temp_directory_path, remove_all
+#include <map>                     // std::map
+#include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
+#include "dev/test/values.h"       // relative_error, same_bits
+#include "llmc/model/reference.h"  // reference::forward, reference::backward
 
 using DoubleTensors = reference::Tensors<double>;
 
@@ -80,12 +80,12 @@ std::vector<float> to_floats(const T* device, size_t n) {
 double micro_step(GPT2& model, const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T, int64_t accumulation) {
   gpt2_zero_loss(model);
   gpt2_micro_step(model, inputs.data(), targets.data(), B, T, accumulation);
-  return gpt2_read_sums(model).loss;
+  return gpt2_read_stats(model).loss;
 }
 
 double grad_norm(GPT2& model) {
   gpt2_square_grads(model);
-  return std::sqrt(gpt2_read_sums(model).grad_squares);
+  return std::sqrt(gpt2_read_stats(model).grad_squares);
 }
 
 std::vector<int> random_tokens(int64_t n, int vocab_size, uint32_t tag) {
@@ -198,7 +198,7 @@ TEST_P(Golden, TrainingHasTheLossesNormsAndGradientsOfTheIndependentImplementati
     gpt2_forward(*model, inputs.data(), B, T);
     gpt2_loss(*model, targets.data(), B, T);
   }
-  EXPECT_NEAR(gpt2_read_sums(*model).loss / golden.num_micro_batches() / golden.val_loss, 1, loss_tolerance);
+  EXPECT_NEAR(gpt2_read_stats(*model).loss / golden.num_micro_batches() / golden.val_loss, 1, loss_tolerance);
 
   for (int step = 0; step < golden.steps; step++) {
     gpt2_zero_grad(*model);
@@ -256,7 +256,7 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
     o.learning_rate = 2e-3, o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-3, o.weight_decay = 0.1, o.grad_clip = 1;
     const double expected_norm = reference::adamw(params, grads, m, v, step, o);
     gpt2_update(*model, step, {o.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
-    EXPECT_NEAR(std::sqrt(gpt2_read_sums(*model).grad_squares) / expected_norm, 1, norm_tolerance) << "step " << step;
+    EXPECT_NEAR(std::sqrt(gpt2_read_stats(*model).grad_squares) / expected_norm, 1, norm_tolerance) << "step " << step;
   }
   for (int i = 0; i < model->num_tensors(); i++) {  // in the arena's layout: the reference has weights where dead rows would be
     const TensorSpec& tensor = model->tensor(i);
@@ -358,7 +358,7 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
 TEST(Memory, OverlappingBorrowsNeedAsManySlabsAsLayersAreSkipped) {
   GPT2 model;
   gpt2_plan(model, small_config(), 1, 32);
-  EXPECT_EQ(model.plan.num_slabs, 2);
+  EXPECT_EQ(model.plan.num_accumulators, 2);
 }
 
 void expect_the_same_weights_and_moments(const GPT2& a, const GPT2& b) {
@@ -423,12 +423,12 @@ TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
   for (int step = 1; step <= 3; step++) update(*whole, step);
   make_folders(folder);
   std::vector<float> m(whole->state_bytes() / sizeof(float)), v(m.size());
-  fetch_slices(*whole, whole->m_memory, m.data());
-  fetch_slices(*whole, whole->v_memory, v.data());
+  fetch_shard(*whole, whole->m_memory, m.data());
+  fetch_shard(*whole, whole->v_memory, v.data());
   const std::string checkpoint = write_checkpoint(folder, {3, 0, 1, 35, false, 5}, whole->layout(),
                                                   fetch_from(*whole, whole->master_memory), m.data(), v.data());
   read_weights(checkpoint, resumed->layout(), store_weights(*resumed));
-  read_moments(checkpoint, resumed->layout(), store_slice(*resumed, resumed->m_memory), store_slice(*resumed, resumed->v_memory));
+  read_moments(checkpoint, resumed->layout(), store_shard(*resumed, resumed->m_memory), store_shard(*resumed, resumed->v_memory));
   for (int step = 4; step <= 6; step++) update(*whole, step), update(*resumed, step);
   expect_the_same_weights_and_moments(*whole, *resumed);
   std::filesystem::remove_all(folder);
@@ -476,15 +476,15 @@ double direct_step(Run& run) {
   gpt2_zero_grad(model);
   gpt2_zero_loss(model);
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
-    run.train->load_batches(run.train->next_window, 1, inputs.data(), targets.data(), run.B);
-    run.train->next_window += run.B;
+    run.train->load_batches(run.train->next_sequence, 1, inputs.data(), targets.data(), run.B);
+    run.train->next_sequence += run.B;
     copy_to_device(model.acts.tokens, inputs.data(), n * sizeof(int));
     copy_to_device(model.acts.targets, targets.data(), n * sizeof(int));
     gpt2_forward_backward(model, run.B, run.T, float(1.0 / (double(n) * double(run.grad_accum_steps))));
   }
   run.step++;
   gpt2_update(model, run.step, {run.schedule(run.step), o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
-  return gpt2_read_sums(model).loss / double(run.grad_accum_steps);
+  return gpt2_read_stats(model).loss / double(run.grad_accum_steps);
 }
 
 TEST(Steps, HaveTheBitsOfTheSameWorkQueuedPieceByPiece) {
@@ -515,7 +515,7 @@ TEST(Steps, AreRecordedAnewForOtherShapesAndOtherSharesOfTheGradient) {
       copy_to_device(direct->acts.targets, targets.data(), targets.size() * sizeof(int));
       gpt2_zero_loss(*direct);
       gpt2_forward_backward(*direct, s.B, s.T, float(1.0 / (double(s.B) * s.T * s.accumulation)));
-      EXPECT_EQ(loss, gpt2_read_sums(*direct).loss);
+      EXPECT_EQ(loss, gpt2_read_stats(*direct).loss);
     }
     EXPECT_EQ(grad_norm(*model), grad_norm(*direct));
     for (int i = 0; i < model->num_tensors(); i++)
@@ -542,7 +542,7 @@ bool same_state(const std::vector<std::vector<float>>& a, const std::vector<std:
 TEST(Steps, LeaveACheckpointOfTheModelAsItWasWhenItWasBegun) {
   auto run = make_run(three_layers(), 0, 1);
   run->options.out = (std::filesystem::temp_directory_path() / format("gpt2_sla_test_%d", getpid())).string();
-  run->checkpoint_copy = HostArray<float>(checkpoint_copy_bytes(run->model, 0) / sizeof(float));
+  run->checkpoint_copy = PinnedBuffer<float>(checkpoint_copy_bytes(run->model, 0) / sizeof(float));
   train_step(*run);
   const auto before = state_of(run->model);
   save_checkpoint(*run);
@@ -552,7 +552,7 @@ TEST(Steps, LeaveACheckpointOfTheModelAsItWasWhenItWasBegun) {
   ASSERT_EQ(saved.error, "");
   auto restored = make_model(three_layers(), 2, 9);
   read_weights(saved.folder, restored->layout(), store_weights(*restored));
-  read_moments(saved.folder, restored->layout(), store_slice(*restored, restored->m_memory), store_slice(*restored, restored->v_memory));
+  read_moments(saved.folder, restored->layout(), store_shard(*restored, restored->m_memory), store_shard(*restored, restored->v_memory));
   EXPECT_TRUE(same_state(state_of(*restored), before));
   std::filesystem::remove_all(run->options.out);
 }
@@ -565,7 +565,7 @@ TEST(Steps, WithALossThatIsNotFiniteLeaveWeightsAndMomentsAsTheyWereAndAreCounte
   const floatX infinity = floatX(INFINITY);
   copy_to_device(run->model.weights.wpe, &infinity, sizeof infinity);
   const auto before = state_of(run->model);
-  const int64_t window = run->train->next_window;
+  const int64_t window = run->train->next_sequence;
   for (int64_t bad = 1; bad <= 2; bad++) {
     const StepResult result = train_step(*run);
     EXPECT_TRUE(result.skipped);
@@ -574,7 +574,7 @@ TEST(Steps, WithALossThatIsNotFiniteLeaveWeightsAndMomentsAsTheyWereAndAreCounte
     EXPECT_EQ(run->skipped_steps, bad);
     EXPECT_EQ(run->bad_steps_in_row, bad);
   }
-  EXPECT_EQ(run->train->next_window, 3 * window) << "the data has moved on";
+  EXPECT_EQ(run->train->next_sequence, 3 * window) << "the data has moved on";
   EXPECT_TRUE(same_state(state_of(run->model), before));
   copy_to_device(run->model.weights.wpe, &kept, sizeof kept);
   EXPECT_FALSE(train_step(*run).skipped);
@@ -593,7 +593,7 @@ TEST(Steps, WithANormThatIsNotFiniteChangeNothingEither) {
   const float gradient = to_floats(model->grads.lnfw, 1)[0], infinity = INFINITY;
   copy_to_device(model->grads.lnfw, &infinity, sizeof infinity);
   gpt2_update(*model, 2, options);
-  EXPECT_TRUE(std::isinf(gpt2_read_sums(*model).grad_squares));
+  EXPECT_TRUE(std::isinf(gpt2_read_stats(*model).grad_squares));
   EXPECT_TRUE(same_state(state_of(*model), before));
   copy_to_device(model->grads.lnfw, &gradient, sizeof gradient);
   gpt2_update(*model, 2, options);
@@ -613,10 +613,10 @@ TEST(Steps, OfBorrowedHeadsCopyNothingForwardAndEachLentGradientOnceBackward) {
     gpt2_init_weights(*model, 1);
     const auto tokens = random_tokens(18, config.vocab_size, 1);
     auto counted = [&](auto work) {
-      gpt2_read_sums(*model);  // everything before is done
+      gpt2_read_stats(*model);  // everything before is done
       const emu::Counters before = emu::counters();
       work();
-      gpt2_read_sums(*model);
+      gpt2_read_stats(*model);
       emu::Counters after = emu::counters();
       after.kernels -= before.kernels, after.matmuls -= before.matmuls, after.memsets -= before.memsets;
       after.bytes_on_device -= before.bytes_on_device;
@@ -654,7 +654,7 @@ TEST(Steps, MakeTheHostWaitOnceAndLaunchAMicroBatchAsAWholeFromTheThirdOn) {
     EXPECT_EQ(after.launches - before.launches, 3u) << "the norm's two kernels and the update's";
     EXPECT_GT(after.matmuls - before.matmuls, 3u * 3 * 4);
     EXPECT_EQ(after.bytes_to_device - before.bytes_to_device, 3u * 2 * 2 * 9 * sizeof(int));
-    EXPECT_EQ(after.bytes_to_host - before.bytes_to_host, sizeof(StepSums));
+    EXPECT_EQ(after.bytes_to_host - before.bytes_to_host, sizeof(StepStats));
   }
 }
 

@@ -8,43 +8,43 @@
 //
 // B: sequences in a micro-batch, T: positions, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
-#include <unistd.h>                // isatty
-#include <algorithm>               // std::copy_n, std::max, std::min
-#include <array>                   // std::array
-#include <cmath>                   // std::isfinite
-#include <cstdio>                  // printf
-#include <cstring>                 // memcpy
-#include <memory>                  // std::unique_ptr
-#include <optional>                // std::optional
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "llmc/arena.h"            // ArenaLayout
-#include "llmc/attention_table.h"  // AttentionTable, KVView
-#include "llmc/background_writer.h" // BackgroundWriter, SaveResult
-#include "llmc/checkpoint.h"       // write_checkpoint, write_checkpoint_part, newest_checkpoint, RunState, OtherRanks
-#include "llmc/clock.h"            // seconds_now
-#include "llmc/config.h"           // ModelConfig
-#include "llmc/config_json.h"      // read_config_json
-#include "llmc/dataloader.h"       // DataLoader
-#include "llmc/dist.h"             // Ranks, join_ranks, leave_ranks
-#include "llmc/durable_file.h"     // make_folders, parent_folder, write_file_durably
-#include "llmc/error.h"            // UserError, user_error, CHECK
-#include "llmc/flops.h"            // flops_per_token
-#include "llmc/kv_plan.h"          // KVPlan, make_kv_plan, draw
-#include "llmc/logger.h"           // RunLog
-#include "llmc/model_io.h"         // ModelLayout
-#include "llmc/operations.h"       // matmul_forward, attention_forward, adamw_update, device_malloc, ...
-#include "llmc/options.h"          // TrainOptions, parse_options
-#include "llmc/parameters.h"       // ParameterTable, ParameterBucket, ParameterChunk, Slices, Params, LayerParams
-#include "llmc/precision.h"        // floatX
-#include "llmc/random.h"           // random_normal, random_uniform
-#include "llmc/rank_channel.h"     // RankChannel, Excused
-#include "llmc/sampler.h"          // sample_token
-#include "llmc/schedule.h"         // Schedule
-#include "llmc/step_loader.h"      // StepLoader, StepTokens
-#include "llmc/stop_signal.h"      // handle_stop_signals, stop_signal
-#include "llmc/timeline.h"         // Timeline, TimelineSpan
-#include "llmc/tokenizer.h"        // Tokenizer, Encoder, replace_invalid_utf8, printable
+#include <unistd.h>                      // isatty
+#include <algorithm>                     // std::copy_n, std::max, std::min
+#include <array>                         // std::array
+#include <cmath>                         // std::isfinite
+#include <cstdio>                        // printf
+#include <cstring>                       // memcpy
+#include <memory>                        // std::unique_ptr
+#include <optional>                      // std::optional
+#include <string>                        // std::string
+#include <vector>                        // std::vector
+#include "llmc/utils/arena.h"            // ArenaLayout
+#include "llmc/attention_table.h"        // AttentionTable, KVHead
+#include "llmc/run/background_writer.h"  // BackgroundWriter, SaveResult
+#include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_part, newest_checkpoint, RunState, OtherRanks
+#include "llmc/utils/clock.h"            // seconds_now
+#include "llmc/model/config.h"           // ModelConfig
+#include "llmc/model/config_json.h"      // read_config_json
+#include "llmc/text/dataloader.h"        // DataLoader
+#include "llmc/dist/ranks.h"             // Ranks, init_ranks, finalize_ranks
+#include "llmc/io/durable_file.h"        // make_folders, parent_folder, write_file_durably
+#include "llmc/utils/error.h"            // UserError, user_error, CHECK
+#include "llmc/model/flops.h"            // flops_per_token
+#include "llmc/model/kv_plan.h"          // KVPlan, make_kv_plan, draw
+#include "llmc/run/logger.h"             // RunLog
+#include "llmc/io/model_io.h"            // ModelLayout
+#include "llmc/operations.h"             // matmul_forward, attention_forward, adamw_update, device_malloc, ...
+#include "llmc/run/options.h"            // TrainOptions, parse_options
+#include "llmc/model/parameters.h"       // ParameterTable, ParameterBucket, ParameterChunk, Shard, Params, LayerParams
+#include "llmc/precision.h"              // floatX
+#include "llmc/utils/random.h"           // random_normal, random_uniform
+#include "llmc/dist/rank_channel.h"      // RankChannel, WatchdogPause
+#include "llmc/text/sampler.h"           // sample_token
+#include "llmc/run/schedule.h"           // Schedule
+#include "llmc/text/step_loader.h"       // StepLoader, StepTokens
+#include "llmc/run/stop_signal.h"        // handle_stop_signals, stop_signal
+#include "llmc/run/timeline.h"           // Timeline, TimelineSpan
+#include "llmc/text/tokenizer.h"         // Tokenizer, Encoder, replace_invalid_utf8, printable
 
 // ----------------------------------------------------------------------------
 // The model's memory
@@ -70,22 +70,22 @@ struct LayerActs {
 struct Activations {
   int* tokens;                 // (B, T)
   int* targets;                // (B, T)
-  std::array<int*, upload_slots> tokens_to_come, targets_to_come;  // each (B, T): uploaded while others are computed on
+  std::array<int*, num_staging_buffers> staged_tokens, staged_targets;  // each (B, T): uploaded while others are computed on
   floatX* embedded;            // (B, T, C)
   std::vector<LayerActs> layers;
   floatX* lnf;                 // (B, T, C)
   float *lnf_mean, *lnf_rstd;  // (B, T)
   float* losses;               // (B, T)
-  StepSums* sums;              // (1)
+  StepStats* stats;             // (1)
   floatX* branch;              // (B, T, C): what a block is about to add to the residual stream
   floatX* logits;              // (logit_rows, logit_stride): a chunk of rows at a time
   // backward only
   floatX* dresidual;           // (B, T, C): gradient of the residual stream
-  floatX* dbranch;             // (B, T, C)
+  floatX* dsublayer;             // (B, T, C)
   floatX* dfch;                // (B, T, 4C)
   floatX* dqkv;                // (B, T, the largest QKV)
   float* delta;                // (B, h, T): attention's rowsum(dout * out)
-  std::vector<floatX*> slabs;  // (num_slabs), each (B, T, 2 * slab_heads * hs): gradients of lent k | v
+  std::vector<floatX*> slabs;  // (num_accumulators), each (B, T, 2 * accumulator_heads * hs): gradients of lent k | v
 };
 
 // A part of the plan as it is printed.
@@ -115,8 +115,8 @@ struct GPT2 {
   int64_t logit_rows = 0, logit_stride = 0;
   std::vector<MemoryGroup> memory_groups;
   std::vector<AttentionTable<floatX>> attention_tables;  // (L)
-  RecordedWork<int, int, float> forward_backward;        // of gpt2_forward_backward with B, T, dloss
-  HostArray<StepSums> host_sums;                         // (1): where gpt2_read_sums reads them to
+  CudaGraph<int, int, float> forward_backward;        // of gpt2_forward_backward with B, T, dloss
+  PinnedBuffer<StepStats> host_stats;                         // (1): where gpt2_read_stats reads them to
   Collectives collectives;                               // of the ranks that train together
   bool weights_are_coming = false;                       // from other ranks, bucket by bucket: who reads a bucket awaits it
   Timeline timeline;
@@ -135,7 +135,7 @@ struct GPT2 {
   ModelLayout layout() const { return {config, plan, parameters}; }
   size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
   // Of masters, and of each of the moments: of all parameters, or of this rank's slices.
-  size_t state_bytes() const { return parameters.layout.bytes / size_t(parameters.slices.count); }
+  size_t state_bytes() const { return parameters.layout.bytes / size_t(parameters.shard.count); }
   const TensorSpec& tensor(int index) const { return parameters.layout.tensors[size_t(index)]; }
   int num_tensors() const { return int(parameters.layout.tensors.size()); }
 };
@@ -151,7 +151,7 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
   const int64_t B = model.B, T = model.T, C = c.channels, h = c.num_heads, hs = c.head_size();
   int64_t largest_qkv = 0;
   a.layers.resize(size_t(c.num_layers));
-  a.slabs.resize(size_t(model.plan.num_slabs));
+  a.slabs.resize(size_t(model.plan.num_accumulators));
   // A tensor of layer l, or from a level of recomputation on the one that layer 0 has for all.
   auto declare_layer = [&](int l, int dropped_at, const char* name, auto LayerActs::*tensor, std::vector<int64_t> shape) {
     if (l > 0 && model.recompute >= dropped_at) a.layers[size_t(l)].*tensor = a.layers[0].*tensor;
@@ -161,8 +161,8 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
 
   declare("activations", "tokens", a.tokens, {B, T});
   declare("activations", "targets", a.targets, {B, T});
-  for (int*& slot : a.tokens_to_come) declare("activations", "tokens_to_come", slot, {B, T});
-  for (int*& slot : a.targets_to_come) declare("activations", "targets_to_come", slot, {B, T});
+  for (int*& slot : a.staged_tokens) declare("activations", "staged_tokens", slot, {B, T});
+  for (int*& slot : a.staged_targets) declare("activations", "staged_targets", slot, {B, T});
   declare("activations", "embedded", a.embedded, {B, T, C});
   for (int l = 0; l < c.num_layers; l++) {
     LayerActs& layer = a.layers[size_t(l)];
@@ -194,21 +194,21 @@ void for_each_activation(const GPT2& model, Activations& a, Declare declare) {
   declare("activations", "lnf_mean", a.lnf_mean, {B, T});
   declare("activations", "lnf_rstd", a.lnf_rstd, {B, T});
   declare("activations", "losses", a.losses, {B, T});
-  declare("activations", "sums", a.sums, {1});
+  declare("activations", "stats", a.stats, {1});
   declare("activations", "branch", a.branch, {B, T, C});
   declare("backward buffers", "dresidual", a.dresidual, {B, T, C});
-  declare("backward buffers", "dbranch", a.dbranch, {B, T, C});
+  declare("backward buffers", "dsublayer", a.dsublayer, {B, T, C});
   declare("backward buffers", "dfch", a.dfch, {B, T, 4 * C});
   declare("backward buffers", "dqkv", a.dqkv, {B, T, largest_qkv});
   declare("backward buffers", "delta", a.delta, {B, h, T});
-  for (floatX*& slab : a.slabs) declare("gradients of borrowed K/V", "slab", slab, {B, T, 2 * model.plan.slab_heads * hs});
+  for (floatX*& slab : a.slabs) declare("gradients of borrowed K/V", "slab", slab, {B, T, 2 * model.plan.accumulator_heads * hs});
   declare("logits", "logits", a.logits, {model.logit_rows, model.logit_stride});
 }
 
 // Fixes the model's shape and lays out its memory, without allocating any of it. Throws UserError for a shape that the device's
-// kernels don't take. `slices`: what of the optimizer state is here.
+// kernels don't take. `shard`: what of the optimizer state is here.
 void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, int recompute = 0, bool keep_dead_kv = false,
-               Slices slices = {}) {
+               Shard shard = {}) {
   validate(config);
   CHECK(1 <= B && 1 <= T && T <= config.max_seq_len && 0 <= recompute && recompute <= 3);
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
@@ -218,7 +218,7 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, int B, int T, int recompu
   model.config = config;
   model.plan = make_kv_plan(config, keep_dead_kv);
   model.B = B, model.T = T, model.recompute = recompute;
-  model.parameters = make_parameter_table(config, model.plan, slices);
+  model.parameters = make_parameter_table(config, model.plan, shard);
 
   // Chunks of equal size; rows are whole tiles, with zeros where the vocabulary ends.
   const int64_t rows = int64_t(B) * T;
@@ -254,12 +254,12 @@ AttentionTable<floatX> make_attention_table(const GPT2& model, int l) {
   const ModelConfig& c = model.config;
   const KVPlan& plan = model.plan;
   const int64_t C = c.channels, hs = c.head_size();
-  std::vector<KVView<floatX>> views;
+  std::vector<KVHead<floatX>> views;
   std::vector<int> readers;
-  for (const KVRead& read : plan.reads[size_t(l)]) {
+  for (const KVUse& read : plan.reads[size_t(l)]) {
     const int lender = read.pair.layer;
     const int64_t projected = int64_t(plan.projected[size_t(lender)].size()), column = plan.projected_index(read.pair) * hs;
-    KVView<floatX> view;
+    KVHead<floatX> view;
     view.stride = model.acts.layers[size_t(lender)].kv_stride;
     view.k = model.acts.layers[size_t(lender)].kv + column;
     view.v = view.k + projected * hs;
@@ -268,13 +268,13 @@ AttentionTable<floatX> make_attention_table(const GPT2& model, int l) {
       view.dk = model.acts.dqkv + C + column;
       view.dv = view.dk + projected * hs;
     } else {
-      view.dstride = 2 * plan.slab_heads * hs;
-      view.dk = model.acts.slabs[size_t(plan.slab[size_t(lender)])] + plan.lent_index(read.pair) * hs;
-      view.dv = view.dk + plan.slab_heads * hs;
+      view.dstride = 2 * plan.accumulator_heads * hs;
+      view.dk = model.acts.slabs[size_t(plan.slab[size_t(lender)])] + plan.shared_index(read.pair) * hs;
+      view.dv = view.dk + plan.accumulator_heads * hs;
     }
     view.accumulate = read.accumulate;
-    view.first_reader = int(readers.size());
-    view.num_readers = int(read.heads.size());
+    view.first_query_head = int(readers.size());
+    view.num_query_heads = int(read.heads.size());
     readers.insert(readers.end(), read.heads.begin(), read.heads.end());
     views.push_back(view);
   }
@@ -284,7 +284,7 @@ AttentionTable<floatX> make_attention_table(const GPT2& model, int l) {
 // Sets every byte of the activations, whose slots for uploads are then written to.
 void gpt2_fill_activations(GPT2& model, int value) {
   device_memset(model.activation_memory, value, model.activation_layout.bytes);
-  hold_uploads();
+  uploads_wait_for_compute();
 }
 
 // Allocates what gpt2_plan laid out. Weights, gradients and moments are zero. A build that checks (make DEBUG=1, dev/emu) fills the
@@ -317,7 +317,7 @@ void gpt2_allocate(GPT2& model) {
   model.chunks = DeviceArray<ParameterChunk>(parameter_chunks(model.parameters));
 
   model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
-  hold_uploads();
+  uploads_wait_for_compute();
 #if defined(SLA_DEBUG) || defined(SLA_EMU)
   gpt2_fill_activations(model, 0xff);  // all ones: NaN as float and as bf16
 #endif
@@ -327,7 +327,7 @@ void gpt2_allocate(GPT2& model) {
     void* place = model.activation_memory + model.activation_layout.tensors[next++].offset;
     pointer = static_cast<std::decay_t<decltype(pointer)>>(place);
   });
-  model.host_sums = HostArray<StepSums>(1);
+  model.host_stats = PinnedBuffer<StepStats>(1);
   model.attention_tables.clear();
   for (int l = 0; l < model.config.num_layers; l++) model.attention_tables.push_back(make_attention_table(model, l));
 }
@@ -339,16 +339,16 @@ FetchTensor fetch_from(const GPT2& model, const float* arena) {
   };
 }
 // Likewise all of an arena of masters or moments: host (state).
-void fetch_slices(const GPT2& model, const float* arena, float* host) {
+void fetch_shard(const GPT2& model, const float* arena, float* host) {
   for (const ParameterSpec& spec : model.parameters.specs) {
-    const OwnedPart part = owned_part(model.parameters, spec);
+    const ShardRange part = shard_range(model.parameters, spec);
     if (part.count > 0) copy_to_host(host + part.state, arena + part.state, size_t(part.count) * sizeof(float));
   }
 }
 // And back into such an arena: what of a tensor lies in this process's slices.
-StoreTensor store_slice(const GPT2& model, float* arena) {
+StoreTensor store_shard(const GPT2& model, float* arena) {
   return [&model, arena](int index, const float* values) {
-    const OwnedPart part = owned_part(model.parameters, model.parameters.specs[size_t(index)]);
+    const ShardRange part = shard_range(model.parameters, model.parameters.specs[size_t(index)]);
     copy_to_device(arena + part.state, values, size_t(part.count) * sizeof(float));
   };
 }
@@ -359,9 +359,9 @@ StoreTensor store_weights(GPT2& model) {
     const TensorSpec& tensor = model.tensor(index);
     const std::vector<floatX> rounded(values, values + tensor.num_elements());
     copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
-    const OwnedPart part = owned_part(model.parameters, model.parameters.specs[size_t(index)]);
+    const ShardRange part = shard_range(model.parameters, model.parameters.specs[size_t(index)]);
     if (has_master_weights && part.count > 0)
-      store_slice(model, model.master_memory)(index, values + (part.begin - tensor.element_offset()));
+      store_shard(model, model.master_memory)(index, values + (part.begin - tensor.element_offset()));
   };
 }
 
@@ -486,8 +486,8 @@ void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   gemm('N', 'T', count, Vp, C, model.acts.lnf + first_row * C, C, model.weights.wte, C, false, model.acts.logits, Vp);
 }
 
-// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.sums->loss += their mean. With `backward` also the head's
-// gradients of dloss * sum(losses): acts.dbranch = that of lnf, grads.wte +=.
+// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their mean. With `backward` also the head's
+// gradients of dloss * sum(losses): acts.dsublayer = that of lnf, grads.wte +=.
 void gpt2_loss(GPT2& model, int B, int T, bool backward, float dloss = 0) {
   const int64_t C = model.config.channels, V = model.config.vocab_size, Vp = model.logit_stride, N = int64_t(B) * T;
   Activations& a = model.acts;
@@ -496,10 +496,10 @@ void gpt2_loss(GPT2& model, int B, int T, bool backward, float dloss = 0) {
     gpt2_logits(model, row, count);
     classifier(a.losses + row, a.logits, a.targets + row, count, V, Vp, dloss, backward);
     if (!backward) continue;
-    gemm('N', 'N', count, C, Vp, a.logits, Vp, model.weights.wte, C, false, a.dbranch + row * C, C);
+    gemm('N', 'N', count, C, Vp, a.logits, Vp, model.weights.wte, C, false, a.dsublayer + row * C, C);
     gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + row * C, C, true, model.grads.wte, C);
   }
-  add_mean_loss(&a.sums->loss, a.losses, N);
+  add_mean_loss(&a.stats->loss, a.losses, N);
 }
 
 // The same of `targets` (B, T), on the host, without gradients.
@@ -508,12 +508,12 @@ void gpt2_loss(GPT2& model, const int* targets, int B, int T) {
   gpt2_loss(model, B, T, /*backward=*/false);
 }
 
-void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.sums->loss, 0, sizeof(double)); }
+void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, sizeof(double)); }
 
 // What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.
-StepSums gpt2_read_sums(GPT2& model) {
-  copy_to_host(model.host_sums.data, model.acts.sums, sizeof(StepSums));
-  return *model.host_sums.data;
+StepStats gpt2_read_stats(GPT2& model) {
+  copy_to_host(model.host_stats.data, model.acts.stats, sizeof(StepStats));
+  return *model.host_stats.data;
 }
 
 // ----------------------------------------------------------------------------
@@ -521,10 +521,10 @@ StepSums gpt2_read_sums(GPT2& model) {
 
 // Layer l's part of dqkv for its k and v that come from elsewhere: the lent pairs have their readers' gradients waiting in a slab
 // (= here, before the layer's own attention adds to them or reuses the slab); a pair that nobody reads has none.
-void fold_lent_gradients(GPT2& model, int l, int64_t N) {
+void load_dkv_accumulator(GPT2& model, int l, int64_t N) {
   const KVPlan& plan = model.plan;
   const int64_t C = model.config.channels, hs = model.config.head_size(), QKV = qkv_rows(model.config, plan, l);
-  const int64_t kv = int64_t(plan.projected[size_t(l)].size()) * hs, slab_kv = plan.slab_heads * hs;
+  const int64_t kv = int64_t(plan.projected[size_t(l)].size()) * hs, slab_kv = plan.accumulator_heads * hs;
   auto fold = [&](int head, int heads, const floatX* slab) {  // `heads` neighbours at once
     floatX* dk = model.acts.dqkv + C + plan.projected_index({l, head}) * hs;
     copy_rows(dk, QKV, slab, 2 * slab_kv, N, heads * hs);
@@ -560,13 +560,13 @@ void recompute_layer(GPT2& model, int l, const AttentionShape& s) {
 void gpt2_sum_over_ranks(GPT2& model, size_t index) {
   const ParameterBucket& bucket = model.parameters.buckets[index];
   Collectives& c = model.collectives;
-  c.follow_operations();
+  c.comm_waits_for_compute();
   const Timeline::Scope span = model.timeline.span("reduce", index, &c);
-  if (model.parameters.slices.count > 1) c.reduce_scatter(model.grad_memory + bucket.begin, bucket.count);
+  if (model.parameters.shard.count > 1) c.reduce_scatter(model.grad_memory + bucket.begin, bucket.count);
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
 
-// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dbranch holds the gradient of lnf. With `sum_over_ranks`
+// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dsublayer holds the gradient of lnf. With `sum_over_ranks`
 // a bucket's gradients are summed as soon as they are complete.
 void gpt2_backward(GPT2& model, int B, int T, bool sum_over_ranks = false) {
   const ModelConfig& c = model.config;
@@ -575,7 +575,7 @@ void gpt2_backward(GPT2& model, int B, int T, bool sum_over_ranks = false) {
   Activations& a = model.acts;
 
   device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));
-  layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dbranch, a.layers.back().residual3, a.lnf_mean,
+  layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dsublayer, a.layers.back().residual3, a.lnf_mean,
                      a.lnf_rstd, model.weights.lnfw, N, C);
   const size_t final_bucket = model.parameters.buckets.size() - 1;
   if (sum_over_ranks) gpt2_sum_over_ranks(model, final_bucket);
@@ -590,14 +590,14 @@ void gpt2_backward(GPT2& model, int B, int T, bool sum_over_ranks = false) {
 
     if (l + 1 < c.num_layers) recompute_layer(model, l, shape);  // the last layer's tensors are still there
     matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C);
-    matmul_backward(a.dbranch, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C);
-    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dbranch, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C);
+    matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C);
+    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C);
 
-    matmul_backward(a.dbranch, g.attprojw, g.attprojb, a.dresidual, s.att, p.attprojw, N, C, C);
-    fold_lent_gradients(model, l, N);
-    attention_backward(a.dqkv, QKV, a.delta, a.dbranch, s.att, s.lse, s.q, s.q_stride, model.attention_tables[size_t(l)], shape);
-    matmul_backward(a.dbranch, g.qkvw, g.qkvb, a.dqkv, s.ln1, p.qkvw, N, C, QKV);
-    layernorm_backward(a.dresidual, g.ln1w, g.ln1b, a.dbranch, residual, s.ln1_mean, s.ln1_rstd, p.ln1w, N, C);
+    matmul_backward(a.dsublayer, g.attprojw, g.attprojb, a.dresidual, s.att, p.attprojw, N, C, C);
+    load_dkv_accumulator(model, l, N);
+    attention_backward(a.dqkv, QKV, a.delta, a.dsublayer, s.att, s.lse, s.q, s.q_stride, model.attention_tables[size_t(l)], shape);
+    matmul_backward(a.dsublayer, g.qkvw, g.qkvb, a.dqkv, s.ln1, p.qkvw, N, C, QKV);
+    layernorm_backward(a.dresidual, g.ln1w, g.ln1b, a.dsublayer, residual, s.ln1_mean, s.ln1_rstd, p.ln1w, N, C);
     if (sum_over_ranks) gpt2_sum_over_ranks(model, size_t(l) + 1);
   }
   embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C);
@@ -606,7 +606,7 @@ void gpt2_backward(GPT2& model, int B, int T, bool sum_over_ranks = false) {
 
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
-// What is computed on the micro-batch in acts.tokens and acts.targets: acts.sums->loss += its mean loss, grads += the gradients of
+// What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the gradients of
 // dloss * sum(losses).
 void gpt2_forward_backward(GPT2& model, int B, int T, float dloss, bool sum_over_ranks = false) {
   gpt2_forward(model, B, T);
@@ -614,34 +614,34 @@ void gpt2_forward_backward(GPT2& model, int B, int T, float dloss, bool sum_over
   gpt2_backward(model, B, T, sum_over_ranks);
 }
 
-// One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.sums->loss and grads += as above. Waits
-// for nothing: inputs and targets (B, T) lie in host memory, and if it is a HostArray's they stay as they are until gpt2_read_sums has
+// One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads += as above. Waits
+// for nothing: inputs and targets (B, T) lie in host memory, and if it is a PinnedBuffer's they stay as they are until gpt2_read_stats has
 // returned. After a rank's last one gradients are summed over the ranks, and before its first one weights come from them; these two
 // are not recorded, because they take two streams.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches, bool last = true) {
   Activations& a = model.acts;
   const size_t count = num_tokens(model, B, T);
-  upload({{a.tokens, a.tokens_to_come, inputs, count}, {a.targets, a.targets_to_come, targets, count}});
+  upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1;
   if (sum_over_ranks || model.weights_are_coming || model.timeline.on) gpt2_forward_backward(model, B, T, dloss, sum_over_ranks);
   else model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, b, t, d); }, B, T, dloss);
 }
 
-// acts.sums->loss = its sum over ranks.
+// acts.stats->loss = its sum over ranks.
 void gpt2_sum_loss_over_ranks(GPT2& model) {
-  model.collectives.follow_operations();
-  model.collectives.all_reduce(&model.acts.sums->loss, 1);
-  model.collectives.precede_operations();
+  model.collectives.comm_waits_for_compute();
+  model.collectives.all_reduce(&model.acts.stats->loss, 1);
+  model.collectives.compute_waits_for_comm();
 }
 
-// acts.sums->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same step.
+// acts.stats->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same step.
 void gpt2_share_stop_request(GPT2& model, bool asks) {
-  double& requests = model.acts.sums->stop_requests;
+  double& requests = model.acts.stats->stop_requests;
   device_memset(&requests, asks ? 0x3f : 0, sizeof requests);  // eight bytes 0x3f are a small positive number
-  model.collectives.follow_operations();
+  model.collectives.comm_waits_for_compute();
   model.collectives.all_reduce(&requests, 1);
-  model.collectives.precede_operations();
+  model.collectives.compute_waits_for_comm();
 }
 
 // ----------------------------------------------------------------------------
@@ -652,14 +652,14 @@ struct AdamWOptions {
   double grad_clip;  // 0: none
 };
 
-// acts.sums->grad_squares = the square of the gradients' 2-norm, of those in this rank's slices.
+// acts.stats->grad_squares = the square of the gradients' 2-norm, of those in this rank's slices.
 void gpt2_square_grads(GPT2& model) {
-  sum_of_squares(&model.acts.sums->grad_squares, model.grad_memory, model.chunks.data, int64_t(model.chunks.size));
+  sum_of_squares(&model.acts.stats->grad_squares, model.grad_memory, model.chunks.data, int64_t(model.chunks.size));
 }
 
 // AdamW's update number `step`, from 1, with gradients clipped by their norm, but left as they are; weights of two or more
-// dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_sums tells. Waits for nothing. Every rank takes the
-// same decision and has the same weights afterwards: acts.sums->loss becomes the sum over ranks before anything depends on it. Each
+// dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_stats tells. Waits for nothing. Every rank takes the
+// same decision and has the same weights afterwards: acts.stats->loss becomes the sum over ranks before anything depends on it. Each
 // rank's weights are still on their way to the others when the next forward pass begins, which awaits them layer by layer.
 void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   AdamWStep s;
@@ -669,25 +669,25 @@ void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   s.grad_clip = o.grad_clip, s.weight_decay = float(o.weight_decay);
   Collectives& c = model.collectives;
   const ParameterTable& table = model.parameters;
-  const bool has_slices = table.slices.count > 1;
-  c.precede_operations();  // the sums of the gradients
+  const bool is_sharded = table.shard.count > 1;
+  c.compute_waits_for_comm();  // the sums of the gradients
   gpt2_square_grads(model);
   gpt2_sum_loss_over_ranks(model);
-  if (has_slices) {
-    c.follow_operations();
-    c.all_reduce(&model.acts.sums->grad_squares, 1);
-    c.precede_operations();
+  if (is_sharded) {
+    c.comm_waits_for_compute();
+    c.all_reduce(&model.acts.stats->grad_squares, 1);
+    c.compute_waits_for_comm();
   }
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
-               model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s, model.acts.sums);
-  if (!has_slices) return;
-  c.follow_operations();
+               model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s, model.acts.stats);
+  if (!is_sharded) return;
+  c.comm_waits_for_compute();
   for (size_t i = 0; i < table.buckets.size(); i++) {  // in the order in which the next forward pass reads them
     const ParameterBucket& bucket = table.buckets[i];
     floatX* weights = model.weight_memory + bucket.begin;
     {
       const Timeline::Scope span = model.timeline.span("gather", i, &c);
-      c.all_gather<floatX>(weights, weights + table.slices.index * (bucket.count / table.slices.count), bucket.count);
+      c.all_gather<floatX>(weights, weights + table.shard.index * (bucket.count / table.shard.count), bucket.count);
     }
     c.mark(i);
   }
@@ -700,12 +700,12 @@ void gpt2_gather_masters(GPT2& model, float* host) {
   const ParameterTable& table = model.parameters;
   const float* arena = model.master_memory;
   Collectives& c = model.collectives;
-  c.precede_operations();  // weights that are coming
-  if (table.slices.count > 1 && has_master_weights) {
-    c.follow_operations();
+  c.compute_waits_for_comm();  // weights that are coming
+  if (table.shard.count > 1 && has_master_weights) {
+    c.comm_waits_for_compute();
     for (const ParameterBucket& bucket : table.buckets)
-      c.all_gather<float>(model.grad_memory + bucket.begin, arena + bucket.begin / table.slices.count, bucket.count);
-    c.precede_operations();
+      c.all_gather<float>(model.grad_memory + bucket.begin, arena + bucket.begin / table.shard.count, bucket.count);
+    c.compute_waits_for_comm();
     arena = model.grad_memory;
   }
   if (model.collectives.rank() != 0) return;
@@ -775,10 +775,10 @@ size_t logits_bytes(const GPT2& model) { return model.memory_groups.back().bytes
 
 // The largest micro-batch of T tokens a sequence whose plan takes at most `available` bytes; 0 if one sequence is too many. Asks
 // gpt2_plan, not an estimate: chunks of logits are of equal size, so their bytes go up and down from one B to the next.
-int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool keep_dead_kv, size_t available, Slices slices = {}) {
+int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool keep_dead_kv, size_t available, Shard shard = {}) {
   auto fits = [&](int B, bool with_logits) {
     GPT2 model;
-    gpt2_plan(model, config, B, T, recompute, keep_dead_kv, slices);
+    gpt2_plan(model, config, B, T, recompute, keep_dead_kv, shard);
     return gpt2_bytes(model) - (with_logits ? 0 : logits_bytes(model)) <= available;
   };
   constexpr int most = 1 << 30;
@@ -795,7 +795,7 @@ int largest_micro_batch(const ModelConfig& config, int T, int recompute, bool ke
 // What save_checkpoint copies to host memory for the writer: m and v of each rank that has slices of them, or of rank 0, whose are
 // all weights, too.
 size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
-  if (rank > 0 && model.parameters.slices.count == 1) return 0;
+  if (rank > 0 && model.parameters.shard.count == 1) return 0;
   return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
 }
 
@@ -816,7 +816,7 @@ void print_memory_plan(const GPT2& model, size_t host_bytes = 0) {
   printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
          bytes_text(double(model.activation_layout.bytes - logits_bytes(model)) / model.B).c_str(),
          largest_micro_batch(model.config, model.T, model.recompute, keeps_dead_kv, available - std::min(available, beside),
-                             model.parameters.slices));
+                             model.parameters.shard));
   if (total > available)
     user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s", bytes_text(double(total - available)).c_str(),
                model.recompute < 3 ? ", or recompute more (-r 3)" : "");
@@ -841,7 +841,7 @@ struct Run {
   int64_t step = 0, steps = 0;                      // done, and to do in all
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // of those done: without an update, and the last ones without
   double gemm_peak = 0;                               // FLOP/s
-  HostArray<int> step_tokens;                         // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
+  PinnedBuffer<int> step_tokens;                         // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
   std::optional<StepLoader> step_loader;              // into them; there from the first step on
   // progress
   double training_seconds = 0;
@@ -850,7 +850,7 @@ struct Run {
   // checkpoints
   double stall_seconds = 0;          // for which training waited for it
   bool save_failed = false;          // the last one told of
-  HostArray<float> checkpoint_copy;  // m and v (state), and rank 0's weights (parameters); while a checkpoint is written, the writer's
+  PinnedBuffer<float> checkpoint_copy;  // m and v (state), and rank 0's weights (parameters); while a checkpoint is written, the writer's
   RankChannel channel;               // gone before the model, whose collectives it watches
   BackgroundWriter writer;           // gone before anything that it uses
 
@@ -928,9 +928,9 @@ std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
 // Everything that can be wrong is found here, before anything is written.
 void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   const TrainOptions& o = run.options;
-  run.channel.demand_same("options", o.as_toml);
-  checkpoint = run.channel.share_from_first(run.ranks.rank == 0 ? checkpoint_to_resume(o) : "");
-  if (!checkpoint.empty()) run.channel.demand_same("the checkpoint's checksum", checkpoint_checksum(checkpoint));
+  run.channel.check_same_on_all_ranks("options", o.as_toml);
+  checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(o) : "");
+  if (!checkpoint.empty()) run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   ModelConfig config = model_config(o, from_folder);
   if (!checkpoint.empty()) {
     ModelConfig saved = read_config_json(checkpoint);
@@ -959,30 +959,30 @@ void check_and_plan(Run& run, bool& from_folder, std::string& checkpoint) {
   run.train = std::make_unique<DataLoader>(o.train_data, config.vocab_size, run.T, o.shuffle, uint64_t(o.seed));
   if (!o.val_data.empty()) {
     run.val = std::make_unique<DataLoader>(o.val_data, config.vocab_size, run.T);
-    if (run.val->num_windows < run.B)
+    if (run.val->num_sequences < run.B)
       user_error("-j %s: has %lld windows of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
-                 o.val_data.c_str(), (long long)run.val->num_windows, run.T, run.B);
+                 o.val_data.c_str(), (long long)run.val->num_sequences, run.T, run.B);
   }
   run.tokenizer = choose_tokenizer(run, !checkpoint.empty() ? checkpoint : from_folder ? o.model : "", config.vocab_size);
   if (run.tokenizer && !o.out.empty() && run.ranks.rank == 0) run.tokenizer_json = run.tokenizer->to_json();
   run.prompt = prompt_tokens(run, config.vocab_size);
-  run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_windows / (run.B * run.num_micro_batches())));
+  run.steps = o.steps.value_or(std::max<int64_t>(1, run.train->num_sequences / (run.B * run.num_micro_batches())));
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
-  const Slices slices = o.zero == 1 ? Slices{run.ranks.rank, run.ranks.size} : Slices{};
-  gpt2_plan(run.model, config, run.B, run.T, o.recompute, o.keep_dead_kv, slices);
+  const Shard shard = o.zero == 1 ? Shard{run.ranks.rank, run.ranks.size} : Shard{};
+  gpt2_plan(run.model, config, run.B, run.T, o.recompute, o.keep_dead_kv, shard);
   if (o.tf32) gemm_allow_tf32();
   run.model.timeline.on = o.log_level == "debug";
 }
 
 void allocate(Run& run) {
   gpt2_allocate(run.model);
-  run.step_tokens = HostArray<int>(4 * size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T));
+  run.step_tokens = PinnedBuffer<int>(4 * size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T));
   const size_t copy_bytes = run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model, run.ranks.rank);
-  if (copy_bytes > 0) run.checkpoint_copy = HostArray<float>(copy_bytes / sizeof(float));
+  if (copy_bytes > 0) run.checkpoint_copy = PinnedBuffer<float>(copy_bytes / sizeof(float));
 }
 
 RunState run_state(const Run& run) {
-  return {run.step, run.train->next_window, run.train->num_windows, run.T, run.options.shuffle, uint64_t(run.options.seed),
+  return {run.step, run.train->next_sequence, run.train->num_sequences, run.T, run.options.shuffle, uint64_t(run.options.seed),
           run.skipped_steps, run.bad_steps_in_row};
 }
 
@@ -996,15 +996,15 @@ void resume_from(Run& run, const std::string& checkpoint) {
   demand(saved.seq_len == now.seq_len, "sequence length (-t)");
   demand(saved.seed == now.seed, "seed (--seed)");
   demand(saved.shuffle == now.shuffle, "order of the data (--shuffle)");
-  demand(saved.num_windows == now.num_windows, "training data (-i)");
+  demand(saved.num_sequences == now.num_sequences, "training data (-i)");
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
   read_weights(checkpoint, run.model.layout(), store_weights(run.model));
-  read_moments(checkpoint, run.model.layout(), store_slice(run.model, run.model.m_memory), store_slice(run.model, run.model.v_memory));
+  read_moments(checkpoint, run.model.layout(), store_shard(run.model, run.model.m_memory), store_shard(run.model, run.model.v_memory));
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
-  run.train->next_window = saved.next_window;
+  run.train->next_sequence = saved.next_sequence;
 }
 
 void load_or_init_weights(Run& run, bool from_folder, const std::string& checkpoint) {
@@ -1073,17 +1073,17 @@ void print_line(const char* fmt, Args... args) {
 // The mean loss of the first -m micro-batches of the validation data, always the same ones, which ranks deal out among themselves.
 void validate_model(Run& run) {
   const double start = seconds_now();
-  const int64_t all = run.val->num_windows / run.B;
+  const int64_t all = run.val->num_sequences / run.B;
   const int64_t batches = run.options.val_batches > 0 ? std::min(run.options.val_batches, all) : all;
   std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
   gpt2_zero_loss(run.model);
   for (int64_t i = run.ranks.rank; i < batches; i += run.ranks.size) {
-    run.val->load_windows(i * run.B, run.B, inputs.data(), targets.data());
+    run.val->load_sequences(i * run.B, run.B, inputs.data(), targets.data());
     gpt2_forward(run.model, inputs.data(), run.B, run.T);
     gpt2_loss(run.model, targets.data(), run.B, run.T);
   }
   gpt2_sum_loss_over_ranks(run.model);
-  const double loss = gpt2_read_sums(run.model).loss / double(batches);
+  const double loss = gpt2_read_stats(run.model).loss / double(batches);
   run.log.write({{"step", run.step}, {"val_loss", loss}});
   print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step,
              (long long)(batches * run.B * run.T), time_text(seconds_now() - start).c_str());
@@ -1091,7 +1091,7 @@ void validate_model(Run& run) {
 
 // The prompt and what the model goes on with; numbers, if nobody knows what its tokens stand for.
 void print_sample(Run& run) {
-  const Excused excused(run.channel);
+  const WatchdogPause pause(run.channel);
   std::vector<int> tokens = run.prompt;
   gpt2_generate(run.model, tokens, int(run.options.sample_length), run.options.temperature, uint64_t(run.options.seed), run.step);
   std::string text;
@@ -1105,7 +1105,7 @@ void print_sample(Run& run) {
 // Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be written and
 // the options say to stop then.
 void report_saved(Run& run, bool wait) {
-  const Excused excused(run.channel);
+  const WatchdogPause pause(run.channel);
   const std::optional<SaveResult> saved = run.writer.result(wait);
   if (!saved) return;
   run.save_failed = !saved->error.empty();
@@ -1128,7 +1128,7 @@ void report_saved(Run& run, bool wait) {
 // Rank 0's way to those that write slices of a checkpoint beside it.
 OtherRanks other_ranks(Run& run) {
   RankChannel& channel = run.channel;
-  const int ranks = run.model.parameters.slices.count;  // 1: rank 0 has all of it
+  const int ranks = run.model.parameters.shard.count;  // 1: rank 0 has all of it
   if (ranks == 1) return {};
   OtherRanks others;
   others.tell = [&channel, ranks](bool begin) {
@@ -1152,8 +1152,8 @@ void save_checkpoint(Run& run) {
   const size_t state_size = model.state_bytes() / sizeof(float);
   float *m = run.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
   gpt2_gather_masters(model, weights);
-  fetch_slices(model, model.m_memory, m);
-  fetch_slices(model, model.v_memory, v);
+  fetch_shard(model, model.m_memory, m);
+  fetch_shard(model, model.v_memory, v);
   run.stall_seconds = seconds_now() - start;
 
   const TrainOptions& o = run.options;
@@ -1214,7 +1214,7 @@ StepResult train_step(Run& run) {
   }
   gpt2_share_stop_request(run.model, stop_signal() != 0);
   gpt2_update(run.model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
-  const StepSums sums = gpt2_read_sums(run.model);
+  const StepStats sums = gpt2_read_stats(run.model);
   run.model.timeline.end_step();
   result.loss = sums.loss / double(run.num_micro_batches());
   result.grad_norm = std::sqrt(sums.grad_squares);
@@ -1317,8 +1317,8 @@ void finish_timeline(Run& run) {
 int run_trainer(int argc, char** argv, Run& run) {
   if (!parse_options(argc, argv, run.options)) return 0;
   handle_stop_signals();  // before MPI and others have threads, which would be given the signals
-  const Ranks ranks = run.ranks = join_ranks(run.options.ranks);
-  Collectives::demand_possible(ranks);
+  const Ranks ranks = run.ranks = init_ranks(run.options.ranks);
+  Collectives::check_supported(ranks);
   if (ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr) user_error("cannot open /dev/null");  // rank 0 speaks for all
   run.channel.open(ranks, run.options.hang_timeout);
   bool from_folder = false;
@@ -1331,7 +1331,7 @@ int run_trainer(int argc, char** argv, Run& run) {
   load_or_init_weights(run, from_folder, checkpoint);
   open_output(run, checkpoint);
   // Also so that nobody waits in a collective for one that still loads.
-  run.channel.demand_same("data", format("%lld training tokens and %lld to validate with", (long long)run.train->shards.num_tokens,
+  run.channel.check_same_on_all_ranks("data", format("%lld training tokens and %lld to validate with", (long long)run.train->shards.num_tokens,
                                          run.val ? (long long)run.val->shards.num_tokens : 0));
 
   if (ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);
@@ -1357,7 +1357,7 @@ int run_trainer(int argc, char** argv, Run& run) {
   finish_output(run);
   run.model.collectives.leave();
   run.channel.leave();
-  leave_ranks(ranks);
+  finalize_ranks(ranks);
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y goes on\n", signal_name(stop_signal()), (long long)run.step,

@@ -1,11 +1,11 @@
 // Files as streams of bytes: decompressed, and where they are tar files, the files in them, however nested. Nothing is written to disk,
 // and names inside archives are used in messages alone.
 #pragma once
-#include <cstddef>   // size_t
-#include <cstdint>   // int64_t, uint32_t
-#include <memory>    // std::unique_ptr
-#include <string>    // std::string
-#include <vector>    // std::vector
+#include <cstddef>  // size_t
+#include <cstdint>  // int64_t, uint32_t
+#include <memory>   // std::unique_ptr
+#include <string>   // std::string
+#include <vector>   // std::vector
 
 // A file that is in a file counts one deeper. Beyond this it is an error: files are known that contain themselves.
 constexpr size_t deepest_nesting = 8;

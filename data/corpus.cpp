@@ -5,8 +5,8 @@
 #include <cstring>              // memchr, strerror
 #include <filesystem>           // std::filesystem::recursive_directory_iterator
 #include <nlohmann/json.hpp>    // nlohmann::json
-#include "llmc/error.h"         // user_error
-#include "llmc/random.h"        // random_words, RandomStream
+#include "llmc/utils/error.h"   // user_error
+#include "llmc/utils/random.h"  // random_words, RandomStream
 
 constexpr size_t block_bytes = 1 << 18;
 constexpr uint64_t split_seed = 1337;  // which documents are validation data must not change from one run to another

@@ -1,13 +1,13 @@
 // A corpus as batches of documents, in one order whatever reads them. Memory is bounded by the size of a batch, however long documents are.
 #pragma once
-#include <csignal>           // sig_atomic_t
-#include <cstdint>           // int64_t, uint32_t
-#include <string>            // std::string
-#include <string_view>       // std::string_view
-#include <utility>           // std::pair
-#include <vector>            // std::vector
-#include "archive_stream.h"  // ArchiveStream, SourceFile
-#include "llmc/tokenizer.h"  // Tokenizer
+#include <csignal>                // sig_atomic_t
+#include <cstdint>                // int64_t, uint32_t
+#include <string>                 // std::string
+#include <string_view>            // std::string_view
+#include <utility>                // std::pair
+#include <vector>                 // std::vector
+#include "archive_stream.h"       // ArchiveStream, SourceFile
+#include "llmc/text/tokenizer.h"  // Tokenizer
 
 constexpr size_t batch_bytes = 1 << 20;   // of ordinary documents
 constexpr size_t longest_run = 16 << 20;  // bytes without a place to cut at, as in one endless word; a longer one is cut all the same

@@ -1,17 +1,17 @@
 #include "shards.h"
-#include <dirent.h>               // opendir, readdir
-#include <fcntl.h>                // open, sync_file_range
-#include <sys/file.h>             // flock
-#include <sys/stat.h>             // stat, mkdir
-#include <unistd.h>               // write, pread, fsync, ftruncate, close, unlink, rmdir
-#include <algorithm>              // std::min
-#include <cerrno>                 // errno
-#include <cstdio>                 // rename
-#include <cstring>                // strerror
-#include "llmc/crc32c.h"          // crc32c, crc32c_combine
-#include "llmc/dataloader.h"      // shard_magic, shard_version, shard_header_ints, shard_header_bytes
-#include "llmc/durable_file.h"    // sync_folder, parent_folder, rename_durably
-#include "llmc/error.h"           // user_error, format
+#include <dirent.h>                // opendir, readdir
+#include <fcntl.h>                 // open, sync_file_range
+#include <sys/file.h>              // flock
+#include <sys/stat.h>              // stat, mkdir
+#include <unistd.h>                // write, pread, fsync, ftruncate, close, unlink, rmdir
+#include <algorithm>               // std::min
+#include <cerrno>                  // errno
+#include <cstdio>                  // rename
+#include <cstring>                 // strerror
+#include "llmc/io/crc32c.h"        // crc32c, crc32c_combine
+#include "llmc/text/dataloader.h"  // shard_magic, shard_version, shard_header_ints, shard_header_bytes
+#include "llmc/io/durable_file.h"  // sync_folder, parent_folder, rename_durably
+#include "llmc/utils/error.h"      // user_error, format
 
 using json = nlohmann::ordered_json;
 

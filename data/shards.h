@@ -1,10 +1,10 @@
 // Token shards in llm.c's format, in a folder that appears as a whole when everything is in it; and what an interrupted run leaves for the
 // next one: DIR.tmp with the shards that are complete, those that are not (*.part), and PROGRESS.json, which says how far they go.
 #pragma once
-#include <cstdint>             // int64_t, uint16_t, uint32_t
-#include <nlohmann/json.hpp>   // nlohmann::ordered_json
-#include <string>              // std::string
-#include <vector>              // std::vector
+#include <cstdint>            // int64_t, uint16_t, uint32_t
+#include <nlohmann/json.hpp>  // nlohmann::ordered_json
+#include <string>             // std::string
+#include <vector>             // std::vector
 
 struct Shard {
   std::string name;       // train_000000.bin

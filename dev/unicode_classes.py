@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes llmc/unicode_classes.h: which code points are letters, numbers and white space in Unicode 16.0, from the tables of the package
+"""Writes llmc/text/unicode_classes.h: which code points are letters, numbers and white space in Unicode 16.0, from the tables of the package
 unicodedata2. With tiktoken installed it also asks that about every code point, and fails where the two differ.
 
-    pip install unicodedata2==16.0.0 tiktoken && dev/unicode_classes.py >llmc/unicode_classes.h
+    pip install unicodedata2==16.0.0 tiktoken && dev/unicode_classes.py >llmc/text/unicode_classes.h
 """
 import sys
 import unicodedata2

@@ -18,7 +18,7 @@ struct AdamWStep {
 };
 
 // What an update depends on that the device has computed. It lies there.
-struct StepSums {
+struct StepStats {
   double loss;               // of the mean losses of the step's micro-batches, in nats
   double grad_squares;       // of the gradients' squares
   double stop_requests = 0;  // positive if somebody asks to stop after this step; travels along, the update does not look at it

@@ -7,31 +7,31 @@
 // One k, v pair. Row (b, t) lies at `k + (b * T + t) * stride` and has head-size elements; v likewise, and the gradients with
 // their own stride.
 template <class T>
-struct KVView {
+struct KVHead {
   T *k, *v;
   int64_t stride;
   T *dk, *dv;
   int64_t dstride;
   bool accumulate;  // dk and dv are += (somebody wrote there before); else =
-  int first_reader, num_readers;  // the heads that read the pair are readers[first_reader, first_reader + num_readers)
+  int first_query_head, num_query_heads;  // the heads that read the pair are readers[first_query_head, first_query_head + num_query_heads)
 };
 
 template <class T>
 struct AttentionTable {
-  std::vector<KVView<T>> views;  // one a pair
+  std::vector<KVHead<T>> views;  // one a pair
   std::vector<int> readers;      // (h): the layer's heads, grouped by the pair they read
-  std::vector<int> view_of;      // (h): the pair that each head reads
-  DeviceArray<KVView<T>> device_views;  // the same three on the device
-  DeviceArray<int> device_readers, device_view_of;
+  std::vector<int> kv_of_head;      // (h): the pair that each head reads
+  DeviceArray<KVHead<T>> device_kv_heads;  // the same three on the device
+  DeviceArray<int> device_query_heads, device_kv_of_head;
 
   AttentionTable() = default;
-  AttentionTable(std::vector<KVView<T>> the_views, std::vector<int> the_readers)
-      : views(std::move(the_views)), readers(std::move(the_readers)), view_of(readers.size()) {
+  AttentionTable(std::vector<KVHead<T>> the_kv_heads, std::vector<int> the_query_heads)
+      : views(std::move(the_kv_heads)), readers(std::move(the_query_heads)), kv_of_head(readers.size()) {
     for (size_t i = 0; i < views.size(); i++)
-      for (int r = 0; r < views[i].num_readers; r++) view_of[size_t(readers[size_t(views[i].first_reader + r)])] = int(i);
-    device_views = DeviceArray<KVView<T>>(views);
-    device_readers = DeviceArray<int>(readers);
-    device_view_of = DeviceArray<int>(view_of);
+      for (int r = 0; r < views[i].num_query_heads; r++) kv_of_head[size_t(readers[size_t(views[i].first_query_head + r)])] = int(i);
+    device_kv_heads = DeviceArray<KVHead<T>>(views);
+    device_query_heads = DeviceArray<int>(readers);
+    device_kv_of_head = DeviceArray<int>(kv_of_head);
   }
 };
 

@@ -1,12 +1,12 @@
 // A host vector's copy on the device, freed with its owner.
 #pragma once
-#include <cstddef>       // size_t
-#include <utility>       // std::swap
-#include <vector>        // std::vector
+#include <cstddef>  // size_t
+#include <utility>  // std::swap
+#include <vector>   // std::vector
 #ifdef SLA_CPU
-#include "cpu/device.h"  // device_malloc, copy_to_device, copy_to_host
+#include "llmc/cpu/device.h"  // device_malloc, copy_to_device, copy_to_host
 #else
-#include "cuda/device.h" // the same
+#include "llmc/cuda/device.h"  // the same
 #endif
 
 template <class T>

@@ -2,7 +2,7 @@
 // parameters, AdamW's moments and master weights, LayerNorm's statistics, losses and every sum are float whatever it is.
 #pragma once
 #ifdef PRECISION_BF16
-#include <cuda_bf16.h> // __nv_bfloat16
+#include <cuda_bf16.h>  // __nv_bfloat16
 typedef __nv_bfloat16 floatX;
 constexpr const char* precision_name = "bf16";
 #else

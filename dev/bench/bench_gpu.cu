@@ -7,8 +7,8 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <functional>          // std::function
-#include <nlohmann/json.hpp>   // nlohmann::json
+#include <functional>         // std::function
+#include <nlohmann/json.hpp>  // nlohmann::json
 
 using nlohmann::json;
 
@@ -133,11 +133,11 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("matmul_gelu_backward, fcproj", 0, 2 * matmul(4 * C, C), [&] {
     matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C); });
   bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C), [&] {
-    matmul_backward(a.dbranch, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
+    matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] {
-    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dbranch, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C); });
+    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C); });
   bench("attention_backward", 0, 2.5 * attention_flops, [&] {
-    attention_backward(a.dqkv, QKV, a.delta, a.dbranch, s.att, s.lse, s.q, s.q_stride, table, shape); });
+    attention_backward(a.dqkv, QKV, a.delta, a.dsublayer, s.att, s.lse, s.q, s.q_stride, table, shape); });
   bench("embedding_backward", N * (C * x + 4), 0, [&] {
     embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C); });
   bench("sum_of_squares", P * 4, 0, [&] { gpt2_square_grads(model); });
@@ -220,7 +220,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
         gpt2_zero_loss(model);
         gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);
         gpt2_update(model, ++step, {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0});
-        gpt2_read_sums(model); }, scale.seconds_per_training);
+        gpt2_read_stats(model); }, scale.seconds_per_training);
       const double used = double(free_before) - double(device_memory_available());
       const double planned = double(gpt2_bytes(model) - device_workspace_bytes());
       const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.plan, T);

@@ -62,7 +62,7 @@ class Config:
         return f"SLA {self.skip_layer}/{self.skip_heads}" if self.skip_heads > 0 else "baseline"
 
     def flops_per_token(self, T):
-        """What the model needs, forward and backward, as llmc/flops.h counts it: without k and v that no head reads."""
+        """What the model needs, forward and backward, as llmc/model/flops.h counts it: without k and v that no head reads."""
         L, C, n_l = self.num_layers, self.channels, self.skip_layer
         dead_layers = sum(l >= n_l and l + n_l >= L for l in range(L)) if self.skip_heads > 0 else 0
         dead = dead_layers * 2 * self.skip_heads * (C // self.num_heads) * C

@@ -6,7 +6,7 @@
 //   d (16 x 8)    element i is at row group + 8 (i / 2), column 2 pair + i % 2
 //   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 pair and the next; transposed, column group, rows 2 pair
 //                 and the next. Lane i names row i % 8 of matrix i / 8.
-#include <cstring>   // memcpy, memset
+#include <cstring>  // memcpy, memset
 #include "emu.h"
 
 extern unsigned char shared_memory[];

@@ -1,16 +1,16 @@
 // What test_dist starts with mpirun to see what the emulated NCCL does: `emu_ranks CASE`. A case either holds, and the program ends with
 // 0, or is a mistake that the emulator must name.
-#include <mpi.h>              // MPI_Init, MPI_Finalize
-#include <nccl.h>             // ncclAllReduce, ...
-#include <unistd.h>           // sleep
-#include <cstring>            // strcmp, memcmp
-#include <string>             // std::string
-#include <vector>             // std::vector
-#include "cuda_bf16.h"        // __nv_bfloat16
-#include "llmc/error.h"       // CHECK
-#include "llmc/guard.h"       // forbid
-#include "llmc/operations.h"  // Collectives, device_malloc, copy_to_host
-#include "llmc/rank_channel.h" // RankChannel
+#include <mpi.h>                     // MPI_Init, MPI_Finalize
+#include <nccl.h>                    // ncclAllReduce, ...
+#include <unistd.h>                  // sleep
+#include <cstring>                   // strcmp, memcmp
+#include <string>                    // std::string
+#include <vector>                    // std::vector
+#include "cuda_bf16.h"               // __nv_bfloat16
+#include "llmc/utils/error.h"        // CHECK
+#include "llmc/utils/guard.h"        // forbid
+#include "llmc/operations.h"         // Collectives, device_malloc, copy_to_host
+#include "llmc/dist/rank_channel.h"  // RankChannel
 
 namespace {
 
@@ -115,9 +115,9 @@ void one_sum_stays_out() {
   auto* x = static_cast<float*>(device_malloc(4 * sizeof(float)));
   for (int sum = 0; sum < 4; sum++) {
     if (sum == 3 && rank == num_ranks - 1) sleep(600);
-    collectives.follow_operations();
+    collectives.comm_waits_for_compute();
     collectives.all_reduce(x, 4);
-    collectives.precede_operations();
+    collectives.compute_waits_for_comm();
     float host[4];
     copy_to_host(host, x, sizeof host);
   }

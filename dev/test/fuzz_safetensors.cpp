@@ -3,20 +3,20 @@
 //
 // With libFuzzer:
 //   clang++ -std=c++17 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
-//     dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp -o fuzz
+//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o fuzz
 //   ./fuzz -max_total_time=60 -malloc_limit_mb=64 -rss_limit_mb=2048 -max_len=4096 <folder with seeds>
 // Without it, a mutator of its own that knows the format (seconds and seed, both optional):
 //   g++ -std=c++17 -O1 -g -I. -DSTANDALONE_FUZZER -fsanitize=address,undefined -fno-sanitize-recover=all
-//     dev/test/fuzz_safetensors.cpp llmc/safetensors.cpp -o fuzz
+//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o fuzz
 //   ./fuzz 60 1
-#include <sys/mman.h>    // memfd_create
-#include <unistd.h>      // write
-#include <algorithm>     // std::min
-#include <cmath>         // std::isnan, std::ldexp
-#include <cstring>       // memcpy, memcmp
-#include <utility>       // std::exchange
-#include "llmc/error.h"  // UserError, CHECK, format
-#include "llmc/safetensors.h"
+#include <sys/mman.h>          // memfd_create
+#include <unistd.h>            // write
+#include <algorithm>           // std::min
+#include <cmath>               // std::isnan, std::ldexp
+#include <cstring>             // memcpy, memcmp
+#include <utility>             // std::exchange
+#include "llmc/utils/error.h"  // UserError, CHECK, format
+#include "llmc/io/safetensors.h"
 
 // The value of a half or a bfloat16, by other means than the reader's: sign * significand * 2^exponent.
 static double value_of_16_bits(uint16_t bits, int mantissa_bits, int bias) {

@@ -2,15 +2,15 @@
 // implementation computed from float32 weights, for the reference and the trainer to agree with. Tests run from the
 // repository's root.
 #pragma once
-#include <cstdint>            // int64_t, uint16_t
-#include <fstream>            // std::ifstream
-#include <map>                // std::map
-#include <nlohmann/json.hpp>  // nlohmann::json
-#include <string>             // std::string
-#include <vector>             // std::vector
-#include "llmc/config.h"      // ModelConfig
-#include "llmc/error.h"       // user_error
-#include "llmc/safetensors.h" // SafetensorsFile
+#include <cstdint>                // int64_t, uint16_t
+#include <fstream>                // std::ifstream
+#include <map>                    // std::map
+#include <nlohmann/json.hpp>      // nlohmann::json
+#include <string>                 // std::string
+#include <vector>                 // std::vector
+#include "llmc/model/config.h"    // ModelConfig
+#include "llmc/utils/error.h"     // user_error
+#include "llmc/io/safetensors.h"  // SafetensorsFile
 
 struct GoldenTensor {
   std::vector<int64_t> shape;

@@ -1,11 +1,11 @@
 // What several tests use: models by their numbers, what is in a folder, and the messages of user errors.
 #pragma once
-#include <gtest/gtest.h>    // EXPECT_NE
-#include <filesystem>       // directory_iterator
-#include <set>              // std::set
-#include <string>           // std::string
-#include "llmc/config.h"    // ModelConfig
-#include "llmc/error.h"     // UserError
+#include <gtest/gtest.h>        // EXPECT_NE
+#include <filesystem>           // directory_iterator
+#include <set>                  // std::set
+#include <string>               // std::string
+#include "llmc/model/config.h"  // ModelConfig
+#include "llmc/utils/error.h"   // UserError
 
 inline ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
   ModelConfig c;

@@ -1,13 +1,13 @@
 // Attention and its gradients against the formula in double, on the device that this is compiled for: the CPU, the emulated
 // GPU or a real one. The inputs are rounded to floatX first, so that what is compared is the kernels' arithmetic alone.
-#include <gtest/gtest.h>           // TEST
-#include <algorithm>               // std::all_of, std::max, std::max_element
-#include <cmath>                   // exp, log, pow, sqrt, isfinite, isnan
-#include <vector>                  // std::vector
-#include "dev/test/values.h"       // random_values, nans, relative_error, same_bits
-#include "llmc/device_array.h"     // DeviceArray
-#include "llmc/operations.h"       // attention_forward, attention_backward, copy_rows
-#include "llmc/precision.h"        // floatX
+#include <gtest/gtest.h>        // TEST
+#include <algorithm>            // std::all_of, std::max, std::max_element
+#include <cmath>                // exp, log, pow, sqrt, isfinite, isnan
+#include <vector>               // std::vector
+#include "dev/test/values.h"    // random_values, nans, relative_error, same_bits
+#include "llmc/device_array.h"  // DeviceArray
+#include "llmc/operations.h"    // attention_forward, attention_backward, copy_rows
+#include "llmc/precision.h"     // floatX
 
 // Relative, of a tensor's norm. In bf16 moreover 1.5 times the error of the formula in double with everything in bf16 that must be.
 constexpr bool is_bf16 = sizeof(floatX) == 2;
@@ -99,14 +99,14 @@ struct Layer {
     d_out = DeviceArray<floatX>(nans<floatX>(c.rows() * C()));
     d_lse = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
     d_delta = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
-    std::vector<KVView<floatX>> views;
+    std::vector<KVHead<floatX>> views;
     std::vector<int> readers;
     for (int p = 0; p < c.pairs(); p++) {
       floatX *from = p < own ? d_qkv.data : d_lender.data, *to = p < own ? d_dqkv.data : d_slab.data;
-      KVView<floatX> view = {from + k(p).offset, from + v(p).offset, k(p).stride, to + dk(p).offset, to + dv(p).offset,
+      KVHead<floatX> view = {from + k(p).offset, from + v(p).offset, k(p).stride, to + dk(p).offset, to + dv(p).offset,
                              dk(p).stride, accumulates(p), int(readers.size()), 0};
       for (int i = 0; i < int(c.NH()); i++)
-        if (c.pair_of[size_t(i)] == p) readers.push_back(i), view.num_readers++;
+        if (c.pair_of[size_t(i)] == p) readers.push_back(i), view.num_query_heads++;
       views.push_back(view);
     }
     table = AttentionTable<floatX>(std::move(views), std::move(readers));

@@ -14,9 +14,9 @@
 #include "child.h"                // become
 #include "command_line.h"         // CommandLine, read_log, steps_of, shard_bytes
 #include "golden_case.h"          // GoldenCase, read_golden_case
-#include "llmc/random.h"          // random_words
-#include "llmc/safetensors.h"     // SafetensorsFile
-#include "llmc/tokenizer.h"       // Tokenizer, printable
+#include "llmc/utils/random.h"    // random_words
+#include "llmc/io/safetensors.h"  // SafetensorsFile
+#include "llmc/text/tokenizer.h"  // Tokenizer, printable
 
 static const std::string alone = "env OMP_NUM_THREADS=1 ";  // threads that wait for each other are slow where others run too
 static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";

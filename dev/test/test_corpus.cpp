@@ -1,17 +1,17 @@
 // data/tokenize from what it is given to what it writes: archives, JSON lines, threads, interrupted runs, hostile input.
-#include <archive.h>            // archive_write_new and all others
-#include <archive_entry.h>      // archive_entry_new
-#include <fcntl.h>              // open
-#include <signal.h>             // SIGKILL, SIGTERM
-#include <algorithm>            // std::min
-#include <chrono>               // std::chrono::steady_clock
-#include <random>               // std::mt19937
-#include "child.h"              // run_and_signal
-#include "command_line.h"       // CommandLine, read_file, write_file
-#include "llmc/crc32c.h"        // crc32c
-#include "llmc/dataloader.h"    // TokenShards
-#include "llmc/error.h"         // CHECK, format
-#include "llmc/tokenizer.h"     // Tokenizer, Encoder
+#include <archive.h>               // archive_write_new and all others
+#include <archive_entry.h>         // archive_entry_new
+#include <fcntl.h>                 // open
+#include <signal.h>                // SIGKILL, SIGTERM
+#include <algorithm>               // std::min
+#include <chrono>                  // std::chrono::steady_clock
+#include <random>                  // std::mt19937
+#include "child.h"                 // run_and_signal
+#include "command_line.h"          // CommandLine, read_file, write_file
+#include "llmc/io/crc32c.h"        // crc32c
+#include "llmc/text/dataloader.h"  // TokenShards
+#include "llmc/utils/error.h"      // CHECK, format
+#include "llmc/text/tokenizer.h"   // Tokenizer, Encoder
 
 static const std::string vocabulary = "dev/test/tokenizer/small.tiktoken";
 static const std::string program = "data/tokenize --tokenizer " + vocabulary + " ";

@@ -14,9 +14,9 @@
 #include <set>          // std::set
 #include <type_traits>  // std::is_copy_constructible_v
 #include "child.h"      // run_and_signal
-#include "llmc/dataloader.h"
-#include "llmc/step_loader.h"
-#include "llmc/tokenizer.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/text/step_loader.h"
+#include "llmc/text/tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------------------------
 // Helpers: a folder that goes away again, files in it, programs, errors.
@@ -102,7 +102,7 @@ static void expect_in(const std::string& part, const std::string& text) {
 // The tokens of a loader's windows, as (count, T) inputs and then as many targets.
 static std::vector<int> windows(const DataLoader& loader, int64_t first, int64_t count) {
   std::vector<int> both(size_t(2 * count * loader.T));
-  loader.load_windows(first, count, both.data(), both.data() + count * loader.T);
+  loader.load_sequences(first, count, both.data(), both.data() + count * loader.T);
   return both;
 }
 
@@ -238,7 +238,7 @@ TEST_F(TokenShardsOf, TheLargestUint16IsATokenOfALargeVocabularyOnly) {
 TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
   const int B = 3, T = 5, n = 61;  // 12 windows: four micro-batches an epoch
   DataLoader loader(write_shard("a.bin", counting(n)), 100, T);
-  ASSERT_EQ(loader.num_windows, 12);
+  ASSERT_EQ(loader.num_sequences, 12);
   std::vector<int> inputs(B * T), targets(B * T);
   for (int s = 0; s < 9; s++) {
     loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
@@ -280,7 +280,7 @@ TEST_F(Loader, NoWindowCrossesAShardAndAShardWithoutRoomForOneIsPassedOver) {
   write_shard("2.bin", counting(12, 200));  // windows at 200 and 204; the last three tokens have no fourth target
   write_shard("3.bin", counting(5, 300));   // one window, to the very last token
   DataLoader loader(folder + "/*.bin", 1000, T);
-  ASSERT_EQ(loader.num_windows, 5);
+  ASSERT_EQ(loader.num_sequences, 5);
   std::vector<int> begins = {0, 4, 200, 204, 300, 0, 4};  // and on into the second epoch
   std::vector<int> both = windows(loader, 0, 7);
   for (int w = 0; w < 7; w++)
@@ -308,7 +308,7 @@ TEST_F(Loader, AHeaderlessFileGivesTheSameBatchesAsAShard) {
   std::string shard = write_shard("a.bin", counting(1000)), headerless = write_headerless("b.bin", counting(1000));
   for (bool shuffle : {false, true}) {
     DataLoader a(shard, 1000, 7, shuffle, 5), b(headerless, 1000, 7, shuffle, 5);
-    EXPECT_EQ(a.num_windows, b.num_windows);
+    EXPECT_EQ(a.num_sequences, b.num_sequences);
     EXPECT_EQ(windows(a, 0, 300), windows(b, 0, 300));
   }
 }
@@ -334,11 +334,11 @@ TEST_F(Loader, StepsFollowEachOtherAndAPositionThatWasSavedGoesOnWithTheNext) {
     Slots slots(B * T), other_slots(B * T);
     StepLoader steps(first, 1, B, 0, 1, slots.both());
     for (int s = 0; s < 60; s++) {  // beyond the first epoch
-      ASSERT_EQ(first.next_window, s * B);
+      ASSERT_EQ(first.next_sequence, s * B);
       ASSERT_EQ(slots.tokens(steps.next()), windows(first, s * B, B)) << "step " << s;
     }
     DataLoader second(path, 1000, T, shuffle, 11);
-    second.next_window = first.next_window;
+    second.next_sequence = first.next_sequence;
     StepLoader resumed(second, 1, B, 0, 1, other_slots.both());
     for (int s = 0; s < 60; s++) ASSERT_EQ(other_slots.tokens(resumed.next()), slots.tokens(steps.next())) << "step " << s;
   }
@@ -353,7 +353,7 @@ TEST_F(Loader, OfStepsReadsAsMicroBatchesAndRanksHaveIt) {
     std::vector<int> expected(2 * slots.n);
     data.load_batches(s * accumulation * ranks * B, accumulation, expected.data(), expected.data() + slots.n, B, 1, ranks);
     ASSERT_EQ(slots.tokens(steps.next()), expected);
-    ASSERT_EQ(data.next_window, (s + 1) * accumulation * ranks * B);
+    ASSERT_EQ(data.next_sequence, (s + 1) * accumulation * ranks * B);
   }
 }
 
@@ -369,7 +369,7 @@ TEST_F(Loader, TheNextStepIsLoadedWhileThisOneIsUsedAndNotOverIt) {
     while (slots.tokens(other) != expected && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)) usleep(100);
     EXPECT_EQ(slots.tokens(other), expected) << "nobody asked for it yet";
     EXPECT_EQ(slots.tokens(now), windows(data, s * B, B));
-    EXPECT_EQ(data.next_window, (s + 1) * B) << "what is loaded ahead does not count";
+    EXPECT_EQ(data.next_sequence, (s + 1) * B) << "what is loaded ahead does not count";
   }
 }
 
@@ -381,7 +381,7 @@ TEST_F(Loader, RowsCanBeLoadedInAnyPartsAndLeaveThePositionAlone) {
     EXPECT_TRUE(std::equal(one.begin(), one.begin() + 3, all.begin() + row * 3));
     EXPECT_TRUE(std::equal(one.begin() + 3, one.end(), all.begin() + 24 + row * 3));
   }
-  EXPECT_EQ(loader.next_window, 0);
+  EXPECT_EQ(loader.next_sequence, 0);
 }
 
 TEST_F(Loader, ALoaderThatWasMovedGoesOn) {
@@ -394,7 +394,7 @@ TEST_F(Loader, ALoaderThatWasMovedGoesOn) {
 
 TEST_F(Loader, FilesWithoutAWindowAreRefused) {
   std::string path = write_shard("a.bin", counting(64));
-  EXPECT_EQ(DataLoader(path, 100, 63).num_windows, 1);
+  EXPECT_EQ(DataLoader(path, 100, 63).num_sequences, 1);
   expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a window needs T + 1 = 65"});
   write_shard("b.bin", counting(70));
   expect_error([&] { DataLoader(folder + "/*.bin", 100, 70); }, {"has 70 tokens in its longest file", "T + 1 = 71"});
@@ -416,7 +416,7 @@ TEST_F(Shuffle, AnEpochReadsEveryWindowOfEveryShardOnce) {
   write_shard("0.bin", counting(101, 0));
   write_shard("1.bin", counting(57, 1000));
   DataLoader loader(folder + "/*.bin", 2000, 4, true, 9);
-  ASSERT_EQ(loader.num_windows, 25 + 14);
+  ASSERT_EQ(loader.num_sequences, 25 + 14);
   for (int64_t epoch : {0, 1, 5}) {
     std::vector<int> both = windows(loader, epoch * 39, 39);
     std::set<int> begins;

@@ -1,16 +1,16 @@
 // Several ranks, each a process that mpirun starts with an emulated GPU of its own: what NCCL's stand-in does, and how the trainer trains
 // on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu lie.
-#include <gtest/gtest.h>   // TEST_F
-#include <signal.h>        // kill
-#include <unistd.h>        // getpid, usleep
-#include <chrono>          // std::chrono::steady_clock
-#include <cmath>           // NAN
-#include <cstdlib>         // setenv
-#include <map>             // std::map
-#include <thread>          // std::thread
-#include <tuple>           // std::tuple
-#include "command_line.h"  // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
-#include "llmc/error.h"    // format
+#include <gtest/gtest.h>       // TEST_F
+#include <signal.h>            // kill
+#include <unistd.h>            // getpid, usleep
+#include <chrono>              // std::chrono::steady_clock
+#include <cmath>               // NAN
+#include <cstdlib>             // setenv
+#include <map>                 // std::map
+#include <thread>              // std::thread
+#include <tuple>               // std::tuple
+#include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
+#include "llmc/utils/error.h"  // format
 
 class Ranks : public CommandLine {
  protected:

@@ -1,17 +1,17 @@
 // One run of several ranks that is killed sixty times and told to stop twelve times, at moments that a seed draws, and goes on each time:
 // it ends with the bits of a run that nobody disturbed. FAULTS_SEED=n draws others, FAULTS_KILLS=n more or fewer: with 100 it is a hundred
 // and twenty. Runs from the repository's root, where the trainer on an emulated GPU lies.
-#include <gtest/gtest.h>   // TEST_F
-#include <signal.h>        // kill
-#include <unistd.h>        // usleep
-#include <algorithm>       // std::max
-#include <cerrno>          // errno
-#include <chrono>          // std::chrono::system_clock
-#include <cstdio>          // printf
-#include <cstdlib>         // getenv
-#include <random>          // std::mt19937
-#include "command_line.h"  // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
-#include "llmc/error.h"    // format
+#include <gtest/gtest.h>       // TEST_F
+#include <signal.h>            // kill
+#include <unistd.h>            // usleep
+#include <algorithm>           // std::max
+#include <cerrno>              // errno
+#include <chrono>              // std::chrono::system_clock
+#include <cstdio>              // printf
+#include <cstdlib>             // getenv
+#include <random>              // std::mt19937
+#include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
+#include "llmc/utils/error.h"  // format
 
 class Faults : public CommandLine {
  protected:

@@ -1,29 +1,29 @@
 // What is read and written: models, checkpoints, the log, options.
-#include <gtest/gtest.h>          // TEST
-#include <signal.h>               // signal, SIGXFSZ
-#include <sys/resource.h>         // setrlimit
-#include <algorithm>              // std::copy_n
-#include <cmath>                  // NAN
-#include <cstring>                // memcmp
-#include <deque>                  // std::deque
-#include <filesystem>             // create_directories, remove_all
-#include <fstream>                // std::ifstream, std::ofstream
-#include <future>                 // std::promise, std::async
-#include <map>                    // std::map
-#include <new>                    // std::bad_alloc
-#include <nlohmann/json.hpp>      // nlohmann::json, nlohmann::ordered_json
-#include <random>                 // std::mt19937
-#include <set>                    // std::set
-#include "helpers.h"              // make_config, names_in, EXPECT_ERROR
-#include "llmc/background_writer.h"  // BackgroundWriter
-#include "llmc/checkpoint.h"      // write_checkpoint, write_checkpoint_part, newest_checkpoint
-#include "llmc/config_json.h"     // read_config_json, write_config_json
-#include "llmc/crc32c.h"          // crc32c, crc32c_by_table, crc32c_combine
-#include "llmc/logger.h"          // RunLog
-#include "llmc/model_io.h"        // read_weight_file, write_weight_file, own_moment
-#include "llmc/options.h"         // parse_options
-#include "llmc/parameters.h"      // make_parameter_table
-#include "llmc/safetensors.h"     // SafetensorsFile, SafetensorsWriter
+#include <gtest/gtest.h>                 // TEST
+#include <signal.h>                      // signal, SIGXFSZ
+#include <sys/resource.h>                // setrlimit
+#include <algorithm>                     // std::copy_n
+#include <cmath>                         // NAN
+#include <cstring>                       // memcmp
+#include <deque>                         // std::deque
+#include <filesystem>                    // create_directories, remove_all
+#include <fstream>                       // std::ifstream, std::ofstream
+#include <future>                        // std::promise, std::async
+#include <map>                           // std::map
+#include <new>                           // std::bad_alloc
+#include <nlohmann/json.hpp>             // nlohmann::json, nlohmann::ordered_json
+#include <random>                        // std::mt19937
+#include <set>                           // std::set
+#include "helpers.h"                     // make_config, names_in, EXPECT_ERROR
+#include "llmc/run/background_writer.h"  // BackgroundWriter
+#include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_part, newest_checkpoint
+#include "llmc/model/config_json.h"      // read_config_json, write_config_json
+#include "llmc/io/crc32c.h"              // crc32c, crc32c_by_table, crc32c_combine
+#include "llmc/run/logger.h"             // RunLog
+#include "llmc/io/model_io.h"            // read_weight_file, write_weight_file, own_moment
+#include "llmc/run/options.h"            // parse_options
+#include "llmc/model/parameters.h"       // make_parameter_table
+#include "llmc/io/safetensors.h"         // SafetensorsFile, SafetensorsWriter
 
 namespace fs = std::filesystem;
 
@@ -84,10 +84,10 @@ struct DiskModel {
   ModelConfig config = make_config(3, 2, 8, 2, 1);
   KVPlan plan;
   ParameterTable table;
-  explicit DiskModel(bool bias = true, int channels = 8, bool keep_dead_kv = false, Slices slices = {}) {
+  explicit DiskModel(bool bias = true, int channels = 8, bool keep_dead_kv = false, Shard shard = {}) {
     config.vocab_size = 11, config.max_seq_len = 5, config.bias = bias, config.channels = channels;
     plan = make_kv_plan(config, keep_dead_kv);
-    table = make_parameter_table(config, plan, slices);
+    table = make_parameter_table(config, plan, shard);
   }
   ModelLayout layout() const { return {config, plan, table}; }
   int64_t elements(int index) const { return table.layout.tensors[table.specs[index].tensor].num_elements(); }
@@ -98,11 +98,11 @@ struct DiskModel {
   }
   // The same values as far as they lie in this process's slices, in an arena of state with NaN in its gaps.
   std::vector<float> state(float start) const {
-    std::vector<float> arena(table.layout.bytes / sizeof(float) / size_t(table.slices.count), NAN), values;
+    std::vector<float> arena(table.layout.bytes / sizeof(float) / size_t(table.shard.count), NAN), values;
     for (size_t i = 0; i < table.specs.size(); i++) {
       values.resize(size_t(elements(int(i))));
       fetch(start)(int(i), values.data());
-      const OwnedPart part = owned_part(table, table.specs[i]);
+      const ShardRange part = shard_range(table, table.specs[i]);
       const int64_t first = part.begin - table.layout.tensors[size_t(table.specs[i].tensor)].element_offset();
       if (part.count > 0) std::copy_n(values.data() + first, part.count, arena.data() + part.state);
     }
@@ -249,8 +249,8 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
 
   const RunState state = read_run_state(newest);
   EXPECT_EQ(state.step, 1000);
-  EXPECT_EQ(state.next_window, 3000);
-  EXPECT_EQ(state.num_windows, 77);
+  EXPECT_EQ(state.next_sequence, 3000);
+  EXPECT_EQ(state.num_sequences, 77);
   EXPECT_EQ(state.seq_len, 5);
   EXPECT_TRUE(state.shuffle);
   EXPECT_EQ(state.seed, 123456789012345ull);
@@ -280,7 +280,7 @@ struct WritingRanks {
   std::function<void(std::vector<std::string>&)> alter = [](std::vector<std::string>&) {};  // the reports on their way
 
   WritingRanks(const std::string& out, int count, bool bias = true, bool keep_dead_kv = false) : outs(size_t(count), out) {
-    for (int rank = 0; rank < count; rank++) models.emplace_back(bias, /*channels=*/20, keep_dead_kv, Slices{rank, count});
+    for (int rank = 0; rank < count; rank++) models.emplace_back(bias, /*channels=*/20, keep_dead_kv, Shard{rank, count});
   }
 
   // Rank 0's error, if there is one.
@@ -325,7 +325,7 @@ static std::map<std::string, std::string> files_in(const std::string& folder) {
   return files;
 }
 
-TEST(Slices, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
+TEST(Shard, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
   for (bool bias : {true, false}) {
     for (bool keep_dead_kv : {true, false}) {
       TemporaryFolder folder;
@@ -346,7 +346,7 @@ TEST(Slices, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) 
           std::vector<float> m(model.state(2).size(), NAN), v(m.size(), NAN);
           auto store_to = [&](std::vector<float>& arena) -> StoreTensor {
             return [&](int index, const float* values) {
-              const OwnedPart part = owned_part(model.table, model.table.specs[size_t(index)]);
+              const ShardRange part = shard_range(model.table, model.table.specs[size_t(index)]);
               std::copy_n(values, part.count, arena.data() + part.state);
             };
           };
@@ -359,7 +359,7 @@ TEST(Slices, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) 
   }
 }
 
-TEST(Slices, ThatARankCannotWriteEndTheCheckpointWithItsNameAndNothingElse) {
+TEST(Shard, ThatARankCannotWriteEndTheCheckpointWithItsNameAndNothingElse) {
   TemporaryFolder folder;
   WritingRanks ranks(folder.path, 4);
   ASSERT_EQ(ranks.write(1), "");
@@ -386,7 +386,7 @@ TEST(Slices, ThatARankCannotWriteEndTheCheckpointWithItsNameAndNothingElse) {
   EXPECT_EQ(error_of([&] { verify_checkpoint(folder.path + "/step_00000002"); }), "");
 }
 
-TEST(Slices, WhoseReportsAreNotOfThemAreRefused) {
+TEST(Shard, WhoseReportsAreNotOfThemAreRefused) {
   TemporaryFolder folder;
   WritingRanks ranks(folder.path, 3);
   using Json = nlohmann::ordered_json;

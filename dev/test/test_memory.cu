@@ -79,7 +79,7 @@ TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
       for (int i = 0; i < 3; i++)  // directly, recorded, replayed
         gpt2_micro_step(model, tokens.data(), tokens.data(), shape.B, shape.T, 3);
       gpt2_update(model, 1, {1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0});
-      gpt2_read_sums(model);
+      gpt2_read_stats(model);
       CUDA_CHECK(cudaDeviceSynchronize());
       EXPECT_LE((most_allocated() - before) / planned, 1.03) << describe(model);
     }
@@ -108,12 +108,12 @@ TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMomentsAndTheAllocationsHaveToo) 
 }
 
 TEST(MemoryPlan, OfTheCopyForCheckpointsHasARanksSlicesOfMomentsAndOnRank0AllWeights) {
-  auto arenas_copied = [](int rank, Slices slices) {  // in arenas of all parameters
+  auto arenas_copied = [](int rank, Shard shard) {  // in arenas of all parameters
     ::Run run;  // not the test's
     run.options.out = "out";
     run.ranks.rank = rank;
     run.B = 1, run.T = 64;
-    gpt2_plan(run.model, small_config(64), run.B, run.T, 0, false, slices);
+    gpt2_plan(run.model, small_config(64), run.B, run.T, 0, false, shard);
     allocate(run);
     EXPECT_EQ(run.checkpoint_copy.size * sizeof(float), checkpoint_copy_bytes(run.model, rank));
     return double(checkpoint_copy_bytes(run.model, rank)) / double(run.model.parameters.layout.bytes);

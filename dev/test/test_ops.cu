@@ -1,17 +1,17 @@
 // Each operation but attention alone, against its formula in double, on the device that this is compiled for: the CPU, the
 // emulated GPU or a real one. Inputs are rounded to floatX first, so that what is compared is the operation's arithmetic
 // alone; outputs are NaN before, so that what is not written shows.
-#include <gtest/gtest.h>        // TEST
-#include <algorithm>            // std::max
-#include <cmath>                // exp, log, sqrt, tanh
-#include <limits>               // std::numeric_limits
-#include <tuple>                // std::tuple
-#include <vector>               // std::vector
-#include "dev/test/values.h"    // random_values, nans, relative_error, same_bits
-#include "llmc/device_array.h"  // DeviceArray
-#include "llmc/operations.h"    // what is tested
-#include "llmc/parameters.h"    // ParameterChunk, parameter_chunk_size
-#include "llmc/precision.h"     // floatX, has_master_weights
+#include <gtest/gtest.h>            // TEST
+#include <algorithm>                // std::max
+#include <cmath>                    // exp, log, sqrt, tanh
+#include <limits>                   // std::numeric_limits
+#include <tuple>                    // std::tuple
+#include <vector>                   // std::vector
+#include "dev/test/values.h"        // random_values, nans, relative_error, same_bits
+#include "llmc/device_array.h"      // DeviceArray
+#include "llmc/operations.h"        // what is tested
+#include "llmc/model/parameters.h"  // ParameterChunk, parameter_chunk_size
+#include "llmc/precision.h"         // floatX, has_master_weights
 
 // How far results may be off, as a share of their 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
 // square; sums are in fp32 whatever floatX is.
@@ -470,7 +470,7 @@ struct Arena {
 TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
   const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056});
   const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that counts
-  const StepSums sums = {2.5, 16};
+  const StepStats sums = {2.5, 16};
   const AdamWStep step = {float(lr), float(b1), float(b2), float(eps), float(1 - std::pow(b1, 3)),
                           float(1 - std::pow(b2, 3)), scale * (4 + 1e-6), float(decay)};
   const auto weights = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2, 0.1);
@@ -492,7 +492,7 @@ TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
   });
 
   const DeviceArray<ParameterChunk> d_chunks(arena.chunks);
-  const DeviceArray<StepSums> d_sums(std::vector<StepSums>{sums});
+  const DeviceArray<StepStats> d_sums(std::vector<StepStats>{sums});
   const DeviceArray<float> d_grads(grads);
   const auto [new_params, new_weights, new_m, new_v] = in_any_order([&] {
     DeviceArray<floatX> d_params(params);
@@ -521,7 +521,7 @@ TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
 // How far one step moves a parameter of 1 whose gradient is `grad`, in units of the learning rate.
 static double adamw_move(float grad, float eps, float weight_decay) {
   const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 1, 1}});
-  const DeviceArray<StepSums> sums(std::vector<StepSums>{{0, 1}});
+  const DeviceArray<StepStats> sums(std::vector<StepStats>{{0, 1}});
   const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
   const std::vector<float> zeros(64, 0.0f), ones(64, 1.0f), gradients(64, grad);
   const DeviceArray<float> weights(ones), m(zeros), v(zeros), grads(gradients);
@@ -539,9 +539,9 @@ TEST(AdamW, MovesByTheLearningRateInTheFirstStepWhateverTheGradient) {
 }
 
 // What a gradient of 1 has been multiplied with: with beta1 = 0 it becomes the first moment. That stays 7 without an update.
-static float grad_scale_of(const StepSums& sums, double grad_clip) {
+static float grad_scale_of(const StepStats& sums, double grad_clip) {
   const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 11, 1}});
-  const DeviceArray<StepSums> d_sums(std::vector<StepSums>{sums});
+  const DeviceArray<StepStats> d_sums(std::vector<StepStats>{sums});
   const std::vector<float> ones(64, 1.0f), sevens(64, 7.0f);
   const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
   const DeviceArray<float> weights(ones), m(sevens), v(sevens), grads(ones);

@@ -1,15 +1,15 @@
 // What is pure arithmetic: shapes, wiring, layout, random numbers, schedules, sampling.
-#include <gtest/gtest.h>     // TEST
-#include <cmath>             // std::sqrt
-#include <set>               // std::set
-#include "helpers.h"         // make_config, EXPECT_ERROR
-#include "llmc/arena.h"      // ArenaLayout
-#include "llmc/config.h"     // ModelConfig
-#include "llmc/kv_plan.h"    // make_kv_plan
-#include "llmc/parameters.h" // make_parameter_table
-#include "llmc/random.h"     // philox
-#include "llmc/sampler.h"    // sample_token
-#include "llmc/schedule.h"   // Schedule
+#include <gtest/gtest.h>            // TEST
+#include <cmath>                    // std::sqrt
+#include <set>                      // std::set
+#include "helpers.h"                // make_config, EXPECT_ERROR
+#include "llmc/utils/arena.h"       // ArenaLayout
+#include "llmc/model/config.h"      // ModelConfig
+#include "llmc/model/kv_plan.h"     // make_kv_plan
+#include "llmc/model/parameters.h"  // make_parameter_table
+#include "llmc/utils/random.h"      // philox
+#include "llmc/text/sampler.h"      // sample_token
+#include "llmc/run/schedule.h"      // Schedule
 
 // ----------------------------------------------------------------------------
 // Config
@@ -60,15 +60,15 @@ static void check_plan(int L, int h, int n_l, int n_h) {
       EXPECT_EQ(plan.source_of(l, i).head, i);
       const bool dead = i >= h - n_h && l >= n_l && l + n_l >= L;
       EXPECT_EQ(plan.projected_index({l, i}) < 0, n_h > 0 && dead);
-      EXPECT_EQ(plan.lent_index({l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
+      EXPECT_EQ(plan.shared_index({l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
     }
-    for (const KVRead& read : plan.reads[l]) {
+    for (const KVUse& read : plan.reads[l]) {
       for (int head : read.heads) {
         EXPECT_TRUE(readers_seen.insert(head).second) << "a head reads one pair";
         EXPECT_EQ(plan.source_of(l, head).layer, read.pair.layer);
         EXPECT_EQ(plan.source_of(l, head).head, read.pair.head);
       }
-      const bool a_higher_layer_reads_it = read.pair.layer == l && plan.lent_index(read.pair) >= 0;
+      const bool a_higher_layer_reads_it = read.pair.layer == l && plan.shared_index(read.pair) >= 0;
       EXPECT_EQ(read.accumulate, a_higher_layer_reads_it);
       EXPECT_GE(plan.projected_index(read.pair), 0) << "nobody reads what is not projected";
     }
@@ -82,7 +82,7 @@ static void check_plan(int L, int h, int n_l, int n_h) {
     for (int other = s + 1; lends && other < std::min(L, s + n_l); other++)
       EXPECT_NE(plan.slab[other], plan.slab[s]) << "in use from layer s + n_l down to s";
   }
-  EXPECT_EQ(plan.num_slabs, n_h > 0 ? std::min(n_l, L - n_l) : 0);
+  EXPECT_EQ(plan.num_accumulators, n_h > 0 ? std::min(n_l, L - n_l) : 0);
 }
 
 TEST(KVPlan, IsTheDesignsForEveryWiringOfSmallModels) {
@@ -101,7 +101,7 @@ TEST(KVPlan, KeepsDeadPairsWhenAsked) {
 
 TEST(KVPlan, TakesAnyTableSuchAsMultiQueryHeadsOverSharedLayers) {
   // Four layers, four heads: all heads of layers 2k and 2k + 1 read head 0 of layer 2k, but the top layer's last reads layer 0.
-  std::vector<KVPair> table;
+  std::vector<KVSource> table;
   for (int l = 0; l < 4; l++)
     for (int i = 0; i < 4; i++) table.push_back({l == 3 && i == 3 ? 0 : l / 2 * 2, 0});
   const KVPlan plan = kv_plan_from_table(4, 4, table);
@@ -113,7 +113,7 @@ TEST(KVPlan, TakesAnyTableSuchAsMultiQueryHeadsOverSharedLayers) {
   EXPECT_FALSE(plan.reads[3][0].accumulate);
   EXPECT_TRUE(plan.reads[1][0].accumulate) << "layer 3 was there first";
   EXPECT_TRUE(plan.reads[0][0].accumulate);
-  EXPECT_EQ(plan.num_slabs, 2);
+  EXPECT_EQ(plan.num_accumulators, 2);
 }
 
 TEST(KVPlan, IsDrawnWithTheLayersThatAreRead) {
@@ -138,7 +138,7 @@ TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
   EXPECT_GE(table.layout.bytes, end);
 }
 
-TEST(Slices, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
+TEST(Shard, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
   for (bool bias : {false, true}) {
     ModelConfig config = make_config(3, 4, 20, 2, 3);
     config.vocab_size = 101, config.max_seq_len = 7, config.bias = bias;

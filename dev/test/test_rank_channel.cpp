@@ -1,22 +1,22 @@
 // What ranks tell each other beside NCCL, and how a run ends when one of them dies or hangs: processes that are forked here, which
 // meet in a file or at a port of this machine.
-#include <arpa/inet.h>          // htonl
-#include <gtest/gtest.h>        // TEST_F
-#include <netinet/in.h>         // sockaddr_in
-#include <signal.h>             // kill
-#include <sys/socket.h>         // socket
-#include <sys/wait.h>           // waitpid
-#include <unistd.h>             // fork, _exit
-#include <algorithm>            // std::count, std::sort
-#include <chrono>               // std::chrono::duration
-#include <functional>           // std::function
-#include <random>               // std::mt19937
-#include <thread>               // std::thread
-#include "command_line.h"       // CommandLine, read_file
-#include "llmc/clock.h"         // seconds_now
-#include "llmc/error.h"         // UserError, format
-#include "llmc/rank_channel.h"  // RankChannel, Excused
-#include "llmc/rank_watch.h"    // RankWatch
+#include <arpa/inet.h>               // htonl
+#include <gtest/gtest.h>             // TEST_F
+#include <netinet/in.h>              // sockaddr_in
+#include <signal.h>                  // kill
+#include <sys/socket.h>              // socket
+#include <sys/wait.h>                // waitpid
+#include <unistd.h>                  // fork, _exit
+#include <algorithm>                 // std::count, std::sort
+#include <chrono>                    // std::chrono::duration
+#include <functional>                // std::function
+#include <random>                    // std::mt19937
+#include <thread>                    // std::thread
+#include "command_line.h"            // CommandLine, read_file
+#include "llmc/utils/clock.h"        // seconds_now
+#include "llmc/utils/error.h"        // UserError, format
+#include "llmc/dist/rank_channel.h"  // RankChannel, WatchdogPause
+#include "llmc/dist/watchdog.h"    // Watchdog
 
 static void sleep_for(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
@@ -28,7 +28,7 @@ static size_t lines_in(const std::string& text) { return size_t(std::count(text.
 // Three ranks, which have arrived at second 0 and are to be blamed after 10.
 class Watching : public testing::Test {
  protected:
-  RankWatch watch{3, 10};
+  Watchdog watch{3, 10};
   double now = 0;
   void SetUp() override {
     for (int rank = 0; rank < 3; rank++) watch.arrive(rank, format("<%d>", rank), 0);
@@ -44,7 +44,7 @@ class Watching : public testing::Test {
     }
     return "";
   }
-  static RankReport at(uint64_t begun, uint64_t done, bool excused = false) { return {begun, done, true, excused}; }
+  static RankReport at(uint64_t begun, uint64_t done, bool pause = false) { return {begun, done, true, pause}; }
 };
 
 TEST_F(Watching, NamesARankThatIsSilentAndOnlyThen) {
@@ -60,7 +60,7 @@ TEST_F(Watching, ARankThatHasLeftMayBeSilent) {
 }
 
 TEST_F(Watching, NobodyIsBlamedWhenTheTimeoutIsZero) {
-  watch = RankWatch(3, 0);
+  watch = Watchdog(3, 0);
   SetUp();
   EXPECT_EQ(after(100, {at(5, 5), at(4, 4), at(5, 5)}, 1), "");
 }
@@ -224,7 +224,7 @@ struct Collectives {
     while (done < count) {
       before(done + 1);
       begun = begun + 1;
-      channel.demand_same("step", std::to_string(begun));
+      channel.check_same_on_all_ranks("step", std::to_string(begun));
       done = begun;
     }
   }
@@ -238,9 +238,9 @@ static void compute(RankChannel& channel, int) { Collectives().run(channel, UINT
 TEST_F(Channel, RanksMeetShareAndLeaveWithoutAWord) {
   const auto body = [](RankChannel& channel, int rank) {
     int number = 100 + rank;
-    channel.share_from_first(&number, sizeof number);
+    channel.broadcast(&number, sizeof number);
     if (number != 100) throw UserError("shared");
-    channel.demand_same("numbers", "same");
+    channel.check_same_on_all_ranks("numbers", "same");
     Collectives().run(channel, 20);
   };
   for (int size : {1, 2, 5}) {
@@ -359,7 +359,7 @@ TEST_F(Channel, ARankOfAnotherNumberOfRanksIsRefusedAndToldWhy) {
 TEST_F(Channel, TwoProcessesThatAreTheSameRankAreToldSo) {
   const Meeting meeting = {"file:" + in("meet"), 3};
   const auto body = [](RankChannel& channel, int) {
-    channel.share_from_first("");
+    channel.broadcast("");
     Collectives().run(channel, 3);
   };
   const Process first = start_rank(meeting, 0, body), one = start_rank(meeting, 1, [this, body](RankChannel& channel, int rank) {
@@ -426,15 +426,15 @@ TEST_F(Channel, MessagesKeepTheirOrderAndTopicsDoNotWaitForEachOther) {
     } else if (rank == 1 && (channel.receive(0, Topic::run) != "second" || channel.receive(0, Topic::checkpoint) != "first")) {
       throw UserError("mixed up");
     }
-    channel.demand_same("end", "");
+    channel.check_same_on_all_ranks("end", "");
   }));
 }
 
 TEST_F(Channel, WhatIsNotTheSameIsToldOnEveryRankAndNamesTheFirst) {
   const std::vector<Process> all = start_ranks({"file:" + in("meet"), 4}, [this](RankChannel& channel, int rank) {
-    channel.demand_same("options", "a=1\nb=2\n");
+    channel.check_same_on_all_ranks("options", "a=1\nb=2\n");
     try {
-      channel.demand_same("options", rank < 2 ? "a=1\nb=2\nc=3\n" : format("a=1\nb=%d\nc=3\n", rank + 1));
+      channel.check_same_on_all_ranks("options", rank < 2 ? "a=1\nb=2\nc=3\n" : format("a=1\nb=%d\nc=3\n", rank + 1));
     } catch (const UserError& e) {
       write_file(in(format("told_%d", rank)), e.what());
     }
@@ -449,7 +449,7 @@ TEST_F(Channel, WhatIsNotTheSameIsToldOnEveryRankAndNamesTheFirst) {
 TEST_F(Channel, NobodyPassesBeforeAllHaveAskedForTheSame) {
   expect_peace(start_ranks({"file:" + in("meet"), 3}, [this](RankChannel& channel, int rank) {
     if (rank == 2) sleep_for(0.5), write_file(in("came"), "");
-    channel.demand_same("barrier", "");
+    channel.check_same_on_all_ranks("barrier", "");
     if (!fs::exists(in("came"))) throw UserError("too early");
   }));
 }
@@ -508,7 +508,7 @@ TEST_F(Channel, WhenARankIsKilledAtAnyTimeAllEndAndNameIt) {
 TEST_F(Channel, ADeathIsNoticedAtOnce) {
   for (size_t victim : {0u, 2u}) {
     const std::vector<Process> all = start_ranks({"file:" + in("meet"), 3}, [this](RankChannel& channel, int rank) {
-      channel.demand_same("meeting", "");
+      channel.check_same_on_all_ranks("meeting", "");
       if (rank == 1) write_file(in("met"), "");
       sleep_for(30);
     });
@@ -571,7 +571,7 @@ TEST_F(Channel, AnExcusedRankMayTakeItsTime) {
   expect_peace(start_ranks({"file:" + in("meet"), 3, 2}, [](RankChannel& channel, int rank) {
     Collectives().run(channel, 10, [&](uint64_t n) {
       if (rank != 0 || n != 8) return;
-      const Excused excused(channel);
+      const WatchdogPause pause(channel);
       sleep_for(3);
     });
   }));
@@ -590,7 +590,7 @@ TEST_F(Channel, WithATimeoutOfZeroNothingIsAHang) {
 
 TEST_F(Channel, AnErrorOfOneRankIsToldByRankZeroAndEndsAll) {
   const std::vector<Process> all = start_ranks({"file:" + in("meet"), 4}, [](RankChannel& channel, int rank) {
-    channel.demand_same("meeting", "");
+    channel.check_same_on_all_ranks("meeting", "");
     if (rank == 2) throw UserError("no such file");
     compute(channel, rank);
   });
@@ -599,7 +599,7 @@ TEST_F(Channel, AnErrorOfOneRankIsToldByRankZeroAndEndsAll) {
 
 TEST_F(Channel, AnErrorThatAllRanksMeetIsToldOnceAndIsNobodys) {
   const std::vector<Process> all = start_ranks({"file:" + in("meet"), 4}, [](RankChannel& channel, int rank) {
-    channel.demand_same("meeting", "");
+    channel.check_same_on_all_ranks("meeting", "");
     sleep_for(rank == 0 ? 0.5 : 0);
     throw UserError("no such file");
   });
@@ -608,7 +608,7 @@ TEST_F(Channel, AnErrorThatAllRanksMeetIsToldOnceAndIsNobodys) {
 
 TEST_F(Channel, AnErrorOfRankZeroEndsTheOthersSilently) {
   const std::vector<Process> all = start_ranks({"file:" + in("meet"), 4}, [](RankChannel& channel, int rank) {
-    channel.demand_same("meeting", "");
+    channel.check_same_on_all_ranks("meeting", "");
     if (rank == 0) throw UserError("no such file");
     compute(channel, rank);
   });
@@ -618,7 +618,7 @@ TEST_F(Channel, AnErrorOfRankZeroEndsTheOthersSilently) {
 TEST_F(Channel, ARankLeavesWithTheOthersOrAfterFiveSecondsWithoutThem) {
   const auto leave_after = [this](const std::string& name, double seconds_of_first, double seconds_of_second) {
     return start_ranks({"file:" + in(name), 2, 2}, [=](RankChannel& channel, int rank) {
-      channel.demand_same("meeting", "");
+      channel.check_same_on_all_ranks("meeting", "");
       sleep_for(rank == 0 ? seconds_of_first : seconds_of_second);
     });
   };

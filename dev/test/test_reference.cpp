@@ -8,7 +8,7 @@
 #include <random>                  // std::mt19937_64
 #include <utility>                 // std::swap
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
-#include "llmc/reference.h"        // the reference
+#include "llmc/model/reference.h"  // the reference
 
 using reference::AdamWOptions;
 using reference::Array;

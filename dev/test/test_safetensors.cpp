@@ -1,25 +1,25 @@
-// llmc/safetensors: what is written comes back, every value is exact, and no broken file gets past the reader.
+// llmc/io/safetensors: what is written comes back, every value is exact, and no broken file gets past the reader.
 // Runs from the root of the repository:
-//   g++ -std=c++17 -O2 -Wall -Wextra -I. dev/test/test_safetensors.cpp llmc/safetensors.cpp
+//   g++ -std=c++17 -O2 -Wall -Wextra -I. dev/test/test_safetensors.cpp llmc/io/safetensors.cpp
 //     -lgtest -lgtest_main -lpthread
 #include <gtest/gtest.h>
-#include <signal.h>        // signal, SIGXFSZ
-#include <stdlib.h>        // mkdtemp
-#include <sys/resource.h>  // setrlimit
-#include <sys/stat.h>      // mkfifo
-#include <sys/syscall.h>   // SYS_fsync, SYS_fallocate, SYS_pwrite64
-#include <sys/wait.h>      // waitpid
-#include <unistd.h>        // fork, symlink, truncate, syscall
-#include <cerrno>          // errno, ENOSPC
-#include <cmath>           // std::isnan, std::isfinite, ldexp
-#include <cstring>         // memcpy, strerror
-#include <filesystem>      // directory_iterator, remove_all
-#include <fstream>         // std::ifstream, std::ofstream
-#include <functional>      // std::function
-#include <limits>          // std::numeric_limits
-#include <thread>          // std::thread
-#include "llmc/error.h"    // UserError, format
-#include "llmc/safetensors.h"
+#include <signal.h>            // signal, SIGXFSZ
+#include <stdlib.h>            // mkdtemp
+#include <sys/resource.h>      // setrlimit
+#include <sys/stat.h>          // mkfifo
+#include <sys/syscall.h>       // SYS_fsync, SYS_fallocate, SYS_pwrite64
+#include <sys/wait.h>          // waitpid
+#include <unistd.h>            // fork, symlink, truncate, syscall
+#include <cerrno>              // errno, ENOSPC
+#include <cmath>               // std::isnan, std::isfinite, ldexp
+#include <cstring>             // memcpy, strerror
+#include <filesystem>          // directory_iterator, remove_all
+#include <fstream>             // std::ifstream, std::ofstream
+#include <functional>          // std::function
+#include <limits>              // std::numeric_limits
+#include <thread>              // std::thread
+#include "llmc/utils/error.h"  // UserError, format
+#include "llmc/io/safetensors.h"
 
 namespace fs = std::filesystem;
 

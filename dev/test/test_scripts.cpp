@@ -1,11 +1,11 @@
 // The scripts of the paper's runs, with a small model in place of GPT-2 and clusters of a few lines in place of Slurm. Runs from the
 // repository's root, where the trainers lie.
-#include <gtest/gtest.h>   // TEST_F
-#include <sys/stat.h>      // chmod
-#include <unistd.h>        // access
-#include <cstdlib>         // setenv
-#include "command_line.h"  // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
-#include "llmc/error.h"    // format
+#include <gtest/gtest.h>       // TEST_F
+#include <sys/stat.h>          // chmod
+#include <unistd.h>            // access
+#include <cstdlib>             // setenv
+#include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
+#include "llmc/utils/error.h"  // format
 
 class Scripts : public CommandLine {
  protected:

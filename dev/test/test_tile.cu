@@ -60,7 +60,7 @@ static __global__ void load_matrices_kernel(unsigned* registers) {
   for (int i = int(threadIdx.x); i < 256; i += warp_size) elements[i] = static_cast<unsigned short>(i);
   __syncwarp();
   unsigned x[4];
-  load_matrices<transposed>(x, int(threadIdx.x) * 16);
+  ldmatrix<transposed>(x, int(threadIdx.x) * 16);
   for (int r = 0; r < 4; r++) registers[int(threadIdx.x) * 4 + r] = x[r];
 }
 
@@ -139,7 +139,7 @@ static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b
   wait_for_copies();
   __syncthreads();
   if (threadIdx.x >= warp_size) return;
-  LeftOperand<M, D / 16> left;
+  RegisterTile<M, D / 16> left;
   load_left(left, a_tile);
   Accumulator<M, 4> s = {};
   mma_ABt(s, left, b_tile);
@@ -149,7 +149,7 @@ static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b
     for (auto& n : m)
       for (float& x : n) x = x == -INFINITY ? 0.0f : x;
   Accumulator<M, D / 8> acc = {};
-  mma_AB(acc, round_to_left(s), c_tile);
+  mma_AB(acc, to_bf16(s), c_tile);
   scale(acc, 0.5f);
   store_rows(result, stride, 0, rows, HS, accumulate, acc, a_tile);
 }

@@ -1,20 +1,20 @@
 // The tokenizer against what tiktoken gave: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all
 // written by dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
 #include <gtest/gtest.h>
-#include <algorithm>                // std::mismatch, std::shuffle, std::count
-#include <climits>                  // INT_MAX
-#include <cstdlib>                  // mkdtemp
-#include <filesystem>               // remove_all, copy_file, create_directory
-#include <fstream>                  // std::ifstream, std::ofstream
-#include <iterator>                 // std::istreambuf_iterator
-#include <map>                      // std::map
-#include <random>                   // std::mt19937
-#include <nlohmann/json.hpp>        // nlohmann::json
-#include <set>                      // std::set
-#include <sstream>                  // std::istringstream
-#include "dev/test/helpers.h"       // EXPECT_ERROR
-#include "llmc/tokenizer.h"
-#include "llmc/unicode_classes.h"
+#include <algorithm>           // std::mismatch, std::shuffle, std::count
+#include <climits>             // INT_MAX
+#include <cstdlib>             // mkdtemp
+#include <filesystem>          // remove_all, copy_file, create_directory
+#include <fstream>             // std::ifstream, std::ofstream
+#include <iterator>            // std::istreambuf_iterator
+#include <map>                 // std::map
+#include <random>              // std::mt19937
+#include <nlohmann/json.hpp>   // nlohmann::json
+#include <set>                 // std::set
+#include <sstream>             // std::istringstream
+#include "dev/test/helpers.h"  // EXPECT_ERROR
+#include "llmc/text/tokenizer.h"
+#include "llmc/text/unicode_classes.h"
 
 namespace fs = std::filesystem;
 using Ids = std::vector<uint16_t>;

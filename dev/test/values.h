@@ -1,10 +1,10 @@
 // What tests of operations and of the model make their tensors of, and compare them with.
 #pragma once
-#include <gtest/gtest.h>   // EXPECT_EQ
-#include <cmath>           // std::sqrt, NAN
-#include <cstring>         // memcmp
-#include <vector>          // std::vector
-#include "llmc/random.h"   // random_normal
+#include <gtest/gtest.h>        // EXPECT_EQ
+#include <cmath>                // std::sqrt, NAN
+#include <cstring>              // memcmp
+#include <vector>               // std::vector
+#include "llmc/utils/random.h"  // random_normal
 
 // Normally distributed, rounded to T.
 template <class T>

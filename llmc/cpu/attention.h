@@ -1,18 +1,18 @@
 // Causal attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against blocks of
 // keys with an online softmax, so that memory is linear in T. k and v are read where they were projected, through the table.
 //
-// Shapes: q, out and their gradients have row (b, t) of head i at `(b * T + t) * stride + i * HS`, k, v and theirs as KVView
+// Shapes: q, out and their gradients have row (b, t) of head i at `(b * T + t) * stride + i * HS`, k, v and theirs as KVHead
 // says. lse and delta are (B, NH, T): the log of the sum of the exponentials of a row's scaled scores, which is all that the
 // backward pass needs to rebuild its probabilities, and rowsum(dout * out).
 #pragma once
-#include <algorithm>             // std::max, std::min
-#include <cmath>                 // log, sqrt
-#include <cstring>               // memcpy, memset
-#include <limits>                // std::numeric_limits
-#include <vector>                // std::vector
-#include "../attention_table.h"  // AttentionTable, AttentionShape, KVView
-#include "matmul.h"              // gemm
-#include "vec.h"                 // vec_exp
+#include <algorithm>               // std::max, std::min
+#include <cmath>                   // log, sqrt
+#include <cstring>                 // memcpy, memset
+#include <limits>                  // std::numeric_limits
+#include <vector>                  // std::vector
+#include "llmc/attention_table.h"  // AttentionTable, AttentionShape, KVHead
+#include "matmul.h"                // gemm
+#include "vec.h"                   // vec_exp
 
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside the k and v rows it meets, and
 // oneDNN's sgemm runs such tiles near its full rate (measured: 210 of 250 GFLOP/s).
@@ -76,7 +76,7 @@ inline void attention_forward(float* out, float* lse, const float* q, int64_t q_
     const int64_t block = first_block + blocks - 1 - task / (a.B * a.NH);
     const int64_t b = task / a.NH % a.B, head = task % a.NH;
     const int64_t q0 = std::max(a.first_query, block * query_block), q1 = std::min(a.T, (block + 1) * query_block);
-    const KVView<float>& view = table.views[size_t(table.view_of[size_t(head)])];
+    const KVHead<float>& view = table.views[size_t(table.kv_of_head[size_t(head)])];
     attention_forward_block(out + (b * a.T + q0) * out_stride + head * a.HS, out_stride, lse + (b * a.NH + head) * a.T + q0,
                             q + (b * a.T + q0) * q_stride + head * a.HS, q_stride, view.k + b * a.T * view.stride,
                             view.v + b * a.T * view.stride, view.stride, q0, q1, a.HS);
@@ -135,7 +135,7 @@ inline void attention_backward(float* dq, int64_t dq_stride, float* delta, const
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < a.B * num_views; task++) {
     const int64_t first_row = task / num_views * a.T;
-    const KVView<float>& view = table.views[size_t(task % num_views)];
+    const KVHead<float>& view = table.views[size_t(task % num_views)];
     float *dk = view.dk + first_row * view.dstride, *dv = view.dv + first_row * view.dstride;
     if (!view.accumulate) {
       for (int64_t t = 0; t < a.T; t++) {
@@ -143,8 +143,8 @@ inline void attention_backward(float* dq, int64_t dq_stride, float* delta, const
         memset(dv + t * view.dstride, 0, size_t(a.HS) * sizeof(float));
       }
     }
-    for (int r = 0; r < view.num_readers; r++) {
-      const int64_t head = table.readers[size_t(view.first_reader + r)], column = head * a.HS;
+    for (int r = 0; r < view.num_query_heads; r++) {
+      const int64_t head = table.readers[size_t(view.first_query_head + r)], column = head * a.HS;
       attention_backward_head(dq + first_row * dq_stride + column, dq_stride, dk, dv, view.dstride,
                               delta + first_row * a.NH + head * a.T, dout + first_row * out_stride + column,
                               out + first_row * out_stride + column, out_stride, lse + first_row * a.NH + head * a.T,

@@ -1,9 +1,9 @@
 // Softmax and cross-entropy over the vocabulary, for a chunk of rows.
 #pragma once
-#include <algorithm> // std::fill
-#include <cmath>     // log
-#include <cstdint>   // int64_t
-#include "vec.h"     // vec_exp
+#include <algorithm>  // std::fill
+#include <cmath>      // log
+#include <cstdint>    // int64_t
+#include "vec.h"      // vec_exp
 
 // sum (1) += the mean of losses (count), in double.
 inline void add_mean_loss(double* sum, const float* losses, int64_t count) {

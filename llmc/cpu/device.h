@@ -1,15 +1,15 @@
 // The memory that operations work on. Here it is the host's.
 #pragma once
-#include <sys/mman.h>       // mmap, madvise
-#include <unistd.h>         // sysconf
-#include <array>            // std::array
-#include <chrono>           // std::chrono::steady_clock
-#include <cstdio>           // fopen
-#include <cstring>          // memcpy, memset
-#include <initializer_list> // std::initializer_list
-#include <string>           // std::string
-#include <utility>          // std::swap
-#include "../error.h"       // user_error
+#include <sys/mman.h>          // mmap, madvise
+#include <unistd.h>            // sysconf
+#include <array>               // std::array
+#include <chrono>              // std::chrono::steady_clock
+#include <cstdio>              // fopen
+#include <cstring>             // memcpy, memset
+#include <initializer_list>    // std::initializer_list
+#include <string>              // std::string
+#include <utility>             // std::swap
+#include "llmc/utils/error.h"  // user_error
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 
@@ -43,26 +43,26 @@ inline void copy_to_host(void* host, const void* device, size_t bytes) { memcpy(
 
 // `size` elements of host memory that the device could read by itself: here any memory is.
 template <class T>
-struct HostArray {
+struct PinnedBuffer {
   T* data = nullptr;
   size_t size = 0;
 
-  HostArray() = default;
-  explicit HostArray(size_t count) : data(static_cast<T*>(device_malloc(count * sizeof(T)))), size(count) {}
-  HostArray(const HostArray&) = delete;
-  HostArray& operator=(HostArray&& other) noexcept {
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(size_t count) : data(static_cast<T*>(device_malloc(count * sizeof(T)))), size(count) {}
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
     std::swap(data, other.data);
     std::swap(size, other.size);
     return *this;
   }
-  ~HostArray() { device_free(data, size * sizeof(T)); }
+  ~PinnedBuffer() { device_free(data, size * sizeof(T)); }
 };
 
 // Tokens to upload: `device` (count) = `host`. Nothing computes meanwhile, so they need no slots to lie in until their turn.
-constexpr int upload_slots = 0;
+constexpr int num_staging_buffers = 0;
 struct Upload {
   int* device;
-  std::array<int*, upload_slots> slots;
+  std::array<int*, num_staging_buffers> slots;
   const int* host;
   size_t count;
 };
@@ -72,11 +72,11 @@ inline void upload(std::initializer_list<Upload> uploads) {
   for (const Upload& u : uploads) copy_to_device(u.device, u.host, u.count * sizeof(int));
 }
 
-inline void hold_uploads() {}  // until the operations before are done: they are
+inline void uploads_wait_for_compute() {}  // until the operations before are done: they are
 
 // Work that is queued again and again with the same arguments (Key...) on the same memory. Here it is done at once.
 template <class... Key>
-struct RecordedWork {
+struct CudaGraph {
   template <class Enqueue>
   void run(const Enqueue& enqueue, const Key&... key) {
     enqueue(key...);
@@ -84,10 +84,10 @@ struct RecordedWork {
 };
 
 // A moment: when the operations that were called before record() are done, which is then.
-struct DeviceMoment {
+struct GpuEvent {
   std::chrono::steady_clock::time_point time;
   void record() { time = std::chrono::steady_clock::now(); }
-  double ms_since(const DeviceMoment& earlier) const { return std::chrono::duration<double, std::milli>(time - earlier.time).count(); }
+  double ms_since(const GpuEvent& earlier) const { return std::chrono::duration<double, std::milli>(time - earlier.time).count(); }
 };
 
 constexpr bool device_memory_is_host_memory = true;

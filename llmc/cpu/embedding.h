@@ -1,7 +1,7 @@
 // Token and position embeddings.
 #pragma once
-#include <algorithm> // std::min
-#include <cstdint>   // int64_t
+#include <algorithm>  // std::min
+#include <cstdint>    // int64_t
 
 // out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
 inline void embedding_forward(float* out, const int* tokens, const float* wte, const float* wpe, int64_t B, int64_t T,

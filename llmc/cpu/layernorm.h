@@ -1,9 +1,9 @@
 // LayerNorm over the channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps).
 #pragma once
-#include <algorithm> // std::min
-#include <cmath>     // sqrt
-#include <cstdint>   // int64_t
-#include <vector>    // std::vector
+#include <algorithm>  // std::min
+#include <cmath>      // sqrt
+#include <cstdint>    // int64_t
+#include <vector>     // std::vector
 
 // One row: out (C) =, mean and rstd =.
 inline void layernorm_row(float* out, float* mean, float* rstd, const float* x, const float* weight, const float* bias,

@@ -1,13 +1,13 @@
 // Linear layers on oneDNN's sgemm. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias.
 #pragma once
-#include <dnnl.h>      // dnnl_sgemm
-#include <algorithm>   // std::min
-#include <cstdint>     // int64_t
-#include <cstring>     // memcpy
-#include <vector>      // std::vector
-#include "../clock.h"  // seconds_now
-#include "../error.h"  // CHECK, user_error
-#include "gelu.h"      // gelu_forward, gelu_backward
+#include <dnnl.h>              // dnnl_sgemm
+#include <algorithm>           // std::min
+#include <cstdint>             // int64_t
+#include <cstring>             // memcpy
+#include <vector>              // std::vector
+#include "llmc/utils/clock.h"  // seconds_now
+#include "llmc/utils/error.h"  // CHECK, user_error
+#include "gelu.h"              // gelu_forward, gelu_backward
 
 // c (m, n) = alpha op(a) op(b) + beta c, op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,

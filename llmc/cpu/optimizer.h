@@ -1,12 +1,12 @@
 // AdamW and the gradient's norm, over the arenas of parameters. The chunks say which elements there are; what lies between
 // tensors is not touched.
 #pragma once
-#include <algorithm>        // std::min
-#include <cmath>            // sqrt, isfinite
-#include <cstdint>          // int64_t
-#include <vector>           // std::vector
-#include "../adamw.h"       // AdamWStep, StepSums
-#include "../parameters.h"  // ParameterChunk
+#include <algorithm>                // std::min
+#include <cmath>                    // sqrt, isfinite
+#include <cstdint>                  // int64_t
+#include <vector>                   // std::vector
+#include "llmc/adamw.h"             // AdamWStep, StepStats
+#include "llmc/model/parameters.h"  // ParameterChunk
 
 // sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on any number
 // of threads.
@@ -27,7 +27,7 @@ inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* ch
 // One step of AdamW over the chunks, as llmc/adamw.h says. params, m, v and grads are the arenas' bases. The parameters are
 // float: there are no masters.
 inline void adamw_update(float* params, float* /*master*/, float* m, float* v, const float* grads,
-                         const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepSums* sums) {
+                         const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   const double norm = std::sqrt(sums->grad_squares);
   if (!std::isfinite(sums->loss) || !std::isfinite(norm)) return;
   const float grad_scale = s.grad_clip > 0 ? float(std::min(1.0, s.grad_clip / (norm + 1e-6))) : 1.0f;

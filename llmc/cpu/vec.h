@@ -1,7 +1,7 @@
 // Elementary functions as straight-line code that the compiler turns into vector instructions inside `omp simd` loops.
 #pragma once
-#include <cstdint> // int32_t
-#include <cstring> // memcpy
+#include <cstdint>  // int32_t
+#include <cstring>  // memcpy
 
 // exp(x), relative error below 3e-7; 0 below -87.3, inf above 88.7; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2, with ln 2
 // in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r).

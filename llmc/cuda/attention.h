@@ -6,22 +6,22 @@
 //   backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
 //              dq = ds k / sqrt(HS);  dk = ds^T q / sqrt(HS);  dv = p^T dout
 //
-// Shapes: q, out and their gradients have row (b, t) of head i at `(b * T + t) * stride + i * HS`, k, v and theirs as KVView
+// Shapes: q, out and their gradients have row (b, t) of head i at `(b * T + t) * stride + i * HS`, k, v and theirs as KVHead
 // says. lse and delta are (B, NH, T). Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most
 // 128.
 //
 // The kernels are those of floatX: on tensor cores in bf16, with FMAs in fp32. The results' bits are always the same in both.
 #pragma once
-#include <climits>               // INT_MAX
-#include "../attention_table.h"  // AttentionTable, AttentionShape, KVView
-#include "../error.h"            // CHECK
-#include "device.h"              // gpu
-#include "launch.h"              // launch
-#include "vec.h"                 // ceil_div
+#include <climits>                 // INT_MAX
+#include "llmc/attention_table.h"  // AttentionTable, AttentionShape, KVHead
+#include "llmc/utils/error.h"      // CHECK
+#include "device.h"                // gpu
+#include "launch.h"                // launch
+#include "vec.h"                   // ceil_div
 #ifdef PRECISION_BF16
-#include "attention_bf16.h"      // launch_attention_forward, launch_attention_backward
+#include "attention_bf16.h"  // launch_attention_forward, launch_attention_backward
 #else
-#include "attention_fp32.h"      // the same
+#include "attention_fp32.h"  // the same
 #endif
 
 inline void check_attention(const AttentionTable<floatX>& table, const AttentionShape& a, int64_t q_stride) {
@@ -29,7 +29,7 @@ inline void check_attention(const AttentionTable<floatX>& table, const Attention
   CHECK(0 < a.T && a.T <= INT_MAX - 128 && a.first_query < a.T && (a.first_query == 0 || a.B == 1));
   CHECK(a.B <= 65535 && a.NH <= 65535 && ceil_div(a.T, 32) <= 65535);  // a grid's y and z are as large as that
   CHECK(int64_t(table.readers.size()) == a.NH);
-  for (const KVView<floatX>& view : table.views) CHECK(view.stride % 8 == 0 && view.dstride % 8 == 0);
+  for (const KVHead<floatX>& view : table.views) CHECK(view.stride % 8 == 0 && view.dstride % 8 == 0);
 }
 
 // out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =. Of the positions before a.first_query neither is touched.

@@ -10,13 +10,13 @@
 // written once for each of the tiles. Two kernels write every result once, by the one block that owns it: the bits are always
 // the same, and there is no buffer but delta.
 #pragma once
-#include <algorithm>             // std::max
-#include <cmath>                 // sqrt, logf
-#include "../attention_table.h"  // AttentionTable, AttentionShape, KVView
-#include "device.h"              // gpu
-#include "launch.h"              // launch, shared_memory
-#include "tile.h"                // Tile, Accumulator, mma_ABt, mma_AB
-#include "vec.h"                 // load8, warp_sum, warp_max
+#include <algorithm>               // std::max
+#include <cmath>                   // sqrt, logf
+#include "llmc/attention_table.h"  // AttentionTable, AttentionShape, KVHead
+#include "device.h"                // gpu
+#include "launch.h"                // launch, shared_memory
+#include "tile.h"                  // Tile, Accumulator, mma_ABt, mma_AB
+#include "vec.h"                   // load8, warp_sum, warp_max
 
 constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
 constexpr int attention_warps = 4, attention_threads = attention_warps * warp_size;
@@ -42,7 +42,7 @@ struct ForwardTiles {
 // The probabilities of a warp's queries so far, up to a factor a row.
 template <int M>
 struct OnlineSoftmax {
-  RowValues<M> max, sum;  // of the scores; of exp(score - max), each lane's own columns
+  ColumnVector<M> max, sum;  // of the scores; of exp(score - max), each lane's own columns
 
   __device__ OnlineSoftmax() {
     for (int m = 0; m < M; m++)
@@ -78,13 +78,13 @@ struct OnlineSoftmax {
 // its registers while the tiles of keys pass.
 template <int D>
 __global__ void __launch_bounds__(attention_threads, ForwardTiles<D>::blocks_per_sm)
-attention_forward_kernel(bf16* out, float* lse, const bf16* q, int64_t q_stride, const KVView<bf16>* views, const int* view_of,
+attention_forward_kernel(bf16* out, float* lse, const bf16* q, int64_t q_stride, const KVHead<bf16>* views, const int* kv_of_head,
                          AttentionShape a, float scale) {
   using Tiles = ForwardTiles<D>;
   constexpr int M = Tiles::M;
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.x);
   const int64_t first_row = int64_t(blockIdx.y) * a.T, out_stride = a.NH * a.HS;
-  const KVView<bf16> view = views[view_of[head]];
+  const KVHead<bf16> view = views[kv_of_head[head]];
   const bf16 *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
 
   const Tile<D> q_tile = {0};
@@ -103,7 +103,7 @@ attention_forward_kernel(bf16* out, float* lse, const bf16* q, int64_t q_stride,
   load_tile_async<Tiles::queries, attention_threads>(q_tile, q + first_row * q_stride + head * a.HS, q_stride, q0, end, HS);
   start_loading(0);
 
-  LeftOperand<M, D / 16> q_rows;
+  RegisterTile<M, D / 16> q_rows;
   Accumulator<M, D / 8> acc = {};
   OnlineSoftmax<M> softmax;
 #pragma unroll 1
@@ -120,7 +120,7 @@ attention_forward_kernel(bf16* out, float* lse, const bf16* q, int64_t q_stride,
     if (k0 + Tiles::keys > query + 1)  // on the diagonal only
       mask(s, [&](int row, int column) { return k0 + column > query + row; });
     softmax.update(s, acc, scale * log2_e);
-    mma_AB(acc, round_to_left(s), v_tiles.from_row(stage));
+    mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
   }
 
 #pragma unroll
@@ -174,12 +174,12 @@ __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
 template <int D>
 __global__ void __launch_bounds__(attention_threads, DqTiles<D>::blocks_per_sm)
 attention_dq_kernel(bf16* dq, int64_t dq_stride, float* delta, const bf16* dout, const bf16* out, const float* lse, const bf16* q,
-                    int64_t q_stride, const KVView<bf16>* views, const int* view_of, AttentionShape a, float scale) {
+                    int64_t q_stride, const KVHead<bf16>* views, const int* kv_of_head, AttentionShape a, float scale) {
   using Tiles = DqTiles<D>;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.x);
   const int64_t first_row = int64_t(blockIdx.y) * a.T, out_stride = a.NH * a.HS;
-  const KVView<bf16> view = views[view_of[head]];
+  const KVHead<bf16> view = views[kv_of_head[head]];
   const bf16 *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
   dout += first_row * out_stride + head * a.HS;
   out += first_row * out_stride + head * a.HS;
@@ -204,9 +204,9 @@ attention_dq_kernel(bf16* dq, int64_t dq_stride, float* delta, const bf16* dout,
   load_tile_async<Tiles::queries, attention_threads>(dout_tile, dout, out_stride, q0, end, HS);
   start_loading(0);
 
-  LeftOperand<M, D / 16> q_rows, dout_rows;
+  RegisterTile<M, D / 16> q_rows, dout_rows;
   Accumulator<M, D / 8> acc = {};
-  RowValues<M> log2_sum, row_sum;  // lse in powers of 2; delta
+  ColumnVector<M> log2_sum, row_sum;  // lse in powers of 2; delta
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -240,7 +240,7 @@ attention_dq_kernel(bf16* dq, int64_t dq_stride, float* delta, const bf16* dout,
             const float p = exp2_approx(s.x[m][n][i] * to_exp2 - log2_sum.x[m][i / 2]);
             s.x[m][n][i] = p * (dp.x[m][n][i] - row_sum.x[m][i / 2]);  // ds
           }
-      mma_AB(acc, round_to_left(s), k_tiles.from_row(row));
+      mma_AB(acc, to_bf16(s), k_tiles.from_row(row));
     }
   }
   ::scale(acc, scale);
@@ -253,13 +253,13 @@ attention_dq_kernel(bf16* dq, int64_t dq_stride, float* delta, const bf16* dout,
 template <int D>
 __global__ void __launch_bounds__(attention_threads, DkdvTiles<D>::blocks_per_sm)
 attention_dkdv_kernel(const bf16* dout, const float* lse, const float* delta, const bf16* q, int64_t q_stride,
-                      const KVView<bf16>* views, const int* readers, AttentionShape a, float scale) {
+                      const KVHead<bf16>* views, const int* readers, AttentionShape a, float scale) {
   using Tiles = DkdvTiles<D>;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
   const int T = int(a.T), HS = int(a.HS);
   const int64_t first_row = int64_t(blockIdx.y) * a.T, out_stride = a.NH * a.HS;
-  const KVView<bf16>& view = views[blockIdx.x];  // not a copy: where dk and dv go need not wait in registers
-  const int num_readers = view.num_readers, *heads = readers + view.first_reader;
+  const KVHead<bf16>& view = views[blockIdx.x];  // not a copy: where dk and dv go need not wait in registers
+  const int num_query_heads = view.num_query_heads, *heads = readers + view.first_query_head;
   dout += first_row * out_stride;
   lse += first_row * a.NH;
   delta += first_row * a.NH;
@@ -275,7 +275,7 @@ attention_dkdv_kernel(const bf16* dout, const float* lse, const float* delta, co
   const int key = k0 + warp_index() * Tiles::warp_keys;
 
   // The passing tiles: those of one reader, then those of the next.
-  const int tiles = (T - k0 + Tiles::queries - 1) / Tiles::queries, passes = tiles * num_readers;
+  const int tiles = (T - k0 + Tiles::queries - 1) / Tiles::queries, passes = tiles * num_query_heads;
   auto start_loading = [&](int pass) {
     const int head = heads[pass / tiles], q0 = k0 + pass % tiles * Tiles::queries;
     const int stage = pass % 2 * Tiles::queries;
@@ -319,8 +319,8 @@ attention_dkdv_kernel(const bf16* dout, const float* lse, const float* delta, co
               y = x * (y - column_delta);  // ds
             }
         }
-      mma_AB(dv, round_to_left(s), dout_tiles.from_row(row));
-      mma_AB(dk, round_to_left(dp), q_tiles.from_row(row));
+      mma_AB(dv, to_bf16(s), dout_tiles.from_row(row));
+      mma_AB(dk, to_bf16(dp), q_tiles.from_row(row));
     }
   }
   ::scale(dk, scale);
@@ -338,7 +338,7 @@ void launch_forward(bf16* out, float* lse, const bf16* q, int64_t q_stride, cons
   using Tiles = ForwardTiles<D>;
   const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.T - a.first_query, Tiles::queries)));
   launch(attention_forward_kernel<D>, grid, attention_threads, Tiles::bytes, gpu().stream, out, lse, q, q_stride,
-         table.device_views.data, table.device_view_of.data, a, float(1 / sqrt(double(a.HS))));
+         table.device_kv_heads.data, table.device_kv_of_head.data, a, float(1 / sqrt(double(a.HS))));
 }
 
 template <int D>
@@ -347,10 +347,10 @@ void launch_backward(bf16* dq, int64_t dq_stride, float* delta, const bf16* dout
   const float scale = float(1 / sqrt(double(a.HS)));
   const unsigned query_tiles = unsigned(ceil_div(a.T, DqTiles<D>::queries)), key_tiles = unsigned(ceil_div(a.T, DkdvTiles<D>::keys));
   launch(attention_dq_kernel<D>, dim3(unsigned(a.NH), unsigned(a.B), query_tiles), attention_threads, DqTiles<D>::bytes,
-         gpu().stream, dq, dq_stride, delta, dout, out, lse, q, q_stride, table.device_views.data, table.device_view_of.data, a,
+         gpu().stream, dq, dq_stride, delta, dout, out, lse, q, q_stride, table.device_kv_heads.data, table.device_kv_of_head.data, a,
          scale);
   launch(attention_dkdv_kernel<D>, dim3(unsigned(table.views.size()), unsigned(a.B), key_tiles), attention_threads,
-         DkdvTiles<D>::bytes, gpu().stream, dout, lse, delta, q, q_stride, table.device_views.data, table.device_readers.data, a,
+         DkdvTiles<D>::bytes, gpu().stream, dout, lse, delta, q, q_stride, table.device_kv_heads.data, table.device_query_heads.data, a,
          scale);
 }
 

@@ -4,11 +4,11 @@
 // same. The backward pass is two kernels, each of which computes the scores for itself: seven matmuls instead of five, but
 // neither needs atomics nor a buffer.
 #pragma once
-#include <cmath>                 // sqrt
-#include "../attention_table.h"  // AttentionTable, AttentionShape, KVView
-#include "device.h"              // gpu
-#include "launch.h"              // launch, shared_memory
-#include "vec.h"                 // load8, store8, warp_sum, warp_max
+#include <cmath>                   // sqrt
+#include "llmc/attention_table.h"  // AttentionTable, AttentionShape, KVHead
+#include "device.h"                // gpu
+#include "launch.h"                // launch, shared_memory
+#include "vec.h"                   // load8, store8, warp_sum, warp_max
 
 // ----------------------------------------------------------------------------
 // The vocabulary of the kernels below
@@ -171,12 +171,12 @@ struct ForwardTiles {
 // layouts above. Each lane sums the probabilities that it computed; the sixteen sums of a row meet at the end.
 template <int G>
 __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blocks_per_sm)
-attention_forward_kernel(float* out, float* lse, const float* q, int64_t q_stride, const KVView<float>* views,
-                         const int* view_of, AttentionShape a, float scale) {
+attention_forward_kernel(float* out, float* lse, const float* q, int64_t q_stride, const KVHead<float>* views,
+                         const int* kv_of_head, AttentionShape a, float scale) {
   using Tiles = ForwardTiles<G>;
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVView<float> view = views[view_of[head]];
+  const KVHead<float> view = views[kv_of_head[head]];
   const float *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
@@ -250,12 +250,12 @@ __device__ inline float probability(float s, float scale, float lse) { return ex
 template <int G>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
 attention_dq_kernel(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out, const float* lse,
-                    const float* q, int64_t q_stride, const KVView<float>* views, const int* view_of, AttentionShape a,
+                    const float* q, int64_t q_stride, const KVHead<float>* views, const int* kv_of_head, AttentionShape a,
                     float scale) {
   using Tiles = BackwardTiles<G>;
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVView<float> view = views[view_of[head]];
+  const KVHead<float> view = views[kv_of_head[head]];
   const float *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
   dout += first_row * out_stride + head * a.HS;
   out += first_row * out_stride + head * a.HS;
@@ -318,11 +318,11 @@ attention_dq_kernel(float* dq, int64_t dq_stride, float* delta, const float* dou
 template <int G>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
 attention_dkdv_kernel(const float* dout, const float* lse, const float* delta, const float* q, int64_t q_stride,
-                      const KVView<float>* views, const int* readers, AttentionShape a, float scale) {
+                      const KVHead<float>* views, const int* readers, AttentionShape a, float scale) {
   using Tiles = BackwardTiles<G>;
   const int T = int(a.T), HS = int(a.HS);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVView<float> view = views[blockIdx.y];
+  const KVHead<float> view = views[blockIdx.y];
 
   float* k_tile = reinterpret_cast<float*>(shared_memory);
   float* v_tile = k_tile + Tiles::rows * tile_stride<G>;
@@ -337,8 +337,8 @@ attention_dkdv_kernel(const float* dout, const float* lse, const float* delta, c
   load_tile<G, Tiles::rows, Tiles::threads>(v_tile, view.v + first_row * view.stride, view.stride, k0, end, HS);
 
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
-  for (int reader = 0; reader < view.num_readers; reader++) {
-    const int head = readers[view.first_reader + reader];
+  for (int reader = 0; reader < view.num_query_heads; reader++) {
+    const int head = readers[view.first_query_head + reader];
     const float* head_q = q + first_row * q_stride + head * a.HS;
     const float* head_dout = dout + first_row * out_stride + head * a.HS;
     const int64_t first_lse = first_row * a.NH + head * a.T;
@@ -385,7 +385,7 @@ void launch_forward(float* out, float* lse, const float* q, int64_t q_stride,
   using Tiles = ForwardTiles<G>;
   const dim3 grid(unsigned(ceil_div(a.T - a.first_query, Tiles::queries)), unsigned(a.NH), unsigned(a.B));
   launch(attention_forward_kernel<G>, grid, Tiles::threads, Tiles::floats * sizeof(float), gpu().stream, out, lse, q,
-         q_stride, table.device_views.data, table.device_view_of.data, a, float(1 / sqrt(double(a.HS))));
+         q_stride, table.device_kv_heads.data, table.device_kv_of_head.data, a, float(1 / sqrt(double(a.HS))));
 }
 
 template <int G>
@@ -397,9 +397,9 @@ void launch_backward(float* dq, int64_t dq_stride, float* delta, const float* do
   const size_t shared_bytes = Tiles::floats * sizeof(float);
   const unsigned tiles = unsigned(ceil_div(a.T, Tiles::rows));
   launch(attention_dq_kernel<G>, dim3(tiles, unsigned(a.NH), unsigned(a.B)), Tiles::threads, shared_bytes, gpu().stream, dq,
-         dq_stride, delta, dout, out, lse, q, q_stride, table.device_views.data, table.device_view_of.data, a, scale);
+         dq_stride, delta, dout, out, lse, q, q_stride, table.device_kv_heads.data, table.device_kv_of_head.data, a, scale);
   launch(attention_dkdv_kernel<G>, dim3(tiles, unsigned(table.views.size()), unsigned(a.B)), Tiles::threads, shared_bytes,
-         gpu().stream, dout, lse, delta, q, q_stride, table.device_views.data, table.device_readers.data, a, scale);
+         gpu().stream, dout, lse, delta, q, q_stride, table.device_kv_heads.data, table.device_query_heads.data, a, scale);
 }
 
 inline void launch_attention_forward(float* out, float* lse, const float* q, int64_t q_stride,

@@ -7,13 +7,13 @@
 //
 // Every exponential is of a logit minus the row's largest, so that none overflows.
 #pragma once
-#include <algorithm>       // std::min
-#include <cstdint>         // int64_t
-#include "../error.h"      // CHECK
-#include "../precision.h"  // floatX
-#include "device.h"        // gpu
-#include "launch.h"        // launch, shared_memory
-#include "vec.h"           // load8, store8, to_float, block_max, block_sum, block_sum_of
+#include <algorithm>           // std::min
+#include <cstdint>             // int64_t
+#include "llmc/utils/error.h"  // CHECK
+#include "llmc/precision.h"    // floatX
+#include "device.h"            // gpu
+#include "launch.h"            // launch, shared_memory
+#include "vec.h"               // load8, store8, to_float, block_max, block_sum, block_sum_of
 
 constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
 

@@ -1,10 +1,10 @@
 // The second half of a sum over rows: what blocks have left as partial sums is added up, in an order that does not depend on which
 // block came first.
 #pragma once
-#include <cstdint>    // int64_t
-#include "device.h"   // gpu
-#include "launch.h"   // launch, shared_memory
-#include "vec.h"      // ceil_div, warp_size
+#include <cstdint>   // int64_t
+#include "device.h"  // gpu
+#include "launch.h"  // launch, shared_memory
+#include "vec.h"     // ceil_div, warp_size
 
 constexpr int column_sums_warps = 32;
 

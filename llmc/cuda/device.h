@@ -6,19 +6,19 @@
 // Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits for
 // everything before it; nothing else that a training step calls does.
 #pragma once
-#include <cuda_runtime.h>   // cudaMalloc, cudaMemcpyAsync, ...
-#include <array>            // std::array
-#include <initializer_list> // std::initializer_list
-#include <optional>         // std::optional
-#include <string>           // std::string
-#include <tuple>            // std::tuple
-#include <utility>          // std::exchange, std::swap
-#include "../error.h"       // CHECK, user_error
-#include "launch.h"         // CUDA_CHECK
+#include <cuda_runtime.h>      // cudaMalloc, cudaMemcpyAsync, ...
+#include <array>               // std::array
+#include <initializer_list>    // std::initializer_list
+#include <optional>            // std::optional
+#include <string>              // std::string
+#include <tuple>               // std::tuple
+#include <utility>             // std::exchange, std::swap
+#include "llmc/utils/error.h"  // CHECK, user_error
+#include "launch.h"            // CUDA_CHECK
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
 
-constexpr int upload_slots = 2;  // what is uploaded has so many places on the device, by turns
+constexpr int num_staging_buffers = 2;  // what is uploaded has so many places on the device, by turns
 
 // Which of the machine's GPUs this process uses. Chosen, if at all, before the first use.
 inline int& gpu_index() {
@@ -35,7 +35,7 @@ struct Gpu {
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
-  cudaEvent_t uploaded[upload_slots], consumed[upload_slots];  // the latest turn of each slot
+  cudaEvent_t uploaded[num_staging_buffers], consumed[num_staging_buffers];  // the latest turn of each slot
   int next_slot = 0;
 
   Gpu() {
@@ -53,7 +53,7 @@ struct Gpu {
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));
     CUDA_CHECK(cudaStreamCreateWithFlags(&upload_stream, cudaStreamNonBlocking));
-    for (int slot = 0; slot < upload_slots; slot++) {
+    for (int slot = 0; slot < num_staging_buffers; slot++) {
       CUDA_CHECK(cudaEventCreateWithFlags(&uploaded[slot], cudaEventDisableTiming));
       CUDA_CHECK(cudaEventCreateWithFlags(&consumed[slot], cudaEventDisableTiming));
     }
@@ -107,42 +107,42 @@ inline void copy_to_host(void* host, const void* device, size_t bytes) {
 // `size` elements of host memory that the GPU reads and writes by itself, when a copy's turn comes. The host may change what it has
 // given to upload only after a copy_to_host that was called later has returned, and reads what copy_to_host has put here.
 template <class T>
-struct HostArray {
+struct PinnedBuffer {
   T* data = nullptr;
   size_t size = 0;
 
-  HostArray() = default;
-  explicit HostArray(size_t count) : size(count) {
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(size_t count) : size(count) {
     gpu();  // chooses the device
     const cudaError_t status = cudaMallocHost(&data, size * sizeof(T));
     if (status != cudaSuccess)
       user_error("out of memory: could not allocate %zu bytes of pinned host memory (%s)", size * sizeof(T),
                  cudaGetErrorString(status));
   }
-  HostArray(const HostArray&) = delete;
-  HostArray& operator=(HostArray&& other) noexcept {
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
     std::swap(data, other.data);
     std::swap(size, other.size);
     return *this;
   }
-  ~HostArray() { cudaFreeHost(data); }
+  ~PinnedBuffer() { cudaFreeHost(data); }
 };
 
 // Tokens to upload: `device` (count) = `host`, by way of one of the slots, each (count) too.
 struct Upload {
   int* device;
-  std::array<int*, upload_slots> slots;
+  std::array<int*, num_staging_buffers> slots;
   const int* host;
   size_t count;
 };
 
 // Operations that are called from here on find `uploads` on the device. The copies out of host memory have a stream of their own
 // and run while earlier operations compute: they wait for nothing but for their slot, until what it held two turns ago has been
-// moved on. What takes place between operations is a small copy from the slot. From a HostArray this returns at once.
+// moved on. What takes place between operations is a small copy from the slot. From a PinnedBuffer this returns at once.
 inline void upload(std::initializer_list<Upload> uploads) {
   Gpu& g = gpu();
   const int slot = g.next_slot;
-  g.next_slot = (slot + 1) % upload_slots;
+  g.next_slot = (slot + 1) % num_staging_buffers;
   CUDA_CHECK(cudaStreamWaitEvent(g.upload_stream, g.consumed[slot], 0));
   for (const Upload& u : uploads)
     CUDA_CHECK(cudaMemcpyAsync(u.slots[size_t(slot)], u.host, u.count * sizeof(int), cudaMemcpyHostToDevice, g.upload_stream));
@@ -154,7 +154,7 @@ inline void upload(std::initializer_list<Upload> uploads) {
 }
 
 // Uploads that are called from here on wait for the operations before: for when those write to memory that slots lie in.
-inline void hold_uploads() {
+inline void uploads_wait_for_compute() {
   for (cudaEvent_t event : gpu().consumed) CUDA_CHECK(cudaEventRecord(event, gpu().stream));
 }
 
@@ -163,11 +163,11 @@ inline void hold_uploads() {
 // the second records what it queues; from then on it is launched as it was recorded. Another key starts anew. enqueue depends on
 // nothing else that changes, and neither waits nor copies from or to pageable memory.
 template <class... Key>
-struct RecordedWork {
-  RecordedWork() = default;
-  RecordedWork(const RecordedWork&) = delete;
-  RecordedWork& operator=(const RecordedWork&) = delete;
-  ~RecordedWork() { forget(); }
+struct CudaGraph {
+  CudaGraph() = default;
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  ~CudaGraph() { forget(); }
 
   template <class Enqueue>
   void run(const Enqueue& enqueue, const Key&... key) {
@@ -216,21 +216,21 @@ struct RecordedWork {
 };
 
 // A moment on the GPU: when what was queued on a stream before record() is done.
-struct DeviceMoment {
+struct GpuEvent {
   cudaEvent_t event = nullptr;
 
-  DeviceMoment() { CUDA_CHECK(cudaEventCreate(&event)); }
-  DeviceMoment(DeviceMoment&& other) noexcept : event(std::exchange(other.event, nullptr)) {}
-  DeviceMoment& operator=(DeviceMoment&& other) noexcept {
+  GpuEvent() { CUDA_CHECK(cudaEventCreate(&event)); }
+  GpuEvent(GpuEvent&& other) noexcept : event(std::exchange(other.event, nullptr)) {}
+  GpuEvent& operator=(GpuEvent&& other) noexcept {
     std::swap(event, other.event);
     return *this;
   }
-  ~DeviceMoment() {
+  ~GpuEvent() {
     if (event != nullptr) cudaEventDestroy(event);
   }
   void record(cudaStream_t stream = gpu().stream) { CUDA_CHECK(cudaEventRecord(event, stream)); }
   // Of two moments that have passed.
-  double ms_since(const DeviceMoment& earlier) const {
+  double ms_since(const GpuEvent& earlier) const {
     float ms = 0;
     CUDA_CHECK(cudaEventElapsedTime(&ms, earlier.event, event));
     return double(ms);
@@ -239,7 +239,7 @@ struct DeviceMoment {
 
 // The time that the GPU takes from start() to seconds(), which waits for the work queued in between.
 struct GpuTimer {
-  DeviceMoment begin, end;
+  GpuEvent begin, end;
   void start() { begin.record(); }
   double seconds() {
     end.record();

@@ -6,13 +6,13 @@
 // Tokens repeat, so several rows of dout meet in one row of dwte. Atomics would add them in an order that changes from run
 // to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
 #pragma once
-#include <algorithm>       // std::min
-#include <cstdint>         // int64_t, uintptr_t
-#include "../error.h"      // CHECK
-#include "../precision.h"  // floatX
-#include "device.h"        // gpu
-#include "launch.h"        // launch, shared_memory
-#include "vec.h"           // load8, store8, ceil_div, full_warp
+#include <algorithm>           // std::min
+#include <cstdint>             // int64_t, uintptr_t
+#include "llmc/utils/error.h"  // CHECK
+#include "llmc/precision.h"    // floatX
+#include "device.h"            // gpu
+#include "launch.h"            // launch, shared_memory
+#include "vec.h"               // load8, store8, ceil_div, full_warp
 
 // A block owns a row of out, a thread eight channels of it.
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, unsigned T,

@@ -1,10 +1,10 @@
 // The one way in which this program launches a kernel, and how it hears of CUDA's errors.
 #pragma once
-#include <cuda_runtime.h> // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName
-#include <cxxabi.h>       // abi::__cxa_demangle
-#include <cstdlib>        // free
-#include <string>         // std::string
-#include "../error.h"     // user_error
+#include <cuda_runtime.h>      // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName
+#include <cxxabi.h>            // abi::__cxa_demangle
+#include <cstdlib>             // free
+#include <string>              // std::string
+#include "llmc/utils/error.h"  // user_error
 
 inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {
   if (status != cudaSuccess)

@@ -8,14 +8,14 @@
 // Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
 //   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of dout
 #pragma once
-#include <algorithm>       // std::min, std::max
-#include <cstdint>         // int64_t
-#include "../error.h"      // CHECK
-#include "../precision.h"  // floatX
-#include "column_sums.h"   // add_column_sums
-#include "device.h"        // gpu, device_scratch, largest_channels
-#include "launch.h"        // launch, shared_memory
-#include "vec.h"           // load8, store8, warp_sum, to_float, from_float, ceil_div
+#include <algorithm>           // std::min, std::max
+#include <cstdint>             // int64_t
+#include "llmc/utils/error.h"  // CHECK
+#include "llmc/precision.h"    // floatX
+#include "column_sums.h"       // add_column_sums
+#include "device.h"            // gpu, device_scratch, largest_channels
+#include "launch.h"            // launch, shared_memory
+#include "vec.h"               // load8, store8, warp_sum, to_float, from_float, ceil_div
 
 // ----------------------------------------------------------------------------
 // Forward

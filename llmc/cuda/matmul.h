@@ -1,20 +1,20 @@
 // Linear layers on cuBLASLt. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias. Accumulation is in fp32; fp32
 // operands stay fp32 (no TF32) until gemm_allow_tf32.
 #pragma once
-#include <cublasLt.h>          // cublasLtMatmul
-#include <algorithm>           // std::max, std::min
-#include <cstdint>             // int64_t, uintptr_t
-#include <map>                 // std::map
-#include <tuple>               // std::tie
-#include <vector>              // std::vector
-#include "../device_array.h"   // DeviceArray
-#include "../error.h"          // user_error
-#include "../precision.h"      // floatX
-#include "column_sums.h"       // add_column_sums
-#include "device.h"            // gpu, device_scratch, GpuTimer
-#include "gelu.h"              // gelu_forward, gelu_backward
-#include "launch.h"            // launch, CUDA_CHECK
-#include "vec.h"               // load8, ceil_div
+#include <cublasLt.h>           // cublasLtMatmul
+#include <algorithm>            // std::max, std::min
+#include <cstdint>              // int64_t, uintptr_t
+#include <map>                  // std::map
+#include <tuple>                // std::tie
+#include <vector>               // std::vector
+#include "llmc/device_array.h"  // DeviceArray
+#include "llmc/utils/error.h"   // user_error
+#include "llmc/precision.h"     // floatX
+#include "column_sums.h"        // add_column_sums
+#include "device.h"             // gpu, device_scratch, GpuTimer
+#include "gelu.h"               // gelu_forward, gelu_backward
+#include "launch.h"             // launch, CUDA_CHECK
+#include "vec.h"                // load8, ceil_div
 
 // ----------------------------------------------------------------------------
 // cuBLASLt

@@ -8,14 +8,14 @@
 //
 // Neither waits: what the one leaves on the device the other reads there.
 #pragma once
-#include <cmath>            // std::isfinite, std::isnan, NAN
-#include <cstdint>          // int64_t
-#include "../adamw.h"       // AdamWStep, StepSums
-#include "../parameters.h"  // ParameterChunk
-#include "../precision.h"   // floatX, has_master_weights
-#include "device.h"         // gpu, device_scratch
-#include "launch.h"         // launch, shared_memory
-#include "vec.h"            // load8, store8, block_sum, block_sum_of
+#include <cmath>                    // std::isfinite, std::isnan, NAN
+#include <cstdint>                  // int64_t
+#include "llmc/adamw.h"             // AdamWStep, StepStats
+#include "llmc/model/parameters.h"  // ParameterChunk
+#include "llmc/precision.h"         // floatX, has_master_weights
+#include "device.h"                 // gpu, device_scratch
+#include "launch.h"                 // launch, shared_memory
+#include "vec.h"                    // load8, store8, block_sum, block_sum_of
 
 constexpr int chunk_threads = 256;          // the block that owns a chunk
 constexpr int sum_partials_threads = 1024;
@@ -63,7 +63,7 @@ __device__ inline void adamw_element(float& p, float& m, float& v, float grad, c
 }
 
 // What gradients are multiplied with; NaN if the loss or the norm is not finite, and nothing is to be updated.
-__device__ inline float grad_scale(const StepSums& sums, double grad_clip) {
+__device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
   const double norm = sqrt(sums.grad_squares);
   if (!std::isfinite(sums.loss) || !std::isfinite(norm)) return NAN;
   const double scale = grad_clip / (norm + 1e-6);
@@ -75,7 +75,7 @@ __device__ inline float grad_scale(const StepSums& sums, double grad_clip) {
 // takes operations in double, which a GPU may have few units for, so one thread of a block computes it.
 __global__ void __launch_bounds__(chunk_threads)
     adamw_kernel(floatX* params, float* weights, float* m, float* v, const float* grads, const ParameterChunk* chunks,
-                 AdamWStep s, const StepSums* sums) {
+                 AdamWStep s, const StepStats* sums) {
   float* scale = reinterpret_cast<float*>(shared_memory);
   if (threadIdx.x == 0) *scale = grad_scale(*sums, s.grad_clip);
   __syncthreads();
@@ -118,7 +118,7 @@ inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* ch
 // One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks and sums are device pointers.
 // If floatX is float, params themselves are updated and master is not looked at.
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads, const ParameterChunk* chunks,
-                         int64_t num_chunks, const AdamWStep& s, const StepSums* sums) {
+                         int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);
   launch(adamw_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, params, weights, m, v,
          grads, chunks, s, sums);

@@ -2,12 +2,12 @@
 // product; the tiles it multiplies them with lie in shared memory, where asynchronous copies bring them while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
-//   LeftOperand<M, K>    16 M x 16 K bf16s in a warp's registers
-//   RowValues<M>         a float for each of its 16 M rows
+//   RegisterTile<M, K>    16 M x 16 K bf16s in a warp's registers
+//   ColumnVector<M>         a float for each of its 16 M rows
 //   Tile<D>              rows of D bf16s in shared memory
 //
-//   mma_ABt(acc, a, b)   acc += a b^T,    a: LeftOperand or Tile, b: the Tile's first 8 N rows
-//   mma_AB(acc, a, b)    acc += a b,      a: LeftOperand, b: the Tile's first 16 K rows
+//   mma_ABt(acc, a, b)   acc += a b^T,    a: RegisterTile or Tile, b: the Tile's first 8 N rows
+//   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile, b: the Tile's first 16 K rows
 //
 // Which element of a matrix lies in which register of which lane is fixed by the instructions ("Matrix Fragments for mma.m16n8k16" in
 // the PTX manual): lane = 4 group + pair has, of each 16 x 8 accumulator, rows group and group + 8, columns 2 pair and 2 pair + 1.
@@ -28,7 +28,7 @@ typedef __nv_bfloat16 bf16;
 #ifdef SLA_EMU
 __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { emu::mma_m16n8k16(d, a, b); }
 template <bool transposed>
-__device__ inline void load_matrices(unsigned (&d)[4], int row) { emu::ldmatrix_x4(d, shared_memory + row, transposed); }
+__device__ inline void ldmatrix(unsigned (&d)[4], int row) { emu::ldmatrix_x4(d, shared_memory + row, transposed); }
 template <int bytes>
 __device__ inline void copy_async(int to, const void* from, bool exists) {
   emu::cp_async(shared_memory + to, from, bytes, exists ? bytes : 0);
@@ -49,7 +49,7 @@ __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const 
 
 // Four 8 x 8 matrices from shared memory, one a register, by a whole warp: lane i says where row i % 8 of matrix i / 8 is.
 template <bool transposed>
-__device__ inline void load_matrices(unsigned (&d)[4], int row) {
+__device__ inline void ldmatrix(unsigned (&d)[4], int row) {
   if constexpr (transposed)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
@@ -94,21 +94,21 @@ struct Accumulator {
 };
 
 template <int M, int K>
-struct LeftOperand {
+struct RegisterTile {
   unsigned x[M][K][4];
 };
 
 // x[m][i / 2] belongs to the row of an accumulator's x[m][...][i]; the four lanes of a row have the same.
 template <int M>
-struct RowValues {
+struct ColumnVector {
   float x[M][2];
 };
 
 // acc rounded to bf16.
 template <int M, int N>
-__device__ inline LeftOperand<M, N / 2> round_to_left(const Accumulator<M, N>& acc) {
+__device__ inline RegisterTile<M, N / 2> to_bf16(const Accumulator<M, N>& acc) {
   static_assert(N % 2 == 0, "two accumulators are 16 columns");
-  LeftOperand<M, N / 2> left;
+  RegisterTile<M, N / 2> left;
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -185,18 +185,18 @@ __device__ inline float shared_float(int place) { return *reinterpret_cast<const
 
 // Rows 16 m .. 16 m + 15, channels 16 k .. 16 k + 15 of a left operand, wherever it is.
 template <int M, int K>
-__device__ inline void left_fragment(unsigned (&x)[4], const LeftOperand<M, K>& a, int m, int k) {
+__device__ inline void left_fragment(unsigned (&x)[4], const RegisterTile<M, K>& a, int m, int k) {
   for (int i = 0; i < 4; i++) x[i] = a.x[m][k][i];
 }
 template <int D>
 __device__ inline void left_fragment(unsigned (&x)[4], Tile<D> a, int m, int k) {
   const int lane = int(threadIdx.x) % warp_size;
-  load_matrices<false>(x, a.at(lane % 16, 2 * k + lane / 16) + 16 * m * a.row_bytes);
+  ldmatrix<false>(x, a.at(lane % 16, 2 * k + lane / 16) + 16 * m * a.row_bytes);
 }
 
 // Rows [0, 16 M) of `tile` into registers.
 template <int M, int K, int D>
-__device__ inline void load_left(LeftOperand<M, K>& left, Tile<D> tile) {
+__device__ inline void load_left(RegisterTile<M, K>& left, Tile<D> tile) {
   static_assert(16 * K == D, "whole rows");
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -250,7 +250,7 @@ __device__ inline void mma_ABt(Accumulator<M, N>& acc, const Left& a, Tile<D> b)
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       unsigned right[4];
-      load_matrices<false>(right, right_place + 8 * n * b.row_bytes);
+      ldmatrix<false>(right, right_place + 8 * n * b.row_bytes);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         mma_16x8x16(acc.x[m][n], left[m], {right[0], right[1]});
@@ -263,7 +263,7 @@ __device__ inline void mma_ABt(Accumulator<M, N>& acc, const Left& a, Tile<D> b)
 // acc (16 M x D) += a (16 M x 16 K) b, b: rows [0, 16 K) of the tile, which are columns of the instruction's right operand: hence the
 // transposition.
 template <int M, int N, int K, int D>
-__device__ inline void mma_AB(Accumulator<M, N>& acc, const LeftOperand<M, K>& a, Tile<D> b) {
+__device__ inline void mma_AB(Accumulator<M, N>& acc, const RegisterTile<M, K>& a, Tile<D> b) {
   static_assert(8 * N == D, "whole rows");
   const int lane = int(threadIdx.x) % warp_size;
 #pragma unroll
@@ -271,7 +271,7 @@ __device__ inline void mma_AB(Accumulator<M, N>& acc, const LeftOperand<M, K>& a
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       unsigned right[4];
-      load_matrices<true>(right, b.at(lane % 16, n + lane / 16) + 16 * k * b.row_bytes);
+      ldmatrix<true>(right, b.at(lane % 16, n + lane / 16) + 16 * k * b.row_bytes);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         mma_16x8x16(acc.x[m][n], a.x[m][k], {right[0], right[1]});

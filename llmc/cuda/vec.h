@@ -1,10 +1,10 @@
 // What kernels are written with: eight elements at a time, and sums over a warp and a block.
 #pragma once
-#include <cuda_runtime.h>   // __shfl_xor_sync, float4, uint4
-#include <cmath>            // fmaxf, INFINITY
-#include <cstdint>          // int64_t
-#include <cstring>          // memcpy
-#include "../precision.h"   // floatX
+#include <cuda_runtime.h>    // __shfl_xor_sync, float4, uint4
+#include <cmath>             // fmaxf, INFINITY
+#include <cstdint>           // int64_t
+#include <cstring>           // memcpy
+#include "llmc/precision.h"  // floatX
 
 constexpr int warp_size = 32;
 constexpr unsigned full_warp = 0xffffffffu;

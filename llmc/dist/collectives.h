@@ -1,0 +1,138 @@
+// What the ranks of a data-parallel run compute together, by NCCL. Collectives have a stream of their own, so that they run beside
+// operations: what they read or write is theirs from comm_waits_for_compute on until a compute_waits_for_comm that is called after them, or an
+// await of a mark behind them.
+//
+// Every rank calls the same ones in the same order. None waits, and in a process alone none does anything.
+#pragma once
+#include <nccl.h>              // ncclAllReduce, ncclReduceScatter, ncclAllGather
+#include <cstdint>             // uint64_t
+#include <type_traits>         // std::is_same_v
+#include <vector>              // std::vector
+#include "ranks.h"             // Ranks
+#include "llmc/utils/error.h"  // user_error
+#include "llmc/precision.h"    // floatX
+#include "rank_channel.h"      // RankChannel
+#include "llmc/cuda/device.h"            // gpu, gpu_index, PinnedBuffer, GpuEvent
+#include "llmc/cuda/launch.h"  // launch
+
+inline void nccl_check(ncclResult_t status, const char* what) {
+  if (status != ncclSuccess) user_error("NCCL: %s from %s; NCCL_DEBUG=INFO says more", ncclGetErrorString(status), what);
+}
+#define NCCL_CHECK(call) nccl_check(call, #call)
+
+// *place = value, in host memory that the GPU can write to. One thread.
+__global__ void note_kernel(volatile uint64_t* place, uint64_t value) { *place = value; }
+
+struct Collectives {
+  Collectives() = default;  // of a process alone
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+
+  // Throws UserError if this program was built for a process alone, and that is not asked for. (This one was not.)
+  static void check_supported(const Ranks&) {}
+
+  // Meets the other ranks. Before the GPU is used: it is chosen here. From then on the channel watches that all come to the same
+  // collectives.
+  void meet(const Ranks& ranks, RankChannel& channel) {
+    if (ranks.size == 1) return;
+    rank_ = ranks.rank, size_ = ranks.size;
+    gpu_index() = ranks.local_rank;
+    gpu();
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));
+    ncclUniqueId id = {};
+    if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    channel.broadcast(&id, sizeof id);
+    NCCL_CHECK(ncclCommInitRank(&comm_, size_, id, rank_));
+    progress_ = PinnedBuffer<uint64_t>(2);
+    progress_.data[0] = progress_.data[1] = 0;
+    channel.watch_progress(&progress_.data[0], &progress_.data[1]);
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Collectives that are called from here on find what the operations before have written.
+  void comm_waits_for_compute() {
+    if (size_ == 1) return;
+    CUDA_CHECK(cudaEventRecord(operations_, gpu().stream));
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, operations_, 0));
+  }
+  // Operations that are called from here on find what the collectives before have written.
+  void compute_waits_for_comm() {
+    if (size_ == 1) return;
+    CUDA_CHECK(cudaEventRecord(collectives_, stream_));
+    CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, collectives_, 0));
+  }
+  // Operations that are called after await(index) find what the collectives before the latest mark(index) have written.
+  void mark(size_t index) {
+    if (size_ == 1) return;
+    while (marks_.size() <= index) {
+      marks_.push_back(nullptr);
+      CUDA_CHECK(cudaEventCreateWithFlags(&marks_.back(), cudaEventDisableTiming));
+    }
+    CUDA_CHECK(cudaEventRecord(marks_[index], stream_));
+  }
+  void await(size_t index) {
+    if (size_ == 1) return;
+    CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, marks_[index], 0));
+  }
+  // A moment among the collectives.
+  void record(GpuEvent& moment) { moment.record(stream_); }
+
+  // x (count) = the sum over ranks.
+  template <class T>
+  void all_reduce(T* x, int64_t count) {
+    if (size_ == 1) return;
+    noted([&] { NCCL_CHECK(ncclAllReduce(x, x, size_t(count), type<T>(), ncclSum, comm_, stream_)); });
+  }
+  // The rank-th part of x (count) = the sum over ranks; what the other parts hold then is of no use.
+  void reduce_scatter(float* x, int64_t count) {
+    if (size_ == 1) return;
+    const int64_t part = count / size_;
+    noted([&] { NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_)); });
+  }
+  // x (count) = the ranks' parts (count / ranks), one after the other; a rank's own may lie at its place in x.
+  template <class T>
+  void all_gather(T* x, const T* part, int64_t count) {
+    if (size_ == 1) return;
+    noted([&] { NCCL_CHECK(ncclAllGather(part, x, size_t(count / size_), type<T>(), comm_, stream_)); });
+  }
+
+  // The host waits for all collectives.
+  void wait() {
+    if (size_ > 1) CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+
+  // When all is done. A process that fails does not come here: the channel ends the others.
+  void leave() {
+    if (size_ == 1) return;
+    wait();
+    NCCL_CHECK(ncclCommDestroy(comm_));
+    size_ = 1, rank_ = 0;
+  }
+
+ private:
+  int rank_ = 0, size_ = 1;
+  ncclComm_t comm_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t operations_ = nullptr, collectives_ = nullptr;  // the latest of each that the others wait for
+  std::vector<cudaEvent_t> marks_;
+  uint64_t num_collectives_ = 0;   // that have been called
+  PinnedBuffer<uint64_t> progress_;   // (2): how many of them the GPU has come to, and how many it has ended
+
+  template <class Call>
+  void noted(const Call& collective) {
+    num_collectives_++;
+    launch(note_kernel, dim3(1), dim3(1), 0, stream_, &progress_.data[0], num_collectives_);
+    collective();
+    launch(note_kernel, dim3(1), dim3(1), 0, stream_, &progress_.data[1], num_collectives_);
+  }
+
+  template <class T>
+  static ncclDataType_t type() {
+    static_assert(std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, floatX>);
+    return std::is_same_v<T, float> ? ncclFloat : std::is_same_v<T, double> ? ncclDouble : ncclBfloat16;
+  }
+};

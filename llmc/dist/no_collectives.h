@@ -1,0 +1,37 @@
+// In place of cuda/collectives.h in a build without NCCL: a process is alone, and says so if it is not to be.
+#pragma once
+#include <cstddef>             // size_t
+#include <cstdint>             // int64_t
+#include "ranks.h"             // Ranks
+#include "llmc/utils/error.h"  // user_error
+
+struct RankChannel;
+
+struct Collectives {
+  Collectives() = default;
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+
+  static void check_supported(const Ranks& ranks) {
+    if (ranks.size > 1)
+      user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it without mpirun "
+                 "and --rendezvous", ranks.size);
+  }
+  void meet(const Ranks&, RankChannel&) {}
+  constexpr int rank() const { return 0; }
+  constexpr int size() const { return 1; }
+  void comm_waits_for_compute() {}
+  void compute_waits_for_comm() {}
+  void mark(size_t) {}
+  void await(size_t) {}
+  template <class Moment>
+  void record(Moment&) {}
+  void wait() {}
+  template <class T>
+  void all_reduce(T*, int64_t) {}
+  template <class T>
+  void reduce_scatter(T*, int64_t) {}
+  template <class T>
+  void all_gather(T*, const T*, int64_t) {}
+  void leave() {}
+};

@@ -1,0 +1,78 @@
+#include "ranks.h"
+#ifdef SLA_MPI
+#include <mpi.h>  // MPI_Init, MPI_Bcast
+#endif
+#include <cstdlib>             // getenv, strtol
+#include "llmc/utils/error.h"  // user_error
+
+static int number_of(const char* variable, int otherwise) {
+  const char* text = getenv(variable);
+  return text != nullptr ? int(strtol(text, nullptr, 10)) : otherwise;
+}
+
+// The number of processes that somebody has started together with this one and that speak MPI; 1 if nobody has.
+static int started_by_mpi() {
+  const int ranks = number_of("OMPI_COMM_WORLD_SIZE", 0);  // mpirun
+  if (ranks > 0) return ranks;
+  return getenv("PMIX_RANK") != nullptr ? number_of("SLURM_STEP_NUM_TASKS", 1) : 1;  // srun --mpi=pmix
+}
+
+static Ranks ranks_of_mpi() {
+  Ranks r;
+#ifdef SLA_MPI
+  MPI_Init(nullptr, nullptr);
+  MPI_Comm neighbours;
+  MPI_Comm_rank(MPI_COMM_WORLD, &r.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &r.size);
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r.rank, MPI_INFO_NULL, &neighbours);
+  MPI_Comm_rank(neighbours, &r.local_rank);
+  MPI_Comm_free(&neighbours);
+  r.by_mpi = true;
+#endif
+  return r;
+}
+
+Ranks init_ranks(const RankOptions& o) {
+  if (o.rendezvous.empty()) {
+    if (o.rank || o.ranks || o.local_rank)
+      user_error("--rank, --ranks and --local-rank belong to --rendezvous; mpirun's processes know theirs");
+    const int processes = started_by_mpi();
+    if (processes == 1) return {};
+#ifndef SLA_MPI
+    user_error("started as one of %d processes, but this program was built without MPI; install OpenMPI (libopenmpi-dev) and build "
+               "again, or give --rendezvous", processes);
+#endif
+    return ranks_of_mpi();
+  }
+  if (o.rendezvous.rfind("file:", 0) != 0 && o.rendezvous.rfind("tcp:", 0) != 0)
+    user_error("--rendezvous %s: it must be file:PATH or tcp:HOST:PORT", o.rendezvous.c_str());
+  Ranks r;
+  r.rendezvous = o.rendezvous;
+  r.rank = o.rank.value_or(number_of("SLURM_PROCID", -1));
+  r.size = o.ranks.value_or(number_of("SLURM_NTASKS", -1));
+  r.local_rank = o.local_rank.value_or(number_of("SLURM_LOCALID", 0));
+  if (r.rank < 0 || r.size < 1)
+    user_error("--rendezvous: which of how many processes is this? Give --rank and --ranks, or start it with srun");
+  if (r.rank >= r.size) user_error("--rank %d: with --ranks %d it must be below that", r.rank, r.size);
+  if (r.local_rank < 0) user_error("--local-rank %d: it must be at least 0", r.local_rank);
+  return r;
+}
+
+void broadcast_by_mpi(std::string& text) {
+#ifdef SLA_MPI
+  unsigned long size = text.size();
+  MPI_Bcast(&size, 1, MPI_UNSIGNED_LONG, 0, MPI_COMM_WORLD);
+  text.resize(size);
+  MPI_Bcast(text.data(), int(size), MPI_BYTE, 0, MPI_COMM_WORLD);
+#else
+  (void)text;
+#endif
+}
+
+void finalize_ranks(const Ranks& ranks) {
+#ifdef SLA_MPI
+  if (ranks.by_mpi) MPI_Finalize();
+#else
+  (void)ranks;
+#endif
+}

@@ -1,0 +1,308 @@
+#include "checkpoint.h"
+#include <cctype>                    // isdigit
+#include <cerrno>                    // errno
+#include <cstring>                   // strerror
+#include <filesystem>                // directory_iterator, remove_all, equivalent
+#include <fstream>                   // std::ifstream
+#include <map>                       // std::map
+#include <nlohmann/json.hpp>         // nlohmann::ordered_json
+#include "llmc/model/config_json.h"  // write_config_json
+#include "crc32c.h"                  // crc32c, crc32c_combine
+#include "durable_file.h"            // write_file_durably, rename_durably, sync_folder
+#include "llmc/utils/error.h"        // user_error, UserError
+
+namespace fs = std::filesystem;
+using json = nlohmann::ordered_json;
+
+static const char unfinished_prefix[] = "unfinished_step_";
+static const char removed_prefix[] = "removed_step_";
+static const char error_prefix[] = "error: ";  // of a report
+static const int state_format = 3;
+
+// ----------------------------------------------------------------------------
+// Writing
+
+static std::string hex(uint32_t checksum) { return format("%08x", unsigned(checksum)); }
+
+static json to_json(const SafetensorsChecksums& sums) {
+  json tensors = json::object();
+  for (const auto& [name, checksum] : sums.tensors) tensors[name] = hex(checksum);
+  return {{"header", hex(sums.header)}, {"tensors", tensors}};
+}
+
+// A JSON object's text, less the "\n}" at its end, completed by its own checksum as the last member. The checksum is of what stands
+// before it, and what stands behind it is always the same: no byte can be another one unnoticed.
+static std::string sealed(const std::string& body) {
+  return body + ",\n \"checksum\": \"" + hex(crc32c(body.data(), body.size())) + "\"\n}\n";
+}
+
+static std::string state_text(const RunState& state, const json& checksums) {
+  const json j = {{"format", state_format},
+                  {"step", state.step},
+                  {"next_window", state.next_sequence},
+                  {"num_windows", state.num_sequences},
+                  {"seq_len", state.seq_len},
+                  {"shuffle", state.shuffle},
+                  {"seed", state.seed},
+                  {"skipped_steps", state.skipped_steps},
+                  {"bad_steps_in_row", state.bad_steps_in_row},
+                  {"checksums", checksums}};
+  const std::string text = j.dump(1);
+  return sealed(text.substr(0, text.size() - 2));
+}
+
+// The name of a step's checkpoint behind a prefix.
+static std::string folder_in(const std::string& out, const char* prefix, int64_t step) {
+  return out + "/" + prefix + format("%08lld", (long long)step);
+}
+
+// {"step": 1000, "pieces": {"wte.weight.m": [elements, checksum], ...}}
+static std::string report_text(int64_t step, const ModelLayout& model, const std::vector<MomentPiece>& pieces) {
+  const std::vector<SafetensorsSpec> specs = moment_specs(model);
+  json by_tensor = json::object();
+  for (size_t i = 0; i < specs.size(); i++) by_tensor[specs[i].name] = {pieces[i].count, pieces[i].checksum};
+  return json({{"step", step}, {"pieces", by_tensor}}).dump();
+}
+
+std::string write_checkpoint_part(const std::string& out, int64_t step, const ModelLayout& model, const float* m, const float* v) {
+  try {
+    const std::string path = folder_in(out, unfinished_prefix, step) + "/optimizer.safetensors";
+    return report_text(step, model, write_moment_shard(path, model, m, v));
+  } catch (const std::exception& e) {  // no room in memory, too
+    return std::string(error_prefix) + e.what();
+  }
+}
+
+// What a rank reports to have written, in the order of moment_specs. Throws UserError if that is an error, or not what its slices hold.
+static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step, const ModelLayout& model) {
+  if (report.rfind(error_prefix, 0) == 0)
+    user_error("rank %d could not write its slices: %s", rank, report.c_str() + strlen(error_prefix));
+  ParameterTable table = model.table;
+  table.shard.index = rank;
+  const std::vector<SafetensorsSpec> specs = moment_specs(model);
+  std::vector<MomentPiece> pieces;
+  try {
+    const json j = json::parse(report), &by_tensor = j.at("pieces");
+    if (j.at("step") != step) user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump().c_str(), (long long)step);
+    for (size_t i = 0; i < specs.size(); i++) {
+      const json& piece = by_tensor.at(specs[i].name);
+      const FilePart part = own_moment({model.config, model.plan, table}, int(i % table.specs.size()));
+      pieces.push_back({part.count, piece.at(1).get<uint32_t>()});
+      if (piece != json({pieces[i].count, pieces[i].checksum}))
+        user_error("rank %d reports %s for tensor %s, of which its slice has %lld elements", rank, piece.dump().c_str(),
+                   specs[i].name.c_str(), (long long)part.count);
+    }
+  } catch (const json::exception& e) {
+    user_error("rank %d did not report what it wrote (%s)", rank, e.what());
+  }
+  return pieces;
+}
+
+// The tensors' checksums from those of their pieces, [rank][tensor].
+static SafetensorsChecksums join_pieces(uint32_t header, const ModelLayout& model, const std::vector<std::vector<MomentPiece>>& pieces) {
+  SafetensorsChecksums sums;
+  sums.header = header;
+  for (const SafetensorsSpec& spec : moment_specs(model)) {
+    uint32_t checksum = 0;
+    for (const std::vector<MomentPiece>& of_rank : pieces) {
+      const MomentPiece& piece = of_rank[sums.tensors.size()];
+      checksum = crc32c_combine(checksum, piece.checksum, uint64_t(piece.count) * sizeof(float));
+    }
+    sums.tensors.push_back({spec.name, checksum});
+  }
+  return sums;
+}
+
+std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model, const FetchTensor& fetch_weight,
+                             const float* m, const float* v, const OtherRanks& others, const std::string& tokenizer) {
+  CHECK(model.table.shard.index == 0 && bool(others.tell) == (model.table.shard.count > 1));
+  const std::string temporary = folder_in(out, unfinished_prefix, state.step), folder = folder_in(out, "step_", state.step);
+  enum { to_be_told, writing, done } others_are = others.tell ? to_be_told : done;
+  try {
+    make_folders(temporary);
+    // On disk before the others, who may be on other machines, look for it.
+    const uint32_t header = lay_out_moment_file(temporary + "/optimizer.safetensors", model);
+    if (others.tell) others_are = writing, others.tell(true);
+    json checksums;
+    const std::string config = write_config_json(temporary + "/config.json", model.config);
+    checksums["config.json"] = hex(crc32c(config.data(), config.size()));
+    if (!tokenizer.empty()) {
+      write_file_durably(temporary + "/tokenizer.json", tokenizer);
+      checksums["tokenizer.json"] = hex(crc32c(tokenizer.data(), tokenizer.size()));
+    }
+    checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", model, fetch_weight));
+    std::vector<std::vector<MomentPiece>> pieces = {write_moment_shard(temporary + "/optimizer.safetensors", model, m, v)};
+    if (others.tell) {
+      const std::vector<std::string> reports = others.reports();
+      others_are = done;
+      CHECK(int(reports.size()) == model.table.shard.count - 1);
+      for (const std::string& report : reports) pieces.push_back(read_report(report, int(pieces.size()), state.step, model));
+    }
+    checksums["optimizer.safetensors"] = to_json(join_pieces(header, model, pieces));
+    write_file_durably(temporary + "/state.json", state_text(state, checksums));
+    sync_folder(temporary);
+    rename_durably(temporary, folder);
+  } catch (...) {
+    // Nobody writes into a folder that is being removed, and no report is left for the next checkpoint.
+    if (others_are == to_be_told) others.tell(false);
+    if (others_are == writing) others.reports();
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+  return folder;
+}
+
+// ----------------------------------------------------------------------------
+// Which there are
+
+// The step of a folder named step_<digits>, or -1.
+static int64_t step_of(const std::string& name) {
+  const std::string prefix = "step_";
+  if (name.size() <= prefix.size() || name.size() > prefix.size() + 18 || name.compare(0, prefix.size(), prefix) != 0) return -1;
+  for (size_t i = prefix.size(); i < name.size(); i++)
+    if (!isdigit((unsigned char)name[i])) return -1;
+  return std::stoll(name.substr(prefix.size()));
+}
+
+// The checkpoints in `out`, by step.
+static std::map<int64_t, fs::path> checkpoints_in(const std::string& out) {
+  std::error_code error;
+  std::map<int64_t, fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(out, error)) {
+    const int64_t step = step_of(entry.path().filename().string());
+    if (step >= 0 && entry.is_directory(error)) found[step] = entry.path();
+  }
+  return found;
+}
+
+std::string newest_checkpoint(const std::string& out, int64_t before) {
+  const std::map<int64_t, fs::path> all = checkpoints_in(out);
+  auto next = all.lower_bound(before);
+  return next == all.begin() ? "" : std::prev(next)->second.string();
+}
+
+int64_t checkpoint_step(const std::string& out, const std::string& checkpoint) {
+  std::error_code error;
+  for (const auto& [step, path] : checkpoints_in(out))
+    if (fs::equivalent(path, checkpoint, error)) return step;
+  user_error("%s: is not a checkpoint in %s", checkpoint.c_str(), out.c_str());
+}
+
+void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_every) {
+  const std::map<int64_t, fs::path> all = checkpoints_in(out);
+  int64_t surplus = keep > 0 ? int64_t(all.size()) - keep : 0;
+  for (const auto& [step, path] : all) {  // the oldest first
+    if (surplus-- <= 0) break;
+    if (keep_every > 0 && step % keep_every == 0) continue;
+    const std::string away = folder_in(out, removed_prefix, step);
+    rename_durably(path.string(), away);
+    std::error_code error;
+    fs::remove_all(away, error);
+    if (error) user_error("%s: cannot be removed: %s", away.c_str(), error.message().c_str());
+  }
+}
+
+void remove_unfinished_checkpoints(const std::string& out) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(out, error))
+    for (const char* prefix : {unfinished_prefix, removed_prefix})
+      if (entry.path().filename().string().rfind(prefix, 0) == 0) fs::remove_all(entry.path(), error);
+}
+
+std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int64_t step) {
+  std::vector<std::string> names;
+  const std::map<int64_t, fs::path> all = checkpoints_in(out);
+  for (auto it = all.upper_bound(step); it != all.end(); ++it) {
+    const std::string plain = out + "/set_aside_" + it->second.filename().string();
+    std::string name = plain;
+    for (int n = 1; fs::exists(name); n++) name = plain + format(".%d", n);
+    rename_durably(it->second.string(), name);
+    names.push_back(name);
+  }
+  return names;
+}
+
+// ----------------------------------------------------------------------------
+// Reading
+
+static std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// state.json, if it is what write_checkpoint wrote.
+static json read_state(const std::string& path) {
+  const std::string text = read_text(path);
+  const size_t seal = sealed("").size();
+  if (text.size() < seal || sealed(text.substr(0, text.size() - seal)) != text)
+    user_error("%s: is damaged, or of another version of this program: its checksum does not fit", path.c_str());
+  json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!j.is_object() || !j.contains("format") || j["format"] != state_format)
+    user_error("%s: is not of format %d, which this program knows", path.c_str(), state_format);
+  return j;
+}
+
+// Calls f(state.json's object). A field that is missing or of another type is a UserError.
+template <class F>
+static void with_state(const std::string& checkpoint, F f) {
+  const std::string path = checkpoint + "/state.json";
+  const json j = read_state(path);
+  try {
+    f(j);
+  } catch (const json::exception& e) {
+    user_error("%s: is not a run's state (%s)", path.c_str(), e.what());
+  }
+}
+
+static void demand_equal(const std::string& what, uint32_t found, const json& expected) {
+  const std::string text = expected.get<std::string>();
+  if (hex(found) != text)
+    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), hex(found).c_str(), text.c_str());
+}
+
+void verify_checkpoint(const std::string& checkpoint) {
+  with_state(checkpoint, [&](const json& state) {
+    const json& checksums = state.at("checksums");
+    for (const char* name : {"config.json", "tokenizer.json"}) {
+      if (name == std::string("tokenizer.json") && !checksums.contains(name)) continue;
+      const std::string path = checkpoint + "/" + name, text = read_text(path);
+      demand_equal(path + ":", crc32c(text.data(), text.size()), checksums.at(name));
+    }
+    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+      const std::string path = checkpoint + "/" + name;
+      const SafetensorsChecksums found = SafetensorsFile(path).checksums();
+      const json& expected = checksums.at(name);
+      demand_equal(path + ": its header", found.header, expected.at("header"));
+      for (const auto& [tensor, checksum] : found.tensors)
+        demand_equal(path + ": tensor " + tensor, checksum, expected.at("tensors").at(tensor));
+    }
+  });
+}
+
+std::string checkpoint_checksum(const std::string& checkpoint) {
+  std::string checksum;
+  with_state(checkpoint, [&](const json& state) { checksum = state.at("checksum").get<std::string>(); });
+  return checksum;
+}
+
+RunState read_run_state(const std::string& checkpoint) {
+  RunState state;
+  with_state(checkpoint, [&](const json& j) {
+    state = {j.at("step"), j.at("next_window"), j.at("num_windows"),   j.at("seq_len"),
+             j.at("shuffle"), j.at("seed"),     j.at("skipped_steps"), j.at("bad_steps_in_row")};
+  });
+  if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.seq_len < 1 || state.skipped_steps < 0 ||
+      state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps)
+    user_error("%s/state.json: holds an impossible state", checkpoint.c_str());
+  return state;
+}
+
+void read_weights(const std::string& folder, const ModelLayout& model, const StoreTensor& store_weight) {
+  read_weight_file(folder + "/model.safetensors", model, store_weight);
+}
+
+void read_moments(const std::string& checkpoint, const ModelLayout& model, const StoreTensor& store_m, const StoreTensor& store_v) {
+  read_moment_shard(checkpoint + "/optimizer.safetensors", model, store_m, store_v);
+}

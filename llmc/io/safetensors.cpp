@@ -1,0 +1,439 @@
+#include "safetensors.h"
+#include <fcntl.h>             // open, fallocate
+#include <sys/mman.h>          // mmap, munmap
+#include <sys/stat.h>          // fstat
+#include <unistd.h>            // pwrite, fsync, ftruncate, close
+#include <algorithm>           // std::sort, std::count
+#include <cerrno>              // errno
+#include <cstring>             // memcpy, memchr, strerror
+#include <nlohmann/json.hpp>   // nlohmann::json, ordered_json
+#include <set>                 // std::set
+#include "crc32c.h"            // crc32c
+#include "llmc/utils/error.h"  // user_error, format, CHECK
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors files are little-endian, and so is this code");
+
+using nlohmann::json;
+
+static const size_t kLengthBytes = 8;                // the header's length, a uint64
+static const size_t kMaxHeaderBytes = 100'000'000;   // the format's own limit
+static const size_t kMaxDimensions = 64;             // what PyTorch can hold
+static const size_t kMaxPrinted = 80;                // characters of a file's strings that reach a terminal
+static const char* const kMetadataKey = "__metadata__";
+
+// ----------------------------------------------------------------------------
+// Small things: names that are safe to print, dtypes, products, conversions
+
+// A string out of a file, for a message: in quotes, all but printable ASCII escaped, cut when long.
+static std::string printable(const std::string& text) {
+  std::string shown;
+  for (unsigned char c : text) {
+    std::string next = c == '\\' ? "\\\\" : c < 0x20 || c > 0x7e ? format("\\x%02x", c) : std::string(1, c);
+    if (shown.size() + next.size() > kMaxPrinted) return "'" + shown + "...'";
+    shown += next;
+  }
+  return "'" + shown + "'";
+}
+
+// Bytes per element; 0 for a dtype we do not know.
+static int64_t dtype_bytes(const std::string& dtype) {
+  static const std::map<std::string, int64_t> bytes = {
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+      {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8},
+      {"C64", 8}};
+  auto found = bytes.find(dtype);
+  return found == bytes.end() ? 0 : found->second;
+}
+
+// *bytes = the product of the shape times element_bytes; false if it overflows. A 0 does not excuse the other
+// dimensions: their product in any order must fit, so that num_elements() is safe.
+static bool byte_size(const std::vector<int64_t>& shape, int64_t element_bytes, int64_t* bytes) {
+  int64_t product = element_bytes;
+  for (int64_t dim : shape)
+    if (dim < 0 || (dim > 0 && __builtin_mul_overflow(product, dim, &product))) return false;
+  *bytes = std::count(shape.begin(), shape.end(), 0) > 0 ? 0 : product;
+  return true;
+}
+
+int64_t SafetensorsTensor::num_elements() const {
+  int64_t product = 1;
+  for (int64_t dim : shape) product *= dim;
+  return product;
+}
+
+static float float_from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+static float float_from_bf16(uint16_t bits) { return float_from_bits(uint32_t(bits) << 16); }
+
+// IEEE half: 1 sign bit, 5 of exponent (bias 15), 10 of mantissa.
+static float float_from_f16(uint16_t bits) {
+  const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 31) return float_from_bits(sign | 0x7f800000 | mantissa << 13);  // infinity and NaN
+  if (exponent == 0) return (sign ? -1.0f : 1.0f) * (mantissa * 0x1p-24f);         // zero and subnormals: exact
+  return float_from_bits(sign | (exponent + 127 - 15) << 23 | mantissa << 13);
+}
+
+// ----------------------------------------------------------------------------
+// The header. It is read as a stream of events, not into a tree: a tree would keep one of two equal keys in silence,
+// and would be built, however deep, before anyone could refuse it.
+
+struct HeaderReader : nlohmann::json_sax<json> {
+  HeaderReader(const std::string& path, std::vector<SafetensorsTensor>& tensors, std::map<std::string, size_t>& index,
+               std::map<std::string, std::string>& metadata)
+      : path(path), tensors(tensors), index(index), metadata(metadata) {}
+
+  bool start_object(size_t) override {
+    if (place == kOutside) {
+      place = kTop;
+    } else if (place == kTop && name == kMetadataKey) {
+      place = kMetadata;
+    } else if (place == kTop) {
+      place = kTensor;
+      fields.clear();
+      offsets.clear();
+      tensors.push_back({name, "", {}, 0, 0});
+    } else {
+      wrong_type();
+    }
+    return true;
+  }
+
+  bool key(std::string& text) override {
+    if (place == kTop) {
+      name = text;
+      if (name == kMetadataKey ? seen_metadata : index.count(name))
+        fail("the header has %s twice", printable(name).c_str());
+      if (name == kMetadataKey) seen_metadata = true;
+      else index[name] = tensors.size();
+    } else if (place == kTensor) {
+      field = text;
+      if (field != "dtype" && field != "shape" && field != "data_offsets")
+        fail("tensor %s has an unknown field %s", printable(name).c_str(), printable(field).c_str());
+      if (!fields.insert(field).second)
+        fail("tensor %s has its %s twice", printable(name).c_str(), field.c_str());
+    } else {
+      field = text;
+      if (metadata.count(field)) fail("%s has %s twice", kMetadataKey, printable(field).c_str());
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    if (place == kTensor) end_tensor();
+    place = kTop;  // after the outermost object nothing but white space can come, so kTop will do there too
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (place != kTensor || field == "dtype") wrong_type();
+    place = kList;
+    return true;
+  }
+
+  bool end_array() override {
+    if (field == "data_offsets" && offsets.size() != 2) wrong_type();
+    place = kTensor;
+    return true;
+  }
+
+  bool string(std::string& text) override {
+    if (place == kMetadata) metadata[field] = text;
+    else if (place == kTensor && field == "dtype") tensors.back().dtype = text;
+    else wrong_type();
+    return true;
+  }
+
+  bool number_unsigned(uint64_t number) override {
+    if (place != kList || number > INT64_MAX) wrong_type();
+    if (field == "data_offsets") {
+      if (offsets.size() == 2) wrong_type();
+      offsets.push_back(number);
+    } else {
+      if (tensors.back().shape.size() == kMaxDimensions)
+        fail("tensor %s has more than %zu dimensions", printable(name).c_str(), kMaxDimensions);
+      tensors.back().shape.push_back(int64_t(number));
+    }
+    return true;
+  }
+
+  bool number_integer(int64_t) override { wrong_type(); }  // comes for negative numbers only
+  bool number_float(double, const std::string&) override { wrong_type(); }  // and for integers of more than 64 bits
+  bool null() override { wrong_type(); }
+  bool boolean(bool) override { wrong_type(); }
+  bool binary(json::binary_t&) override { wrong_type(); }
+
+  bool parse_error(size_t position, const std::string&, const json::exception& error) override {
+    const bool utf8 = strstr(error.what(), "ill-formed UTF-8");
+    fail("the header is not %s (at its byte %zu)", utf8 ? "UTF-8" : "valid JSON", position);
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void fail(const char* fmt, Args... args) {
+    user_error("%s: %s", path.c_str(), format(fmt, args...).c_str());
+  }
+
+  // A value that does not belong where it stands.
+  [[noreturn]] void wrong_type() {
+    if (place == kMetadata || name == kMetadataKey) fail("%s is not an object of strings", kMetadataKey);
+    const std::string tensor = printable(name);
+    if (place == kTop) fail("tensor %s is not an object", tensor.c_str());
+    if (field == "dtype") fail("tensor %s: its dtype is not a string", tensor.c_str());
+    if (field == "shape")
+      fail("tensor %s: its shape is not a list of integers between 0 and 2^63 - 1", tensor.c_str());
+    fail("tensor %s: its data_offsets are not two integers between 0 and 2^63 - 1", tensor.c_str());
+  }
+
+  void end_tensor() {
+    for (const char* needed : {"dtype", "shape", "data_offsets"})
+      if (!fields.count(needed)) fail("tensor %s has no %s", printable(name).c_str(), needed);
+    tensors.back().begin = offsets[0];
+    tensors.back().end = offsets[1];
+  }
+
+  enum Place { kOutside, kTop, kMetadata, kTensor, kList };  // a list is a shape or data_offsets
+  Place place = kOutside;
+  std::string name, field;       // the keys that we are under
+  bool seen_metadata = false;
+  std::set<std::string> fields;  // that the current tensor has had
+  std::vector<size_t> offsets;
+  const std::string& path;
+  std::vector<SafetensorsTensor>& tensors;
+  std::map<std::string, size_t>& index;
+  std::map<std::string, std::string>& metadata;
+};
+
+// Throws unless t's bytes lie in the data part and are as many as its shape and dtype need.
+static void check_tensor(const std::string& path, const SafetensorsTensor& t, size_t data_bytes) {
+  const std::string where = path + ": tensor " + printable(t.name);
+  const int64_t element_bytes = dtype_bytes(t.dtype);
+  int64_t bytes;
+  if (element_bytes == 0) user_error("%s has the unknown dtype %s", where.c_str(), printable(t.dtype).c_str());
+  if (!byte_size(t.shape, element_bytes, &bytes)) user_error("%s: its shape overflows 63 bits", where.c_str());
+  if (t.begin > t.end) user_error("%s begins at byte %zu, after its end, %zu", where.c_str(), t.begin, t.end);
+  if (t.end > data_bytes)
+    user_error("%s ends at byte %zu, but the file has %zu bytes of data; it may be cut short", where.c_str(), t.end,
+               data_bytes);
+  if (t.end - t.begin != size_t(bytes))
+    user_error("%s has %zu bytes, but its shape and dtype need %zu", where.c_str(), t.end - t.begin, size_t(bytes));
+}
+
+// Throws unless the tensors, each in order by itself, cover the data part exactly once.
+static void check_cover(const std::string& path, const std::vector<SafetensorsTensor>& tensors, size_t data_bytes) {
+  std::vector<const SafetensorsTensor*> sorted;
+  for (const SafetensorsTensor& t : tensors) sorted.push_back(&t);
+  std::sort(sorted.begin(), sorted.end(), [](const SafetensorsTensor* a, const SafetensorsTensor* b) {
+    return a->begin != b->begin ? a->begin < b->begin : a->end < b->end;
+  });
+  size_t covered = 0;
+  const SafetensorsTensor* previous = nullptr;
+  for (const SafetensorsTensor* t : sorted) {
+    if (t->begin < covered)
+      user_error("%s: tensors %s and %s overlap", path.c_str(), printable(previous->name).c_str(),
+                 printable(t->name).c_str());
+    if (t->begin > covered)
+      user_error("%s: bytes %zu to %zu, before tensor %s, belong to no tensor", path.c_str(), covered, t->begin,
+                 printable(t->name).c_str());
+    covered = t->end;
+    previous = t;
+  }
+  if (covered < data_bytes)
+    user_error("%s: the last %zu bytes belong to no tensor", path.c_str(), data_bytes - covered);
+}
+
+// ----------------------------------------------------------------------------
+// The reader
+
+FileDescriptor::~FileDescriptor() {
+  if (fd >= 0) close(fd);
+}
+
+void Unmap::operator()(const uint8_t* start) const { munmap(const_cast<uint8_t*>(start), bytes); }
+
+// The whole of the file at path, mapped.
+static std::unique_ptr<const uint8_t[], Unmap> map_file(const std::string& path) {
+  // O_NONBLOCK: opening a pipe that nobody writes to must not wait. It means nothing for a regular file.
+  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.fd < 0 && errno == ENOENT) user_error("%s: no such file", path.c_str());
+  struct stat info;
+  if (file.fd < 0 || fstat(file.fd, &info) != 0) user_error("%s: cannot open it: %s", path.c_str(), strerror(errno));
+  if (S_ISDIR(info.st_mode)) user_error("%s: is a folder, not a safetensors file", path.c_str());
+  if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", path.c_str());
+  const size_t bytes = size_t(info.st_size);
+  if (bytes < kLengthBytes)
+    user_error("%s: is not a safetensors file: it has only %zu bytes", path.c_str(), bytes);
+  void* start = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
+  if (start == MAP_FAILED) user_error("%s: cannot map its %zu bytes: %s", path.c_str(), bytes, strerror(errno));
+  return {static_cast<const uint8_t*>(start), Unmap{bytes}};
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(map_file(path)) {
+  const size_t after_length = file_.get_deleter().bytes - kLengthBytes;
+  uint64_t header_bytes;
+  memcpy(&header_bytes, file_.get(), kLengthBytes);
+  if (header_bytes > after_length)
+    user_error("%s: is not a safetensors file, or is cut short: its header should have %llu bytes, and %zu are there",
+               path.c_str(), (unsigned long long)header_bytes, after_length);
+  if (header_bytes > kMaxHeaderBytes)
+    user_error("%s: its header of %zu bytes is longer than the format's limit, %zu", path.c_str(),
+               size_t(header_bytes), kMaxHeaderBytes);
+  const char* header = reinterpret_cast<const char*>(file_.get()) + kLengthBytes;
+  data_ = file_.get() + kLengthBytes + header_bytes;
+  data_bytes_ = after_length - header_bytes;
+
+  if (header_bytes == 0 || header[0] != '{')
+    user_error("%s: its header is not a JSON object: it does not begin with {", path.c_str());
+  // The parser takes a zero byte for the end of its input and would not look at what follows.
+  if (const void* zero = memchr(header, 0, header_bytes))
+    user_error("%s: the header is not valid JSON (at its byte %zu)", path.c_str(),
+               size_t(static_cast<const char*>(zero) - header) + 1);
+  HeaderReader reader(path_, tensors_, index_, metadata_);
+  CHECK(json::sax_parse(header, header + header_bytes, &reader));
+  for (const SafetensorsTensor& t : tensors_) check_tensor(path_, t, data_bytes_);
+  check_cover(path_, tensors_, data_bytes_);
+}
+
+const SafetensorsTensor* SafetensorsFile::find(const std::string& name) const {
+  auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+SafetensorsChecksums SafetensorsFile::checksums() const {
+  SafetensorsChecksums sums;
+  sums.header = crc32c(file_.get(), data_offset());
+  for (const SafetensorsTensor& t : tensors_) sums.tensors.push_back({t.name, 0});
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < tensors_.size(); i++)
+    sums.tensors[i].second = crc32c(data_ + tensors_[i].begin, tensors_[i].end - tensors_[i].begin);
+  return sums;
+}
+
+void SafetensorsFile::read_f32(const SafetensorsTensor& t, float* out, int64_t first, int64_t count) const {
+  CHECK(t.begin <= t.end && t.end <= data_bytes_);
+  const int64_t num_elements = t.num_elements();
+  CHECK(0 <= first && first <= num_elements && -1 <= count && count <= num_elements - first);
+  if (count == -1) count = num_elements - first;
+
+  auto convert = [&](float (*from_bits)(uint16_t)) {
+    const uint8_t* from = data_ + t.begin + size_t(first) * sizeof(uint16_t);
+    for (int64_t i = 0; i < count; i++) {
+      uint16_t bits;
+      memcpy(&bits, from + size_t(i) * sizeof(bits), sizeof(bits));  // a header of any length: nothing is aligned
+      out[i] = from_bits(bits);
+    }
+  };
+  if (t.dtype == "F16") convert(float_from_f16);
+  else if (t.dtype == "BF16") convert(float_from_bf16);
+  else if (t.dtype != "F32")
+    user_error("%s: tensor %s is %s; only F32, F16 and BF16 can be read as floats", path_.c_str(),
+               printable(t.name).c_str(), t.dtype.c_str());
+  else if (count > 0) memcpy(out, data_ + t.begin + size_t(first) * sizeof(float), size_t(count) * sizeof(float));
+}
+
+// ----------------------------------------------------------------------------
+// The writer
+
+[[noreturn]] static void cannot_write(const std::string& path) {
+  user_error("%s: cannot write it: %s", path.c_str(), strerror(errno));
+}
+
+// All of the bytes, at that place. A write that is cut short (full disk, file size limit, more than 2 GiB at once)
+// reports no error; the next attempt, at the rest, does.
+static void write_all(const std::string& path, int fd, const void* bytes, size_t count, size_t offset) {
+  const char* next = static_cast<const char*>(bytes);
+  while (count > 0) {
+    const ssize_t written = pwrite(fd, next, count, off_t(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = ENOSPC;  // no progress and no reason: do not try forever
+    if (written <= 0) cannot_write(path);
+    next += written;
+    offset += size_t(written);
+    count -= size_t(written);
+  }
+}
+
+// Makes the file `bytes` long. Reserving the space finds a full disk now and not at the end of the checkpoint; where
+// the file system cannot do that, write_f32() or finish() will.
+static void set_size(const std::string& path, int fd, size_t bytes) {
+  int failed;
+  do failed = fallocate(fd, 0, 0, off_t(bytes));
+  while (failed && errno == EINTR);
+  if (failed && (errno == EOPNOTSUPP || errno == ENOSYS)) failed = ftruncate(fd, off_t(bytes));
+  if (failed) cannot_write(path);
+}
+
+// The length and the JSON, padded with spaces to a multiple of eight bytes.
+static std::string make_header(const std::vector<SafetensorsSpec>& specs, std::map<std::string, std::string> metadata,
+                               size_t* data_bytes) {
+  metadata.insert({"format", "pt"});
+  nlohmann::ordered_json header;
+  header[kMetadataKey] = metadata;
+  *data_bytes = 0;
+  for (const SafetensorsSpec& spec : specs) {
+    int64_t bytes;
+    CHECK(byte_size(spec.shape, sizeof(float), &bytes));
+    CHECK(!header.contains(spec.name));
+    const size_t begin = *data_bytes;
+    *data_bytes += size_t(bytes);
+    header[spec.name] = {{"dtype", "F32"}, {"shape", spec.shape}, {"data_offsets", {begin, *data_bytes}}};
+  }
+  // Metadata can be a user's text in any encoding: replace what is not UTF-8 rather than fail.
+  std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + text;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(path) {
+  size_t data_bytes;
+  const std::string header = make_header(specs, metadata, &data_bytes);
+  file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (file_.fd < 0) cannot_write(path_);
+  write_all(path_, file_.fd, header.data(), header.size(), 0);
+  header_checksum_ = crc32c(header.data(), header.size());
+  set_size(path_, file_.fd, header.size() + data_bytes);
+  size_t offset = header.size();
+  for (const SafetensorsSpec& spec : specs) {
+    const int64_t count = SafetensorsTensor{"", "", spec.shape, 0, 0}.num_elements();
+    places_.push_back({offset, count});
+    offset += size_t(count) * sizeof(float);
+  }
+}
+
+SafetensorsWriter SafetensorsWriter::attach(const std::string& path) {
+  const SafetensorsFile layout(path);
+  SafetensorsWriter writer;
+  writer.path_ = path;
+  writer.file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (writer.file_.fd < 0) cannot_write(path);
+  for (const SafetensorsTensor& t : layout.tensors()) {
+    if (t.dtype != "F32")
+      user_error("%s: tensor %s is %s; only F32 can be written", path.c_str(), printable(t.name).c_str(),
+                 t.dtype.c_str());
+    writer.places_.push_back({layout.data_offset() + t.begin, t.num_elements()});
+  }
+  return writer;
+}
+
+void SafetensorsWriter::write_f32(size_t index, const float* data, int64_t first, int64_t count) const {
+  CHECK(file_.fd >= 0 && index < places_.size());
+  const Place& place = places_[index];
+  CHECK(0 <= first && 0 <= count && first <= place.count && count <= place.count - first);
+  write_all(path_, file_.fd, data, size_t(count) * sizeof(float), place.offset + size_t(first) * sizeof(float));
+}
+
+void SafetensorsWriter::finish() {
+  CHECK(file_.fd >= 0);
+  int failed;
+  do failed = fsync(file_.fd);
+  while (failed && errno == EINTR);
+  if (failed) cannot_write(path_);
+  const int fd = std::exchange(file_.fd, -1);  // closed whatever close() says: it must not be closed twice
+  if (close(fd) != 0 && errno != EINTR) cannot_write(path_);
+}

@@ -1,0 +1,34 @@
+#include "background_writer.h"
+#include <omp.h>               // omp_set_num_threads
+#include <exception>           // std::exception
+#include <utility>             // std::move
+#include "llmc/utils/clock.h"  // seconds_now
+#include "llmc/utils/error.h"  // CHECK
+
+BackgroundWriter::~BackgroundWriter() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void BackgroundWriter::start(int64_t step, std::function<void(SaveResult&)> write) {
+  CHECK(!thread_.joinable());
+  result_ = SaveResult();
+  result_.step = step;
+  done_ = false;
+  thread_ = std::thread([this, write = std::move(write)] {
+    omp_set_num_threads(1);  // of this thread: the others are for training
+    const double start = seconds_now();
+    try {
+      write(result_);
+    } catch (const std::exception& e) {  // no room in memory, too, is no reason to end the run
+      result_.error = e.what();
+    }
+    result_.seconds = seconds_now() - start;
+    done_ = true;
+  });
+}
+
+std::optional<SaveResult> BackgroundWriter::result(bool wait) {
+  if (!thread_.joinable() || (!wait && !done_)) return std::nullopt;
+  thread_.join();
+  return std::move(result_);
+}

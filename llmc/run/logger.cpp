@@ -1,0 +1,81 @@
+#include "logger.h"
+#include <fcntl.h>                 // open
+#include <unistd.h>                // write, close
+#include <cerrno>                  // errno
+#include <cstdio>                  // fprintf
+#include <cstring>                 // strerror
+#include <filesystem>              // exists, rename
+#include <fstream>                 // std::ifstream
+#include <nlohmann/json.hpp>       // nlohmann::ordered_json
+#include "llmc/io/durable_file.h"  // write_file_durably, rename_durably
+#include "llmc/utils/error.h"      // user_error, format
+
+namespace fs = std::filesystem;
+using json = nlohmann::ordered_json;
+
+RunLog::~RunLog() {
+  if (fd_ >= 0) close(fd_);
+}
+
+void RunLog::open(int flags) {
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
+  if (fd_ < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+}
+
+void RunLog::create(const std::string& out) {
+  path_ = out + "/log.jsonl";
+  if (fs::exists(path_)) {
+    int n = 1;
+    while (fs::exists(out + format("/log.%d.jsonl", n))) n++;
+    rename_durably(path_, out + format("/log.%d.jsonl", n));
+  }
+  open(O_TRUNC);
+}
+
+void RunLog::resume(const std::string& out, int64_t step) {
+  path_ = out + "/log.jsonl";
+  std::string kept, line;
+  std::ifstream old(path_);
+  while (std::getline(old, line)) {
+    json j = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!j.is_object()) break;  // a line that was cut short when the run was killed
+    if (j.value("step", int64_t(0)) <= step) kept += line + "\n";
+  }
+  write_file_durably(path_ + ".tmp", kept);
+  rename_durably(path_ + ".tmp", path_);
+  open(O_APPEND);
+}
+
+static json to_json(const LogFields& fields) {
+  json j = json::object();
+  for (const LogField& field : fields) std::visit([&](const auto& value) { j[field.key] = value; }, field.value);
+  return j;
+}
+
+// Bytes of a text that are not UTF-8 become U+FFFD rather than an exception.
+static std::string dump(const json& j) { return j.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+void RunLog::write(const LogFields& fields) { write_line(dump(to_json(fields))); }
+void RunLog::write(const char* key, const LogFields& fields) { write_line(dump(json{{key, to_json(fields)}})); }
+
+void RunLog::write_line(const std::string& line) {
+  if (fd_ < 0) return;
+  waiting_ += line + "\n";
+  while (!waiting_.empty()) {
+    const ssize_t written = ::write(fd_, waiting_.data(), waiting_.size());
+    if (written >= 0) {
+      waiting_.erase(0, size_t(written));
+    } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+      if (!disk_full_) fprintf(stderr, "error: %s: cannot be written: %s; its lines wait for room\n", path_.c_str(), strerror(errno));
+      disk_full_ = true;
+      return;
+    } else if (errno != EINTR) {
+      user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+    }
+  }
+  disk_full_ = false;
+}
+
+void RunLog::finish() {
+  if (!waiting_.empty()) user_error("%s: its last lines could not be written: the disk is full", path_.c_str());
+}

@@ -1,0 +1,56 @@
+// The command line of the trainer.
+#pragma once
+#include <cstdint>              // int64_t
+#include <optional>             // std::optional
+#include <string>               // std::string
+#include "llmc/model/config.h"  // ModelConfig
+#include "llmc/dist/ranks.h"    // RankOptions
+
+struct TrainOptions {
+  // data
+  std::string train_data, val_data;
+  bool shuffle = false;
+  std::string tokenizer;
+  // model
+  std::string model = "d12";
+  std::optional<int> layers, heads, channels, vocab_size, max_seq_len, skip_layers, skip_heads;
+  bool no_bias = false;
+  bool keep_dead_kv = false;
+  // batch
+  int micro_batch = 4;
+  std::optional<int> seq_len;
+  std::optional<int64_t> total_batch;
+  int recompute = 0;
+  bool tf32 = false;
+  // optimisation
+  std::optional<int64_t> steps;
+  std::string schedule = "cosine";
+  double learning_rate = 3e-4, final_fraction = 0.0, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double grad_clip = 1.0;
+  int64_t warmup_steps = 0, max_bad_steps = 10;
+  int64_t seed = 1337;
+  // ranks
+  RankOptions ranks;
+  int zero = 1;
+  double hang_timeout = 45;  // seconds
+  // what is written, and when
+  std::string out;
+  int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;
+  double temperature = 1;
+  std::string prompt;
+  bool resume = false;
+  std::string resume_from;
+  int64_t keep = 0, keep_every = 0;
+  bool stop_on_save_error = false;
+  std::string log_level = "info";
+
+  std::string as_toml;  // all of the above, as --config reads it
+};
+
+// Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError for anything
+// that is not a valid command line; whatever can be judged without looking at files is judged here.
+bool parse_options(int argc, char** argv, TrainOptions& options);
+
+// The model that the options describe: a preset, changed by --layers and so on, or a folder's config.json, whose shape cannot be
+// changed but whose wiring can. `from_folder` says which it was: then the weights are read, else initialised.
+ModelConfig model_config(const TrainOptions& options, bool& from_folder);

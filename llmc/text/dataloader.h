@@ -1,0 +1,274 @@
+// Batches of tokens from memory-mapped files.
+//
+// The tokens of all files are cut into windows: T inputs and, shifted by one, T targets. Window i of a file begins at
+// its token i*T, so windows share one token with the next; none crosses the end of a file. The loader's only state is
+// one integer, the number of the next window; windows count on from epoch to epoch, and what a number stands for is a
+// pure function.
+#pragma once
+#include <fcntl.h>              // open
+#include <glob.h>               // glob, globfree
+#include <sys/mman.h>           // mmap, munmap, madvise
+#include <sys/stat.h>           // fstat
+#include <unistd.h>             // close
+#include <algorithm>            // std::max, std::min, std::upper_bound
+#include <cerrno>               // errno
+#include <cstdint>              // int64_t, uint16_t
+#include <cstring>              // memcpy, strerror
+#include <string>               // std::string
+#include <utility>              // std::move, std::swap
+#include <vector>               // std::vector
+#include "llmc/utils/error.h"   // user_error, CHECK
+#include "llmc/utils/random.h"  // random_words, RandomStream
+
+// An llm.c shard: 256 int32 (magic, version, number of tokens, zeros), then the tokens as uint16.
+constexpr int32_t shard_magic = 20240520;
+constexpr int32_t shard_version = 1;
+constexpr int shard_header_ints = 256;
+constexpr int64_t shard_header_bytes = shard_header_ints * 4;
+
+// A token file mapped into memory: an llm.c shard, or nanoGPT's headerless uint16 file. Movable, not copyable.
+struct TokenFile {
+  std::string path;
+  const uint16_t* tokens = nullptr;  // (num_tokens)
+  int64_t num_tokens = 0;
+
+  // Throws UserError if the file cannot be read or is neither of the two formats.
+  explicit TokenFile(const std::string& file_path) : path(file_path) {
+    int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a named pipe must not hang us
+    if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
+    struct stat info;
+    int failed = fstat(fd, &info);
+    if (!failed && S_ISREG(info.st_mode) && info.st_size > 0) {
+      mapped_bytes_ = info.st_size;
+      mapping_ = mmap(nullptr, size_t(mapped_bytes_), PROT_READ, MAP_PRIVATE, fd, 0);
+    }
+    int map_error = errno;
+    close(fd);
+    const char* name = path.c_str();
+    if (!failed && S_ISDIR(info.st_mode))
+      user_error("%s: is a folder; name the files in it, for example '%s/train_*.bin'", name, name);
+    if (failed || !S_ISREG(info.st_mode)) user_error("%s: is not a regular file", name);
+    if (info.st_size == 0) user_error("%s: is empty; make it again", name);
+    if (mapping_ == MAP_FAILED) user_error("%s: cannot map: %s", name, strerror(map_error));
+    try {
+      find_tokens();
+    } catch (...) {
+      unmap();
+      throw;
+    }
+  }
+  TokenFile(TokenFile&& other) noexcept { *this = std::move(other); }
+  TokenFile& operator=(TokenFile&& other) noexcept {
+    std::swap(path, other.path);
+    std::swap(tokens, other.tokens);
+    std::swap(num_tokens, other.num_tokens);
+    std::swap(mapping_, other.mapping_);
+    std::swap(mapped_bytes_, other.mapped_bytes_);
+    return *this;
+  }
+  ~TokenFile() { unmap(); }
+
+  // How the pages will be read: MADV_SEQUENTIAL or MADV_RANDOM. Only a hint; nothing depends on it.
+  void advise(int advice) const { madvise(mapping_, size_t(mapped_bytes_), advice); }
+
+ private:
+  void* mapping_ = MAP_FAILED;
+  int64_t mapped_bytes_ = 0;
+
+  void unmap() {
+    if (mapping_ != MAP_FAILED) munmap(mapping_, size_t(mapped_bytes_));
+    mapping_ = MAP_FAILED;
+  }
+
+  // Tells the formats apart and sets `tokens` and `num_tokens`. llm.c's magic numbers cannot begin a file of GPT-2
+  // tokens: read as uint16 they say 55,238 and more, beyond its vocabulary of 50,257.
+  void find_tokens() {
+    const char* name = path.c_str();
+    int32_t header[3] = {0, 0, 0};  // magic, version, number of tokens
+    memcpy(header, mapping_, size_t(std::min<int64_t>(mapped_bytes_, sizeof header)));
+    if (header[0] == shard_magic) {
+      if (mapped_bytes_ < shard_header_bytes)
+        user_error("%s: truncated: %lld bytes, but a shard's header alone has %lld; make it again", name,
+                   (long long)mapped_bytes_, (long long)shard_header_bytes);
+      if (header[1] != shard_version)
+        user_error("%s: is a token shard of version %d; only version %d is known", name, header[1], shard_version);
+      tokens = reinterpret_cast<const uint16_t*>(static_cast<const char*>(mapping_) + shard_header_bytes);
+      num_tokens = header[2];
+      if (num_tokens < 1) user_error("%s: its header says %d tokens; make it again", name, header[2]);
+      int64_t expected = shard_header_bytes + num_tokens * 2;
+      if (mapped_bytes_ != expected)
+        user_error("%s: %s: its header says %lld tokens, which take %lld bytes, but the file has %lld; make it again",
+                   name, mapped_bytes_ < expected ? "truncated" : "longer than its header says",
+                   (long long)num_tokens, (long long)expected, (long long)mapped_bytes_);
+      return;
+    }
+    struct Other { int32_t magic; const char* what; };
+    static const Other others[] = {{20240801, "an llm.c shard of uint32 tokens (Llama 3)"},
+                                   {20240522, "an llm.c file of multiple-choice questions (HellaSwag)"},
+                                   {20240326, "an llm.c model"}};
+    for (const Other& other : others)
+      if (header[0] == other.magic)
+        user_error("%s: bad magic %d: this is %s; a shard of uint16 tokens begins with %d", name, other.magic,
+                   other.what, shard_magic);
+    if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == mapped_bytes_)
+      user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", name, header[0],
+                 shard_magic);
+    if (mapped_bytes_ % 2 != 0)
+      user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
+                 "uint16 tokens; text is made into tokens by data/text.sh",
+                 name, (long long)mapped_bytes_, header[0], shard_magic);
+    if (looks_like_text())
+      user_error("%s: is text, not tokens; make it into tokens with data/text.sh", name);
+    tokens = static_cast<const uint16_t*>(mapping_);
+    num_tokens = mapped_bytes_ / 2;
+  }
+
+  // Naming the text itself is an easy slip, and any file of even size would pass for headerless tokens. ASCII text
+  // has no byte outside this range; 64 bytes of tokens all within it would be pairs of rare tokens only.
+  bool looks_like_text() const {
+    const unsigned char* bytes = static_cast<const unsigned char*>(mapping_);
+    int64_t n = std::min<int64_t>(mapped_bytes_, 4096);
+    for (int64_t i = 0; i < n; i++)
+      if (!(bytes[i] >= 32 && bytes[i] < 127) && !(bytes[i] >= '\t' && bytes[i] <= '\r')) return false;
+    return n >= 64;
+  }
+};
+
+// Throws UserError unless every token is below `vocab_size`. Reads the file once, at the speed of memory.
+inline void check_tokens(const TokenFile& file, int vocab_size) {
+  if (vocab_size > 65535) return;  // no uint16 can reach it
+  constexpr int64_t block = 1 << 16;
+  int largest = 0;
+  file.advise(MADV_SEQUENTIAL);
+#pragma omp parallel for reduction(max : largest) schedule(static)
+  for (int64_t begin = 0; begin < file.num_tokens; begin += block) {
+    const uint16_t* tokens = file.tokens + begin;
+    int n = int(std::min(block, file.num_tokens - begin));
+    uint16_t block_largest = 0;
+#pragma omp simd reduction(max : block_largest)
+    for (int i = 0; i < n; i++) block_largest = tokens[i] > block_largest ? tokens[i] : block_largest;
+    largest = std::max(largest, int(block_largest));
+  }
+  if (largest < vocab_size) return;
+  int64_t position = 0;
+  while (file.tokens[position] < vocab_size) position++;
+  user_error("%s: token %d at position %lld is outside the vocabulary of %d; train a model with at least %d on it "
+             "(--vocab-size), or name the data that was made for this one",
+             file.path.c_str(), int(file.tokens[position]), (long long)position, vocab_size, largest + 1);
+}
+
+// All files that a glob pattern matches, in the order of their names. Throws UserError, naming the file, if there are
+// none, if one is not a token file, or if one holds a token that is not below `vocab_size`.
+struct TokenShards {
+  std::string pattern;
+  std::vector<TokenFile> files;
+  int64_t num_tokens = 0;
+
+  TokenShards(const std::string& glob_pattern, int vocab_size) : pattern(glob_pattern) {
+    for (const std::string& path : matching_paths()) files.emplace_back(path);
+    for (const TokenFile& file : files) {
+      check_tokens(file, vocab_size);
+      num_tokens += file.num_tokens;
+    }
+  }
+
+ private:
+  // A file that has exactly the pattern as its name is meant itself, whatever *, ? and [ are in it.
+  std::vector<std::string> matching_paths() const {
+    struct stat info;
+    if (stat(pattern.c_str(), &info) == 0) return {pattern};
+    glob_t found = {};
+    int rc = glob(pattern.c_str(), 0, nullptr, &found);
+    std::vector<std::string> paths;
+    if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    globfree(&found);
+    if (!paths.empty()) return paths;
+    if (pattern.find_first_of("*?[") != std::string::npos)
+      user_error("%s: no file matches; data/README.md says how to make token files", pattern.c_str());
+    user_error("%s: no such file; data/README.md says how to make token files", pattern.c_str());
+  }
+};
+
+// A permutation of 0 .. n-1 for each (seed, epoch), computed one element at a time in O(1) memory: a Feistel network
+// over the next even power of two, walked along its cycle until it comes back into range (Black and Rogaway 2002,
+// "Ciphers with arbitrary finite domains"). The domain is below 4n, so the walk takes fewer than 4 steps on average.
+inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64_t n) {
+  CHECK(index >= 0 && index < n);
+  int half_bits = 1;
+  while (int64_t(1) << (2 * half_bits) < n) half_bits++;
+  const uint64_t mask = (uint64_t(1) << half_bits) - 1;
+  uint64_t x = uint64_t(index);
+  do {
+    uint64_t left = x >> half_bits, right = x & mask;
+    for (uint64_t round = 0; round < 6; round++) {  // 4 suffice for a large domain (Luby and Rackoff 1988)
+      Philox f = random_words(seed, RandomStream::shuffle, uint32_t(epoch), round << 32 | right);
+      uint64_t mixed = left ^ (f.word[0] & mask);
+      left = right;
+      right = mixed;
+    }
+    x = left << half_bits | right;
+  } while (x >= uint64_t(n));
+  return int64_t(x);
+}
+
+// Reads windows in the order of their numbers. Number w belongs to epoch w / num_sequences; unshuffled it is window w %
+// num_sequences (with one file, row b of micro-batch s of rank r of N so begins at token ((s*N + r)*B + b)*T), shuffled every
+// epoch has another order.
+struct DataLoader {
+  TokenShards shards;
+  int T;                    // tokens in a window
+  bool shuffle;
+  uint64_t seed;            // of the shuffled orders
+  int64_t num_sequences = 0;  // in one epoch
+  int64_t next_sequence = 0;  // the position, from 0 on without end, which who trains moves; save it and set it to go on from there
+
+  // Throws UserError as TokenShards does, and if no file has the T + 1 tokens of a window.
+  DataLoader(const std::string& glob_pattern, int vocab_size, int seq_len, bool shuffled = false,
+             uint64_t shuffle_seed = 0)
+      : shards(glob_pattern, vocab_size), T(seq_len), shuffle(shuffled), seed(shuffle_seed) {
+    CHECK(T >= 1);
+    int64_t longest = 0;
+    for (const TokenFile& file : shards.files) {
+      first_sequence_.push_back(num_sequences);
+      num_sequences += (file.num_tokens - 1) / T;
+      longest = std::max(longest, file.num_tokens);
+      file.advise(shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
+    }
+    if (num_sequences == 0)
+      user_error("%s: has %lld tokens%s, a window needs T + 1 = %lld; use a shorter length (-t) or more text",
+                 shards.pattern.c_str(), (long long)longest, shards.files.size() > 1 ? " in its longest file" : "",
+                 (long long)T + 1);
+  }
+
+  // inputs, targets (count, T) = the windows numbered first, first + 1, ... Pure: neither reads nor moves the
+  // position.
+  void load_sequences(int64_t first, int64_t count, int* inputs, int* targets) const {
+    CHECK(first >= 0);
+    for (int64_t row = 0; row < count; row++) {
+      const uint16_t* tokens = sequence_tokens(first + row);
+      for (int t = 0; t < T; t++) {
+        inputs[row * T + t] = tokens[t];
+        targets[row * T + t] = tokens[t + 1];
+      }
+    }
+  }
+
+  // inputs, targets (micro_batches, B, T) = rank's part of as many micro-batches of all ranks, of which window `first` is the first. Ranks
+  // take turns: the B windows of each follow each other. Pure, as load_sequences.
+  void load_batches(int64_t first, int64_t micro_batches, int* inputs, int* targets, int B, int rank = 0, int ranks = 1) const {
+    for (int64_t i = 0; i < micro_batches; i++)
+      load_sequences(first + (i * ranks + rank) * B, B, inputs + i * B * T, targets + i * B * T);
+  }
+
+ private:
+  std::vector<int64_t> first_sequence_;  // (files), in an unshuffled epoch
+
+  // The T + 1 tokens of window number w.
+  const uint16_t* sequence_tokens(int64_t w) const {
+    int64_t window = w % num_sequences;
+    if (shuffle) window = permuted_index(seed, w / num_sequences, window, num_sequences);
+    auto next = std::upper_bound(first_sequence_.begin(), first_sequence_.end(), window);
+    size_t file = size_t(next - first_sequence_.begin()) - 1;
+    return shards.files[file].tokens + (window - first_sequence_[file]) * T;
+  }
+};

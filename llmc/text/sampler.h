@@ -1,0 +1,18 @@
+// Drawing a token from logits.
+#pragma once
+#include <algorithm>  // std::max_element
+#include <cmath>      // exp
+
+// Token i with probability softmax(logits (n) / temperature)[i], by inversion of the cumulative distribution; `uniform` in
+// [0, 1), temperature > 0.
+inline int sample_token(const float* logits, int n, double uniform, double temperature = 1) {
+  const float max = *std::max_element(logits, logits + n);
+  double sum = 0;
+  for (int i = 0; i < n; i++) sum += std::exp(double(logits[i] - max) / temperature);
+  double threshold = uniform * sum, cumulative = 0;
+  for (int i = 0; i < n; i++) {
+    cumulative += std::exp(double(logits[i] - max) / temperature);
+    if (threshold < cumulative) return i;
+  }
+  return n - 1;  // rounding
+}

@@ -1,0 +1,770 @@
+#include "tokenizer.h"
+#include <algorithm>           // std::sort, std::is_sorted, std::min_element
+#include <cstring>             // memcpy, memmove
+#include <filesystem>          // is_directory, exists, path
+#include <fstream>             // std::ifstream
+#include <iterator>            // std::istreambuf_iterator
+#include <mutex>               // std::mutex
+#include <nlohmann/json.hpp>   // nlohmann::json
+#include <unordered_map>       // std::unordered_map
+#include "llmc/io/crc32c.h"    // crc32c
+#include "llmc/utils/error.h"  // user_error, format, CHECK
+#include "unicode_classes.h"   // unicode_letters, unicode_numbers, unicode_white_space
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+static const char end_of_text_name[] = "<|endoftext|>";
+
+// ----------------------------------------------------------------------------
+// Characters
+
+enum class Class : uint8_t { other, letter, number, space };
+
+// (0x110000), the class of each code point.
+static const std::vector<Class>& code_point_classes() {
+  static const std::vector<Class> classes = [] {
+    std::vector<Class> all(0x110000, Class::other);
+    auto fill = [&](const auto& ranges, Class value) {
+      for (const CodePointRange& range : ranges)
+        std::fill(all.begin() + range.first, all.begin() + range.last + 1, value);
+    };
+    fill(unicode_letters, Class::letter);
+    fill(unicode_numbers, Class::number);
+    fill(unicode_white_space, Class::space);
+    return all;
+  }();
+  return classes;
+}
+
+struct Character {
+  uint32_t code_point;  // U+FFFD if it is ill-formed
+  int length;           // in bytes; of an ill-formed sequence, of its maximal part
+  bool valid;
+};
+
+// The character at the beginning of `text`, which is not empty. (Unicode standard, table 3-7.)
+static Character first_character(std::string_view text) {
+  const uint8_t lead = uint8_t(text[0]);
+  if (lead < 0x80) return {lead, 1, true};
+  const int length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  if (length == 1) return {0xFFFD, 1, false};
+  uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  uint32_t code_point = lead & (0x7Fu >> length);
+  for (int i = 1; i < length; i++) {
+    if (size_t(i) == text.size()) return {0xFFFD, i, false};
+    const uint8_t next = uint8_t(text[size_t(i)]);
+    if (next < lowest || next > highest) return {0xFFFD, i, false};
+    code_point = code_point << 6 | (next & 0x3F);
+    lowest = 0x80, highest = 0xBF;
+  }
+  return {code_point, length, true};
+}
+
+static bool continues_character(char byte) { return (uint8_t(byte) & 0xC0) == 0x80; }
+
+// The character that ends where `text` ends, which is not empty.
+static Character last_character(std::string_view text) {
+  size_t begin = text.size() - 1;
+  while (begin > 0 && text.size() - begin < 4 && continues_character(text[begin])) begin--;
+  const Character c = first_character(text.substr(begin));
+  return begin + size_t(c.length) == text.size() ? c : Character{0xFFFD, 1, false};
+}
+
+int64_t replace_invalid_utf8(std::string_view text, std::string& result) {
+  int64_t replaced = 0;
+  size_t kept = 0;  // what is before it is in `result`
+  for (size_t at = 0; at < text.size();) {
+    uint64_t word;
+    for (; at + 8 <= text.size(); at += 8) {  // eight ASCII characters at once
+      memcpy(&word, text.data() + at, 8);
+      if (word & 0x8080808080808080u) break;
+    }
+    if (at == text.size()) break;
+    const Character c = first_character(text.substr(at));
+    if (!c.valid) {
+      if (replaced++ == 0) result.clear();
+      result.append(text, kept, at - kept).append("\xEF\xBF\xBD");
+      kept = at + size_t(c.length);
+    }
+    at += size_t(c.length);
+  }
+  if (replaced > 0) result.append(text, kept);
+  return replaced;
+}
+
+std::string printable(std::string_view text) {
+  std::string valid(text), shown;
+  replace_invalid_utf8(text, valid);
+  for (size_t at = 0; at < valid.size();) {
+    const Character c = first_character(std::string_view(valid).substr(at));
+    const bool control = (c.code_point < 0x20 && c.code_point != '\n' && c.code_point != '\t') || (c.code_point >= 0x7F && c.code_point < 0xA0);
+    if (control) shown += '?';
+    else shown.append(valid, at, size_t(c.length));
+    at += size_t(c.length);
+  }
+  return shown;
+}
+
+// ----------------------------------------------------------------------------
+// Pieces: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+
+struct PieceScanner {
+  const char* text;
+  size_t end;
+  const Class* class_of = code_point_classes().data();  // (0x110000)
+
+  // The class of the character at `at`, and its length.
+  Class look(size_t at, size_t& length) const {
+    const uint8_t byte = uint8_t(text[at]);
+    length = 1;
+    if (byte < 0x80) return class_of[byte];
+    const Character c = first_character({text + at, end - at});
+    length = size_t(c.length);
+    return class_of[c.code_point];
+  }
+
+  // Where the run of one class ends that `at` is in or behind.
+  size_t end_of_run(size_t at, Class run) const {
+    for (;;) {
+      while (at < end && uint8_t(text[at]) < 0x80 && class_of[uint8_t(text[at])] == run) at++;
+      if (at == end || uint8_t(text[at]) < 0x80) return at;
+      size_t length;
+      if (look(at, length) != run) return at;
+      at += length;
+    }
+  }
+
+  // The length of a contraction at `at`, where an apostrophe is; 0 if there is none.
+  size_t contraction(size_t at) const {
+    if (at + 1 >= end) return 0;
+    const char a = text[at + 1], b = at + 2 < end ? text[at + 2] : '\0';
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+    return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
+  }
+
+  // Where the piece ends that begins at `at`, before the end of the text.
+  size_t piece_end(size_t at) const {
+    size_t length;
+    Class first = look(at, length);
+    if (text[at] == '\'')
+      if (size_t n = contraction(at)) return at + n;
+    if (first != Class::space) return end_of_run(at + length, first);
+    if (text[at] == ' ' && at + 1 < end) {
+      size_t behind;
+      const Class next = look(at + 1, behind);
+      if (next != Class::space) return end_of_run(at + 1 + behind, next);
+    }
+    // White space: all of it at the end of the text; otherwise its last character belongs to what comes, or is a piece of its own.
+    const size_t run_end = end_of_run(at + length, Class::space);
+    if (run_end == end) return end;
+    const size_t last = size_t(last_character({text + at, run_end - at}).length);
+    return run_end - at > last ? run_end - last : run_end;
+  }
+};
+
+size_t Tokenizer::last_cut(std::string_view text, size_t first) const {
+  CHECK(first > 0);
+  if (is_bytes_) return text.size();
+  const PieceScanner scanner{text.data(), text.size()};
+  for (size_t at = text.size(); at-- > first;) {
+    if (continues_character(text[at])) continue;
+    if (uint8_t(text[at]) >= 0x80 && text.size() - at < 4) continue;  // it may go on
+    // Two characters of different classes, the left one no space, belong to different pieces, but for a contraction's.
+    size_t length;
+    const Class left = scanner.class_of[last_character(text.substr(0, at)).code_point], right = scanner.look(at, length);
+    if (left != Class::space && left != right && !(text[at - 1] == '\'' && right == Class::letter)) return at;
+  }
+  return 0;
+}
+
+// ----------------------------------------------------------------------------
+// Vocabularies
+
+void PairTable::reserve(size_t pairs) {
+  size_t slots = 2;
+  shift_ = 63;
+  while (slots < pairs * 2) slots *= 2, shift_--;
+  slots_.assign(slots, {});
+}
+
+void PairTable::insert(uint32_t left, uint32_t right, uint32_t id) {
+  const uint32_t key = left << 16 | right;
+  size_t i = slot_of(key);
+  while (slots_[i].id != none) i = (i + 1) & (slots_.size() - 1);
+  slots_[i] = {key, id};
+}
+
+static uint32_t hash_of(std::string_view bytes) {
+  constexpr uint64_t factor = 0x9E3779B97F4A7C15u;
+  uint64_t hash = bytes.size() * factor, word;
+  for (; bytes.size() >= 8; bytes.remove_prefix(8)) {
+    memcpy(&word, bytes.data(), 8);
+    hash = (hash ^ word) * factor;
+    hash ^= hash >> 32;
+  }
+  word = 0;
+  memcpy(&word, bytes.data(), bytes.size());
+  hash = (hash ^ word) * factor;
+  return uint32_t(hash >> 32);
+}
+
+template <class Wanted>
+int TokenTable::build(const std::vector<std::string>& tokens, Wanted wanted) {
+  size_t slots = 2;
+  while (slots < tokens.size() * 2) slots *= 2;
+  tokens_ = tokens.data();
+  slots_.assign(slots, {});
+  for (size_t id = 0; id < tokens.size(); id++) {
+    if (!wanted(id)) continue;
+    if (find(tokens[id]) != none) return int(id);
+    const uint32_t hash = hash_of(tokens[id]);
+    size_t i = hash & (slots - 1);
+    while (slots_[i].id != none) i = (i + 1) & (slots - 1);
+    slots_[i] = {hash, int32_t(id)};
+  }
+  return none;
+}
+
+int TokenTable::find(std::string_view bytes) const {
+  const uint32_t hash = hash_of(bytes);
+  for (size_t i = hash & (slots_.size() - 1);; i = (i + 1) & (slots_.size() - 1)) {
+    if (slots_[i].id == none) return none;
+    if (slots_[i].hash == hash && tokens_[slots_[i].id] == bytes) return slots_[i].id;
+  }
+}
+
+Tokenizer Tokenizer::bytes() {
+  Tokenizer t;
+  for (int byte = 0; byte < 256; byte++) t.tokens_.emplace_back(1, char(byte));
+  t.tokens_.emplace_back(end_of_text_name);
+  t.special_.emplace_back(end_of_text_name, byte_end_of_text);
+  t.end_of_text_ = byte_end_of_text;
+  t.is_bytes_ = true;
+  return t;
+}
+
+// The tables that encoding needs, from tokens_ and special_.
+void Tokenizer::build(const std::string& path) {
+  std::vector<bool> is_special(tokens_.size());
+  for (const auto& special : special_) {
+    is_special[special.second] = true;
+    if (special.first == end_of_text_name) end_of_text_ = special.second;
+  }
+  const int twice = ids_.build(tokens_, [&](size_t id) { return !is_special[id] && !tokens_[id].empty(); });
+  if (twice != TokenTable::none)
+    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[size_t(twice)]), twice);
+  for (int byte = 0; byte < 256; byte++) {
+    const int id = ids_.find(std::string(1, char(byte)));
+    if (id == TokenTable::none) user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
+    byte_ids_[size_t(byte)] = uint16_t(id);
+  }
+
+  struct Pair {
+    uint32_t left, right, id;
+  };
+  std::vector<Pair> pairs;
+#pragma omp parallel  // most of the time that loading takes
+  {
+    std::vector<Pair> found;
+#pragma omp for schedule(static) nowait
+    for (size_t id = 0; id < tokens_.size(); id++) {
+      if (is_special[id]) continue;
+      const std::string_view token = tokens_[id];
+      for (size_t cut = 1; cut < token.size(); cut++) {
+        const int left = ids_.find(token.substr(0, cut)), right = left == TokenTable::none ? left : ids_.find(token.substr(cut));
+        if (right != TokenTable::none) found.push_back({uint32_t(left), uint32_t(right), uint32_t(id)});
+      }
+    }
+#pragma omp critical
+    pairs.insert(pairs.end(), found.begin(), found.end());
+  }
+  for (size_t id = 0; id < tokens_.size(); id++)
+    if (!is_special[id]) longest_ = std::max(longest_, tokens_[id].size());
+  pairs_.reserve(pairs.size());
+  for (const Pair& pair : pairs) pairs_.insert(pair.left, pair.right, pair.id);
+}
+
+uint32_t Tokenizer::checksum() const {
+  uint32_t crc = 0;
+  for (const std::string& token : tokens_) {
+    const uint32_t length = uint32_t(token.size());
+    crc = crc32c(&length, sizeof length, crc);
+    crc = crc32c(token.data(), token.size(), crc);
+  }
+  return crc;
+}
+
+const std::string& Tokenizer::token(int id) const {
+  CHECK(id >= 0 && id < vocab_size());
+  return tokens_[size_t(id)];
+}
+
+std::string Tokenizer::decode(const uint16_t* ids, size_t count) const {
+  std::string text;
+  for (size_t i = 0; i < count; i++) text += token(ids[i]);
+  return text;
+}
+
+// ----------------------------------------------------------------------------
+// Vocabulary files
+
+// GPT-2's files write a byte as a character: printable ones of Latin-1 as themselves, the others as U+0100 and on, in their order.
+static uint32_t character_of(uint8_t byte) {
+  static const std::array<uint32_t, 256> characters = [] {
+    std::array<uint32_t, 256> all = {};
+    uint32_t next = 256;
+    for (uint32_t b = 0; b < 256; b++) {
+      const bool is_printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
+      all[b] = is_printable ? b : next++;
+    }
+    return all;
+  }();
+  return characters[byte];
+}
+
+// A token as those files spell it; all these characters take one or two bytes of UTF-8.
+static std::string spelt(std::string_view bytes) {
+  std::string text;
+  for (char byte : bytes) {
+    const uint32_t c = character_of(uint8_t(byte));
+    if (c < 0x80) text += char(c);
+    else text += {char(0xC0 | c >> 6), char(0x80 | (c & 0x3F))};
+  }
+  return text;
+}
+
+struct Tokenizer::VocabularyFile {
+  std::string path, text;
+  Tokenizer tokenizer;
+
+  explicit VocabularyFile(const std::string& file_path) : path(file_path), text(read(file_path)) {}
+
+  static std::string read(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (!file.is_open() || file.bad()) user_error("%s: cannot be read; name a vocabulary, or a folder with one", path.c_str());
+    return text;
+  }
+  static json parse(const std::string& path, const std::string& text) {
+    json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!j.is_object()) user_error("%s: is not a whole JSON object; fetch it again", path.c_str());
+    return j;
+  }
+
+  void add(int64_t id, const std::string& bytes) {
+    if (id < 0 || id >= max_vocab_size)
+      user_error("%s: id %lld: token shards hold ids below %d", path.c_str(), (long long)id, max_vocab_size);
+    if (bytes.empty()) user_error("%s: id %lld is a token without a byte; fetch it again", path.c_str(), (long long)id);
+    if (size_t(id) >= tokenizer.tokens_.size()) tokenizer.tokens_.resize(size_t(id) + 1);
+    std::string& token = tokenizer.tokens_[size_t(id)];
+    if (!token.empty()) user_error("%s: id %lld is there twice; fetch it again", path.c_str(), (long long)id);
+    token = bytes;
+  }
+  void add_special(int64_t id, const std::string& name) {
+    add(id, name);
+    tokenizer.special_.emplace_back(name, uint16_t(id));
+  }
+
+  std::string bytes_of(const std::string& token) const {
+    static const std::vector<int> byte_of = [] {
+      std::vector<int> bytes(256 + 68, -1);
+      for (int b = 0; b < 256; b++) bytes[character_of(uint8_t(b))] = b;
+      return bytes;
+    }();
+    std::string bytes;
+    for (std::string_view rest = token; !rest.empty();) {
+      const Character c = first_character(rest);
+      if (c.code_point >= byte_of.size() || byte_of[c.code_point] < 0)
+        user_error("%s: the token \"%s\" has a character that stands for no byte; only byte-level vocabularies are known", path.c_str(),
+                   token.c_str());
+      bytes += char(byte_of[c.code_point]);
+      rest.remove_prefix(size_t(c.length));
+    }
+    return bytes;
+  }
+
+  void read_ranks();
+  void read_encoder_json(const std::string& encoder, const std::string& merges);
+  void read_tokenizer_json(const json& j);
+  void check_merges(const std::vector<std::pair<std::string, std::string>>& merges);
+};
+
+// tiktoken: the base64 of a token, a space and its id, a line each. The end of text is not among them: it has the first id that is free.
+void Tokenizer::VocabularyFile::read_ranks() {
+  std::array<int8_t, 256> digit_of;
+  digit_of.fill(-1);
+  int8_t next = 0;
+  for (char digit : std::string_view("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")) digit_of[uint8_t(digit)] = next++;
+  size_t line_number = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t newline = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, newline);
+    rest.remove_prefix(std::min(newline + 1, rest.size()));
+    line_number++;
+    if (line.empty()) continue;
+    std::string bytes;
+    uint32_t bits = 0;
+    size_t at = 0;
+    int held = 0;
+    for (; at < line.size() && digit_of[uint8_t(line[at])] >= 0; at++) {
+      bits = bits << 6 | uint32_t(digit_of[uint8_t(line[at])]);
+      held += 6;
+      if (held >= 8) bytes += char(bits >> (held -= 8));
+    }
+    while (at < line.size() && line[at] == '=') at++;
+    const bool spaced = at > 0 && at % 4 == 0 && at < line.size() && line[at] == ' ';
+    const std::string_view number = spaced ? line.substr(at + 1) : std::string_view();
+    if (number.empty() || number.size() > 9 || number.find_first_not_of("0123456789") != std::string::npos)
+      user_error("%s: line %zu is not a token in base64, a space and an id: neither tiktoken's ranks, nor vocab.bpe, encoder.json or "
+                 "tokenizer.json; name such a file", path.c_str(), line_number);
+    add(std::stoll(std::string(number)), bytes);
+  }
+  size_t free = 0;
+  while (free < tokenizer.tokens_.size() && !tokenizer.tokens_[free].empty()) free++;
+  add_special(int64_t(free), end_of_text_name);
+}
+
+// Joining by the lowest id is joining by the first merge only if their order is that of the ids.
+void Tokenizer::VocabularyFile::check_merges(const std::vector<std::pair<std::string, std::string>>& merges) {
+  std::unordered_map<std::string_view, size_t> ids;
+  for (size_t id = 0; id < tokenizer.tokens_.size(); id++) ids.emplace(tokenizer.tokens_[id], id);
+  size_t last = 0;
+  for (const auto& [left, right] : merges) {
+    const auto found = ids.find(bytes_of(left + right));
+    if (found == ids.end())
+      user_error("%s: \"%s%s\" is merged, but is no token; fetch it again", path.c_str(), left.c_str(), right.c_str());
+    if (found->second <= last)
+      user_error("%s: the ids of \"%s%s\" and the merge before it are not in the merges' order; only such vocabularies are known",
+                 path.c_str(), left.c_str(), right.c_str());
+    last = found->second;
+  }
+  size_t single = 0, special = tokenizer.special_.size(), all = 0;
+  for (const std::string& token : tokenizer.tokens_) all += !token.empty(), single += token.size() == 1;
+  if (all != single + special + merges.size())
+    user_error("%s: %zu tokens of several bytes, but %zu merges; fetch it again", path.c_str(), all - single - special, merges.size());
+}
+
+// OpenAI: {"token": id, ...} and, in the other file, "#version: ..." and a merge of two tokens a line.
+void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, const std::string& merges_path) {
+  path = encoder;
+  const json vocabulary = parse(encoder, read(encoder));
+  for (const auto& [token, id] : vocabulary.items()) {
+    if (!id.is_number_integer()) user_error("%s: the id of \"%s\" is no integer; fetch it again", path.c_str(), token.c_str());
+    if (token == end_of_text_name) add_special(id, token);
+    else add(id, bytes_of(token));
+  }
+  if (tokenizer.special_.empty()) user_error("%s: has no <|endoftext|>; name GPT-2's", path.c_str());
+  path = merges_path;
+  std::vector<std::pair<std::string, std::string>> merges;
+  std::ifstream lines(merges_path);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || (merges.empty() && line.rfind("#version", 0) == 0)) continue;
+    const size_t space = line.find(' ');
+    if (space == std::string::npos) user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path.c_str(), line.c_str());
+    merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+  }
+  check_merges(merges);
+}
+
+// Hugging Face tokenizers. Whatever would change the tokens of a text, and is not GPT-2's, is refused.
+void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
+  auto is_set = [](const json& object, const char* key) {
+    return object.contains(key) && !object[key].is_null() && object[key] != json(false) && object[key] != json("");
+  };
+  auto refuse = [&](const char* what) { user_error("%s: %s; only GPT-2's byte-level BPE is known", path.c_str(), what); };
+  try {
+    const json& model = j.at("model");
+    if (model.value("type", "BPE") != "BPE") refuse("model.type is not BPE");
+    for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"})
+      if (is_set(model, key)) refuse(format("model.%s is set", key).c_str());
+    if (is_set(j, "normalizer")) refuse("a normalizer is set");
+    const json split = j.value("pre_tokenizer", json::object());
+    if (!split.is_object() || split.value("type", "") != "ByteLevel" || !split.value("use_regex", true))
+      refuse("pre_tokenizer is not ByteLevel");
+    if (split.value("add_prefix_space", true)) refuse("pre_tokenizer.add_prefix_space is true");
+    std::unordered_map<std::string, int64_t> added;
+    for (const json& token : j.value("added_tokens", json::array())) {
+      added.emplace(token.at("content"), token.at("id"));
+      add_special(token.at("id"), token.at("content"));
+    }
+    if (!added.count(end_of_text_name)) refuse("added_tokens has no <|endoftext|>");
+    for (const auto& [token, id] : model.at("vocab").items())
+      if (!added.count(token)) add(id, bytes_of(token));
+    std::vector<std::pair<std::string, std::string>> merges;
+    for (const json& merge : model.at("merges")) {
+      if (merge.is_array()) {
+        merges.emplace_back(merge.at(0), merge.at(1));
+      } else {
+        const std::string pair = merge;
+        const size_t space = std::min(pair.find(' '), pair.size() - 1);
+        merges.emplace_back(pair.substr(0, space), pair.substr(space + 1));
+      }
+    }
+    check_merges(merges);
+  } catch (const json::exception& e) {
+    user_error("%s: is not a tokenizer.json as Hugging Face tokenizers writes it: %s", path.c_str(), e.what());
+  }
+}
+
+// The first of `names` in a folder, or "".
+static std::string first_in(const fs::path& folder, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (fs::exists(folder / name)) return (folder / name).string();
+  return "";
+}
+
+std::string Tokenizer::file_in(const std::string& folder) {
+  const std::string file = first_in(folder, {"tokenizer.json", "encoder.json", "vocab.json"});
+  if (!file.empty()) return file;
+  std::error_code error;
+  std::string ranks;  // the first by name
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
+    if (entry.path().extension() == ".tiktoken" && (ranks.empty() || entry.path() < ranks)) ranks = entry.path().string();
+  return ranks;
+}
+
+Tokenizer Tokenizer::load(const std::string& path) {
+  if (path == "bytes") return bytes();
+  if (fs::is_directory(path)) {
+    const std::string file = file_in(path);
+    if (file.empty()) user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken", path.c_str());
+    return load(file);
+  }
+  VocabularyFile file(path);
+  auto beside = [&](std::initializer_list<const char*> names) {
+    const std::string found = first_in(fs::path(path).parent_path(), names);
+    if (found.empty()) user_error("%s: needs %s beside it", path.c_str(), *names.begin());
+    return found;
+  };
+  if (file.text.rfind("#version", 0) == 0) {
+    file.read_encoder_json(beside({"encoder.json", "vocab.json"}), path);
+  } else if (file.text.find_first_not_of(" \t\r\n") != std::string::npos && file.text[file.text.find_first_not_of(" \t\r\n")] == '{') {
+    const json j = VocabularyFile::parse(path, file.text);
+    if (j.contains("model") && j["model"].is_object()) file.read_tokenizer_json(j);
+    else file.read_encoder_json(path, beside({"vocab.bpe", "merges.txt"}));
+  } else {
+    file.read_ranks();
+  }
+  if (Tokenizer of_bytes = bytes(); file.tokenizer.tokens_ == of_bytes.tokens_) return of_bytes;
+  file.tokenizer.build(path);
+  return std::move(file.tokenizer);
+}
+
+bool Tokenizer::agrees_with(const Tokenizer& other) const {
+  const size_t both = std::min(tokens_.size(), other.tokens_.size());
+  return std::equal(tokens_.begin(), tokens_.begin() + long(both), other.tokens_.begin());
+}
+
+// The merge that makes a token is the one that is left when lower ids have merged its bytes. The two long parts are put together as text:
+// through objects of the library it would take a tenth of a second.
+std::string Tokenizer::to_json() const {
+  using nlohmann::ordered_json;
+  auto quoted = [](const std::string& spelling) {  // which has no other character that JSON escapes
+    std::string text = "\"";
+    for (char c : spelling) text.append(c == '"' || c == '\\' ? "\\" : "").push_back(c);
+    return text + '"';
+  };
+  ordered_json added = ordered_json::array();
+  std::vector<bool> is_special(tokens_.size());
+  for (const auto& [name, id] : special_) {
+    is_special[id] = true;
+    added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false},
+                     {"special", true}});
+  }
+  std::string vocabulary, merges;
+  Encoder encoder(*this);
+  std::vector<uint16_t> parts(longest_);
+  for (size_t id = 0; id < tokens_.size(); id++) {
+    const std::string& token = tokens_[id];
+    if (token.empty()) continue;
+    vocabulary += (vocabulary.empty() ? "" : ",") + (is_special[id] ? json(token).dump() : quoted(spelt(token))) + ":" + std::to_string(id);
+    if (is_special[id] || token.size() == 1) continue;
+    if (encoder.merge(token, parts.data(), uint32_t(id)) != 2)
+      user_error("token %zu of the vocabulary is not made by merging tokens of lower ids: it cannot be written as a tokenizer.json", id);
+    merges += (merges.empty() ? "" : ",") + quoted(spelt(tokens_[parts[0]]) + " " + spelt(tokens_[parts[1]]));
+  }
+  const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const ordered_json rest = {
+      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added}, {"normalizer", nullptr},
+      {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
+      {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", ""}, {"end_of_word_suffix", ""},
+                 {"fuse_unk", false}, {"byte_fallback", false}, {"ignore_merges", false}}}};
+  const std::string text = rest.dump();
+  return text.substr(0, text.size() - 2) + ",\"vocab\":{" + vocabulary + "},\"merges\":[" + merges + "]}}\n";
+}
+
+// ----------------------------------------------------------------------------
+// Encoding
+
+constexpr int remembered_bits = 17;      // 131,072 pieces of 32 bytes, 4 MiB; of fewer too many are forgotten and merged again
+constexpr size_t longest_remembered = 15;
+constexpr size_t short_piece = 128;      // bytes, up to which looking at all pairs is faster
+constexpr size_t huge_piece = 1 << 20;   // bytes, beyond which one thread at a time merges, so that its memory is taken once
+
+Encoder::Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+  if (!tokenizer.is_bytes()) remembered_.resize(size_t(1) << remembered_bits);
+}
+
+void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens) {
+  const size_t had = tokens.size();
+  tokens.resize(had + text.size() + 7);  // a token has at least a byte; seven more may be written behind the last
+  uint16_t* out = tokens.data() + had;
+  if (tokenizer_.is_bytes()) {
+    for (char byte : text) *out++ = uint8_t(byte);
+  } else {
+    const PieceScanner scanner{text.data(), text.size()};
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = scanner.piece_end(at), length = end - at;
+      if (length > longest_remembered) {
+        out += encode_piece(text.substr(at, length), out);
+        at = end;
+        continue;
+      }
+      uint64_t key[2] = {0, 0};
+      if (at + 16 <= text.size()) {
+        memcpy(key, text.data() + at, 16);
+        key[0] &= length >= 8 ? ~uint64_t(0) : (uint64_t(1) << 8 * length) - 1;
+        key[1] &= length <= 8 ? 0 : (uint64_t(1) << 8 * (length - 8)) - 1;
+      } else {
+        memcpy(key, text.data() + at, length);
+      }
+      key[1] |= uint64_t(length) << 56;
+      const uint64_t mixed = key[0] * 0x9E3779B97F4A7C15u ^ key[1] * 0xC2B2AE3D27D4EB4Fu;
+      Remembered& piece = remembered_[((mixed ^ mixed >> 29) * 0x9E3779B97F4A7C15u) >> (64 - remembered_bits)];
+      if (piece.key[0] == key[0] && piece.key[1] == key[1]) {
+        memcpy(out, piece.tokens, sizeof piece.tokens);
+        out += piece.count;
+      } else {
+        const size_t count = encode_piece(text.substr(at, length), out);
+        if (count <= 7) {
+          piece.key[0] = key[0], piece.key[1] = key[1];
+          memcpy(piece.tokens, out, sizeof piece.tokens);
+          piece.count = uint16_t(count);
+        }
+        out += count;
+      }
+      at = end;
+    }
+  }
+  tokens.resize(size_t(out - tokens.data()));
+}
+
+void Encoder::encode_special(std::string_view text, std::vector<uint16_t>& tokens) {
+  while (!text.empty()) {
+    size_t first = text.size(), length = 0;
+    uint16_t id = 0;
+    for (const auto& [name, special] : tokenizer_.special_) {
+      const size_t at = text.find(name);
+      if (at < first || (at == first && name.size() > length)) first = at, length = name.size(), id = special;
+    }
+    encode(text.substr(0, first), tokens);
+    if (length > 0) tokens.push_back(id);
+    text.remove_prefix(first + length);
+  }
+}
+
+size_t Encoder::encode_piece(std::string_view piece, uint16_t* tokens) {
+  if (piece.size() <= tokenizer_.longest_) {
+    const int whole = tokenizer_.ids_.find(piece);
+    if (whole != TokenTable::none) {
+      *tokens = uint16_t(whole);
+      return 1;
+    }
+  }
+  CHECK(piece.size() <= size_t(INT32_MAX));
+  if (piece.size() <= huge_piece) return merge(piece, tokens);
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  const size_t count = merge(piece, tokens);
+  ids_ = {}, ranks_ = {}, before_ = {}, behind_ = {};
+  return count;
+}
+
+size_t Encoder::merge(std::string_view piece, uint16_t* tokens, uint32_t below) {
+  const size_t n = piece.size();
+  ids_.resize(n);
+  ranks_.resize(n);
+  for (size_t i = 0; i < n; i++) ids_[i] = tokenizer_.byte_ids_[uint8_t(piece[i])];
+  for (size_t i = 0; i + 1 < n; i++) ranks_[i] = tokenizer_.pairs_.find(ids_[i], ids_[i + 1]);
+  ranks_[n - 1] = PairTable::none;
+  return n <= short_piece || below != PairTable::none ? merge_short(tokens, below) : merge_long(tokens);
+}
+
+// Closes the gap after each merge, and looks at all pairs for the next.
+size_t Encoder::merge_short(uint16_t* tokens, uint32_t below) {
+  size_t n = ids_.size();
+  for (;;) {
+    const size_t i = size_t(std::min_element(ranks_.begin(), ranks_.begin() + long(n)) - ranks_.begin());
+    if (ranks_[i] >= below) break;
+    ids_[i] = ranks_[i];
+    n--;
+    memmove(&ids_[i + 1], &ids_[i + 2], (n - i - 1) * sizeof ids_[0]);
+    memmove(&ranks_[i + 1], &ranks_[i + 2], (n - i - 1) * sizeof ranks_[0]);
+    ranks_[i] = i + 1 < n ? tokenizer_.pairs_.find(ids_[i], ids_[i + 1]) : PairTable::none;
+    if (i > 0) ranks_[i - 1] = tokenizer_.pairs_.find(ids_[i - 1], ids_[i]);
+  }
+  for (size_t i = 0; i < n; i++) tokens[i] = uint16_t(ids_[i]);
+  return n;
+}
+
+// A linked list of tokens, and for each rank the places where a pair has it, or had it: whether it still does is seen when its turn comes.
+// Ranks are taken from the lowest up and places from the left, so that memory is read in one direction. A merge seldom makes a pair of a
+// lower rank than its own; those wait in a heap, and go first.
+size_t Encoder::merge_long(uint16_t* tokens) {
+  const size_t n = ids_.size();
+  int64_t current = -1;
+  before_.resize(n);
+  behind_.resize(n);
+  places_.resize(size_t(tokenizer_.vocab_size()));
+  used_ranks_.assign(places_.size() / 64 + 1, 0);
+  auto set_rank = [&](size_t i, uint32_t rank) {
+    ranks_[i] = rank;
+    if (rank == PairTable::none) return;
+    if (rank > current) {
+      places_[rank].push_back(uint32_t(i));
+      used_ranks_[rank / 64] |= uint64_t(1) << rank % 64;
+    } else {
+      earlier_.push(uint64_t(rank) << 32 | i);
+    }
+  };
+  auto merge_at = [&](size_t i, uint32_t rank) {
+    if (ranks_[i] != rank) return;
+    const size_t gone = size_t(behind_[i]), next = size_t(behind_[gone]);
+    ids_[i] = rank;
+    ranks_[gone] = PairTable::none;
+    behind_[i] = int32_t(next);
+    if (next < n) before_[next] = int32_t(i);
+    set_rank(i, next < n ? tokenizer_.pairs_.find(ids_[i], ids_[next]) : PairTable::none);
+    if (before_[i] >= 0) set_rank(size_t(before_[i]), tokenizer_.pairs_.find(ids_[size_t(before_[i])], ids_[i]));
+  };
+  auto merge_earlier = [&](uint64_t than) {
+    while (!earlier_.empty() && earlier_.top() < than) {
+      const uint64_t first = earlier_.top();
+      earlier_.pop();
+      merge_at(uint32_t(first), uint32_t(first >> 32));
+    }
+  };
+  for (size_t i = 0; i < n; i++) {
+    before_[i] = int32_t(i) - 1, behind_[i] = int32_t(i) + 1;
+    set_rank(i, ranks_[i]);
+  }
+  for (size_t word = 0; word < used_ranks_.size(); word++)
+    while (used_ranks_[word] != 0) {
+      const uint32_t rank = uint32_t(word * 64) + uint32_t(__builtin_ctzll(used_ranks_[word]));
+      used_ranks_[word] &= used_ranks_[word] - 1;
+      current = rank;
+      std::vector<uint32_t> places;
+      places.swap(places_[rank]);
+      if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
+      for (const uint32_t i : places) {
+        merge_earlier(uint64_t(rank) << 32 | i);
+        merge_at(i, rank);
+      }
+      merge_earlier(UINT64_MAX);
+    }
+  size_t count = 0;
+  for (size_t i = 0; i < n; i = size_t(behind_[i])) tokens[count++] = uint16_t(ids_[i]);
+  return count;
+}

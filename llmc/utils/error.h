@@ -1,0 +1,42 @@
+// How this program says that something is wrong.
+//
+// A user's mistake (a missing file, an impossible option) throws UserError. main() prints it as `error: <what>` and
+// exits with 1, before anything has been written. A broken invariant of our own is no user's business: CHECK aborts
+// with file and line.
+#pragma once
+#include <cstdarg>    // va_list
+#include <cstdio>     // vsnprintf, fprintf
+#include <cstdlib>    // abort
+#include <stdexcept>  // std::runtime_error
+#include <string>     // std::string
+
+struct UserError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// printf into a std::string.
+__attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt, ...) {
+  va_list args, again;
+  va_start(args, fmt);
+  va_copy(again, args);
+  std::string text(vsnprintf(nullptr, 0, fmt, args), '\0');
+  vsnprintf(text.data(), text.size() + 1, fmt, again);
+  va_end(again);
+  va_end(args);
+  return text;
+}
+
+// `user_error("%s: no such file; ...", path)`: what is wrong, where, and what to do about it.
+template <class... Args>
+[[noreturn]] void user_error(const char* fmt, Args... args) {
+  if constexpr (sizeof...(args) == 0) throw UserError(fmt);
+  else throw UserError(format(fmt, args...));
+}
+
+#define CHECK(condition)                                                                         \
+  do {                                                                                           \
+    if (!(condition)) {                                                                          \
+      fprintf(stderr, "%s:%d: broken invariant: %s\n", __FILE__, __LINE__, #condition);          \
+      abort();                                                                                   \
+    }                                                                                            \
+  } while (0)
