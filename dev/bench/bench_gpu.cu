@@ -143,7 +143,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("sum_of_squares", P * 4, 0, [&] { gpt2_square_grads(model); });
   bench("adamw_update", P * (4 * 4 + 3 * 4 + (has_master_weights ? x : 0)), 0, [&] {
     adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
-                 model.grad_memory, model.chunks.data, int64_t(model.chunks.size), step, a.sums); });
+                 model.grad_memory, model.chunks.data, int64_t(model.chunks.size), step, a.stats); });
   return results;
 }
 
