@@ -8,6 +8,7 @@
 //
 // weight_decay is 0 for biases and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
 #pragma once
+#include <cstdint>  // int64_t
 
 // The numbers of one step.
 struct AdamWStep {
@@ -16,6 +17,16 @@ struct AdamWStep {
   double grad_clip;                          // largest norm; 0: none
   float weight_decay;                        // of the tensors that decay
 };
+
+// A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over. Indices count
+// elements of the float arenas.
+struct ParameterChunk {
+  int64_t begin;  // of weights and gradients; a multiple of 64
+  int64_t state;  // of masters and moments, likewise; a different place where their arenas hold this process's shard alone
+  int count;      // at most parameter_chunk_size
+  int decays;     // weight decay applies
+};
+constexpr int parameter_chunk_size = 8192;
 
 // What an update depends on that the device has computed. It lies there.
 struct StepStats {

@@ -298,7 +298,7 @@ TEST_F(Training, RanksThatDoNotSeeTheSameAreNamed) {
   expect_names(run_in_folders("-i only_here.bin -x 2 ", ""), "only_here.bin");
   const Outcome unsaved = run_in_folders("-i same.bin -x 2 -o unsaved ", "");
   EXPECT_EQ(unsaved.exit_status, 1);
-  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its slices: unsaved/unfinished_step_00000002/optimizer.safetensors"),
+  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its shard: unsaved/unfinished_step_00000002/optimizer.safetensors"),
             std::string::npos) << unsaved.err;
   EXPECT_FALSE(fs::exists(in("a") + "/unsaved/step_00000002") || fs::exists(in("a") + "/unsaved/unfinished_step_00000002"));
   for (const char* name : {"a", "b"})  // a run of one process in each, from other weights

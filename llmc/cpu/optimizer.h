@@ -5,8 +5,7 @@
 #include <cmath>                    // sqrt, isfinite
 #include <cstdint>                  // int64_t
 #include <vector>                   // std::vector
-#include "llmc/adamw.h"             // AdamWStep, StepStats
-#include "llmc/model/parameters.h"  // ParameterChunk
+#include "llmc/adamw.h"             // AdamWStep, ParameterChunk, StepStats
 
 // sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on any number
 // of threads.

@@ -10,8 +10,7 @@
 #pragma once
 #include <cmath>                    // std::isfinite, std::isnan, NAN
 #include <cstdint>                  // int64_t
-#include "llmc/adamw.h"             // AdamWStep, StepStats
-#include "llmc/model/parameters.h"  // ParameterChunk
+#include "llmc/adamw.h"             // AdamWStep, ParameterChunk, StepStats
 #include "llmc/precision.h"         // floatX, has_master_weights
 #include "device.h"                 // gpu, device_scratch
 #include "launch.h"                 // launch, shared_memory
