@@ -7,8 +7,8 @@
 #include "train_gpt2_sla.cu"
 
 #include <gtest/gtest.h>           // TEST
-#include <filesystem>              // temp_directory_path, remove_all
 #include <map>                     // std::map
+#include "dev/test/files.h"        // TemporaryFolder, write_file
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
 #include "dev/test/values.h"       // relative_error, same_bits
 #include "llmc/model/reference.h"  // reference::forward, reference::backward
@@ -411,7 +411,7 @@ TEST(GeluFusion, HasTheGradientsOfTheReferenceWithGeluInTheMatmulAndBesideIt) {
 #endif
 
 TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
-  const std::string folder = (std::filesystem::temp_directory_path() / format("gpt2_sla_test_%d", getpid())).string();
+  const TemporaryFolder folder;
   auto update = [&](GPT2& model, int step) {
     const auto inputs = random_tokens(int64_t(model.B) * model.T, model.config.vocab_size, uint32_t(step));
     gpt2_zero_grad(model);
@@ -421,17 +421,15 @@ TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
   auto whole = make_model(small_config(), 2, 35), resumed = make_model(small_config(), 2, 35);
   gpt2_init_weights(*whole, 5);
   for (int step = 1; step <= 3; step++) update(*whole, step);
-  make_folders(folder);
   std::vector<float> m(whole->state_bytes() / sizeof(float)), v(m.size());
   fetch_shard(*whole, whole->m_memory, m.data());
   fetch_shard(*whole, whole->v_memory, v.data());
-  const std::string checkpoint = write_checkpoint(folder, whole->parameters, {{3, 0, 1, 35, false, 5}, config_json(whole->config), "",
+  const std::string checkpoint = write_checkpoint(folder.path, whole->parameters, {{3, 0, 1, 35, false, 5}, config_json(whole->config), "",
                                                                               fetch_from(*whole, whole->master_memory), m.data(), v.data()});
   read_weights(checkpoint, resumed->parameters, store_weights(*resumed));
   read_moments(checkpoint, resumed->parameters, store_shard(*resumed, resumed->m_memory), store_shard(*resumed, resumed->v_memory));
   for (int step = 4; step <= 6; step++) update(*whole, step), update(*resumed, step);
   expect_the_same_weights_and_moments(*whole, *resumed);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Bits, DifferWithAnotherSeed) {
@@ -450,12 +448,11 @@ ModelConfig three_layers() {
 
 // A run of updates of `accumulation` micro-batches of 2 x 9 tokens, as the program makes it ready, on random tokens.
 std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int recompute, int64_t accumulation) {
-  const std::string path = (std::filesystem::temp_directory_path() / format("gpt2_sla_tokens_%d.bin", getpid())).string();
+  const TemporaryFolder folder;  // the tokens stay mapped
+  const std::string path = folder.path + "/tokens.bin";
   const std::vector<int> tokens = random_tokens(2000, config.vocab_size, 3);
   const std::vector<uint16_t> words(tokens.begin(), tokens.end());
-  FILE* file = fopen(path.c_str(), "wb");
-  CHECK(file != nullptr && fwrite(words.data(), 2, words.size(), file) == words.size());
-  fclose(file);
+  write_file(path, std::string(reinterpret_cast<const char*>(words.data()), words.size() * 2));
   auto trainer = std::make_unique<Trainer>();
   Run& run = trainer->run;
   run.B = 2, run.T = 9, run.grad_accum_steps = accumulation, run.steps = 100;
@@ -464,7 +461,6 @@ std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int recompute, 
   gpt2_plan(trainer->model, config, {run.B, run.T, Recompute(recompute)});
   allocate(*trainer);
   gpt2_init_weights(trainer->model, 4);
-  std::filesystem::remove(path);  // mapped
   return trainer;
 }
 
@@ -544,7 +540,8 @@ bool same_state(const std::vector<std::vector<float>>& a, const std::vector<std:
 TEST(Steps, LeaveACheckpointOfTheModelAsItWasWhenItWasBegun) {
   auto trainer = make_trainer(three_layers(), 0, 1);
   auto* run = &trainer->run;
-  run->options.out = (std::filesystem::temp_directory_path() / format("gpt2_sla_test_%d", getpid())).string();
+  const TemporaryFolder folder;
+  run->options.out = folder.path;
   GPT2& model = trainer->model;
   trainer->checkpoint_copy = PinnedBuffer<float>(checkpoint_copy_bytes(model, 0) / sizeof(float));
   train_step(*trainer);
@@ -557,7 +554,6 @@ TEST(Steps, LeaveACheckpointOfTheModelAsItWasWhenItWasBegun) {
   read_weights(saved.folder, restored->parameters, store_weights(*restored));
   read_moments(saved.folder, restored->parameters, store_shard(*restored, restored->m_memory), store_shard(*restored, restored->v_memory));
   EXPECT_TRUE(same_state(state_of(*restored), before));
-  std::filesystem::remove_all(run->options.out);
 }
 
 TEST(Steps, WithALossThatIsNotFiniteLeaveWeightsAndMomentsAsTheyWereAndAreCounted) {

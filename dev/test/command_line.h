@@ -4,29 +4,19 @@
 #include <gtest/gtest.h>      // testing::Test
 #include <sys/wait.h>         // WIFEXITED
 #include <cstdio>             // snprintf
-#include <cstdlib>            // system, mkdtemp, setenv
-#include <filesystem>         // remove_all, exists
-#include <fstream>            // std::ifstream, std::ofstream
-#include <iterator>           // std::istreambuf_iterator
+#include <cstdlib>            // system, setenv
+#include <filesystem>         // exists
+#include <fstream>            // std::ifstream
 #include <nlohmann/json.hpp>  // nlohmann::json
 #include <set>                // std::set
 #include <string>             // std::string
 #include <vector>             // std::vector
-#include "helpers.h"          // names_in
+#include "files.h"            // FolderTest, read_file, write_file, names_in
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 
 static const std::string trainer = "./train_gpt2_sla_cpu ";
-
-inline std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-inline void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
 
 struct Outcome {
   int exit_status;  // -1: killed by a signal
@@ -65,17 +55,9 @@ inline void expect_the_same_checkpoint(const std::string& a, const std::string& 
     EXPECT_TRUE(read_file(a + name + "/" + file) == read_file(b + name + "/" + file)) << file << " of " << a << " and " << b;
 }
 
-// Each test has a folder of its own; `in("x")` is a path in it.
-class CommandLine : public testing::Test {
+// Runs programs; each test has a folder of its own.
+class CommandLine : public FolderTest {
  protected:
-  std::string folder;
-  void SetUp() override {
-    folder = (fs::temp_directory_path() / "gpt2_sla_cli_XXXXXX").string();
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  }
-  void TearDown() override { fs::remove_all(folder); }
-  std::string in(const std::string& name) const { return folder + "/" + name; }
-
   Outcome run(const std::string& command) const {
     int status = system(("{ " + command + "\n} >'" + in("stdout") + "' 2>'" + in("stderr") + "' </dev/null").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in("stdout")), read_file(in("stderr"))};

@@ -70,10 +70,6 @@ constexpr uint16_t end_of_text = 656;  // of the vocabulary
 
 class Corpus : public CommandLine {
  protected:
-  std::string write(const std::string& name, const std::string& bytes) const {
-    write_file(in(name), bytes);
-    return in(name);
-  }
   // Runs data/tokenize into the folder `out`; it must succeed.
   Outcome tokenize(const std::string& out, const std::string& arguments) const {
     const Outcome o = run(program + "--out " + in(out) + " " + arguments);

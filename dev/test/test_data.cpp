@@ -4,16 +4,17 @@
 #include <sys/stat.h>   // mkdir, mkfifo, chmod
 #include <sys/wait.h>   // WIFSIGNALED
 #include <unistd.h>     // seteuid, usleep
-#include <algorithm>    // std::sort, std::count, std::remove, std::replace
+#include <algorithm>    // std::count, std::remove, std::replace
 #include <chrono>       // std::chrono::steady_clock
-#include <cstdlib>      // mkdtemp
-#include <filesystem>   // std::filesystem::remove_all
+#include <filesystem>   // std::filesystem::remove_all, rename
 #include <fstream>      // std::ifstream, std::ofstream
 #include <functional>   // std::function
 #include <random>       // std::mt19937
 #include <set>          // std::set
 #include <type_traits>  // std::is_copy_constructible_v
 #include "child.h"      // run_and_signal
+#include "files.h"      // FolderTest, read_file, names_in
+#include "helpers.h"    // error_of
 #include "llmc/text/dataloader.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/tokenizer.h"
@@ -21,20 +22,9 @@
 // ------------------------------------------------------------------------------------------------------------------
 // Helpers: a folder that goes away again, files in it, programs, errors.
 
-struct Data : testing::Test {
-  std::string folder = "/tmp/test_data.XXXXXX";
+struct Data : FolderTest {
+  Data() { CHECK(chmod(folder.c_str(), 0755) == 0); }  // some tests give up root's rights
 
-  Data() {
-    CHECK(mkdtemp(folder.data()));
-    CHECK(chmod(folder.c_str(), 0755) == 0);
-  }
-  ~Data() override { std::filesystem::remove_all(folder); }
-
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::string path = folder + "/" + name;
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
   std::string write_headerless(const std::string& name, const std::vector<uint16_t>& tokens) const {
     return write(name, std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
   }
@@ -51,18 +41,6 @@ using Shuffle = Data;
 using Tokenize = Data;
 using Scripts = Data;
 
-static std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-static std::vector<std::string> list(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // first, first + 1, ...
 static std::vector<uint16_t> counting(int n, int first = 0) {
   std::vector<uint16_t> tokens(n);
@@ -72,13 +50,9 @@ static std::vector<uint16_t> counting(int n, int first = 0) {
 
 // Every one of `parts` must be in the message of the UserError that `call` throws.
 static void expect_error(const std::function<void()>& call, const std::vector<std::string>& parts) {
-  try {
-    call();
-    FAIL() << "no error";
-  } catch (const UserError& e) {
-    for (const std::string& part : parts)
-      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << "'" << part << "' is not in: " << e.what();
-  }
+  const std::string message = error_of(call);
+  EXPECT_NE(message, "") << "no error";
+  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
 }
 
 struct Finished {
@@ -580,8 +554,8 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
   // No shard of the larger set.
-  EXPECT_EQ(list(out), (std::vector<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
-  EXPECT_EQ(list(folder), (std::vector<std::string>{"in", "out"}));
+  EXPECT_EQ(names_in(out), (std::set<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
+  EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
 }
 
 TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
@@ -596,7 +570,7 @@ TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
   EXPECT_EQ(read_file(folder + "/mine/thesis.tex"), "years of work");
   mkdir((folder + "/empty").c_str(), 0755);
   EXPECT_EQ(shell("data/tokenize --out " + folder + "/empty " + in).exit_code, 0);
-  EXPECT_EQ(list(folder + "/empty").size(), 4u);
+  EXPECT_EQ(names_in(folder + "/empty").size(), 4u);
 }
 
 TEST_F(Tokenize, BadInputHasItsMessageAndLeavesNothing) {
@@ -627,7 +601,7 @@ TEST_F(Tokenize, BadInputHasItsMessageAndLeavesNothing) {
     EXPECT_EQ(done.exit_code, 1) << c.arguments;
     EXPECT_EQ(done.output.rfind("error: ", 0), 0u) << done.output;
     expect_in(c.message, done.output);
-    EXPECT_EQ(list(folder), (std::vector<std::string>{"empty", "hollow", "one", "text"})) << c.arguments;
+    EXPECT_EQ(names_in(folder), (std::set<std::string>{"empty", "hollow", "one", "text"})) << c.arguments;
   }
 }
 
@@ -636,7 +610,7 @@ TEST_F(Tokenize, AFullOutputHasItsMessageAndLeavesNothing) {
   Finished done = shell("ulimit -f 2048; data/tokenize --out " + folder + "/out " + in);  // 1 MiB, or 2 if sh is bash
   EXPECT_EQ(done.exit_code, 1);
   expect_in("train_000000.bin: cannot write: File too large", done.output);
-  EXPECT_EQ(list(folder), std::vector<std::string>{"in"});
+  EXPECT_EQ(names_in(folder), std::set<std::string>{"in"});
 }
 
 static int tokenize_and_signal(const std::string& in, const std::string& out, int signal, int microseconds) {
@@ -649,7 +623,7 @@ TEST_F(Tokenize, KilledAtAnyMomentItLeavesNoFolderOrACompleteOneAndTheNextRunFin
   ASSERT_EQ(shell("data/tokenize --out " + good + " " + in).exit_code, 0);
   double longest = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   auto complete = [&] {
-    return list(out) == list(good) && read_file(out + "/train_000000.bin") == read_file(good + "/train_000000.bin") &&
+    return names_in(out) == names_in(good) && read_file(out + "/train_000000.bin") == read_file(good + "/train_000000.bin") &&
            read_file(out + "/val_000000.bin") == read_file(good + "/val_000000.bin");
   };
   std::mt19937 random(7);
@@ -689,7 +663,7 @@ TEST_F(Tokenize, KilledWhileReplacingItLeavesTheOldTheNewOrNoFolder) {
     EXPECT_TRUE(is_old || is_new) << "kill " << i;
   }
   ASSERT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
-  EXPECT_EQ(list(folder), (std::vector<std::string>{"in", "in2", "new", "old", "out"}));  // no .tmp, no .old
+  EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "in2", "new", "old", "out"}));  // no .tmp, no .old
 }
 
 TEST_F(Tokenize, InterruptedItLeavesNothing) {
@@ -698,7 +672,7 @@ TEST_F(Tokenize, InterruptedItLeavesNothing) {
     int status = tokenize_and_signal(in, folder + "/out", SIGTERM, moment);
     EXPECT_FALSE(std::filesystem::exists(folder + "/out.tmp"));
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) std::filesystem::remove_all(folder + "/out");  // it was faster
-    EXPECT_EQ(list(folder), std::vector<std::string>{"in"});
+    EXPECT_EQ(names_in(folder), std::set<std::string>{"in"});
   }
 }
 
@@ -707,7 +681,7 @@ TEST_F(Tokenize, TwoRunsAtOnceDoNotDisturbEachOther) {
   std::string run = "data/tokenize --out " + out + " " + in;
   for (int i = 0; i < 5; i++) {
     Finished both = shell(run + " & " + run + "; wait");
-    EXPECT_EQ(list(folder), (std::vector<std::string>{"in", "out"})) << both.output;
+    EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"})) << both.output;
     EXPECT_TRUE(decoded(out, "train").substr(1) + decoded(out, "val").substr(1) == read_file(in));
     std::filesystem::remove_all(out);
   }
@@ -754,7 +728,7 @@ TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {
   Finished done = shell("TINYSHAKESPEARE_URL=file://" + wrong + " " + data + "/tinyshakespeare.sh");
   EXPECT_EQ(done.exit_code, 1);
   expect_in("another checksum", done.output);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   EXPECT_FALSE(std::filesystem::exists(data + "/tinyshakespeare"));
   EXPECT_EQ(shell("TINYSHAKESPEARE_URL=file:///none " + data + "/tinyshakespeare.sh").exit_code, 1);
 }
@@ -786,7 +760,7 @@ TEST_F(Scripts, ADictionaryEntryIsADocumentAndTheLicenceIsNone) {
   EXPECT_EQ(train.rfind("|0 \\0\\ adj.\n   zero\n\n|1 \\1\\, n.\n   A number.\n\n|2 ", 0), 0u) << train.substr(0, 99);
   expect_in("\n\n|10 \\10\\,\n\\more\\ n.\n   A number.\n\n|11 ", train);
   EXPECT_EQ(std::count(train.begin(), train.end(), '|'), 95000);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   expect_in("already there", shell("PATH=/usr/bin:/bin; " + data + "/gcide.sh").output);
 }
 
@@ -800,7 +774,7 @@ TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDoAndLeavesNothing) {
   Finished failed = shell("PATH=" + folder + "/bin:$PATH " + data + "/gcide.sh");
   EXPECT_EQ(failed.exit_code, 1);
   expect_in("scripts/setup.sh", failed.output);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   EXPECT_FALSE(std::filesystem::exists(data + "/gcide"));
 }
 
@@ -842,7 +816,7 @@ TEST_F(Scripts, TheKernelsSourcesAreReadFromThePackagesArchive) {
   std::string train = decoded(data + "/linux", "train");
   EXPECT_EQ(std::count(train.begin(), train.end(), '|'), 285);
   expect_in("|file 599\n", train + decoded(data + "/linux", "val"));
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
 }
 
 TEST_F(Scripts, FinewebsShardsAreCheckedAndABrokenDownloadGoesOn) {
@@ -883,7 +857,7 @@ TEST_F(Scripts, OpenwebtextsArchivesAreReadAsTheyAre) {
   EXPECT_EQ(last_line(done.output), data + "/openwebtext-gpt2-2");
   expect_in("documents: 400,", done.output);
   EXPECT_EQ(TokenShards(data + "/openwebtext-gpt2-2/val_*.bin", 657).files.size(), 1u);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   Finished three = shell(command + "3");
   EXPECT_EQ(three.exit_code, 1);
   expect_in("cannot download file://" + folder + "/web/urlsf_subset02.tar", three.output);

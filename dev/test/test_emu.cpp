@@ -10,6 +10,7 @@
 #include "cublasLt.h"                  // cublasLtMatmul
 #include "cuda_bf16.h"                 // __nv_bfloat16
 #include "cuda_runtime.h"              // cudaMalloc, cudaLaunchKernelEx, threadIdx, emu::set_seed
+#include "dev/test/values.h"           // same_bits
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -76,10 +77,6 @@ static std::vector<float> ramp(size_t n) {
   std::vector<float> x(n);
   for (size_t i = 0; i < n; i++) x[i] = 0.1f * float(i % 97) - 3.0f;
   return x;
-}
-
-static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // The child of a death test must not inherit half an emulator: it starts the test anew.

@@ -14,7 +14,8 @@
 #include <nlohmann/json.hpp>             // nlohmann::json, nlohmann::ordered_json
 #include <random>                        // std::mt19937
 #include <set>                           // std::set
-#include "helpers.h"                     // make_config, names_in, EXPECT_ERROR
+#include "files.h"                       // TemporaryFolder, read_file, names_in
+#include "helpers.h"                     // make_config, EXPECT_ERROR
 #include "llmc/run/background_writer.h"  // BackgroundWriter
 #include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_shard, newest_checkpoint
 #include "llmc/model/config_json.h"      // read_config_json, config_json
@@ -26,22 +27,6 @@
 #include "llmc/io/safetensors.h"         // SafetensorsFile, SafetensorsWriter
 
 namespace fs = std::filesystem;
-
-// A folder that lives as long as the test.
-struct TemporaryFolder {
-  std::string path;
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "gpt2_sla_test_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) abort();
-    path = name;
-  }
-  ~TemporaryFolder() { fs::remove_all(path); }
-};
-
-static std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // ----------------------------------------------------------------------------
 // Models on disk
@@ -321,7 +306,7 @@ struct WritingRanks {
 // All of a checkpoint, by file.
 static std::map<std::string, std::string> files_in(const std::string& folder) {
   std::map<std::string, std::string> files;
-  for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = read_text(entry.path());
+  for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename()] = read_file(entry.path());
   return files;
 }
 
@@ -490,7 +475,7 @@ TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
   int flips = 0;
   std::set<std::string> damaged;
   for (const char* name : {"config.json", "tokenizer.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
-    const std::string path = checkpoint + "/" + name, whole = read_text(path);
+    const std::string path = checkpoint + "/" + name, whole = read_file(path);
     const bool is_safetensors = std::string(name).find(".safetensors") != std::string::npos;
     const size_t header = is_safetensors ? SafetensorsFile(path).data_offset() : whole.size();
     for (size_t at = 0; at < whole.size(); at += at >= header ? 101 : header < 1000 ? 1 : 11) {
@@ -649,14 +634,14 @@ TEST(Log, OfAnEarlierRunIsKeptAndOfAResumedOneGoesOn) {
     log.write("run", {{"n", int64_t(2)}});
     for (int64_t step = 1; step <= 4; step++) log.write({{"step", step}});
   }
-  EXPECT_EQ(read_text(folder.path + "/log.1.jsonl"), "{\"run\":{\"n\":1}}\n");
+  EXPECT_EQ(read_file(folder.path + "/log.1.jsonl"), "{\"run\":{\"n\":1}}\n");
   std::ofstream(folder.path + "/log.jsonl", std::ios::app) << "{\"step\":5,\"lo";  // killed in mid-line
   {
     RunLog log;
     log.resume(folder.path, 2);
     log.write({{"step", int64_t(3)}, {"again", true}});
   }
-  EXPECT_EQ(read_text(folder.path + "/log.jsonl"),
+  EXPECT_EQ(read_file(folder.path + "/log.jsonl"),
             "{\"run\":{\"n\":2}}\n{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
 }
 
@@ -677,11 +662,11 @@ TEST(Log, OnAFullDiskWaitsForRoomAndLosesNothing) {
     log.write({{"step", step}});
     expected += format("{\"step\":%lld}\n", (long long)step);
     if (step == 6) {
-      EXPECT_EQ(read_text(folder.path + "/log.jsonl"), expected.substr(0, 30));
+      EXPECT_EQ(read_file(folder.path + "/log.jsonl"), expected.substr(0, 30));
       EXPECT_ERROR(log.finish(), "its last lines could not be written");
     }
   }
-  EXPECT_EQ(read_text(folder.path + "/log.jsonl"), expected);
+  EXPECT_EQ(read_file(folder.path + "/log.jsonl"), expected);
   EXPECT_EQ(error_of([&] { log.finish(); }), "");
 }
 

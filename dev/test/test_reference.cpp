@@ -8,6 +8,7 @@
 #include <random>                  // std::mt19937_64
 #include <utility>                 // std::swap
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
+#include "dev/test/values.h"       // relative_error
 #include "llmc/model/reference.h"  // the reference
 
 using reference::AdamWOptions;
@@ -22,18 +23,6 @@ using reference::Tensors;
 
 // Uniform in [-1, 1).
 double uniform(std::mt19937_64& random) { return double(random() >> 11) * 0x1p-52 - 1; }
-
-// || a - b || / || b ||, and 0 for two zero vectors.
-template <class A, class B>
-double relative_error(const std::vector<A>& a, const std::vector<B>& b) {
-  double difference = 0, norm = 0;
-  EXPECT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < b.size(); i++) {
-    difference += (double(a[i]) - double(b[i])) * (double(a[i]) - double(b[i]));
-    norm += double(b[i]) * double(b[i]);
-  }
-  return difference == 0 ? 0 : std::sqrt(difference / norm);
-}
 
 struct WiringCase {
   const char* name;

@@ -4,7 +4,6 @@
 //     -lgtest -lgtest_main -lpthread
 #include <gtest/gtest.h>
 #include <signal.h>            // signal, SIGXFSZ
-#include <stdlib.h>            // mkdtemp
 #include <sys/resource.h>      // setrlimit
 #include <sys/stat.h>          // mkfifo
 #include <sys/syscall.h>       // SYS_fsync, SYS_fallocate, SYS_pwrite64
@@ -13,11 +12,12 @@
 #include <cerrno>              // errno, ENOSPC
 #include <cmath>               // std::isnan, std::isfinite, ldexp
 #include <cstring>             // memcpy, strerror
-#include <filesystem>          // directory_iterator, remove_all
-#include <fstream>             // std::ifstream, std::ofstream
+#include <filesystem>          // directory_iterator
 #include <functional>          // std::function
 #include <limits>              // std::numeric_limits
 #include <thread>              // std::thread
+#include "dev/test/files.h"    // FolderTest, read_file, write_file
+#include "dev/test/helpers.h"  // error_of
 #include "llmc/utils/error.h"  // UserError, format
 #include "llmc/io/safetensors.h"
 
@@ -36,35 +36,13 @@ static std::string bytes_of(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// What `action` says is wrong; "" if it finds nothing wrong.
-static std::string complaint(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
-}
+struct Safetensors : FolderTest {
+  std::string path = in("model.safetensors");
 
-// A folder of its own for each test.
-struct Safetensors : testing::Test {
-  std::string folder, path;
-
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "safetensors_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
-    path = folder + "/model.safetensors";
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
-  void put(const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-  std::string get() {
-    std::ifstream file(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  }
+  void put(const std::string& bytes) { write_file(path, bytes); }
+  std::string get() { return read_file(path); }
   std::string open_complaint() {
-    return complaint([&] { SafetensorsFile file(path); });
+    return error_of([&] { SafetensorsFile file(path); });
   }
   // The complaint, less the path that it must begin with, about a file of these bytes.
   std::string refusal_of_bytes(const std::string& bytes) {
@@ -285,9 +263,9 @@ TEST_F(Safetensors, ATensorThatIsNoFloatIsListedButNotReadAsFloats) {
   SafetensorsFile file(path);
   EXPECT_EQ(file.tensors()[0].num_elements(), 3);
   float out[3];
-  EXPECT_EQ(complaint([&] { file.read_f32(file.tensors()[0], out); }),
+  EXPECT_EQ(error_of([&] { file.read_f32(file.tensors()[0], out); }),
             path + ": tensor 'mask' is U8; only F32, F16 and BF16 can be read as floats");
-  EXPECT_EQ(complaint([&] { SafetensorsWriter::attach(path); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter::attach(path); }),
             path + ": tensor 'mask' is U8; only F32 can be written");
 }
 
@@ -573,7 +551,7 @@ static std::string complaint_with_limit(size_t bytes, const std::function<void()
   auto old_handler = signal(SIGXFSZ, SIG_IGN);  // else the signal kills us before write() can fail
   rlimit limit = {bytes, old.rlim_max};
   EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  const std::string text = complaint(action);
+  const std::string text = error_of(action);
   EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
   signal(SIGXFSZ, old_handler);
   return text;
@@ -587,7 +565,7 @@ TEST_F(Safetensors, ADiskTooFullForTheTensorsIsFoundBeforeTheFirstOne) {
 TEST_F(Safetensors, ADiskTooFullForTheHeaderIsAUserError) {
   EXPECT_EQ(complaint_with_limit(16, [&] { SafetensorsWriter(path, {{"a", {0}}}); }),
             path + ": cannot write it: File too large");
-  EXPECT_EQ(complaint([&] { SafetensorsWriter("/dev/full", {{"a", {1024}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter("/dev/full", {{"a", {1024}}}); }),
             "/dev/full: cannot write it: No space left on device");
 }
 
@@ -624,7 +602,7 @@ TEST_F(Safetensors, AWriteWithoutProgressIsAUserErrorAndNotAnEndlessLoop) {
   const float value = 1;
   pwrite_stuck = true;
   const std::string full = path + ": cannot write it: No space left on device";
-  EXPECT_EQ(complaint([&] { writer.write_f32(0, &value, 0, 1); }), full);
+  EXPECT_EQ(error_of([&] { writer.write_f32(0, &value, 0, 1); }), full);
   pwrite_stuck = false;
 }
 
@@ -632,7 +610,7 @@ TEST_F(Safetensors, ErrorsThatComeWithTheLastFlushAreUserErrors) {
   for (int error : {ENOSPC, EIO, EDQUOT}) {
     SafetensorsWriter writer(path, {{"a", {1}}});
     fsync_error = error;
-    EXPECT_EQ(complaint([&] { writer.finish(); }), path + ": cannot write it: " + strerror(error));
+    EXPECT_EQ(error_of([&] { writer.finish(); }), path + ": cannot write it: " + strerror(error));
     fsync_error = 0;
   }
 }
@@ -643,7 +621,7 @@ TEST_F(Safetensors, AFileSystemThatCannotReserveSpaceStillGetsTheFullSize) {
   EXPECT_EQ(complaint_with_limit(2048, [&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
             folder + "/other: cannot write it: File too large");
   fallocate_error = ENOSPC;
-  EXPECT_EQ(complaint([&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
             folder + "/other: cannot write it: No space left on device");
   fallocate_error = 0;
   writer.finish();
@@ -652,13 +630,13 @@ TEST_F(Safetensors, AFileSystemThatCannotReserveSpaceStillGetsTheFullSize) {
 
 TEST_F(Safetensors, WritingIntoAMissingFolderIsAUserError) {
   path = folder + "/missing/model.safetensors";
-  EXPECT_EQ(complaint([&] { SafetensorsWriter(path, {{"a", {1}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter(path, {{"a", {1}}}); }),
             path + ": cannot write it: No such file or directory");
-  EXPECT_EQ(complaint([&] { SafetensorsWriter::attach(path); }), path + ": no such file");
+  EXPECT_EQ(error_of([&] { SafetensorsWriter::attach(path); }), path + ": no such file");
 }
 
 TEST_F(Safetensors, WritingToAFolderIsAUserError) {
-  EXPECT_EQ(complaint([&] { SafetensorsWriter(folder, {{"a", {1}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter(folder, {{"a", {1}}}); }),
             folder + ": cannot write it: Is a directory");
 }
 

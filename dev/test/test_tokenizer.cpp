@@ -3,15 +3,14 @@
 #include <gtest/gtest.h>
 #include <algorithm>           // std::mismatch, std::shuffle, std::count
 #include <climits>             // INT_MAX
-#include <cstdlib>             // mkdtemp
-#include <filesystem>          // remove_all, copy_file, create_directory
-#include <fstream>             // std::ifstream, std::ofstream
-#include <iterator>            // std::istreambuf_iterator
+#include <filesystem>          // copy_file, create_directory
+#include <fstream>             // std::ifstream
 #include <map>                 // std::map
 #include <random>              // std::mt19937
 #include <nlohmann/json.hpp>   // nlohmann::json
 #include <set>                 // std::set
 #include <sstream>             // std::istringstream
+#include "dev/test/files.h"    // FolderTest, read_file
 #include "dev/test/helpers.h"  // EXPECT_ERROR
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/unicode_classes.h"
@@ -25,11 +24,6 @@ static Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   Ids ids;
   Encoder(tokenizer).encode(text, ids);
   return ids;
-}
-
-static std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // What Python's bytes.decode(errors="replace") makes of a text.
@@ -70,17 +64,7 @@ static std::string random_words(int words, unsigned seed) {
   return text;
 }
 
-struct Vocabulary : testing::Test {
-  std::string folder = "/tmp/test_tokenizer.XXXXXX";
-
-  Vocabulary() { CHECK(mkdtemp(folder.data())); }
-  ~Vocabulary() override { fs::remove_all(folder); }
-
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::string path = folder + "/" + name;
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
+struct Vocabulary : FolderTest {
   // A file of the fixture, in which `old` became `now`.
   std::string changed(const std::string& name, const std::string& old, const std::string& now) const {
     std::string text = read_file(fixture + name);
