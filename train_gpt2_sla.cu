@@ -27,7 +27,7 @@
 #include "llmc/model/config_json.h"      // read_config_json
 #include "llmc/text/dataloader.h"        // DataLoader
 #include "llmc/dist/ranks.h"             // Ranks, init_ranks, finalize_ranks
-#include "llmc/io/durable_file.h"        // make_folders, parent_folder, write_file_durably
+#include "llmc/utils/files.h"  // make_folders, parent_folder, write_file_durably
 #include "llmc/utils/error.h"            // UserError, user_error, CHECK
 #include "llmc/model/flops.h"            // flops_per_token
 #include "llmc/model/kv_plan.h"          // KVPlan, make_kv_plan, draw

@@ -7,7 +7,7 @@
 #include <cerrno>              // errno
 #include <cstdlib>             // strtol
 #include <cstring>             // memcpy, strerror
-#include "llmc/io/crc32c.h"    // crc32c
+#include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"  // user_error
 
 constexpr size_t tar_block = 512;       // bytes, of a tar file's header

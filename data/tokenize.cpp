@@ -21,7 +21,7 @@
 #include <thread>                  // std::thread
 #include "corpus.h"                // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
 #include "llmc/utils/clock.h"      // seconds_now
-#include "llmc/io/durable_file.h"  // write_file_durably, rename_durably
+#include "llmc/utils/files.h"  // write_file_durably, rename_durably
 #include "llmc/utils/error.h"      // user_error, UserError
 #include "llmc/text/tokenizer.h"   // Tokenizer, Encoder
 #include "shards.h"                // ShardWriter, OutputFolder, already_there

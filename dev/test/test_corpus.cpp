@@ -8,7 +8,7 @@
 #include <random>                  // std::mt19937
 #include "child.h"                 // run_and_signal
 #include "command_line.h"          // CommandLine, read_file, write_file
-#include "llmc/io/crc32c.h"        // crc32c
+#include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/text/dataloader.h"  // TokenShards
 #include "llmc/utils/error.h"      // CHECK, format
 #include "llmc/text/tokenizer.h"   // Tokenizer, Encoder

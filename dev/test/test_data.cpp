@@ -395,7 +395,7 @@ TEST_F(Loader, ALoaderThatWasMovedGoesOn) {
 TEST_F(Loader, FilesWithoutAWindowAreRefused) {
   std::string path = write_shard("a.bin", counting(64));
   EXPECT_EQ(DataLoader(path, 100, 63).num_sequences, 1);
-  expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a window needs T + 1 = 65"});
+  expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a sequence needs T + 1 = 65"});
   write_shard("b.bin", counting(70));
   expect_error([&] { DataLoader(folder + "/*.bin", 100, 70); }, {"has 70 tokens in its longest file", "T + 1 = 71"});
 }

@@ -18,7 +18,7 @@
 #include "llmc/run/background_writer.h"  // BackgroundWriter
 #include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_part, newest_checkpoint
 #include "llmc/model/config_json.h"      // read_config_json, write_config_json
-#include "llmc/io/crc32c.h"              // crc32c, crc32c_by_table, crc32c_combine
+#include "llmc/utils/crc32c.h"  // crc32c, crc32c_by_table, crc32c_combine
 #include "llmc/run/logger.h"             // RunLog
 #include "llmc/io/model_io.h"            // read_weight_file, write_weight_file, own_moment
 #include "llmc/run/options.h"            // parse_options

@@ -352,7 +352,7 @@ TEST_F(Safetensors, RefusesAFileOfFewerThanEightBytes) {
 TEST_F(Safetensors, RefusesAHeaderLongerThanTheFile) {
   for (uint64_t length : {uint64_t(3), uint64_t(1) << 40, UINT64_MAX, UINT64_MAX - 7})
     EXPECT_EQ(refusal_of_bytes(bytes_of(std::vector<uint64_t>{length}) + "{}"),
-              format("is not a safetensors file, or is cut short: its header should have %llu bytes, and 2 are there",
+              format("is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has 2",
                      (unsigned long long)length));
 }
 

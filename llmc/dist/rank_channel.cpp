@@ -25,7 +25,7 @@
 #include <utility>                 // std::exchange
 #include <vector>                  // std::vector
 #include "llmc/utils/clock.h"      // seconds_now
-#include "llmc/io/durable_file.h"  // write_file_durably, rename_durably
+#include "llmc/utils/files.h"  // try_read_file, write_file_durably, rename_durably
 #include "llmc/utils/error.h"      // user_error, CHECK, format
 #include "watchdog.h"            // Watchdog, RankReport
 

@@ -7,8 +7,8 @@
 #include <map>                       // std::map
 #include <nlohmann/json.hpp>         // nlohmann::ordered_json
 #include "llmc/model/config_json.h"  // write_config_json
-#include "crc32c.h"                  // crc32c, crc32c_combine
-#include "durable_file.h"            // write_file_durably, rename_durably, sync_folder
+#include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine
+#include "llmc/utils/files.h"  // write_file_durably, rename_durably, sync_folder
 #include "llmc/utils/error.h"        // user_error, UserError
 
 namespace fs = std::filesystem;

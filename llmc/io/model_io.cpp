@@ -1,7 +1,7 @@
 #include "model_io.h"
 #include <algorithm>           // std::all_of, std::fill, std::reverse, std::max, std::min
 #include <map>                 // std::map
-#include "crc32c.h"            // crc32c
+#include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"  // user_error
 
 // ----------------------------------------------------------------------------

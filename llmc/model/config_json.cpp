@@ -1,7 +1,7 @@
 #include "config_json.h"
 #include <fstream>                 // std::ifstream
 #include <nlohmann/json.hpp>       // nlohmann::ordered_json
-#include "llmc/io/durable_file.h"  // write_file_durably
+#include "llmc/utils/files.h"  // write_file_durably
 #include "llmc/utils/error.h"      // user_error
 
 using json = nlohmann::ordered_json;
