@@ -1324,7 +1324,7 @@ int run_trainer(int argc, char** argv, Run& run) {
   bool from_folder = false;
   std::string checkpoint;
   check_and_plan(run, from_folder, checkpoint);
-  run.model.collectives.meet(ranks, run.channel);  // so that nobody writes before everybody has looked
+  run.model.collectives.init(ranks, run.channel);  // so that nobody writes before everybody has looked
   print_model(run.model);
   print_memory_plan(run.model, run.options.out.empty() ? 0 : checkpoint_copy_bytes(run.model, ranks.rank));
   allocate(run);
@@ -1355,8 +1355,8 @@ int run_trainer(int argc, char** argv, Run& run) {
   }
   finish_timeline(run);
   finish_output(run);
-  run.model.collectives.leave();
-  run.channel.leave();
+  run.model.collectives.finalize();
+  run.channel.finalize();
   finalize_ranks(ranks);
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
   if (run.step < run.steps) {
