@@ -169,11 +169,11 @@ $(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/flags
 $(BUILD)/%.o: data/%.cpp $(BUILD)/flags
 	$(COMPILE) -c $< -o $@
 
-data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o llmc/text/tokenizer.o llmc/io/durable_file.o)
+data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o llmc/text/tokenizer.o llmc/utils/files.o)
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -larchive -lpthread -o $@
 
-$(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/llmc/text/tokenizer.o $(BUILD)/flags
-	$(COMPILE) $< $(BUILD)/llmc/text/tokenizer.o -o $@
+$(BUILD)/encode_records: dev/encode_records.cpp $(addprefix $(BUILD)/llmc/,text/tokenizer.o utils/files.o) $(BUILD)/flags
+	$(COMPILE) $< $(filter %.o,$^) -o $@
 
 # On the CPU
 
@@ -254,9 +254,9 @@ $(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUIL
 $(BUILD)/%/memory_table: dev/bench/memory_table.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
 	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
 
-$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/io/safetensors.h llmc/io/crc32c.h llmc/utils/error.h
+$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp $(addprefix llmc/,io/safetensors.cpp io/safetensors.h utils/files.cpp utils/files.h utils/crc32c.h utils/error.h)
 	@mkdir -p $(BUILD)
 	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
-	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o $@
+	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o $@
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)

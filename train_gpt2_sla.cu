@@ -8,34 +8,34 @@
 //
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
-#include <algorithm>                // std::max, std::min
-#include <cmath>                    // std::isfinite, std::sqrt
-#include <cstdio>                   // printf
-#include <cstring>                  // memcpy
-#include <optional>                 // std::optional
-#include <string>                   // std::string
-#include <vector>                   // std::vector
-#include "llmc/io/checkpoint.h"     // read_weights, read_moments, checkpoint_checksum
-#include "llmc/model/activations.h" // ModelShape, Activations, Recompute, for_each_activation
-#include "llmc/model/config_json.h" // model_config, read_config_json, config_json
-#include "llmc/model/flops.h"       // flops_per_token
-#include "llmc/model/kv_plan.h"     // KVPlan, make_kv_plan, draw
-#include "llmc/model/parameters.h"  // make_parameter_table, Params, LayerParams
-#include "llmc/operations.h"        // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
-#include "llmc/model/plan.h"        // LayerPlan, Norm, Projection
-#include "llmc/precision.h"         // floatX
-#include "llmc/run/memory_plan.h"   // print_memory_plan, largest_micro_batch
-#include "llmc/run/print.h"         // print_line, time_text
-#include "llmc/run/run.h"           // Run
-#include "llmc/run/stop_signal.h"   // handle_stop_signals, stop_signal
-#include "llmc/run/timeline.h"      // Timeline
-#include "llmc/text/sampler.h"      // sample_token
-#include "llmc/text/step_loader.h"  // StepLoader, StepTokens
-#include "llmc/utils/arena.h"       // ArenaLayout
-#include "llmc/utils/clock.h"       // seconds_now
-#include "llmc/utils/error.h"       // UserError, user_error, CHECK
-#include "llmc/utils/memory_plan.h" // MemoryPlan, MemoryGroup
-#include "llmc/utils/random.h"      // random_normal, random_uniform
+#include <algorithm>                 // std::max, std::min
+#include <cmath>                     // std::isfinite, std::sqrt
+#include <cstdio>                    // printf
+#include <cstring>                   // memcpy
+#include <optional>                  // std::optional
+#include <string>                    // std::string
+#include <vector>                    // std::vector
+#include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
+#include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation
+#include "llmc/model/config_json.h"  // model_config, read_config_json, config_json
+#include "llmc/model/flops.h"        // flops_per_token
+#include "llmc/model/kv_plan.h"      // KVPlan, make_kv_plan, draw
+#include "llmc/model/parameters.h"   // make_parameter_table, Params, LayerParams
+#include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
+#include "llmc/model/plan.h"         // LayerPlan, Norm, Projection
+#include "llmc/precision.h"          // floatX
+#include "llmc/run/memory_plan.h"    // print_memory_plan, largest_micro_batch
+#include "llmc/run/print.h"          // print_line, time_text
+#include "llmc/run/run.h"            // Run
+#include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_signal
+#include "llmc/run/timeline.h"       // Timeline
+#include "llmc/text/sampler.h"       // sample_token
+#include "llmc/text/step_loader.h"   // StepLoader, StepTokens
+#include "llmc/utils/arena.h"        // ArenaLayout
+#include "llmc/utils/clock.h"        // seconds_now
+#include "llmc/utils/error.h"        // UserError, user_error, CHECK
+#include "llmc/utils/memory_plan.h"  // MemoryPlan, MemoryGroup
+#include "llmc/utils/random.h"       // random_normal, random_uniform
 
 // ----------------------------------------------------------------------------
 // The model's memory

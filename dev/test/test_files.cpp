@@ -14,14 +14,14 @@
 #include <nlohmann/json.hpp>             // nlohmann::json, nlohmann::ordered_json
 #include <random>                        // std::mt19937
 #include <set>                           // std::set
-#include "files.h"                       // TemporaryFolder, read_file, names_in
+#include "llmc/utils/files.h"            // TemporaryFolder, read_file, names_in
 #include "helpers.h"                     // make_config, EXPECT_ERROR
 #include "llmc/run/background_writer.h"  // BackgroundWriter
 #include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_shard, newest_checkpoint
 #include "llmc/model/config_json.h"      // read_config_json, config_json
-#include "llmc/io/crc32c.h"              // crc32c, crc32c_by_table, crc32c_combine
+#include "llmc/utils/crc32c.h"           // crc32c, crc32c_by_table, crc32c_combine
 #include "llmc/run/logger.h"             // RunLog
-#include "llmc/io/model_file.h"            // read_weight_file, write_weight_file, own_moment
+#include "llmc/io/model_file.h"          // read_weight_file, write_weight_file, own_moment
 #include "llmc/run/options.h"            // parse_options
 #include "llmc/model/parameters.h"       // make_parameter_table
 #include "llmc/io/safetensors.h"         // SafetensorsFile, SafetensorsWriter

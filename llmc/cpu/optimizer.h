@@ -1,11 +1,11 @@
 // AdamW and the gradient's norm, over the arenas of parameters. The chunks say which elements there are; what lies between
 // tensors is not touched.
 #pragma once
-#include <algorithm>                // std::min
-#include <cmath>                    // sqrt, isfinite
-#include <cstdint>                  // int64_t
-#include <vector>                   // std::vector
-#include "llmc/adamw.h"             // AdamWStep, ParameterChunk, StepStats
+#include <algorithm>     // std::min
+#include <cmath>         // sqrt, isfinite
+#include <cstdint>       // int64_t
+#include <vector>        // std::vector
+#include "llmc/adamw.h"  // AdamWStep, ParameterChunk, StepStats
 
 // sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on any number
 // of threads.

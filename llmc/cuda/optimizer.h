@@ -8,13 +8,13 @@
 //
 // Neither waits: what the one leaves on the device the other reads there.
 #pragma once
-#include <cmath>                    // std::isfinite, std::isnan, NAN
-#include <cstdint>                  // int64_t
-#include "llmc/adamw.h"             // AdamWStep, ParameterChunk, StepStats
-#include "llmc/precision.h"         // floatX, has_master_weights
-#include "device.h"                 // gpu, device_scratch
-#include "launch.h"                 // launch, shared_memory
-#include "vec.h"                    // load8, store8, block_sum, block_sum_of
+#include <cmath>             // std::isfinite, std::isnan, NAN
+#include <cstdint>           // int64_t
+#include "llmc/adamw.h"      // AdamWStep, ParameterChunk, StepStats
+#include "llmc/precision.h"  // floatX, has_master_weights
+#include "device.h"          // gpu, device_scratch
+#include "launch.h"          // launch, shared_memory
+#include "vec.h"             // load8, store8, block_sum, block_sum_of
 
 constexpr int chunk_threads = 256;          // the block that owns a chunk
 constexpr int sum_partials_threads = 1024;

@@ -1,14 +1,14 @@
 #include "checkpoint.h"
-#include <cctype>                    // isdigit
-#include <cerrno>                    // errno
-#include <cstring>                   // strerror
-#include <filesystem>                // directory_iterator, remove_all, equivalent
-#include <fstream>                   // std::ifstream
-#include <map>                       // std::map
-#include <nlohmann/json.hpp>         // nlohmann::ordered_json
-#include "crc32c.h"                  // crc32c, crc32c_combine
-#include "durable_file.h"            // write_file_durably, rename_durably, sync_folder
-#include "llmc/utils/error.h"        // user_error, UserError
+#include <cctype>               // isdigit
+#include <cerrno>               // errno
+#include <cstring>              // strerror
+#include <filesystem>           // directory_iterator, remove_all, equivalent
+#include <fstream>              // std::ifstream
+#include <map>                  // std::map
+#include <nlohmann/json.hpp>    // nlohmann::ordered_json
+#include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine
+#include "llmc/utils/files.h"   // write_file_durably, rename_durably, sync_folder
+#include "llmc/utils/error.h"   // user_error, UserError
 
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;

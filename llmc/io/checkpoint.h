@@ -8,10 +8,10 @@
 // Where the optimizer's state is sharded (ZeRO-1), each rank writes its own: rank 0 lays optimizer.safetensors out and tells the others to
 // begin; they report what they wrote; rank 0 makes the tensors' checksums of theirs and gives the folder its name.
 #pragma once
-#include <cstdint>     // int64_t, uint64_t, INT64_MAX
-#include <functional>  // std::function
-#include <string>      // std::string
-#include <vector>      // std::vector
+#include <cstdint>       // int64_t, uint64_t, INT64_MAX
+#include <functional>    // std::function
+#include <string>        // std::string
+#include <vector>        // std::vector
 #include "model_file.h"  // ParameterTable, FetchTensor, StoreTensor
 
 // What a run needs, beside weights and moments, to resume with the bits of one that never stopped.

@@ -1,8 +1,8 @@
 #include "model_file.h"
-#include <algorithm>           // std::all_of, std::fill, std::reverse, std::max, std::min
-#include <map>                 // std::map
-#include "crc32c.h"            // crc32c
-#include "llmc/utils/error.h"  // user_error
+#include <algorithm>            // std::all_of, std::fill, std::reverse, std::max, std::min
+#include <map>                  // std::map
+#include "llmc/utils/crc32c.h"  // crc32c
+#include "llmc/utils/error.h"   // user_error
 
 // ----------------------------------------------------------------------------
 // A parameter's place in a file

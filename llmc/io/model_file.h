@@ -4,10 +4,10 @@
 // any are zeros, so that any implementation of GPT-2 loads it. A file of moments (AdamW's m and v, as <name>.m and <name>.v) has linear
 // weights as the arenas have them, (out, in): what a process's shard has of a tensor is one run of the file's elements, which it writes.
 #pragma once
-#include <cstdint>                  // int64_t, uint32_t
-#include <functional>               // std::function
-#include <string>                   // std::string
-#include <vector>                   // std::vector
+#include <cstdint>                       // int64_t, uint32_t
+#include <functional>                    // std::function
+#include <string>                        // std::string
+#include <vector>                        // std::vector
 #include "llmc/utils/parameter_table.h"  // ParameterTable
 #include "safetensors.h"                 // SafetensorsChecksums, SafetensorsSpec
 

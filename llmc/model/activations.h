@@ -3,15 +3,15 @@
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: q, k and v of one token in one
 // layer, C + 2 * hs * (heads whose k and v the layer projects).
 #pragma once
-#include <algorithm>               // std::max
-#include <array>                   // std::array
-#include <vector>                  // std::vector
-#include "config.h"                // ModelConfig
-#include "kv_plan.h"               // KVPlan
-#include "llmc/operations.h"       // num_staging_buffers, layernorm_backward_scratch
-#include "llmc/precision.h"        // floatX
+#include <algorithm>                 // std::max
+#include <array>                     // std::array
+#include <vector>                    // std::vector
+#include "config.h"                  // ModelConfig
+#include "kv_plan.h"                 // KVPlan
+#include "llmc/operations.h"         // num_staging_buffers, layernorm_backward_scratch
+#include "llmc/precision.h"          // floatX
 #include "llmc/utils/memory_plan.h"  // MemoryGroup
-#include "parameters.h"            // qkv_rows
+#include "parameters.h"              // qkv_rows
 
 // What the backward pass computes again instead of keeping it (-r). Each level includes those before it.
 enum class Recompute {

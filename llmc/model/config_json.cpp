@@ -1,7 +1,7 @@
 #include "config_json.h"
-#include <fstream>                 // std::ifstream
-#include <nlohmann/json.hpp>       // nlohmann::ordered_json
-#include "llmc/utils/error.h"      // user_error
+#include <fstream>             // std::ifstream
+#include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include "llmc/utils/error.h"  // user_error
 
 using json = nlohmann::ordered_json;
 

@@ -1,9 +1,9 @@
 #include "options.h"
-#include <CLI/CLI.hpp>               // CLI::App
-#include <cmath>                     // std::isfinite
-#include <sstream>                   // std::istringstream
-#include "llmc/utils/error.h"        // user_error
-#include "schedule.h"                // Schedule::known
+#include <CLI/CLI.hpp>         // CLI::App
+#include <cmath>               // std::isfinite
+#include <sstream>             // std::istringstream
+#include "llmc/utils/error.h"  // user_error
+#include "schedule.h"          // Schedule::known
 
 static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume) {
   // An option given twice counts as it was given last, so that a command can be repeated with changes at its end.

@@ -1,11 +1,11 @@
 #include "run.h"
-#include <algorithm>                 // std::max, std::min
-#include <cmath>                     // std::isfinite
-#include "llmc/io/durable_file.h"    // make_folders, parent_folder, write_file_durably
-#include "llmc/utils/clock.h"        // seconds_now
-#include "llmc/utils/error.h"        // user_error, UserError
-#include "print.h"                   // print_line, count_text, time_text
-#include "stop_signal.h"             // stop_signal, signal_name
+#include <algorithm>           // std::max, std::min
+#include <cmath>               // std::isfinite
+#include "llmc/utils/files.h"  // make_folders, parent_folder, write_file_durably
+#include "llmc/utils/clock.h"  // seconds_now
+#include "llmc/utils/error.h"  // user_error, UserError
+#include "print.h"             // print_line, count_text, time_text
+#include "stop_signal.h"       // stop_signal, signal_name
 
 // ----------------------------------------------------------------------------
 // Before anything is written

@@ -1,20 +1,20 @@
 // A training run, whatever it trains: the options, the data and the vocabulary, how far it has come, its log and its checkpoints. What it
 // knows of the model is its vocabulary, its context length and, for files, its table of parameters.
 #pragma once
-#include <cstdint>                    // int64_t
-#include <memory>                     // std::unique_ptr
-#include <optional>                   // std::optional
-#include <string>                     // std::string
-#include <vector>                     // std::vector
-#include "background_writer.h"        // BackgroundWriter
-#include "llmc/dist/rank_channel.h"   // RankChannel
-#include "llmc/dist/ranks.h"          // Ranks
-#include "llmc/io/checkpoint.h"       // RunState, CheckpointContents, ParameterTable
-#include "llmc/text/dataloader.h"     // DataLoader
-#include "llmc/text/tokenizer.h"      // Tokenizer
-#include "logger.h"                   // RunLog, LogFields
-#include "options.h"                  // TrainOptions
-#include "schedule.h"                 // Schedule
+#include <cstdint>                   // int64_t
+#include <memory>                    // std::unique_ptr
+#include <optional>                  // std::optional
+#include <string>                    // std::string
+#include <vector>                    // std::vector
+#include "background_writer.h"       // BackgroundWriter
+#include "llmc/dist/rank_channel.h"  // RankChannel
+#include "llmc/dist/ranks.h"         // Ranks
+#include "llmc/io/checkpoint.h"      // RunState, CheckpointContents, ParameterTable
+#include "llmc/text/dataloader.h"    // DataLoader
+#include "llmc/text/tokenizer.h"     // Tokenizer
+#include "logger.h"                  // RunLog, LogFields
+#include "options.h"                 // TrainOptions
+#include "schedule.h"                // Schedule
 
 struct Run {
   TrainOptions options;
