@@ -1,13 +1,11 @@
 #include "checkpoint.h"
 #include <cctype>               // isdigit
-#include <cerrno>               // errno
-#include <cstring>              // strerror
+#include <cstring>              // strlen
 #include <filesystem>           // directory_iterator, remove_all, equivalent
-#include <fstream>              // std::ifstream
 #include <map>                  // std::map
 #include <nlohmann/json.hpp>    // nlohmann::ordered_json
-#include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine
-#include "llmc/utils/files.h"   // write_file_durably, rename_durably, sync_folder
+#include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
+#include "llmc/utils/files.h"   // write_file_durably, rename_durably, sync_folder, read_whole_file
 #include "llmc/utils/error.h"   // user_error, UserError
 
 namespace fs = std::filesystem;
@@ -21,18 +19,16 @@ static const int state_format = 3;
 // ----------------------------------------------------------------------------
 // Writing
 
-static std::string hex(uint32_t checksum) { return format("%08x", unsigned(checksum)); }
-
 static json to_json(const SafetensorsChecksums& sums) {
   json tensors = json::object();
-  for (const auto& [name, checksum] : sums.tensors) tensors[name] = hex(checksum);
-  return {{"header", hex(sums.header)}, {"tensors", tensors}};
+  for (const auto& [name, checksum] : sums.tensors) tensors[name] = crc32c_hex(checksum);
+  return {{"header", crc32c_hex(sums.header)}, {"tensors", tensors}};
 }
 
 // A JSON object's text, less the "\n}" at its end, completed by its own checksum as the last member. The checksum is of what stands
 // before it, and what stands behind it is always the same: no byte can be another one unnoticed.
 static std::string sealed(const std::string& body) {
-  return body + ",\n \"checksum\": \"" + hex(crc32c(body.data(), body.size())) + "\"\n}\n";
+  return body + ",\n \"checksum\": \"" + crc32c_hex(crc32c(body.data(), body.size())) + "\"\n}\n";
 }
 
 static std::string state_text(const RunState& state, const json& checksums) {
@@ -122,7 +118,7 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
   json checksums;
   auto write_text = [&](const char* name, const std::string& text) {
     write_file_durably(temporary + "/" + name, text);
-    checksums[name] = hex(crc32c(text.data(), text.size()));
+    checksums[name] = crc32c_hex(crc32c(text.data(), text.size()));
   };
   write_text("config.json", c.config_json);
   if (!c.tokenizer_json.empty()) write_text("tokenizer.json", c.tokenizer_json);
@@ -242,15 +238,9 @@ std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int
 // ----------------------------------------------------------------------------
 // Reading
 
-static std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // state.json, if it is what write_checkpoint wrote.
 static json read_state(const std::string& path) {
-  const std::string text = read_text(path);
+  const std::string text = read_whole_file(path);
   const size_t seal = sealed("").size();
   if (text.size() < seal || sealed(text.substr(0, text.size() - seal)) != text)
     user_error("%s: is damaged, or of another version of this program: its checksum does not fit", path.c_str());
@@ -274,8 +264,8 @@ static void with_state(const std::string& checkpoint, F f) {
 
 static void demand_equal(const std::string& what, uint32_t found, const json& expected) {
   const std::string text = expected.get<std::string>();
-  if (hex(found) != text)
-    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), hex(found).c_str(), text.c_str());
+  if (crc32c_hex(found) != text)
+    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), crc32c_hex(found).c_str(), text.c_str());
 }
 
 void verify_checkpoint(const std::string& checkpoint) {
@@ -283,7 +273,7 @@ void verify_checkpoint(const std::string& checkpoint) {
     const json& checksums = state.at("checksums");
     for (const char* name : {"config.json", "tokenizer.json"}) {
       if (name == std::string("tokenizer.json") && !checksums.contains(name)) continue;
-      const std::string path = checkpoint + "/" + name, text = read_text(path);
+      const std::string path = checkpoint + "/" + name, text = read_whole_file(path);
       demand_equal(path + ":", crc32c(text.data(), text.size()), checksums.at(name));
     }
     for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
