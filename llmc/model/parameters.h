@@ -4,6 +4,7 @@
 #include <cmath>               // std::sqrt
 #include <string>              // std::string
 #include <vector>              // std::vector
+#include "llmc/adamw.h"        // ParameterChunk, parameter_chunk_size
 #include "llmc/utils/arena.h"  // ArenaLayout
 #include "config.h"            // ModelConfig
 #include "kv_plan.h"           // KVPlan
@@ -60,16 +61,6 @@ struct ParameterTable {
   int64_t num_parameters = 0;         // what is trained
   int64_t num_parameters_full = 0;    // what the model would have with dead K/V rows
 };
-
-// A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over. Indices
-// count elements of the float arenas.
-struct ParameterChunk {
-  int64_t begin;  // of weights and gradients; a multiple of 64
-  int64_t state;  // of masters and moments, likewise: where their arenas hold only this process's slices it is another place
-  int count;      // at most parameter_chunk_size
-  int decays;     // weight decay applies
-};
-constexpr int parameter_chunk_size = 8192;
 
 // The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the logits'.
 inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 63) / 64 * 64; }
