@@ -414,14 +414,14 @@ void layer_backward(GPT2& model, int l, const Batch& s) {
 
   matmul_gelu_backward(d.dfch, g.fcprojw, g.fcprojb, d.dresidual, a.fch_gelu, a.fch, w.fcprojw, N, 4 * C, C);
   matmul_backward(d.dsublayer, g.fcw, g.fcb, d.dfch, a.ln2, w.fcw, N, C, 4 * C);
-  layernorm_backward(d.dresidual, g.ln2w, g.ln2b, d.dsublayer, a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2w, N, C, d.layernorm_scratch);
+  layernorm_backward(d.dresidual, g.ln2w, g.ln2b, d.dsublayer, a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2w, d.layernorm_scratch, N, C);
 
   matmul_backward(d.dsublayer, g.attprojw, g.attprojb, d.dresidual, a.att, w.attprojw, N, C, C);
   for (const RowCopy& copy : layer.load_dkv) copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
   attention_backward(attention_args(layer, s));
   matmul_backward(d.dsublayer, g.qkvw, g.qkvb, d.dqkv, a.ln1, w.qkvw, N, C, layer.QKV);
-  layernorm_backward(d.dresidual, g.ln1w, g.ln1b, d.dsublayer, layer.residual, a.ln1_mean, a.ln1_rstd, w.ln1w, N, C,
-                     d.layernorm_scratch);
+  layernorm_backward(d.dresidual, g.ln1w, g.ln1b, d.dsublayer, layer.residual, a.ln1_mean, a.ln1_rstd, w.ln1w, d.layernorm_scratch,
+                     N, C);
 }
 
 // grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dsublayer holds the gradient of lnf. With
@@ -433,7 +433,7 @@ void gpt2_backward(GPT2& model, const Batch& s, bool sum_over_ranks = false) {
 
   device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));
   layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dsublayer, a.layers.back().residual3, a.lnf_mean, a.lnf_rstd,
-                     model.params.lnfw, N, C, a.layernorm_scratch);
+                     model.params.lnfw, a.layernorm_scratch, N, C);
   if (sum_over_ranks) gpt2_reduce_bucket(model, c.num_layers + 1);
   for (int l = c.num_layers - 1; l >= 0; l--) {
     const Timeline::Scope span = model.timeline.span("backward", l + 1);

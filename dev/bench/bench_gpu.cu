@@ -134,7 +134,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C), [&] {
     matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] {
-    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C, a.layernorm_scratch); });
+    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, a.layernorm_scratch, N, C); });
   bench("attention_backward", 0, 2.5 * attention_flops, [&] {
     attention_backward(attention); });
   bench("embedding_backward", N * (C * x + 4), 0, [&] {

@@ -11,7 +11,7 @@
 #include <set>                 // std::set
 #include <string>              // std::string
 #include <vector>              // std::vector
-#include "llmc/utils/files.h"  // FolderTest, read_file, write_file, names_in
+#include "files.h"  // FolderTest, read_file, write_file, names_in
 
 namespace fs = std::filesystem;
 using nlohmann::json;

@@ -13,7 +13,7 @@
 #include <set>                 // std::set
 #include <type_traits>         // std::is_copy_constructible_v
 #include "child.h"             // run_and_signal
-#include "llmc/utils/files.h"  // FolderTest, read_file, names_in
+#include "files.h"  // FolderTest, read_file, names_in
 #include "helpers.h"           // error_of
 #include "llmc/text/dataloader.h"
 #include "llmc/text/step_loader.h"

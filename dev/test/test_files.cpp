@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>             // nlohmann::json, nlohmann::ordered_json
 #include <random>                        // std::mt19937
 #include <set>                           // std::set
-#include "llmc/utils/files.h"            // TemporaryFolder, read_file, names_in
+#include "files.h"            // TemporaryFolder, read_file, names_in
 #include "helpers.h"                     // make_config, EXPECT_ERROR
 #include "llmc/run/background_writer.h"  // BackgroundWriter
 #include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_shard, newest_checkpoint

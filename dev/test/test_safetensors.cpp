@@ -16,7 +16,7 @@
 #include <functional>          // std::function
 #include <limits>              // std::numeric_limits
 #include <thread>              // std::thread
-#include "llmc/utils/files.h"  // FolderTest, read_file, write_file
+#include "files.h"  // FolderTest, read_file, write_file
 #include "dev/test/helpers.h"  // error_of
 #include "llmc/utils/error.h"  // UserError, format
 #include "llmc/io/safetensors.h"

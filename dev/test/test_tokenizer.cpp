@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>   // nlohmann::json
 #include <set>                 // std::set
 #include <sstream>             // std::istringstream
-#include "llmc/utils/files.h"  // FolderTest, read_file
+#include "files.h"  // FolderTest, read_file
 #include "dev/test/helpers.h"  // EXPECT_ERROR
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/unicode_classes.h"

@@ -5,7 +5,7 @@
 
 enum class MemoryGroup { weights, master_weights, gradients, moments, workspaces, activations, backward, dkv_accumulators, logits, count };
 
-inline const char* name_of(MemoryGroup group) {
+inline const char* group_name(MemoryGroup group) {
   static const char* names[] = {"weights", "master weights", "gradients", "AdamW moments", "workspaces", "activations",
                                 "backward buffers", "gradients of shared K/V", "logits"};
   return names[int(group)];
