@@ -768,7 +768,7 @@ TEST_F(EmuGraphsDeathTest, WhatIsNotEmulatedDies) {
         cudaGraphLaunch(graph.exec, stream);
         cudaGraphLaunch(graph.exec, other);
       },
-      "cudaGraphLaunch while the graph is under way on another stream");
+      "cudaGraphLaunch while the graph runs on another stream");
   EXPECT_DEATH(
       {
         cudaGraphLaunch(graph.exec, stream);
