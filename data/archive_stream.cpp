@@ -54,7 +54,7 @@ struct ArchiveStream::Level {
       const ssize_t n = ::read(fd, bytes, size);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) read_error = errno;
-      if (n > 0) checksum = crc32c(bytes, size_t(n), checksum), bytes_read += n;
+      if (n > 0) checksum = crc32c(bytes, n, checksum), bytes_read += n;
       return n;
     }
   }
@@ -129,7 +129,7 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   if (level.at_end) return;
   const ssize_t got = archive_read_data(a, level.head, tar_block);
   if (got < 0) level.fail(a);
-  level.head_bytes = size_t(got);
+  level.head_bytes = got;
   if (level.head_bytes < tar_block || !is_tar_header(level.head)) return;
   level.unpacked_input.resize(input_bytes);
   level.entries.reset(archive_read_new());
@@ -192,7 +192,7 @@ size_t ArchiveStream::read(char* bytes, size_t size) {
     const ssize_t n = level.read_unpacked(bytes + got, size - got);
     if (n < 0) level.fail(level.unpacked.get());
     if (n == 0) break;
-    got += size_t(n);
+    got += n;
   }
   return got;
 }

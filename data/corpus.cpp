@@ -92,7 +92,7 @@ void CorpusReader::skip_to(const Position& place) {
     const std::string_view whole = rest_;
     bool ends = take(text) || !file_open_;
     if (last && int64_t(text.size()) >= place.offset - offset) {  // the rest of the document is not written yet
-      rest_ = whole.substr(size_t(place.offset - offset));
+      rest_ = whole.substr(place.offset - offset);
       break;
     }
     offset += int64_t(text.size());
@@ -171,7 +171,7 @@ void CorpusReader::end_document(Batch& batch) {
 void CorpusReader::cut_tail(Batch& batch) {
   const int64_t open = int64_t(batch.text.size() - part_begin_);
   if (split_.train_bytes < 0 || position_.in_tail || position_.bytes + open <= split_.train_bytes) return;
-  size_t cut = part_begin_ + size_t(split_.train_bytes - position_.bytes);
+  size_t cut = part_begin_ + (split_.train_bytes - position_.bytes);
   for (int i = 0; i < 3 && cut > part_begin_ && is_continuation_byte(batch.text[cut]); i++) cut--;
   const std::string tail = batch.text.substr(cut);
   batch.text.resize(cut);

@@ -26,7 +26,7 @@ static bool checksum_of_file(const std::string& path, int64_t begin, int64_t end
     const ssize_t n = pread(fd, block.data(), size_t(std::min(end - begin, int64_t(block.size()))), begin);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
-    checksum = crc32c(block.data(), size_t(n), checksum);
+    checksum = crc32c(block.data(), n, checksum);
     begin += n;
   }
   if (fd >= 0) close(fd);

@@ -128,7 +128,6 @@ struct Run {
   Run(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
 
   int64_t documents() const { return position.document - counts.empty; }
-  int64_t bytes_before() const { return bytes_before_; }
   bool reads_stdin() const {
     for (const SourceFile& source : sources)
       if (source.path == "-") return true;
@@ -143,6 +142,7 @@ struct Run {
   void write(const EncodedBatch& batch);
   void show_progress(int64_t bytes_read);
   void encode_all();
+  void print_summary() const;
 
  private:
   double shown_at_ = seconds_now();
@@ -339,6 +339,21 @@ void Run::encode_all() {
   position = pipeline.end;
 }
 
+void Run::print_summary() const {
+  const double seconds = seconds_now() - start;
+  if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
+  printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n", options.out.c_str(),
+         (long long)documents(), (long long)counts.bytes, (long long)position.files, tokenizer.vocab_size(),
+         tokenizer.is_bytes() ? "byte-level" : options.tokenizer.c_str());
+  if (counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)counts.replaced);
+  if (counts.runs_cut > 0)
+    printf("cut: %lld runs of more than %zu MB without a break\n", (long long)counts.runs_cut, longest_run >> 20);
+  printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n", (long long)train->total(),
+         train->shards().size(), (long long)val->total(), val->shards().size(), seconds,
+         double(counts.bytes - bytes_before_) / 1e6 / seconds);
+}
+
+// Writes the corpus into options.out. Throws UserError.
 void tokenize(const Options& options) {
   if (shards_exist(options.out) && !options.force) {
     printf("%s exists already; --force makes it again\n", options.out.c_str());
@@ -365,18 +380,7 @@ void tokenize(const Options& options) {
   run.write_manifest();
   write_file_durably(run.folder.path() + "/tokenizer.json", run.tokenizer_json);
   run.folder.publish();
-
-  const double seconds = seconds_now() - run.start;
-  if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
-  printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n", options.out.c_str(),
-         (long long)run.documents(), (long long)run.counts.bytes, (long long)run.position.files, tokenizer.vocab_size(),
-         tokenizer.is_bytes() ? "byte-level" : options.tokenizer.c_str());
-  if (run.counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)run.counts.replaced);
-  if (run.counts.runs_cut > 0)
-    printf("cut: %lld runs of more than %zu MB without a break\n", (long long)run.counts.runs_cut, longest_run >> 20);
-  printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n", (long long)run.train->total(),
-         run.train->shards().size(), (long long)run.val->total(), run.val->shards().size(), seconds,
-         double(run.counts.bytes - run.bytes_before()) / 1e6 / seconds);
+  run.print_summary();
 }
 
 void define_options(CLI::App& app, Options& options) {

@@ -85,7 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
 #include <chrono>                             // std::chrono::steady_clock
 #include <random>                             // std::mt19937_64
 
-// No file here has more than 1 MB, so whoever asks for 64 MB has believed a number.
+// Inputs have at most 1 MB, so an allocation of 64 MB or more was sized by a claim in the header.
 extern "C" const char* __asan_default_options() {
   return "max_allocation_size_mb=64:allocator_may_return_null=0:hard_rss_limit_mb=2048:handle_abort=1";
 }

@@ -275,8 +275,8 @@ TEST(LastCut, ACutDoesNotChangeTheTokens) {
       const size_t cut = tokenizer.last_cut(std::string_view(text).substr(0, seen));
       ASSERT_LT(cut, seen);
       Ids ids = encode(tokenizer, std::string_view(text).substr(0, cut));
-      const Ids behind = encode(tokenizer, std::string_view(text).substr(cut));
-      ids.insert(ids.end(), behind.begin(), behind.end());
+      const Ids rest = encode(tokenizer, std::string_view(text).substr(cut));
+      ids.insert(ids.end(), rest.begin(), rest.end());
       ASSERT_EQ(ids, c.ids) << text << ", of which " << seen << " bytes are seen, cut at " << cut;
       cuts += cut > 0;
       if (text.size() > 100) seen += 17;
