@@ -288,6 +288,7 @@ struct Pipeline {
     std::unique_lock<std::mutex> lock(state);
     room.wait(lock, [&] { return error || at_end || in_flight < max_bytes_in_flight; });
     if (error || at_end) return false;
+    at_end = true;  // for the other threads, should next() throw: after an error the reader must not be used again
     lock.unlock();
     const bool any = reader.next(batch);
     lock.lock();
