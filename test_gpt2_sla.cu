@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>           // TEST
 #include <map>                     // std::map
-#include "dev/test/files.h"        // TemporaryFolder, write_file
+#include "dev/test/files.h"      // TemporaryFolder, write_file
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
 #include "dev/test/values.h"       // relative_error, same_bits
 #include "llmc/model/reference.h"  // reference::forward, reference::backward

@@ -236,7 +236,7 @@ struct RankChannel::State {
 
   State(const Ranks& r, double hang)
       : ranks(r), hang_seconds(hang), heartbeat_seconds(hang > 0 ? std::min(1.0, hang / 4) : 1), watchdog(r.size, hang),
-        peers(size_t(r.size)) {}
+        peers(r.size) {}
   ~State() {
     {
       const std::lock_guard lock(mutex);
