@@ -283,9 +283,9 @@ $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 $(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_LIB) $(BUILD)/nvcc_flags
 	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
-$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/io/safetensors.h llmc/io/crc32c.h llmc/utils/error.h
+$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp $(addprefix llmc/,io/safetensors.cpp io/safetensors.h utils/files.cpp utils/files.h utils/crc32c.h utils/error.h)
 	@mkdir -p $(BUILD)
 	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all \
-	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o $@
+	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o $@
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(foreach depth,* */* */*/* */*/*/*,$(OBJ)/$(depth).d $(EMU_OBJ)/$(depth).d))

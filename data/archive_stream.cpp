@@ -1,14 +1,14 @@
 #include "archive_stream.h"
-#include <archive.h>           // archive_read_new and all others
-#include <archive_entry.h>     // archive_entry_pathname, archive_entry_filetype
-#include <fcntl.h>             // open
-#include <unistd.h>            // read, close
-#include <algorithm>           // std::min
-#include <cerrno>              // errno
-#include <cstdlib>             // strtol
-#include <cstring>             // memcpy, strerror
-#include "llmc/io/crc32c.h"    // crc32c
-#include "llmc/utils/error.h"  // user_error
+#include <archive.h>            // archive_read_new and all others
+#include <archive_entry.h>      // archive_entry_pathname, archive_entry_filetype
+#include <fcntl.h>              // open
+#include <unistd.h>             // read, close
+#include <algorithm>            // std::min
+#include <cerrno>               // errno
+#include <cstdlib>              // strtol
+#include <cstring>              // memcpy, strerror
+#include "llmc/utils/crc32c.h"  // crc32c
+#include "llmc/utils/error.h"   // user_error
 
 constexpr size_t tar_block = 512;       // bytes, of a tar file's header
 constexpr size_t input_bytes = 1 << 18;

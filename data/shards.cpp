@@ -8,9 +8,9 @@
 #include <cerrno>                  // errno
 #include <cstdio>                  // rename
 #include <cstring>                 // strerror
-#include "llmc/io/crc32c.h"        // crc32c, crc32c_combine
+#include "llmc/utils/crc32c.h"     // crc32c, crc32c_combine
 #include "llmc/text/dataloader.h"  // shard_magic, shard_version, shard_header_ints, shard_header_bytes
-#include "llmc/io/durable_file.h"  // sync_folder, parent_folder, rename_durably
+#include "llmc/utils/files.h"      // sync_folder, parent_folder, rename_durably
 #include "llmc/utils/error.h"      // user_error, format
 
 using json = nlohmann::ordered_json;

@@ -4,27 +4,27 @@
 // Each thread takes the next batch of the corpus, encodes it, and hands it to the shards, where batches wait for those before them: the
 // corpus is read and written in one order, whatever the number of threads. After each complete shard PROGRESS.json says how far
 // everything has come, and a run that finds one goes on from there.
-#include <unistd.h>                // isatty
-#include <CLI/CLI.hpp>             // CLI::App
-#include <cmath>                   // std::lround
-#include <condition_variable>      // std::condition_variable
-#include <csignal>                 // signal
-#include <cstdio>                  // printf, fprintf
-#include <exception>               // std::exception_ptr
-#include <filesystem>              // exists
-#include <fstream>                 // std::ifstream
-#include <map>                     // std::map
-#include <mutex>                   // std::mutex
-#include <new>                     // std::bad_alloc
-#include <nlohmann/json.hpp>       // nlohmann::ordered_json
-#include <optional>                // std::optional
-#include <thread>                  // std::thread
-#include "corpus.h"                // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
-#include "llmc/utils/clock.h"      // seconds_now
-#include "llmc/io/durable_file.h"  // write_file_durably, rename_durably
-#include "llmc/utils/error.h"      // user_error, UserError
-#include "llmc/text/tokenizer.h"   // Tokenizer, Encoder
-#include "shards.h"                // ShardWriter, OutputFolder, already_there
+#include <unistd.h>               // isatty
+#include <CLI/CLI.hpp>            // CLI::App
+#include <cmath>                  // std::lround
+#include <condition_variable>     // std::condition_variable
+#include <csignal>                // signal
+#include <cstdio>                 // printf, fprintf
+#include <exception>              // std::exception_ptr
+#include <filesystem>             // exists
+#include <fstream>                // std::ifstream
+#include <map>                    // std::map
+#include <mutex>                  // std::mutex
+#include <new>                    // std::bad_alloc
+#include <nlohmann/json.hpp>      // nlohmann::ordered_json
+#include <optional>               // std::optional
+#include <thread>                 // std::thread
+#include "corpus.h"               // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
+#include "llmc/utils/clock.h"     // seconds_now
+#include "llmc/utils/files.h"     // write_file_durably, rename_durably
+#include "llmc/utils/error.h"     // user_error, UserError
+#include "llmc/text/tokenizer.h"  // Tokenizer, Encoder
+#include "shards.h"               // ShardWriter, OutputFolder, already_there
 
 using json = nlohmann::ordered_json;
 

@@ -81,8 +81,8 @@ inline GoldenCase read_golden_case(const std::string& name) {
   golden.config.vocab_size = config.at("vocab_size");
   golden.config.max_seq_len = config.at("n_positions");
   golden.config.bias = config.at("bias");
-  golden.config.num_skip_layer = config.at("num_skip_layer");
-  golden.config.num_skip_head = config.at("num_skip_head");
+  golden.config.wiring.num_skip_layer = config.at("num_skip_layer");
+  golden.config.wiring.num_skip_head = config.at("num_skip_head");
   golden.config.layer_norm_eps = config.at("layer_norm_epsilon");
   validate(golden.config);
 

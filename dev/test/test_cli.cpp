@@ -488,7 +488,7 @@ TEST_F(CommandLine, BadDataIsRefusedWithItsName) {
   write_file(in("short.bin"), shard_bytes(2000).substr(0, 3000));
   expect_error("-i " + in("short.bin") + model, {"short.bin: truncated"});
   write_file(in("few.bin"), shard_bytes(32));
-  expect_error("-i " + in("few.bin") + model, {"few.bin", "a window needs T + 1 = 33"});
+  expect_error("-i " + in("few.bin") + model, {"few.bin", "a sequence needs T + 1 = 33"});
   write_file(in("large.bin"), shard_bytes(2000, 300));
   expect_error("-i " + in("large.bin") + model, {"large.bin: token", "outside the vocabulary of 257"});
   expect_error("-i " + in("tokens.bin") + " -j " + in("nothing.bin") + model, {"nothing.bin: no such file"});

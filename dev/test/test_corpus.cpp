@@ -8,7 +8,7 @@
 #include <random>                  // std::mt19937
 #include "child.h"                 // run_and_signal
 #include "command_line.h"          // CommandLine, read_file, write_file
-#include "llmc/io/crc32c.h"        // crc32c
+#include "llmc/utils/crc32c.h"     // crc32c
 #include "llmc/text/dataloader.h"  // TokenShards
 #include "llmc/utils/error.h"      // CHECK, format
 #include "llmc/text/tokenizer.h"   // Tokenizer, Encoder
@@ -117,7 +117,7 @@ class Corpus : public CommandLine {
 // ----------------------------------------------------------------------------
 // What is read
 
-TEST_F(Corpus, TheSameDocumentsGiveTheSameShardsHoweverTheyArePacked) {
+TEST_F(Corpus, AnyPackingOfTheSameDocumentsGivesTheSameShards) {
   const std::vector<std::string> documents = make_documents(300, 60, 1);
   std::vector<Entry> files, tars;
   std::string nul, lines;
@@ -192,7 +192,7 @@ TEST_F(Corpus, EndOfTextStandsBeforeEachDocumentOrAfterIt) {
   EXPECT_FALSE(fs::exists(in("after/val_000000.bin")));
 }
 
-TEST_F(Corpus, WhatIsNotUtf8IsReplacedAndCountedButKeptAsBytes) {
+TEST_F(Corpus, InvalidUtf8IsReplacedAndCountedExceptForBytes) {
   const std::string text = "caf\xC3\xA9 \xFF\xFE and \xE2\x82 at the end \xF0\x9F";
   const std::string file = write("in", text);
   const Outcome o = tokenize("bpe", "--val-fraction 0 " + file);
@@ -207,7 +207,7 @@ TEST_F(Corpus, WhatIsNotUtf8IsReplacedAndCountedButKeptAsBytes) {
   EXPECT_EQ(shard_tokens("bytes", "train"), expected);
 }
 
-TEST_F(Corpus, ALongDocumentHasTheTokensOfTheWholeThoughItIsReadInParts) {
+TEST_F(Corpus, ReadingADocumentInPartsDoesNotChangeItsTokens) {
   std::string text;
   for (const std::string& document : make_documents(5000, 250, 2)) text += document;
   ASSERT_GT(text.size(), size_t(2) << 20);
@@ -217,7 +217,7 @@ TEST_F(Corpus, ALongDocumentHasTheTokensOfTheWholeThoughItIsReadInParts) {
   EXPECT_TRUE(shard_tokens("out", "train") == expected);
 }
 
-TEST_F(Corpus, TheCutBetweenTrainingAndValidationFallsIntoNoCharacter) {
+TEST_F(Corpus, TheSplitByBytesCutsNoCharacter) {
   std::string text;
   for (int i = 0; i < 10; i++) text += "\u4e2d";  // 30 bytes: 0.9 of them end behind a character, 0.75 do not
   tokenize("out", "--val-fraction 0.25 " + write("in", text));
@@ -225,7 +225,7 @@ TEST_F(Corpus, TheCutBetweenTrainingAndValidationFallsIntoNoCharacter) {
   EXPECT_EQ(documents_in("out", "val"), std::vector<std::string>{text.substr(21)});
 }
 
-TEST_F(Corpus, AJsonLineIsADocumentWithWhateverItEscapes) {
+TEST_F(Corpus, AJsonLineIsADocumentWithItsEscapesDecoded) {
   const std::string lines = "{\"text\": \"a\\n\\\"b\\u00e9\\ud83d\\ude00\", \"id\": 1}\r\n\n  \n"
                             "{\"id\": 2, \"text\": \"half \\ud83d, \\ude00 and \\\\ud83d\\nd83d\"}\n"
                             "{\"text\": \"\"}\n{\"text\": \"\xFF\", \"more\": {\"text\": [1, 2]}}\n{\"text\": \"no newline\"}";
@@ -236,7 +236,7 @@ TEST_F(Corpus, AJsonLineIsADocumentWithWhateverItEscapes) {
   EXPECT_NE(o.out.find("not UTF-8: 3 sequences"), std::string::npos) << o.out;
 }
 
-TEST_F(Corpus, AJsonLineWithoutItsDocumentIsNamed) {
+TEST_F(Corpus, AJsonLineWithoutTheFieldIsNamed) {
   const std::string good = "{\"text\": \"fine\"}\n";
   expect_failure("--field text " + write("a", good + "\n" + good + "{\"txt\": \"x\"}\n"),
                  {in("a") + ": line 4 is no JSON object with a string named \"text\""});
@@ -250,7 +250,7 @@ TEST_F(Corpus, AJsonLineWithoutItsDocumentIsNamed) {
 // ----------------------------------------------------------------------------
 // What is written
 
-TEST_F(Corpus, ShardsAndManifestAreTheSameWithAnyNumberOfThreads) {
+TEST_F(Corpus, TheNumberOfThreadsDoesNotChangeTheOutput) {
   std::vector<std::string> documents = make_documents(3000, 300, 3);
   documents[1000] = std::string(3 << 20, '\0') + documents[1000];  // a batch of its own, which takes longer
   std::vector<Entry> files;
@@ -263,7 +263,7 @@ TEST_F(Corpus, ShardsAndManifestAreTheSameWithAnyNumberOfThreads) {
   }
 }
 
-TEST_F(Corpus, TheManifestCountsEverythingAndHasEveryFilesChecksum) {
+TEST_F(Corpus, TheManifestHasAllCountsAndChecksums) {
   const std::vector<std::string> documents = make_documents(400, 100, 4);
   std::string nul;
   for (const std::string& document : documents) nul += document + std::string(2, '\0');
@@ -326,7 +326,7 @@ class Interrupted : public Corpus {
   }
 };
 
-TEST_F(Interrupted, KilledThirtyTimesItWritesWhatAnUndisturbedRunDoes) {
+TEST_F(Interrupted, KilledThirtyTimesItWritesTheSameShards) {
   const auto start = std::chrono::steady_clock::now();
   tokenize("good", arguments);
   double moment = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / 2;
@@ -353,7 +353,7 @@ TEST_F(Interrupted, KilledThirtyTimesItWritesWhatAnUndisturbedRunDoes) {
   EXPECT_FALSE(fs::exists(in("out.tmp")));
 }
 
-TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
+TEST_F(Interrupted, AStoppedRunSaysHowToResumeAndResumes) {
   tokenize("good", arguments);
   bool kept = false;
   for (int tries = 0, moment = 20000; !kept && tries < 300; tries++) {
@@ -375,7 +375,7 @@ TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
   expect_same("good", "out", /*manifest=*/true);
 }
 
-TEST_F(Interrupted, WhatWasDamagedSinceOrIsOfAnotherCorpusIsBegunAnew) {
+TEST_F(Interrupted, DamagedOrForeignProgressIsDiscarded) {
   tokenize("good", arguments);
   struct Change { const char* what; std::string command; bool goes_on; };
   for (const Change& change : std::vector<Change>{
@@ -410,7 +410,7 @@ TEST_F(Interrupted, WhatWasDamagedSinceOrIsOfAnotherCorpusIsBegunAnew) {
 // ----------------------------------------------------------------------------
 // Hostile input; data/README.md has what larger ones took
 
-TEST_F(Corpus, WhatIsDamagedCutShortOrNestedTooDeepIsNamed) {
+TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
   std::mt19937 random(7);
   std::string noise(300000, '\0');
   for (char& c : noise) c = char(random());
@@ -425,7 +425,7 @@ TEST_F(Corpus, WhatIsDamagedCutShortOrNestedTooDeepIsNamed) {
   expect_failure(write("deep.tar", deep), {"deep.tar: level1: level2: ", "is nested 9 files deep"});
 }
 
-TEST_F(Corpus, NamesInAnArchiveLeadNowhere) {
+TEST_F(Corpus, NamesInAnArchiveAreNotPaths) {
   fs::create_directories(in("a/b"));
   write("a/b/c.tar", packed({{"../../evil", "first"}, {in("evil"), "second"}, {"\x1B[31mred\n", "third"}}));
   tokenize("a/b/out", "--val-fraction 0 " + in("a/b/c.tar"));
@@ -434,7 +434,7 @@ TEST_F(Corpus, NamesInAnArchiveLeadNowhere) {
   expect_failure("--field text " + write("d.tar", packed({{"\x1B[31mred\n", "third"}})), {"?[31mred?"});
 }
 
-TEST_F(Corpus, MillionsOfDocumentsAndEndlessOnesTakeBoundedMemory) {
+TEST_F(Corpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
   const std::string limit = "ulimit -v 1000000; ";  // kB, of which threads reserve some 200,000 as they start
   std::string documents(5 << 20, '\0');
   for (size_t i = 0; i < documents.size(); i += 2) documents[i] = 'x';

@@ -1,20 +1,20 @@
 // Token files, the loader's order, and the programs under data/ that make token files.
 #include <gtest/gtest.h>
-#include <signal.h>     // SIGKILL, SIGTERM
-#include <sys/stat.h>   // mkdir, mkfifo, chmod
-#include <sys/wait.h>   // WIFSIGNALED
-#include <unistd.h>     // seteuid, usleep
-#include <algorithm>    // std::count, std::remove, std::replace
-#include <chrono>       // std::chrono::steady_clock
-#include <filesystem>   // std::filesystem::remove_all, rename
-#include <fstream>      // std::ifstream, std::ofstream
-#include <functional>   // std::function
-#include <random>       // std::mt19937
-#include <set>          // std::set
-#include <type_traits>  // std::is_copy_constructible_v
-#include "child.h"      // run_and_signal
-#include "files.h"      // FolderTest, read_file, names_in
-#include "helpers.h"    // error_of
+#include <signal.h>            // SIGKILL, SIGTERM
+#include <sys/stat.h>          // mkdir, mkfifo, chmod
+#include <sys/wait.h>          // WIFSIGNALED
+#include <unistd.h>            // seteuid, usleep
+#include <algorithm>           // std::count, std::remove, std::replace
+#include <chrono>              // std::chrono::steady_clock
+#include <filesystem>          // std::filesystem::remove_all, rename
+#include <fstream>             // std::ifstream, std::ofstream
+#include <functional>          // std::function
+#include <random>              // std::mt19937
+#include <set>                 // std::set
+#include <type_traits>         // std::is_copy_constructible_v
+#include "child.h"             // run_and_signal
+#include "files.h"  // FolderTest, read_file, names_in
+#include "helpers.h"           // error_of
 #include "llmc/text/dataloader.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/tokenizer.h"
@@ -93,7 +93,7 @@ TEST_F(TokenShardsOf, TheGoldenCasesOpen) {
   EXPECT_EQ(shards.num_tokens, sum);
 }
 
-TEST_F(TokenShardsOf, AGlobOpensItsFilesInTheOrderOfTheirNames) {
+TEST_F(TokenShardsOf, AGlobOpensItsFilesSortedByName) {
   write_shard("train_001.bin", {4, 5, 6});
   write_shard("train_000.bin", {1, 2});
   write_shard("val_000.bin", {9});
@@ -104,7 +104,7 @@ TEST_F(TokenShardsOf, AGlobOpensItsFilesInTheOrderOfTheirNames) {
   EXPECT_EQ(shards.files[1].tokens[2], 6);
 }
 
-TEST_F(TokenShardsOf, AFileWhoseNameIsAPatternOpensItself) {
+TEST_F(TokenShardsOf, AFileNamedLikeAGlobCanBeOpened) {
   write_shard("a.bin", {1});
   EXPECT_EQ(TokenShards(write_shard("[a].bin", {7}), 10).files[0].tokens[0], 7);
 }
@@ -140,7 +140,7 @@ TEST_F(TokenShardsOf, AnEmptyFileIsRefused) {
   expect_error([&] { TokenShards(write("a.bin", ""), 10); }, {"/a.bin: is empty"});
 }
 
-TEST_F(TokenShardsOf, AShardOfNoTokensOrOfANegativeNumberIsRefused) {
+TEST_F(TokenShardsOf, AShardWithoutAPositiveNumberOfTokensIsRefused) {
   expect_error([&] { TokenShards(write_shard("a.bin", {}), 10); }, {"/a.bin", "says 0 tokens"});
   expect_error([&] { TokenShards(write_shard("a.bin", {1}, 20240520, 1, -9), 10); }, {"/a.bin", "says -8 tokens"});
 }
@@ -186,7 +186,7 @@ TEST_F(TokenShardsOf, TextInPlaceOfTokensIsRefused) {
   expect_error([&] { TokenShards(write("a.txt", text), 50257); }, {"/a.txt: is text", "data/text.sh"});
 }
 
-TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundWhereverItIs) {
+TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundAnywhere) {
   const int n = 200001;  // four of the blocks that are checked at a time, the last not whole
   for (int position : {0, 65535, 65536, 131072, 200000}) {
     std::vector<uint16_t> tokens(n, 99);
@@ -199,7 +199,7 @@ TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundWhereverItIs) {
   }
 }
 
-TEST_F(TokenShardsOf, TheLargestUint16IsATokenOfALargeVocabularyOnly) {
+TEST_F(TokenShardsOf, TheLargestUint16IsInTheLargestVocabularyOnly) {
   std::string path = write_headerless("a.bin", {0, 65535});
   EXPECT_EQ(TokenShards(path, 65536).num_tokens, 2);
   EXPECT_EQ(TokenShards(path, 100000).num_tokens, 2);
@@ -209,7 +209,7 @@ TEST_F(TokenShardsOf, TheLargestUint16IsATokenOfALargeVocabularyOnly) {
 // ------------------------------------------------------------------------------------------------------------------
 // The order of windows.
 
-TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
+TEST_F(Loader, RowsOfMicroBatchesAreConsecutiveSequences) {
   const int B = 3, T = 5, n = 61;  // 12 windows: four micro-batches an epoch
   DataLoader loader(write_shard("a.bin", counting(n)), 100, T);
   ASSERT_EQ(loader.num_sequences, 12);
@@ -225,7 +225,7 @@ TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
   }
 }
 
-TEST_F(Loader, RanksTakeTurnsAtTheMicroBatchesThatOneProcessWouldRead) {
+TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
   const int B = 3, T = 7, accumulation = 2, n = accumulation * B * T;
   const std::string path = write_shard("a.bin", counting(1000));
   for (bool shuffle : {false, true}) {
@@ -247,7 +247,7 @@ TEST_F(Loader, RanksTakeTurnsAtTheMicroBatchesThatOneProcessWouldRead) {
   }
 }
 
-TEST_F(Loader, NoWindowCrossesAShardAndAShardWithoutRoomForOneIsPassedOver) {
+TEST_F(Loader, NoSequenceCrossesAShardAndShortShardsAreSkipped) {
   const int T = 4;
   write_shard("0.bin", counting(9, 0));     // windows at 0 and 4
   write_shard("1.bin", counting(4, 100));   // none: three targets
@@ -300,7 +300,7 @@ struct Slots {
   }
 };
 
-TEST_F(Loader, StepsFollowEachOtherAndAPositionThatWasSavedGoesOnWithTheNext) {
+TEST_F(Loader, ASavedPositionResumesWithTheNextStep) {
   const int B = 3, T = 7;
   std::string path = write_shard("a.bin", counting(1000));
   for (bool shuffle : {false, true}) {
@@ -318,7 +318,7 @@ TEST_F(Loader, StepsFollowEachOtherAndAPositionThatWasSavedGoesOnWithTheNext) {
   }
 }
 
-TEST_F(Loader, OfStepsReadsAsMicroBatchesAndRanksHaveIt) {
+TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
   const int B = 2, T = 5, accumulation = 3, ranks = 2;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
   Slots slots(accumulation * B * T);
@@ -331,7 +331,7 @@ TEST_F(Loader, OfStepsReadsAsMicroBatchesAndRanksHaveIt) {
   }
 }
 
-TEST_F(Loader, TheNextStepIsLoadedWhileThisOneIsUsedAndNotOverIt) {
+TEST_F(Loader, TheNextStepIsLoadedWithoutOverwritingTheCurrentOne) {
   const int B = 3, T = 7;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
   Slots slots(B * T);
@@ -347,7 +347,7 @@ TEST_F(Loader, TheNextStepIsLoadedWhileThisOneIsUsedAndNotOverIt) {
   }
 }
 
-TEST_F(Loader, RowsCanBeLoadedInAnyPartsAndLeaveThePositionAlone) {
+TEST_F(Loader, LoadSequencesDoesNotChangeThePosition) {
   DataLoader loader(write_shard("a.bin", counting(500)), 500, 3, true, 2);
   std::vector<int> all = windows(loader, 160, 8);
   for (int row = 0; row < 8; row++) {
@@ -358,7 +358,7 @@ TEST_F(Loader, RowsCanBeLoadedInAnyPartsAndLeaveThePositionAlone) {
   EXPECT_EQ(loader.next_sequence, 0);
 }
 
-TEST_F(Loader, ALoaderThatWasMovedGoesOn) {
+TEST_F(Loader, AMovedLoaderStillWorks) {
   DataLoader first(write_shard("a.bin", counting(100)), 100, 3);
   std::vector<int> before = windows(first, 0, 40);
   DataLoader second = std::move(first);
@@ -366,10 +366,10 @@ TEST_F(Loader, ALoaderThatWasMovedGoesOn) {
   static_assert(!std::is_copy_constructible_v<TokenFile>, "two owners of one mapping");
 }
 
-TEST_F(Loader, FilesWithoutAWindowAreRefused) {
+TEST_F(Loader, FilesWithoutASequenceAreRefused) {
   std::string path = write_shard("a.bin", counting(64));
   EXPECT_EQ(DataLoader(path, 100, 63).num_sequences, 1);
-  expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a window needs T + 1 = 65"});
+  expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a sequence needs T + 1 = 65"});
   write_shard("b.bin", counting(70));
   expect_error([&] { DataLoader(folder + "/*.bin", 100, 70); }, {"has 70 tokens in its longest file", "T + 1 = 71"});
 }
@@ -386,7 +386,7 @@ TEST_F(Shuffle, EveryEpochIsAPermutation) {
     }
 }
 
-TEST_F(Shuffle, AnEpochReadsEveryWindowOfEveryShardOnce) {
+TEST_F(Shuffle, AnEpochReadsEverySequenceOfEveryShardOnce) {
   write_shard("0.bin", counting(101, 0));
   write_shard("1.bin", counting(57, 1000));
   DataLoader loader(folder + "/*.bin", 2000, 4, true, 9);
@@ -416,7 +416,7 @@ TEST_F(Shuffle, EpochsAndSeedsDifferAndTheSameOnesAgree) {
     }
 }
 
-TEST_F(Shuffle, NeighboursEndUpAsFarApartAsChanceHasIt) {
+TEST_F(Shuffle, NeighboursAreAsFarApartAsInARandomOrder) {
   const int64_t n = 10000;
   double distance = 0;  // two random numbers below n are n/3 apart on average
   for (int64_t i = 0; i + 1 < n; i++)
@@ -443,7 +443,7 @@ static std::string random_text(size_t bytes, unsigned seed) {
   return text;
 }
 
-TEST_F(Tokenize, EndOfTextStandsBeforeEachDocumentAndTheLastTenthOfTheBytesIsValidation) {
+TEST_F(Tokenize, FewDocumentsAreSplitByBytes) {
   write("b.txt", "0123456789");
   write("a.txt", "abcdefghijklmnopqrstuvwxyz0123");
   Finished done = shell("data/tokenize --out " + folder + "/out " + folder + "/a.txt " + folder + "/b.txt");
@@ -454,7 +454,7 @@ TEST_F(Tokenize, EndOfTextStandsBeforeEachDocumentAndTheLastTenthOfTheBytesIsVal
   expect_in("train: 38 tokens (shards: 1), val: 5 tokens (shards: 1)", done.output);
 }
 
-TEST_F(Tokenize, ADocumentThatBeginsInValidationHasOneEndOfText) {
+TEST_F(Tokenize, ADocumentOfValidationDataHasOneEndOfText) {
   write("a.txt", "123456789");  // 0.8 * 12 = 9.6: the cut falls between two documents
   write("b.txt", "b");
   write("c.txt", "c");
@@ -504,7 +504,7 @@ TEST_F(Tokenize, With200DocumentsOneOfEachTwentyIsValidation) {
   EXPECT_NEAR(double(numbers(decoded(folder + "/quarter", "val"), 411).size()), 411 / 4, 1);
 }
 
-TEST_F(Tokenize, EmptyDocumentsAreLeftOutAndNulIsTextUnlessItSeparates) {
+TEST_F(Tokenize, EmptyDocumentsAreLeftOutWithAndWithoutNulSeparators) {
   std::string in = write("in", std::string("\0\0ab\0\0\0cd\0efghijklmnopqrst\0", 26));
   ASSERT_EQ(shell("data/tokenize --separator nul --out " + folder + "/nul " + in).exit_code, 0);
   EXPECT_EQ(decoded(folder + "/nul", "train") + "/" + decoded(folder + "/nul", "val"), "|ab|cd|efghijklmnopqr/|st");
@@ -512,7 +512,7 @@ TEST_F(Tokenize, EmptyDocumentsAreLeftOutAndNulIsTextUnlessItSeparates) {
   EXPECT_EQ(decoded(folder + "/none", "train") + decoded(folder + "/none", "val").substr(1), "|" + read_file(in));
 }
 
-TEST_F(Tokenize, AFolderIsReadDeeplyInTheOrderOfPathsWithoutLinkedFolders) {
+TEST_F(Tokenize, AFolderIsReadRecursivelySortedByPath) {
   std::filesystem::create_directories(folder + "/in/m/n");
   write("in/z", "zzzz");
   write("in/a", "aaaa");
@@ -525,7 +525,7 @@ TEST_F(Tokenize, AFolderIsReadDeeplyInTheOrderOfPathsWithoutLinkedFolders) {
   EXPECT_EQ(decoded(folder + "/out", "train") + decoded(folder + "/out", "val"), "|aaaa|xxxx|zz|zz");
 }
 
-TEST_F(Tokenize, DocumentsAcrossChunksAndShardsComeBackByteForByte) {
+TEST_F(Tokenize, DocumentsAcrossBlocksAndShardsRoundTrip) {
   std::string text = random_text(3 * 1000 * 1000 + 17, 1);  // three chunks of 1 MiB, the last not whole
   text[1 << 20] = text[(1 << 21) - 1] = '\0';               // a separator first in a chunk, and one last
   std::string in = write("in", text);
@@ -573,7 +573,7 @@ TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
   EXPECT_EQ(names_in(folder + "/empty").size(), 4u);
 }
 
-TEST_F(Tokenize, BadInputHasItsMessageAndLeavesNothing) {
+TEST_F(Tokenize, BadInputIsAnErrorAndLeavesNoFiles) {
   std::string empty = write("empty", ""), text = write("text", random_text(1000, 4)), one = write("one", "x");
   mkdir((folder + "/hollow").c_str(), 0755);
   struct Case { std::string arguments, message; };
@@ -605,7 +605,7 @@ TEST_F(Tokenize, BadInputHasItsMessageAndLeavesNothing) {
   }
 }
 
-TEST_F(Tokenize, AFullOutputHasItsMessageAndLeavesNothing) {
+TEST_F(Tokenize, AFullDiskIsAnErrorAndLeavesNoFiles) {
   std::string in = write("in", random_text(5 * 1000 * 1000, 5));
   Finished done = shell("ulimit -f 2048; data/tokenize --out " + folder + "/out " + in);  // 1 MiB, or 2 if sh is bash
   EXPECT_EQ(done.exit_code, 1);
@@ -617,7 +617,7 @@ static int tokenize_and_signal(const std::string& in, const std::string& out, in
   return run_and_signal("data/tokenize --force --out " + out + " " + in + " >/dev/null 2>&1", signal, microseconds);
 }
 
-TEST_F(Tokenize, KilledAtAnyMomentItLeavesNoFolderOrACompleteOneAndTheNextRunFinishes) {
+TEST_F(Tokenize, AKilledRunLeavesNoPartialFolder) {
   const std::string in = write("in", random_text(2 * 1000 * 1000, 6)), out = folder + "/out", good = folder + "/good";
   auto start = std::chrono::steady_clock::now();
   ASSERT_EQ(shell("data/tokenize --out " + good + " " + in).exit_code, 0);
@@ -646,7 +646,7 @@ TEST_F(Tokenize, KilledAtAnyMomentItLeavesNoFolderOrACompleteOneAndTheNextRunFin
   EXPECT_GE(absent, 3);
 }
 
-TEST_F(Tokenize, KilledWhileReplacingItLeavesTheOldTheNewOrNoFolder) {
+TEST_F(Tokenize, KilledWhileReplacingLeavesOldNewOrNoFolder) {
   const std::string in = write("in", random_text(2 * 1000 * 1000, 6)), out = folder + "/out";
   std::string old_text = random_text(1000, 7);
   ASSERT_EQ(shell("data/tokenize --out " + folder + "/new " + in).exit_code, 0);
@@ -666,7 +666,7 @@ TEST_F(Tokenize, KilledWhileReplacingItLeavesTheOldTheNewOrNoFolder) {
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "in2", "new", "old", "out"}));  // no .tmp, no .old
 }
 
-TEST_F(Tokenize, InterruptedItLeavesNothing) {
+TEST_F(Tokenize, AnInterruptedRunLeavesNoFiles) {
   const std::string in = write("in", random_text(30 * 1000 * 1000, 9));
   for (int moment : {20000, 40000, 60000}) {
     int status = tokenize_and_signal(in, folder + "/out", SIGTERM, moment);
@@ -703,7 +703,7 @@ static std::string last_line(const std::string& output) {
   return output.substr(newline + 1, end - newline);
 }
 
-TEST_F(Scripts, TextIsTokenizedFromAnyFolderAndAgainOnlyWhenSomethingInItIsNewer) {
+TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenSomethingIsNewer) {
   std::string data = copy_scripts(folder);
   mkdir((folder + "/my text").c_str(), 0755);
   write("my text/a", "abcdefghijklmnopqrst");
@@ -748,7 +748,7 @@ static void fake_apt_get(const std::string& folder, int entries) {
   chmod(path.c_str(), 0755);
 }
 
-TEST_F(Scripts, ADictionaryEntryIsADocumentAndTheLicenceIsNone) {
+TEST_F(Scripts, EachDictionaryEntryIsADocumentWithoutTheLicence) {
   if (shell("command -v dpkg-deb").exit_code != 0) GTEST_SKIP() << "no dpkg-deb";
   std::string data = copy_scripts(folder);
   fake_apt_get(folder, 100000);
@@ -764,7 +764,7 @@ TEST_F(Scripts, ADictionaryEntryIsADocumentAndTheLicenceIsNone) {
   expect_in("already there", shell("PATH=/usr/bin:/bin; " + data + "/gcide.sh").output);
 }
 
-TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDoAndLeavesNothing) {
+TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDo) {
   std::string data = copy_scripts(folder);
   fake_apt_get(folder, 10);
   Finished few = shell("PATH=" + folder + "/bin:$PATH " + data + "/gcide.sh");
@@ -783,7 +783,7 @@ static void use_small_vocabulary(const std::string& data) {
   std::filesystem::copy_file("dev/test/tokenizer/small.tiktoken", data + "/gpt2.tiktoken");
 }
 
-TEST_F(Scripts, ACorpusInGpt2sTokensHasAFolderOfItsOwn) {
+TEST_F(Scripts, ACorpusOfGpt2TokensHasItsOwnFolder) {
   std::string data = copy_scripts(folder), text = write("text", "the text of the text");
   Finished wrong = shell("GPT2_VOCABULARY_URL=file://" + text + " TOKENIZER=gpt2 " + data + "/text.sh " + text);
   EXPECT_EQ(wrong.exit_code, 1);
@@ -799,7 +799,7 @@ TEST_F(Scripts, ACorpusInGpt2sTokensHasAFolderOfItsOwn) {
   expect_in("there are bytes (the default) and gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
 }
 
-TEST_F(Scripts, TheKernelsSourcesAreReadFromThePackagesArchive) {
+TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   if (shell("command -v dpkg-deb && command -v bzip2").exit_code != 0) GTEST_SKIP() << "no dpkg-deb or bzip2";
   std::string data = copy_scripts(folder);
   std::filesystem::create_directories(folder + "/bin");
@@ -819,7 +819,7 @@ TEST_F(Scripts, TheKernelsSourcesAreReadFromThePackagesArchive) {
   EXPECT_TRUE(names_in(data + "/.download").empty());
 }
 
-TEST_F(Scripts, FinewebsShardsAreCheckedAndABrokenDownloadGoesOn) {
+TEST_F(Scripts, FinewebsShardsAreCheckedAndDownloadsResume) {
   std::string data = copy_scripts(folder);
   use_small_vocabulary(data);
   mkdir((folder + "/web").c_str(), 0755);

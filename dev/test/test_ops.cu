@@ -8,9 +8,9 @@
 #include <tuple>                    // std::tuple
 #include <vector>                   // std::vector
 #include "dev/test/values.h"        // random_values, nans, relative_error, same_bits
-#include "llmc/device_array.h"      // DeviceArray
+#include "llmc/device_memory.h"  // DeviceArray
 #include "llmc/operations.h"        // what is tested
-#include "llmc/model/parameters.h"  // ParameterChunk, parameter_chunk_size
+#include "llmc/adamw.h"          // ParameterChunk, parameter_chunk_size
 #include "llmc/precision.h"         // floatX, has_master_weights
 
 // How far results may be off, as a share of their 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
@@ -298,9 +298,9 @@ TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
       if (!with_bias && N * C > 20000) continue;
       const auto [dinp_result, dweight_result, dbias_result] = in_any_order([&] {
         DeviceArray<floatX> d_dinp(dinp);
-        DeviceArray<float> d_dweight(dweight), d_dbias(dbias);
+        DeviceArray<float> d_dweight(dweight), d_dbias(dbias), scratch(nans<float>(layernorm_backward_scratch(N, C)));
         layernorm_backward(d_dinp.data, d_dweight.data, with_bias ? d_dbias.data : nullptr, d_dout.data, d_inp.data,
-                           mean.data, rstd.data, d_weight.data, N, C);
+                           mean.data, rstd.data, d_weight.data, scratch.data, N, C);
         return std::make_tuple(d_dinp.to_host(), d_dweight.to_host(), d_dbias.to_host());
       }, N * C > 20000 ? 2 : 8);
       EXPECT_LE(relative_error(dinp_result, expected.dinp), one_rounding);

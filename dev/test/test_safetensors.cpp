@@ -16,7 +16,7 @@
 #include <functional>          // std::function
 #include <limits>              // std::numeric_limits
 #include <thread>              // std::thread
-#include "dev/test/files.h"    // FolderTest, read_file, write_file
+#include "files.h"  // FolderTest, read_file, write_file
 #include "dev/test/helpers.h"  // error_of
 #include "llmc/utils/error.h"  // UserError, format
 #include "llmc/io/safetensors.h"
@@ -77,7 +77,7 @@ struct Safetensors : FolderTest {
 // ----------------------------------------------------------------------------
 // Round trips
 
-TEST_F(Safetensors, WhatIsWrittenComesBack) {
+TEST_F(Safetensors, TensorsRoundTrip) {
   const std::vector<float> matrix = {1, -2, 3.5f, 1e-42f, -0.0f, 3.4e38f};
   SafetensorsWriter writer(path, {{"matrix", {2, 3}}, {"scalar", {}}, {"empty", {4, 0}}}, {{"step", "7"}});
   writer.write_f32(1, std::vector<float>{42}.data(), 0, 1);
@@ -107,7 +107,7 @@ TEST_F(Safetensors, WhatIsWrittenComesBack) {
   file.read_f32(*file.find("empty"), nullptr);
 }
 
-TEST_F(Safetensors, ASliceReadIsThatSliceAndNoMore) {
+TEST_F(Safetensors, ARangeOfATensorCanBeRead) {
   for (const char* dtype : {"F32", "F16", "BF16"}) {
     if (dtype == std::string("F32")) read(dtype, std::vector<float>{1, 2, 3, 4});
     else if (dtype == std::string("F16")) read(dtype, std::vector<uint16_t>{0x3c00, 0x4000, 0x4200, 0x4400});
@@ -143,7 +143,7 @@ TEST_F(Safetensors, TheHeaderIsPaddedWithSpacesToEightBytes) {
   }
 }
 
-TEST_F(Safetensors, AnyWritersInAnyOrderMakeTheSameFile) {
+TEST_F(Safetensors, SeveralWritersInAnyOrderMakeTheSameFile) {
   const int64_t n = 10000, slice = 1250;
   std::vector<float> values(n);
   for (int64_t i = 0; i < n; i++) values[i] = float(i) + 0.5f;
@@ -175,7 +175,7 @@ TEST_F(Safetensors, AnyWritersInAnyOrderMakeTheSameFile) {
   EXPECT_TRUE(get() == expected);
 }
 
-TEST_F(Safetensors, AnOlderLongerFileIsReplacedWhole) {
+TEST_F(Safetensors, ALongerExistingFileIsReplaced) {
   put(std::string(100000, '!'));
   SafetensorsWriter(path, {{"a", {2}}}).finish();
   SafetensorsFile file(path);
@@ -184,7 +184,7 @@ TEST_F(Safetensors, AnOlderLongerFileIsReplacedWhole) {
   EXPECT_EQ(out, (std::vector<float>{0, 0}));
 }
 
-TEST_F(Safetensors, AMovedFileAndAMovedWriterGoOnWorking) {
+TEST_F(Safetensors, AMovedFileAndAMovedWriterStillWork) {
   SafetensorsWriter made(path, {{"a", {1}}});
   SafetensorsWriter writer = std::move(made);
   writer.write_f32(0, std::vector<float>{5}.data(), 0, 1);
@@ -196,7 +196,7 @@ TEST_F(Safetensors, AMovedFileAndAMovedWriterGoOnWorking) {
   EXPECT_EQ(out, 5);
 }
 
-TEST_F(Safetensors, NamesAndMetadataOfAnyTextSurvive) {
+TEST_F(Safetensors, NamesAndMetadataOfAnyTextRoundTrip) {
   const std::string name = "q\"\\\n\xc3\xa9";
   SafetensorsWriter(path, {{name, {1}}}, {{"text", "a\tb\xff"}, {"format", "np"}}).finish();
   SafetensorsFile file(path);
@@ -230,7 +230,7 @@ TEST_F(Safetensors, EveryF16IsExact) {
   EXPECT_EQ(out[0x7bff], 65504.0f);
 }
 
-TEST_F(Safetensors, EveryBf16IsTheUpperHalfOfItsFloat) {
+TEST_F(Safetensors, EveryBf16IsExact) {
   std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); i++) all[i] = uint16_t(i);
   const std::vector<float> out = read("BF16", all);
@@ -248,7 +248,7 @@ TEST_F(Safetensors, F32KeepsItsBits) {
   EXPECT_EQ(bytes_of(read("F32", bits)), bytes_of(bits));
 }
 
-TEST_F(Safetensors, DataThatIsNotAlignedIsReadAllTheSame) {
+TEST_F(Safetensors, UnalignedDataIsRead) {
   for (size_t pad = 0; pad < 8; pad++) {
     put(file_bytes(kF32 + std::string(pad, ' '), bytes_of(std::vector<float>{1.5f, -2})));
     SafetensorsFile file(path);
@@ -258,7 +258,7 @@ TEST_F(Safetensors, DataThatIsNotAlignedIsReadAllTheSame) {
   }
 }
 
-TEST_F(Safetensors, ATensorThatIsNoFloatIsListedButNotReadAsFloats) {
+TEST_F(Safetensors, AnIntegerTensorIsListedButNotReadAsFloats) {
   put(file_bytes(R"({"mask":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc"));
   SafetensorsFile file(path);
   EXPECT_EQ(file.tensors()[0].num_elements(), 3);
@@ -286,7 +286,7 @@ TEST_F(Safetensors, AllGoldenModelsLoad) {
   EXPECT_GE(models, 7);
 }
 
-TEST_F(Safetensors, OrdersGapsInTheHeaderAndEmptyTensorsAreFree) {
+TEST_F(Safetensors, AnyOrderWhiteSpaceAndEmptyTensorsAreValid) {
   put(file_bytes(R"({ "b" : {"data_offsets":[4,8], "dtype":"F32", "shape":[1]}, "none":{"dtype":"F32",)"
                  R"("shape":[0,5],"data_offsets":[4,4]},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )",
                  bytes_of(std::vector<float>{1, 2})));
@@ -302,7 +302,7 @@ TEST_F(Safetensors, OrdersGapsInTheHeaderAndEmptyTensorsAreFree) {
 // ----------------------------------------------------------------------------
 // Refusals: the file
 
-TEST_F(Safetensors, RefusesAFileThatIsNotThere) {
+TEST_F(Safetensors, RefusesAFileThatDoesNotExist) {
   EXPECT_EQ(open_complaint(), path + ": no such file");
 }
 
@@ -330,7 +330,7 @@ TEST_F(Safetensors, RefusesAFileOfFewerThanEightBytes) {
 TEST_F(Safetensors, RefusesAHeaderLongerThanTheFile) {
   for (uint64_t length : {uint64_t(3), uint64_t(1) << 40, UINT64_MAX, UINT64_MAX - 7})
     EXPECT_EQ(refusal_of_bytes(bytes_of(std::vector<uint64_t>{length}) + "{}"),
-              format("is not a safetensors file, or is cut short: its header should have %llu bytes, and 2 are there",
+              format("is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has 2",
                      (unsigned long long)length));
 }
 
@@ -471,7 +471,7 @@ TEST_F(Safetensors, RefusesATensorThatEndsPastTheData) {
             "tensor 'a' ends at byte 9223372036854775807, but the file has 8 bytes of data; it may be cut short");
 }
 
-TEST_F(Safetensors, RefusesASizeThatIsNotThatOfShapeAndDtype) {
+TEST_F(Safetensors, RefusesASizeThatDoesNotFitShapeAndDtype) {
   EXPECT_EQ(refusal_of("\"F32\"", "[3]", "[0,8]"), "tensor 'a' has 8 bytes, but its shape and dtype need 12");
   EXPECT_EQ(refusal_of("\"F16\"", "[2]", "[0,8]"), "tensor 'a' has 8 bytes, but its shape and dtype need 4");
   EXPECT_EQ(refusal_of("\"F32\"", "[]", "[0,8]"), "tensor 'a' has 8 bytes, but its shape and dtype need 4");
@@ -557,19 +557,19 @@ static std::string complaint_with_limit(size_t bytes, const std::function<void()
   return text;
 }
 
-TEST_F(Safetensors, ADiskTooFullForTheTensorsIsFoundBeforeTheFirstOne) {
+TEST_F(Safetensors, ADiskTooFullForTheTensorsIsDetectedFirst) {
   EXPECT_EQ(complaint_with_limit(4096, [&] { SafetensorsWriter(path, {{"a", {1024}}}); }),
             path + ": cannot write it: File too large");
 }
 
-TEST_F(Safetensors, ADiskTooFullForTheHeaderIsAUserError) {
+TEST_F(Safetensors, ADiskTooFullForTheHeaderIsAnError) {
   EXPECT_EQ(complaint_with_limit(16, [&] { SafetensorsWriter(path, {{"a", {0}}}); }),
             path + ": cannot write it: File too large");
   EXPECT_EQ(error_of([&] { SafetensorsWriter("/dev/full", {{"a", {1024}}}); }),
             "/dev/full: cannot write it: No space left on device");
 }
 
-TEST_F(Safetensors, AWriteThatIsCutShortIsAUserErrorAndNotSilence) {
+TEST_F(Safetensors, APartialWriteIsAnError) {
   const std::vector<float> values(4096, 1.0f);
   SafetensorsWriter writer(path, {{"a", {4096}}});
   EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 0, 4096); }),
@@ -585,7 +585,7 @@ TEST_F(Safetensors, AWriteThatIsCutShortIsAUserErrorAndNotSilence) {
   EXPECT_TRUE(out == values);
 }
 
-TEST_F(Safetensors, AnInterruptedWriteGoesOn) {
+TEST_F(Safetensors, AnInterruptedWriteIsRetried) {
   const std::vector<float> values = {1, 2};
   SafetensorsWriter writer(path, {{"a", {2}}});
   pwrite_interruptions = 3;
@@ -597,7 +597,7 @@ TEST_F(Safetensors, AnInterruptedWriteGoesOn) {
   EXPECT_EQ(out, values);
 }
 
-TEST_F(Safetensors, AWriteWithoutProgressIsAUserErrorAndNotAnEndlessLoop) {
+TEST_F(Safetensors, AWriteWithoutProgressIsAnError) {
   SafetensorsWriter writer(path, {{"a", {1}}});
   const float value = 1;
   pwrite_stuck = true;
@@ -606,7 +606,7 @@ TEST_F(Safetensors, AWriteWithoutProgressIsAUserErrorAndNotAnEndlessLoop) {
   pwrite_stuck = false;
 }
 
-TEST_F(Safetensors, ErrorsThatComeWithTheLastFlushAreUserErrors) {
+TEST_F(Safetensors, ErrorsOfFsyncAndCloseAreUserErrors) {
   for (int error : {ENOSPC, EIO, EDQUOT}) {
     SafetensorsWriter writer(path, {{"a", {1}}});
     fsync_error = error;
@@ -615,7 +615,7 @@ TEST_F(Safetensors, ErrorsThatComeWithTheLastFlushAreUserErrors) {
   }
 }
 
-TEST_F(Safetensors, AFileSystemThatCannotReserveSpaceStillGetsTheFullSize) {
+TEST_F(Safetensors, WithoutReservedSpaceTheFileStillHasItsFullSize) {
   fallocate_error = EOPNOTSUPP;
   SafetensorsWriter writer(path, {{"a", {1024}}});
   EXPECT_EQ(complaint_with_limit(2048, [&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
@@ -641,7 +641,7 @@ TEST_F(Safetensors, WritingToAFolderIsAUserError) {
 }
 
 // Our own mistakes are not the user's: they abort.
-TEST_F(Safetensors, SlicesOutsideATensorAreABrokenInvariant) {
+TEST_F(Safetensors, RangesOutsideATensorAreABrokenInvariant) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   SafetensorsWriter writer(path, {{"a", {4}}});
   SafetensorsFile file(path);

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>   // nlohmann::json
 #include <set>                 // std::set
 #include <sstream>             // std::istringstream
-#include "dev/test/files.h"    // FolderTest, read_file
+#include "files.h"  // FolderTest, read_file
 #include "dev/test/helpers.h"  // EXPECT_ERROR
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/unicode_classes.h"
@@ -76,7 +76,7 @@ struct Vocabulary : FolderTest {
 // ----------------------------------------------------------------------------
 // Encoding
 
-TEST(Encode, GivesTiktokensIdsWhicheverFileTheVocabularyIsFrom) {
+TEST(Encode, GivesTiktokensIdsWithAnyVocabularyFile) {
   const std::vector<Case> all = cases();
   ASSERT_GT(all.size(), 300u);
   for (const char* file : {"small.tiktoken", "vocab.bpe", "encoder.json", "tokenizer.json", ""}) {
@@ -95,7 +95,7 @@ TEST(Encode, GivesTiktokensIdsWhicheverFileTheVocabularyIsFrom) {
   }
 }
 
-TEST(Encode, AnyBytesComeBack) {
+TEST(Encode, AnyBytesRoundTrip) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   Encoder encoder(tokenizer);
   std::mt19937 random(1);
@@ -108,7 +108,7 @@ TEST(Encode, AnyBytesComeBack) {
   }
 }
 
-TEST(Encode, WhatItRemembersChangesNothing) {
+TEST(Encode, TheCacheDoesNotChangeTheTokens) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   const std::string text = random_words(100000, 2);  // three times what it can remember
   Ids remembering;
@@ -124,7 +124,7 @@ TEST(Encode, WhatItRemembersChangesNothing) {
   EXPECT_TRUE(remembering == pieces);
 }
 
-TEST(Encode, APieceOfAMegabyteAndMoreTakesNoQuadraticTime) {
+TEST(Encode, AHugePieceTakesNoQuadraticTime) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest of which any number of threads merge, and a longer one
     std::string word(length, '\0');
@@ -170,7 +170,7 @@ static std::vector<std::string> merged_naively(const std::string& piece, const s
   }
 }
 
-TEST_F(Vocabulary, OnlyEnglishContractionsInLowerCaseAreMergedWithTheirApostrophe) {
+TEST_F(Vocabulary, OnlyLowerCaseContractionsKeepTheirApostrophe) {
   std::map<std::string, int> ranks;
   for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
   std::vector<std::string> contractions = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}, others;
@@ -188,7 +188,7 @@ TEST_F(Vocabulary, OnlyEnglishContractionsInLowerCaseAreMergedWithTheirApostroph
 }
 
 // A trained vocabulary has a token behind those it is made of. Here a merge can make a pair that comes before it.
-TEST_F(Vocabulary, OfWhateverOrderIsMergedFromTheLowestIdAndTheLeft) {
+TEST_F(Vocabulary, TheLowestIdIsMergedFirstFromTheLeft) {
   std::mt19937 random(8);
   int earlier = 0;
   for (int v = 0; v < 200; v++) {
@@ -250,7 +250,7 @@ TEST(Encode, AByteIsATokenInTheVocabularyOfBytes) {
 // ----------------------------------------------------------------------------
 // Cutting a text
 
-TEST(LastCut, TheTokensOfTheTwoPartsAreThoseOfTheWhole) {
+TEST(LastCut, ACutDoesNotChangeTheTokens) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   int cuts = 0;
   for (const Case& c : cases()) {
@@ -282,7 +282,7 @@ TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {
 // ----------------------------------------------------------------------------
 // Characters
 
-TEST(Utf8, EachMaximalPartOfAnIllFormedSequenceIsReplacedOnce) {
+TEST(Utf8, EachInvalidSequenceIsReplacedOnce) {
   struct Expected { std::string bytes, text; int count; };
   const std::string r = "\uFFFD";
   for (const Expected& e : std::vector<Expected>{
@@ -308,7 +308,7 @@ TEST(Utf8, EachMaximalPartOfAnIllFormedSequenceIsReplacedOnce) {
   }
 }
 
-TEST(Printable, TextIsShownAsItIsAndATerminalsCommandsAndBrokenCharactersAreNot) {
+TEST(Printable, ControlCharactersAndInvalidUtf8AreReplaced) {
   EXPECT_EQ(printable("two\nlines\tand \u00e9\u4e2d\U0001f600"), "two\nlines\tand \u00e9\u4e2d\U0001f600");
   EXPECT_EQ(printable("\x1b[2J\a\x7f\r|"), "?[2J???|");
   EXPECT_EQ(printable("\u009b2J\u0085\u00a0"), "?2J?\u00a0");
@@ -338,7 +338,7 @@ TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
 // ----------------------------------------------------------------------------
 // Vocabulary files
 
-TEST_F(Vocabulary, TheFormatsHaveOneChecksumAndAnotherTokenHasAnother) {
+TEST_F(Vocabulary, TheChecksumDependsOnTheTokensAlone) {
   const uint32_t checksum = Tokenizer::load(fixture + "small.tiktoken").checksum();
   for (const char* file : {"vocab.bpe", "encoder.json", "tokenizer.json"})
     EXPECT_EQ(Tokenizer::load(fixture + file).checksum(), checksum) << file;
@@ -355,7 +355,7 @@ TEST_F(Vocabulary, HuggingFacesNamesOfOpenAIsFilesAreKnown) {
     EXPECT_EQ(Tokenizer::load(path).checksum(), checksum);
 }
 
-TEST_F(Vocabulary, AFolderWithRanksAloneIsThatOfTheFirstFileOfThem) {
+TEST_F(Vocabulary, AFolderOfRanksIsReadFromItsFirstFile) {
   EXPECT_EQ(Tokenizer::file_in(folder), "");
   EXPECT_EQ(Tokenizer::file_in(folder + "/nowhere"), "");
   write("b.tiktoken", "damaged");
@@ -367,7 +367,7 @@ TEST_F(Vocabulary, AFolderWithRanksAloneIsThatOfTheFirstFileOfThem) {
 }
 
 // The fixture's was written by Hugging Face tokenizers.
-TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesVocabularyAndMergesAndComesBack) {
+TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesMergesAndRoundTrips) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   nlohmann::json ours = nlohmann::json::parse(tokenizer.to_json()), theirs = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
   for (nlohmann::json& merge : theirs["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
@@ -383,14 +383,14 @@ TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesVocabularyAndMergesAndComesBack)
   for (const Case& c : cases()) ASSERT_EQ(encode(again, c.text), encode(tokenizer, c.text));
 }
 
-TEST_F(Vocabulary, OfBytesComesBackAsOneFromATokenizerJson) {
+TEST_F(Vocabulary, TheVocabularyOfBytesRoundTripsThroughATokenizerJson) {
   const Tokenizer again = Tokenizer::load(write("tokenizer.json", Tokenizer::bytes().to_json()));
   EXPECT_TRUE(again.is_bytes());
   EXPECT_EQ(again.checksum(), Tokenizer::bytes().checksum());
   EXPECT_FALSE(Tokenizer::load(fixture + "tokenizer.json").is_bytes());
 }
 
-TEST_F(Vocabulary, WithATokenThatNoMergeMakesHasNoTokenizerJson) {
+TEST_F(Vocabulary, ATokenWithoutAMergeHasNoTokenizerJson) {
   std::map<std::string, int> ranks;
   for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
   ranks["abc"] = 256;
@@ -400,7 +400,7 @@ TEST_F(Vocabulary, WithATokenThatNoMergeMakesHasNoTokenizerJson) {
   EXPECT_NO_THROW(Tokenizer::load(write("ranks", ranks_file(ranks))).to_json());
 }
 
-TEST_F(Vocabulary, AgreesWithOnesThatHaveMoreTokensButNoOthers) {
+TEST_F(Vocabulary, AgreesWithAnExtendedVocabularyOnly) {
   const Tokenizer small = Tokenizer::load(fixture + "small.tiktoken");
   std::string more = read_file(fixture + "small.tiktoken") + "YWVpb3U= 657\n";  // behind the end of text
   const Tokenizer larger = Tokenizer::load(write("larger", more));
@@ -410,21 +410,21 @@ TEST_F(Vocabulary, AgreesWithOnesThatHaveMoreTokensButNoOthers) {
   EXPECT_FALSE(small.agrees_with(Tokenizer::bytes()));
 }
 
-TEST_F(Vocabulary, IdsThatStandForNothingDecodeToNothing) {
+TEST_F(Vocabulary, UnusedIdsDecodeToNoBytes) {
   const Tokenizer tokenizer = Tokenizer::load(changed("small.tiktoken", " 655\n", " 660\n"));
   EXPECT_EQ(tokenizer.vocab_size(), 661);
   EXPECT_EQ(tokenizer.end_of_text(), 655);  // the first that is free
   EXPECT_EQ(tokenizer.token(659), "");
 }
 
-TEST_F(Vocabulary, WhatIsNoVocabularyHasAMessageThatNamesFileAndFault) {
+TEST_F(Vocabulary, AnInvalidVocabularyIsAnErrorThatNamesTheFile) {
   EXPECT_ERROR(Tokenizer::load("/none/such"), "/none/such: cannot be read");
   EXPECT_ERROR(Tokenizer::load(folder), folder + ": has no tokenizer.json");
   EXPECT_ERROR(Tokenizer::load(write("text", "Just a text.\n")), "text: line 1 is not a token in base64");
   EXPECT_ERROR(Tokenizer::load(write("empty", "")), "empty: no token for the byte 0x00");
   EXPECT_ERROR(Tokenizer::load(write("cut", read_file(fixture + "small.tiktoken").substr(0, 700))), "cut: ");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "")), "small.tiktoken: no token for the byte 0x21");
-  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "IQ== 1\n")), "id 1 is there twice");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "IQ== 1\n")), "id 1 occurs twice");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "Ig== 0\n")), "the ids 0 and 1 are the same token");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 65536\n")), "id 65536: token shards hold ids below 65536");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 6x\n")), "line 656 is not a token");
