@@ -1,4 +1,4 @@
-// What several tests use: models by their numbers, and the messages of user errors.
+// Model configurations from their sizes, and the messages of user errors.
 #pragma once
 #include <gtest/gtest.h>        // EXPECT_NE
 #include <string>               // std::string

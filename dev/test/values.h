@@ -1,4 +1,4 @@
-// What tests of operations and of the model make their tensors of, and compare them with.
+// Random values and comparisons for tests of operations and of the model.
 #pragma once
 #include <gtest/gtest.h>        // EXPECT_EQ
 #include <cmath>                // std::sqrt, NAN
@@ -19,7 +19,7 @@ std::vector<T> nans(int64_t n) {
   return std::vector<T>(size_t(n), T(NAN));
 }
 
-// What a floatX, a float or a double is.
+// A floatX, float or double as a double.
 inline double real(float x) { return double(x); }
 inline double real(double x) { return x; }
 
