@@ -72,7 +72,7 @@ struct Ceilings {
 // q k^T and p v, below the diagonal. The backward pass has five such products to their two.
 double causal_attention_flops(int64_t B, int64_t T, int64_t C) { return 2.0 * double(B) * double(T) * double(T) * double(C); }
 
-// Each operation of a training step with the shapes of layer n_l, whose last heads attend to layer 0's K/V.
+// Each operation of a training step with the shapes of layer n_l, whose last heads use the K/V of layer 0.
 json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const int T = scale.lengths[0], B = scale.tokens / T;
   ModelConfig config = scale.config;
@@ -146,7 +146,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   return results;
 }
 
-// Attention alone, of a layer whose heads all attend to its own K/V and of one whose last three quarters attend to another's, forward and forward with
+// Attention alone, of a layer with its own K/V for all heads and of one with shared K/V for the last three quarters, forward and forward with
 // backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
@@ -157,7 +157,7 @@ json bench_attention(const Scale& scale) {
       for (bool sla : {false, true}) {
         ModelConfig config = scale.config;
         config.num_heads = heads, config.num_layers = 2, config.max_seq_len = T;
-        config.wiring = default_wiring(config.num_layers, config.num_heads);  // the upper layer attends to the lower one's K/V
+        config.wiring = default_wiring(config.num_layers, config.num_heads);  // layer 0 is the source of layer 1's shared K/V
         if (!sla) config.wiring = Wiring();
         const int B = scale.tokens / T;
         GPT2 model;
@@ -178,7 +178,7 @@ json bench_attention(const Scale& scale) {
         const double both_seconds = time_of(forward_backward, scale.seconds_per_operation);
         const double flops = causal_attention_flops(B, T, config.channels);
         const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
-        const std::string name = sla ? format("SLA, %d shared", config.wiring.num_skip_head) : "baseline";
+        const std::string name = sla ? format("SLA, %d heads with shared K/V", config.wiring.num_skip_head) : "baseline";
         printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(), name.c_str(),
                seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
         fflush(stdout);

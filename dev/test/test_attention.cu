@@ -285,8 +285,8 @@ TEST(Attention, ReadsSharedKVAndAddsToItsGradients) {
 
 TEST(Attention, SetsDqOrAddsToIt) {
   for (bool accumulate : {false, true})
-    for (int64_t HS : {16, 64, 96, 128})
-      for (int64_t T : {1, 70, 129}) {  // the last: several tiles
+    for (int64_t HS : {16, 96})
+      for (int64_t T : {1, 130}) {  // the latter: several tiles
         Case c = {2, T, HS, {0, 1, 0}, 1};
         c.dq_accumulate = accumulate;
         check(c);
@@ -375,12 +375,12 @@ static void check_partial(const PartialForward& part, int64_t T, const std::vect
 
 TEST(Attention, OfTheLastQueriesIsThatOfTheWhole) {
   for (int64_t HS : {24, 64, 96})
-    for (int64_t B : {1, 2, 3}) {
+    for (int64_t B : {2, 3}) {
       Layer layer({B, 140, HS, {0, 1, 0}, 1});
       layer.forward();
       const std::vector<floatX> out = layer.d_out.to_host();
       const std::vector<float> lse = layer.d_lse.to_host();
-      for (int64_t first_query : {1, 63, 64, 65, 127, 128, 129, 139}) {
+      for (int64_t first_query : {1, 63, 64, 65, 128, 139}) {
         SCOPED_TRACE(testing::Message() << "HS = " << HS << ", B = " << B << ", first query " << first_query);
         check_partial(PartialForward(layer, first_query, 140), 140, out, lse);
       }

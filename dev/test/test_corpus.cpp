@@ -1,4 +1,4 @@
-// data/tokenize from what it is given to what it writes: archives, JSON lines, threads, interrupted runs, hostile input.
+// data/tokenize from its input to its output: archives, JSON lines, threads, interrupted runs, hostile input.
 #include <archive.h>               // archive_write_new and all others
 #include <archive_entry.h>         // archive_entry_new
 #include <fcntl.h>                 // open
@@ -20,7 +20,7 @@ struct Entry {
   std::string name, bytes;
 };
 
-// A tar file of the entries, or, of one without a name, its bytes alone; compressed by `filter`: ARCHIVE_FILTER_XZ, say.
+// A tar file of the entries, or, of a single one without a name, just its bytes; compressed by `filter`, for example ARCHIVE_FILTER_XZ.
 static std::string packed(const std::vector<Entry>& entries, int filter = ARCHIVE_FILTER_NONE) {
   size_t size = 1 << 16, used = 0;
   for (const Entry& e : entries) size += 2 * e.bytes.size() + 4096;
@@ -90,7 +90,7 @@ class Corpus : public CommandLine {
     for (const TokenFile& file : shards.files) tokens.insert(tokens.end(), file.tokens, file.tokens + file.num_tokens);
     return tokens;
   }
-  // The documents of the shards, whose ends are marked before each.
+  // The documents of the shards, each of which begins with an end-of-text token.
   std::vector<std::string> documents_in(const std::string& out, const std::string& prefix) const {
     static const Tokenizer tokenizer = Tokenizer::load(vocabulary);
     std::vector<std::string> documents;
@@ -100,7 +100,7 @@ class Corpus : public CommandLine {
     }
     return documents;
   }
-  // Every file of the folders has the same bytes.
+  // The folders have the same files with the same bytes.
   void expect_same(const std::string& a, const std::string& b, bool manifest = false) const {
     int shards = 0;
     for (const auto& entry : fs::directory_iterator(in(a))) {
@@ -138,7 +138,7 @@ TEST_F(Corpus, AnyPackingOfTheSameDocumentsGivesTheSameShards) {
   struct Way { std::string name, arguments; };
   for (const Way& way : std::vector<Way>{
            {"tar", write("a.tar", packed(files))},
-           {"gz", write("b", packed(files, ARCHIVE_FILTER_GZIP))},  // told by content, whatever the name
+           {"gz", write("b", packed(files, ARCHIVE_FILTER_GZIP))},  // detected by content, not by name
            {"bz2", write("k", packed(files, ARCHIVE_FILTER_BZIP2))},
            {"xz", write("c", packed(files, ARCHIVE_FILTER_XZ))},
            {"zst", write("d", packed(files, ARCHIVE_FILTER_ZSTD))},
@@ -219,7 +219,7 @@ TEST_F(Corpus, ReadingADocumentInPartsDoesNotChangeItsTokens) {
 
 TEST_F(Corpus, TheSplitByBytesCutsNoCharacter) {
   std::string text;
-  for (int i = 0; i < 10; i++) text += "\u4e2d";  // 30 bytes: 0.9 of them end behind a character, 0.75 do not
+  for (int i = 0; i < 10; i++) text += "\u4e2d";  // 30 bytes: 0.9 of them end at the end of a character, 0.75 do not
   tokenize("out", "--val-fraction 0.25 " + write("in", text));
   EXPECT_EQ(documents_in("out", "train"), std::vector<std::string>{text.substr(0, 21)});
   EXPECT_EQ(documents_in("out", "val"), std::vector<std::string>{text.substr(21)});
@@ -281,7 +281,7 @@ TEST_F(Corpus, TheManifestHasAllCountsAndChecksums) {
   ASSERT_EQ(manifest["sources"].size(), 2u);
   for (int i : {0, 1}) {
     const std::string path = i ? second : first, bytes = read_file(path);
-    EXPECT_EQ(manifest["sources"][size_t(i)], (json{{"path", path}, {"bytes", bytes.size()}, {"crc32c", checksum(bytes)}}));
+    EXPECT_EQ(manifest["sources"][i], (json{{"path", path}, {"bytes", bytes.size()}, {"crc32c", checksum(bytes)}}));
   }
   int64_t train = 0, val = 0;
   size_t shards = 0;
@@ -320,7 +320,7 @@ class Interrupted : public Corpus {
     write("d.tar", packed({files.begin() + long(half), files.end()}));
     arguments = "--shard-tokens 50000 " + in("a.tar.gz") + " " + in("b") + " " + in("c") + " " + in("d.tar");
   }
-  // Runs the program into `out` and signals it after `microseconds`. Returns waitpid's status; what it said is in the file "said".
+  // Runs the program into `out` and signals it after `microseconds`. Returns waitpid's status; its output is in the file "said".
   int tokenize_and_signal(const std::string& out, int signal, int microseconds, const std::string& more = "") const {
     return run_and_signal(program + more + " --out " + in(out) + " " + arguments + " >" + in("said") + " 2>&1", signal, microseconds);
   }
@@ -336,7 +336,7 @@ TEST_F(Interrupted, KilledThirtyTimesItWritesTheSameShards) {
     ASSERT_LT(tries, 300);
     const int status = tokenize_and_signal("out", SIGKILL, int(random() % unsigned(moment)), kills % 2 ? "--threads 2" : "--threads 1");
     const std::string said = read_file(in("said"));
-    continued += said.find("going on behind") != std::string::npos;
+    continued += said.find("resuming after") != std::string::npos;
     if (WIFSIGNALED(status)) {
       kills++;
       moment *= 1.05;
@@ -362,7 +362,7 @@ TEST_F(Interrupted, AStoppedRunSaysHowToResumeAndResumes) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 1) {
       const std::string said = read_file(in("said"));
       EXPECT_NE(said.find("error: interrupted; "), std::string::npos) << said;
-      kept = said.find("the same command goes on") != std::string::npos;
+      kept = said.find("the same command resumes") != std::string::npos;
       EXPECT_EQ(fs::exists(in("out.tmp")), kept) << said;
     } else {  // too late
       fs::remove_all(in("out"));
@@ -371,13 +371,13 @@ TEST_F(Interrupted, AStoppedRunSaysHowToResumeAndResumes) {
   }
   ASSERT_TRUE(kept);
   const Outcome o = tokenize("out", arguments);
-  EXPECT_NE(o.err.find("going on behind"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("resuming after"), std::string::npos) << o.err;
   expect_same("good", "out", /*manifest=*/true);
 }
 
 TEST_F(Interrupted, DamagedOrForeignProgressIsDiscarded) {
   tokenize("good", arguments);
-  struct Change { const char* what; std::string command; bool goes_on; };
+  struct Change { const char* what; std::string command; bool resumes; };
   for (const Change& change : std::vector<Change>{
            {"nothing", "true", true},
            {"a shard", "printf x | dd of=%/train_000000.bin bs=1 seek=5000 conv=notrunc", false},
@@ -401,14 +401,14 @@ TEST_F(Interrupted, DamagedOrForeignProgressIsDiscarded) {
     for (size_t at; (at = command.find('%')) != std::string::npos;) command.replace(at, 1, in("out.tmp"));
     ASSERT_EQ(run(command).exit_status, 0) << change.what;
     const Outcome o = tokenize("out", arguments);
-    EXPECT_EQ(o.err.find("going on behind") != std::string::npos, change.goes_on) << change.what;
+    EXPECT_EQ(o.err.find("resuming after") != std::string::npos, change.resumes) << change.what;
     expect_same("good", "out", /*manifest=*/true);
     fs::remove_all(in("out"));
   }
 }
 
 // ----------------------------------------------------------------------------
-// Hostile input; data/README.md has what larger ones took
+// Hostile input; data/README.md has the limits
 
 TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
   std::mt19937 random(7);

@@ -20,7 +20,7 @@
 #include "llmc/text/tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------------------------
-// Helpers: a folder that goes away again, files in it, programs, errors.
+// Helpers: a temporary folder, files in it, programs, errors.
 
 struct Data : FolderTest {
   Data() { CHECK(chmod(folder.c_str(), 0755) == 0); }  // some tests give up root's rights
@@ -44,11 +44,11 @@ using Scripts = Data;
 // first, first + 1, ...
 static std::vector<uint16_t> counting(int n, int first = 0) {
   std::vector<uint16_t> tokens(n);
-  for (int i = 0; i < n; i++) tokens[size_t(i)] = uint16_t(first + i);
+  for (int i = 0; i < n; i++) tokens[i] = uint16_t(first + i);
   return tokens;
 }
 
-// Every one of `parts` must be in the message of the UserError that `call` throws.
+// `call` must throw a UserError that contains each of `parts`.
 static void expect_error(const std::function<void()>& call, const std::vector<std::string>& parts) {
   const std::string message = error_of(call);
   EXPECT_NE(message, "") << "no error";
@@ -73,8 +73,8 @@ static void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
 }
 
-// The tokens of a loader's windows, as (count, T) inputs and then as many targets.
-static std::vector<int> windows(const DataLoader& loader, int64_t first, int64_t count) {
+// The tokens of a loader's sequences: (count, T) inputs, then (count, T) targets.
+static std::vector<int> sequences(const DataLoader& loader, int64_t first, int64_t count) {
   std::vector<int> both(size_t(2 * count * loader.T));
   loader.load_sequences(first, count, both.data(), both.data() + count * loader.T);
   return both;
@@ -190,7 +190,7 @@ TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundAnywhere) {
   const int n = 200001;  // four of the blocks that are checked at a time, the last not whole
   for (int position : {0, 65535, 65536, 131072, 200000}) {
     std::vector<uint16_t> tokens(n, 99);
-    tokens[size_t(position)] = 100;
+    tokens[position] = 100;
     std::string path = write_shard("b.bin", tokens);
     write_shard("a.bin", {1, 2});
     std::string where = path + ": token 100 at position " + std::to_string(position);
@@ -207,10 +207,10 @@ TEST_F(TokenShardsOf, TheLargestUint16IsInTheLargestVocabularyOnly) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// The order of windows.
+// The order of sequences.
 
 TEST_F(Loader, RowsOfMicroBatchesAreConsecutiveSequences) {
-  const int B = 3, T = 5, n = 61;  // 12 windows: four micro-batches an epoch
+  const int B = 3, T = 5, n = 61;  // 12 sequences: four micro-batches per epoch
   DataLoader loader(write_shard("a.bin", counting(n)), 100, T);
   ASSERT_EQ(loader.num_sequences, 12);
   std::vector<int> inputs(B * T), targets(B * T);
@@ -239,7 +239,7 @@ TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
           for (int i = 0; i < accumulation; i++) {
             std::vector<int> batch(inputs.begin() + i * B * T, inputs.begin() + (i + 1) * B * T);
             batch.insert(batch.end(), targets.begin() + i * B * T, targets.begin() + (i + 1) * B * T);
-            EXPECT_EQ(batch, windows(loader, first + (i * ranks + rank) * B, B)) << "step " << step << ", rank " << rank;
+            EXPECT_EQ(batch, sequences(loader, first + (i * ranks + rank) * B, B)) << "step " << step << ", rank " << rank;
           }
         }
       }
@@ -249,18 +249,18 @@ TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
 
 TEST_F(Loader, NoSequenceCrossesAShardAndShortShardsAreSkipped) {
   const int T = 4;
-  write_shard("0.bin", counting(9, 0));     // windows at 0 and 4
-  write_shard("1.bin", counting(4, 100));   // none: three targets
-  write_shard("2.bin", counting(12, 200));  // windows at 200 and 204; the last three tokens have no fourth target
-  write_shard("3.bin", counting(5, 300));   // one window, to the very last token
+  write_shard("0.bin", counting(9, 0));     // sequences at 0 and 4
+  write_shard("1.bin", counting(4, 100));   // none: only three targets
+  write_shard("2.bin", counting(12, 200));  // sequences at 200 and 204; the last three tokens have no fourth target
+  write_shard("3.bin", counting(5, 300));   // one sequence, up to the last token
   DataLoader loader(folder + "/*.bin", 1000, T);
   ASSERT_EQ(loader.num_sequences, 5);
-  std::vector<int> begins = {0, 4, 200, 204, 300, 0, 4};  // and on into the second epoch
-  std::vector<int> both = windows(loader, 0, 7);
+  std::vector<int> begins = {0, 4, 200, 204, 300, 0, 4};  // into the second epoch
+  std::vector<int> both = sequences(loader, 0, 7);
   for (int w = 0; w < 7; w++)
     for (int t = 0; t < T; t++) {
-      EXPECT_EQ(both[size_t(w * T + t)], begins[size_t(w)] + t);
-      EXPECT_EQ(both[size_t(7 * T + w * T + t)], begins[size_t(w)] + t + 1);
+      EXPECT_EQ(both[w * T + t], begins[w] + t);
+      EXPECT_EQ(both[7 * T + w * T + t], begins[w] + t + 1);
     }
 }
 
@@ -272,8 +272,8 @@ TEST_F(Loader, TheGoldenShardsFollowTheFormulaToo) {
   for (int s = 0; s < 20; s++) {
     loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
     for (int i = 0; i < B * T; i++) {
-      EXPECT_EQ(inputs[size_t(i)], file.tokens[s * B * T + i]);
-      EXPECT_EQ(targets[size_t(i)], file.tokens[s * B * T + i + 1]);
+      EXPECT_EQ(inputs[i], file.tokens[s * B * T + i]);
+      EXPECT_EQ(targets[i], file.tokens[s * B * T + i + 1]);
     }
   }
 }
@@ -283,11 +283,11 @@ TEST_F(Loader, AHeaderlessFileGivesTheSameBatchesAsAShard) {
   for (bool shuffle : {false, true}) {
     DataLoader a(shard, 1000, 7, shuffle, 5), b(headerless, 1000, 7, shuffle, 5);
     EXPECT_EQ(a.num_sequences, b.num_sequences);
-    EXPECT_EQ(windows(a, 0, 300), windows(b, 0, 300));
+    EXPECT_EQ(sequences(a, 0, 300), sequences(b, 0, 300));
   }
 }
 
-// Two slots for a StepLoader, and what is in one of them.
+// Two slots for a StepLoader.
 struct Slots {
   std::vector<int> memory;
   size_t n;
@@ -309,7 +309,7 @@ TEST_F(Loader, ASavedPositionResumesWithTheNextStep) {
     StepLoader steps(first, 1, B, 0, 1, slots.both());
     for (int s = 0; s < 60; s++) {  // beyond the first epoch
       ASSERT_EQ(first.next_sequence, s * B);
-      ASSERT_EQ(slots.tokens(steps.next()), windows(first, s * B, B)) << "step " << s;
+      ASSERT_EQ(slots.tokens(steps.next()), sequences(first, s * B, B)) << "step " << s;
     }
     DataLoader second(path, 1000, T, shuffle, 11);
     second.next_sequence = first.next_sequence;
@@ -338,20 +338,20 @@ TEST_F(Loader, TheNextStepIsLoadedWithoutOverwritingTheCurrentOne) {
   StepLoader steps(data, 1, B, 0, 1, slots.both());
   for (int s = 0; s < 10; s++) {
     const StepTokens now = steps.next(), other = now.inputs == slots.both()[0].inputs ? slots.both()[1] : slots.both()[0];
-    const std::vector<int> expected = windows(data, (s + 1) * B, B);
+    const std::vector<int> expected = sequences(data, (s + 1) * B, B);
     const auto begin = std::chrono::steady_clock::now();
     while (slots.tokens(other) != expected && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)) usleep(100);
-    EXPECT_EQ(slots.tokens(other), expected) << "nobody asked for it yet";
-    EXPECT_EQ(slots.tokens(now), windows(data, s * B, B));
-    EXPECT_EQ(data.next_sequence, (s + 1) * B) << "what is loaded ahead does not count";
+    EXPECT_EQ(slots.tokens(other), expected) << "the next step has not been requested";
+    EXPECT_EQ(slots.tokens(now), sequences(data, s * B, B));
+    EXPECT_EQ(data.next_sequence, (s + 1) * B) << "loading ahead does not count";
   }
 }
 
 TEST_F(Loader, LoadSequencesDoesNotChangeThePosition) {
   DataLoader loader(write_shard("a.bin", counting(500)), 500, 3, true, 2);
-  std::vector<int> all = windows(loader, 160, 8);
+  std::vector<int> all = sequences(loader, 160, 8);
   for (int row = 0; row < 8; row++) {
-    std::vector<int> one = windows(loader, 160 + row, 1);
+    std::vector<int> one = sequences(loader, 160 + row, 1);
     EXPECT_TRUE(std::equal(one.begin(), one.begin() + 3, all.begin() + row * 3));
     EXPECT_TRUE(std::equal(one.begin() + 3, one.end(), all.begin() + 24 + row * 3));
   }
@@ -360,9 +360,9 @@ TEST_F(Loader, LoadSequencesDoesNotChangeThePosition) {
 
 TEST_F(Loader, AMovedLoaderStillWorks) {
   DataLoader first(write_shard("a.bin", counting(100)), 100, 3);
-  std::vector<int> before = windows(first, 0, 40);
+  std::vector<int> before = sequences(first, 0, 40);
   DataLoader second = std::move(first);
-  EXPECT_EQ(windows(second, 0, 40), before);
+  EXPECT_EQ(sequences(second, 0, 40), before);
   static_assert(!std::is_copy_constructible_v<TokenFile>, "two owners of one mapping");
 }
 
@@ -380,8 +380,8 @@ TEST_F(Shuffle, EveryEpochIsAPermutation) {
       std::vector<bool> seen(size_t(n), false);
       for (int64_t i = 0; i < n; i++) {
         int64_t p = permuted_index(42, epoch, i, n);
-        ASSERT_TRUE(p >= 0 && p < n && !seen[size_t(p)]) << "n " << n << " epoch " << epoch << " index " << i;
-        seen[size_t(p)] = true;
+        ASSERT_TRUE(p >= 0 && p < n && !seen[p]) << "n " << n << " epoch " << epoch << " index " << i;
+        seen[p] = true;
       }
     }
 }
@@ -392,9 +392,9 @@ TEST_F(Shuffle, AnEpochReadsEverySequenceOfEveryShardOnce) {
   DataLoader loader(folder + "/*.bin", 2000, 4, true, 9);
   ASSERT_EQ(loader.num_sequences, 25 + 14);
   for (int64_t epoch : {0, 1, 5}) {
-    std::vector<int> both = windows(loader, epoch * 39, 39);
+    std::vector<int> both = sequences(loader, epoch * 39, 39);
     std::set<int> begins;
-    for (int w = 0; w < 39; w++) begins.insert(both[size_t(w * 4)]);
+    for (int w = 0; w < 39; w++) begins.insert(both[w * 4]);
     EXPECT_EQ(begins.size(), 39u);
   }
 }
@@ -455,7 +455,7 @@ TEST_F(Tokenize, FewDocumentsAreSplitByBytes) {
 }
 
 TEST_F(Tokenize, ADocumentOfValidationDataHasOneEndOfText) {
-  write("a.txt", "123456789");  // 0.8 * 12 = 9.6: the cut falls between two documents
+  write("a.txt", "123456789");  // 0.8 * 12 = 9.6: the cut is between two documents
   write("b.txt", "b");
   write("c.txt", "c");
   write("d.txt", "d");
@@ -465,7 +465,7 @@ TEST_F(Tokenize, ADocumentOfValidationDataHasOneEndOfText) {
   EXPECT_EQ(decoded(folder + "/out", "val"), "|b|c|d");
 }
 
-// Which documents "document 7" and so on a text holds, in its order.
+// The numbers of the documents ("document 7") in a text, in its order.
 static std::vector<int> numbers(const std::string& text, int documents) {
   std::vector<int> found;
   for (size_t at = text.find("|document "); at != std::string::npos; at = text.find("|document ", at + 1))
@@ -493,7 +493,7 @@ TEST_F(Tokenize, With200DocumentsOneOfEachTwentyIsValidation) {
     EXPECT_GE(drawn.size(), size_t(documents / 20));
     std::set<int> places;
     for (int document : drawn) places.insert(document % 20);
-    EXPECT_GT(places.size(), 4u);  // and not always the same one: a corpus may repeat itself
+    EXPECT_GT(places.size(), 4u);  // not always at the same place: a corpus may be periodic
     std::vector<int> all_numbers = numbers(decoded(out, "train"), documents);
     all_numbers.insert(all_numbers.end(), drawn.begin(), drawn.end());
     EXPECT_EQ(std::set<int>(all_numbers.begin(), all_numbers.end()).size(), size_t(documents));
@@ -548,7 +548,7 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   write("in", random_text(1000, 3));
   Finished again = shell("data/tokenize --out " + out + " " + in);
   EXPECT_EQ(again.exit_code, 0);
-  expect_in("is there already", again.output);
+  expect_in("exists already", again.output);
   EXPECT_TRUE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --shard-tokens 100 --out " + out + " " + in).exit_code, 0);
   EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
@@ -630,7 +630,7 @@ TEST_F(Tokenize, AKilledRunLeavesNoPartialFolder) {
   int absent = 0, left_behind = 0;
   for (int i = 0; i < 30; i++) {
     int status = tokenize_and_signal(in, out, SIGKILL, int(random() % unsigned(longest + 1)));
-    longest *= WIFSIGNALED(status) ? 1.2 : 0.7;  // about as many are killed as finish, however fast the disk is today
+    longest *= WIFSIGNALED(status) ? 1.2 : 0.7;  // about as many are killed as finish, however fast the disk is
     left_behind += std::filesystem::exists(out + ".tmp");
     if (std::filesystem::exists(out)) {
       ASSERT_TRUE(complete()) << "kill " << i;
@@ -642,7 +642,7 @@ TEST_F(Tokenize, AKilledRunLeavesNoPartialFolder) {
     }
     std::filesystem::remove_all(out);
   }
-  EXPECT_GE(left_behind, 3);  // or the moments were not random
+  EXPECT_GE(left_behind, 3);  // otherwise the times were not random enough
   EXPECT_GE(absent, 3);
 }
 
@@ -688,7 +688,7 @@ TEST_F(Tokenize, TwoRunsAtOnceDoNotDisturbEachOther) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// The scripts, in a copy of data/, so that nobody's corpora are touched.
+// The scripts, in a copy of data/, so that existing corpora are not touched.
 
 static std::string copy_scripts(const std::string& folder) {
   std::filesystem::create_directories(folder + "/root/data");
@@ -713,12 +713,12 @@ TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenSomethingIsNewer) {
   std::string out = last_line(first.output);
   EXPECT_EQ(out.rfind(data + "/text-my_text-", 0), 0u) << out;
   EXPECT_EQ(decoded(out, "train"), "|abcdefghijklmnopqr");
-  expect_in("already there", shell(command).output);
+  expect_in("exists already", shell(command).output);
   write("my text/b", "uvwxyzuvwx");
   Finished again = shell(command);
   EXPECT_EQ(last_line(again.output), out);
   EXPECT_EQ(decoded(out, "train") + decoded(out, "val"), "|abcdefghijklmnopqrst|uvwxyzu|vwx");
-  expect_in("already there", shell(command).output);
+  expect_in("exists already", shell(command).output);
   expect_in("no such file or folder", shell(data + "/text.sh /none").output);
 }
 
@@ -733,7 +733,7 @@ TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {
   EXPECT_EQ(shell("TINYSHAKESPEARE_URL=file:///none " + data + "/tinyshakespeare.sh").exit_code, 1);
 }
 
-// An apt-get that makes the package itself: a licence, then entries of which every tenth has a head of two lines.
+// A replacement for apt-get that makes the package: a licence, then entries, of which every tenth has a head of two lines.
 static void fake_apt_get(const std::string& folder, int entries) {
   std::filesystem::create_directories(folder + "/bin");
   std::string path = folder + "/bin/apt-get";
@@ -778,7 +778,7 @@ TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDo) {
   EXPECT_FALSE(std::filesystem::exists(data + "/gcide"));
 }
 
-// GPT-2's vocabulary is not at hand; a small one takes its place, and the name that says that it was fetched.
+// A small vocabulary in place of GPT-2's, under the name of the fetched file.
 static void use_small_vocabulary(const std::string& data) {
   std::filesystem::copy_file("dev/test/tokenizer/small.tiktoken", data + "/gpt2.tiktoken");
 }
@@ -796,7 +796,7 @@ TEST_F(Scripts, ACorpusOfGpt2TokensHasItsOwnFolder) {
   TokenShards shards(out + "/*.bin", 657);
   EXPECT_LT(shards.num_tokens, 20);
   EXPECT_EQ(last_line(shell(data + "/text.sh " + text).output) + "-gpt2", out);  // of bytes
-  expect_in("there are bytes (the default) and gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
+  expect_in("it must be bytes (the default) or gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
 }
 
 TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
@@ -825,7 +825,7 @@ TEST_F(Scripts, FinewebsShardsAreCheckedAndDownloadsResume) {
   mkdir((folder + "/web").c_str(), 0755);
   write_shard("web/fineweb_val_000000.bin", counting(100));
   write_shard("web/fineweb_train_000001.bin", counting(200));
-  write_shard("web/fineweb_train_000002.bin", counting(300), 20240520, 1, 7);  // a header that promises more
+  write_shard("web/fineweb_train_000002.bin", counting(300), 20240520, 1, 7);  // a header with too many tokens
   std::string command = "FINEWEB_URL=file://" + folder + "/web " + data + "/fineweb.sh ";
   std::filesystem::create_directories(data + "/fineweb");
   std::string whole = read_file(folder + "/web/fineweb_train_000001.bin");

@@ -242,9 +242,9 @@ TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutZero) {
 
 TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
   const std::vector<json> expected = steps_of(train(2, "mpi", "-x 2 -j ''"));
-  write_file(in("meet"), "0123456789abcdef 29500 127.0.0.1\n");  // of an earlier run
+  write_file(in("rendezvous"), "0123456789abcdef 29500 127.0.0.1\n");  // of an earlier run
   int port = 20000 + int(getpid()) % 20000;
-  for (const std::string& place : {"file:" + in("meet"), format("tcp:localhost:%d", port)}) {
+  for (const std::string& place : {"file:" + in("rendezvous"), format("tcp:localhost:%d", port)}) {
     const std::string out = place.substr(0, 3);
     const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 2 -j '' -o " + in(out) + " --rendezvous " + place);
     // One rank from options, the other from Slurm's variables; each has its own GPU.
@@ -253,7 +253,7 @@ TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
     ASSERT_EQ(o.exit_status, 0) << o.err;
     EXPECT_EQ(steps_of(read_log(in(out))), expected) << place;
   }
-  EXPECT_FALSE(fs::exists(in("meet")));
+  EXPECT_FALSE(fs::exists(in("rendezvous")));
 }
 
 TEST_F(Training, NamesARankThatIsKilled) {
@@ -352,7 +352,7 @@ TEST_F(Training, WithoutNcclSeveralRanksAreAnError) {
 }
 
 TEST_F(Training, WithoutNcclNoRankWaitsForOthers) {
-  const Outcome alone = run("timeout -s KILL 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
+  const Outcome alone = run("timeout -s KILL 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("rendezvous") + " --rank 1 --ranks 2"));
   EXPECT_EQ(alone.exit_status, 1);
   EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
 }

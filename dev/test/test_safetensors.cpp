@@ -1,7 +1,4 @@
-// llmc/io/safetensors: what is written comes back, every value is exact, and no broken file gets past the reader.
-// Runs from the root of the repository:
-//   g++ -std=c++17 -O2 -Wall -Wextra -I. dev/test/test_safetensors.cpp llmc/io/safetensors.cpp
-//     -lgtest -lgtest_main -lpthread
+// llmc/io/safetensors: round trips, exact values, and refusal of every invalid file. Runs from the repository's root.
 #include <gtest/gtest.h>
 #include <signal.h>            // signal, SIGXFSZ
 #include <sys/resource.h>      // setrlimit
@@ -44,7 +41,7 @@ struct Safetensors : FolderTest {
   std::string open_complaint() {
     return error_of([&] { SafetensorsFile file(path); });
   }
-  // The complaint, less the path that it must begin with, about a file of these bytes.
+  // The error for a file of these bytes, without the path that it must begin with.
   std::string refusal_of_bytes(const std::string& bytes) {
     put(bytes);
     const std::string text = open_complaint();
@@ -54,7 +51,7 @@ struct Safetensors : FolderTest {
   std::string refusal(const std::string& header, size_t data_bytes = 8) {
     return refusal_of_bytes(file_bytes(header, std::string(data_bytes, '\1')));
   }
-  // About a tensor `a` with these JSON values.
+  // The error for a tensor `a` with these JSON values.
   std::string refusal_of(const std::string& dtype, const std::string& shape, const std::string& offsets,
                          size_t data_bytes = 8) {
     return refusal(format(R"({"a":{"dtype":%s,"shape":%s,"data_offsets":%s}})", dtype.c_str(), shape.c_str(),
@@ -154,7 +151,7 @@ TEST_F(Safetensors, SeveralWritersInAnyOrderMakeTheSameFile) {
   const std::string expected = get();
 
   SafetensorsWriter first(path, specs);
-  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {  // other processes, from the back
+  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {  // as other processes do, beginning with the last range
     const pid_t child = fork();
     if (child == 0) {
       SafetensorsWriter writer = SafetensorsWriter::attach(path);
@@ -166,7 +163,7 @@ TEST_F(Safetensors, SeveralWritersInAnyOrderMakeTheSameFile) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_EQ(status, 0);
   }
-  std::vector<std::thread> threads;  // and threads of this one
+  std::vector<std::thread> threads;  // and from threads of this process
   for (int64_t from = 0; from < n; from += 2 * slice)
     for (size_t t = 0; t < 2; t++)
       threads.emplace_back([&, from, t] { first.write_f32(t, values.data() + from, from, slice); });
@@ -201,7 +198,7 @@ TEST_F(Safetensors, NamesAndMetadataOfAnyTextRoundTrip) {
   SafetensorsWriter(path, {{name, {1}}}, {{"text", "a\tb\xff"}, {"format", "np"}}).finish();
   SafetensorsFile file(path);
   EXPECT_NE(file.find(name), nullptr);
-  EXPECT_EQ(file.metadata().at("text"), "a\tb\xef\xbf\xbd");  // U+FFFD stands for what is not UTF-8
+  EXPECT_EQ(file.metadata().at("text"), "a\tb\xef\xbf\xbd");  // invalid UTF-8 is replaced by U+FFFD
   EXPECT_EQ(file.metadata().at("format"), "np");
 }
 
@@ -492,10 +489,10 @@ TEST_F(Safetensors, RefusesTensorsThatOverlap) {
   const char* two = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                     R"("b":{"dtype":"F32","shape":[%d],"data_offsets":[%d,%d]}})";
   EXPECT_EQ(refusal(format(two, 2, 4, 12), 12), "tensors 'a' and 'b' overlap");
-  EXPECT_EQ(refusal(format(two, 2, 0, 8), 8), "tensors 'a' and 'b' overlap");  // the same bytes twice
+  EXPECT_EQ(refusal(format(two, 2, 0, 8), 8), "tensors 'a' and 'b' overlap");  // the same bytes
   EXPECT_EQ(refusal(format(two, 1, 4, 8), 8), "tensors 'a' and 'b' overlap");  // one inside the other
   EXPECT_EQ(refusal(format(two, 1, 0, 4), 8), "tensors 'b' and 'a' overlap");
-  EXPECT_EQ(refusal(format(two, 0, 4, 4), 8), "tensors 'a' and 'b' overlap");  // nothing, but in the middle
+  EXPECT_EQ(refusal(format(two, 0, 4, 4), 8), "tensors 'a' and 'b' overlap");  // an empty tensor inside another
 }
 
 TEST_F(Safetensors, RefusesBytesThatBelongToNoTensor) {
@@ -520,9 +517,8 @@ TEST_F(Safetensors, HostileNamesAreEscapedAndCutInMessages) {
 }
 
 // ----------------------------------------------------------------------------
-// A disk that does not take it. A file size limit stands for the full disk (both cut a write short, then fail it),
-// and needs no root; /dev/full is the real reason, but for the header only. What no limit can bring about, the system
-// calls themselves feign.
+// Failing disks. A file size limit simulates a full disk without root (both make a write partial, then fail the next);
+// /dev/full is a full disk, but only for the header. Other failures are simulated by replacing the system calls.
 
 static int fsync_error = 0, fallocate_error = 0;  // fail with this, every time
 static int pwrite_interruptions = 0;              // fail this often with EINTR
@@ -544,11 +540,11 @@ extern "C" ssize_t pwrite(int fd, const void* bytes, size_t count, off_t offset)
   return pwrite_interruptions-- > 0 ? -1 : syscall(SYS_pwrite64, fd, bytes, count, offset);
 }
 
-// Runs `action` with files limited to this many bytes, and gives what it complained of.
+// Runs `action` with files limited to this many bytes, and returns its error.
 static std::string complaint_with_limit(size_t bytes, const std::function<void()>& action) {
   rlimit old;
   EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  auto old_handler = signal(SIGXFSZ, SIG_IGN);  // else the signal kills us before write() can fail
+  auto old_handler = signal(SIGXFSZ, SIG_IGN);  // otherwise the signal ends the process before write() fails
   rlimit limit = {bytes, old.rlim_max};
   EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
   const std::string text = error_of(action);
@@ -577,7 +573,7 @@ TEST_F(Safetensors, APartialWriteIsAnError) {
   EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 4000, 96); }),
             path + ": cannot write it: File too large");
   EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 0, 96); }), "");
-  writer.write_f32(0, values.data(), 0, 4096);  // with room again, all of it arrives
+  writer.write_f32(0, values.data(), 0, 4096);  // without the limit everything is written
   writer.finish();
   SafetensorsFile file(path);
   std::vector<float> out(4096);
@@ -640,7 +636,7 @@ TEST_F(Safetensors, WritingToAFolderIsAUserError) {
             folder + ": cannot write it: Is a directory");
 }
 
-// Our own mistakes are not the user's: they abort.
+// Broken invariants abort.
 TEST_F(Safetensors, RangesOutsideATensorAreABrokenInvariant) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   SafetensorsWriter writer(path, {{"a", {4}}});

@@ -1,5 +1,5 @@
-// The tokenizer against what tiktoken gave: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all
-// written by dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
+// The tokenizer against tiktoken: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all written by
+// dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
 #include <gtest/gtest.h>
 #include <algorithm>           // std::mismatch, std::shuffle, std::count
 #include <climits>             // INT_MAX
@@ -85,8 +85,8 @@ TEST(Encode, GivesTiktokensIdsWithAnyVocabularyFile) {
     EXPECT_EQ(tokenizer.end_of_text(), 656) << file;
     Encoder encoder(tokenizer);
     for (const Case& c : all) {
-      for (int again : {0, 1}) {  // then from what it remembers
-        Ids ids = {7};            // what is there already stays
+      for (int again : {0, 1}) {  // then from the cache
+        Ids ids = {7};            // tokens that exist already stay
         encoder.encode(replaced(c.text), ids);
         EXPECT_EQ(ids.front(), 7);
         EXPECT_EQ(Ids(ids.begin() + 1, ids.end()), c.ids) << file << ": " << c.text << (again ? ", again" : "");
@@ -110,7 +110,7 @@ TEST(Encode, AnyBytesRoundTrip) {
 
 TEST(Encode, TheCacheDoesNotChangeTheTokens) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  const std::string text = random_words(100000, 2);  // three times what it can remember
+  const std::string text = random_words(100000, 2);  // three times the size of the cache
   Ids remembering;
   Encoder encoder(tokenizer);
   encoder.encode(text, remembering);
@@ -126,11 +126,11 @@ TEST(Encode, TheCacheDoesNotChangeTheTokens) {
 
 TEST(Encode, AHugePieceTakesNoQuadraticTime) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest of which any number of threads merge, and a longer one
+  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest that threads merge at the same time, and a longer one
     std::string word(length, '\0');
     std::mt19937 random(3);
     for (char& c : word) c = "aeinorst"[random() % 8];
-    const Ids ids = encode(tokenizer, word);  // by looking at all pairs for each merge: hours
+    const Ids ids = encode(tokenizer, word);  // looking at all pairs for each merge would take hours
     EXPECT_EQ(tokenizer.decode(ids.data(), ids.size()), word);
     const Ids begin = encode(tokenizer, std::string_view(word).substr(0, 1000));
     EXPECT_GT(std::mismatch(begin.begin(), begin.end(), ids.begin()).first - begin.begin(), 300);
@@ -153,7 +153,7 @@ static std::string ranks_file(const std::map<std::string, int>& ranks) {
   return file;
 }
 
-// What is stated in tokenizer.h, word by word.
+// The definition in tokenizer.h, implemented literally.
 static std::vector<std::string> merged_naively(const std::string& piece, const std::map<std::string, int>& ranks) {
   std::vector<std::string> parts;
   for (char byte : piece) parts.emplace_back(1, byte);
@@ -187,7 +187,7 @@ TEST_F(Vocabulary, OnlyLowerCaseContractionsKeepTheirApostrophe) {
   EXPECT_EQ(others.size(), 9u * 5 - 3);
 }
 
-// A trained vocabulary has a token behind those it is made of. Here a merge can make a pair that comes before it.
+// In a trained vocabulary a token has a higher id than those it is made of. Here a merge can make a pair of lower rank than its own.
 TEST_F(Vocabulary, TheLowestIdIsMergedFirstFromTheLeft) {
   std::mt19937 random(8);
   int earlier = 0;
@@ -255,12 +255,12 @@ TEST(LastCut, ACutDoesNotChangeTheTokens) {
   int cuts = 0;
   for (const Case& c : cases()) {
     const std::string text = replaced(c.text);
-    for (size_t seen = 1; seen <= text.size(); seen++) {  // whatever comes behind what is seen
+    for (size_t seen = 1; seen <= text.size(); seen++) {  // whatever follows the bytes that are seen
       const size_t cut = tokenizer.last_cut(std::string_view(text).substr(0, seen));
       ASSERT_LT(cut, seen);
       Ids ids = encode(tokenizer, std::string_view(text).substr(0, cut));
-      const Ids behind = encode(tokenizer, std::string_view(text).substr(cut));
-      ids.insert(ids.end(), behind.begin(), behind.end());
+      const Ids rest = encode(tokenizer, std::string_view(text).substr(cut));
+      ids.insert(ids.end(), rest.begin(), rest.end());
       ASSERT_EQ(ids, c.ids) << text << ", of which " << seen << " bytes are seen, cut at " << cut;
       cuts += cut > 0;
       if (text.size() > 100) seen += 17;
@@ -321,7 +321,7 @@ TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
   auto count = [](const auto& ranges) {
     int64_t code_points = 0, end = -1;
     for (const CodePointRange& range : ranges) {
-      EXPECT_GT(int64_t(range.first), end + 1);  // or the two would be one
+      EXPECT_GT(int64_t(range.first), end + 1);  // otherwise they would be one range
       EXPECT_GE(range.last, range.first);
       code_points += range.last - range.first + 1;
       end = range.last;
@@ -371,7 +371,7 @@ TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesMergesAndRoundTrips) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   nlohmann::json ours = nlohmann::json::parse(tokenizer.to_json()), theirs = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
   for (nlohmann::json& merge : theirs["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
-  theirs["model"]["vocab"]["<|endoftext|>"] = 656;  // which is among its added tokens alone
+  theirs["model"]["vocab"]["<|endoftext|>"] = 656;  // which is only among its added tokens
   EXPECT_EQ(ours["model"]["vocab"], theirs["model"]["vocab"]);
   EXPECT_EQ(ours["model"]["merges"], theirs["model"]["merges"]);
   EXPECT_EQ(ours["model"]["merges"].size(), 400u);
@@ -402,7 +402,7 @@ TEST_F(Vocabulary, ATokenWithoutAMergeHasNoTokenizerJson) {
 
 TEST_F(Vocabulary, AgreesWithAnExtendedVocabularyOnly) {
   const Tokenizer small = Tokenizer::load(fixture + "small.tiktoken");
-  std::string more = read_file(fixture + "small.tiktoken") + "YWVpb3U= 657\n";  // behind the end of text
+  std::string more = read_file(fixture + "small.tiktoken") + "YWVpb3U= 657\n";  // after the end of text
   const Tokenizer larger = Tokenizer::load(write("larger", more));
   EXPECT_EQ(larger.vocab_size(), 658);
   EXPECT_TRUE(small.agrees_with(larger) && larger.agrees_with(small));
@@ -413,7 +413,7 @@ TEST_F(Vocabulary, AgreesWithAnExtendedVocabularyOnly) {
 TEST_F(Vocabulary, UnusedIdsDecodeToNoBytes) {
   const Tokenizer tokenizer = Tokenizer::load(changed("small.tiktoken", " 655\n", " 660\n"));
   EXPECT_EQ(tokenizer.vocab_size(), 661);
-  EXPECT_EQ(tokenizer.end_of_text(), 655);  // the first that is free
+  EXPECT_EQ(tokenizer.end_of_text(), 655);  // the first free id
   EXPECT_EQ(tokenizer.token(659), "");
 }
 

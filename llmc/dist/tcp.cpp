@@ -33,7 +33,7 @@ bool Connection::read_some() {
   for (int i = 0; i < 16; i++) {
     const ssize_t n = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
     if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
-    in.append(bytes, size_t(n));
+    in.append(bytes, n);
   }
   return true;
 }
@@ -42,7 +42,7 @@ void Connection::write_some() {
   while (!out.empty()) {
     const ssize_t n = ::send(fd, out.data(), out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n <= 0) return;
-    out.erase(0, size_t(n));
+    out.erase(0, n);
   }
 }
 

@@ -15,7 +15,7 @@ struct RankReport {
 
 struct Watchdog {
   // Reports a rank after hang_seconds without a heartbeat or without progress; 0: never. Ranks that have not been added are not checked.
-  Watchdog(int num_ranks, double hang_seconds) : hang_seconds_(hang_seconds), ranks_(size_t(num_ranks)) {}
+  Watchdog(int num_ranks, double hang_seconds) : hang_seconds_(hang_seconds), ranks_(num_ranks) {}
 
   // Rank `rank` has connected.
   void add(int rank, const std::string& name, double now) {

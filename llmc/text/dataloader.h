@@ -40,7 +40,7 @@ struct TokenFile {
     int failed = fstat(fd, &info);
     if (!failed && S_ISREG(info.st_mode) && info.st_size > 0) {
       mapped_bytes_ = info.st_size;
-      mapping_ = mmap(nullptr, size_t(mapped_bytes_), PROT_READ, MAP_PRIVATE, fd, 0);
+      mapping_ = mmap(nullptr, mapped_bytes_, PROT_READ, MAP_PRIVATE, fd, 0);
     }
     int map_error = errno;
     close(fd);
@@ -69,14 +69,14 @@ struct TokenFile {
   ~TokenFile() { unmap(); }
 
   // Tells the kernel how the pages will be read: MADV_SEQUENTIAL or MADV_RANDOM. Only a hint.
-  void advise(int advice) const { madvise(mapping_, size_t(mapped_bytes_), advice); }
+  void advise(int advice) const { madvise(mapping_, mapped_bytes_, advice); }
 
  private:
   void* mapping_ = MAP_FAILED;
   int64_t mapped_bytes_ = 0;
 
   void unmap() {
-    if (mapping_ != MAP_FAILED) munmap(mapping_, size_t(mapped_bytes_));
+    if (mapping_ != MAP_FAILED) munmap(mapping_, mapped_bytes_);
     mapping_ = MAP_FAILED;
   }
 
@@ -85,7 +85,7 @@ struct TokenFile {
   void find_tokens() {
     const char* name = path.c_str();
     int32_t header[3] = {0, 0, 0};  // magic, version, number of tokens
-    memcpy(header, mapping_, size_t(std::min<int64_t>(mapped_bytes_, sizeof header)));
+    memcpy(header, mapping_, std::min<int64_t>(mapped_bytes_, sizeof header));
     if (header[0] == shard_magic) {
       if (mapped_bytes_ < shard_header_bytes)
         user_error("%s: truncated: %lld bytes, but a shard's header alone has %lld; make it again", name,

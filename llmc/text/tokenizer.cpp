@@ -51,7 +51,7 @@ struct PieceScanner {
     length = 1;
     if (byte < 0x80) return class_of[byte];
     const Utf8Character c = first_character({text + at, end - at});
-    length = size_t(c.length);
+    length = c.length;
     return class_of[c.code_point];
   }
 
@@ -89,7 +89,7 @@ struct PieceScanner {
     // White space: all of it at the end of the text; otherwise its last character belongs to the next piece, or is a piece of its own.
     const size_t run_end = end_of_run(at + length, Class::space);
     if (run_end == end) return end;
-    const size_t last = size_t(last_character({text + at, run_end - at}).length);
+    const size_t last = last_character({text + at, run_end - at}).length;
     return run_end - at > last ? run_end - last : run_end;
   }
 };
@@ -185,11 +185,11 @@ void Tokenizer::build(const std::string& path) {
   }
   const int twice = ids_.build(tokens_, [&](size_t id) { return !is_special[id] && !tokens_[id].empty(); });
   if (twice != TokenTable::none)
-    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[size_t(twice)]), twice);
+    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[twice]), twice);
   for (int byte = 0; byte < 256; byte++) {
     const int id = ids_.find(std::string(1, char(byte)));
     if (id == TokenTable::none) user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
-    byte_ids_[size_t(byte)] = uint16_t(id);
+    byte_ids_[byte] = uint16_t(id);
   }
 
   struct Pair {
@@ -229,7 +229,7 @@ uint32_t Tokenizer::checksum() const {
 
 const std::string& Tokenizer::token(int id) const {
   CHECK(id >= 0 && id < vocab_size());
-  return tokens_[size_t(id)];
+  return tokens_[id];
 }
 
 std::string Tokenizer::decode(const uint16_t* ids, size_t count) const {
@@ -287,8 +287,8 @@ struct Tokenizer::VocabularyFile {
     if (id < 0 || id >= max_vocab_size)
       user_error("%s: id %lld: token shards hold ids below %d", path.c_str(), (long long)id, max_vocab_size);
     if (bytes.empty()) user_error("%s: id %lld is a token without a byte; fetch it again", path.c_str(), (long long)id);
-    if (size_t(id) >= tokenizer.tokens_.size()) tokenizer.tokens_.resize(size_t(id) + 1);
-    std::string& token = tokenizer.tokens_[size_t(id)];
+    if (size_t(id) >= tokenizer.tokens_.size()) tokenizer.tokens_.resize(id + 1);
+    std::string& token = tokenizer.tokens_[id];
     if (!token.empty()) user_error("%s: id %lld occurs twice; fetch it again", path.c_str(), (long long)id);
     token = bytes;
   }
@@ -310,7 +310,7 @@ struct Tokenizer::VocabularyFile {
         user_error("%s: the token \"%s\" has a character that stands for no byte; only byte-level vocabularies are known", path.c_str(),
                    token.c_str());
       bytes += char(byte_of[c.code_point]);
-      rest.remove_prefix(size_t(c.length));
+      rest.remove_prefix(c.length);
     }
     return bytes;
   }
@@ -564,7 +564,7 @@ void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens) {
       at = end;
     }
   }
-  tokens.resize(size_t(out - tokens.data()));
+  tokens.resize(out - tokens.data());
 }
 
 inline size_t Encoder::encode_cached(std::string_view text, size_t at, size_t length, uint16_t* tokens) {
@@ -630,7 +630,7 @@ size_t Encoder::merge(std::string_view piece, uint16_t* tokens, uint32_t below) 
 size_t Encoder::merge_short(uint16_t* tokens, uint32_t below) {
   size_t n = ids_.size();
   for (;;) {
-    const size_t i = size_t(std::min_element(ranks_.begin(), ranks_.begin() + long(n)) - ranks_.begin());
+    const size_t i = std::min_element(ranks_.begin(), ranks_.begin() + long(n)) - ranks_.begin();
     if (ranks_[i] >= below) break;
     ids_[i] = ranks_[i];
     n--;
@@ -651,7 +651,7 @@ size_t Encoder::merge_long(uint16_t* tokens) {
   int64_t current = -1;
   previous_.resize(n);
   next_.resize(n);
-  places_.resize(size_t(tokenizer_.vocab_size()));
+  places_.resize(tokenizer_.vocab_size());
   used_ranks_.assign(places_.size() / 64 + 1, 0);
   auto set_rank = [&](size_t i, uint32_t rank) {
     ranks_[i] = rank;
@@ -665,13 +665,13 @@ size_t Encoder::merge_long(uint16_t* tokens) {
   };
   auto merge_at = [&](size_t i, uint32_t rank) {
     if (ranks_[i] != rank) return;
-    const size_t gone = size_t(next_[i]), next = size_t(next_[gone]);
+    const size_t gone = next_[i], next = next_[gone];
     ids_[i] = rank;
     ranks_[gone] = PairTable::none;
     next_[i] = int32_t(next);
     if (next < n) previous_[next] = int32_t(i);
     set_rank(i, next < n ? tokenizer_.pairs_.find(ids_[i], ids_[next]) : PairTable::none);
-    if (previous_[i] >= 0) set_rank(size_t(previous_[i]), tokenizer_.pairs_.find(ids_[size_t(previous_[i])], ids_[i]));
+    if (previous_[i] >= 0) set_rank(previous_[i], tokenizer_.pairs_.find(ids_[previous_[i]], ids_[i]));
   };
   auto merge_earlier = [&](uint64_t than) {
     while (!earlier_.empty() && earlier_.top() < than) {
@@ -699,6 +699,6 @@ size_t Encoder::merge_long(uint16_t* tokens) {
       merge_earlier(UINT64_MAX);
     }
   size_t count = 0;
-  for (size_t i = 0; i < n; i = size_t(next_[i])) tokens[count++] = uint16_t(ids_[i]);
+  for (size_t i = 0; i < n; i = next_[i]) tokens[count++] = uint16_t(ids_[i]);
   return count;
 }

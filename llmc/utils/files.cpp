@@ -27,7 +27,7 @@ std::optional<std::string> try_read_file(const std::string& path) {
       return std::nullopt;
     }
     if (n == 0) return text;
-    text.append(block, size_t(n));
+    text.append(block, n);
   }
 }
 
@@ -58,7 +58,7 @@ size_t write_all(int fd, const void* bytes, size_t count, int64_t offset) {
     if (n < 0 && errno == EINTR) continue;
     if (n == 0) errno = ENOSPC;  // no progress and no reason: retrying might never end
     if (n <= 0) break;
-    done += size_t(n);
+    done += n;
   }
   return done;
 }

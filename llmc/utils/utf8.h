@@ -8,7 +8,7 @@
 
 struct Utf8Character {
   uint32_t code_point;  // U+FFFD if it is ill-formed
-  int length;           // in bytes; of an ill-formed sequence, of its maximal part
+  size_t length;        // in bytes; of an ill-formed sequence, of its maximal part
   bool valid;
 };
 
@@ -16,14 +16,14 @@ struct Utf8Character {
 inline Utf8Character first_character(std::string_view text) {
   const uint8_t lead = uint8_t(text[0]);
   if (lead < 0x80) return {lead, 1, true};
-  const int length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  const size_t length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
   if (length == 1) return {0xFFFD, 1, false};
   uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   uint32_t code_point = lead & (0x7Fu >> length);
-  for (int i = 1; i < length; i++) {
-    if (size_t(i) == text.size()) return {0xFFFD, i, false};
-    const uint8_t next = uint8_t(text[size_t(i)]);
+  for (size_t i = 1; i < length; i++) {
+    if (i == text.size()) return {0xFFFD, i, false};
+    const uint8_t next = uint8_t(text[i]);
     if (next < lowest || next > highest) return {0xFFFD, i, false};
     code_point = code_point << 6 | (next & 0x3F);
     lowest = 0x80, highest = 0xBF;
@@ -39,7 +39,7 @@ inline Utf8Character last_character(std::string_view text) {
   size_t begin = text.size() - 1;
   while (begin > 0 && text.size() - begin < 4 && is_continuation_byte(text[begin])) begin--;
   const Utf8Character c = first_character(text.substr(begin));
-  return begin + size_t(c.length) == text.size() ? c : Utf8Character{0xFFFD, 1, false};
+  return begin + c.length == text.size() ? c : Utf8Character{0xFFFD, 1, false};
 }
 
 // result = text with U+FFFD for each maximal part of an ill-formed sequence, as the Unicode standard recommends (section 3.9) and Python's
@@ -58,9 +58,9 @@ inline int64_t replace_invalid_utf8(std::string_view text, std::string& result) 
     if (!c.valid) {
       if (replaced++ == 0) result.clear();
       result.append(text, kept, at - kept).append("\xEF\xBF\xBD");
-      kept = at + size_t(c.length);
+      kept = at + c.length;
     }
-    at += size_t(c.length);
+    at += c.length;
   }
   if (replaced > 0) result.append(text, kept);
   return replaced;
@@ -76,8 +76,8 @@ inline std::string printable(std::string_view text, bool one_line = false) {
     const bool layout = c.code_point == '\n' || c.code_point == '\t';
     const bool control = c.code_point < 0x20 || (c.code_point >= 0x7F && c.code_point < 0xA0);
     if (control && (one_line || !layout)) shown += '?';
-    else shown.append(valid, at, size_t(c.length));
-    at += size_t(c.length);
+    else shown.append(valid, at, c.length);
+    at += c.length;
   }
   return shown;
 }
