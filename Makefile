@@ -128,13 +128,13 @@ train:
 test:
 	@rm -rf $(BUILD)/test_counts/quick
 	@scripts/setup.sh build test
-	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTS) $(QUICK_TESTED_PROGRAMS)
+	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTED_PROGRAMS) $(QUICK_TESTS)
 	@scripts/run_tests.sh quick $(QUICK_TESTS)
 
 # AFTER_TEST=1: `make test` has just run; run the others, and add up both.
 test-all:
 	@scripts/setup.sh build test
-	@$(MAKE) --no-print-directory -j$(shell nproc) $(TESTS) $(TESTED_PROGRAMS) programs
+	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
 	@scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(TESTS)
 
 planted-bugs:
