@@ -15,8 +15,8 @@ inline const char* group_name(MemoryGroup group) {
 struct MemoryPlan {
   std::array<size_t, size_t(MemoryGroup::count)> bytes = {};
 
-  size_t& operator[](MemoryGroup group) { return bytes[group]; }
-  size_t operator[](MemoryGroup group) const { return bytes[group]; }
+  size_t& operator[](MemoryGroup group) { return bytes[size_t(group)]; }
+  size_t operator[](MemoryGroup group) const { return bytes[size_t(group)]; }
   size_t total() const {
     size_t sum = 0;
     for (size_t b : bytes) sum += b;
