@@ -197,10 +197,11 @@ TEST_F(CommandLine, StoppedBySignalsOrKilledAtAnyMomentTheRunEndsWithTheSameBits
     ASSERT_TRUE(WIFEXITED(status)) << "died of signal " << WTERMSIG(status) << "\n" << text << read_file(in("err"));
     EXPECT_EQ(WEXITSTATUS(status), 128 + signal) << text << read_file(in("err"));
     const char* name = signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "SIGUSR1";
-    EXPECT_NE(text.find(format("stopped by %s after step %lld of 1000000; -y goes on\n", name, (long long)last)), std::string::npos)
+    EXPECT_NE(text.find(format("stopped by %s after step %lld of 1000000; -y resumes\n", name, (long long)last)), std::string::npos)
         << text.substr(text.size() - std::min<size_t>(text.size(), 400)) << " but the last checkpoint is of step " << last;
-    EXPECT_EQ(text.rfind(format("step %lld/", (long long)last)), text.rfind("step ", text.rfind("saved")))
-        << "the step that was saved is the last one";
+    const std::vector<json> steps = steps_of(read_log(in("out")));
+    ASSERT_FALSE(steps.empty());
+    EXPECT_EQ(steps.back()["step"], last) << "the step that was saved is the last one";
   }
   expect_the_end_of_an_undisturbed_run(common, last + 4);
   for (const std::string& name : names_in(in("out")))
@@ -421,7 +422,7 @@ TEST_F(CommandLine, SamplesAreDecodedByTheVocabularyOfTheDataOrTheModelOrTheOpti
   EXPECT_EQ(sample_of(run(with + model_of_657 + "-x 2 -s 2 --tokenizer none")), numbers);
   sample_of(run(with + model_of_657 + "--vocab-size 2000 -x 0 -s 1"));  // most of its tokens stand for nothing
 
-  // The checkpoint carries it, on to a run that goes on with data that does not, and to one that begins with it.
+  // The checkpoint carries it, on to a run that is resumed with data that does not, and to one that begins with it.
   const std::string carried = read_file(in("out/step_00000002/tokenizer.json"));
   EXPECT_EQ(carried, tokenizer.to_json());
   fs::remove(in("with/tokenizer.json"));
@@ -563,7 +564,7 @@ TEST_F(CommandLine, AFullOutputLosesNothingThatWasComplete) {
   EXPECT_NE(o.err.find("error: the last checkpoint of the run could not be written"), std::string::npos) << o.err;
   EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "log.jsonl", "step_00000002"}));
   EXPECT_EQ(read_file(in("out/step_00000002/optimizer.safetensors")), complete);
-  EXPECT_EQ(run(with + " -x 4").exit_status, 0) << "and goes on when there is room";
+  EXPECT_EQ(run(with + " -x 4").exit_status, 0) << "and resumes when there is room";
 }
 
 // A disk of 20 MB: there is room for three checkpoints, not for four.
@@ -612,7 +613,7 @@ TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndCostsNothingThatWasComplete) {
   EXPECT_NE(stopped.err.find("training stops, earlier checkpoints are as they were (--stop-on-save-error)"), std::string::npos) << stopped.err;
 }
 
-// Not a byte is left, for the log neither, from the first checkpoint on: for a while, or until the run is over, which then goes on.
+// Not a byte is left, for the log neither, from the first checkpoint on: for a while, or until the run is over, which is then resumed.
 TEST_F(SmallDisk, OnWhichRoomIsMadeAgainHasAllOfTheRun) {
   const std::string with = command + "-k constant -n 30 --keep 1 -x 300 -o ", out = in("disk/out"), err = in("run's stderr");
   const std::string fill_up = with + out + " 2>\"" + err + "\" & pid=$!\n"
@@ -716,7 +717,7 @@ TEST_F(ImprobableToken, ChangesNothingAboutAResumedRun) {
   fs::copy(in("whole/step_00000008"), in("half/step_00000008"), fs::copy_options::recursive);
   ASSERT_EQ(run(with + "-y -o " + in("half")).exit_status, 0);
   expect_the_same_checkpoint(in("whole"), in("half"), 12);
-  // The last step of a run is saved even if it is a bad one; and a run that goes on from there knows how many there were in a row.
+  // The last step of a run is saved even if it is a bad one; and a run that is resumed from there knows how many there were in a row.
   ASSERT_EQ(run(with + "-x 6 -o " + in("bad_end")).exit_status, 0);
   write_file(in("with.bin"), data(1, 20, {2, 5, 6, 7}));
   const Outcome o = run(with + "-y -o " + in("bad_end"));

@@ -230,7 +230,7 @@ static std::string progress_text(const Run& run, const StepResult& r) {
 void report_step(Run& run, const StepResult& r) {
   log_step(run, r);
   run.training_seconds += r.seconds;
-  const bool notable = run.step == run.steps || r.skipped;
+  const bool notable = run.step == run.steps || r.skipped || must_stop(run, r);
   if (on_terminal()) {
     const bool stays = notable || seconds_now() - run.last_line > 10;
     if (stays) run.last_line = seconds_now();
