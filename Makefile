@@ -63,9 +63,9 @@ EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu)) $(BUIL
 LONG_TESTS := $(addprefix $(BUILD)/,test_scripts test_cli test_dist test_faults)
 TESTS := $(filter-out $(LONG_TESTS),$(HOST_TESTS)) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(LONG_TESTS) $(EMU_TESTS)
 # What the tests of the command line, and of several ranks, run.
-TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks
+TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
 
-.PHONY: all help train test planted-bugs bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train test mutants bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -79,7 +79,7 @@ help:
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
-	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (some hours)'
+	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy (dev/README.md)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
@@ -113,9 +113,11 @@ test:
 	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
 	@scripts/run_tests.sh $(TESTS)
 
-planted-bugs:
+# MUTANTS: options of build/mutants, such as "--sample 40 -j2".
+mutants:
 	@scripts/setup.sh build test
-	@dev/test/planted_bugs.sh
+	@$(MAKE) --no-print-directory $(BUILD)/mutants
+	@$(BUILD)/mutants $(if $(BUGS),--bugs) $(if $(CHANGED),--changed $(CHANGED)) $(MUTANTS) $(FILES)
 
 bench-cpu:
 	@scripts/setup.sh build
@@ -171,6 +173,9 @@ $(BUILD)/%.o: data/%.cpp $(BUILD)/flags
 
 data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o llmc/text/tokenizer.o llmc/io/durable_file.o)
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -larchive -lpthread -o $@
+
+$(BUILD)/mutants: dev/test/mutants.cpp $(BUILD)/flags
+	$(COMPILE) $< -lpthread -o $@
 
 $(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/llmc/text/tokenizer.o $(BUILD)/flags
 	$(COMPILE) $< $(BUILD)/llmc/text/tokenizer.o -o $@

@@ -402,6 +402,7 @@ TEST_F(Channel, APlaceThatCannotBeIsAnError) {
 // ----------------------------------------------------------------------------
 // Messages
 
+// BUG llmc/dist/rank_channel.cpp: `peer.received[size_t(message.topic)].push` -> `peer.received[0].push`
 TEST_F(Channel, MessagesKeepTheirOrderAndTopicsDoNotWaitForEachOther) {
   constexpr int count = 500;
   const auto text = [](int rank, Topic topic, int i) {

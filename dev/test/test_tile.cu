@@ -122,6 +122,7 @@ static void check_places() {
       EXPECT_EQ(eighths.size(), 8u) << "rows from " << row << ", chunk " << chunk;
     }
 }
+// BUG (build/bf16/test_tile_emu) llmc/cuda/tile.h: `(chunk ^ order) * 16` -> `chunk * 16`
 TEST(Tile, HasAPlaceForEveryChunkAndNoBankConflicts) {
   check_places<32>(), check_places<64>(), check_places<96>(), check_places<128>();
 }
