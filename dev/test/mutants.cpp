@@ -13,10 +13,12 @@
 #include <exception>    // std::exception_ptr
 #include <filesystem>   // copy_file, remove_all, exists
 #include <fstream>      // std::ifstream, std::ofstream
+#include <functional>   // std::hash
 #include <iterator>     // std::istreambuf_iterator
 #include <map>          // std::map
 #include <mutex>        // std::mutex
 #include <random>       // std::mt19937_64
+#include <set>          // std::set
 #include <sstream>      // std::istringstream
 #include <string>       // std::string
 #include <thread>       // std::thread
@@ -37,7 +39,7 @@ static const char usage[] =
     "  --bugs               also the bugs that are written beside tests, in comments that begin with BUG\n"
     "  --sample N           only N of all mutants, drawn at random\n"
     "  --seed N             of that draw (1)\n"
-    "  --only TEXT          only mutants whose kind, place or changed line holds TEXT\n"
+    "  --only TEXT          only mutants whose kind, place, changed line or first test holds TEXT\n"
     "  --list               print the mutants, and run nothing\n"
     "  --test PROGRAM[:FILTER]  run these tests of build/PROGRAM, in place of those in dev/test/mutants/tests.h; may be repeated\n"
     "  --equivalent FILE    the mutants that are known to change nothing (dev/test/mutants/equivalent.txt)\n"
@@ -62,6 +64,7 @@ struct Trial {
   std::string before, after;  // the lines that it changes
 
   std::string place() const { return format("%s:%d", file.c_str(), line); }
+  std::string first_test() const { return tests[0].program + " " + tests[0].filter; }
 };
 
 // Quick to build is what counts here. The test programs of the emulated GPU run twice as fast with -O1 as with -O0.
@@ -244,7 +247,7 @@ static std::vector<Trial> find_trials(const Options& o) {
     }
   if (!o.only.empty()) {
     const auto is_other = [&](const Trial& t) {
-      return (t.mutant.kind + (" " + t.place()) + " " + t.before + " " + t.tests[0].filter).find(o.only) == std::string::npos;
+      return (t.mutant.kind + (" " + t.place()) + " " + t.before + " " + t.first_test()).find(o.only) == std::string::npos;
     };
     trials.erase(std::remove_if(trials.begin(), trials.end(), is_other), trials.end());
   }
@@ -265,9 +268,12 @@ static std::vector<Trial> draw_sample(const std::vector<Trial>& trials, size_t n
   return sample;
 }
 
-// The mutants that change nothing: file, line before, line after -> why. Each is four lines, as survivors are printed; the last says why.
-static std::map<std::vector<std::string>, std::string> read_equivalent(const std::string& path) {
-  std::map<std::vector<std::string>, std::string> known;
+// The mutants that are known to change nothing: file, line before, line after -> why.
+using Equivalent = std::map<std::vector<std::string>, std::string>;
+
+// Each is four lines, as survivors are printed; the last says why.
+static Equivalent read_equivalent(const std::string& path) {
+  Equivalent known;
   if (!fs::exists(path)) return known;
   std::istringstream lines(read_file(path));
   std::vector<std::string> entry;
@@ -289,6 +295,17 @@ static std::map<std::vector<std::string>, std::string> read_equivalent(const std
   }
 }
 
+// Names the entries that are of none of the mutants of these files: the line has changed since.
+static void print_outdated(const Equivalent& equivalent, const std::vector<Trial>& trials) {
+  std::set<std::string> files;
+  std::set<std::vector<std::string>> mutants;
+  for (const Trial& t : trials) files.insert(t.file), mutants.insert({t.file, t.before, t.after});
+  for (const auto& [mutant, reason] : equivalent)
+    if (files.count(mutant[0]) && !mutants.count(mutant))
+      printf("no longer a mutant, remove it from the list of those that change nothing: %s\n- %s\n+ %s\n", mutant[0].c_str(),
+             mutant[1].c_str(), mutant[2].c_str());
+}
+
 // ----------------------------------------------------------------------------
 // What becomes of them
 
@@ -304,17 +321,17 @@ class Workplace {
  public:
   explicit Workplace(std::string folder) : folder_(std::move(folder)) {}
 
-  // Builds the tests of the trials without a mutant and runs them: they must pass. Keeps how long they took, and the programs.
-  void prepare(const std::vector<Trial>& trials, bool run_tests) {
+  // Builds the tests of the trials without a mutant and runs them: they must pass. Keeps how long they took.
+  void prepare(const std::vector<Trial>& trials) {
     for (const Trial& t : trials)
       for (const TestRun& test : t.tests) {
-        if (!is_built_.count(test.program)) {
-          const Finished built = build(test.program);
-          if (built.exit_status != 0)
-            user_error("%s: does not build without a mutant either; repair the tree first\n%s", test.program.c_str(), last_lines(built).c_str());
-          is_built_[test.program] = programs_of(test.program);
+        if (!built_.count(test.program)) {
+          const Finished done = build(test.program);
+          if (done.exit_status != 0)
+            user_error("%s: does not build without a mutant either; repair the tree first\n%s", test.program.c_str(), last_lines(done).c_str());
+          built_[test.program] = hash_of(test.program);
         }
-        if (run_tests && !seconds_.count(key(test))) time_without_mutant(test);
+        if (!seconds_.count(key(test))) time_without_mutant(test);
       }
   }
 
@@ -324,7 +341,7 @@ class Workplace {
     const Finished copied = run("cp -a '" + other.folder_ + "' '" + folder_ + "'", other.folder_, longest_build);
     if (copied.exit_status != 0) user_error("%s: cannot be copied: %s", other.folder_.c_str(), copied.output.c_str());
     seconds_ = other.seconds_;
-    is_built_ = other.is_built_;
+    built_ = other.built_;
   }
 
   Verdict judge(const Trial& t) {
@@ -346,11 +363,11 @@ class Workplace {
     return run(command, folder_, longest_build);
   }
 
-  // The bytes of a test program, and of those that it runs.
-  std::string programs_of(const std::string& program) const {
+  // A number that tells the bytes of a test program, and of those that it runs, from others.
+  size_t hash_of(const std::string& program) const {
     std::string bytes = read_file(folder_ + "/" + program);
     for (const std::string& beside : mutants::programs_run_by(program)) bytes += read_file(folder_ + "/" + beside);
-    return bytes;
+    return std::hash<std::string>()(bytes);
   }
 
   Finished test(const TestRun& test, double seconds) const {
@@ -373,11 +390,10 @@ class Workplace {
     for (const TestRun& which : t.tests) {
       if (!is_same.count(which.program)) {
         if (build(which.program).exit_status != 0) return {Outcome::did_not_compile, ""};
-        is_same[which.program] = programs_of(which.program) == is_built_.at(which.program);
+        is_same[which.program] = hash_of(which.program) == built_.at(which.program);
       }
       if (is_same[which.program]) continue;
-      const auto usual = seconds_.find(key(which));
-      const Finished done = test(which, usual == seconds_.end() ? longest_build : patience_seconds + patience * usual->second);
+      const Finished done = test(which, patience_seconds + patience * seconds_.at(key(which)));
       if (done.timed_out) return {Outcome::killed, "a time-out of " + which.program};
       if (done.exit_status != 0) return {Outcome::killed, first_failure(done, which)};
     }
@@ -400,12 +416,13 @@ class Workplace {
   }
 
   std::string folder_;
-  std::map<std::string, double> seconds_;       // of a test run
-  std::map<std::string, std::string> is_built_;  // the bytes of a test program without a mutant
+  std::map<std::string, double> seconds_;  // of a test run without a mutant
+  std::map<std::string, size_t> built_;    // hash_of a test program without a mutant
 };
 
 static void print_trial(const char* what, const Trial& t, const std::string& how) {
-  printf("%s %s (%s)%s\n- %s\n+ %s\n", what, t.place().c_str(), t.mutant.kind, how.c_str(), t.before.c_str(), t.after.c_str());
+  const std::string test = strcmp(t.mutant.kind, "bug") == 0 ? " for " + t.first_test() : "";
+  printf("%s%s (%s%s)%s\n- %s\n+ %s\n", what, t.place().c_str(), t.mutant.kind, test.c_str(), how.c_str(), t.before.c_str(), t.after.c_str());
   fflush(stdout);
 }
 
@@ -414,16 +431,16 @@ struct Tally {
   int tried = 0, did_not_compile = 0, killed = 0, same_program = 0, known = 0;
   std::vector<Trial> survivors;
 
-  void add(const Trial& t, const Verdict& v, const std::map<std::vector<std::string>, std::string>& equivalent) {
+  void add(const Trial& t, const Verdict& v, const Equivalent& equivalent) {
     tried++;
     const auto reason = equivalent.find({t.file, t.before, t.after});
     switch (v.outcome) {
-      case Outcome::did_not_compile: did_not_compile++, print_trial("did not compile:", t, ""); break;
-      case Outcome::killed: killed++, print_trial("killed:", t, " by " + v.by); break;
-      case Outcome::same_program: same_program++, print_trial("the same program:", t, ""); break;
+      case Outcome::did_not_compile: did_not_compile++, print_trial("did not compile: ", t, ""); break;
+      case Outcome::killed: killed++, print_trial("killed: ", t, " by " + v.by); break;
+      case Outcome::same_program: same_program++, print_trial("the same program: ", t, ""); break;
       case Outcome::survived:
-        if (reason != equivalent.end()) known++, print_trial("changes nothing:", t, " " + reason->second);
-        else survivors.push_back(t), print_trial("SURVIVED:", t, "");
+        if (reason != equivalent.end()) known++, print_trial("changes nothing: ", t, " " + reason->second);
+        else survivors.push_back(t), print_trial("SURVIVED: ", t, "");
     }
   }
 
@@ -436,16 +453,15 @@ struct Tally {
 };
 
 // Tries all of them, on `jobs` copies of the tree.
-static Tally try_all(const std::vector<Trial>& trials, const Options& o) {
-  const auto equivalent = read_equivalent(o.equivalent);
+static Tally try_all(const std::vector<Trial>& trials, const Equivalent& equivalent, int jobs) {
   const TemporaryFolder folder;
   fs::create_directories(folder.path + "/tmp");
   setenv("TMPDIR", (folder.path + "/tmp").c_str(), 1);  // what a killed test leaves goes with it
   std::vector<Workplace> workplaces;
-  for (int i = 0; i < o.jobs; i++) workplaces.emplace_back(folder.path + "/" + std::to_string(i));
+  for (int i = 0; i < jobs; i++) workplaces.emplace_back(folder.path + "/" + std::to_string(i));
   copy_tree(folder.path + "/0");
   printf("builds and runs the tests without a mutant\n");
-  workplaces[0].prepare(trials, /*run_tests=*/true);
+  workplaces[0].prepare(trials);
   for (size_t i = 1; i < workplaces.size(); i++) workplaces[i].prepare_like(workplaces[0]);
 
   Tally tally;
@@ -480,7 +496,9 @@ static int run_program(int argc, char** argv) {
     printf("%zu mutants of %zu\n", trials.size(), all.size());
     return 0;
   }
-  const Tally tally = try_all(trials, o);
+  const Equivalent equivalent = read_equivalent(o.equivalent);
+  if (o.only.empty()) print_outdated(equivalent, all);
+  const Tally tally = try_all(trials, equivalent, o.jobs);
   tally.print(all.size());
   return tally.survivors.empty() ? 0 : 1;
 }

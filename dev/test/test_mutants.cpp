@@ -34,6 +34,7 @@ TEST(Mutants, OfBarriersWaitsAndEventsAreNamedSo) {
   for (const char* call : {"__syncthreads();", "__syncwarp();", "wait_for_copies();", "c.compute_waits_for_comm();",
                            "CUDA_CHECK(0), cudaEventRecord(e, s);", "cudaStreamWaitEvent(s, e, f);"})
     EXPECT_EQ(mutants_of(call).back().substr(0, 17), "synchronization: ") << call;
+  EXPECT_EQ(mutants_of("load_tile_async(x);"), Texts({"statement: ;"}));
 }
 
 TEST(Mutants, OfDeclarationsDropNothing) {
@@ -151,6 +152,8 @@ TEST_F(SmallProject, AMutantThatIsKnownToChangeNothingIsNoSurvivor) {
   const Outcome o = mutate("half.h --test checks_nothing --only assignment --equivalent known.txt");
   EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
   EXPECT_NE(o.out.find("1 mutants of 1: 0 killed, 0 survived, 1 known"), std::string::npos) << o.out;
+  write_file(in("known.txt"), "half.h\n- y /= 4;\n+ y = 4;\nIt was once.\n");
+  EXPECT_NE(mutate("half.h --test checks --equivalent known.txt").out.find("no longer a mutant"), std::string::npos);
   write_file(in("known.txt"), "half.h\n- y /= 2;\n");
   EXPECT_NE(mutate("half.h --test checks --equivalent known.txt").err.find("error: known.txt:3: "), std::string::npos);
 }

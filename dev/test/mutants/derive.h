@@ -274,8 +274,10 @@ class Deriver {
     for (size_t i = part.begin; i < part.end && !is(i, "("); i++) {
       std::string name = text(i);
       for (char& c : name) c = char(tolower(c));
-      for (const std::string& n : names)
-        if (name.find(n) != std::string::npos) return true;
+      for (const std::string& n : names) {
+        const size_t at = name.find(n);
+        if (at != std::string::npos && (at == 0 || name.compare(at - 1, 5, "async") != 0)) return true;
+      }
     }
     return false;
   }
