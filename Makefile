@@ -1,9 +1,10 @@
-# gpt2-sla. `make help` lists the targets; the two that do everything are `make train` and `make test`.
+# gpt2-sla. `make help` lists the targets; start with `make train` and `make test`.
 
 CXX      ?= g++
 NVCC     ?= nvcc
 CXXSTD   := -std=c++17
-WARNINGS := -Wall -Wextra
+# Warnings are errors in CI (WERROR=1), where the compiler is known; another compiler's new warning must not stop a user's build.
+WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror)
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
 OPTIMIZE := -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast
 ifdef DEBUG
@@ -11,6 +12,8 @@ OPTIMIZE := -O1 -g -march=native -DSLA_DEBUG
 endif
 CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
 CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
+# Code without a hot loop: tests, JSON, command lines, sockets. -O3 takes twice as long to compile it. (-O given last wins.)
+COLD := $(if $(DEBUG),,-O1)
 
 # Weights and activations on a GPU, real or emulated: BF16 or FP32.
 PRECISION ?= BF16
@@ -22,7 +25,8 @@ precision_flags.bf16 := -DPRECISION_BF16
 
 # What this machine has.
 have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
-have_header = $(shell printf '\043include <%s>\n' $(1) | $(CXX) $(CXXSTD) $(CPPFLAGS) -E -x c++ - >/dev/null 2>&1 && echo yes)
+# have_header NAME [FLAGS]
+have_header = $(shell printf '\043include <%s>\n' $(1) | $(CXX) $(CXXSTD) $(CPPFLAGS) $(2) -E -x c++ - >/dev/null 2>&1 && echo yes)
 found = $(if $(1),found,not found)
 HAVE_NVCC := $(call have,$(NVCC))
 # OpenMPI, by which mpirun's processes find each other and the emulated NCCL runs; its C++ bindings are not used.
@@ -30,7 +34,7 @@ HAVE_MPI := $(shell mpicxx --showme:compile >/dev/null 2>&1 && echo yes)
 MPI_FLAGS := $(if $(HAVE_MPI),-DSLA_MPI -DOMPI_SKIP_MPICXX $(shell mpicxx --showme:compile 2>/dev/null))
 MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l%,$(filter-out -lmpi_cxx,$(shell mpicxx --showme:link 2>/dev/null))))
 # NCCL, if its header is where nvcc's compiler looks.
-HAVE_NCCL := $(if $(HAVE_NVCC),$(shell echo '\#include <nccl.h>' | $(CXX) -I$(dir $(shell command -v $(NVCC)))../include -E -x c++ - >/dev/null 2>&1 && echo yes))
+HAVE_NCCL := $(if $(HAVE_NVCC),$(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include))
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
@@ -41,31 +45,41 @@ GENCODE := $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch),code=sm_$(ar
 else
 GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90
 endif
-NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) -Werror all-warnings --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
+NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
-# With -O2 it takes twice as long to compile, and the tests run no faster.
-EMU_OPTIMIZE := -O1 -g
+# With -O2 it takes twice as long to compile, and the tests run no faster. -g1 is enough for stack traces with lines; -g would take nearly
+# twice as long as well, for the places of variables in optimized code.
+EMU_OPTIMIZE := -O1 -g1
 EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno -ffp-contract=fast -fopenmp \
   -fsanitize=address,alignment -fno-sanitize-recover=all -DSLA_EMU $(if $(HAVE_MPI),-DSLA_NCCL) -Idev/emu/include
 
 BUILD := build
-# Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device.
-HOST_OBJS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard llmc/*/*.cpp))
-EMU_OBJS := $(patsubst dev/emu/%.cpp,$(BUILD)/emu/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
+# Programs lie in $(BUILD), those of a precision in $(BUILD)/fp32 and $(BUILD)/bf16. Objects lie in a folder for each set of flags, so that
+# going from one to the other and back only links.
+OBJ := $(BUILD)/obj/$(if $(DEBUG),debug,release)$(if $(WERROR),_werror)
+EMU_OBJ := $(BUILD)/obj/emu$(if $(WERROR),_werror)
+
+# Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and linked from a library.
+HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/*/*.cpp))
+HOST_LIB := $(OBJ)/libhost.a
+EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
-EMU_TESTS := $(foreach p,fp32 bf16,$(DEVICE_TESTS:%=$(BUILD)/$(p)/%_emu)) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
-# The last ones take the longest, and are started first.
-LONG_TESTS := $(addprefix $(BUILD)/,test_scripts test_cli test_dist test_faults)
-TESTS := $(filter-out $(LONG_TESTS),$(HOST_TESTS)) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(LONG_TESTS) $(EMU_TESTS)
-# What the tests of the command line, and of several ranks, run.
-TESTED_PROGRAMS := train_gpt2_sla_cpu $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
+# They are started in this order: those that take longest first.
+LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_scripts)
+TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(HOST_TESTS))
+# What the tests of the command line, of the corpora and of several ranks run.
+TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+# The same for `make test`.
+QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
+QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
-.PHONY: all help train test mutants bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train test test-all mutants bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -75,7 +89,8 @@ help:
 	@echo 'make            build what this machine can build, and say what it is'
 	@echo 'make train      install, build, fetch a corpus, train a small model on it and sample (about 5 minutes on 2 cores)'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
-	@echo 'make test       install, build and run the tests, those for GPUs on an emulated one; the last line says how many passed'
+	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one (about 5 minutes on 2 cores)'
+	@echo 'make test-all   every test there is (about 20 minutes); the last line of both says how many passed'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
@@ -85,7 +100,8 @@ help:
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
 	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations on the GPU in fp32; BF16 is the default'
-	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait behind every kernel'
+	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
+	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json), where they are not installed'
 
 comma := ,
@@ -108,10 +124,18 @@ setup:
 train:
 	@scripts/train.sh
 
+# What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:
+	@rm -rf $(BUILD)/test_counts/quick
+	@scripts/setup.sh build test
+	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTED_PROGRAMS) $(QUICK_TESTS)
+	@scripts/run_tests.sh quick $(QUICK_TESTS)
+
+# AFTER_TEST=1: `make test` has just run; run the others, and add up both.
+test-all:
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
-	@scripts/run_tests.sh $(TESTS)
+	@scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(TESTS)
 
 # MUTANTS: options of build/mutants, such as "--sample 40 -j2".
 mutants:
@@ -142,19 +166,22 @@ clean:
 	rm -rf $(BUILD) $(TOP_LEVEL) data/tokenize
 
 # ----------------------------------------------------------------------------
-# What is built. A stamp for each compiler rebuilds what is concerned when its flags change (DEBUG=1, say).
+# What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder, and the programs.
 
 remember = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
-$(BUILD)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(MPI_FLAGS))
-$(BUILD)/emu/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(MPI_FLAGS))
+$(BUILD)/flags $(OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(MPI_FLAGS))
+$(BUILD)/emu_flags $(EMU_OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(MPI_FLAGS))
 $(BUILD)/nvcc_flags: force ; $(call remember,$(NVCC) $(CPPFLAGS) $(NVCCFLAGS))
 .PHONY: force
 force:
 
 DEPENDENCIES = -MMD -MP -MF $@.d
 COMPILE = $(CXX) $(CPPFLAGS) $(CXXFLAGS) $(DEPENDENCIES)
+EMU_COMPILE = $(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES)
 ONEDNN := -ldnnl
 GTEST := -lgtest -lgtest_main -lpthread
+# Where the .cu files lie.
+vpath %.cu dev/test dev/bench
 
 # At the top level lie the programs as links, those for a GPU in the precision asked for.
 TOP_LEVEL := train_gpt2_sla train_gpt2_sla_emu train_gpt2_sla_cpu test_gpt2_sla test_gpt2_sla_emu
@@ -163,68 +190,77 @@ $(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(precision)/% force
 train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
 	@ln -sf $< $@
 
-$(BUILD)/llmc/dist/ranks.o: CPPFLAGS += $(MPI_FLAGS)
-$(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/flags
+# Host code
+
+# `private`: not for the stamp that they depend on.
+$(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
+$(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
+
+$(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
 
-$(BUILD)/%.o: data/%.cpp $(BUILD)/flags
-	$(COMPILE) -c $< -o $@
+$(HOST_LIB): $(HOST_OBJS)
+	@rm -f $@
+	$(AR) rcs $@ $^
 
-data/tokenize: $(addprefix $(BUILD)/,tokenize.o corpus.o archive_stream.o shards.o llmc/text/tokenizer.o llmc/io/durable_file.o)
-	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -larchive -lpthread -o $@
+data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o) $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lpthread -o $@
 
-$(BUILD)/mutants: dev/test/mutants.cpp $(BUILD)/flags
-	$(COMPILE) $< -lpthread -o $@
+$(BUILD)/encode_records: $(OBJ)/dev/encode_records.o $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
 
-$(BUILD)/encode_records: dev/encode_records.cpp $(BUILD)/llmc/text/tokenizer.o $(BUILD)/flags
-	$(COMPILE) $< $(BUILD)/llmc/text/tokenizer.o -o $@
+$(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
+
+$(BUILD)/test_corpus: GTEST += -larchive
+$(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
 
 # On the CPU
 
-$(BUILD)/%_cpu: %.cu $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(HOST_OBJS) $(MPI_LIBS) $(ONEDNN) $(if $(findstring test,$@),$(GTEST)) -o $@
+$(OBJ)/cpu/%.o: %.cu $(OBJ)/flags
+	@mkdir -p $(@D)
+	$(COMPILE) -DSLA_CPU -x c++ -c $< -o $@
 
-$(BUILD)/%_cpu: dev/test/%.cu $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU -x c++ $< -x none $(ONEDNN) $(GTEST) -o $@
+$(BUILD)/%_cpu: $(OBJ)/cpu/%.o $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(ONEDNN) $(if $(filter test_%,$*),$(GTEST)) -o $@
 
-$(BUILD)/bench_cpu: dev/bench/bench_cpu.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(ONEDNN) -o $@
+$(OBJ)/dev/bench/bench_cpu.o: private CPPFLAGS += -DSLA_CPU
+$(BUILD)/bench_cpu: $(OBJ)/dev/bench/bench_cpu.o $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(ONEDNN) -o $@
 
-$(BUILD)/test_emu: dev/test/test_emu.cpp $(EMU_OBJS) $(BUILD)/emu/flags
-	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
-
-$(BUILD)/test_corpus: GTEST += -larchive
-$(BUILD)/test_%: dev/test/test_%.cpp $(HOST_OBJS) $(BUILD)/flags
-	$(COMPILE) -DSLA_CPU $< $(HOST_OBJS) $(MPI_LIBS) $(GTEST) -o $@
-
-# On an emulated GPU. The host objects are those of the other programs: no sanitizer, and they lay out no arena.
+# On an emulated GPU. The host code is that of the other programs: no sanitizer, and it lays out no arena.
 
 EMU_LIBS := -rdynamic -lboost_context $(ONEDNN) -ldl $(MPI_LIBS)
-EMU_COMPILE = @mkdir -p $(@D); set -x; $(CXX) $(CPPFLAGS) $(EMUFLAGS) $(precision_flags.$*) $(DEPENDENCIES) -x c++ $< -x none
+EMU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(EMUFLAGS) $(filter %.o %.a,$^) $(EMU_LIBS)
 
-$(BUILD)/emu/nccl.o: CPPFLAGS += $(MPI_FLAGS)
-$(BUILD)/emu/%.o: dev/emu/%.cpp $(BUILD)/emu/flags
-	$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES) -c $< -o $@
+$(EMU_OBJ)/dev/emu/nccl.o $(EMU_OBJ)/dev/test/emu_ranks.o: private CPPFLAGS += $(MPI_FLAGS)
+$(EMU_OBJ)/%.o: %.cpp $(EMU_OBJ)/flags
+	@mkdir -p $(@D)
+	$(EMU_COMPILE) -c $< -o $@
 
-$(BUILD)/emu_ranks: dev/test/emu_ranks.cpp $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
-	$(CXX) $(CPPFLAGS) $(MPI_FLAGS) $(EMUFLAGS) $(DEPENDENCIES) $< $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
+$(BUILD)/test_emu: $(EMU_OBJ)/dev/test/test_emu.o $(EMU_OBJS) $(BUILD)/emu_flags
+	$(EMU_LINK) $(GTEST) -o $@
 
-$(BUILD)/%/train_gpt2_sla_emu: train_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
-	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
+$(BUILD)/emu_ranks: $(EMU_OBJ)/dev/test/emu_ranks.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
+	$(EMU_LINK) -o $@
 
-$(BUILD)/%/test_gpt2_sla_emu: test_gpt2_sla.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
-	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+define emulated_programs
+$(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
+	@mkdir -p $$(@D)
+	$$(EMU_COMPILE) $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
 
-define operations_test_emu
-$(BUILD)/%/$(1)_emu: dev/test/$(1).cu $(EMU_OBJS) $(BUILD)/emu/flags
-	$$(EMU_COMPILE) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $$@
+$(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
+	$$(EMU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
+
+# It only plans, so that any machine can print it; the emulated GPU is needed to link.
+$(BUILD)/$(1)/memory_table: $(EMU_OBJ)/$(1)/memory_table.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
+	$$(EMU_LINK) -o $$@
 
 endef
-$(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test_emu,$(test))))
-
-$(BUILD)/%/test_memory_emu: dev/test/test_memory.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
-	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) $(GTEST) -o $@
+$(eval $(foreach p,fp32 bf16,$(call emulated_programs,$(p))))
 
 # On a GPU
 
@@ -236,11 +272,11 @@ $(BUILD)/gtest.o:
 	@mkdir -p $(@D)
 	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
 
-$(BUILD)/%/train_gpt2_sla: train_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
+$(BUILD)/%/train_gpt2_sla: train_gpt2_sla.cu $(HOST_LIB) $(BUILD)/nvcc_flags
+	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
-$(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_OBJS) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
-	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@
+$(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_LIB) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
+	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@
 
 define operations_test
 $(BUILD)/%/$(1): dev/test/$(1).cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
@@ -249,19 +285,12 @@ $(BUILD)/%/$(1): dev/test/$(1).cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 endef
 $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 
-$(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_OBJS) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
+$(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_LIB) $(BUILD)/nvcc_flags
+	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
-$(BUILD)/%/bench_gpu_emu: dev/bench/bench_gpu.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
-	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
-
-# Only plans, so that any machine can print it; the emulated GPU is there to be linked.
-$(BUILD)/%/memory_table: dev/bench/memory_table.cu $(HOST_OBJS) $(EMU_OBJS) $(BUILD)/emu/flags
-	$(EMU_COMPILE) $(HOST_OBJS) $(EMU_OBJS) $(EMU_LIBS) -o $@
-
-$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/io/safetensors.h llmc/io/crc32c.h llmc/utils/error.h
+$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp $(addprefix llmc/,io/safetensors.cpp io/safetensors.h utils/files.cpp utils/files.h utils/crc32c.h utils/error.h)
 	@mkdir -p $(BUILD)
-	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
-	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o $@
+	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all \
+	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o $@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(foreach depth,* */* */*/* */*/*/*,$(OBJ)/$(depth).d $(EMU_OBJ)/$(depth).d))

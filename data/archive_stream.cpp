@@ -1,16 +1,17 @@
 #include "archive_stream.h"
-#include <archive.h>           // archive_read_new and all others
-#include <archive_entry.h>     // archive_entry_pathname, archive_entry_filetype
-#include <fcntl.h>             // open
-#include <unistd.h>            // read, close
-#include <algorithm>           // std::min
-#include <cerrno>              // errno
-#include <cstdlib>             // strtol
-#include <cstring>             // memcpy, strerror
-#include "llmc/io/crc32c.h"    // crc32c
-#include "llmc/utils/error.h"  // user_error
+#include <archive.h>            // archive_read_new and all others
+#include <archive_entry.h>      // archive_entry_pathname, archive_entry_filetype
+#include <fcntl.h>              // open
+#include <unistd.h>             // read, close
+#include <algorithm>            // std::min
+#include <cerrno>               // errno
+#include <cstdlib>              // strtol
+#include <cstring>              // memcpy, strerror
+#include "llmc/utils/crc32c.h"  // crc32c
+#include "llmc/utils/error.h"   // user_error
+#include "llmc/utils/utf8.h"    // printable
 
-constexpr size_t tar_block = 512;       // bytes, of a tar file's header
+constexpr size_t tar_block = 512;       // bytes of a tar header
 constexpr size_t input_bytes = 1 << 18;
 
 struct FreeArchive {
@@ -18,20 +19,20 @@ struct FreeArchive {
 };
 using Archive = std::unique_ptr<archive, FreeArchive>;
 
-// One file. Bytes come from the disk or from the archive one level up, go through `unpacked`, which undoes compression, and, if they are a
-// tar file, on through `entries`.
+// One file. Bytes come from the disk or from the archive one level up, are decompressed by `unpacked`, and, if the file is a tar file, are
+// parsed by `entries`.
 struct ArchiveStream::Level {
   std::string name;
   Level* outer = nullptr;     // nullptr: it is a source, read from fd
   int fd = -1;
   int read_error = 0;         // errno
   int64_t bytes_read = 0;     // from fd
-  uint32_t checksum = 0;      // of them
+  uint32_t checksum = 0;      // of these bytes
   Archive unpacked, entries;
   std::vector<char> input, unpacked_input;
-  char head[tar_block];       // the first bytes, unpacked, which tell what it is
+  char head[tar_block];       // the first bytes, decompressed, by which tar files are detected
   size_t head_bytes = 0, head_given = 0;
-  bool at_end = false;        // of it, unpacked
+  bool at_end = false;        // of the decompressed file
 
   ~Level() {
     entries.reset();
@@ -46,22 +47,22 @@ struct ArchiveStream::Level {
     user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name.c_str(), why ? why : "unknown error");
   }
 
-  // The bytes as they are, before decompression. -1 on error.
+  // Reads bytes before decompression. -1 on error.
   ssize_t read_outer(char* bytes, size_t size) {
     if (outer) return archive_read_data(outer->entries.get(), bytes, size);
     for (;;) {
       const ssize_t n = ::read(fd, bytes, size);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) read_error = errno;
-      if (n > 0) checksum = crc32c(bytes, size_t(n), checksum), bytes_read += n;
+      if (n > 0) checksum = crc32c(bytes, n, checksum), bytes_read += n;
       return n;
     }
   }
-  // The bytes behind decompression. -1 on error.
+  // Reads decompressed bytes. -1 on error.
   ssize_t read_unpacked(char* bytes, size_t size) {
     if (head_given == head_bytes) {
       const ssize_t n = at_end ? 0 : archive_read_data(unpacked.get(), bytes, size);
-      at_end = n == 0;  // it may not be asked again
+      at_end = n == 0;  // reading again would be an error
       return n;
     }
     const size_t n = std::min(size, head_bytes - head_given);
@@ -95,25 +96,17 @@ static bool is_tar_header(const char* header) {
   return strtol(stated, nullptr, 8) == sum;
 }
 
-// What is not printed as it is, so that a name in an archive cannot write to a terminal what it likes.
-static std::string printable(const char* name) {
-  std::string text = name ? name : "";
-  for (char& c : text)
-    if (uint8_t(c) < ' ' || uint8_t(c) == 0x7F) c = '?';
-  return text;
-}
-
 ArchiveStream::ArchiveStream(std::vector<SourceFile>& sources, int64_t first) : sources_(sources), source_(first - 1) {}
 ArchiveStream::~ArchiveStream() {
-  while (!levels_.empty()) levels_.pop_back();  // those inside first: they hold pointers to those around them
+  while (!levels_.empty()) levels_.pop_back();  // the innermost first: each has a pointer to the one around it
 }
 
 std::string ArchiveStream::name() const { return levels_.back()->name; }
 int64_t ArchiveStream::bytes_read() const { return bytes_read_ + (levels_.empty() ? 0 : levels_.front()->bytes_read); }
 
 void ArchiveStream::open_level(const std::string& name, int fd) {
-  if (levels_.size() == deepest_nesting)
-    user_error("%s: is nested %zu files deep, more than are opened; unpack the outer ones", name.c_str(), deepest_nesting + 1);
+  if (levels_.size() == max_nesting)
+    user_error("%s: is nested %zu files deep, more than are opened; unpack the outer ones", name.c_str(), max_nesting + 1);
   levels_.push_back(std::make_unique<Level>());
   Level& level = *levels_.back();
   level.name = name;
@@ -136,7 +129,7 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   if (level.at_end) return;
   const ssize_t got = archive_read_data(a, level.head, tar_block);
   if (got < 0) level.fail(a);
-  level.head_bytes = size_t(got);
+  level.head_bytes = got;
   if (level.head_bytes < tar_block || !is_tar_header(level.head)) return;
   level.unpacked_input.resize(input_bytes);
   level.entries.reset(archive_read_new());
@@ -154,18 +147,19 @@ bool ArchiveStream::next_entry() {
     if (found == ARCHIVE_EOF) return false;
     if (found < ARCHIVE_WARN) tar.fail(tar.entries.get());
     if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry)) continue;
-    open_level(tar.name + ": " + printable(archive_entry_pathname(entry)), -1);
+    const char* name = archive_entry_pathname(entry);
+    open_level(tar.name + ": " + printable(name ? name : "", /*one_line=*/true), -1);
     return true;
   }
 }
 
-// What is behind an archive's end counts for the checksum.
+// Reads the source to its end: bytes after the end of an archive count for the checksum, too.
 void ArchiveStream::finish_source() {
   Level& level = *levels_.front();
   ssize_t n;
   while ((n = level.read_outer(level.input.data(), level.input.size())) > 0) continue;
   if (n < 0) level.fail(level.unpacked.get());
-  sources_[size_t(source_)].checksum = level.checksum;
+  sources_[source_].checksum = level.checksum;
   bytes_read_ += level.bytes_read;
   levels_.pop_back();
 }
@@ -183,7 +177,7 @@ bool ArchiveStream::next_file() {
     if (levels_.size() == 1) finish_source();
     source_ = std::min(source_ + 1, int64_t(sources_.size()));
     if (source_ == int64_t(sources_.size())) return false;
-    const std::string& path = sources_[size_t(source_)].path;
+    const std::string& path = sources_[source_].path;
     const int fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
     open_level(path, fd);
@@ -198,7 +192,7 @@ size_t ArchiveStream::read(char* bytes, size_t size) {
     const ssize_t n = level.read_unpacked(bytes + got, size - got);
     if (n < 0) level.fail(level.unpacked.get());
     if (n == 0) break;
-    got += size_t(n);
+    got += n;
   }
   return got;
 }

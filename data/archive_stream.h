@@ -1,5 +1,5 @@
-// Files as streams of bytes: decompressed, and where they are tar files, the files in them, however nested. Nothing is written to disk,
-// and names inside archives are used in messages alone.
+// Files as streams of bytes: decompressed, and of tar files the files in them, also nested. Nothing is written to disk, and names in archives
+// are used only in messages.
 #pragma once
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t, uint32_t
@@ -7,30 +7,31 @@
 #include <string>   // std::string
 #include <vector>   // std::vector
 
-// A file that is in a file counts one deeper. Beyond this it is an error: files are known that contain themselves.
-constexpr size_t deepest_nesting = 8;
+// Levels of files in files. Deeper nesting is an error: there are archives that contain themselves.
+constexpr size_t max_nesting = 8;
 
 struct SourceFile {
   std::string path;        // "-" for standard input
-  int64_t bytes = 0;       // as it is on disk; of standard input 0
+  int64_t bytes = 0;       // size on disk; of standard input 0
   int64_t mtime_ns = 0;
-  uint32_t checksum = 0;   // CRC-32C of the file as it is, once it was read to its end
+  uint32_t checksum = 0;   // CRC-32C of the file on disk, once it has been read to its end
 };
 
-// The files in `sources`, one after the other, from sources[first] on. Compressed by gzip, bzip2, xz or zstd, and tar, are told by content. Throws
-// UserError, naming the file and what in it, for what cannot be read, is damaged, cut short, or nested too deep.
+// The files in `sources`, one after the other, beginning with sources[first]. Compression by gzip, bzip2, xz or zstd, and tar files are detected
+// by content. All functions throw UserError, naming the source and the file in it, for a file that cannot be read, is damaged or truncated, or
+// is nested too deep. Sets the checksum of each source when it has been read.
 struct ArchiveStream {
   ArchiveStream(std::vector<SourceFile>& sources, int64_t first);
   ~ArchiveStream();
 
-  // Moves on to the next file that is no archive; false if there is none.
+  // Advances to the next file that is no archive; false if there is none.
   bool next_file();
-  // Reads from it. Returns fewer than `size` bytes at its end alone; 0 where nothing is left.
+  // bytes (size) = the next bytes of that file. Returns their number: less than `size` only at its end.
   size_t read(char* bytes, size_t size);
 
-  int64_t source() const { return source_; }          // the index of the source that the file is or is in
+  int64_t source() const { return source_; }          // index of the source that is the file or contains it
   std::string name() const;                           // "corpus.tar.xz: a/b.txt"
-  int64_t bytes_read() const;                         // of the sources, as they are on disk
+  int64_t bytes_read() const;                         // of the sources, on disk
 
  private:
   struct Level;

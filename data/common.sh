@@ -1,4 +1,4 @@
-# What the scripts in this folder share; they source it. $corpus is the corpus's name, and set before.
+# Functions of the scripts in this folder, which source it after setting $corpus, the corpus's name.
 export LC_ALL=C
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 say() { echo "$corpus: $*" >&2; }
@@ -11,20 +11,20 @@ choose_tokenizer() {
   case $tokenizer in
     bytes) out=$root/data/$1 ;;
     gpt2) out=$root/data/$1-gpt2 ;;
-    *) fail "TOKENIZER=$tokenizer: there are bytes (the default) and gpt2" ;;
+    *) fail "TOKENIZER=$tokenizer: it must be bytes (the default) or gpt2" ;;
   esac
 }
 
-# Ends the script if there is nothing to do.
-stop_if_there() {
+# Ends the script if the tokens exist already.
+exit_if_done() {
   if [[ -e $out/train_000000.bin ]]; then
-    say "already there"
+    say "exists already"
     echo "$out"
     exit 0
   fi
 }
 
-# tokenize <arguments...>: into $out, with the program and the vocabulary that takes.
+# tokenize <arguments...>: tokenizes into $out. Builds the program and fetches the vocabulary if they are missing.
 tokenize() {
   [[ -x $root/data/tokenize ]] || make -s -C "$root" data/tokenize >&2
   local vocabulary=bytes
@@ -32,17 +32,17 @@ tokenize() {
   "$root/data/tokenize" --tokenizer "$vocabulary" --out "$out" "$@" >&2
 }
 
-# download <url> <file> <bytes> <sha256> <what to do otherwise>: the file stays beside its name until it is complete and right, so that a
-# broken download goes on where it stopped.
+# download <url> <file> <bytes> <sha256> <hint>: downloads to <file>.part, which is renamed when it is complete and its checksum right, so that
+# a broken download resumes. <hint>: what to do if the download fails.
 download() {
-  local url=$1 file=$2 bytes=$3 sha256=$4 otherwise=$5
-  right() { echo "$sha256  $file.part" | sha256sum --check --status 2>/dev/null; }
+  local url=$1 file=$2 bytes=$3 sha256=$4 hint=$5
+  is_complete() { echo "$sha256  $file.part" | sha256sum --check --status 2>/dev/null; }
   mkdir -p "$(dirname "$file")"
-  if ! right; then
-    [[ -e $file.part && $(wc -c <"$file.part") -lt $bytes ]] || rm -f "$file.part"  # only what is shorter than the whole can go on
+  if ! is_complete; then
+    [[ -e $file.part && $(wc -c <"$file.part") -lt $bytes ]] || rm -f "$file.part"  # only a shorter file can be resumed
     curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$file.part" "$url" ||
-      fail "cannot download $url; run again to go on, or $otherwise"
-    if ! right; then
+      fail "cannot download $url; run again to resume, or $hint"
+    if ! is_complete; then
       local got
       got=$(wc -c <"$file.part")
       rm -f "$file.part"
@@ -52,8 +52,8 @@ download() {
   mv "$file.part" "$file"
 }
 
-# download_package <package> <folder>: fetches a Debian package, which apt checks against its signed lists, and unpacks it into the folder.
-# As root apt would hand the download to a user of its own, who may not enter this folder.
+# download_package <package> <folder>: fetches a Debian package, which apt verifies with its signed lists, and unpacks it into the folder.
+# As root, apt would otherwise download as its own user, which has no access to this folder.
 download_package() {
   mkdir -p "$2"
   (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1") >&2 ||

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>    // nlohmann::json
 #include "llmc/utils/error.h"   // user_error
 #include "llmc/utils/random.h"  // random_words, RandomStream
+#include "llmc/utils/utf8.h"    // is_continuation_byte, replace_invalid_utf8
 
 constexpr size_t block_bytes = 1 << 18;
 constexpr uint64_t split_seed = 1337;  // which documents are validation data must not change from one run to another
@@ -33,7 +34,7 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
       if (!fs::is_directory(path)) user_error("%s: is neither a file nor a folder", path.c_str());
       std::vector<std::string> files;
       for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path)) {
-        std::error_code broken_link;  // counts as no file
+        std::error_code broken_link;  // is skipped
         if (entry.is_regular_file(broken_link)) files.push_back(entry.path().string());
       }
       std::sort(files.begin(), files.end());
@@ -54,8 +55,7 @@ CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions
   if (begin.document > 0 || begin.offset > 0) skip_to(begin);
 }
 
-// Fills rest_ from the file that is open, or opens the next one, and returns true; at the corpus's end, false. At the end of a file rest_
-// is empty, and the file no longer open.
+// Fills rest_ from the open file, or opens the next one; false at the corpus's end. At the end of a file rest_ is empty and the file is closed.
 bool CorpusReader::next_block() {
   if (interrupted) user_error("interrupted");
   if (!file_open_) {
@@ -71,7 +71,7 @@ bool CorpusReader::next_block() {
   return true;
 }
 
-// Takes text from rest_ up to the document's end or that of rest_. Returns whether it was the document's.
+// Takes text from rest_ up to the end of the document or of rest_. Returns true if it was the end of the document.
 bool CorpusReader::take(std::string_view& text) {
   const bool separated = options_.nul_separated || !options_.field.empty();
   const void* end = separated ? memchr(rest_.data(), options_.nul_separated ? '\0' : '\n', rest_.size()) : nullptr;
@@ -81,18 +81,18 @@ bool CorpusReader::take(std::string_view& text) {
   return end;
 }
 
-// Reads and leaves out what an earlier run has finished.
+// Reads and skips what an earlier run has written.
 void CorpusReader::skip_to(const Position& place) {
   int64_t documents = 0, offset = 0;
   bool counts = false;
   std::string_view text;
   while (documents < place.source_document || offset < place.offset) {
-    if (rest_.empty() && !next_block()) user_error("the input changed since it was begun; run again with --force, which begins anew");
+    if (rest_.empty() && !next_block()) user_error("the input has changed since the run was started; --force starts again");
     const bool last = documents == place.source_document;
     const std::string_view whole = rest_;
     bool ends = take(text) || !file_open_;
-    if (last && int64_t(text.size()) >= place.offset - offset) {  // the rest of it is still wanted
-      rest_ = whole.substr(size_t(place.offset - offset));
+    if (last && int64_t(text.size()) >= place.offset - offset) {  // the rest of the document is not written yet
+      rest_ = whole.substr(place.offset - offset);
       break;
     }
     offset += int64_t(text.size());
@@ -127,7 +127,7 @@ bool CorpusReader::next(Batch& batch) {
   return !batch.parts.empty();
 }
 
-// What lies behind part_begin_ becomes a part.
+// The text after part_begin_ becomes a part.
 void CorpusReader::end_part(Batch& batch, bool ends) {
   Part part;
   part.bytes = uint32_t(batch.text.size() - part_begin_);
@@ -167,12 +167,12 @@ void CorpusReader::end_document(Batch& batch) {
   line_++;
 }
 
-// Where the open part crosses CorpusSplit::train_bytes, it ends, at a character's beginning, and another document begins.
+// If the open part crosses CorpusSplit::train_bytes, ends it there, at the beginning of a character, and begins another document.
 void CorpusReader::cut_tail(Batch& batch) {
   const int64_t open = int64_t(batch.text.size() - part_begin_);
   if (split_.train_bytes < 0 || position_.in_tail || position_.bytes + open <= split_.train_bytes) return;
-  size_t cut = part_begin_ + size_t(split_.train_bytes - position_.bytes);
-  for (int i = 0; i < 3 && cut > part_begin_ && (uint8_t(batch.text[cut]) & 0xC0) == 0x80; i++) cut--;
+  size_t cut = part_begin_ + (split_.train_bytes - position_.bytes);
+  for (int i = 0; i < 3 && cut > part_begin_ && is_continuation_byte(batch.text[cut]); i++) cut--;
   const std::string tail = batch.text.substr(cut);
   batch.text.resize(cut);
   if (cut > part_begin_) end_part(batch, true);
@@ -181,7 +181,7 @@ void CorpusReader::cut_tail(Batch& batch) {
   batch.text += tail;
 }
 
-// The batch is full: cuts the open part, or leaves it to the next batch. False if it must grow on.
+// The batch is full: cuts the open part, or leaves it to the next batch. False if the batch must grow further.
 bool CorpusReader::finish(Batch& batch) {
   const std::string_view open = std::string_view(batch.text).substr(part_begin_);
   if (!options_.field.empty() && open.size() > longest_line)
@@ -189,8 +189,8 @@ bool CorpusReader::finish(Batch& batch) {
                longest_line >> 20);
   size_t cut = open.empty() || !options_.field.empty() ? 0 : tokenizer_.last_cut(open, no_cut_before_);
   if (cut == 0 && open.size() >= longest_run && options_.field.empty()) {
-    cut = open.size() - 4;  // a character may not be whole yet
-    for (int i = 0; i < 3 && (uint8_t(open[cut]) & 0xC0) == 0x80; i++) cut--;
+    cut = open.size() - 4;  // the last character may be incomplete
+    for (int i = 0; i < 3 && is_continuation_byte(open[cut]); i++) cut--;
     batch.runs_cut++;
   }
   if (cut == 0 && !open.empty() && batch.parts.empty()) {
@@ -204,9 +204,10 @@ bool CorpusReader::finish(Batch& batch) {
   return true;
 }
 
-// "\ud83d" and the like, with no other half beside it, is no character, and for JSON's readers an error.
+// "\ud83d" and other surrogates that are not part of a pair are no characters, and an error for JSON parsers. Replaces them by U+FFFD and
+// returns their number.
 static int64_t replace_lone_surrogates(std::string& json_text) {
-  auto unit_at = [&](size_t at) -> int {  // the value of \uXXXX at a place; -1 if there is none
+  auto unit_at = [&](size_t at) -> int {  // the value of \uXXXX at an offset; -1 if it is none
     if (json_text.compare(at, 2, "\\u") != 0 || at + 6 > json_text.size()) return -1;
     const std::string digits = json_text.substr(at + 2, 4);
     return digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos ? std::stoi(digits, nullptr, 16) : -1;

@@ -1,4 +1,5 @@
-// A corpus as batches of documents, in one order whatever reads them. Memory is bounded by the size of a batch, however long documents are.
+// A corpus as batches of documents, in an order that depends on the corpus alone. Memory is bounded by the size of a batch, however long
+// documents are.
 #pragma once
 #include <csignal>                // sig_atomic_t
 #include <cstdint>                // int64_t, uint32_t
@@ -10,67 +11,69 @@
 #include "llmc/text/tokenizer.h"  // Tokenizer
 
 constexpr size_t batch_bytes = 1 << 20;   // of ordinary documents
-constexpr size_t longest_run = 16 << 20;  // bytes without a place to cut at, as in one endless word; a longer one is cut all the same
+constexpr size_t longest_run = 16 << 20;  // bytes without a place to cut at, as in one endless word; a longer run is cut anyway
 constexpr size_t longest_line = 32 << 20; // bytes, of JSON
 
-// Set by a signal: whatever is being read ends with a UserError.
+// Set by a signal handler: CorpusReader::next then throws UserError.
 inline volatile sig_atomic_t interrupted = 0;
 
 struct CorpusOptions {
   std::vector<std::string> paths;  // files, folders, or "-" for standard input
-  bool nul_separated = false;      // a NUL byte parts the documents in a file; otherwise a file is one document
-  std::string field;               // not "": a line of a file is a JSON object, with a document under this name
+  bool nul_separated = false;      // documents in a file are separated by NUL bytes; otherwise a file is one document
+  std::string field;               // not "": files are JSON lines, each with a document in this field
 };
 
 // Which documents are validation data.
 struct CorpusSplit {
-  int64_t every = 0;         // one of so many documents in a row, drawn by their number; 0: none
-  int64_t train_bytes = -1;  // not -1: what lies behind so many bytes of text, and no document
+  int64_t every = 0;         // one of each `every` consecutive documents, chosen at random by its number; 0: none
+  int64_t train_bytes = -1;  // not -1: instead, the text after the first `train_bytes` bytes
 };
 
 // A place in the corpus.
 struct Position {
   int64_t source = 0;           // index of the file
   int64_t source_document = 0;  // documents of that file before it
-  int64_t offset = 0;           // bytes before it of the document it is in
+  int64_t offset = 0;           // bytes before it of its document
   int64_t document = 0;         // documents before it, of all files
   int64_t bytes = 0;            // of documents before it
-  int64_t files = 0;            // that were opened, those in archives too
-  bool in_tail = false;         // CorpusSplit::train_bytes is before it
+  int64_t files = 0;            // opened so far, those in archives included
+  bool in_tail = false;         // it is after CorpusSplit::train_bytes
 };
 
-// A document, or a part of one; never without a byte, but for the last part of a longer one.
+// A document, or a part of one. Only the last part of a document with several parts may be empty.
 struct Part {
   uint32_t bytes = 0;
-  bool begins = false, ends = false;  // it is the document's first part, its last one
-  bool val = false;
+  bool begins = false, ends = false;  // it is the document's first part; its last
+  bool val = false;                   // it is validation data
 };
 
 struct Batch {
-  std::string text;           // the parts, one after the other; with CorpusOptions::field, lines of JSON
+  std::string text;           // the parts, concatenated; with CorpusOptions::field, lines of JSON
   std::vector<Part> parts;
-  Position end;               // behind its last part
-  int64_t runs_cut = 0;       // that were longer than longest_run
+  Position end;               // after its last part
+  int64_t runs_cut = 0;       // runs longer than longest_run that were cut
   struct Lines {
     size_t first_part;
     std::string file;
     int64_t line;             // of the first part
   };
-  std::vector<Lines> lines;   // with CorpusOptions::field: where parts are from, for messages
+  std::vector<Lines> lines;   // with CorpusOptions::field: where parts come from, for messages
 
   size_t memory() const { return text.size() + parts.size() * sizeof(Part); }
 };
 
-// The regular files of the arguments, in the arguments' order; those of a folder sorted by path. Throws UserError.
+// The regular files that `paths` name, in that order; those of a folder, with its subfolders, sorted by path. Throws UserError, naming the
+// path, if one does not exist or cannot be read.
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);
 
-// Throws UserError for what cannot be read; see ArchiveStream.
+// Reads the corpus from `begin` on. `sources` and `tokenizer`, which determines where documents may be cut, must outlive it. Throws UserError
+// for files that cannot be read (see ArchiveStream), for JSON lines that are too long, and if `begin` does not exist in the corpus.
 struct CorpusReader {
   CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split, const Tokenizer& tokenizer,
                const Position& begin = {});
 
-  // The next batch; false at the end. Where batches end depends on the corpus alone. A document is cut only where that changes no token,
-  // but for runs_cut and CorpusSplit::train_bytes.
+  // The next batch; false at the end. Where batches end depends on the corpus alone. Except for runs_cut and CorpusSplit::train_bytes, a
+  // document is cut only where that changes no token.
   bool next(Batch& batch);
 
   int64_t bytes_read() const { return stream_.bytes_read(); }
@@ -80,15 +83,15 @@ struct CorpusReader {
   const CorpusSplit split_;
   const Tokenizer& tokenizer_;
   ArchiveStream stream_;
-  Position position_;              // behind the last part of the batch
+  Position position_;              // after the last part of the batch
   int64_t line_ = 0;
   bool file_open_ = false;
   std::vector<char> block_;
-  std::string_view rest_;          // of block_, not looked at yet
-  std::string carried_;            // what the next batch begins with
-  size_t part_begin_ = 0;          // in the batch: what lies behind it is in no part yet
-  size_t no_cut_before_ = 1;       // there is no place to cut at in the part before that
-  bool in_document_ = false;       // an earlier part is of the same document
+  std::string_view rest_;          // of block_, not processed yet
+  std::string carried_;            // the beginning of the next batch
+  size_t part_begin_ = 0;          // in the batch's text: what follows is in no part yet
+  size_t no_cut_before_ = 1;       // before this offset the open part has no place to cut at
+  bool in_document_ = false;       // an earlier part belongs to the same document
 
   bool next_block();
   void skip_to(const Position& place);
@@ -99,6 +102,6 @@ struct CorpusReader {
   bool finish(Batch& batch);
 };
 
-// document = the string under `field` in a line of JSON, in UTF-8; `replaced` counts what was none, and surrogates that are half of
-// nothing, which become U+FFFD. Returns false if the line is no JSON object or holds no such string.
+// document = the string in `field` of a line of JSON, in UTF-8. Invalid UTF-8 and unpaired surrogates become U+FFFD, and `replaced` is
+// incremented by their number. Returns false if the line is no JSON object or has no such string.
 bool document_of_line(std::string_view line, const std::string& field, std::string& document, int64_t& replaced);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # data/fineweb.sh [SHARDS]: FineWeb in GPT-2's tokens, 100 M of them a shard, as modded-nanogpt uses it (Hugging Face, kjj0/fineweb10B-gpt2):
-# data/fineweb/fineweb_val_000000.bin and fineweb_train_000001.bin up to as many as asked for, 1 to 103, 10 unless told. Prints the folder on
-# its last line. FINEWEB_URL names another place with the same files (https://, file://).
+# data/fineweb/fineweb_val_000000.bin and fineweb_train_000001.bin up to SHARDS, 1 to 103, by default 10. Prints the folder on
+# its last line. FINEWEB_URL is another location of the same files (https://, file://).
 set -euo pipefail
 corpus=fineweb
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -9,7 +9,7 @@ shards=${1:-10} out=$root/data/fineweb
 url=${FINEWEB_URL:-https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main}
 [[ $shards =~ ^[0-9]+$ ]] && ((shards >= 1 && shards <= 103)) || fail "usage: data/fineweb.sh [SHARDS], of 1 to 103"
 
-# A whole shard says 20240520, 1 and its number of tokens, and has as many.
+# Whether the file is a complete shard: the header 20240520, 1, number of tokens, and as many tokens.
 is_shard() {
   local header
   read -r -a header < <(od -An -t d4 -N 12 "$1")
@@ -18,16 +18,16 @@ is_shard() {
 
 vocabulary=$("$root/data/gpt2.sh" | tail -n 1)
 mkdir -p "$out"
-cp "$vocabulary" "$out/gpt2.tiktoken"  # what the tokens stand for: the trainer looks here
+cp "$vocabulary" "$out/gpt2.tiktoken"  # the tokens' vocabulary, where the trainer looks for it
 names=(fineweb_val_000000.bin)
 for ((i = 1; i <= shards; i++)); do names+=("$(printf 'fineweb_train_%06d.bin' "$i")"); done
 missing=()
 for name in "${names[@]}"; do [[ -e $out/$name ]] || missing+=("$name"); done
 say "fetching ${#missing[@]} files of 200 MB: $((${#missing[@]} * 200)) MB, two seconds each at 100 MB/s"
 for name in ${missing[@]+"${missing[@]}"}; do
-  # A file keeps .part at its end until it is whole, so that a broken download goes on where it stopped.
+  # A file is named .part until it is complete, so that a broken download resumes.
   curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$out/$name.part" "$url/$name" ||
-    [[ -e $out/$name.part ]] && is_shard "$out/$name.part" || fail "cannot download $url/$name; run again to go on, or set FINEWEB_URL"
+    [[ -e $out/$name.part ]] && is_shard "$out/$name.part" || fail "cannot download $url/$name; run again to resume, or set FINEWEB_URL"
   mv "$out/$name.part" "$out/$name"
 done
 echo "$out"

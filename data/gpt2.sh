@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# GPT-2's vocabulary, in tiktoken's format, as data/gpt2.tiktoken. Prints that file on its last line.
-# GPT2_VOCABULARY_URL names another source of the same file (https://, file://).
+# GPT-2's vocabulary, in tiktoken's format, as data/gpt2.tiktoken. Prints that file as its last line.
+# GPT2_VOCABULARY_URL is another location of the same file (https://, file://).
 set -euo pipefail
 corpus=gpt2
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

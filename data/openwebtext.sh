@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# data/openwebtext.sh [ARCHIVES]: OpenWebText, 8 million pages that Reddit pointed to, from Hugging Face (Skylion007/openwebtext): the first so
-# many of its 21 archives, all unless told. Tokens in data/openwebtext-gpt2/, GPT-2's, or, with TOKENIZER=bytes, data/openwebtext/; the folder's
-# name ends in the number of archives where that is below 21. A document is a page. Prints the folder on its last line.
-# OPENWEBTEXT_URL names another place with the same files (https://, file://).
+# data/openwebtext.sh [ARCHIVES]: OpenWebText, 8 million pages that Reddit pointed to, from Hugging Face (Skylion007/openwebtext): the first
+# ARCHIVES of its 21 archives, by default all. Tokens in data/openwebtext-gpt2/, GPT-2's, or, with TOKENIZER=bytes, data/openwebtext/; the folder's
+# name ends in the number of archives where that is below 21. A document is a page. Prints the folder as its last line.
+# OPENWEBTEXT_URL is another location of the same files (https://, file://).
 set -euo pipefail
 corpus=openwebtext
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -11,11 +11,11 @@ url=${OPENWEBTEXT_URL:-https://huggingface.co/datasets/Skylion007/openwebtext/re
 [[ $archives =~ ^[0-9]+$ ]] && ((archives >= 1 && archives <= 21)) || fail "usage: data/openwebtext.sh [ARCHIVES], of 1 to 21"
 TOKENIZER=${TOKENIZER:-gpt2} choose_tokenizer openwebtext
 ((archives == 21)) || out+=-$archives
-stop_if_there
+exit_if_done
 say "fetching $archives archives of 0.6 GB, writing about 0.9 GB of tokens for each; encoding takes about half a minute each on two cores"
 
-# The archives stay until the tokens are there, so that a run that is interrupted goes on. No checksums are published: each one is read to its
-# end, and xz's own checks find what is damaged.
+# The archives are kept until the tokens are written, so that an interrupted run resumes. No checksums are published; each archive is read to its
+# end, and xz's own checksums detect damage.
 folder=$root/data/.download/openwebtext
 mkdir -p "$folder"
 files=()
@@ -23,7 +23,7 @@ for ((i = 0; i < archives; i++)); do
   name=$(printf 'urlsf_subset%02d.tar' "$i")
   if [[ ! -e $folder/$name ]]; then
     curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$folder/$name.part" "$url/$name" ||
-      fail "cannot download $url/$name; run again to go on, or set OPENWEBTEXT_URL"
+      fail "cannot download $url/$name; run again to resume, or set OPENWEBTEXT_URL"
     mv "$folder/$name.part" "$folder/$name"
   fi
   files+=("$folder/$name")

@@ -1,16 +1,15 @@
 #include "shards.h"
-#include <dirent.h>                // opendir, readdir
 #include <fcntl.h>                 // open, sync_file_range
 #include <sys/file.h>              // flock
 #include <sys/stat.h>              // stat, mkdir
-#include <unistd.h>                // write, pread, fsync, ftruncate, close, unlink, rmdir
+#include <unistd.h>                // pread, fsync, ftruncate, close, unlink, rmdir
 #include <algorithm>               // std::min
 #include <cerrno>                  // errno
 #include <cstdio>                  // rename
 #include <cstring>                 // strerror
-#include "llmc/io/crc32c.h"        // crc32c, crc32c_combine
+#include "llmc/utils/crc32c.h"     // crc32c, crc32c_combine
 #include "llmc/text/dataloader.h"  // shard_magic, shard_version, shard_header_ints, shard_header_bytes
-#include "llmc/io/durable_file.h"  // sync_folder, parent_folder, rename_durably
+#include "llmc/utils/files.h"      // list_folder, write_all, sync_folder, parent_folder, rename_durably
 #include "llmc/utils/error.h"      // user_error, format
 
 using json = nlohmann::ordered_json;
@@ -27,7 +26,7 @@ static bool checksum_of_file(const std::string& path, int64_t begin, int64_t end
     const ssize_t n = pread(fd, block.data(), size_t(std::min(end - begin, int64_t(block.size()))), begin);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
-    checksum = crc32c(block.data(), size_t(n), checksum);
+    checksum = crc32c(block.data(), n, checksum);
     begin += n;
   }
   if (fd >= 0) close(fd);
@@ -71,24 +70,17 @@ void ShardWriter::begin_shard() {
 }
 
 void ShardWriter::flush() {
-  const char* bytes = reinterpret_cast<const char*>(buffer_.data());
-  size_t left = buffer_.size() * sizeof(uint16_t);
-  checksum_ = crc32c(bytes, left, checksum_);
-  while (left > 0) {
-    const ssize_t written = write(fd_, bytes, left);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail();
-    bytes += written;
-    left -= size_t(written);
-  }
-  sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);  // to the disk from now on, so that fsync finds little to wait for; only a hint
+  const size_t bytes = buffer_.size() * sizeof(uint16_t);
+  checksum_ = crc32c(buffer_.data(), bytes, checksum_);
+  if (write_all(fd_, buffer_.data(), bytes) != bytes) fail();
+  sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);  // starts writing to the disk, so that fsync has less to wait for; only a hint
   buffer_.clear();
 }
 
 void ShardWriter::finish_shard() {
   flush();
   const int32_t header[shard_header_ints] = {shard_magic, shard_version, int32_t(in_shard_)};
-  if (pwrite(fd_, header, sizeof header, 0) != ssize_t(sizeof header)) fail();
+  if (write_all(fd_, header, sizeof header, 0) != sizeof header) fail();
   const uint32_t checksum = crc32c_combine(crc32c(header, sizeof header), checksum_, uint64_t(in_shard_) * sizeof(uint16_t));
   const bool synced = fsync(fd_) == 0;
   const bool closed = close(fd_) == 0;
@@ -110,7 +102,7 @@ json ShardWriter::state() {
   return state;
 }
 
-bool ShardWriter::go_on(const json& state) {
+bool ShardWriter::resume(const json& state) {
   uint32_t checksum;
   for (const json& shard : state.at("complete")) {
     shards_.push_back({shard.at("name"), shard.at("tokens"), shard.at("crc32c")});
@@ -122,7 +114,7 @@ bool ShardWriter::go_on(const json& state) {
   if (in_shard_ == 0) return true;
   total_ += in_shard_;
   checksum_ = state.at("part_crc32c");
-  rename((folder_ + "/" + name()).c_str(), part_path().c_str());  // if it was completed after `state` was taken
+  rename((folder_ + "/" + name()).c_str(), part_path().c_str());  // if it was completed after state()
   if (!checksum_of_file(part_path(), shard_header_bytes, bytes_of(in_shard_), checksum) || checksum != checksum_) return false;
   fd_ = open(part_path().c_str(), O_WRONLY | O_CLOEXEC);
   if (fd_ < 0 || ftruncate(fd_, bytes_of(in_shard_)) != 0 || lseek(fd_, 0, SEEK_END) < 0) fail();
@@ -132,36 +124,22 @@ bool ShardWriter::go_on(const json& state) {
 // -------------------------------------------------------------------------------------------------------------------
 // The folder
 
-// The names in a folder; empty if there is no such folder. Throws UserError if it is something else.
-static std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  DIR* dir = opendir(folder.c_str());
-  if (!dir && errno == ENOENT) return names;
-  if (!dir) user_error("%s: cannot list: %s", folder.c_str(), strerror(errno));
-  while (const dirent* entry = readdir(dir)) {
-    std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-  }
-  closedir(dir);
-  return names;
-}
-
 static bool ends_with(const std::string& name, const std::string& end) {
   return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
 }
 
-// The only names this program writes, and the only ones it deletes.
+// Names that this program writes; it deletes no others.
 static bool is_ours(const std::string& name) {
   const bool shard = name.rfind("train_", 0) == 0 || name.rfind("val_", 0) == 0;
   return (shard && (ends_with(name, ".bin") || ends_with(name, ".bin.part"))) || name == "MANIFEST.json" ||
          name == "tokenizer.json" || name == "PROGRESS.json" || name == "PROGRESS.json.tmp";
 }
 
-// Deletes what is ours in a folder, and the folder unless something else is in it. What cannot be deleted stays.
+// Deletes this program's files in a folder, and the folder if it is then empty. Ignores errors.
 static void remove_shard_folder(const std::string& folder) noexcept {
   try {
-    unlink((folder + "/PROGRESS.json").c_str());  // first: it must not speak of what is gone
-    for (const std::string& name : names_in(folder))
+    unlink((folder + "/PROGRESS.json").c_str());  // first: it must not describe files that are deleted
+    for (const std::string& name : list_folder(folder))
       if (is_ours(name)) unlink((folder + "/" + name).c_str());
   } catch (const UserError&) {
   }
@@ -183,10 +161,10 @@ OutputFolder::OutputFolder(const std::string& final_path) : final_(final_path), 
     if (stat(path_.c_str(), &named) == 0 && fstat(fd_, &locked) == 0 && named.st_ino == locked.st_ino) break;
     close(fd_);  // it was renamed between open and flock
   }
-  for (const std::string& name : names_in(path_)) {
+  for (const std::string& name : list_folder(path_)) {
     if (is_ours(name)) continue;
     close(fd_);
-    user_error("%s: is in the way and holds %s, which is no shard; move it away", path_.c_str(), name.c_str());
+    user_error("%s: exists and holds %s, which is no shard; move it away", path_.c_str(), name.c_str());
   }
 }
 
@@ -198,7 +176,7 @@ OutputFolder::~OutputFolder() {
 
 void OutputFolder::clear() {
   unlink(progress_path().c_str());
-  for (const std::string& name : names_in(path_))
+  for (const std::string& name : list_folder(path_))
     if (unlink((path_ + "/" + name).c_str()) != 0) user_error("%s/%s: cannot delete: %s", path_.c_str(), name.c_str(), strerror(errno));
 }
 
@@ -206,7 +184,7 @@ void OutputFolder::publish() {
   unlink(progress_path().c_str());
   sync_folder(path_);
   const std::string old = final_ + ".old";
-  remove_shard_folder(old);  // of a run that was killed right here
+  remove_shard_folder(old);  // from a run that was killed during the next lines
   const bool replaces = rename(final_.c_str(), old.c_str()) == 0;
   if (rename(path_.c_str(), final_.c_str()) != 0) {
     const int error = errno;
@@ -218,11 +196,11 @@ void OutputFolder::publish() {
   if (replaces) remove_shard_folder(old);
 }
 
-bool already_there(const std::string& folder) {
+bool shards_exist(const std::string& folder) {
   bool shards = false;
-  for (const std::string& name : names_in(folder)) {
+  for (const std::string& name : list_folder(folder)) {
     if (!is_ours(name))
-      user_error("%s: is there already and holds %s, which is no shard; choose another --out", folder.c_str(), name.c_str());
+      user_error("%s: exists and holds %s, which is no shard; choose another --out", folder.c_str(), name.c_str());
     shards = true;
   }
   return shards;

@@ -1,5 +1,5 @@
-// Token shards in llm.c's format, in a folder that appears as a whole when everything is in it; and what an interrupted run leaves for the
-// next one: DIR.tmp with the shards that are complete, those that are not (*.part), and PROGRESS.json, which says how far they go.
+// Token shards in llm.c's format, in a folder DIR that is created complete, by renaming. An interrupted run leaves DIR.tmp for the next one: the
+// complete shards, incomplete ones (*.part), and PROGRESS.json, the position up to which they are written.
 #pragma once
 #include <cstdint>            // int64_t, uint16_t, uint32_t
 #include <nlohmann/json.hpp>  // nlohmann::ordered_json
@@ -12,22 +12,24 @@ struct Shard {
   uint32_t checksum = 0;  // CRC-32C of the file
 };
 
-// PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each. Throws UserError with the system's reason.
+// Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`. All functions throw UserError, with the
+// file and the system's reason, if writing fails.
 struct ShardWriter {
   ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
 
-  void add(const uint16_t* tokens, int64_t count);
+  void add(const uint16_t* tokens, int64_t count);  // appends tokens (count)
   void finish();  // completes the last shard
 
   int64_t total() const { return total_; }                   // tokens
-  const std::vector<Shard>& shards() const { return shards_; }  // those that are complete
+  const std::vector<Shard>& shards() const { return shards_; }  // the complete ones
 
-  // What is written is on disk when this returns, and go_on() of another writer goes on behind it.
+  // The state from which resume() of another writer continues. Everything added so far is on disk when it returns.
   nlohmann::ordered_json state();
-  // Reads and checks what `state` says is there, and cuts off what came behind it. False if something differs.
-  bool go_on(const nlohmann::ordered_json& state);
+  // Continues after `state`. Verifies the checksums of the shards in it, and truncates what was written later. Returns false, and the writer
+  // is of no use, if a file is missing or differs.
+  bool resume(const nlohmann::ordered_json& state);
 
  private:
   std::string folder_, prefix_;
@@ -45,8 +47,9 @@ struct ShardWriter {
   void finish_shard();
 };
 
-// DIR.tmp, ours alone: locked while we live, so that what a killed run left can be told from what another run is writing. It stays if
-// there is a PROGRESS.json in it, and is removed otherwise, unless publish() has made it DIR.
+// DIR.tmp, locked while the object exists, so that a folder that a killed run has left can be told from one that another run is writing. The
+// destructor keeps it if it has a PROGRESS.json, and removes it otherwise, unless publish() has renamed it to DIR. The constructor throws
+// UserError if another run has the lock, or the folder cannot be created or holds other files than shards.
 struct OutputFolder {
   explicit OutputFolder(const std::string& final_path);
   ~OutputFolder();
@@ -54,8 +57,8 @@ struct OutputFolder {
 
   const std::string& path() const { return path_; }
   std::string progress_path() const { return path_ + "/PROGRESS.json"; }
-  void clear();    // removes what another run left
-  void publish();  // DIR.tmp becomes DIR. What stood there, and held nothing but what this program writes, is deleted
+  void clear();    // removes the files of an earlier run
+  void publish();  // renames DIR.tmp to DIR, durably. An existing DIR, which holds only files of this program, is deleted
 
  private:
   std::string final_, path_;
@@ -63,5 +66,5 @@ struct OutputFolder {
   bool published_ = false;
 };
 
-// Says whether DIR is there already. Throws UserError if something else has the name: nothing but shards is ever replaced.
-bool already_there(const std::string& folder);
+// Whether DIR exists and holds shards. Throws UserError if it holds other files, too: only shards are ever replaced.
+bool shards_exist(const std::string& folder);

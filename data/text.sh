@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # data/text.sh PATH: any text file, or folder of text files, compressed and in tar files too, as tokens in
-# data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its end. Made again when
-# something in PATH is newer. A document is a file. Prints the folder on its last line.
+# data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its end. Made again if
+# something in PATH is newer. A document is a file. Prints the folder as its last line.
 set -euo pipefail
 corpus=text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -12,16 +12,16 @@ name=$(basename "$path" | tr -c 'A-Za-z0-9._\n-' '_')
 sum=$(printf %s "$path" | sha256sum)
 choose_tokenizer "text-$name-${sum:0:8}"
 
-# A folder is newer when a name in it came or went.
+# A folder is newer if a file in it was added or removed.
 if [[ -e $out/train_000000.bin && -z $(find "$path" -newer "$out/train_000000.bin" -print -quit) ]]; then
-  say "already there, and nothing in $path is newer"
+  say "exists already, and nothing in $path is newer"
   echo "$out"
   exit 0
 fi
 bytes=$(du -sb "$path" | cut -f1)
 say "$path has about $bytes bytes; writing twice as many of tokens, about $((bytes / 200000000 + 1)) s"
 
-# What changes while it is read must count as newer the next time: the result is as old as the beginning.
+# What changes while it is read must count as newer the next time: the result gets the time of the start.
 mkdir -p "$root/data/.download"
 stamp=$(mktemp "$root/data/.download/text.XXXXXX")
 trap 'rm -f "$stamp"' EXIT

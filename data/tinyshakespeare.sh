@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Tiny Shakespeare, from Karpathy's char-rnn, as tokens in data/tinyshakespeare/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in
-# data/tinyshakespeare-gpt2/. Prints the folder on its last line.
-# TINYSHAKESPEARE_URL names another source of the same file (https://, file://).
+# data/tinyshakespeare-gpt2/. Prints the folder as its last line.
+# TINYSHAKESPEARE_URL is another location of the same file (https://, file://).
 set -euo pipefail
 corpus=tinyshakespeare
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 choose_tokenizer tinyshakespeare
-stop_if_there
+exit_if_done
 say "fetching 1.1 MB, writing at most 2.2 MB of tokens: a second"
 text=$root/data/.download/tinyshakespeare.txt
 download "${TINYSHAKESPEARE_URL:-https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt}" "$text" 1115394 \

@@ -1,30 +1,30 @@
-// data/tokenize: text -> DIR/train_000000.bin, ... and DIR/val_000000.bin, ..., token shards in llm.c's format, with DIR/tokenizer.json,
-// what their tokens stand for, and DIR/MANIFEST.json.
+// data/tokenize: text -> DIR/train_000000.bin, ... and DIR/val_000000.bin, ..., token shards in llm.c's format, with their vocabulary in
+// DIR/tokenizer.json, and DIR/MANIFEST.json.
 //
-// Each thread takes the next batch of the corpus, encodes it, and hands it to the shards, where batches wait for those before them: the
-// corpus is read and written in one order, whatever the number of threads. After each complete shard PROGRESS.json says how far
-// everything has come, and a run that finds one goes on from there.
-#include <unistd.h>                // isatty
-#include <CLI/CLI.hpp>             // CLI::App
-#include <cmath>                   // std::lround
-#include <condition_variable>      // std::condition_variable
-#include <csignal>                 // signal
-#include <cstdio>                  // printf, fprintf
-#include <exception>               // std::exception_ptr
-#include <filesystem>              // exists
-#include <fstream>                 // std::ifstream
-#include <map>                     // std::map
-#include <mutex>                   // std::mutex
-#include <new>                     // std::bad_alloc
-#include <nlohmann/json.hpp>       // nlohmann::ordered_json
-#include <optional>                // std::optional
-#include <thread>                  // std::thread
-#include "corpus.h"                // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
-#include "llmc/utils/clock.h"      // seconds_now
-#include "llmc/io/durable_file.h"  // write_file_durably, rename_durably
-#include "llmc/utils/error.h"      // user_error, UserError
-#include "llmc/text/tokenizer.h"   // Tokenizer, Encoder
-#include "shards.h"                // ShardWriter, OutputFolder, already_there
+// Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait for those before them: the
+// output is the same with any number of threads. After each complete shard the position is written to PROGRESS.json, from which an interrupted
+// run resumes.
+#include <unistd.h>               // isatty
+#include <CLI/CLI.hpp>            // CLI::App
+#include <cmath>                  // std::lround
+#include <condition_variable>     // std::condition_variable
+#include <csignal>                // signal
+#include <cstdio>                 // printf, fprintf
+#include <exception>              // std::exception_ptr
+#include <filesystem>             // exists
+#include <map>                    // std::map
+#include <mutex>                  // std::mutex
+#include <new>                    // std::bad_alloc
+#include <nlohmann/json.hpp>      // nlohmann::ordered_json
+#include <optional>               // std::optional
+#include <thread>                 // std::thread
+#include "corpus.h"               // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
+#include "llmc/utils/clock.h"     // seconds_now
+#include "llmc/utils/crc32c.h"    // crc32c_hex
+#include "llmc/utils/files.h"     // write_file_durably, rename_durably
+#include "llmc/utils/error.h"     // user_error, UserError
+#include "llmc/text/tokenizer.h"  // Tokenizer, Encoder
+#include "shards.h"               // ShardWriter, OutputFolder, shards_exist
 
 using json = nlohmann::ordered_json;
 
@@ -40,15 +40,15 @@ struct Options {
   CorpusOptions corpus;
 };
 
-constexpr int64_t few_documents = 200;          // with fewer the split is by bytes
-constexpr size_t bytes_under_way = 64 << 20;    // of text that is read and not written: batches are 1 MiB each, few are larger
+constexpr int64_t few_documents = 200;          // with fewer documents, the split is by bytes
+constexpr size_t max_bytes_in_flight = 64 << 20;  // of text that is read and not yet written; most batches have 1 MiB
 
-// What is counted as a corpus is encoded.
+// Counts over the documents encoded so far.
 struct Counts {
-  int64_t empty = 0;             // documents without a byte, which have no token
+  int64_t empty = 0;             // empty documents, which have no token
   int64_t bytes = 0;             // of text
-  int64_t replaced = 0;          // sequences that are no UTF-8, and became U+FFFD
-  int64_t runs_cut = 0;          // that were longer than longest_run
+  int64_t replaced = 0;          // invalid sequences of UTF-8, which became U+FFFD
+  int64_t runs_cut = 0;          // longer than longest_run
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counts, empty, bytes, replaced, runs_cut)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Position, source, source_document, offset, document, bytes, files, in_tail)
@@ -60,8 +60,8 @@ struct EncodedBatch {
   std::vector<uint16_t> train, val;
   Counts counts;
   Position end;
-  size_t memory = 0;   // of the batch it was
-  int64_t read = 0;    // bytes of the sources up to there
+  size_t memory = 0;   // of the batch before encoding
+  int64_t read = 0;    // bytes of the sources, up to the end of the batch
 };
 
 struct BatchEncoder {
@@ -97,7 +97,7 @@ struct BatchEncoder {
         while (line + 1 < batch.lines.size() && batch.lines[line + 1].first_part <= i) line++;
         const Batch::Lines& lines = batch.lines[line];
         if (!document_of_line(text, options.corpus.field, document, result.counts.replaced))
-          user_error("%s: line %lld is no JSON object with a string named \"%s\"; name the field that is there with --field",
+          user_error("%s: line %lld is no JSON object with a string named \"%s\"; name the right field with --field",
                      lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)), options.corpus.field.c_str());
         text = document;
         result.counts.empty += text.empty();
@@ -120,15 +120,14 @@ struct Run {
   CorpusSplit split;
   OutputFolder folder;
   std::optional<ShardWriter> train, val;
-  Counts counts;        // of what is in the shards
-  Position position;    // behind it
+  Counts counts;        // of the text in the shards
+  Position position;    // after it
   std::string tokenizer_json;
   double start = seconds_now();
 
   Run(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
 
   int64_t documents() const { return position.document - counts.empty; }
-  int64_t bytes_before() const { return bytes_before_; }
   bool reads_stdin() const {
     for (const SourceFile& source : sources)
       if (source.path == "-") return true;
@@ -136,38 +135,40 @@ struct Run {
   }
   json identity() const;
   void choose_split();
-  bool go_on();
+  bool resume();
   void open_shards();
   void save_progress();
   void write_manifest();
   void write(const EncodedBatch& batch);
   void show_progress(int64_t bytes_read);
   void encode_all();
+  void print_summary() const;
 
  private:
   double shown_at_ = seconds_now();
-  int64_t tokens_before_ = 0, bytes_before_ = 0, read_before_ = 0;  // what an earlier run did
+  int64_t tokens_before_ = 0, bytes_before_ = 0, read_before_ = 0;  // of an earlier run that this one resumes
 };
 
-// With few documents, or one, the last bytes are validation data: that takes reading it all once, to count. Otherwise the first few tell.
+// With fewer than few_documents documents, the last bytes are validation data, which requires counting all bytes first; that ends when enough
+// documents are counted.
 void Run::choose_split() {
   if (options.val_fraction && *options.val_fraction == 0) return;
   const double documents = options.val_fraction.value_or(0.05), bytes = options.val_fraction.value_or(0.1);
   split.every = std::lround(1 / documents);
-  if (reads_stdin() || !options.corpus.field.empty()) return;  // what cannot be read twice, or has no text before it is parsed
+  if (reads_stdin() || !options.corpus.field.empty()) return;  // cannot be read twice; the text's size is unknown before parsing
   std::vector<SourceFile> counted = sources;
-  const Tokenizer any = Tokenizer::bytes();
-  CorpusReader reader(counted, options.corpus, {}, any);
+  const Tokenizer bytes_tokenizer = Tokenizer::bytes();
+  CorpusReader reader(counted, options.corpus, {}, bytes_tokenizer);
   Batch batch;
-  int64_t in_all = 0;
+  int64_t total_bytes = 0;
   while (reader.next(batch)) {
-    in_all = batch.end.bytes;
+    total_bytes = batch.end.bytes;
     if (batch.end.document >= few_documents) return;
   }
-  split.train_bytes = int64_t(double(in_all) * (1 - bytes));
+  split.train_bytes = int64_t(double(total_bytes) * (1 - bytes));
 }
 
-// What must be the same for a run to go on where another one stopped.
+// What must be the same for a run to resume an interrupted one.
 json Run::identity() const {
   json files = json::array();
   for (const SourceFile& source : sources) files.push_back({source.path, source.bytes, source.mtime_ns});
@@ -179,21 +180,21 @@ json Run::identity() const {
 // Called where batches end.
 void Run::save_progress() {
   json checksums = json::array();
-  for (int64_t i = 0; i < position.source; i++) checksums.push_back(sources[size_t(i)].checksum);
+  for (int64_t i = 0; i < position.source; i++) checksums.push_back(sources[i].checksum);
   const json progress = {{"run", identity()}, {"position", nlohmann::json(position)}, {"counts", nlohmann::json(counts)},
                          {"source_crc32c", checksums}, {"train", train->state()}, {"val", val->state()}};
   write_file_durably(folder.progress_path() + ".tmp", progress.dump() + "\n");
   rename_durably(folder.progress_path() + ".tmp", folder.progress_path());
 }
 
-// Takes over what an earlier run left. False if there is nothing, or it is another corpus's, or damaged.
-bool Run::go_on() {
-  std::ifstream file(folder.progress_path());
-  if (!file || reads_stdin()) return false;
-  const json progress = json::parse(file, nullptr, /*allow_exceptions=*/false);
+// Resumes an interrupted run from PROGRESS.json. False if there is none, it belongs to another corpus, or files are damaged.
+bool Run::resume() {
+  const std::optional<std::string> text = try_read_file(folder.progress_path());
+  if (!text || reads_stdin()) return false;
+  const json progress = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   try {
     if (progress.at("run") != identity()) return false;
-    if (!train->go_on(progress.at("train")) || !val->go_on(progress.at("val"))) return false;
+    if (!train->resume(progress.at("train")) || !val->resume(progress.at("val"))) return false;
     position = nlohmann::json(progress.at("position")).get<Position>();
     counts = nlohmann::json(progress.at("counts")).get<Counts>();
     for (size_t i = 0; i < progress.at("source_crc32c").size(); i++) sources.at(i).checksum = progress["source_crc32c"][i];
@@ -202,8 +203,8 @@ bool Run::go_on() {
   }
   bytes_before_ = counts.bytes;
   tokens_before_ = train->total() + val->total();
-  for (int64_t i = 0; i < position.source; i++) read_before_ += sources[size_t(i)].bytes;
-  fprintf(stderr, "going on behind %lld tokens that an earlier run wrote\n", (long long)tokens_before_);
+  for (int64_t i = 0; i < position.source; i++) read_before_ += sources[i].bytes;
+  fprintf(stderr, "resuming after %lld tokens that an earlier run wrote\n", (long long)tokens_before_);
   return true;
 }
 
@@ -213,23 +214,21 @@ void Run::open_shards() {
     val.emplace(folder.path(), "val", options.shard_tokens);
   };
   open_both();
-  if (go_on()) return;
+  if (resume()) return;
   open_both();
   folder.clear();
 }
 
-static std::string hex(uint32_t checksum) { return format("%08x", checksum); }
-
 void Run::write_manifest() {
   json files = json::array(), shards = json::array();
   for (const SourceFile& source : sources)
-    files.push_back({{"path", source.path}, {"bytes", source.bytes}, {"crc32c", hex(source.checksum)}});
+    files.push_back({{"path", source.path}, {"bytes", source.bytes}, {"crc32c", crc32c_hex(source.checksum)}});
   for (const ShardWriter* writer : {&*train, &*val})
     for (const Shard& shard : writer->shards())
-      shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", hex(shard.checksum)}});
+      shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
   const json manifest = {
       {"tokenizer", {{"vocabulary", options.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"end_of_text", tokenizer.end_of_text()},
-                     {"crc32c", hex(tokenizer.checksum())}}},
+                     {"crc32c", crc32c_hex(tokenizer.checksum())}}},
       {"end_of_text", options.end_of_text}, {"documents", documents()}, {"bytes_of_text", counts.bytes},
       {"invalid_utf8_replaced", counts.replaced}, {"runs_cut", counts.runs_cut}, {"train_tokens", train->total()},
       {"val_tokens", val->total()}, {"sources", files}, {"shards", shards}};
@@ -267,50 +266,52 @@ void Run::show_progress(int64_t bytes_read) {
           double(tokens - tokens_before_) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
 }
 
-// What the threads share: the corpus, which one at a time reads, and the shards, to which batches go in the corpus's order.
+// State that the threads share: the corpus, which one thread at a time reads, and the shards, to which batches are written in the corpus's
+// order.
 struct Pipeline {
   Run& run;
   CorpusReader reader;
   std::mutex reading, state;
-  std::condition_variable room;               // under_way fell, or all is over
-  std::map<int64_t, EncodedBatch> waiting;    // for those before them
+  std::condition_variable room;               // in_flight has decreased, or there was an error
+  std::map<int64_t, EncodedBatch> waiting;    // by number, for the batches before them
   int64_t next_read = 0, next_written = 0;
-  size_t under_way = 0;
+  size_t in_flight = 0;
   bool at_end = false;
   Position end;
   std::exception_ptr error;
 
   explicit Pipeline(Run& r) : run(r), reader(r.sources, r.options.corpus, r.split, r.tokenizer, r.position) {}
 
-  // The corpus's next batch, its number, and how much of the sources is read. False if there is none, or an error elsewhere.
+  // Reads the next batch; number: its number; read: bytes of the sources read so far. False at the end, or after an error of any thread.
   bool take(Batch& batch, int64_t& number, int64_t& read) {
     std::lock_guard<std::mutex> turn(reading);
     std::unique_lock<std::mutex> lock(state);
-    room.wait(lock, [&] { return error || at_end || under_way < bytes_under_way; });
+    room.wait(lock, [&] { return error || at_end || in_flight < max_bytes_in_flight; });
     if (error || at_end) return false;
+    at_end = true;  // for the other threads, should next() throw: after an error the reader must not be used again
     lock.unlock();
     const bool any = reader.next(batch);
     lock.lock();
     at_end = !any;
     end = batch.end;
     number = next_read++;
-    under_way += batch.memory();
+    in_flight += batch.memory();
     read = reader.bytes_read();
     return any;
   }
-  // Writes it, and those that waited for it, or leaves it to whoever has the one before.
+  // Writes the batch and those that waited for it, or keeps it until the batches before it are written.
   void put(int64_t number, EncodedBatch&& encoded) {
     std::lock_guard<std::mutex> lock(state);
     waiting.emplace(number, std::move(encoded));
     for (auto first = waiting.begin(); first != waiting.end() && first->first == next_written; first = waiting.erase(first)) {
       if (error) return;
       run.write(first->second);
-      under_way -= first->second.memory;
+      in_flight -= first->second.memory;
       next_written++;
     }
     room.notify_all();
   }
-  // What every thread does; one of them makes tokenizer.json first, while the others have begun. What one of them throws ends all.
+  // The body of every thread; one of them makes tokenizer.json first, while the others encode. An exception in one of them ends all.
   void work(bool make_tokenizer_json) {
     try {
       if (make_tokenizer_json) run.tokenizer_json = run.tokenizer.to_json();
@@ -339,9 +340,24 @@ void Run::encode_all() {
   position = pipeline.end;
 }
 
+void Run::print_summary() const {
+  const double seconds = seconds_now() - start;
+  if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
+  printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n", options.out.c_str(),
+         (long long)documents(), (long long)counts.bytes, (long long)position.files, tokenizer.vocab_size(),
+         tokenizer.is_bytes() ? "byte-level" : options.tokenizer.c_str());
+  if (counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)counts.replaced);
+  if (counts.runs_cut > 0)
+    printf("cut: %lld runs of more than %zu MB without a break\n", (long long)counts.runs_cut, longest_run >> 20);
+  printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n", (long long)train->total(),
+         train->shards().size(), (long long)val->total(), val->shards().size(), seconds,
+         double(counts.bytes - bytes_before_) / 1e6 / seconds);
+}
+
+// Writes the corpus into options.out. Throws UserError.
 void tokenize(const Options& options) {
-  if (already_there(options.out) && !options.force) {
-    printf("%s is there already; --force makes it again\n", options.out.c_str());
+  if (shards_exist(options.out) && !options.force) {
+    printf("%s exists already; --force makes it again\n", options.out.c_str());
     return;
   }
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
@@ -352,7 +368,7 @@ void tokenize(const Options& options) {
     run.encode_all();
   } catch (const UserError& e) {
     const bool kept = std::filesystem::exists(run.folder.progress_path());
-    user_error("%s; %s", e.what(), kept ? "the same command goes on from the shards that are written" : "nothing was written");
+    user_error("%s; %s", e.what(), kept ? "the same command resumes after the shards that are written" : "nothing was written");
   }
   if (run.counts.bytes == 0)
     user_error("%s%s: no text in it: %lld files, 0 bytes", options.corpus.paths[0].c_str(),
@@ -365,18 +381,7 @@ void tokenize(const Options& options) {
   run.write_manifest();
   write_file_durably(run.folder.path() + "/tokenizer.json", run.tokenizer_json);
   run.folder.publish();
-
-  const double seconds = seconds_now() - run.start;
-  if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
-  printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n", options.out.c_str(),
-         (long long)run.documents(), (long long)run.counts.bytes, (long long)run.position.files, tokenizer.vocab_size(),
-         tokenizer.is_bytes() ? "byte-level" : options.tokenizer.c_str());
-  if (run.counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)run.counts.replaced);
-  if (run.counts.runs_cut > 0)
-    printf("cut: %lld runs of more than %zu MB without a break\n", (long long)run.counts.runs_cut, longest_run >> 20);
-  printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n", (long long)run.train->total(),
-         run.train->shards().size(), (long long)run.val->total(), run.val->shards().size(), seconds,
-         double(run.counts.bytes - run.bytes_before()) / 1e6 / seconds);
+  run.print_summary();
 }
 
 void define_options(CLI::App& app, Options& options) {
@@ -385,18 +390,18 @@ void define_options(CLI::App& app, Options& options) {
                  "(r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside it, tokenizer.json, or a folder with these")
       ->capture_default_str()->type_name("bytes|PATH");
   app.add_option("--out", options.out,
-                 "folder to write; appears as a whole when everything is done. If it is there already, nothing "
-                 "happens. What an interrupted run wrote is in DIR.tmp, and the same command goes on from there")
+                 "folder to write; it is created when everything is done. If it exists already, nothing "
+                 "happens. What an interrupted run wrote is in DIR.tmp, from which the same command resumes")
       ->required()->type_name("DIR");
   app.add_option("--separator", options.separator,
-                 "what parts the documents within a file; none: a file is one document; nul: a NUL byte. Empty "
+                 "what separates the documents within a file; none: a file is one document; nul: a NUL byte. Empty "
                  "documents are left out")
       ->check(CLI::IsMember({"none", "nul"}))->capture_default_str();
   app.add_option("--field", options.corpus.field,
-                 "files hold JSON lines: an object a line, and a document in this field of it")
+                 "files hold JSON lines: one object per line, with a document in this field")
       ->type_name("NAME");
   app.add_option("--end-of-text", options.end_of_text,
-                 "where the end of text stands: before each document, as in llm.c, or after, as in nanoGPT")
+                 "where the end-of-text token is: before each document, as in llm.c, or after it, as in nanoGPT")
       ->check(CLI::IsMember({"before", "after"}))->capture_default_str();
   app.add_option("--val-fraction", options.val_fraction,
                  "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON lines and from "
@@ -405,13 +410,13 @@ void define_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.0, 0.5))->type_name("0..0.5");
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
       ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))->capture_default_str()->type_name("N");
-  app.add_option("--threads", options.threads, "threads; the shards are the same with any number")
+  app.add_option("--threads", options.threads, "threads; the output is the same with any number")
       ->check(CLI::Range(1, 1024))->capture_default_str()->type_name("N");
-  app.add_flag("--force", options.force, "replace DIR if it is there; refused if it holds anything but shards");
+  app.add_flag("--force", options.force, "replace DIR if it exists; an error if it holds anything but shards");
   app.add_option("PATH", options.corpus.paths,
                  "text files, folders (all regular files in them, however deep, sorted by path; links to files are followed, to folders "
                  "not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar file is read as what is in it, also inside a "
-                 "tar file. Any bytes are text; what is not UTF-8 becomes U+FFFD, but for --tokenizer bytes")
+                 "tar file. Any bytes are text; invalid UTF-8 becomes U+FFFD, except with --tokenizer bytes")
       ->required();
 }
 
@@ -430,7 +435,7 @@ int main(int argc, char** argv) {
   }
   options.corpus.nul_separated = options.separator == "nul";
   while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
-  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), with a message and a clean end
+  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), with a message and a clean exit
   for (int stop : {SIGINT, SIGTERM, SIGHUP}) signal(stop, [](int) { interrupted = 1; });
   try {
     tokenize(options);

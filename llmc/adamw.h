@@ -8,6 +8,17 @@
 //
 // weight_decay is 0 for biases and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
 #pragma once
+#include <cstdint>  // int64_t
+
+// A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over. Indices
+// count elements of the float arenas.
+struct ParameterChunk {
+  int64_t begin;  // of weights and gradients; a multiple of 64
+  int64_t state;  // of masters and moments, a multiple of 64: another index where their arenas hold only this process's shard
+  int count;      // at most parameter_chunk_size
+  int decays;     // weight decay applies
+};
+constexpr int parameter_chunk_size = 8192;
 
 // The numbers of one step.
 struct AdamWStep {
@@ -17,9 +28,9 @@ struct AdamWStep {
   float weight_decay;                        // of the tensors that decay
 };
 
-// What an update depends on that the device has computed. It lies there.
+// Sums over a step, in the device's memory, where the operations add them up and the update reads them.
 struct StepStats {
-  double loss;               // of the mean losses of the step's micro-batches, in nats
-  double grad_squares;       // of the gradients' squares
-  double stop_requests = 0;  // positive if somebody asks to stop after this step; travels along, the update does not look at it
+  double loss;               // of the micro-batches' mean losses, in nats
+  double grad_squares;       // of the squares of all gradients
+  double stop_requests = 0;  // positive if a rank asks to stop after this step; summed with the others, not used by the update
 };

@@ -1,12 +1,12 @@
-// The operations of the device that this is compiled for: the same names and signatures in each folder.
+// The operations of the device that the program is compiled for: the same names and signatures in each folder.
 #pragma once
 #ifdef SLA_CPU
 #include "llmc/cpu/attention.h"   // attention_forward, attention_backward, copy_rows
-#include "llmc/cpu/classifier.h"  // classifier
+#include "llmc/cpu/classifier.h"  // classifier, add_mean_loss
 #include "llmc/cpu/device.h"      // device_malloc, copy_to_device, ...
 #include "llmc/cpu/embedding.h"   // embedding_forward, embedding_backward
 #include "llmc/cpu/gelu.h"        // gelu_forward, gelu_backward
-#include "llmc/cpu/layernorm.h"   // layernorm_forward, residual_layernorm_forward, layernorm_backward
+#include "llmc/cpu/layernorm.h"   // layernorm_forward, residual_layernorm_forward, layernorm_backward, layernorm_backward_scratch
 #include "llmc/cpu/matmul.h"      // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_gelu_backward, gemm, gemm_peak
 #include "llmc/cpu/optimizer.h"   // adamw_update, sum_of_squares
 #else
@@ -22,5 +22,5 @@
 #if defined(SLA_NCCL) && !defined(SLA_CPU)
 #include "llmc/dist/collectives.h"  // Collectives
 #else
-#include "llmc/dist/no_collectives.h"  // the same, of a process alone
+#include "llmc/dist/no_collectives.h"  // the same names, for a single process
 #endif

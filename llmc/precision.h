@@ -1,5 +1,5 @@
 // The type of weights and activations, fixed when the program is built (make PRECISION=BF16 or FP32). Gradients of
-// parameters, AdamW's moments and master weights, LayerNorm's statistics, losses and every sum are float whatever it is.
+// parameters, AdamW's moments and master weights, LayerNorm's statistics, losses and sums are float in both.
 #pragma once
 #ifdef PRECISION_BF16
 #include <cuda_bf16.h>  // __nv_bfloat16
@@ -10,5 +10,5 @@ typedef float floatX;
 constexpr const char* precision_name = "fp32";
 #endif
 
-// Weights that are not float have masters that are: AdamW updates those, and files hold them.
+// Weights that are not float have float masters, which AdamW updates and which files hold.
 constexpr bool has_master_weights = sizeof(floatX) != sizeof(float);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# `make gpu-check`: everything that needs a GPU to be shown, in under ten minutes: builds natively, tests the model and its operations in
-# both precisions, runs compute-sanitizer on a short form of the tests, and benchmarks. The table and its JSON go to
-# dev/bench/results/<gpu>.{md,json}, whose last line says whether all was green. Where python3 has a PyTorch that sees the GPU, the same
-# model and the same attention are timed there too, which takes some minutes more: it compiles the model for each shape.
+# `make gpu-check`: everything that only a GPU can show, in under ten minutes: builds natively, tests the model and its operations in both
+# precisions, runs compute-sanitizer on a subset of the tests, and benchmarks. The results go to dev/bench/results/<gpu>.{md,json}; the last
+# line of the former says whether everything passed. If python3 has a PyTorch that sees the GPU, the same model and attention are timed with it,
+# too, which takes some minutes more: it compiles the model for each shape.
 #
 # Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json and GoogleTest. Where those are not
 # installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
@@ -20,7 +20,7 @@ table=$(mktemp) steps=$(mktemp) peer=$(mktemp)
 trap 'rm -f "$table" "$steps" "$peer"' EXIT
 failed=0 start=$SECONDS
 
-# step <what> <command...>: runs it, remembers how it went; what it printed is shown if it failed.
+# step <what> <command...>: runs it and adds a row to the table; if it failed, the end of its output is printed.
 step() {
   local what=$1 log begin=$SECONDS verdict=green
   shift
@@ -41,7 +41,7 @@ step "build for $name" make --no-print-directory -j"$(nproc)" "${targets[@]}"
 step "test_tile, bf16" build/bf16/test_tile
 for p in bf16 fp32; do for t in $tests; do step "$t, $p" "build/$p/$t"; done; done
 
-# The short form: one wiring with accumulation, kept and recomputed, generation, and each operation once.
+# The subset: one wiring with accumulation, with and without recomputation, generation, and each operation once.
 short='*HasTheLosses*/nine_of_twelve:*AllButKeysAndValues*/nine_of_twelve:Generation.Continues*'
 if [ -n "$sanitizer" ]; then
   for tool in memcheck racecheck; do
@@ -60,7 +60,7 @@ fi
 ours=dev/bench/results/$slug.json
 step "benchmark" sh -c "build/bf16/bench_gpu --json '$ours' >'$table'"
 
-# torch <arguments>: a table of the peer's figures beside those that were just measured.
+# torch <arguments>: a table of PyTorch's figures beside those that were just measured.
 torch() { echo && python3 dev/bench/torch_sla.py "$@" --ours "$ours"; }
 torch_attention() { torch attention --heads 12 --head-size 64 "$@" && torch attention --heads 6 --head-size 128 "$@"; }
 to_peer() { "$@" >>"$peer"; }
@@ -70,7 +70,7 @@ if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   step "PyTorch, training" to_peer torch train --model d12 --skip-layer 9 --skip-heads 0,9 --seq-len 1024,4096,8192,16384 \
     --micro-batch 32,8,4,2
 else
-  echo "| PyTorch | not timed | | python3 has none that sees the GPU |" | tee -a "$steps"
+  echo "| PyTorch | not timed | | python3 has no PyTorch that sees the GPU |" | tee -a "$steps"
 fi
 {
   echo "# $name"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What scripts/run_gpt2_*.sh have in common: one of the paper's runs (524,288 tokens an update, 18,000 updates, learning rate 1.5e-4, which
-# the paper gives; warm-up, clipping and decay, which it does not, as nanoGPT has them), on all GPUs of this machine, started again with
-# -y whenever it ends too early. It is done when its last checkpoint is there.
+# The common part of scripts/run_gpt2_*.sh: one of the paper's runs on all GPUs of this machine. 524,288 tokens per update, 18,000 updates and
+# learning rate 1.5e-4 are the paper's; warm-up, clipping and decay, which it does not give, are nanoGPT's. If the run fails, it is resumed (-y),
+# until it is finished or has failed three times in a row without a new checkpoint.
 #
 #   scripts/run_gpt2.sh <name> <preset> <n_l> <n_h> [T] [options of the trainer ...]
 #
 # T: 4096 (the default), 8192 or 16384. Environment:
 #   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh makes)
 #   OUT=folder      of the run (runs/<name>-<T>)
-#   BATCH=n         sequences in a micro-batch (1); T * BATCH * ranks must divide 524,288; the more, the faster, while they fit
+#   BATCH=n         sequences in a micro-batch (1); T * BATCH * ranks must divide 524,288; as large as fits is fastest
 #   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many>); scripts/multi_node/ sets it
 #   TRAINER=program (./train_gpt2_sla)
 #   PAUSE=seconds   before it is started again (10)
@@ -22,8 +22,8 @@ T=4096
 case ${1:-} in [0-9]*) T=$1; shift ;; esac
 case $T in 4096 | 8192 | 16384) ;; *) die "T = $T: the paper's are 4096, 8192 and 16384" ;; esac
 DATA=${DATA:-data/openwebtext-gpt2} OUT=${OUT:-runs/$name-$T} BATCH=${BATCH:-1} TRAINER=${TRAINER:-./train_gpt2_sla} PAUSE=${PAUSE:-10}
-ls "$DATA"/train_*.bin >/dev/null 2>&1 || die "$DATA: no train_*.bin there; name a folder of GPT-2's tokens with DATA=, see data/README.md"
-[ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is"
+ls "$DATA"/train_*.bin >/dev/null 2>&1 || die "$DATA: no train_*.bin in it; name a folder of GPT-2's tokens with DATA=, see data/README.md"
+[ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is installed"
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="mpirun -np $gpus"; fi
 
@@ -36,14 +36,15 @@ train() {
     -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"
 }
 
-in_vain=0
+failures=0
 while true; do
   before=$(newest)
   stoppable train "$@"
   [ $status -ne 0 ] || exit 0
-  [ -z "$stopped" ] || { echo "stopped; the same command goes on" >&2; exit $status; }
-  if [ "$(newest)" = "$before" ]; then in_vain=$((in_vain + 1)); else in_vain=0; fi
-  [ $in_vain -lt 3 ] || die "ended three times in a row without a new checkpoint, the last time with status $status; see above"
-  echo "the run ended with status $status; it goes on from $(newest | grep . || echo 'its beginning') in $PAUSE s" >&2
+  [ -z "$stopped" ] || { echo "stopped; the same command resumes" >&2; exit $status; }
+  if [ "$(newest)" = "$before" ]; then failures=$((failures + 1)); else failures=0; fi
+  [ $failures -lt 3 ] || die "ended three times in a row without a new checkpoint, the last time with status $status; see above"
+  resumes=$(newest | sed 's/^/resumes from /')
+  echo "the run ended with status $status; it ${resumes:-starts again} in $PAUSE s" >&2
   sleep "$PAUSE"
 done

@@ -26,13 +26,13 @@ for group in "$@"; do
       ;;
     test)
       need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
-      need libboost-context-dev "fibers, the threads of the emulated GPU" header boost/context/fiber.hpp
-      need libopenmpi-dev "MPI, by which ranks find each other and the emulated GPUs' NCCL runs" command -v mpicxx
+      need libboost-context-dev "fibers, as threads of the emulated GPU" header boost/context/fiber.hpp
+      need libopenmpi-dev "MPI, by which ranks find each other; the emulated NCCL runs on it" command -v mpicxx
       need openmpi-bin "mpirun, which starts them" command -v mpirun
       ;;
-    curl) need curl "downloads a corpus" command -v curl; need ca-certificates "checks whom it downloads from" test -e /etc/ssl/certs/ca-certificates.crt ;;
-    gcide) lists=1 ;;  # apt-get download needs the package lists, and that is all
-    *) echo "error: scripts/setup.sh: unknown group '$group'; there are build, test, curl and gcide" >&2; exit 1 ;;
+    curl) need curl "downloads a corpus" command -v curl; need ca-certificates "certificates, to verify the servers" test -e /etc/ssl/certs/ca-certificates.crt ;;
+    gcide) lists=1 ;;  # apt-get download needs only the package lists
+    *) echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, curl and gcide" >&2; exit 1 ;;
   esac
 done
 command="apt-get update"
@@ -40,7 +40,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   command+=" && apt-get install -y --no-install-recommends ${missing[*]}"
   { echo "missing packages:"; printf '%s\n' "${why[@]}"; } >&2
 elif [ $lists = 1 ] && ! apt-cache show dict-gcide >/dev/null 2>&1; then
-  echo "missing: apt's package lists, to find the default corpus in" >&2
+  echo "missing: apt's package lists, in which the default corpus is found" >&2
 else
   exit 0
 fi

@@ -1,6 +1,6 @@
-# stoppable <command ...>: runs it, and hands SIGTERM, SIGINT and SIGUSR1 on to it as SIGUSR1, on which the trainer leaves a checkpoint and
-# which mpirun and srun pass to their processes (on the other two they end them). Sets status to its exit status; stopped=yes if there was
-# a signal.
+# stoppable <command ...>: runs it, and forwards SIGTERM, SIGINT and SIGUSR1 to it as SIGUSR1, on which the trainer writes a checkpoint and
+# stops. mpirun and srun pass SIGUSR1 to their processes; on the other two they would end them. Sets status to the command's exit status, and
+# stopped=yes if there was a signal.
 stopped=
 stoppable() {
   local signalled=yes child s
@@ -11,7 +11,7 @@ stoppable() {
     signalled=
     wait "$child"
     s=$?
-    [ $s = 127 ] || status=$s  # 127: it has been waited for
+    [ $s = 127 ] || status=$s  # 127: wait has returned its status before
   done
   trap - TERM INT USR1
 }

@@ -41,10 +41,10 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   GPT2 model;
   ModelConfig config = s.config;
   config.max_seq_len = std::max(config.max_seq_len, s.T);
-  if (!skips) config.num_skip_head = 0;
+  if (!skips) config.wiring = Wiring();
   best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
   forget_peak_memory();
-  gpt2_plan(model, config, s.B, s.T);
+  gpt2_plan(model, config, {s.B, s.T});
   gpt2_allocate(model);
   gpt2_init_weights(model, 1);
   std::vector<int> tokens(size_t(s.B) * size_t(s.T) + 1);
@@ -60,8 +60,8 @@ void measure(const Setting& s, bool skips, Measurement& best) {
     if (step > 1) best.step_seconds = std::min(best.step_seconds, seconds_now() - begin);
   }
   best.peak_bytes = std::max(best.peak_bytes, peak_memory());
-  best.planned_bytes = double(gpt2_bytes(model));
-  best.flops = flops_per_token(config, model.plan, s.T) * s.B * s.T;
+  best.planned_bytes = double(model.memory.total());
+  best.flops = flops_per_token(config, model.kv_plan, s.T) * s.B * s.T;
   best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
 }
 
@@ -69,7 +69,7 @@ int main() {
   ModelConfig d12, small;
   CHECK(config_from_preset("d12", d12));
   small.num_layers = 8, small.num_heads = 8, small.channels = 256, small.vocab_size = 257;
-  set_default_skips(small);
+  small.wiring = default_wiring(small.num_layers, small.num_heads);
   const Setting settings[] = {{"124M", d12, 4, 64, 6},
                               {"124M", d12, 1, 1024, 12},
                               {"8 layers, 256 channels, bytes", small, 1, 4096, 6},
@@ -83,7 +83,7 @@ int main() {
     for (int skips : {0, 1}) {
       const Measurement& x = m[skips];
       const double rate = x.flops / x.step_seconds, sgemm = std::max(m[0].sgemm, m[1].sgemm);
-      std::string name = skips ? format("SLA %d/%d", s.config.num_skip_layer, s.config.num_skip_head) : "baseline";
+      std::string name = skips ? format("SLA %d/%d", s.config.wiring.num_skip_layer, s.config.wiring.num_skip_head) : "baseline";
       printf("| %s | %d | %d | %s | %.0f | %.0f | %.0f | %.0f | %.1f %% | %s | %s | %s |\n", s.name, s.B, s.T, name.c_str(),
              x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, sgemm * 1e-9, 100 * rate / sgemm,
              skips ? format("%.3f", m[0].step_seconds / x.step_seconds).c_str() : "", bytes_text(x.peak_bytes).c_str(),

@@ -72,29 +72,28 @@ struct Ceilings {
 // q k^T and p v, below the diagonal. The backward pass has five such products to their two.
 double causal_attention_flops(int64_t B, int64_t T, int64_t C) { return 2.0 * double(B) * double(T) * double(T) * double(C); }
 
-// Each operation of a training step with the shapes of layer n_l, whose last heads borrow.
+// Each operation of a training step with the shapes of layer n_l, whose last heads use the K/V of layer 0.
 json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const int T = scale.lengths[0], B = scale.tokens / T;
   ModelConfig config = scale.config;
   config.max_seq_len = T;
-  set_default_skips(config);
+  config.wiring = default_wiring(config.num_layers, config.num_heads);
   GPT2 model;
-  gpt2_plan(model, config, B, T);
+  gpt2_plan(model, config, {B, T});
   gpt2_allocate(model);
   gpt2_init_weights(model, 1);
   const std::vector<int> tokens = random_tokens(scale.tokens, config.vocab_size);
   gpt2_zero_loss(model);
   gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);  // every tensor holds what it does in training
 
-  const int l = config.num_skip_layer;
+  const int l = config.wiring.num_skip_layer;
   Activations& a = model.acts;
-  const LayerActs& s = a.layers[size_t(l)];
-  const LayerParams<floatX>& p = model.weights.layers[size_t(l)];
-  const LayerParams<float>& g = model.grads.layers[size_t(l)];
-  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.plan, l), Vp = model.logit_stride;
+  const LayerActs& s = a.layers[l];
+  const LayerParams<floatX>& p = model.params.layers[l];
+  const LayerParams<float>& g = model.grads.layers[l];
+  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.kv_plan, l), Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
-  const AttentionShape shape = {B, T, config.num_heads, config.head_size(), 0};
-  const AttentionTable<floatX>& table = model.attention_tables[size_t(l)];
+  const AttentionArgs<floatX> attention = attention_args(model.layers[l], {B, T});
   const double attention_flops = causal_attention_flops(B, T, C);
   const float eps = float(config.layer_norm_eps);
   const AdamWStep step = {1e-9f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.0, 0.1f};
@@ -113,18 +112,18 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   auto matmul = [&](int64_t in, int64_t out) { return 2.0 * double(N) * double(in) * double(out); };
 
   bench("embedding_forward", N * (3 * C * x + 4), 0, [&] {
-    embedding_forward(a.embedded, a.tokens, model.weights.wte, model.weights.wpe, B, T, C, 0); });
+    embedding_forward(a.embedded, a.tokens, model.params.wte, model.params.wpe, B, T, C, 0); });
   bench("layernorm_forward", N * (2 * C * x + 8), 0, [&] {
     layernorm_forward(s.ln1, s.ln1_mean, s.ln1_rstd, s.residual2, p.ln1w, p.ln1b, N, C, eps); });
   bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] {
-    residual_layernorm_forward(s.residual2, s.ln2, s.ln2_mean, s.ln2_rstd, a.embedded, a.branch, p.ln2w, p.ln2b, N, C, eps); });
-  bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { matmul_forward(s.q, s.ln1, p.qkvw, p.qkvb, N, C, QKV); });
-  bench("attention_forward", 0, attention_flops, [&] { attention_forward(s.att, s.lse, s.q, s.q_stride, table, shape); });
-  bench("matmul_forward, attproj", 0, matmul(C, C), [&] { matmul_forward(a.branch, s.att, p.attprojw, p.attprojb, N, C, C); });
+    residual_layernorm_forward(s.residual2, s.ln2, s.ln2_mean, s.ln2_rstd, a.embedded, a.sublayer, p.ln2w, p.ln2b, N, C, eps); });
+  bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { matmul_forward(s.qkv, s.ln1, p.qkvw, p.qkvb, N, C, QKV); });
+  bench("attention_forward", 0, attention_flops, [&] { attention_forward(attention); });
+  bench("matmul_forward, attproj", 0, matmul(C, C), [&] { matmul_forward(a.sublayer, s.att, p.attprojw, p.attprojb, N, C, C); });
   bench("matmul_gelu_forward, fc", 0, matmul(C, 4 * C), [&] {
     matmul_gelu_forward(s.fch_gelu, s.fch, s.ln2, p.fcw, p.fcb, N, C, 4 * C); });
   bench("matmul_forward, fcproj", 0, matmul(4 * C, C), [&] {
-    matmul_forward(a.branch, s.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C); });
+    matmul_forward(a.sublayer, s.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C); });
   bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_forward(s.fch_gelu, s.fch, N * 4 * C); });
   bench("head logits, one chunk", 0, 2.0 * double(rows) * double(Vp) * double(C), [&] { gpt2_logits(model, 0, rows); });
   bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
@@ -135,9 +134,9 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C), [&] {
     matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] {
-    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, N, C); });
+    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, a.layernorm_scratch, N, C); });
   bench("attention_backward", 0, 2.5 * attention_flops, [&] {
-    attention_backward(a.dqkv, QKV, a.delta, a.dsublayer, s.att, s.lse, s.q, s.q_stride, table, shape); });
+    attention_backward(attention); });
   bench("embedding_backward", N * (C * x + 4), 0, [&] {
     embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C); });
   bench("sum_of_squares", P * 4, 0, [&] { gpt2_square_grads(model); });
@@ -147,7 +146,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   return results;
 }
 
-// Attention alone, of a layer whose heads all read its own K/V and of one whose last three quarters borrow, forward and forward with
+// Attention alone, of a layer with its own K/V for all heads and of one with shared K/V for the last three quarters, forward and forward with
 // backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
@@ -158,31 +157,28 @@ json bench_attention(const Scale& scale) {
       for (bool sla : {false, true}) {
         ModelConfig config = scale.config;
         config.num_heads = heads, config.num_layers = 2, config.max_seq_len = T;
-        set_default_skips(config);  // the upper layer borrows from the lower one
-        if (!sla) config.num_skip_head = 0;
+        config.wiring = default_wiring(config.num_layers, config.num_heads);  // layer 0 is the source of layer 1's shared K/V
+        if (!sla) config.wiring = Wiring();
         const int B = scale.tokens / T;
         GPT2 model;
-        gpt2_plan(model, config, B, T);
+        gpt2_plan(model, config, {B, T});
         gpt2_allocate(model);
         gpt2_init_weights(model, 1);
-        gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), B, T);  // q, k and v as they are in training
+        gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});  // q, k and v as they are in training
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
-        const Activations& a = model.acts;
-        const LayerActs& s = a.layers[1];
-        const AttentionTable<floatX>& table = model.attention_tables[1];
-        const AttentionShape shape = {B, T, heads, config.head_size(), 0};
-        const int64_t QKV = qkv_rows(config, model.plan, 1);
-        const auto forward = [&] { attention_forward(s.att, s.lse, s.q, s.q_stride, table, shape); };
+        AttentionArgs<floatX> attention = attention_args(model.layers[1], {B, T});
+        attention.dout = model.acts.lnf;  // some gradient
+        const auto forward = [&] { attention_forward(attention); };
         const auto forward_backward = [&] {
           forward();
-          attention_backward(a.dqkv, QKV, a.delta, a.lnf, s.att, s.lse, s.q, s.q_stride, table, shape);  // lnf: some dout
+          attention_backward(attention);
         };
         const double seconds = time_of(forward, scale.seconds_per_operation);
         const double both_seconds = time_of(forward_backward, scale.seconds_per_operation);
         const double flops = causal_attention_flops(B, T, config.channels);
         const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
-        const std::string name = sla ? format("SLA, %d borrow", config.num_skip_head) : "baseline";
+        const std::string name = sla ? format("SLA, %d heads with shared K/V", config.wiring.num_skip_head) : "baseline";
         printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(), name.c_str(),
                seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
         fflush(stdout);
@@ -205,12 +201,12 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
     for (bool sla : {false, true}) {
       ModelConfig config = scale.config;
       config.max_seq_len = T;
-      set_default_skips(config);
-      if (!sla) config.num_skip_head = 0;
+      config.wiring = default_wiring(config.num_layers, config.num_heads);
+      if (!sla) config.wiring = Wiring();
       const int B = scale.tokens / T;
       const size_t free_before = device_memory_available();
       GPT2 model;
-      gpt2_plan(model, config, B, T);
+      gpt2_plan(model, config, {B, T});
       gpt2_allocate(model);
       gpt2_init_weights(model, 1);
       const std::vector<int> tokens = random_tokens(B * T, config.vocab_size);
@@ -222,10 +218,10 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
         gpt2_update(model, ++step, {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0});
         gpt2_read_stats(model); }, scale.seconds_per_training);
       const double used = double(free_before) - double(device_memory_available());
-      const double planned = double(gpt2_bytes(model) - device_workspace_bytes());
-      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.plan, T);
+      const double planned = double(model.memory.total() - device_workspace_bytes());
+      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.kv_plan, T);
       if (!sla) baseline = rate;
-      const std::string name = sla ? format("SLA %d/%d", config.num_skip_layer, config.num_skip_head) : "baseline";
+      const std::string name = sla ? format("SLA %d/%d", config.wiring.num_skip_layer, config.wiring.num_skip_head) : "baseline";
       printf("| %d | %d | %s | %.1f | %.0f | %.1f | %.1f %% | %s | %s | %s |\n", B, T, name.c_str(), seconds * 1e3, rate,
              flops * 1e-12, 100 * flops / ceilings.gemm, sla ? format("%.3f", rate / baseline).c_str() : "",
              bytes_text(planned).c_str(), bytes_text(used).c_str());

@@ -13,8 +13,8 @@ void print_table(const char* preset, const char* name) {
   const std::vector<int> gpu_gb = {16, 32, 80, 141};
   ModelConfig config;
   CHECK(config_from_preset(preset, config));
-  printf("\n%s (`%s`), skip-layer attention %d/%d:\n\n| T | recomputed | bytes a sequence |", name, preset, config.num_skip_layer,
-         config.num_skip_head);
+  printf("\n%s (`%s`), skip-layer attention %d/%d:\n\n| T | recomputed | bytes a sequence |", name, preset, config.wiring.num_skip_layer,
+         config.wiring.num_skip_head);
   for (int gb : gpu_gb) printf(" %d GB |", gb);
   printf("\n| --: | --- | --: |");
   for (size_t i = 0; i < gpu_gb.size(); i++) printf(" --: |");
@@ -23,11 +23,12 @@ void print_table(const char* preset, const char* name) {
     for (int recompute : {0, 3}) {
       config.max_seq_len = T;  // wpe has a row, and AdamW's state for it, a position
       GPT2 model;
-      gpt2_plan(model, config, 1, T, recompute);
+      gpt2_plan(model, config, {1, T, Recompute(recompute)});
       printf("| %s | %s | %s |", thousands(T).c_str(), recompute == 0 ? "nothing (`-r 0`)" : "all but K/V (`-r 3`)",
-             bytes_text(double(model.activation_layout.bytes - logits_bytes(model))).c_str());
+             bytes_text(double(model.activation_layout.bytes - model.memory[MemoryGroup::logits])).c_str());
       for (int gb : gpu_gb) {
-        const int B = largest_micro_batch(config, T, recompute, /*keep_dead_kv=*/false, size_t(gb) * 1000000000);
+        const int B = largest_micro_batch(size_t(gb) * 1000000000, [&](int sequences) {
+          return gpt2_memory(config, sequences, {1, T, Recompute(recompute)}); });
         printf(" %s |", B == 0 ? "-" : thousands(B).c_str());
       }
       printf("\n");

@@ -2,10 +2,10 @@
 """The peer that the trainer's speed is compared with: GPT-2 with skip-layer attention in PyTorch 2, as the paper's listing has it.
 
 Layers l >= n_l concatenate, along the heads, the keys and values of their own first h - n_h heads with those that layer l - n_l
-projected for its last n_h. Every layer projects all of its k and v, also those that nobody reads. Otherwise it is what people
-train GPT-2 with: torch.compile, scaled_dot_product_attention, bf16 autocast over fp32 weights, fused AdamW.
+projected for its last n_h. Every layer projects all of its k and v, also those that no head reads. Otherwise it is the usual way
+to train GPT-2: torch.compile, scaled_dot_product_attention, bf16 autocast over fp32 weights, fused AdamW.
 
-    torch_sla.py check dev/test/golden          computes what the trainer computes? on the CPU, in float64
+    torch_sla.py check dev/test/golden          does it compute the same as the trainer? on the CPU, in float64
     torch_sla.py train --model d12 --skip-layer 9 --skip-heads 0,9 --seq-len 1024,16384 --micro-batch 32,2
     torch_sla.py attention --head-size 64 --heads 12 --seq-lens 1024,4096,16384 --tokens 32768
 
@@ -55,7 +55,7 @@ class Config:
         if not 0 <= skip_heads <= num_heads:
             raise UserError(f"--skip-heads {skip_heads}, but the model has {num_heads} heads")
         if skip_heads > 0 and not 1 <= skip_layer <= num_layers - 1:
-            raise UserError(f"--skip-layer {skip_layer}: in a model of {num_layers} layers a head can borrow from 1 to "
+            raise UserError(f"--skip-layer {skip_layer}: in a model of {num_layers} layers the source layer is 1 to "
                             f"{num_layers - 1} layers below")
 
     def attention_name(self):
@@ -87,18 +87,18 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(C, 3 * C, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.heads = config.num_heads
-        self.lender = layer - config.skip_layer if config.skip_heads > 0 and layer >= config.skip_layer else None
-        self.split = config.num_heads - config.skip_heads  # the first head that borrows
+        self.source_layer = layer - config.skip_layer if config.skip_heads > 0 and layer >= config.skip_layer else None
+        self.split = config.num_heads - config.skip_heads  # the first head with shared K/V
 
     def forward(self, x, projected):
         """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below; this one appends its own."""
         B, T, C = x.shape
         q, k, v = (y.view(B, T, self.heads, C // self.heads).transpose(1, 2) for y in self.c_attn(x).split(C, dim=2))
         projected.append((k, v))
-        if self.lender is not None:
-            lent_k, lent_v = projected[self.lender]
-            k = torch.cat((k[:, :self.split], lent_k[:, self.split:]), dim=1)
-            v = torch.cat((v[:, :self.split], lent_v[:, self.split:]), dim=1)
+        if self.source_layer is not None:
+            source_k, source_v = projected[self.source_layer]
+            k = torch.cat((k[:, :self.split], source_k[:, self.split:]), dim=1)
+            v = torch.cat((v[:, :self.split], source_v[:, self.split:]), dim=1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
@@ -299,7 +299,7 @@ def wait(device):
 
 def time_of(run, device, seconds, at_least=3, at_once=1):
     """Seconds that `run` takes: the median of runs that fill about `seconds`, after two that are not counted. `at_once` of them are
-    queued before anybody waits, so that a GPU need not wait for Python."""
+    queued before a wait, so that a GPU need not wait for Python."""
     for _ in range(2):
         run()
     wait(device)

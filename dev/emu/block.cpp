@@ -1,7 +1,7 @@
 // Runs one kernel: its blocks one after another in a random order, the threads of a block as fibers.
 //
 // A thread runs until it has to wait for others: at a barrier of the block, or in a collective of its warp. Then a thread
-// drawn from those that can go on does so. A fiber whose thread has ended starts the next thread itself: a kernel without
+// drawn from those that can continue does so. A fiber whose thread has ended starts the next thread itself: a kernel without
 // barriers runs on one fiber and costs a function call per thread.
 #include <boost/context/fiber.hpp>                      // boost::context::fiber
 #include <boost/context/protected_fixedsize_stack.hpp>  // stacks with a guard page
@@ -12,7 +12,7 @@
 #include <vector>                                       // std::vector
 #include "emu.h"
 
-// The kernels' `extern __shared__` array. What lies past the launch's bytes is poisoned.
+// The kernels' `extern __shared__` array. The bytes after the launch's shared memory are poisoned.
 alignas(1024) unsigned char shared_memory[emu::max_shared_bytes];
 
 uint3 threadIdx, blockIdx;
@@ -22,14 +22,14 @@ const int warpSize = 32;
 namespace emu {
 namespace {
 
-// What runs at every switch does without ASan's checks, which would take as long as the work: it touches `block` alone.
+// Functions that run at every switch are compiled without ASan's checks, which would take as long as the work: they access only `block`.
 #define FAST __attribute__((no_sanitize("address")))
 
 constexpr uint32_t max_threads = 1024;
 
 // A stack on which one CUDA thread after another runs.
 struct Fiber {
-  boost::context::fiber context;  // where it goes on; empty while it runs
+  boost::context::fiber context;  // where it resumes; empty while it runs
   uint32_t thread = 0;            // which thread it runs
   void* stack_bottom = nullptr;   // for ASan
   size_t stack_bytes = 0;
@@ -42,15 +42,15 @@ struct Thread {
   State state;
   uint3 index;
   Fiber* fiber;     // from its start to its end
-  Meeting meeting;  // while it waits: where
+  SyncPoint sync_point;  // while it waits: where
   Site site;
-  unsigned mask;  // in a collective: the lanes that take part, and what this one brings
+  unsigned mask;  // in a collective: the lanes that take part, and this lane's operands
   int operand, width;
-  uint64_t value;  // what it brings, then what it gets
+  uint64_t value;  // its operand, then its result
   AsyncCopies copies;
 };
 
-// The lanes of a mask that have come to a collective.
+// The lanes of a mask that have reached a collective.
 struct Group {
   unsigned mask, arrived;
 };
@@ -60,7 +60,7 @@ struct Group {
 struct Warp {
   Group groups[32];
   uint32_t num_groups;
-  uint32_t ready[32];  // its threads that can start or go on: a bag
+  uint32_t ready[32];  // its threads that can start or continue, in no order
   uint32_t num_ready;
 };
 
@@ -68,13 +68,13 @@ struct Block {
   const std::function<void()>* run_thread;
   uint32_t num_threads, num_ended;
   Thread threads[max_threads];
-  uint32_t ready[max_threads / 32];  // warps with threads that are ready: a bag
+  uint32_t ready[max_threads / 32];  // warps with threads that are ready, in no order
   uint32_t num_ready;
   bool hurries;     // one warp runs as far as it can before another does
-  bool copies_late;  // asynchronous copies happen when they are waited for; else at once
+  bool copies_late;  // asynchronous copies run when they are waited for; else at once
   uint32_t runner;  // the warp that was drawn last
   uint32_t num_at_barrier;
-  int predicates;  // how many of those gave one that is true
+  int predicates;  // how many of them are true
   Warp warps[max_threads / 32];
 };
 Block block;
@@ -82,7 +82,7 @@ Block block;
 Fiber main_fiber;  // the OS thread's own stack
 Fiber* current = &main_fiber;
 Fiber* left = nullptr;  // the fiber that was last switched away from
-// These live as long as the process: boost would unwind the stack of a fiber that is destroyed.
+// Never destroyed: boost would unwind the stack of a fiber that is destroyed.
 std::vector<Fiber*>& fibers = *new std::vector<Fiber*>;
 std::vector<Fiber*>& idle = *new std::vector<Fiber*>;  // those without a thread
 
@@ -111,7 +111,7 @@ FAST void finish_switch(void* fake_stack, boost::context::fiber&& came_from) {
   left->context = std::move(came_from);
 }
 
-// Goes on in another fiber. Returns when somebody switches back.
+// Switches to another fiber. Returns when a fiber switches back.
 FAST void switch_to(Fiber& to) {
   Fiber& self = *current;
   start_switch(self, to);
@@ -153,9 +153,9 @@ FAST Fiber& take_fiber(uint32_t thread) {
 
 constexpr uint32_t nobody = ~0u;
 
-// Draws the thread that goes on, or starts; nobody if all that have not ended wait.
-// In every other block the warps keep about abreast; in the rest, one runs until its threads wait at a barrier or have ended, which
-// shows what a warp that is a phase ahead of the others would overwrite.
+// Draws the thread that continues or starts; none if all threads that have not ended wait.
+// In every other block the warps advance at about the same rate; in the rest, one runs until its threads wait at a barrier or have
+// ended, which shows what a warp that is a phase ahead of the others would overwrite.
 FAST uint32_t draw() {
   if (block.num_ready == 0) return nobody;
   if (!block.hurries || block.warps[block.runner].num_ready == 0) block.runner = block.ready[rng.below(block.num_ready)];
@@ -184,7 +184,7 @@ FAST void set_able(uint32_t thread) {
 
 [[noreturn]] void explain_deadlock();
 
-// The body of every fiber: its thread, then the next one, for ever.
+// The body of every fiber: its thread, then the next one, without end.
 FAST void run_threads() {
   for (;;) {
     Thread& thread = block.threads[current->thread];
@@ -206,7 +206,7 @@ FAST void run_threads() {
   }
 }
 
-// The running thread has arrived somewhere, and its state says whether it can go on. Runs others until it is drawn.
+// The running thread has reached a synchronization; its state says whether it can continue. Runs others until it is drawn.
 FAST void wait() {
   const uint32_t self = current->thread;
   const uint32_t next = draw();
@@ -245,7 +245,7 @@ void run_block(const Launch& launch) {
   running().in_thread = false;
 }
 
-// The group of this mask; a new one if nobody has come yet.
+// The group of this mask; a new one if no lane has reached it yet.
 FAST Group& group_of(Warp& warp, unsigned mask) {
   for (uint32_t i = 0; i < warp.num_groups; i++)
     if (warp.groups[i].mask == mask) return warp.groups[i];
@@ -255,28 +255,28 @@ FAST Group& group_of(Warp& warp, unsigned mask) {
 // ----------------------------------------------------------------------------
 // Errors between threads
 
-const char* name_of(Meeting meeting) {
-  switch (meeting) {
-    case Meeting::syncthreads: return "__syncthreads";
-    case Meeting::syncthreads_or: return "__syncthreads_or";
-    case Meeting::syncthreads_and: return "__syncthreads_and";
-    case Meeting::syncthreads_count: return "__syncthreads_count";
-    case Meeting::syncwarp: return "__syncwarp";
-    case Meeting::shfl: return "__shfl_sync";
-    case Meeting::shfl_up: return "__shfl_up_sync";
-    case Meeting::shfl_down: return "__shfl_down_sync";
-    case Meeting::shfl_xor: return "__shfl_xor_sync";
-    case Meeting::ballot: return "__ballot_sync";
-    case Meeting::any: return "__any_sync";
-    case Meeting::all: return "__all_sync";
-    case Meeting::reduce_add: return "__reduce_add_sync";
-    case Meeting::reduce_min_signed:
-    case Meeting::reduce_min_unsigned: return "__reduce_min_sync";
-    case Meeting::reduce_max_signed:
-    case Meeting::reduce_max_unsigned: return "__reduce_max_sync";
-    case Meeting::mma: return "mma";
-    case Meeting::ldmatrix:
-    case Meeting::ldmatrix_trans: return "ldmatrix";
+const char* name_of(SyncPoint sync_point) {
+  switch (sync_point) {
+    case SyncPoint::syncthreads: return "__syncthreads";
+    case SyncPoint::syncthreads_or: return "__syncthreads_or";
+    case SyncPoint::syncthreads_and: return "__syncthreads_and";
+    case SyncPoint::syncthreads_count: return "__syncthreads_count";
+    case SyncPoint::syncwarp: return "__syncwarp";
+    case SyncPoint::shfl: return "__shfl_sync";
+    case SyncPoint::shfl_up: return "__shfl_up_sync";
+    case SyncPoint::shfl_down: return "__shfl_down_sync";
+    case SyncPoint::shfl_xor: return "__shfl_xor_sync";
+    case SyncPoint::ballot: return "__ballot_sync";
+    case SyncPoint::any: return "__any_sync";
+    case SyncPoint::all: return "__all_sync";
+    case SyncPoint::reduce_add: return "__reduce_add_sync";
+    case SyncPoint::reduce_min_signed:
+    case SyncPoint::reduce_min_unsigned: return "__reduce_min_sync";
+    case SyncPoint::reduce_max_signed:
+    case SyncPoint::reduce_max_unsigned: return "__reduce_max_sync";
+    case SyncPoint::mma: return "mma";
+    case SyncPoint::ldmatrix:
+    case SyncPoint::ldmatrix_trans: return "ldmatrix";
   }
   return "?";
 }
@@ -291,16 +291,16 @@ const char* describe(uint32_t number, char (&text)[512]) {
   const int n = snprintf(text, sizeof text, "thread (%u,%u,%u), which ", t.index.x, t.index.y, t.index.z);
   if (t.state == Thread::ended) snprintf(text + n, sizeof text - n, "has ended");
   else if (t.state == Thread::at_barrier)
-    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d", name_of(t.meeting), t.site.file, t.site.line);
+    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d", name_of(t.sync_point), t.site.file, t.site.line);
   else if (t.state == Thread::in_collective)
-    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d, mask 0x%08x", name_of(t.meeting), t.site.file, t.site.line,
+    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d, mask 0x%08x", name_of(t.sync_point), t.site.file, t.site.line,
              t.mask);
   else snprintf(text + n, sizeof text - n, "has not come");
   return text;
 }
 
-// Nobody can go on, and not all have ended. Names a thread that waits, and one that it waits for. Those in a collective come
-// first: they are the reason why others wait at a barrier, if both happens.
+// No thread can continue, and not all have ended. Names a thread that waits, and one that it waits for. Threads in a collective are
+// named first: if others wait at a barrier, they are the reason.
 [[noreturn]] void explain_deadlock() {
   char other[512];
   for (uint32_t i = 0; i < block.num_threads; i++) {
@@ -308,7 +308,7 @@ const char* describe(uint32_t number, char (&text)[512]) {
     if (t.state != Thread::in_collective) continue;
     threadIdx = t.index;
     const unsigned absent = t.mask & ~group_of(block.warps[i / 32], t.mask).arrived;
-    fatal("deadlock: waits in %s at %s:%d, mask 0x%08x, for lanes 0x%08x, among them %s", name_of(t.meeting), t.site.file,
+    fatal("deadlock: waits in %s at %s:%d, mask 0x%08x, for lanes 0x%08x, among them %s", name_of(t.sync_point), t.site.file,
           t.site.line, t.mask, absent, describe(i / 32 * 32 + uint32_t(__builtin_ctz(absent)), other));
   }
   uint32_t waiting = 0, missing = 0;
@@ -316,17 +316,17 @@ const char* describe(uint32_t number, char (&text)[512]) {
   while (block.threads[missing].state == Thread::at_barrier) missing++;
   const Thread& t = block.threads[waiting];
   threadIdx = t.index;
-  fatal("deadlock: waits in %s at %s:%d, where %u of %u threads are, for %s", name_of(t.meeting), t.site.file, t.site.line,
+  fatal("deadlock: waits in %s at %s:%d, where %u of %u threads are, for %s", name_of(t.sync_point), t.site.file, t.site.line,
         block.num_at_barrier, block.num_threads, describe(missing, other));
 }
 
 FAST bool same_file(Site a, Site b) { return a.file == b.file || strcmp(a.file, b.file) == 0; }
 
-// Threads that meet must be in the same statement. `first` came before.
-FAST void check_same_statement(const Thread& first, Meeting meeting, Site site) {
-  if (first.meeting == meeting && first.site.line == site.line && same_file(first.site, site)) return;
+// Threads that synchronize must be in the same statement. `first` reached it before.
+FAST void check_same_statement(const Thread& first, SyncPoint sync_point, Site site) {
+  if (first.sync_point == sync_point && first.site.line == site.line && same_file(first.site, site)) return;
   char other[512];
-  fatal("divergence: has come to %s at %s:%d, where it should meet %s", name_of(meeting), site.file, site.line,
+  fatal("divergence: is in %s at %s:%d and should synchronize with %s", name_of(sync_point), site.file, site.line,
         describe(uint32_t(&first - block.threads), other));
 }
 
@@ -339,44 +339,44 @@ FAST int source_lane(const Thread& t, int lane) {
   const int first = lane & ~(t.width - 1);
   const int last = first + t.width - 1;
   int source = lane;
-  if (t.meeting == Meeting::shfl) source = first + (t.operand & (t.width - 1));
-  if (t.meeting == Meeting::shfl_up) source = lane - t.operand >= first ? lane - t.operand : lane;
-  if (t.meeting == Meeting::shfl_down) source = lane + t.operand <= last ? lane + t.operand : lane;
-  if (t.meeting == Meeting::shfl_xor) source = (lane ^ t.operand) <= last ? lane ^ t.operand : lane;
+  if (t.sync_point == SyncPoint::shfl) source = first + (t.operand & (t.width - 1));
+  if (t.sync_point == SyncPoint::shfl_up) source = lane - t.operand >= first ? lane - t.operand : lane;
+  if (t.sync_point == SyncPoint::shfl_down) source = lane + t.operand <= last ? lane + t.operand : lane;
+  if (t.sync_point == SyncPoint::shfl_xor) source = (lane ^ t.operand) <= last ? lane ^ t.operand : lane;
   return source;
 }
 
-// What a vote or a reduction gives every lane of the mask.
-uint64_t reduce(Meeting meeting, const Thread* lanes, unsigned mask) {
+// The result of a vote or a reduction, the same for every lane of the mask.
+uint64_t reduce(SyncPoint sync_point, const Thread* lanes, unsigned mask) {
   const auto value = [&](int lane) { return uint32_t(lanes[lane].value); };
   const int first = __builtin_ctz(mask);
-  uint32_t result = meeting == Meeting::ballot ? 0 : value(first);
+  uint32_t result = sync_point == SyncPoint::ballot ? 0 : value(first);
   for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = __builtin_ctz(rest);
     const uint32_t v = value(lane);
-    switch (meeting) {
-      case Meeting::ballot: result |= v << lane; break;
-      case Meeting::any: result |= v; break;
-      case Meeting::all: result &= v; break;
-      case Meeting::reduce_add: result += lane != first ? v : 0; break;
-      case Meeting::reduce_min_signed: result = uint32_t(min(int(result), int(v))); break;
-      case Meeting::reduce_max_signed: result = uint32_t(max(int(result), int(v))); break;
-      case Meeting::reduce_min_unsigned: result = min(result, v); break;
-      case Meeting::reduce_max_unsigned: result = max(result, v); break;
+    switch (sync_point) {
+      case SyncPoint::ballot: result |= v << lane; break;
+      case SyncPoint::any: result |= v; break;
+      case SyncPoint::all: result &= v; break;
+      case SyncPoint::reduce_add: result += lane != first ? v : 0; break;
+      case SyncPoint::reduce_min_signed: result = uint32_t(min(int(result), int(v))); break;
+      case SyncPoint::reduce_max_signed: result = uint32_t(max(int(result), int(v))); break;
+      case SyncPoint::reduce_min_unsigned: result = min(result, v); break;
+      case SyncPoint::reduce_max_unsigned: result = max(result, v); break;
       default: break;
     }
   }
   return result;
 }
 
-// All lanes of the mask are here: hands out the results at once, before any of them goes on.
-FAST void complete(Meeting meeting, Thread* lanes, unsigned mask) {
-  const bool shuffles = meeting >= Meeting::shfl && meeting <= Meeting::shfl_xor;
-  if (meeting >= Meeting::mma) {
+// All lanes of the mask have reached the collective: computes all results before any lane continues.
+FAST void complete(SyncPoint sync_point, Thread* lanes, unsigned mask) {
+  const bool shuffles = sync_point >= SyncPoint::shfl && sync_point <= SyncPoint::shfl_xor;
+  if (sync_point >= SyncPoint::mma) {
     void* operands[32];
     for (int lane = 0; lane < 32; lane++) operands[lane] = reinterpret_cast<void*>(lanes[lane].value);
-    if (meeting == Meeting::mma) run_mma(operands);
-    else run_ldmatrix(operands, meeting == Meeting::ldmatrix_trans);
+    if (sync_point == SyncPoint::mma) run_mma(operands);
+    else run_ldmatrix(operands, sync_point == SyncPoint::ldmatrix_trans);
   } else if (shuffles) {
     uint64_t brought[32];
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) brought[__builtin_ctz(rest)] = lanes[__builtin_ctz(rest)].value;
@@ -386,24 +386,24 @@ FAST void complete(Meeting meeting, Thread* lanes, unsigned mask) {
       // The value of a lane that does not take part is undefined: NaN here, so that it is not used unnoticed.
       lanes[lane].value = (mask >> (source & 31) & 1) != 0 ? brought[source & 31] : ~uint64_t(0);
     }
-  } else if (meeting != Meeting::syncwarp) {
-    const uint64_t result = reduce(meeting, lanes, mask);
+  } else if (sync_point != SyncPoint::syncwarp) {
+    const uint64_t result = reduce(sync_point, lanes, mask);
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) lanes[__builtin_ctz(rest)].value = result;
   }
 }
 
 }  // namespace
 
-FAST int meet_block(Meeting meeting, int predicate, Site site) {
-  if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(meeting), site.file, site.line);
+FAST int meet_block(SyncPoint sync_point, int predicate, Site site) {
+  if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(sync_point), site.file, site.line);
   Thread& self = block.threads[current->thread];
   if (block.num_at_barrier > 0) {
     uint32_t first = 0;
     while (block.threads[first].state != Thread::at_barrier) first++;
-    check_same_statement(block.threads[first], meeting, site);
+    check_same_statement(block.threads[first], sync_point, site);
   }
   self.state = Thread::at_barrier;
-  self.meeting = meeting;
+  self.sync_point = sync_point;
   self.site = site;
   block.predicates += predicate != 0;
   if (++block.num_at_barrier == block.num_threads) {
@@ -418,24 +418,24 @@ FAST int meet_block(Meeting meeting, int predicate, Site site) {
   return int(self.value);
 }
 
-FAST uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int operand, int width, Site site) {
-  if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(meeting), site.file, site.line);
+FAST uint64_t meet_warp(SyncPoint sync_point, unsigned mask, uint64_t value, int operand, int width, Site site) {
+  if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(sync_point), site.file, site.line);
   const uint32_t number = current->thread;
   const uint32_t lane = number % 32, first = number - lane;
   Thread& self = block.threads[number];
   if ((mask >> lane & 1) == 0) {
-    fatal("%s at %s:%d: lane %u calls it with mask 0x%08x, which is without that lane", name_of(meeting), site.file,
+    fatal("%s at %s:%d: lane %u calls it with mask 0x%08x, which is without that lane", name_of(sync_point), site.file,
           site.line, lane, mask);
   }
   if (width < 1 || width > 32 || (width & (width - 1)) != 0) {
-    fatal("%s at %s:%d: width %d is not a power of two up to 32", name_of(meeting), site.file, site.line, width);
+    fatal("%s at %s:%d: width %d is not a power of two up to 32", name_of(sync_point), site.file, site.line, width);
   }
   Thread* lanes = block.threads + first;
   Warp& warp = block.warps[number / 32];
   Group& group = group_of(warp, mask);
-  if (group.arrived != 0) check_same_statement(lanes[__builtin_ctz(group.arrived)], meeting, site);
+  if (group.arrived != 0) check_same_statement(lanes[__builtin_ctz(group.arrived)], sync_point, site);
   self.state = Thread::in_collective;
-  self.meeting = meeting;
+  self.sync_point = sync_point;
   self.site = site;
   self.mask = mask;
   self.value = value;
@@ -444,7 +444,7 @@ FAST uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int oper
   group.arrived |= 1u << lane;
   if (group.arrived == mask) {
     group = warp.groups[--warp.num_groups];
-    complete(meeting, lanes, mask);
+    complete(sync_point, lanes, mask);
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) set_able(first + uint32_t(__builtin_ctz(rest)));
   }
   wait();

@@ -100,7 +100,7 @@ void set(void* p, cudaDataType type, int64_t i, float value) {
   else static_cast<float*>(p)[i] = value;
 }
 
-// To the 10 bits of mantissa that a TF32 tensor core sees, to the nearest, ties away from zero. NaN and infinity stay.
+// Rounds to TF32's 10 bits of mantissa, to nearest, ties away from zero. NaN and infinity are unchanged.
 float to_tf32(float x) {
   const uint32_t u = emu::bit_cast<uint32_t>(x);
   return std::isfinite(x) ? emu::bit_cast<float>((u + 0x1000) & ~0x1fffu) : x;
@@ -159,7 +159,7 @@ void check_operands(const Matmul& m) {
 }
 
 void run(const Matmul& m) {
-  // A workspace that somebody else uses at the same time is lost to him.
+  // What another operation has stored in the workspace is overwritten.
   if (m.workspace_bytes != 0) emu::fill(m.workspace, 0xff, m.workspace_bytes);
 
   const bool tf32 = m.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
@@ -306,7 +306,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   for (uint32_t bytes : preference->alignment)
     if (bytes == 0 || (bytes & (bytes - 1)) != 0) return CUBLAS_STATUS_INVALID_VALUE;
 
-  const uint64_t wanted = 1 << 20;  // bytes; takes what it may up to this, and scribbles over it
+  const uint64_t wanted = 1 << 20;  // bytes; uses as much as it may up to this, and overwrites it
   Algo algo = {algo_magic, hash_problem(*desc, *a, *b, *c, *d), min(uint64_t(preference->max_workspace_bytes), wanted), {}};
   memcpy(algo.alignment, preference->alignment, sizeof algo.alignment);
   results[0] = {};
@@ -324,7 +324,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-  if (algo == nullptr) emu::fatal("cublasLtMatmul: without an algorithm, which is not emulated; ask the heuristic for one");
+  if (algo == nullptr) emu::fatal("cublasLtMatmul: without an algorithm, which is not emulated; use one that the heuristic returns");
   Algo chosen;
   memcpy(&chosen, algo, sizeof chosen);
   if (chosen.magic != algo_magic) return CUBLAS_STATUS_INVALID_VALUE;

@@ -1,6 +1,6 @@
-// What the emulator's own files share. Nothing here is for the emulated program: that sees include/ alone.
+// Declarations that the emulator's own files share. The emulated program includes only include/.
 //
-//   report.cpp       says which kernel, block and thread something went wrong in, and dies
+//   report.cpp       reports the kernel, block and thread in which something went wrong, and aborts
 //   memory.cpp       device memory: allocation, poison, range checks, and closing it while host code runs
 //   block.cpp        runs one kernel: blocks, fibers, barriers, warp collectives
 //   tensor_core.cpp  what an mma, an ldmatrix and a cp.async do
@@ -37,7 +37,7 @@ inline void unpoison(const void*, size_t) {}
 inline const void* first_poisoned(const void*, size_t) { return nullptr; }
 #endif
 
-// Sets bytes past ASan's checks: fresh memory before it is lent, shared memory, and gaps that a memset may pass over.
+// Sets bytes without ASan's checks: newly allocated memory, shared memory, and gaps that a memset may overwrite.
 // Volatile, or the compiler would make it a call of memset, which ASan intercepts.
 __attribute__((no_sanitize("address"))) inline void fill(void* p, int value, size_t bytes) {
   auto* at = static_cast<volatile unsigned char*>(p);
@@ -72,7 +72,7 @@ extern Random rng;  // of everything
 // ----------------------------------------------------------------------------
 // report.cpp
 
-// What is running, for messages. In a kernel, threadIdx and blockIdx say where.
+// What is running, for messages. In a kernel, threadIdx and blockIdx are those of the thread.
 struct Running {
   const char* operation = nullptr;  // "cudaMemcpyAsync", ...: null while host code runs
   const char* kernel = nullptr;     // demangled: null unless a kernel runs
@@ -95,7 +95,7 @@ struct OpenMemory {
   OpenMemory(const OpenMemory&) = delete;
 };
 
-// Device and pinned host memory. The first two return nullptr if there is no room, the others false if p is not from here.
+// Device and pinned host memory. The first two return nullptr if not enough memory is left, the others false if p was not allocated here.
 void* allocate(size_t bytes);
 void* allocate_pinned(size_t bytes);
 bool release(void* p);
@@ -107,7 +107,7 @@ size_t memory_total();
 bool is_device_memory(const void* p);  // in the reserved range, allocated or not
 bool is_pinned(const void* p, size_t bytes);
 
-// Dies, naming `what`, unless the bytes lie within one device allocation and, with Gaps::refuse, none of them is poisoned.
+// Aborts, naming `what`, unless the bytes are within one device allocation and, with Gaps::refuse, none of them is poisoned.
 enum class Gaps { refuse, allow };
 void check_device_range(const char* what, const void* p, size_t bytes, Gaps gaps = Gaps::refuse);
 
@@ -123,7 +123,7 @@ struct Launch {
   std::function<void()> thread;  // runs the kernel for one thread
 };
 void run_kernel(const Launch& launch);
-void close_shared_memory();               // to everybody; run_kernel opens the launch's bytes while it runs
+void close_shared_memory();               // for all code; run_kernel opens the launch's bytes while it runs
 bool in_fiber_guard_page(const void* p);  // p is where a fiber's stack overflows to
 
 constexpr size_t max_shared_bytes = 227 * 1024;   // of a block, on compute capability 9.0
@@ -132,7 +132,7 @@ constexpr size_t fiber_stack_bytes = 256 * 1024;  // ASan's red zones make frame
 // ----------------------------------------------------------------------------
 // tensor_core.cpp
 
-// A thread's asynchronous copies that have not happened yet, oldest first.
+// A thread's asynchronous copies that have not run yet, oldest first.
 struct AsyncCopy {
   void* to;
   const void* from;
@@ -145,9 +145,9 @@ struct AsyncCopies {
   void clear() { pending.clear(), groups.clear(); }
 };
 AsyncCopies& copies_of_thread();  // in block.cpp: of the thread that runs
-bool copies_are_late();           // in block.cpp: in this block they happen when they are waited for, not at once
+bool copies_are_late();           // in block.cpp: in this block they run when they are waited for, not at once
 
-// All 32 lanes have come, each with a pointer to its operands.
+// Called when all 32 lanes have reached the instruction, with a pointer to each lane's operands.
 void run_mma(void* const (&operands)[32]);
 void run_ldmatrix(void* const (&operands)[32], bool transposed);
 

@@ -1,12 +1,13 @@
-// Device memory. It lies in a range of addresses of its own, with a poisoned red zone before and after each allocation, so
-// that AddressSanitizer sees every byte that a kernel touches outside. While host code runs, the range has no access rights.
+// Device memory. It has a range of addresses of its own, with a poisoned red zone before and after each allocation, so that
+// AddressSanitizer finds every access of a kernel outside of its allocations. While host code runs, the range has no access rights.
 #include <sys/mman.h>  // mmap, mprotect, madvise
 #include <algorithm>   // std::max
-#include <cstdio>      // snprintf, fopen
+#include <cstdio>      // snprintf
 #include <cstdlib>     // malloc, free
 #include <iterator>    // std::next, std::prev
 #include <map>         // std::map
 #include "emu.h"
+#include "llmc/utils/meminfo.h"  // meminfo_bytes
 
 namespace emu {
 namespace {
@@ -15,7 +16,7 @@ constexpr size_t page = 4096;
 constexpr size_t red_zone = 4096;               // bytes, at least, before and after
 constexpr size_t alignment = 256;               // what cudaMalloc guarantees, and no more: see below
 constexpr size_t reserved = size_t(1) << 40;    // addresses, not memory
-constexpr size_t quarantine = size_t(8) << 30;  // bytes of addresses that are handed out before freed ones come again
+constexpr size_t quarantine = size_t(8) << 30;  // bytes of addresses that are used before freed ones are used again
 
 struct DeviceMemory {
   uintptr_t base = 0;
@@ -28,7 +29,7 @@ struct DeviceMemory {
 
 DeviceMemory& memory() {
   static DeviceMemory& memory = *[] {
-    auto* m = new DeviceMemory;  // lives as long as the process: something may be freed after main()
+    auto* m = new DeviceMemory;  // never destroyed: memory may be freed after main()
     void* p = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) fatal("cannot reserve %zu GB of addresses for device memory", reserved >> 30);
     madvise(p, reserved, MADV_HUGEPAGE);  // opening and closing costs per page; only advice
@@ -44,7 +45,7 @@ void protect(int rights) {
     fatal("mprotect of device memory failed");
 }
 
-// Addresses come again late, so that a pointer to freed memory meets poison for long.
+// Addresses are reused late, so that accesses through a pointer to freed memory are found.
 uintptr_t take_span(size_t bytes) {
   DeviceMemory& m = memory();
   if (m.used >= quarantine) {
@@ -76,26 +77,15 @@ void give_span(uintptr_t begin, size_t bytes) {
   }
 }
 
-// An allocation begins 256 bytes past a page: code that counts on more than cudaMalloc's alignment is found out.
+// An allocation begins 256 bytes past a page: code that relies on more than cudaMalloc's alignment fails.
 constexpr size_t lead = red_zone + alignment;
 size_t span_bytes(size_t bytes) { return (lead + bytes + red_zone + page - 1) / page * page; }
 
-// The last allocation that begins at or before p; end() if there is none.
+// The last allocation that begins at or before p; end() if none does.
 std::map<uintptr_t, size_t>::const_iterator allocation_before(uintptr_t p) {
   const auto& allocations = memory().allocations;
   auto it = allocations.upper_bound(p);
   return it == allocations.begin() ? allocations.end() : std::prev(it);
-}
-
-size_t meminfo_bytes(const char* pattern) {
-  size_t kib = 0;
-  if (FILE* file = fopen("/proc/meminfo", "r")) {
-    char line[256];
-    while (fgets(line, sizeof line, file))
-      if (sscanf(line, pattern, &kib) == 1) break;
-    fclose(file);
-  }
-  return kib * 1024;
 }
 
 }  // namespace
@@ -153,8 +143,8 @@ void check_device_range(const char* what, const void* p, size_t bytes, Gaps gaps
   fatal("%s at %p has %zu bytes, among them %s", what, p, bytes, where);
 }
 
-size_t memory_available() { return meminfo_bytes("MemAvailable: %zu kB"); }
-size_t memory_total() { return meminfo_bytes("MemTotal: %zu kB"); }
+size_t memory_available() { return meminfo_bytes("MemAvailable"); }
+size_t memory_total() { return meminfo_bytes("MemTotal"); }
 
 void* allocate(size_t bytes) {
   if (bytes > memory_available()) return nullptr;
@@ -164,7 +154,7 @@ void* allocate(size_t bytes) {
   void* p = reinterpret_cast<void*>(begin + lead);
   poison(reinterpret_cast<void*>(begin), span_bytes(bytes));
   unpoison(p, bytes);
-  fill(p, 0xff, bytes);  // NaN, as float and as bf16: who reads before writing will see it in the result
+  fill(p, 0xff, bytes);  // NaN, as float and as bf16: a read before the first write shows in the result
   memory().allocations[begin + lead] = bytes;
   Counters& counters = mutable_counters();
   counters.bytes_allocated += bytes;

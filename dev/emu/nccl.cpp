@@ -1,5 +1,5 @@
-// NCCL on MPI. A collective is an operation of its stream: when its turn comes the process waits for the other ranks, all tell each
-// other what they have come for, and only then data moves. Sums are taken in the order of the ranks.
+// NCCL on MPI. A collective is an operation of its stream: when it runs, the process waits for the other ranks, all exchange which
+// collective they have called, and only then data moves. Sums are taken in the order of the ranks.
 #include "nccl.h"
 #include <mpi.h>        // MPI_Iallgather, MPI_Alltoall, ...
 #include <unistd.h>     // usleep, getpid
@@ -23,7 +23,7 @@ struct ncclComm {
 
 namespace {
 
-// What a rank has come for. All ranks must have come for the same.
+// The collective that a rank has called. All ranks must have called the same.
 struct Call {
   char what[24];
   int64_t type, count;
@@ -40,7 +40,8 @@ double patience_seconds() {
   return seconds != nullptr ? atof(seconds) : 120;
 }
 
-// Waits for all ranks. Sleeps in between: there may be fewer cores than ranks. Dies if somebody stays away, or came for something else.
+// Waits for all ranks. Sleeps in between, as cores may be fewer than ranks. Aborts if a rank does not call a collective before the
+// timeout, or calls another one.
 void meet(ncclComm& comm, const Call& call) {
   std::vector<Call> calls(size_t(comm.size));
   MPI_Request request;
@@ -59,7 +60,7 @@ void meet(ncclComm& comm, const Call& call) {
 
 size_t element_bytes(ncclDataType_t type) { return type == ncclDouble ? 8 : type == ncclFloat ? 4 : 2; }
 
-// Past ASan's checks, as a bucket of gradients has gaps between its tensors. Whole floats and doubles where there are some.
+// Without ASan's checks, as a bucket of gradients has gaps between its tensors. Copies whole floats and doubles if it can.
 template <class T>
 __attribute__((no_sanitize("address"))) void copy_elements(void* to, const void* from, size_t count) {
   for (size_t i = 0; i < count; i++)
@@ -78,7 +79,7 @@ void add(char* sum, const char* x, size_t count) {
   for (size_t i = 0; i < count; i++) to[i] = T(to[i] + from[i]);
 }
 
-// The rank-th part of the sum of everybody's sent (ranks, count).
+// The rank-th part of the sum of all ranks' sent (ranks, count).
 std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
   const size_t bytes = count * element_bytes(type);
   std::vector<char> parts(sent.size()), sum;
@@ -192,7 +193,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
   MPI_Allgather(&me, sizeof me, MPI_BYTE, all.data(), sizeof me, MPI_BYTE, made->mpi);
   for (int other = 0; other < num_ranks; other++) {
     const Member& m = all[size_t(other)];
-    if (m.rank != other) emu::fatal("ncclCommInitRank: nobody is rank %d of %d", other, num_ranks);
+    if (m.rank != other) emu::fatal("ncclCommInitRank: no process is rank %d of %d", other, num_ranks);
     if (memcmp(&m.id, &id, sizeof id) != 0) emu::fatal("ncclCommInitRank: ranks %d and %d have not the same id", rank, other);
     if (other != rank && m.device == me.device && strcmp(m.host, me.host) == 0) return ncclInvalidUsage;
   }

@@ -1,5 +1,5 @@
-// Says which kernel, block and thread something went wrong in. Other tools find the fault (AddressSanitizer, UBSan's
-// alignment check, the MMU); they know addresses and lines of code, and this adds what they cannot know.
+// Reports the kernel, block and thread in which something went wrong. Other tools find the fault (AddressSanitizer, UBSan's
+// alignment check, the MMU); they know addresses and lines of code, and this adds where in the emulated program it happened.
 #include <signal.h>  // sigaction, sigaltstack
 #include <unistd.h>  // write
 #include <cstdarg>   // va_list
@@ -16,7 +16,7 @@ Running& running() {
 
 namespace {
 
-bool reported = false;  // one line per death: abort() or a second tool must not add another
+bool reported = false;  // one line per process: abort() or a second tool must not add another
 
 // `emulated GPU: in <where>: <what>`. Called from signal handlers and from inside ASan's report: no allocation, no stdio.
 void report(const char* what) {
@@ -34,7 +34,7 @@ void report(const char* what) {
     n = snprintf(line, sizeof line, "emulated GPU: in %s: %s\n", r.operation != nullptr ? r.operation : "host code", what);
   }
   const size_t length = n < int(sizeof line) ? size_t(n) : sizeof line - 1;
-  if (write(STDERR_FILENO, line, length) < 0) _exit(134);  // stderr is gone: there is nobody to tell
+  if (write(STDERR_FILENO, line, length) < 0) _exit(134);  // stderr is closed
 }
 
 struct sigaction previous_handler;
@@ -46,12 +46,12 @@ void on_segv(int, siginfo_t* info, void*) {
              fiber_stack_bytes / 1024);
   } else if (is_device_memory(info->si_addr) && running().operation == nullptr) {
     if (!describe_device_address(info->si_addr, where, sizeof where)) snprintf(where, sizeof where, "unallocated");
-    snprintf(what, sizeof what, "host code touches device memory at %p (%s); copy it with cudaMemcpyAsync first",
+    snprintf(what, sizeof what, "host code accesses device memory at %p (%s); copy it with cudaMemcpyAsync first",
              info->si_addr, where);
   } else if (is_device_memory(info->si_addr)) {
-    snprintf(what, sizeof what, "touches device memory at %p, where nothing has been allocated", info->si_addr);
+    snprintf(what, sizeof what, "accesses device memory at %p, where nothing has been allocated", info->si_addr);
   } else {
-    snprintf(what, sizeof what, "touches address %p, which is not mapped", info->si_addr);
+    snprintf(what, sizeof what, "accesses address %p, which is not mapped", info->si_addr);
   }
   report(what);
   // Back to the faulting instruction, which faults again: ASan's handler, or the default, then prints the stack and ends it.

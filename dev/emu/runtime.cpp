@@ -19,7 +19,7 @@
 
 namespace {
 
-// One cudaEventRecord. An event that is recorded again gets a new one; who waits for the old one still does.
+// One cudaEventRecord. An event that is recorded again gets a new one; what waits for the old one still does.
 struct Recording {
   cudaStream_t stream;
   uint64_t number;  // it is the stream's number-th operation, from 1
@@ -36,7 +36,7 @@ struct Operation {
 // What has been queued on a stream since cudaStreamBeginCapture.
 struct Capture {
   std::vector<Operation> nodes;
-  bool lost = false;  // something was called that may not be, and cudaStreamEndCapture has no graph to return
+  bool lost = false;  // a call was made that a capture does not allow, and cudaStreamEndCapture has no graph to return
 };
 
 struct Kernel {
@@ -85,14 +85,14 @@ struct Runtime {
     if (capability != nullptr && sscanf(capability, "%1d%1d", &major, &minor) != 2) {
       fatal("SLA_EMU_CC is \"%s\"; it should be 80 or 90", capability);
     }
-    is_device_memory(nullptr);  // reserves the range before the handler asks for it
+    is_device_memory(nullptr);  // reserves the range before the handler uses it
     install_signal_handler();
     close_shared_memory();
   }
 };
 
 Runtime& runtime() {
-  static Runtime& runtime = *new Runtime;  // lives as long as the process
+  static Runtime& runtime = *new Runtime;  // never destroyed
   if (std::this_thread::get_id() != runtime.host_thread)
     fatal("CUDA is used by a second host thread, which is not emulated");
   return runtime;
@@ -102,7 +102,7 @@ cudaError_t failed(cudaError_t error) { return runtime().last_error = error; }
 
 size_t shared_bytes_limit() { return (runtime().major >= 9 ? 227 : 163) * size_t(1024); }
 
-// Every use of a stream comes by here.
+// Called at every use of a stream.
 CUstream_st& checked(cudaStream_t stream, const char* name) {
   if (running().operation != nullptr) fatal("%s from inside an operation of the device", name);
   if (stream == nullptr) {
@@ -114,7 +114,7 @@ CUstream_st& checked(cudaStream_t stream, const char* name) {
   return *stream;
 }
 
-// For calls that may not come while a stream is captured, whatever stream they are about: true if one is, and its capture is lost.
+// For calls that are not allowed while any stream is captured: true if one is, and its capture is lost.
 bool loses_a_capture() {
   bool any = false;
   for (cudaStream_t stream : runtime().streams)
@@ -135,7 +135,7 @@ bool held_up(const CUstream_st& stream) {
   return first.wait_for != nullptr && !first.wait_for->done;
 }
 
-// The stream that must go on for `stream` to go on: itself, or the one that records what it waits for. There is no circle:
+// The stream that must advance for `stream` to advance: itself, or the one that records the event it waits for. This ends, as
 // an operation waits only for what was queued before it.
 cudaStream_t needed_for(cudaStream_t stream) {
   while (held_up(*stream)) stream = stream->queue.front().wait_for->stream;
@@ -151,7 +151,7 @@ void run_one(CUstream_st& stream) {
   stream.num_done++;
 }
 
-// A stream that can go on, drawn from all but `avoided`; nullptr if there is none.
+// A stream that can advance, drawn from all but `avoided`; nullptr if none can.
 cudaStream_t draw_stream(cudaStream_t avoided) {
   std::vector<cudaStream_t> able;
   for (cudaStream_t s : runtime().streams)
@@ -382,7 +382,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   CUstream_st& s = checked(stream, "cudaStreamDestroy");
   if (s.capture != nullptr) fatal("cudaStreamDestroy on a stream that is being captured; end the capture first");
-  run_until(s, s.num_queued);  // others may wait for what it records
+  run_until(s, s.num_queued);  // other streams may wait for events that it records
   auto& streams = runtime().streams;
   streams.erase(std::find(streams.begin(), streams.end(), stream));
   delete stream;
@@ -437,7 +437,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return cudaSuccess;
 }
 
-// Every second question, on average, makes the device go on a bit: a host that asks until the answer is yes gets there.
+// Every second call, on average, lets the device advance, so that a host that polls gets its answer.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (event->last == nullptr || event->last->done) return cudaSuccess;
@@ -482,12 +482,12 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   return cudaSuccess;
 }
 
-// The nodes are operations like any other: those of other streams may come between them.
+// The nodes are operations like any other: those of other streams may run between them.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   CUstream_st& s = checked(stream, "cudaGraphLaunch");
   if (s.capture != nullptr) fatal("cudaGraphLaunch in a capture: graphs within graphs are not emulated");
   if (*exec->launches_left > 0 && exec->stream != stream)
-    fatal("cudaGraphLaunch while the graph is under way on another stream, which is not emulated");
+    fatal("cudaGraphLaunch while the graph runs on another stream, which is not emulated");
   exec->stream = stream;
   ++*exec->launches_left;
   runtime().counters.graph_launches++;
@@ -550,8 +550,8 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
   return cudaSuccess;
 }
 
-// Pageable host memory is read before the call returns, or written before it returns; pinned memory when the copy's turn
-// comes; a capture refuses it. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
+// Pageable host memory is read before the call returns, or written before it returns; pinned memory when the copy
+// runs; a capture refuses pageable memory. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
 // graph may be after they were freed.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   static const char* const name = "cudaMemcpyAsync";

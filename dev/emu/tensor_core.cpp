@@ -1,11 +1,11 @@
 // Tensor cores and asynchronous copies. Fragment layouts are those of the PTX manual's section on warp-level matrix instructions: with
-// group = lane / 4 and pair = lane % 4,
+// group = lane / 4 and i = lane % 4,
 //
-//   a (16 x 16)   register r holds row group + 8 (r % 2), columns 2 pair + 8 (r / 2) and the next
-//   b (16 x 8)    register r holds column group, rows 2 pair + 8 r and the next
-//   d (16 x 8)    element i is at row group + 8 (i / 2), column 2 pair + i % 2
-//   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 pair and the next; transposed, column group, rows 2 pair
-//                 and the next. Lane i names row i % 8 of matrix i / 8.
+//   a (16 x 16)   register r holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next
+//   b (16 x 8)    register r holds column group, rows 2 i + 8 r and the next
+//   d (16 x 8)    element e is at row group + 8 (e / 2), column 2 i + e % 2
+//   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 i and the next; transposed, column group, rows 2 i
+//                 and the next. Lane n passes the address of row n % 8 of matrix n / 8.
 #include <cstring>  // memcpy, memset
 #include "emu.h"
 
@@ -14,7 +14,7 @@ extern unsigned char shared_memory[];
 namespace emu {
 namespace {
 
-// What runs for every mma does without ASan's checks, which would take longer than the work.
+// Functions that run for every mma are compiled without ASan's checks, which would take longer than the work.
 #define FAST __attribute__((no_sanitize("address")))
 
 struct MmaOperands {
@@ -48,7 +48,7 @@ void copy_now(const AsyncCopy& copy) {
 
 }  // namespace
 
-// Products are exact in float, and so on the tensor core; the order of its additions is nobody's business, and here it is k's.
+// Products are exact in float, as on the tensor core. The order of a tensor core's additions is not documented; here it is that of k.
 FAST void run_mma(void* const (&operands)[32]) {
   using Row = float __attribute__((vector_size(32)));
   float a[16][16];
@@ -73,7 +73,7 @@ FAST void run_mma(void* const (&operands)[32]) {
       static_cast<const MmaOperands*>(operands[lane])->d[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
 }
 
-// Shared memory has 32 banks of 4 bytes, so that the eight rows of a matrix come at once if they lie in different eighths of 128 bytes.
+// Shared memory has 32 banks of 4 bytes: the eight rows of a matrix are read at once if they are in different eighths of 128 bytes.
 void run_ldmatrix(void* const (&operands)[32], bool transposed) {
   uint16_t rows[4][8][8];
   for (int matrix = 0; matrix < 4; matrix++) {
@@ -97,14 +97,14 @@ void run_ldmatrix(void* const (&operands)[32], bool transposed) {
 
 void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Site site) {
   MmaOperands operands = {d, a, b};
-  meet_warp(Meeting::mma, 0xffffffffu, reinterpret_cast<uint64_t>(&operands), 0, 32, site);
+  meet_warp(SyncPoint::mma, 0xffffffffu, reinterpret_cast<uint64_t>(&operands), 0, 32, site);
 }
 
 void ldmatrix_x4(unsigned (&d)[4], const void* row, bool transposed, Site site) {
   if (!is_shared(row, 16) || reinterpret_cast<uintptr_t>(row) % 16 != 0)
     fatal("ldmatrix at %s:%d: %p is not 16 aligned bytes of shared memory", site.file, site.line, row);
   LdmatrixOperands operands = {d, static_cast<const unsigned char*>(row)};
-  meet_warp(transposed ? Meeting::ldmatrix_trans : Meeting::ldmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&operands), 0, 32,
+  meet_warp(transposed ? SyncPoint::ldmatrix_trans : SyncPoint::ldmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&operands), 0, 32,
             site);
 }
 

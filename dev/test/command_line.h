@@ -1,38 +1,29 @@
-// A program as its users meet it: a process with arguments, files and an exit status. Tests run from the repository's root, where
+// Tests of programs as users run them: a process with arguments, files and an exit status. They run from the repository's root, where
 // train_gpt2_sla_cpu lies.
 #pragma once
-#include <gtest/gtest.h>      // testing::Test
-#include <sys/wait.h>         // WIFEXITED
-#include <cstdio>             // snprintf
-#include <cstdlib>            // system, mkdtemp, setenv
-#include <filesystem>         // remove_all, exists
-#include <fstream>            // std::ifstream, std::ofstream
-#include <iterator>           // std::istreambuf_iterator
-#include <nlohmann/json.hpp>  // nlohmann::json
-#include <set>                // std::set
-#include <string>             // std::string
-#include <vector>             // std::vector
-#include "helpers.h"          // names_in
+#include <gtest/gtest.h>       // testing::Test
+#include <sys/wait.h>          // WIFEXITED
+#include <cstdio>              // snprintf
+#include <cstdlib>             // system, setenv
+#include <filesystem>          // exists
+#include <fstream>             // std::ifstream
+#include <nlohmann/json.hpp>   // nlohmann::json
+#include <set>                 // std::set
+#include <string>              // std::string
+#include <vector>              // std::vector
+#include "files.h"             // FolderTest, read_file, write_file, names_in
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 
 static const std::string trainer = "./train_gpt2_sla_cpu ";
 
-inline std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-inline void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
-
 struct Outcome {
-  int exit_status;  // -1: killed by a signal
-  std::string out, err;
+  int exit_status;       // -1: killed by a signal
+  std::string out, err;  // stdout, stderr
 };
 
+// The lines of a run's log.jsonl.
 inline std::vector<json> read_log(const std::string& out) {
   std::vector<json> lines;
   std::ifstream file(out + "/log.jsonl");
@@ -40,7 +31,7 @@ inline std::vector<json> read_log(const std::string& out) {
   return lines;
 }
 
-// The training steps, without what a clock says.
+// The log's lines of training steps, without times and speeds.
 inline std::vector<json> steps_of(const std::vector<json>& log) {
   std::vector<json> steps;
   for (json line : log) {
@@ -53,7 +44,7 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
   return steps;
 }
 
-// The checkpoints of step `step` in two output folders are the same, byte for byte.
+// Expects the checkpoints of step `step` in two output folders to have the same bytes.
 inline void expect_the_same_checkpoint(const std::string& a, const std::string& b, int64_t step) {
   char name[32];
   snprintf(name, sizeof name, "/step_%08lld", (long long)step);
@@ -65,22 +56,15 @@ inline void expect_the_same_checkpoint(const std::string& a, const std::string& 
     EXPECT_TRUE(read_file(a + name + "/" + file) == read_file(b + name + "/" + file)) << file << " of " << a << " and " << b;
 }
 
-// Each test has a folder of its own; `in("x")` is a path in it.
-class CommandLine : public testing::Test {
+// Runs programs; each test has a folder of its own.
+class CommandLine : public FolderTest {
  protected:
-  std::string folder;
-  void SetUp() override {
-    folder = (fs::temp_directory_path() / "gpt2_sla_cli_XXXXXX").string();
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  }
-  void TearDown() override { fs::remove_all(folder); }
-  std::string in(const std::string& name) const { return folder + "/" + name; }
-
+  // Runs a shell command, with an empty stdin.
   Outcome run(const std::string& command) const {
     int status = system(("{ " + command + "\n} >'" + in("stdout") + "' 2>'" + in("stderr") + "' </dev/null").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in("stdout")), read_file(in("stderr"))};
   }
-  // What `command` has left in the folder "out" goes on to step `last` and ends with the bits of a run that nobody disturbed.
+  // Resumes the run of `command` in the folder "out" to step `last`, and expects the bits of a run without an interruption.
   void expect_the_end_of_an_undisturbed_run(const std::string& command, int64_t last) const {
     const std::string to_the_end = command + "-x " + std::to_string(last);
     ASSERT_EQ(run(to_the_end + " -y -o " + in("out")).exit_status, 0);
@@ -88,7 +72,7 @@ class CommandLine : public testing::Test {
     expect_the_same_checkpoint(in("out"), in("undisturbed"), last);
     EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
   }
-  // It must fail, say so on one line that holds each of `parts`, and leave no output folder behind.
+  // Runs the trainer, and expects exit status 1, one line of error that contains each of `parts`, and no output folder.
   void expect_error(const std::string& arguments, const std::vector<std::string>& parts) const {
     const Outcome o = run(trainer + arguments + " -o " + in("never"));
     EXPECT_EQ(o.exit_status, 1) << arguments;
@@ -99,13 +83,14 @@ class CommandLine : public testing::Test {
   }
 };
 
-// mpirun, from here on: more processes than cores, as root if need be, on one machine whose processes may not read each other's memory.
+// Sets the environment for mpirun: it may run as root, with one thread a process, and does not read other processes' memory, which a
+// container may forbid.
 inline void allow_mpirun() {
   for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"}) setenv(name, "1", 1);
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
 }
 
-// A shard of n byte tokens that repeat themselves enough to be learnt.
+// The bytes of a shard of n tokens, 0 to `largest`, in a pattern that a small model learns.
 inline std::string shard_bytes(int n, uint16_t largest = 255) {
   int32_t header[256] = {20240520, 1, n};
   std::string bytes(reinterpret_cast<char*>(header), sizeof header);

@@ -1,5 +1,5 @@
-// What test_dist starts with mpirun to see what the emulated NCCL does: `emu_ranks CASE`. A case either holds, and the program ends with
-// 0, or is a mistake that the emulator must name.
+// Cases for the emulated NCCL, which test_dist starts with mpirun: `emu_ranks CASE`. Either the case passes, and the program exits with 0, or
+// it makes a mistake that the emulator must report.
 #include <mpi.h>                     // MPI_Init, MPI_Finalize
 #include <nccl.h>                    // ncclAllReduce, ...
 #include <unistd.h>                  // sleep
@@ -42,7 +42,7 @@ std::vector<T> to_host(const T* p, size_t count) {
   return host;
 }
 
-// Rank r's numbers: of sizes so different that another order of summation has other bits.
+// Rank r's numbers, of such different magnitudes that another order of summation gives other bits.
 template <class T>
 std::vector<T> numbers_of(int r, size_t count) {
   std::vector<T> x;
@@ -72,7 +72,7 @@ void collectives_of(ncclDataType_t type, ncclComm_t comm) {
   }
   T* x = to_device(numbers_of<T>(rank, all));
   check(ncclReduceScatter(x, x + mine, part, type, ncclSum, comm, stream));
-  std::vector<T> expected = numbers_of<T>(rank, all);  // what is not this rank's stays
+  std::vector<T> expected = numbers_of<T>(rank, all);  // the other parts are unchanged
   memcpy(expected.data() + mine, sum_in_order_of_ranks<T>(all).data() + mine, part * sizeof(T));
   CHECK(same_bits(expected, to_host(x, all).data()));
   check(ncclAllGather(x + mine, x, part, type, comm, stream));
@@ -84,8 +84,8 @@ void collectives_of(ncclDataType_t type, ncclComm_t comm) {
   check(cudaFree(apart));
 }
 
-// In how many of 20 orders a collective on another stream misses what was copied before it.
-int orders_that_miss(ncclComm_t comm, bool wait) {
+// Under how many of 20 seeds a collective on another stream reads x before the copy, which was queued first, has written it.
+int seeds_that_read_early(ncclComm_t comm, bool wait) {
   cudaEvent_t copied;
   check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming));
   int missed = 0;
@@ -106,12 +106,12 @@ int orders_that_miss(ncclComm_t comm, bool wait) {
   return missed;
 }
 
-// As the trainer goes about it: three sums of all ranks, and a fourth to which the last rank does not come.
-void one_sum_stays_out() {
+// As the trainer does it: three all-reduces of all ranks, and a fourth that the last rank does not call.
+void one_reduce_is_missing() {
   RankChannel channel;
   Collectives collectives;
   channel.open({rank, num_ranks, rank, "", /*by_mpi=*/true}, /*hang_seconds=*/2);
-  collectives.meet({rank, num_ranks, rank, "", /*by_mpi=*/true}, channel);
+  collectives.init({rank, num_ranks, rank, "", /*by_mpi=*/true}, channel);
   auto* x = static_cast<float*>(device_malloc(4 * sizeof(float)));
   for (int sum = 0; sum < 4; sum++) {
     if (sum == 3 && rank == num_ranks - 1) sleep(600);
@@ -124,7 +124,7 @@ void one_sum_stays_out() {
 }
 
 void run(const std::string& name) {
-  if (name == "one_sum_stays_out") return one_sum_stays_out();
+  if (name == "one_reduce_is_missing") return one_reduce_is_missing();
   if (name == "same_gpu") {
     check(cudaSetDevice(0));
     ncclComm_t comm;
@@ -149,8 +149,8 @@ void run(const std::string& name) {
     forbid(x + 8, 32);
     reduce(x, x, 64);
   } else if (name == "events") {
-    CHECK(orders_that_miss(comm, /*wait=*/true) == 0);
-    CHECK(orders_that_miss(comm, /*wait=*/false) > 0);
+    CHECK(seeds_that_read_early(comm, /*wait=*/true) == 0);
+    CHECK(seeds_that_read_early(comm, /*wait=*/false) > 0);
   } else if (name == "other_count") {
     reduce(x, x, rank == 0 ? 64 : 32);
   } else if (name == "other_collective") {
@@ -167,7 +167,7 @@ void run(const std::string& name) {
   } else if (name == "pending") {
     reduce(x, x, 64);
     ncclCommDestroy(comm);
-  } else if (name == "stays_away") {
+  } else if (name == "not_called") {
     if (rank == 0) reduce(x, x, 64);
     else sleep(600);
   } else {

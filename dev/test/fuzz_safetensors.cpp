@@ -1,13 +1,13 @@
-// Throws hostile files at SafetensorsFile. It may refuse a file with UserError, never crash, read outside of it or
-// allocate by a number that it claims; what it accepts must be in order, and its floats the file's own bytes.
+// Fuzzes SafetensorsFile. It may refuse a file with UserError, but never crash, read outside of it or allocate memory by
+// a size that it claims; a file that it accepts must be valid, and its floats those of the file.
 //
 // With libFuzzer:
 //   clang++ -std=c++17 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
-//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o fuzz
+//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o fuzz
 //   ./fuzz -max_total_time=60 -malloc_limit_mb=64 -rss_limit_mb=2048 -max_len=4096 <folder with seeds>
-// Without it, a mutator of its own that knows the format (seconds and seed, both optional):
+// Without it, with its own mutator, which knows the format (seconds and seed are optional; `make fuzz`):
 //   g++ -std=c++17 -O1 -g -I. -DSTANDALONE_FUZZER -fsanitize=address,undefined -fno-sanitize-recover=all
-//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp -o fuzz
+//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o fuzz
 //   ./fuzz 60 1
 #include <sys/mman.h>          // memfd_create
 #include <unistd.h>            // write
@@ -18,7 +18,7 @@
 #include "llmc/utils/error.h"  // UserError, CHECK, format
 #include "llmc/io/safetensors.h"
 
-// The value of a half or a bfloat16, by other means than the reader's: sign * significand * 2^exponent.
+// The value of a half or a bfloat16, computed independently of the reader: sign * significand * 2^exponent.
 static double value_of_16_bits(uint16_t bits, int mantissa_bits, int bias) {
   const int exponent_mask = (1 << (15 - mantissa_bits)) - 1;
   const int exponent = bits >> mantissa_bits & exponent_mask, mantissa = bits & ((1 << mantissa_bits) - 1);
@@ -50,7 +50,7 @@ static void check_tensor(const SafetensorsFile& file, const SafetensorsTensor& t
   }
 }
 
-static size_t accepted = 0;  // files without a complaint: a fuzzer that has none tests little
+static size_t accepted = 0;  // valid files: a fuzzer that makes none tests little
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   FileDescriptor memory(memfd_create("input", MFD_CLOEXEC));
@@ -67,7 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
       check_tensor(file, t, input + 8 + header_bytes, data_bytes);
       covered += t.end - t.begin;
     }
-    CHECK(covered == data_bytes);  // with no overlap, this says: and no hole
+    CHECK(covered == data_bytes);  // without overlaps, this means without gaps, too
     accepted++;
   } catch (const UserError& error) {
     const std::string text = error.what();
@@ -85,7 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
 #include <chrono>                             // std::chrono::steady_clock
 #include <random>                             // std::mt19937_64
 
-// No file here has more than 1 MB, so whoever asks for 64 MB has believed a number.
+// Inputs have at most 1 MB, so an allocation of 64 MB or more was sized by a claim in the header.
 extern "C" const char* __asan_default_options() {
   return "max_allocation_size_mb=64:allocator_may_return_null=0:hard_rss_limit_mb=2048:handle_abort=1";
 }

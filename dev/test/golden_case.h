@@ -1,6 +1,5 @@
-// The golden cases of dev/test/golden (its README says what each file holds), read whole: what an independent float64
-// implementation computed from float32 weights, for the reference and the trainer to agree with. Tests run from the
-// repository's root.
+// Reads the golden cases of dev/test/golden (its README.md describes the files): what an independent float64 implementation computed from
+// float32 weights, which the reference and the trainer are compared with. Tests run from the repository's root.
 #pragma once
 #include <cstdint>                // int64_t, uint16_t
 #include <fstream>                // std::ifstream
@@ -25,7 +24,7 @@ struct GoldenCase {
   int batch_size, seq_len, grad_accum_steps, steps;  // B, T; one step is grad_accum_steps micro-batches
   double learning_rate, weight_decay, beta1, beta2, eps, grad_clip;
   std::vector<int> tokens;
-  GoldenTensors model;              // before training; may hold zero biases where config.bias is false
+  GoldenTensors model;              // before training; may contain zero biases where config.bias is false
   double val_loss;                  // of that model, over all micro-batches of the file
   std::vector<double> losses;       // (steps)  before each update, mean over the step's micro-batches
   std::vector<double> grad_norms;   // (steps)  of the averaged gradient, before clipping
@@ -82,8 +81,8 @@ inline GoldenCase read_golden_case(const std::string& name) {
   golden.config.vocab_size = config.at("vocab_size");
   golden.config.max_seq_len = config.at("n_positions");
   golden.config.bias = config.at("bias");
-  golden.config.num_skip_layer = config.at("num_skip_layer");
-  golden.config.num_skip_head = config.at("num_skip_head");
+  golden.config.wiring.num_skip_layer = config.at("num_skip_layer");
+  golden.config.wiring.num_skip_head = config.at("num_skip_head");
   golden.config.layer_norm_eps = config.at("layer_norm_epsilon");
   validate(golden.config);
 
@@ -109,8 +108,8 @@ inline GoldenCase read_golden_case(const std::string& name) {
   return golden;
 }
 
-// Micro-batch s, counted from the start of the file: row b is tokens[(s*B + b)*T + 0 ... T - 1], its targets the same
-// window shifted by one. inputs, targets (B, T) are overwritten.
+// Micro-batch s of the file: row b is tokens[(s*B + b)*T + 0 ... T - 1], and its targets are the tokens that follow each of them.
+// inputs, targets (B, T) are `=`.
 inline void golden_micro_batch(const GoldenCase& golden, int s, std::vector<int>& inputs, std::vector<int>& targets) {
   const auto first = golden.tokens.begin() + int64_t(s) * golden.batch_size * golden.seq_len;
   const int64_t count = int64_t(golden.batch_size) * golden.seq_len;  // the rows of a micro-batch follow each other

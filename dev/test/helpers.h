@@ -1,22 +1,14 @@
-// What several tests use: models by their numbers, what is in a folder, and the messages of user errors.
+// Model configurations from their sizes, and the messages of user errors.
 #pragma once
 #include <gtest/gtest.h>        // EXPECT_NE
-#include <filesystem>           // directory_iterator
-#include <set>                  // std::set
 #include <string>               // std::string
 #include "llmc/model/config.h"  // ModelConfig
 #include "llmc/utils/error.h"   // UserError
 
 inline ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
   ModelConfig c;
-  c.num_layers = L, c.num_heads = h, c.channels = C, c.num_skip_layer = n_l, c.num_skip_head = n_h;
+  c.num_layers = L, c.num_heads = h, c.channels = C, c.wiring.num_skip_layer = n_l, c.wiring.num_skip_head = n_h;
   return c;
-}
-
-inline std::set<std::string> names_in(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
-  return names;
 }
 
 // The message of the UserError that `f` throws; "" if it throws none.

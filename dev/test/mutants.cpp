@@ -146,6 +146,14 @@ static std::vector<std::string> git(const std::string& arguments) {
   return lines;
 }
 
+// The files of the working tree that git does not ignore; each once, where a merge is not finished, too.
+static std::set<std::string> files_of_tree(const std::string& patterns = "") {
+  std::set<std::string> files;
+  for (const std::string& file : git("-c core.quotePath=false ls-files -co --exclude-standard " + patterns))
+    if (fs::is_regular_file(fs::symlink_status(file))) files.insert(file);  // others are removed, and not yet committed
+  return files;
+}
+
 // A folder that is gone when the program ends.
 struct TemporaryFolder {
   std::string path = (fs::temp_directory_path() / "mutants_XXXXXX").string();
@@ -160,8 +168,7 @@ struct TemporaryFolder {
 
 // Copies the working tree, without what git ignores.
 static void copy_tree(const std::string& to) {
-  for (const std::string& file : git("-c core.quotePath=false ls-files -co --exclude-standard")) {
-    if (!fs::is_regular_file(fs::symlink_status(file))) continue;  // removed, and not yet committed
+  for (const std::string& file : files_of_tree()) {
     fs::create_directories(fs::path(to + "/" + file).parent_path());
     fs::copy_file(file, to + "/" + file);
   }
@@ -238,8 +245,8 @@ static std::vector<Trial> find_trials(const Options& o) {
     for (const Mutant& m : mutants::derive_mutants(source)) trials.push_back(make_trial(file, source, m, tests));
   }
   if (o.bugs)
-    for (const std::string& test_file : git("ls-files -co --exclude-standard 'test_*' 'dev/test/test_*'")) {
-      if (!is_source(test_file) || !fs::exists(test_file)) continue;
+    for (const std::string& test_file : files_of_tree("'test_*' 'dev/test/test_*'")) {
+      if (!is_source(test_file)) continue;
       for (const WrittenBug& bug : mutants::collect_bugs(test_file, read_file(test_file))) {
         const std::string source = read_file(bug.file);
         trials.push_back(make_trial(bug.file, source, mutants::locate_bug(bug, source), {{bug.program, bug.filter}}));

@@ -138,7 +138,7 @@ static std::string finish(pid_t child, FILE* out, int* status) {
   return text;
 }
 
-// BUG llmc/io/checkpoint.cpp: `folder_in(out, unfinished_prefix, state.step), folder` -> `folder_in(out, "step_", state.step), folder`
+// BUG llmc/io/checkpoint.cpp: `folder_in(out, unfinished_prefix, step), folder` -> `folder_in(out, "step_", step), folder`
 TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const int steps = 1000000, kills = 50;
@@ -491,7 +491,7 @@ TEST_F(CommandLine, BadDataIsRefusedWithItsName) {
   write_file(in("short.bin"), shard_bytes(2000).substr(0, 3000));
   expect_error("-i " + in("short.bin") + model, {"short.bin: truncated"});
   write_file(in("few.bin"), shard_bytes(32));
-  expect_error("-i " + in("few.bin") + model, {"few.bin", "a window needs T + 1 = 33"});
+  expect_error("-i " + in("few.bin") + model, {"few.bin", "a sequence needs T + 1 = 33"});
   write_file(in("large.bin"), shard_bytes(2000, 300));
   expect_error("-i " + in("large.bin") + model, {"large.bin: token", "outside the vocabulary of 257"});
   expect_error("-i " + in("tokens.bin") + " -j " + in("nothing.bin") + model, {"nothing.bin: no such file"});

@@ -1,4 +1,4 @@
-// data/tokenize from what it is given to what it writes: archives, JSON lines, threads, interrupted runs, hostile input.
+// data/tokenize from its input to its output: archives, JSON lines, threads, interrupted runs, hostile input.
 #include <archive.h>               // archive_write_new and all others
 #include <archive_entry.h>         // archive_entry_new
 #include <fcntl.h>                 // open
@@ -8,7 +8,7 @@
 #include <random>                  // std::mt19937
 #include "child.h"                 // run_and_signal
 #include "command_line.h"          // CommandLine, read_file, write_file
-#include "llmc/io/crc32c.h"        // crc32c
+#include "llmc/utils/crc32c.h"     // crc32c
 #include "llmc/text/dataloader.h"  // TokenShards
 #include "llmc/utils/error.h"      // CHECK, format
 #include "llmc/text/tokenizer.h"   // Tokenizer, Encoder
@@ -20,7 +20,7 @@ struct Entry {
   std::string name, bytes;
 };
 
-// A tar file of the entries, or, of one without a name, its bytes alone; compressed by `filter`: ARCHIVE_FILTER_XZ, say.
+// A tar file of the entries, or, of a single one without a name, just its bytes; compressed by `filter`, for example ARCHIVE_FILTER_XZ.
 static std::string packed(const std::vector<Entry>& entries, int filter = ARCHIVE_FILTER_NONE) {
   size_t size = 1 << 16, used = 0;
   for (const Entry& e : entries) size += 2 * e.bytes.size() + 4096;
@@ -70,10 +70,6 @@ constexpr uint16_t end_of_text = 656;  // of the vocabulary
 
 class Corpus : public CommandLine {
  protected:
-  std::string write(const std::string& name, const std::string& bytes) const {
-    write_file(in(name), bytes);
-    return in(name);
-  }
   // Runs data/tokenize into the folder `out`; it must succeed.
   Outcome tokenize(const std::string& out, const std::string& arguments) const {
     const Outcome o = run(program + "--out " + in(out) + " " + arguments);
@@ -94,7 +90,7 @@ class Corpus : public CommandLine {
     for (const TokenFile& file : shards.files) tokens.insert(tokens.end(), file.tokens, file.tokens + file.num_tokens);
     return tokens;
   }
-  // The documents of the shards, whose ends are marked before each.
+  // The documents of the shards, each of which begins with an end-of-text token.
   std::vector<std::string> documents_in(const std::string& out, const std::string& prefix) const {
     static const Tokenizer tokenizer = Tokenizer::load(vocabulary);
     std::vector<std::string> documents;
@@ -104,7 +100,7 @@ class Corpus : public CommandLine {
     }
     return documents;
   }
-  // Every file of the folders has the same bytes.
+  // The folders have the same files with the same bytes.
   void expect_same(const std::string& a, const std::string& b, bool manifest = false) const {
     int shards = 0;
     for (const auto& entry : fs::directory_iterator(in(a))) {
@@ -121,7 +117,7 @@ class Corpus : public CommandLine {
 // ----------------------------------------------------------------------------
 // What is read
 
-TEST_F(Corpus, TheSameDocumentsGiveTheSameShardsHoweverTheyArePacked) {
+TEST_F(Corpus, AnyPackingOfTheSameDocumentsGivesTheSameShards) {
   const std::vector<std::string> documents = make_documents(300, 60, 1);
   std::vector<Entry> files, tars;
   std::string nul, lines;
@@ -142,7 +138,7 @@ TEST_F(Corpus, TheSameDocumentsGiveTheSameShardsHoweverTheyArePacked) {
   struct Way { std::string name, arguments; };
   for (const Way& way : std::vector<Way>{
            {"tar", write("a.tar", packed(files))},
-           {"gz", write("b", packed(files, ARCHIVE_FILTER_GZIP))},  // told by content, whatever the name
+           {"gz", write("b", packed(files, ARCHIVE_FILTER_GZIP))},  // detected by content, not by name
            {"bz2", write("k", packed(files, ARCHIVE_FILTER_BZIP2))},
            {"xz", write("c", packed(files, ARCHIVE_FILTER_XZ))},
            {"zst", write("d", packed(files, ARCHIVE_FILTER_ZSTD))},
@@ -196,7 +192,7 @@ TEST_F(Corpus, EndOfTextStandsBeforeEachDocumentOrAfterIt) {
   EXPECT_FALSE(fs::exists(in("after/val_000000.bin")));
 }
 
-TEST_F(Corpus, WhatIsNotUtf8IsReplacedAndCountedButKeptAsBytes) {
+TEST_F(Corpus, InvalidUtf8IsReplacedAndCountedExceptForBytes) {
   const std::string text = "caf\xC3\xA9 \xFF\xFE and \xE2\x82 at the end \xF0\x9F";
   const std::string file = write("in", text);
   const Outcome o = tokenize("bpe", "--val-fraction 0 " + file);
@@ -212,7 +208,7 @@ TEST_F(Corpus, WhatIsNotUtf8IsReplacedAndCountedButKeptAsBytes) {
 }
 
 // BUG data/corpus.cpp: `tokenizer_.last_cut(open, no_cut_before_)` -> `open.size() / 2`
-TEST_F(Corpus, ALongDocumentHasTheTokensOfTheWholeThoughItIsReadInParts) {
+TEST_F(Corpus, ReadingADocumentInPartsDoesNotChangeItsTokens) {
   std::string text;
   for (const std::string& document : make_documents(5000, 250, 2)) text += document;
   ASSERT_GT(text.size(), size_t(2) << 20);
@@ -222,15 +218,15 @@ TEST_F(Corpus, ALongDocumentHasTheTokensOfTheWholeThoughItIsReadInParts) {
   EXPECT_TRUE(shard_tokens("out", "train") == expected);
 }
 
-TEST_F(Corpus, TheCutBetweenTrainingAndValidationFallsIntoNoCharacter) {
+TEST_F(Corpus, TheSplitByBytesCutsNoCharacter) {
   std::string text;
-  for (int i = 0; i < 10; i++) text += "\u4e2d";  // 30 bytes: 0.9 of them end behind a character, 0.75 do not
+  for (int i = 0; i < 10; i++) text += "\u4e2d";  // 30 bytes: 0.9 of them end at the end of a character, 0.75 do not
   tokenize("out", "--val-fraction 0.25 " + write("in", text));
   EXPECT_EQ(documents_in("out", "train"), std::vector<std::string>{text.substr(0, 21)});
   EXPECT_EQ(documents_in("out", "val"), std::vector<std::string>{text.substr(21)});
 }
 
-TEST_F(Corpus, AJsonLineIsADocumentWithWhateverItEscapes) {
+TEST_F(Corpus, AJsonLineIsADocumentWithItsEscapesDecoded) {
   const std::string lines = "{\"text\": \"a\\n\\\"b\\u00e9\\ud83d\\ude00\", \"id\": 1}\r\n\n  \n"
                             "{\"id\": 2, \"text\": \"half \\ud83d, \\ude00 and \\\\ud83d\\nd83d\"}\n"
                             "{\"text\": \"\"}\n{\"text\": \"\xFF\", \"more\": {\"text\": [1, 2]}}\n{\"text\": \"no newline\"}";
@@ -241,7 +237,7 @@ TEST_F(Corpus, AJsonLineIsADocumentWithWhateverItEscapes) {
   EXPECT_NE(o.out.find("not UTF-8: 3 sequences"), std::string::npos) << o.out;
 }
 
-TEST_F(Corpus, AJsonLineWithoutItsDocumentIsNamed) {
+TEST_F(Corpus, AJsonLineWithoutTheFieldIsNamed) {
   const std::string good = "{\"text\": \"fine\"}\n";
   expect_failure("--field text " + write("a", good + "\n" + good + "{\"txt\": \"x\"}\n"),
                  {in("a") + ": line 4 is no JSON object with a string named \"text\""});
@@ -255,7 +251,7 @@ TEST_F(Corpus, AJsonLineWithoutItsDocumentIsNamed) {
 // ----------------------------------------------------------------------------
 // What is written
 
-TEST_F(Corpus, ShardsAndManifestAreTheSameWithAnyNumberOfThreads) {
+TEST_F(Corpus, TheNumberOfThreadsDoesNotChangeTheOutput) {
   std::vector<std::string> documents = make_documents(3000, 300, 3);
   documents[1000] = std::string(3 << 20, '\0') + documents[1000];  // a batch of its own, which takes longer
   std::vector<Entry> files;
@@ -268,7 +264,7 @@ TEST_F(Corpus, ShardsAndManifestAreTheSameWithAnyNumberOfThreads) {
   }
 }
 
-TEST_F(Corpus, TheManifestCountsEverythingAndHasEveryFilesChecksum) {
+TEST_F(Corpus, TheManifestHasAllCountsAndChecksums) {
   const std::vector<std::string> documents = make_documents(400, 100, 4);
   std::string nul;
   for (const std::string& document : documents) nul += document + std::string(2, '\0');
@@ -286,7 +282,7 @@ TEST_F(Corpus, TheManifestCountsEverythingAndHasEveryFilesChecksum) {
   ASSERT_EQ(manifest["sources"].size(), 2u);
   for (int i : {0, 1}) {
     const std::string path = i ? second : first, bytes = read_file(path);
-    EXPECT_EQ(manifest["sources"][size_t(i)], (json{{"path", path}, {"bytes", bytes.size()}, {"crc32c", checksum(bytes)}}));
+    EXPECT_EQ(manifest["sources"][i], (json{{"path", path}, {"bytes", bytes.size()}, {"crc32c", checksum(bytes)}}));
   }
   int64_t train = 0, val = 0;
   size_t shards = 0;
@@ -325,13 +321,13 @@ class Interrupted : public Corpus {
     write("d.tar", packed({files.begin() + long(half), files.end()}));
     arguments = "--shard-tokens 50000 " + in("a.tar.gz") + " " + in("b") + " " + in("c") + " " + in("d.tar");
   }
-  // Runs the program into `out` and signals it after `microseconds`. Returns waitpid's status; what it said is in the file "said".
+  // Runs the program into `out` and signals it after `microseconds`. Returns waitpid's status; its output is in the file "said".
   int tokenize_and_signal(const std::string& out, int signal, int microseconds, const std::string& more = "") const {
     return run_and_signal(program + more + " --out " + in(out) + " " + arguments + " >" + in("said") + " 2>&1", signal, microseconds);
   }
 };
 
-TEST_F(Interrupted, KilledThirtyTimesItWritesWhatAnUndisturbedRunDoes) {
+TEST_F(Interrupted, KilledThirtyTimesItWritesTheSameShards) {
   const auto start = std::chrono::steady_clock::now();
   tokenize("good", arguments);
   double moment = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / 2;
@@ -341,7 +337,7 @@ TEST_F(Interrupted, KilledThirtyTimesItWritesWhatAnUndisturbedRunDoes) {
     ASSERT_LT(tries, 300);
     const int status = tokenize_and_signal("out", SIGKILL, int(random() % unsigned(moment)), kills % 2 ? "--threads 2" : "--threads 1");
     const std::string said = read_file(in("said"));
-    continued += said.find("going on behind") != std::string::npos;
+    continued += said.find("resuming after") != std::string::npos;
     if (WIFSIGNALED(status)) {
       kills++;
       moment *= 1.05;
@@ -358,7 +354,7 @@ TEST_F(Interrupted, KilledThirtyTimesItWritesWhatAnUndisturbedRunDoes) {
   EXPECT_FALSE(fs::exists(in("out.tmp")));
 }
 
-TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
+TEST_F(Interrupted, AStoppedRunSaysHowToResumeAndResumes) {
   tokenize("good", arguments);
   bool kept = false;
   for (int tries = 0, moment = 20000; !kept && tries < 300; tries++) {
@@ -367,7 +363,7 @@ TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 1) {
       const std::string said = read_file(in("said"));
       EXPECT_NE(said.find("error: interrupted; "), std::string::npos) << said;
-      kept = said.find("the same command goes on") != std::string::npos;
+      kept = said.find("the same command resumes") != std::string::npos;
       EXPECT_EQ(fs::exists(in("out.tmp")), kept) << said;
     } else {  // too late
       fs::remove_all(in("out"));
@@ -376,13 +372,13 @@ TEST_F(Interrupted, AStoppedRunSaysHowToGoOnAndGoesOn) {
   }
   ASSERT_TRUE(kept);
   const Outcome o = tokenize("out", arguments);
-  EXPECT_NE(o.err.find("going on behind"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("resuming after"), std::string::npos) << o.err;
   expect_same("good", "out", /*manifest=*/true);
 }
 
-TEST_F(Interrupted, WhatWasDamagedSinceOrIsOfAnotherCorpusIsBegunAnew) {
+TEST_F(Interrupted, DamagedOrForeignProgressIsDiscarded) {
   tokenize("good", arguments);
-  struct Change { const char* what; std::string command; bool goes_on; };
+  struct Change { const char* what; std::string command; bool resumes; };
   for (const Change& change : std::vector<Change>{
            {"nothing", "true", true},
            {"a shard", "printf x | dd of=%/train_000000.bin bs=1 seek=5000 conv=notrunc", false},
@@ -406,16 +402,16 @@ TEST_F(Interrupted, WhatWasDamagedSinceOrIsOfAnotherCorpusIsBegunAnew) {
     for (size_t at; (at = command.find('%')) != std::string::npos;) command.replace(at, 1, in("out.tmp"));
     ASSERT_EQ(run(command).exit_status, 0) << change.what;
     const Outcome o = tokenize("out", arguments);
-    EXPECT_EQ(o.err.find("going on behind") != std::string::npos, change.goes_on) << change.what;
+    EXPECT_EQ(o.err.find("resuming after") != std::string::npos, change.resumes) << change.what;
     expect_same("good", "out", /*manifest=*/true);
     fs::remove_all(in("out"));
   }
 }
 
 // ----------------------------------------------------------------------------
-// Hostile input; data/README.md has what larger ones took
+// Hostile input; data/README.md has the limits
 
-TEST_F(Corpus, WhatIsDamagedCutShortOrNestedTooDeepIsNamed) {
+TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
   std::mt19937 random(7);
   std::string noise(300000, '\0');
   for (char& c : noise) c = char(random());
@@ -430,7 +426,7 @@ TEST_F(Corpus, WhatIsDamagedCutShortOrNestedTooDeepIsNamed) {
   expect_failure(write("deep.tar", deep), {"deep.tar: level1: level2: ", "is nested 9 files deep"});
 }
 
-TEST_F(Corpus, NamesInAnArchiveLeadNowhere) {
+TEST_F(Corpus, NamesInAnArchiveAreNotPaths) {
   fs::create_directories(in("a/b"));
   write("a/b/c.tar", packed({{"../../evil", "first"}, {in("evil"), "second"}, {"\x1B[31mred\n", "third"}}));
   tokenize("a/b/out", "--val-fraction 0 " + in("a/b/c.tar"));
@@ -439,7 +435,7 @@ TEST_F(Corpus, NamesInAnArchiveLeadNowhere) {
   expect_failure("--field text " + write("d.tar", packed({{"\x1B[31mred\n", "third"}})), {"?[31mred?"});
 }
 
-TEST_F(Corpus, MillionsOfDocumentsAndEndlessOnesTakeBoundedMemory) {
+TEST_F(Corpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
   const std::string limit = "ulimit -v 1000000; ";  // kB, of which threads reserve some 200,000 as they start
   std::string documents(5 << 20, '\0');
   for (size_t i = 0; i < documents.size(); i += 2) documents[i] = 'x';

@@ -1,40 +1,30 @@
 // Token files, the loader's order, and the programs under data/ that make token files.
 #include <gtest/gtest.h>
-#include <signal.h>     // SIGKILL, SIGTERM
-#include <sys/stat.h>   // mkdir, mkfifo, chmod
-#include <sys/wait.h>   // WIFSIGNALED
-#include <unistd.h>     // seteuid, usleep
-#include <algorithm>    // std::sort, std::count, std::remove, std::replace
-#include <chrono>       // std::chrono::steady_clock
-#include <cstdlib>      // mkdtemp
-#include <filesystem>   // std::filesystem::remove_all
-#include <fstream>      // std::ifstream, std::ofstream
-#include <functional>   // std::function
-#include <random>       // std::mt19937
-#include <set>          // std::set
-#include <type_traits>  // std::is_copy_constructible_v
-#include "child.h"      // run_and_signal
+#include <signal.h>            // SIGKILL, SIGTERM
+#include <sys/stat.h>          // mkdir, mkfifo, chmod
+#include <sys/wait.h>          // WIFSIGNALED
+#include <unistd.h>            // seteuid, usleep
+#include <algorithm>           // std::count, std::remove, std::replace
+#include <chrono>              // std::chrono::steady_clock
+#include <filesystem>          // std::filesystem::remove_all, rename
+#include <fstream>             // std::ifstream, std::ofstream
+#include <functional>          // std::function
+#include <random>              // std::mt19937
+#include <set>                 // std::set
+#include <type_traits>         // std::is_copy_constructible_v
+#include "child.h"             // run_and_signal
+#include "files.h"  // FolderTest, read_file, names_in
+#include "helpers.h"           // error_of
 #include "llmc/text/dataloader.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------------------------
-// Helpers: a folder that goes away again, files in it, programs, errors.
+// Helpers: a temporary folder, files in it, programs, errors.
 
-struct Data : testing::Test {
-  std::string folder = "/tmp/test_data.XXXXXX";
+struct Data : FolderTest {
+  Data() { CHECK(chmod(folder.c_str(), 0755) == 0); }  // some tests give up root's rights
 
-  Data() {
-    CHECK(mkdtemp(folder.data()));
-    CHECK(chmod(folder.c_str(), 0755) == 0);
-  }
-  ~Data() override { std::filesystem::remove_all(folder); }
-
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::string path = folder + "/" + name;
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
   std::string write_headerless(const std::string& name, const std::vector<uint16_t>& tokens) const {
     return write(name, std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
   }
@@ -51,34 +41,18 @@ using Shuffle = Data;
 using Tokenize = Data;
 using Scripts = Data;
 
-static std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-static std::vector<std::string> list(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // first, first + 1, ...
 static std::vector<uint16_t> counting(int n, int first = 0) {
   std::vector<uint16_t> tokens(n);
-  for (int i = 0; i < n; i++) tokens[size_t(i)] = uint16_t(first + i);
+  for (int i = 0; i < n; i++) tokens[i] = uint16_t(first + i);
   return tokens;
 }
 
-// Every one of `parts` must be in the message of the UserError that `call` throws.
+// `call` must throw a UserError that contains each of `parts`.
 static void expect_error(const std::function<void()>& call, const std::vector<std::string>& parts) {
-  try {
-    call();
-    FAIL() << "no error";
-  } catch (const UserError& e) {
-    for (const std::string& part : parts)
-      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << "'" << part << "' is not in: " << e.what();
-  }
+  const std::string message = error_of(call);
+  EXPECT_NE(message, "") << "no error";
+  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
 }
 
 struct Finished {
@@ -99,8 +73,8 @@ static void expect_in(const std::string& part, const std::string& text) {
   EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
 }
 
-// The tokens of a loader's windows, as (count, T) inputs and then as many targets.
-static std::vector<int> windows(const DataLoader& loader, int64_t first, int64_t count) {
+// The tokens of a loader's sequences: (count, T) inputs, then (count, T) targets.
+static std::vector<int> sequences(const DataLoader& loader, int64_t first, int64_t count) {
   std::vector<int> both(size_t(2 * count * loader.T));
   loader.load_sequences(first, count, both.data(), both.data() + count * loader.T);
   return both;
@@ -119,7 +93,7 @@ TEST_F(TokenShardsOf, TheGoldenCasesOpen) {
   EXPECT_EQ(shards.num_tokens, sum);
 }
 
-TEST_F(TokenShardsOf, AGlobOpensItsFilesInTheOrderOfTheirNames) {
+TEST_F(TokenShardsOf, AGlobOpensItsFilesSortedByName) {
   write_shard("train_001.bin", {4, 5, 6});
   write_shard("train_000.bin", {1, 2});
   write_shard("val_000.bin", {9});
@@ -130,7 +104,7 @@ TEST_F(TokenShardsOf, AGlobOpensItsFilesInTheOrderOfTheirNames) {
   EXPECT_EQ(shards.files[1].tokens[2], 6);
 }
 
-TEST_F(TokenShardsOf, AFileWhoseNameIsAPatternOpensItself) {
+TEST_F(TokenShardsOf, AFileNamedLikeAGlobCanBeOpened) {
   write_shard("a.bin", {1});
   EXPECT_EQ(TokenShards(write_shard("[a].bin", {7}), 10).files[0].tokens[0], 7);
 }
@@ -166,7 +140,7 @@ TEST_F(TokenShardsOf, AnEmptyFileIsRefused) {
   expect_error([&] { TokenShards(write("a.bin", ""), 10); }, {"/a.bin: is empty"});
 }
 
-TEST_F(TokenShardsOf, AShardOfNoTokensOrOfANegativeNumberIsRefused) {
+TEST_F(TokenShardsOf, AShardWithoutAPositiveNumberOfTokensIsRefused) {
   expect_error([&] { TokenShards(write_shard("a.bin", {}), 10); }, {"/a.bin", "says 0 tokens"});
   expect_error([&] { TokenShards(write_shard("a.bin", {1}, 20240520, 1, -9), 10); }, {"/a.bin", "says -8 tokens"});
 }
@@ -212,11 +186,11 @@ TEST_F(TokenShardsOf, TextInPlaceOfTokensIsRefused) {
   expect_error([&] { TokenShards(write("a.txt", text), 50257); }, {"/a.txt: is text", "data/text.sh"});
 }
 
-TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundWhereverItIs) {
+TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundAnywhere) {
   const int n = 200001;  // four of the blocks that are checked at a time, the last not whole
   for (int position : {0, 65535, 65536, 131072, 200000}) {
     std::vector<uint16_t> tokens(n, 99);
-    tokens[size_t(position)] = 100;
+    tokens[position] = 100;
     std::string path = write_shard("b.bin", tokens);
     write_shard("a.bin", {1, 2});
     std::string where = path + ": token 100 at position " + std::to_string(position);
@@ -225,7 +199,7 @@ TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundWhereverItIs) {
   }
 }
 
-TEST_F(TokenShardsOf, TheLargestUint16IsATokenOfALargeVocabularyOnly) {
+TEST_F(TokenShardsOf, TheLargestUint16IsInTheLargestVocabularyOnly) {
   std::string path = write_headerless("a.bin", {0, 65535});
   EXPECT_EQ(TokenShards(path, 65536).num_tokens, 2);
   EXPECT_EQ(TokenShards(path, 100000).num_tokens, 2);
@@ -233,10 +207,10 @@ TEST_F(TokenShardsOf, TheLargestUint16IsATokenOfALargeVocabularyOnly) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// The order of windows.
+// The order of sequences.
 
-TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
-  const int B = 3, T = 5, n = 61;  // 12 windows: four micro-batches an epoch
+TEST_F(Loader, RowsOfMicroBatchesAreConsecutiveSequences) {
+  const int B = 3, T = 5, n = 61;  // 12 sequences: four micro-batches per epoch
   DataLoader loader(write_shard("a.bin", counting(n)), 100, T);
   ASSERT_EQ(loader.num_sequences, 12);
   std::vector<int> inputs(B * T), targets(B * T);
@@ -251,7 +225,7 @@ TEST_F(Loader, RowBOfMicroBatchSOfOneShardBeginsAtTokenSTimesBPlusBTimesT) {
   }
 }
 
-TEST_F(Loader, RanksTakeTurnsAtTheMicroBatchesThatOneProcessWouldRead) {
+TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
   const int B = 3, T = 7, accumulation = 2, n = accumulation * B * T;
   const std::string path = write_shard("a.bin", counting(1000));
   for (bool shuffle : {false, true}) {
@@ -265,7 +239,7 @@ TEST_F(Loader, RanksTakeTurnsAtTheMicroBatchesThatOneProcessWouldRead) {
           for (int i = 0; i < accumulation; i++) {
             std::vector<int> batch(inputs.begin() + i * B * T, inputs.begin() + (i + 1) * B * T);
             batch.insert(batch.end(), targets.begin() + i * B * T, targets.begin() + (i + 1) * B * T);
-            EXPECT_EQ(batch, windows(loader, first + (i * ranks + rank) * B, B)) << "step " << step << ", rank " << rank;
+            EXPECT_EQ(batch, sequences(loader, first + (i * ranks + rank) * B, B)) << "step " << step << ", rank " << rank;
           }
         }
       }
@@ -273,20 +247,20 @@ TEST_F(Loader, RanksTakeTurnsAtTheMicroBatchesThatOneProcessWouldRead) {
   }
 }
 
-TEST_F(Loader, NoWindowCrossesAShardAndAShardWithoutRoomForOneIsPassedOver) {
+TEST_F(Loader, NoSequenceCrossesAShardAndShortShardsAreSkipped) {
   const int T = 4;
-  write_shard("0.bin", counting(9, 0));     // windows at 0 and 4
-  write_shard("1.bin", counting(4, 100));   // none: three targets
-  write_shard("2.bin", counting(12, 200));  // windows at 200 and 204; the last three tokens have no fourth target
-  write_shard("3.bin", counting(5, 300));   // one window, to the very last token
+  write_shard("0.bin", counting(9, 0));     // sequences at 0 and 4
+  write_shard("1.bin", counting(4, 100));   // none: only three targets
+  write_shard("2.bin", counting(12, 200));  // sequences at 200 and 204; the last three tokens have no fourth target
+  write_shard("3.bin", counting(5, 300));   // one sequence, up to the last token
   DataLoader loader(folder + "/*.bin", 1000, T);
   ASSERT_EQ(loader.num_sequences, 5);
-  std::vector<int> begins = {0, 4, 200, 204, 300, 0, 4};  // and on into the second epoch
-  std::vector<int> both = windows(loader, 0, 7);
+  std::vector<int> begins = {0, 4, 200, 204, 300, 0, 4};  // into the second epoch
+  std::vector<int> both = sequences(loader, 0, 7);
   for (int w = 0; w < 7; w++)
     for (int t = 0; t < T; t++) {
-      EXPECT_EQ(both[size_t(w * T + t)], begins[size_t(w)] + t);
-      EXPECT_EQ(both[size_t(7 * T + w * T + t)], begins[size_t(w)] + t + 1);
+      EXPECT_EQ(both[w * T + t], begins[w] + t);
+      EXPECT_EQ(both[7 * T + w * T + t], begins[w] + t + 1);
     }
 }
 
@@ -298,8 +272,8 @@ TEST_F(Loader, TheGoldenShardsFollowTheFormulaToo) {
   for (int s = 0; s < 20; s++) {
     loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
     for (int i = 0; i < B * T; i++) {
-      EXPECT_EQ(inputs[size_t(i)], file.tokens[s * B * T + i]);
-      EXPECT_EQ(targets[size_t(i)], file.tokens[s * B * T + i + 1]);
+      EXPECT_EQ(inputs[i], file.tokens[s * B * T + i]);
+      EXPECT_EQ(targets[i], file.tokens[s * B * T + i + 1]);
     }
   }
 }
@@ -309,11 +283,11 @@ TEST_F(Loader, AHeaderlessFileGivesTheSameBatchesAsAShard) {
   for (bool shuffle : {false, true}) {
     DataLoader a(shard, 1000, 7, shuffle, 5), b(headerless, 1000, 7, shuffle, 5);
     EXPECT_EQ(a.num_sequences, b.num_sequences);
-    EXPECT_EQ(windows(a, 0, 300), windows(b, 0, 300));
+    EXPECT_EQ(sequences(a, 0, 300), sequences(b, 0, 300));
   }
 }
 
-// Two slots for a StepLoader, and what is in one of them.
+// Two slots for a StepLoader.
 struct Slots {
   std::vector<int> memory;
   size_t n;
@@ -326,7 +300,7 @@ struct Slots {
   }
 };
 
-TEST_F(Loader, StepsFollowEachOtherAndAPositionThatWasSavedGoesOnWithTheNext) {
+TEST_F(Loader, ASavedPositionResumesWithTheNextStep) {
   const int B = 3, T = 7;
   std::string path = write_shard("a.bin", counting(1000));
   for (bool shuffle : {false, true}) {
@@ -335,7 +309,7 @@ TEST_F(Loader, StepsFollowEachOtherAndAPositionThatWasSavedGoesOnWithTheNext) {
     StepLoader steps(first, 1, B, 0, 1, slots.both());
     for (int s = 0; s < 60; s++) {  // beyond the first epoch
       ASSERT_EQ(first.next_sequence, s * B);
-      ASSERT_EQ(slots.tokens(steps.next()), windows(first, s * B, B)) << "step " << s;
+      ASSERT_EQ(slots.tokens(steps.next()), sequences(first, s * B, B)) << "step " << s;
     }
     DataLoader second(path, 1000, T, shuffle, 11);
     second.next_sequence = first.next_sequence;
@@ -345,7 +319,7 @@ TEST_F(Loader, StepsFollowEachOtherAndAPositionThatWasSavedGoesOnWithTheNext) {
 }
 
 // BUG llmc/text/step_loader.h: `micro_batches_ * B_ * ranks_;` -> `micro_batches_ * B_;`
-TEST_F(Loader, OfStepsReadsAsMicroBatchesAndRanksHaveIt) {
+TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
   const int B = 2, T = 5, accumulation = 3, ranks = 2;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
   Slots slots(accumulation * B * T);
@@ -359,45 +333,45 @@ TEST_F(Loader, OfStepsReadsAsMicroBatchesAndRanksHaveIt) {
 }
 
 // BUG llmc/text/step_loader.h: `std::launch::async` -> `std::launch::deferred`
-TEST_F(Loader, TheNextStepIsLoadedWhileThisOneIsUsedAndNotOverIt) {
+TEST_F(Loader, TheNextStepIsLoadedWithoutOverwritingTheCurrentOne) {
   const int B = 3, T = 7;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
   Slots slots(B * T);
   StepLoader steps(data, 1, B, 0, 1, slots.both());
   for (int s = 0; s < 10; s++) {
     const StepTokens now = steps.next(), other = now.inputs == slots.both()[0].inputs ? slots.both()[1] : slots.both()[0];
-    const std::vector<int> expected = windows(data, (s + 1) * B, B);
+    const std::vector<int> expected = sequences(data, (s + 1) * B, B);
     const auto begin = std::chrono::steady_clock::now();
     while (slots.tokens(other) != expected && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)) usleep(100);
-    EXPECT_EQ(slots.tokens(other), expected) << "nobody asked for it yet";
-    EXPECT_EQ(slots.tokens(now), windows(data, s * B, B));
-    EXPECT_EQ(data.next_sequence, (s + 1) * B) << "what is loaded ahead does not count";
+    EXPECT_EQ(slots.tokens(other), expected) << "the next step has not been requested";
+    EXPECT_EQ(slots.tokens(now), sequences(data, s * B, B));
+    EXPECT_EQ(data.next_sequence, (s + 1) * B) << "loading ahead does not count";
   }
 }
 
-TEST_F(Loader, RowsCanBeLoadedInAnyPartsAndLeaveThePositionAlone) {
+TEST_F(Loader, LoadSequencesDoesNotChangeThePosition) {
   DataLoader loader(write_shard("a.bin", counting(500)), 500, 3, true, 2);
-  std::vector<int> all = windows(loader, 160, 8);
+  std::vector<int> all = sequences(loader, 160, 8);
   for (int row = 0; row < 8; row++) {
-    std::vector<int> one = windows(loader, 160 + row, 1);
+    std::vector<int> one = sequences(loader, 160 + row, 1);
     EXPECT_TRUE(std::equal(one.begin(), one.begin() + 3, all.begin() + row * 3));
     EXPECT_TRUE(std::equal(one.begin() + 3, one.end(), all.begin() + 24 + row * 3));
   }
   EXPECT_EQ(loader.next_sequence, 0);
 }
 
-TEST_F(Loader, ALoaderThatWasMovedGoesOn) {
+TEST_F(Loader, AMovedLoaderStillWorks) {
   DataLoader first(write_shard("a.bin", counting(100)), 100, 3);
-  std::vector<int> before = windows(first, 0, 40);
+  std::vector<int> before = sequences(first, 0, 40);
   DataLoader second = std::move(first);
-  EXPECT_EQ(windows(second, 0, 40), before);
+  EXPECT_EQ(sequences(second, 0, 40), before);
   static_assert(!std::is_copy_constructible_v<TokenFile>, "two owners of one mapping");
 }
 
-TEST_F(Loader, FilesWithoutAWindowAreRefused) {
+TEST_F(Loader, FilesWithoutASequenceAreRefused) {
   std::string path = write_shard("a.bin", counting(64));
   EXPECT_EQ(DataLoader(path, 100, 63).num_sequences, 1);
-  expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a window needs T + 1 = 65"});
+  expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a sequence needs T + 1 = 65"});
   write_shard("b.bin", counting(70));
   expect_error([&] { DataLoader(folder + "/*.bin", 100, 70); }, {"has 70 tokens in its longest file", "T + 1 = 71"});
 }
@@ -408,21 +382,21 @@ TEST_F(Shuffle, EveryEpochIsAPermutation) {
       std::vector<bool> seen(size_t(n), false);
       for (int64_t i = 0; i < n; i++) {
         int64_t p = permuted_index(42, epoch, i, n);
-        ASSERT_TRUE(p >= 0 && p < n && !seen[size_t(p)]) << "n " << n << " epoch " << epoch << " index " << i;
-        seen[size_t(p)] = true;
+        ASSERT_TRUE(p >= 0 && p < n && !seen[p]) << "n " << n << " epoch " << epoch << " index " << i;
+        seen[p] = true;
       }
     }
 }
 
-TEST_F(Shuffle, AnEpochReadsEveryWindowOfEveryShardOnce) {
+TEST_F(Shuffle, AnEpochReadsEverySequenceOfEveryShardOnce) {
   write_shard("0.bin", counting(101, 0));
   write_shard("1.bin", counting(57, 1000));
   DataLoader loader(folder + "/*.bin", 2000, 4, true, 9);
   ASSERT_EQ(loader.num_sequences, 25 + 14);
   for (int64_t epoch : {0, 1, 5}) {
-    std::vector<int> both = windows(loader, epoch * 39, 39);
+    std::vector<int> both = sequences(loader, epoch * 39, 39);
     std::set<int> begins;
-    for (int w = 0; w < 39; w++) begins.insert(both[size_t(w * 4)]);
+    for (int w = 0; w < 39; w++) begins.insert(both[w * 4]);
     EXPECT_EQ(begins.size(), 39u);
   }
 }
@@ -445,7 +419,7 @@ TEST_F(Shuffle, EpochsAndSeedsDifferAndTheSameOnesAgree) {
     }
 }
 
-TEST_F(Shuffle, NeighboursEndUpAsFarApartAsChanceHasIt) {
+TEST_F(Shuffle, NeighboursAreAsFarApartAsInARandomOrder) {
   const int64_t n = 10000;
   double distance = 0;  // two random numbers below n are n/3 apart on average
   for (int64_t i = 0; i + 1 < n; i++)
@@ -472,7 +446,7 @@ static std::string random_text(size_t bytes, unsigned seed) {
   return text;
 }
 
-TEST_F(Tokenize, EndOfTextStandsBeforeEachDocumentAndTheLastTenthOfTheBytesIsValidation) {
+TEST_F(Tokenize, FewDocumentsAreSplitByBytes) {
   write("b.txt", "0123456789");
   write("a.txt", "abcdefghijklmnopqrstuvwxyz0123");
   Finished done = shell("data/tokenize --out " + folder + "/out " + folder + "/a.txt " + folder + "/b.txt");
@@ -483,8 +457,8 @@ TEST_F(Tokenize, EndOfTextStandsBeforeEachDocumentAndTheLastTenthOfTheBytesIsVal
   expect_in("train: 38 tokens (shards: 1), val: 5 tokens (shards: 1)", done.output);
 }
 
-TEST_F(Tokenize, ADocumentThatBeginsInValidationHasOneEndOfText) {
-  write("a.txt", "123456789");  // 0.8 * 12 = 9.6: the cut falls between two documents
+TEST_F(Tokenize, ADocumentOfValidationDataHasOneEndOfText) {
+  write("a.txt", "123456789");  // 0.8 * 12 = 9.6: the cut is between two documents
   write("b.txt", "b");
   write("c.txt", "c");
   write("d.txt", "d");
@@ -494,7 +468,7 @@ TEST_F(Tokenize, ADocumentThatBeginsInValidationHasOneEndOfText) {
   EXPECT_EQ(decoded(folder + "/out", "val"), "|b|c|d");
 }
 
-// Which documents "document 7" and so on a text holds, in its order.
+// The numbers of the documents ("document 7") in a text, in its order.
 static std::vector<int> numbers(const std::string& text, int documents) {
   std::vector<int> found;
   for (size_t at = text.find("|document "); at != std::string::npos; at = text.find("|document ", at + 1))
@@ -522,7 +496,7 @@ TEST_F(Tokenize, With200DocumentsOneOfEachTwentyIsValidation) {
     EXPECT_GE(drawn.size(), size_t(documents / 20));
     std::set<int> places;
     for (int document : drawn) places.insert(document % 20);
-    EXPECT_GT(places.size(), 4u);  // and not always the same one: a corpus may repeat itself
+    EXPECT_GT(places.size(), 4u);  // not always at the same place: a corpus may be periodic
     std::vector<int> all_numbers = numbers(decoded(out, "train"), documents);
     all_numbers.insert(all_numbers.end(), drawn.begin(), drawn.end());
     EXPECT_EQ(std::set<int>(all_numbers.begin(), all_numbers.end()).size(), size_t(documents));
@@ -533,7 +507,7 @@ TEST_F(Tokenize, With200DocumentsOneOfEachTwentyIsValidation) {
   EXPECT_NEAR(double(numbers(decoded(folder + "/quarter", "val"), 411).size()), 411 / 4, 1);
 }
 
-TEST_F(Tokenize, EmptyDocumentsAreLeftOutAndNulIsTextUnlessItSeparates) {
+TEST_F(Tokenize, EmptyDocumentsAreLeftOutWithAndWithoutNulSeparators) {
   std::string in = write("in", std::string("\0\0ab\0\0\0cd\0efghijklmnopqrst\0", 26));
   ASSERT_EQ(shell("data/tokenize --separator nul --out " + folder + "/nul " + in).exit_code, 0);
   EXPECT_EQ(decoded(folder + "/nul", "train") + "/" + decoded(folder + "/nul", "val"), "|ab|cd|efghijklmnopqr/|st");
@@ -541,7 +515,7 @@ TEST_F(Tokenize, EmptyDocumentsAreLeftOutAndNulIsTextUnlessItSeparates) {
   EXPECT_EQ(decoded(folder + "/none", "train") + decoded(folder + "/none", "val").substr(1), "|" + read_file(in));
 }
 
-TEST_F(Tokenize, AFolderIsReadDeeplyInTheOrderOfPathsWithoutLinkedFolders) {
+TEST_F(Tokenize, AFolderIsReadRecursivelySortedByPath) {
   std::filesystem::create_directories(folder + "/in/m/n");
   write("in/z", "zzzz");
   write("in/a", "aaaa");
@@ -554,7 +528,7 @@ TEST_F(Tokenize, AFolderIsReadDeeplyInTheOrderOfPathsWithoutLinkedFolders) {
   EXPECT_EQ(decoded(folder + "/out", "train") + decoded(folder + "/out", "val"), "|aaaa|xxxx|zz|zz");
 }
 
-TEST_F(Tokenize, DocumentsAcrossChunksAndShardsComeBackByteForByte) {
+TEST_F(Tokenize, DocumentsAcrossBlocksAndShardsRoundTrip) {
   std::string text = random_text(3 * 1000 * 1000 + 17, 1);  // three chunks of 1 MiB, the last not whole
   text[1 << 20] = text[(1 << 21) - 1] = '\0';               // a separator first in a chunk, and one last
   std::string in = write("in", text);
@@ -577,14 +551,14 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   write("in", random_text(1000, 3));
   Finished again = shell("data/tokenize --out " + out + " " + in);
   EXPECT_EQ(again.exit_code, 0);
-  expect_in("is there already", again.output);
+  expect_in("exists already", again.output);
   EXPECT_TRUE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --shard-tokens 100 --out " + out + " " + in).exit_code, 0);
   EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
   // No shard of the larger set.
-  EXPECT_EQ(list(out), (std::vector<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
-  EXPECT_EQ(list(folder), (std::vector<std::string>{"in", "out"}));
+  EXPECT_EQ(names_in(out), (std::set<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
+  EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
 }
 
 TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
@@ -599,10 +573,10 @@ TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
   EXPECT_EQ(read_file(folder + "/mine/thesis.tex"), "years of work");
   mkdir((folder + "/empty").c_str(), 0755);
   EXPECT_EQ(shell("data/tokenize --out " + folder + "/empty " + in).exit_code, 0);
-  EXPECT_EQ(list(folder + "/empty").size(), 4u);
+  EXPECT_EQ(names_in(folder + "/empty").size(), 4u);
 }
 
-TEST_F(Tokenize, BadInputHasItsMessageAndLeavesNothing) {
+TEST_F(Tokenize, BadInputIsAnErrorAndLeavesNoFiles) {
   std::string empty = write("empty", ""), text = write("text", random_text(1000, 4)), one = write("one", "x");
   mkdir((folder + "/hollow").c_str(), 0755);
   struct Case { std::string arguments, message; };
@@ -630,36 +604,36 @@ TEST_F(Tokenize, BadInputHasItsMessageAndLeavesNothing) {
     EXPECT_EQ(done.exit_code, 1) << c.arguments;
     EXPECT_EQ(done.output.rfind("error: ", 0), 0u) << done.output;
     expect_in(c.message, done.output);
-    EXPECT_EQ(list(folder), (std::vector<std::string>{"empty", "hollow", "one", "text"})) << c.arguments;
+    EXPECT_EQ(names_in(folder), (std::set<std::string>{"empty", "hollow", "one", "text"})) << c.arguments;
   }
 }
 
-TEST_F(Tokenize, AFullOutputHasItsMessageAndLeavesNothing) {
+TEST_F(Tokenize, AFullDiskIsAnErrorAndLeavesNoFiles) {
   std::string in = write("in", random_text(5 * 1000 * 1000, 5));
   Finished done = shell("ulimit -f 2048; data/tokenize --out " + folder + "/out " + in);  // 1 MiB, or 2 if sh is bash
   EXPECT_EQ(done.exit_code, 1);
   expect_in("train_000000.bin: cannot write: File too large", done.output);
-  EXPECT_EQ(list(folder), std::vector<std::string>{"in"});
+  EXPECT_EQ(names_in(folder), std::set<std::string>{"in"});
 }
 
 static int tokenize_and_signal(const std::string& in, const std::string& out, int signal, int microseconds) {
   return run_and_signal("data/tokenize --force --out " + out + " " + in + " >/dev/null 2>&1", signal, microseconds);
 }
 
-TEST_F(Tokenize, KilledAtAnyMomentItLeavesNoFolderOrACompleteOneAndTheNextRunFinishes) {
+TEST_F(Tokenize, AKilledRunLeavesNoPartialFolder) {
   const std::string in = write("in", random_text(2 * 1000 * 1000, 6)), out = folder + "/out", good = folder + "/good";
   auto start = std::chrono::steady_clock::now();
   ASSERT_EQ(shell("data/tokenize --out " + good + " " + in).exit_code, 0);
   double longest = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   auto complete = [&] {
-    return list(out) == list(good) && read_file(out + "/train_000000.bin") == read_file(good + "/train_000000.bin") &&
+    return names_in(out) == names_in(good) && read_file(out + "/train_000000.bin") == read_file(good + "/train_000000.bin") &&
            read_file(out + "/val_000000.bin") == read_file(good + "/val_000000.bin");
   };
   std::mt19937 random(7);
   int absent = 0, left_behind = 0;
   for (int i = 0; i < 30; i++) {
     int status = tokenize_and_signal(in, out, SIGKILL, int(random() % unsigned(longest + 1)));
-    longest *= WIFSIGNALED(status) ? 1.2 : 0.7;  // about as many are killed as finish, however fast the disk is today
+    longest *= WIFSIGNALED(status) ? 1.2 : 0.7;  // about as many are killed as finish, however fast the disk is
     left_behind += std::filesystem::exists(out + ".tmp");
     if (std::filesystem::exists(out)) {
       ASSERT_TRUE(complete()) << "kill " << i;
@@ -671,11 +645,11 @@ TEST_F(Tokenize, KilledAtAnyMomentItLeavesNoFolderOrACompleteOneAndTheNextRunFin
     }
     std::filesystem::remove_all(out);
   }
-  EXPECT_GE(left_behind, 3);  // or the moments were not random
+  EXPECT_GE(left_behind, 3);  // otherwise the times were not random enough
   EXPECT_GE(absent, 3);
 }
 
-TEST_F(Tokenize, KilledWhileReplacingItLeavesTheOldTheNewOrNoFolder) {
+TEST_F(Tokenize, KilledWhileReplacingLeavesOldNewOrNoFolder) {
   const std::string in = write("in", random_text(2 * 1000 * 1000, 6)), out = folder + "/out";
   std::string old_text = random_text(1000, 7);
   ASSERT_EQ(shell("data/tokenize --out " + folder + "/new " + in).exit_code, 0);
@@ -692,16 +666,16 @@ TEST_F(Tokenize, KilledWhileReplacingItLeavesTheOldTheNewOrNoFolder) {
     EXPECT_TRUE(is_old || is_new) << "kill " << i;
   }
   ASSERT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
-  EXPECT_EQ(list(folder), (std::vector<std::string>{"in", "in2", "new", "old", "out"}));  // no .tmp, no .old
+  EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "in2", "new", "old", "out"}));  // no .tmp, no .old
 }
 
-TEST_F(Tokenize, InterruptedItLeavesNothing) {
+TEST_F(Tokenize, AnInterruptedRunLeavesNoFiles) {
   const std::string in = write("in", random_text(30 * 1000 * 1000, 9));
   for (int moment : {20000, 40000, 60000}) {
     int status = tokenize_and_signal(in, folder + "/out", SIGTERM, moment);
     EXPECT_FALSE(std::filesystem::exists(folder + "/out.tmp"));
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) std::filesystem::remove_all(folder + "/out");  // it was faster
-    EXPECT_EQ(list(folder), std::vector<std::string>{"in"});
+    EXPECT_EQ(names_in(folder), std::set<std::string>{"in"});
   }
 }
 
@@ -710,14 +684,14 @@ TEST_F(Tokenize, TwoRunsAtOnceDoNotDisturbEachOther) {
   std::string run = "data/tokenize --out " + out + " " + in;
   for (int i = 0; i < 5; i++) {
     Finished both = shell(run + " & " + run + "; wait");
-    EXPECT_EQ(list(folder), (std::vector<std::string>{"in", "out"})) << both.output;
+    EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"})) << both.output;
     EXPECT_TRUE(decoded(out, "train").substr(1) + decoded(out, "val").substr(1) == read_file(in));
     std::filesystem::remove_all(out);
   }
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// The scripts, in a copy of data/, so that nobody's corpora are touched.
+// The scripts, in a copy of data/, so that existing corpora are not touched.
 
 static std::string copy_scripts(const std::string& folder) {
   std::filesystem::create_directories(folder + "/root/data");
@@ -732,7 +706,7 @@ static std::string last_line(const std::string& output) {
   return output.substr(newline + 1, end - newline);
 }
 
-TEST_F(Scripts, TextIsTokenizedFromAnyFolderAndAgainOnlyWhenSomethingInItIsNewer) {
+TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenSomethingIsNewer) {
   std::string data = copy_scripts(folder);
   mkdir((folder + "/my text").c_str(), 0755);
   write("my text/a", "abcdefghijklmnopqrst");
@@ -742,12 +716,12 @@ TEST_F(Scripts, TextIsTokenizedFromAnyFolderAndAgainOnlyWhenSomethingInItIsNewer
   std::string out = last_line(first.output);
   EXPECT_EQ(out.rfind(data + "/text-my_text-", 0), 0u) << out;
   EXPECT_EQ(decoded(out, "train"), "|abcdefghijklmnopqr");
-  expect_in("already there", shell(command).output);
+  expect_in("exists already", shell(command).output);
   write("my text/b", "uvwxyzuvwx");
   Finished again = shell(command);
   EXPECT_EQ(last_line(again.output), out);
   EXPECT_EQ(decoded(out, "train") + decoded(out, "val"), "|abcdefghijklmnopqrst|uvwxyzu|vwx");
-  expect_in("already there", shell(command).output);
+  expect_in("exists already", shell(command).output);
   expect_in("no such file or folder", shell(data + "/text.sh /none").output);
 }
 
@@ -757,12 +731,12 @@ TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {
   Finished done = shell("TINYSHAKESPEARE_URL=file://" + wrong + " " + data + "/tinyshakespeare.sh");
   EXPECT_EQ(done.exit_code, 1);
   expect_in("another checksum", done.output);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   EXPECT_FALSE(std::filesystem::exists(data + "/tinyshakespeare"));
   EXPECT_EQ(shell("TINYSHAKESPEARE_URL=file:///none " + data + "/tinyshakespeare.sh").exit_code, 1);
 }
 
-// An apt-get that makes the package itself: a licence, then entries of which every tenth has a head of two lines.
+// A replacement for apt-get that makes the package: a licence, then entries, of which every tenth has a head of two lines.
 static void fake_apt_get(const std::string& folder, int entries) {
   std::filesystem::create_directories(folder + "/bin");
   std::string path = folder + "/bin/apt-get";
@@ -777,7 +751,7 @@ static void fake_apt_get(const std::string& folder, int entries) {
   chmod(path.c_str(), 0755);
 }
 
-TEST_F(Scripts, ADictionaryEntryIsADocumentAndTheLicenceIsNone) {
+TEST_F(Scripts, EachDictionaryEntryIsADocumentWithoutTheLicence) {
   if (shell("command -v dpkg-deb").exit_code != 0) GTEST_SKIP() << "no dpkg-deb";
   std::string data = copy_scripts(folder);
   fake_apt_get(folder, 100000);
@@ -789,11 +763,11 @@ TEST_F(Scripts, ADictionaryEntryIsADocumentAndTheLicenceIsNone) {
   EXPECT_EQ(train.rfind("|0 \\0\\ adj.\n   zero\n\n|1 \\1\\, n.\n   A number.\n\n|2 ", 0), 0u) << train.substr(0, 99);
   expect_in("\n\n|10 \\10\\,\n\\more\\ n.\n   A number.\n\n|11 ", train);
   EXPECT_EQ(std::count(train.begin(), train.end(), '|'), 95000);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   expect_in("already there", shell("PATH=/usr/bin:/bin; " + data + "/gcide.sh").output);
 }
 
-TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDoAndLeavesNothing) {
+TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDo) {
   std::string data = copy_scripts(folder);
   fake_apt_get(folder, 10);
   Finished few = shell("PATH=" + folder + "/bin:$PATH " + data + "/gcide.sh");
@@ -803,16 +777,16 @@ TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDoAndLeavesNothing) {
   Finished failed = shell("PATH=" + folder + "/bin:$PATH " + data + "/gcide.sh");
   EXPECT_EQ(failed.exit_code, 1);
   expect_in("scripts/setup.sh", failed.output);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   EXPECT_FALSE(std::filesystem::exists(data + "/gcide"));
 }
 
-// GPT-2's vocabulary is not at hand; a small one takes its place, and the name that says that it was fetched.
+// A small vocabulary in place of GPT-2's, under the name of the fetched file.
 static void use_small_vocabulary(const std::string& data) {
   std::filesystem::copy_file("dev/test/tokenizer/small.tiktoken", data + "/gpt2.tiktoken");
 }
 
-TEST_F(Scripts, ACorpusInGpt2sTokensHasAFolderOfItsOwn) {
+TEST_F(Scripts, ACorpusOfGpt2TokensHasItsOwnFolder) {
   std::string data = copy_scripts(folder), text = write("text", "the text of the text");
   Finished wrong = shell("GPT2_VOCABULARY_URL=file://" + text + " TOKENIZER=gpt2 " + data + "/text.sh " + text);
   EXPECT_EQ(wrong.exit_code, 1);
@@ -825,10 +799,10 @@ TEST_F(Scripts, ACorpusInGpt2sTokensHasAFolderOfItsOwn) {
   TokenShards shards(out + "/*.bin", 657);
   EXPECT_LT(shards.num_tokens, 20);
   EXPECT_EQ(last_line(shell(data + "/text.sh " + text).output) + "-gpt2", out);  // of bytes
-  expect_in("there are bytes (the default) and gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
+  expect_in("it must be bytes (the default) or gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
 }
 
-TEST_F(Scripts, TheKernelsSourcesAreReadFromThePackagesArchive) {
+TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   if (shell("command -v dpkg-deb && command -v bzip2").exit_code != 0) GTEST_SKIP() << "no dpkg-deb or bzip2";
   std::string data = copy_scripts(folder);
   std::filesystem::create_directories(folder + "/bin");
@@ -845,16 +819,16 @@ TEST_F(Scripts, TheKernelsSourcesAreReadFromThePackagesArchive) {
   std::string train = decoded(data + "/linux", "train");
   EXPECT_EQ(std::count(train.begin(), train.end(), '|'), 285);
   expect_in("|file 599\n", train + decoded(data + "/linux", "val"));
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
 }
 
-TEST_F(Scripts, FinewebsShardsAreCheckedAndABrokenDownloadGoesOn) {
+TEST_F(Scripts, FinewebsShardsAreCheckedAndDownloadsResume) {
   std::string data = copy_scripts(folder);
   use_small_vocabulary(data);
   mkdir((folder + "/web").c_str(), 0755);
   write_shard("web/fineweb_val_000000.bin", counting(100));
   write_shard("web/fineweb_train_000001.bin", counting(200));
-  write_shard("web/fineweb_train_000002.bin", counting(300), 20240520, 1, 7);  // a header that promises more
+  write_shard("web/fineweb_train_000002.bin", counting(300), 20240520, 1, 7);  // a header with too many tokens
   std::string command = "FINEWEB_URL=file://" + folder + "/web " + data + "/fineweb.sh ";
   std::filesystem::create_directories(data + "/fineweb");
   std::string whole = read_file(folder + "/web/fineweb_train_000001.bin");
@@ -886,7 +860,7 @@ TEST_F(Scripts, OpenwebtextsArchivesAreReadAsTheyAre) {
   EXPECT_EQ(last_line(done.output), data + "/openwebtext-gpt2-2");
   expect_in("documents: 400,", done.output);
   EXPECT_EQ(TokenShards(data + "/openwebtext-gpt2-2/val_*.bin", 657).files.size(), 1u);
-  EXPECT_TRUE(list(data + "/.download").empty());
+  EXPECT_TRUE(names_in(data + "/.download").empty());
   Finished three = shell(command + "3");
   EXPECT_EQ(three.exit_code, 1);
   expect_in("cannot download file://" + folder + "/web/urlsf_subset02.tar", three.output);

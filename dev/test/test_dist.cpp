@@ -1,5 +1,5 @@
-// Several ranks, each a process that mpirun starts with an emulated GPU of its own: what NCCL's stand-in does, and how the trainer trains
-// on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu lie.
+// Several ranks, each a process that mpirun starts with its own emulated GPU: tests of the emulated NCCL and of the trainer on it. Runs from
+// the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
 #include <gtest/gtest.h>       // TEST_F
 #include <signal.h>            // kill
 #include <unistd.h>            // getpid, usleep
@@ -34,7 +34,7 @@ class Ranks : public CommandLine {
 
 using EmulatedNccl = Ranks;
 
-TEST_F(EmulatedNccl, SumsInTheOrderOfRanksAndMovesWhatNcclMoves) {
+TEST_F(EmulatedNccl, SumsInTheOrderOfRanks) {
   for (int ranks : {1, 2, 3}) {
     const Outcome o = run_ranks(ranks, "build/emu_ranks collectives");
     EXPECT_EQ(o.exit_status, 0) << ranks << "\n" << o.err;
@@ -46,19 +46,19 @@ TEST_F(EmulatedNccl, MovesWhatLiesBetweenTensorsToo) {
   EXPECT_EQ(o.exit_status, 0) << o.err;
 }
 
-TEST_F(EmulatedNccl, MissesUnderSomeSeedWhatIsWrittenOnAnotherStreamWithoutAnEvent) {
+TEST_F(EmulatedNccl, ReadsOldDataUnderSomeSeedWithoutAnEvent) {
   const Outcome o = run_ranks(2, "build/emu_ranks events");
   EXPECT_EQ(o.exit_status, 0) << o.err;
 }
 
-TEST_F(EmulatedNccl, NamesRanksThatCameForDifferentThings) {
+TEST_F(EmulatedNccl, NamesRanksThatCallDifferentCollectives) {
   expect_death(2, "other_count", {"ncclAllReduce of 64 elements of type 7 on rank 0", "ncclAllReduce of 32 elements of type 7 on rank 1"});
   expect_death(2, "other_collective", {"ncclAllReduce of 1 elements", "ncclAllGather of 1 elements"});
   expect_death(2, "one_more", {"ncclAllReduce of 64 elements", "ncclCommDestroy"});
 }
 
-TEST_F(EmulatedNccl, NamesTheRankThatWaitsInVain) {
-  expect_death(2, "stays_away", {"rank 0 of 2 has waited 1 s", "collective number 1, ncclAllReduce of 64 elements"}, "SLA_EMU_NCCL_TIMEOUT=1");
+TEST_F(EmulatedNccl, NamesARankThatWaitsTooLong) {
+  expect_death(2, "not_called", {"rank 0 of 2 has waited 1 s", "collective number 1, ncclAllReduce of 64 elements"}, "SLA_EMU_NCCL_TIMEOUT=1");
 }
 
 TEST_F(EmulatedNccl, ChecksRangesAndOverlaps) {
@@ -68,7 +68,7 @@ TEST_F(EmulatedNccl, ChecksRangesAndOverlaps) {
   expect_death(2, "pending", {"1 collectives that have not run"});
 }
 
-TEST_F(EmulatedNccl, MakesNoCommunicatorOfRanksThatDoNotFitTogether) {
+TEST_F(EmulatedNccl, RefusesACommunicatorOfInconsistentRanks) {
   expect_death(2, "wrong_size", {"for 3 ranks, but mpirun has started 2"});
   expect_death(2, "same_rank", {"nobody is rank 1 of 2"});
   expect_death(2, "other_id", {"have not the same id"});
@@ -77,16 +77,16 @@ TEST_F(EmulatedNccl, MakesNoCommunicatorOfRanksThatDoNotFitTogether) {
 
 using CollectivesOfTheTrainer = Ranks;
 
-TEST_F(CollectivesOfTheTrainer, TellTheChannelHowFarTheGpuHasCome) {
-  expect_death(3, "one_sum_stays_out",
-               {"error: rank 2 (pid ", " has not come to collective number 4, where rank 0 (pid ", " has waited for 2 s"},
+TEST_F(CollectivesOfTheTrainer, ReportTheGpusProgressToTheChannel) {
+  expect_death(3, "one_reduce_is_missing",
+               {"error: rank 2 (pid ", " has not reached collective number 4, where rank 0 (pid ", " has waited for 2 s"},
                "SLA_EMU_NCCL_TIMEOUT=15");
 }
 
 // ----------------------------------------------------------------------------
 // Training
 
-// A small model, which the emulated GPU is quick with. An update has 4 micro-batches, which are dealt out among the ranks.
+// A small model, for which the emulated GPU is fast. An update has 4 micro-batches, which are divided among the ranks.
 class Training : public Ranks {
  protected:
   void SetUp() override {
@@ -104,8 +104,8 @@ class Training : public Ranks {
     EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
     return read_log(in(out));
   }
-  // What two ranks do when `signal` comes to one of them in the midst of training. A rank that a signal stops is killed once somebody has
-  // noticed. --enable-recovery keeps mpirun from ending the others itself.
+  // Two ranks train, and `signal` is sent to one of them. A rank that is stopped by SIGSTOP is killed once the other has printed an error.
+  // --enable-recovery keeps mpirun from ending the others itself.
   Outcome run_and_signal(int rank, int signal, const std::string& more) const {
     const auto await = [](const auto& condition) {
       const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -127,8 +127,8 @@ class Training : public Ranks {
     return o;
   }
   pid_t pid_of(int rank) const { return atoi(read_file(in(format("pid.%d", rank))).c_str()); }
-  // One line that begins with `error: `, then names the rank, and goes on with `what`; and the other has ended with status 1.
-  void expect_the_end(const Outcome& o, int rank, const std::string& what) const {
+  // There is one line `error: `, which names the rank and then has `what`; and the other rank has ended with status 1.
+  void expect_one_error(const Outcome& o, int rank, const std::string& what) const {
     EXPECT_NE(o.exit_status, 124) << "timeout's";
     EXPECT_EQ(read_file(in(format("status.%d", 1 - rank))), "1\n");
     const size_t at = o.err.find(format("error: rank %d (pid %d on ", rank, int(pid_of(rank))));
@@ -141,7 +141,7 @@ class Training : public Ranks {
     for (const json& line : log) loss = line.value("val_loss", loss);
     return loss;
   }
-  // Losses and norms agree as far as fp32 sums in another order do, and so do evaluations.
+  // Losses, norms and validation losses agree up to the order of fp32 sums.
   static void expect_the_same_curve(const std::vector<json>& log, const std::vector<json>& expected, size_t num_steps) {
     const std::vector<json> a = steps_of(log), b = steps_of(expected);
     ASSERT_EQ(a.size(), num_steps);
@@ -153,7 +153,7 @@ class Training : public Ranks {
     }
     EXPECT_NEAR(last_val_loss(log) / last_val_loss(expected), 1, 1e-6);
   }
-  // The losses in all their digits. The norm's last one depends on how chunks are cut.
+  // The losses in full precision. (The norm's last digit depends on how it is split into chunks.)
   static std::vector<double> losses_of(const std::vector<json>& log) {
     std::vector<double> losses;
     for (const json& step : steps_of(log)) losses.push_back(step.at("loss"));
@@ -161,22 +161,22 @@ class Training : public Ranks {
   }
 };
 
-TEST_F(Training, OnOneTwoAndFourRanksHasTheSameLossesWithAndWithoutSlices) {
+TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanks) {
   const std::vector<json> alone = train(1, "1", "-x 20");
   for (int ranks : {2, 4}) {
     const std::string name = std::to_string(ranks);
-    const std::vector<json> sliced = train(ranks, name, "-x 20 --zero 1", "SLA_EMU_SEED=1");
-    const std::vector<json> whole = train(ranks, name + "_whole", "-x 20 --zero 0", "SLA_EMU_SEED=2");
-    expect_the_same_curve(sliced, alone, 20);
-    expect_the_same_curve(whole, alone, 20);
-    EXPECT_EQ(losses_of(sliced), losses_of(whole)) << "both sum in the order of ranks";
+    const std::vector<json> with_zero = train(ranks, name, "-x 20 --zero 1", "SLA_EMU_SEED=1");
+    const std::vector<json> without_zero = train(ranks, name + "_whole", "-x 20 --zero 0", "SLA_EMU_SEED=2");
+    expect_the_same_curve(with_zero, alone, 20);
+    expect_the_same_curve(without_zero, alone, 20);
+    EXPECT_EQ(losses_of(with_zero), losses_of(without_zero)) << "both sum in rank order";
     expect_the_same_checkpoint(in(name), in(name + "_whole"), 20);
   }
 }
 
-// What the first 6 updates of 4 ranks have left goes on as if nothing had happened, and what they have left in turn on 4 again. An update
-// has 12 micro-batches.
-TEST_F(Training, ContinuesOnAnyNumberOfRanksAndBackAndOnTheSameNumberWithTheSameBits) {
+// A checkpoint that 4 ranks wrote after 6 updates resumes on 4, 1, 2 and 3 ranks, and the last three's checkpoints on 4 again: with the same
+// bits on the same number of ranks, with the same curve on any. An update has 12 micro-batches.
+TEST_F(Training, ResumesOnAnyNumberOfRanks) {
   const auto resume = [&](int ranks, const std::string& from, int step) {
     const std::string out = format("%s_then_%d", from.c_str(), ranks), checkpoint = format("/step_%08d", step);
     fs::create_directories(in(out));
@@ -189,7 +189,7 @@ TEST_F(Training, ContinuesOnAnyNumberOfRanksAndBackAndOnTheSameNumberWithTheSame
   for (int ranks : {1, 2, 3}) expect_the_same_curve(resume(4, format("4_then_%d", ranks), 8), all, 2);
 }
 
-// A seed draws when the collectives run beside the operations. An event that nobody waits for would show in the losses.
+// The seed determines when collectives run relative to operations. A missing wait for an event would show in the losses.
 TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
   for (const char* zero : {"0", "1"}) {
     std::vector<json> expected;
@@ -203,9 +203,10 @@ TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
   }
 }
 
-// What the debug log says of when things ran. Sums of a layer's gradients are under way while the layers below compute, and weights while
-// the layers before them do, as often as the seed lets them; they begin when what they sum is there, and end before it is read.
-TEST_F(Training, SumsAndSharesLayersBesideTheComputationOfOthers) {
+// From the timeline in the debug log. A layer's gradients are reduced while the layers below run backward, and its weights are gathered while
+// the layers before it run forward, as often as the seed allows; a reduce begins after its gradients exist, a gather ends before its weights
+// are used.
+TEST_F(Training, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
   const std::vector<json> log = train(2, "out", "-x 20 -d 16 -v 0 --layers 4 --log-level debug");
   struct Span {
     double begin, end;
@@ -222,42 +223,42 @@ TEST_F(Training, SumsAndSharesLayersBesideTheComputationOfOthers) {
       EXPECT_GE(reduce.begin, spans.at({step, "backward", here}).begin);
       EXPECT_GE(gather.begin, reduce.end);
       sums_beside += reduce.begin < backward_below.end && backward_below.begin < reduce.end;
-      if (step == 20) continue;  // no step comes after it
+      if (step == 20) continue;  // the last step
       const Span forward_below = spans.at({step + 1, "forward", below});
-      EXPECT_LE(gather.end, forward_below.end);  // which ends with the layer's own first LayerNorm
+      EXPECT_LE(gather.end, forward_below.end);  // whose last operation is the layer's own first LayerNorm
       gathers_beside += gather.end > spans.at({step + 1, "forward", "layer 0"}).begin;
     }
   }
-  EXPECT_GT(sums_beside, 0);  // one after the other it would be none
+  EXPECT_GT(sums_beside, 0);  // 0 if they never overlapped
   EXPECT_GT(gathers_beside, 0);
 }
 
-TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutSlices) {
+TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutZero) {
   const std::string bf16 = "build/bf16/train_gpt2_sla_emu";
-  const std::vector<json> sliced = train(3, "sliced", "-x 5 -d 24 -v 0 --zero 1", "", bf16);
-  EXPECT_EQ(losses_of(sliced), losses_of(train(3, "whole", "-x 5 -d 24 -v 0 --zero 0", "", bf16)));
-  expect_the_same_checkpoint(in("sliced"), in("whole"), 5);
+  const std::vector<json> with_zero = train(3, "with_zero", "-x 5 -d 24 -v 0 --zero 1", "", bf16);
+  EXPECT_EQ(losses_of(with_zero), losses_of(train(3, "whole", "-x 5 -d 24 -v 0 --zero 0", "", bf16)));
+  expect_the_same_checkpoint(in("with_zero"), in("whole"), 5);
 }
 
-TEST_F(Training, RanksThatMeetInAFileOrAtAnAddressAreThoseThatMpiNames) {
+TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
   const std::vector<json> expected = steps_of(train(2, "mpi", "-x 2 -j ''"));
-  write_file(in("meet"), "0123456789abcdef 29500 127.0.0.1\n");  // an earlier run's
+  write_file(in("rendezvous"), "0123456789abcdef 29500 127.0.0.1\n");  // of an earlier run
   int port = 20000 + int(getpid()) % 20000;
-  for (const std::string& place : {"file:" + in("meet"), format("tcp:localhost:%d", port)}) {
+  for (const std::string& place : {"file:" + in("rendezvous"), format("tcp:localhost:%d", port)}) {
     const std::string out = place.substr(0, 3);
     const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 2 -j '' -o " + in(out) + " --rendezvous " + place);
-    // Slurm's variables for the one, options for the other, and the GPU that nobody else has.
+    // One rank from options, the other from Slurm's variables; each has its own GPU.
     const Outcome o = run("timeout 300 mpirun --oversubscribe -np 1 " + command + " --rank 1 --ranks 2 --local-rank 1 : -np 1 env " +
                           "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 " + command);
     ASSERT_EQ(o.exit_status, 0) << o.err;
     EXPECT_EQ(steps_of(read_log(in(out))), expected) << place;
   }
-  EXPECT_FALSE(fs::exists(in("meet")));
+  EXPECT_FALSE(fs::exists(in("rendezvous")));
 }
 
-TEST_F(Training, EndsWithTheNameOfARankThatIsKilled) {
+TEST_F(Training, NamesARankThatIsKilled) {
   for (int rank : {0, 1}) {
-    expect_the_end(run_and_signal(rank, SIGKILL, "-n 2"), rank, " has died; the run ends, and -y goes on from its last checkpoint");
+    expect_one_error(run_and_signal(rank, SIGKILL, "-n 2"), rank, " has died; the run ends, and -y resumes from its last checkpoint");
     if (rank == 0) fs::remove_all(in("out"));
   }
   int step = 0;
@@ -265,15 +266,15 @@ TEST_F(Training, EndsWithTheNameOfARankThatIsKilled) {
     const std::string name = entry.path().filename().string();
     if (name.rfind("step_", 0) == 0) step = std::max(step, atoi(name.c_str() + 5));
   }
-  EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2) << "what it promises";
+  EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2) << "-y resumes";
 }
 
-TEST_F(Training, EndsWithTheNameOfARankThatIsStopped) {
-  expect_the_end(run_and_signal(1, SIGSTOP, "--hang-timeout 3"), 1, " has not answered for 3 s");
+TEST_F(Training, NamesARankThatIsStopped) {
+  expect_one_error(run_and_signal(1, SIGSTOP, "--hang-timeout 3"), 1, " has not answered for 3 s");
 }
 
-// Ranks in folders of their own, which see other files by the same names.
-TEST_F(Training, RanksThatDoNotSeeTheSameAreNamed) {
+// Ranks in different folders, in which the same names are other files.
+TEST_F(Training, NamesARankThatSeesOtherFiles) {
   const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
     const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");
     return run("timeout 100 mpirun --oversubscribe -np 1 -wdir " + in("a") + " " + program + more + " : -np 1 -wdir " + in("b") +
@@ -298,10 +299,10 @@ TEST_F(Training, RanksThatDoNotSeeTheSameAreNamed) {
   expect_names(run_in_folders("-i only_here.bin -x 2 ", ""), "only_here.bin");
   const Outcome unsaved = run_in_folders("-i same.bin -x 2 -o unsaved ", "");
   EXPECT_EQ(unsaved.exit_status, 1);
-  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its slices: unsaved/unfinished_step_00000002/optimizer.safetensors"),
+  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its shard: unsaved/unfinished_step_00000002/optimizer.safetensors"),
             std::string::npos) << unsaved.err;
   EXPECT_FALSE(fs::exists(in("a") + "/unsaved/step_00000002") || fs::exists(in("a") + "/unsaved/unfinished_step_00000002"));
-  for (const char* name : {"a", "b"})  // a run of one process in each, from other weights
+  for (const char* name : {"a", "b"})  // a run of one process in each, with other initial weights
     ASSERT_EQ(run("cd " + in(name) + " && " + fs::absolute("build/fp32/train_gpt2_sla_emu").string() +
                   arguments("-d 16 -v 0 -i same.bin -x 2 -o out --seed " + std::string(name[0] == 'a' ? "1337" : "5"))).exit_status, 0);
   expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "the checkpoint's checksum");
@@ -309,7 +310,7 @@ TEST_F(Training, RanksThatDoNotSeeTheSameAreNamed) {
   expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "out/step_00000002/state.json: cannot be read");
 }
 
-TEST_F(Training, WithABatchThatRanksCannotShareSaysSoOnce) {
+TEST_F(Training, ABatchThatRanksCannotDivideIsOneError) {
   const Outcome o = run_ranks(4, "build/fp32/train_gpt2_sla_emu" + arguments("-d 48 -o " + in("never")));
   EXPECT_EQ(o.exit_status, 1);
   const std::string message = "error: -d 48 is not a multiple of B * T * ranks = 1 * 8 * 4 = 32 tokens; take one that is\n";
@@ -319,7 +320,7 @@ TEST_F(Training, WithABatchThatRanksCannotShareSaysSoOnce) {
   EXPECT_FALSE(fs::exists(in("never")));
 }
 
-TEST_F(Training, OnlyRankZeroSpeaks) {
+TEST_F(Training, OnlyRankZeroPrints) {
   const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 16 -j '' -s 1 -g 4"));
   EXPECT_EQ(o.exit_status, 0) << o.err;
   for (const char* line : {"memory plan", "1 micro-batches of 1 x 8 tokens on each of 2 ranks", "step 1/1 |", "--- sample", "done: 1 steps"}) {
@@ -329,8 +330,8 @@ TEST_F(Training, OnlyRankZeroSpeaks) {
   }
 }
 
-// A cluster's warning may reach one rank only. All stop after the same step, leave a checkpoint, and the run goes on from it.
-TEST_F(Training, StopsAfterTheSameStepOnAllRanksIfOneIsAskedTo) {
+// A cluster's signal may reach only one rank. All stop after the same step and write a checkpoint, from which the run resumes.
+TEST_F(Training, ASignalToOneRankStopsAllRanks) {
   const std::string trainer_command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out"));
   const Outcome o = run_ranks(2, "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 4; kill -USR1 $$) & fi; exec " +
                                    trainer_command + "'");
@@ -344,19 +345,19 @@ TEST_F(Training, StopsAfterTheSameStepOnAllRanksIfOneIsAskedTo) {
   EXPECT_EQ(steps_of(log).size(), size_t(step) + 2);
 }
 
-TEST_F(Training, InABuildWithoutNcclIsOfOneProcessAndSaysSo) {
+TEST_F(Training, WithoutNcclSeveralRanksAreAnError) {
   const Outcome o = run_ranks(2, trainer + arguments("-x 1"));
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: one of 2 ranks, but this program was built without NCCL"), std::string::npos) << o.err;
 }
 
-TEST_F(Training, InABuildWithoutNcclNobodyWaitsForOthers) {
-  const Outcome alone = run("timeout -s KILL 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("meet") + " --rank 1 --ranks 2"));
+TEST_F(Training, WithoutNcclNoRankWaitsForOthers) {
+  const Outcome alone = run("timeout -s KILL 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("rendezvous") + " --rank 1 --ranks 2"));
   EXPECT_EQ(alone.exit_status, 1);
   EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
 }
 
-TEST_F(Training, RefusesARendezvousThatCannotBeMeant) {
+TEST_F(Training, RefusesAnInvalidRendezvous) {
   const std::string data = "-i " + in("tokens.bin");
   expect_error(data + " --rendezvous here", {"file:PATH or tcp:HOST:PORT"});
   expect_error(data + " --rendezvous file:x --rank 2 --ranks 2", {"--rank 2", "--ranks 2"});

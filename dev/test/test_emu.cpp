@@ -10,6 +10,7 @@
 #include "cublasLt.h"                  // cublasLtMatmul
 #include "cuda_bf16.h"                 // __nv_bfloat16
 #include "cuda_runtime.h"              // cudaMalloc, cudaLaunchKernelEx, threadIdx, emu::set_seed
+#include "dev/test/values.h"           // same_bits
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
@@ -78,11 +79,7 @@ static std::vector<float> ramp(size_t n) {
   return x;
 }
 
-static bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-// The child of a death test must not inherit half an emulator: it starts the test anew.
+// The child of a death test must not inherit the emulator's state: it starts the test from the beginning.
 struct EmuDeathTest : testing::Test {
   void SetUp() override { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
 };
@@ -345,7 +342,7 @@ TEST_F(EmuMemoryDeathTest, HostCodeThatTouchesDeviceMemoryDies) {
   Array<float> x(100);
   EXPECT_DEATH(
       printf("%f", double(x.data[25])),
-      "emulated GPU: in host code: host code touches device memory at .*byte 100 of a device allocation of 400 bytes");
+      "emulated GPU: in host code: host code accesses device memory at .*byte 100 of a device allocation of 400 bytes");
   EXPECT_DEATH(shared_memory[0] = 1, "emulated GPU: in host code: writes 1 byte");
 }
 
@@ -768,7 +765,7 @@ TEST_F(EmuGraphsDeathTest, WhatIsNotEmulatedDies) {
         cudaGraphLaunch(graph.exec, stream);
         cudaGraphLaunch(graph.exec, other);
       },
-      "cudaGraphLaunch while the graph is under way on another stream");
+      "cudaGraphLaunch while the graph runs on another stream");
   EXPECT_DEATH(
       {
         cudaGraphLaunch(graph.exec, stream);
@@ -841,7 +838,7 @@ TEST(EmuLaunch, ParametersAreCopiedAtTheLaunch) {
 }
 
 // ----------------------------------------------------------------------------
-// Threads that do not meet
+// Threads that do not synchronize as they should
 
 struct EmuDivergenceDeathTest : EmuDeathTest {};
 
@@ -865,7 +862,7 @@ __global__ void two_barriers() {
 
 TEST_F(EmuDivergenceDeathTest, ABarrierInBothBranchesOfAnIfDies) {
   run(two_barriers, 1, 32, 0);
-  EXPECT_DEATH(run(two_barriers, 1, 64, 0), "divergence: has come to __syncthreads at .*, where it should meet thread");
+  EXPECT_DEATH(run(two_barriers, 1, 64, 0), "divergence: is in __syncthreads at .* and should synchronize with thread");
 }
 
 __global__ void shuffle_without(int absent, bool waits_at_barrier) {
@@ -894,7 +891,7 @@ __global__ void foreign_mask() { __syncwarp(0xf0); }
 
 TEST_F(EmuDivergenceDeathTest, LanesInDifferentCollectivesOrWithDifferentMasksDie) {
   EXPECT_DEATH(run(different_collectives, 1, 32, 0),
-               "divergence: has come to __a.._sync at .*, where it should meet thread");
+               "divergence: is in __a.._sync at .* and should synchronize with thread");
   EXPECT_DEATH(run(different_masks, 1, 32, 0), "deadlock: waits in __syncwarp at .*, mask 0x");
   EXPECT_DEATH(run(foreign_mask, 1, 4, 0), "with mask 0x000000f0, which is without that lane");
 }
@@ -1038,7 +1035,7 @@ TEST(EmuWarp, AtomicsLoseNothing) {
   EXPECT_EQ(wide.to_host(stream)[0], 256ull << 33);
   EXPECT_EQ(f.to_host(stream)[0], 128.0f);
   std::vector<int> seen(256);
-  for (int t : used) seen[size_t(t)]++;
+  for (int t : used) seen[t]++;
   EXPECT_EQ(seen, std::vector<int>(256, 1));
 }
 
@@ -1229,12 +1226,12 @@ struct Matrix {
       }
     }
   }
-  double& at(int i, int j) { return values[size_t(j * ld + i)]; }
+  double& at(int i, int j) { return values[j * ld + i]; }
 };
 
 static size_t bytes_of(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
 
-// On the device as `type`; what lies between two columns is NaN.
+// On the device as `type`; the gaps between columns are NaN.
 static void* upload(const std::vector<double>& values, cudaDataType type, cudaStream_t stream) {
   std::vector<float> floats(values.begin(), values.end());
   std::vector<__nv_bfloat16> halves(floats.begin(), floats.end());
@@ -1263,13 +1260,13 @@ struct Problem {
   float alpha = 1.0f, beta = 0.0f;
   uint32_t alignment = 16;  // promised, of A
   int offset_a = 0;         // elements by which A is not where it should be
-  bool poison_b = false;    // poisons B's last element (fp32), and the 4 bytes behind: ASan marks units of 8
+  bool poison_b = false;    // poisons B's last element (fp32), and the 4 bytes after it: ASan marks units of 8
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
 };
 
 static double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 
-// Runs the problem for D (9, 7) and compares D, aux and what lies between D's columns with the same in double. Returns what
+// Runs the problem for D (9, 7) and compares D, aux and the gaps between D's columns with the same in double. Returns what
 // the heuristic said, and raises *worst_error to the largest error.
 static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr) {
   const int m = 9, n = 7, k = 11;
@@ -1331,17 +1328,17 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
         for (int l = 0; l < k; l++)
           x += (p.transpose_a ? a.at(l, i) : a.at(i, l)) * (p.transpose_b ? b.at(j, l) : b.at(l, j));
         x = p.alpha * x + (p.beta != 0 ? p.beta * c.at(i, j) : 0) + (with_bias ? bias.at(i, 0) : 0);
-        const double saved = aux_after[size_t(j * aux.ld + i)];
+        const double saved = aux_after[j * aux.ld + i];
         if (dgelu) {
           x *= (gelu(saved + 1e-5) - gelu(saved - 1e-5)) / 2e-5;
         } else if (with_aux) {
           EXPECT_NEAR(saved, x, std::abs(x) * of_result + of_sum);
           x = gelu(x);
         }
-        if (worst_error != nullptr) *worst_error = std::max(*worst_error, std::abs(d[size_t(j * c.ld + i)] - x));
-        EXPECT_NEAR(d[size_t(j * c.ld + i)], x, std::abs(x) * of_result + of_sum) << i << ", " << j;
+        if (worst_error != nullptr) *worst_error = std::max(*worst_error, std::abs(d[j * c.ld + i] - x));
+        EXPECT_NEAR(d[j * c.ld + i], x, std::abs(x) * of_result + of_sum) << i << ", " << j;
       }
-      for (int i = m; i < c.ld; i++) EXPECT_TRUE(std::isnan(d[size_t(j * c.ld + i)])) << "wrote between two columns";
+      for (int i = m; i < c.ld; i++) EXPECT_TRUE(std::isnan(d[j * c.ld + i])) << "wrote between two columns";
     }
   }
   for (void* pointer : {da, db, dc, daux, dbias, workspace}) check(cudaFree(pointer));

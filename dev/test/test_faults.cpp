@@ -1,6 +1,6 @@
-// One run of several ranks that is killed sixty times and told to stop twelve times, at moments that a seed draws, and goes on each time:
-// it ends with the bits of a run that nobody disturbed. FAULTS_SEED=n draws others, FAULTS_KILLS=n more or fewer: with 100 it is a hundred
-// and twenty. Runs from the repository's root, where the trainer on an emulated GPU lies.
+// A run of several ranks that is killed 60 times and stopped by a signal 12 times, at random moments, and resumed each time, ends with the
+// bits of an undisturbed run. FAULTS_SEED=n is the seed, FAULTS_KILLS=n the number of kills; there are a fifth as many stops. Runs from the
+// repository's root, where the trainer on an emulated GPU is.
 #include <gtest/gtest.h>       // TEST_F
 #include <signal.h>            // kill
 #include <unistd.h>            // usleep
@@ -16,7 +16,7 @@
 class Faults : public CommandLine {
  protected:
   static constexpr int ranks = 2;
-  static constexpr int steps = 160;  // more than so many disturbed runs get done
+  static constexpr int steps = 160;  // more than the disturbed runs get done
   std::mt19937 random;
 
   void SetUp() override {
@@ -33,7 +33,7 @@ class Faults : public CommandLine {
   }
   int below(int n) { return int(random() % unsigned(n)); }
 
-  // A checkpoint after every step, so that one is nearly always being written and another one removed.
+  // With a checkpoint after every step, so that one is nearly always being written and another one removed.
   std::string command(const std::string& out, const std::string& mpirun_options = "") const {
     return format("timeout -k 5 120 mpirun --oversubscribe -np %d %s sh -c 'echo $$ >\"%s.$OMPI_COMM_WORLD_RANK\"; exec \"$@\"' rank "
                   "build/fp32/train_gpt2_sla_emu -i %s --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8 -t 8 -b 1 -d 16 "
@@ -44,15 +44,15 @@ class Faults : public CommandLine {
 
   struct Fault {
     int signal, rank;
-    bool others_alone;  // mpirun does not end the others: they must find out themselves
+    bool others_alone;  // mpirun does not end the others: they must detect the fault themselves
     Outcome outcome;
-    double time;        // of the signal, since 1970; 0: there was no such process any more
+    double time;        // of the signal, seconds since 1970; 0: the process had ended before
   };
-  // Runs on, and signals a rank at some moment: after it has started, at the next step of the log, or while a checkpoint is being written.
+  // Resumes the run, and signals a rank at a random moment: after its start, after the next step in the log, or while a checkpoint is written.
   Fault disturb(int signal) {
     Fault f = {signal, below(ranks), false, {}, 0};
     const int moment = below(3);
-    // A rank that dies before it has met the others leaves them in MPI's start, which is mpirun's business.
+    // A rank that dies before it has connected leaves the others in MPI_Init, where only mpirun can end them.
     f.others_alone = moment > 0 && below(2) == 0;
     const std::string runs = "kill -0 $run";
     const std::string lines = format("$(cat '%s/log.jsonl' 2>&1 | wc -l)", in("out").c_str());
@@ -72,7 +72,7 @@ class Faults : public CommandLine {
     fs::remove(in("struck"));
     return f;
   }
-  // Waits for a minute after the signal. Returns the seconds that it took.
+  // Expects all ranks to end within a minute after the signal. Returns after how many seconds they had.
   double expect_all_gone(const Fault& f) const {
     const auto seconds = [&] {
       return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() - f.time;
@@ -81,13 +81,13 @@ class Faults : public CommandLine {
       const int pid = atoi(read_file(pid_file(rank)).c_str());
       bool is_gone = false;
       while (!(is_gone = pid == 0 || (kill(pid, 0) != 0 && errno == ESRCH)) && seconds() < 60) usleep(10000);
-      EXPECT_TRUE(is_gone) << "rank " << rank << " lives on after rank " << f.rank;
+      EXPECT_TRUE(is_gone) << "rank " << rank << " has not ended after rank " << f.rank;
     }
     return seconds();
   }
 };
 
-TEST_F(Faults, DoNotChangeABitOfWhatARunEndsWith) {
+TEST_F(Faults, DoNotChangeABitOfTheFinalCheckpoint) {
   const int num_kills = number("FAULTS_KILLS", 60), num_stops = num_kills / 5;
   int kills = 0, stops = 0, alone = 0;
   double longest = 0;
@@ -97,14 +97,14 @@ TEST_F(Faults, DoNotChangeABitOfWhatARunEndsWith) {
     SCOPED_TRACE(format("%s of rank %d, number %d\n", stop ? "SIGTERM" : "SIGKILL", f.rank, kills + stops + 1) + f.outcome.err);
     const double seconds = expect_all_gone(f);
     if (f.time == 0) {
-      EXPECT_EQ(f.outcome.exit_status, 0);  // the run was at its end
+      EXPECT_EQ(f.outcome.exit_status, 0);  // the run had finished
       continue;
     }
     longest = std::max(longest, seconds);
     (stop ? stops : kills)++;
     if (stop) continue;
     alone += f.others_alone;
-    EXPECT_TRUE(f.outcome.exit_status != 0 || f.others_alone);  // such an mpirun may call it a success
+    EXPECT_TRUE(f.outcome.exit_status != 0 || f.others_alone);  // mpirun --enable-recovery may exit with 0
     const std::string name = format(f.others_alone ? "error: rank %d (pid " : "rank %d", f.rank);
     EXPECT_NE(f.outcome.err.find(name), std::string::npos);
   }

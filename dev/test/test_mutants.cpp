@@ -6,6 +6,7 @@
 #include "command_line.h"             // CommandLine, Outcome, write_file
 #include "dev/test/mutants/bugs.h"    // collect_bugs, locate_bug
 #include "dev/test/mutants/derive.h"  // derive_mutants
+#include "helpers.h"                  // EXPECT_ERROR
 #include "llmc/utils/clock.h"         // seconds_now
 
 using mutants::Mutant;
@@ -118,7 +119,6 @@ TEST(WrittenBugs, BelongToTheTestThatFollows) {
 class SmallProject : public CommandLine {
  protected:
   void SetUp() override {
-    CommandLine::SetUp();
     program = fs::absolute("build/mutants");
     write_file(in("half.h"), "inline int half(int x) {\n  int y = x;\n  y /= 2;\n  return y;\n}\n");
     write_file(in("Makefile"), "build/%: %.cpp half.h\n\t@mkdir -p build; $(CXX) $< -o $@\n");

@@ -1,19 +1,19 @@
 // Each operation but attention alone, against its formula in double, on the device that this is compiled for: the CPU, the
 // emulated GPU or a real one. Inputs are rounded to floatX first, so that what is compared is the operation's arithmetic
-// alone; outputs are NaN before, so that what is not written shows.
-#include <gtest/gtest.h>            // TEST
-#include <algorithm>                // std::max
-#include <cmath>                    // exp, log, sqrt, tanh
-#include <limits>                   // std::numeric_limits
-#include <tuple>                    // std::tuple
-#include <vector>                   // std::vector
-#include "dev/test/values.h"        // random_values, nans, relative_error, same_bits
-#include "llmc/device_array.h"      // DeviceArray
-#include "llmc/operations.h"        // what is tested
-#include "llmc/model/parameters.h"  // ParameterChunk, parameter_chunk_size
-#include "llmc/precision.h"         // floatX, has_master_weights
+// alone; outputs are NaN before, so that a missing write shows.
+#include <gtest/gtest.h>         // TEST
+#include <algorithm>             // std::max
+#include <cmath>                 // exp, log, sqrt, tanh
+#include <limits>                // std::numeric_limits
+#include <tuple>                 // std::tuple
+#include <vector>                // std::vector
+#include "dev/test/values.h"     // random_values, nans, relative_error, same_bits
+#include "llmc/adamw.h"          // ParameterChunk, parameter_chunk_size
+#include "llmc/device_memory.h"  // DeviceArray
+#include "llmc/operations.h"     // what is tested
+#include "llmc/precision.h"      // floatX, has_master_weights
 
-// How far results may be off, as a share of their 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
+// The tolerances, relative to the results' 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
 // square; sums are in fp32 whatever floatX is.
 constexpr double one_rounding = has_master_weights ? 2e-3 : 1e-6, two_roundings = 2 * one_rounding, of_fp32 = 1e-6;
 
@@ -25,7 +25,7 @@ static std::vector<double> doubles(const std::vector<T>& x) {
 }
 
 // The results of `op`, a std::tuple of vectors on the host. The emulated GPU runs it under several orders of its threads and
-// blocks, and the bits must be the same: a missing barrier, or a sum whose order is left to chance, changes them.
+// blocks, and the bits must be the same: a missing barrier, or a sum whose order varies, changes them.
 template <class Op>
 static auto in_any_order(Op op, int orders = 8) {
   const auto results = op();
@@ -72,7 +72,7 @@ struct Linear {
   int64_t N, C, OC;
   std::vector<floatX> inp = random_values<floatX>(N * C, 1), weight = random_values<floatX>(OC * C, 2);
   std::vector<floatX> bias = random_values<floatX>(OC, 3), dout = random_values<floatX>(N * OC, 4);
-  std::vector<float> dweight = random_values<float>(OC * C, 5), dbias = random_values<float>(OC, 6);  // that is added to
+  std::vector<float> dweight = random_values<float>(OC * C, 5), dbias = random_values<float>(OC, 6);  // before the gradients are added
 
   DeviceArray<floatX> d_inp{inp}, d_weight{weight}, d_bias{bias}, d_dout{dout};
 
@@ -104,7 +104,7 @@ struct Linear {
   }
 };
 
-// Calls f with GELU in the matmul's epilogue and apart from it, where there is a choice.
+// Calls f with GELU in the matmul's epilogue and as an operation of its own, where both exist.
 template <class F>
 static void fused_and_not(F f) {
 #ifndef SLA_CPU
@@ -300,9 +300,9 @@ TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
       if (!with_bias && N * C > 20000) continue;
       const auto [dinp_result, dweight_result, dbias_result] = in_any_order([&] {
         DeviceArray<floatX> d_dinp(dinp);
-        DeviceArray<float> d_dweight(dweight), d_dbias(dbias);
+        DeviceArray<float> d_dweight(dweight), d_dbias(dbias), scratch(nans<float>(layernorm_backward_scratch(N, C)));
         layernorm_backward(d_dinp.data, d_dweight.data, with_bias ? d_dbias.data : nullptr, d_dout.data, d_inp.data,
-                           mean.data, rstd.data, d_weight.data, N, C);
+                           mean.data, rstd.data, d_weight.data, scratch.data, N, C);
         return std::make_tuple(d_dinp.to_host(), d_dweight.to_host(), d_dbias.to_host());
       }, N * C > 20000 ? 2 : 8);
       EXPECT_LE(relative_error(dinp_result, expected.dinp), one_rounding);
@@ -351,7 +351,7 @@ TEST(Gelu, LetsNaNThrough) {
 // Classifier
 
 TEST(Classifier, GivesTheCrossEntropyAndItsGradientEvenForHugeLogits) {
-  // Less than a group of eight; a part of one behind whole ones; one; more than a group a thread.
+  // Less than a group of eight; whole groups and a part of one; more than a group per thread.
   for (int64_t V : {3, 37, 257, 5003, 20011})
     for (double scale : {1.0, 1e4}) {
       SCOPED_TRACE(testing::Message() << V << " columns, logits of " << scale);
@@ -378,7 +378,7 @@ TEST(Classifier, GivesTheCrossEntropyAndItsGradientEvenForHugeLogits) {
         return std::make_tuple(losses.to_host(), result.to_host(), losses_only.to_host(), untouched.to_host());
       }, V > 1000 || scale > 1 ? 2 : 8);
       EXPECT_TRUE(same_bits(losses, losses_only));
-      EXPECT_TRUE(same_bits(untouched, logits)) << "without a gradient the logits stay";
+      EXPECT_TRUE(same_bits(untouched, logits)) << "without a gradient the logits are unchanged";
       std::vector<floatX> gradient;
       for (int64_t n = 0; n < rows; n++) {
         gradient.insert(gradient.end(), &result[n * ld], &result[n * ld] + V);
@@ -433,7 +433,7 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
 TEST(MeanLoss, IsAddedToTheSumInDouble) {
   const int64_t n = 3 * 1024 + 5;
   std::vector<float> losses(size_t(n), 1.0f);
-  losses[7] = 67108864.0f;  // 2^26: a float that has it forgets the ones
+  losses[7] = 67108864.0f;  // 2^26: a sum in float would lose the ones
   losses[size_t(n) - 1] = 0.5f;
   const DeviceArray<float> d_losses(losses);
   const auto [sum] = in_any_order([&] {
@@ -459,7 +459,7 @@ struct Arena {
       size += sizes[tensor] / 64 * 64 + 64;
     }
   }
-  // Calls f(i, the chunk that i lies in, or null).
+  // Calls f(i, the chunk that contains i, or null).
   template <class F>
   void for_each(F f) const {
     int64_t i = 0;
@@ -472,9 +472,9 @@ struct Arena {
 };
 
 // BUG (build/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
-TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
+TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
   const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056});
-  const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that counts
+  const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that makes a difference
   const StepStats sums = {2.5, 16};
   const AdamWStep step = {float(lr), float(b1), float(b2), float(eps), float(1 - std::pow(b1, 3)),
                           float(1 - std::pow(b2, 3)), scale * (4 + 1e-6), float(decay)};
@@ -511,7 +511,7 @@ TEST(AdamW, MovesTheParametersAsPyTorchDoesAndNothingElse) {
   EXPECT_LE(relative_error(updated, e_weights), 5e-7);
   EXPECT_LE(relative_error(new_m, e_m), 5e-7);
   EXPECT_LE(relative_error(new_v, e_v), 5e-7);
-  EXPECT_TRUE(same_bits(d_grads.to_host(), grads)) << "the gradient stays";
+  EXPECT_TRUE(same_bits(d_grads.to_host(), grads)) << "the gradient is unchanged";
   const std::vector<floatX>& p = new_params;  // a structured binding cannot be captured
   const std::vector<float>& w = new_weights;
   arena.for_each([&](size_t i, const ParameterChunk* chunk) {
@@ -543,7 +543,7 @@ TEST(AdamW, MovesByTheLearningRateInTheFirstStepWhateverTheGradient) {
   EXPECT_NEAR(adamw_move(0, 1e-8f, 0.1f), 0.1, 1e-5) << "decay by itself";
 }
 
-// What a gradient of 1 has been multiplied with: with beta1 = 0 it becomes the first moment. That stays 7 without an update.
+// The factor that clips a gradient of 1: with beta1 = 0 it becomes the first moment, which stays 7 without an update.
 static float grad_scale_of(const StepStats& sums, double grad_clip) {
   const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 11, 1}});
   const DeviceArray<StepStats> d_sums(std::vector<StepStats>{sums});

@@ -21,19 +21,19 @@ TEST(Config, PresetsAreGpt2AndGpt3) {
   EXPECT_EQ(c.num_heads, 20);
   EXPECT_EQ(c.channels, 1280);
   EXPECT_EQ(c.max_seq_len, 1024);
-  EXPECT_EQ(c.num_skip_layer, 27);
-  EXPECT_EQ(c.num_skip_head, 15);
+  EXPECT_EQ(c.wiring.num_skip_layer, 27);
+  EXPECT_EQ(c.wiring.num_skip_head, 15);
   for (const char* name : {"d12", "d24", "d36", "d48", "gpt3:384", "gpt3:768", "gpt3:1024", "gpt3:1536", "gpt3:2048", "gpt3:2560",
                            "gpt3:4096", "gpt3:5120", "gpt3:12288"}) {
     ASSERT_TRUE(config_from_preset(name, c)) << name;
     EXPECT_EQ(error_of([&] { validate(c); }), "") << name;
-    EXPECT_EQ(c.num_skip_layer, c.num_layers * 3 / 4) << name;
+    EXPECT_EQ(c.wiring.num_skip_layer, c.num_layers * 3 / 4) << name;
   }
   EXPECT_FALSE(config_from_preset("d13", c));
   EXPECT_FALSE(config_from_preset("gpt3:", c));
 }
 
-TEST(Config, RefusesWhatIsNoModel) {
+TEST(Config, RefusesImpossibleModels) {
   EXPECT_ERROR(validate(make_config(12, 12, 770, 9, 9)), "12 heads do not divide 770 channels");
   EXPECT_ERROR(validate(make_config(12, 12, 768, 0, 9)), "--skip-layers 0");
   EXPECT_ERROR(validate(make_config(12, 12, 768, 12, 9)), "--skip-layers 12");
@@ -53,39 +53,39 @@ static void check_plan(int L, int h, int n_l, int n_h) {
   SCOPED_TRACE(format("L %d, h %d, n_l %d, n_h %d", L, h, n_l, n_h));
   const KVPlan plan = make_kv_plan(make_config(L, h, h, n_l, n_h));
   for (int l = 0; l < L; l++) {
-    std::set<int> readers_seen;
+    std::set<int> heads_seen;
     for (int i = 0; i < h; i++) {
-      const bool borrows = i >= h - n_h && l >= n_l;
-      EXPECT_EQ(plan.source_of(l, i).layer, borrows ? l - n_l : l);
+      const bool shares = i >= h - n_h && l >= n_l;
+      EXPECT_EQ(plan.source_of(l, i).layer, shares ? l - n_l : l);
       EXPECT_EQ(plan.source_of(l, i).head, i);
       const bool dead = i >= h - n_h && l >= n_l && l + n_l >= L;
       EXPECT_EQ(plan.projected_index({l, i}) < 0, n_h > 0 && dead);
       EXPECT_EQ(plan.shared_index({l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
     }
-    for (const KVUse& read : plan.reads[l]) {
-      for (int head : read.heads) {
-        EXPECT_TRUE(readers_seen.insert(head).second) << "a head reads one pair";
-        EXPECT_EQ(plan.source_of(l, head).layer, read.pair.layer);
-        EXPECT_EQ(plan.source_of(l, head).head, read.pair.head);
+    for (const KVUse& use : plan.uses[l]) {
+      for (int head : use.query_heads) {
+        EXPECT_TRUE(heads_seen.insert(head).second) << "a head attends to one K/V head";
+        EXPECT_EQ(plan.source_of(l, head).layer, use.source.layer);
+        EXPECT_EQ(plan.source_of(l, head).head, use.source.head);
       }
-      const bool a_higher_layer_reads_it = read.pair.layer == l && plan.shared_index(read.pair) >= 0;
-      EXPECT_EQ(read.accumulate, a_higher_layer_reads_it);
-      EXPECT_GE(plan.projected_index(read.pair), 0) << "nobody reads what is not projected";
+      const bool a_higher_layer_uses_it = use.source.layer == l && plan.shared_index(use.source) >= 0;
+      EXPECT_EQ(use.accumulate, a_higher_layer_uses_it);
+      EXPECT_GE(plan.projected_index(use.source), 0) << "what is used is projected";
     }
-    EXPECT_EQ(int(readers_seen.size()), h);
-    EXPECT_TRUE(plan.unread(l).empty());
+    EXPECT_EQ(int(heads_seen.size()), h);
+    EXPECT_TRUE(plan.unused(l).empty());
   }
-  // Slabs: a lender has one; while it is in use nobody else has the same.
+  // A layer that shares K/V has an accumulator, which no other layer has while it is in use.
   for (int s = 0; s < L; s++) {
-    const bool lends = n_h > 0 && s + n_l < L;
-    EXPECT_EQ(plan.slab[s] >= 0, lends);
-    for (int other = s + 1; lends && other < std::min(L, s + n_l); other++)
-      EXPECT_NE(plan.slab[other], plan.slab[s]) << "in use from layer s + n_l down to s";
+    const bool is_source = n_h > 0 && s + n_l < L;
+    EXPECT_EQ(plan.accumulator[s] >= 0, is_source);
+    for (int other = s + 1; is_source && other < std::min(L, s + n_l); other++)
+      EXPECT_NE(plan.accumulator[other], plan.accumulator[s]) << "in use from layer s + n_l down to s";
   }
   EXPECT_EQ(plan.num_accumulators, n_h > 0 ? std::min(n_l, L - n_l) : 0);
 }
 
-// BUG llmc/model/kv_plan.h: `i >= c.num_heads - c.num_skip_head` -> `i >= c.num_heads - c.num_skip_layer`
+// BUG llmc/model/wiring.h: `i >= num_heads - w.num_skip_head` -> `i >= num_heads - w.num_skip_layer`
 TEST(KVPlan, IsTheDesignsForEveryWiringOfSmallModels) {
   for (int L = 1; L <= 8; L++)
     for (int h = 1; h <= 4; h++)
@@ -93,34 +93,34 @@ TEST(KVPlan, IsTheDesignsForEveryWiringOfSmallModels) {
         for (int n_l = n_h > 0 ? 1 : 0; n_l < L; n_l++) check_plan(L, h, n_l, n_h);
 }
 
-TEST(KVPlan, KeepsDeadPairsWhenAsked) {
+TEST(KVPlan, KeepsDeadHeadsWhenAsked) {
   const KVPlan plan = make_kv_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
   EXPECT_EQ(plan.projected[11].size(), 12u);
-  EXPECT_EQ(plan.unread(11).size(), 9u);
-  EXPECT_EQ(plan.unread(2).size(), 0u);
+  EXPECT_EQ(plan.unused(11).size(), 9u);
+  EXPECT_EQ(plan.unused(2).size(), 0u);
 }
 
 TEST(KVPlan, TakesAnyTableSuchAsMultiQueryHeadsOverSharedLayers) {
-  // Four layers, four heads: all heads of layers 2k and 2k + 1 read head 0 of layer 2k, but the top layer's last reads layer 0.
+  // Four layers, four heads: all heads of layers 2k and 2k + 1 attend to head 0 of layer 2k, but the top layer's last to layer 0's.
   std::vector<KVSource> table;
   for (int l = 0; l < 4; l++)
     for (int i = 0; i < 4; i++) table.push_back({l == 3 && i == 3 ? 0 : l / 2 * 2, 0});
-  const KVPlan plan = kv_plan_from_table(4, 4, table);
+  const KVPlan plan = make_kv_plan(4, 4, table);
   EXPECT_EQ(plan.projected[0], std::vector<int>{0});
   EXPECT_TRUE(plan.projected[1].empty());
-  ASSERT_EQ(plan.reads[3].size(), 2u);
-  EXPECT_EQ(plan.reads[3][0].pair.layer, 0);
-  EXPECT_EQ(plan.reads[3][0].heads, std::vector<int>{3});
-  EXPECT_FALSE(plan.reads[3][0].accumulate);
-  EXPECT_TRUE(plan.reads[1][0].accumulate) << "layer 3 was there first";
-  EXPECT_TRUE(plan.reads[0][0].accumulate);
+  ASSERT_EQ(plan.uses[3].size(), 2u);
+  EXPECT_EQ(plan.uses[3][0].source.layer, 0);
+  EXPECT_EQ(plan.uses[3][0].query_heads, std::vector<int>{3});
+  EXPECT_FALSE(plan.uses[3][0].accumulate);
+  EXPECT_TRUE(plan.uses[1][0].accumulate) << "layer 3's gradient is there already";
+  EXPECT_TRUE(plan.uses[0][0].accumulate);
   EXPECT_EQ(plan.num_accumulators, 2);
 }
 
-TEST(KVPlan, IsDrawnWithTheLayersThatAreRead) {
+TEST(KVPlan, IsDrawnWithItsSourceLayers) {
   const std::string text = draw(make_kv_plan(make_config(4, 4, 8, 3, 3)));
   EXPECT_NE(text.find("3 |  .  0  0  0 | projects 1 of 4\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("0 |  .  .  .  . | projects 4 of 4, lends 3\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("0 |  .  .  .  . | projects 4 of 4, shares 3\n"), std::string::npos) << text;
 }
 
 // ----------------------------------------------------------------------------
@@ -157,7 +157,7 @@ TEST(Shard, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
           EXPECT_EQ(chunk.state % 64, 0);
           EXPECT_GE(chunk.state, end) << "rank " << rank << " of " << ranks;
           end = chunk.state + chunk.count;
-          for (int i = 0; i < chunk.count; i++) owners[size_t(chunk.begin + i)]++;
+          for (int i = 0; i < chunk.count; i++) owners[chunk.begin + i]++;
           num_owned += chunk.count;
         }
         EXPECT_LE(end, int64_t(table.layout.bytes / sizeof(float)) / ranks);
@@ -165,7 +165,7 @@ TEST(Shard, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
       const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, ranks});
       EXPECT_EQ(num_owned, table.num_parameters);
       for (const TensorSpec& tensor : table.layout.tensors)
-        for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[size_t(tensor.element_offset() + i)], 1) << tensor.name;
+        for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[tensor.element_offset() + i], 1) << tensor.name;
     }
   }
 }
@@ -175,9 +175,9 @@ TEST(Buckets, AreTheEmbeddingsEachLayerAndTheFinalLayerNorm) {
   const ModelConfig config = make_config(3, 4, 20, 2, 3);
   const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, 4});
   for (const ParameterSpec& spec : table.specs) {
-    const TensorSpec& tensor = table.layout.tensors[size_t(spec.tensor)];
+    const TensorSpec& tensor = table.layout.tensors[spec.tensor];
     const int expected = tensor.name[0] == 'w' ? 0 : tensor.name[0] == 'h' ? tensor.name[2] - '0' + 1 : 4;
-    const ParameterBucket& bucket = table.buckets[size_t(spec.bucket)];
+    const ParameterBucket& bucket = table.buckets[spec.bucket];
     EXPECT_EQ(spec.bucket, expected) << tensor.name;
     EXPECT_GE(tensor.element_offset(), bucket.begin) << tensor.name;
     EXPECT_LE(tensor.element_offset() + tensor.num_elements(), bucket.begin + bucket.count) << tensor.name;

@@ -8,6 +8,7 @@
 #include <random>                  // std::mt19937_64
 #include <utility>                 // std::swap
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
+#include "dev/test/values.h"       // relative_error
 #include "llmc/model/reference.h"  // the reference
 
 using reference::AdamWOptions;
@@ -23,25 +24,13 @@ using reference::Tensors;
 // Uniform in [-1, 1).
 double uniform(std::mt19937_64& random) { return double(random() >> 11) * 0x1p-52 - 1; }
 
-// || a - b || / || b ||, and 0 for two zero vectors.
-template <class A, class B>
-double relative_error(const std::vector<A>& a, const std::vector<B>& b) {
-  double difference = 0, norm = 0;
-  EXPECT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < b.size(); i++) {
-    difference += (double(a[i]) - double(b[i])) * (double(a[i]) - double(b[i]));
-    norm += double(b[i]) * double(b[i]);
-  }
-  return difference == 0 ? 0 : std::sqrt(difference / norm);
-}
-
-struct Wiring {
+struct WiringCase {
   const char* name;
   int num_layers, num_heads, num_skip_layer, num_skip_head;
   bool bias;
 };
 
-const Wiring wirings[] = {
+const WiringCase wirings[] = {
     {"plain_gpt2", 3, 4, 0, 0, true},
     {"three_quarters", 4, 4, 3, 3, true},
     {"adjacent", 4, 4, 1, 2, true},
@@ -59,15 +48,15 @@ struct Problem {
   std::vector<int> inputs, targets;
   Tensors<double> params;
 
-  explicit Problem(const Wiring& wiring) {
+  explicit Problem(const WiringCase& wiring) {
     config.num_layers = wiring.num_layers;
     config.num_heads = wiring.num_heads;
     config.channels = 16;
     config.vocab_size = 13;
     config.max_seq_len = 7;
     config.bias = wiring.bias;
-    config.num_skip_layer = wiring.num_skip_layer;
-    config.num_skip_head = wiring.num_skip_head;
+    config.wiring.num_skip_layer = wiring.num_skip_layer;
+    config.wiring.num_skip_head = wiring.num_skip_head;
     validate(config);
     std::mt19937_64 random(1234);
     for (int n = 0; n < B * T; n++) {
@@ -100,9 +89,9 @@ struct Problem {
   }
 };
 
-struct ReferenceWiring : testing::TestWithParam<Wiring> {};
+struct ReferenceWiring : testing::TestWithParam<WiringCase> {};
 
-std::string wiring_name(const testing::TestParamInfo<Wiring>& info) { return info.param.name; }
+std::string wiring_name(const testing::TestParamInfo<WiringCase>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(All, ReferenceWiring, testing::ValuesIn(wirings), wiring_name);
 
@@ -167,9 +156,9 @@ TEST_P(ReferenceWiring, KeysAndValuesThatNobodyReadHaveNoGradientAndNoEffect) {
   const double loss = problem.loss();
   for (int l = 0; l < config.num_layers; l++) {
     for (int head = 0; head < config.num_heads; head++) {
-      const bool skips = head >= config.num_heads - config.num_skip_head;
-      const bool read_here = !skips || l < config.num_skip_layer;
-      const bool read_above = skips && l + config.num_skip_layer < config.num_layers;
+      const bool skips = head >= config.num_heads - config.wiring.num_skip_head;
+      const bool read_here = !skips || l < config.wiring.num_skip_layer;
+      const bool read_above = skips && l + config.wiring.num_skip_layer < config.num_layers;
       for (int third = 1; third <= 2; third++) {
         double largest = 0;
         Problem changed = problem;

@@ -1,10 +1,6 @@
-// llmc/io/safetensors: what is written comes back, every value is exact, and no broken file gets past the reader.
-// Runs from the root of the repository:
-//   g++ -std=c++17 -O2 -Wall -Wextra -I. dev/test/test_safetensors.cpp llmc/io/safetensors.cpp
-//     -lgtest -lgtest_main -lpthread
+// llmc/io/safetensors: round trips, exact values, and refusal of every invalid file. Runs from the repository's root.
 #include <gtest/gtest.h>
 #include <signal.h>            // signal, SIGXFSZ
-#include <stdlib.h>            // mkdtemp
 #include <sys/resource.h>      // setrlimit
 #include <sys/stat.h>          // mkfifo
 #include <sys/syscall.h>       // SYS_fsync, SYS_fallocate, SYS_pwrite64
@@ -13,11 +9,12 @@
 #include <cerrno>              // errno, ENOSPC
 #include <cmath>               // std::isnan, std::isfinite, ldexp
 #include <cstring>             // memcpy, strerror
-#include <filesystem>          // directory_iterator, remove_all
-#include <fstream>             // std::ifstream, std::ofstream
+#include <filesystem>          // directory_iterator
 #include <functional>          // std::function
 #include <limits>              // std::numeric_limits
 #include <thread>              // std::thread
+#include "files.h"  // FolderTest, read_file, write_file
+#include "dev/test/helpers.h"  // error_of
 #include "llmc/utils/error.h"  // UserError, format
 #include "llmc/io/safetensors.h"
 
@@ -36,37 +33,15 @@ static std::string bytes_of(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// What `action` says is wrong; "" if it finds nothing wrong.
-static std::string complaint(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
-}
+struct Safetensors : FolderTest {
+  std::string path = in("model.safetensors");
 
-// A folder of its own for each test.
-struct Safetensors : testing::Test {
-  std::string folder, path;
-
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "safetensors_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder = name;
-    path = folder + "/model.safetensors";
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
-  void put(const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-  std::string get() {
-    std::ifstream file(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  }
+  void put(const std::string& bytes) { write_file(path, bytes); }
+  std::string get() { return read_file(path); }
   std::string open_complaint() {
-    return complaint([&] { SafetensorsFile file(path); });
+    return error_of([&] { SafetensorsFile file(path); });
   }
-  // The complaint, less the path that it must begin with, about a file of these bytes.
+  // The error for a file of these bytes, without the path that it must begin with.
   std::string refusal_of_bytes(const std::string& bytes) {
     put(bytes);
     const std::string text = open_complaint();
@@ -76,7 +51,7 @@ struct Safetensors : testing::Test {
   std::string refusal(const std::string& header, size_t data_bytes = 8) {
     return refusal_of_bytes(file_bytes(header, std::string(data_bytes, '\1')));
   }
-  // About a tensor `a` with these JSON values.
+  // The error for a tensor `a` with these JSON values.
   std::string refusal_of(const std::string& dtype, const std::string& shape, const std::string& offsets,
                          size_t data_bytes = 8) {
     return refusal(format(R"({"a":{"dtype":%s,"shape":%s,"data_offsets":%s}})", dtype.c_str(), shape.c_str(),
@@ -99,7 +74,7 @@ struct Safetensors : testing::Test {
 // ----------------------------------------------------------------------------
 // Round trips
 
-TEST_F(Safetensors, WhatIsWrittenComesBack) {
+TEST_F(Safetensors, TensorsRoundTrip) {
   const std::vector<float> matrix = {1, -2, 3.5f, 1e-42f, -0.0f, 3.4e38f};
   SafetensorsWriter writer(path, {{"matrix", {2, 3}}, {"scalar", {}}, {"empty", {4, 0}}}, {{"step", "7"}});
   writer.write_f32(1, std::vector<float>{42}.data(), 0, 1);
@@ -129,7 +104,7 @@ TEST_F(Safetensors, WhatIsWrittenComesBack) {
   file.read_f32(*file.find("empty"), nullptr);
 }
 
-TEST_F(Safetensors, ASliceReadIsThatSliceAndNoMore) {
+TEST_F(Safetensors, ARangeOfATensorCanBeRead) {
   for (const char* dtype : {"F32", "F16", "BF16"}) {
     if (dtype == std::string("F32")) read(dtype, std::vector<float>{1, 2, 3, 4});
     else if (dtype == std::string("F16")) read(dtype, std::vector<uint16_t>{0x3c00, 0x4000, 0x4200, 0x4400});
@@ -165,7 +140,7 @@ TEST_F(Safetensors, TheHeaderIsPaddedWithSpacesToEightBytes) {
   }
 }
 
-TEST_F(Safetensors, AnyWritersInAnyOrderMakeTheSameFile) {
+TEST_F(Safetensors, SeveralWritersInAnyOrderMakeTheSameFile) {
   const int64_t n = 10000, slice = 1250;
   std::vector<float> values(n);
   for (int64_t i = 0; i < n; i++) values[i] = float(i) + 0.5f;
@@ -176,7 +151,7 @@ TEST_F(Safetensors, AnyWritersInAnyOrderMakeTheSameFile) {
   const std::string expected = get();
 
   SafetensorsWriter first(path, specs);
-  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {  // other processes, from the back
+  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {  // as other processes do, beginning with the last range
     const pid_t child = fork();
     if (child == 0) {
       SafetensorsWriter writer = SafetensorsWriter::attach(path);
@@ -188,7 +163,7 @@ TEST_F(Safetensors, AnyWritersInAnyOrderMakeTheSameFile) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_EQ(status, 0);
   }
-  std::vector<std::thread> threads;  // and threads of this one
+  std::vector<std::thread> threads;  // and from threads of this process
   for (int64_t from = 0; from < n; from += 2 * slice)
     for (size_t t = 0; t < 2; t++)
       threads.emplace_back([&, from, t] { first.write_f32(t, values.data() + from, from, slice); });
@@ -197,7 +172,7 @@ TEST_F(Safetensors, AnyWritersInAnyOrderMakeTheSameFile) {
   EXPECT_TRUE(get() == expected);
 }
 
-TEST_F(Safetensors, AnOlderLongerFileIsReplacedWhole) {
+TEST_F(Safetensors, ALongerExistingFileIsReplaced) {
   put(std::string(100000, '!'));
   SafetensorsWriter(path, {{"a", {2}}}).finish();
   SafetensorsFile file(path);
@@ -206,7 +181,7 @@ TEST_F(Safetensors, AnOlderLongerFileIsReplacedWhole) {
   EXPECT_EQ(out, (std::vector<float>{0, 0}));
 }
 
-TEST_F(Safetensors, AMovedFileAndAMovedWriterGoOnWorking) {
+TEST_F(Safetensors, AMovedFileAndAMovedWriterStillWork) {
   SafetensorsWriter made(path, {{"a", {1}}});
   SafetensorsWriter writer = std::move(made);
   writer.write_f32(0, std::vector<float>{5}.data(), 0, 1);
@@ -218,12 +193,12 @@ TEST_F(Safetensors, AMovedFileAndAMovedWriterGoOnWorking) {
   EXPECT_EQ(out, 5);
 }
 
-TEST_F(Safetensors, NamesAndMetadataOfAnyTextSurvive) {
+TEST_F(Safetensors, NamesAndMetadataOfAnyTextRoundTrip) {
   const std::string name = "q\"\\\n\xc3\xa9";
   SafetensorsWriter(path, {{name, {1}}}, {{"text", "a\tb\xff"}, {"format", "np"}}).finish();
   SafetensorsFile file(path);
   EXPECT_NE(file.find(name), nullptr);
-  EXPECT_EQ(file.metadata().at("text"), "a\tb\xef\xbf\xbd");  // U+FFFD stands for what is not UTF-8
+  EXPECT_EQ(file.metadata().at("text"), "a\tb\xef\xbf\xbd");  // invalid UTF-8 is replaced by U+FFFD
   EXPECT_EQ(file.metadata().at("format"), "np");
 }
 
@@ -252,7 +227,7 @@ TEST_F(Safetensors, EveryF16IsExact) {
   EXPECT_EQ(out[0x7bff], 65504.0f);
 }
 
-TEST_F(Safetensors, EveryBf16IsTheUpperHalfOfItsFloat) {
+TEST_F(Safetensors, EveryBf16IsExact) {
   std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); i++) all[i] = uint16_t(i);
   const std::vector<float> out = read("BF16", all);
@@ -270,7 +245,7 @@ TEST_F(Safetensors, F32KeepsItsBits) {
   EXPECT_EQ(bytes_of(read("F32", bits)), bytes_of(bits));
 }
 
-TEST_F(Safetensors, DataThatIsNotAlignedIsReadAllTheSame) {
+TEST_F(Safetensors, UnalignedDataIsRead) {
   for (size_t pad = 0; pad < 8; pad++) {
     put(file_bytes(kF32 + std::string(pad, ' '), bytes_of(std::vector<float>{1.5f, -2})));
     SafetensorsFile file(path);
@@ -280,14 +255,14 @@ TEST_F(Safetensors, DataThatIsNotAlignedIsReadAllTheSame) {
   }
 }
 
-TEST_F(Safetensors, ATensorThatIsNoFloatIsListedButNotReadAsFloats) {
+TEST_F(Safetensors, AnIntegerTensorIsListedButNotReadAsFloats) {
   put(file_bytes(R"({"mask":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", "abc"));
   SafetensorsFile file(path);
   EXPECT_EQ(file.tensors()[0].num_elements(), 3);
   float out[3];
-  EXPECT_EQ(complaint([&] { file.read_f32(file.tensors()[0], out); }),
+  EXPECT_EQ(error_of([&] { file.read_f32(file.tensors()[0], out); }),
             path + ": tensor 'mask' is U8; only F32, F16 and BF16 can be read as floats");
-  EXPECT_EQ(complaint([&] { SafetensorsWriter::attach(path); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter::attach(path); }),
             path + ": tensor 'mask' is U8; only F32 can be written");
 }
 
@@ -308,7 +283,7 @@ TEST_F(Safetensors, AllGoldenModelsLoad) {
   EXPECT_GE(models, 7);
 }
 
-TEST_F(Safetensors, OrdersGapsInTheHeaderAndEmptyTensorsAreFree) {
+TEST_F(Safetensors, AnyOrderWhiteSpaceAndEmptyTensorsAreValid) {
   put(file_bytes(R"({ "b" : {"data_offsets":[4,8], "dtype":"F32", "shape":[1]}, "none":{"dtype":"F32",)"
                  R"("shape":[0,5],"data_offsets":[4,4]},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )",
                  bytes_of(std::vector<float>{1, 2})));
@@ -324,7 +299,7 @@ TEST_F(Safetensors, OrdersGapsInTheHeaderAndEmptyTensorsAreFree) {
 // ----------------------------------------------------------------------------
 // Refusals: the file
 
-TEST_F(Safetensors, RefusesAFileThatIsNotThere) {
+TEST_F(Safetensors, RefusesAFileThatDoesNotExist) {
   EXPECT_EQ(open_complaint(), path + ": no such file");
 }
 
@@ -352,7 +327,7 @@ TEST_F(Safetensors, RefusesAFileOfFewerThanEightBytes) {
 TEST_F(Safetensors, RefusesAHeaderLongerThanTheFile) {
   for (uint64_t length : {uint64_t(3), uint64_t(1) << 40, UINT64_MAX, UINT64_MAX - 7})
     EXPECT_EQ(refusal_of_bytes(bytes_of(std::vector<uint64_t>{length}) + "{}"),
-              format("is not a safetensors file, or is cut short: its header should have %llu bytes, and 2 are there",
+              format("is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has 2",
                      (unsigned long long)length));
 }
 
@@ -493,7 +468,7 @@ TEST_F(Safetensors, RefusesATensorThatEndsPastTheData) {
             "tensor 'a' ends at byte 9223372036854775807, but the file has 8 bytes of data; it may be cut short");
 }
 
-TEST_F(Safetensors, RefusesASizeThatIsNotThatOfShapeAndDtype) {
+TEST_F(Safetensors, RefusesASizeThatDoesNotFitShapeAndDtype) {
   EXPECT_EQ(refusal_of("\"F32\"", "[3]", "[0,8]"), "tensor 'a' has 8 bytes, but its shape and dtype need 12");
   EXPECT_EQ(refusal_of("\"F16\"", "[2]", "[0,8]"), "tensor 'a' has 8 bytes, but its shape and dtype need 4");
   EXPECT_EQ(refusal_of("\"F32\"", "[]", "[0,8]"), "tensor 'a' has 8 bytes, but its shape and dtype need 4");
@@ -514,10 +489,10 @@ TEST_F(Safetensors, RefusesTensorsThatOverlap) {
   const char* two = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                     R"("b":{"dtype":"F32","shape":[%d],"data_offsets":[%d,%d]}})";
   EXPECT_EQ(refusal(format(two, 2, 4, 12), 12), "tensors 'a' and 'b' overlap");
-  EXPECT_EQ(refusal(format(two, 2, 0, 8), 8), "tensors 'a' and 'b' overlap");  // the same bytes twice
+  EXPECT_EQ(refusal(format(two, 2, 0, 8), 8), "tensors 'a' and 'b' overlap");  // the same bytes
   EXPECT_EQ(refusal(format(two, 1, 4, 8), 8), "tensors 'a' and 'b' overlap");  // one inside the other
   EXPECT_EQ(refusal(format(two, 1, 0, 4), 8), "tensors 'b' and 'a' overlap");
-  EXPECT_EQ(refusal(format(two, 0, 4, 4), 8), "tensors 'a' and 'b' overlap");  // nothing, but in the middle
+  EXPECT_EQ(refusal(format(two, 0, 4, 4), 8), "tensors 'a' and 'b' overlap");  // an empty tensor inside another
 }
 
 TEST_F(Safetensors, RefusesBytesThatBelongToNoTensor) {
@@ -542,9 +517,8 @@ TEST_F(Safetensors, HostileNamesAreEscapedAndCutInMessages) {
 }
 
 // ----------------------------------------------------------------------------
-// A disk that does not take it. A file size limit stands for the full disk (both cut a write short, then fail it),
-// and needs no root; /dev/full is the real reason, but for the header only. What no limit can bring about, the system
-// calls themselves feign.
+// Failing disks. A file size limit simulates a full disk without root (both make a write partial, then fail the next);
+// /dev/full is a full disk, but only for the header. Other failures are simulated by replacing the system calls.
 
 static int fsync_error = 0, fallocate_error = 0;  // fail with this, every time
 static int pwrite_interruptions = 0;              // fail this often with EINTR
@@ -566,32 +540,32 @@ extern "C" ssize_t pwrite(int fd, const void* bytes, size_t count, off_t offset)
   return pwrite_interruptions-- > 0 ? -1 : syscall(SYS_pwrite64, fd, bytes, count, offset);
 }
 
-// Runs `action` with files limited to this many bytes, and gives what it complained of.
+// Runs `action` with files limited to this many bytes, and returns its error.
 static std::string complaint_with_limit(size_t bytes, const std::function<void()>& action) {
   rlimit old;
   EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  auto old_handler = signal(SIGXFSZ, SIG_IGN);  // else the signal kills us before write() can fail
+  auto old_handler = signal(SIGXFSZ, SIG_IGN);  // otherwise the signal ends the process before write() fails
   rlimit limit = {bytes, old.rlim_max};
   EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  const std::string text = complaint(action);
+  const std::string text = error_of(action);
   EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
   signal(SIGXFSZ, old_handler);
   return text;
 }
 
-TEST_F(Safetensors, ADiskTooFullForTheTensorsIsFoundBeforeTheFirstOne) {
+TEST_F(Safetensors, ADiskTooFullForTheTensorsIsDetectedFirst) {
   EXPECT_EQ(complaint_with_limit(4096, [&] { SafetensorsWriter(path, {{"a", {1024}}}); }),
             path + ": cannot write it: File too large");
 }
 
-TEST_F(Safetensors, ADiskTooFullForTheHeaderIsAUserError) {
+TEST_F(Safetensors, ADiskTooFullForTheHeaderIsAnError) {
   EXPECT_EQ(complaint_with_limit(16, [&] { SafetensorsWriter(path, {{"a", {0}}}); }),
             path + ": cannot write it: File too large");
-  EXPECT_EQ(complaint([&] { SafetensorsWriter("/dev/full", {{"a", {1024}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter("/dev/full", {{"a", {1024}}}); }),
             "/dev/full: cannot write it: No space left on device");
 }
 
-TEST_F(Safetensors, AWriteThatIsCutShortIsAUserErrorAndNotSilence) {
+TEST_F(Safetensors, APartialWriteIsAnError) {
   const std::vector<float> values(4096, 1.0f);
   SafetensorsWriter writer(path, {{"a", {4096}}});
   EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 0, 4096); }),
@@ -599,7 +573,7 @@ TEST_F(Safetensors, AWriteThatIsCutShortIsAUserErrorAndNotSilence) {
   EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 4000, 96); }),
             path + ": cannot write it: File too large");
   EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 0, 96); }), "");
-  writer.write_f32(0, values.data(), 0, 4096);  // with room again, all of it arrives
+  writer.write_f32(0, values.data(), 0, 4096);  // without the limit everything is written
   writer.finish();
   SafetensorsFile file(path);
   std::vector<float> out(4096);
@@ -607,7 +581,7 @@ TEST_F(Safetensors, AWriteThatIsCutShortIsAUserErrorAndNotSilence) {
   EXPECT_TRUE(out == values);
 }
 
-TEST_F(Safetensors, AnInterruptedWriteGoesOn) {
+TEST_F(Safetensors, AnInterruptedWriteIsRetried) {
   const std::vector<float> values = {1, 2};
   SafetensorsWriter writer(path, {{"a", {2}}});
   pwrite_interruptions = 3;
@@ -619,31 +593,31 @@ TEST_F(Safetensors, AnInterruptedWriteGoesOn) {
   EXPECT_EQ(out, values);
 }
 
-TEST_F(Safetensors, AWriteWithoutProgressIsAUserErrorAndNotAnEndlessLoop) {
+TEST_F(Safetensors, AWriteWithoutProgressIsAnError) {
   SafetensorsWriter writer(path, {{"a", {1}}});
   const float value = 1;
   pwrite_stuck = true;
   const std::string full = path + ": cannot write it: No space left on device";
-  EXPECT_EQ(complaint([&] { writer.write_f32(0, &value, 0, 1); }), full);
+  EXPECT_EQ(error_of([&] { writer.write_f32(0, &value, 0, 1); }), full);
   pwrite_stuck = false;
 }
 
-TEST_F(Safetensors, ErrorsThatComeWithTheLastFlushAreUserErrors) {
+TEST_F(Safetensors, ErrorsOfFsyncAndCloseAreUserErrors) {
   for (int error : {ENOSPC, EIO, EDQUOT}) {
     SafetensorsWriter writer(path, {{"a", {1}}});
     fsync_error = error;
-    EXPECT_EQ(complaint([&] { writer.finish(); }), path + ": cannot write it: " + strerror(error));
+    EXPECT_EQ(error_of([&] { writer.finish(); }), path + ": cannot write it: " + strerror(error));
     fsync_error = 0;
   }
 }
 
-TEST_F(Safetensors, AFileSystemThatCannotReserveSpaceStillGetsTheFullSize) {
+TEST_F(Safetensors, WithoutReservedSpaceTheFileStillHasItsFullSize) {
   fallocate_error = EOPNOTSUPP;
   SafetensorsWriter writer(path, {{"a", {1024}}});
   EXPECT_EQ(complaint_with_limit(2048, [&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
             folder + "/other: cannot write it: File too large");
   fallocate_error = ENOSPC;
-  EXPECT_EQ(complaint([&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
             folder + "/other: cannot write it: No space left on device");
   fallocate_error = 0;
   writer.finish();
@@ -652,18 +626,18 @@ TEST_F(Safetensors, AFileSystemThatCannotReserveSpaceStillGetsTheFullSize) {
 
 TEST_F(Safetensors, WritingIntoAMissingFolderIsAUserError) {
   path = folder + "/missing/model.safetensors";
-  EXPECT_EQ(complaint([&] { SafetensorsWriter(path, {{"a", {1}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter(path, {{"a", {1}}}); }),
             path + ": cannot write it: No such file or directory");
-  EXPECT_EQ(complaint([&] { SafetensorsWriter::attach(path); }), path + ": no such file");
+  EXPECT_EQ(error_of([&] { SafetensorsWriter::attach(path); }), path + ": no such file");
 }
 
 TEST_F(Safetensors, WritingToAFolderIsAUserError) {
-  EXPECT_EQ(complaint([&] { SafetensorsWriter(folder, {{"a", {1}}}); }),
+  EXPECT_EQ(error_of([&] { SafetensorsWriter(folder, {{"a", {1}}}); }),
             folder + ": cannot write it: Is a directory");
 }
 
-// Our own mistakes are not the user's: they abort.
-TEST_F(Safetensors, SlicesOutsideATensorAreABrokenInvariant) {
+// Broken invariants abort.
+TEST_F(Safetensors, RangesOutsideATensorAreABrokenInvariant) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   SafetensorsWriter writer(path, {{"a", {4}}});
   SafetensorsFile file(path);

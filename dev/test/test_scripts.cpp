@@ -1,5 +1,5 @@
-// The scripts of the paper's runs, with a small model in place of GPT-2 and clusters of a few lines in place of Slurm. Runs from the
-// repository's root, where the trainers lie.
+// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm. Runs from the
+// repository's root, where the trainers are.
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
@@ -34,7 +34,7 @@ class Scripts : public CommandLine {
   }
 };
 
-TEST_F(Scripts, TrainAsThePaperSaysUnlessTold) {
+TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   struct Case {
     const char *script, *preset;
     int skip_layers, skip_heads;
@@ -54,7 +54,7 @@ TEST_F(Scripts, TrainAsThePaperSaysUnlessTold) {
   }
 }
 
-TEST_F(Scripts, GoOnAfterAKillAndEndWithTheBitsOfAnUndisturbedRun) {
+TEST_F(Scripts, ResumeAfterAKillWithTheSameBits) {
   write_program("killed_once", R"(
     if [ -e "$OUT" ]; then exec ./train_gpt2_sla_cpu "$@"; fi
     ./train_gpt2_sla_cpu "$@" & until [ -e "$OUT/step_00000002" ]; do sleep 0.01; done
@@ -63,39 +63,39 @@ TEST_F(Scripts, GoOnAfterAKillAndEndWithTheBitsOfAnUndisturbedRun) {
   setenv("TRAINER", in("killed_once").c_str(), 1);
   const Outcome killed = run("scripts/run_gpt2_124M_sla.sh" + small);
   EXPECT_EQ(killed.exit_status, 0) << killed.err;
-  EXPECT_NE(killed.err.find("the run ended with status 137; it goes on from " + in("out") + "/step_"), std::string::npos) << killed.err;
+  EXPECT_NE(killed.err.find("the run ended with status 137; it resumes from " + in("out") + "/step_"), std::string::npos) << killed.err;
   setenv("TRAINER", "./train_gpt2_sla_cpu", 1);
   setenv("OUT", in("undisturbed").c_str(), 1);
   EXPECT_EQ(run("scripts/run_gpt2_124M_sla.sh" + small).exit_status, 0);
   expect_the_same_checkpoint(in("out"), in("undisturbed"), 6);
 }
 
-TEST_F(Scripts, StopWhereTheTrainingWasStopped) {
+TEST_F(Scripts, StopWhenTheTrainingIsStoppedByASignal) {
   for (const char* signal : {"TERM", "USR1"}) {
     setenv("OUT", in(signal).c_str(), 1);
     const Outcome o = run_and_signal("scripts/run_gpt2_124M_sla.sh" + small + " -x 100000", in(signal), signal);
-    EXPECT_EQ(o.exit_status, 128 + 10) << o.err;  // what the trainer says of SIGUSR1
+    EXPECT_EQ(o.exit_status, 128 + 10) << o.err;  // the trainer's exit status after SIGUSR1
     EXPECT_NE(o.out.find("stopped by SIGUSR1 after step"), std::string::npos) << o.out;
-    EXPECT_NE(o.err.find("stopped; the same command goes on"), std::string::npos) << o.err;
+    EXPECT_NE(o.err.find("stopped; the same command resumes"), std::string::npos) << o.err;
   }
 }
 
-TEST_F(Scripts, GiveUpWhereNothingComesOfIt) {
+TEST_F(Scripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
   const Outcome o = run("scripts/run_gpt2_350M.sh --no-such-option");
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("ended three times in a row without a new checkpoint, the last time with status 1"), std::string::npos) << o.err;
   int restarts = 0;
-  for (size_t at = 0; (at = o.err.find("goes on from its beginning in 1 s", at)) != std::string::npos; at++) restarts++;
+  for (size_t at = 0; (at = o.err.find("; it starts again in 1 s", at)) != std::string::npos; at++) restarts++;
   EXPECT_EQ(restarts, 2);
   EXPECT_NE(run("scripts/run_gpt2_350M.sh 1000").err.find("T = 1000"), std::string::npos);
   setenv("DATA", in("nothing").c_str(), 1);
-  EXPECT_NE(run("scripts/run_gpt2_350M.sh").err.find("no train_*.bin there"), std::string::npos);
+  EXPECT_NE(run("scripts/run_gpt2_350M.sh").err.find("no train_*.bin in it"), std::string::npos);
 }
 
-// Slurm is one machine with two GPUs here. Its warning ends the first job, which is put into the queue again; the second one goes on. Ranks
-// agree on a stop with the next step that they queue, so that it may be two steps until they do.
-TEST_F(Scripts, UnderSlurmGoBackIntoTheQueueWhenWarned) {
-  // mpirun starts its tasks, but only those of --mpi=pmix can see that they speak MPI.
+// Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one resumes. Ranks agree to
+// stop with the next step that they queue, so that it may take two steps.
+TEST_F(Scripts, UnderSlurmRequeueWhenWarned) {
+  // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
   write_program("srun", R"(
     pmix=
     while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || pmix=SLURM_STEP_NUM_TASKS=2; shift; done
@@ -123,7 +123,7 @@ TEST_F(Scripts, UnderSlurmGoBackIntoTheQueueWhenWarned) {
   }
 }
 
-TEST_F(Scripts, OverSeveralMachinesTellMpirunWhichAndWhereToLook) {
+TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
   write_program("mpirun", "echo \"mpirun $*\"");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh 16384");

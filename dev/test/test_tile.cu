@@ -1,11 +1,12 @@
-// The words of llmc/cuda/tile.h against what the PTX manual says of the instructions, and against products in double. Runs on the emulated
-// GPU, whose instructions it compares with the manual, and on a real one.
-#include <gtest/gtest.h>        // TEST
-#include <set>                  // std::set
-#include <vector>               // std::vector
-#include "dev/test/values.h"    // random_values, relative_error
-#include "llmc/cuda/tile.h"     // what is tested
-#include "llmc/device_array.h"  // DeviceArray
+// llmc/cuda/tile.h against what the PTX manual says of the instructions, and against products in double. Runs on the emulated GPU,
+// whose instructions it compares with the manual, and on a real one.
+#include <gtest/gtest.h>         // TEST
+#include <set>                   // std::set
+#include <vector>                // std::vector
+#include "dev/test/values.h"     // random_values, relative_error
+#include "llmc/cuda/device.h"    // gpu
+#include "llmc/cuda/tile.h"      // what is tested
+#include "llmc/device_memory.h"  // DeviceArray
 
 // ----------------------------------------------------------------------------
 // Instructions
@@ -14,19 +15,19 @@
 // floating point type" has it: a lane has a0 .. a7, two in a register, b0 .. b3 likewise, and c0 .. c3.
 static __global__ void mma_kernel(float* d, const bf16* a, const bf16* b, const float* c) {
   const int group = int(threadIdx.x) >> 2, thread_in_group = int(threadIdx.x) % 4;
-  unsigned left[4] = {}, right[2] = {};
+  unsigned a_regs[4] = {}, b_regs[2] = {};
   float acc[4];
   for (int i = 0; i < 8; i++) {
     const int row = (0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8;
     const int column = i < 4 ? thread_in_group * 2 + (i & 1) : thread_in_group * 2 + (i & 1) + 8;
-    left[i / 2] |= unsigned(reinterpret_cast<const unsigned short*>(a)[row * 16 + column]) << i % 2 * 16;
+    a_regs[i / 2] |= unsigned(reinterpret_cast<const unsigned short*>(a)[row * 16 + column]) << i % 2 * 16;
   }
   for (int i = 0; i < 4; i++) {
     const int row = i < 2 ? thread_in_group * 2 + (i & 1) : thread_in_group * 2 + (i & 1) + 8;
-    right[i / 2] |= unsigned(reinterpret_cast<const unsigned short*>(b)[row * 8 + group]) << i % 2 * 16;
+    b_regs[i / 2] |= unsigned(reinterpret_cast<const unsigned short*>(b)[row * 8 + group]) << i % 2 * 16;
   }
   for (int i = 0; i < 4; i++) acc[i] = c[(i < 2 ? group : group + 8) * 8 + thread_in_group * 2 + (i & 1)];
-  mma_16x8x16(acc, left, right);
+  mma_16x8x16(acc, a_regs, b_regs);
   for (int i = 0; i < 4; i++) d[(i < 2 ? group : group + 8) * 8 + thread_in_group * 2 + (i & 1)] = acc[i];
 }
 
@@ -38,7 +39,7 @@ static std::vector<T> integers(int n, int factor) {
   return x;
 }
 
-TEST(Mma, TakesAndGivesFragmentsAsTheManualLaysThemOut) {
+TEST(Mma, HasItsFragmentsWhereTheManualSays) {
   const auto a = integers<bf16>(16 * 16, 7), b = integers<bf16>(16 * 8, 11);
   const auto c = integers<float>(16 * 8, 13);
   const DeviceArray<bf16> d_a(a), d_b(b);
@@ -47,15 +48,15 @@ TEST(Mma, TakesAndGivesFragmentsAsTheManualLaysThemOut) {
   const std::vector<float> d = d_d.to_host();
   for (int row = 0; row < 16; row++)
     for (int column = 0; column < 8; column++) {
-      float sum = c[size_t(row * 8 + column)];
-      for (int k = 0; k < 16; k++) sum += float(a[size_t(row * 16 + k)]) * float(b[size_t(k * 8 + column)]);
-      EXPECT_EQ(d[size_t(row * 8 + column)], sum) << row << ", " << column;
+      float sum = c[row * 8 + column];
+      for (int k = 0; k < 16; k++) sum += float(a[row * 16 + k]) * float(b[k * 8 + column]);
+      EXPECT_EQ(d[row * 8 + column], sum) << row << ", " << column;
     }
 }
 
-// registers (32, 4): what each lane gets of four 8 x 8 matrices whose elements are numbered.
+// registers (32, 4): what each lane gets of four 8 x 8 matrices with numbered elements.
 template <bool transposed>
-static __global__ void load_matrices_kernel(unsigned* registers) {
+static __global__ void ldmatrix_kernel(unsigned* registers) {
   auto* elements = reinterpret_cast<unsigned short*>(shared_memory);
   for (int i = int(threadIdx.x); i < 256; i += warp_size) elements[i] = static_cast<unsigned short>(i);
   __syncwarp();
@@ -68,7 +69,7 @@ static __global__ void load_matrices_kernel(unsigned* registers) {
 TEST(Ldmatrix, GivesEachLaneAFragmentOfARowOrTransposedOfAColumn) {
   for (bool transposed : {false, true}) {
     const DeviceArray<unsigned> d_registers(std::vector<unsigned>(128));
-    launch(transposed ? load_matrices_kernel<true> : load_matrices_kernel<false>, 1, warp_size, 512, gpu().stream, d_registers.data);
+    launch(transposed ? ldmatrix_kernel<true> : ldmatrix_kernel<false>, 1, warp_size, 512, gpu().stream, d_registers.data);
     const std::vector<unsigned> registers = d_registers.to_host();
     for (unsigned lane = 0; lane < 32; lane++)
       for (unsigned matrix = 0; matrix < 4; matrix++) {
@@ -79,7 +80,7 @@ TEST(Ldmatrix, GivesEachLaneAFragmentOfARowOrTransposedOfAColumn) {
   }
 }
 
-// to (32, 4) = from (32, 4) for the lanes that have something to read, which are those below `end`.
+// to (32, 4) = from (32, 4) for the lanes below `end`, zeros for the others.
 static __global__ void copy_kernel(float* to, const float* from, int end) {
   const int lane = int(threadIdx.x);
   copy_async<16>(lane * 16, from + lane * 4, lane < end);
@@ -91,8 +92,8 @@ static __global__ void copy_kernel(float* to, const float* from, int end) {
   if (lane < 8) to[128 + lane] = shared_float(512 + lane * 4);
 }
 
-TEST(CopyAsync, BringsWhatExistsAndZerosOtherwise) {
-  const auto from = random_values<float>(21 * 4, 1);  // nothing lies where nothing may be read
+TEST(CopyAsync, CopiesWhatExistsAndZerosOtherwise) {
+  const auto from = random_values<float>(21 * 4, 1);  // the array ends where the copies that must not read begin
   const DeviceArray<float> d_from(from), d_to(nans<float>(136));
   launch(copy_kernel, 1, warp_size, 512 + 32, gpu().stream, d_to.data, d_from.data, 21);
   const std::vector<float> to = d_to.to_host();
@@ -104,17 +105,17 @@ TEST(CopyAsync, BringsWhatExistsAndZerosOtherwise) {
 // Tiles and products
 
 template <int D>
-static void check_places() {
+static void check_offsets() {
   const Tile<D> tile = {1024};
-  std::set<int> places;
+  std::set<int> offsets;
   for (int row = 0; row < 64; row++)
     for (int chunk = 0; chunk < tile.chunks; chunk++) {
-      const int place = tile.at(row, chunk);
-      EXPECT_TRUE(place % 16 == 0 && 1024 + row * D * 2 <= place && place < 1024 + (row + 1) * D * 2) << "outside its row";
-      EXPECT_TRUE(places.insert(place).second) << "two in one place";
-      EXPECT_EQ(tile.from_row(row / 8 * 8).at(row % 8, chunk), place);
+      const int offset = tile.at(row, chunk);
+      EXPECT_TRUE(offset % 16 == 0 && 1024 + row * D * 2 <= offset && offset < 1024 + (row + 1) * D * 2) << "outside its row";
+      EXPECT_TRUE(offsets.insert(offset).second) << "two chunks at one offset";
+      EXPECT_EQ(tile.from_row(row / 8 * 8).at(row % 8, chunk), offset);
     }
-  // What ldmatrix reads at once lies in different banks.
+  // What ldmatrix reads at once is in different banks.
   for (int row = 0; row < 64; row += 8)
     for (int chunk = 0; chunk < tile.chunks; chunk++) {
       std::set<int> eighths;
@@ -123,12 +124,12 @@ static void check_places() {
     }
 }
 // BUG (build/bf16/test_tile_emu) llmc/cuda/tile.h: `(chunk ^ order) * 16` -> `chunk * 16`
-TEST(Tile, HasAPlaceForEveryChunkAndNoBankConflicts) {
-  check_places<32>(), check_places<64>(), check_places<96>(), check_places<128>();
+TEST(Tile, GivesEveryChunkAnOffsetWithoutBankConflicts) {
+  check_offsets<32>(), check_offsets<64>(), check_offsets<96>(), check_offsets<128>();
 }
 
 // One warp: ab (16 M, D) = or += round(2 a b^T masked to column <= row + 3) c, with a (16 M, D), b and c (32, D), of which only HS channels
-// and `rows` rows exist. Both forms of the left operand compute the scores: half of them each.
+// and `rows` rows exist. Each form of the A operand, registers and shared memory, computes half of the scores.
 template <int M, int D>
 static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b, const bf16* c, int64_t stride, int rows, int HS,
                                       bool accumulate) {
@@ -140,10 +141,10 @@ static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b
   wait_for_copies();
   __syncthreads();
   if (threadIdx.x >= warp_size) return;
-  RegisterTile<M, D / 16> left;
-  load_left(left, a_tile);
+  RegisterTile<M, D / 16> a_rows;
+  load_register_tile(a_rows, a_tile);
   Accumulator<M, 4> s = {};
-  mma_ABt(s, left, b_tile);
+  mma_ABt(s, a_rows, b_tile);
   mma_ABt(s, a_tile, b_tile);
   mask(s, [](int row, int column) { return column > row + 3; });
   for (auto& m : s.x)
@@ -173,10 +174,10 @@ static void check_product(int rows, int HS) {
         for (int column = 0; column < 32 && column <= row + 3; column++) {
           double s = 0;
           for (int64_t j = 0; j < HS; j++)
-            s += 2 * double(float(a[size_t(row * stride + j)])) * double(float(b[size_t(column * stride + j)]));
-          sum += s * double(float(c[size_t(column * stride + i)]));
+            s += 2 * double(float(a[row * stride + j])) * double(float(b[column * stride + j]));
+          sum += s * double(float(c[column * stride + i]));
         }
-        double& x = expected[size_t(row * stride + i)];
+        double& x = expected[row * stride + i];
         x = 0.5 * sum + (accumulate ? x : 0);
       }
     EXPECT_LE(relative_error(d_result.to_host(), expected), 4e-3);  // two roundings to 8 bits

@@ -1,17 +1,16 @@
-// The tokenizer against what tiktoken gave: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all
-// written by dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
+// The tokenizer against tiktoken: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all written by
+// dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
 #include <gtest/gtest.h>
 #include <algorithm>           // std::mismatch, std::shuffle, std::count
 #include <climits>             // INT_MAX
-#include <cstdlib>             // mkdtemp
-#include <filesystem>          // remove_all, copy_file, create_directory
-#include <fstream>             // std::ifstream, std::ofstream
-#include <iterator>            // std::istreambuf_iterator
+#include <filesystem>          // copy_file, create_directory
+#include <fstream>             // std::ifstream
 #include <map>                 // std::map
 #include <random>              // std::mt19937
 #include <nlohmann/json.hpp>   // nlohmann::json
 #include <set>                 // std::set
 #include <sstream>             // std::istringstream
+#include "files.h"  // FolderTest, read_file
 #include "dev/test/helpers.h"  // EXPECT_ERROR
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/unicode_classes.h"
@@ -25,11 +24,6 @@ static Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   Ids ids;
   Encoder(tokenizer).encode(text, ids);
   return ids;
-}
-
-static std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // What Python's bytes.decode(errors="replace") makes of a text.
@@ -70,17 +64,7 @@ static std::string random_words(int words, unsigned seed) {
   return text;
 }
 
-struct Vocabulary : testing::Test {
-  std::string folder = "/tmp/test_tokenizer.XXXXXX";
-
-  Vocabulary() { CHECK(mkdtemp(folder.data())); }
-  ~Vocabulary() override { fs::remove_all(folder); }
-
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::string path = folder + "/" + name;
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
+struct Vocabulary : FolderTest {
   // A file of the fixture, in which `old` became `now`.
   std::string changed(const std::string& name, const std::string& old, const std::string& now) const {
     std::string text = read_file(fixture + name);
@@ -93,7 +77,7 @@ struct Vocabulary : testing::Test {
 // Encoding
 
 // BUG llmc/text/tokenizer.cpp: `return run_end - at > last ? run_end - last : run_end;` -> `return run_end;`
-TEST(Encode, GivesTiktokensIdsWhicheverFileTheVocabularyIsFrom) {
+TEST(Encode, GivesTiktokensIdsWithAnyVocabularyFile) {
   const std::vector<Case> all = cases();
   ASSERT_GT(all.size(), 300u);
   for (const char* file : {"small.tiktoken", "vocab.bpe", "encoder.json", "tokenizer.json", ""}) {
@@ -102,8 +86,8 @@ TEST(Encode, GivesTiktokensIdsWhicheverFileTheVocabularyIsFrom) {
     EXPECT_EQ(tokenizer.end_of_text(), 656) << file;
     Encoder encoder(tokenizer);
     for (const Case& c : all) {
-      for (int again : {0, 1}) {  // then from what it remembers
-        Ids ids = {7};            // what is there already stays
+      for (int again : {0, 1}) {  // then from the cache
+        Ids ids = {7};            // tokens that exist already stay
         encoder.encode(replaced(c.text), ids);
         EXPECT_EQ(ids.front(), 7);
         EXPECT_EQ(Ids(ids.begin() + 1, ids.end()), c.ids) << file << ": " << c.text << (again ? ", again" : "");
@@ -112,7 +96,7 @@ TEST(Encode, GivesTiktokensIdsWhicheverFileTheVocabularyIsFrom) {
   }
 }
 
-TEST(Encode, AnyBytesComeBack) {
+TEST(Encode, AnyBytesRoundTrip) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   Encoder encoder(tokenizer);
   std::mt19937 random(1);
@@ -125,9 +109,9 @@ TEST(Encode, AnyBytesComeBack) {
   }
 }
 
-TEST(Encode, WhatItRemembersChangesNothing) {
+TEST(Encode, TheCacheDoesNotChangeTheTokens) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  const std::string text = random_words(100000, 2);  // three times what it can remember
+  const std::string text = random_words(100000, 2);  // three times the size of the cache
   Ids remembering;
   Encoder encoder(tokenizer);
   encoder.encode(text, remembering);
@@ -141,13 +125,13 @@ TEST(Encode, WhatItRemembersChangesNothing) {
   EXPECT_TRUE(remembering == pieces);
 }
 
-TEST(Encode, APieceOfAMegabyteAndMoreTakesNoQuadraticTime) {
+TEST(Encode, AHugePieceTakesNoQuadraticTime) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest of which any number of threads merge, and a longer one
+  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest that threads merge at the same time, and a longer one
     std::string word(length, '\0');
     std::mt19937 random(3);
     for (char& c : word) c = "aeinorst"[random() % 8];
-    const Ids ids = encode(tokenizer, word);  // by looking at all pairs for each merge: hours
+    const Ids ids = encode(tokenizer, word);  // looking at all pairs for each merge would take hours
     EXPECT_EQ(tokenizer.decode(ids.data(), ids.size()), word);
     const Ids begin = encode(tokenizer, std::string_view(word).substr(0, 1000));
     EXPECT_GT(std::mismatch(begin.begin(), begin.end(), ids.begin()).first - begin.begin(), 300);
@@ -170,7 +154,7 @@ static std::string ranks_file(const std::map<std::string, int>& ranks) {
   return file;
 }
 
-// What is stated in tokenizer.h, word by word.
+// The definition in tokenizer.h, implemented literally.
 static std::vector<std::string> merged_naively(const std::string& piece, const std::map<std::string, int>& ranks) {
   std::vector<std::string> parts;
   for (char byte : piece) parts.emplace_back(1, byte);
@@ -187,7 +171,7 @@ static std::vector<std::string> merged_naively(const std::string& piece, const s
   }
 }
 
-TEST_F(Vocabulary, OnlyEnglishContractionsInLowerCaseAreMergedWithTheirApostrophe) {
+TEST_F(Vocabulary, OnlyLowerCaseContractionsKeepTheirApostrophe) {
   std::map<std::string, int> ranks;
   for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
   std::vector<std::string> contractions = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}, others;
@@ -204,8 +188,8 @@ TEST_F(Vocabulary, OnlyEnglishContractionsInLowerCaseAreMergedWithTheirApostroph
   EXPECT_EQ(others.size(), 9u * 5 - 3);
 }
 
-// A trained vocabulary has a token behind those it is made of. Here a merge can make a pair that comes before it.
-TEST_F(Vocabulary, OfWhateverOrderIsMergedFromTheLowestIdAndTheLeft) {
+// In a trained vocabulary a token has a higher id than those it is made of. Here a merge can make a pair of lower rank than its own.
+TEST_F(Vocabulary, TheLowestIdIsMergedFirstFromTheLeft) {
   std::mt19937 random(8);
   int earlier = 0;
   for (int v = 0; v < 200; v++) {
@@ -267,17 +251,17 @@ TEST(Encode, AByteIsATokenInTheVocabularyOfBytes) {
 // ----------------------------------------------------------------------------
 // Cutting a text
 
-TEST(LastCut, TheTokensOfTheTwoPartsAreThoseOfTheWhole) {
+TEST(LastCut, ACutDoesNotChangeTheTokens) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   int cuts = 0;
   for (const Case& c : cases()) {
     const std::string text = replaced(c.text);
-    for (size_t seen = 1; seen <= text.size(); seen++) {  // whatever comes behind what is seen
+    for (size_t seen = 1; seen <= text.size(); seen++) {  // whatever follows the bytes that are seen
       const size_t cut = tokenizer.last_cut(std::string_view(text).substr(0, seen));
       ASSERT_LT(cut, seen);
       Ids ids = encode(tokenizer, std::string_view(text).substr(0, cut));
-      const Ids behind = encode(tokenizer, std::string_view(text).substr(cut));
-      ids.insert(ids.end(), behind.begin(), behind.end());
+      const Ids rest = encode(tokenizer, std::string_view(text).substr(cut));
+      ids.insert(ids.end(), rest.begin(), rest.end());
       ASSERT_EQ(ids, c.ids) << text << ", of which " << seen << " bytes are seen, cut at " << cut;
       cuts += cut > 0;
       if (text.size() > 100) seen += 17;
@@ -299,8 +283,8 @@ TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {
 // ----------------------------------------------------------------------------
 // Characters
 
-// BUG llmc/text/tokenizer.cpp: `lead == 0xE0 ? 0xA0` -> `lead == 0xE0 ? 0x80`
-TEST(Utf8, EachMaximalPartOfAnIllFormedSequenceIsReplacedOnce) {
+// BUG llmc/utils/utf8.h: `lead == 0xE0 ? 0xA0` -> `lead == 0xE0 ? 0x80`
+TEST(Utf8, EachInvalidSequenceIsReplacedOnce) {
   struct Expected { std::string bytes, text; int count; };
   const std::string r = "\uFFFD";
   for (const Expected& e : std::vector<Expected>{
@@ -326,7 +310,7 @@ TEST(Utf8, EachMaximalPartOfAnIllFormedSequenceIsReplacedOnce) {
   }
 }
 
-TEST(Printable, TextIsShownAsItIsAndATerminalsCommandsAndBrokenCharactersAreNot) {
+TEST(Printable, ControlCharactersAndInvalidUtf8AreReplaced) {
   EXPECT_EQ(printable("two\nlines\tand \u00e9\u4e2d\U0001f600"), "two\nlines\tand \u00e9\u4e2d\U0001f600");
   EXPECT_EQ(printable("\x1b[2J\a\x7f\r|"), "?[2J???|");
   EXPECT_EQ(printable("\u009b2J\u0085\u00a0"), "?2J?\u00a0");
@@ -339,7 +323,7 @@ TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
   auto count = [](const auto& ranges) {
     int64_t code_points = 0, end = -1;
     for (const CodePointRange& range : ranges) {
-      EXPECT_GT(int64_t(range.first), end + 1);  // or the two would be one
+      EXPECT_GT(int64_t(range.first), end + 1);  // otherwise they would be one range
       EXPECT_GE(range.last, range.first);
       code_points += range.last - range.first + 1;
       end = range.last;
@@ -356,7 +340,7 @@ TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
 // ----------------------------------------------------------------------------
 // Vocabulary files
 
-TEST_F(Vocabulary, TheFormatsHaveOneChecksumAndAnotherTokenHasAnother) {
+TEST_F(Vocabulary, TheChecksumDependsOnTheTokensAlone) {
   const uint32_t checksum = Tokenizer::load(fixture + "small.tiktoken").checksum();
   for (const char* file : {"vocab.bpe", "encoder.json", "tokenizer.json"})
     EXPECT_EQ(Tokenizer::load(fixture + file).checksum(), checksum) << file;
@@ -373,7 +357,7 @@ TEST_F(Vocabulary, HuggingFacesNamesOfOpenAIsFilesAreKnown) {
     EXPECT_EQ(Tokenizer::load(path).checksum(), checksum);
 }
 
-TEST_F(Vocabulary, AFolderWithRanksAloneIsThatOfTheFirstFileOfThem) {
+TEST_F(Vocabulary, AFolderOfRanksIsReadFromItsFirstFile) {
   EXPECT_EQ(Tokenizer::file_in(folder), "");
   EXPECT_EQ(Tokenizer::file_in(folder + "/nowhere"), "");
   write("b.tiktoken", "damaged");
@@ -385,11 +369,11 @@ TEST_F(Vocabulary, AFolderWithRanksAloneIsThatOfTheFirstFileOfThem) {
 }
 
 // The fixture's was written by Hugging Face tokenizers.
-TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesVocabularyAndMergesAndComesBack) {
+TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesMergesAndRoundTrips) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
   nlohmann::json ours = nlohmann::json::parse(tokenizer.to_json()), theirs = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
   for (nlohmann::json& merge : theirs["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
-  theirs["model"]["vocab"]["<|endoftext|>"] = 656;  // which is among its added tokens alone
+  theirs["model"]["vocab"]["<|endoftext|>"] = 656;  // which is only among its added tokens
   EXPECT_EQ(ours["model"]["vocab"], theirs["model"]["vocab"]);
   EXPECT_EQ(ours["model"]["merges"], theirs["model"]["merges"]);
   EXPECT_EQ(ours["model"]["merges"].size(), 400u);
@@ -401,14 +385,14 @@ TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesVocabularyAndMergesAndComesBack)
   for (const Case& c : cases()) ASSERT_EQ(encode(again, c.text), encode(tokenizer, c.text));
 }
 
-TEST_F(Vocabulary, OfBytesComesBackAsOneFromATokenizerJson) {
+TEST_F(Vocabulary, TheVocabularyOfBytesRoundTripsThroughATokenizerJson) {
   const Tokenizer again = Tokenizer::load(write("tokenizer.json", Tokenizer::bytes().to_json()));
   EXPECT_TRUE(again.is_bytes());
   EXPECT_EQ(again.checksum(), Tokenizer::bytes().checksum());
   EXPECT_FALSE(Tokenizer::load(fixture + "tokenizer.json").is_bytes());
 }
 
-TEST_F(Vocabulary, WithATokenThatNoMergeMakesHasNoTokenizerJson) {
+TEST_F(Vocabulary, ATokenWithoutAMergeHasNoTokenizerJson) {
   std::map<std::string, int> ranks;
   for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
   ranks["abc"] = 256;
@@ -418,9 +402,9 @@ TEST_F(Vocabulary, WithATokenThatNoMergeMakesHasNoTokenizerJson) {
   EXPECT_NO_THROW(Tokenizer::load(write("ranks", ranks_file(ranks))).to_json());
 }
 
-TEST_F(Vocabulary, AgreesWithOnesThatHaveMoreTokensButNoOthers) {
+TEST_F(Vocabulary, AgreesWithAnExtendedVocabularyOnly) {
   const Tokenizer small = Tokenizer::load(fixture + "small.tiktoken");
-  std::string more = read_file(fixture + "small.tiktoken") + "YWVpb3U= 657\n";  // behind the end of text
+  std::string more = read_file(fixture + "small.tiktoken") + "YWVpb3U= 657\n";  // after the end of text
   const Tokenizer larger = Tokenizer::load(write("larger", more));
   EXPECT_EQ(larger.vocab_size(), 658);
   EXPECT_TRUE(small.agrees_with(larger) && larger.agrees_with(small));
@@ -428,21 +412,21 @@ TEST_F(Vocabulary, AgreesWithOnesThatHaveMoreTokensButNoOthers) {
   EXPECT_FALSE(small.agrees_with(Tokenizer::bytes()));
 }
 
-TEST_F(Vocabulary, IdsThatStandForNothingDecodeToNothing) {
+TEST_F(Vocabulary, UnusedIdsDecodeToNoBytes) {
   const Tokenizer tokenizer = Tokenizer::load(changed("small.tiktoken", " 655\n", " 660\n"));
   EXPECT_EQ(tokenizer.vocab_size(), 661);
-  EXPECT_EQ(tokenizer.end_of_text(), 655);  // the first that is free
+  EXPECT_EQ(tokenizer.end_of_text(), 655);  // the first free id
   EXPECT_EQ(tokenizer.token(659), "");
 }
 
-TEST_F(Vocabulary, WhatIsNoVocabularyHasAMessageThatNamesFileAndFault) {
+TEST_F(Vocabulary, AnInvalidVocabularyIsAnErrorThatNamesTheFile) {
   EXPECT_ERROR(Tokenizer::load("/none/such"), "/none/such: cannot be read");
   EXPECT_ERROR(Tokenizer::load(folder), folder + ": has no tokenizer.json");
   EXPECT_ERROR(Tokenizer::load(write("text", "Just a text.\n")), "text: line 1 is not a token in base64");
   EXPECT_ERROR(Tokenizer::load(write("empty", "")), "empty: no token for the byte 0x00");
   EXPECT_ERROR(Tokenizer::load(write("cut", read_file(fixture + "small.tiktoken").substr(0, 700))), "cut: ");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "")), "small.tiktoken: no token for the byte 0x21");
-  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "IQ== 1\n")), "id 1 is there twice");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "IQ== 1\n")), "id 1 occurs twice");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "Ig== 0\n")), "the ids 0 and 1 are the same token");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 65536\n")), "id 65536: token shards hold ids below 65536");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 6x\n")), "line 656 is not a token");

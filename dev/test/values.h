@@ -1,4 +1,4 @@
-// What tests of operations and of the model make their tensors of, and compare them with.
+// Random values and comparisons for tests of operations and of the model.
 #pragma once
 #include <gtest/gtest.h>        // EXPECT_EQ
 #include <cmath>                // std::sqrt, NAN
@@ -19,13 +19,14 @@ std::vector<T> nans(int64_t n) {
   return std::vector<T>(size_t(n), T(NAN));
 }
 
-// What a floatX, a float or a double is.
+// A floatX, float or double as a double.
 inline double real(float x) { return double(x); }
 inline double real(double x) { return x; }
 
-// ||a - expected|| / ||expected||, or ||a|| where the expected values are all zero; NaN if a has one.
+// ||a - expected|| / ||expected||; where the expected values are all zero, ||a|| / norm_if_zero, which is infinite by default unless a is
+// zero as well. NaN if a has one.
 template <class A, class B>
-double relative_error(const A& a, const B& expected) {
+double relative_error(const A& a, const B& expected, double norm_if_zero = 0) {
   EXPECT_EQ(a.size(), expected.size());
   double difference = 0, norm = 0;
   for (size_t i = 0; i < expected.size(); i++) {
@@ -33,7 +34,8 @@ double relative_error(const A& a, const B& expected) {
     difference += d * d;
     norm += real(expected[i]) * real(expected[i]);
   }
-  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+  if (difference == 0) return 0;
+  return norm == 0 ? std::sqrt(difference) / norm_if_zero : std::sqrt(difference / norm);
 }
 
 template <class T>

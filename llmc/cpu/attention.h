@@ -1,35 +1,44 @@
 // Causal attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against blocks of
-// keys with an online softmax, so that memory is linear in T. k and v are read where they were projected, through the table.
+// keys with an online softmax, so that memory is linear in T. k and v are read where they were projected, and never copied.
+// Shapes and strides: llmc/attention_args.h; any head size and stride will do.
 //
-// Shapes: q, out and their gradients have row (b, t) of head i at `(b * T + t) * stride + i * HS`, k, v and theirs as KVHead
-// says. lse and delta are (B, NH, T): the log of the sum of the exponentials of a row's scaled scores, which is all that the
-// backward pass needs to rebuild its probabilities, and rowsum(dout * out).
+//   attention_forward:  out =, lse =
+//   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
 #pragma once
-#include <algorithm>               // std::max, std::min
-#include <cmath>                   // log, sqrt
-#include <cstring>                 // memcpy, memset
-#include <limits>                  // std::numeric_limits
-#include <vector>                  // std::vector
-#include "llmc/attention_table.h"  // AttentionTable, AttentionShape, KVHead
-#include "matmul.h"                // gemm
-#include "vec.h"                   // vec_exp
+#include <algorithm>              // std::max, std::min
+#include <cmath>                  // log, sqrt
+#include <cstring>                // memcpy, memset
+#include <limits>                 // std::numeric_limits
+#include <vector>                 // std::vector
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "matmul.h"               // gemm
+#include "vec.h"                  // vec_exp
 
-// Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside the k and v rows it meets, and
-// oneDNN's sgemm runs such tiles near its full rate (measured: 210 of 250 GFLOP/s).
+template <class Element>
+void check_kv_head(const KVHead<Element>&) {}  // any strides will do
+
+// Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and oneDNN's
+// sgemm runs such tiles near its full rate (measured: 210 of 250 GFLOP/s). Each thread keeps one or two tiles, 64 KB each,
+// whatever the model's size.
 constexpr int64_t query_block = 64, key_block = 256;
 
-// One block of queries [q0, q1) of one head: out =, lse =. The block does not cross a multiple of query_block, so that every
-// key block it meets holds at least one key of each of its rows.
-inline void attention_forward_block(float* out, int64_t out_stride, float* lse, const float* q, int64_t q_stride,
-                                    const float* k, const float* v, int64_t kv_stride, int64_t q0, int64_t q1, int64_t HS) {
+// out =, lse = of the query positions [q0, q1) of one head in sequence b. They do not cross a multiple of query_block, so that
+// each query sees at least one key of every key block.
+inline void attention_forward_block(const AttentionArgs<float>& a, int64_t b, int64_t head, int64_t q0, int64_t q1) {
   thread_local std::vector<float> scores(query_block * key_block);
   float row_max[query_block], row_sum[query_block];
-  const int64_t rows = q1 - q0;
+  const KVHead<float>& kv = a.kv_heads[a.kv_of_head[head]];
+  const float *k = kv.k + b * a.T * kv.stride, *v = kv.v + b * a.T * kv.stride;
+  const int64_t queries = a.T - a.first_query, first_row = b * queries + q0 - a.first_query, out_stride = a.NH * a.HS;
+  const float* q = a.q + first_row * a.q_stride + head * a.HS;
+  float* out = a.out + first_row * out_stride + head * a.HS;
+  float* lse = a.lse + (b * a.NH + head) * queries + q0 - a.first_query;
+  const int64_t rows = q1 - q0, HS = a.HS;
   const float scale = 1.0f / std::sqrt(float(HS));
   float* s = scores.data();
   for (int64_t k0 = 0; k0 < q1; k0 += key_block) {
     const int64_t keys = std::min(key_block, q1 - k0);
-    gemm('N', 'T', rows, keys, HS, scale, q, q_stride, k + k0 * kv_stride, kv_stride, 0.0f, s, key_block);
+    gemm('N', 'T', rows, keys, HS, scale, q, a.q_stride, k + k0 * kv.stride, kv.stride, 0.0f, s, key_block);
     for (int64_t r = 0; r < rows; r++) {
       float* p = s + r * key_block;
       float* o = out + r * out_stride;
@@ -53,8 +62,7 @@ inline void attention_forward_block(float* out, int64_t out_stride, float* lse, 
       row_max[r] = max;
       row_sum[r] = sum;
     }
-    gemm('N', 'N', rows, HS, keys, 1.0f, s, key_block, v + k0 * kv_stride, kv_stride, k0 == 0 ? 0.0f : 1.0f, out,
-         out_stride);
+    gemm('N', 'N', rows, HS, keys, 1.0f, s, key_block, v + k0 * kv.stride, kv.stride, k0 == 0 ? 0.0f : 1.0f, out, out_stride);
   }
   for (int64_t r = 0; r < rows; r++) {
     float* o = out + r * out_stride;
@@ -65,36 +73,43 @@ inline void attention_forward_block(float* out, int64_t out_stride, float* lse, 
   }
 }
 
-// out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =. Of the positions before a.first_query neither is touched. Threads
-// take blocks of queries; those with the most keys go first.
-inline void attention_forward(float* out, float* lse, const float* q, int64_t q_stride,
-                              const AttentionTable<float>& table, const AttentionShape& a) {
-  const int64_t out_stride = a.NH * a.HS;
+// out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =. A thread owns a block of queries of one head in one sequence; blocks
+// with the most keys are started first.
+inline void attention_forward(const AttentionArgs<float>& a) {
   const int64_t first_block = a.first_query / query_block, blocks = (a.T + query_block - 1) / query_block - first_block;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < blocks * a.B * a.NH; task++) {
     const int64_t block = first_block + blocks - 1 - task / (a.B * a.NH);
-    const int64_t b = task / a.NH % a.B, head = task % a.NH;
     const int64_t q0 = std::max(a.first_query, block * query_block), q1 = std::min(a.T, (block + 1) * query_block);
-    const KVHead<float>& view = table.views[size_t(table.kv_of_head[size_t(head)])];
-    attention_forward_block(out + (b * a.T + q0) * out_stride + head * a.HS, out_stride, lse + (b * a.NH + head) * a.T + q0,
-                            q + (b * a.T + q0) * q_stride + head * a.HS, q_stride, view.k + b * a.T * view.stride,
-                            view.v + b * a.T * view.stride, view.stride, q0, q1, a.HS);
+    attention_forward_block(a, task / a.NH % a.B, task % a.NH, q0, q1);
   }
 }
 
-// The backward of one head that reads one pair in one sequence: dq =, delta =, dk and dv +=. Pointers are to the sequence's
-// first row. With p = exp(s - lse): dv += p^T dout; dp = dout v^T; ds = p (dp - delta) / sqrt(HS); dq = ds k; dk += ds^T q.
-inline void attention_backward_head(float* dq, int64_t dq_stride, float* dk, float* dv, int64_t dkv_stride,
-                                    float* delta, const float* dout, const float* out, int64_t out_stride, const float* lse,
-                                    const float* q, int64_t q_stride, const float* k, const float* v, int64_t kv_stride,
-                                    int64_t T, int64_t HS) {
+// One row of a tile of scores, of which the first `visible` keys are not masked: p (visible) holds the scaled scores and becomes the
+// probabilities; ds (visible) holds dout v^T and becomes p (ds - delta) scale.
+inline void attention_score_gradients(float* p, float* ds, int64_t visible, float lse, float delta, float scale) {
+#pragma omp simd
+  for (int64_t j = 0; j < visible; j++) {
+    p[j] = vec_exp(p[j] - lse);
+    ds[j] = p[j] * (ds[j] - delta) * scale;
+  }
+}
+
+// One query head and its K/V head in sequence b: delta =, dq = or +=, dk and dv +=. With p = exp(s - lse): dv += p^T dout;
+// dp = dout v^T; ds = p (dp - delta) / sqrt(HS); dq += ds k; dk += ds^T q.
+inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, const KVHead<float>& kv, int64_t head) {
   thread_local std::vector<float> probabilities(query_block * key_block), dscores(query_block * key_block);
+  const int64_t T = a.T, HS = a.HS, first_row = b * T, column = head * HS, out_stride = a.NH * HS;
+  const float *q = a.q + first_row * a.q_stride + column, *dout = a.dout + first_row * out_stride + column;
+  const float *out = a.out + first_row * out_stride + column, *lse = a.lse + first_row * a.NH + head * T;
+  const float *k = kv.k + first_row * kv.stride, *v = kv.v + first_row * kv.stride;
+  float *dk = kv.dk + first_row * kv.dstride, *dv = kv.dv + first_row * kv.dstride;
+  float *dq = a.dq + first_row * a.dq_stride + column, *delta = a.delta + first_row * a.NH + head * T;
   const float scale = 1.0f / std::sqrt(float(HS));
   float *p = probabilities.data(), *ds = dscores.data();
   for (int64_t q0 = 0; q0 < T; q0 += query_block) {
     const int64_t q1 = std::min(T, q0 + query_block), rows = q1 - q0;
-    const float *q_rows = q + q0 * q_stride, *dout_rows = dout + q0 * out_stride, *out_rows = out + q0 * out_stride;
+    const float *q_rows = q + q0 * a.q_stride, *dout_rows = dout + q0 * out_stride, *out_rows = out + q0 * out_stride;
     for (int64_t r = 0; r < rows; r++) {
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -103,54 +118,37 @@ inline void attention_backward_head(float* dq, int64_t dq_stride, float* dk, flo
     }
     for (int64_t k0 = 0; k0 < q1; k0 += key_block) {
       const int64_t keys = std::min(key_block, q1 - k0);
-      const float *k_rows = k + k0 * kv_stride, *v_rows = v + k0 * kv_stride;
-      gemm('N', 'T', rows, keys, HS, scale, q_rows, q_stride, k_rows, kv_stride, 0.0f, p, key_block);
-      gemm('N', 'T', rows, keys, HS, 1.0f, dout_rows, out_stride, v_rows, kv_stride, 0.0f, ds, key_block);
+      const float *k_rows = k + k0 * kv.stride, *v_rows = v + k0 * kv.stride;
+      gemm('N', 'T', rows, keys, HS, scale, q_rows, a.q_stride, k_rows, kv.stride, 0.0f, p, key_block);
+      gemm('N', 'T', rows, keys, HS, 1.0f, dout_rows, out_stride, v_rows, kv.stride, 0.0f, ds, key_block);
       for (int64_t r = 0; r < rows; r++) {
-        float *pr = p + r * key_block, *dsr = ds + r * key_block;
+        float *p_row = p + r * key_block, *ds_row = ds + r * key_block;
         const int64_t visible = std::min(keys, q0 + r + 1 - k0);
-        const float row_lse = lse[q0 + r], row_delta = delta[q0 + r];
-#pragma omp simd
-        for (int64_t j = 0; j < visible; j++) {
-          pr[j] = vec_exp(pr[j] - row_lse);
-          dsr[j] = pr[j] * (dsr[j] - row_delta) * scale;
-        }
-        std::fill(pr + visible, pr + keys, 0.0f);
-        std::fill(dsr + visible, dsr + keys, 0.0f);
+        attention_score_gradients(p_row, ds_row, visible, lse[q0 + r], delta[q0 + r], scale);
+        std::fill(p_row + visible, p_row + keys, 0.0f);
+        std::fill(ds_row + visible, ds_row + keys, 0.0f);
       }
-      gemm('T', 'N', keys, HS, rows, 1.0f, p, key_block, dout_rows, out_stride, 1.0f, dv + k0 * dkv_stride, dkv_stride);
-      gemm('T', 'N', keys, HS, rows, 1.0f, ds, key_block, q_rows, q_stride, 1.0f, dk + k0 * dkv_stride, dkv_stride);
-      gemm('N', 'N', rows, HS, keys, 1.0f, ds, key_block, k_rows, kv_stride, k0 == 0 ? 0.0f : 1.0f, dq + q0 * dq_stride,
-           dq_stride);
+      gemm('T', 'N', keys, HS, rows, 1.0f, p, key_block, dout_rows, out_stride, 1.0f, dv + k0 * kv.dstride, kv.dstride);
+      gemm('T', 'N', keys, HS, rows, 1.0f, ds, key_block, q_rows, a.q_stride, 1.0f, dk + k0 * kv.dstride, kv.dstride);
+      gemm('N', 'N', rows, HS, keys, 1.0f, ds, key_block, k_rows, kv.stride, k0 > 0 || a.dq_accumulate ? 1.0f : 0.0f,
+           dq + q0 * a.dq_stride, a.dq_stride);
     }
   }
 }
 
-// dq =, delta =; dk, dv = or += as the table says. A thread owns a pair of a sequence with all heads that read it, so no two
-// threads write to the same place and the sums have one order.
-inline void attention_backward(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out,
-                               const float* lse, const float* q, int64_t q_stride, const AttentionTable<float>& table,
-                               const AttentionShape& a) {
-  const int64_t out_stride = a.NH * a.HS, num_views = int64_t(table.views.size());
+// delta =; dq, dk and dv = or += as the arguments say. A thread owns a K/V head of one sequence with all its query heads, so no
+// two threads write to the same address, and the order of the sums does not depend on the number of threads.
+inline void attention_backward(const AttentionArgs<float>& a) {
+  CHECK(a.first_query == 0);
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t task = 0; task < a.B * num_views; task++) {
-    const int64_t first_row = task / num_views * a.T;
-    const KVHead<float>& view = table.views[size_t(task % num_views)];
-    float *dk = view.dk + first_row * view.dstride, *dv = view.dv + first_row * view.dstride;
-    if (!view.accumulate) {
-      for (int64_t t = 0; t < a.T; t++) {
-        memset(dk + t * view.dstride, 0, size_t(a.HS) * sizeof(float));
-        memset(dv + t * view.dstride, 0, size_t(a.HS) * sizeof(float));
-      }
+  for (int64_t task = 0; task < a.B * a.num_kv_heads; task++) {
+    const int64_t b = task / a.num_kv_heads;
+    const KVHead<float>& kv = a.kv_heads[task % a.num_kv_heads];
+    for (int64_t row = b * a.T; row < (b + 1) * a.T && !kv.accumulate; row++) {
+      std::fill_n(kv.dk + row * kv.dstride, a.HS, 0.0f);
+      std::fill_n(kv.dv + row * kv.dstride, a.HS, 0.0f);
     }
-    for (int r = 0; r < view.num_query_heads; r++) {
-      const int64_t head = table.readers[size_t(view.first_query_head + r)], column = head * a.HS;
-      attention_backward_head(dq + first_row * dq_stride + column, dq_stride, dk, dv, view.dstride,
-                              delta + first_row * a.NH + head * a.T, dout + first_row * out_stride + column,
-                              out + first_row * out_stride + column, out_stride, lse + first_row * a.NH + head * a.T,
-                              q + first_row * q_stride + column, q_stride, view.k + first_row * view.stride,
-                              view.v + first_row * view.stride, view.stride, a.T, a.HS);
-    }
+    for (int r = 0; r < kv.num_query_heads; r++) attention_backward_head(a, b, kv, a.query_heads[kv.first_query_head + r]);
   }
 }
 

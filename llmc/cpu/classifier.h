@@ -12,8 +12,8 @@ inline void add_mean_loss(double* sum, const float* losses, int64_t count) {
   *sum += total / double(count);
 }
 
-// losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, ld) of which V columns are real. With
-// `write_gradient` the logits become their own gradient, (softmax(logits) - onehot(target)) * dloss, and 0 in the columns
+// losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, ld) of which the columns [0, V) are the
+// vocabulary. With `write_gradient` the logits become their gradient, (softmax(logits) - onehot(target)) * dloss, and 0 in the columns
 // [V, ld).
 inline void classifier(float* losses, float* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
                        bool write_gradient) {

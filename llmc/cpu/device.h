@@ -1,29 +1,30 @@
-// The memory that operations work on. Here it is the host's.
+// The memory that operations work on, here the host's: the functions of llmc/device_memory.h, and what copies, events and graphs are
+// where every operation is done when its call returns.
 #pragma once
-#include <sys/mman.h>          // mmap, madvise
-#include <unistd.h>            // sysconf
-#include <array>               // std::array
-#include <chrono>              // std::chrono::steady_clock
-#include <cstdio>              // fopen
-#include <cstring>             // memcpy, memset
-#include <initializer_list>    // std::initializer_list
-#include <string>              // std::string
-#include <utility>             // std::swap
-#include "llmc/utils/error.h"  // user_error
+#include <sys/mman.h>            // mmap, madvise
+#include <unistd.h>              // sysconf
+#include <algorithm>             // std::min
+#include <array>                 // std::array
+#include <chrono>                // std::chrono::steady_clock
+#include <cstdint>               // int64_t
+#include <cstring>               // memcpy, memset
+#include <initializer_list>      // std::initializer_list
+#include <utility>               // std::swap
+#include "llmc/device_memory.h"  // what is defined here
+#include "llmc/utils/error.h"    // user_error
+#include "llmc/utils/meminfo.h"  // meminfo_bytes
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 
 inline const char* device_name() { return "CPU"; }
 
-// What the program holds beside the arenas, in bytes.
 inline size_t device_workspace_bytes() { return 0; }
 
-// Zero-filled. Throws UserError if the system has no address space left.
 inline void* device_malloc(size_t bytes) {
   if (bytes == 0) return nullptr;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) user_error("out of memory: could not allocate %zu bytes", bytes);
-  madvise(p, bytes, MADV_HUGEPAGE);  // fewer page faults and TLB misses; only advice, so its result does not matter
+  madvise(p, bytes, MADV_HUGEPAGE);  // fewer page faults and TLB misses; advice, which may fail
   return p;
 }
 
@@ -35,13 +36,13 @@ inline void device_memset(void* p, int value, size_t bytes) {
   const int64_t block = 1 << 20;
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < int64_t(bytes); i += block)
-    memset(static_cast<char*>(p) + i, value, size_t(std::min<int64_t>(block, int64_t(bytes) - i)));
+    memset(static_cast<char*>(p) + i, value, std::min(block, int64_t(bytes) - i));
 }
 
 inline void copy_to_device(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
 inline void copy_to_host(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
 
-// `size` elements of host memory that the device could read by itself: here any memory is.
+// `size` elements of host memory. On a GPU they are pinned, so that copies run beside computation; here they are like any other.
 template <class T>
 struct PinnedBuffer {
   T* data = nullptr;
@@ -58,23 +59,23 @@ struct PinnedBuffer {
   ~PinnedBuffer() { device_free(data, size * sizeof(T)); }
 };
 
-// Tokens to upload: `device` (count) = `host`. Nothing computes meanwhile, so they need no slots to lie in until their turn.
+// Tokens to upload: `device` (count) = `host`. No operation runs during a copy, so there are no staging buffers.
 constexpr int num_staging_buffers = 0;
 struct Upload {
   int* device;
-  std::array<int*, num_staging_buffers> slots;
+  std::array<int*, num_staging_buffers> staging;
   const int* host;
   size_t count;
 };
 
-// Operations that are called from here on find `uploads` on the device.
+// Copies the uploads; operations that are called from here on read them.
 inline void upload(std::initializer_list<Upload> uploads) {
   for (const Upload& u : uploads) copy_to_device(u.device, u.host, u.count * sizeof(int));
 }
 
-inline void uploads_wait_for_compute() {}  // until the operations before are done: they are
+inline void uploads_wait_for_compute() {}  // every operation is done when its call returns
 
-// Work that is queued again and again with the same arguments (Key...) on the same memory. Here it is done at once.
+// Work that is queued repeatedly with the same arguments (Key...) on the same memory. On a GPU it becomes a CUDA graph; here it is eager.
 template <class... Key>
 struct CudaGraph {
   template <class Enqueue>
@@ -83,7 +84,7 @@ struct CudaGraph {
   }
 };
 
-// A moment: when the operations that were called before record() are done, which is then.
+// The time at which the operations called before record() are done: the time of record() itself.
 struct GpuEvent {
   std::chrono::steady_clock::time_point time;
   void record() { time = std::chrono::steady_clock::now(); }
@@ -92,14 +93,8 @@ struct GpuEvent {
 
 constexpr bool device_memory_is_host_memory = true;
 
-// What could be allocated now, in bytes: the kernel's estimate of memory available without swapping.
+// The kernel's estimate of memory that is available without swapping.
 inline size_t device_memory_available() {
-  size_t kib = 0;
-  if (FILE* file = fopen("/proc/meminfo", "r")) {
-    char line[256];
-    while (fgets(line, sizeof line, file))
-      if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
-    fclose(file);
-  }
-  return kib != 0 ? kib * 1024 : size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  const size_t available = meminfo_bytes("MemAvailable");
+  return available != 0 ? available : size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
 }

@@ -15,8 +15,8 @@ inline void gelu_forward(float* out, const float* inp, int64_t n) {
 }
 
 // d (n) *= gelu'(inp (n)), in place. With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u),
-// which loses no digits where s is near 1. Beyond +-9 gelu' is 0 or 1 to within 1e-26, and e would soon overflow: x stays
-// within. (A NaN is on neither side, and remains.)
+// which loses no digits where s is near 1. Beyond +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is
+// clamped. (Comparisons with NaN are false: it remains NaN.)
 inline void gelu_backward(float* d, const float* inp, int64_t n) {
 #pragma omp parallel for simd schedule(static)
   for (int64_t i = 0; i < n; i++) {

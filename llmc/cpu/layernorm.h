@@ -1,9 +1,12 @@
 // LayerNorm over the channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps).
+//
+//   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
+//   residual_layernorm_forward: residual (N, C) = a + b; out, mean, rstd = the LayerNorm of residual
+//   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 #pragma once
-#include <algorithm>  // std::min
+#include <algorithm>  // std::fill_n, std::min
 #include <cmath>      // sqrt
 #include <cstdint>    // int64_t
-#include <vector>     // std::vector
 
 // One row: out (C) =, mean and rstd =.
 inline void layernorm_row(float* out, float* mean, float* rstd, const float* x, const float* weight, const float* bias,
@@ -47,18 +50,25 @@ inline void residual_layernorm_forward(float* residual, float* out, float* mean,
   }
 }
 
+// Rows whose share of dweight and dbias is summed by itself in the backward pass, whatever the number of threads.
+constexpr int64_t layernorm_block_rows = 64;
+inline int64_t layernorm_blocks(int64_t N) { return (N + layernorm_block_rows - 1) / layernorm_block_rows; }
+
+// How many floats of scratch layernorm_backward needs: (blocks, 2, C), dweight and dbias of each block of rows.
+inline int64_t layernorm_backward_scratch(int64_t N, int64_t C) { return layernorm_blocks(N) * 2 * C; }
+
 // dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). With xhat = (inp - mean) rstd and g = dout * weight:
-// dinp = rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums over rows go through partial sums of fixed blocks of rows,
-// so that the result does not depend on the number of threads.
+// dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums over rows go through partial sums of fixed blocks of rows,
+// so that the result does not depend on the number of threads. scratch: layernorm_backward_scratch(N, C) floats, overwritten.
 inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                               const float* mean, const float* rstd, const float* weight, int64_t N, int64_t C) {
-  const int64_t rows = 64, blocks = (N + rows - 1) / rows;
-  static std::vector<float> partial;  // (blocks, 2, C): dweight and dbias of each block
-  partial.assign(size_t(blocks * 2 * C), 0.0f);
+                               const float* mean, const float* rstd, const float* weight, float* scratch, int64_t N,
+                               int64_t C) {
+  const int64_t rows = layernorm_block_rows, blocks = layernorm_blocks(N);
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < blocks; block++) {
-    float* dw = partial.data() + block * 2 * C;
+    float* dw = scratch + block * 2 * C;
     float* db = dw + C;
+    std::fill_n(dw, 2 * C, 0.0f);
     for (int64_t n = block * rows; n < std::min(N, (block + 1) * rows); n++) {
       const float *d = dout + n * C, *x = inp + n * C;
       const float m = mean[n], s = rstd[n];
@@ -83,7 +93,7 @@ inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const 
 #pragma omp parallel for schedule(static)
   for (int64_t first = 0; first < C; first += width) {
     for (int64_t block = 0; block < blocks; block++) {
-      const float* dw = partial.data() + block * 2 * C;
+      const float* dw = scratch + block * 2 * C;
       for (int64_t i = first; i < std::min(C, first + width); i++) {
         dweight[i] += dw[i];
         if (dbias != nullptr) dbias[i] += dw[C + i];

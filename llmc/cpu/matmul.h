@@ -1,4 +1,7 @@
 // Linear layers on oneDNN's sgemm. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias.
+//
+//   matmul_forward, matmul_gelu_forward:   out (N, OC) =, pre_gelu (N, OC) =
+//   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
 #pragma once
 #include <dnnl.h>              // dnnl_sgemm
 #include <algorithm>           // std::min
@@ -15,13 +18,13 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float al
   CHECK(dnnl_sgemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
 }
 
-// c (m, n) = op(a) op(b), or c += .
+// c (m, n) = op(a) op(b), or c += with `accumulate`.
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b,
                  int64_t ldb, bool accumulate, float* c, int64_t ldc) {
   gemm(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
 }
 
-// oneDNN's sgemm has no other precision than fp32's.
+// Throws UserError: oneDNN's sgemm computes in fp32 only.
 inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF32"); }
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
@@ -71,10 +74,10 @@ inline void matmul_gelu_backward(float* dinp, float* dweight, float* dbias, cons
   gelu_backward(dinp, pre_gelu, N * C);
 }
 
-// The rate of a square matmul that is large enough to show the machine's best, in FLOP/s: the best of `seconds` seconds of
-// runs. It is the ceiling that a step's speed is compared with.
+// The rate of a square matmul that is large enough for the machine's highest rate, in FLOP/s: the best of `seconds` seconds of
+// runs. A step's speed is reported as a share of it. Takes 3 n^2 floats while it runs, before training.
 inline double gemm_peak(double seconds, int64_t n = 1024) {
-  std::vector<float> a(size_t(n * n), 0.5f), b(size_t(n * n), 0.25f), c(size_t(n * n));
+  std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f), c(n * n);
   const double start = seconds_now();
   double best = 1e30;
   for (int i = 0; i < 3 || seconds_now() - start < seconds; i++) {

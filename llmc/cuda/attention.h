@@ -1,57 +1,59 @@
-// Causal attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): a block keeps a tile of rows and lets tiles of
-// columns pass by. Every head reads the k and v that the table points it to, where they were projected: its own layer's and
-// those that it borrows, in one launch.
+// Causal attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): a block keeps a tile of rows and loops over tiles
+// of columns. One launch serves all heads of a layer, those with K/V from another layer too: each reads k and v where they were
+// projected.
 //
 //   forward    s = q k^T / sqrt(HS), masked to key <= query;  lse = log sum exp(s);  p = exp(s - lse);  out = p v
 //   backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
 //              dq = ds k / sqrt(HS);  dk = ds^T q / sqrt(HS);  dv = p^T dout
 //
-// Shapes: q, out and their gradients have row (b, t) of head i at `(b * T + t) * stride + i * HS`, k, v and theirs as KVHead
-// says. lse and delta are (B, NH, T). Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most
-// 128.
+//   attention_forward:  out =, lse =
+//   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
+//
+// Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most 128.
 //
 // The kernels are those of floatX: on tensor cores in bf16, with FMAs in fp32. The results' bits are always the same in both.
 #pragma once
-#include <climits>                 // INT_MAX
-#include "llmc/attention_table.h"  // AttentionTable, AttentionShape, KVHead
-#include "llmc/utils/error.h"      // CHECK
-#include "device.h"                // gpu
-#include "launch.h"                // launch
-#include "vec.h"                   // ceil_div
+#include <climits>                // INT_MAX
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "llmc/utils/error.h"     // CHECK
+#include "device.h"               // gpu
+#include "launch.h"               // launch
+#include "vec.h"                  // ceil_div
 #ifdef PRECISION_BF16
 #include "attention_bf16.h"  // launch_attention_forward, launch_attention_backward
 #else
 #include "attention_fp32.h"  // the same
 #endif
 
-inline void check_attention(const AttentionTable<floatX>& table, const AttentionShape& a, int64_t q_stride) {
-  CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && q_stride % 8 == 0);
-  CHECK(0 < a.T && a.T <= INT_MAX - 128 && a.first_query < a.T && (a.first_query == 0 || a.B == 1));
+template <class Element>
+void check_kv_head(const KVHead<Element>& kv_head) {
+  CHECK(kv_head.stride % 8 == 0 && kv_head.dstride % 8 == 0);
+}
+
+inline void check_attention(const AttentionArgs<floatX>& a) {
+  CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
+  CHECK(0 < a.T && a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
   CHECK(a.B <= 65535 && a.NH <= 65535 && ceil_div(a.T, 32) <= 65535);  // a grid's y and z are as large as that
-  CHECK(int64_t(table.readers.size()) == a.NH);
-  for (const KVHead<floatX>& view : table.views) CHECK(view.stride % 8 == 0 && view.dstride % 8 == 0);
 }
 
-// out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =. Of the positions before a.first_query neither is touched.
-inline void attention_forward(floatX* out, float* lse, const floatX* q, int64_t q_stride,
-                              const AttentionTable<floatX>& table, const AttentionShape& a) {
-  check_attention(table, a, q_stride);
-  launch_attention_forward(out, lse, q, q_stride, table, a);
+// out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =.
+inline void attention_forward(const AttentionArgs<floatX>& a) {
+  check_attention(a);
+  launch_attention_forward(a);
 }
 
-// dq =, delta =; dk, dv = or += as the table says.
-inline void attention_backward(floatX* dq, int64_t dq_stride, float* delta, const floatX* dout, const floatX* out,
-                               const float* lse, const floatX* q, int64_t q_stride, const AttentionTable<floatX>& table,
-                               const AttentionShape& a) {
-  check_attention(table, a, q_stride);
-  CHECK(dq_stride % 8 == 0 && a.first_query == 0);
-  launch_attention_backward(dq, dq_stride, delta, dout, out, lse, q, q_stride, table, a);
+// delta =; dq, dk and dv = or += as the arguments say.
+inline void attention_backward(const AttentionArgs<floatX>& a) {
+  check_attention(a);
+  CHECK(a.dq_stride % 8 == 0 && a.first_query == 0);
+  launch_attention_backward(a);
 }
 
 // ----------------------------------------------------------------------------
-// Rows from one place to another
+// Copies of rows
 
-// dst = src, or zeros if src is null. A block owns blockDim.y rows; neighbouring threads copy neighbouring 16 bytes.
+// dst = src, or zeros if src is null. A block owns blockDim.y rows, threads with the same threadIdx.y one of them, and neighbouring
+// threads copy neighbouring 16 bytes, so that a warp's accesses are coalesced.
 static __global__ void copy_rows_kernel(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows,
                                         int pieces) {
   const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;

@@ -1,21 +1,22 @@
-// Attention in fp32, with plain FMAs: for exact checks, and for whoever trains in fp32. Formulas, shapes and limits are in attention.h.
+// Attention in fp32, with plain FMAs: for exact checks, and for training in fp32. Formulas, shapes, limits and which gradients are = or +=
+// are in attention.h.
 //
-// No sum depends on the order in which blocks run, and no two blocks write to the same place, so the results' bits are always the
-// same. The backward pass is two kernels, each of which computes the scores for itself: seven matmuls instead of five, but
-// neither needs atomics nor a buffer.
+// No sum depends on the order in which blocks run, and no two blocks write to the same address, so the results' bits are always the
+// same. The backward pass is two kernels, each of which computes the scores itself: seven matmuls instead of five, but neither
+// atomics nor a buffer.
 #pragma once
-#include <cmath>                   // sqrt
-#include "llmc/attention_table.h"  // AttentionTable, AttentionShape, KVHead
-#include "device.h"                // gpu
-#include "launch.h"                // launch, shared_memory
-#include "vec.h"                   // load8, store8, warp_sum, warp_max
+#include <cmath>                  // sqrt
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "device.h"               // gpu
+#include "launch.h"               // launch, shared_memory
+#include "vec.h"                  // load8, store8, warp_sum, warp_max
 
 // ----------------------------------------------------------------------------
-// The vocabulary of the kernels below
+// Tiles and products
 //
 // A tile is rows of up to 64 G channels as floats in shared memory, G = 1 or 2, at a stride that is known to the compiler. A
-// half-warp owns four rows of the block's tile, so a warp owns eight; what it computes for them it alone reads again, and
-// only passing tiles need the whole block to wait. In a product, a thread owns of its half-warp's four rows
+// half-warp owns four rows of the block's tile, so a warp owns eight. Only it reads what it computes for them, so that the block
+// has barriers only when it loads tiles. In a product, a thread owns of its half-warp's four rows
 //
 //   scores (4 x columns):    the columns lane, lane + 16, ...
 //   results (4 x 64 G):      the channels 4 lane .. 4 lane + 3, and with G = 2 the same plus 64
@@ -26,10 +27,10 @@
 constexpr int half_warp = warp_size / 2, rows_per_thread = 4;
 constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
 
-// 16 bytes more than the channels: eight lanes that read a vector each in consecutive rows meet all 32 banks once.
+// 16 bytes more than the channels: eight lanes that each read a vector of consecutive rows access all 32 banks once.
 template <int G>
 constexpr int tile_stride = 64 * G + 4;
-// Likewise for a tile of probabilities; here it keeps the two half-warps on different banks.
+// Likewise for a tile of probabilities, where the gap puts the two half-warps on different banks.
 template <int Columns>
 constexpr int scores_stride = Columns + 4;
 
@@ -37,7 +38,7 @@ struct Thread {
   int lane;  // in its half-warp
   int row;   // the first of its rows in the block's tile
 
-  // Of HS channels those that the thread multiplies: none if its rows lie past the end.
+  // How many channels the thread multiplies: none if its rows are past the end.
   __device__ int channels(int HS, int first_row, int end) const { return first_row + row < end ? HS : 0; }
 };
 __device__ inline Thread this_thread() {
@@ -54,7 +55,7 @@ __device__ inline void store4(float* p, const float (&x)[4]) {
 }
 
 // tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end` on,
-// which are not read. By the whole block: neighbouring threads load neighbouring groups of eight channels.
+// which are not read. Called by the whole block: neighbouring threads load neighbouring groups of eight channels.
 template <int G, int Rows, int Threads>
 __device__ inline void load_tile(float* tile, const float* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = 64 * G / 8, rows_at_once = Threads / threads_per_row;
@@ -70,8 +71,9 @@ __device__ inline void load_tile(float* tile, const float* src, int64_t stride, 
   }
 }
 
-// s (4 x columns) = a b^T over HS channels. `a` is at the thread's first row, `b` at the tile's first. Here and in
-// mul_add_AB a step is 64 FMAs; longer ones would cost the registers of a block that hides the loads just as well.
+// s (4 x columns) = a b^T over HS channels. `a` points to the thread's first row, `b` to the tile's first. Here and in mul_add_AB
+// a step of the loop is 64 FMAs. Longer steps would take more registers, and fewer blocks, which hide the latency of the loads,
+// would fit on a multiprocessor.
 template <int G, int N>
 __device__ inline void mul_ABt(float (&s)[rows_per_thread][N], const float* a, const float* b, int HS) {
   b += int(threadIdx.x) % half_warp * tile_stride<G>;
@@ -88,8 +90,8 @@ __device__ inline void mul_ABt(float (&s)[rows_per_thread][N], const float* a, c
   }
 }
 
-// acc (4 x 64 G) += p b with p (4 x columns) at the thread's first row. Nothing for a thread without channels; of one that has a
-// first group of them but no second, that one computes with the head's last four, and store_rows forgets it.
+// acc (4 x 64 G) += p b with p (4 x columns) at the thread's first row. A thread without channels does nothing. A thread with a first
+// group of channels but no second computes the second from the head's last four channels, and store_rows drops it.
 template <int G, int Columns>
 __device__ inline void mul_add_AB(float (&acc)[rows_per_thread][G][4], const float* p, const float* b, int HS, int columns) {
   int channel[G];
@@ -123,8 +125,7 @@ __device__ inline void hide_keys_after_columns(float (&s)[rows_per_thread][N], i
       if (key + i > query + j * half_warp) s[i][j] = -INFINITY;
 }
 
-// Hands scores to the other lanes of the half-warp, in the layout that mul_add_AB reads; they may do so after a
-// __syncwarp().
+// Stores scores for the other lanes of the half-warp, in the layout that mul_add_AB reads, which it may do after a __syncwarp().
 template <int Columns, int N>
 __device__ inline void store_scores(float* p, const float (&s)[rows_per_thread][N]) {
   static_assert(N * half_warp == Columns, "a half-warp owns whole rows");
@@ -139,8 +140,8 @@ __device__ inline void scale_row(float (&row)[G][4], float factor) {
     for (float& x : vector) x *= factor;
 }
 
-// The thread's rows of dst, from `first` on, = or += acc: those before `end`, and the channels that the head has. dst is at
-// the sequence's row 0.
+// The thread's rows of dst, from `first` on, = or += acc: those before `end`, and the channels below HS. dst points to the sequence's
+// row 0.
 template <int G>
 __device__ inline void store_rows(float* dst, int64_t stride, int first, int end, int HS, bool accumulate,
                                   const float (&acc)[rows_per_thread][G][4]) {
@@ -166,18 +167,18 @@ struct ForwardTiles {
   static constexpr int floats = (queries + 2 * keys) * tile_stride<G> + queries * scores_stride<keys>;  // 70 and 77 KB
 };
 
-// out =, lse =. A block owns 64 queries of one head in one sequence; those with the most keys are started first. A warp owns
-// eight queries: their maximum, their sum and their row of out stay in registers while the tiles of keys pass, in the
-// layouts above. Each lane sums the probabilities that it computed; the sixteen sums of a row meet at the end.
+// out =, lse =. A block owns 64 queries of one head in one sequence; blocks with the most keys are started first. A warp owns eight
+// queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in registers over the whole loop over
+// keys, so memory is read once per tile and written once. Each lane sums the probabilities that it computed; the sixteen sums of a
+// row are added at the end.
 template <int G>
 __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blocks_per_sm)
-attention_forward_kernel(float* out, float* lse, const float* q, int64_t q_stride, const KVHead<float>* views,
-                         const int* kv_of_head, AttentionShape a, float scale) {
+attention_forward_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = ForwardTiles<G>;
-  const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
-  const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVHead<float> view = views[kv_of_head[head]];
-  const float *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
+  const int HS = int(a.HS), head = int(blockIdx.y), first_query = int(a.first_query), queries = int(a.T) - first_query;
+  const KVHead<float> kv = a.kv_heads[a.kv_of_head[head]];
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * queries;
+  const float *k = kv.k + first_key_row * kv.stride, *v = kv.v + first_key_row * kv.stride;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
@@ -185,18 +186,20 @@ attention_forward_kernel(float* out, float* lse, const float* q, int64_t q_strid
   const Thread thread = this_thread();
   float* p = v_tile + Tiles::keys * tile_stride<G> + thread.row * scores_stride<Tiles::keys>;
 
-  const int q0 = int(a.first_query) + int(gridDim.x - 1 - blockIdx.x) * Tiles::queries, query = q0 + thread.row;
-  const int end = min(T, q0 + Tiles::queries);  // of the queries, and of the keys that they see
+  // The block's queries are the rows [first, first + Tiles::queries) of q and out; q0, `query` and `end` are positions: of the block's
+  // and of the thread's first query, and after the block's last query, which is also the end of the keys that they see.
+  const int first = int(gridDim.x - 1 - blockIdx.x) * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
+  const int end = first_query + min(queries, first + Tiles::queries);
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, q + first_row * q_stride + head * a.HS, q_stride, q0, end, HS);
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, first, queries, HS);
 
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
   for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
   for (int k0 = 0; k0 < end; k0 += Tiles::keys) {
-    __syncthreads();  // the tiles before these have been read
-    load_tile<G, Tiles::keys, Tiles::threads>(k_tile, k, view.stride, k0, end, HS);
-    load_tile<G, Tiles::keys, Tiles::threads>(v_tile, v, view.stride, k0, end, HS);
+    __syncthreads();  // all warps have read the tiles before these
+    load_tile<G, Tiles::keys, Tiles::threads>(k_tile, k, kv.stride, k0, end, HS);
+    load_tile<G, Tiles::keys, Tiles::threads>(v_tile, v, kv.stride, k0, end, HS);
     __syncthreads();
 
     float s[rows_per_thread][Tiles::keys / half_warp];
@@ -225,16 +228,16 @@ attention_forward_kernel(float* out, float* lse, const float* q, int64_t q_strid
     row_sum[i] = warp_sum<half_warp>(row_sum[i]);
     scale_row(acc[i], 1.0f / row_sum[i]);
     if (thread.lane == 0 && query + i < end)
-      lse[first_row * a.NH + head * a.T + query + i] = row_max[i] * scale + logf(row_sum[i]);
+      a.lse[(blockIdx.z * a.NH + head) * queries + query - first_query + i] = row_max[i] * scale + logf(row_sum[i]);
   }
-  store_rows<G>(out + first_row * out_stride + head * a.HS, out_stride, query, end, HS, /*accumulate=*/false, acc);
+  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, a.NH * a.HS, query - first_query, end - first_query, HS,
+                /*accumulate=*/false, acc);
 }
 
 // ----------------------------------------------------------------------------
 // Backward
 
-// Smaller than the forward's for heads beyond 64 channels, because four tiles must fit: then there are 32 rows and half as
-// many warps.
+// For heads of more than 64 channels smaller than the forward pass's, because four tiles must fit: 32 rows and half as many warps.
 template <int G>
 struct BackwardTiles {
   static constexpr int rows = 64 / G, columns = 64 / G, threads = rows / rows_per_thread * half_warp;
@@ -245,22 +248,20 @@ struct BackwardTiles {
 // exp(s * scale - lse) for raw scores; 0 where s is -inf or lse is +inf.
 __device__ inline float probability(float s, float scale, float lse) { return exp2f((s * scale - lse) * log2_e); }
 
-// dq =, delta =. A block owns a tile of queries of one head in one sequence, the longest first, and keeps q and dout while
-// the tiles of k and v pass. A warp owns eight queries and their row of dq; first it sums their delta, straight from memory.
+// delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, those with the most keys first, and keeps their q and
+// dout in shared memory over the loop over k and v. A warp owns eight queries, a thread the elements of the layouts above; dq stays in
+// registers and is written once. delta is summed first, straight from memory.
 template <int G>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
-attention_dq_kernel(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out, const float* lse,
-                    const float* q, int64_t q_stride, const KVHead<float>* views, const int* kv_of_head, AttentionShape a,
-                    float scale) {
+attention_dq_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVHead<float> view = views[kv_of_head[head]];
-  const float *k = view.k + first_row * view.stride, *v = view.v + first_row * view.stride;
-  dout += first_row * out_stride + head * a.HS;
-  out += first_row * out_stride + head * a.HS;
-  lse += first_row * a.NH + head * a.T;
-  delta += first_row * a.NH + head * a.T;
+  const KVHead<float> kv = a.kv_heads[a.kv_of_head[head]];
+  const float *k = kv.k + first_row * kv.stride, *v = kv.v + first_row * kv.stride;
+  const float *dout = a.dout + first_row * out_stride + head * a.HS, *out = a.out + first_row * out_stride + head * a.HS;
+  const float* lse = a.lse + first_row * a.NH + head * a.T;
+  float* delta = a.delta + first_row * a.NH + head * a.T;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* dout_tile = q_tile + Tiles::rows * tile_stride<G>;
@@ -271,7 +272,7 @@ attention_dq_kernel(float* dq, int64_t dq_stride, float* delta, const float* dou
 
   const int q0 = int(gridDim.x - 1 - blockIdx.x) * Tiles::rows, query = q0 + thread.row, end = min(T, q0 + Tiles::rows);
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, q + first_row * q_stride + head * a.HS, q_stride, q0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, end, HS);
   load_tile<G, Tiles::rows, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
 
   float row_lse[rows_per_thread], row_delta[rows_per_thread], acc[rows_per_thread][G][4] = {};
@@ -292,9 +293,9 @@ attention_dq_kernel(float* dq, int64_t dq_stride, float* delta, const float* dou
   }
 
   for (int k0 = 0; k0 < end; k0 += Tiles::columns) {
-    __syncthreads();  // the tiles before these have been read
-    load_tile<G, Tiles::columns, Tiles::threads>(k_tile, k, view.stride, k0, end, HS);
-    load_tile<G, Tiles::columns, Tiles::threads>(v_tile, v, view.stride, k0, end, HS);
+    __syncthreads();  // all warps have read the tiles before these
+    load_tile<G, Tiles::columns, Tiles::threads>(k_tile, k, kv.stride, k0, end, HS);
+    load_tile<G, Tiles::columns, Tiles::threads>(v_tile, v, kv.stride, k0, end, HS);
     __syncthreads();
 
     float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
@@ -309,20 +310,19 @@ attention_dq_kernel(float* dq, int64_t dq_stride, float* delta, const float* dou
     mul_add_AB<G, Tiles::columns>(acc, p, k_tile, channels, min(Tiles::columns, end - k0));
   }
   for (auto& row : acc) scale_row(row, scale);
-  store_rows<G>(dq + first_row * dq_stride + head * a.HS, dq_stride, query, end, HS, /*accumulate=*/false, acc);
+  store_rows<G>(a.dq + first_row * a.dq_stride + head * a.HS, a.dq_stride, query, end, HS, a.dq_accumulate, acc);
 }
 
-// dk, dv = or +=. A block owns a tile of keys of one pair in one sequence and keeps k and v while q and dout pass: of every
-// head that reads the pair, the tiles of queries from its own keys on. The mirror of the kernel above: a warp owns eight
-// keys and their rows of dk and dv, and has of the transposed scores what these rows need.
+// dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence and keeps their k and v in shared memory over the loop over
+// q and dout: of every query head of the K/V head, the tiles of queries from the block's first key on. A warp owns eight keys, a
+// thread the elements of the layouts above, of the transposed scores too; dk and dv stay in registers and are written once.
 template <int G>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
-attention_dkdv_kernel(const float* dout, const float* lse, const float* delta, const float* q, int64_t q_stride,
-                      const KVHead<float>* views, const int* readers, AttentionShape a, float scale) {
+attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
   const int T = int(a.T), HS = int(a.HS);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVHead<float> view = views[blockIdx.y];
+  const KVHead<float> kv = a.kv_heads[blockIdx.y];
 
   float* k_tile = reinterpret_cast<float*>(shared_memory);
   float* v_tile = k_tile + Tiles::rows * tile_stride<G>;
@@ -333,19 +333,19 @@ attention_dkdv_kernel(const float* dout, const float* lse, const float* delta, c
 
   const int k0 = int(blockIdx.x) * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
   const int channels = thread.channels(HS, k0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, view.k + first_row * view.stride, view.stride, k0, end, HS);
-  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, view.v + first_row * view.stride, view.stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.stride, kv.stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * kv.stride, kv.stride, k0, end, HS);
 
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
-  for (int reader = 0; reader < view.num_query_heads; reader++) {
-    const int head = readers[view.first_query_head + reader];
-    const float* head_q = q + first_row * q_stride + head * a.HS;
-    const float* head_dout = dout + first_row * out_stride + head * a.HS;
+  for (int n = 0; n < kv.num_query_heads; n++) {
+    const int head = a.query_heads[kv.first_query_head + n];
+    const float* head_q = a.q + first_row * a.q_stride + head * a.HS;
+    const float* head_dout = a.dout + first_row * out_stride + head * a.HS;
     const int64_t first_lse = first_row * a.NH + head * a.T;
     for (int q0 = k0; q0 < T; q0 += Tiles::columns) {
       const int columns = min(Tiles::columns, T - q0);
-      __syncthreads();  // the tiles before these have been read
-      load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, q_stride, q0, T, HS);
+      __syncthreads();  // all warps have read the tiles before these
+      load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, a.q_stride, q0, T, HS);
       load_tile<G, Tiles::columns, Tiles::threads>(dout_tile, head_dout, out_stride, q0, T, HS);
       __syncthreads();
 
@@ -355,8 +355,8 @@ attention_dkdv_kernel(const float* dout, const float* lse, const float* delta, c
       if (k0 + Tiles::rows > q0 + 1) hide_keys_after_columns(s, q0 + thread.lane, key);
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
         const int query = q0 + thread.lane + j * half_warp;
-        const float column_lse = query < T ? lse[first_lse + query] : INFINITY;  // no probability beyond the end
-        const float column_delta = query < T ? delta[first_lse + query] : 0.0f;
+        const float column_lse = query < T ? a.lse[first_lse + query] : INFINITY;  // p is 0 from T on
+        const float column_delta = query < T ? a.delta[first_lse + query] : 0.0f;
         for (int i = 0; i < rows_per_thread; i++) {
           s[i][j] = probability(s[i][j], scale, column_lse);
           dp[i][j] = s[i][j] * (dp[i][j] - column_delta);  // ds
@@ -365,52 +365,47 @@ attention_dkdv_kernel(const float* dout, const float* lse, const float* delta, c
       store_scores<Tiles::columns>(p, s);
       __syncwarp();
       mul_add_AB<G, Tiles::columns>(dv, p, dout_tile, channels, columns);
-      __syncwarp();  // p has been read, and its place is free for ds
+      __syncwarp();  // all lanes have read p, and ds may overwrite it
       store_scores<Tiles::columns>(p, dp);
       __syncwarp();
       mul_add_AB<G, Tiles::columns>(dk, p, q_tile, channels, columns);
     }
   }
   for (auto& row : dk) scale_row(row, scale);
-  store_rows<G>(view.dk + first_row * view.dstride, view.dstride, key, end, HS, view.accumulate, dk);
-  store_rows<G>(view.dv + first_row * view.dstride, view.dstride, key, end, HS, view.accumulate, dv);
+  store_rows<G>(kv.dk + first_row * kv.dstride, kv.dstride, key, end, HS, kv.accumulate, dk);
+  store_rows<G>(kv.dv + first_row * kv.dstride, kv.dstride, key, end, HS, kv.accumulate, dv);
 }
 
 // ----------------------------------------------------------------------------
 // Launchers
 
-template <int G>
-void launch_forward(float* out, float* lse, const float* q, int64_t q_stride,
-                              const AttentionTable<float>& table, const AttentionShape& a) {
-  using Tiles = ForwardTiles<G>;
-  const dim3 grid(unsigned(ceil_div(a.T - a.first_query, Tiles::queries)), unsigned(a.NH), unsigned(a.B));
-  launch(attention_forward_kernel<G>, grid, Tiles::threads, Tiles::floats * sizeof(float), gpu().stream, out, lse, q,
-         q_stride, table.device_kv_heads.data, table.device_kv_of_head.data, a, float(1 / sqrt(double(a.HS))));
+inline dim3 attention_grid(int64_t rows, int64_t tile_rows, int64_t heads, int64_t sequences) {
+  return dim3(unsigned(ceil_div(rows, tile_rows)), unsigned(heads), unsigned(sequences));
 }
 
 template <int G>
-void launch_backward(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out,
-                               const float* lse, const float* q, int64_t q_stride, const AttentionTable<float>& table,
-                               const AttentionShape& a) {
+void launch_forward(const AttentionArgs<float>& a) {
+  using Tiles = ForwardTiles<G>;
+  launch(attention_forward_kernel<G>, attention_grid(a.T - a.first_query, Tiles::queries, a.NH, a.B), Tiles::threads,
+         Tiles::floats * sizeof(float), gpu().stream, a, float(1 / sqrt(double(a.HS))));
+}
+
+template <int G>
+void launch_backward(const AttentionArgs<float>& a) {
   using Tiles = BackwardTiles<G>;
   const float scale = float(1 / sqrt(double(a.HS)));
   const size_t shared_bytes = Tiles::floats * sizeof(float);
-  const unsigned tiles = unsigned(ceil_div(a.T, Tiles::rows));
-  launch(attention_dq_kernel<G>, dim3(tiles, unsigned(a.NH), unsigned(a.B)), Tiles::threads, shared_bytes, gpu().stream, dq,
-         dq_stride, delta, dout, out, lse, q, q_stride, table.device_kv_heads.data, table.device_kv_of_head.data, a, scale);
-  launch(attention_dkdv_kernel<G>, dim3(tiles, unsigned(table.views.size()), unsigned(a.B)), Tiles::threads, shared_bytes,
-         gpu().stream, dout, lse, delta, q, q_stride, table.device_kv_heads.data, table.device_query_heads.data, a, scale);
+  launch(attention_dq_kernel<G>, attention_grid(a.T, Tiles::rows, a.NH, a.B), Tiles::threads, shared_bytes, gpu().stream, a, scale);
+  launch(attention_dkdv_kernel<G>, attention_grid(a.T, Tiles::rows, a.num_kv_heads, a.B), Tiles::threads, shared_bytes,
+         gpu().stream, a, scale);
 }
 
-inline void launch_attention_forward(float* out, float* lse, const float* q, int64_t q_stride,
-                                     const AttentionTable<float>& table, const AttentionShape& a) {
-  if (a.HS <= 64) launch_forward<1>(out, lse, q, q_stride, table, a);
-  else launch_forward<2>(out, lse, q, q_stride, table, a);
+inline void launch_attention_forward(const AttentionArgs<float>& a) {
+  if (a.HS <= 64) launch_forward<1>(a);
+  else launch_forward<2>(a);
 }
 
-inline void launch_attention_backward(float* dq, int64_t dq_stride, float* delta, const float* dout, const float* out,
-                                      const float* lse, const float* q, int64_t q_stride, const AttentionTable<float>& table,
-                                      const AttentionShape& a) {
-  if (a.HS <= 64) launch_backward<1>(dq, dq_stride, delta, dout, out, lse, q, q_stride, table, a);
-  else launch_backward<2>(dq, dq_stride, delta, dout, out, lse, q, q_stride, table, a);
+inline void launch_attention_backward(const AttentionArgs<float>& a) {
+  if (a.HS <= 64) launch_backward<1>(a);
+  else launch_backward<2>(a);
 }

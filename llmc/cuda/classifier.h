@@ -1,9 +1,8 @@
-// Softmax and cross-entropy over the vocabulary, for a chunk of rows: loss and gradient from one read of the logits out of
-// memory.
+// Softmax and cross-entropy over the vocabulary, for a chunk of rows: loss and gradient with one read of the logits from memory.
 //
 //   losses (rows) = logsumexp(logits) - logits[target], in nats
-//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in their own place, 0 in the columns [V, ld); only with
-//     write_gradient, otherwise they stay
+//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in place, 0 in the columns [V, ld); only with write_gradient,
+//     otherwise they are unchanged
 //
 // Every exponential is of a logit minus the row's largest, so that none overflows.
 #pragma once
@@ -17,17 +16,17 @@
 
 constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
 
-// A block owns a row, a thread every blockDim.x-th group of eight columns. The first pass takes the maximum and the sum together:
-// each thread rescales its sum when its maximum grows, and all of them once more at the end. The second pass finds the row
-// in L1 or L2 (100 KB of bf16 for GPT-2's vocabulary), so that memory is read once and written once. Rows are padded to
-// whole groups: the last one is read whole, and what is beyond V counts as -inf.
+// A block owns a row, a warp 32 neighbouring groups of eight columns of each pass over the row, a thread every blockDim.x-th group. The
+// first loop computes the maximum and the sum together: each thread rescales its sum when its maximum grows, and all of them once more
+// at the end. The second loop reads the row from L1 or L2 (100 KB of bf16 for GPT-2's vocabulary), so that memory is read once and
+// written once. Rows are padded to whole groups: the last one is read whole, and columns from V on count as -inf.
 __global__ void __launch_bounds__(classifier_threads)
     classifier_kernel(float* losses, floatX* logits, const int* targets, int V, int64_t ld, float dloss,
                       bool write_gradient) {
   float* shared = reinterpret_cast<float*>(shared_memory);
   floatX* row = logits + int64_t(blockIdx.x) * ld;
   const int target = targets[blockIdx.x];
-  const float target_logit = to_float(row[target]);  // read before the barriers, after which the gradient takes its place
+  const float target_logit = to_float(row[target]);  // read before the barriers, after which the gradient overwrites it
 
   float max = -INFINITY, sum = 0;  // of this thread's columns
   for (int i = int(threadIdx.x) * 8; i < V; i += int(blockDim.x) * 8) {
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(classifier_threads)
   }
 }
 
-// sum (1) += the mean of losses (count). One block.
+// sum (1) += the mean of losses (count). One block, in which a thread owns every 1,024th element.
 __global__ void __launch_bounds__(classifier_threads)
     add_mean_loss_kernel(double* sum, const float* losses, int64_t count) {
   const double total = block_sum_of(losses, count, reinterpret_cast<double*>(shared_memory));
@@ -72,7 +71,7 @@ inline void add_mean_loss(double* sum, const float* losses, int64_t count) {
          losses, count);
 }
 
-// See the head. V columns are real, 0 <= targets < V; ld is a multiple of 64 (whole tiles of the head's matmuls).
+// losses =, logits = as the head says. The columns [0, V) are the vocabulary, 0 <= targets < V; ld is a multiple of 64 (whole tiles of the head's matmuls).
 inline void classifier(float* losses, floatX* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
                        bool write_gradient) {
   CHECK(V <= ld && ld % 64 == 0);

@@ -1,5 +1,5 @@
-// The second half of a sum over rows: what blocks have left as partial sums is added up, in an order that does not depend on which
-// block came first.
+// The second half of a sum over rows: the blocks' partial sums are added up, in an order that does not depend on the order in which
+// blocks ran.
 #pragma once
 #include <cstdint>   // int64_t
 #include "device.h"  // gpu
@@ -8,8 +8,8 @@
 
 constexpr int column_sums_warps = 32;
 
-// dst (columns) += the sum over `rows` of partial, whose rows lie `stride` apart. A block owns 32 columns, a lane one of them. Each of
-// the 32 warps adds up every 32nd row, and the first warp adds up the warps' sums (32, 32) in order.
+// dst (columns) += the sum over `rows` of partial, whose rows are `stride` apart. A block owns 32 columns, a warp every 32nd row of them, a
+// lane one column, so that loads are coalesced and eight are in flight. The first warp adds up the warps' sums (32, 32) in order.
 __global__ void __launch_bounds__(column_sums_warps * warp_size)
     add_column_sums_kernel(float* dst, const float* partial, int rows, int64_t stride, int columns) {
   float* sums = reinterpret_cast<float*>(shared_memory);
@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(column_sums_warps * warp_size)
   dst[column] += sum;
 }
 
+// dst (columns) += the sum over `rows` of partial, whose rows are `stride` apart.
 inline void add_column_sums(float* dst, const float* partial, int64_t rows, int64_t stride, int64_t columns) {
   launch(add_column_sums_kernel, dim3(unsigned(ceil_div(columns, warp_size))), dim3(column_sums_warps * warp_size),
          column_sums_warps * warp_size * sizeof(float), gpu().stream, dst, partial, rows, stride, columns);

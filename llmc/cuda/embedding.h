@@ -1,10 +1,10 @@
-// Token and position embeddings. B: sequences, T: positions, C: channels (a multiple of 8), N = B T.
+// Token and position embeddings. B: sequences, T: their length, C: channels (a multiple of 8), N = B T.
 //
 //   embedding_forward:  out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
 //   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
 //
-// Tokens repeat, so several rows of dout meet in one row of dwte. Atomics would add them in an order that changes from run
-// to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
+// Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes from run to run;
+// here each token that occurs has one owner, which adds its rows in the order of their positions.
 #pragma once
 #include <algorithm>           // std::min
 #include <cstdint>             // int64_t, uintptr_t
@@ -14,7 +14,7 @@
 #include "launch.h"            // launch, shared_memory
 #include "vec.h"               // load8, store8, ceil_div, full_warp
 
-// A block owns a row of out, a thread eight channels of it.
+// A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, unsigned T,
                                          int64_t C, int64_t first_position) {
   const int64_t n = blockIdx.x;
@@ -29,7 +29,8 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
   }
 }
 
-// A block owns a position t, a thread eight channels of dwpe[t]: it adds up the sequences' rows in registers.
+// dwpe += . A block owns a position t, a thread eight channels of dwpe[t]: it adds up the sequences' rows in registers, several loads at a
+// time, and writes once.
 __global__ void embedding_backward_wpe_kernel(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
   const int64_t t = blockIdx.x;
   for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
@@ -46,7 +47,7 @@ __global__ void embedding_backward_wpe_kernel(float* dwpe, const floatX* dout, i
 }
 
 constexpr int wte_threads = 256, wte_warps = wte_threads / warp_size;
-constexpr int wte_round = 4 * wte_threads;  // positions that a block looks at together: four a thread
+constexpr int wte_round = 4 * wte_threads;  // positions that a block compares at once: four per thread
 constexpr int no_token = -1;
 
 // tokens[i, i + 4), i a multiple of 4; no_token from position `end` on.
@@ -56,14 +57,14 @@ __device__ inline int4 load_tokens(const int* tokens, int64_t i, int64_t end) {
                    i + 2 < end ? tokens[i + 2] : no_token, no_token);
 }
 
-// A block owns the token at position n, unless the token has occurred before: then it leaves. The owner walks the positions
-// from n on in rounds of 1,024, collects those of its token in shared memory in ascending order, and adds their rows; a
-// thread owns eight channels, and has several loads in flight since the list is there before the sum begins.
+// dwte += . A block owns the token at position n, unless the token has occurred before: then it returns. The owner searches the
+// positions from n on in rounds of 1,024, collects those of its token in shared memory in ascending order, and adds their rows; a
+// thread owns eight channels, and has several loads in flight, as the list is complete before the sum begins.
 //
-// The search is comparisons of ints that come from L1 or L2. Looking back ends with the round of the token's first
-// occurrence, and only first occurrences look ahead: about 2 N comparisons for each different token, never more than N^2.
-// N = 65,536 bounds it by 4e9, an estimated millisecond of an H100, and text repeats itself enough for a fraction of that; a
-// step of GPT-2 124M over as many tokens takes some 300 ms.
+// The search compares ints that are read from L1 or L2. The search backwards ends with the round of the token's first occurrence, and
+// only first occurrences search forwards: about 2 N comparisons for each different token, at most N^2. For N = 65,536 that is 4e9, an
+// estimated millisecond of an H100, and text repeats itself enough for a fraction of that; a step of GPT-2 124M over as many tokens
+// takes some 300 ms.
 __global__ void __launch_bounds__(wte_threads)
     embedding_backward_wte_kernel(float* dwte, const floatX* dout, const int* tokens, int64_t N, int64_t C) {
   int* matches_of_warp = reinterpret_cast<int*>(shared_memory);  // (warps)
@@ -82,21 +83,21 @@ __global__ void __launch_bounds__(wte_threads)
     const bool match[4] = {t.x == token, t.y == token, t.z == token, t.w == token};
     if (!__syncthreads_or(match[0] || match[1] || match[2] || match[3])) continue;
 
-    int place = 0, in_warp = 0;  // how many matches lie in lower lanes, then also in lower warps; how many in this warp
+    int index = 0, in_warp = 0;  // matches in lower lanes, then also in lower warps; matches in this warp
     for (int j = 0; j < 4; j++) {
       const unsigned lanes = __ballot_sync(full_warp, match[j]);
-      place += __popc(lanes & ((1u << lane) - 1));
+      index += __popc(lanes & ((1u << lane) - 1));
       in_warp += __popc(lanes);
     }
     if (lane == 0) matches_of_warp[warp] = in_warp;
     __syncthreads();
     int count = 0;
     for (int w = 0; w < wte_warps; w++) {
-      if (w == warp) place += count;
+      if (w == warp) index += count;
       count += matches_of_warp[w];
     }
     for (int j = 0; j < 4; j++)
-      if (match[j]) matches[place++] = mine + j;
+      if (match[j]) matches[index++] = mine + j;
     __syncthreads();
 
     for (int64_t i = threadIdx.x * 8; i < C; i += wte_threads * 8) {
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(wte_threads)
   }
 }
 
-// A thread for each eight channels, in whole warps, up to 256.
+// A thread per eight channels, in whole warps, up to 256.
 inline dim3 embedding_block(int64_t C) {
   CHECK(C % 8 == 0);
   return dim3(unsigned(std::min<int64_t>(256, ceil_div(C / 8, warp_size) * warp_size)));

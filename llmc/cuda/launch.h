@@ -1,4 +1,4 @@
-// The one way in which this program launches a kernel, and how it hears of CUDA's errors.
+// The one function that launches kernels, and the checks of CUDA's errors.
 #pragma once
 #include <cuda_runtime.h>      // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName
 #include <cxxabi.h>            // abi::__cxa_demangle
@@ -12,11 +12,11 @@ inline void cuda_check(cudaError_t status, const char* what, const char* file, i
 }
 #define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
 
-// Every kernel's shared memory, in the size that its launch asked for. No kernel declares a __shared__ array of its own: dynamic
-// shared memory is what dev/emu can check the bounds of.
+// Every kernel's shared memory, in the size that its launch gives. No kernel declares a __shared__ array of its own: dev/emu checks the
+// bounds of dynamic shared memory only.
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// A kernel's name as it is written in the source.
+// A kernel's name as in the source.
 template <class... Params>
 std::string kernel_name(void (*kernel)(Params...)) {
   const char* mangled = nullptr;
@@ -29,11 +29,11 @@ std::string kernel_name(void (*kernel)(Params...)) {
 }
 
 // Runs kernel(args...) on `stream`, with blocks of `block` threads and `shared_bytes` bytes of shared memory. Returns at once. A launch
-// that CUDA refuses throws UserError with the kernel's name; what goes wrong while it runs comes up at a later call, so a debug
+// that CUDA refuses throws UserError with the kernel's name; an error while it runs is returned by a later call, so a debug
 // build (make DEBUG=1) waits for the kernel here.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args... args) {
-  constexpr size_t without_asking = 48 << 10;  // a kernel's share of shared memory unless it asks for more
+  constexpr size_t without_asking = 48 << 10;  // shared memory that a kernel has without cudaFuncSetAttribute
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;

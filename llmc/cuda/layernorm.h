@@ -21,10 +21,10 @@
 // Forward
 
 // A row of C floats that a warp keeps in shared memory: channels [i, i + 8) belong to lane i / 8 % 32. A lane reads back
-// only what it has written itself, so there is no barrier. The eight are stored as two halves, the lanes' first halves side
-// by side: that way the 16-byte accesses of a warp are to consecutive addresses and no two lanes contend for a bank.
+// only what it has written itself, so no barrier is needed. The eight are stored as two halves, the lanes' first halves side
+// by side, so that the 16-byte accesses of a warp are to consecutive addresses, without bank conflicts.
 struct WarpRow {
-  static constexpr int step = 8 * warp_size;  // channels that a warp takes together
+  static constexpr int step = 8 * warp_size;  // channels that a warp accesses at once
   float4* mine;
 
   __host__ __device__ static constexpr size_t bytes(int64_t C) { return size_t(ceil_div(C, step) * step) * sizeof(float); }
@@ -53,10 +53,10 @@ __device__ inline float rounded(float x) {
 
 constexpr int layernorm_warps = 4;
 
-// A warp owns a row, a lane eight channels of every 256. Memory is read once: the row stays in shared memory, where the
-// variance is taken around the mean (two passes, no cancellation) and from where the row is normalised. With `adds` the row
-// is a + b, and what counts of it is what residual, a floatX, can hold: a second LayerNorm of residual gives the same bits.
-// That is why the multiplications with an addition are written as fmaf: how they round must not be the compiler's choice.
+// A block owns four rows, a warp one of them, a lane eight channels of every 256. Global memory is read once: the row stays in shared
+// memory for the second pass, in which the variance is taken around the mean (without cancellation), and for the third, which
+// normalises. With `adds` the row is a + b rounded to floatX, as residual holds it, so that a later LayerNorm of residual gives the
+// same bits. For the same reason products and sums are written as fmaf: their rounding must not be the compiler's choice.
 template <bool adds>
 __global__ void __launch_bounds__(layernorm_warps * warp_size)
     layernorm_forward_kernel(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
@@ -102,11 +102,11 @@ __global__ void __launch_bounds__(layernorm_warps * warp_size)
 // ----------------------------------------------------------------------------
 // Backward
 
-// A block owns a run of rows, and a thread owns eight channels of all of them: its sums for dweight and dbias stay in
-// registers, its share of a row is read once, and no two threads write to one place. What the channels of a row have in
-// common, mean(g) and mean(g * xhat), goes through shared memory: each warp leaves its sums, and after a barrier every
-// thread adds them up in the warps' order. `together` rows share a barrier, with all their loads issued before it; the sums
-// alternate between two buffers, so that one barrier is enough. partial (blocks, 2, C) = the block's dweight and dbias.
+// dinp (N, C) +=; partial (blocks, 2, C) = the blocks' dweight and dbias. A block owns a run of rows, a thread eight channels of all of
+// them: its sums for dweight and dbias stay in registers, each element is read once, and no two threads write to one address. The
+// means of a row, mean(g) and mean(g * xhat), go through shared memory: each warp stores its sums, and after a barrier every thread
+// adds them up in the order of the warps. `together` rows share a barrier, and all their loads are issued before it; the sums
+// alternate between two buffers, so that one barrier per group of rows is enough.
 template <int together, int threads>
 __global__ void __launch_bounds__(threads)
     layernorm_backward_kernel(float* partial, floatX* dinp, const floatX* dout, const floatX* inp, const float* mean,
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(threads)
   if (channel < C) load8(w, weight + channel);
 
   for (int row = 0; row < rows; row += together) {
-    float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};  // 0 where there is no row
+    float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};  // 0 for rows past the end
 #pragma unroll
     for (int r = 0; r < together; r++) {
       if (channel >= C || row + r >= rows) continue;
@@ -189,24 +189,29 @@ inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mea
   launch_layernorm_forward<true>(residual, out, mean, rstd, a, b, weight, bias, N, C, eps);
 }
 
+// How many floats of scratch layernorm_backward takes from the memory plan: none. Its partial sums are in the GPU's own scratch, which
+// the plan counts as a workspace and which other reductions use in turn.
+inline int64_t layernorm_backward_scratch(int64_t, int64_t) { return 0; }
+
 // dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). See the head. How the rows are divided among blocks, and
-// with it the order of the sums, depends on N and C alone: 16 rows or more to a block, at most 1,024 blocks, which is
-// several for each multiprocessor, and no more than scratch has room for.
+// with it the order of the sums, depends on N and C alone: at least 16 rows per block, and at most 1,024 blocks, which is
+// several for each multiprocessor, or as many as device_scratch has room for. scratch is not used.
 inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                               const float* mean, const float* rstd, const floatX* weight, int64_t N, int64_t C) {
+                               const float* mean, const float* rstd, const floatX* weight, float* /*scratch*/, int64_t N,
+                               int64_t C) {
   CHECK(C % 8 == 0 && C <= largest_channels);
   const int64_t room = int64_t(Gpu::scratch_bytes / sizeof(float)) / (2 * C);
   const int64_t most_blocks = std::min<int64_t>(1024, room);
   const int64_t rows_per_block = std::max<int64_t>(16, ceil_div(N, most_blocks));
   const int64_t blocks = ceil_div(N, rows_per_block), warps = ceil_div(C, 8 * warp_size);
-  float* partial = device_scratch<float>(size_t(blocks * 2 * C));
+  float* partial = device_scratch<float>(blocks * 2 * C);
 
   auto run = [&](auto kernel, int together) {
     launch(kernel, dim3(unsigned(blocks)), dim3(unsigned(warps * warp_size)), size_t(2 * warps * together) * sizeof(float2),
            gpu().stream, partial, dinp, dout, inp, mean, rstd, weight, N, C, rows_per_block);
   };
   if (warps * warp_size <= 640) run(layernorm_backward_kernel<2, 640>, 2);
-  else run(layernorm_backward_kernel<1, 1024>, 1);  // with so many threads each has 64 registers, enough for one row
+  else run(layernorm_backward_kernel<1, 1024>, 1);  // 1,024 threads have 64 registers each, enough for one row
   add_column_sums(dweight, partial, blocks, 2 * C, C);
   if (dbias != nullptr) add_column_sums(dbias, partial + C, blocks, 2 * C, C);
 }

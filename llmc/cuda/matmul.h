@@ -1,20 +1,23 @@
 // Linear layers on cuBLASLt. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias. Accumulation is in fp32; fp32
 // operands stay fp32 (no TF32) until gemm_allow_tf32.
+//
+//   matmul_forward, matmul_gelu_forward:   out (N, OC) =, pre_gelu (N, OC) =
+//   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
 #pragma once
-#include <cublasLt.h>           // cublasLtMatmul
-#include <algorithm>            // std::max, std::min
-#include <cstdint>              // int64_t, uintptr_t
-#include <map>                  // std::map
-#include <tuple>                // std::tie
-#include <vector>               // std::vector
-#include "llmc/device_array.h"  // DeviceArray
-#include "llmc/utils/error.h"   // user_error
-#include "llmc/precision.h"     // floatX
-#include "column_sums.h"        // add_column_sums
-#include "device.h"             // gpu, device_scratch, GpuTimer
-#include "gelu.h"               // gelu_forward, gelu_backward
-#include "launch.h"             // launch, CUDA_CHECK
-#include "vec.h"                // load8, ceil_div
+#include <cublasLt.h>            // cublasLtMatmul
+#include <algorithm>             // std::max, std::min
+#include <cstdint>               // int64_t, uintptr_t
+#include <map>                   // std::map
+#include <tuple>                 // std::tie
+#include <vector>                // std::vector
+#include "llmc/device_memory.h"  // DeviceArray
+#include "llmc/precision.h"      // floatX
+#include "llmc/utils/error.h"    // user_error
+#include "column_sums.h"         // add_column_sums
+#include "device.h"              // gpu, device_scratch, GpuTimer
+#include "gelu.h"                // gelu_forward, gelu_backward
+#include "launch.h"              // launch, CUDA_CHECK
+#include "vec.h"                 // load8, ceil_div
 
 // ----------------------------------------------------------------------------
 // cuBLASLt
@@ -39,7 +42,7 @@ inline void gemm_allow_tf32() {
 template <class T>
 constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
 
-// What a plan is chosen for: everything that cuBLASLt's heuristic looks at.
+// A matmul as cuBLASLt's heuristic sees it: the key of the cached plans.
 struct GemmShape {
   char op_a, op_b;  // 'N', 'T'
   int64_t m, n, k, lda, ldb, ldc, aux_ld;
@@ -54,7 +57,7 @@ struct GemmShape {
   bool operator<(const GemmShape& o) const { return key() < o.key(); }
 };
 
-// Descriptors and the algorithm of one shape, made once and kept.
+// The descriptors and the algorithm of one shape, created once.
 struct GemmPlan {
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, c;
@@ -123,19 +126,19 @@ inline int alignment_of(const void* p) {
   return alignment;
 }
 
-// What follows a matmul before its result is written. bias (n), aux: as the epilogue wants them.
+// What cuBLASLt applies to a product before it writes it. bias (n); aux as the kind of epilogue defines it.
 struct GemmEpilogue {
   cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
   void* aux = nullptr;  // (m, n) like c
 };
 
-// c (m, n) = op(a) op(b), or c += ; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next. Row-major, which is
+// c (m, n) = op(a) op(b), or c += with `accumulate`; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next. Row-major, which is
 // cuBLAS's column-major c^T = op(b)^T op(a)^T.
 template <class In, class Out>
 void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb,
           bool accumulate, Out* c, int64_t ldc, const GemmEpilogue& epilogue = {}) {
-  static auto& plans = *new std::map<GemmShape, GemmPlan>;  // kept to the end, like the device
+  static auto& plans = *new std::map<GemmShape, GemmPlan>;  // never destroyed, like the Gpu
   GemmShape shape = {op_b, op_a, n, m, k, ldb, lda, ldc, epilogue.aux != nullptr ? ldc : 0, cuda_type<In>, cuda_type<Out>,
                      int(epilogue.kind), gemm_tf32(), alignment_of(b), alignment_of(a), alignment_of(c)};
   auto it = plans.find(shape);
@@ -159,7 +162,7 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
   gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
 }
 
-// Whether GELU and its derivative ride on the matmul before them. llm.c found the fused form faster from Hopper on and slower
+// Whether GELU and its derivative are epilogues of the matmul before them. llm.c found the fused form faster from Hopper on and slower
 // before; and cuBLASLt has it for bf16.
 inline bool gelu_is_fused() { return has_master_weights && gpu().is_hopper_or_later; }
 
@@ -175,8 +178,9 @@ inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp
   }
 }
 
-// Column sums of a block's rows: partial (gridDim.y, OC) =. A block owns 256 columns, a lane eight of them, and each of the eight
-// warps takes every eighth row, so that many loads are in flight; the warps' sums meet in shared memory (8, 256).
+// partial (gridDim.y, OC) = the column sums of each block's rows. A block owns 256 columns of rows_per_block rows, a warp every eighth
+// row of them, a lane eight columns, so that loads are coalesced and many are in flight. The warps' sums go through shared memory
+// (8, 256), where each thread adds up one column.
 constexpr int bias_warps = 8, bias_columns = warp_size * 8;
 __global__ void __launch_bounds__(bias_warps * warp_size)
     bias_backward_kernel(float* partial, const floatX* dout, int64_t N, int64_t OC, int rows_per_block) {
@@ -195,7 +199,7 @@ __global__ void __launch_bounds__(bias_warps * warp_size)
   }
   store8(sums + warp * bias_columns + lane * 8, sum);
   __syncthreads();
-  const int64_t mine = int64_t(blockIdx.x) * bias_columns + threadIdx.x;  // now a thread owns a column
+  const int64_t mine = int64_t(blockIdx.x) * bias_columns + threadIdx.x;  // from here on a thread owns a column
   if (mine >= OC) return;
   float total = 0;
   for (int w = 0; w < bias_warps; w++) total += sums[w * bias_columns + threadIdx.x];
@@ -204,10 +208,10 @@ __global__ void __launch_bounds__(bias_warps * warp_size)
 
 // dbias (OC) += the column sums of dout (N, OC), in an order that depends on the shape alone. OC is a multiple of 8.
 inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {
-  const int64_t most = int64_t(Gpu::scratch_bytes / sizeof(float)) / OC;  // rows of partial sums that scratch has room for
+  const int64_t most = int64_t(Gpu::scratch_bytes / sizeof(float)) / OC;  // rows of partial sums that fit into scratch
   const int rows_per_block = int(std::max<int64_t>(64, ceil_div(N, std::min<int64_t>(256, most))));
   const int blocks = int(ceil_div(N, rows_per_block));
-  float* partial = device_scratch<float>(size_t(blocks) * size_t(OC));
+  float* partial = device_scratch<float>(blocks * OC);
   launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)), dim3(bias_warps * warp_size),
          bias_warps * bias_columns * sizeof(float), gpu().stream, partial, dout, N, OC, rows_per_block);
   add_column_sums(dbias, partial, blocks, OC, OC);
@@ -239,7 +243,7 @@ inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, con
 
 // The rate of an n x n x n matmul in FLOP/s, the best of `seconds` seconds of runs.
 inline double gemm_rate(int64_t n, double seconds) {
-  std::vector<floatX> values(size_t(n * n));  // of many different bits: zeros would take less power and run at a higher clock
+  std::vector<floatX> values(n * n);  // many different bits: zeros would take less power and run at a higher clock
   for (size_t i = 0; i < values.size(); i++) from_float(values[i], float(int(i * 2654435761u >> 8) % 2001 - 1000) * 1e-3f);
   const DeviceArray<floatX> a(values), b(values), c(values);
   GpuTimer timer;
@@ -254,8 +258,7 @@ inline double gemm_rate(int64_t n, double seconds) {
   return 2.0 * double(n) * double(n) * double(n) / best;
 }
 
-// The rate of a matmul that is large enough to show the device's best, in FLOP/s. It is the ceiling that a step's speed is
-// compared with.
+// The rate of a matmul that is large enough for the GPU's highest rate, in FLOP/s. A step's speed is reported as a share of it.
 inline double gemm_peak(double seconds) {
   int64_t n = 512;
   while (n < 8192 && 2.0 * double(n) * double(n) * double(n) / gemm_rate(n, 0) < 0.5e-3) n *= 2;

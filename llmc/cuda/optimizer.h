@@ -1,27 +1,26 @@
-// AdamW and the gradient's norm, over the arenas of parameters. The chunks say which elements there are; what lies between
-// tensors is not touched.
+// AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written, not the gaps
+// between tensors.
 //
 // Weights and gradients are indexed by a chunk's begin, masters and moments by its state.
 //
 //   sum_of_squares: *sum = the sum of x^2 over the chunks, in double
 //   adamw_update:   master, m, v as llmc/adamw.h says; params = master in floatX, rounded to nearest even
 //
-// Neither waits: what the one leaves on the device the other reads there.
+// Neither makes the host wait: the sum stays on the device, where the update reads it.
 #pragma once
-#include <cmath>                    // std::isfinite, std::isnan, NAN
-#include <cstdint>                  // int64_t
-#include "llmc/adamw.h"             // AdamWStep, StepStats
-#include "llmc/model/parameters.h"  // ParameterChunk
-#include "llmc/precision.h"         // floatX, has_master_weights
-#include "device.h"                 // gpu, device_scratch
-#include "launch.h"                 // launch, shared_memory
-#include "vec.h"                    // load8, store8, block_sum, block_sum_of
+#include <cmath>             // std::isfinite, std::isnan, NAN
+#include <cstdint>           // int64_t
+#include "llmc/adamw.h"      // AdamWStep, ParameterChunk, StepStats
+#include "llmc/precision.h"  // floatX, has_master_weights
+#include "device.h"          // gpu, device_scratch
+#include "launch.h"          // launch, shared_memory
+#include "vec.h"             // load8, store8, block_sum, block_sum_of
 
 constexpr int chunk_threads = 256;          // the block that owns a chunk
 constexpr int sum_partials_threads = 1024;
 
-// partial (chunks) = the sum of a chunk's squares, in double: a float's square is exact there. A block owns a chunk, a
-// thread every 256th group of eight.
+// partial (chunks) = the sum of a chunk's squares, in double, where a float's square is exact. A block owns a chunk, a thread every
+// 256th group of eight, so that a warp's loads are coalesced.
 __global__ void __launch_bounds__(chunk_threads)
     sum_of_squares_kernel(double* partial, const float* x, const ParameterChunk* chunks) {
   const ParameterChunk chunk = chunks[blockIdx.x];
@@ -40,14 +39,14 @@ __global__ void __launch_bounds__(chunk_threads)
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// total (1) = the sum of partial (count). One block.
+// total (1) = the sum of partial (count). One block, in which a thread owns every 1,024th element.
 __global__ void __launch_bounds__(sum_partials_threads)
     sum_partials_kernel(double* total, const double* partial, int64_t count) {
   const double sum = block_sum_of(partial, count, reinterpret_cast<double*>(shared_memory));
   if (threadIdx.x == 0) *total = sum;
 }
 
-// What is the same for all elements of a chunk.
+// The factors that all elements of a chunk share.
 struct AdamWFactors {
   float beta1, beta2, eps, grad_scale;
   float keep;       // 1 - learning_rate * weight_decay
@@ -62,7 +61,7 @@ __device__ inline void adamw_element(float& p, float& m, float& v, float grad, c
   p = p * f.keep - f.step_size * m / (sqrtf(v) * f.v_scale + f.eps);
 }
 
-// What gradients are multiplied with; NaN if the loss or the norm is not finite, and nothing is to be updated.
+// The factor that clips the gradients; NaN if the loss or the norm is not finite, so that nothing is to be updated.
 __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
   const double norm = sqrt(sums.grad_squares);
   if (!std::isfinite(sums.loss) || !std::isfinite(norm)) return NAN;
@@ -70,9 +69,9 @@ __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
   return grad_clip > 0 && scale < 1 ? float(scale) : 1.0f;
 }
 
-// A block owns a chunk. A thread owns every 256th group of eight elements, for which it has 128 bytes of loads in flight;
-// each element is read and written once. weights: the masters, or what params points to if that is float. The factor for clipping
-// takes operations in double, which a GPU may have few units for, so one thread of a block computes it.
+// A block owns a chunk, a thread every 256th group of eight elements, for which it has 128 bytes of loads in flight; each element is read
+// and written once. weights: the masters, or params themselves if they are float. The clipping factor takes operations in double, for
+// which a GPU may have few units, so one thread of a block computes it.
 __global__ void __launch_bounds__(chunk_threads)
     adamw_kernel(floatX* params, float* weights, float* m, float* v, const float* grads, const ParameterChunk* chunks,
                  AdamWStep s, const StepStats* sums) {
@@ -108,7 +107,7 @@ __global__ void __launch_bounds__(chunk_threads)
 
 // sum (1) = the sum of squares over the chunks of x. sum and chunks are device pointers.
 inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
-  double* partial = device_scratch<double>(size_t(num_chunks));
+  double* partial = device_scratch<double>(num_chunks);
   launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), chunk_threads / warp_size * sizeof(double),
          gpu().stream, partial, x, chunks);
   launch(sum_partials_kernel, dim3(1), dim3(sum_partials_threads), sum_partials_threads / warp_size * sizeof(double),
@@ -116,7 +115,7 @@ inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* ch
 }
 
 // One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks and sums are device pointers.
-// If floatX is float, params themselves are updated and master is not looked at.
+// If floatX is float, params themselves are updated and master is not used.
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads, const ParameterChunk* chunks,
                          int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);

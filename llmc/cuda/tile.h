@@ -1,17 +1,17 @@
-// The vocabulary of kernels that multiply on tensor cores (sm_80 and up), and all the PTX there is. A warp owns 16 M rows of a
-// product; the tiles it multiplies them with lie in shared memory, where asynchronous copies bring them while it computes.
+// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program. A warp owns 16 M rows of a
+// product; the tiles that it multiplies them with are in shared memory, filled by asynchronous copies while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
-//   RegisterTile<M, K>    16 M x 16 K bf16s in a warp's registers
-//   ColumnVector<M>         a float for each of its 16 M rows
+//   RegisterTile<M, K>   16 M x 16 K bf16s in a warp's registers, an A operand
+//   ColumnVector<M>      a float for each of the warp's 16 M rows
 //   Tile<D>              rows of D bf16s in shared memory
 //
 //   mma_ABt(acc, a, b)   acc += a b^T,    a: RegisterTile or Tile, b: the Tile's first 8 N rows
 //   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile, b: the Tile's first 16 K rows
 //
-// Which element of a matrix lies in which register of which lane is fixed by the instructions ("Matrix Fragments for mma.m16n8k16" in
-// the PTX manual): lane = 4 group + pair has, of each 16 x 8 accumulator, rows group and group + 8, columns 2 pair and 2 pair + 1.
-// Two neighbouring accumulators, rounded, are a 16 x 16 left operand in place: the probabilities go from one product into the
+// Which element of a matrix is in which register of which lane is fixed by the instructions ("Matrix Fragments for mma.m16n8k16" in
+// the PTX manual): lane = 4 group + i holds, of each 16 x 8 accumulator, rows group and group + 8, columns 2 i and 2 i + 1.
+// Two neighbouring accumulators, rounded, are a 16 x 16 A operand as they are: the probabilities go from one product into the
 // next without leaving the registers.
 #pragma once
 #include <cuda_bf16.h>  // __nv_bfloat16
@@ -22,8 +22,8 @@
 typedef __nv_bfloat16 bf16;
 
 // ----------------------------------------------------------------------------
-// Instructions. A place in shared memory is a number of bytes from its start: arithmetic in 32 bits, and constants that become part of
-// the instruction, where a pointer would have to be converted each time.
+// Instructions. Shared memory is addressed by an offset in bytes from its start: arithmetic in 32 bits, with constants that become part
+// of the instruction, where a pointer would have to be converted each time.
 
 #ifdef SLA_EMU
 __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { emu::mma_m16n8k16(d, a, b); }
@@ -38,7 +38,7 @@ __device__ inline void wait_for_copies() { emu::cp_async_wait_group(0); }
 __device__ inline float exp2_approx(float x) { return exp2f(x); }
 #else
 
-__device__ inline unsigned shared_address(int place) { return unsigned(__cvta_generic_to_shared(shared_memory)) + unsigned(place); }
+__device__ inline unsigned shared_address(int offset) { return unsigned(__cvta_generic_to_shared(shared_memory)) + unsigned(offset); }
 
 // d (16 x 8) += a (16 x 16) b (16 x 8), by a whole warp.
 __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -47,7 +47,7 @@ __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8 x 8 matrices from shared memory, one a register, by a whole warp: lane i says where row i % 8 of matrix i / 8 is.
+// Four 8 x 8 matrices from shared memory, one per register, by a whole warp: lane i passes the offset of row i % 8 of matrix i / 8.
 template <bool transposed>
 __device__ inline void ldmatrix(unsigned (&d)[4], int row) {
   if constexpr (transposed)
@@ -58,19 +58,19 @@ __device__ inline void ldmatrix(unsigned (&d)[4], int row) {
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
 }
 
-// Starts a copy of 4 or 16 bytes from global to shared memory; zeros arrive, and nothing is read, if the source does not exist.
+// Starts a copy of 4 or 16 bytes from global to shared memory; if not `exists`, nothing is read and zeros are written.
 template <int bytes>
 __device__ inline void copy_async(int to, const void* from, bool exists) {
-  static_assert(bytes == 4 || bytes == 16, "what the instruction has a form for here");
+  static_assert(bytes == 4 || bytes == 16, "the sizes that the instruction is used with");
   const unsigned address = shared_address(to), size = exists ? bytes : 0;
-  if constexpr (bytes == 16)  // past L1, where nobody would find it again
+  if constexpr (bytes == 16)  // not through L1: a block reads each row once
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(size) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(size) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// This thread's committed copies are there when this returns; those of others after a barrier.
+// When this returns, this thread's committed copies have arrived; those of the other threads, after a barrier.
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 // 2^x with a relative error of 2^-22; 0 for -inf.
@@ -88,7 +88,7 @@ template <int M, int N>
 struct Accumulator {
   float x[M][N][4];
 
-  // Where x[m][n][i] stands.
+  // The row and column of x[m][n][i].
   static __device__ int row(int m, int i) { return 16 * m + int(threadIdx.x) % warp_size / 4 + 8 * (i / 2); }
   static __device__ int column(int n, int i) { return 8 * n + int(threadIdx.x) % 4 * 2 + i % 2; }
 };
@@ -98,7 +98,7 @@ struct RegisterTile {
   unsigned x[M][K][4];
 };
 
-// x[m][i / 2] belongs to the row of an accumulator's x[m][...][i]; the four lanes of a row have the same.
+// x[m][i / 2] belongs to the row of an accumulator's x[m][...][i]; the four lanes that hold a row have the same value.
 template <int M>
 struct ColumnVector {
   float x[M][2];
@@ -108,15 +108,15 @@ struct ColumnVector {
 template <int M, int N>
 __device__ inline RegisterTile<M, N / 2> to_bf16(const Accumulator<M, N>& acc) {
   static_assert(N % 2 == 0, "two accumulators are 16 columns");
-  RegisterTile<M, N / 2> left;
+  RegisterTile<M, N / 2> a;
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        left.x[m][n / 2][n % 2 * 2 + half] = pack2(acc.x[m][n][2 * half], acc.x[m][n][2 * half + 1]);
-  return left;
+        a.x[m][n / 2][n % 2 * 2 + half] = pack2(acc.x[m][n][2 * half], acc.x[m][n][2 * half + 1]);
+  return a;
 }
 
 template <int M, int N>
@@ -127,7 +127,7 @@ __device__ inline void scale(Accumulator<M, N>& acc, float factor) {
       for (float& x : n) x *= factor;
 }
 
-// What hidden(row, column) names becomes -inf.
+// The elements with hidden(row, column) become -inf.
 template <int M, int N, class Hidden>
 __device__ inline void mask(Accumulator<M, N>& acc, Hidden hidden) {
 #pragma unroll
@@ -141,24 +141,24 @@ __device__ inline void mask(Accumulator<M, N>& acc, Hidden hidden) {
 // ----------------------------------------------------------------------------
 // Shared memory
 
-// Rows of D channels without gaps. A row is made of chunks of eight channels, 16 bytes, in an order that depends on the row: the same
-// chunk of eight consecutive rows lies in eight different eighths of the banks, and ldmatrix reads them at once. Rows whose
-// distance is a multiple of 8 have the same order.
+// Rows of D channels without gaps. A row is made of chunks of eight channels, 16 bytes, in an order that depends on the row (a swizzle):
+// the same chunk of eight consecutive rows is in eight different eighths of the banks, so that ldmatrix reads them without bank
+// conflicts. Rows whose distance is a multiple of 8 have the same order.
 template <int D>
 struct Tile {
   static_assert(D % 32 == 0, "rows are whole quarters of the banks");
   static constexpr int chunks = D / 8, row_bytes = D * int(sizeof(bf16));
-  int place;  // of row 0
+  int offset;  // of row 0, in bytes
 
   __device__ int at(int row, int chunk) const {
     const int order = D % 64 == 0 ? row % 8 : row / 2 % 4;  // two rows of 64 bytes fill the banks together
-    return place + row * row_bytes + (chunk ^ order) * 16;
+    return offset + row * row_bytes + (chunk ^ order) * 16;
   }
-  __device__ Tile from_row(int row) const { return {place + row * row_bytes}; }  // a multiple of 8
+  __device__ Tile from_row(int row) const { return {offset + row * row_bytes}; }  // row: a multiple of 8
 };
 
 // tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end` on and the channels
-// from HS on, which are not read. Started by the whole block, neighbouring threads on neighbouring chunks.
+// from HS on, which are not read. Called by the whole block: neighbouring threads copy neighbouring chunks.
 template <int Rows, int Threads, int D>
 __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = Threads / threads_per_row;
@@ -173,45 +173,45 @@ __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t st
       copy_async<16>(tile.at(row, chunk), from + chunk * 8, first + row < end && chunk * 8 < HS);
 }
 
-// The floats at `place` = elements [first, first + Count) of src, and zeros for those from `end` on. Started by the first threads of the
-// block.
+// The floats at `offset` = elements [first, first + Count) of src, and zeros for those from `end` on. Called by the whole block, of which
+// the first Count threads copy.
 template <int Count>
-__device__ inline void load_vector_async(int place, const float* src, int first, int end) {
+__device__ inline void load_vector_async(int offset, const float* src, int first, int end) {
   const int i = int(threadIdx.x);
-  if (i < Count) copy_async<4>(place + i * int(sizeof(float)), src + first + i, first + i < end);
+  if (i < Count) copy_async<4>(offset + i * int(sizeof(float)), src + first + i, first + i < end);
 }
 
-__device__ inline float shared_float(int place) { return *reinterpret_cast<const float*>(shared_memory + place); }
+__device__ inline float shared_float(int offset) { return *reinterpret_cast<const float*>(shared_memory + offset); }
 
-// Rows 16 m .. 16 m + 15, channels 16 k .. 16 k + 15 of a left operand, wherever it is.
+// Rows 16 m .. 16 m + 15, channels 16 k .. 16 k + 15 of an A operand, in registers or in shared memory.
 template <int M, int K>
-__device__ inline void left_fragment(unsigned (&x)[4], const RegisterTile<M, K>& a, int m, int k) {
+__device__ inline void a_fragment(unsigned (&x)[4], const RegisterTile<M, K>& a, int m, int k) {
   for (int i = 0; i < 4; i++) x[i] = a.x[m][k][i];
 }
 template <int D>
-__device__ inline void left_fragment(unsigned (&x)[4], Tile<D> a, int m, int k) {
+__device__ inline void a_fragment(unsigned (&x)[4], Tile<D> a, int m, int k) {
   const int lane = int(threadIdx.x) % warp_size;
   ldmatrix<false>(x, a.at(lane % 16, 2 * k + lane / 16) + 16 * m * a.row_bytes);
 }
 
 // Rows [0, 16 M) of `tile` into registers.
 template <int M, int K, int D>
-__device__ inline void load_left(RegisterTile<M, K>& left, Tile<D> tile) {
+__device__ inline void load_register_tile(RegisterTile<M, K>& a, Tile<D> tile) {
   static_assert(16 * K == D, "whole rows");
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
-    for (int k = 0; k < K; k++) left_fragment(left.x[m][k], tile, m, k);
+    for (int k = 0; k < K; k++) a_fragment(a.x[m][k], tile, m, k);
 }
 
-// Rows [first, end) of dst = or += the warp's rows of acc: those that exist, and the channels that the head has. dst is at the sequence's
-// row 0. `stage`: 16 M rows that are this warp's alone, through which the rows become pieces of 16 bytes.
+// Rows [first, end) of dst = or += the warp's rows of acc, as far as it has them, and of these the channels below HS. dst points to the
+// sequence's row 0. `stage`: 16 M rows in shared memory that only this warp uses, through which the stores become 16 bytes wide.
 template <int M, int N, int D>
 __device__ inline void store_rows(bf16* dst, int64_t stride, int first, int end, int HS, bool accumulate, Accumulator<M, N>& acc,
                                   Tile<D> stage) {
   static_assert(8 * N == D, "whole rows");
   const int lane = int(threadIdx.x) % warp_size;
-  __syncwarp();  // everybody has read what `stage` held
+  __syncwarp();  // all lanes have read what `stage` held
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -237,30 +237,30 @@ __device__ inline void store_rows(bf16* dst, int64_t stride, int first, int end,
 // Products
 
 // acc (16 M x 8 N) += a (16 M x D) b^T, b: rows [0, 8 N) of the tile. Each fragment of b that is loaded serves 16 M rows.
-template <class Left, int M, int N, int D>
-__device__ inline void mma_ABt(Accumulator<M, N>& acc, const Left& a, Tile<D> b) {
-  static_assert(N % 2 == 0, "a load brings 16 rows of b");
+template <class A, int M, int N, int D>
+__device__ inline void mma_ABt(Accumulator<M, N>& acc, const A& a, Tile<D> b) {
+  static_assert(N % 2 == 0, "an ldmatrix loads 16 rows of b");
   const int lane = int(threadIdx.x) % warp_size;
 #pragma unroll
   for (int k = 0; k < D / 16; k++) {
-    const int right_place = b.at(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
-    unsigned left[M][4];
+    const int b_offset = b.at(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+    unsigned a_regs[M][4];
 #pragma unroll
-    for (int m = 0; m < M; m++) left_fragment(left[m], a, m, k);
+    for (int m = 0; m < M; m++) a_fragment(a_regs[m], a, m, k);
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-      unsigned right[4];
-      ldmatrix<false>(right, right_place + 8 * n * b.row_bytes);
+      unsigned b_regs[4];
+      ldmatrix<false>(b_regs, b_offset + 8 * n * b.row_bytes);
 #pragma unroll
       for (int m = 0; m < M; m++) {
-        mma_16x8x16(acc.x[m][n], left[m], {right[0], right[1]});
-        mma_16x8x16(acc.x[m][n + 1], left[m], {right[2], right[3]});
+        mma_16x8x16(acc.x[m][n], a_regs[m], {b_regs[0], b_regs[1]});
+        mma_16x8x16(acc.x[m][n + 1], a_regs[m], {b_regs[2], b_regs[3]});
       }
     }
   }
 }
 
-// acc (16 M x D) += a (16 M x 16 K) b, b: rows [0, 16 K) of the tile, which are columns of the instruction's right operand: hence the
+// acc (16 M x D) += a (16 M x 16 K) b, b: rows [0, 16 K) of the tile, which are columns of the instruction's B operand: hence the
 // transposition.
 template <int M, int N, int K, int D>
 __device__ inline void mma_AB(Accumulator<M, N>& acc, const RegisterTile<M, K>& a, Tile<D> b) {
@@ -270,12 +270,12 @@ __device__ inline void mma_AB(Accumulator<M, N>& acc, const RegisterTile<M, K>& 
   for (int k = 0; k < K; k++)
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-      unsigned right[4];
-      ldmatrix<true>(right, b.at(lane % 16, n + lane / 16) + 16 * k * b.row_bytes);
+      unsigned b_regs[4];
+      ldmatrix<true>(b_regs, b.at(lane % 16, n + lane / 16) + 16 * k * b.row_bytes);
 #pragma unroll
       for (int m = 0; m < M; m++) {
-        mma_16x8x16(acc.x[m][n], a.x[m][k], {right[0], right[1]});
-        mma_16x8x16(acc.x[m][n + 1], a.x[m][k], {right[2], right[3]});
+        mma_16x8x16(acc.x[m][n], a.x[m][k], {b_regs[0], b_regs[1]});
+        mma_16x8x16(acc.x[m][n + 1], a.x[m][k], {b_regs[2], b_regs[3]});
       }
     }
 }

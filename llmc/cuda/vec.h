@@ -1,4 +1,4 @@
-// What kernels are written with: eight elements at a time, and sums over a warp and a block.
+// Building blocks of kernels: loads and stores of eight elements, and sums over a warp and a block.
 #pragma once
 #include <cuda_runtime.h>    // __shfl_xor_sync, float4, uint4
 #include <cmath>             // fmaxf, INFINITY
@@ -22,7 +22,7 @@ __device__ inline void store8(float* p, const float (&x)[8]) {
   *reinterpret_cast<float4*>(p + 4) = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-// A float's value and what floatX would make of it: the same for float, rounded to nearest even for bf16.
+// Conversions between float and floatX: none for float, rounded to nearest even for bf16.
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline void from_float(float& y, float x) { y = x; }
 
@@ -51,7 +51,7 @@ __device__ inline void store8(__nv_bfloat16* p, const float (&x)[8]) {
 #endif
 
 // Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of the additions is
-// fixed, so the bits are too.
+// fixed, and so are the bits.
 template <int lanes = warp_size, class T>
 __device__ inline T warp_sum(T x) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
@@ -63,12 +63,13 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// Over a block of whole warps, every thread gets the result. `shared` holds one T a warp; nobody else uses it meanwhile.
+// Over a block of whole warps, every thread gets the result. `shared` holds one T per warp, and nothing else uses it
+// meanwhile.
 template <class T>
 __device__ inline T block_sum(T x, T* shared) {
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
   x = warp_sum(x);
-  __syncthreads();  // the last use of `shared` is over
+  __syncthreads();  // all threads have finished the last use of `shared`
   if (lane == 0) shared[warp] = x;
   __syncthreads();
   return warp_sum(lane < warps ? shared[lane] : T(0));

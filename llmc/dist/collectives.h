@@ -1,8 +1,8 @@
-// What the ranks of a data-parallel run compute together, by NCCL. Collectives have a stream of their own, so that they run beside
-// operations: what they read or write is theirs from comm_waits_for_compute on until a compute_waits_for_comm that is called after them, or an
-// await of a mark behind them.
+// Collectives of the ranks of a data-parallel run, by NCCL. They have their own stream and run concurrently with operations: operations must
+// not touch what collectives read or write between comm_waits_for_compute and a later compute_waits_for_comm, or await of a mark that follows
+// them.
 //
-// Every rank calls the same ones in the same order. None waits, and in a process alone none does anything.
+// Every rank calls the same collectives in the same order. They are asynchronous, and do nothing in a single process.
 #pragma once
 #include <nccl.h>              // ncclAllReduce, ncclReduceScatter, ncclAllGather
 #include <cstdint>             // uint64_t
@@ -12,7 +12,7 @@
 #include "llmc/utils/error.h"  // user_error
 #include "llmc/precision.h"    // floatX
 #include "rank_channel.h"      // RankChannel
-#include "llmc/cuda/device.h"            // gpu, gpu_index, PinnedBuffer, GpuEvent
+#include "llmc/cuda/device.h"  // gpu, gpu_index, PinnedBuffer, GpuEvent
 #include "llmc/cuda/launch.h"  // launch
 
 inline void nccl_check(ncclResult_t status, const char* what) {
@@ -24,16 +24,16 @@ inline void nccl_check(ncclResult_t status, const char* what) {
 __global__ void note_kernel(volatile uint64_t* place, uint64_t value) { *place = value; }
 
 struct Collectives {
-  Collectives() = default;  // of a process alone
+  Collectives() = default;  // of a single process
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
-  // Throws UserError if this program was built for a process alone, and that is not asked for. (This one was not.)
+  // Throws UserError if this build cannot train with these ranks; this one can.
   static void check_supported(const Ranks&) {}
 
-  // Meets the other ranks. Before the GPU is used: it is chosen here. From then on the channel watches that all come to the same
-  // collectives.
-  void meet(const Ranks& ranks, RankChannel& channel) {
+  // Creates the communicator of all ranks, which must be called on every rank before the GPU is used: it is selected here. From then on the
+  // channel checks that all ranks reach the same collectives. Throws UserError if NCCL fails.
+  void init(const Ranks& ranks, RankChannel& channel) {
     if (ranks.size == 1) return;
     rank_ = ranks.rank, size_ = ranks.size;
     gpu_index() = ranks.local_rank;
@@ -53,19 +53,19 @@ struct Collectives {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Collectives that are called from here on find what the operations before have written.
+  // Collectives that are called after this see what the operations called before it have written.
   void comm_waits_for_compute() {
     if (size_ == 1) return;
     CUDA_CHECK(cudaEventRecord(operations_, gpu().stream));
     CUDA_CHECK(cudaStreamWaitEvent(stream_, operations_, 0));
   }
-  // Operations that are called from here on find what the collectives before have written.
+  // Operations that are called after this see what the collectives called before it have written.
   void compute_waits_for_comm() {
     if (size_ == 1) return;
     CUDA_CHECK(cudaEventRecord(collectives_, stream_));
     CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, collectives_, 0));
   }
-  // Operations that are called after await(index) find what the collectives before the latest mark(index) have written.
+  // Operations that are called after await(index) see what the collectives called before the latest mark(index) have written.
   void mark(size_t index) {
     if (size_ == 1) return;
     while (marks_.size() <= index) {
@@ -78,22 +78,22 @@ struct Collectives {
     if (size_ == 1) return;
     CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, marks_[index], 0));
   }
-  // A moment among the collectives.
-  void record(GpuEvent& moment) { moment.record(stream_); }
+  // Records an event on the collectives' stream.
+  void record(GpuEvent& event) { event.record(stream_); }
 
-  // x (count) = the sum over ranks.
+  // x (count) = the sum of all ranks' x.
   template <class T>
   void all_reduce(T* x, int64_t count) {
     if (size_ == 1) return;
     noted([&] { NCCL_CHECK(ncclAllReduce(x, x, size_t(count), type<T>(), ncclSum, comm_, stream_)); });
   }
-  // The rank-th part of x (count) = the sum over ranks; what the other parts hold then is of no use.
+  // Part rank() of x (count, in size() equal parts) = the sum of all ranks' x; the other parts are undefined afterwards.
   void reduce_scatter(float* x, int64_t count) {
     if (size_ == 1) return;
     const int64_t part = count / size_;
     noted([&] { NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_)); });
   }
-  // x (count) = the ranks' parts (count / ranks), one after the other; a rank's own may lie at its place in x.
+  // x (count) = the ranks' parts (count / size()), concatenated; a rank's own may lie at its place in x.
   template <class T>
   void all_gather(T* x, const T* part, int64_t count) {
     if (size_ == 1) return;
@@ -105,8 +105,8 @@ struct Collectives {
     if (size_ > 1) CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
-  // When all is done. A process that fails does not come here: the channel ends the others.
-  void leave() {
+  // Clean shutdown, after all work. A process that fails does not call it: the channel ends the others.
+  void finalize() {
     if (size_ == 1) return;
     wait();
     NCCL_CHECK(ncclCommDestroy(comm_));

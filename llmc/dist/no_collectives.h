@@ -1,4 +1,4 @@
-// In place of cuda/collectives.h in a build without NCCL: a process is alone, and says so if it is not to be.
+// Collectives of a build without NCCL, in place of collectives.h: for a single process, in which they do nothing.
 #pragma once
 #include <cstddef>             // size_t
 #include <cstdint>             // int64_t
@@ -12,20 +12,21 @@ struct Collectives {
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
+  // Throws UserError if there are several ranks.
   static void check_supported(const Ranks& ranks) {
     if (ranks.size > 1)
       user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it without mpirun "
                  "and --rendezvous", ranks.size);
   }
-  void meet(const Ranks&, RankChannel&) {}
+  void init(const Ranks&, RankChannel&) {}
   constexpr int rank() const { return 0; }
   constexpr int size() const { return 1; }
   void comm_waits_for_compute() {}
   void compute_waits_for_comm() {}
   void mark(size_t) {}
   void await(size_t) {}
-  template <class Moment>
-  void record(Moment&) {}
+  template <class Event>
+  void record(Event&) {}
   void wait() {}
   template <class T>
   void all_reduce(T*, int64_t) {}
@@ -33,5 +34,5 @@ struct Collectives {
   void reduce_scatter(T*, int64_t) {}
   template <class T>
   void all_gather(T*, const T*, int64_t) {}
-  void leave() {}
+  void finalize() {}
 };

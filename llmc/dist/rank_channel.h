@@ -1,10 +1,10 @@
-// What the ranks of a run tell each other beside NCCL, over a TCP connection of each to rank 0 that lasts as long as the run. A thread of
-// every process serves it, and ends the process when a rank dies or hangs: NCCL's collectives would wait for that rank for ever. Whatever
-// the other threads are stuck in, the run ends with one message that names the rank: rank 0's, or if it is rank 0, everybody's.
+// A control channel between the ranks of a run, beside NCCL: a TCP connection of every rank to rank 0 that lasts as long as the run. In every
+// process a thread serves it, and ends the process when a rank dies or hangs: NCCL's collectives would wait for that rank forever. Whatever
+// the other threads are blocked in, the run ends with one message that names the rank. Rank 0 prints it; if rank 0 is the one, all others do.
 //
-//   a rank dies          its connection closes, which the system of its machine sees to
-//   a rank is stopped    its heartbeats stay out, as when a machine loses power
-//   a rank hangs         it does not come to the collective in which others wait (watchdog.h)
+//   a rank dies          its connection is closed, by its machine's system
+//   a rank is stopped    its heartbeats stop, as when a machine loses power
+//   a rank hangs         it does not reach the collective in which others wait (watchdog.h)
 #pragma once
 #include <cstddef>  // size_t
 #include <cstdint>  // uint64_t
@@ -12,51 +12,53 @@
 #include <string>   // std::string
 #include "ranks.h"  // Ranks
 
-// Messages of different topics do not wait for each other: a thread for each topic may send and receive.
+// Messages of different topics do not wait for each other: each topic may be used by a thread of its own.
 enum class Topic : uint32_t { run, checkpoint };
 
 struct RankChannel {
-  RankChannel();  // of a process alone: nobody to send to or receive from, and the rest does nothing
+  RankChannel();  // of a single process: broadcast and check_same_on_all_ranks return at once, watch_progress and finalize do nothing
   RankChannel(const RankChannel&) = delete;
   RankChannel& operator=(const RankChannel&) = delete;
-  ~RankChannel();  // without leave(), the other ranks take this one for dead
+  ~RankChannel();  // without finalize(), the other ranks report that this one has died
 
-  // Meets the other ranks at ranks.rendezvous, or where rank 0 tells them by MPI. Rank 0 returns when all have come, the others when rank
-  // 0 has let them in. Throws UserError if they have not come after patience_seconds, with their numbers, or if rank 0 refuses this one.
-  // hang_seconds: how long a rank may be silent, or let others wait; 0: for ever.
-  void open(const Ranks& ranks, double hang_seconds, double patience_seconds = 300);
+  // Connects to the other ranks, at ranks.rendezvous or, with MPI, where rank 0 tells them. Rank 0 returns when all are connected, the others
+  // when rank 0 has accepted them. Throws UserError if not all have connected within timeout_seconds, with their numbers, if rank 0 rejects
+  // this one, or if it cannot listen. hang_seconds: for how long a rank may be silent, or let others wait; 0: without limit. Does nothing
+  // for a single process.
+  void open(const Ranks& ranks, double hang_seconds, double timeout_seconds = 300);
   bool is_open() const;
 
-  // Between rank 0 and any other. send returns at once; receive waits for the next message of the topic from that rank, in the order in
-  // which they were sent. Neither has errors: if a rank is gone, so is this process.
+  // Between rank 0 and any other. send does not wait; receive waits for the next message of the topic from that rank, in the order of
+  // sending. Neither fails: if a rank is lost, this process ends. Both may be called only while the channel is open.
   void send(int to, Topic topic, const std::string& bytes);
   std::string receive(int from, Topic topic);
 
-  // The next two are called by every rank, in the same order, by the thread that has Topic::run.
-  void broadcast(void* bytes, size_t count);  // bytes = rank 0's
-  std::string broadcast(const std::string& text);
-  // Throws UserError on every rank, the same, that names the first rank whose `mine` is not rank 0's, and the first line that differs. No
-  // rank returns before all have called it.
+  // The next two are called by every rank, in the same order, by the thread that uses Topic::run.
+  void broadcast(void* bytes, size_t count);  // bytes (count) = rank 0's
+  std::string broadcast(const std::string& text);  // returns rank 0's text
+  // Throws the same UserError on every rank if the text `mine` of some rank differs from rank 0's. It names `what`, the first such rank and
+  // the first line that differs. No rank returns before all have called it.
   void check_same_on_all_ranks(const char* what, const std::string& mine);
 
-  // From here on, when all ranks have called it, they are expected to come to the same collectives. What the pointers point to, which
-  // the GPU writes, stays until leave().
+  // From the time that all ranks have called it, they are expected to reach the same collectives. The GPU counts in *begun those that it has
+  // reached, in *done those that it has finished; the memory must stay valid until finalize().
   void watch_progress(const volatile uint64_t* begun, const volatile uint64_t* done);
 
-  // Ends the run because of an error of this rank. Rank 0 prints `error: ` and the text, with the rank if it is another one's. Most
-  // errors meet every rank: one of another rank waits for a second whether rank 0 has it too.
+  // Ends the run because of an error of this rank. Rank 0 prints `error: ` and the text, preceded by the rank if it is another one's. Most
+  // errors occur on all ranks: for another rank's error, rank 0 waits a second for its own.
   [[noreturn]] void end_run(const std::string& error);
 
-  // In peace: from here on nobody's end is an accident. Waits until the others leave, too, but for no more than five seconds.
-  void leave();
+  // Clean shutdown: from here on the end of a process is no error. Waits until all others have called it, but at most five seconds.
+  void finalize();
 
  private:
   friend struct WatchdogPause;
   struct State;
-  std::unique_ptr<State> state_;  // null for a process alone
+  std::unique_ptr<State> state_;  // null for a single process
 };
 
-// While it lives this rank does something that others don't (rank 0 prints a sample or waits for the disk): its being late is no hang.
+// While it exists, this rank does something that the others don't (rank 0 prints a sample or waits for the disk), and is not reported as
+// hanging for being late.
 struct WatchdogPause {
   explicit WatchdogPause(RankChannel& channel);
   WatchdogPause(const WatchdogPause&) = delete;

@@ -5,12 +5,13 @@
 #include <cstdlib>             // getenv, strtol
 #include "llmc/utils/error.h"  // user_error
 
+// The number in an environment variable, or `otherwise` if it is not set.
 static int number_of(const char* variable, int otherwise) {
   const char* text = getenv(variable);
   return text != nullptr ? int(strtol(text, nullptr, 10)) : otherwise;
 }
 
-// The number of processes that somebody has started together with this one and that speak MPI; 1 if nobody has.
+// The number of processes that were started together by MPI, this one included; 1 if it was not started by MPI.
 static int started_by_mpi() {
   const int ranks = number_of("OMPI_COMM_WORLD_SIZE", 0);  // mpirun
   if (ranks > 0) return ranks;

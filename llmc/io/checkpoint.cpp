@@ -1,15 +1,12 @@
 #include "checkpoint.h"
-#include <cctype>                    // isdigit
-#include <cerrno>                    // errno
-#include <cstring>                   // strerror
-#include <filesystem>                // directory_iterator, remove_all, equivalent
-#include <fstream>                   // std::ifstream
-#include <map>                       // std::map
-#include <nlohmann/json.hpp>         // nlohmann::ordered_json
-#include "llmc/model/config_json.h"  // write_config_json
-#include "crc32c.h"                  // crc32c, crc32c_combine
-#include "durable_file.h"            // write_file_durably, rename_durably, sync_folder
-#include "llmc/utils/error.h"        // user_error, UserError
+#include <cctype>               // isdigit
+#include <cstring>              // strlen
+#include <filesystem>           // directory_iterator, remove_all, equivalent
+#include <map>                  // std::map
+#include <nlohmann/json.hpp>    // nlohmann::ordered_json
+#include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
+#include "llmc/utils/files.h"   // write_file_durably, rename_durably, sync_folder, read_whole_file
+#include "llmc/utils/error.h"   // user_error, UserError
 
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
@@ -22,18 +19,16 @@ static const int state_format = 3;
 // ----------------------------------------------------------------------------
 // Writing
 
-static std::string hex(uint32_t checksum) { return format("%08x", unsigned(checksum)); }
-
 static json to_json(const SafetensorsChecksums& sums) {
   json tensors = json::object();
-  for (const auto& [name, checksum] : sums.tensors) tensors[name] = hex(checksum);
-  return {{"header", hex(sums.header)}, {"tensors", tensors}};
+  for (const auto& [name, checksum] : sums.tensors) tensors[name] = crc32c_hex(checksum);
+  return {{"header", crc32c_hex(sums.header)}, {"tensors", tensors}};
 }
 
 // A JSON object's text, less the "\n}" at its end, completed by its own checksum as the last member. The checksum is of what stands
 // before it, and what stands behind it is always the same: no byte can be another one unnoticed.
 static std::string sealed(const std::string& body) {
-  return body + ",\n \"checksum\": \"" + hex(crc32c(body.data(), body.size())) + "\"\n}\n";
+  return body + ",\n \"checksum\": \"" + crc32c_hex(crc32c(body.data(), body.size())) + "\"\n}\n";
 }
 
 static std::string state_text(const RunState& state, const json& checksums) {
@@ -57,39 +52,39 @@ static std::string folder_in(const std::string& out, const char* prefix, int64_t
 }
 
 // {"step": 1000, "pieces": {"wte.weight.m": [elements, checksum], ...}}
-static std::string report_text(int64_t step, const ModelLayout& model, const std::vector<MomentPiece>& pieces) {
-  const std::vector<SafetensorsSpec> specs = moment_specs(model);
+static std::string report_text(int64_t step, const ParameterTable& table, const std::vector<MomentPiece>& pieces) {
+  const std::vector<SafetensorsSpec> specs = moment_specs(table);
   json by_tensor = json::object();
   for (size_t i = 0; i < specs.size(); i++) by_tensor[specs[i].name] = {pieces[i].count, pieces[i].checksum};
   return json({{"step", step}, {"pieces", by_tensor}}).dump();
 }
 
-std::string write_checkpoint_part(const std::string& out, int64_t step, const ModelLayout& model, const float* m, const float* v) {
+std::string write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m, const float* v) {
   try {
     const std::string path = folder_in(out, unfinished_prefix, step) + "/optimizer.safetensors";
-    return report_text(step, model, write_moment_shard(path, model, m, v));
+    return report_text(step, table, write_moment_shard(path, table, m, v));
   } catch (const std::exception& e) {  // no room in memory, too
     return std::string(error_prefix) + e.what();
   }
 }
 
-// What a rank reports to have written, in the order of moment_specs. Throws UserError if that is an error, or not what its slices hold.
-static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step, const ModelLayout& model) {
+// What a rank reports to have written, in the order of moment_specs. Throws UserError if that is an error, or not what its shard holds.
+static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step, const ParameterTable& table) {
   if (report.rfind(error_prefix, 0) == 0)
-    user_error("rank %d could not write its slices: %s", rank, report.c_str() + strlen(error_prefix));
-  ParameterTable table = model.table;
-  table.shard.index = rank;
-  const std::vector<SafetensorsSpec> specs = moment_specs(model);
+    user_error("rank %d could not write its shard: %s", rank, report.c_str() + strlen(error_prefix));
+  ParameterTable its_table = table;
+  its_table.shard.index = rank;
+  const std::vector<SafetensorsSpec> specs = moment_specs(table);
   std::vector<MomentPiece> pieces;
   try {
     const json j = json::parse(report), &by_tensor = j.at("pieces");
     if (j.at("step") != step) user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump().c_str(), (long long)step);
     for (size_t i = 0; i < specs.size(); i++) {
       const json& piece = by_tensor.at(specs[i].name);
-      const FilePart part = own_moment({model.config, model.plan, table}, int(i % table.specs.size()));
+      const FilePart part = own_moment(its_table, int(i % table.specs.size()));
       pieces.push_back({part.count, piece.at(1).get<uint32_t>()});
       if (piece != json({pieces[i].count, pieces[i].checksum}))
-        user_error("rank %d reports %s for tensor %s, of which its slice has %lld elements", rank, piece.dump().c_str(),
+        user_error("rank %d reports %s for tensor %s, of which its shard has %lld elements", rank, piece.dump().c_str(),
                    specs[i].name.c_str(), (long long)part.count);
     }
   } catch (const json::exception& e) {
@@ -99,10 +94,10 @@ static std::vector<MomentPiece> read_report(const std::string& report, int rank,
 }
 
 // The tensors' checksums from those of their pieces, [rank][tensor].
-static SafetensorsChecksums join_pieces(uint32_t header, const ModelLayout& model, const std::vector<std::vector<MomentPiece>>& pieces) {
+static SafetensorsChecksums join_pieces(uint32_t header, const ParameterTable& table, const std::vector<std::vector<MomentPiece>>& pieces) {
   SafetensorsChecksums sums;
   sums.header = header;
-  for (const SafetensorsSpec& spec : moment_specs(model)) {
+  for (const SafetensorsSpec& spec : moment_specs(table)) {
     uint32_t checksum = 0;
     for (const std::vector<MomentPiece>& of_rank : pieces) {
       const MomentPiece& piece = of_rank[sums.tensors.size()];
@@ -113,38 +108,55 @@ static SafetensorsChecksums join_pieces(uint32_t header, const ModelLayout& mode
   return sums;
 }
 
-std::string write_checkpoint(const std::string& out, const RunState& state, const ModelLayout& model, const FetchTensor& fetch_weight,
-                             const float* m, const float* v, const OtherRanks& others, const std::string& tokenizer) {
-  CHECK(model.table.shard.index == 0 && bool(others.tell) == (model.table.shard.count > 1));
-  const std::string temporary = folder_in(out, unfinished_prefix, state.step), folder = folder_in(out, "step_", state.step);
-  enum { to_be_told, writing, done } others_are = others.tell ? to_be_told : done;
-  try {
-    make_folders(temporary);
-    // On disk before the others, who may be on other machines, look for it.
-    const uint32_t header = lay_out_moment_file(temporary + "/optimizer.safetensors", model);
-    if (others.tell) others_are = writing, others.tell(true);
-    json checksums;
-    const std::string config = write_config_json(temporary + "/config.json", model.config);
-    checksums["config.json"] = hex(crc32c(config.data(), config.size()));
-    if (!tokenizer.empty()) {
-      write_file_durably(temporary + "/tokenizer.json", tokenizer);
-      checksums["tokenizer.json"] = hex(crc32c(tokenizer.data(), tokenizer.size()));
-    }
-    checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", model, fetch_weight));
-    std::vector<std::vector<MomentPiece>> pieces = {write_moment_shard(temporary + "/optimizer.safetensors", model, m, v)};
-    if (others.tell) {
-      const std::vector<std::string> reports = others.reports();
+// Writes all files but state.json into the folder `temporary`. Returns what state.json says of them. `tell` and `reports` as in OtherRanks,
+// or null in a process alone.
+static json write_files(const std::string& temporary, const ParameterTable& table, const CheckpointContents& c, const OtherRanks& others) {
+  const std::string moments = temporary + "/optimizer.safetensors";
+  make_folders(temporary);
+  const uint32_t header = lay_out_moment_file(moments, table);  // on disk before the other ranks, maybe on other machines, look for it
+  if (others.tell) others.tell(true);
+  json checksums;
+  auto write_text = [&](const char* name, const std::string& text) {
+    write_file_durably(temporary + "/" + name, text);
+    checksums[name] = crc32c_hex(crc32c(text.data(), text.size()));
+  };
+  write_text("config.json", c.config_json);
+  if (!c.tokenizer_json.empty()) write_text("tokenizer.json", c.tokenizer_json);
+  checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", table, c.fetch_weight));
+  std::vector<std::vector<MomentPiece>> pieces = {write_moment_shard(moments, table, c.m, c.v)};
+  if (others.tell) {
+    const std::vector<std::string> reports = others.reports();
+    CHECK(int(reports.size()) == table.shard.count - 1);
+    for (const std::string& report : reports) pieces.push_back(read_report(report, int(pieces.size()), c.state.step, table));
+  }
+  checksums["optimizer.safetensors"] = to_json(join_pieces(header, table, pieces));
+  return checksums;
+}
+
+std::string write_checkpoint(const std::string& out, const ParameterTable& table, const CheckpointContents& contents,
+                             const OtherRanks& others) {
+  CHECK(table.shard.index == 0 && bool(others.tell) == (table.shard.count > 1));
+  const int64_t step = contents.state.step;
+  const std::string temporary = folder_in(out, unfinished_prefix, step), folder = folder_in(out, "step_", step);
+  // The same calls, and how far they have come.
+  enum { not_told, writing, done } others_are = others.tell ? not_told : done;
+  OtherRanks tracked;
+  if (others.tell) {
+    tracked.tell = [&](bool begin) { others_are = writing, others.tell(begin); };
+    tracked.reports = [&] {
+      auto reports = others.reports();
       others_are = done;
-      CHECK(int(reports.size()) == model.table.shard.count - 1);
-      for (const std::string& report : reports) pieces.push_back(read_report(report, int(pieces.size()), state.step, model));
-    }
-    checksums["optimizer.safetensors"] = to_json(join_pieces(header, model, pieces));
-    write_file_durably(temporary + "/state.json", state_text(state, checksums));
+      return reports;
+    };
+  }
+  try {
+    const json checksums = write_files(temporary, table, contents, tracked);
+    write_file_durably(temporary + "/state.json", state_text(contents.state, checksums));
     sync_folder(temporary);
     rename_durably(temporary, folder);
   } catch (...) {
-    // Nobody writes into a folder that is being removed, and no report is left for the next checkpoint.
-    if (others_are == to_be_told) others.tell(false);
+    // No rank writes into a folder that is being removed, and no report is left for the next checkpoint.
+    if (others_are == not_told) others.tell(false);
     if (others_are == writing) others.reports();
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
@@ -226,15 +238,9 @@ std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int
 // ----------------------------------------------------------------------------
 // Reading
 
-static std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // state.json, if it is what write_checkpoint wrote.
 static json read_state(const std::string& path) {
-  const std::string text = read_text(path);
+  const std::string text = read_whole_file(path);
   const size_t seal = sealed("").size();
   if (text.size() < seal || sealed(text.substr(0, text.size() - seal)) != text)
     user_error("%s: is damaged, or of another version of this program: its checksum does not fit", path.c_str());
@@ -258,8 +264,8 @@ static void with_state(const std::string& checkpoint, F f) {
 
 static void demand_equal(const std::string& what, uint32_t found, const json& expected) {
   const std::string text = expected.get<std::string>();
-  if (hex(found) != text)
-    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), hex(found).c_str(), text.c_str());
+  if (crc32c_hex(found) != text)
+    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), crc32c_hex(found).c_str(), text.c_str());
 }
 
 void verify_checkpoint(const std::string& checkpoint) {
@@ -267,7 +273,7 @@ void verify_checkpoint(const std::string& checkpoint) {
     const json& checksums = state.at("checksums");
     for (const char* name : {"config.json", "tokenizer.json"}) {
       if (name == std::string("tokenizer.json") && !checksums.contains(name)) continue;
-      const std::string path = checkpoint + "/" + name, text = read_text(path);
+      const std::string path = checkpoint + "/" + name, text = read_whole_file(path);
       demand_equal(path + ":", crc32c(text.data(), text.size()), checksums.at(name));
     }
     for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
@@ -299,10 +305,10 @@ RunState read_run_state(const std::string& checkpoint) {
   return state;
 }
 
-void read_weights(const std::string& folder, const ModelLayout& model, const StoreTensor& store_weight) {
-  read_weight_file(folder + "/model.safetensors", model, store_weight);
+void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight) {
+  read_weight_file(folder + "/model.safetensors", table, store_weight);
 }
 
-void read_moments(const std::string& checkpoint, const ModelLayout& model, const StoreTensor& store_m, const StoreTensor& store_v) {
-  read_moment_shard(checkpoint + "/optimizer.safetensors", model, store_m, store_v);
+void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m, const StoreTensor& store_v) {
+  read_moment_shard(checkpoint + "/optimizer.safetensors", table, store_m, store_v);
 }

@@ -1,15 +1,16 @@
 #include "safetensors.h"
-#include <fcntl.h>             // open, fallocate
-#include <sys/mman.h>          // mmap, munmap
-#include <sys/stat.h>          // fstat
-#include <unistd.h>            // pwrite, fsync, ftruncate, close
-#include <algorithm>           // std::sort, std::count
-#include <cerrno>              // errno
-#include <cstring>             // memcpy, memchr, strerror
-#include <nlohmann/json.hpp>   // nlohmann::json, ordered_json
-#include <set>                 // std::set
-#include "crc32c.h"            // crc32c
-#include "llmc/utils/error.h"  // user_error, format, CHECK
+#include <fcntl.h>              // open, fallocate
+#include <sys/mman.h>           // mmap, munmap
+#include <sys/stat.h>           // fstat
+#include <unistd.h>             // fsync, ftruncate, close
+#include <algorithm>            // std::sort, std::count
+#include <cerrno>               // errno
+#include <cstring>              // memcpy, memchr, strerror
+#include <nlohmann/json.hpp>    // nlohmann::json, ordered_json
+#include <set>                  // std::set
+#include "llmc/utils/crc32c.h"  // crc32c
+#include "llmc/utils/error.h"   // user_error, format, CHECK
+#include "llmc/utils/files.h"   // FileDescriptor, write_all
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors files are little-endian, and so is this code");
 
@@ -22,10 +23,10 @@ static const size_t kMaxPrinted = 80;                // characters of a file's s
 static const char* const kMetadataKey = "__metadata__";
 
 // ----------------------------------------------------------------------------
-// Small things: names that are safe to print, dtypes, products, conversions
+// Helpers: quoting names, dtypes, sizes, conversions
 
-// A string out of a file, for a message: in quotes, all but printable ASCII escaped, cut when long.
-static std::string printable(const std::string& text) {
+// A string from a file, for a message: in quotes, everything but printable ASCII escaped, cut after kMaxPrinted characters.
+static std::string escaped(const std::string& text) {
   std::string shown;
   for (unsigned char c : text) {
     std::string next = c == '\\' ? "\\\\" : c < 0x20 || c > 0x7e ? format("\\x%02x", c) : std::string(1, c);
@@ -35,7 +36,7 @@ static std::string printable(const std::string& text) {
   return "'" + shown + "'";
 }
 
-// Bytes per element; 0 for a dtype we do not know.
+// Bytes per element; 0 for an unknown dtype.
 static int64_t dtype_bytes(const std::string& dtype) {
   static const std::map<std::string, int64_t> bytes = {
       {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
@@ -45,8 +46,8 @@ static int64_t dtype_bytes(const std::string& dtype) {
   return found == bytes.end() ? 0 : found->second;
 }
 
-// *bytes = the product of the shape times element_bytes; false if it overflows. A 0 does not excuse the other
-// dimensions: their product in any order must fit, so that num_elements() is safe.
+// *bytes = the product of the shape times element_bytes; false if it overflows. Dimensions of 0 are
+// left out of the check for overflow: the product of the others must fit, so that num_elements() is safe.
 static bool byte_size(const std::vector<int64_t>& shape, int64_t element_bytes, int64_t* bytes) {
   int64_t product = element_bytes;
   for (int64_t dim : shape)
@@ -78,8 +79,8 @@ static float float_from_f16(uint16_t bits) {
 }
 
 // ----------------------------------------------------------------------------
-// The header. It is read as a stream of events, not into a tree: a tree would keep one of two equal keys in silence,
-// and would be built, however deep, before anyone could refuse it.
+// The header. It is parsed as a stream of events, not into a tree: a tree would silently keep one of two equal keys,
+// and would be built, however deep, before it could be refused.
 
 struct HeaderReader : nlohmann::json_sax<json> {
   HeaderReader(const std::string& path, std::vector<SafetensorsTensor>& tensors, std::map<std::string, size_t>& index,
@@ -106,25 +107,25 @@ struct HeaderReader : nlohmann::json_sax<json> {
     if (place == kTop) {
       name = text;
       if (name == kMetadataKey ? seen_metadata : index.count(name))
-        fail("the header has %s twice", printable(name).c_str());
+        fail("the header has %s twice", escaped(name).c_str());
       if (name == kMetadataKey) seen_metadata = true;
       else index[name] = tensors.size();
     } else if (place == kTensor) {
       field = text;
       if (field != "dtype" && field != "shape" && field != "data_offsets")
-        fail("tensor %s has an unknown field %s", printable(name).c_str(), printable(field).c_str());
+        fail("tensor %s has an unknown field %s", escaped(name).c_str(), escaped(field).c_str());
       if (!fields.insert(field).second)
-        fail("tensor %s has its %s twice", printable(name).c_str(), field.c_str());
+        fail("tensor %s has its %s twice", escaped(name).c_str(), field.c_str());
     } else {
       field = text;
-      if (metadata.count(field)) fail("%s has %s twice", kMetadataKey, printable(field).c_str());
+      if (metadata.count(field)) fail("%s has %s twice", kMetadataKey, escaped(field).c_str());
     }
     return true;
   }
 
   bool end_object() override {
     if (place == kTensor) end_tensor();
-    place = kTop;  // after the outermost object nothing but white space can come, so kTop will do there too
+    place = kTop;  // after the outermost object only white space can follow, so kTop is correct there too
     return true;
   }
 
@@ -154,13 +155,13 @@ struct HeaderReader : nlohmann::json_sax<json> {
       offsets.push_back(number);
     } else {
       if (tensors.back().shape.size() == kMaxDimensions)
-        fail("tensor %s has more than %zu dimensions", printable(name).c_str(), kMaxDimensions);
+        fail("tensor %s has more than %zu dimensions", escaped(name).c_str(), kMaxDimensions);
       tensors.back().shape.push_back(int64_t(number));
     }
     return true;
   }
 
-  bool number_integer(int64_t) override { wrong_type(); }  // comes for negative numbers only
+  bool number_integer(int64_t) override { wrong_type(); }  // called for negative numbers only
   bool number_float(double, const std::string&) override { wrong_type(); }  // and for integers of more than 64 bits
   bool null() override { wrong_type(); }
   bool boolean(bool) override { wrong_type(); }
@@ -177,10 +178,10 @@ struct HeaderReader : nlohmann::json_sax<json> {
     user_error("%s: %s", path.c_str(), format(fmt, args...).c_str());
   }
 
-  // A value that does not belong where it stands.
+  // A value of a type that its place does not allow.
   [[noreturn]] void wrong_type() {
     if (place == kMetadata || name == kMetadataKey) fail("%s is not an object of strings", kMetadataKey);
-    const std::string tensor = printable(name);
+    const std::string tensor = escaped(name);
     if (place == kTop) fail("tensor %s is not an object", tensor.c_str());
     if (field == "dtype") fail("tensor %s: its dtype is not a string", tensor.c_str());
     if (field == "shape")
@@ -190,16 +191,16 @@ struct HeaderReader : nlohmann::json_sax<json> {
 
   void end_tensor() {
     for (const char* needed : {"dtype", "shape", "data_offsets"})
-      if (!fields.count(needed)) fail("tensor %s has no %s", printable(name).c_str(), needed);
+      if (!fields.count(needed)) fail("tensor %s has no %s", escaped(name).c_str(), needed);
     tensors.back().begin = offsets[0];
     tensors.back().end = offsets[1];
   }
 
   enum Place { kOutside, kTop, kMetadata, kTensor, kList };  // a list is a shape or data_offsets
   Place place = kOutside;
-  std::string name, field;       // the keys that we are under
+  std::string name, field;       // the keys of the current value
   bool seen_metadata = false;
-  std::set<std::string> fields;  // that the current tensor has had
+  std::set<std::string> fields;  // of the current tensor, so far
   std::vector<size_t> offsets;
   const std::string& path;
   std::vector<SafetensorsTensor>& tensors;
@@ -209,10 +210,10 @@ struct HeaderReader : nlohmann::json_sax<json> {
 
 // Throws unless t's bytes lie in the data part and are as many as its shape and dtype need.
 static void check_tensor(const std::string& path, const SafetensorsTensor& t, size_t data_bytes) {
-  const std::string where = path + ": tensor " + printable(t.name);
+  const std::string where = path + ": tensor " + escaped(t.name);
   const int64_t element_bytes = dtype_bytes(t.dtype);
   int64_t bytes;
-  if (element_bytes == 0) user_error("%s has the unknown dtype %s", where.c_str(), printable(t.dtype).c_str());
+  if (element_bytes == 0) user_error("%s has the unknown dtype %s", where.c_str(), escaped(t.dtype).c_str());
   if (!byte_size(t.shape, element_bytes, &bytes)) user_error("%s: its shape overflows 63 bits", where.c_str());
   if (t.begin > t.end) user_error("%s begins at byte %zu, after its end, %zu", where.c_str(), t.begin, t.end);
   if (t.end > data_bytes)
@@ -222,7 +223,7 @@ static void check_tensor(const std::string& path, const SafetensorsTensor& t, si
     user_error("%s has %zu bytes, but its shape and dtype need %zu", where.c_str(), t.end - t.begin, size_t(bytes));
 }
 
-// Throws unless the tensors, each in order by itself, cover the data part exactly once.
+// Throws unless the tensors, each of which check_tensor has passed, cover the data part exactly once.
 static void check_cover(const std::string& path, const std::vector<SafetensorsTensor>& tensors, size_t data_bytes) {
   std::vector<const SafetensorsTensor*> sorted;
   for (const SafetensorsTensor& t : tensors) sorted.push_back(&t);
@@ -233,11 +234,11 @@ static void check_cover(const std::string& path, const std::vector<SafetensorsTe
   const SafetensorsTensor* previous = nullptr;
   for (const SafetensorsTensor* t : sorted) {
     if (t->begin < covered)
-      user_error("%s: tensors %s and %s overlap", path.c_str(), printable(previous->name).c_str(),
-                 printable(t->name).c_str());
+      user_error("%s: tensors %s and %s overlap", path.c_str(), escaped(previous->name).c_str(),
+                 escaped(t->name).c_str());
     if (t->begin > covered)
       user_error("%s: bytes %zu to %zu, before tensor %s, belong to no tensor", path.c_str(), covered, t->begin,
-                 printable(t->name).c_str());
+                 escaped(t->name).c_str());
     covered = t->end;
     previous = t;
   }
@@ -246,24 +247,20 @@ static void check_cover(const std::string& path, const std::vector<SafetensorsTe
 }
 
 // ----------------------------------------------------------------------------
-// The reader
-
-FileDescriptor::~FileDescriptor() {
-  if (fd >= 0) close(fd);
-}
+// Reading
 
 void Unmap::operator()(const uint8_t* start) const { munmap(const_cast<uint8_t*>(start), bytes); }
 
 // The whole of the file at path, mapped.
 static std::unique_ptr<const uint8_t[], Unmap> map_file(const std::string& path) {
-  // O_NONBLOCK: opening a pipe that nobody writes to must not wait. It means nothing for a regular file.
+  // O_NONBLOCK: opening a pipe without a writer must not block. It has no effect on a regular file.
   FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.fd < 0 && errno == ENOENT) user_error("%s: no such file", path.c_str());
   struct stat info;
   if (file.fd < 0 || fstat(file.fd, &info) != 0) user_error("%s: cannot open it: %s", path.c_str(), strerror(errno));
   if (S_ISDIR(info.st_mode)) user_error("%s: is a folder, not a safetensors file", path.c_str());
   if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", path.c_str());
-  const size_t bytes = size_t(info.st_size);
+  const size_t bytes = info.st_size;
   if (bytes < kLengthBytes)
     user_error("%s: is not a safetensors file: it has only %zu bytes", path.c_str(), bytes);
   void* start = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
@@ -276,7 +273,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(m
   uint64_t header_bytes;
   memcpy(&header_bytes, file_.get(), kLengthBytes);
   if (header_bytes > after_length)
-    user_error("%s: is not a safetensors file, or is cut short: its header should have %llu bytes, and %zu are there",
+    user_error("%s: is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has %zu",
                path.c_str(), (unsigned long long)header_bytes, after_length);
   if (header_bytes > kMaxHeaderBytes)
     user_error("%s: its header of %zu bytes is longer than the format's limit, %zu", path.c_str(),
@@ -287,7 +284,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(m
 
   if (header_bytes == 0 || header[0] != '{')
     user_error("%s: its header is not a JSON object: it does not begin with {", path.c_str());
-  // The parser takes a zero byte for the end of its input and would not look at what follows.
+  // The parser takes a zero byte for the end of its input and would ignore what follows.
   if (const void* zero = memchr(header, 0, header_bytes))
     user_error("%s: the header is not valid JSON (at its byte %zu)", path.c_str(),
                size_t(static_cast<const char*>(zero) - header) + 1);
@@ -319,10 +316,10 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& t, float* out, int64_t f
   if (count == -1) count = num_elements - first;
 
   auto convert = [&](float (*from_bits)(uint16_t)) {
-    const uint8_t* from = data_ + t.begin + size_t(first) * sizeof(uint16_t);
+    const uint8_t* from = data_ + t.begin + first * sizeof(uint16_t);
     for (int64_t i = 0; i < count; i++) {
       uint16_t bits;
-      memcpy(&bits, from + size_t(i) * sizeof(bits), sizeof(bits));  // a header of any length: nothing is aligned
+      memcpy(&bits, from + i * sizeof(bits), sizeof(bits));  // the header has any length, so nothing is aligned
       out[i] = from_bits(bits);
     }
   };
@@ -330,34 +327,24 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& t, float* out, int64_t f
   else if (t.dtype == "BF16") convert(float_from_bf16);
   else if (t.dtype != "F32")
     user_error("%s: tensor %s is %s; only F32, F16 and BF16 can be read as floats", path_.c_str(),
-               printable(t.name).c_str(), t.dtype.c_str());
-  else if (count > 0) memcpy(out, data_ + t.begin + size_t(first) * sizeof(float), size_t(count) * sizeof(float));
+               escaped(t.name).c_str(), t.dtype.c_str());
+  else if (count > 0) memcpy(out, data_ + t.begin + first * sizeof(float), count * sizeof(float));
 }
 
 // ----------------------------------------------------------------------------
-// The writer
+// Writing
 
 [[noreturn]] static void cannot_write(const std::string& path) {
   user_error("%s: cannot write it: %s", path.c_str(), strerror(errno));
 }
 
-// All of the bytes, at that place. A write that is cut short (full disk, file size limit, more than 2 GiB at once)
-// reports no error; the next attempt, at the rest, does.
-static void write_all(const std::string& path, int fd, const void* bytes, size_t count, size_t offset) {
-  const char* next = static_cast<const char*>(bytes);
-  while (count > 0) {
-    const ssize_t written = pwrite(fd, next, count, off_t(offset));
-    if (written < 0 && errno == EINTR) continue;
-    if (written == 0) errno = ENOSPC;  // no progress and no reason: do not try forever
-    if (written <= 0) cannot_write(path);
-    next += written;
-    offset += size_t(written);
-    count -= size_t(written);
-  }
+// All of the bytes, at that offset.
+static void write_at(const std::string& path, int fd, const void* bytes, size_t count, size_t offset) {
+  if (write_all(fd, bytes, count, int64_t(offset)) != count) cannot_write(path);
 }
 
-// Makes the file `bytes` long. Reserving the space finds a full disk now and not at the end of the checkpoint; where
-// the file system cannot do that, write_f32() or finish() will.
+// Makes the file `bytes` long. Reserving the space detects a full disk now and not at the end of the checkpoint; where
+// the file system cannot reserve space, write_f32() or finish() detects it.
 static void set_size(const std::string& path, int fd, size_t bytes) {
   int failed;
   do failed = fallocate(fd, 0, 0, off_t(bytes));
@@ -378,10 +365,10 @@ static std::string make_header(const std::vector<SafetensorsSpec>& specs, std::m
     CHECK(byte_size(spec.shape, sizeof(float), &bytes));
     CHECK(!header.contains(spec.name));
     const size_t begin = *data_bytes;
-    *data_bytes += size_t(bytes);
+    *data_bytes += bytes;
     header[spec.name] = {{"dtype", "F32"}, {"shape", spec.shape}, {"data_offsets", {begin, *data_bytes}}};
   }
-  // Metadata can be a user's text in any encoding: replace what is not UTF-8 rather than fail.
+  // Metadata can be a user's text in any encoding: what is not UTF-8 is replaced.
   std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t length = text.size();
@@ -395,14 +382,14 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   const std::string header = make_header(specs, metadata, &data_bytes);
   file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file_.fd < 0) cannot_write(path_);
-  write_all(path_, file_.fd, header.data(), header.size(), 0);
+  write_at(path_, file_.fd, header.data(), header.size(), 0);
   header_checksum_ = crc32c(header.data(), header.size());
   set_size(path_, file_.fd, header.size() + data_bytes);
   size_t offset = header.size();
   for (const SafetensorsSpec& spec : specs) {
     const int64_t count = SafetensorsTensor{"", "", spec.shape, 0, 0}.num_elements();
     places_.push_back({offset, count});
-    offset += size_t(count) * sizeof(float);
+    offset += count * sizeof(float);
   }
 }
 
@@ -414,7 +401,7 @@ SafetensorsWriter SafetensorsWriter::attach(const std::string& path) {
   if (writer.file_.fd < 0) cannot_write(path);
   for (const SafetensorsTensor& t : layout.tensors()) {
     if (t.dtype != "F32")
-      user_error("%s: tensor %s is %s; only F32 can be written", path.c_str(), printable(t.name).c_str(),
+      user_error("%s: tensor %s is %s; only F32 can be written", path.c_str(), escaped(t.name).c_str(),
                  t.dtype.c_str());
     writer.places_.push_back({layout.data_offset() + t.begin, t.num_elements()});
   }
@@ -425,7 +412,7 @@ void SafetensorsWriter::write_f32(size_t index, const float* data, int64_t first
   CHECK(file_.fd >= 0 && index < places_.size());
   const Place& place = places_[index];
   CHECK(0 <= first && 0 <= count && first <= place.count && count <= place.count - first);
-  write_all(path_, file_.fd, data, size_t(count) * sizeof(float), place.offset + size_t(first) * sizeof(float));
+  write_at(path_, file_.fd, data, count * sizeof(float), place.offset + first * sizeof(float));
 }
 
 void SafetensorsWriter::finish() {
@@ -434,6 +421,6 @@ void SafetensorsWriter::finish() {
   do failed = fsync(file_.fd);
   while (failed && errno == EINTR);
   if (failed) cannot_write(path_);
-  const int fd = std::exchange(file_.fd, -1);  // closed whatever close() says: it must not be closed twice
+  const int fd = std::exchange(file_.fd, -1);  // closed even if close() fails: it must not be closed twice
   if (close(fd) != 0 && errno != EINTR) cannot_write(path_);
 }

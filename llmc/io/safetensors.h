@@ -1,14 +1,15 @@
-// safetensors files: eight bytes with the header's length, the header (JSON: each tensor's dtype, shape and place),
-// then the tensors' bytes. The reader maps the file and believes nothing in it; the writer lays the whole file out
-// first, so that any number of writers can then fill in their slices.
+// safetensors files: eight bytes with the header's length, the header (JSON: each tensor's dtype, shape and offsets),
+// then the tensors' bytes. Reading maps the file and checks everything in the header; writing lays the whole file out
+// first, so that any number of writers can then write their shards.
 #pragma once
-#include <cstddef>  // size_t
-#include <cstdint>  // int64_t, uint8_t
-#include <map>      // std::map
-#include <memory>   // std::unique_ptr
-#include <string>   // std::string
-#include <utility>  // std::exchange, std::pair
-#include <vector>   // std::vector
+#include <cstddef>             // size_t
+#include <cstdint>             // int64_t, uint8_t
+#include <map>                 // std::map
+#include <memory>              // std::unique_ptr
+#include <string>              // std::string
+#include <utility>             // std::pair
+#include <vector>              // std::vector
+#include "llmc/utils/files.h"  // FileDescriptor
 
 // ----------------------------------------------------------------------------
 // Reading
@@ -17,13 +18,13 @@ struct SafetensorsTensor {
   std::string name;
   std::string dtype;           // "F32", "F16", "BF16", "I64", ...
   std::vector<int64_t> shape;  // [] is a scalar, one element; a dimension may be 0
-  size_t begin, end;           // where its bytes lie in the data part
+  size_t begin, end;           // its bytes in the data part
 
   int64_t num_elements() const;  // the product of the shape
 };
 
-// What tells whether a file is still as it was written: the CRC-32C of its header, with the eight bytes before it, and of each tensor's
-// bytes, in the header's order. Together they cover every byte.
+// CRC-32C checksums that cover every byte of a file: of the header with the eight bytes before it, and of each tensor's bytes, in the
+// header's order.
 struct SafetensorsChecksums {
   uint32_t header = 0;
   std::vector<std::pair<std::string, uint32_t>> tensors;
@@ -35,11 +36,11 @@ struct Unmap {
   void operator()(const uint8_t* start) const;
 };
 
-// A safetensors file, mapped for reading. Throws UserError, `<path>: <what is wrong>`, for anything that is not
-// wholly in order: each tensor's place must lie in the file and fit its shape and dtype, and together they must cover
-// the data part once, without overlaps or holes. The memory used is in proportion to the bytes of header that are
-// there (at most 100 MB of them), whatever numbers it claims. As with any mapping, the process dies (SIGBUS) if
-// another one shortens the file while we read it: replace files by renaming.
+// A safetensors file, mapped for reading. The constructor throws UserError, `<path>: <what is wrong>`, for any file
+// that is not valid: each tensor's bytes must lie in the file and fit its shape and dtype, and together they must cover
+// the data part once, without overlaps or holes. The memory used is proportional to the header's actual
+// bytes (at most 100 MB), whatever sizes it claims. As with any mapping, the process dies (SIGBUS) if another one
+// shortens the file while it is read: replace files by renaming.
 struct SafetensorsFile {
   explicit SafetensorsFile(const std::string& path);
 
@@ -73,41 +74,28 @@ struct SafetensorsSpec {
   std::vector<int64_t> shape;
 };
 
-// An open file; closed at the end of its life.
-struct FileDescriptor {
-  int fd = -1;
-
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd, other.fd);
-    return *this;
-  }
-  ~FileDescriptor();
-};
-
 // A file of F32 tensors, in the order of `specs`. Once the constructor returns it has its header and full size, with
-// the disk space reserved where the file system can do that; the tensors hold zeros until somebody writes them. Such
+// the disk space reserved where the file system can do that; the tensors hold zeros until they are written. Such
 // a file reads like a finished one, so write it under another name and rename it when all writers are done. Every
 // failure (a full disk, a missing folder, a quota) is a UserError with the path and the system's reason; the file
-// then stays as far as it got. Metadata gets "format": "pt" unless it has a format, since transformers wants one.
+// then stays as it is. Metadata gets "format": "pt" unless it has a format, since transformers wants one.
 struct SafetensorsWriter {
   SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,
                     const std::map<std::string, std::string>& metadata = {});
 
-  // One more writer, maybe of another process, to a file that a SafetensorsWriter has laid out.
+  // Another writer, possibly in another process, to a file that a SafetensorsWriter has laid out. Throws UserError if
+  // the file is not a valid safetensors file of F32 tensors, or cannot be opened for writing.
   static SafetensorsWriter attach(const std::string& path);
 
-  // Elements first ... first + count - 1 of tensor `index` (place in specs) = data[0 ... count - 1]. Threads may call
-  // it at once for slices that do not overlap.
+  // Elements first ... first + count - 1 of tensor `index` (in specs) = data[0 ... count - 1]. Safe to call from several
+  // threads at once for ranges that do not overlap. Throws UserError if writing fails.
   void write_f32(size_t index, const float* data, int64_t first, int64_t count) const;
 
-  // The CRC-32C of the header as it was to be written: what the disk made of it is not asked.
+  // The CRC-32C of the header as passed to the system; it is not read back.
   uint32_t header_checksum() const { return header_checksum_; }
 
-  // Forces what was written here to the disk and closes the file. Only when it has returned is the data safe: without
-  // it, errors that the system reports late are lost.
+  // fsyncs what was written here and closes the file. The data is safe only once this has returned: without it, errors
+  // that the system reports late are lost. Throws UserError for such an error.
   void finish();
 
  private:

@@ -1,8 +1,7 @@
 #include "config_json.h"
-#include <fstream>                 // std::ifstream
-#include <nlohmann/json.hpp>       // nlohmann::ordered_json
-#include "llmc/io/durable_file.h"  // write_file_durably
-#include "llmc/utils/error.h"      // user_error
+#include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include "llmc/utils/files.h"  // try_read_file
+#include "llmc/utils/error.h"  // user_error
 
 using json = nlohmann::ordered_json;
 
@@ -22,30 +21,12 @@ static T config_value(const json& config, const std::string& path, const char* k
   return it->get<T>();
 }
 
-ModelConfig read_config_json(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  std::ifstream file(path);
-  if (!file) user_error("%s: cannot be read; a model is a folder with config.json and model.safetensors", path.c_str());
-  json config = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object()) user_error("%s: not a JSON object", path.c_str());
-
-  auto required = [&](const char* key) { return config_value<int>(config, path, key, nullptr); };
+// Keys of Hugging Face's GPT-2 that would make it another function. (Dropout is none: it is off here.)
+static void check_known_function(const json& config, const std::string& path, const ModelConfig& c) {
   auto optional = [&](const char* key, auto fallback) { return config_value(config, path, key, &fallback); };
-  ModelConfig c;
-  c.num_layers = required("n_layer");
-  c.num_heads = required("n_head");
-  c.channels = required("n_embd");
-  c.max_seq_len = required("n_positions");
-  c.vocab_size = required("vocab_size");
-  c.layer_norm_eps = optional("layer_norm_epsilon", 1e-5);
-  c.bias = optional("bias", true);
-  c.num_skip_layer = optional("num_skip_layer", 0);
-  c.num_skip_head = optional("num_skip_head", 0);
-
-  // Keys of Hugging Face's GPT-2 that would make it another function. (Dropout is none: it is off here.)
-  std::string type = optional("model_type", std::string("gpt2"));
+  const std::string type = optional("model_type", std::string("gpt2"));
   if (type != "gpt2") user_error("%s: model_type is \"%s\"; only gpt2 is known", path.c_str(), type.c_str());
-  std::string act = optional("activation_function", std::string("gelu_new"));
+  const std::string act = optional("activation_function", std::string("gelu_new"));
   if (act != "gelu_new" && act != "gelu_pytorch_tanh")
     user_error("%s: activation_function is \"%s\"; only gelu_new is known", path.c_str(), act.c_str());
   if (optional("n_inner", 4 * c.channels) != 4 * c.channels)
@@ -55,29 +36,66 @@ ModelConfig read_config_json(const std::string& folder) {
   if (!optional("tie_word_embeddings", true))
     user_error("%s: tie_word_embeddings is false; only a tied lm_head is known", path.c_str());
   if (optional("add_cross_attention", false)) user_error("%s: add_cross_attention is true; it is not known", path.c_str());
+}
+
+ModelConfig read_config_json(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  const std::optional<std::string> text = try_read_file(path);
+  if (!text) user_error("%s: cannot be read; a model is a folder with config.json and model.safetensors", path.c_str());
+  const json config = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) user_error("%s: not a JSON object", path.c_str());
+
+  ModelConfig c;
+  visit_fields(c, [&](const ConfigField& field, auto& value) {
+    const auto fallback = value;
+    value = config_value(config, path, field.json, field.required ? nullptr : &fallback);
+  });
+  check_known_function(config, path, c);
   try {
     validate(c);
   } catch (const UserError& e) {
     user_error("%s: %s", path.c_str(), e.what());
   }
+  c.wiring = normalized(c.wiring);
   return c;
 }
 
-std::string write_config_json(const std::string& path, const ModelConfig& c) {
+std::string config_json(const ModelConfig& c) {
   json config = {{"architectures", {"GPT2LMHeadModel"}},
                  {"model_type", "gpt2"},
-                 {"n_layer", c.num_layers},
-                 {"n_head", c.num_heads},
-                 {"n_embd", c.channels},
-                 {"n_positions", c.max_seq_len},
-                 {"vocab_size", c.vocab_size},
-                 {"layer_norm_epsilon", c.layer_norm_eps},
                  {"activation_function", "gelu_new"},
-                 {"tie_word_embeddings", true},
-                 {"bias", c.bias},
-                 {"num_skip_layer", c.num_skip_layer},
-                 {"num_skip_head", c.num_skip_head}};
-  const std::string text = config.dump(1) + "\n";
-  write_file_durably(path, text);
-  return text;
+                 {"tie_word_embeddings", true}};
+  visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
+  return config.dump(1) + "\n";
+}
+
+ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
+  ModelConfig c;
+  auto override_field = [&](const ConfigField& field, auto& value) {
+    if constexpr (std::is_same_v<decltype(value), int&>) {
+      const auto it = field.option != nullptr ? o.overrides.find(field.option) : o.overrides.end();
+      if (it != o.overrides.end() && it->second) value = *it->second;
+    }
+  };
+  from_folder = !config_from_preset(o.model, c);
+  if (from_folder) {
+    if (!std::filesystem::is_directory(o.model))
+      user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder", o.model.c_str());
+    c = read_config_json(o.model);
+    visit_shape_fields(c, [&](const ConfigField& field, auto&) {
+      if (field.option == nullptr) return;
+      const auto it = o.overrides.find(field.option);
+      if (it != o.overrides.end() && it->second)
+        user_error("-e %s: a folder's model has its shape; leave out %s", o.model.c_str(), field.option);
+    });
+    if (o.no_bias && c.bias) user_error("-e %s: a folder's model has its shape; leave out --no-bias", o.model.c_str());
+  } else {
+    visit_shape_fields(c, override_field);
+    c.bias = !o.no_bias;
+    c.wiring = default_wiring(c.num_layers, c.num_heads);
+  }
+  visit_wiring_fields(c.wiring, override_field);
+  validate(c);
+  c.wiring = normalized(c.wiring);
+  return c;
 }

@@ -1,11 +1,15 @@
-// A model folder's config.json: Hugging Face's GPT-2 keys plus num_skip_layer, num_skip_head and bias.
+// A model folder's config.json: Hugging Face's GPT-2 keys plus those of the wiring and `bias`.
 #pragma once
 #include <string>    // std::string
-#include "config.h"  // ModelConfig
+#include "config.h"  // ModelConfig, ModelOptions
 
-// Reads FOLDER/config.json. A GPT-2 that says nothing of skips has none. Throws UserError if there is no such file, it is not
+// Reads FOLDER/config.json. A GPT-2 that says nothing of a wiring is plain. Throws UserError if there is no such file, it is not
 // valid, or it describes something that this program does not compute.
 ModelConfig read_config_json(const std::string& folder);
 
-// Returns the text. Throws UserError if it cannot be written.
-std::string write_config_json(const std::string& path, const ModelConfig& config);
+// The text of such a file. Two configs are of the same model if their texts are the same.
+std::string config_json(const ModelConfig& config);
+
+// The model that the command line describes: a preset, changed by --layers and so on, or a folder's config.json, whose shape cannot be
+// changed but whose wiring can. `from_folder` tells which it was: then the weights are read, else initialised. Throws UserError.
+ModelConfig model_config(const ModelOptions& options, bool& from_folder);

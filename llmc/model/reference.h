@@ -1,7 +1,7 @@
 // GPT-2 with skip-layer attention, written to be checked by eye: forward, backward and AdamW as loops over indices.
 // It is what the trainer is measured against, so it shares nothing with it but ModelConfig, and takes no shortcut:
 // nothing is fused, recomputed, tiled or left out. Keys and values are concatenated as the paper's listing does, and
-// K/V heads that nobody reads are projected all the same (their gradient comes out as zero by itself).
+// K/V heads that no head attends to are projected all the same (their gradient comes out as zero by itself).
 //
 // B batch, T length, C channels, L layers, h heads of size hs = C / h, V vocabulary; shapes in the order of memory.
 // An Array is an activation, (B, T, something) unless said otherwise; a Tensor is a parameter, its gradient or its
@@ -300,18 +300,18 @@ Array<Real> join_thirds(const Array<Real>& q, const Array<Real>& k, const Array<
   return qkv;
 }
 
-// The listing's torch.cat: the first `split` channels of `own`, the others of `lent`; all (B, T, C).
+// The listing's torch.cat: the first `split` channels of `own`, the others of `skipped`; all (B, T, C).
 template <class Real>
-Array<Real> concatenate_heads(const Array<Real>& own, const Array<Real>& lent, int split, int C) {
+Array<Real> concatenate_heads(const Array<Real>& own, const Array<Real>& skipped, int split, int C) {
   Array<Real> out(own.size());
-  for (size_t i = 0; i < out.size(); i++) out[i] = int(i % C) < split ? own[i] : lent[i];
+  for (size_t i = 0; i < out.size(); i++) out[i] = int(i % C) < split ? own[i] : skipped[i];
   return out;
 }
 
-// Both lenders get their share of the concatenation's gradient: d_own, d_lent += .
+// Both get their part of the concatenation's gradient: d_own, d_skipped += .
 template <class Real>
-void concatenate_heads_backward(const Array<Real>& d_out, Array<Real>& d_own, Array<Real>& d_lent, int split, int C) {
-  for (size_t i = 0; i < d_out.size(); i++) (int(i % C) < split ? d_own : d_lent)[i] += d_out[i];
+void concatenate_heads_backward(const Array<Real>& d_out, Array<Real>& d_own, Array<Real>& d_skipped, int split, int C) {
+  for (size_t i = 0; i < d_out.size(); i++) (int(i % C) < split ? d_own : d_skipped)[i] += d_out[i];
 }
 
 template <class Real>
@@ -325,8 +325,8 @@ void add_into(Array<Real>& sum, const Array<Real>& term) {
 template <class Real>
 struct LayerCache {
   Norm<Real> ln_1;
-  Array<Real> q, k_own, v_own;  // (B, T, C)     what this layer projects, and lends
-  Array<Real> k, v;             // (B, T, C)     what it attends to: own heads, then borrowed ones
+  Array<Real> q, k_own, v_own;  // (B, T, C)     what this layer projects, for itself and higher layers
+  Array<Real> k, v;             // (B, T, C)     what it attends to: own heads, then those of the source layer
   Array<Real> probs;            // (B, h, T, T)
   Array<Real> heads_out;        // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
@@ -350,15 +350,15 @@ struct Result {
   Array<Real> token_losses;  // (B, T)  -log p(target)
 };
 
-// The layer whose own keys and values the last n_h heads of layer l read; l itself where there is nothing to borrow.
-inline int lender(const ModelConfig& config, int l) {
-  const bool borrows = config.num_skip_head > 0 && l >= config.num_skip_layer;
-  return borrows ? l - config.num_skip_layer : l;
+// The layer whose own keys and values the last n_h heads of layer l attend to; l itself where there is none n_l layers below.
+inline int source_layer(const ModelConfig& config, int l) {
+  const bool skips = config.wiring.num_skip_head > 0 && l >= config.wiring.num_skip_layer;
+  return skips ? l - config.wiring.num_skip_layer : l;
 }
 
-// Where, in the C channels of a layer's keys and values, the borrowed heads begin.
+// Where, in the C channels of a layer's keys and values, those of another layer begin.
 inline int split_channel(const ModelConfig& config) {
-  return (config.num_heads - config.num_skip_head) * config.head_size();
+  return (config.num_heads - config.wiring.num_skip_head) * config.head_size();
 }
 
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
@@ -390,9 +390,9 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     layer.q = take_third(qkv, 0, C);
     layer.k_own = take_third(qkv, 1, C);
     layer.v_own = take_third(qkv, 2, C);
-    const LayerCache<Real>& lending = acts.layers[lender(config, l)];
-    layer.k = concatenate_heads(layer.k_own, lending.k_own, split_channel(config), C);
-    layer.v = concatenate_heads(layer.v_own, lending.v_own, split_channel(config), C);
+    const LayerCache<Real>& source = acts.layers[source_layer(config, l)];
+    layer.k = concatenate_heads(layer.k_own, source.k_own, split_channel(config), C);
+    layer.v = concatenate_heads(layer.v_own, source.v_own, split_channel(config), C);
     attention(layer.q, layer.k, layer.v, layer.probs, layer.heads_out, B, T, config.num_heads, config.head_size());
     add_into(x, linear(params, h + ".attn.c_proj", layer.heads_out));
     // x += c_proj(gelu(c_fc(ln_2(x))))
@@ -448,7 +448,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   }
   Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);  // of the residual stream
 
-  // Gradients of what each layer projected, collected from every layer that reads it. The borrower, l + n_l, comes
+  // Gradients of what each layer projected, collected from every layer that attends to it. That layer, l + n_l, comes
   // first on the way down, so they are complete once layer l has added its own.
   std::vector<Array<Real>> d_k_own(L, Array<Real>(N * C)), d_v_own(L, Array<Real>(N * C));
   for (int l = L - 1; l >= 0; l--) {
@@ -463,7 +463,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     Array<Real> d_q, d_k, d_v;
     attention_backward(layer.q, layer.k, layer.v, layer.probs, d_heads_out, d_q, d_k, d_v, B, T, config.num_heads,
                        config.head_size());
-    const int from = lender(config, l);
+    const int from = source_layer(config, l);
     concatenate_heads_backward(d_k, d_k_own[l], d_k_own[from], split_channel(config), C);
     concatenate_heads_backward(d_v, d_v_own[l], d_v_own[from], split_channel(config), C);
     const Array<Real> d_qkv = join_thirds(d_q, d_k_own[l], d_v_own[l], C);

@@ -15,11 +15,11 @@ void BackgroundWriter::start(int64_t step, std::function<void(SaveResult&)> writ
   result_.step = step;
   done_ = false;
   thread_ = std::thread([this, write = std::move(write)] {
-    omp_set_num_threads(1);  // of this thread: the others are for training
+    omp_set_num_threads(1);  // for this thread only: training uses the others
     const double start = seconds_now();
     try {
       write(result_);
-    } catch (const std::exception& e) {  // no room in memory, too, is no reason to end the run
+    } catch (const std::exception& e) {  // includes std::bad_alloc: a failed checkpoint does not end the run
       result_.error = e.what();
     }
     result_.seconds = seconds_now() - start;

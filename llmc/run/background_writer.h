@@ -1,4 +1,4 @@
-// A thread that writes checkpoints while training goes on. It touches host memory and files alone: a device is the training thread's.
+// A thread that writes checkpoints while training continues. It uses host memory and files only: the device belongs to the training thread.
 #pragma once
 #include <atomic>      // std::atomic
 #include <cstdint>     // int64_t
@@ -9,27 +9,27 @@
 
 struct SaveResult {
   int64_t step = 0;     // of the checkpoint
-  std::string folder;   // the complete checkpoint; "" if there is none
+  std::string folder;   // the complete checkpoint; "" if writing failed
   std::string error;    // what went wrong; "" if nothing did
   double seconds = 0;   // from the start of writing to its end
 };
 
-// One piece of work at a time. Whatever is under way is done before the object is gone.
+// Runs one job at a time. The destructor waits for it.
 struct BackgroundWriter {
   BackgroundWriter() = default;
   ~BackgroundWriter();
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  // Begins to call write(result) on another thread, which sets result.folder; what it throws becomes result.error. What it reads
-  // stays as it is until result() has told of it. Nothing else may be under way, or done without having been told of.
+  // Calls write(result) on another thread; write sets result.folder, and what it throws becomes result.error. What it reads must not change
+  // until result() has returned its result. No other job may be running, or finished but not yet returned by result().
   void start(int64_t step, std::function<void(SaveResult&)> write);
 
-  // What became of the last start(), once; nothing if it is still under way, which `wait` waits for, or there was none.
+  // The result of the last start(), once; nullopt if there is none, or if it is still running and `wait` is false.
   std::optional<SaveResult> result(bool wait);
 
  private:
   std::thread thread_;
-  std::atomic<bool> done_ = false;  // the thread does not touch result_ any more
+  std::atomic<bool> done_ = false;  // the thread no longer accesses result_
   SaveResult result_;
 };

@@ -1,14 +1,15 @@
 #include "logger.h"
-#include <fcntl.h>                 // open
-#include <unistd.h>                // write, close
-#include <cerrno>                  // errno
-#include <cstdio>                  // fprintf
-#include <cstring>                 // strerror
-#include <filesystem>              // exists, rename
-#include <fstream>                 // std::ifstream
-#include <nlohmann/json.hpp>       // nlohmann::ordered_json
-#include "llmc/io/durable_file.h"  // write_file_durably, rename_durably
-#include "llmc/utils/error.h"      // user_error, format
+#include <fcntl.h>             // open
+#include <unistd.h>            // close
+#include <cerrno>              // errno
+#include <cstdio>              // fprintf
+#include <cstring>             // strerror
+#include <filesystem>          // exists, rename
+#include <fstream>             // std::ifstream
+#include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include <utility>             // std::exchange
+#include "llmc/utils/files.h"  // write_all, write_file_durably, rename_durably
+#include "llmc/utils/error.h"  // user_error, format
 
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
@@ -38,7 +39,7 @@ void RunLog::resume(const std::string& out, int64_t step) {
   std::ifstream old(path_);
   while (std::getline(old, line)) {
     json j = json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!j.is_object()) break;  // a line that was cut short when the run was killed
+    if (!j.is_object()) break;  // a line that was incomplete when the run was killed
     if (j.value("step", int64_t(0)) <= step) kept += line + "\n";
   }
   write_file_durably(path_ + ".tmp", kept);
@@ -52,7 +53,7 @@ static json to_json(const LogFields& fields) {
   return j;
 }
 
-// Bytes of a text that are not UTF-8 become U+FFFD rather than an exception.
+// Invalid UTF-8 becomes U+FFFD rather than an exception.
 static std::string dump(const json& j) { return j.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 void RunLog::write(const LogFields& fields) { write_line(dump(to_json(fields))); }
@@ -61,19 +62,11 @@ void RunLog::write(const char* key, const LogFields& fields) { write_line(dump(j
 void RunLog::write_line(const std::string& line) {
   if (fd_ < 0) return;
   waiting_ += line + "\n";
-  while (!waiting_.empty()) {
-    const ssize_t written = ::write(fd_, waiting_.data(), waiting_.size());
-    if (written >= 0) {
-      waiting_.erase(0, size_t(written));
-    } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
-      if (!disk_full_) fprintf(stderr, "error: %s: cannot be written: %s; its lines wait for room\n", path_.c_str(), strerror(errno));
-      disk_full_ = true;
-      return;
-    } else if (errno != EINTR) {
-      user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
-    }
-  }
-  disk_full_ = false;
+  waiting_.erase(0, write_all(fd_, waiting_.data(), waiting_.size()));
+  const bool was_full = std::exchange(disk_full_, !waiting_.empty());
+  if (!disk_full_) return;
+  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+  if (!was_full) fprintf(stderr, "error: %s: cannot be written: %s; its lines wait for room\n", path_.c_str(), strerror(errno));
 }
 
 void RunLog::finish() {

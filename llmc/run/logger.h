@@ -1,4 +1,4 @@
-// The run's record: OUT/log.jsonl, one JSON object a line, numbers with all their digits.
+// The log of a run: OUT/log.jsonl, one JSON object a line, numbers in full precision.
 #pragma once
 #include <cstdint>  // int64_t
 #include <string>   // std::string
@@ -11,30 +11,30 @@ struct LogField {
 };
 using LogFields = std::vector<LogField>;
 
-// Without a folder it swallows everything. A line is on its way to the disk when write() returns, or, if the disk is full, waits in
-// memory for room, which stderr says once. Any other failure is a UserError.
+// Until create() or resume() is called, lines are discarded. When write() returns, the line has been passed to the system; if the disk is
+// full, it is kept in memory until there is room, and stderr says so once. Any other failure is a UserError.
 struct RunLog {
   RunLog() = default;
   ~RunLog();
   RunLog(const RunLog&) = delete;
   RunLog& operator=(const RunLog&) = delete;
 
-  // A new log in folder `out`; an older one there is kept as log.1.jsonl, log.2.jsonl, ...
+  // Starts a new log in folder `out`; an existing one is renamed to log.1.jsonl, log.2.jsonl, ... Throws UserError if it cannot.
   void create(const std::string& out);
-  // Goes on with the log of a run that is resumed after `step` updates: what it had logged of later ones is dropped.
+  // Continues the log of a run that is resumed after `step` updates: lines of later steps are dropped. Throws UserError if it cannot.
   void resume(const std::string& out, int64_t step);
 
   void write(const LogFields& fields);                    // {"key": value, ...}
   void write(const char* key, const LogFields& fields);   // {key: {"key": value, ...}}
 
-  // Throws UserError if there are lines for which the disk still has no room.
+  // Throws UserError if the disk still has no room for some lines.
   void finish();
 
  private:
   std::string path_;
   int fd_ = -1;
-  std::string waiting_;      // what the disk had no room for
-  bool disk_full_ = false;   // and that has been said
+  std::string waiting_;      // lines that the disk had no room for
+  bool disk_full_ = false;   // and stderr has said so
   void open(int flags);
   void write_line(const std::string& line);
 };

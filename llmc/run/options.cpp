@@ -1,11 +1,9 @@
 #include "options.h"
-#include <CLI/CLI.hpp>               // CLI::App
-#include <cmath>                     // std::isfinite
-#include <filesystem>                // is_directory
-#include <sstream>                   // std::istringstream
-#include "llmc/model/config_json.h"  // read_config_json
-#include "llmc/utils/error.h"        // user_error
-#include "schedule.h"                // Schedule::known
+#include <CLI/CLI.hpp>         // CLI::App
+#include <cmath>               // std::isfinite
+#include <sstream>             // std::istringstream
+#include "llmc/utils/error.h"  // user_error
+#include "schedule.h"          // Schedule::known
 
 static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume) {
   // An option given twice counts as it was given last, so that a command can be repeated with changes at its end.
@@ -15,29 +13,23 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
 
   const char* data = "Data";
   app.add_option("-i,--train-data", o.train_data,
-                 "training tokens: a file or a quoted glob of them, llm.c shards or headerless uint16")->group(data);
+                 "training tokens: a file or a quoted glob of them, llm.c shards or headerless uint16; not needed with -x 0")->group(data);
   app.add_option("-j,--val-data", o.val_data, "validation tokens, likewise; none: no validation")->group(data);
-  app.add_flag("--shuffle", o.shuffle, "read the windows of T tokens in a random order, another each epoch; "
+  app.add_flag("--shuffle", o.shuffle, "read the sequences of T tokens in a random order, another each epoch; "
                "otherwise one after the other")->group(data);
   app.add_option("--tokenizer", o.tokenizer,
                  "what tokens stand for, for samples and in checkpoints: bytes, or GPT-2's vocabulary in any format that data/tokenize takes; "
                  "none: samples are numbers; default: what the model's folder has with it, or the data's")->group(data);
 
   const char* model = "Model";
-  app.add_option("-e,--model", o.model,
+  app.add_option("-e,--model", o.model.model,
                  "a preset (d12, d24, d36, d48: GPT-2 124M, 350M, 774M, 1558M; gpt3:CHANNELS), or a folder with config.json and "
                  "model.safetensors to start from")->group(model);
-  app.add_option("--layers", o.layers, "layers, in place of the preset's")->group(model);
-  app.add_option("--heads", o.heads, "attention heads a layer, in place of the preset's")->group(model);
-  app.add_option("--channels", o.channels, "channels, a multiple of the heads, in place of the preset's")->group(model);
-  app.add_option("--vocab-size", o.vocab_size, "tokens in the vocabulary, in place of the preset's 50257")->group(model);
-  app.add_option("--max-seq-len", o.max_seq_len, "positions that the model can tell apart, in tokens, at least T; in place of the "
-                 "preset's 1024 or 2048")->group(model);
-  app.add_option("--skip-layers", o.skip_layers,
-                 "n_l: a borrowing head reads the K/V of the layer this many below; default: 3/4 of the layers")->group(model);
-  app.add_option("--skip-heads", o.skip_heads,
-                 "n_h: how many heads of a layer, the last ones, borrow; 0: plain GPT-2; default: 3/4 of the heads")->group(model);
-  app.add_flag("--no-bias", o.no_bias, "no biases in linear and LayerNorm layers")->group(model);
+  ModelConfig fields;
+  visit_fields(fields, [&](const ConfigField& field, auto&) {
+    if (field.option != nullptr) app.add_option(field.option, o.model.overrides[field.option], field.help)->group(model);
+  });
+  app.add_flag("--no-bias", o.model.no_bias, "no biases in linear and LayerNorm layers")->group(model);
   app.add_flag("--keep-dead-kv", o.keep_dead_kv,
                "project K/V that no head reads, as the paper's code does: the same losses, slower; for comparison")->group(model);
 
@@ -68,11 +60,11 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("--seed", o.seed, "seed of initial weights, shuffling and samples")->group(optimizer);
 
   const char* ranks = "Ranks (mpirun -np N, or --rendezvous)";
-  app.add_option("--zero", o.zero, "of several ranks: 1: each keeps the optimizer state of a slice of every layer (ZeRO-1); 0: of all "
+  app.add_option("--zero", o.zero, "of several ranks: 1: each keeps the optimizer state of its shard of every layer (ZeRO-1); 0: of all "
                  "parameters")->group(ranks);
   app.add_option("--hang-timeout", o.hang_timeout, "end the run, naming the rank, if one does not answer or keeps the others waiting for "
                  "so many seconds; 0: never")->group(ranks);
-  app.add_option("--rendezvous", o.ranks.rendezvous, "where ranks meet without MPI: file:PATH that all can read and rank 0 can write, or "
+  app.add_option("--rendezvous", o.ranks.rendezvous, "how ranks find each other without MPI: file:PATH that all can read and rank 0 can write, or "
                  "tcp:HOST:PORT of rank 0")->configurable(false)->group(ranks);
   app.add_option("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: SLURM_PROCID")
       ->configurable(false)->group(ranks);
@@ -93,10 +85,10 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
       ->configurable(false)->group(output);
   app.add_option("-n,--checkpoint-every", o.checkpoint_every,
                  "write a checkpoint every so many steps; with -o, one is always written after the last")->group(output);
-  app.add_option("-y,--resume", resume, "go on from the newest checkpoint in -o, or start if there is none (-y 0: don't)")
+  app.add_option("-y,--resume", resume, "resume from the newest checkpoint in -o, or start if it has none (-y 0: don't)")
       ->expected(0, 1)->default_str("1")->option_text("[0|1]")->configurable(false)->group(output);
   app.add_option("--resume-from", o.resume_from,
-                 "go on from this checkpoint in -o instead of the newest; later ones are renamed to set_aside_...")
+                 "resume from this checkpoint in -o instead of the newest; later ones are renamed to set_aside_...")
       ->configurable(false)->group(output);
   app.add_option("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all")->group(output);
   app.add_option("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't")->group(output);
@@ -107,7 +99,8 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
 }
 
 static void check_options(const TrainOptions& o) {
-  if (o.train_data.empty()) user_error("no training data; name it with -i (data/README.md says how to make some)");
+  if (o.train_data.empty() && o.steps != 0)
+    user_error("no training data; name it with -i (data/README.md says how to make some), or train no step (-x 0)");
   auto at_least = [](const char* option, int64_t value, int64_t least) {
     if (value < least) user_error("%s %lld: it must be at least %lld", option, (long long)value, (long long)least);
   };
@@ -144,9 +137,10 @@ static void check_options(const TrainOptions& o) {
     if (!(beta >= 0 && beta < 1)) user_error("--beta1 %g --beta2 %g: both must lie in [0, 1)", o.beta1, o.beta2);
   if (!(o.eps > 0 && std::isfinite(o.eps))) user_error("--eps %g: it must be greater than 0", o.eps);
   if (o.out.empty() && !o.resume_from.empty()) user_error("--resume-from: names a checkpoint in a folder; name that too, with -o");
+  if (o.resume && o.train_data.empty()) user_error("-y: resumes training; name its data with -i");
   if (o.out.empty() && o.resume) user_error("-y: resumes from the checkpoints in a folder; name it with -o");
   if (o.out.empty() && o.keep > 0) user_error("--keep: checkpoints need a folder; name it with -o");
-  if (o.keep == 0 && o.keep_every > 0) user_error("--keep-every: says what --keep leaves standing; without that all stay");
+  if (o.keep == 0 && o.keep_every > 0) user_error("--keep-every: says which of those that --keep removes are kept; give --keep too");
   if (o.out.empty() && o.checkpoint_every > 0) user_error("-n: checkpoints need a folder; name it with -o");
 }
 
@@ -180,29 +174,4 @@ bool parse_options(int argc, char** argv, TrainOptions& options) {
   check_options(options);
   options.as_toml = without_empty_values(app.config_to_str(/*default_also=*/true));
   return true;
-}
-
-ModelConfig model_config(const TrainOptions& o, bool& from_folder) {
-  ModelConfig c;
-  from_folder = !config_from_preset(o.model, c);
-  if (from_folder) {
-    if (!std::filesystem::is_directory(o.model))
-      user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder", o.model.c_str());
-    c = read_config_json(o.model);
-    if (o.layers || o.heads || o.channels || o.vocab_size || o.max_seq_len || (o.no_bias && c.bias))
-      user_error("-e %s: a folder's model has its shape; leave out --layers, --heads, --channels, --vocab-size, "
-                 "--max-seq-len and --no-bias", o.model.c_str());
-  } else {
-    c.num_layers = o.layers.value_or(c.num_layers);
-    c.num_heads = o.heads.value_or(c.num_heads);
-    c.channels = o.channels.value_or(c.channels);
-    c.vocab_size = o.vocab_size.value_or(c.vocab_size);
-    c.max_seq_len = o.max_seq_len.value_or(c.max_seq_len);
-    c.bias = !o.no_bias;
-    set_default_skips(c);
-  }
-  c.num_skip_layer = o.skip_layers.value_or(c.num_skip_layer);
-  c.num_skip_head = o.skip_heads.value_or(c.num_skip_head);
-  validate(c);
-  return c;
 }

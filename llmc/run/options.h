@@ -3,7 +3,7 @@
 #include <cstdint>              // int64_t
 #include <optional>             // std::optional
 #include <string>               // std::string
-#include "llmc/model/config.h"  // ModelConfig
+#include "llmc/model/config.h"  // ModelOptions
 #include "llmc/dist/ranks.h"    // RankOptions
 
 struct TrainOptions {
@@ -12,9 +12,7 @@ struct TrainOptions {
   bool shuffle = false;
   std::string tokenizer;
   // model
-  std::string model = "d12";
-  std::optional<int> layers, heads, channels, vocab_size, max_seq_len, skip_layers, skip_heads;
-  bool no_bias = false;
+  ModelOptions model;
   bool keep_dead_kv = false;
   // batch
   int micro_batch = 4;
@@ -50,7 +48,3 @@ struct TrainOptions {
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError for anything
 // that is not a valid command line; whatever can be judged without looking at files is judged here.
 bool parse_options(int argc, char** argv, TrainOptions& options);
-
-// The model that the options describe: a preset, changed by --layers and so on, or a folder's config.json, whose shape cannot be
-// changed but whose wiring can. `from_folder` says which it was: then the weights are read, else initialised.
-ModelConfig model_config(const TrainOptions& options, bool& from_folder);

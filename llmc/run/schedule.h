@@ -1,4 +1,4 @@
-// The learning rate of a step.
+// Learning-rate schedules.
 #pragma once
 #include <algorithm>  // std::max, std::min
 #include <cmath>      // cos, sqrt
@@ -17,12 +17,13 @@ struct Schedule {
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;
 
+  // Whether `kind` is one of the names above.
   static bool known(const std::string& kind) {
     return kind == "constant" || kind == "cosine" || kind == "linear" || kind == "wsd";
   }
 
-  // The rate of the step-th update; updates count from 1. The first of w warm-up steps has base / w, the last of them base;
-  // the first step after the last would have final_fraction * base.
+  // The learning rate of the step-th update; updates count from 1. Of w warm-up steps the first has base / w and the last base. The decay
+  // would reach final_fraction * base in step total_steps + 1.
   double operator()(int64_t step) const {
     if (step <= warmup_steps) return learning_rate * double(step) / double(warmup_steps);
     if (kind == "constant") return learning_rate;

@@ -1,8 +1,8 @@
-// SIGTERM, SIGINT and SIGUSR1 (which Slurm can send ahead of a time limit) ask a run to stop where it can go on later. A second one, a
-// second or more after the first, ends the process at once, with the exit status of a shell's command that died of it: 128 and the
-// signal's number. Sooner it is the same one: who signals a process and its group, as timeout and mpirun do, signals twice.
+// SIGTERM, SIGINT and SIGUSR1 (which Slurm can send before a time limit) ask a run to stop after the current step, with a checkpoint to
+// resume from. A second signal, at least a second after the first, ends the process at once, with the exit status that a shell reports for
+// it: 128 + the signal's number. One that arrives sooner is ignored: timeout and mpirun signal a process and its group, which is twice.
 //
-// No handler ever runs: a thread waits for these signals, and all others block them. oneDNN's generated code keeps values below the
+// There is no signal handler: a thread waits for these signals, and all others block them. oneDNN's generated code keeps values below the
 // stack pointer, where the kernel would put a handler's frame, and the emulated GPU's fibers have small stacks.
 #pragma once
 #include <pthread.h>  // pthread_sigmask
@@ -14,13 +14,15 @@
 
 inline std::atomic<int> first_stop_signal{0};
 
-// The signal that asked to stop; 0: none yet.
+// The number of the signal that asked to stop; 0: none so far.
 inline int stop_signal() { return first_stop_signal; }
 
+// "SIGTERM", "SIGINT" or "SIGUSR1".
 inline const char* signal_name(int signal) {
   return signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : signal == SIGUSR1 ? "SIGUSR1" : "a signal";
 }
 
+// The body of the thread that waits for `signals`.
 inline void wait_for_stop_signals(sigset_t signals) {
   std::chrono::steady_clock::time_point first_time;
   for (int signal; sigwait(&signals, &signal) == 0;) {
@@ -29,15 +31,15 @@ inline void wait_for_stop_signals(sigset_t signals) {
       first_time = now;
       first_stop_signal = signal;
       static const char text[] = "\nstopping after this step; a second signal stops at once\n";
-      if (write(STDERR_FILENO, text, sizeof text - 1) < 0) {}  // nobody is there to read it
+      if (write(STDERR_FILENO, text, sizeof text - 1) < 0) {}  // stderr is closed
     } else if (now - first_time >= std::chrono::seconds(1)) {
       _exit(128 + signal);
     }
   }
 }
 
-// From here on. The first thing that a process does, so that no thread is there yet, and those to come block what this one blocks. A
-// signal that whoever started us wants ignored stays so, as SIGINT in a shell's background.
+// Starts to handle these signals. Must be called before any thread is started: threads inherit the blocked signals. A signal that the parent
+// process has set to be ignored stays ignored, as SIGINT does for a shell's background jobs.
 inline void handle_stop_signals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -47,5 +49,5 @@ inline void handle_stop_signals() {
   }
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::thread(wait_for_stop_signals, signals).detach();
-  ::signal(SIGXFSZ, SIG_IGN);  // a file that may grow no further is a full disk, for which write() has an error
+  ::signal(SIGXFSZ, SIG_IGN);  // at the file size limit write() then returns an error, as on a full disk
 }

@@ -1,5 +1,5 @@
-// When the parts of a step ran on the device: what --log-level debug writes. A part is a bucket of parameters (parameters.h) and what is
-// done with it: "forward", "backward", "reduce" (of its gradients over the ranks), "gather" (of its weights).
+// When the parts of a step ran on the device, for --log-level debug. A part is a bucket of parameters (parameters.h) and what was done with
+// it: "forward", "backward", "reduce" (of its gradients over the ranks), "gather" (of its weights).
 #pragma once
 #include <cstddef>            // size_t
 #include <cstdint>            // int64_t
@@ -14,13 +14,13 @@ struct TimelineSpan {
   double begin_ms, end_ms;  // since the first step began
 };
 
-// Off, it costs nothing. It sees what is queued piece by piece; nothing of what is replayed as a CUDA graph.
+// Costs nothing while `on` is false. It records eager work only, not what is replayed as a CUDA graph.
 struct Timeline {
   bool on = false;
 
-  // A span from here to the end of the object's life, of operations or, if `collectives` are given, of those.
+  // Records the end of a span when destroyed.
   struct Scope {
-    Timeline* timeline;  // null: nobody wants to know
+    Timeline* timeline;  // null: not recording
     size_t index;
     Collectives* collectives;
 
@@ -30,6 +30,8 @@ struct Timeline {
       if (timeline != nullptr) record(timeline->current_.spans[index].end, collectives);
     }
   };
+  // Begins a span of bucket `bucket` that ends with the returned object, on the collectives' stream if they are given, otherwise on the
+  // stream of operations.
   Scope span(const char* what, size_t bucket, Collectives* collectives = nullptr) {
     if (!in_step_) return {nullptr, 0, nullptr};
     current_.spans.push_back({what, bucket, {}, {}});
@@ -37,7 +39,7 @@ struct Timeline {
     return {this, current_.spans.size() - 1, collectives};
   }
 
-  // Spans from here to end_step are of step `step`. What the last one queued as operations is done.
+  // Spans from here to end_step belong to step `step`. The operations of the step before must have finished.
   void start_step(int64_t step) {
     if (!on) return;
     in_step_ = true;
@@ -48,10 +50,11 @@ struct Timeline {
   }
   void end_step() { in_step_ = false; }
 
-  // The step before the one that was started last; -1: there is none.
+  // The step before the one that was started last; -1: none.
   int64_t previous_step() const { return previous_.zero ? previous_.step : -1; }
 
-  // Its spans. They have passed: the last of them are of collectives, which the step that was started last has waited for.
+  // The spans of previous_step(). Their events have completed: the last are those of collectives, which the step that was started last has
+  // waited for.
   std::vector<TimelineSpan> previous_spans() const {
     std::vector<TimelineSpan> spans;
     for (const Span& s : previous_.spans)
@@ -75,8 +78,8 @@ struct Timeline {
   Step current_, previous_;
   bool in_step_ = false;
 
-  static void record(GpuEvent& moment, Collectives* collectives) {
-    if (collectives != nullptr) collectives->record(moment);
-    else moment.record();
+  static void record(GpuEvent& event, Collectives* collectives) {
+    if (collectives != nullptr) collectives->record(event);
+    else event.record();
   }
 };

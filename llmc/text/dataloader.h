@@ -1,9 +1,9 @@
 // Batches of tokens from memory-mapped files.
 //
-// The tokens of all files are cut into windows: T inputs and, shifted by one, T targets. Window i of a file begins at
-// its token i*T, so windows share one token with the next; none crosses the end of a file. The loader's only state is
-// one integer, the number of the next window; windows count on from epoch to epoch, and what a number stands for is a
-// pure function.
+// The tokens of each file are cut into sequences of T inputs and, shifted by one, T targets. Sequence i of a file begins
+// at its token i*T, so that it shares one token with the next; none crosses the end of a file. The loader's only state is
+// one integer, the number of the next sequence; numbers continue from epoch to epoch, and the tokens of a number are a
+// pure function of it.
 #pragma once
 #include <fcntl.h>              // open
 #include <glob.h>               // glob, globfree
@@ -34,13 +34,13 @@ struct TokenFile {
 
   // Throws UserError if the file cannot be read or is neither of the two formats.
   explicit TokenFile(const std::string& file_path) : path(file_path) {
-    int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a named pipe must not hang us
+    int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: opening a named pipe must not block
     if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
     struct stat info;
     int failed = fstat(fd, &info);
     if (!failed && S_ISREG(info.st_mode) && info.st_size > 0) {
       mapped_bytes_ = info.st_size;
-      mapping_ = mmap(nullptr, size_t(mapped_bytes_), PROT_READ, MAP_PRIVATE, fd, 0);
+      mapping_ = mmap(nullptr, mapped_bytes_, PROT_READ, MAP_PRIVATE, fd, 0);
     }
     int map_error = errno;
     close(fd);
@@ -68,24 +68,24 @@ struct TokenFile {
   }
   ~TokenFile() { unmap(); }
 
-  // How the pages will be read: MADV_SEQUENTIAL or MADV_RANDOM. Only a hint; nothing depends on it.
-  void advise(int advice) const { madvise(mapping_, size_t(mapped_bytes_), advice); }
+  // Tells the kernel how the pages will be read: MADV_SEQUENTIAL or MADV_RANDOM. Only a hint.
+  void advise(int advice) const { madvise(mapping_, mapped_bytes_, advice); }
 
  private:
   void* mapping_ = MAP_FAILED;
   int64_t mapped_bytes_ = 0;
 
   void unmap() {
-    if (mapping_ != MAP_FAILED) munmap(mapping_, size_t(mapped_bytes_));
+    if (mapping_ != MAP_FAILED) munmap(mapping_, mapped_bytes_);
     mapping_ = MAP_FAILED;
   }
 
-  // Tells the formats apart and sets `tokens` and `num_tokens`. llm.c's magic numbers cannot begin a file of GPT-2
-  // tokens: read as uint16 they say 55,238 and more, beyond its vocabulary of 50,257.
+  // Detects the format and sets `tokens` and `num_tokens`. llm.c's magic numbers cannot begin a file of GPT-2 tokens:
+  // read as uint16 they are 55,238 and more, beyond its vocabulary of 50,257.
   void find_tokens() {
     const char* name = path.c_str();
     int32_t header[3] = {0, 0, 0};  // magic, version, number of tokens
-    memcpy(header, mapping_, size_t(std::min<int64_t>(mapped_bytes_, sizeof header)));
+    memcpy(header, mapping_, std::min<int64_t>(mapped_bytes_, sizeof header));
     if (header[0] == shard_magic) {
       if (mapped_bytes_ < shard_header_bytes)
         user_error("%s: truncated: %lld bytes, but a shard's header alone has %lld; make it again", name,
@@ -115,16 +115,16 @@ struct TokenFile {
                  shard_magic);
     if (mapped_bytes_ % 2 != 0)
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
-                 "uint16 tokens; text is made into tokens by data/text.sh",
+                 "uint16 tokens; data/text.sh makes tokens of text",
                  name, (long long)mapped_bytes_, header[0], shard_magic);
     if (looks_like_text())
-      user_error("%s: is text, not tokens; make it into tokens with data/text.sh", name);
+      user_error("%s: is text, not tokens; data/text.sh makes tokens of it", name);
     tokens = static_cast<const uint16_t*>(mapping_);
     num_tokens = mapped_bytes_ / 2;
   }
 
-  // Naming the text itself is an easy slip, and any file of even size would pass for headerless tokens. ASCII text
-  // has no byte outside this range; 64 bytes of tokens all within it would be pairs of rare tokens only.
+  // Naming the text itself is an easy mistake, and any file of even size would pass for headerless tokens. ASCII text
+  // has no byte outside this range; 64 bytes of tokens within it would be rare tokens only.
   bool looks_like_text() const {
     const unsigned char* bytes = static_cast<const unsigned char*>(mapping_);
     int64_t n = std::min<int64_t>(mapped_bytes_, 4096);
@@ -134,9 +134,10 @@ struct TokenFile {
   }
 };
 
-// Throws UserError unless every token is below `vocab_size`. Reads the file once, at the speed of memory.
+// Throws UserError, naming the first one, unless every token is below `vocab_size`. Reads the whole file once, on all
+// threads.
 inline void check_tokens(const TokenFile& file, int vocab_size) {
-  if (vocab_size > 65535) return;  // no uint16 can reach it
+  if (vocab_size > 65535) return;  // no uint16 is larger
   constexpr int64_t block = 1 << 16;
   int largest = 0;
   file.advise(MADV_SEQUENTIAL);
@@ -153,12 +154,12 @@ inline void check_tokens(const TokenFile& file, int vocab_size) {
   int64_t position = 0;
   while (file.tokens[position] < vocab_size) position++;
   user_error("%s: token %d at position %lld is outside the vocabulary of %d; train a model with at least %d on it "
-             "(--vocab-size), or name the data that was made for this one",
+             "(--vocab-size), or name the data that was made for this vocabulary",
              file.path.c_str(), int(file.tokens[position]), (long long)position, vocab_size, largest + 1);
 }
 
-// All files that a glob pattern matches, in the order of their names. Throws UserError, naming the file, if there are
-// none, if one is not a token file, or if one holds a token that is not below `vocab_size`.
+// All files that a glob pattern matches, sorted by name. The constructor throws UserError, naming the file, if no file
+// matches, if one is not a token file, or if one holds a token that is not below `vocab_size`.
 struct TokenShards {
   std::string pattern;
   std::vector<TokenFile> files;
@@ -173,7 +174,7 @@ struct TokenShards {
   }
 
  private:
-  // A file that has exactly the pattern as its name is meant itself, whatever *, ? and [ are in it.
+  // A file whose name is exactly the pattern is taken, even if the name has *, ? or [ in it.
   std::vector<std::string> matching_paths() const {
     struct stat info;
     if (stat(pattern.c_str(), &info) == 0) return {pattern};
@@ -190,8 +191,9 @@ struct TokenShards {
 };
 
 // A permutation of 0 .. n-1 for each (seed, epoch), computed one element at a time in O(1) memory: a Feistel network
-// over the next even power of two, walked along its cycle until it comes back into range (Black and Rogaway 2002,
-// "Ciphers with arbitrary finite domains"). The domain is below 4n, so the walk takes fewer than 4 steps on average.
+// over the next even power of two, applied until the result is in range (cycle walking; Black and Rogaway 2002,
+// "Ciphers with arbitrary finite domains"). The domain is smaller than 4n, so that takes fewer than 4 steps on average.
+// 0 <= index < n.
 inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64_t n) {
   CHECK(index >= 0 && index < n);
   int half_bits = 1;
@@ -211,18 +213,18 @@ inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64
   return int64_t(x);
 }
 
-// Reads windows in the order of their numbers. Number w belongs to epoch w / num_sequences; unshuffled it is window w %
-// num_sequences (with one file, row b of micro-batch s of rank r of N so begins at token ((s*N + r)*B + b)*T), shuffled every
-// epoch has another order.
+// Reads sequences in the order of their numbers. Number s belongs to epoch s / num_sequences; unshuffled it is sequence
+// s % num_sequences (with one file, row b of micro-batch m of rank r of N begins at token ((m*N + r)*B + b)*T), shuffled
+// each epoch has another order.
 struct DataLoader {
   TokenShards shards;
-  int T;                    // tokens in a window
+  int T;                    // tokens in a sequence
   bool shuffle;
   uint64_t seed;            // of the shuffled orders
   int64_t num_sequences = 0;  // in one epoch
-  int64_t next_sequence = 0;  // the position, from 0 on without end, which who trains moves; save it and set it to go on from there
+  int64_t next_sequence = 0;  // the position, counted from 0 over all epochs. The caller advances it, saves it, and sets it to resume
 
-  // Throws UserError as TokenShards does, and if no file has the T + 1 tokens of a window.
+  // Throws UserError as TokenShards does, and if no file has the T + 1 tokens of a sequence.
   DataLoader(const std::string& glob_pattern, int vocab_size, int seq_len, bool shuffled = false,
              uint64_t shuffle_seed = 0)
       : shards(glob_pattern, vocab_size), T(seq_len), shuffle(shuffled), seed(shuffle_seed) {
@@ -235,13 +237,12 @@ struct DataLoader {
       file.advise(shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
     }
     if (num_sequences == 0)
-      user_error("%s: has %lld tokens%s, a window needs T + 1 = %lld; use a shorter length (-t) or more text",
+      user_error("%s: has %lld tokens%s, a sequence needs T + 1 = %lld; use a shorter length (-t) or more text",
                  shards.pattern.c_str(), (long long)longest, shards.files.size() > 1 ? " in its longest file" : "",
                  (long long)T + 1);
   }
 
-  // inputs, targets (count, T) = the windows numbered first, first + 1, ... Pure: neither reads nor moves the
-  // position.
+  // inputs, targets (count, T) = sequences first, first + 1, ... Does not read or change next_sequence.
   void load_sequences(int64_t first, int64_t count, int* inputs, int* targets) const {
     CHECK(first >= 0);
     for (int64_t row = 0; row < count; row++) {
@@ -253,22 +254,22 @@ struct DataLoader {
     }
   }
 
-  // inputs, targets (micro_batches, B, T) = rank's part of as many micro-batches of all ranks, of which window `first` is the first. Ranks
-  // take turns: the B windows of each follow each other. Pure, as load_sequences.
+  // inputs, targets (micro_batches, B, T) = the part of rank `rank` in `micro_batches` micro-batches of all `ranks`, which begin with sequence
+  // `first`. In a micro-batch B sequences of each rank follow those of the rank before. Does not read or change next_sequence.
   void load_batches(int64_t first, int64_t micro_batches, int* inputs, int* targets, int B, int rank = 0, int ranks = 1) const {
     for (int64_t i = 0; i < micro_batches; i++)
       load_sequences(first + (i * ranks + rank) * B, B, inputs + i * B * T, targets + i * B * T);
   }
 
  private:
-  std::vector<int64_t> first_sequence_;  // (files), in an unshuffled epoch
+  std::vector<int64_t> first_sequence_;  // (files), each file's first sequence in an unshuffled epoch
 
-  // The T + 1 tokens of window number w.
-  const uint16_t* sequence_tokens(int64_t w) const {
-    int64_t window = w % num_sequences;
-    if (shuffle) window = permuted_index(seed, w / num_sequences, window, num_sequences);
-    auto next = std::upper_bound(first_sequence_.begin(), first_sequence_.end(), window);
-    size_t file = size_t(next - first_sequence_.begin()) - 1;
-    return shards.files[file].tokens + (window - first_sequence_[file]) * T;
+  // The T + 1 tokens of a sequence.
+  const uint16_t* sequence_tokens(int64_t number) const {
+    int64_t sequence = number % num_sequences;
+    if (shuffle) sequence = permuted_index(seed, number / num_sequences, sequence, num_sequences);
+    const auto next = std::upper_bound(first_sequence_.begin(), first_sequence_.end(), sequence);
+    const int64_t file = next - first_sequence_.begin() - 1;
+    return shards.files[file].tokens + (sequence - first_sequence_[file]) * T;
   }
 };

@@ -1,10 +1,10 @@
-// Drawing a token from logits.
+// Sampling a token from logits.
 #pragma once
 #include <algorithm>  // std::max_element
 #include <cmath>      // exp
 
-// Token i with probability softmax(logits (n) / temperature)[i], by inversion of the cumulative distribution; `uniform` in
-// [0, 1), temperature > 0.
+// Returns token i with probability softmax(logits (n) / temperature)[i], by inverting the cumulative distribution at `uniform`, which is in
+// [0, 1); temperature > 0.
 inline int sample_token(const float* logits, int n, double uniform, double temperature = 1) {
   const float max = *std::max_element(logits, logits + n);
   double sum = 0;

@@ -1,6 +1,6 @@
-// The tokens of one training step after another. While the device computes one step, a thread of its own loads the next: what the pages of a
-// shard take to come from a disk or over a network is waited for there. The data's position counts what was handed out alone, so a run
-// that goes on from it reads what this one had loaded ahead.
+// The tokens of one training step after another. While the device computes one step, another thread loads the next, so that reading pages of
+// a shard from a disk or over a network does not delay training. The data's position counts only what next() has returned: a run that
+// resumes from it reads again what was loaded ahead.
 #pragma once
 #include <array>         // std::array
 #include <future>        // std::async, std::future
@@ -13,14 +13,14 @@ struct StepTokens {
 
 class StepLoader {
  public:
-  // Of rank `rank` of `ranks`, each of which has `micro_batches` of B windows in a step. `data` and the two `slots`, whose memory is the
-  // caller's, outlive it, and nobody else moves the data's position meanwhile.
+  // For rank `rank` of `ranks`, each of which has `micro_batches` micro-batches of B sequences in a step. `data` and the memory of the two
+  // `slots`, which the caller owns, must outlive it; only this object may change data.next_sequence meanwhile.
   StepLoader(DataLoader& data, int64_t micro_batches, int B, int rank, int ranks, std::array<StepTokens, 2> slots)
       : data_(data), micro_batches_(micro_batches), B_(B), rank_(rank), ranks_(ranks), slots_(slots) {
     load_ahead();
   }
 
-  // The tokens of the step at the data's position, which moves behind them; they stay until the next call.
+  // The tokens of the step at data.next_sequence, which is advanced past them. They are valid until the next call.
   StepTokens next() {
     loaded_.get();
     const StepTokens tokens = slots_[slot_];
@@ -35,8 +35,8 @@ class StepLoader {
   const int64_t micro_batches_;
   const int B_, rank_, ranks_;
   const std::array<StepTokens, 2> slots_;
-  size_t slot_ = 0;           // that is being loaded; the other one's tokens were handed out
-  std::future<void> loaded_;  // is waited for where it is destroyed, too
+  size_t slot_ = 0;           // the one that is being loaded; the other one has the tokens that next() returned
+  std::future<void> loaded_;  // its destructor waits, too
 
   void load_ahead() {
     loaded_ = std::async(std::launch::async, [this, to = slots_[slot_], first = data_.next_sequence] {

@@ -1,15 +1,15 @@
 #include "tokenizer.h"
-#include <algorithm>           // std::sort, std::is_sorted, std::min_element
-#include <cstring>             // memcpy, memmove
-#include <filesystem>          // is_directory, exists, path
-#include <fstream>             // std::ifstream
-#include <iterator>            // std::istreambuf_iterator
-#include <mutex>               // std::mutex
-#include <nlohmann/json.hpp>   // nlohmann::json
-#include <unordered_map>       // std::unordered_map
-#include "llmc/io/crc32c.h"    // crc32c
-#include "llmc/utils/error.h"  // user_error, format, CHECK
-#include "unicode_classes.h"   // unicode_letters, unicode_numbers, unicode_white_space
+#include <algorithm>            // std::sort, std::is_sorted, std::min_element
+#include <cstring>              // memcpy, memmove
+#include <filesystem>           // is_directory, exists, path
+#include <mutex>                // std::mutex
+#include <nlohmann/json.hpp>    // nlohmann::json
+#include <sstream>              // std::istringstream
+#include <unordered_map>        // std::unordered_map
+#include "llmc/utils/crc32c.h"  // crc32c
+#include "llmc/utils/error.h"   // user_error, format, CHECK
+#include "llmc/utils/files.h"   // try_read_file
+#include "unicode_classes.h"    // unicode_letters, unicode_numbers, unicode_white_space
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -37,76 +37,6 @@ static const std::vector<Class>& code_point_classes() {
   return classes;
 }
 
-struct Character {
-  uint32_t code_point;  // U+FFFD if it is ill-formed
-  int length;           // in bytes; of an ill-formed sequence, of its maximal part
-  bool valid;
-};
-
-// The character at the beginning of `text`, which is not empty. (Unicode standard, table 3-7.)
-static Character first_character(std::string_view text) {
-  const uint8_t lead = uint8_t(text[0]);
-  if (lead < 0x80) return {lead, 1, true};
-  const int length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  if (length == 1) return {0xFFFD, 1, false};
-  uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  uint32_t code_point = lead & (0x7Fu >> length);
-  for (int i = 1; i < length; i++) {
-    if (size_t(i) == text.size()) return {0xFFFD, i, false};
-    const uint8_t next = uint8_t(text[size_t(i)]);
-    if (next < lowest || next > highest) return {0xFFFD, i, false};
-    code_point = code_point << 6 | (next & 0x3F);
-    lowest = 0x80, highest = 0xBF;
-  }
-  return {code_point, length, true};
-}
-
-static bool continues_character(char byte) { return (uint8_t(byte) & 0xC0) == 0x80; }
-
-// The character that ends where `text` ends, which is not empty.
-static Character last_character(std::string_view text) {
-  size_t begin = text.size() - 1;
-  while (begin > 0 && text.size() - begin < 4 && continues_character(text[begin])) begin--;
-  const Character c = first_character(text.substr(begin));
-  return begin + size_t(c.length) == text.size() ? c : Character{0xFFFD, 1, false};
-}
-
-int64_t replace_invalid_utf8(std::string_view text, std::string& result) {
-  int64_t replaced = 0;
-  size_t kept = 0;  // what is before it is in `result`
-  for (size_t at = 0; at < text.size();) {
-    uint64_t word;
-    for (; at + 8 <= text.size(); at += 8) {  // eight ASCII characters at once
-      memcpy(&word, text.data() + at, 8);
-      if (word & 0x8080808080808080u) break;
-    }
-    if (at == text.size()) break;
-    const Character c = first_character(text.substr(at));
-    if (!c.valid) {
-      if (replaced++ == 0) result.clear();
-      result.append(text, kept, at - kept).append("\xEF\xBF\xBD");
-      kept = at + size_t(c.length);
-    }
-    at += size_t(c.length);
-  }
-  if (replaced > 0) result.append(text, kept);
-  return replaced;
-}
-
-std::string printable(std::string_view text) {
-  std::string valid(text), shown;
-  replace_invalid_utf8(text, valid);
-  for (size_t at = 0; at < valid.size();) {
-    const Character c = first_character(std::string_view(valid).substr(at));
-    const bool control = (c.code_point < 0x20 && c.code_point != '\n' && c.code_point != '\t') || (c.code_point >= 0x7F && c.code_point < 0xA0);
-    if (control) shown += '?';
-    else shown.append(valid, at, size_t(c.length));
-    at += size_t(c.length);
-  }
-  return shown;
-}
-
 // ----------------------------------------------------------------------------
 // Pieces: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
@@ -120,12 +50,12 @@ struct PieceScanner {
     const uint8_t byte = uint8_t(text[at]);
     length = 1;
     if (byte < 0x80) return class_of[byte];
-    const Character c = first_character({text + at, end - at});
-    length = size_t(c.length);
+    const Utf8Character c = first_character({text + at, end - at});
+    length = c.length;
     return class_of[c.code_point];
   }
 
-  // Where the run of one class ends that `at` is in or behind.
+  // The end of the run of characters of class `run` that contains `at` or ends there.
   size_t end_of_run(size_t at, Class run) const {
     for (;;) {
       while (at < end && uint8_t(text[at]) < 0x80 && class_of[uint8_t(text[at])] == run) at++;
@@ -136,7 +66,7 @@ struct PieceScanner {
     }
   }
 
-  // The length of a contraction at `at`, where an apostrophe is; 0 if there is none.
+  // The length of the contraction whose apostrophe is at `at`; 0 if it is none.
   size_t contraction(size_t at) const {
     if (at + 1 >= end) return 0;
     const char a = text[at + 1], b = at + 2 < end ? text[at + 2] : '\0';
@@ -144,7 +74,7 @@ struct PieceScanner {
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
   }
 
-  // Where the piece ends that begins at `at`, before the end of the text.
+  // The end of the piece that begins at `at`, which is before the end of the text.
   size_t piece_end(size_t at) const {
     size_t length;
     Class first = look(at, length);
@@ -152,14 +82,14 @@ struct PieceScanner {
       if (size_t n = contraction(at)) return at + n;
     if (first != Class::space) return end_of_run(at + length, first);
     if (text[at] == ' ' && at + 1 < end) {
-      size_t behind;
-      const Class next = look(at + 1, behind);
-      if (next != Class::space) return end_of_run(at + 1 + behind, next);
+      size_t next_length;
+      const Class next = look(at + 1, next_length);
+      if (next != Class::space) return end_of_run(at + 1 + next_length, next);
     }
-    // White space: all of it at the end of the text; otherwise its last character belongs to what comes, or is a piece of its own.
+    // White space: all of it at the end of the text; otherwise its last character belongs to the next piece, or is a piece of its own.
     const size_t run_end = end_of_run(at + length, Class::space);
     if (run_end == end) return end;
-    const size_t last = size_t(last_character({text + at, run_end - at}).length);
+    const size_t last = last_character({text + at, run_end - at}).length;
     return run_end - at > last ? run_end - last : run_end;
   }
 };
@@ -169,9 +99,9 @@ size_t Tokenizer::last_cut(std::string_view text, size_t first) const {
   if (is_bytes_) return text.size();
   const PieceScanner scanner{text.data(), text.size()};
   for (size_t at = text.size(); at-- > first;) {
-    if (continues_character(text[at])) continue;
-    if (uint8_t(text[at]) >= 0x80 && text.size() - at < 4) continue;  // it may go on
-    // Two characters of different classes, the left one no space, belong to different pieces, but for a contraction's.
+    if (is_continuation_byte(text[at])) continue;
+    if (uint8_t(text[at]) >= 0x80 && text.size() - at < 4) continue;  // the character may be incomplete
+    // Two characters of different classes, the left one no space, belong to different pieces, except in a contraction.
     size_t length;
     const Class left = scanner.class_of[last_character(text.substr(0, at)).code_point], right = scanner.look(at, length);
     if (left != Class::space && left != right && !(text[at - 1] == '\'' && right == Class::letter)) return at;
@@ -245,7 +175,8 @@ Tokenizer Tokenizer::bytes() {
   return t;
 }
 
-// The tables that encoding needs, from tokens_ and special_.
+// Builds the tables that encoding needs from tokens_ and special_. Throws UserError, naming `path`, for a vocabulary with a duplicate
+// token or without one of the 256 bytes.
 void Tokenizer::build(const std::string& path) {
   std::vector<bool> is_special(tokens_.size());
   for (const auto& special : special_) {
@@ -254,18 +185,18 @@ void Tokenizer::build(const std::string& path) {
   }
   const int twice = ids_.build(tokens_, [&](size_t id) { return !is_special[id] && !tokens_[id].empty(); });
   if (twice != TokenTable::none)
-    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[size_t(twice)]), twice);
+    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[twice]), twice);
   for (int byte = 0; byte < 256; byte++) {
     const int id = ids_.find(std::string(1, char(byte)));
     if (id == TokenTable::none) user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
-    byte_ids_[size_t(byte)] = uint16_t(id);
+    byte_ids_[byte] = uint16_t(id);
   }
 
   struct Pair {
     uint32_t left, right, id;
   };
   std::vector<Pair> pairs;
-#pragma omp parallel  // most of the time that loading takes
+#pragma omp parallel  // this takes most of the time of loading
   {
     std::vector<Pair> found;
 #pragma omp for schedule(static) nowait
@@ -298,7 +229,7 @@ uint32_t Tokenizer::checksum() const {
 
 const std::string& Tokenizer::token(int id) const {
   CHECK(id >= 0 && id < vocab_size());
-  return tokens_[size_t(id)];
+  return tokens_[id];
 }
 
 std::string Tokenizer::decode(const uint16_t* ids, size_t count) const {
@@ -310,7 +241,7 @@ std::string Tokenizer::decode(const uint16_t* ids, size_t count) const {
 // ----------------------------------------------------------------------------
 // Vocabulary files
 
-// GPT-2's files write a byte as a character: printable ones of Latin-1 as themselves, the others as U+0100 and on, in their order.
+// The character that GPT-2's files write a byte as: printable ones of Latin-1 as themselves, the others as U+0100, U+0101, ... in order.
 static uint32_t character_of(uint8_t byte) {
   static const std::array<uint32_t, 256> characters = [] {
     std::array<uint32_t, 256> all = {};
@@ -324,8 +255,8 @@ static uint32_t character_of(uint8_t byte) {
   return characters[byte];
 }
 
-// A token as those files spell it; all these characters take one or two bytes of UTF-8.
-static std::string spelt(std::string_view bytes) {
+// A token as those files write it; all these characters take one or two bytes of UTF-8.
+static std::string characters_of(std::string_view bytes) {
   std::string text;
   for (char byte : bytes) {
     const uint32_t c = character_of(uint8_t(byte));
@@ -342,10 +273,9 @@ struct Tokenizer::VocabularyFile {
   explicit VocabularyFile(const std::string& file_path) : path(file_path), text(read(file_path)) {}
 
   static std::string read(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(file), {}};
-    if (!file.is_open() || file.bad()) user_error("%s: cannot be read; name a vocabulary, or a folder with one", path.c_str());
-    return text;
+    std::optional<std::string> text = try_read_file(path);
+    if (!text) user_error("%s: cannot be read; name a vocabulary, or a folder with one", path.c_str());
+    return *std::move(text);
   }
   static json parse(const std::string& path, const std::string& text) {
     json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -357,9 +287,9 @@ struct Tokenizer::VocabularyFile {
     if (id < 0 || id >= max_vocab_size)
       user_error("%s: id %lld: token shards hold ids below %d", path.c_str(), (long long)id, max_vocab_size);
     if (bytes.empty()) user_error("%s: id %lld is a token without a byte; fetch it again", path.c_str(), (long long)id);
-    if (size_t(id) >= tokenizer.tokens_.size()) tokenizer.tokens_.resize(size_t(id) + 1);
-    std::string& token = tokenizer.tokens_[size_t(id)];
-    if (!token.empty()) user_error("%s: id %lld is there twice; fetch it again", path.c_str(), (long long)id);
+    if (size_t(id) >= tokenizer.tokens_.size()) tokenizer.tokens_.resize(id + 1);
+    std::string& token = tokenizer.tokens_[id];
+    if (!token.empty()) user_error("%s: id %lld occurs twice; fetch it again", path.c_str(), (long long)id);
     token = bytes;
   }
   void add_special(int64_t id, const std::string& name) {
@@ -375,12 +305,12 @@ struct Tokenizer::VocabularyFile {
     }();
     std::string bytes;
     for (std::string_view rest = token; !rest.empty();) {
-      const Character c = first_character(rest);
+      const Utf8Character c = first_character(rest);
       if (c.code_point >= byte_of.size() || byte_of[c.code_point] < 0)
         user_error("%s: the token \"%s\" has a character that stands for no byte; only byte-level vocabularies are known", path.c_str(),
                    token.c_str());
       bytes += char(byte_of[c.code_point]);
-      rest.remove_prefix(size_t(c.length));
+      rest.remove_prefix(c.length);
     }
     return bytes;
   }
@@ -391,7 +321,7 @@ struct Tokenizer::VocabularyFile {
   void check_merges(const std::vector<std::pair<std::string, std::string>>& merges);
 };
 
-// tiktoken: the base64 of a token, a space and its id, a line each. The end of text is not among them: it has the first id that is free.
+// tiktoken: one token a line, in base64, with a space and its id. The end of text is not in the file: it gets the first free id.
 void Tokenizer::VocabularyFile::read_ranks() {
   std::array<int8_t, 256> digit_of;
   digit_of.fill(-1);
@@ -458,7 +388,7 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   if (tokenizer.special_.empty()) user_error("%s: has no <|endoftext|>; name GPT-2's", path.c_str());
   path = merges_path;
   std::vector<std::pair<std::string, std::string>> merges;
-  std::ifstream lines(merges_path);
+  std::istringstream lines(read(merges_path));
   for (std::string line; std::getline(lines, line);) {
     if (line.empty() || (merges.empty() && line.rfind("#version", 0) == 0)) continue;
     const size_t space = line.find(' ');
@@ -468,7 +398,7 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   check_merges(merges);
 }
 
-// Hugging Face tokenizers. Whatever would change the tokens of a text, and is not GPT-2's, is refused.
+// Hugging Face tokenizers. A setting that changes the tokens of a text and is not GPT-2's is a UserError.
 void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
   auto is_set = [](const json& object, const char* key) {
     return object.contains(key) && !object[key].is_null() && object[key] != json(false) && object[key] != json("");
@@ -557,13 +487,13 @@ bool Tokenizer::agrees_with(const Tokenizer& other) const {
   return std::equal(tokens_.begin(), tokens_.begin() + long(both), other.tokens_.begin());
 }
 
-// The merge that makes a token is the one that is left when lower ids have merged its bytes. The two long parts are put together as text:
-// through objects of the library it would take a tenth of a second.
+// The merge that makes a token is the last one left when its bytes have been merged into tokens of lower ids. The two long parts are
+// assembled as text: as JSON objects they would take a tenth of a second.
 std::string Tokenizer::to_json() const {
   using nlohmann::ordered_json;
-  auto quoted = [](const std::string& spelling) {  // which has no other character that JSON escapes
+  auto quoted = [](const std::string& characters) {  // which has no other character that JSON escapes
     std::string text = "\"";
-    for (char c : spelling) text.append(c == '"' || c == '\\' ? "\\" : "").push_back(c);
+    for (char c : characters) text.append(c == '"' || c == '\\' ? "\\" : "").push_back(c);
     return text + '"';
   };
   ordered_json added = ordered_json::array();
@@ -579,11 +509,11 @@ std::string Tokenizer::to_json() const {
   for (size_t id = 0; id < tokens_.size(); id++) {
     const std::string& token = tokens_[id];
     if (token.empty()) continue;
-    vocabulary += (vocabulary.empty() ? "" : ",") + (is_special[id] ? json(token).dump() : quoted(spelt(token))) + ":" + std::to_string(id);
+    vocabulary += (vocabulary.empty() ? "" : ",") + (is_special[id] ? json(token).dump() : quoted(characters_of(token))) + ":" + std::to_string(id);
     if (is_special[id] || token.size() == 1) continue;
     if (encoder.merge(token, parts.data(), uint32_t(id)) != 2)
       user_error("token %zu of the vocabulary is not made by merging tokens of lower ids: it cannot be written as a tokenizer.json", id);
-    merges += (merges.empty() ? "" : ",") + quoted(spelt(tokens_[parts[0]]) + " " + spelt(tokens_[parts[1]]));
+    merges += (merges.empty() ? "" : ",") + quoted(characters_of(tokens_[parts[0]]) + " " + characters_of(tokens_[parts[1]]));
   }
   const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
   const ordered_json rest = {
@@ -598,18 +528,31 @@ std::string Tokenizer::to_json() const {
 // ----------------------------------------------------------------------------
 // Encoding
 
-constexpr int remembered_bits = 17;      // 131,072 pieces of 32 bytes, 4 MiB; of fewer too many are forgotten and merged again
-constexpr size_t longest_remembered = 15;
+constexpr int cache_bits = 17;           // 131,072 pieces of 32 bytes, 4 MiB; a smaller cache misses too often
+constexpr size_t longest_cached = 15;    // bytes
 constexpr size_t short_piece = 128;      // bytes, up to which looking at all pairs is faster
-constexpr size_t huge_piece = 1 << 20;   // bytes, beyond which one thread at a time merges, so that its memory is taken once
+constexpr size_t huge_piece = 1 << 20;   // bytes, beyond which one thread at a time merges, so that its memory is allocated only once
 
 Encoder::Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
-  if (!tokenizer.is_bytes()) remembered_.resize(size_t(1) << remembered_bits);
+  if (!tokenizer.is_bytes()) cache_.resize(size_t(1) << cache_bits);
+}
+
+// key = the bytes of the piece text[at, at + length), followed by zeros, with the length as the last byte. length <= longest_cached.
+static void piece_key(std::string_view text, size_t at, size_t length, uint64_t key[2]) {
+  key[0] = key[1] = 0;
+  if (at + 16 <= text.size()) {
+    memcpy(key, text.data() + at, 16);
+    key[0] &= length >= 8 ? ~uint64_t(0) : (uint64_t(1) << 8 * length) - 1;
+    key[1] &= length <= 8 ? 0 : (uint64_t(1) << 8 * (length - 8)) - 1;
+  } else {
+    memcpy(key, text.data() + at, length);
+  }
+  key[1] |= uint64_t(length) << 56;
 }
 
 void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens) {
   const size_t had = tokens.size();
-  tokens.resize(had + text.size() + 7);  // a token has at least a byte; seven more may be written behind the last
+  tokens.resize(had + text.size() + 7);  // a token has at least a byte; up to seven more may be written after the last
   uint16_t* out = tokens.data() + had;
   if (tokenizer_.is_bytes()) {
     for (char byte : text) *out++ = uint8_t(byte);
@@ -617,38 +560,29 @@ void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens) {
     const PieceScanner scanner{text.data(), text.size()};
     for (size_t at = 0; at < text.size();) {
       const size_t end = scanner.piece_end(at), length = end - at;
-      if (length > longest_remembered) {
-        out += encode_piece(text.substr(at, length), out);
-        at = end;
-        continue;
-      }
-      uint64_t key[2] = {0, 0};
-      if (at + 16 <= text.size()) {
-        memcpy(key, text.data() + at, 16);
-        key[0] &= length >= 8 ? ~uint64_t(0) : (uint64_t(1) << 8 * length) - 1;
-        key[1] &= length <= 8 ? 0 : (uint64_t(1) << 8 * (length - 8)) - 1;
-      } else {
-        memcpy(key, text.data() + at, length);
-      }
-      key[1] |= uint64_t(length) << 56;
-      const uint64_t mixed = key[0] * 0x9E3779B97F4A7C15u ^ key[1] * 0xC2B2AE3D27D4EB4Fu;
-      Remembered& piece = remembered_[((mixed ^ mixed >> 29) * 0x9E3779B97F4A7C15u) >> (64 - remembered_bits)];
-      if (piece.key[0] == key[0] && piece.key[1] == key[1]) {
-        memcpy(out, piece.tokens, sizeof piece.tokens);
-        out += piece.count;
-      } else {
-        const size_t count = encode_piece(text.substr(at, length), out);
-        if (count <= 7) {
-          piece.key[0] = key[0], piece.key[1] = key[1];
-          memcpy(piece.tokens, out, sizeof piece.tokens);
-          piece.count = uint16_t(count);
-        }
-        out += count;
-      }
+      out += length <= longest_cached ? encode_cached(text, at, length, out) : encode_piece(text.substr(at, length), out);
       at = end;
     }
   }
-  tokens.resize(size_t(out - tokens.data()));
+  tokens.resize(out - tokens.data());
+}
+
+inline size_t Encoder::encode_cached(std::string_view text, size_t at, size_t length, uint16_t* tokens) {
+  uint64_t key[2];
+  piece_key(text, at, length, key);
+  const uint64_t mixed = key[0] * 0x9E3779B97F4A7C15u ^ key[1] * 0xC2B2AE3D27D4EB4Fu;
+  CachedPiece& piece = cache_[((mixed ^ mixed >> 29) * 0x9E3779B97F4A7C15u) >> (64 - cache_bits)];
+  if (piece.key[0] == key[0] && piece.key[1] == key[1]) {
+    memcpy(tokens, piece.tokens, sizeof piece.tokens);
+    return piece.count;
+  }
+  const size_t count = encode_piece(text.substr(at, length), tokens);
+  if (count <= 7) {
+    piece.key[0] = key[0], piece.key[1] = key[1];
+    memcpy(piece.tokens, tokens, sizeof piece.tokens);
+    piece.count = uint16_t(count);
+  }
+  return count;
 }
 
 void Encoder::encode_special(std::string_view text, std::vector<uint16_t>& tokens) {
@@ -678,7 +612,7 @@ size_t Encoder::encode_piece(std::string_view piece, uint16_t* tokens) {
   static std::mutex one_at_a_time;
   std::lock_guard<std::mutex> lock(one_at_a_time);
   const size_t count = merge(piece, tokens);
-  ids_ = {}, ranks_ = {}, before_ = {}, behind_ = {};
+  ids_ = {}, ranks_ = {}, previous_ = {}, next_ = {};
   return count;
 }
 
@@ -692,11 +626,11 @@ size_t Encoder::merge(std::string_view piece, uint16_t* tokens, uint32_t below) 
   return n <= short_piece || below != PairTable::none ? merge_short(tokens, below) : merge_long(tokens);
 }
 
-// Closes the gap after each merge, and looks at all pairs for the next.
+// Finds the next merge by looking at all pairs, and closes the gap after each.
 size_t Encoder::merge_short(uint16_t* tokens, uint32_t below) {
   size_t n = ids_.size();
   for (;;) {
-    const size_t i = size_t(std::min_element(ranks_.begin(), ranks_.begin() + long(n)) - ranks_.begin());
+    const size_t i = std::min_element(ranks_.begin(), ranks_.begin() + long(n)) - ranks_.begin();
     if (ranks_[i] >= below) break;
     ids_[i] = ranks_[i];
     n--;
@@ -709,15 +643,15 @@ size_t Encoder::merge_short(uint16_t* tokens, uint32_t below) {
   return n;
 }
 
-// A linked list of tokens, and for each rank the places where a pair has it, or had it: whether it still does is seen when its turn comes.
-// Ranks are taken from the lowest up and places from the left, so that memory is read in one direction. A merge seldom makes a pair of a
-// lower rank than its own; those wait in a heap, and go first.
+// A linked list of tokens, and for each rank the places of pairs that have or had that rank, which is checked when the rank is processed.
+// Ranks are processed from the lowest up and places from the left, so that memory is read in one direction. A merge seldom makes a pair of
+// a lower rank than its own; those go into a heap and are merged first.
 size_t Encoder::merge_long(uint16_t* tokens) {
   const size_t n = ids_.size();
   int64_t current = -1;
-  before_.resize(n);
-  behind_.resize(n);
-  places_.resize(size_t(tokenizer_.vocab_size()));
+  previous_.resize(n);
+  next_.resize(n);
+  places_.resize(tokenizer_.vocab_size());
   used_ranks_.assign(places_.size() / 64 + 1, 0);
   auto set_rank = [&](size_t i, uint32_t rank) {
     ranks_[i] = rank;
@@ -731,13 +665,13 @@ size_t Encoder::merge_long(uint16_t* tokens) {
   };
   auto merge_at = [&](size_t i, uint32_t rank) {
     if (ranks_[i] != rank) return;
-    const size_t gone = size_t(behind_[i]), next = size_t(behind_[gone]);
+    const size_t gone = next_[i], next = next_[gone];
     ids_[i] = rank;
     ranks_[gone] = PairTable::none;
-    behind_[i] = int32_t(next);
-    if (next < n) before_[next] = int32_t(i);
+    next_[i] = int32_t(next);
+    if (next < n) previous_[next] = int32_t(i);
     set_rank(i, next < n ? tokenizer_.pairs_.find(ids_[i], ids_[next]) : PairTable::none);
-    if (before_[i] >= 0) set_rank(size_t(before_[i]), tokenizer_.pairs_.find(ids_[size_t(before_[i])], ids_[i]));
+    if (previous_[i] >= 0) set_rank(previous_[i], tokenizer_.pairs_.find(ids_[previous_[i]], ids_[i]));
   };
   auto merge_earlier = [&](uint64_t than) {
     while (!earlier_.empty() && earlier_.top() < than) {
@@ -747,7 +681,7 @@ size_t Encoder::merge_long(uint16_t* tokens) {
     }
   };
   for (size_t i = 0; i < n; i++) {
-    before_[i] = int32_t(i) - 1, behind_[i] = int32_t(i) + 1;
+    previous_[i] = int32_t(i) - 1, next_[i] = int32_t(i) + 1;
     set_rank(i, ranks_[i]);
   }
   for (size_t word = 0; word < used_ranks_.size(); word++)
@@ -765,6 +699,6 @@ size_t Encoder::merge_long(uint16_t* tokens) {
       merge_earlier(UINT64_MAX);
     }
   size_t count = 0;
-  for (size_t i = 0; i < n; i = size_t(behind_[i])) tokens[count++] = uint16_t(ids_[i]);
+  for (size_t i = 0; i < n; i = next_[i]) tokens[count++] = uint16_t(ids_[i]);
   return count;
 }

@@ -1,22 +1,23 @@
 // Text to token ids and back.
 //
-// Two kinds of vocabulary. Bytes: a token is a byte, 0 to 255, and 256 marks the end of a text; nothing is looked up. And GPT-2's
-// byte-level BPE (Radford et al. 2019; Sennrich et al. 2016): the text is split into pieces by GPT-2's pattern, and in each piece, as long
-// as two neighbours together are a token, the pair whose token has the lowest id is joined, the leftmost first. That is tiktoken's
-// definition, and the tokens are tiktoken's on every text, whichever file the vocabulary came from.
+// Two kinds of vocabulary. Bytes: a token is a byte, 0 to 255, and 256 marks the end of a text. And GPT-2's byte-level BPE (Radford et al.
+// 2019; Sennrich et al. 2016): the text is split into pieces by GPT-2's regular expression, and in each piece, as long as two neighbouring
+// tokens together are a token, the pair whose token has the lowest id is merged, the leftmost first. That is tiktoken's definition, and the
+// tokens are tiktoken's on every text, whichever file the vocabulary came from.
 //
-// Any bytes can be encoded, and decoding gives the same bytes again: what is no UTF-8 counts as characters that are neither letters,
-// numbers nor white space. A tokenizer that takes text alone sees U+FFFD there instead: replace_invalid_utf8 first gives its tokens.
+// Any bytes can be encoded, and decoding gives the same bytes again: invalid UTF-8 counts as characters that are neither letters, numbers
+// nor white space. Tokenizers that accept only valid text see U+FFFD there instead: call replace_invalid_utf8 (utf8.h) first to get theirs.
 #pragma once
-#include <array>        // std::array
-#include <cstddef>      // size_t
-#include <cstdint>      // uint16_t, uint32_t, uint64_t, int64_t
-#include <functional>   // std::greater
-#include <queue>        // std::priority_queue
-#include <string>       // std::string
-#include <string_view>  // std::string_view
-#include <utility>      // std::pair
-#include <vector>       // std::vector
+#include <array>              // std::array
+#include <cstddef>            // size_t
+#include <cstdint>            // uint16_t, uint32_t, uint64_t, int64_t
+#include <functional>         // std::greater
+#include <queue>              // std::priority_queue
+#include <string>             // std::string
+#include <string_view>        // std::string_view
+#include <utility>            // std::pair
+#include <vector>             // std::vector
+#include "llmc/utils/utf8.h"  // printable, replace_invalid_utf8
 
 constexpr int byte_vocab_size = 257;
 constexpr uint16_t byte_end_of_text = 256;
@@ -46,11 +47,12 @@ struct PairTable {
   size_t slot_of(uint32_t key) const { return key * 0x9E3779B97F4A7C15ull >> shift_; }
 };
 
-// bytes -> id of the token. Open addressing over hashes, so that what is no token costs one look into memory.
+// bytes -> id of the token. Open addressing over hashes, so that a lookup that fails costs one memory access.
 struct TokenTable {
   static constexpr int none = -1;
 
-  // The ids of `tokens` for which `wanted(id)`; their bytes stay where they are. Returns the id of a token that is there twice, or `none`.
+  // Builds the table of the ids with `wanted(id)`. It refers to `tokens`, which must outlive it. Returns the id of a duplicate token, or
+  // `none`.
   template <class Wanted>
   int build(const std::vector<std::string>& tokens, Wanted wanted);
   int find(std::string_view bytes) const;  // `none` if there is no such token
@@ -64,26 +66,26 @@ struct TokenTable {
   std::vector<Slot> slots_;  // a power of two of them
 };
 
-// A vocabulary. Read-only once made, and shared by threads; each encodes with an Encoder of its own.
+// A vocabulary. Immutable once made, and safe to share between threads; each encodes with its own Encoder.
 struct Tokenizer {
   static Tokenizer bytes();
   Tokenizer(Tokenizer&&) = default;
   Tokenizer& operator=(Tokenizer&&) = default;
 
-  // "bytes" names the vocabulary of bytes, anything else a path. Reads tiktoken's ranks (a line is base64, a space and the id), or OpenAI's vocab.bpe or encoder.json with the other one beside it
-  // (merges.txt and vocab.json are the same by Hugging Face's names), or Hugging Face's tokenizer.json, which the contents tell apart; of
-  // a folder, what is in it. Throws UserError, naming the file, for anything else: a file that is none of these or is damaged, a byte
-  // that is no token, ids beyond uint16, or a pre-tokenizer, normalizer or order of merges that is not GPT-2's.
+  // "bytes" names the vocabulary of bytes, anything else a path: tiktoken's ranks (a line is base64, a space and the id), OpenAI's
+  // vocab.bpe or encoder.json with the other one in the same folder (Hugging Face calls them merges.txt and vocab.json), or Hugging Face's
+  // tokenizer.json, told apart by their contents; or a folder with one of these. Throws UserError, naming the file, for anything else: an
+  // unknown or damaged file, a byte that is no token, ids beyond uint16, or a pre-tokenizer, normalizer or order of merges other than GPT-2's.
   static Tokenizer load(const std::string& path);
 
-  // The file in `folder` that load() would read, or "" if there is none.
+  // The file in `folder` that load() reads, or "" if there is none.
   static std::string file_in(const std::string& folder);
 
-  // The text of a Hugging Face tokenizer.json, from which load() makes the same vocabulary; that of bytes is one without merges. Throws
-  // UserError if a token of several bytes is not what merging tokens of lower ids gives: then there are no merges to write.
+  // The vocabulary as the text of a Hugging Face tokenizer.json, which load() can read; that of bytes has no merges. Throws UserError if a
+  // token of several bytes is not the result of merging tokens of lower ids: such a vocabulary has no list of merges.
   std::string to_json() const;
 
-  // Whether each id that both have stands for the same token. One may have more: models round their vocabulary up, and add to it.
+  // Whether each id that both have is the same token. One may have more: models pad their vocabulary and add tokens.
   bool agrees_with(const Tokenizer& other) const;
 
   int vocab_size() const { return int(tokens_.size()); }
@@ -91,12 +93,12 @@ struct Tokenizer {
   uint16_t end_of_text() const { return end_of_text_; }  // <|endoftext|>
   uint32_t checksum() const;                             // CRC-32C of the tokens and their lengths, in the order of ids
 
-  // The bytes of a token: "" for an id that stands for nothing, "<|endoftext|>" for the end of a text.
+  // The bytes of token `id` < vocab_size(): "" for an unused id, "<|endoftext|>" for the end of a text.
   const std::string& token(int id) const;
-  std::string decode(const uint16_t* ids, size_t count) const;
+  std::string decode(const uint16_t* ids, size_t count) const;  // the bytes of ids (count), concatenated
 
-  // The last place in `text`, at `first` or behind it, where it can be cut so that the tokens of the two parts are those of the whole,
-  // whatever comes behind `text`; 0 if there is none, as in one long word.
+  // The last offset in `text`, `first` or higher, where it can be cut so that the tokens of the two parts are those of the whole, whatever
+  // follows `text`; 0 if there is none, as in one long word.
   size_t last_cut(std::string_view text, size_t first = 1) const;
 
  private:
@@ -116,44 +118,38 @@ struct Tokenizer {
   void build(const std::string& path);
 };
 
-// Encodes text; for one thread. It remembers the tokens of the pieces that it met last.
+// Encodes text; used by one thread at a time. It caches the tokens of recent short pieces.
 struct Encoder {
-  explicit Encoder(const Tokenizer& tokenizer);  // which must outlive it
+  explicit Encoder(const Tokenizer& tokenizer);  // the tokenizer must outlive it
 
-  // Appends the tokens of `text`. What looks like a special token is text like any other. Takes O(n log n) time for a piece of n bytes,
+  // Appends the tokens of `text`. Special tokens are encoded as ordinary text. Takes O(n log n) time for a piece of n bytes,
   // and up to 30 bytes of memory for each byte of the longest piece, which must be shorter than 2 GiB.
   void encode(std::string_view text, std::vector<uint16_t>& tokens);
 
-  // The same, but special tokens (<|endoftext|>) that are spelt out in the text become their ids.
+  // The same, but special tokens (<|endoftext|>) that are spelled out in the text become their ids.
   void encode_special(std::string_view text, std::vector<uint16_t>& tokens);
 
  private:
-  // A piece of up to 15 bytes and its tokens. Where another has the same place, the later one stays.
-  struct Remembered {
-    uint64_t key[2] = {0, 0};  // the bytes, zeros behind them, and the length as the last byte
+  // A piece of up to 15 bytes and its tokens. Of two with the same slot the later one replaces the earlier.
+  struct CachedPiece {
+    uint64_t key[2] = {0, 0};  // the bytes, then zeros, and the length as the last byte
     uint16_t tokens[7] = {0};
     uint16_t count = 0;
   };
   const Tokenizer& tokenizer_;
-  std::vector<Remembered> remembered_;
+  std::vector<CachedPiece> cache_;
   std::vector<uint32_t> ids_, ranks_;                 // of the piece that is being merged
-  std::vector<int32_t> before_, behind_;
-  std::vector<std::vector<uint32_t>> places_;         // (vocab_size), of pairs of that rank
+  std::vector<int32_t> previous_, next_;
+  std::vector<std::vector<uint32_t>> places_;         // (vocab_size), of the pairs of each rank
   std::vector<uint64_t> used_ranks_;                  // a bit for each rank that has places
   std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<uint64_t>> earlier_;
 
   friend struct Tokenizer;
 
+  // Each writes tokens and returns their number.
+  size_t encode_cached(std::string_view text, size_t at, size_t length, uint16_t* tokens);
   size_t encode_piece(std::string_view piece, uint16_t* tokens);
   size_t merge(std::string_view piece, uint16_t* tokens, uint32_t below = PairTable::none);  // makes no token of id `below` or higher
   size_t merge_short(uint16_t* tokens, uint32_t below);
   size_t merge_long(uint16_t* tokens);
 };
-
-// result = text with U+FFFD for each maximal part of an ill-formed sequence, as the Unicode standard recommends (section 3.9) and Python's
-// errors="replace" does. Returns how many there were; if none, `result` is left as it is, for it would be the text.
-int64_t replace_invalid_utf8(std::string_view text, std::string& result);
-
-// What a terminal can show of a model's output: U+FFFD for what is no UTF-8, and ? for control characters, but for newline and tab. A model
-// may draw a terminal's commands.
-std::string printable(std::string_view text);

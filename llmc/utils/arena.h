@@ -18,7 +18,7 @@ struct TensorSpec {
   std::vector<int64_t> shape;
   size_t element_bytes;
   size_t offset;          // bytes from the arena's beginning
-  int64_t tail_elements;  // zeros behind the tensor, which matmuls on whole tiles may read and write
+  int64_t tail_elements;  // zeros after the tensor, which matmuls on whole tiles may read and write
 
   int64_t num_elements() const { return ::num_elements(shape); }
   size_t bytes() const { return size_t(num_elements()) * element_bytes; }
@@ -31,7 +31,7 @@ struct ArenaLayout {
   std::vector<TensorSpec> tensors;
   size_t bytes = 0;
 
-  // Declares a tensor behind the last one and returns its index.
+  // Declares a tensor after the last one and returns its index.
   int add(std::string name, std::vector<int64_t> shape, size_t element_bytes, int64_t tail_elements = 0) {
     tensors.push_back({std::move(name), std::move(shape), element_bytes, bytes, tail_elements});
     bytes += (tensors.back().bytes() + size_t(tail_elements) * element_bytes + guard_bytes + alignment - 1) / alignment * alignment;
@@ -41,8 +41,8 @@ struct ArenaLayout {
   // The next tensor begins, or the arena ends, at a multiple of `multiple` bytes, itself one of `alignment`.
   void pad_to(size_t multiple) { bytes = (bytes + multiple - 1) / multiple * multiple; }
 
-  // In a build that checks bounds: nothing may touch the bytes between the tensors of an arena with this layout. `shrink` is 2 for
-  // an arena of bf16 whose tensors begin at the same elements as those of a layout of floats.
+  // In a build with AddressSanitizer, makes any access to the bytes between the tensors of `arena`, which has this layout, an error.
+  // `shrink` is 2 for an arena of bf16 whose tensors begin at the same elements as those of a layout of floats.
   void forbid_gaps(const void* arena, size_t shrink = 1) const {
     for (size_t i = 0; guard_bytes > 0 && i < tensors.size(); i++) {
       const TensorSpec& t = tensors[i];

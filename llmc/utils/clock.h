@@ -1,7 +1,8 @@
-// Seconds of a clock that never goes back; since when, says nobody.
+// Monotonic time.
 #pragma once
 #include <chrono>  // std::chrono::steady_clock
 
+// Monotonic seconds; the epoch is arbitrary.
 inline double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

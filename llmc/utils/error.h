@@ -1,8 +1,8 @@
-// How this program says that something is wrong.
+// Errors.
 //
 // A user's mistake (a missing file, an impossible option) throws UserError. main() prints it as `error: <what>` and
-// exits with 1, before anything has been written. A broken invariant of our own is no user's business: CHECK aborts
-// with file and line.
+// exits with 1, before anything has been written. A broken invariant of the program itself is a CHECK: it aborts with
+// file and line.
 #pragma once
 #include <cstdarg>    // va_list
 #include <cstdio>     // vsnprintf, fprintf
@@ -26,13 +26,15 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
   return text;
 }
 
-// `user_error("%s: no such file; ...", path)`: what is wrong, where, and what to do about it.
+// Throws UserError with the formatted text, which says what is wrong, where, and what to do about it:
+// `user_error("%s: no such file; ...", path)`. Without arguments the text is taken literally.
 template <class... Args>
 [[noreturn]] void user_error(const char* fmt, Args... args) {
   if constexpr (sizeof...(args) == 0) throw UserError(fmt);
   else throw UserError(format(fmt, args...));
 }
 
+// Prints file, line and condition and aborts if the condition is false; in every build.
 #define CHECK(condition)                                                                         \
   do {                                                                                           \
     if (!(condition)) {                                                                          \

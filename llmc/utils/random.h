@@ -4,13 +4,14 @@
 #include <cmath>    // log, sqrt, cos
 #include <cstdint>  // uint32_t, uint64_t
 
-// What the numbers are for; part of the function's argument, so that no two uses share any.
+// What the numbers are used for. It is part of the function's argument, so that no two uses share numbers.
 enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5 };
 
 struct Philox {
   uint32_t word[4];
 };
 
+// The ten rounds of Philox4x32: 128 random bits of a 64-bit key and a 128-bit counter.
 inline Philox philox(uint64_t seed, uint64_t counter_high, uint64_t counter_low) {
   Philox x = {{uint32_t(counter_low), uint32_t(counter_low >> 32), uint32_t(counter_high), uint32_t(counter_high >> 32)}};
   uint32_t key0 = uint32_t(seed), key1 = uint32_t(seed >> 32);
@@ -23,7 +24,7 @@ inline Philox philox(uint64_t seed, uint64_t counter_high, uint64_t counter_low)
   return x;
 }
 
-// `tag` tells apart the draws of one stream: a tensor, a step.
+// 128 random bits. `tag` separates the draws of one stream: a tensor, a step.
 inline Philox random_words(uint64_t seed, RandomStream stream, uint32_t tag, uint64_t index) {
   return philox(seed, uint64_t(stream) << 32 | tag, index);
 }

@@ -1,5 +1,5 @@
-# What the Slurm jobs here have in common: runs "$@", hands Slurm's warning on to it, and puts the job back into the queue if there is more to
-# do after it.
+# The common part of the Slurm jobs: runs "$@", forwards Slurm's warning signal to it, and requeues the job if the run stopped because of it
+# before its end.
 [ $# -ge 1 ] || { echo "error: usage: sbatch scripts/multi_node/slurm....sbatch <script> [arguments ...]" >&2; exit 1; }
 source scripts/stoppable.sh
 stoppable "$@"

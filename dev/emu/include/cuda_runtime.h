@@ -1,6 +1,6 @@
 // A stand-in for CUDA's cuda_runtime.h that lets g++ compile the project's CUDA sources and run them on a CPU: the part of
-// the runtime API that the project uses, with the real names, values and signatures. What is not here does not compile,
-// which is better than something that compiles and behaves differently. The README.md beside says what is checked.
+// the runtime API that the project uses, with the real names, values and signatures. What is missing does not compile,
+// which is better than something that compiles and behaves differently. ../README.md says what is checked.
 //
 // Stricter than the real API in two ways: every operation names its stream, because the null stream's implicit
 // synchronisation hides missing events; and kernels are launched by cudaLaunchKernelEx alone.
@@ -33,7 +33,7 @@ typedef enum cudaError {
 
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
-cudaError_t cudaGetLastError();     // and forgets it
+cudaError_t cudaGetLastError();     // and resets it
 cudaError_t cudaPeekAtLastError();  // and keeps it
 
 // ----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ namespace emu {
 // The orders of threads, blocks and streams are drawn from this seed. The first is the environment's SLA_EMU_SEED, or 1.
 void set_seed(uint64_t seed);
 
-// What the device says it is, and with it the limit of shared memory: 8.0 (163 KB a block) or 9.0 (227 KB). The
+// The device's compute capability, and with it the limit of shared memory: 8.0 (163 KB a block) or 9.0 (227 KB). The
 // environment's SLA_EMU_CC=80 or 90 sets it from outside; the default is 9.0.
 void set_compute_capability(int major, int minor);
 

@@ -1,4 +1,4 @@
-// What a kernel may use, for g++: the words of the CUDA language, vector types, indices, barriers, warp collectives, atomics
+// What a kernel may use, for g++: the keywords of the CUDA language, vector types, indices, barriers, warp collectives, atomics
 // and intrinsics, with the names and the overloads of the real headers. Included by this folder's cuda_runtime.h only.
 #pragma once
 #include <cmath>        // expf, exp2f, logf, sqrtf, lrintf, ... also as global names
@@ -50,37 +50,37 @@ struct dim3 {
   constexpr operator uint3() const { return {x, y, z}; }
 };
 
-// Set by the emulator each time that a thread goes on. One OS thread runs every CUDA thread, so plain globals will do.
+// Set by the emulator each time that a thread continues. One OS thread runs every CUDA thread, so these are plain globals.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 extern const int warpSize;  // not a constant expression for nvcc either
 
 // ----------------------------------------------------------------------------
-// Barriers and warp collectives. Threads of a block are fibers; each of these hands the processor on until all threads that
-// take part have come.
+// Barriers and warp collectives. Threads of a block are fibers; each of these runs other threads until all that
+// take part have reached it.
 
 namespace emu {
 
-// The line of the kernel's source that a thread is in: for messages, and because threads must meet in the same statement.
+// The line of the kernel's source that a thread is in: for messages, and because threads must synchronize in the same statement.
 struct Site {
   const char* file;
   int line;
   static Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
 };
 
-enum class Meeting {
+enum class SyncPoint {
   syncthreads, syncthreads_or, syncthreads_and, syncthreads_count,                       // of a block
   syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,                        // of the lanes of a mask
   reduce_add, reduce_min_signed, reduce_max_signed, reduce_min_unsigned, reduce_max_unsigned,
   mma, ldmatrix, ldmatrix_trans                                                          // of a whole warp
 };
 
-// All threads of the block. Returns how many of them gave a predicate other than 0.
-int meet_block(Meeting meeting, int predicate, Site site);
+// All threads of the block. Returns how many of them have a predicate other than 0.
+int meet_block(SyncPoint sync_point, int predicate, Site site);
 
-// All lanes of `mask`. `value`: the bits that this lane gives; `operand`: source lane, delta or xor mask of a shuffle;
+// All lanes of `mask`. `value`: this lane's bits; `operand`: source lane, delta or xor mask of a shuffle;
 // `width`: lanes of a shuffle's segment. Returns the bits that this lane gets.
-uint64_t meet_warp(Meeting meeting, unsigned mask, uint64_t value, int operand, int width, Site site);
+uint64_t meet_warp(SyncPoint sync_point, unsigned mask, uint64_t value, int operand, int width, Site site);
 
 template <class To, class From>
 To bit_cast(From from) {
@@ -91,10 +91,10 @@ To bit_cast(From from) {
 }
 
 template <class T>
-T shuffle(Meeting meeting, unsigned mask, T value, int operand, int width, Site site) {
+T shuffle(SyncPoint sync_point, unsigned mask, T value, int operand, int width, Site site) {
   uint64_t bits = 0;
   memcpy(&bits, &value, sizeof value);
-  bits = meet_warp(meeting, mask, bits, operand, width, site);
+  bits = meet_warp(sync_point, mask, bits, operand, width, site);
   memcpy(&value, &bits, sizeof value);
   return value;
 }
@@ -103,34 +103,34 @@ T shuffle(Meeting meeting, unsigned mask, T value, int operand, int width, Site 
 
 #define EMU_SITE emu::Site site = emu::Site::here()
 
-inline void __syncthreads(EMU_SITE) { emu::meet_block(emu::Meeting::syncthreads, 0, site); }
+inline void __syncthreads(EMU_SITE) { emu::meet_block(emu::SyncPoint::syncthreads, 0, site); }
 inline int __syncthreads_or(int predicate, EMU_SITE) {
-  return emu::meet_block(emu::Meeting::syncthreads_or, predicate, site) > 0;
+  return emu::meet_block(emu::SyncPoint::syncthreads_or, predicate, site) > 0;
 }
 inline int __syncthreads_and(int predicate, EMU_SITE) {
-  return emu::meet_block(emu::Meeting::syncthreads_and, predicate, site) == int(blockDim.x * blockDim.y * blockDim.z);
+  return emu::meet_block(emu::SyncPoint::syncthreads_and, predicate, site) == int(blockDim.x * blockDim.y * blockDim.z);
 }
 inline int __syncthreads_count(int predicate, EMU_SITE) {
-  return emu::meet_block(emu::Meeting::syncthreads_count, predicate, site);
+  return emu::meet_block(emu::SyncPoint::syncthreads_count, predicate, site);
 }
 
 inline void __syncwarp(unsigned mask = 0xffffffff, EMU_SITE) {
-  emu::meet_warp(emu::Meeting::syncwarp, mask, 0, 0, 32, site);
+  emu::meet_warp(emu::SyncPoint::syncwarp, mask, 0, 0, 32, site);
 }
 
 // The overloads of the real header: a short is shuffled as an int, a bool too.
 #define EMU_SHUFFLES(T)                                                                                      \
   inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMU_SITE) {                         \
-    return emu::shuffle(emu::Meeting::shfl, mask, value, lane, width, site);                                 \
+    return emu::shuffle(emu::SyncPoint::shfl, mask, value, lane, width, site);                                 \
   }                                                                                                          \
   inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {                \
-    return emu::shuffle(emu::Meeting::shfl_up, mask, value, int(delta), width, site);                        \
+    return emu::shuffle(emu::SyncPoint::shfl_up, mask, value, int(delta), width, site);                        \
   }                                                                                                          \
   inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {              \
-    return emu::shuffle(emu::Meeting::shfl_down, mask, value, int(delta), width, site);                      \
+    return emu::shuffle(emu::SyncPoint::shfl_down, mask, value, int(delta), width, site);                      \
   }                                                                                                          \
   inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMU_SITE) {                \
-    return emu::shuffle(emu::Meeting::shfl_xor, mask, value, lane_mask, width, site);                        \
+    return emu::shuffle(emu::SyncPoint::shfl_xor, mask, value, lane_mask, width, site);                        \
   }
 EMU_SHUFFLES(int)
 EMU_SHUFFLES(unsigned)
@@ -143,32 +143,32 @@ EMU_SHUFFLES(double)
 #undef EMU_SHUFFLES
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_SITE) {
-  return unsigned(emu::meet_warp(emu::Meeting::ballot, mask, predicate != 0, 0, 32, site));
+  return unsigned(emu::meet_warp(emu::SyncPoint::ballot, mask, predicate != 0, 0, 32, site));
 }
 inline int __any_sync(unsigned mask, int predicate, EMU_SITE) {
-  return int(emu::meet_warp(emu::Meeting::any, mask, predicate != 0, 0, 32, site));
+  return int(emu::meet_warp(emu::SyncPoint::any, mask, predicate != 0, 0, 32, site));
 }
 inline int __all_sync(unsigned mask, int predicate, EMU_SITE) {
-  return int(emu::meet_warp(emu::Meeting::all, mask, predicate != 0, 0, 32, site));
+  return int(emu::meet_warp(emu::SyncPoint::all, mask, predicate != 0, 0, 32, site));
 }
 
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value, EMU_SITE) {
-  return unsigned(emu::meet_warp(emu::Meeting::reduce_add, mask, value, 0, 32, site));
+  return unsigned(emu::meet_warp(emu::SyncPoint::reduce_add, mask, value, 0, 32, site));
 }
 inline unsigned __reduce_min_sync(unsigned mask, unsigned value, EMU_SITE) {
-  return unsigned(emu::meet_warp(emu::Meeting::reduce_min_unsigned, mask, value, 0, 32, site));
+  return unsigned(emu::meet_warp(emu::SyncPoint::reduce_min_unsigned, mask, value, 0, 32, site));
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value, EMU_SITE) {
-  return unsigned(emu::meet_warp(emu::Meeting::reduce_max_unsigned, mask, value, 0, 32, site));
+  return unsigned(emu::meet_warp(emu::SyncPoint::reduce_max_unsigned, mask, value, 0, 32, site));
 }
 inline int __reduce_add_sync(unsigned mask, int value, EMU_SITE) {
-  return int(emu::meet_warp(emu::Meeting::reduce_add, mask, unsigned(value), 0, 32, site));
+  return int(emu::meet_warp(emu::SyncPoint::reduce_add, mask, unsigned(value), 0, 32, site));
 }
 inline int __reduce_min_sync(unsigned mask, int value, EMU_SITE) {
-  return int(emu::meet_warp(emu::Meeting::reduce_min_signed, mask, unsigned(value), 0, 32, site));
+  return int(emu::meet_warp(emu::SyncPoint::reduce_min_signed, mask, unsigned(value), 0, 32, site));
 }
 inline int __reduce_max_sync(unsigned mask, int value, EMU_SITE) {
-  return int(emu::meet_warp(emu::Meeting::reduce_max_signed, mask, unsigned(value), 0, 32, site));
+  return int(emu::meet_warp(emu::SyncPoint::reduce_max_signed, mask, unsigned(value), 0, 32, site));
 }
 
 #undef EMU_SITE
@@ -181,7 +181,7 @@ namespace emu {
 // mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 with C = D: d (16 x 8) += a (16 x 16) b (16 x 8), in fragments.
 void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Site site = Site::here());
 
-// ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16. `row`: the 16 bytes in shared memory that this lane names.
+// ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16. `row`: the 16 bytes in shared memory whose address this lane passes.
 void ldmatrix_x4(unsigned (&d)[4], const void* row, bool transposed, Site site = Site::here());
 
 // cp.async of 4, 8 or 16 bytes into shared memory, of which the first `bytes_read` are read and the rest zeros; its commit_group; and
@@ -223,7 +223,7 @@ inline unsigned atomicCAS(unsigned* p, unsigned expected, unsigned value) {
   return emu::exchange(p, *p == expected ? value : *p);
 }
 
-// Loads and stores with a cache hint. The hint is nothing here; the size must be one that the hardware has.
+// Loads and stores with a cache hint. The hint is ignored; the size must be one that the hardware has.
 #define EMU_LOAD(name)                                                                                       \
   template <class T>                                                                                         \
   T name(const T* address) {                                                                                 \

@@ -1,19 +1,21 @@
-// CRC-32C (Castagnoli; RFC 3720, iSCSI's): what tells a damaged checkpoint from a whole one. It finds every damage that is confined to
-// 32 neighbouring bits, one byte for sure, and misses others once in 4 billion times. A processor has an instruction for it, so that
-// checking a file takes less time than reading it; zlib's CRC-32 has none on x86, and would be one more package.
+// CRC-32C (Castagnoli; RFC 3720, as in iSCSI), the checksum of checkpoints, shards and vocabularies. It detects every error that is confined
+// to 32 neighbouring bits, and misses one in 2^32 of the others. x86 has an instruction for it (SSE 4.2), so that checking a file takes less
+// time than reading it; there is none for zlib's CRC-32, which would be one more package besides.
 #pragma once
 #include <array>    // std::array
 #include <cstddef>  // size_t
 #include <cstdint>  // uint8_t, uint32_t
 #include <cstring>  // memcpy
+#include <string>   // std::string
 #ifdef __SSE4_2__
 #include <nmmintrin.h>  // _mm_crc32_u64
 #endif
+#include "error.h"  // format
 
 // A CRC is a polynomial over GF(2), the lowest power in the highest bit. Times x, modulo the CRC's polynomial:
 inline constexpr uint32_t crc32c_times_x(uint32_t crc) { return crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0u); }
 
-// table[k][b]: what the byte b, with k zero bytes behind it, does to a CRC.
+// table[k][b]: what the byte b, followed by k zero bytes, does to a CRC.
 inline constexpr std::array<std::array<uint32_t, 256>, 8> make_crc32c_table() {
   std::array<std::array<uint32_t, 256>, 8> table = {};
   for (uint32_t b = 0; b < 256; b++) {
@@ -27,7 +29,8 @@ inline constexpr std::array<std::array<uint32_t, 256>, 8> make_crc32c_table() {
 }
 inline constexpr std::array<std::array<uint32_t, 256>, 8> crc32c_table = make_crc32c_table();
 
-// The CRC of `count` bytes behind others whose CRC is `before`; 0 is that of none. On any machine, eight bytes at once.
+// The CRC of a text that ends in these `count` bytes and whose first part has the CRC `before` (0: it is empty). Portable, eight bytes at a
+// time.
 inline uint32_t crc32c_by_table(const void* bytes, size_t count, uint32_t before = 0) {
   const uint8_t* next = static_cast<const uint8_t*>(bytes);
   uint32_t crc = ~before;
@@ -42,7 +45,7 @@ inline uint32_t crc32c_by_table(const void* bytes, size_t count, uint32_t before
   return ~crc;
 }
 
-// The same, with the processor's instruction where there is one.
+// The same, by the processor's instruction if it has one.
 inline uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0) {
 #ifdef __SSE4_2__
   const uint8_t* next = static_cast<const uint8_t*>(bytes);
@@ -59,8 +62,8 @@ inline uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0) {
 #endif
 }
 
-// The CRC of A followed by B, from those of A and of B, which is `bytes_of_b` long: each byte behind A multiplies A's by x^8, and
-// B's is added. What the ~ at the beginning and the end of each would add cancels.
+// The CRC of A followed by B, from those of A and of B, which is `bytes_of_b` long: each byte that follows A multiplies A's by
+// x^8, and B's is added. The ~ at the beginning and the end of each cancel out.
 inline uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
   auto times = [](uint32_t p, uint32_t q) {
     uint32_t product = 0;
@@ -72,3 +75,6 @@ inline uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
     if (bytes_of_b & 1) a = times(square, a);
   return a ^ b;
 }
+
+// A CRC as files and messages write it: eight hexadecimal digits.
+inline std::string crc32c_hex(uint32_t crc) { return format("%08x", unsigned(crc)); }

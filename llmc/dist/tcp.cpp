@@ -1,0 +1,128 @@
+#include "tcp.h"
+#include <arpa/inet.h>         // htons
+#include <ifaddrs.h>           // getifaddrs
+#include <net/if.h>            // IFF_UP, IFF_LOOPBACK
+#include <netdb.h>             // getaddrinfo, getnameinfo
+#include <netinet/in.h>        // sockaddr_in6
+#include <netinet/tcp.h>       // TCP_NODELAY
+#include <poll.h>              // poll
+#include <unistd.h>            // close, gethostname
+#include <cerrno>              // errno
+#include <cstring>             // memcpy
+#include <utility>             // std::exchange, std::swap
+#include "llmc/utils/error.h"  // CHECK
+
+Connection::Connection(int descriptor) : fd(descriptor) {
+  const int yes = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+}
+
+Connection& Connection::operator=(Connection&& other) noexcept {
+  std::swap(fd, other.fd);
+  in = std::move(other.in), out = std::move(other.out), since = other.since;
+  return *this;
+}
+
+void Connection::close_now() {
+  if (fd >= 0) close(std::exchange(fd, -1));
+  out.clear();
+}
+
+bool Connection::read_some() {
+  char bytes[1 << 16];
+  for (int i = 0; i < 16; i++) {
+    const ssize_t n = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
+    in.append(bytes, n);
+  }
+  return true;
+}
+
+void Connection::write_some() {
+  while (!out.empty()) {
+    const ssize_t n = ::send(fd, out.data(), out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n <= 0) return;
+    out.erase(0, n);
+  }
+}
+
+std::vector<Address> addresses_of(const std::string& host, const std::string& port, int& error) {
+  addrinfo hints = {}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+  std::vector<Address> all;
+  for (const addrinfo* a = error == 0 ? found : nullptr; a != nullptr; a = a->ai_next) {
+    all.push_back({{}, a->ai_addrlen});
+    memcpy(&all.back().bytes, a->ai_addr, a->ai_addrlen);
+  }
+  if (error == 0) freeaddrinfo(found);
+  return all;
+}
+
+Connection connect_to(const Address& address, double seconds) {
+  Connection c(socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (c.fd < 0) return c;
+  int error = connect(c.fd, reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd writable = {c.fd, POLLOUT, 0};
+    socklen_t size = sizeof error;
+    if (poll(&writable, 1, int(seconds * 1e3)) == 1) getsockopt(c.fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  if (error != 0) c.close_now();
+  return c;
+}
+
+int listen_at(int port, int backlog) {
+  for (int family : {AF_INET6, AF_INET}) {  // an IPv6 socket accepts IPv4 connections, too
+    sockaddr_in6 v6 = {};
+    sockaddr_in v4 = {};
+    v6.sin6_family = AF_INET6, v6.sin6_port = htons(uint16_t(port));
+    v4.sin_family = AF_INET, v4.sin_port = htons(uint16_t(port));
+    const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), yes = 1, no = 0;
+    if (fd < 0) continue;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+    const bool bound = family == AF_INET6 ? bind(fd, reinterpret_cast<sockaddr*>(&v6), sizeof v6) == 0
+                                          : bind(fd, reinterpret_cast<sockaddr*>(&v4), sizeof v4) == 0;
+    if (bound && listen(fd, backlog) == 0) return fd;
+    const int error = errno;
+    close(fd);
+    errno = error;
+  }
+  return -1;
+}
+
+int port_of(int listener) {
+  sockaddr_storage bound = {};
+  socklen_t size = sizeof bound;
+  CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&bound), &size) == 0);
+  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                           : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+}
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> addresses, loopback;
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return {host_name()};
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
+    const int family = i->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr))
+      continue;  // other machines would have to add the name of their own interface to it
+    char text[NI_MAXHOST];
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (getnameinfo(i->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    ((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : addresses).push_back(text);
+  }
+  freeifaddrs(all);
+  addresses.push_back(host_name());
+  addresses.insert(addresses.end(), loopback.begin(), loopback.end());
+  return addresses;
+}

@@ -1,0 +1,46 @@
+// TCP as rank_channel.cpp uses it: non-blocking connections with buffers, listening, and this machine's addresses.
+#pragma once
+#include <sys/socket.h>        // sockaddr_storage, socklen_t
+#include <string>              // std::string
+#include <vector>              // std::vector
+#include "llmc/utils/clock.h"  // seconds_now
+
+// A non-blocking socket with the bytes that were received and not yet processed, and those that are to be sent. Closed when destroyed.
+struct Connection {
+  int fd = -1;                   // -1: closed
+  std::string in, out;
+  double since = seconds_now();  // when it was opened
+
+  Connection() = default;
+  explicit Connection(int descriptor);
+  Connection(Connection&& other) noexcept { *this = std::move(other); }
+  Connection& operator=(Connection&& other) noexcept;
+  ~Connection() { close_now(); }
+
+  void close_now();
+  // Appends received bytes, at most a megabyte, to `in`. Returns false if the other end has closed the connection or it has failed; what
+  // was received before that is in `in`.
+  bool read_some();
+  // Sends as much of `out` as fits into the system's buffer. A lost connection is reported by read_some.
+  void write_some();
+};
+
+struct Address {
+  sockaddr_storage bytes;
+  socklen_t size;
+};
+
+// The addresses of a host, given by name or number. If there are none, `error` is getaddrinfo's error, otherwise 0.
+std::vector<Address> addresses_of(const std::string& host, const std::string& port, int& error);
+
+// Connects; fd is -1 if that fails or takes longer than `seconds`.
+Connection connect_to(const Address& address, double seconds);
+
+// A socket that listens at `port` (0: any free one) of all addresses of this machine; -1, with errno, on failure.
+int listen_at(int port, int backlog);
+// The port of a listening socket.
+int port_of(int listener);
+
+std::string host_name();
+// This machine's addresses as numbers, and its name, best first. Loopback is last: it is of use only to a run on a single machine.
+std::vector<std::string> own_addresses();

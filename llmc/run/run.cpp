@@ -1,0 +1,349 @@
+#include "run.h"
+#include <algorithm>           // std::max, std::min
+#include <cmath>               // std::isfinite
+#include "llmc/utils/files.h"  // make_folders, parent_folder, write_file_durably
+#include "llmc/utils/clock.h"  // seconds_now
+#include "llmc/utils/error.h"  // user_error, UserError
+#include "print.h"             // print_line, count_text, time_text
+#include "stop_signal.h"       // stop_signal, signal_name
+
+// ----------------------------------------------------------------------------
+// Before anything is written
+
+void plan_batches(Run& run, int context_length, bool from_folder) {
+  const TrainOptions& o = run.options;
+  run.B = o.micro_batch;
+  run.T = o.seq_len.value_or(std::min(1024, context_length));
+  if (run.T > context_length)
+    user_error("-t %d, but the model's context length is %d; take a shorter sequence%s", run.T, context_length,
+               from_folder ? "" : ", or a longer context (--max-seq-len)");
+  const int64_t micro_tokens = int64_t(run.B) * run.T * run.ranks.size, total_batch = o.total_batch.value_or(micro_tokens);
+  if (total_batch % micro_tokens != 0)
+    user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is", (long long)total_batch,
+               run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
+               run.ranks.size > 1 ? format(" * %d", run.ranks.size).c_str() : "", (long long)micro_tokens);
+  if (o.sample_every > 0 && o.sample_length > run.T)
+    user_error("-g %lld: a sample can be at most T = %d tokens long", (long long)o.sample_length, run.T);
+  run.grad_accum_steps = total_batch / micro_tokens;
+}
+
+// The tokenizer that --tokenizer names, or the model's folder has (a checkpoint to resume from, if there is one), or the data's. Those
+// that exist must have the same tokens. Where none exists, a model of 257 tokens is one of bytes, and what others' stand for is unknown.
+static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& model_folder, int vocab_size) {
+  const TrainOptions& o = run.options;
+  if (o.tokenizer == "none") return std::nullopt;
+  std::vector<std::string> folders, paths = {o.tokenizer};
+  if (!model_folder.empty()) folders.push_back(model_folder);
+  for (const DataLoader* data : {run.train.get(), run.val.get()}) {
+    if (data == nullptr) continue;
+    const std::string folder = parent_folder(data->shards.files[0].path);
+    if (folders.empty() || folder != folders.back()) folders.push_back(folder);
+  }
+  for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
+  std::optional<Tokenizer> chosen;
+  std::string from;
+  for (const std::string& path : paths) {
+    if (path.empty()) continue;
+    Tokenizer tokenizer = Tokenizer::load(path);
+    if (chosen && !chosen->agrees_with(tokenizer))
+      user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none they are not compared, "
+                 "and samples are numbers", from.c_str(), path.c_str());
+    if (!chosen) chosen = std::move(tokenizer), from = path;
+  }
+  if (!chosen && vocab_size == byte_vocab_size) return Tokenizer::bytes();
+  if (chosen && chosen->vocab_size() > vocab_size)
+    user_error("%s: has %d tokens, the model %d; give the model as many (--vocab-size), or name its own vocabulary (--tokenizer)",
+               from.c_str(), chosen->vocab_size(), vocab_size);
+  return chosen;
+}
+
+// What samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's vocabulary, and --prompt.
+static std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
+  const TrainOptions& o = run.options;
+  if (!run.tokenizer && !o.prompt.empty())
+    user_error("--prompt: neither model nor data have a vocabulary with them; name it with --tokenizer");
+  if (!run.tokenizer) return {vocab_size - 1};
+  std::string text = o.prompt;
+  if (!run.tokenizer->is_bytes()) replace_invalid_utf8(o.prompt, text);
+  std::vector<uint16_t> tokens = {run.tokenizer->end_of_text()};
+  Encoder(*run.tokenizer).encode_special(text, tokens);
+  if (!o.prompt.empty() && int64_t(tokens.size()) >= o.sample_length)
+    user_error("--prompt: makes %zu tokens with the end of text before it, and a sample has %lld; take a longer one (-g)", tokens.size(),
+               (long long)o.sample_length);
+  return {tokens.begin(), tokens.end()};
+}
+
+void open_data(Run& run, const std::string& model_folder, int vocab_size) {
+  const TrainOptions& o = run.options;
+  int64_t steps_in_epoch = 0;
+  if (!o.train_data.empty()) {
+    run.train = std::make_unique<DataLoader>(o.train_data, vocab_size, run.T, o.shuffle, uint64_t(o.seed));
+    steps_in_epoch = std::max<int64_t>(1, run.train->num_sequences / (run.B * run.num_micro_batches()));
+  }
+  if (!o.val_data.empty()) {
+    run.val = std::make_unique<DataLoader>(o.val_data, vocab_size, run.T);
+    if (run.val->num_sequences < run.B)
+      user_error("-j %s: has %lld sequences of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text", o.val_data.c_str(),
+                 (long long)run.val->num_sequences, run.T, run.B);
+  }
+  run.tokenizer = choose_tokenizer(run, model_folder, vocab_size);
+  if (run.tokenizer && !o.out.empty() && run.ranks.rank == 0) run.tokenizer_json = run.tokenizer->to_json();
+  run.prompt = prompt_tokens(run, vocab_size);
+  run.steps = o.steps.value_or(steps_in_epoch);
+  run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
+}
+
+// What is wrong with a checkpoint; "" if every byte is what was written.
+static std::string damage(const std::string& checkpoint) {
+  try {
+    verify_checkpoint(checkpoint);
+    return "";
+  } catch (const UserError& e) {
+    return e.what();
+  }
+}
+
+std::string checkpoint_to_resume(const TrainOptions& o) {
+  const std::string newest = o.out.empty() ? "" : newest_checkpoint(o.out);
+  if (!o.resume && !newest.empty())
+    user_error("-o %s: holds the checkpoints of an earlier run; resume it (-y), or name another folder", o.out.c_str());
+  const std::string checkpoint = o.resume_from.empty() ? newest : o.resume_from;
+  if (checkpoint.empty()) return "";
+  const int64_t step = checkpoint_step(o.out, checkpoint);
+  const std::string what = damage(checkpoint);
+  if (what.empty()) return checkpoint;
+  std::string older = newest_checkpoint(o.out, step);
+  while (!older.empty() && !damage(older).empty()) older = newest_checkpoint(o.out, checkpoint_step(o.out, older));
+  if (older.empty()) user_error("%s; there is no older checkpoint in %s to resume from", what.c_str(), o.out.c_str());
+  user_error("%s; an older checkpoint is whole: resume from it with --resume-from %s", what.c_str(), older.c_str());
+}
+
+// ----------------------------------------------------------------------------
+// Output
+
+void resume_progress(Run& run, const std::string& checkpoint) {
+  const RunState saved = read_run_state(checkpoint), now = run_state(run);
+  auto check = [&](bool same, const char* what) {
+    if (!same) user_error("-y: %s was written with another %s; give the same, or start anew in another folder",
+                          checkpoint.c_str(), what);
+  };
+  check(saved.seq_len == now.seq_len, "sequence length (-t)");
+  check(saved.seed == now.seed, "seed (--seed)");
+  check(saved.shuffle == now.shuffle, "order of the data (--shuffle)");
+  check(saved.num_sequences == now.num_sequences, "training data (-i)");
+  if (saved.step > run.steps)
+    user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
+  run.step = saved.step;
+  run.skipped_steps = saved.skipped_steps;
+  run.bad_steps_in_row = saved.bad_steps_in_row;
+  run.train->next_sequence = saved.next_sequence;
+}
+
+LogFields describe_run(const Run& run) {
+  const TrainOptions& o = run.options;
+  return {{"micro_batch", int64_t(run.B)},
+          {"seq_len", int64_t(run.T)},
+          {"grad_accum_steps", run.grad_accum_steps},
+          {"ranks", int64_t(run.ranks.size)},
+          {"zero", int64_t(o.zero)},
+          {"steps", run.steps},
+          {"schedule", o.schedule},
+          {"learning_rate", o.learning_rate},
+          {"final_fraction", o.final_fraction},
+          {"warmup_steps", o.warmup_steps},
+          {"weight_decay", o.weight_decay},
+          {"beta1", o.beta1},
+          {"beta2", o.beta2},
+          {"eps", o.eps},
+          {"grad_clip", o.grad_clip},
+          {"seed", o.seed},
+          {"shuffle", o.shuffle},
+          {"train_data", o.train_data},
+          {"val_data", o.val_data},
+          {"recompute", int64_t(o.recompute)}};
+}
+
+void open_output(Run& run, const std::string& checkpoint, const LogFields& description) {
+  const TrainOptions& o = run.options;
+  if (o.out.empty() || run.ranks.rank > 0) return;
+  make_folders(o.out);
+  remove_unfinished_checkpoints(o.out);
+  if (!checkpoint.empty()) {
+    for (const std::string& name : set_aside_checkpoints_after(o.out, run.step)) printf("set aside: %s\n", name.c_str());
+    run.log.resume(o.out, run.step);
+    return;
+  }
+  write_file_durably(o.out + "/config.toml", o.as_toml);
+  run.log.create(o.out);
+  run.log.write("run", description);
+}
+
+static long long num_tokens(const std::unique_ptr<DataLoader>& data) { return data ? (long long)data->shards.num_tokens : 0; }
+
+void check_same_data(Run& run) {
+  run.channel.check_same_on_all_ranks(
+      "data", format("%lld training tokens and %lld to validate with", num_tokens(run.train), num_tokens(run.val)));
+}
+
+void print_start(const Run& run, const std::string& checkpoint, const char* precision) {
+  if (run.train) {
+    printf("data: %lld training tokens", num_tokens(run.train));
+    if (run.val) printf(", %lld validation tokens", num_tokens(run.val));
+    printf("; each update: %lld micro-batches of %d x %d tokens%s\n", (long long)run.grad_accum_steps, run.B, run.T,
+           run.ranks.size > 1 ? format(" on each of %d ranks", run.ranks.size).c_str() : "");
+  }
+  printf("GEMM peak measured: %.0f GFLOP/s in %s\n", run.gemm_peak * 1e-9, precision);
+  if (!checkpoint.empty())
+    printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
+}
+
+void count_step(Run& run, const StepResult& result) {
+  run.step++;
+  run.skipped_steps += result.skipped;
+  run.bad_steps_in_row = result.skipped ? run.bad_steps_in_row + 1 : 0;
+}
+
+static void log_step(Run& run, const StepResult& r) {
+  run.log.write({{"step", run.step},
+                 {"loss", r.loss},
+                 {"grad_norm", r.grad_norm},
+                 {"lr", r.learning_rate},
+                 {"ms", r.seconds * 1e3},
+                 {"data_ms", r.data_seconds * 1e3},
+                 {"tokens_per_second", double(run.tokens_per_step()) / r.seconds}});
+  if (r.skipped) run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
+}
+
+static std::string progress_text(const Run& run, const StepResult& r) {
+  const double rate = double(run.tokens_per_step()) / r.seconds, share = rate * run.flops_per_token / (run.gemm_peak * run.ranks.size);
+  const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
+  std::string text = format("step %lld/%lld | loss %.5f | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM peak | "
+                            "%.0f%%, %s left", (long long)run.step, (long long)run.steps, r.loss, r.grad_norm, r.learning_rate,
+                            r.seconds * 1e3, count_text(rate).c_str(), 100 * share, 100.0 * double(run.step) / double(run.steps),
+                            time_text(left).c_str());
+  if (r.skipped)
+    text += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,
+                   (long long)run.skipped_steps);
+  return text;
+}
+
+void report_step(Run& run, const StepResult& r) {
+  log_step(run, r);
+  run.training_seconds += r.seconds;
+  const bool notable = run.step == run.steps || r.skipped;
+  if (on_terminal()) {
+    const bool stays = notable || seconds_now() - run.last_line > 10;
+    if (stays) run.last_line = seconds_now();
+    print_over_progress(progress_text(run, r) + (stays ? "\n" : ""));
+  } else if (notable || run.step % 10 == 0 || run.step == run.first_step + 1) {
+    print_over_progress(progress_text(run, r) + "\n");
+  }
+}
+
+void check_progress(const Run& run, const StepResult& result) {
+  if (run.bad_steps_in_row < run.options.max_bad_steps) return;
+  user_error("step %lld: the loss is %g and the gradient's norm %g; %lld such steps in a row were skipped, and training stops before "
+             "the weights take harm (--max-bad-steps); resume from an earlier checkpoint (--resume-from), or try a lower learning "
+             "rate (-l) or more warm-up (-u)", (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
+}
+
+bool due(const Run& run, int64_t every) { return every > 0 && (run.step % every == 0 || run.step == run.steps); }
+
+bool must_stop(const Run& run, const StepResult& result) {
+  return result.stop_requested || (run.ranks.size == 1 && stop_signal() != 0);
+}
+
+bool checkpoint_due(const Run& run, const StepResult& result, bool stopping) {
+  const bool due_now = due(run, run.options.checkpoint_every) && !result.skipped;
+  return !run.options.out.empty() && (run.step == run.steps || stopping || due_now);
+}
+
+void print_sample(Run& run, const std::vector<int>& tokens) {
+  std::string text;
+  for (size_t i = 1; i < tokens.size(); i++) {  // without the end of text that they begin with
+    if (run.tokenizer && tokens[i] < run.tokenizer->vocab_size()) text += run.tokenizer->token(tokens[i]);
+    else text += format("%d ", tokens[i]);
+  }
+  print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, printable(text).c_str());
+}
+
+// ----------------------------------------------------------------------------
+// Checkpoints
+
+RunState run_state(const Run& run) {
+  return {run.step, run.train->next_sequence, run.train->num_sequences, run.T, run.options.shuffle, uint64_t(run.options.seed),
+          run.skipped_steps, run.bad_steps_in_row};
+}
+
+// How rank 0 talks to those that write their shards beside it.
+static OtherRanks other_ranks(RankChannel& channel, int ranks) {
+  if (ranks == 1) return {};
+  OtherRanks others;
+  others.tell = [&channel, ranks](bool begin) {
+    for (int rank = 1; rank < ranks; rank++) channel.send(rank, Topic::checkpoint, begin ? "begin" : "");
+  };
+  others.reports = [&channel, ranks] {
+    std::vector<std::string> reports;
+    for (int rank = 1; rank < ranks; rank++) reports.push_back(channel.receive(rank, Topic::checkpoint));
+    return reports;
+  };
+  return others;
+}
+
+void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents) {
+  const TrainOptions& o = run.options;
+  RankChannel& channel = run.channel;
+  contents.state = run_state(run);
+  contents.tokenizer_json = run.tokenizer_json;
+  if (run.ranks.rank > 0) {  // what becomes of it, rank 0 reports
+    run.writer.start(run.step, [&o, &channel, &table, contents](SaveResult&) {
+      if (channel.receive(0, Topic::checkpoint) == "begin")
+        channel.send(0, Topic::checkpoint, write_checkpoint_shard(o.out, contents.state.step, table, contents.m, contents.v));
+    });
+    return;
+  }
+  const int64_t keep = run.bad_steps_in_row > 0 ? 0 : o.keep;  // any older one may be the one that is needed
+  run.writer.start(run.step, [&o, &table, contents, keep, others = other_ranks(channel, table.shard.count)](SaveResult& result) {
+    result.folder = write_checkpoint(o.out, table, contents, others);
+    remove_old_checkpoints(o.out, keep, o.keep_every);
+  });
+}
+
+void report_saved(Run& run, bool wait) {
+  const WatchdogPause pause(run.channel);
+  const std::optional<SaveResult> saved = run.writer.result(wait);
+  if (!saved) return;
+  run.save_failed = !saved->error.empty();
+  if (!saved->folder.empty()) {
+    run.log.write({{"step", saved->step},
+                   {"checkpoint", saved->folder},
+                   {"stall_ms", run.stall_seconds * 1e3},
+                   {"write_ms", saved->seconds * 1e3}});
+    print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder.c_str(), run.stall_seconds,
+               saved->seconds);
+  }
+  if (!run.save_failed) return;
+  run.log.write({{"step", saved->step}, {"save_error", saved->error}});
+  if (run.options.stop_on_save_error)
+    user_error("%s; training stops, earlier checkpoints are as they were (--stop-on-save-error)", saved->error.c_str());
+  print_line("");
+  fprintf(stderr, "error: %s; earlier checkpoints are as they were\n", saved->error.c_str());
+}
+
+void finish_output(Run& run) {
+  report_saved(run, /*wait=*/true);
+  run.log.finish();
+}
+
+int finish_run(Run& run, double seconds) {
+  if (run.save_failed) user_error("the last checkpoint of the run could not be written");
+  if (run.step < run.steps) {
+    print_line("stopped by %s after step %lld of %lld; -y resumes\n", signal_name(stop_signal()), (long long)run.step,
+               (long long)run.steps);
+    if (run.ranks.rank > 0) return 0;  // rank 0's status counts: mpirun would end it in mid-sentence if another failed first
+    return 128 + (stop_signal() != 0 ? stop_signal() : SIGTERM);  // where only another rank had one
+  }
+  print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step), time_text(seconds).c_str(),
+             time_text(run.training_seconds).c_str());
+  return 0;
+}

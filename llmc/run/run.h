@@ -1,0 +1,128 @@
+// A training run, whatever it trains: the options, the data and the vocabulary, how far it has come, its log and its checkpoints. What it
+// knows of the model is its vocabulary, its context length and, for files, its table of parameters.
+#pragma once
+#include <cstdint>                   // int64_t
+#include <memory>                    // std::unique_ptr
+#include <optional>                  // std::optional
+#include <string>                    // std::string
+#include <vector>                    // std::vector
+#include "background_writer.h"       // BackgroundWriter
+#include "llmc/dist/rank_channel.h"  // RankChannel
+#include "llmc/dist/ranks.h"         // Ranks
+#include "llmc/io/checkpoint.h"      // RunState, CheckpointContents, ParameterTable
+#include "llmc/text/dataloader.h"    // DataLoader
+#include "llmc/text/tokenizer.h"     // Tokenizer
+#include "logger.h"                  // RunLog, LogFields
+#include "options.h"                 // TrainOptions
+#include "schedule.h"                // Schedule
+
+struct Run {
+  TrainOptions options;
+  Ranks ranks;
+  std::unique_ptr<DataLoader> train, val;  // null without -i, -j
+  std::optional<Tokenizer> tokenizer;      // what the model's tokens stand for, if that is known
+  std::string tokenizer_json;              // as checkpoints carry it, on rank 0; "" without one
+  std::vector<int> prompt;                 // with which samples begin
+  Schedule schedule;
+  RunLog log;
+  int B = 0, T = 0;
+  int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
+  int64_t step = 0, steps = 0;                      // done, and to do in all
+  int64_t skipped_steps = 0, bad_steps_in_row = 0;  // of those done: without an update, and the last ones without
+  double gemm_peak = 0;                             // FLOP/s of one rank, measured
+  double flops_per_token = 0;                       // of the model
+  // progress
+  double training_seconds = 0;
+  int64_t first_step = 0;
+  double last_line = 0;  // when a line of progress last stayed on the terminal
+  // checkpoints
+  double stall_seconds = 0;  // for which training waited for the last one
+  bool save_failed = false;  // of the last one whose outcome is known
+  // Destroyed in this order, before the rest.
+  RankChannel channel;
+  BackgroundWriter writer;
+
+  int64_t num_micro_batches() const { return grad_accum_steps * ranks.size; }  // in an update
+  int64_t tokens_per_step() const { return num_micro_batches() * B * T; }
+};
+
+struct StepResult {
+  double loss, grad_norm, learning_rate, seconds;
+  double data_seconds;  // of them waited for tokens
+  bool skipped;         // loss or norm not finite: nothing was updated
+  bool stop_requested;  // of some rank, when it queued the step's update
+};
+
+// ----------------------------------------------------------------------------
+// Before anything is written: everything that can be wrong is found here, as a UserError
+
+// What the options say of batches: B, T and grad_accum_steps. `context_length`: the model's; `from_folder`: it cannot be changed.
+void plan_batches(Run& run, int context_length, bool from_folder);
+
+// Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of steps.
+void open_data(Run& run, const std::string& model_folder, int vocab_size);
+
+// The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts anew.
+std::string checkpoint_to_resume(const TrainOptions& options);
+
+// ----------------------------------------------------------------------------
+// Output
+
+// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other data, order or length.
+void resume_progress(Run& run, const std::string& checkpoint);
+
+// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from `checkpoint`.
+void open_output(Run& run, const std::string& checkpoint, const LogFields& description);
+
+// Beside the model's fields: what the log says of a new run.
+LogFields describe_run(const Run& run);
+
+// Throws UserError unless all ranks have the same data; returns when all have called it.
+void check_same_data(Run& run);
+
+// The lines before the first step: the data, the GEMM peak in `precision`, where the run resumes.
+void print_start(const Run& run, const std::string& checkpoint, const char* precision);
+
+// Counts a step, and whether it was skipped.
+void count_step(Run& run, const StepResult& result);
+
+// The step's line in the log and on the terminal. On a terminal steps overwrite each other, and one stays every few seconds; elsewhere
+// every tenth step has a line.
+void report_step(Run& run, const StepResult& result);
+
+// Throws UserError if too many steps in a row were skipped.
+void check_progress(const Run& run, const StepResult& result);
+
+// True after every `every`-th step and after the last one; never if `every` is 0.
+bool due(const Run& run, int64_t every);
+
+// True if the run is to stop after this step. A process alone looks at its signals at any time; ranks go by what they told each other in
+// the step.
+bool must_stop(const Run& run, const StepResult& result);
+
+// True if a checkpoint is due. Amid skipped steps only the run's last one is: these weights may be what is wrong.
+bool checkpoint_due(const Run& run, const StepResult& result, bool stopping);
+
+// The prompt and its continuation, `tokens`, as text of the vocabulary; as numbers without one.
+void print_sample(Run& run, const std::vector<int>& tokens);
+
+// ----------------------------------------------------------------------------
+// Checkpoints
+
+// The position and the counters, for state.json.
+RunState run_state(const Run& run);
+
+// Begins to write a checkpoint on another thread. `contents` (without the state and the vocabulary, which are added) stay as they are
+// until report_saved has told of it. Every rank with a shard calls it; rank 0 writes the rest.
+void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents);
+
+// Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be written and
+// the options say to stop then.
+void report_saved(Run& run, bool wait);
+
+// Waits for the last checkpoint and the log, whatever ended the training.
+void finish_output(Run& run);
+
+// The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws UserError if the last
+// checkpoint could not be written.
+int finish_run(Run& run, double seconds);

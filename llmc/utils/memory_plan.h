@@ -1,0 +1,25 @@
+// The memory that a model takes, by what it is for.
+#pragma once
+#include <array>    // std::array
+#include <cstddef>  // size_t
+
+enum class MemoryGroup { weights, master_weights, gradients, moments, workspaces, activations, backward, dkv_accumulators, logits, count };
+
+inline const char* group_name(MemoryGroup group) {
+  static const char* names[] = {"weights", "master weights", "gradients", "AdamW moments", "workspaces", "activations",
+                                "backward buffers", "gradients of shared K/V", "logits"};
+  return names[int(group)];
+}
+
+// Bytes by group.
+struct MemoryPlan {
+  std::array<size_t, size_t(MemoryGroup::count)> bytes = {};
+
+  size_t& operator[](MemoryGroup group) { return bytes[size_t(group)]; }
+  size_t operator[](MemoryGroup group) const { return bytes[size_t(group)]; }
+  size_t total() const {
+    size_t sum = 0;
+    for (size_t b : bytes) sum += b;
+    return sum;
+  }
+};
