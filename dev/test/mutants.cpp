@@ -498,13 +498,13 @@ static Tally try_all(const std::vector<Trial>& trials, const Equivalent& equival
 static int run_program(int argc, char** argv) {
   const Options o = parse(argc, argv);
   const std::vector<Trial> all = find_trials(o), trials = o.sample > 0 ? draw_sample(all, o.sample, o.seed) : all;
+  const Equivalent equivalent = read_equivalent(o.equivalent);
+  if (o.only.empty()) print_outdated(equivalent, all);
   if (o.list) {
     for (const Trial& t : trials) print_trial("", t, "");
     printf("%zu mutants of %zu\n", trials.size(), all.size());
     return 0;
   }
-  const Equivalent equivalent = read_equivalent(o.equivalent);
-  if (o.only.empty()) print_outdated(equivalent, all);
   const Tally tally = try_all(trials, equivalent, o.jobs);
   tally.print(all.size());
   return tally.survivors.empty() ? 0 : 1;

@@ -475,10 +475,11 @@ inline std::string with_single_spaces(const std::string& text) {
 
 inline int line_of(const std::string& source, size_t at) { return 1 + int(std::count(source.begin(), source.begin() + long(at), '\n')); }
 
-// The lines that a mutant changes, before and after, each as one.
+// The lines that a mutant changes, before and after, each as one; without the last one's comment, whose words may change.
 inline std::pair<std::string, std::string> changed_lines(const std::string& source, const Mutant& m) {
   const size_t before = m.begin == 0 ? std::string::npos : source.rfind('\n', m.begin - 1);
-  const size_t begin = before == std::string::npos ? 0 : before + 1, end = std::min(source.find('\n', m.end), source.size());
+  const size_t begin = before == std::string::npos ? 0 : before + 1, line_end = std::min(source.find('\n', m.end), source.size());
+  const size_t end = std::min(source.find("  // ", m.end), line_end);
   return {with_single_spaces(source.substr(begin, end - begin)),
           with_single_spaces(source.substr(begin, m.begin - begin) + m.text + source.substr(m.end, end - m.end))};
 }
