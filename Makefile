@@ -194,7 +194,7 @@ train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
 
 # `private`: not for the stamp that they depend on.
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/data/tokenize.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
 
 $(OBJ)/%.o: %.cpp $(OBJ)/flags

@@ -378,7 +378,7 @@ void RankChannel::State::serve_peer(int rank) {
 void RankChannel::State::handle(int rank, const Message& message) {
   Peer& peer = peers[rank];
   switch (message.kind) {
-    case Kind::data: peer.received[message.topic].push_back(message.bytes); break;
+    case Kind::data: peer.received[size_t(message.topic)].push_back(message.bytes); break;
     case Kind::heartbeat: {
       RankReport report;
       CHECK(message.bytes.size() == sizeof report);
@@ -502,7 +502,7 @@ std::string RankChannel::receive(int from, Topic topic) {
   CHECK(is_open());
   std::unique_lock lock(state_->mutex);
   Peer& peer = state_->peers[from];
-  std::deque<std::string>& messages = peer.received[topic];
+  std::deque<std::string>& messages = peer.received[size_t(topic)];
   state_->changed.wait(lock, [&] { return !messages.empty() || peer.has_finalized; });
   CHECK(!messages.empty());  // it has finalized without sending what was expected
   const std::string message = std::move(messages.front());
