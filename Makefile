@@ -74,12 +74,12 @@ EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(
 LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_scripts)
 TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(HOST_TESTS))
 # What the tests of the command line, of the corpora and of several ranks run.
-TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks
+TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
 # The same for `make test`.
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
 QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
-.PHONY: all help train test test-all planted-bugs bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train test test-all mutants bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -94,7 +94,7 @@ help:
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
-	@echo 'make planted-bugs  can the tests fail? plants bugs in a copy, one by one (some hours)'
+	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy (dev/README.md)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
@@ -137,9 +137,11 @@ test-all:
 	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
 	@scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(TESTS)
 
-planted-bugs:
+# MUTANTS: options of build/mutants, such as "--sample 40 -j2".
+mutants:
 	@scripts/setup.sh build test
-	@dev/test/planted_bugs.sh
+	@$(MAKE) --no-print-directory $(BUILD)/mutants
+	@$(BUILD)/mutants $(if $(BUGS),--bugs) $(if $(CHANGED),--changed $(CHANGED)) $(MUTANTS) $(FILES)
 
 bench-cpu:
 	@scripts/setup.sh build
@@ -208,6 +210,9 @@ data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o sha
 
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
+
+$(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
 
 $(BUILD)/test_corpus: GTEST += -larchive
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags

@@ -92,6 +92,7 @@ TEST_F(CommandLine, Tf32IsRefusedWhereThereIsNone) {
 // ----------------------------------------------------------------------------
 // Resuming
 
+// BUG train_gpt2_sla.cu: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
 TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 10 -n 5 ";
@@ -137,6 +138,7 @@ static std::string finish(pid_t child, FILE* out, int* status) {
   return text;
 }
 
+// BUG llmc/io/checkpoint.cpp: `folder_in(out, unfinished_prefix, step), folder` -> `folder_in(out, "step_", step), folder`
 TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const int steps = 1000000, kills = 50;
@@ -208,6 +210,7 @@ TEST_F(CommandLine, StoppedBySignalsOrKilledAtAnyMomentTheRunEndsWithTheSameBits
     EXPECT_TRUE(name.rfind("step_", 0) == 0 || name == "config.toml" || name == "log.jsonl") << name;
 }
 
+// BUG llmc/run/stop_signal.h: `for (int signal : {SIGTERM, SIGINT, SIGUSR1}) {` -> `for (int signal : {SIGTERM, SIGINT}) {`
 TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   // A step of twenty thousand micro-batches, many seconds long.
@@ -695,6 +698,7 @@ class ImprobableToken : public CommandLine {
   std::string command() const { return trainer + "-e " + in("model") + " -b 2 -t 32 -k constant -l 1e-3 -v 0 "; }
 };
 
+// BUG train_gpt2_sla.cu: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
 TEST_F(ImprobableToken, MakesAStepThatCountsForTheDataButNotForAdamW) {
   write_file(in("with.bin"), data(1, 12, {1, 2}));
   write_file(in("without.bin"), data(3, 10, {}));

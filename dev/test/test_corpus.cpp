@@ -207,6 +207,7 @@ TEST_F(Corpus, InvalidUtf8IsReplacedAndCountedExceptForBytes) {
   EXPECT_EQ(shard_tokens("bytes", "train"), expected);
 }
 
+// BUG data/corpus.cpp: `tokenizer_.last_cut(open, no_cut_before_)` -> `open.size() / 2`
 TEST_F(Corpus, ReadingADocumentInPartsDoesNotChangeItsTokens) {
   std::string text;
   for (const std::string& document : make_documents(5000, 250, 2)) text += document;

@@ -318,6 +318,7 @@ TEST_F(Loader, ASavedPositionResumesWithTheNextStep) {
   }
 }
 
+// BUG llmc/text/step_loader.h: `micro_batches_ * B_ * ranks_;` -> `micro_batches_ * B_;`
 TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
   const int B = 2, T = 5, accumulation = 3, ranks = 2;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
@@ -331,6 +332,7 @@ TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
   }
 }
 
+// BUG llmc/text/step_loader.h: `std::launch::async` -> `std::launch::deferred`
 TEST_F(Loader, TheNextStepIsLoadedWithoutOverwritingTheCurrentOne) {
   const int B = 3, T = 7;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
@@ -399,6 +401,7 @@ TEST_F(Shuffle, AnEpochReadsEverySequenceOfEveryShardOnce) {
   }
 }
 
+// BUG llmc/text/dataloader.h: `RandomStream::shuffle, uint32_t(epoch),` -> `RandomStream::shuffle, 0,`
 TEST_F(Shuffle, EpochsAndSeedsDifferAndTheSameOnesAgree) {
   const int64_t n = 1000;
   auto order = [&](uint64_t seed, int64_t epoch) {

@@ -310,6 +310,8 @@ static std::map<std::string, std::string> files_in(const std::string& folder) {
   return files;
 }
 
+// BUG llmc/io/checkpoint.cpp: `uint64_t(piece.count) * sizeof(float)` -> `uint64_t(piece.count)`
+// BUG llmc/io/model_file.cpp: `i < n ? store_m : store_v` -> `store_m`
 TEST(Shard, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
   for (bool bias : {true, false}) {
     for (bool keep_dead_kv : {true, false}) {
@@ -467,6 +469,10 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
   EXPECT_EQ(doubled, added);
 }
 
+// BUG llmc/io/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header = crc32c(file_.get(), 8);`
+// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors"}) {` -> `{"model.safetensors"}) {`
+// BUG llmc/io/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
+//   `full.assign(size_t(num_elements(specs[i].shape)), 1.0f);`
 TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
   TemporaryFolder folder;
   const DiskModel model(/*bias=*/false);  // with tensors that nobody writes
@@ -538,6 +544,7 @@ TEST(OldCheckpoints, GoAndTheNewestAndMilestonesStay) {
   EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"log.jsonl", "step_00000022"}));
 }
 
+// BUG llmc/io/checkpoint.cpp: `{unfinished_prefix, removed_prefix}` -> `{unfinished_prefix}`
 TEST(OldCheckpoints, AreRenamedBeforeTheyAreRemovedAndWhatIsLeftOfThemGoes) {
   TemporaryFolder folder;
   make_checkpoint_folders(folder.path, {1, 2});
@@ -583,6 +590,7 @@ TEST(BackgroundWriter, WorksBesideItsCallerAndTellsOnceWhatBecameOfIt) {
   EXPECT_FALSE(writer.result(true).has_value());
 }
 
+// BUG llmc/run/background_writer.cpp: `catch (const std::exception& e)` -> `catch (const UserError& e)`
 TEST(BackgroundWriter, TellsOfErrorsAndIsDoneBeforeItIsGone) {
   bool written = false;
   {
@@ -645,6 +653,8 @@ TEST(Log, OfAnEarlierRunIsKeptAndOfAResumedOneGoesOn) {
             "{\"run\":{\"n\":2}}\n{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
 }
 
+// BUG llmc/run/logger.cpp: `waiting_.erase(0, write_all(fd_, waiting_.data(), waiting_.size()));` ->
+//   `write_all(fd_, waiting_.data(), waiting_.size()), waiting_.clear();`
 TEST(Log, OnAFullDiskWaitsForRoomAndLosesNothing) {
   TemporaryFolder folder;
   signal(SIGXFSZ, SIG_IGN);

@@ -234,6 +234,7 @@ static LayerNormValues layernorm_in_double(const std::vector<floatX>& inp, const
   return v;
 }
 
+// BUG (build/bf16/test_ops_emu) llmc/cuda/layernorm.h: `x[j] = rounded(x[j] + y[j])` -> `x[j] = x[j] + y[j]`
 TEST(LayerNorm, OfASumIsThatOfTheSumAsItIsStored) {
   for (const RowsAndChannels& s : layernorm_shapes) {
     SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
@@ -266,6 +267,7 @@ TEST(LayerNorm, OfASumIsThatOfTheSumAsItIsStored) {
   }
 }
 
+// BUG (build/fp32/test_ops_emu) llmc/cuda/layernorm.h: `fmaf(x[j] - m, x[j] - m, squares)` -> `fmaf(x[j], x[j] - m, squares)`
 TEST(LayerNorm, KeepsItsDigitsWhereTheMeanIsLarge) {
   const int64_t N = 5, C = 256;
   std::vector<floatX> inp = random_values<floatX>(N * C, 1), one(size_t(C), floatX(1.0f));
@@ -390,6 +392,7 @@ TEST(Classifier, GivesTheCrossEntropyAndItsGradientEvenForHugeLogits) {
 // ----------------------------------------------------------------------------
 // Embedding
 
+// BUG (build/test_ops_cpu) llmc/cpu/embedding.h: `(first_position + t) * C` -> `t * C`
 TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   struct Case {
     int64_t B, T, C, V;
@@ -426,6 +429,7 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   }
 }
 
+// BUG (build/test_ops_cpu) llmc/cpu/classifier.h: `double total = 0;` -> `float total = 0;`
 TEST(MeanLoss, IsAddedToTheSumInDouble) {
   const int64_t n = 3 * 1024 + 5;
   std::vector<float> losses(size_t(n), 1.0f);
@@ -467,6 +471,7 @@ struct Arena {
   }
 };
 
+// BUG (build/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
 TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
   const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056});
   const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that makes a difference
@@ -558,6 +563,7 @@ static float grad_scale_of(const StepStats& sums, double grad_clip) {
   return new_m[0];
 }
 
+// BUG (build/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, s.grad_clip / (norm + 1e-6))` -> `s.grad_clip / (norm + 1e-6)`
 TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({3, 16}, 1), float(1 / (4 + 1e-6)));
   EXPECT_EQ(grad_scale_of({3, 2}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));

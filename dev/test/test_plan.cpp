@@ -85,6 +85,7 @@ static void check_plan(int L, int h, int n_l, int n_h) {
   EXPECT_EQ(plan.num_accumulators, n_h > 0 ? std::min(n_l, L - n_l) : 0);
 }
 
+// BUG llmc/model/wiring.h: `i >= num_heads - w.num_skip_head` -> `i >= num_heads - w.num_skip_layer`
 TEST(KVPlan, IsTheDesignsForEveryWiringOfSmallModels) {
   for (int L = 1; L <= 8; L++)
     for (int h = 1; h <= 4; h++)
@@ -186,6 +187,7 @@ TEST(Buckets, AreTheEmbeddingsEachLayerAndTheFinalLayerNorm) {
 // ----------------------------------------------------------------------------
 // Random numbers, schedules, sampling
 
+// BUG llmc/utils/random.h: `key1 += 0xBB67AE85u;` -> `key1 += 0x9E3779B9u;`
 TEST(Random, IsPhilox4x32WithItsPublishedKnownAnswers) {
   // From Random123's kat_vectors, philox4x32-10: zeros, ones, and digits of pi.
   auto expect = [](Philox x, std::vector<uint32_t> words) {
@@ -208,6 +210,7 @@ TEST(Random, NormalsHaveMeanZeroAndVarianceOne) {
   EXPECT_NEAR(fourth / n, 3, 0.1);
 }
 
+// BUG llmc/run/schedule.h: `double(step) / double(warmup_steps)` -> `double(step - 1) / double(warmup_steps)`
 TEST(Schedule, WarmsUpThenFollowsItsShape) {
   Schedule s = {"cosine", 1.0, 0.1, 10, 110};
   EXPECT_DOUBLE_EQ(s(1), 0.1);
@@ -236,6 +239,7 @@ TEST(Sampler, DrawsByTheCumulativeDistribution) {
   EXPECT_EQ(sample_token(logits, 3, 0.9999999999999999), 2);
 }
 
+// BUG llmc/text/sampler.h: `sum += std::exp(double(logits[i] - max) / temperature);` -> `sum += std::exp(double(logits[i] - max));`
 TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
   const float logits[] = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of 0.38
   EXPECT_EQ(sample_token(logits, 3, 0.10, 0.5), 0);

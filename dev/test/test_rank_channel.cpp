@@ -403,6 +403,7 @@ TEST_F(Channel, AnImpossibleRendezvousIsAnError) {
 // ----------------------------------------------------------------------------
 // Messages
 
+// BUG llmc/dist/rank_channel.cpp: `peer.received[size_t(message.topic)].push_back` -> `peer.received[0].push_back`
 TEST_F(Channel, MessagesKeepTheirOrderAndTopicsAreIndependent) {
   constexpr int count = 500;
   const auto text = [](int rank, Topic topic, int i) {

@@ -1,0 +1,92 @@
+// Which tests notice a change of a file: the one list of them.
+#pragma once
+#include <string>   // std::string
+#include <utility>  // std::pair
+#include <vector>   // std::vector
+
+namespace mutants {
+
+// A test program in build/ and those of its tests that are run.
+struct TestRun {
+  std::string program, filter;
+};
+
+struct Coverage {
+  std::string prefix;          // of the paths of the files that it is for
+  std::vector<TestRun> tests;  // quickest first: a mutant is done with when one of them fails
+};
+
+// The first line whose prefix a path has is for it.
+inline const std::vector<Coverage>& coverage() {
+  const std::string cpu = "build/test_gpt2_sla_cpu", emu = "build/fp32/test_gpt2_sla_emu", emu_bf16 = "build/bf16/test_gpt2_sla_emu";
+  const std::string quick_graph = "*Graph*/no_bias:*Graph*/adjacent:*Graph*/chains:*Graph*/several_query*";
+  const std::string quick_attention = "-*EveryLength*", all_attention = "*EveryLength*";
+  static const std::vector<Coverage> table = {
+      {"llmc/cuda/attention_bf16.h",
+       {{"build/bf16/test_attention_emu", quick_attention}, {"build/bf16/test_attention_emu", all_attention}}},
+      {"llmc/cuda/attention",
+       {{"build/fp32/test_attention_emu", quick_attention}, {"build/fp32/test_attention_emu", all_attention}}},
+      {"llmc/cuda/tile.h",
+       {{"build/bf16/test_tile_emu", "*"}, {"build/bf16/test_attention_emu", quick_attention}, {"build/bf16/test_attention_emu", all_attention}}},
+      {"llmc/cuda/collectives", {{"build/test_dist", "*"}}},
+      {"llmc/cuda/device.h", {{emu, "Bits.*:Steps.*"}, {"build/bf16/test_memory_emu", "*"}}},
+      {"llmc/cuda/matmul.h", {{"build/fp32/test_ops_emu", "Matmul.*"}, {"build/bf16/test_ops_emu", "Matmul.*"}, {emu, "Generation.*"}}},
+      {"llmc/cuda/", {{"build/fp32/test_ops_emu", "*"}, {"build/bf16/test_ops_emu", "*"}}},
+      {"llmc/cpu/attention.h", {{"build/test_attention_cpu", quick_attention}, {"build/test_attention_cpu", all_attention}}},
+      {"llmc/cpu/", {{"build/test_ops_cpu", "*"}, {cpu, quick_graph}}},
+      {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_cli", "*BadModels*"}}},
+      {"llmc/model/reference.h", {{"build/test_reference", "*"}}},
+      {"llmc/model/flops.h", {{cpu, "DeadRows.AreExactly*"}}},
+      {"llmc/model/", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}, {cpu, "*"}}},
+      {"llmc/utils/arena.h", {{"build/test_plan", "Arena.*"}, {emu, quick_graph}}},
+      {"llmc/utils/crc32c.h", {{"build/test_files", "Crc32c.*"}, {"build/test_safetensors", "*"}}},
+      {"llmc/utils/files", {{"build/test_files", "*"}, {"build/test_safetensors", "*"}, {"build/test_cli", "*Full*"}}},
+      {"llmc/utils/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
+      {"llmc/utils/parameter_table.h", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}}},
+      {"llmc/utils/utf8.h", {{"build/test_tokenizer", "*"}}},
+      {"llmc/utils/random.h", {{"build/test_plan", "Random.*"}}},
+            {"llmc/io/safetensors", {{"build/test_safetensors", "*"}, {"build/test_files", "*"}}},
+      {"llmc/io/", {{"build/test_files", "*"}, {"build/test_cli", "*Checkpoint*:*Full*:*Killed*"}}},
+      {"llmc/run/schedule.h", {{"build/test_plan", "Schedule.*"}}},
+      {"llmc/run/stop_signal.h", {{"build/test_cli", "*Signal*"}}},
+      {"llmc/run/timeline.h", {{"build/test_dist", "*Layers*"}}},
+      {"llmc/run/options", {{"build/test_files", "Options.*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}}},
+      {"llmc/run/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
+      {"llmc/run/", {{"build/test_files", "*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}, {"build/test_dist", "Training.*"}}},
+      {"llmc/dist/tcp", {{"build/test_rank_channel", "Channel.*"}}},
+      {"llmc/dist/rank_channel", {{"build/test_rank_channel", "Channel.*"}}},
+      {"llmc/dist/watchdog.h", {{"build/test_rank_channel", "WatchdogTest.*"}, {"build/test_rank_channel", "*"}}},
+      {"llmc/dist/", {{"build/test_dist", "*"}}},
+      {"llmc/text/sampler.h", {{"build/test_plan", "Sampler.*"}}},
+      {"llmc/text/tokenizer", {{"build/test_tokenizer", "*"}}},
+      {"llmc/text/unicode_classes.h", {{"build/test_tokenizer", "*"}}},
+      {"llmc/text/", {{"build/test_data", "TokenShardsOf.*:Loader.*:Shuffle.*"}}},
+      {"data/", {{"build/test_data", "Tokenize.*"}, {"build/test_corpus", "*"}}},
+      {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
+      {"dev/emu/", {{"build/test_emu", "*"}, {"build/bf16/test_tile_emu", "*"}}},
+      {"llmc/a", {{"build/test_ops_cpu", "*"}, {"build/test_attention_cpu", "*"}}},
+      {"train_gpt2_sla.cu",
+       {{cpu, quick_graph}, {cpu, "-*Updates*:DeadRows.DoNot*"}, {emu, "Steps.*:Bits.*:Memory.*"}, {"build/bf16/test_memory_emu", "*"},
+        {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}, {"build/test_dist", "Training.*"}}},
+  };
+  return table;
+}
+
+// Programs that a test program runs, by the files that it tests: `make` builds them with it.
+inline std::vector<std::string> programs_run_by(const std::string& test) {
+  if (test == "build/test_cli") return {"train_gpt2_sla_cpu"};
+  if (test == "build/test_scripts" || test == "build/test_faults") return {"train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu"};
+  if (test == "build/test_dist")
+    return {"train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu", "build/emu_ranks"};
+  if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
+  return {};
+}
+
+// The tests that cover a file; none, if no line of the list is for it.
+inline std::vector<TestRun> tests_of(const std::string& path) {
+  for (const Coverage& line : coverage())
+    if (path.compare(0, line.prefix.size(), line.prefix) == 0) return line.tests;
+  return {};
+}
+
+}  // namespace mutants
