@@ -128,13 +128,13 @@ train:
 test:
 	@rm -rf $(BUILD)/test_counts/quick
 	@scripts/setup.sh build test
-	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTS) $(QUICK_TESTED_PROGRAMS)
+	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTED_PROGRAMS) $(QUICK_TESTS)
 	@scripts/run_tests.sh quick $(QUICK_TESTS)
 
 # AFTER_TEST=1: `make test` has just run; run the others, and add up both.
 test-all:
 	@scripts/setup.sh build test
-	@$(MAKE) --no-print-directory -j$(shell nproc) $(TESTS) $(TESTED_PROGRAMS) programs
+	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
 	@scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(TESTS)
 
 planted-bugs:
@@ -192,7 +192,7 @@ train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
 
 # `private`: not for the stamp that they depend on.
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/data/tokenize.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
 
 $(OBJ)/%.o: %.cpp $(OBJ)/flags

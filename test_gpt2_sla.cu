@@ -63,7 +63,7 @@ void set_weights(GPT2& model, const Tensors& params) {
 // One tensor of a float arena, full-size, as files hold it.
 std::vector<float> full_tensor(const GPT2& model, const float* arena, int i) {
   std::vector<float> values(size_t(model.tensor(i).num_elements()));
-  std::vector<float> full(size_t(num_elements(model.parameters.specs[size_t(i)].file_shape)), 0.0f);
+  std::vector<float> full(size_t(num_elements(model.parameters.specs[i].file_shape)), 0.0f);
   fetch_from(model, arena)(i, values.data());
   to_file_layout(model.parameters, i, whole_weight(model.parameters, i), values.data(), full.data());
   return full;
@@ -210,8 +210,8 @@ TEST_P(Golden, TrainingHasTheLossesNormsAndGradientsOfTheIndependentImplementati
       EXPECT_LE(relative_error(to_floats(model->acts.losses, inputs.size()), golden.token_losses), tensor_tolerance);
     }
     const double norm = grad_norm(*model);
-    EXPECT_NEAR(loss / golden.losses[size_t(step)], 1, loss_tolerance) << "step " << step + 1;
-    EXPECT_NEAR(norm / golden.grad_norms[size_t(step)], 1, 2 * norm_tolerance) << "step " << step + 1;
+    EXPECT_NEAR(loss / golden.losses[step], 1, loss_tolerance) << "step " << step + 1;
+    EXPECT_NEAR(norm / golden.grad_norms[step], 1, 2 * norm_tolerance) << "step " << step + 1;
     if (step == 0 && !is_bf16) {
       for (int i = 0; i < model->num_tensors(); i++) {
         const std::string& name = model->tensor(i).name;

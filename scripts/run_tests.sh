@@ -26,6 +26,7 @@ run() {
   case $mode in
     quick)
       filter=$quick
+      set -f  # a lone * is no file name
       for part in ${quick//:/ }; do
         "$program" --gtest_list_tests --gtest_filter="$part" | grep -q '^  ' || stale+="$quick_tests: no test of $program is named $part"$'\n'
       done ;;

@@ -2,11 +2,12 @@
 // AddressSanitizer finds every access of a kernel outside of its allocations. While host code runs, the range has no access rights.
 #include <sys/mman.h>  // mmap, mprotect, madvise
 #include <algorithm>   // std::max
-#include <cstdio>      // snprintf, fopen
+#include <cstdio>      // snprintf
 #include <cstdlib>     // malloc, free
 #include <iterator>    // std::next, std::prev
 #include <map>         // std::map
 #include "emu.h"
+#include "llmc/utils/meminfo.h"  // meminfo_bytes
 
 namespace emu {
 namespace {
@@ -87,17 +88,6 @@ std::map<uintptr_t, size_t>::const_iterator allocation_before(uintptr_t p) {
   return it == allocations.begin() ? allocations.end() : std::prev(it);
 }
 
-size_t meminfo_bytes(const char* pattern) {
-  size_t kib = 0;
-  if (FILE* file = fopen("/proc/meminfo", "r")) {
-    char line[256];
-    while (fgets(line, sizeof line, file))
-      if (sscanf(line, pattern, &kib) == 1) break;
-    fclose(file);
-  }
-  return kib * 1024;
-}
-
 }  // namespace
 
 OpenMemory::OpenMemory() {
@@ -153,8 +143,8 @@ void check_device_range(const char* what, const void* p, size_t bytes, Gaps gaps
   fatal("%s at %p has %zu bytes, among them %s", what, p, bytes, where);
 }
 
-size_t memory_available() { return meminfo_bytes("MemAvailable: %zu kB"); }
-size_t memory_total() { return meminfo_bytes("MemTotal: %zu kB"); }
+size_t memory_available() { return meminfo_bytes("MemAvailable"); }
+size_t memory_total() { return meminfo_bytes("MemTotal"); }
 
 void* allocate(size_t bytes) {
   if (bytes > memory_available()) return nullptr;

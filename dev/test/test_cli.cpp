@@ -286,7 +286,7 @@ TEST_F(CommandLine, AFlippedByteInACheckpointIsRefusedAndTheOneBeforeItTakenWhen
       const Outcome o = run(with + " -y");
       EXPECT_EQ(o.exit_status, 1);
       EXPECT_EQ(o.err.compare(0, 7 + path.size(), "error: " + path), 0) << o.err;
-      EXPECT_NE(o.err.find("go on from it with --resume-from " + in("out/step_00000004\n")), std::string::npos) << o.err;
+      EXPECT_NE(o.err.find("resume from it with --resume-from " + in("out/step_00000004\n")), std::string::npos) << o.err;
       EXPECT_EQ(names_in(in("out")).size(), 4u) << "nothing was changed";
       const bool in_a_tensor = i == 1 && path.find(".safetensors") != std::string::npos;
       EXPECT_NE(o.err.find(in_a_tensor ? "tensor ln_f.bias" : ""), std::string::npos) << o.err;
@@ -493,7 +493,7 @@ TEST_F(CommandLine, BadDataIsRefusedWithItsName) {
   expect_error("-i " + in("large.bin") + model, {"large.bin: token", "outside the vocabulary of 257"});
   expect_error("-i " + in("tokens.bin") + " -j " + in("nothing.bin") + model, {"nothing.bin: no such file"});
   write_file(in("one.bin"), shard_bytes(40));
-  expect_error("-i " + in("tokens.bin") + " -j " + in("one.bin") + model, {"one.bin: has 1 windows"});
+  expect_error("-i " + in("tokens.bin") + " -j " + in("one.bin") + model, {"one.bin: has 1 sequences"});
 }
 
 TEST_F(CommandLine, BadModelsAreRefusedWithTheTensorsName) {
@@ -525,7 +525,7 @@ TEST_F(CommandLine, BadModelsAreRefusedWithTheTensorsName) {
 TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string with = "-i " + in("tokens.bin") + small_model;
-  expect_error(with + "-t 33", {"-t 33", "32 positions"});
+  expect_error(with + "-t 33", {"-t 33", "context length is 32"});
   expect_error(with + "-d 100", {"-d 100 is not a multiple of B * T = 2 * 32"});
   expect_error(with + "--skip-layers 0", {"--skip-layers 0"});
   expect_error(with + "--skip-heads 5", {"--skip-heads 5", "4 heads"});

@@ -281,7 +281,7 @@ TEST_F(Corpus, TheManifestHasAllCountsAndChecksums) {
   ASSERT_EQ(manifest["sources"].size(), 2u);
   for (int i : {0, 1}) {
     const std::string path = i ? second : first, bytes = read_file(path);
-    EXPECT_EQ(manifest["sources"][size_t(i)], (json{{"path", path}, {"bytes", bytes.size()}, {"crc32c", checksum(bytes)}}));
+    EXPECT_EQ(manifest["sources"][i], (json{{"path", path}, {"bytes", bytes.size()}, {"crc32c", checksum(bytes)}}));
   }
   int64_t train = 0, val = 0;
   size_t shards = 0;

@@ -44,7 +44,7 @@ using Scripts = Data;
 // first, first + 1, ...
 static std::vector<uint16_t> counting(int n, int first = 0) {
   std::vector<uint16_t> tokens(n);
-  for (int i = 0; i < n; i++) tokens[size_t(i)] = uint16_t(first + i);
+  for (int i = 0; i < n; i++) tokens[i] = uint16_t(first + i);
   return tokens;
 }
 
@@ -190,7 +190,7 @@ TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundAnywhere) {
   const int n = 200001;  // four of the blocks that are checked at a time, the last not whole
   for (int position : {0, 65535, 65536, 131072, 200000}) {
     std::vector<uint16_t> tokens(n, 99);
-    tokens[size_t(position)] = 100;
+    tokens[position] = 100;
     std::string path = write_shard("b.bin", tokens);
     write_shard("a.bin", {1, 2});
     std::string where = path + ": token 100 at position " + std::to_string(position);
@@ -259,8 +259,8 @@ TEST_F(Loader, NoSequenceCrossesAShardAndShortShardsAreSkipped) {
   std::vector<int> both = sequences(loader, 0, 7);
   for (int w = 0; w < 7; w++)
     for (int t = 0; t < T; t++) {
-      EXPECT_EQ(both[size_t(w * T + t)], begins[size_t(w)] + t);
-      EXPECT_EQ(both[size_t(7 * T + w * T + t)], begins[size_t(w)] + t + 1);
+      EXPECT_EQ(both[w * T + t], begins[w] + t);
+      EXPECT_EQ(both[7 * T + w * T + t], begins[w] + t + 1);
     }
 }
 
@@ -272,8 +272,8 @@ TEST_F(Loader, TheGoldenShardsFollowTheFormulaToo) {
   for (int s = 0; s < 20; s++) {
     loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
     for (int i = 0; i < B * T; i++) {
-      EXPECT_EQ(inputs[size_t(i)], file.tokens[s * B * T + i]);
-      EXPECT_EQ(targets[size_t(i)], file.tokens[s * B * T + i + 1]);
+      EXPECT_EQ(inputs[i], file.tokens[s * B * T + i]);
+      EXPECT_EQ(targets[i], file.tokens[s * B * T + i + 1]);
     }
   }
 }
@@ -380,8 +380,8 @@ TEST_F(Shuffle, EveryEpochIsAPermutation) {
       std::vector<bool> seen(size_t(n), false);
       for (int64_t i = 0; i < n; i++) {
         int64_t p = permuted_index(42, epoch, i, n);
-        ASSERT_TRUE(p >= 0 && p < n && !seen[size_t(p)]) << "n " << n << " epoch " << epoch << " index " << i;
-        seen[size_t(p)] = true;
+        ASSERT_TRUE(p >= 0 && p < n && !seen[p]) << "n " << n << " epoch " << epoch << " index " << i;
+        seen[p] = true;
       }
     }
 }
@@ -394,7 +394,7 @@ TEST_F(Shuffle, AnEpochReadsEverySequenceOfEveryShardOnce) {
   for (int64_t epoch : {0, 1, 5}) {
     std::vector<int> both = sequences(loader, epoch * 39, 39);
     std::set<int> begins;
-    for (int w = 0; w < 39; w++) begins.insert(both[size_t(w * 4)]);
+    for (int w = 0; w < 39; w++) begins.insert(both[w * 4]);
     EXPECT_EQ(begins.size(), 39u);
   }
 }

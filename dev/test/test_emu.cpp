@@ -1035,7 +1035,7 @@ TEST(EmuWarp, AtomicsLoseNothing) {
   EXPECT_EQ(wide.to_host(stream)[0], 256ull << 33);
   EXPECT_EQ(f.to_host(stream)[0], 128.0f);
   std::vector<int> seen(256);
-  for (int t : used) seen[size_t(t)]++;
+  for (int t : used) seen[t]++;
   EXPECT_EQ(seen, std::vector<int>(256, 1));
 }
 
@@ -1226,7 +1226,7 @@ struct Matrix {
       }
     }
   }
-  double& at(int i, int j) { return values[size_t(j * ld + i)]; }
+  double& at(int i, int j) { return values[j * ld + i]; }
 };
 
 static size_t bytes_of(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
@@ -1328,17 +1328,17 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
         for (int l = 0; l < k; l++)
           x += (p.transpose_a ? a.at(l, i) : a.at(i, l)) * (p.transpose_b ? b.at(j, l) : b.at(l, j));
         x = p.alpha * x + (p.beta != 0 ? p.beta * c.at(i, j) : 0) + (with_bias ? bias.at(i, 0) : 0);
-        const double saved = aux_after[size_t(j * aux.ld + i)];
+        const double saved = aux_after[j * aux.ld + i];
         if (dgelu) {
           x *= (gelu(saved + 1e-5) - gelu(saved - 1e-5)) / 2e-5;
         } else if (with_aux) {
           EXPECT_NEAR(saved, x, std::abs(x) * of_result + of_sum);
           x = gelu(x);
         }
-        if (worst_error != nullptr) *worst_error = std::max(*worst_error, std::abs(d[size_t(j * c.ld + i)] - x));
-        EXPECT_NEAR(d[size_t(j * c.ld + i)], x, std::abs(x) * of_result + of_sum) << i << ", " << j;
+        if (worst_error != nullptr) *worst_error = std::max(*worst_error, std::abs(d[j * c.ld + i] - x));
+        EXPECT_NEAR(d[j * c.ld + i], x, std::abs(x) * of_result + of_sum) << i << ", " << j;
       }
-      for (int i = m; i < c.ld; i++) EXPECT_TRUE(std::isnan(d[size_t(j * c.ld + i)])) << "wrote between two columns";
+      for (int i = m; i < c.ld; i++) EXPECT_TRUE(std::isnan(d[j * c.ld + i])) << "wrote between two columns";
     }
   }
   for (void* pointer : {da, db, dc, daux, dbias, workspace}) check(cudaFree(pointer));

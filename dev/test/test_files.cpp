@@ -86,7 +86,7 @@ struct DiskModel {
       values.resize(size_t(elements(int(i))));
       fetch(start)(int(i), values.data());
       const ShardRange part = shard_range(table, table.specs[i]);
-      const int64_t first = part.begin - table.layout.tensors[size_t(table.specs[i].tensor)].element_offset();
+      const int64_t first = part.begin - table.layout.tensors[table.specs[i].tensor].element_offset();
       if (part.count > 0) std::copy_n(values.data() + first, part.count, arena.data() + part.state);
     }
     return arena;
@@ -331,7 +331,7 @@ TEST(Shard, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
           std::vector<float> m(model.state(2).size(), NAN), v(m.size(), NAN);
           auto store_to = [&](std::vector<float>& arena) -> StoreTensor {
             return [&](int index, const float* values) {
-              const ShardRange part = shard_range(model.table, model.table.specs[size_t(index)]);
+              const ShardRange part = shard_range(model.table, model.table.specs[index]);
               std::copy_n(values, part.count, arena.data() + part.state);
             };
           };
@@ -432,7 +432,7 @@ TEST(Shard, WhoseReportsAreNotOfThemAreRefused) {
 
 TEST(Crc32c, IsTheStandardsByInstructionAndByTableInPiecesOfAnyLength) {
   std::string ascending(32, '\0'), text(1000, '\0');
-  for (int i = 0; i < 32; i++) ascending[size_t(i)] = char(i);
+  for (int i = 0; i < 32; i++) ascending[i] = char(i);
   // RFC 3720, B.4, and the check value of the catalogues.
   const std::map<std::string, uint32_t> known = {{std::string(32, '\0'), 0x8a9136aau}, {std::string(32, '\xff'), 0x62a8ab43u},
                                                  {ascending, 0x46dd794eu}, {"123456789", 0xe3069283u}, {"", 0}};

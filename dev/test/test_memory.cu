@@ -252,7 +252,7 @@ TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
         for (size_t budget : {bytes[sequences] - 1, bytes[sequences]}) {
           int expected = 0;
           for (int B = 1; B <= 200; B++)
-            if (bytes[size_t(B)] <= budget) expected = B;
+            if (bytes[B] <= budget) expected = B;
           EXPECT_EQ(largest_micro_batch(budget, plan_of), expected) << budget << " bytes";
         }
       }

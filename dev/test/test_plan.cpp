@@ -156,7 +156,7 @@ TEST(Shard, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
           EXPECT_EQ(chunk.state % 64, 0);
           EXPECT_GE(chunk.state, end) << "rank " << rank << " of " << ranks;
           end = chunk.state + chunk.count;
-          for (int i = 0; i < chunk.count; i++) owners[size_t(chunk.begin + i)]++;
+          for (int i = 0; i < chunk.count; i++) owners[chunk.begin + i]++;
           num_owned += chunk.count;
         }
         EXPECT_LE(end, int64_t(table.layout.bytes / sizeof(float)) / ranks);
@@ -164,7 +164,7 @@ TEST(Shard, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
       const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, ranks});
       EXPECT_EQ(num_owned, table.num_parameters);
       for (const TensorSpec& tensor : table.layout.tensors)
-        for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[size_t(tensor.element_offset() + i)], 1) << tensor.name;
+        for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[tensor.element_offset() + i], 1) << tensor.name;
     }
   }
 }
@@ -174,9 +174,9 @@ TEST(Buckets, AreTheEmbeddingsEachLayerAndTheFinalLayerNorm) {
   const ModelConfig config = make_config(3, 4, 20, 2, 3);
   const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, 4});
   for (const ParameterSpec& spec : table.specs) {
-    const TensorSpec& tensor = table.layout.tensors[size_t(spec.tensor)];
+    const TensorSpec& tensor = table.layout.tensors[spec.tensor];
     const int expected = tensor.name[0] == 'w' ? 0 : tensor.name[0] == 'h' ? tensor.name[2] - '0' + 1 : 4;
-    const ParameterBucket& bucket = table.buckets[size_t(spec.bucket)];
+    const ParameterBucket& bucket = table.buckets[spec.bucket];
     EXPECT_EQ(spec.bucket, expected) << tensor.name;
     EXPECT_GE(tensor.element_offset(), bucket.begin) << tensor.name;
     EXPECT_LE(tensor.element_offset() + tensor.num_elements(), bucket.begin + bucket.count) << tensor.name;

@@ -38,7 +38,7 @@ class WatchdogTest : public testing::Test {
     for (const double end = now + seconds; now < end;) {
       now += 1;
       for (int rank = 0; rank < 3; rank++)
-        if (rank != silent) watchdog.heartbeat(rank, reports[size_t(rank)], now);
+        if (rank != silent) watchdog.heartbeat(rank, reports[rank], now);
       const std::string verdict = watchdog.verdict(now);
       if (!verdict.empty()) return format("%g: ", now) + verdict;
     }
@@ -563,7 +563,7 @@ TEST_F(Channel, ARankThatDoesNotReachACollectiveIsNamed) {
       });
     }));
   for (int victim : {0, 1})
-    expect_one_error(runs[size_t(victim)], {format("error: rank %d (pid %d on ", victim, int(runs[size_t(victim)][size_t(victim)].pid)),
+    expect_one_error(runs[victim], {format("error: rank %d (pid %d on ", victim, int(runs[victim][victim].pid)),
                                             " has not reached collective number 8, where ", " has waited for 2 s; the run ends"});
   expect_one_error(all_wait, {"error: all ranks have waited 2 s in collective number 8, which does not end: look at the network"});
 }

@@ -7,12 +7,12 @@
 #include <array>                 // std::array
 #include <chrono>                // std::chrono::steady_clock
 #include <cstdint>               // int64_t
-#include <cstdio>                // fopen
 #include <cstring>               // memcpy, memset
 #include <initializer_list>      // std::initializer_list
 #include <utility>               // std::swap
 #include "llmc/device_memory.h"  // what is defined here
 #include "llmc/utils/error.h"    // user_error
+#include "llmc/utils/meminfo.h"  // meminfo_bytes
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 
@@ -95,12 +95,6 @@ constexpr bool device_memory_is_host_memory = true;
 
 // The kernel's estimate of memory that is available without swapping.
 inline size_t device_memory_available() {
-  size_t kib = 0;
-  if (FILE* file = fopen("/proc/meminfo", "r")) {
-    char line[256];
-    while (fgets(line, sizeof line, file))
-      if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) break;
-    fclose(file);
-  }
-  return kib != 0 ? kib * 1024 : size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  const size_t available = meminfo_bytes("MemAvailable");
+  return available != 0 ? available : size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
 }

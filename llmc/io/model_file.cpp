@@ -10,12 +10,12 @@
 static int64_t columns_of(const TensorSpec& tensor) { return tensor.shape.size() == 2 ? tensor.shape[1] : 1; }
 
 FilePart whole_weight(const ParameterTable& table, int index) {
-  const ParameterSpec& spec = table.specs[size_t(index)];
+  const ParameterSpec& spec = table.specs[index];
   return {spec.transposed, 0, table.tensor(index).num_elements(), 0, num_elements(spec.file_shape)};
 }
 
 FilePart own_moment(const ParameterTable& table, int index) {
-  const ParameterSpec& spec = table.specs[size_t(index)];
+  const ParameterSpec& spec = table.specs[index];
   const TensorSpec& tensor = table.tensor(index);
   const ShardRange part = shard_range(table, spec);
   if (part.count == 0) return {};
@@ -32,7 +32,7 @@ FilePart own_moment(const ParameterTable& table, int index) {
 // those in the file, length, stride in the file).
 template <class Visit>
 static void walk_rows(const ParameterTable& table, int index, const FilePart& part, Visit visit) {
-  const ParameterSpec& spec = table.specs[size_t(index)];
+  const ParameterSpec& spec = table.specs[index];
   const int64_t columns = columns_of(table.tensor(index)), end_row = (part.end + columns - 1) / columns;
   const int64_t file_rows = spec.file_shape.back();  // of a transposed tensor: the file's columns
 #pragma omp parallel for schedule(static)
@@ -70,7 +70,7 @@ static std::vector<SafetensorsSpec> zero_specs(const ParameterTable& table) {
 static std::vector<SafetensorsSpec> weight_specs(const ParameterTable& table) {
   std::vector<SafetensorsSpec> specs;
   for (const ParameterSpec& spec : table.specs)
-    specs.push_back({table.layout.tensors[size_t(spec.tensor)].name, spec.file_shape});
+    specs.push_back({table.layout.tensors[spec.tensor].name, spec.file_shape});
   return specs;
 }
 
@@ -101,7 +101,7 @@ std::vector<SafetensorsSpec> moment_specs(const ParameterTable& table) {
     for (const ParameterSpec& spec : table.specs) {
       std::vector<int64_t> shape = spec.file_shape;
       if (spec.transposed) std::reverse(shape.begin(), shape.end());
-      specs.push_back({table.layout.tensors[size_t(spec.tensor)].name + moment, std::move(shape)});
+      specs.push_back({table.layout.tensors[spec.tensor].name + moment, std::move(shape)});
     }
   }
   return specs;

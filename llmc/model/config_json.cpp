@@ -1,6 +1,6 @@
 #include "config_json.h"
-#include <fstream>             // std::ifstream
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include "llmc/utils/files.h"  // try_read_file
 #include "llmc/utils/error.h"  // user_error
 
 using json = nlohmann::ordered_json;
@@ -40,9 +40,9 @@ static void check_known_function(const json& config, const std::string& path, co
 
 ModelConfig read_config_json(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  std::ifstream file(path);
-  if (!file) user_error("%s: cannot be read; a model is a folder with config.json and model.safetensors", path.c_str());
-  const json config = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const std::optional<std::string> text = try_read_file(path);
+  if (!text) user_error("%s: cannot be read; a model is a folder with config.json and model.safetensors", path.c_str());
+  const json config = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) user_error("%s: not a JSON object", path.c_str());
 
   ModelConfig c;

@@ -32,10 +32,10 @@ struct KVPlan {
   int num_accumulators = 0;
   int accumulator_heads = 0;     // K/V heads in an accumulator: the most that any layer shares
 
-  const KVSource& source_of(int layer, int head) const { return sources[size_t(layer * num_heads + head)]; }
+  const KVSource& source_of(int layer, int head) const { return sources[layer * num_heads + head]; }
   // Where a K/V head stands in its layer's cached k (and v), or in its accumulator: counted in heads; -1 if it is not there.
-  int projected_index(const KVSource& s) const { return index_in(projected[size_t(s.layer)], s.head); }
-  int shared_index(const KVSource& s) const { return index_in(shared[size_t(s.layer)], s.head); }
+  int projected_index(const KVSource& s) const { return index_in(projected[s.layer], s.head); }
+  int shared_index(const KVSource& s) const { return index_in(shared[s.layer], s.head); }
   // K/V heads that are projected although no query head attends to them; empty unless the plan was told to keep them.
   std::vector<int> unused(int layer) const;
 
@@ -48,9 +48,9 @@ struct KVPlan {
 
 inline std::vector<int> KVPlan::unused(int layer) const {
   std::vector<int> heads;
-  for (int head : projected[size_t(layer)]) {
+  for (int head : projected[layer]) {
     auto is_it = [&](const KVUse& use) { return use.source.layer == layer && use.source.head == head; };
-    const std::vector<KVUse>& own = uses[size_t(layer)];
+    const std::vector<KVUse>& own = uses[layer];
     if (std::none_of(own.begin(), own.end(), is_it) && shared_index({layer, head}) < 0) heads.push_back(head);
   }
   return heads;
@@ -61,13 +61,13 @@ inline void assign_accumulators(KVPlan& plan) {
   plan.accumulator.assign(size_t(plan.num_layers), -1);
   std::vector<char> busy;
   for (int l = plan.num_layers - 1; l >= 0; l--) {
-    if (plan.accumulator[size_t(l)] >= 0) busy[size_t(plan.accumulator[size_t(l)])] = 0;
-    for (const KVUse& use : plan.uses[size_t(l)]) {
-      int& accumulator = plan.accumulator[size_t(use.source.layer)];
+    if (plan.accumulator[l] >= 0) busy[plan.accumulator[l]] = 0;
+    for (const KVUse& use : plan.uses[l]) {
+      int& accumulator = plan.accumulator[use.source.layer];
       if (use.source.layer == l || accumulator >= 0) continue;
       accumulator = int(std::find(busy.begin(), busy.end(), 0) - busy.begin());
       if (accumulator == int(busy.size())) busy.push_back(0);
-      busy[size_t(accumulator)] = 1;
+      busy[accumulator] = 1;
     }
   }
   plan.num_accumulators = int(busy.size());
@@ -97,15 +97,15 @@ inline KVPlan make_kv_plan(int num_layers, int num_heads, std::vector<KVSource> 
   }
   for (int l = 0; l < num_layers; l++) {
     for (int i = 0; i < num_heads; i++) {
-      if (keep_dead || highest_use[index({l, i})] >= 0) plan.projected[size_t(l)].push_back(i);
-      if (highest_use[index({l, i})] > l) plan.shared[size_t(l)].push_back(i);
+      if (keep_dead || highest_use[index({l, i})] >= 0) plan.projected[l].push_back(i);
+      if (highest_use[index({l, i})] > l) plan.shared[l].push_back(i);
     }
     for (int layer = 0; layer <= l; layer++) {
       for (int head = 0; head < num_heads; head++) {
         KVUse use{{layer, head}, {}, highest_use[index({layer, head})] > l};
         for (int i = 0; i < num_heads; i++)
           if (plan.source_of(l, i).layer == layer && plan.source_of(l, i).head == head) use.query_heads.push_back(i);
-        if (!use.query_heads.empty()) plan.uses[size_t(l)].push_back(use);
+        if (!use.query_heads.empty()) plan.uses[l].push_back(use);
       }
     }
   }
@@ -127,7 +127,7 @@ inline std::string draw(const KVPlan& plan) {
       const KVSource& s = plan.source_of(l, i);
       text += s.layer == l ? "  ." : format(" %2d", s.layer);
     }
-    const size_t projected = plan.projected[size_t(l)].size(), shared = plan.shared[size_t(l)].size();
+    const size_t projected = plan.projected[l].size(), shared = plan.shared[l].size();
     text += format(" | projects %zu of %d", projected, plan.num_heads);
     if (shared > 0) text += format(", shares %zu", shared);
     text += "\n";

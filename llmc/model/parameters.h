@@ -33,7 +33,7 @@ inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 
 
 // QKV of a layer.
 inline int64_t qkv_rows(const ModelConfig& c, const KVPlan& plan, int layer) {
-  return c.channels + 2 * int64_t(c.head_size()) * int64_t(plan.projected[size_t(layer)].size());
+  return c.channels + 2 * int64_t(c.head_size()) * int64_t(plan.projected[layer].size());
 }
 
 // The rows of the full-size c_attn (q | k | v, C rows each) that the rows of a layer's qkvw are.
@@ -41,7 +41,7 @@ inline std::vector<int> full_qkv_rows(const ModelConfig& c, const KVPlan& plan, 
   std::vector<int> rows;
   for (int i = 0; i < c.channels; i++) rows.push_back(i);
   for (int part : {1, 2})  // k, v
-    for (int head : plan.projected[size_t(layer)])
+    for (int head : plan.projected[layer])
       for (int i = 0; i < c.head_size(); i++) rows.push_back(part * c.channels + head * c.head_size() + i);
   return rows;
 }

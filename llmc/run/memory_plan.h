@@ -39,7 +39,7 @@ struct MemoryLimits {
 inline void print_memory_plan(const MemoryPlan& plan, const MemoryLimits& limits, bool recompute_more) {
   const size_t beside = limits.device_is_host ? limits.host_bytes : 0, total = plan.total() + beside;
   for (int group = 0; group < int(MemoryGroup::count); group++)
-    if (plan.bytes[size_t(group)] > 0) printf("  %-26s %10s\n", group_name(MemoryGroup(group)), bytes_text(double(plan.bytes[size_t(group)])).c_str());
+    if (plan.bytes[group] > 0) printf("  %-26s %10s\n", group_name(MemoryGroup(group)), bytes_text(double(plan.bytes[group])).c_str());
   if (limits.host_bytes > 0)
     printf("  %-26s %10s%s\n", "copy for checkpoints", bytes_text(double(limits.host_bytes)).c_str(),
            beside > 0 ? "" : " of host memory, beside the total");

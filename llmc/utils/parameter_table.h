@@ -18,7 +18,7 @@ struct ParameterSpec {
   std::vector<int> full_rows;       // of each row here, the row of the full-size tensor, (out, in); empty: the same
   int bucket = 0;                   // index into ParameterTable::buckets
 
-  int64_t full_row(int64_t row) const { return full_rows.empty() ? row : full_rows[size_t(row)]; }
+  int64_t full_row(int64_t row) const { return full_rows.empty() ? row : full_rows[row]; }
 };
 
 // Neighbours in the arena whose gradients are complete at the same moment: the embeddings, each layer, the final LayerNorm. What ranks
@@ -47,7 +47,7 @@ struct ParameterTable {
   int64_t num_parameters = 0;            // what is trained
   int64_t num_parameters_full = 0;       // what the model would have with dead K/V rows
 
-  const TensorSpec& tensor(int index) const { return layout.tensors[size_t(specs[size_t(index)].tensor)]; }
+  const TensorSpec& tensor(int index) const { return layout.tensors[specs[index].tensor]; }
   int size() const { return int(specs.size()); }
 };
 
@@ -63,8 +63,8 @@ struct ShardRange {
   int64_t begin, state, count;
 };
 inline ShardRange shard_range(const ParameterTable& table, const ParameterSpec& spec) {
-  const TensorSpec& tensor = table.layout.tensors[size_t(spec.tensor)];
-  const ParameterBucket& bucket = table.buckets[size_t(spec.bucket)];
+  const TensorSpec& tensor = table.layout.tensors[spec.tensor];
+  const ParameterBucket& bucket = table.buckets[spec.bucket];
   const int64_t size = bucket.count / table.shard.count, first = bucket.begin + table.shard.index * size;
   const int64_t begin = std::max(first, tensor.element_offset());
   const int64_t end = std::min(first + size, tensor.element_offset() + tensor.num_elements());
