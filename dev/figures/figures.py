@@ -80,8 +80,8 @@ def wiring(layers=12, heads=12, skip_layers=9, skip_heads=9):
         y = top + layers * step + 8 + row * 16
         parts.append(f'<g class="a"><rect x="16" y="{y}" width="11" height="11" rx="2" class="{kind}"/></g>'
                      + text(34, y + 10, words))
-    write_svg("wiring.svg", f"A grid of {layers} layers by {heads} heads. In layers {skip_layers} and above the last {skip_heads} heads attend to "
-              f"the keys and values of the layer {skip_layers} below.", parts)
+    write_svg("wiring.svg", f"A grid of {layers} layers by {heads} heads. In layers {skip_layers} and above the last {skip_heads} heads "
+              f"attend to the keys and values of the layer {skip_layers} below.", parts)
 
 
 def read_log(name):
@@ -133,7 +133,8 @@ def losses(low=1.6, high=2.8):
         parts.append(f'<g class="{colour}">' + text(right + 8, y, f"{value:.4f}", "name") + text(right + 8, y + 13, name, "name") + "</g>")
     for x, css, words in [(right - 218, "val", "validation"), (right - 98, "train", "training, smoothed")]:
         parts.append(f'<path d="M{x} 62 h22" class="{css} quiet-line"/>' + text(x + 28, 66, words))
-    write_svg("losses.svg", "Validation and training loss over the steps: " + ", ".join(f"{n} ends at {v:.4f}" for _, _, n, v in ends), parts)
+    write_svg("losses.svg", "Validation and training loss over the steps: "
+              + ", ".join(f"{name} ends at {loss:.4f}" for _, _, name, loss in ends), parts)
 
 
 wiring()
