@@ -716,6 +716,18 @@ TEST(Generation, IsAFunctionOfSeedAndStep) {
   EXPECT_NE(generate(1, 5), generate(2, 5));
 }
 
+// The activations of the last token alone are computed in the last pass: what lies in acts.tokens then is that token.
+TEST(Generation, ComputesEachPositionOnce) {
+  auto model = make_model(small_config(), 1, 16);
+  gpt2_init_weights(*model, 1);
+  std::vector<int> tokens = {3};
+  gpt2_generate(*model, tokens, 16, 1.0, 1, 5);
+  ASSERT_NE(tokens[14], tokens[0]);
+  int computed = -1;
+  copy_to_host(&computed, model->acts.tokens, sizeof computed);
+  EXPECT_EQ(computed, tokens[14]);
+}
+
 TEST(Initialisation, HasGpt2sStandardDeviations) {
   ModelConfig config = small_config();
   config.channels = 128;

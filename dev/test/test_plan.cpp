@@ -9,6 +9,7 @@
 #include "llmc/model/parameters.h"  // make_parameter_table
 #include "llmc/utils/random.h"      // philox
 #include "llmc/text/sampler.h"      // sample_token
+#include "llmc/run/print.h"         // count_text, bytes_text, time_text
 #include "llmc/run/schedule.h"      // Schedule
 
 // ----------------------------------------------------------------------------
@@ -246,4 +247,21 @@ TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
   EXPECT_EQ(sample_token(logits, 3, 0.11, 0.5), 1);
   EXPECT_EQ(sample_token(logits, 3, 0.76, 0.5), 1);
   EXPECT_EQ(sample_token(logits, 3, 0.77, 0.5), 2);
+}
+
+// ----------------------------------------------------------------------------
+// Numbers for people
+
+TEST(Print, NumbersHaveTheUnitThatFits) {
+  EXPECT_EQ(count_text(9999), "9999");
+  EXPECT_EQ(count_text(1e4), "10.0 k");
+  EXPECT_EQ(count_text(1e6), "1.00 M");
+  EXPECT_EQ(count_text(1e9), "1.00 B");
+  EXPECT_EQ(bytes_text(500), "0.5 kB");
+  EXPECT_EQ(bytes_text(1e6), "1.0 MB");
+  EXPECT_EQ(bytes_text(1e9), "1.00 GB");
+  EXPECT_EQ(time_text(59.4), "59s");
+  EXPECT_EQ(time_text(60), "1m00s");
+  EXPECT_EQ(time_text(3599), "59m59s");
+  EXPECT_EQ(time_text(3600), "1h00m");
 }
