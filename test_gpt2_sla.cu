@@ -163,7 +163,7 @@ TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_referenc
 TEST_P(Graph, HasThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
 TEST_P(Graph, HasThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetParam(), 1); }
 TEST_P(Graph, HasThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(GetParam(), 2); }
-TEST_P(Graph, HasThemWhenAllButKeysAndValuesIsComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
+TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
 
 const GraphCase graph_cases[] = {
     {"plain", 3, 4, 32, 61, 40, 0, 0, true, 2, 33, 1},
@@ -186,7 +186,7 @@ class Golden : public testing::TestWithParam<std::string> {};
 
 // The bounds are the golden cases' README's, with room for another order of summation. Single gradients are compared in fp32 alone:
 // rounding the cases' weights to bf16 changes them by up to 2e-2, before anything is computed.
-TEST_P(Golden, TrainingHasTheLossesNormsAndGradientsOfTheIndependentImplementation) {
+TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
   const GoldenCase golden = read_golden_case(GetParam());
   const int B = golden.batch_size, T = golden.seq_len;
   auto model = make_model(golden.config, B, T);
@@ -291,7 +291,7 @@ std::vector<double> loss_curve(GPT2& model, int steps, uint64_t seed) {
   return losses;
 }
 
-TEST(DeadRows, AreExactlyWhatTwelveLayersWithNineOfTwelveHeadsSave) {
+TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));
   GPT2 lean, full;  // planned, not allocated
@@ -400,7 +400,7 @@ TEST(Bits, DoNotDependOnTheOrderOfThreads) {
 
 #ifndef SLA_CPU
 // Whether GELU is a matmul's epilogue or a kernel of its own depends on the GPU; both are right.
-TEST(GeluFusion, HasTheGradientsOfTheReferenceWithGeluInTheMatmulAndBesideIt) {
+TEST(GeluFusion, HasTheReferencesGradientsFusedAndUnfused) {
   const bool was = gpu().is_hopper_or_later;
   for (bool fused : {false, true}) {
     gpu().is_hopper_or_later = fused;
@@ -466,7 +466,7 @@ std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int recompute, 
   return trainer;
 }
 
-// The same update with nothing uploaded ahead and nothing recorded; returns its loss.
+// The same update without staged uploads and without a CUDA graph; returns its loss.
 double eager_step(Trainer& trainer) {
   GPT2& model = trainer.model;
   Run& run = trainer.run;
@@ -487,7 +487,7 @@ double eager_step(Trainer& trainer) {
   return gpt2_read_stats(model).loss / double(run.grad_accum_steps);
 }
 
-TEST(Steps, HaveTheBitsOfTheSameWorkQueuedPieceByPiece) {
+TEST(Steps, HaveTheBitsOfTheSameWorkDoneEagerly) {
   for (int recompute : {0, 3}) {
     for (int skip_heads : {0, 3}) {
       ModelConfig config = three_layers();
@@ -499,7 +499,7 @@ TEST(Steps, HaveTheBitsOfTheSameWorkQueuedPieceByPiece) {
   }
 }
 
-TEST(Steps, AreRecordedAnewForOtherShapesAndOtherSharesOfTheGradient) {
+TEST(Steps, AreCapturedAgainForOtherShapesAndGradientScales) {
   auto model = make_model(three_layers(), 4, 18), direct = make_model(three_layers(), 4, 18);
   gpt2_init_weights(*model, 1);
   gpt2_init_weights(*direct, 1);
@@ -540,7 +540,7 @@ bool same_state(const std::vector<std::vector<float>>& a, const std::vector<std:
 
 // Whatever training does with the model while it is written.
 // BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `"", fetch_copied, m, v` -> `"", fetch_from(model, model.master_memory), m, v`
-TEST(Steps, LeaveACheckpointOfTheModelAsItWasWhenItWasBegun) {
+TEST(Steps, LeaveACheckpointOfTheModelAtItsBeginning) {
   auto trainer = make_trainer(three_layers(), 0, 1);
   auto* run = &trainer->run;
   const TemporaryFolder folder;
@@ -559,7 +559,7 @@ TEST(Steps, LeaveACheckpointOfTheModelAsItWasWhenItWasBegun) {
   EXPECT_TRUE(same_state(state_of(*restored), before));
 }
 
-TEST(Steps, WithALossThatIsNotFiniteLeaveWeightsAndMomentsAsTheyWereAndAreCounted) {
+TEST(Steps, WithANonFiniteLossChangeNothingAndAreCounted) {
   auto trainer = make_trainer(three_layers(), 0, 3);
   const auto* run = &trainer->run;
   GPT2& model = trainer->model;
@@ -569,7 +569,7 @@ TEST(Steps, WithALossThatIsNotFiniteLeaveWeightsAndMomentsAsTheyWereAndAreCounte
   const floatX infinity = floatX(INFINITY);
   copy_to_device(model.params.wpe, &infinity, sizeof infinity);
   const auto before = state_of(model);
-  const int64_t window = run->train->next_sequence;
+  const int64_t sequences = run->train->next_sequence;
   for (int64_t bad = 1; bad <= 2; bad++) {
     const StepResult result = train_step(*trainer);
     EXPECT_TRUE(result.skipped);
@@ -578,7 +578,7 @@ TEST(Steps, WithALossThatIsNotFiniteLeaveWeightsAndMomentsAsTheyWereAndAreCounte
     EXPECT_EQ(run->skipped_steps, bad);
     EXPECT_EQ(run->bad_steps_in_row, bad);
   }
-  EXPECT_EQ(run->train->next_sequence, 3 * window) << "the data has moved on";
+  EXPECT_EQ(run->train->next_sequence, 3 * sequences) << "the data continues";
   EXPECT_TRUE(same_state(state_of(model), before));
   copy_to_device(model.params.wpe, &kept, sizeof kept);
   EXPECT_FALSE(train_step(*trainer).skipped);
@@ -642,7 +642,7 @@ TEST(Steps, CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
   EXPECT_EQ(backward[1].bytes_on_device, 0u);
 }
 
-TEST(Steps, MakeTheHostWaitOnceAndLaunchAMicroBatchAsAWholeFromTheThirdOn) {
+TEST(Steps, WaitOnceAndReplayEachMicroBatchAsOneGraph) {
   auto trainer = make_trainer(three_layers(), 0, 3);
   const emu::Counters start = emu::counters();
   train_step(*trainer);
@@ -680,7 +680,7 @@ TEST(Steps, DoNotDependOnWhenUploadsRun) {
 }
 #endif
 
-TEST(Generation, ContinuesFromCachedKeysAndValuesAsIfFromTheStart) {
+TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
   for (int recompute : {0, 3}) {
     auto model = make_model(small_config(), 2, 80, recompute);
     set_weights(*model, random_parameters(model->config, 9));

@@ -2,8 +2,8 @@
 # Runs GoogleTest programs, as many at a time as there are cores, in the order given: longest first.
 #   scripts/run_tests.sh quick|rest|all PROGRAM...
 # quick: the tests that dev/test/quick_tests.txt names. rest: all but those, after `quick` has run. all: all of them.
-# Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`, of `rest` with the counts of the `quick` before it; the exit status
-# says the same. A test in which a program crashes has failed, as has a program that runs no test, and a line of quick_tests.txt without one.
+# Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`, of `rest` with the counts of
+# the `quick` before it; the exit status says the same. A test in which a program crashes has failed, as has a program that runs no test, and a line of quick_tests.txt without one.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Threads that wait for work sleep: spinning, they would take the cores from the other programs.

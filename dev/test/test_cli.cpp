@@ -139,7 +139,7 @@ static std::string finish(pid_t child, FILE* out, int* status) {
 }
 
 // BUG llmc/io/checkpoint.cpp: `folder_in(out, unfinished_prefix, step), folder` -> `folder_in(out, "step_", step), folder`
-TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckpoint) {
+TEST_F(CommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const int steps = 1000000, kills = 50;
   const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 1 ";
@@ -170,7 +170,7 @@ TEST_F(CommandLine, KilledAtAnyMomentOfWritingItResumesFromTheLastCompleteCheckp
   expect_the_end_of_an_undisturbed_run(common, last + 3);
 }
 
-TEST_F(CommandLine, StoppedBySignalsOrKilledAtAnyMomentTheRunEndsWithTheSameBits) {
+TEST_F(CommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common =
       alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant --shuffle -d 128 -n 3 --keep 2 --keep-every 50 ";
@@ -232,7 +232,7 @@ TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
   EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "log.jsonl"}));
 }
 
-TEST_F(CommandLine, ASignalInARunWithoutAFolderStopsItAndAnIgnoredOneStaysIgnored) {
+TEST_F(CommandLine, SignalsStopARunWithoutAFolderUnlessIgnored) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string command = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -x 1000000";
   std::string text;
@@ -248,7 +248,7 @@ TEST_F(CommandLine, ASignalInARunWithoutAFolderStopsItAndAnIgnoredOneStaysIgnore
   EXPECT_NE(text.find("stopped by SIGTERM after step "), std::string::npos);
 }
 
-TEST_F(CommandLine, CheckpointsAreKeptAsAskedAndSayHowLongTheyTook) {
+TEST_F(CommandLine, CheckpointsAreKeptAsAskedAndTimed) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const Outcome o = run(trainer + "-i " + in("tokens.bin") + small_model + "-x 23 -n 2 --keep 2 --keep-every 8 -o " + in("out"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
@@ -266,7 +266,7 @@ TEST_F(CommandLine, CheckpointsAreKeptAsAskedAndSayHowLongTheyTook) {
   EXPECT_EQ(saved, (std::vector<int64_t>{2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 23}));
 }
 
-TEST_F(CommandLine, AFlippedByteInACheckpointIsRefusedAndTheOneBeforeItTakenWhenAsked) {
+TEST_F(CommandLine, AFlippedByteIsRefusedAndAnOlderCheckpointTaken) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -x 8 ", with = common + "-o " + in("out");
   ASSERT_EQ(run(common + "-n 2 -o " + in("whole")).exit_status, 0);
@@ -338,7 +338,7 @@ TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
 // ----------------------------------------------------------------------------
 // Options and outputs
 
-TEST_F(CommandLine, ARunFromItsOwnConfigTomlIsTheSameRun) {
+TEST_F(CommandLine, ARunFromItsConfigTomlIsTheSame) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-k linear -q 0.1 -x 5 -o " + in("a")).exit_status, 0);
   ASSERT_EQ(run(trainer + "--config " + in("a/config.toml") + " -o " + in("b")).exit_status, 0);
@@ -369,7 +369,7 @@ TEST_F(CommandLine, ShowsShapeWiringParametersAndMemoryBeforeItTrains) {
   }
 }
 
-TEST_F(CommandLine, ACheckpointIsAModelToStartFromAndNoStepsOnlyValidate) {
+TEST_F(CommandLine, ACheckpointIsAModelToStartFromOrValidate) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string data = "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + " -b 2 -t 32 -m 5 ";
   ASSERT_EQ(run(trainer + data + small_model + "--no-bias -x 4 -v 4 -o " + in("a")).exit_status, 0);
@@ -409,7 +409,7 @@ static std::string sample_of(const Outcome& o) {
   return o.out.substr(begin, end - begin);
 }
 
-TEST_F(CommandLine, SamplesAreDecodedByTheVocabularyOfTheDataOrTheModelOrTheOption) {
+TEST_F(CommandLine, SamplesAreDecodedByTheVocabularyFound) {
   write_data(in("with")), write_data(in("without"), /*carried=*/false);
   const std::string with = trainer + "-i " + in("with/tokens.bin"), without = trainer + "-i " + in("without/tokens.bin");
   const std::string numbers = sample_of(run(without + model_of_657 + "-x 2 -s 2"));
@@ -592,7 +592,7 @@ class SmallDisk : public CommandLine {
   }
 };
 
-TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndCostsNothingThatWasComplete) {
+TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndLosesNothingComplete) {
   const std::string with = command + "-n 2 -x 9 -o ", out = in("disk/out"), save = "; status=$?; cp -a " + out + " ";
   const Outcome o = with_disk(with + out + save + in("full") + "; exit $status");
   ASSERT_EQ(run(with + in("undisturbed")).exit_status, 0);
@@ -617,7 +617,7 @@ TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndCostsNothingThatWasComplete) {
 }
 
 // Not a byte is left, for the log neither, from the first checkpoint on: for a while, or until the run is over, which is then resumed.
-TEST_F(SmallDisk, OnWhichRoomIsMadeAgainHasAllOfTheRun) {
+TEST_F(SmallDisk, WithRoomAgainHasAllOfTheRun) {
   const std::string with = command + "-k constant -n 30 --keep 1 -x 300 -o ", out = in("disk/out"), err = in("run's stderr");
   const std::string fill_up = with + out + " 2>\"" + err + "\" & pid=$!\n"
                               "until [ -e " + out + "/step_00000030 ]; do kill -0 $pid || exit; sleep 0.01; done\n"
@@ -699,7 +699,7 @@ class ImprobableToken : public CommandLine {
 };
 
 // BUG train_gpt2_sla.cu: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
-TEST_F(ImprobableToken, MakesAStepThatCountsForTheDataButNotForAdamW) {
+TEST_F(ImprobableToken, MakesAStepThatAdamWDoesNotCount) {
   write_file(in("with.bin"), data(1, 12, {1, 2}));
   write_file(in("without.bin"), data(3, 10, {}));
   const Outcome o = run(command() + "-i " + in("with.bin") + " -x 8 -o " + in("with"));

@@ -233,7 +233,7 @@ TEST_F(Training, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
   EXPECT_GT(gathers_beside, 0);
 }
 
-TEST_F(Training, InBf16HasTheSameBitsWithAndWithoutZero) {
+TEST_F(Training, InBf16HasTheSameBitsWithoutZero) {
   const std::string bf16 = "build/bf16/train_gpt2_sla_emu";
   const std::vector<json> with_zero = train(3, "with_zero", "-x 5 -d 24 -v 0 --zero 1", "", bf16);
   EXPECT_EQ(losses_of(with_zero), losses_of(train(3, "whole", "-x 5 -d 24 -v 0 --zero 0", "", bf16)));

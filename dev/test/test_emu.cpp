@@ -108,7 +108,7 @@ static std::vector<float> block_sum_under(int seed) {
   return out.to_host(stream);
 }
 
-TEST(EmuOrder, AReductionWithAllItsBarriersGivesTheSameBitsUnderEverySeed) {
+TEST(EmuOrder, AReductionWithBarriersHasTheSameBits) {
   const std::vector<float> first = block_sum_under<true>(1);
   double sum = 0;
   for (int i = 0; i < 256; i++) sum += ramp(256)[i];
@@ -155,7 +155,7 @@ static int num_seeds_with_wrong_rotation() {
   return wrong;
 }
 
-TEST(EmuOrder, ABufferThatIsReusedWithoutABarrierIsOverwrittenUnderSomeSeed) {
+TEST(EmuOrder, ABufferReusedWithoutABarrierIsOverwritten) {
   EXPECT_EQ(num_seeds_with_wrong_rotation<true>(), 0);
   EXPECT_GT(num_seeds_with_wrong_rotation<false>(), 0);
 }
@@ -191,7 +191,7 @@ TEST(EmuOrder, LanesThatExchangeThroughSharedMemoryNeedSyncwarp) {
 
 __global__ void sum_by_atomics(float* sum, const float* x) { atomicAdd(sum, x[blockIdx.x * blockDim.x + threadIdx.x]); }
 
-TEST(EmuOrder, AFloatSumByAtomicsChangesItsBitsWithTheSeed) {
+TEST(EmuOrder, AFloatSumByAtomicsHasTheSeedsBits) {
   std::vector<float> first;
   int different = 0;
   for (int seed = 1; seed <= num_seeds; seed++) {
@@ -221,7 +221,7 @@ TEST(EmuOrder, OneSeedIsOneOrder) {
   EXPECT_NE(order_under(7), order_under(8));
 }
 
-TEST(EmuOrder, BlocksAndThreadsWithoutBarriersRunInARandomOrderToo) {
+TEST(EmuOrder, BlocksAndThreadsWithoutBarriersRunInRandomOrder) {
   int blocks_in_order = 0, threads_in_order = 0;
   for (int seed = 1; seed <= num_seeds; seed++) {
     const std::vector<int> order = order_under(seed);
@@ -284,7 +284,7 @@ TEST(EmuMemory, IsCountedWhileItIsAllocated) {
 
 struct EmuMemoryDeathTest : EmuDeathTest {};
 
-TEST_F(EmuMemoryDeathTest, AReadOneElementPastTheEndDiesAndNamesKernelBlockAndThread) {
+TEST_F(EmuMemoryDeathTest, AReadPastTheEndNamesKernelBlockAndThread) {
   Array<float> x(100), out(128);
   run(read_at<float>, 4, 32, 0, out.data, x.data, 99, 69);
   EXPECT_DEATH(
@@ -375,7 +375,7 @@ TEST_F(EmuMemoryDeathTest, ACopyOrMemsetThatLeavesItsAllocationDies) {
   EXPECT_DEATH(cudaMemsetAsync(x, 0, 404, stream), "cudaMemsetAsync: destination .* has 404 bytes, 4 more than are left");
 }
 
-TEST_F(EmuMemoryDeathTest, AMemsetMayPassOverAGapAndACopyMayNot) {
+TEST_F(EmuMemoryDeathTest, AMemsetMayCrossAGapAndACopyNot) {
   Stream stream;
   Array<float> x(128), y(128);
   ASAN_POISON_MEMORY_REGION(x.data + 50, 10 * sizeof(float));
@@ -402,14 +402,14 @@ __global__ void copy_shared(float* out) {
   shared[7] = 1.0f;
 }
 
-TEST(EmuMemory, SharedMemoryIsNaNAtTheBeginningOfEveryBlock) {
+TEST(EmuMemory, SharedMemoryIsNanAtEveryBlocksBeginning) {
   Stream stream;
   Array<float> out(10);
   check(launch(copy_shared, 10, 1, 32, stream, out.data));
   for (float value : out.to_host(stream)) EXPECT_TRUE(std::isnan(value));
 }
 
-TEST(EmuMemory, AllocationsAreAlignedTo256BytesAndTooLargeOnesFail) {
+TEST(EmuMemory, AllocationsAreAlignedAndTooLargeOnesFail) {
   for (size_t bytes : {1, 255, 4096, 100000}) {
     Array<char> x(bytes);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(x.data) % 256, 0u);
@@ -453,13 +453,13 @@ static int num_seeds_with_stale_data(Order order) {
   return stale;
 }
 
-TEST(EmuStreams, WithoutAnEventWaitAnotherStreamsDataIsStaleUnderSomeSeed) {
+TEST(EmuStreams, WithoutAWaitAnotherStreamsDataIsStale) {
   EXPECT_GT(num_seeds_with_stale_data(Order::none), 0);
   EXPECT_GT(num_seeds_with_stale_data(Order::event_recorded_too_early), 0);
   EXPECT_EQ(num_seeds_with_stale_data(Order::event), 0);
 }
 
-TEST(EmuStreams, AWaitIsForTheMostRecentRecordAtTheTimeOfTheCall) {
+TEST(EmuStreams, AWaitIsForTheLatestRecordBeforeIt) {
   for (int seed = 1; seed <= num_seeds; seed++) {
     emu::set_seed(uint64_t(seed));
     Stream writer, reader;
@@ -491,7 +491,7 @@ TEST(EmuStreams, WhoStillReadsIsOverwrittenUnderSomeSeed) {
   EXPECT_GT(overwritten, 0);
 }
 
-TEST(EmuStreams, PageableMemoryIsReadAtTheCallAndPinnedMemoryWhenTheCopysTurnComes) {
+TEST(EmuStreams, PageableMemoryIsReadAtTheCallPinnedMemoryLater) {
   Stream stream;
   Array<float> x(1), y(1);
   float* pinned;
@@ -613,7 +613,7 @@ struct Graph {
 
 __global__ void add_to(float* x, float value) { *x += value; }
 
-TEST(EmuGraphs, ACaptureRunsNothingAndEveryLaunchRunsItsNodesInOrderWithTheArgumentsOfTheCapture) {
+TEST(EmuGraphs, LaunchesRunTheCapturedNodesInOrderWithTheirArguments) {
   Stream stream;
   Array<float> x(std::vector<float>{0.0f}, stream), y(std::vector<float>{0.0f}, stream);
   float value = 2.0f;
@@ -673,7 +673,7 @@ TEST(EmuGraphs, AGraphIsOrderedWithOtherStreamsByEventsAlone) {
   EXPECT_EQ(num_seeds_with_stale_graph<true>(), 0);
 }
 
-TEST(EmuGraphs, WhatMayNotBeCapturedIsRefusedAndTheCaptureIsLost) {
+TEST(EmuGraphs, WhatCannotBeCapturedIsRefusedAndEndsTheCapture) {
   Stream stream, other;
   Event event;
   Array<float> x(std::vector<float>{0.0f}, stream), to_free(1);
@@ -727,7 +727,7 @@ TEST(EmuGraphs, WhatMayNotBeCapturedIsRefusedAndTheCaptureIsLost) {
 
 struct EmuGraphsDeathTest : EmuDeathTest {};
 
-TEST_F(EmuGraphsDeathTest, ALaunchAfterSomethingThatWasCapturedHasBeenFreedDies) {
+TEST_F(EmuGraphsDeathTest, ALaunchAfterCapturedMemoryWasFreedDies) {
   Stream stream;
   const auto launch_after_free = [&](bool free_first, auto queue) {
     float* x;
@@ -847,7 +847,7 @@ __global__ void leave_before_barrier(int leaver) {
   __syncthreads();
 }
 
-TEST_F(EmuDivergenceDeathTest, AThreadThatEndsWhileOthersWaitAtTheBarrierDies) {
+TEST_F(EmuDivergenceDeathTest, AThreadThatEndsBeforeABarrierOfOthersDies) {
   run(leave_before_barrier, 1, 64, 0, -1);
   EXPECT_DEATH(
       run(leave_before_barrier, 2, 64, 0, 33),
@@ -950,7 +950,7 @@ __global__ void shuffle_from_outside(float* out) {
   out[threadIdx.x] = threadIdx.x < 16 ? __shfl_sync(0xffff, 1.0f, 20) : 0.0f;
 }
 
-TEST(EmuWarp, AValueFromALaneOutsideTheMaskIsNaN) {
+TEST(EmuWarp, AValueOfALaneOutsideTheMaskIsNan) {
   Stream stream;
   Array<float> out(32);
   check(launch(shuffle_from_outside, 1, 32, 0, stream, out.data));
@@ -1110,7 +1110,7 @@ static int num_seeds_with_wrong_sums() {
   return wrong;
 }
 
-TEST(EmuAsyncCopy, IsThereAfterAWaitAndABarrierAndUnderSomeSeedNotBefore) {
+TEST(EmuAsyncCopy, ArrivesAfterAWaitAndABarrierOnly) {
   EXPECT_EQ(num_seeds_with_wrong_sums<Mistake::none>(), 0);
   EXPECT_GT(num_seeds_with_wrong_sums<Mistake::no_wait>(), 0);
   EXPECT_GT(num_seeds_with_wrong_sums<Mistake::no_barrier>(), 0);

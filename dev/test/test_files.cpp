@@ -97,7 +97,7 @@ struct DiskModel {
   }
 };
 
-TEST(ModelOnDisk, ComesBackAsItWasWithMasksIgnoredAndPrefixesStripped) {
+TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
   TemporaryFolder folder;
   const DiskModel model;
   const std::string path = folder.path + "/model.safetensors";
@@ -188,7 +188,7 @@ TEST(ConfigJson, ComesBackAsItWas) {
   EXPECT_FALSE(back.bias);
 }
 
-TEST(ConfigJson, OfPlainGpt2HasNoSkipsAndOfOtherModelsIsRefused) {
+TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   TemporaryFolder folder;
   auto config_with = [&](const char* key, nlohmann::json value) {
     nlohmann::json j = {{"n_layer", 12}, {"n_head", 12}, {"n_embd", 768}, {"n_positions", 1024}, {"vocab_size", 50257},
@@ -283,7 +283,7 @@ struct WritingRanks {
     auto reports = [&] {
       std::vector<std::string> all;
       for (std::future<std::string>& part : parts) all.push_back(part.get());
-      EXPECT_TRUE(fs::exists(outs[0] + format("/unfinished_step_%08d", int(step)))) << "somebody could still have written to it";
+      EXPECT_TRUE(fs::exists(outs[0] + format("/unfinished_step_%08d", int(step)))) << "another rank could still have written to it";
       alter(all);
       return all;
     };
@@ -312,7 +312,7 @@ static std::map<std::string, std::string> files_in(const std::string& folder) {
 
 // BUG llmc/io/checkpoint.cpp: `uint64_t(piece.count) * sizeof(float)` -> `uint64_t(piece.count)`
 // BUG llmc/io/model_file.cpp: `i < n ? store_m : store_v` -> `store_m`
-TEST(Shard, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
+TEST(Shard, OfAnyNumberOfRanksWriteTheSameFiles) {
   for (bool bias : {true, false}) {
     for (bool keep_dead_kv : {true, false}) {
       TemporaryFolder folder;
@@ -346,7 +346,7 @@ TEST(Shard, OfAnyNumberOfRanksMakeTheFilesThatOneWritesAndComeBackOnAnyNumber) {
   }
 }
 
-TEST(Shard, ThatARankCannotWriteEndTheCheckpointWithItsNameAndNothingElse) {
+TEST(Shard, ThatCannotBeWrittenEndTheCheckpointNamingTheRank) {
   TemporaryFolder folder;
   WritingRanks ranks(folder.path, 4);
   ASSERT_EQ(ranks.write(1), "");
@@ -473,9 +473,9 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
 // BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors"}) {` -> `{"model.safetensors"}) {`
 // BUG llmc/io/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
 //   `full.assign(size_t(num_elements(specs[i].shape)), 1.0f);`
-TEST(Checkpoint, WithAFlippedByteAnywhereIsRefusedWithTheNamesOfFileAndTensor) {
+TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
   TemporaryFolder folder;
-  const DiskModel model(/*bias=*/false);  // with tensors that nobody writes
+  const DiskModel model(/*bias=*/false);  // with tensors that are not written
   const std::string checkpoint = model.write(folder.path, {7, 1, 2, 5, false, 3});
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   int flips = 0;
@@ -545,7 +545,7 @@ TEST(OldCheckpoints, GoAndTheNewestAndMilestonesStay) {
 }
 
 // BUG llmc/io/checkpoint.cpp: `{unfinished_prefix, removed_prefix}` -> `{unfinished_prefix}`
-TEST(OldCheckpoints, AreRenamedBeforeTheyAreRemovedAndWhatIsLeftOfThemGoes) {
+TEST(OldCheckpoints, AreRenamedBeforeRemovalAndRemainsAreRemoved) {
   TemporaryFolder folder;
   make_checkpoint_folders(folder.path, {1, 2});
   std::ofstream(folder.path + "/removed_step_00000001") << "in the way";
@@ -572,7 +572,7 @@ TEST(Checkpoints, AreSetAsideUnderNamesOfTheirOwn) {
 // ----------------------------------------------------------------------------
 // Writing beside training
 
-TEST(BackgroundWriter, WorksBesideItsCallerAndTellsOnceWhatBecameOfIt) {
+TEST(BackgroundWriter, WorksBesideItsCallerAndReportsOnce) {
   BackgroundWriter writer;
   EXPECT_FALSE(writer.result(true).has_value()) << "there was nothing to write";
   std::promise<void> go_on;
@@ -629,7 +629,7 @@ TEST(Log, WritesNumbersWithAllTheirDigits) {
   EXPECT_EQ(nlohmann::json::parse(line)["loss"].get<double>(), loss);
 }
 
-TEST(Log, OfAnEarlierRunIsKeptAndOfAResumedOneGoesOn) {
+TEST(Log, OfAnEarlierRunIsKeptOrContinued) {
   TemporaryFolder folder;
   {
     RunLog log;

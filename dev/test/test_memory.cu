@@ -86,7 +86,7 @@ TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
   }
 }
 
-TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMomentsAndTheAllocationsHaveToo) {
+TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMoments) {
   const ModelConfig config = shapes(64)[2].config;
   GPT2 whole;
   gpt2_plan(whole, config, {1, 64});
@@ -107,7 +107,7 @@ TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMomentsAndTheAllocationsHaveToo) 
   }
 }
 
-TEST(MemoryPlan, OfTheCheckpointCopyHasAShardOfMomentsAndRank0sWeights) {
+TEST(MemoryPlan, OfTheCheckpointCopyHasMomentsAndRank0sWeights) {
   auto arenas_copied = [](int rank, Shard shard) {  // in arenas of all parameters
     Trainer t;
     t.run.options.out = "out";
@@ -208,7 +208,7 @@ TEST(LongContexts, TakeNothingQuadraticDuringAStep) {
   EXPECT_LE(a_token[1], a_token[0]);
 }
 
-TEST(LongContexts, Of65536TokensOf124MFitInto32GbAtEveryLevel) {
+TEST(LongContexts, Of64kTokensOf124MFitInto32Gb) {
   const ModelConfig config = preset("d12", 65536);
   ASSERT_EQ(config.wiring.num_skip_layer, 9);
   ASSERT_EQ(config.wiring.num_skip_head, 9);

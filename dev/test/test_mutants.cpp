@@ -146,7 +146,7 @@ TEST_F(SmallProject, AMutantThatNoTestNoticesIsASurvivor) {
   EXPECT_NE(o.out.find("half.h:3 (assignment)\n- y /= 2;\n+ y = 2;\n"), std::string::npos) << o.out;
 }
 
-TEST_F(SmallProject, AMutantThatIsKnownToChangeNothingIsNoSurvivor) {
+TEST_F(SmallProject, AKnownEquivalentMutantIsNoSurvivor) {
   const std::string entry = "half.h\n- y /= 2;\n+ y = 2;\nThe test asks for nothing.\n";
   write_file(in("known.txt"), "# comment\n" + entry);
   const Outcome o = mutate("half.h --test checks_nothing --only assignment --equivalent known.txt");
@@ -158,7 +158,7 @@ TEST_F(SmallProject, AMutantThatIsKnownToChangeNothingIsNoSurvivor) {
   EXPECT_NE(mutate("half.h --test checks --equivalent known.txt").err.find("error: known.txt:3: "), std::string::npos);
 }
 
-TEST_F(SmallProject, WhatDoesNotCompileOrIsTheSameProgramIsNotKilled) {
+TEST_F(SmallProject, NoCompilationOrTheSameProgramIsNoKill) {
   write_file(in("half.h"), "inline int half(int x) {\n#ifdef NEVER\n  g();\n#endif\n  const int y[] = {x, 2};\n  return y[0] / y[1];\n}\n");
   write_file(in("checks.cpp"), "#include \"half.h\"\nint main() { static_assert(sizeof half(8) == 4); return half(8) == 4 ? 0 : 1; }\n");
   const Outcome same = mutate("half.h --test checks --only statement");
@@ -169,7 +169,7 @@ TEST_F(SmallProject, WhatDoesNotCompileOrIsTheSameProgramIsNotKilled) {
   EXPECT_NE(broken.out.find("did not compile: half.h:3 (sign)"), std::string::npos) << broken.out << broken.err;
 }
 
-TEST_F(SmallProject, ASampleIsDrawnBySeedAndListedWithoutRunningAnything) {
+TEST_F(SmallProject, ASampleIsDrawnBySeedAndListedOnly) {
   const Outcome all = mutate("half.h --test checks --list"), one = mutate("half.h --test checks --list --sample 1 --seed 3");
   EXPECT_NE(all.out.find("3 mutants of 3\n"), std::string::npos) << all.out << all.err;
   EXPECT_NE(one.out.find("1 mutants of 3\n"), std::string::npos) << one.out;

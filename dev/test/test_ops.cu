@@ -235,7 +235,7 @@ static LayerNormValues layernorm_in_double(const std::vector<floatX>& inp, const
 }
 
 // BUG (build/bf16/test_ops_emu) llmc/cuda/layernorm.h: `x[j] = rounded(x[j] + y[j])` -> `x[j] = x[j] + y[j]`
-TEST(LayerNorm, OfASumIsThatOfTheSumAsItIsStored) {
+TEST(LayerNorm, OfASumIsThatOfTheStoredSum) {
   for (const RowsAndChannels& s : layernorm_shapes) {
     SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
     const int64_t N = s.N, C = s.C;
@@ -350,7 +350,7 @@ TEST(Gelu, LetsNaNThrough) {
 // ----------------------------------------------------------------------------
 // Classifier
 
-TEST(Classifier, GivesTheCrossEntropyAndItsGradientEvenForHugeLogits) {
+TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
   // Less than a group of eight; whole groups and a part of one; more than a group per thread.
   for (int64_t V : {3, 37, 257, 5003, 20011})
     for (double scale : {1.0, 1e4}) {
@@ -535,7 +535,7 @@ static double adamw_move(float grad, float eps, float weight_decay) {
   return (1 - double(has_master_weights ? weights.to_host()[0] : float(params.to_host()[0]))) / 0.125;
 }
 
-TEST(AdamW, MovesByTheLearningRateInTheFirstStepWhateverTheGradient) {
+TEST(AdamW, MovesByTheLearningRateInTheFirstStep) {
   EXPECT_NEAR(adamw_move(0.3f, 1e-8f, 0), 1, 1e-5);
   EXPECT_NEAR(adamw_move(-1e-4f, 1e-8f, 0), -1, 2e-4);
   EXPECT_EQ(adamw_move(0, 1e-8f, 0), 0);
@@ -572,7 +572,7 @@ TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({3, 0}, 1), 1);
 }
 
-TEST(AdamW, ChangesNothingIfTheLossOrTheNormIsNotFinite) {
+TEST(AdamW, ChangesNothingIfLossOrNormIsNotFinite) {
   for (double bad : {double(INFINITY), double(NAN)}) {
     for (double grad_clip : {0.0, 1.0}) {
       EXPECT_EQ(grad_scale_of({bad, 16}, grad_clip), 7) << bad;
@@ -581,7 +581,7 @@ TEST(AdamW, ChangesNothingIfTheLossOrTheNormIsNotFinite) {
   }
 }
 
-TEST(SumOfSquares, IsExactWhereFloatWouldNotBeAndLeavesGapsOut) {
+TEST(SumOfSquares, IsExactWhereFloatIsNotAndSkipsGaps) {
   std::vector<int64_t> sizes = {30000, 3, 64, 8189};
   sizes.resize(1030, 8);  // more chunks than the threads that add up their sums
   const Arena arena(sizes);

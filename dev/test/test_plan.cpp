@@ -101,7 +101,7 @@ TEST(KVPlan, KeepsDeadHeadsWhenAsked) {
   EXPECT_EQ(plan.unused(2).size(), 0u);
 }
 
-TEST(KVPlan, TakesAnyTableSuchAsMultiQueryHeadsOverSharedLayers) {
+TEST(KVPlan, TakesAnyTableSuchAsMultiQueryOverSharedLayers) {
   // Four layers, four heads: all heads of layers 2k and 2k + 1 attend to head 0 of layer 2k, but the top layer's last to layer 0's.
   std::vector<KVSource> table;
   for (int l = 0; l < 4; l++)
@@ -113,7 +113,7 @@ TEST(KVPlan, TakesAnyTableSuchAsMultiQueryHeadsOverSharedLayers) {
   EXPECT_EQ(plan.uses[3][0].source.layer, 0);
   EXPECT_EQ(plan.uses[3][0].query_heads, std::vector<int>{3});
   EXPECT_FALSE(plan.uses[3][0].accumulate);
-  EXPECT_TRUE(plan.uses[1][0].accumulate) << "layer 3's gradient is there already";
+  EXPECT_TRUE(plan.uses[1][0].accumulate) << "layer 3 has written its gradient already";
   EXPECT_TRUE(plan.uses[0][0].accumulate);
   EXPECT_EQ(plan.num_accumulators, 2);
 }
@@ -140,7 +140,7 @@ TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
   EXPECT_GE(table.layout.bytes, end);
 }
 
-TEST(Shard, HoldEveryParameterOnceAndTakeTheirShareOfTheStateEach) {
+TEST(Shard, HoldEveryParameterOnceInEqualShares) {
   for (bool bias : {false, true}) {
     ModelConfig config = make_config(3, 4, 20, 2, 3);
     config.vocab_size = 101, config.max_seq_len = 7, config.bias = bias;

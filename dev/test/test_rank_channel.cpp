@@ -85,7 +85,7 @@ TEST_F(WatchdogTest, ARankThatIsLateEachTimeIsNotHanging) {
     EXPECT_EQ(after(1, {at(n + 1, n + 1), at(n + 1, n + 1), at(n + 1, n + 1)}), "");
   }
   for (uint64_t n = 20; n < 40; n++)
-    EXPECT_EQ(after(8, {at(n + 2, n + 1), at(n + 1, n), at(n + 2, n + 1)}), "") << "nor if it is always behind";
+    EXPECT_EQ(after(8, {at(n + 2, n + 1), at(n + 1, n), at(n + 2, n + 1)}), "") << "nor if it is always one collective later";
 }
 
 TEST_F(WatchdogTest, TheTimeoutBeginsWhenAPauseEnds) {

@@ -112,7 +112,7 @@ double directional_derivative(Problem& problem, Tensor<double>& tensor, const st
 // Each tensor's derivatives are compared as one vector: those of all its elements where they are few, else of 24
 // drawn ones; and one along a random direction that moves all elements at once, so that no element goes unseen. As a
 // vector, because a single true derivative may be zero, like that of every key bias, to which softmax is blind.
-TEST_P(ReferenceWiring, GradientOfEveryTensorIsTheCentralDifferenceOfTheLoss) {
+TEST_P(ReferenceWiring, GradientsAreCentralDifferencesOfTheLoss) {
   Problem problem(GetParam());
   const Tensors<double> grads = problem.grads();
   std::mt19937_64 random(99);
@@ -149,7 +149,7 @@ TEST_P(ReferenceWiring, GradientOfEveryTensorIsTheCentralDifferenceOfTheLoss) {
 
 // Who reads K/V head i of layer l, straight from the definition: a head >= h - n_h of a layer m >= n_l reads layer
 // m - n_l, every other one its own layer.
-TEST_P(ReferenceWiring, KeysAndValuesThatNobodyReadHaveNoGradientAndNoEffect) {
+TEST_P(ReferenceWiring, DeadKeysAndValuesHaveNoGradientAndNoEffect) {
   Problem problem(GetParam());
   const ModelConfig& config = problem.config;
   const Tensors<double> grads = problem.grads();
@@ -239,7 +239,7 @@ TEST(Reference, ClippingAddsPyTorchsEpsilonToTheNorm) {
 // ----------------------------------------------------------------------------
 // The golden cases
 
-// The case's parameters as the reference holds them; the bias tensors of a model without biases are left behind.
+// The case's parameters as the reference holds them; without the bias tensors of a model without biases.
 template <class Real>
 Tensors<Real> golden_parameters(const GoldenCase& golden) {
   Tensors<Real> params = reference::make_parameters<Real>(golden.config);
@@ -325,7 +325,7 @@ TEST_P(ReferenceGolden, InDoubleItComputesWhatTheIndependentImplementationDid) {
          norm_error, grad_error);
 }
 
-TEST_P(ReferenceGolden, InFloatItsLossesStayWithin2e6OfDouble) {
+TEST_P(ReferenceGolden, InFloatItsLossesAreThoseOfDouble) {
   const GoldenCase golden = read_golden_case(GetParam());
   const GoldenRun<float> run = run_golden<float>(golden);
   EXPECT_NEAR(run.val_loss, golden.val_loss, 2e-6);

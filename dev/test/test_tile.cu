@@ -66,7 +66,7 @@ static __global__ void ldmatrix_kernel(unsigned* registers) {
 }
 
 // "Each thread holds a fragment of a row": thread 4 r + p has elements 2 p and 2 p + 1 of row r; with .trans, of column r.
-TEST(Ldmatrix, GivesEachLaneAFragmentOfARowOrTransposedOfAColumn) {
+TEST(Ldmatrix, GivesEachLaneItsFragmentOfARowOrColumn) {
   for (bool transposed : {false, true}) {
     const DeviceArray<unsigned> d_registers(std::vector<unsigned>(128));
     launch(transposed ? ldmatrix_kernel<true> : ldmatrix_kernel<false>, 1, warp_size, 512, gpu().stream, d_registers.data);

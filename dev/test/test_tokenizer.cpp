@@ -444,7 +444,7 @@ TEST_F(Vocabulary, AnInvalidVocabularyIsAnErrorThatNamesTheFile) {
   EXPECT_ERROR(Tokenizer::load(write("vocab.bpe", merges.substr(0, first) + swapped)), "not in the merges' order");
 }
 
-TEST_F(Vocabulary, ATokenizerJsonThatIsNotGpt2sIsRefused) {
+TEST_F(Vocabulary, ATokenizerJsonOfAnotherKindIsRefused) {
   const std::string original = "\"add_prefix_space\":false";
   EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", original, "\"add_prefix_space\":true")), "add_prefix_space is true; only GPT-2's");
   EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}")),

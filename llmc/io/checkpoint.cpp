@@ -26,7 +26,7 @@ static json to_json(const SafetensorsChecksums& sums) {
 }
 
 // A JSON object's text, less the "\n}" at its end, completed by its own checksum as the last member. The checksum is of what stands
-// before it, and what stands behind it is always the same: no byte can be another one unnoticed.
+// before it, and what stands after it is always the same: any changed byte is noticed.
 static std::string sealed(const std::string& body) {
   return body + ",\n \"checksum\": \"" + crc32c_hex(crc32c(body.data(), body.size())) + "\"\n}\n";
 }
@@ -46,7 +46,7 @@ static std::string state_text(const RunState& state, const json& checksums) {
   return sealed(text.substr(0, text.size() - 2));
 }
 
-// The name of a step's checkpoint behind a prefix.
+// A step's folder with a prefix in its name.
 static std::string folder_in(const std::string& out, const char* prefix, int64_t step) {
   return out + "/" + prefix + format("%08lld", (long long)step);
 }

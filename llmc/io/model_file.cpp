@@ -77,7 +77,7 @@ static std::vector<SafetensorsSpec> weight_specs(const ParameterTable& table) {
 SafetensorsChecksums write_weight_file(const std::string& path, const ParameterTable& table, const FetchTensor& fetch) {
   std::vector<SafetensorsSpec> specs = weight_specs(table);
   for (SafetensorsSpec& spec : zero_specs(table)) specs.push_back(std::move(spec));
-  SafetensorsWriter writer(path, specs);  // a tensor that nobody writes is zeros
+  SafetensorsWriter writer(path, specs);  // a tensor that is not written is zeros
   SafetensorsChecksums sums;
   sums.header = writer.header_checksum();
   std::vector<float> values, full;

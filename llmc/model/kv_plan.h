@@ -16,7 +16,7 @@
 struct KVUse {
   KVSource source;
   std::vector<int> query_heads;  // those of the layer that attend to it, ascending
-  bool accumulate;               // a higher layer's gradient is there already in the backward pass: dk and dv are +=, else =
+  bool accumulate;               // dk and dv are +=, for a higher layer has written there earlier in the backward pass; else =
 };
 
 struct KVPlan {

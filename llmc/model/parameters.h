@@ -75,7 +75,7 @@ struct ParameterTableBuilder {
     add(name + ".weight", {out, in}, {0, {in, out}, true, true, true, std, {}});
     add_bias(name, out, out, {});
   }
-  // Of whose rows only some are there.
+  // A linear weight of which only `rows` of the full-size one exist.
   void linear_of_rows(const std::string& name, int64_t in, const std::vector<int>& rows, int64_t file_out, double std) {
     add(name + ".weight", {int64_t(rows.size()), in}, {0, {in, file_out}, true, true, true, std, rows});
     add_bias(name, int64_t(rows.size()), file_out, rows);

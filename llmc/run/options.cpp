@@ -144,7 +144,7 @@ static void check_options(const TrainOptions& o) {
   if (o.out.empty() && o.checkpoint_every > 0) user_error("-n: checkpoints need a folder; name it with -o");
 }
 
-// CLI11 writes an option that was not given as key="", which is no number to whoever reads the file.
+// CLI11 writes an option that was not given as key="", which --config would refuse as a number.
 static std::string without_empty_values(const std::string& toml) {
   std::istringstream in(toml);
   std::string out, line;

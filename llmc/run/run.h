@@ -38,7 +38,7 @@ struct Run {
   // checkpoints
   double stall_seconds = 0;  // for which training waited for the last one
   bool save_failed = false;  // of the last one whose outcome is known
-  // Destroyed in this order, before the rest.
+  // Declared last, and so destroyed first: both threads use what is above.
   RankChannel channel;
   BackgroundWriter writer;
 
