@@ -764,7 +764,7 @@ TEST_F(Scripts, EachDictionaryEntryIsADocumentWithoutTheLicence) {
   expect_in("\n\n|10 \\10\\,\n\\more\\ n.\n   A number.\n\n|11 ", train);
   EXPECT_EQ(std::count(train.begin(), train.end(), '|'), 95000);
   EXPECT_TRUE(names_in(data + "/.download").empty());
-  expect_in("already there", shell("PATH=/usr/bin:/bin; " + data + "/gcide.sh").output);
+  expect_in("exists already", shell("PATH=/usr/bin:/bin; " + data + "/gcide.sh").output);
 }
 
 TEST_F(Scripts, AFailedDownloadOfTheDictionarySaysWhatToDo) {
