@@ -48,7 +48,7 @@ what to try next:
   make train STEPS=10000           train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
-  $trainer -e $last -i '$data/train_*.bin' -t 256 -x 0 -s 1 -g 256 --temperature 0.7 --prompt 'Skip'    another sample (--seed n)
+  $trainer -e $last -x 0 -s 1 -g 256 --temperature 0.7 --prompt 'Skip'    another sample (--seed n)
   $trainer --help      every option
   make test                        run the tests, gradients among them (five minutes)
 END
