@@ -382,6 +382,17 @@ TEST_F(CommandLine, ACheckpointIsAModelToStartFromOrValidate) {
   EXPECT_EQ(last.at("val_loss"), b.back().at("val_loss"));
 }
 
+TEST_F(CommandLine, ASampleNeedsAModelAndNoData) {
+  write_file(in("tokens.bin"), shard_bytes(20000, 90));
+  ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 2 -o " + in("out")).exit_status, 0);
+  const std::string sample = trainer + "-e " + in("out/step_00000002") + " -s 1 -x 0 -g 16 ";
+  const Outcome without = run(sample), with = run(sample + "-i " + in("tokens.bin"));
+  ASSERT_EQ(without.exit_status, 0) << without.err;
+  const size_t at = without.out.find("--- sample after step 0\n");
+  ASSERT_NE(at, std::string::npos) << without.out;
+  EXPECT_EQ(without.out.substr(at, 40), with.out.substr(with.out.find("--- sample"), 40));
+}
+
 TEST_F(CommandLine, SamplesAreTextAndTheSameAgain) {
   write_file(in("tokens.bin"), shard_bytes(20000, 90));
   const std::string command = trainer + "-i " + in("tokens.bin") + small_model + "-x 2 -s 2 -g 32";
