@@ -763,7 +763,7 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
   Run& run = t.run;
   const TrainOptions& o = run.options;
   run.channel.check_same_on_all_ranks("options", o.as_toml);
-  const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(o) : "");
+  const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
   if (!checkpoint.empty()) run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   const ModelConfig config = model_config(o.model, from_folder);
   if (!checkpoint.empty() && config_json(read_config_json(checkpoint)) != config_json(config))

@@ -198,6 +198,7 @@ static Options parse(int argc, char** argv) {
     else if (option == "--only") o.only = value();
     else if (option == "--equivalent") o.equivalent = value();
     else if (option == "-j") o.jobs = std::max(1, number(option, value()));
+    else if (option.rfind("-j", 0) == 0) o.jobs = std::max(1, number("-j", option.substr(2)));  // as make takes it
     else if (option == "--test") {
       const std::string test = value();
       const size_t colon = std::min(test.find(':'), test.size());

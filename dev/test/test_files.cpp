@@ -653,6 +653,26 @@ TEST(Log, OfAnEarlierRunIsKeptOrContinued) {
             "{\"run\":{\"n\":2}}\n{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
 }
 
+// BUG llmc/run/logger.cpp: `damaged += line + "\n", num_damaged++;` -> `break;`
+TEST(Log, KeepsValidLinesAfterDamagedOnes) {
+  TemporaryFolder folder;
+  const std::string path = folder.path + "/log.jsonl", damaged = folder.path + "/log.damaged.jsonl";
+  const std::string zeros(20, '\0');  // as a machine that lost power leaves them
+  auto resume = [&](const std::string& text, int64_t step) {
+    write_file(path, text);
+    RunLog log;
+    return log.resume(folder.path, step);
+  };
+  EXPECT_EQ(resume("{\"run\":{}}\n{\"step\":1}\n{\"st\n" + zeros + "\n{\"step\":2}\n{\"step\":3}\n", 2), 2);
+  EXPECT_EQ(read_file(path), "{\"run\":{}}\n{\"step\":1}\n{\"step\":2}\n");
+  EXPECT_EQ(read_file(damaged), "{\"st\n" + zeros + "\n");
+  EXPECT_EQ(resume("{\"step\":\"one\"}\n[1]\n{\"step\":-1}\n\n{\"step\":2}\n", 9), 4);
+  EXPECT_EQ(read_file(path), "{\"step\":2}\n");
+  EXPECT_EQ(read_file(damaged), "{\"st\n" + zeros + "\n{\"step\":\"one\"}\n[1]\n{\"step\":-1}\n\n");
+  EXPECT_EQ(resume("{\"step\":1}\n{\"step\":2,\"lo", 9), 0) << "an incomplete last line is what a kill leaves";
+  EXPECT_EQ(read_file(path), "{\"step\":1}\n");
+}
+
 // BUG llmc/run/logger.cpp: `waiting_.erase(0, write_all(fd_, waiting_.data(), waiting_.size()));` ->
 //   `write_all(fd_, waiting_.data(), waiting_.size()), waiting_.clear();`
 TEST(Log, OnAFullDiskWaitsForRoomAndLosesNothing) {

@@ -1,6 +1,7 @@
 #include "run.h"
 #include <algorithm>           // std::max, std::min
 #include <cmath>               // std::isfinite
+#include <filesystem>          // is_directory
 #include "llmc/utils/files.h"  // make_folders, parent_folder, write_file_durably
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // user_error, UserError
@@ -103,8 +104,11 @@ static std::string damage(const std::string& checkpoint) {
   }
 }
 
-std::string checkpoint_to_resume(const TrainOptions& o) {
-  const std::string newest = o.out.empty() ? "" : newest_checkpoint(o.out);
+std::string checkpoint_to_resume(Run& run) {
+  const TrainOptions& o = run.options;
+  if (o.out.empty()) return "";
+  if (std::filesystem::is_directory(o.out)) run.lock.take(o.out);
+  const std::string newest = newest_checkpoint(o.out);
   if (!o.resume && !newest.empty())
     user_error("-o %s: holds the checkpoints of an earlier run; resume it (-y), or name another folder", o.out.c_str());
   const std::string checkpoint = o.resume_from.empty() ? newest : o.resume_from;
@@ -167,10 +171,14 @@ void open_output(Run& run, const std::string& checkpoint, const LogFields& descr
   const TrainOptions& o = run.options;
   if (o.out.empty() || run.ranks.rank > 0) return;
   make_folders(o.out);
+  run.lock.take(o.out);
+  if (checkpoint.empty() && !newest_checkpoint(o.out).empty())  // another run has made the folder, and ended, since this one looked
+    user_error("-o %s: another process has trained there meanwhile; resume it (-y), or name another folder", o.out.c_str());
   remove_unfinished_checkpoints(o.out);
   if (!checkpoint.empty()) {
     for (const std::string& name : set_aside_checkpoints_after(o.out, run.step)) printf("set aside: %s\n", name.c_str());
-    run.log.resume(o.out, run.step);
+    const int damaged = run.log.resume(o.out, run.step);
+    if (damaged > 0) printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", o.out.c_str(), damaged);
     return;
   }
   write_file_durably(o.out + "/config.toml", o.as_toml);

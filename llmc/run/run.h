@@ -14,6 +14,7 @@
 #include "llmc/text/tokenizer.h"     // Tokenizer
 #include "logger.h"                  // RunLog, LogFields
 #include "options.h"                 // TrainOptions
+#include "run_lock.h"                // RunLock
 #include "schedule.h"                // Schedule
 
 struct Run {
@@ -35,6 +36,7 @@ struct Run {
   double training_seconds = 0;
   int64_t first_step = 0;
   double last_line = 0;  // when a line of progress last stayed on the terminal
+  RunLock lock;  // of the output folder, on rank 0
   // checkpoints
   double stall_seconds = 0;  // for which training waited for the last one
   bool save_failed = false;  // of the last one whose outcome is known
@@ -62,8 +64,9 @@ void plan_batches(Run& run, int context_length, bool from_folder);
 // Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of steps.
 void open_data(Run& run, const std::string& model_folder, int vocab_size);
 
-// The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts anew.
-std::string checkpoint_to_resume(const TrainOptions& options);
+// The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts anew. Takes the lock
+// of the output folder, if that exists, before it looks.
+std::string checkpoint_to_resume(Run& run);
 
 // ----------------------------------------------------------------------------
 // Output

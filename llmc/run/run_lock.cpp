@@ -1,0 +1,37 @@
+#include "run_lock.h"
+#include <fcntl.h>             // open, fcntl, F_OFD_SETLK
+#include <unistd.h>            // getpid, gethostname, ftruncate, usleep
+#include <cerrno>              // errno
+#include <cstdio>              // fprintf
+#include <cstring>             // strerror
+#include "llmc/utils/error.h"  // user_error, format
+
+// "process 1234 on node7", for whoever is refused.
+static std::string this_process() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return format("process %d on %s", int(getpid()), host);
+}
+
+void RunLock::take(const std::string& out) {
+  if (file_.fd >= 0) return;
+  const std::string path = out + "/lock";
+  FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (file.fd < 0) user_error("%s: cannot be written: %s", path.c_str(), strerror(errno));
+  struct flock whole = {};  // the whole file
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  if (fcntl(file.fd, F_OFD_SETLK, &whole) != 0) {
+    if (errno == EAGAIN || errno == EACCES) {
+      usleep(200000);  // it writes its name right after it takes the lock
+      const std::string holder = try_read_file(path).value_or("");
+      user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out.c_str(),
+                 holder.empty() ? "another process" : holder.c_str());
+    }
+    fprintf(stderr, "warning: %s: this file system has no locks (%s): make sure that no other process writes to %s\n", path.c_str(),
+            strerror(errno), out.c_str());
+  }
+  const std::string holder = this_process();  // its name is for messages alone: a full disk or a late reader does no harm
+  if (ftruncate(file.fd, 0) == 0) write_all(file.fd, holder.data(), holder.size(), 0);
+  file_ = std::move(file);
+}
