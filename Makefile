@@ -102,7 +102,7 @@ help:
 	@echo 'PRECISION=FP32  weights and activations on the GPU in fp32; BF16 is the default'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
-	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json), where they are not installed'
+	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'
 
 comma := ,
 what-is-here:

@@ -4,7 +4,7 @@
 # line of the former says whether everything passed. If python3 has a PyTorch that sees the GPU, the same model and attention are timed with it,
 # too, which takes some minutes more: it compiles the model for each shape.
 #
-# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json and GoogleTest. Where those are not
+# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++ and GoogleTest. Where those are not
 # installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
 set -uo pipefail
 cd "$(dirname "$0")/.."

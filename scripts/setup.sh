@@ -22,6 +22,7 @@ for group in "$@"; do
       need libdnnl-dev "oneDNN, the matmuls on a CPU" header dnnl.h
       need nlohmann-json3-dev "JSON: configs, safetensors headers, logs" header nlohmann/json.hpp
       need libcli11-dev "the command line" header CLI/CLI.hpp
+      need libtomlplusplus-dev "TOML: a run's options in a file" header toml++/toml.h
       need libarchive-dev "reads compressed corpora and tar files" header archive.h
       ;;
     test)

@@ -20,6 +20,7 @@
 #include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_shard, newest_checkpoint
 #include "llmc/model/config_json.h"      // read_config_json, config_json
 #include "llmc/utils/crc32c.h"           // crc32c, crc32c_by_table, crc32c_combine
+#include "llmc/run/config_toml.h"         // read_config_toml, ConfigEntry
 #include "llmc/run/logger.h"             // RunLog
 #include "llmc/io/model_file.h"          // read_weight_file, write_weight_file, own_moment
 #include "llmc/run/options.h"            // parse_options
@@ -732,6 +733,101 @@ TEST(Options, WrittenAsTomlReadBackTheSame) {
   EXPECT_TRUE(second.shuffle);
   EXPECT_FALSE(second.model.no_bias);
   EXPECT_EQ(parse({"--config", folder.path + "/config.toml", "-l", "0.5"}).learning_rate, 0.5) << "the command line wins";
+}
+
+// BUG llmc/run/config_toml.cpp: `line << toml::value<std::string>(value);` -> `line << '"' << value << '"';`
+TEST(Options, AnyTextComesBackFromToml) {
+  TemporaryFolder folder;
+  const std::string path = folder.path + "/config.toml";
+  for (const char* text : {"a # b", "two\nlines", "say \"so\"", "it's", "back\\slash", "tab\t", "'''", "\"\"\"", "[x]", " = ", "12", "true",
+                           "-x", "gr\xc3\xbc\xc3\x9f", "\x01", "\r\n"}) {
+    const TrainOptions first = parse({"-i", text, "-s", "1", "--prompt", text, "-l", ".5", "--tokenizer", "a b"});
+    write_file(path, first.as_toml);
+    const TrainOptions second = parse({"--config", path});
+    EXPECT_EQ(second.prompt, text) << first.as_toml;
+    EXPECT_EQ(second.train_data, text);
+    EXPECT_EQ(second.learning_rate, 0.5);
+    EXPECT_EQ(second.as_toml, first.as_toml);
+  }
+}
+
+TEST(Options, AConfigFileThatIsNotUnderstoodIsRefused) {
+  TemporaryFolder folder;
+  const std::string path = folder.path + "/c.toml";
+  auto expect_error = [&](const std::string& text, const std::string& part) {
+    write_file(path, text);
+    EXPECT_ERROR(parse({"-i", "x", "--config", path}), path + part);
+  };
+  expect_error("steps = 3\nlearning_rate = 0.05\n", ":2: learning_rate: no such option: is it learning-rate?");
+  expect_error("steps = 3\nsteps = 4\n", ":2: is not TOML");
+  expect_error("this is not toml at all\n", ":1: is not TOML");
+  expect_error("[ranks]\nlayers = 3\n", ":1: ranks: is a section");
+  expect_error("steps = [1, 2]\n", ":1: steps: is a section, a list or a date");
+  expect_error("prompt = \"open\n", ":1: is not TOML");
+  expect_error("help = true\n", ":1: help: no such option");
+  expect_error("config = \"x\"\n", ":1: config: no such option");
+  expect_error("quetzalcoatl = 1\n", ":1: quetzalcoatl: no such option; --help");
+  write_file(path, "steps = \"many\"\n");
+  EXPECT_ERROR(parse({"-i", "x", "--config", path}), "many");
+  EXPECT_ERROR(parse({"-i", "x", "--config", folder.path + "/nowhere"}), "nowhere");
+}
+
+// A byte, a name or a value of a config file is changed: it is an error, or every entry means what it says and all others are as they were.
+TEST(Options, AChangedConfigFileIsRefusedOrMeansWhatItSays) {
+  TemporaryFolder folder;
+  const std::string path = folder.path + "/c.toml", other = folder.path + "/other.toml";
+  const std::string whole = parse({"-i", "data/*.bin", "-x", "7", "-s", "1", "--prompt", "a # b", "--layers", "3", "-o", "out"}).as_toml;
+  std::mt19937 random(5);
+  auto drawn = [&](size_t below) { return size_t(random() % below); };
+  auto entries_of = [](const std::string& file) {
+    std::map<std::string, std::string> entries;
+    for (const ConfigEntry& entry : read_config_toml(file)) entries[entry.name] = entry.value;
+    return entries;
+  };
+  auto same = [](const std::string& a, const std::string& b) {  // as text, or as numbers
+    char *end_a, *end_b;
+    const double x = strtod(a.c_str(), &end_a), y = strtod(b.c_str(), &end_b);
+    return a == b || (*end_a == '\0' && *end_b == '\0' && x == y);
+  };
+  write_file(path, whole);
+  const auto before = entries_of(path);
+  int refused = 0, taken = 0;
+  for (int i = 0; i < 1000; i++) {
+    std::string text = whole;
+    const size_t at = drawn(text.size());
+    if (i % 3 == 0) text[at] = char(drawn(256));
+    else if (i % 3 == 1) text.erase(at, 1 + drawn(3));
+    else text.insert(at, std::string(1 + drawn(2), " =\"#-_.0179ex\n"[drawn(14)]));
+    write_file(path, text);
+    TrainOptions options;
+    if (!error_of([&] { options = parse({"--config", path}); }).empty()) {
+      refused++;
+      continue;
+    }
+    taken++;
+    write_file(other, options.as_toml);
+    const auto said = entries_of(path), meant = entries_of(other);
+    for (const auto& [name, value] : said) {
+      const auto it = meant.find(name);
+      EXPECT_TRUE(value.empty() || (it != meant.end() && same(it->second, value))) << name << " = " << value << " in\n" << text;
+    }
+    for (const auto& entry : meant) {
+      if (said.count(entry.first) == 0) {
+        EXPECT_NE(before.find(entry.first), before.end()) << entry.first;
+      }
+    }
+  }
+  printf("%d of 1000 changed files were refused, %d were taken as they are\n", refused, taken);
+  EXPECT_GT(refused, 300);
+  EXPECT_GT(taken, 50);
+}
+
+TEST(Options, ANumberThatIsTooLargeIsRefused) {
+  for (const char* option : {"--seed", "-x", "-d"}) {
+    EXPECT_ERROR(parse({"-i", "x", option, "99999999999999999999"}), "99999999999999999999: is out of range");
+    EXPECT_ERROR(parse({"-i", "x", option, "-99999999999999999999"}), "is out of range");
+  }
+  EXPECT_EQ(parse({"-i", "x", "--seed", "9223372036854775807"}).seed, INT64_MAX);
 }
 
 TEST(Options, ResumeIsAFlagOrLlmcsNumber) {

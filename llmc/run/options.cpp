@@ -1,14 +1,17 @@
 #include "options.h"
 #include <CLI/CLI.hpp>         // CLI::App
+#include <algorithm>           // std::find
+#include <cerrno>              // errno
 #include <cmath>               // std::isfinite
-#include <sstream>             // std::istringstream
+#include <cstdlib>             // strtoll
+#include "config_toml.h"       // read_config_toml, config_toml_line
 #include "llmc/utils/error.h"  // user_error
 #include "schedule.h"          // Schedule::known
 
 static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume) {
   // An option given twice counts as it was given last, so that a command can be repeated with changes at its end.
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.set_config("--config", "", "read options from a TOML file, such as the config.toml a run wrote; those given here win")
+  app.add_option("--config", o.config, "read options from a TOML file, such as the config.toml a run wrote; those given here win")
       ->configurable(false);
 
   const char* data = "Data";
@@ -80,9 +83,7 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never")->group(output);
   app.add_option("-g,--sample-length", o.sample_length, "tokens in a sample, at most T")->group(output);
   app.add_option("--temperature", o.temperature, "divide a sample's logits by this; below 1 is more cautious")->group(output);
-  // CLI11 could not read every text back from a file.
-  app.add_option("--prompt", o.prompt, "text that samples begin with; <|endoftext|> in it is that token; config.toml does not keep it")
-      ->configurable(false)->group(output);
+  app.add_option("--prompt", o.prompt, "text that samples begin with; <|endoftext|> in it is that token")->group(output);
   app.add_option("-n,--checkpoint-every", o.checkpoint_every,
                  "write a checkpoint every so many steps; with -o, one is always written after the last")->group(output);
   app.add_option("-y,--resume", resume, "resume from the newest checkpoint in -o, or start if it has none (-y 0: don't)")
@@ -144,34 +145,86 @@ static void check_options(const TrainOptions& o) {
   if (o.out.empty() && o.checkpoint_every > 0) user_error("-n: checkpoints need a folder; name it with -o");
 }
 
-// CLI11 writes an option that was not given as key="", which --config would refuse as a number.
-static std::string without_empty_values(const std::string& toml) {
-  std::istringstream in(toml);
-  std::string out, line;
-  while (std::getline(in, line))
-    if (line.size() < 3 || line.compare(line.size() - 3, 3, "=\"\"") != 0) out += line + "\n";
-  return out;
+// The options that a config file may have, by name.
+static std::vector<std::string> config_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_configurable() && !option->get_lnames().empty() && option->get_lnames()[0] != "help")
+      names.push_back(option->get_lnames()[0]);
+  return names;
 }
 
-bool parse_options(int argc, char** argv, TrainOptions& options) {
+// All options as --config reads them, defaults included.
+static std::string to_toml(const CLI::App& app) {
+  std::string text;
+  for (const std::string& name : config_names(app)) {
+    const CLI::Option* option = app.get_option("--" + name);
+    const std::string value = option->count() > 0 ? option->reduced_results().at(0) : option->get_default_str();
+    const bool is_text = option->get_type_name() == "TEXT";
+    if (!value.empty()) text += config_toml_line(name, value, is_text);
+  }
+  return text;
+}
+
+// A config file's entries as arguments: `--name=value`. Throws UserError for a name that is no option.
+static std::vector<std::string> config_arguments(const CLI::App& app, const std::string& path) {
+  std::vector<std::string> arguments;
+  const std::vector<std::string> names = config_names(app);
+  for (const ConfigEntry& entry : read_config_toml(path)) {
+    if (std::find(names.begin(), names.end(), entry.name) == names.end()) {
+      const std::string nearest = nearest_name(entry.name, names);
+      user_error("%s:%d: %s: no such option%s; --help lists them", path.c_str(), entry.line, entry.name.c_str(),
+                 nearest.empty() ? "" : (": is it " + nearest + "?").c_str());
+    }
+    arguments.push_back("--" + entry.name + "=" + entry.value);
+  }
+  return arguments;
+}
+
+// CLI11 takes a whole number that no int64 holds for the largest one that does.
+static void check_whole_numbers(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() == 0 || option->get_type_name() != "INT") continue;
+    const std::string value = option->reduced_results().at(0);
+    errno = 0;
+    strtoll(value.c_str(), nullptr, 0);
+    if (errno == ERANGE) user_error("--%s %s: is out of range", option->get_lnames()[0].c_str(), value.c_str());
+  }
+}
+
+// Parses `arguments` into `options`, or with a config file those of the file before them. Returns false if --help was printed.
+static bool parse(const std::vector<std::string>& arguments, TrainOptions& options, bool with_config) {
   CLI::App app("Trains GPT-2 with skip-layer attention: in layers l >= n_l the last n_h heads attend to the keys and values "
                "that layer l - n_l projected.");
   app.get_formatter()->column_width(34);
   std::string resume = "1";  // what a bare -y says
   declare_options(app, options, resume);
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 takes them
+    app.parse(reversed);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() != 0) user_error("%s; --help lists the options", e.what());
     app.exit(e);
     return false;
+  }
+  check_whole_numbers(app);
+  if (with_config && !options.config.empty()) {
+    std::vector<std::string> all = config_arguments(app, options.config);
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    options = TrainOptions();
+    return parse(all, options, /*with_config=*/false);
   }
   if (app.count("--resume") > 0) {
     if (resume != "0" && resume != "1") user_error("-y %s: it must be 0 or 1, or nothing, which is 1", resume.c_str());
     options.resume = resume == "1";
   }
   if (!options.resume_from.empty()) options.resume = true;
+  options.as_toml = to_toml(app);
+  return true;
+}
+
+bool parse_options(int argc, char** argv, TrainOptions& options) {
+  if (!parse({argv + 1, argv + argc}, options, /*with_config=*/true)) return false;
   check_options(options);
-  options.as_toml = without_empty_values(app.config_to_str(/*default_also=*/true));
   return true;
 }

@@ -42,7 +42,8 @@ struct TrainOptions {
   bool stop_on_save_error = false;
   std::string log_level = "info";
 
-  std::string as_toml;  // all of the above, as --config reads it
+  std::string config;   // the file that --config names
+  std::string as_toml;  // all of the above but that, as --config reads it
 };
 
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError for anything

@@ -1,0 +1,20 @@
+// Options in a TOML file: `name = value` a line, the names being the command line's long options.
+#pragma once
+#include <string>  // std::string
+#include <vector>  // std::vector
+
+struct ConfigEntry {
+  std::string name, value;  // the value as the command line would have it
+  int line;                 // in the file, from 1
+};
+
+// The entries of a file, in its order. Throws UserError, with the line, for a file that cannot be read, text that is not TOML (a name
+// given twice, too), sections, and values that are not text, a number, true or false.
+std::vector<ConfigEntry> read_config_toml(const std::string& path);
+
+// The line that read_config_toml reads as this entry: any text comes back as it was. `is_text`: the option takes text, so that the value is
+// quoted even if it is a number.
+std::string config_toml_line(const std::string& name, const std::string& value, bool is_text);
+
+// That of `names` which is most like `name`, by the edits between them; "" if none is near.
+std::string nearest_name(const std::string& name, const std::vector<std::string>& names);
