@@ -197,7 +197,7 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
   for (int s = 0; s < golden.num_micro_batches(); s++) {
     golden_micro_batch(golden, s, inputs, targets);
     gpt2_forward(*model, inputs.data(), {B, T});
-    gpt2_loss(*model, targets.data(), {B, T});
+    gpt2_loss(*model, targets.data(), {B, T}, double(B) * T);
   }
   EXPECT_NEAR(gpt2_read_stats(*model).loss / golden.num_micro_batches() / golden.val_loss, 1, loss_tolerance);
 
@@ -627,7 +627,7 @@ TEST(Steps, CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
       return after;
     };
     gpt2_forward(*model, tokens.data(), {2, 9});
-    gpt2_loss(*model, tokens.data(), {2, 9});
+    gpt2_loss(*model, tokens.data(), {2, 9}, double(2) * 9);
     forward.push_back(counted([&] { gpt2_forward(*model, {2, 9}); }));
     backward.push_back(counted([&] { gpt2_backward(*model, {2, 9}); }));
     for (const std::vector<int>& shared : model->kv_plan.shared) loads += 2 * !shared.empty();  // the last heads: one copy of dK, one of dV

@@ -341,9 +341,9 @@ void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   gemm('N', 'T', count, Vp, C, model.acts.lnf + first_row * C, C, model.params.wte, C, false, model.acts.logits, Vp);
 }
 
-// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their mean. With `backward` also the head's
+// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their sum / divisor. With `backward` also the head's
 // gradients of dloss * sum(losses): acts.dsublayer = that of lnf, grads.wte +=.
-void gpt2_loss(GPT2& model, const Batch& s, bool backward, float dloss = 0) {
+void gpt2_loss(GPT2& model, const Batch& s, double divisor, bool backward, float dloss = 0) {
   const int64_t C = model.config.channels, V = model.config.vocab_size, Vp = model.logit_stride, N = s.rows();
   Activations& a = model.acts;
   for (int64_t row = 0; row < N; row += model.logit_rows) {
@@ -354,13 +354,13 @@ void gpt2_loss(GPT2& model, const Batch& s, bool backward, float dloss = 0) {
     gemm('N', 'N', count, C, Vp, a.logits, Vp, model.params.wte, C, false, a.dsublayer + row * C, C);
     gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + row * C, C, true, model.grads.wte, C);
   }
-  add_mean_loss(&a.stats->loss, a.losses, N);
+  add_losses(&a.stats->loss, a.losses, N, divisor);
 }
 
 // The same of `targets` (B, T), on the host, without gradients.
-void gpt2_loss(GPT2& model, const int* targets, const Batch& s) {
+void gpt2_loss(GPT2& model, const int* targets, const Batch& s, double divisor) {
   copy_to_device(model.acts.targets, targets, size_t(s.rows()) * sizeof(int));
-  gpt2_loss(model, s, /*backward=*/false);
+  gpt2_loss(model, s, divisor, /*backward=*/false);
 }
 
 void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, sizeof(double)); }
@@ -451,7 +451,7 @@ void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.par
 // dloss * sum(losses).
 void gpt2_forward_backward(GPT2& model, const Batch& s, float dloss, bool sum_over_ranks = false) {
   gpt2_forward(model, s);
-  gpt2_loss(model, s, /*backward=*/true, dloss);
+  gpt2_loss(model, s, double(s.rows()), /*backward=*/true, dloss);
   gpt2_backward(model, s, sum_over_ranks);
 }
 
@@ -624,24 +624,32 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
                     model.recompute < Recompute::block);
 }
 
-// The mean loss of the first -m micro-batches of the validation data, always the same ones, which ranks deal out among themselves.
+// The mean loss over the tokens of the first -m micro-batches of the validation data, or with -m 0 of all of it: the incomplete
+// micro-batch at the end and what full sequences leave of each file too. Ranks deal the batches out among themselves.
 void validate_model(Trainer& t) {
   Run& run = t.run;
   const double start = seconds_now();
-  const int64_t all = run.val->num_sequences / run.B;
-  const int64_t batches = run.options.val_batches > 0 ? std::min(run.options.val_batches, all) : all;
-  const Batch s = {run.B, run.T};
-  std::vector<int> inputs(size_t(s.rows())), targets(inputs.size());
+  const DataLoader& data = *run.val;
+  const bool all = run.options.val_batches == 0;
+  const int64_t sequences = all ? data.num_sequences : std::min(run.options.val_batches, data.num_sequences / run.B) * run.B;
+  const int64_t batches = (sequences + run.B - 1) / run.B;
+  const std::vector<SequenceRest> rests = all ? data.rests() : std::vector<SequenceRest>();
+  int64_t tokens = sequences * run.T;
+  for (const SequenceRest& rest : rests) tokens += rest.length;
+  const double full_batch = double(run.B) * run.T;
+  std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
   gpt2_zero_loss(t.model);
-  for (int64_t i = run.ranks.rank; i < batches; i += run.ranks.size) {
-    run.val->load_sequences(i * run.B, run.B, inputs.data(), targets.data());
+  for (int64_t i = run.ranks.rank; i < batches + int64_t(rests.size()); i += run.ranks.size) {
+    Batch s = {std::min<int64_t>(run.B, sequences - i * run.B), run.T};
+    if (i < batches) data.load_sequences(i * run.B, s.B, inputs.data(), targets.data());
+    else s = {1, rests[i - batches].load(inputs.data(), targets.data())};
     gpt2_forward(t.model, inputs.data(), s);
-    gpt2_loss(t.model, targets.data(), s);
+    gpt2_loss(t.model, targets.data(), s, full_batch);
   }
   gpt2_sum_loss_over_ranks(t.model);
-  const double loss = gpt2_read_stats(t.model).loss / double(batches);
+  const double loss = gpt2_read_stats(t.model).loss / (double(tokens) / full_batch);
   run.log.write({{"step", run.step}, {"val_loss", loss}});
-  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)(batches * s.rows()),
+  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens,
              time_text(seconds_now() - start).c_str());
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 #ifdef SLA_CPU
 #include "llmc/cpu/attention.h"   // attention_forward, attention_backward, copy_rows
-#include "llmc/cpu/classifier.h"  // classifier, add_mean_loss
+#include "llmc/cpu/classifier.h"  // classifier, add_losses
 #include "llmc/cpu/device.h"      // device_malloc, copy_to_device, ...
 #include "llmc/cpu/embedding.h"   // embedding_forward, embedding_backward
 #include "llmc/cpu/gelu.h"        // gelu_forward, gelu_backward

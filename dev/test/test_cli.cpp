@@ -411,6 +411,41 @@ TEST_F(CommandLine, ACheckpointIsAModelToStartFromOrValidate) {
   EXPECT_EQ(last.at("val_loss"), b.back().at("val_loss"));
 }
 
+// BUG llmc/text/dataloader.h: `file.tokens + file.num_tokens - 1 - length` -> `file.tokens`
+// BUG train_gpt2_sla.cu: `tokens += rest.length;` -> `tokens += run.T;`
+TEST_F(CommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 20 -o " + in("out")).exit_status, 0);
+  fs::create_directory(in("val"));
+  write_file(in("val/a.bin"), shard_bytes(32 * 7 + 1));       // full sequences alone
+  write_file(in("val/b.bin"), shard_bytes(32 * 3 + 17, 90));  // and 16 tokens more
+  write_file(in("val/c.bin"), shard_bytes(5, 20));            // four tokens and their targets
+  auto val_loss = [&](const std::string& options) {
+    const Outcome o = run(trainer + "-e " + in("out/step_00000020") + " -x 0 -t 32 -o " + in("v") + " -i " + in("tokens.bin") + " -j '" +
+                          in("val/*.bin") + "' " + options);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return read_log(in("v")).back().at("val_loss").get<double>();
+  };
+  // The same from files of one sequence each, weighted by their lengths.
+  double sum = 0;
+  int64_t tokens = 0;
+  for (const auto& [name, length] : std::map<std::string, int>{{"a", 32 * 7}, {"b", 32 * 3 + 16}, {"c", 4}}) {
+    const std::string whole = read_file(in("val/" + name + ".bin")).substr(1024);
+    for (int at = 0; at < length; at += 32) {
+      const int n = std::min(32, length - at);
+      write_file(in("one.bin"), whole.substr(size_t(at) * 2, size_t(n + 1) * 2));
+      const Outcome o = run(trainer + "-e " + in("out/step_00000020") + " -x 0 -b 1 -m 0 -t " + std::to_string(n) + " -o " + in("v") +
+                            " -j " + in("one.bin"));
+      ASSERT_EQ(o.exit_status, 0) << o.err;
+      sum += n * read_log(in("v")).back().at("val_loss").get<double>();
+      tokens += n;
+    }
+  }
+  const double expected = sum / double(tokens);
+  for (int b : {1, 2, 3, 7}) EXPECT_NEAR(val_loss(format("-b %d -m 0", b)) / expected, 1, 1e-6) << b;
+  EXPECT_GT(std::abs(val_loss("-b 1 -m 10") / expected - 1), 1e-4) << "full sequences alone";
+}
+
 TEST_F(CommandLine, ASampleNeedsAModelAndNoData) {
   write_file(in("tokens.bin"), shard_bytes(20000, 90));
   ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 2 -o " + in("out")).exit_status, 0);

@@ -438,10 +438,10 @@ TEST(MeanLoss, IsAddedToTheSumInDouble) {
   const DeviceArray<float> d_losses(losses);
   const auto [sum] = in_any_order([&] {
     const DeviceArray<double> d_sum(std::vector<double>{0.25});
-    add_mean_loss(d_sum.data, d_losses.data, n);
+    add_losses(d_sum.data, d_losses.data, n, 7.0);
     return std::make_tuple(d_sum.to_host());
   });
-  EXPECT_EQ(sum[0], 0.25 + (67108864.0 + double(n - 2) + 0.5) / double(n));
+  EXPECT_EQ(sum[0], 0.25 + (67108864.0 + double(n - 2) + 0.5) / 7.0);
 }
 
 // ----------------------------------------------------------------------------

@@ -5,11 +5,11 @@
 #include <cstdint>    // int64_t
 #include "vec.h"      // vec_exp
 
-// sum (1) += the mean of losses (count), in double.
-inline void add_mean_loss(double* sum, const float* losses, int64_t count) {
+// sum (1) += the sum of losses (count) / divisor, in double.
+inline void add_losses(double* sum, const float* losses, int64_t count, double divisor) {
   double total = 0;
   for (int64_t i = 0; i < count; i++) total += double(losses[i]);
-  *sum += total / double(count);
+  *sum += total / divisor;
 }
 
 // losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, ld) of which the columns [0, V) are the

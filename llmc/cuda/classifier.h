@@ -58,17 +58,17 @@ __global__ void __launch_bounds__(classifier_threads)
   }
 }
 
-// sum (1) += the mean of losses (count). One block, in which a thread owns every 1,024th element.
+// sum (1) += the sum of losses (count) / divisor. One block, in which a thread owns every 1,024th element.
 __global__ void __launch_bounds__(classifier_threads)
-    add_mean_loss_kernel(double* sum, const float* losses, int64_t count) {
+    add_losses_kernel(double* sum, const float* losses, int64_t count, double divisor) {
   const double total = block_sum_of(losses, count, reinterpret_cast<double*>(shared_memory));
-  if (threadIdx.x == 0) *sum += total / double(count);
+  if (threadIdx.x == 0) *sum += total / divisor;
 }
 
-// sum (1) += the mean of losses (count), in double; both on the device.
-inline void add_mean_loss(double* sum, const float* losses, int64_t count) {
-  launch(add_mean_loss_kernel, dim3(1), dim3(classifier_threads), classifier_threads / warp_size * sizeof(double), gpu().stream, sum,
-         losses, count);
+// sum (1) += the sum of losses (count) / divisor, in double; sum and losses are on the device.
+inline void add_losses(double* sum, const float* losses, int64_t count, double divisor) {
+  launch(add_losses_kernel, dim3(1), dim3(classifier_threads), classifier_threads / warp_size * sizeof(double), gpu().stream, sum,
+         losses, count, divisor);
 }
 
 // losses =, logits = as the head says. The columns [0, V) are the vocabulary, 0 <= targets < V; ld is a multiple of 64 (whole tiles of the head's matmuls).

@@ -213,6 +213,18 @@ inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64
   return int64_t(x);
 }
 
+// What full sequences leave at the end of a file: fewer than T tokens and their targets.
+struct SequenceRest {
+  const uint16_t* tokens;  // (length + 1)
+  int64_t length;
+
+  // inputs, targets (length). Returns the length.
+  int64_t load(int* inputs, int* targets) const {
+    for (int64_t t = 0; t < length; t++) inputs[t] = tokens[t], targets[t] = tokens[t + 1];
+    return length;
+  }
+};
+
 // Reads sequences in the order of their numbers. Number s belongs to epoch s / num_sequences; unshuffled it is sequence
 // s % num_sequences (with one file, row b of micro-batch m of rank r of N begins at token ((m*N + r)*B + b)*T), shuffled
 // each epoch has another order.
@@ -259,6 +271,16 @@ struct DataLoader {
   void load_batches(int64_t first, int64_t micro_batches, int* inputs, int* targets, int B, int rank = 0, int ranks = 1) const {
     for (int64_t i = 0; i < micro_batches; i++)
       load_sequences(first + (i * ranks + rank) * B, B, inputs + i * B * T, targets + i * B * T);
+  }
+
+  // Of each file that has one, in their order.
+  std::vector<SequenceRest> rests() const {
+    std::vector<SequenceRest> all;
+    for (const TokenFile& file : shards.files) {
+      const int64_t length = (file.num_tokens - 1) % T;
+      if (length > 0) all.push_back({file.tokens + file.num_tokens - 1 - length, length});
+    }
+    return all;
   }
 
  private:
