@@ -8,7 +8,7 @@
 // Replaces a process that was just forked by the shell command `command`, with the default actions of the signals that stop a program: the
 // process that runs the tests may ignore some of them, as background jobs of a shell do.
 [[noreturn]] inline void become(const std::string& command) {
-  for (int stop : {SIGTERM, SIGINT, SIGUSR1}) signal(stop, SIG_DFL);
+  for (int stop : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) signal(stop, SIG_DFL);
   execl("/bin/sh", "sh", "-c", ("exec " + command).c_str(), static_cast<char*>(nullptr));
   _exit(127);
 }

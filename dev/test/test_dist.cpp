@@ -328,6 +328,7 @@ TEST_F(Training, OnlyRankZeroPrints) {
     EXPECT_NE(at, std::string::npos) << line << "\n" << o.out;
     EXPECT_EQ(o.out.find(line, at + 1), std::string::npos) << line << "\n" << o.out;
   }
+  EXPECT_EQ(o.out.find('\033'), std::string::npos) << "escape sequences of a terminal";
 }
 
 // A cluster's signal may reach only one rank. All stop after the same step and write a checkpoint, from which the run resumes.

@@ -2,6 +2,7 @@
 #pragma once
 #include <unistd.h>            // isatty
 #include <cstdio>              // printf
+#include <cstdlib>             // getenv
 #include <string>              // std::string
 #include "llmc/utils/error.h"  // format
 
@@ -24,7 +25,8 @@ inline std::string time_text(double seconds) {
   return format("%ldh%02ldm", s / 3600, s / 60 % 60);
 }
 
-inline bool on_terminal() { return isatty(STDOUT_FILENO); }
+// A terminal that people look at: mpirun gives its processes one, too, whatever becomes of the output.
+inline bool on_terminal() { return isatty(STDOUT_FILENO) && getenv("OMPI_COMM_WORLD_RANK") == nullptr; }
 
 // Prints a line, without its newline if another is to overwrite it. On a terminal it overwrites the line of progress there.
 inline void print_over_progress(const std::string& text) {

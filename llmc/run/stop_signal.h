@@ -1,4 +1,4 @@
-// SIGTERM, SIGINT and SIGUSR1 (which Slurm can send before a time limit) ask a run to stop after the current step, with a checkpoint to
+// SIGTERM, SIGINT, SIGHUP (the terminal is gone) and SIGUSR1 (which Slurm can send before a time limit) ask a run to stop after the current step, with a checkpoint to
 // resume from. A second signal, at least a second after the first, ends the process at once, with the exit status that a shell reports for
 // it: 128 + the signal's number. One that arrives sooner is ignored: timeout and mpirun signal a process and its group, which is twice.
 //
@@ -17,9 +17,13 @@ inline std::atomic<int> first_stop_signal{0};
 // The number of the signal that asked to stop; 0: none so far.
 inline int stop_signal() { return first_stop_signal; }
 
-// "SIGTERM", "SIGINT" or "SIGUSR1".
+// "SIGTERM", "SIGINT", "SIGHUP" or "SIGUSR1".
 inline const char* signal_name(int signal) {
-  return signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : signal == SIGUSR1 ? "SIGUSR1" : "a signal";
+  return signal == SIGTERM   ? "SIGTERM"
+         : signal == SIGINT  ? "SIGINT"
+         : signal == SIGHUP  ? "SIGHUP"
+         : signal == SIGUSR1 ? "SIGUSR1"
+                             : "a signal";
 }
 
 // The body of the thread that waits for `signals`.
@@ -43,11 +47,12 @@ inline void wait_for_stop_signals(sigset_t signals) {
 inline void handle_stop_signals() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
     struct sigaction action = {};
     if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&signals, signal);
   }
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::thread(wait_for_stop_signals, signals).detach();
+  ::signal(SIGPIPE, SIG_IGN);  // whoever read the output has gone (`| head -1`): the run continues, and has its log
   ::signal(SIGXFSZ, SIG_IGN);  // at the file size limit write() then returns an error, as on a full disk
 }
