@@ -689,7 +689,7 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
     gpt2_forward(*model, tokens.data(), {1, 80});
     const std::vector<float> whole = to_floats(model->acts.lnf, 80 * C);
     gpt2_fill_activations(*model, 0xff);
-    const int ends[] = {1, 2, 30, 64, 65, 79, 80};
+    const int ends[] = {1, 2, 30, 60, 61, 62, 63, 64, 65, 66, 79, 80};
     std::vector<float> pieces;
     int first = 0;
     for (int end : ends) {

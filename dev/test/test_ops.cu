@@ -202,7 +202,8 @@ struct RowsAndChannels {
   int64_t N, C;
 };
 // One lane's channels; several lanes'; GPT-2's; a row that ends within a warp; nearly as many as there may be.
-static const RowsAndChannels layernorm_shapes[] = {{131, 8}, {37, 40}, {35, 768}, {18, 1288}, {17, 8184}};
+// Rows beside and on multiples of the 16 and 64 that a block has.
+static const RowsAndChannels layernorm_shapes[] = {{131, 8}, {127, 8}, {128, 16}, {129, 24}, {37, 40}, {35, 768}, {18, 1288}, {17, 8184}};
 
 struct LayerNormValues {
   std::vector<double> out, mean, rstd, dinp, dweight, dbias;
@@ -353,12 +354,13 @@ TEST(Gelu, LetsNaNThrough) {
 TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
   // Less than a group of eight; whole groups and a part of one; more than a group per thread.
   for (int64_t V : {3, 37, 257, 5003, 20011})
-    for (double scale : {1.0, 1e4}) {
-      SCOPED_TRACE(testing::Message() << V << " columns, logits of " << scale);
+    for (auto [scale, shift] : {std::pair(1.0, 0.0), std::pair(1e4, 0.0), std::pair(1.0, -3e4)}) {
+      SCOPED_TRACE(testing::Message() << V << " columns, logits of " << scale << " around " << shift);
       const int64_t rows = 5, ld = (V + 63) / 64 * 64;
       const float dloss = 0.25f;
       const int last = int(V - 1), targets[] = {0, last, 2, 2, last / 2};
       std::vector<floatX> logits = random_values<floatX>(rows * ld, 1, scale);
+      for (floatX& x : logits) x = floatX(float(real(x) + shift));
       std::vector<double> e_losses, e_gradient;
       for (int64_t n = 0; n < rows; n++) {
         for (int64_t i = V; i < ld; i++) logits[n * ld + i] = nans<floatX>(1)[0];
@@ -376,7 +378,7 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
         classifier(losses.data, result.data, d_targets.data, rows, V, ld, dloss, true);
         classifier(losses_only.data, untouched.data, d_targets.data, rows, V, ld, dloss, false);
         return std::make_tuple(losses.to_host(), result.to_host(), losses_only.to_host(), untouched.to_host());
-      }, V > 1000 || scale > 1 ? 2 : 8);
+      }, V > 1000 || scale > 1 || shift < 0 ? 2 : 8);
       EXPECT_TRUE(same_bits(losses, losses_only));
       EXPECT_TRUE(same_bits(untouched, logits)) << "without a gradient the logits are unchanged";
       std::vector<floatX> gradient;

@@ -240,6 +240,12 @@ TEST(Sampler, DrawsByTheCumulativeDistribution) {
   EXPECT_EQ(sample_token(logits, 3, 0.9999999999999999), 2);
 }
 
+// BUG llmc/text/sampler.h: `if (threshold < cumulative) return i;` -> `if (threshold <= cumulative) return i;`
+TEST(Sampler, NeverDrawsATokenOfProbabilityZero) {
+  const float none = -INFINITY, logits[] = {none, 0, none};
+  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token(logits, 3, uniform), 1) << uniform;
+}
+
 // BUG llmc/text/sampler.h: `sum += std::exp(double(logits[i] - max) / temperature);` -> `sum += std::exp(double(logits[i] - max));`
 TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
   const float logits[] = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of 0.38
