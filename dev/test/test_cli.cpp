@@ -213,7 +213,6 @@ TEST_F(CommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
 
 // BUG llmc/run/stop_signal.h: `for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {` -> `for (int signal : {SIGTERM, SIGINT, SIGUSR1}) {`
 // Pairs of processes that resume in the same folder, started up to 0.3 s apart; the one that trains is then killed.
-// BUG llmc/run/run.cpp: `if (std::filesystem::is_directory(o.out)) run.lock.take(o.out);` -> ``
 TEST_F(CommandLine, OneProcessTrainsInAFolderAndOthersAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 3 --keep 2 ";
@@ -413,7 +412,6 @@ TEST_F(CommandLine, ACheckpointIsAModelToStartFromOrValidate) {
 }
 
 // BUG llmc/text/dataloader.h: `file.tokens + file.num_tokens - 1 - length` -> `file.tokens`
-// BUG train_gpt2_sla.cu: `tokens += rest.length;` -> `tokens += run.T;`
 TEST_F(CommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 20 -o " + in("out")).exit_status, 0);
@@ -447,7 +445,6 @@ TEST_F(CommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
   EXPECT_GT(std::abs(val_loss("-b 1 -m 10") / expected - 1), 1e-4) << "full sequences alone";
 }
 
-// BUG llmc/run/stop_signal.h: `::signal(SIGPIPE, SIG_IGN);` -> ``
 TEST_F(CommandLine, ARunWhoseOutputIsClosedTrainsToItsEnd) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const Outcome o = run(trainer + "-i " + in("tokens.bin") + small_model + "-x 30 -o " + in("out") + " | head -1");
@@ -467,9 +464,6 @@ static std::string results_of(const Outcome& o, const std::string& out) {
 }
 
 // Each with a value that is not the default.
-// BUG train_gpt2_sla.cu: `run.options.temperature, uint64_t` -> `1.0, uint64_t`
-// BUG train_gpt2_sla.cu: `{result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip}` ->
-//   `{result.learning_rate, o.beta1, 0.95, o.eps, o.weight_decay, o.grad_clip}`
 TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("val.bin"), shard_bytes(4000, 100));

@@ -240,7 +240,6 @@ TEST(Sampler, DrawsByTheCumulativeDistribution) {
   EXPECT_EQ(sample_token(logits, 3, 0.9999999999999999), 2);
 }
 
-// BUG llmc/text/sampler.h: `if (threshold < cumulative) return i;` -> `if (threshold <= cumulative) return i;`
 TEST(Sampler, NeverDrawsATokenOfProbabilityZero) {
   const float none = -INFINITY, logits[] = {none, 0, none};
   for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token(logits, 3, uniform), 1) << uniform;
