@@ -66,7 +66,7 @@ struct GPT2 : ModelShape {
   CudaGraph<int, int, float> forward_backward;    // of gpt2_forward_backward with B, T, dloss
   PinnedBuffer<StepStats> host_stats;             // (1): where gpt2_read_stats reads them to
   Collectives collectives;                        // of the ranks that train together
-  size_t buckets_awaited = 0;                     // of the weights that the last update sends from other ranks; all, if it sends none
+  size_t buckets_awaited = 0;                     // of weights that ranks gather after an update: 0 right after it; all, where none gathers
   Timeline timeline;
 
   GPT2() = default;
@@ -86,8 +86,8 @@ struct GPT2 : ModelShape {
   const TensorSpec& tensor(int index) const { return parameters.tensor(index); }
   int num_tensors() const { return parameters.size(); }
 
-  // Layers and the LayerNorm after them are awaited as the forward pass comes to them: operations that are called from here on find the
-  // weights as the last update has left them on all ranks.
+  // The weights to compute with. With ZeRO-1 they may still be arriving from other ranks: each accessor makes the operations that are called
+  // after it wait for its bucket, which costs nothing once that has been awaited.
   const Params<floatX>& embeddings() { return await_weights(0), params; }
   const LayerParams<floatX>& weights(int l) { return await_weights(l + 1), params.layers[l]; }
   const Norm& norm(int l) { return await_weights(l + 1), norms[l]; }  // before layer l; l = L: the final one
