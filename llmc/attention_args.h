@@ -1,19 +1,22 @@
 // The operands of attention_forward and attention_backward, the same for every device.
 #pragma once
-#include <cstdint>          // int64_t
-#include <utility>          // std::move
-#include <vector>           // std::vector
-#include "device_memory.h"  // DeviceArray
+#include <algorithm>            // std::max
+#include <cstdint>              // int64_t
+#include <utility>              // std::move
+#include <vector>               // std::vector
+#include "attention_mask.h"     // AttentionMask
+#include "device_memory.h"      // DeviceArray
+#include "llmc/utils/error.h"   // CHECK
 
-// One K/V head, wherever it was projected. Row (b, t) of k is at `k + (b * T + t) * stride` and has HS elements, v likewise; dk and dv
-// likewise with dstride.
+// One K/V head, wherever its k and its v were projected. Row (b, t) of k is at `k + (b * T + t) * k_stride` and has HS elements; v, dk and
+// dv likewise.
 template <class Element>
 struct KVHead {
   Element *k, *v;
-  int64_t stride;
+  int64_t k_stride, v_stride;
   Element *dk, *dv;
-  int64_t dstride;
-  bool accumulate;                        // dk and dv are +=; else =
+  int64_t dk_stride, dv_stride;
+  bool dk_accumulate, dv_accumulate;      // dk, dv are +=; else =
   int first_query_head, num_query_heads;  // its query heads are query_heads[first_query_head, first_query_head + num_query_heads)
 };
 
@@ -24,18 +27,29 @@ struct AttentionArgs {
   int64_t NH = 0, HS = 0;  // query heads and their size
   int64_t first_query = 0;
 
-  // The K/V heads, on the device: what KVHeads::set_args sets.
+  // The K/V heads, on the device: what KVHeads::set_args sets. A query head attends to all its K/V heads at once: one softmax over the keys
+  // of all of them.
   const KVHead<Element>* kv_heads = nullptr;  // (num_kv_heads)
   int num_kv_heads = 0;
-  const int* query_heads = nullptr;  // (NH): the query heads, grouped by K/V head
-  const int* kv_of_head = nullptr;   // (NH): the K/V head of each query head
+  const int* query_heads = nullptr;      // query heads, grouped by K/V head
+  const int* kv_of_head = nullptr;       // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
+  int kv_per_head = 1;                   // the most that a query head has
+  const AttentionMask* masks = nullptr;  // (NH): of each query head; null: all are causal
+  bool is_general = false;               // more than one K/V head a query head, a mask, or another stride for v than for k
+
+  // Of the keys that a query sees, only the `topk` with the highest scores, of equal ones those that come first, by K/V head and position;
+  // 0: all. The forward pass leaves what the backward pass needs to find them again.
+  int topk = 0;
+  float* topk_score = nullptr;  // (B, NH, Q): the lowest score that is taken, of raw scores as this device computes them
+  int* topk_last = nullptr;     // (B, NH, Q): of keys with that score, the last one taken: T * (which K/V head of the query head) + position
 
   // q, out and their gradients have rows for the queries alone: with Q = T - first_query, row (b, t) is row b * Q + t - first_query.
   // Head i has HS elements of it, from i * HS on.
   const Element* q = nullptr;  // (B, Q, NH * HS), rows q_stride apart
   int64_t q_stride = 0;
   Element* out = nullptr;  // (B, Q, NH * HS)
-  float* lse = nullptr;    // (B, NH, Q): the log of the sum of the exponentials of a query's scaled scores, natural
+  float* lse = nullptr;    // (B, NH, Q): the log of the sum of the exponentials of a query's scaled scores, natural. A query that sees
+                           // no key has out 0 and lse +inf, so that exp(score - lse) is 0
 
   // Backward only, which needs first_query = 0.
   const Element* dout = nullptr;  // (B, T, NH * HS)
@@ -53,27 +67,47 @@ void check_kv_head(const KVHead<Element>& kv_head);
 template <class Element>
 struct KVHeads {
   std::vector<KVHead<Element>> kv_heads;
-  std::vector<int> query_heads;  // (NH): the layer's query heads, grouped by K/V head
-  std::vector<int> kv_of_head;   // (NH): the K/V head of each query head
+  std::vector<int> query_heads;  // the query heads of each K/V head, one after the other
+  std::vector<int> kv_of_head;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
+  int num_query_heads = 0, kv_per_head = 1;
+  bool is_general = false;
   DeviceArray<KVHead<Element>> device_kv_heads;
   DeviceArray<int> device_query_heads, device_kv_of_head;
+  DeviceArray<AttentionMask> device_masks;
 
   KVHeads() = default;
-  KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads)
-      : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)), kv_of_head(query_heads.size()) {
+  // `masks`: (NH), or none if all heads are causal.
+  KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads, const std::vector<AttentionMask>& masks = {})
+      : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)) {
+    for (int head : query_heads) num_query_heads = std::max(num_query_heads, head + 1);
+    std::vector<std::vector<int>> of_head(size_t(num_query_heads));
+    is_general = !masks.empty();
     for (size_t i = 0; i < kv_heads.size(); i++) {
-      check_kv_head(kv_heads[i]);
-      for (int r = 0; r < kv_heads[i].num_query_heads; r++) kv_of_head[query_heads[kv_heads[i].first_query_head + r]] = int(i);
+      const KVHead<Element>& kv = kv_heads[i];
+      check_kv_head(kv);
+      is_general |= kv.k_stride != kv.v_stride;
+      for (int r = 0; r < kv.num_query_heads; r++) of_head[query_heads[kv.first_query_head + r]].push_back(int(i));
     }
+    for (const std::vector<int>& kv : of_head) kv_per_head = std::max(kv_per_head, int(kv.size()));
+    is_general |= kv_per_head > 1;
+    for (std::vector<int>& kv : of_head) {
+      CHECK(!kv.empty());
+      kv.resize(size_t(kv_per_head), -1);
+      kv_of_head.insert(kv_of_head.end(), kv.begin(), kv.end());
+    }
+    CHECK(masks.empty() || int(masks.size()) == num_query_heads);
     device_kv_heads = DeviceArray<KVHead<Element>>(kv_heads);
     device_query_heads = DeviceArray<int>(query_heads);
     device_kv_of_head = DeviceArray<int>(kv_of_head);
+    device_masks = DeviceArray<AttentionMask>(masks);
   }
 
   // Lets args point to these K/V heads, and sets NH. They must outlive its use.
   void set_args(AttentionArgs<Element>& args) const {
-    args.NH = int64_t(query_heads.size());
+    args.NH = num_query_heads;
     args.kv_heads = device_kv_heads.data, args.num_kv_heads = int(kv_heads.size());
-    args.query_heads = device_query_heads.data, args.kv_of_head = device_kv_of_head.data;
+    args.query_heads = device_query_heads.data;
+    args.kv_of_head = device_kv_of_head.data, args.kv_per_head = kv_per_head;
+    args.masks = device_masks.data, args.is_general = is_general;
   }
 };

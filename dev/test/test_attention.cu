@@ -108,8 +108,8 @@ struct Layer {
     std::vector<int> query_heads;
     for (int n = 0; n < c.num_kv_heads(); n++) {
       floatX *from = n < own ? d_qkv.data : d_source_kv.data, *to = n < own ? d_dqkv.data : d_shared_dkv.data;
-      KVHead<floatX> head = {from + k(n).offset, from + v(n).offset, k(n).stride, to + dk(n).offset, to + dv(n).offset,
-                             dk(n).stride, accumulates(n), int(query_heads.size()), 0};
+      KVHead<floatX> head = {from + k(n).offset, from + v(n).offset, k(n).stride, v(n).stride, to + dk(n).offset, to + dv(n).offset,
+                             dk(n).stride, dv(n).stride, accumulates(n), accumulates(n), int(query_heads.size()), 0};
       for (int i = 0; i < int(c.NH()); i++)
         if (c.kv_of_head[i] == n) query_heads.push_back(i), head.num_query_heads++;
       heads.push_back(head);

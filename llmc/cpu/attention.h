@@ -28,7 +28,7 @@ inline void attention_forward_block(const AttentionArgs<float>& a, int64_t b, in
   thread_local std::vector<float> scores(query_block * key_block);
   float row_max[query_block], row_sum[query_block];
   const KVHead<float>& kv = a.kv_heads[a.kv_of_head[head]];
-  const float *k = kv.k + b * a.T * kv.stride, *v = kv.v + b * a.T * kv.stride;
+  const float *k = kv.k + b * a.T * kv.k_stride, *v = kv.v + b * a.T * kv.v_stride;
   const int64_t queries = a.T - a.first_query, first_row = b * queries + q0 - a.first_query, out_stride = a.NH * a.HS;
   const float* q = a.q + first_row * a.q_stride + head * a.HS;
   float* out = a.out + first_row * out_stride + head * a.HS;
@@ -38,7 +38,7 @@ inline void attention_forward_block(const AttentionArgs<float>& a, int64_t b, in
   float* s = scores.data();
   for (int64_t k0 = 0; k0 < q1; k0 += key_block) {
     const int64_t keys = std::min(key_block, q1 - k0);
-    gemm('N', 'T', rows, keys, HS, scale, q, a.q_stride, k + k0 * kv.stride, kv.stride, 0.0f, s, key_block);
+    gemm('N', 'T', rows, keys, HS, scale, q, a.q_stride, k + k0 * kv.k_stride, kv.k_stride, 0.0f, s, key_block);
     for (int64_t r = 0; r < rows; r++) {
       float* p = s + r * key_block;
       float* o = out + r * out_stride;
@@ -62,7 +62,7 @@ inline void attention_forward_block(const AttentionArgs<float>& a, int64_t b, in
       row_max[r] = max;
       row_sum[r] = sum;
     }
-    gemm('N', 'N', rows, HS, keys, 1.0f, s, key_block, v + k0 * kv.stride, kv.stride, k0 == 0 ? 0.0f : 1.0f, out, out_stride);
+    gemm('N', 'N', rows, HS, keys, 1.0f, s, key_block, v + k0 * kv.v_stride, kv.v_stride, k0 == 0 ? 0.0f : 1.0f, out, out_stride);
   }
   for (int64_t r = 0; r < rows; r++) {
     float* o = out + r * out_stride;
@@ -102,8 +102,8 @@ inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, co
   const int64_t T = a.T, HS = a.HS, first_row = b * T, column = head * HS, out_stride = a.NH * HS;
   const float *q = a.q + first_row * a.q_stride + column, *dout = a.dout + first_row * out_stride + column;
   const float *out = a.out + first_row * out_stride + column, *lse = a.lse + first_row * a.NH + head * T;
-  const float *k = kv.k + first_row * kv.stride, *v = kv.v + first_row * kv.stride;
-  float *dk = kv.dk + first_row * kv.dstride, *dv = kv.dv + first_row * kv.dstride;
+  const float *k = kv.k + first_row * kv.k_stride, *v = kv.v + first_row * kv.v_stride;
+  float *dk = kv.dk + first_row * kv.dk_stride, *dv = kv.dv + first_row * kv.dv_stride;
   float *dq = a.dq + first_row * a.dq_stride + column, *delta = a.delta + first_row * a.NH + head * T;
   const float scale = 1.0f / std::sqrt(float(HS));
   float *p = probabilities.data(), *ds = dscores.data();
@@ -118,9 +118,9 @@ inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, co
     }
     for (int64_t k0 = 0; k0 < q1; k0 += key_block) {
       const int64_t keys = std::min(key_block, q1 - k0);
-      const float *k_rows = k + k0 * kv.stride, *v_rows = v + k0 * kv.stride;
-      gemm('N', 'T', rows, keys, HS, scale, q_rows, a.q_stride, k_rows, kv.stride, 0.0f, p, key_block);
-      gemm('N', 'T', rows, keys, HS, 1.0f, dout_rows, out_stride, v_rows, kv.stride, 0.0f, ds, key_block);
+      const float *k_rows = k + k0 * kv.k_stride, *v_rows = v + k0 * kv.v_stride;
+      gemm('N', 'T', rows, keys, HS, scale, q_rows, a.q_stride, k_rows, kv.k_stride, 0.0f, p, key_block);
+      gemm('N', 'T', rows, keys, HS, 1.0f, dout_rows, out_stride, v_rows, kv.v_stride, 0.0f, ds, key_block);
       for (int64_t r = 0; r < rows; r++) {
         float *p_row = p + r * key_block, *ds_row = ds + r * key_block;
         const int64_t visible = std::min(keys, q0 + r + 1 - k0);
@@ -128,9 +128,9 @@ inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, co
         std::fill(p_row + visible, p_row + keys, 0.0f);
         std::fill(ds_row + visible, ds_row + keys, 0.0f);
       }
-      gemm('T', 'N', keys, HS, rows, 1.0f, p, key_block, dout_rows, out_stride, 1.0f, dv + k0 * kv.dstride, kv.dstride);
-      gemm('T', 'N', keys, HS, rows, 1.0f, ds, key_block, q_rows, a.q_stride, 1.0f, dk + k0 * kv.dstride, kv.dstride);
-      gemm('N', 'N', rows, HS, keys, 1.0f, ds, key_block, k_rows, kv.stride, k0 > 0 || a.dq_accumulate ? 1.0f : 0.0f,
+      gemm('T', 'N', keys, HS, rows, 1.0f, p, key_block, dout_rows, out_stride, 1.0f, dv + k0 * kv.dv_stride, kv.dv_stride);
+      gemm('T', 'N', keys, HS, rows, 1.0f, ds, key_block, q_rows, a.q_stride, 1.0f, dk + k0 * kv.dk_stride, kv.dk_stride);
+      gemm('N', 'N', rows, HS, keys, 1.0f, ds, key_block, k_rows, kv.k_stride, k0 > 0 || a.dq_accumulate ? 1.0f : 0.0f,
            dq + q0 * a.dq_stride, a.dq_stride);
     }
   }
@@ -144,9 +144,9 @@ inline void attention_backward(const AttentionArgs<float>& a) {
   for (int64_t task = 0; task < a.B * a.num_kv_heads; task++) {
     const int64_t b = task / a.num_kv_heads;
     const KVHead<float>& kv = a.kv_heads[task % a.num_kv_heads];
-    for (int64_t row = b * a.T; row < (b + 1) * a.T && !kv.accumulate; row++) {
-      std::fill_n(kv.dk + row * kv.dstride, a.HS, 0.0f);
-      std::fill_n(kv.dv + row * kv.dstride, a.HS, 0.0f);
+    for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) {
+      if (!kv.dk_accumulate) std::fill_n(kv.dk + row * kv.dk_stride, a.HS, 0.0f);
+      if (!kv.dv_accumulate) std::fill_n(kv.dv + row * kv.dv_stride, a.HS, 0.0f);
     }
     for (int r = 0; r < kv.num_query_heads; r++) attention_backward_head(a, b, kv, a.query_heads[kv.first_query_head + r]);
   }

@@ -27,7 +27,7 @@
 
 template <class Element>
 void check_kv_head(const KVHead<Element>& kv_head) {
-  CHECK(kv_head.stride % 8 == 0 && kv_head.dstride % 8 == 0);
+  for (int64_t stride : {kv_head.k_stride, kv_head.v_stride, kv_head.dk_stride, kv_head.dv_stride}) CHECK(stride % 8 == 0);
 }
 
 inline void check_attention(const AttentionArgs<floatX>& a) {

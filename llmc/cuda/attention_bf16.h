@@ -86,7 +86,7 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   const int HS = int(a.HS), head = int(blockIdx.x), first_query = int(a.first_query), queries = int(a.T) - first_query;
   const KVHead<bf16> kv = a.kv_heads[a.kv_of_head[head]];
   const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * queries;
-  const bf16 *k = kv.k + first_key_row * kv.stride, *v = kv.v + first_key_row * kv.stride;
+  const bf16 *k = kv.k + first_key_row * kv.k_stride, *v = kv.v + first_key_row * kv.k_stride;
 
   const Tile<D> q_tile = {0};
   const Tile<D> k_tiles = q_tile.from_row(Tiles::queries), v_tiles = k_tiles.from_row(2 * Tiles::keys);
@@ -99,8 +99,8 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
 
   auto start_loading = [&](int k0) {
     const int stage = k0 / Tiles::keys % 2 * Tiles::keys;
-    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), k, kv.stride, k0, end, HS);
-    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), v, kv.stride, k0, end, HS);
+    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), k, kv.k_stride, k0, end, HS);
+    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), v, kv.k_stride, k0, end, HS);
     commit_copies();
   };
   load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, queries, HS);
@@ -184,7 +184,7 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.x);
   const int64_t first_row = int64_t(blockIdx.y) * a.T, out_stride = a.NH * a.HS;
   const KVHead<bf16> kv = a.kv_heads[a.kv_of_head[head]];
-  const bf16 *k = kv.k + first_row * kv.stride, *v = kv.v + first_row * kv.stride;
+  const bf16 *k = kv.k + first_row * kv.k_stride, *v = kv.v + first_row * kv.k_stride;
   const bf16 *dout = a.dout + first_row * out_stride + head * a.HS, *out = a.out + first_row * out_stride + head * a.HS;
   const float* lse = a.lse + first_row * a.NH + head * a.T;
   float* delta = a.delta + first_row * a.NH + head * a.T;
@@ -199,8 +199,8 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
 
   auto start_loading = [&](int k0) {
     const int stage = k0 / Tiles::keys % 2 * Tiles::keys;
-    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), k, kv.stride, k0, end, HS);
-    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), v, kv.stride, k0, end, HS);
+    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), k, kv.k_stride, k0, end, HS);
+    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), v, kv.k_stride, k0, end, HS);
     commit_copies();
   };
   load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, end, HS);
@@ -286,8 +286,8 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
     load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T);
     commit_copies();
   };
-  load_tile_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_row * kv.stride, kv.stride, k0, end, HS);
-  load_tile_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_row * kv.stride, kv.stride, k0, end, HS);
+  load_tile_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
+  load_tile_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
   start_loading(0);
 
   const float to_exp2 = scale * log2_e;
@@ -325,9 +325,8 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
     }
   }
   ::scale(dk, scale);
-  const int64_t first = first_row * kv.dstride;
-  store_rows(kv.dk + first, kv.dstride, key, end, HS, kv.accumulate, dk, warp_k);
-  store_rows(kv.dv + first, kv.dstride, key, end, HS, kv.accumulate, dv, warp_v);
+  store_rows(kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate, dk, warp_k);
+  store_rows(kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate, dv, warp_v);
 }
 
 // ----------------------------------------------------------------------------

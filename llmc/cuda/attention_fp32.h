@@ -178,7 +178,7 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
   const int HS = int(a.HS), head = int(blockIdx.y), first_query = int(a.first_query), queries = int(a.T) - first_query;
   const KVHead<float> kv = a.kv_heads[a.kv_of_head[head]];
   const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * queries;
-  const float *k = kv.k + first_key_row * kv.stride, *v = kv.v + first_key_row * kv.stride;
+  const float *k = kv.k + first_key_row * kv.k_stride, *v = kv.v + first_key_row * kv.k_stride;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
@@ -198,8 +198,8 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
   for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
   for (int k0 = 0; k0 < end; k0 += Tiles::keys) {
     __syncthreads();  // all warps have read the tiles before these
-    load_tile<G, Tiles::keys, Tiles::threads>(k_tile, k, kv.stride, k0, end, HS);
-    load_tile<G, Tiles::keys, Tiles::threads>(v_tile, v, kv.stride, k0, end, HS);
+    load_tile<G, Tiles::keys, Tiles::threads>(k_tile, k, kv.k_stride, k0, end, HS);
+    load_tile<G, Tiles::keys, Tiles::threads>(v_tile, v, kv.k_stride, k0, end, HS);
     __syncthreads();
 
     float s[rows_per_thread][Tiles::keys / half_warp];
@@ -258,7 +258,7 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
   const KVHead<float> kv = a.kv_heads[a.kv_of_head[head]];
-  const float *k = kv.k + first_row * kv.stride, *v = kv.v + first_row * kv.stride;
+  const float *k = kv.k + first_row * kv.k_stride, *v = kv.v + first_row * kv.k_stride;
   const float *dout = a.dout + first_row * out_stride + head * a.HS, *out = a.out + first_row * out_stride + head * a.HS;
   const float* lse = a.lse + first_row * a.NH + head * a.T;
   float* delta = a.delta + first_row * a.NH + head * a.T;
@@ -294,8 +294,8 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
 
   for (int k0 = 0; k0 < end; k0 += Tiles::columns) {
     __syncthreads();  // all warps have read the tiles before these
-    load_tile<G, Tiles::columns, Tiles::threads>(k_tile, k, kv.stride, k0, end, HS);
-    load_tile<G, Tiles::columns, Tiles::threads>(v_tile, v, kv.stride, k0, end, HS);
+    load_tile<G, Tiles::columns, Tiles::threads>(k_tile, k, kv.k_stride, k0, end, HS);
+    load_tile<G, Tiles::columns, Tiles::threads>(v_tile, v, kv.k_stride, k0, end, HS);
     __syncthreads();
 
     float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
@@ -333,8 +333,8 @@ attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
 
   const int k0 = int(blockIdx.x) * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
   const int channels = thread.channels(HS, k0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.stride, kv.stride, k0, end, HS);
-  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * kv.stride, kv.stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
 
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
   for (int n = 0; n < kv.num_query_heads; n++) {
@@ -372,8 +372,8 @@ attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
     }
   }
   for (auto& row : dk) scale_row(row, scale);
-  store_rows<G>(kv.dk + first_row * kv.dstride, kv.dstride, key, end, HS, kv.accumulate, dk);
-  store_rows<G>(kv.dv + first_row * kv.dstride, kv.dstride, key, end, HS, kv.accumulate, dv);
+  store_rows<G>(kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate, dk);
+  store_rows<G>(kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate, dv);
 }
 
 // ----------------------------------------------------------------------------

@@ -67,17 +67,17 @@ inline KVHeads<floatX> plan_kv_heads(const ModelShape& model, const Activations&
   for (const KVUse& use : plan.uses[l]) {
     const CachedKV cached = cached_kv(model, acts, use.source);
     KVHead<floatX> kv;
-    kv.k = cached.k, kv.v = cached.k + cached.projected * hs, kv.stride = cached.stride;
+    kv.k = cached.k, kv.v = cached.k + cached.projected * hs, kv.k_stride = kv.v_stride = cached.stride;
     if (use.source.layer == l) {
-      kv.dstride = qkv_rows(model.config, plan, l);
+      kv.dk_stride = kv.dv_stride = qkv_rows(model.config, plan, l);
       kv.dk = acts.dqkv + C + plan.projected_index(use.source) * hs;
       kv.dv = kv.dk + cached.projected * hs;
     } else {
-      kv.dstride = 2 * plan.accumulator_heads * hs;
+      kv.dk_stride = kv.dv_stride = 2 * plan.accumulator_heads * hs;
       kv.dk = acts.dkv_accumulators[plan.accumulator[use.source.layer]] + plan.shared_index(use.source) * hs;
       kv.dv = kv.dk + plan.accumulator_heads * hs;
     }
-    kv.accumulate = use.accumulate;
+    kv.dk_accumulate = kv.dv_accumulate = use.accumulate;
     kv.first_query_head = int(query_heads.size()), kv.num_query_heads = int(use.query_heads.size());
     query_heads.insert(query_heads.end(), use.query_heads.begin(), use.query_heads.end());
     kv_heads.push_back(kv);

@@ -1,76 +1,87 @@
-// The wiring of attention: whose keys and values each query head attends to. No other file of the trainer decides it; the forward pass,
-// the backward pass, the memory plan, generation and the FLOP count ask the plan that follows from it (kv_plan.h).
+// The wiring of attention: whose keys and values each query head attends to, which of their positions, and by whose attention map. It is a
+// text of terms, such as `gqa(4) window(512,SSSL)`, applied from left to right to plain GPT-2. No other file of the trainer decides it: the
+// forward pass, the backward pass, the memory plan, generation and the FLOP count ask the plan that follows from it (attention_plan.h).
 //
-// Layers and heads count from 0. Head i of layer l attends, with its own q, to the K/V head source(l, i):
+// Layers and heads count from 0. L layers, h heads.
 //
-//   plain GPT-2:           source(l, i) = (l, i)
-//   skip-layer attention:  source(l, i) = (l - n_l, i)   if i >= h - n_h and l >= n_l,      else (l, i)
+//   plain                GPT-2: head i of layer l attends to the K/V that its own layer projected for head i
+//   sla(n, k)            skip-layer attention: from layer n on, the last k heads attend to the K/V of the layer n below, same head. For k
+//                        also a range of heads a:b, from a on and before b. Several such terms make several distances
+//                        ("Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers")
+//   also(n, k)           likewise, beside what the head attends to already: one softmax over the keys of all its sources
+//   share(f)             cross-layer attention (Brandon et al. 2024): all heads attend to the K/V of the first layer of their group of f
+//   layers(0_0_2_2)      all heads of layer l attend to the K/V of the layer named for it, which is l or below
+//   gqa(k)               grouped-query attention (Ainslie et al. 2023): k K/V heads; query head i attends to K/V head i*k/h
+//   window(w[, SSL])     the last w keys, the query's own among them; with a pattern, which repeats over the layers, only where it says S
+//   strided(s[, how])    Sparse Transformer (Child et al. 2019): A1: t - s <= j;  A2: (t - j) % s == 0
+//   fixed(s, c[, how])   the same paper's: A1: j/s == t/s;  A2: j % s >= s - c.  how: `heads` (the default): the first ceil(h/2) heads A1,
+//                        the others A2; `layers`: even layers A1, odd ones A2; `union`: A1 or A2
+//   topk(k)              of the keys that a query sees, the k with the highest scores, of equal ones the first
+//   reuse(g)             in groups of g layers all use the attention map (q, k, mask) of the group's first on their own v
+//   blend(a)             attention map P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0
+//   gate                 the same with a = sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input
 //
-// ("Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers"; its equation prints h - n_l where its
-// listing, rightly, splits at h - n_h.) A layer shares what it projected itself, never what it uses of another layer.
+// A layer shares what it projected itself, never what it uses of another layer. Masks hide what any of them hides.
 #pragma once
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "config_field.h"      // ConfigField
-#include "llmc/utils/error.h"  // format, user_error
+#include <string>                    // std::string
+#include <vector>                    // std::vector
+#include "llmc/attention_mask.h"     // AttentionMask
 
-struct KVSource {
-  int layer, head;
+struct WiringTerm {
+  enum class Kind { plain, sla, also, share, layers, gqa, window, strided, fixed, topk, reuse, blend, gate };
+  enum class How { heads, layers, both };  // of strided and fixed; both: union
+
+  Kind kind = Kind::plain;
+  int n = 0;                       // sla, also: the distance in layers; share, reuse: layers in a group; gqa: K/V heads; window: w;
+                                   // strided, fixed: s; topk: k
+  int c = 0;                       // fixed
+  int last_heads = 0;              // sla, also: how many heads, the last ones; 0 if it is a range:
+  int first_head = 0, end_head = 0;  //   first_head and after the last one
+  std::vector<int> layers;         // layers
+  std::string pattern;             // window: of S and L; empty: S for all layers
+  How how = How::heads;
+  double a = 0;                    // blend
+  int character = 1;               // where the term begins in the text, counted from 1
 };
 
 struct Wiring {
-  int num_skip_layer = 0;  // n_l: how many layers below its own the source layer of a sharing head lies
-  int num_skip_head = 0;   // n_h: how many heads, the last ones, attend to another layer's K/V; 0 is plain GPT-2
+  std::string text = "plain";      // as it was given
+  std::vector<WiringTerm> terms = {WiringTerm()};
 
-  bool is_plain() const { return num_skip_head == 0; }
+  bool is_plain() const { return terms.size() == 1 && terms[0].kind == WiringTerm::Kind::plain; }
 };
 
-// See ModelConfig's visit_fields.
-template <class W, class Visit>
-void visit_wiring_fields(W& w, Visit visit) {
-  visit(ConfigField{"num_skip_layer", "num_skip_layer", "--skip-layers",
-                    "n_l: a sharing head attends to the K/V of the layer this many below; default: 3/4 of the layers", false},
-        w.num_skip_layer);
-  visit(ConfigField{"num_skip_head", "num_skip_head", "--skip-heads",
-                    "n_h: how many heads of a layer, the last ones, attend to another layer's K/V; 0: plain GPT-2; default: 3/4 of "
-                    "the heads", false},
-        w.num_skip_head);
-}
+// Reads the text. Throws UserError, which says which term, at which character, and what would be right; what depends on the number of layers
+// and heads is validate's.
+Wiring parse_wiring(const std::string& text);
 
-// The same wiring, written in the one way: a plain one has no n_l.
-inline Wiring normalized(const Wiring& w) { return w.is_plain() ? Wiring() : w; }
+// sla(num_skip_layer, num_skip_head), the paper's n_l and n_h; plain for num_skip_head = 0.
+Wiring skip_layer_wiring(int num_skip_layer, int num_skip_head);
 
 // The paper's recommendation, n_l = 3/4 L and n_h = 3/4 h, rounded down. A model of a single layer or a single head has no other
 // layer's K/V to attend to and stays plain.
-inline Wiring default_wiring(int num_layers, int num_heads) {
-  return normalized({num_layers * 3 / 4, num_layers >= 2 ? num_heads * 3 / 4 : 0});
-}
+Wiring default_wiring(int num_layers, int num_heads);
 
-// Throws UserError, with what to do about it, unless the wiring fits a model of so many layers and heads.
-inline void validate(const Wiring& w, int num_layers, int num_heads) {
-  if (w.num_skip_head < 0 || w.num_skip_head > num_heads)
-    user_error("--skip-heads %d, but the model has %d heads; it must lie between 0 (plain GPT-2) and %d", w.num_skip_head, num_heads,
-               num_heads);
-  if (!w.is_plain() && (w.num_skip_layer < 1 || w.num_skip_layer > num_layers - 1))
-    user_error("--skip-layers %d with --skip-heads %d: in a model of %d layers the source layer can lie 1 to %d layers below; "
-               "--skip-heads 0 makes it plain GPT-2", w.num_skip_layer, w.num_skip_head, num_layers, num_layers - 1);
-}
+// Throws UserError, as parse_wiring does, unless the wiring fits a model of so many layers and heads.
+void validate(const Wiring& w, int num_layers, int num_heads);
 
-// The table source(l, i): (L, h).
-inline std::vector<KVSource> kv_sources(const Wiring& w, int num_layers, int num_heads) {
-  std::vector<KVSource> sources;
-  for (int l = 0; l < num_layers; l++) {
-    for (int i = 0; i < num_heads; i++) {
-      const bool shares = i >= num_heads - w.num_skip_head && l >= w.num_skip_layer;
-      sources.push_back({shares ? l - w.num_skip_layer : l, i});
-    }
-  }
-  return sources;
-}
+// The wiring in the one way to write it, without what a reader may leave out: equal for texts that say the same in the same order.
+std::string canonical_text(const Wiring& w);
 
-// One line about it, for people.
-inline std::string describe(const Wiring& w) {
-  if (w.is_plain()) return "attention: plain, each head attends to its own layer's K/V";
-  return format("skip-layer attention: from layer %d on, the last %d heads attend to the K/V of the layer %d below", w.num_skip_layer,
-                w.num_skip_head, w.num_skip_layer);
-}
+// What the terms come to.
+struct WiringTable {
+  enum class Mix { none, blend, gate };  // whether a layer's attention map is its own, or that and the one of the layer below
+
+  int num_layers = 0, num_heads = 0, num_kv_heads = 0;
+  std::vector<std::vector<int>> source_layers;  // (L, h): the layers whose K/V the head attends to, ascending
+  std::vector<AttentionMask> masks;             // (L, h)
+  int topk = 0;                                 // 0: all keys
+  std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
+  Mix mix = Mix::none;
+  double blend = 0;                             // a
+
+  int kv_head(int head) const { return int(int64_t(head) * num_kv_heads / num_heads); }
+};
+
+// The table of a wiring that is valid for so many layers and heads.
+WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads);

@@ -1,0 +1,95 @@
+// Which keys a query sees: a predicate, and what it means for tiles of queries and keys, so that kernels neither load nor multiply tiles
+// that it hides. The same for every device.
+#pragma once
+#include <cstdint>  // int64_t
+
+#if defined(__CUDACC__) || defined(SLA_EMU)
+#define SLA_HOST_DEVICE __host__ __device__
+#else
+#define SLA_HOST_DEVICE
+#endif
+
+// Besides being causal (key j <= query t). Sparse Transformer's terms (Child et al. 2019).
+enum class MaskPattern : int {
+  all,
+  stride,          // (t - j) % s == 0
+  local_or_stride, // t - j <= s, or stride
+  block,           // j / s == t / s
+  column,          // j % s >= s - c
+  block_or_column
+};
+
+struct AttentionMask {
+  int window = 0;  // t - j < window; 0: no such limit
+  MaskPattern pattern = MaskPattern::all;
+  int s = 1, c = 0;
+
+  SLA_HOST_DEVICE bool is_causal() const { return window == 0 && pattern == MaskPattern::all; }
+
+  // Whether the query at position t sees the key at position j.
+  SLA_HOST_DEVICE bool sees(int t, int j) const {
+    if (j > t) return false;
+    const bool near = window == 0 || t - j < window;
+    switch (pattern) {
+      case MaskPattern::all: return near;
+      case MaskPattern::stride: return near && (t - j) % s == 0;
+      case MaskPattern::local_or_stride: return near && (t - j <= s || (t - j) % s == 0);
+      case MaskPattern::block: return near && j / s == t / s;
+      case MaskPattern::column: return near && j % s >= s - c;
+      case MaskPattern::block_or_column: return near && (j / s == t / s || j % s >= s - c);
+    }
+    return false;
+  }
+
+  // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for different pairs.
+  SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
+    if (k0 >= q1) return false;
+    const int nearest = k1 - 1 < q0 ? q0 - (k1 - 1) : 0, farthest = q1 - 1 - k0;  // t - j, of those with j <= t
+    const bool near = window == 0 || nearest < window;
+    const bool stride = farthest / s * s >= nearest;
+    const bool block = k1 > q0 / s * s;
+    const bool column = k1 - k0 >= s || k0 % s >= s - c || (k1 - 1) % s >= s - c || (k1 - 1) / s > k0 / s;
+    switch (pattern) {
+      case MaskPattern::all: return near;
+      case MaskPattern::stride: return near && stride;
+      case MaskPattern::local_or_stride: return near && (nearest <= s || stride);
+      case MaskPattern::block: return near && block;
+      case MaskPattern::column: return near && column;
+      case MaskPattern::block_or_column: return near && (block || column);
+    }
+    return true;
+  }
+
+  // True only if each query of [q0, q1) sees each key of [k0, k1): nothing of the tile is masked.
+  SLA_HOST_DEVICE bool sees_all(int q0, int q1, int k0, int k1) const {
+    const bool near = window == 0 || q1 - 1 - k0 < window;
+    if (k1 - 1 > q0) return false;
+    if (pattern == MaskPattern::all) return near;
+    return pattern == MaskPattern::local_or_stride && near && q1 - 1 - k0 <= s;
+  }
+
+  // How many pairs (query, key) of T positions see each other.
+  int64_t visible_pairs(int64_t T) const {
+    int64_t pairs = 0;
+    for (int64_t t = 0; t < T; t++) pairs += visible_keys(t);
+    return pairs;
+  }
+
+ private:
+  // How many keys the query at t sees.
+  int64_t visible_keys(int64_t t) const {
+    const int64_t first = window > 0 && t >= window ? t - window + 1 : 0;  // the lowest key of the window
+    auto columns_before = [&](int64_t j) { return j / s * c + (j % s > s - c ? j % s - (s - c) : 0); };  // of [0, j)
+    const int64_t local = t - s > first ? t - s : first;         // the lowest that is at most s away
+    const int64_t block = t / s * s > first ? t / s * s : first;  // the block's lowest key in the window
+    switch (pattern) {
+      case MaskPattern::all: return t - first + 1;
+      case MaskPattern::stride: return (t - first) / s + 1;
+      case MaskPattern::local_or_stride: return t - local + 1 + (t - first) / s - (t - local) / s;
+      case MaskPattern::block: return t - block + 1;
+      case MaskPattern::column: return columns_before(t + 1) - columns_before(first);
+      case MaskPattern::block_or_column: return t - block + 1 + columns_before(block) - columns_before(first);
+    }
+    return 0;
+  }
+};
