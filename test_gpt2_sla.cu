@@ -301,7 +301,7 @@ TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
   EXPECT_EQ(full.parameters.num_parameters, 124439808);
   EXPECT_EQ(full.parameters.num_parameters - lean.parameters.num_parameters, dead_rows * (768 + 1));
   EXPECT_EQ(lean.parameters.num_parameters_full, full.parameters.num_parameters);
-  EXPECT_DOUBLE_EQ(flops_per_token(full.config, full.kv_plan, 1024) - flops_per_token(lean.config, lean.kv_plan, 1024),
+  EXPECT_DOUBLE_EQ(flops_per_token(full.config, full.attention_plan, 1024) - flops_per_token(lean.config, lean.attention_plan, 1024),
                    6.0 * double(dead_rows) * 768);
 }
 
@@ -360,7 +360,7 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
 TEST(Memory, OverlappingSkipsNeedAsManyAccumulatorsAsLayersAreSkipped) {
   GPT2 model;
   gpt2_plan(model, small_config(), {1, 32});
-  EXPECT_EQ(model.kv_plan.num_accumulators, 2);
+  EXPECT_EQ(model.attention_plan.num_accumulators, 2);
 }
 
 void expect_the_same_weights_and_moments(const GPT2& a, const GPT2& b) {
@@ -630,7 +630,7 @@ TEST(Steps, CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
     gpt2_loss(*model, tokens.data(), {2, 9}, double(2) * 9);
     forward.push_back(counted([&] { gpt2_forward(*model, {2, 9}); }));
     backward.push_back(counted([&] { gpt2_backward(*model, {2, 9}); }));
-    for (const std::vector<int>& shared : model->kv_plan.shared) loads += 2 * !shared.empty();  // the last heads: one copy of dK, one of dV
+    for (const std::vector<int>& shared : model->attention_plan.shared) loads += 2 * !shared.empty();  // the last heads: one copy of dK, one of dV
   }
   EXPECT_EQ(forward[1].kernels, forward[0].kernels);
   EXPECT_EQ(forward[1].matmuls, forward[0].matmuls);

@@ -75,7 +75,6 @@ struct AttentionMask {
     return pairs;
   }
 
- private:
   // How many keys the query at t sees.
   int64_t visible_keys(int64_t t) const {
     const int64_t first = window > 0 && t >= window ? t - window + 1 : 0;  // the lowest key of the window

@@ -61,7 +61,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   }
   best.peak_bytes = std::max(best.peak_bytes, peak_memory());
   best.planned_bytes = double(model.memory.total());
-  best.flops = flops_per_token(config, model.kv_plan, s.T) * s.B * s.T;
+  best.flops = flops_per_token(config, model.attention_plan, s.T) * s.B * s.T;
   best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
 }
 

@@ -91,7 +91,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const LayerActs& s = a.layers[l];
   const LayerParams<floatX>& p = model.params.layers[l];
   const LayerParams<float>& g = model.grads.layers[l];
-  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.kv_plan, l), Vp = model.logit_stride;
+  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.attention_plan, l), Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
   const AttentionArgs<floatX> attention = attention_args(model.layers[l], {B, T});
   const double attention_flops = causal_attention_flops(B, T, C);
@@ -219,7 +219,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
         gpt2_read_stats(model); }, scale.seconds_per_training);
       const double used = double(free_before) - double(device_memory_available());
       const double planned = double(model.memory.total() - device_workspace_bytes());
-      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.kv_plan, T);
+      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.attention_plan, T);
       if (!sla) baseline = rate;
       const std::string name = sla ? format("SLA %d/%d", config.wiring.num_skip_layer, config.wiring.num_skip_head) : "baseline";
       printf("| %d | %d | %s | %.1f | %.0f | %.1f | %.1f %% | %s | %s | %s |\n", B, T, name.c_str(), seconds * 1e3, rate,

@@ -5,7 +5,7 @@
 #include "helpers.h"                // make_config, EXPECT_ERROR
 #include "llmc/utils/arena.h"       // ArenaLayout
 #include "llmc/model/config.h"      // ModelConfig
-#include "llmc/model/kv_plan.h"     // make_kv_plan
+#include "llmc/model/attention_plan.h"     // make_attention_plan
 #include "llmc/model/parameters.h"  // make_parameter_table
 #include "llmc/utils/random.h"      // philox
 #include "llmc/text/sampler.h"      // sample_token
@@ -52,7 +52,7 @@ TEST(Config, RefusesImpossibleModels) {
 
 static void check_plan(int L, int h, int n_l, int n_h) {
   SCOPED_TRACE(format("L %d, h %d, n_l %d, n_h %d", L, h, n_l, n_h));
-  const KVPlan plan = make_kv_plan(make_config(L, h, h, n_l, n_h));
+  const AttentionPlan plan = make_attention_plan(make_config(L, h, h, n_l, n_h));
   for (int l = 0; l < L; l++) {
     std::set<int> heads_seen;
     for (int i = 0; i < h; i++) {
@@ -87,26 +87,26 @@ static void check_plan(int L, int h, int n_l, int n_h) {
 }
 
 // BUG llmc/model/wiring.h: `i >= num_heads - w.num_skip_head` -> `i >= num_heads - w.num_skip_layer`
-TEST(KVPlan, IsTheDesignsForEveryWiringOfSmallModels) {
+TEST(AttentionPlan, IsTheDesignsForEveryWiringOfSmallModels) {
   for (int L = 1; L <= 8; L++)
     for (int h = 1; h <= 4; h++)
       for (int n_h = 0; n_h <= h; n_h++)
         for (int n_l = n_h > 0 ? 1 : 0; n_l < L; n_l++) check_plan(L, h, n_l, n_h);
 }
 
-TEST(KVPlan, KeepsDeadHeadsWhenAsked) {
-  const KVPlan plan = make_kv_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
+TEST(AttentionPlan, KeepsDeadHeadsWhenAsked) {
+  const AttentionPlan plan = make_attention_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
   EXPECT_EQ(plan.projected[11].size(), 12u);
   EXPECT_EQ(plan.unused(11).size(), 9u);
   EXPECT_EQ(plan.unused(2).size(), 0u);
 }
 
-TEST(KVPlan, TakesAnyTableSuchAsMultiQueryOverSharedLayers) {
+TEST(AttentionPlan, TakesAnyTableSuchAsMultiQueryOverSharedLayers) {
   // Four layers, four heads: all heads of layers 2k and 2k + 1 attend to head 0 of layer 2k, but the top layer's last to layer 0's.
   std::vector<KVSource> table;
   for (int l = 0; l < 4; l++)
     for (int i = 0; i < 4; i++) table.push_back({l == 3 && i == 3 ? 0 : l / 2 * 2, 0});
-  const KVPlan plan = make_kv_plan(4, 4, table);
+  const AttentionPlan plan = make_attention_plan(4, 4, table);
   EXPECT_EQ(plan.projected[0], std::vector<int>{0});
   EXPECT_TRUE(plan.projected[1].empty());
   ASSERT_EQ(plan.uses[3].size(), 2u);
@@ -118,8 +118,8 @@ TEST(KVPlan, TakesAnyTableSuchAsMultiQueryOverSharedLayers) {
   EXPECT_EQ(plan.num_accumulators, 2);
 }
 
-TEST(KVPlan, IsDrawnWithItsSourceLayers) {
-  const std::string text = draw(make_kv_plan(make_config(4, 4, 8, 3, 3)));
+TEST(AttentionPlan, IsDrawnWithItsSourceLayers) {
+  const std::string text = draw(make_attention_plan(make_config(4, 4, 8, 3, 3)));
   EXPECT_NE(text.find("3 |  .  0  0  0 | projects 1 of 4\n"), std::string::npos) << text;
   EXPECT_NE(text.find("0 |  .  .  .  . | projects 4 of 4, shares 3\n"), std::string::npos) << text;
 }
@@ -129,7 +129,7 @@ TEST(KVPlan, IsDrawnWithItsSourceLayers) {
 
 TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
   const ModelConfig config = make_config(3, 4, 20, 2, 3);
-  const ParameterTable table = make_parameter_table(config, make_kv_plan(config));
+  const ParameterTable table = make_parameter_table(config, make_attention_plan(config));
   size_t end = 0;
   for (const TensorSpec& tensor : table.layout.tensors) {
     EXPECT_EQ(tensor.offset % 256, 0u) << tensor.name;
@@ -148,7 +148,7 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
       std::vector<int> owners;  // of each element of the full arenas
       int64_t num_owned = 0;
       for (int rank = 0; rank < ranks; rank++) {
-        const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {rank, ranks});
+        const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {rank, ranks});
         owners.resize(table.layout.bytes / sizeof(float));
         EXPECT_EQ(table.buckets.size(), 3u + 2);
         EXPECT_EQ(table.layout.bytes % (256 * size_t(ranks)), 0u);
@@ -163,7 +163,7 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
         }
         EXPECT_LE(end, int64_t(table.layout.bytes / sizeof(float)) / ranks);
       }
-      const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, ranks});
+      const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {0, ranks});
       EXPECT_EQ(num_owned, table.num_parameters);
       for (const TensorSpec& tensor : table.layout.tensors)
         for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[tensor.element_offset() + i], 1) << tensor.name;
@@ -174,7 +174,7 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
 // Tensors of a bucket are neighbours, and a collective on a bucket touches no other's.
 TEST(Buckets, AreTheEmbeddingsEachLayerAndTheFinalLayerNorm) {
   const ModelConfig config = make_config(3, 4, 20, 2, 3);
-  const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, 4});
+  const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {0, 4});
   for (const ParameterSpec& spec : table.specs) {
     const TensorSpec& tensor = table.layout.tensors[spec.tensor];
     const int expected = tensor.name[0] == 'w' ? 0 : tensor.name[0] == 'h' ? tensor.name[2] - '0' + 1 : 4;
