@@ -57,6 +57,7 @@ struct AttentionArgs {
   int64_t dq_stride = 0;
   bool dq_accumulate = false;  // dq is +=; else =
   float* delta = nullptr;      // (B, NH, T) =: rowsum(dout * out)
+  float* scratch = nullptr;
 };
 
 // Aborts if the device's attention cannot use a K/V head with these strides. Each device folder defines it.
@@ -80,7 +81,8 @@ struct KVHeads {
   KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads, const std::vector<AttentionMask>& masks = {})
       : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)) {
     for (int head : query_heads) num_query_heads = std::max(num_query_heads, head + 1);
-    std::vector<std::vector<int>> of_head(size_t(num_query_heads));
+    std::vector<std::vector<int>> of_head;
+    of_head.resize(size_t(num_query_heads));
     is_general = !masks.empty();
     for (size_t i = 0; i < kv_heads.size(); i++) {
       const KVHead<Element>& kv = kv_heads[i];

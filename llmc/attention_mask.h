@@ -44,6 +44,7 @@ struct AttentionMask {
   // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for different pairs.
   SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
     if (k0 >= q1) return false;
+    if (k1 > q1) k1 = q1;
     const int nearest = k1 - 1 < q0 ? q0 - (k1 - 1) : 0, farthest = q1 - 1 - k0;  // t - j, of those with j <= t
     const bool near = window == 0 || nearest < window;
     const bool stride = farthest / s * s >= nearest;

@@ -183,8 +183,7 @@ TEST(ConfigJson, ComesBackAsItWas) {
   EXPECT_EQ(back.num_layers, 5);
   EXPECT_EQ(back.vocab_size, 257);
   EXPECT_EQ(back.max_seq_len, 77);
-  EXPECT_EQ(back.wiring.num_skip_layer, 3);
-  EXPECT_EQ(back.wiring.num_skip_head, 1);
+  EXPECT_EQ(back.wiring.text, "sla(3,1)");
   EXPECT_EQ(back.layer_norm_eps, 3e-6);
   EXPECT_FALSE(back.bias);
 }
@@ -198,7 +197,7 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
     std::ofstream(folder.path + "/config.json") << j;
     return read_config_json(folder.path);
   };
-  EXPECT_EQ(config_with(nullptr, {}).wiring.num_skip_head, 0);
+  EXPECT_TRUE(config_with(nullptr, {}).wiring.is_plain());
   EXPECT_TRUE(config_with(nullptr, {}).bias);
   EXPECT_ERROR(config_with("activation_function", "relu"), "activation_function is \"relu\"");
   EXPECT_ERROR(config_with("n_inner", 1000), "n_inner");

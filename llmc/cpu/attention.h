@@ -138,6 +138,7 @@ inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, co
 
 // delta =; dq, dk and dv = or += as the arguments say. A thread owns a K/V head of one sequence with all its query heads, so no
 // two threads write to the same address, and the order of the sums does not depend on the number of threads.
+inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { return 0; }
 inline void attention_backward(const AttentionArgs<float>& a) {
   CHECK(a.first_query == 0);
 #pragma omp parallel for schedule(dynamic, 1)

@@ -36,8 +36,10 @@ inline void map_gate_backward(float* dx, float* dweight, float* dbias, float* dg
   for (int64_t first = 0; first < C; first += columns)
     for (int64_t n = 0; n < N; n++)
       for (int64_t c = first; c < C && c < first + columns; c++) dweight[c] += dgate[n] * x[n * C + c];
-  if (dbias != nullptr)
-    for (int64_t n = 0; n < N; n++) dbias[0] += dgate[n];
+  if (dbias == nullptr) return;
+  double sum = 0;  // a single number, in which large terms may cancel
+  for (int64_t n = 0; n < N; n++) sum += dgate[n];
+  dbias[0] += float(sum);
 }
 
 // sum (N, C) = or, unless `first`, += weight(map) map_out (N, C); if `last`, that is out (N, C) instead.
@@ -59,13 +61,13 @@ inline void mix_map_backward(float* dmap_out, float* dmap_weight, const float* d
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < N; n++) {
     const float w = weights.weight(map, n);
-    float sum = 0;
+    double sum = 0;  // a gate's gradient is the difference of two of these
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = n * C; i < (n + 1) * C; i++) {
-      sum += dout[i] * map_out[i];
+      sum += double(dout[i]) * map_out[i];
       dmap_out[i] = w * dout[i];
     }
-    dmap_weight[n] = sum;
+    dmap_weight[n] = float(sum);
   }
 }
 
