@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>  // int64_t
 
-#if defined(__CUDACC__) || defined(SLA_EMU)
+#ifdef __CUDACC__
 #define SLA_HOST_DEVICE __host__ __device__
 #else
 #define SLA_HOST_DEVICE
@@ -17,6 +17,19 @@ enum class MaskPattern : int {
   block,           // j / s == t / s
   column,          // j % s >= s - c
   block_or_column
+};
+
+// What some neighbouring queries see, as comparisons of a key's position and of its remainder by s, for loops that must neither branch nor
+// divide: of the keys in [first, end) those from `near` on, and those whose remainder is one of the `residues` from `residue` on (after
+// s - 1 comes 0) or at least `column`.
+struct SeenKeys {
+  int first, end, near;
+  int residue, residues, column, s;
+
+  SLA_HOST_DEVICE bool includes(int j, int remainder) const {
+    const int after = remainder - residue + (remainder < residue ? s : 0);
+    return first <= j && j < end && (j >= near || after < residues || remainder >= column);
+  }
 };
 
 struct AttentionMask {
@@ -41,9 +54,24 @@ struct AttentionMask {
     return false;
   }
 
+  // For one query the keys that it sees; for several those that some of them may see.
+  SLA_HOST_DEVICE SeenKeys seen_by(int q0, int q1) const {
+    SeenKeys keys = {window > 0 && q0 >= window ? q0 - window + 1 : 0, q1, q1, 0, 0, s, s};
+    if (pattern == MaskPattern::all) keys.near = 0;
+    if (pattern == MaskPattern::local_or_stride) keys.near = q0 - s;
+    if (pattern == MaskPattern::block || pattern == MaskPattern::block_or_column) keys.near = q0 / s * s;
+    if (pattern == MaskPattern::stride || pattern == MaskPattern::local_or_stride) keys.residue = q0 % s, keys.residues = q1 - q0;
+    if (pattern == MaskPattern::column || pattern == MaskPattern::block_or_column) keys.column = s - c;
+    return keys;
+  }
+
+  // Whether the keys that a query sees are neighbours.
+  SLA_HOST_DEVICE bool is_interval() const { return pattern == MaskPattern::all || pattern == MaskPattern::block; }
+
   // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for different pairs.
   SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
     if (k0 >= q1) return false;
+    if (k1 > q1) k1 = q1;
     const int nearest = k1 - 1 < q0 ? q0 - (k1 - 1) : 0, farthest = q1 - 1 - k0;  // t - j, of those with j <= t
     const bool near = window == 0 || nearest < window;
     const bool stride = farthest / s * s >= nearest;
@@ -75,7 +103,6 @@ struct AttentionMask {
     return pairs;
   }
 
- private:
   // How many keys the query at t sees.
   int64_t visible_keys(int64_t t) const {
     const int64_t first = window > 0 && t >= window ? t - window + 1 : 0;  // the lowest key of the window
