@@ -80,7 +80,7 @@ struct KVHeads {
   KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads, const std::vector<AttentionMask>& masks = {})
       : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)) {
     for (int head : query_heads) num_query_heads = std::max(num_query_heads, head + 1);
-    std::vector<std::vector<int>> of_head(size_t(num_query_heads));
+    auto of_head = std::vector<std::vector<int>>(size_t(num_query_heads));
     is_general = !masks.empty();
     for (size_t i = 0; i < kv_heads.size(); i++) {
       const KVHead<Element>& kv = kv_heads[i];

@@ -102,7 +102,7 @@ struct ForwardTiles {
 };
 
 // The online softmax of a warp's queries: maxima and sums over the keys so far (Milakov and Gimelshein 2018).
-template <int M>
+template <int M, bool General>
 struct OnlineSoftmax {
   ColumnVector<M> max, sum;  // of the scores; of exp((score - max) / sqrt(HS)) over the lane's own columns
 
@@ -114,7 +114,7 @@ struct OnlineSoftmax {
   // s = exp((s - max) * scale), with the maximum over all columns up to these, and acc, which has the maximum before these, is rescaled.
   // to_exp2 = scale * log2_e. In plain attention every query sees key 0, so the maximum is finite from the first tile on; in general it may
   // be -inf, and then all of s is, of which the differences would be NaN.
-  template <bool General, int N, int O>
+  template <int N, int O>
   __device__ void update(Accumulator<M, N>& s, Accumulator<M, O>& acc, float to_exp2) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -172,7 +172,7 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
 
   RegisterTile<M, D / 16> q_rows;
   Accumulator<M, D / 8> acc = {};
-  OnlineSoftmax<M> softmax;
+  OnlineSoftmax<M, General> softmax;
 #pragma unroll 1
   for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
@@ -192,7 +192,7 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
     }
     if constexpr (General)
       if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, query), end - query, tile.source * int(a.T) + k0);
-    softmax.update<General>(s, acc, scale * log2_e);
+    softmax.update(s, acc, scale * log2_e);
     mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
   }
   if constexpr (General) finish_copies();
