@@ -57,7 +57,13 @@ struct AttentionArgs {
   int64_t dq_stride = 0;
   bool dq_accumulate = false;  // dq is +=; else =
   float* delta = nullptr;      // (B, NH, T) =: rowsum(dout * out)
+  float* scratch = nullptr;    // attention_backward_scratch(...) floats, or null for 0: where the query heads of a K/V head that has
+                               // several leave their shares of dk and dv, to be summed in a fixed order
 };
+
+// The size of `scratch`, in floats. `pairs`: how many pairs of a query head and one of its K/V heads there are whose K/V head has more than
+// one query head. Each device folder defines it.
+int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t pairs);
 
 // Aborts if the device's attention cannot use a K/V head with these strides. Each device folder defines it.
 template <class Element>

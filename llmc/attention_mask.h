@@ -20,6 +20,19 @@ enum class MaskPattern : int {
   block_or_column
 };
 
+// What some neighbouring queries see, as comparisons of a key's position and of its remainder by s, for loops that must neither branch nor
+// divide: of the keys in [first, end) those from `near` on, and those whose remainder is one of the `residues` from `residue` on (after
+// s - 1 comes 0) or at least `column`.
+struct SeenKeys {
+  int first, end, near;
+  int residue, residues, column, s;
+
+  SLA_HOST_DEVICE bool includes(int j, int remainder) const {
+    const int after = remainder - residue + (remainder < residue ? s : 0);
+    return first <= j && j < end && (j >= near || after < residues || remainder >= column);
+  }
+};
+
 struct AttentionMask {
   int window = 0;  // t - j < window; 0: no such limit
   MaskPattern pattern = MaskPattern::all;
@@ -47,6 +60,20 @@ struct AttentionMask {
     }
     return false;
   }
+
+  // For one query the keys that it sees; for several those that some of them may see.
+  SLA_HOST_DEVICE SeenKeys seen_by(int q0, int q1) const {
+    SeenKeys keys = {window > 0 && q0 >= window ? q0 - window + 1 : 0, q1, q1, 0, 0, s, s};
+    if (pattern == MaskPattern::all) keys.near = 0;
+    if (pattern == MaskPattern::local_or_stride) keys.near = q0 - s;
+    if (pattern == MaskPattern::block || pattern == MaskPattern::block_or_column) keys.near = q0 / s * s;
+    if (pattern == MaskPattern::stride || pattern == MaskPattern::local_or_stride) keys.residue = q0 % s, keys.residues = q1 - q0;
+    if (pattern == MaskPattern::column || pattern == MaskPattern::block_or_column) keys.column = s - c;
+    return keys;
+  }
+
+  // Whether the keys that a query sees are neighbours.
+  SLA_HOST_DEVICE bool is_interval() const { return pattern == MaskPattern::all || pattern == MaskPattern::block; }
 
   // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for different pairs.
   SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {

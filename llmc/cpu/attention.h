@@ -1,11 +1,12 @@
-// Causal attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against blocks of
-// keys with an online softmax, so that memory is linear in T. k and v are read where they were projected, and never copied.
+// Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against tiles of the keys that they see
+// with an online softmax, so that memory is linear in T. k and v are read where they were projected; of a tile whose keys are not
+// neighbours they are copied.
 // Shapes and strides: llmc/attention_args.h; any head size and stride will do.
 //
-//   attention_forward:  out =, lse =
+//   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
 #pragma once
-#include <algorithm>              // std::max, std::min
+#include <algorithm>              // std::max, std::min, std::nth_element
 #include <cmath>                  // log, sqrt
 #include <cstring>                // memcpy, memset
 #include <limits>                 // std::numeric_limits
@@ -17,44 +18,226 @@
 template <class Element>
 void check_kv_head(const KVHead<Element>&) {}  // any strides will do
 
+// A thread owns a query head. Its shares of a K/V head's dk and dv are private if other query heads have shares as well.
+inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t pairs) { return 2 * B * T * HS * pairs; }
+
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and oneDNN's
 // sgemm runs such tiles near its full rate (measured: 210 of 250 GFLOP/s). Each thread keeps one or two tiles, 64 KB each,
 // whatever the model's size.
 constexpr int64_t query_block = 64, key_block = 256;
 
-// out =, lse = of the query positions [q0, q1) of one head in sequence b. They do not cross a multiple of query_block, so that
-// each query sees at least one key of every key block.
-inline void attention_forward_block(const AttentionArgs<float>& a, int64_t b, int64_t head, int64_t q0, int64_t q1) {
-  thread_local std::vector<float> scores(query_block * key_block);
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+// ----------------------------------------------------------------------------
+// Queries, and tiles of the keys that they see
+
+// The positions first, first + step, ... of a query head in one sequence, numbered from 0: all of them, but for the stride pattern. There
+// positions see each other only if they are equal modulo s, and those that are are a causal problem of their own, with rows `step` apart.
+struct HeadPositions {
+  const AttentionArgs<float>& a;
+  int64_t b, head, first, step, length;
+  AttentionMask mask;  // of the numbers
+
+  HeadPositions(const AttentionArgs<float>& a, int64_t b, int64_t head, int64_t first)
+      : a(a), b(b), head(head), first(first), step(step_of(a, head)), length((a.T - first + step - 1) / step) {
+    if (a.masks != nullptr) mask = a.masks[head];
+    if (mask.pattern != MaskPattern::stride) return;
+    mask.pattern = MaskPattern::all;
+    if (mask.window > 0) mask.window = (mask.window - 1) / mask.s + 1;
+  }
+  static int64_t step_of(const AttentionArgs<float>& a, int64_t head) {
+    return a.masks != nullptr && a.masks[head].pattern == MaskPattern::stride ? std::min<int64_t>(a.masks[head].s, a.T) : 1;
+  }
+  int64_t position(int64_t i) const { return first + i * step; }
+  int64_t query_row(int64_t i) const { return b * (a.T - a.first_query) + position(i) - a.first_query; }  // of q, out and their gradients
+  int64_t statistic(int64_t i) const { return (b * a.NH + head) * (a.T - a.first_query) + position(i) - a.first_query; }  // in lse, ...
+  int64_t key_row(int64_t i) const { return b * a.T + position(i); }  // of k, v and their gradients
+};
+
+// Some of the keys that queries of a block see, in one of the query head's K/V heads.
+struct KeyTile {
+  int source, kv_head;              // it is the query head's K/V head number `source`, and a.kv_heads[kv_head]
+  int64_t keys, first;              // how many, at most key_block, and the number of the first
+  const int *numbers, *remainders;  // (keys): of each, and the same modulo the mask's s; null if they are first, first + 1, ...
+
+  bool is_contiguous() const { return numbers == nullptr || numbers[keys - 1] - numbers[0] == keys - 1; }
+};
+
+// All that the queries [q0, q1) see, ascending by K/V head and position. Valid until the thread's next call.
+inline const std::vector<KeyTile>& key_tiles(const HeadPositions& at, int64_t q0, int64_t q1) {
+  thread_local std::vector<KeyTile> tiles;
+  thread_local std::vector<int> numbers, remainders;
+  const SeenKeys seen = at.mask.seen_by(int(q0), int(q1));
+  const bool is_interval = at.mask.is_interval();
+  const int64_t first = is_interval ? std::max(seen.first, seen.near) : 0;
+  int64_t keys = q1 - first;
+  if (!is_interval) {
+    numbers.clear(), remainders.clear();
+    for (int j = seen.first, remainder = j % seen.s; j < seen.end; j++, remainder = remainder + 1 < seen.s ? remainder + 1 : 0)
+      if (seen.includes(j, remainder)) numbers.push_back(j), remainders.push_back(remainder);
+    keys = int64_t(numbers.size());
+  }
+  tiles.clear();
+  for (int source = 0; source < at.a.kv_per_head; source++) {
+    const int kv_head = at.a.kv_of_head[at.head * at.a.kv_per_head + source];
+    if (kv_head < 0) break;
+    for (int64_t i = 0; i < keys; i += key_block) {
+      const int64_t n = std::min(key_block, keys - i);
+      if (is_interval) tiles.push_back({source, kv_head, n, first + i, nullptr, nullptr});
+      else tiles.push_back({source, kv_head, n, numbers[i], &numbers[i], &remainders[i]});
+    }
+  }
+  return tiles;
+}
+
+struct Rows {
+  const float* data;
+  int64_t stride;
+};
+
+// The tile's rows of x, which is k or v: where they are if they are neighbours, else copied.
+inline Rows key_rows(const HeadPositions& at, const KeyTile& tile, const float* x, int64_t stride, std::vector<float>& copies) {
+  if (tile.is_contiguous()) return {x + at.key_row(tile.first) * stride, at.step * stride};
+  const int64_t HS = at.a.HS;
+  copies.resize(size_t(key_block * HS));
+  for (int64_t i = 0; i < tile.keys; i++)
+    memcpy(&copies[i * HS], x + at.key_row(tile.numbers[i]) * stride, size_t(HS) * sizeof(float));
+  return {copies.data(), HS};
+}
+
+// The tile's rows of dx, which is dk or dv, += weights^T x, of weights (rows, key_block) and x (rows, HS).
+inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, const float* weights,
+                                 const Rows& x, int64_t rows) {
+  const int64_t HS = at.a.HS;
+  if (tile.is_contiguous()) {
+    gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 1.0f, dx + at.key_row(tile.first) * stride,
+         at.step * stride);
+    return;
+  }
+  thread_local std::vector<float> sums;
+  sums.resize(size_t(key_block * HS));
+  gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 0.0f, sums.data(), HS);
+  for (int64_t i = 0; i < tile.keys; i++) {
+    float* row = dx + at.key_row(tile.numbers[i]) * stride;
+#pragma omp simd
+    for (int64_t j = 0; j < HS; j++) row[j] += sums[i * HS + j];
+  }
+}
+
+inline float score_scale(const AttentionArgs<float>& a) { return 1.0f / std::sqrt(float(a.HS)); }
+
+// Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are scaled, but for topk,
+// where scores that are equal must stay equal.
+inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows, const Rows& k, float* scores) {
+  const AttentionArgs<float>& a = at.a;
+  gemm('N', 'T', rows, tile.keys, a.HS, a.topk > 0 ? 1.0f : score_scale(a), a.q + at.query_row(q0) * a.q_stride + at.head * a.HS,
+       at.step * a.q_stride, k.data, k.stride, 0.0f, scores, key_block);
+}
+
+struct KeyRange {
+  int64_t begin, end;
+};
+
+// Which of a tile's keys query t may see. Scores (keys) within that range become -inf where the mask hides the key.
+inline KeyRange hide_masked(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
+  const SeenKeys seen = at.mask.seen_by(int(t), int(t) + 1);
+  if (tile.numbers == nullptr) {
+    const int64_t begin = std::max(seen.first, seen.near) - tile.first, end = seen.end - tile.first;
+    return {std::min(std::max<int64_t>(begin, 0), tile.keys), std::min(std::max<int64_t>(end, 0), tile.keys)};
+  }
+  const int *numbers = tile.numbers, *remainders = tile.remainders;
+#pragma omp simd
+  for (int64_t j = 0; j < tile.keys; j++) scores[j] = seen.includes(numbers[j], remainders[j]) ? scores[j] : -infinity;
+  return {0, tile.keys};
+}
+
+// The place of a tile's key among all keys of the query head, as topk_last counts.
+inline int key_index(const HeadPositions& at, const KeyTile& tile, int64_t j) {
+  return int(at.a.T * tile.source + at.position(tile.numbers == nullptr ? tile.first + j : tile.numbers[j]));
+}
+
+// The same for those that are not among its `topk`; the others are scaled then. NaN is kept, so that it reaches the loss.
+inline KeyRange hide_unseen(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
+  const KeyRange keys = hide_masked(at, tile, t, scores);
+  if (at.a.topk == 0) return keys;
+  const float lowest = at.a.topk_score[at.statistic(t)];
+  const int last = at.a.topk_last[at.statistic(t)];
+  const float scale = score_scale(at.a);
+  for (int64_t j = keys.begin; j < keys.end; j++)
+    scores[j] = scores[j] < lowest || (scores[j] == lowest && key_index(at, tile, j) > last) ? -infinity : scores[j] * scale;
+  return keys;
+}
+
+// ----------------------------------------------------------------------------
+// Forward
+
+struct ScoredKey {
+  float score;
+  int index;
+};
+
+// topk_score =, topk_last = of the queries [q0, q1); -inf and INT_MAX of those that see no more than `topk` keys.
+inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
+  thread_local std::vector<float> score_tile(query_block * key_block), copies;
+  thread_local std::vector<std::vector<ScoredKey>> visible(query_block);  // of each query: the keys that the mask shows
+  const AttentionArgs<float>& a = at.a;
+  for (std::vector<ScoredKey>& keys : visible) keys.clear();
+  for (const KeyTile& tile : key_tiles(at, q0, q1)) {
+    const KVHead<float>& kv = a.kv_heads[tile.kv_head];
+    compute_scores(at, tile, q0, q1 - q0, key_rows(at, tile, kv.k, kv.k_stride, copies), score_tile.data());
+    for (int64_t r = 0; r < q1 - q0; r++) {
+      float* scores = score_tile.data() + r * key_block;
+      const KeyRange keys = hide_masked(at, tile, q0 + r, scores);
+      for (int64_t j = keys.begin; j < keys.end; j++) {
+        const float score = std::isnan(scores[j]) ? infinity : scores[j];  // so that they have an order
+        if (score > -infinity) visible[r].push_back({score, key_index(at, tile, j)});
+      }
+    }
+  }
+  for (int64_t r = 0; r < q1 - q0; r++) {
+    std::vector<ScoredKey>& keys = visible[r];
+    ScoredKey lowest = {-infinity, std::numeric_limits<int>::max()};
+    if (int64_t(keys.size()) > a.topk) {
+      std::nth_element(keys.begin(), keys.begin() + (a.topk - 1), keys.end(), [](const ScoredKey& x, const ScoredKey& y) {
+        return x.score > y.score || (x.score == y.score && x.index < y.index);
+      });
+      lowest = keys[a.topk - 1];
+    }
+    a.topk_score[at.statistic(q0 + r)] = lowest.score;
+    a.topk_last[at.statistic(q0 + r)] = lowest.index;
+  }
+}
+
+// out =, lse = of the queries [q0, q1).
+inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t q1) {
+  thread_local std::vector<float> score_tile(query_block * key_block), k_copies, v_copies;
   float row_max[query_block], row_sum[query_block];
-  const KVHead<float>& kv = a.kv_heads[a.kv_of_head[head]];
-  const float *k = kv.k + b * a.T * kv.k_stride, *v = kv.v + b * a.T * kv.v_stride;
-  const int64_t queries = a.T - a.first_query, first_row = b * queries + q0 - a.first_query, out_stride = a.NH * a.HS;
-  const float* q = a.q + first_row * a.q_stride + head * a.HS;
-  float* out = a.out + first_row * out_stride + head * a.HS;
-  float* lse = a.lse + (b * a.NH + head) * queries + q0 - a.first_query;
-  const int64_t rows = q1 - q0, HS = a.HS;
-  const float scale = 1.0f / std::sqrt(float(HS));
-  float* s = scores.data();
-  for (int64_t k0 = 0; k0 < q1; k0 += key_block) {
-    const int64_t keys = std::min(key_block, q1 - k0);
-    gemm('N', 'T', rows, keys, HS, scale, q, a.q_stride, k + k0 * kv.k_stride, kv.k_stride, 0.0f, s, key_block);
+  const AttentionArgs<float>& a = at.a;
+  const int64_t rows = q1 - q0, HS = a.HS, out_stride = at.step * a.NH * HS;
+  float* out = a.out + at.query_row(q0) * a.NH * HS + at.head * HS;
+  float* scores = score_tile.data();
+  bool is_first = true;
+  for (const KeyTile& tile : key_tiles(at, q0, q1)) {
+    const KVHead<float>& kv = a.kv_heads[tile.kv_head];
+    compute_scores(at, tile, q0, rows, key_rows(at, tile, kv.k, kv.k_stride, k_copies), scores);
     for (int64_t r = 0; r < rows; r++) {
-      float* p = s + r * key_block;
+      float* p = scores + r * key_block;
       float* o = out + r * out_stride;
-      const int64_t visible = std::min(keys, q0 + r + 1 - k0);
-      float max = k0 == 0 ? -std::numeric_limits<float>::infinity() : row_max[r];
+      const KeyRange keys = hide_unseen(at, tile, q0 + r, p);
+      float max = is_first ? -infinity : row_max[r];
 #pragma omp simd reduction(max : max)
-      for (int64_t j = 0; j < visible; j++) max = p[j] > max ? p[j] : max;
+      for (int64_t j = keys.begin; j < keys.end; j++) max = p[j] > max ? p[j] : max;
+      const float shift = max == -infinity ? 0.0f : max;  // no key yet: exp(-inf - 0) is 0, exp(-inf + inf) would be NaN
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t j = 0; j < visible; j++) {
-        p[j] = vec_exp(p[j] - max);
+      for (int64_t j = keys.begin; j < keys.end; j++) {
+        p[j] = vec_exp(p[j] - shift);
         sum += p[j];
       }
-      std::fill(p + visible, p + keys, 0.0f);
-      if (k0 > 0) {
-        const float rescale = vec_exp(row_max[r] - max);
+      std::fill(p, p + keys.begin, 0.0f);
+      std::fill(p + keys.end, p + tile.keys, 0.0f);
+      if (!is_first) {
+        const float rescale = vec_exp(row_max[r] - shift);
         sum += row_sum[r] * rescale;
 #pragma omp simd
         for (int64_t i = 0; i < HS; i++) o[i] *= rescale;
@@ -62,31 +245,55 @@ inline void attention_forward_block(const AttentionArgs<float>& a, int64_t b, in
       row_max[r] = max;
       row_sum[r] = sum;
     }
-    gemm('N', 'N', rows, HS, keys, 1.0f, s, key_block, v + k0 * kv.v_stride, kv.v_stride, k0 == 0 ? 0.0f : 1.0f, out, out_stride);
+    const Rows v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
+    gemm('N', 'N', rows, HS, tile.keys, 1.0f, scores, key_block, v.data, v.stride, is_first ? 0.0f : 1.0f, out, out_stride);
+    is_first = false;
   }
   for (int64_t r = 0; r < rows; r++) {
-    float* o = out + r * out_stride;
+    float *o = out + r * out_stride, *lse = a.lse + at.statistic(q0 + r);
+    if (is_first || row_sum[r] == 0) {  // it sees no key
+      std::fill(o, o + HS, 0.0f);
+      *lse = infinity;
+      continue;
+    }
     const float inverse = 1.0f / row_sum[r];
 #pragma omp simd
     for (int64_t i = 0; i < HS; i++) o[i] *= inverse;
-    lse[r] = row_max[r] + std::log(row_sum[r]);
+    *lse = row_max[r] + std::log(row_sum[r]);
   }
 }
 
-// out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =. A thread owns a block of queries of one head in one sequence; blocks
-// with the most keys are started first.
+// out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block of queries of one
+// head in one sequence; blocks with the most keys are started first.
 inline void attention_forward(const AttentionArgs<float>& a) {
-  const int64_t first_block = a.first_query / query_block, blocks = (a.T + query_block - 1) / query_block - first_block;
+  int64_t units = 0;  // the most blocks that a head has
+  for (int64_t head = 0; head < a.NH; head++) {
+    const int64_t step = HeadPositions::step_of(a, head);
+    units = std::max(units, step * ((HeadPositions(a, 0, head, 0).length + query_block - 1) / query_block));
+  }
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t task = 0; task < blocks * a.B * a.NH; task++) {
-    const int64_t block = first_block + blocks - 1 - task / (a.B * a.NH);
-    const int64_t q0 = std::max(a.first_query, block * query_block), q1 = std::min(a.T, (block + 1) * query_block);
-    attention_forward_block(a, task / a.NH % a.B, task % a.NH, q0, q1);
+  for (int64_t task = 0; task < units * a.B * a.NH; task++) {
+    const int64_t head = task % a.NH, unit = units - 1 - task / (a.B * a.NH), step = HeadPositions::step_of(a, head);
+    const HeadPositions at(a, task / a.NH % a.B, head, unit % step);
+    const int64_t first_query = std::max<int64_t>((a.first_query - at.first + step - 1) / step, 0), block = unit / step;
+    const int64_t q0 = std::max(first_query, block * query_block), q1 = std::min(at.length, (block + 1) * query_block);
+    if (q0 >= q1) continue;
+    if (a.topk > 0) select_topk(at, q0, q1);
+    attention_forward_block(at, q0, q1);
   }
 }
 
-// One row of a tile of scores, of which the first `visible` keys are not masked: p (visible) holds the scaled scores and becomes the
-// probabilities; ds (visible) holds dout v^T and becomes p (ds - delta) scale.
+// ----------------------------------------------------------------------------
+// Backward
+
+// A query head's share of the gradients of one of its K/V heads, or all of them: rows (b, t) as of dk and dv.
+struct KeyGradients {
+  float *dk, *dv;
+  int64_t dk_stride, dv_stride;
+};
+
+// One row of a tile of scores: p (visible) holds the scaled scores and becomes the probabilities; ds (visible) holds dout v^T and becomes
+// p (ds - delta) scale.
 inline void attention_score_gradients(float* p, float* ds, int64_t visible, float lse, float delta, float scale) {
 #pragma omp simd
   for (int64_t j = 0; j < visible; j++) {
@@ -95,60 +302,119 @@ inline void attention_score_gradients(float* p, float* ds, int64_t visible, floa
   }
 }
 
-// One query head and its K/V head in sequence b: delta =, dq = or +=, dk and dv +=. With p = exp(s - lse): dv += p^T dout;
-// dp = dout v^T; ds = p (dp - delta) / sqrt(HS); dq += ds k; dk += ds^T q.
-inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, const KVHead<float>& kv, int64_t head) {
-  thread_local std::vector<float> probabilities(query_block * key_block), dscores(query_block * key_block);
-  const int64_t T = a.T, HS = a.HS, first_row = b * T, column = head * HS, out_stride = a.NH * HS;
-  const float *q = a.q + first_row * a.q_stride + column, *dout = a.dout + first_row * out_stride + column;
-  const float *out = a.out + first_row * out_stride + column, *lse = a.lse + first_row * a.NH + head * T;
-  const float *k = kv.k + first_row * kv.k_stride, *v = kv.v + first_row * kv.v_stride;
-  float *dk = kv.dk + first_row * kv.dk_stride, *dv = kv.dv + first_row * kv.dv_stride;
-  float *dq = a.dq + first_row * a.dq_stride + column, *delta = a.delta + first_row * a.NH + head * T;
-  const float scale = 1.0f / std::sqrt(float(HS));
+// The queries [q0, q1): delta =, dq = or +=, dk and dv +=. With p = exp(s - lse): dv += p^T dout; dp = dout v^T;
+// ds = p (dp - delta) / sqrt(HS); dq += ds k; dk += ds^T q. `gradients`: of each K/V head of the query head.
+inline void attention_backward_block(const HeadPositions& at, const KeyGradients* gradients, int64_t q0, int64_t q1) {
+  thread_local std::vector<float> probabilities(query_block * key_block), dscores(query_block * key_block), k_copies, v_copies;
+  const AttentionArgs<float>& a = at.a;
+  const int64_t rows = q1 - q0, HS = a.HS, C = a.NH * HS, row = at.query_row(q0), column = at.head * HS;
+  const Rows q = {a.q + row * a.q_stride + column, at.step * a.q_stride}, dout = {a.dout + row * C + column, at.step * C};
+  const float *out = a.out + row * C + column, *lse = a.lse + at.statistic(q0);
+  float *dq = a.dq + row * a.dq_stride + column, *delta = a.delta + at.statistic(q0);
+  const int64_t dq_stride = at.step * a.dq_stride;
+  const float scale = score_scale(a);
   float *p = probabilities.data(), *ds = dscores.data();
-  for (int64_t q0 = 0; q0 < T; q0 += query_block) {
-    const int64_t q1 = std::min(T, q0 + query_block), rows = q1 - q0;
-    const float *q_rows = q + q0 * a.q_stride, *dout_rows = dout + q0 * out_stride, *out_rows = out + q0 * out_stride;
-    for (int64_t r = 0; r < rows; r++) {
-      float sum = 0;
+  for (int64_t r = 0; r < rows; r++) {
+    const float *dout_row = dout.data + r * dout.stride, *out_row = out + r * dout.stride;
+    float sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < HS; i++) sum += dout_rows[r * out_stride + i] * out_rows[r * out_stride + i];
-      delta[q0 + r] = sum;
-    }
-    for (int64_t k0 = 0; k0 < q1; k0 += key_block) {
-      const int64_t keys = std::min(key_block, q1 - k0);
-      const float *k_rows = k + k0 * kv.k_stride, *v_rows = v + k0 * kv.v_stride;
-      gemm('N', 'T', rows, keys, HS, scale, q_rows, a.q_stride, k_rows, kv.k_stride, 0.0f, p, key_block);
-      gemm('N', 'T', rows, keys, HS, 1.0f, dout_rows, out_stride, v_rows, kv.v_stride, 0.0f, ds, key_block);
-      for (int64_t r = 0; r < rows; r++) {
-        float *p_row = p + r * key_block, *ds_row = ds + r * key_block;
-        const int64_t visible = std::min(keys, q0 + r + 1 - k0);
-        attention_score_gradients(p_row, ds_row, visible, lse[q0 + r], delta[q0 + r], scale);
-        std::fill(p_row + visible, p_row + keys, 0.0f);
-        std::fill(ds_row + visible, ds_row + keys, 0.0f);
+    for (int64_t i = 0; i < HS; i++) sum += dout_row[i] * out_row[i];
+    delta[r * at.step] = sum;
+  }
+  bool dq_accumulate = a.dq_accumulate;
+  for (const KeyTile& tile : key_tiles(at, q0, q1)) {
+    const KVHead<float>& kv = a.kv_heads[tile.kv_head];
+    const Rows k = key_rows(at, tile, kv.k, kv.k_stride, k_copies), v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
+    compute_scores(at, tile, q0, rows, k, p);
+    gemm('N', 'T', rows, tile.keys, HS, 1.0f, dout.data, dout.stride, v.data, v.stride, 0.0f, ds, key_block);
+    for (int64_t r = 0; r < rows; r++) {
+      float *p_row = p + r * key_block, *ds_row = ds + r * key_block;
+      const KeyRange keys = hide_unseen(at, tile, q0 + r, p_row);
+      attention_score_gradients(p_row + keys.begin, ds_row + keys.begin, keys.end - keys.begin, lse[r * at.step], delta[r * at.step],
+                                scale);
+      for (float* x : {p_row, ds_row}) {
+        std::fill(x, x + keys.begin, 0.0f);
+        std::fill(x + keys.end, x + tile.keys, 0.0f);
       }
-      gemm('T', 'N', keys, HS, rows, 1.0f, p, key_block, dout_rows, out_stride, 1.0f, dv + k0 * kv.dv_stride, kv.dv_stride);
-      gemm('T', 'N', keys, HS, rows, 1.0f, ds, key_block, q_rows, a.q_stride, 1.0f, dk + k0 * kv.dk_stride, kv.dk_stride);
-      gemm('N', 'N', rows, HS, keys, 1.0f, ds, key_block, k_rows, kv.k_stride, k0 > 0 || a.dq_accumulate ? 1.0f : 0.0f,
-           dq + q0 * a.dq_stride, a.dq_stride);
     }
+    const KeyGradients& to = gradients[tile.source];
+    add_to_key_gradients(at, tile, to.dv, to.dv_stride, p, dout, rows);
+    add_to_key_gradients(at, tile, to.dk, to.dk_stride, ds, q, rows);
+    gemm('N', 'N', rows, HS, tile.keys, 1.0f, ds, key_block, k.data, k.stride, dq_accumulate ? 1.0f : 0.0f, dq, dq_stride);
+    dq_accumulate = true;
+  }
+  if (dq_accumulate) return;
+  for (int64_t r = 0; r < rows; r++) std::fill_n(dq + r * dq_stride, HS, 0.0f);  // they see no key
+}
+
+// Of each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it is the only one.
+inline std::vector<int> private_shares(const AttentionArgs<float>& a) {
+  std::vector<int> shares;
+  int n = 0;
+  for (int i = 0; i < a.num_kv_heads; i++) {
+    CHECK(a.kv_heads[i].first_query_head == int(shares.size()));
+    for (int r = 0; r < a.kv_heads[i].num_query_heads; r++) shares.push_back(a.kv_heads[i].num_query_heads > 1 ? n++ : -1);
+  }
+  CHECK(n == 0 || a.scratch != nullptr);
+  return shares;
+}
+inline KeyGradients private_share(const AttentionArgs<float>& a, int share) {
+  float* dk = a.scratch + 2 * a.B * a.T * a.HS * share;
+  return {dk, dk + a.HS, 2 * a.HS, 2 * a.HS};
+}
+
+// dx (T, HS) of sequence b = 0, if not `accumulate`.
+inline void clear_key_gradients(const AttentionArgs<float>& a, int64_t b, float* dx, int64_t stride, bool accumulate) {
+  if (accumulate) return;
+  for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) std::fill_n(dx + row * stride, a.HS, 0.0f);
+}
+
+// One query head in sequence b: delta =, dq = or +=, and its share of dk and dv.
+inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, int64_t head, const std::vector<int>& shares) {
+  std::vector<KeyGradients> gradients;
+  for (int source = 0; source < a.kv_per_head; source++) {
+    const int n = a.kv_of_head[head * a.kv_per_head + source];
+    if (n < 0) break;
+    const KVHead<float>& kv = a.kv_heads[n];
+    const int* query_heads = a.query_heads + kv.first_query_head;
+    const int share = shares[std::find(query_heads, query_heads + kv.num_query_heads, int(head)) - a.query_heads];
+    const KeyGradients to = share < 0 ? KeyGradients{kv.dk, kv.dv, kv.dk_stride, kv.dv_stride} : private_share(a, share);
+    clear_key_gradients(a, b, to.dk, to.dk_stride, share < 0 && kv.dk_accumulate);
+    clear_key_gradients(a, b, to.dv, to.dv_stride, share < 0 && kv.dv_accumulate);
+    gradients.push_back(to);
+  }
+  for (int64_t first = 0; first < HeadPositions::step_of(a, head); first++) {
+    const HeadPositions at(a, b, head, first);
+    for (int64_t q0 = 0; q0 < at.length; q0 += query_block)
+      attention_backward_block(at, gradients.data(), q0, std::min(at.length, q0 + query_block));
   }
 }
 
-// delta =; dq, dk and dv = or += as the arguments say. A thread owns a K/V head of one sequence with all its query heads, so no
-// two threads write to the same address, and the order of the sums does not depend on the number of threads.
+// A K/V head's dk and dv = or += the sum of its query heads' shares, in their order.
+inline void sum_shares(const AttentionArgs<float>& a, const KVHead<float>& kv, const std::vector<int>& shares, int64_t row) {
+  float *dk = kv.dk + row * kv.dk_stride, *dv = kv.dv + row * kv.dv_stride;
+  if (!kv.dk_accumulate) std::fill_n(dk, a.HS, 0.0f);
+  if (!kv.dv_accumulate) std::fill_n(dv, a.HS, 0.0f);
+  for (int r = 0; r < kv.num_query_heads; r++) {
+    const KeyGradients from = private_share(a, shares[kv.first_query_head + r]);
+    const float *from_dk = from.dk + row * from.dk_stride, *from_dv = from.dv + row * from.dv_stride;
+#pragma omp simd
+    for (int64_t i = 0; i < a.HS; i++) dk[i] += from_dk[i], dv[i] += from_dv[i];
+  }
+}
+
+// delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its share of dk and dv, so no two
+// threads write to the same address, and the order of the sums does not depend on the number of threads.
 inline void attention_backward(const AttentionArgs<float>& a) {
   CHECK(a.first_query == 0);
+  const std::vector<int> shares = private_shares(a);
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t task = 0; task < a.B * a.num_kv_heads; task++) {
-    const int64_t b = task / a.num_kv_heads;
-    const KVHead<float>& kv = a.kv_heads[task % a.num_kv_heads];
-    for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) {
-      if (!kv.dk_accumulate) std::fill_n(kv.dk + row * kv.dk_stride, a.HS, 0.0f);
-      if (!kv.dv_accumulate) std::fill_n(kv.dv + row * kv.dv_stride, a.HS, 0.0f);
-    }
-    for (int r = 0; r < kv.num_query_heads; r++) attention_backward_head(a, b, kv, a.query_heads[kv.first_query_head + r]);
+  for (int64_t task = 0; task < a.B * a.NH; task++) attention_backward_head(a, task / a.NH, task % a.NH, shares);
+  for (int n = 0; n < a.num_kv_heads; n++) {
+    const KVHead<float>& kv = a.kv_heads[n];
+    if (kv.num_query_heads == 1) continue;
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < a.B * a.T; row++) sum_shares(a, kv, shares, row);
   }
 }
 
