@@ -71,6 +71,7 @@ struct AttentionMask {
   // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for different pairs.
   SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
     if (k0 >= q1) return false;
+    if (k1 > q1) k1 = q1;
     const int nearest = k1 - 1 < q0 ? q0 - (k1 - 1) : 0, farthest = q1 - 1 - k0;  // t - j, of those with j <= t
     const bool near = window == 0 || nearest < window;
     const bool stride = farthest / s * s >= nearest;
@@ -102,7 +103,6 @@ struct AttentionMask {
     return pairs;
   }
 
- private:
   // How many keys the query at t sees.
   int64_t visible_keys(int64_t t) const {
     const int64_t first = window > 0 && t >= window ? t - window + 1 : 0;  // the lowest key of the window
