@@ -100,7 +100,8 @@ std::vector<int> random_tokens(int64_t n, int vocab_size, uint32_t tag) {
 
 struct GraphCase {
   const char* name;
-  int L, h, C, V, positions, n_l, n_h;
+  int L, h, C, V, positions;
+  const char* wiring;
   bool bias;
   int B, T, accumulation;
 };
@@ -111,7 +112,7 @@ ModelConfig config_of(const GraphCase& c) {
   ModelConfig config;
   config.num_layers = c.L, config.num_heads = c.h, config.channels = c.C, config.vocab_size = c.V;
   config.max_seq_len = c.positions, config.bias = c.bias;
-  config.wiring.num_skip_layer = c.n_l, config.wiring.num_skip_head = c.n_h;
+  config.wiring = parse_wiring(c.wiring);
   return config;
 }
 
@@ -166,18 +167,43 @@ TEST_P(Graph, HasThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(G
 TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
 
 const GraphCase graph_cases[] = {
-    {"plain", 3, 4, 32, 61, 40, 0, 0, true, 2, 33, 1},
-    {"nine_of_twelve", 4, 4, 32, 61, 40, 3, 3, true, 2, 33, 3},
-    {"adjacent", 4, 4, 32, 61, 40, 1, 2, true, 3, 17, 1},
-    {"chains", 6, 4, 32, 61, 40, 2, 3, true, 2, 33, 3},
-    {"all_heads", 4, 4, 32, 61, 40, 2, 4, true, 2, 33, 1},
-    {"skip_all_but_one_layer", 5, 3, 48, 61, 40, 4, 2, true, 2, 33, 1},
-    {"no_bias", 4, 4, 32, 61, 40, 3, 3, false, 2, 33, 3},
-    {"no_bias_adjacent_all_heads", 3, 2, 48, 7, 9, 1, 2, false, 1, 9, 1},
-    {"one_position", 4, 4, 32, 61, 40, 3, 3, true, 3, 1, 1},
-    {"one_layer", 1, 2, 16, 5, 8, 0, 0, true, 1, 8, 1},
-    {"several_query_and_key_blocks", 2, 2, 16, 31, 600, 1, 1, true, 1, 523, 1},
-    {"several_logit_chunks", 2, 2, 16, 70001, 300, 1, 1, true, 1, 299, 1}};
+    {"plain", 3, 4, 32, 61, 40, "plain", true, 2, 33, 1},
+    {"nine_of_twelve", 4, 4, 32, 61, 40, "sla(3,3)", true, 2, 33, 3},
+    {"adjacent", 4, 4, 32, 61, 40, "sla(1,2)", true, 3, 17, 1},
+    {"chains", 6, 4, 32, 61, 40, "sla(2,3)", true, 2, 33, 3},
+    {"all_heads", 4, 4, 32, 61, 40, "sla(2,4)", true, 2, 33, 1},
+    {"skip_all_but_one_layer", 5, 3, 48, 61, 40, "sla(4,2)", true, 2, 33, 1},
+    {"no_bias", 4, 4, 32, 61, 40, "sla(3,3)", false, 2, 33, 3},
+    {"no_bias_adjacent_all_heads", 3, 2, 48, 7, 9, "sla(1,2)", false, 1, 9, 1},
+    {"one_position", 4, 4, 32, 61, 40, "sla(3,3)", true, 3, 1, 1},
+    {"one_layer", 1, 2, 16, 5, 8, "plain", true, 1, 8, 1},
+    {"two_distances", 5, 4, 32, 61, 40, "sla(2,1:3) sla(4,3:4)", true, 2, 33, 1},
+    {"several_sources", 4, 4, 32, 61, 40, "also(1,2) also(3,1)", true, 2, 33, 1},
+    {"shared_layers", 5, 4, 32, 61, 40, "share(2)", true, 2, 33, 1},
+    {"named_layers", 4, 4, 32, 61, 40, "layers(0_0_1_3) also(3,0:2)", false, 2, 33, 1},
+    {"grouped_queries", 3, 4, 32, 61, 40, "gqa(2) sla(2,3)", true, 2, 33, 3},
+    {"one_kv_head", 3, 4, 32, 61, 40, "gqa(1) share(2)", true, 1, 33, 1},
+    {"window", 4, 4, 32, 61, 40, "window(9,SL) sla(3,3)", true, 2, 33, 1},
+    {"strided", 3, 3, 24, 61, 40, "strided(5)", true, 2, 33, 1},
+    {"strided_layers", 3, 4, 32, 61, 40, "strided(4,layers) gqa(2)", true, 2, 33, 1},
+    {"strided_union", 3, 4, 32, 61, 40, "strided(6,union) also(1,4)", true, 2, 33, 1},
+    {"fixed", 3, 4, 32, 61, 40, "fixed(8,2)", true, 2, 33, 1},
+    {"fixed_union", 3, 4, 32, 61, 40, "fixed(7,3,union) share(2)", true, 2, 33, 1},
+    {"fixed_layers_window", 3, 4, 32, 61, 40, "fixed(5,1,layers) window(11)", true, 2, 33, 1},
+    {"reused_maps", 5, 4, 32, 61, 40, "reuse(2)", true, 2, 33, 3},
+    {"reused_masked_maps", 4, 4, 32, 61, 40, "reuse(3) gqa(2) window(7,SL)", false, 2, 33, 1},
+    {"blended_maps", 4, 4, 32, 61, 40, "blend(0.3)", true, 2, 33, 1},
+    {"blended_masked_maps", 3, 4, 32, 61, 40, "blend(0.6) gqa(1) fixed(6,2)", true, 2, 33, 1},
+    {"the_first_map_alone", 3, 4, 32, 61, 40, "blend(1)", true, 2, 33, 1},
+    {"gated_maps", 4, 4, 32, 61, 40, "gate", true, 2, 33, 3},
+    {"gated_masked_maps", 4, 4, 32, 61, 40, "gate gqa(2) window(9,SL)", false, 2, 33, 1},
+#ifndef PRECISION_BF16  // rounding changes the choice
+    {"highest_scores", 3, 4, 32, 61, 40, "topk(5)", true, 2, 33, 1},
+    {"highest_scores_of_several_sources", 3, 4, 32, 61, 40, "topk(4) also(1,3) window(20)", true, 2, 33, 1},
+    {"highest_scores_of_gated_maps", 3, 4, 32, 61, 40, "gate topk(6) gqa(2)", true, 2, 33, 1},
+#endif
+    {"several_query_and_key_blocks", 2, 2, 16, 31, 600, "sla(1,1)", true, 1, 523, 1},
+    {"several_logit_chunks", 2, 2, 16, 70001, 300, "sla(1,1)", true, 1, 299, 1}};
 std::string name_of(const testing::TestParamInfo<GraphCase>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(Wiring, Graph, testing::ValuesIn(graph_cases), name_of);
@@ -273,7 +299,7 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(graph_cases, graph_cases + 9), name_of);  // without the long ones
+INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(graph_cases, std::end(graph_cases) - 2), name_of);  // without the long ones
 
 // ----------------------------------------------------------------------------
 // Dead rows
@@ -301,7 +327,7 @@ TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
   EXPECT_EQ(full.parameters.num_parameters, 124439808);
   EXPECT_EQ(full.parameters.num_parameters - lean.parameters.num_parameters, dead_rows * (768 + 1));
   EXPECT_EQ(lean.parameters.num_parameters_full, full.parameters.num_parameters);
-  EXPECT_DOUBLE_EQ(flops_per_token(full.config, full.kv_plan, 1024) - flops_per_token(lean.config, lean.kv_plan, 1024),
+  EXPECT_DOUBLE_EQ(flops_per_token(full.config, full.attention_plan, 1024) - flops_per_token(lean.config, lean.attention_plan, 1024),
                    6.0 * double(dead_rows) * 768);
 }
 
@@ -310,8 +336,7 @@ TEST(DeadRows, DoNotChangeTheLossCurve) {
   ModelConfig config;
   config.num_layers = 12, config.num_heads = 12, config.channels = 96, config.vocab_size = 97, config.max_seq_len = 32;
   config.wiring = default_wiring(config.num_layers, config.num_heads);
-  ASSERT_EQ(config.wiring.num_skip_layer, 9);
-  ASSERT_EQ(config.wiring.num_skip_head, 9);
+  ASSERT_EQ(config.wiring.text, "sla(9,9)");
   auto lean = make_model(config, 1, 16), full = make_model(config, 1, 16, 0, /*keep_dead_kv=*/true);
   const auto a = loss_curve(*lean, 10, 3), b = loss_curve(*full, 10, 3);
   EXPECT_GT(std::abs(a.back() - a.front()), 0.1);  // the updates do something
@@ -324,7 +349,7 @@ TEST(DeadRows, DoNotChangeTheLossCurve) {
 ModelConfig small_config() {
   ModelConfig config;
   config.num_layers = 6, config.num_heads = 4, config.channels = 32, config.vocab_size = 101, config.max_seq_len = 96;
-  config.wiring.num_skip_layer = 2, config.wiring.num_skip_head = 3;
+  config.wiring = skip_layer_wiring(2, 3);
   return config;
 }
 
@@ -360,7 +385,7 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
 TEST(Memory, OverlappingSkipsNeedAsManyAccumulatorsAsLayersAreSkipped) {
   GPT2 model;
   gpt2_plan(model, small_config(), {1, 32});
-  EXPECT_EQ(model.kv_plan.num_accumulators, 2);
+  EXPECT_EQ(model.attention_plan.num_accumulators, 2);
 }
 
 void expect_the_same_weights_and_moments(const GPT2& a, const GPT2& b) {
@@ -405,8 +430,8 @@ TEST(GeluFusion, HasTheReferencesGradientsFusedAndUnfused) {
   for (bool fused : {false, true}) {
     gpu().is_hopper_or_later = fused;
     for (int recompute : {0, 1, 3})
-      expect_equal_to_reference({"biases", 4, 4, 32, 61, 40, 3, 3, true, 2, 33, 1}, recompute);
-    expect_equal_to_reference({"no biases", 4, 4, 32, 61, 40, 3, 3, false, 2, 33, 1}, 0);
+      expect_equal_to_reference({"biases", 4, 4, 32, 61, 40, "sla(3,3)", true, 2, 33, 1}, recompute);
+    expect_equal_to_reference({"no biases", 4, 4, 32, 61, 40, "sla(3,3)", false, 2, 33, 1}, 0);
   }
   gpu().is_hopper_or_later = was;
 }
@@ -491,7 +516,7 @@ TEST(Steps, HaveTheBitsOfTheSameWorkDoneEagerly) {
   for (int recompute : {0, 3}) {
     for (int skip_heads : {0, 3}) {
       ModelConfig config = three_layers();
-      config.wiring.num_skip_head = skip_heads;
+      config.wiring = skip_layer_wiring(2, skip_heads);
       auto trainer = make_trainer(config, recompute, 3), eager = make_trainer(config, recompute, 3);
       for (int step = 1; step <= 3; step++) EXPECT_EQ(train_step(*trainer).loss, eager_step(*eager)) << "step " << step;
       expect_the_same_weights_and_moments(trainer->model, eager->model);
@@ -612,7 +637,7 @@ TEST(Steps, CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
   uint64_t loads = 0;
   for (int skip_heads : {0, 3}) {
     ModelConfig config = small_config();
-    config.num_layers = 4, config.wiring.num_skip_layer = 2, config.wiring.num_skip_head = skip_heads;
+    config.num_layers = 4, config.wiring = skip_layer_wiring(2, skip_heads);
     auto model = make_model(config, 2, 9);
     gpt2_init_weights(*model, 1);
     const auto tokens = random_tokens(18, config.vocab_size, 1);
@@ -630,7 +655,7 @@ TEST(Steps, CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
     gpt2_loss(*model, tokens.data(), {2, 9}, double(2) * 9);
     forward.push_back(counted([&] { gpt2_forward(*model, {2, 9}); }));
     backward.push_back(counted([&] { gpt2_backward(*model, {2, 9}); }));
-    for (const std::vector<int>& shared : model->kv_plan.shared) loads += 2 * !shared.empty();  // the last heads: one copy of dK, one of dV
+    for (const std::vector<int>& shared : model->attention_plan.shared[Part::k]) loads += 2 * !shared.empty();  // the last heads: one copy of dK, one of dV
   }
   EXPECT_EQ(forward[1].kernels, forward[0].kernels);
   EXPECT_EQ(forward[1].matmuls, forward[0].matmuls);
@@ -665,7 +690,7 @@ TEST(Steps, WaitOnceAndReplayEachMicroBatchAsOneGraph) {
 // A seed draws how far the uploads run ahead of the operations, or lag behind.
 TEST(Steps, DoNotDependOnWhenUploadsRun) {
   ModelConfig config = small_config();
-  config.num_layers = 1, config.wiring.num_skip_head = 0;
+  config.num_layers = 1, config.wiring = Wiring();
   auto eager = make_trainer(config, 0, 5);
   std::vector<double> expected;
   for (int step = 1; step <= 3; step++) expected.push_back(eager_step(*eager));

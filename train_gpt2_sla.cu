@@ -17,9 +17,9 @@
 #include <vector>                    // std::vector
 #include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
 #include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation
-#include "llmc/model/config_json.h"  // model_config, read_config_json, config_json
+#include "llmc/model/config_json.h"  // model_config, read_config_json, config_json, same_model
 #include "llmc/model/flops.h"        // flops_per_token
-#include "llmc/model/kv_plan.h"      // KVPlan, make_kv_plan, draw
+#include "llmc/model/attention_plan.h"      // AttentionPlan, make_attention_plan, draw
 #include "llmc/model/parameters.h"   // make_parameter_table, Params, LayerParams
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
 #include "llmc/model/plan.h"         // LayerPlan, Norm, Projection
@@ -111,9 +111,9 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
                config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
-  model.kv_plan = make_kv_plan(config, o.keep_dead_kv);
+  model.attention_plan = make_attention_plan(config, o.keep_dead_kv);
   model.B = o.B, model.T = o.T, model.recompute = o.recompute;
-  model.parameters = make_parameter_table(config, model.kv_plan, o.shard);
+  model.parameters = make_parameter_table(config, model.attention_plan, o.shard);
   model.buckets_awaited = model.parameters.buckets.size();
 
   // Chunks of equal size; rows are whole tiles, with zeros where the vocabulary ends.
@@ -189,8 +189,8 @@ void gpt2_allocate(GPT2& model) {
   model.grad_memory = float_arena();
   model.m_memory = state_arena();
   model.v_memory = state_arena();
-  model.params = parameter_pointers(model.config, model.parameters, model.weight_memory);
-  model.grads = parameter_pointers(model.config, model.parameters, model.grad_memory);
+  model.params = parameter_pointers(model.config, model.attention_plan, model.parameters, model.weight_memory);
+  model.grads = parameter_pointers(model.config, model.attention_plan, model.parameters, model.grad_memory);
   model.chunks = DeviceArray<ParameterChunk>(parameter_chunks(model.parameters));
 
   model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
@@ -271,14 +271,14 @@ struct Batch {
   int64_t rows() const { return B * (T - first); }
 };
 
-AttentionArgs<floatX> attention_args(const LayerPlan& layer, const Batch& s) {
-  AttentionArgs<floatX> args = layer.attention;
+AttentionArgs<floatX> attention_args(const LayerAttention& attention, const Batch& s) {
+  AttentionArgs<floatX> args = attention.args;
   args.B = s.B, args.T = s.T, args.first_query = s.first;
-  if (layer.q_has_cache_rows) args.q += s.first * args.q_stride;
+  if (attention.q_has_cache_rows) args.q += s.first * args.q_stride;
   return args;
 }
 
-// Layer l from ln1 to ln2: q, k and v, attention, its projection, and the residual stream with the next LayerNorm. When the backward pass
+// Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual stream with the next LayerNorm. When the backward pass
 // computes a block again, K/V has been kept.
 void attention_block_forward(GPT2& model, int l, const Batch& s, bool kv_is_kept = false) {
   const LayerParams<floatX>& w = model.weights(l);
@@ -288,7 +288,12 @@ void attention_block_forward(GPT2& model, int l, const Batch& s, bool kv_is_kept
   for (const Projection& p : layer.projections)
     if (!(p.holds_kv && kv_is_kept))
       matmul_forward(p.out + (p.holds_kv ? s.first * p.OC : 0), a.ln1, p.weight, p.bias, N, C, p.OC);
-  attention_forward(attention_args(layer, s));
+  if (layer.gate != nullptr) map_gate_forward(layer.gate, a.ln1, w.gatew, w.gateb, N, C);
+  for (const LayerAttention& attention : layer.attentions) {
+    attention_forward(attention_args(attention, s));
+    const bool first = &attention == &layer.attentions.front(), last = &attention == &layer.attentions.back();
+    if (layer.mixes_maps) mix_map_forward(model.acts.map_sum, a.att, layer.map_out, layer.map_weights, attention.map_layer, first, last, N, C);
+  }
   matmul_forward(model.acts.sublayer, a.att, w.attprojw, w.attprojb, N, C, C);
   residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, layer.residual, model.acts.sublayer, w.ln2w, w.ln2b, N, C,
                              float(model.config.layer_norm_eps));
@@ -403,6 +408,24 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
 
+// The gradients of what layer l's attention has used, from that of its output, acts.dsublayer.
+void attention_block_backward(GPT2& model, int l, const Batch& s) {
+  const LayerPlan& layer = model.layers[l];
+  const Activations& d = model.acts;
+  const int64_t C = model.config.channels, N = s.rows();
+  for (const RowCopy& copy : layer.load_dqkv) copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
+  for (const LayerAttention& attention : layer.attentions) {
+    const AttentionArgs<floatX> args = attention_args(attention, s);
+    if (layer.mixes_maps) {
+      attention_forward(args);  // the output of this map alone, and its lse
+      mix_map_backward(layer.dmap_out, d.dmap_weights + attention.map_layer * layer.map_weights.gates_stride, d.dsublayer, layer.map_out,
+                       layer.map_weights, attention.map_layer, N, C);
+    }
+    attention_backward(args);
+  }
+  if (d.dmap_gates != nullptr) mix_gates_backward(d.dmap_gates, d.dmap_weights, layer.map_weights, N);
+}
+
 // Layer l: acts.dresidual, the gradient of the residual stream after the layer, becomes that before it; grads +=.
 void layer_backward(GPT2& model, int l, const Batch& s) {
   const LayerParams<floatX>& w = model.weights(l);
@@ -417,9 +440,9 @@ void layer_backward(GPT2& model, int l, const Batch& s) {
   layernorm_backward(d.dresidual, g.ln2w, g.ln2b, d.dsublayer, a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2w, d.layernorm_scratch, N, C);
 
   matmul_backward(d.dsublayer, g.attprojw, g.attprojb, d.dresidual, a.att, w.attprojw, N, C, C);
-  for (const RowCopy& copy : layer.load_dkv) copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
-  attention_backward(attention_args(layer, s));
+  attention_block_backward(model, l, s);
   matmul_backward(d.dsublayer, g.qkvw, g.qkvb, d.dqkv, a.ln1, w.qkvw, N, C, layer.QKV);
+  if (layer.gate != nullptr) map_gate_backward(d.dsublayer, g.gatew, g.gateb, layer.dgate, layer.gate, a.ln1, w.gatew, N, C);
   layernorm_backward(d.dresidual, g.ln1w, g.ln1b, d.dsublayer, layer.residual, a.ln1_mean, a.ln1_rstd, w.ln1w, d.layernorm_scratch,
                      N, C);
 }
@@ -432,6 +455,7 @@ void gpt2_backward(GPT2& model, const Batch& s, bool sum_over_ranks = false) {
   const Activations& a = model.acts;
 
   device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));
+  if (a.dmap_gates != nullptr) device_memset(a.dmap_gates, 0, size_t(c.num_layers * model.layers[0].map_weights.gates_stride) * sizeof(float));
   layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dsublayer, a.layers.back().residual3, a.lnf_mean, a.lnf_rstd,
                      model.params.lnfw, a.layernorm_scratch, N, C);
   if (sum_over_ranks) gpt2_reduce_bucket(model, c.num_layers + 1);
@@ -600,16 +624,25 @@ size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
 
 void print_model(const GPT2& model) {
   const ModelConfig& c = model.config;
-  printf("model: %d layers, %d heads of %d, %d channels, vocabulary %d, context length %d, %s\n%s\n", c.num_layers, c.num_heads,
-         c.head_size(), c.channels, c.vocab_size, c.max_seq_len, c.bias ? "biases" : "no biases", describe(c.wiring).c_str());
-  if (!c.wiring.is_plain()) printf("%s", draw(model.kv_plan).c_str());
+  printf("model: %d layers, %d heads of %d, %d channels, vocabulary %d, context length %d, %s\nwiring: %s\n", c.num_layers, c.num_heads,
+         c.head_size(), c.channels, c.vocab_size, c.max_seq_len, c.bias ? "biases" : "no biases", c.wiring.text.c_str());
+  if (!c.wiring.is_plain()) printf("%s", draw(model.attention_plan).c_str());
   const ParameterTable& p = model.parameters;
   const int64_t dead = p.num_parameters_full - p.num_parameters;
   printf("parameters: %lld", (long long)p.num_parameters);
   if (dead > 0)
-    printf(" (%lld less %lld, %.2f %%, of K/V rows that no head attends to)", (long long)p.num_parameters_full, (long long)dead,
+    printf(" (%lld less %lld, %.2f %%, of q, k and v rows that no attention uses)", (long long)p.num_parameters_full, (long long)dead,
            100.0 * double(dead) / double(p.num_parameters_full));
   printf("\n");
+  ModelConfig plain = c;
+  plain.wiring = Wiring();
+  const AttentionPlan plain_plan = make_attention_plan(plain);
+  const double kv = double(kv_elements_per_token(c, model.attention_plan)), plain_kv = double(kv_elements_per_token(plain, plain_plan));
+  const double flops = flops_per_token(c, model.attention_plan, model.T), plain_flops = flops_per_token(plain, plain_plan, model.T);
+  const int64_t plain_parameters = make_parameter_table(plain, plain_plan).num_parameters;
+  printf("relative to plain GPT-2: parameters %.1f %%; a token: K/V %.0f bytes, %.1f %%; at T %d %.4g GFLOP, %.1f %%\n",
+         100 * double(p.num_parameters) / double(plain_parameters), kv * sizeof(floatX), 100 * kv / plain_kv, model.T, flops * 1e-9,
+         100 * flops / plain_flops);
 }
 
 // `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into what is free.
@@ -774,8 +807,9 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
   const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
   if (!checkpoint.empty()) run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   const ModelConfig config = model_config(o.model, from_folder);
-  if (!checkpoint.empty() && config_json(read_config_json(checkpoint)) != config_json(config))
-    user_error("-y: %s is of another model than the options describe", checkpoint.c_str());
+  if (!checkpoint.empty() && !same_model(read_config_json(checkpoint), config))
+    user_error("-y: %s is of another model than the options describe; its wiring is %s, the options' is %s", checkpoint.c_str(),
+               read_config_json(checkpoint).wiring.text.c_str(), config.wiring.text.c_str());
   plan_batches(run, config.max_seq_len, from_folder);
   open_data(run, !checkpoint.empty() ? checkpoint : from_folder ? o.model.model : "", config.vocab_size);
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};
@@ -783,7 +817,7 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
   gpt2_plan(t.model, config, plan);
   if (o.tf32) gemm_allow_tf32();
   t.model.timeline.on = o.log_level == "debug";
-  run.flops_per_token = flops_per_token(config, t.model.kv_plan, run.T);
+  run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T);
   t.model.collectives.init(run.ranks, run.channel);  // so that no rank writes before all have looked
   print_model(t.model);
   print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
@@ -819,11 +853,18 @@ LogFields describe(const Trainer& t) {
     if constexpr (std::is_same_v<decltype(value), const int&>) fields.push_back({field.name, int64_t(value)});
     else fields.push_back({field.name, value});
   });
+  fields.push_back({"wiring", t.model.config.wiring.text});
   fields.push_back({"num_parameters", t.model.parameters.num_parameters});
   for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
   fields.push_back({"precision", std::string(precision_name)});
   fields.push_back({"device", std::string(device_name())});
   return fields;
+}
+
+void finalize(Trainer& t) {
+  t.model.collectives.finalize();
+  t.run.channel.finalize();
+  finalize_ranks(t.run.ranks);
 }
 
 int run_trainer(int argc, char** argv, Trainer& t) {
@@ -836,6 +877,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
   run.channel.open(run.ranks, run.options.hang_timeout);
   bool from_folder = false;
   const std::string checkpoint = check_and_plan(t, from_folder);
+  if (run.options.dry_run) return finalize(t), 0;
   allocate(t);
   load_or_init_weights(t, from_folder, checkpoint);
   open_output(run, checkpoint, describe(t));
@@ -855,9 +897,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
     throw;
   }
   finish_output(run);
-  t.model.collectives.finalize();
-  run.channel.finalize();
-  finalize_ranks(run.ranks);
+  finalize(t);
   return finish_run(run, seconds_now() - start);
 }
 

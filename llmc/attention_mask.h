@@ -78,6 +78,7 @@ struct AttentionMask {
   // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for different pairs.
   SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
     if (k0 >= q1) return false;
+    if (k1 > q1) k1 = q1;
     const int nearest = k1 - 1 < q0 ? q0 - (k1 - 1) : 0, farthest = q1 - 1 - k0;  // t - j, of those with j <= t
     const bool near = window == 0 || nearest < window;
     const bool stride = farthest / s * s >= nearest;
@@ -141,16 +142,6 @@ struct AttentionMask {
     return pairs;
   }
 
- private:
-  // The lowest key from `from` on that is in a column.
-  SLA_HOST_DEVICE int next_column(int from) const { return from % s >= s - c ? from : from - from % s + s - c; }
-
-  // The lowest position from `from` on with the remainder by s of one of [first, first + count).
-  SLA_HOST_DEVICE int next_of_residues(int from, int first, int count) const {
-    const int rest = ((from - first) % s + s) % s;
-    return rest < count ? from : from - rest + s;
-  }
-
   // How many keys the query at t sees.
   int64_t visible_keys(int64_t t) const {
     const int64_t first = window > 0 && t >= window ? t - window + 1 : 0;  // the lowest key of the window
@@ -166,5 +157,15 @@ struct AttentionMask {
       case MaskPattern::block_or_column: return t - block + 1 + columns_before(block) - columns_before(first);
     }
     return 0;
+  }
+
+ private:
+  // The lowest key from `from` on that is in a column.
+  SLA_HOST_DEVICE int next_column(int from) const { return from % s >= s - c ? from : from - from % s + s - c; }
+
+  // The lowest position from `from` on with the remainder by s of one of [first, first + count).
+  SLA_HOST_DEVICE int next_of_residues(int from, int first, int count) const {
+    const int rest = ((from - first) % s + s) % s;
+    return rest < count ? from : from - rest + s;
   }
 };

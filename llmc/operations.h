@@ -2,6 +2,7 @@
 #pragma once
 #ifdef SLA_CPU
 #include "llmc/cpu/attention.h"   // attention_forward, attention_backward, copy_rows
+#include "llmc/cpu/attention_maps.h"  // map_gate_forward, map_gate_backward, mix_map_forward, mix_map_backward, mix_gates_backward
 #include "llmc/cpu/classifier.h"  // classifier, add_losses
 #include "llmc/cpu/device.h"      // device_malloc, copy_to_device, ...
 #include "llmc/cpu/embedding.h"   // embedding_forward, embedding_backward
@@ -11,6 +12,7 @@
 #include "llmc/cpu/optimizer.h"   // adamw_update, sum_of_squares
 #else
 #include "llmc/cuda/attention.h"
+#include "llmc/cuda/attention_maps.h"
 #include "llmc/cuda/classifier.h"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/embedding.h"

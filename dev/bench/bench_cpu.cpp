@@ -61,7 +61,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   }
   best.peak_bytes = std::max(best.peak_bytes, peak_memory());
   best.planned_bytes = double(model.memory.total());
-  best.flops = flops_per_token(config, model.kv_plan, s.T) * s.B * s.T;
+  best.flops = flops_per_token(config, model.attention_plan, s.T) * s.B * s.T;
   best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
 }
 
@@ -83,7 +83,7 @@ int main() {
     for (int skips : {0, 1}) {
       const Measurement& x = m[skips];
       const double rate = x.flops / x.step_seconds, sgemm = std::max(m[0].sgemm, m[1].sgemm);
-      std::string name = skips ? format("SLA %d/%d", s.config.wiring.num_skip_layer, s.config.wiring.num_skip_head) : "baseline";
+      std::string name = s.config.wiring.text;
       printf("| %s | %d | %d | %s | %.0f | %.0f | %.0f | %.0f | %.1f %% | %s | %s | %s |\n", s.name, s.B, s.T, name.c_str(),
              x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, sgemm * 1e-9, 100 * rate / sgemm,
              skips ? format("%.3f", m[0].step_seconds / x.step_seconds).c_str() : "", bytes_text(x.peak_bytes).c_str(),

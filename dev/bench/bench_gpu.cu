@@ -86,12 +86,12 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   gpt2_zero_loss(model);
   gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);  // every tensor holds what it does in training
 
-  const int l = config.wiring.num_skip_layer;
+  const int l = config.num_layers - 1;
   Activations& a = model.acts;
   const LayerActs& s = a.layers[l];
   const LayerParams<floatX>& p = model.params.layers[l];
   const LayerParams<float>& g = model.grads.layers[l];
-  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.kv_plan, l), Vp = model.logit_stride;
+  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.attention_plan, l), Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
   const AttentionArgs<floatX> attention = attention_args(model.layers[l], {B, T});
   const double attention_flops = causal_attention_flops(B, T, C);
@@ -178,7 +178,7 @@ json bench_attention(const Scale& scale) {
         const double both_seconds = time_of(forward_backward, scale.seconds_per_operation);
         const double flops = causal_attention_flops(B, T, config.channels);
         const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
-        const std::string name = sla ? format("SLA, %d heads with shared K/V", config.wiring.num_skip_head) : "baseline";
+        const std::string name = config.wiring.text;
         printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(), name.c_str(),
                seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
         fflush(stdout);
@@ -219,9 +219,9 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
         gpt2_read_stats(model); }, scale.seconds_per_training);
       const double used = double(free_before) - double(device_memory_available());
       const double planned = double(model.memory.total() - device_workspace_bytes());
-      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.kv_plan, T);
+      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.attention_plan, T);
       if (!sla) baseline = rate;
-      const std::string name = sla ? format("SLA %d/%d", config.wiring.num_skip_layer, config.wiring.num_skip_head) : "baseline";
+      const std::string name = config.wiring.text;
       printf("| %d | %d | %s | %.1f | %.0f | %.1f | %.1f %% | %s | %s | %s |\n", B, T, name.c_str(), seconds * 1e3, rate,
              flops * 1e-12, 100 * flops / ceilings.gemm, sla ? format("%.3f", rate / baseline).c_str() : "",
              bytes_text(planned).c_str(), bytes_text(used).c_str());

@@ -35,8 +35,9 @@ struct GoldenCase {
 };
 
 inline const std::vector<std::string>& golden_case_names() {
-  static const std::vector<std::string> names = {"baseline",   "paper_default", "adjacent",     "overlap",
-                                                 "all_heads",  "odd_shapes",    "no_bias_accum"};
+  static const std::vector<std::string> names = {
+      "baseline", "paper_default", "adjacent", "overlap", "all_heads", "odd_shapes", "no_bias_accum",
+      "w_also", "w_blend", "w_fixed", "w_gate", "w_gqa_sla", "w_reuse", "w_share_window", "w_strided", "w_topk", "w_two_distances"};
   return names;
 }
 
@@ -81,8 +82,8 @@ inline GoldenCase read_golden_case(const std::string& name) {
   golden.config.vocab_size = config.at("vocab_size");
   golden.config.max_seq_len = config.at("n_positions");
   golden.config.bias = config.at("bias");
-  golden.config.wiring.num_skip_layer = config.at("num_skip_layer");
-  golden.config.wiring.num_skip_head = config.at("num_skip_head");
+  golden.config.wiring = config.contains("wiring") ? parse_wiring(config.at("wiring"))
+                                                   : skip_layer_wiring(config.at("num_skip_layer"), config.at("num_skip_head"));
   golden.config.layer_norm_eps = config.at("layer_norm_epsilon");
   validate(golden.config);
 

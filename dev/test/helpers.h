@@ -7,7 +7,7 @@
 
 inline ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
   ModelConfig c;
-  c.num_layers = L, c.num_heads = h, c.channels = C, c.wiring.num_skip_layer = n_l, c.wiring.num_skip_head = n_h;
+  c.num_layers = L, c.num_heads = h, c.channels = C, c.wiring = skip_layer_wiring(n_l, n_h);
   return c;
 }
 

@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 TEST(Parameters, HaveNoDeadRowsAndLayOutFilesFullSize) {
   const ModelConfig config = make_config(4, 4, 8, 3, 3);  // layer 3 projects k and v of head 0 alone
-  const KVPlan plan = make_kv_plan(config);
+  const AttentionPlan plan = make_attention_plan(config);
   const ParameterTable table = make_parameter_table(config, plan);
   for (size_t i = 0; i < table.specs.size(); i++) {
     const TensorSpec& tensor = table.layout.tensors[table.specs[i].tensor];
@@ -67,11 +67,11 @@ TEST(Parameters, HaveNoDeadRowsAndLayOutFilesFullSize) {
 
 struct DiskModel {
   ModelConfig config = make_config(3, 2, 8, 2, 1);
-  KVPlan plan;
+  AttentionPlan plan;
   ParameterTable table;
   explicit DiskModel(bool bias = true, int channels = 8, bool keep_dead_kv = false, Shard shard = {}) {
     config.vocab_size = 11, config.max_seq_len = 5, config.bias = bias, config.channels = channels;
-    plan = make_kv_plan(config, keep_dead_kv);
+    plan = make_attention_plan(config, keep_dead_kv);
     table = make_parameter_table(config, plan, shard);
   }
   int64_t elements(int index) const { return table.layout.tensors[table.specs[index].tensor].num_elements(); }
@@ -183,8 +183,7 @@ TEST(ConfigJson, ComesBackAsItWas) {
   EXPECT_EQ(back.num_layers, 5);
   EXPECT_EQ(back.vocab_size, 257);
   EXPECT_EQ(back.max_seq_len, 77);
-  EXPECT_EQ(back.wiring.num_skip_layer, 3);
-  EXPECT_EQ(back.wiring.num_skip_head, 1);
+  EXPECT_EQ(back.wiring.text, "sla(3,1)");
   EXPECT_EQ(back.layer_norm_eps, 3e-6);
   EXPECT_FALSE(back.bias);
 }
@@ -198,7 +197,7 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
     std::ofstream(folder.path + "/config.json") << j;
     return read_config_json(folder.path);
   };
-  EXPECT_EQ(config_with(nullptr, {}).wiring.num_skip_head, 0);
+  EXPECT_TRUE(config_with(nullptr, {}).wiring.is_plain());
   EXPECT_TRUE(config_with(nullptr, {}).bias);
   EXPECT_ERROR(config_with("activation_function", "relu"), "activation_function is \"relu\"");
   EXPECT_ERROR(config_with("n_inner", 1000), "n_inner");

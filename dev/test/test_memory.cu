@@ -26,7 +26,7 @@ static double activation_bytes(const GPT2& model) { return double(model.activati
 
 static std::string describe(const GPT2& model) {
   return format("%d layers, %d channels, n_l %d, n_h %d, B %d, T %d, recompute level %d", model.config.num_layers,
-                model.config.channels, model.config.wiring.num_skip_layer, model.config.wiring.num_skip_head, model.B, model.T, int(model.recompute));
+                model.config.channels, model.config.wiring.text.c_str(), model.B, model.T, int(model.recompute));
 }
 
 // Bytes that the program holds on the device at this moment, its workspaces among them, and the most since
@@ -210,8 +210,7 @@ TEST(LongContexts, TakeNothingQuadraticDuringAStep) {
 
 TEST(LongContexts, Of64kTokensOf124MFitInto32Gb) {
   const ModelConfig config = preset("d12", 65536);
-  ASSERT_EQ(config.wiring.num_skip_layer, 9);
-  ASSERT_EQ(config.wiring.num_skip_head, 9);
+  ASSERT_EQ(config.wiring.text, "sla(9,9)");
   for (int recompute = 0; recompute <= 3; recompute++) {
     GPT2 model;
     gpt2_plan(model, config, {1, 65536, Recompute(recompute)});

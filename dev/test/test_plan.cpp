@@ -5,7 +5,7 @@
 #include "helpers.h"                // make_config, EXPECT_ERROR
 #include "llmc/utils/arena.h"       // ArenaLayout
 #include "llmc/model/config.h"      // ModelConfig
-#include "llmc/model/kv_plan.h"     // make_kv_plan
+#include "llmc/model/attention_plan.h"     // make_attention_plan
 #include "llmc/model/parameters.h"  // make_parameter_table
 #include "llmc/utils/random.h"      // philox
 #include "llmc/text/sampler.h"      // sample_token
@@ -22,13 +22,12 @@ TEST(Config, PresetsAreGpt2AndGpt3) {
   EXPECT_EQ(c.num_heads, 20);
   EXPECT_EQ(c.channels, 1280);
   EXPECT_EQ(c.max_seq_len, 1024);
-  EXPECT_EQ(c.wiring.num_skip_layer, 27);
-  EXPECT_EQ(c.wiring.num_skip_head, 15);
+  EXPECT_EQ(c.wiring.text, "sla(27,15)");
   for (const char* name : {"d12", "d24", "d36", "d48", "gpt3:384", "gpt3:768", "gpt3:1024", "gpt3:1536", "gpt3:2048", "gpt3:2560",
                            "gpt3:4096", "gpt3:5120", "gpt3:12288"}) {
     ASSERT_TRUE(config_from_preset(name, c)) << name;
     EXPECT_EQ(error_of([&] { validate(c); }), "") << name;
-    EXPECT_EQ(c.wiring.num_skip_layer, c.num_layers * 3 / 4) << name;
+    EXPECT_EQ(c.wiring.text, format("sla(%d,%d)", c.num_layers * 3 / 4, c.num_heads * 3 / 4)) << name;
   }
   EXPECT_FALSE(config_from_preset("d13", c));
   EXPECT_FALSE(config_from_preset("gpt3:", c));
@@ -36,45 +35,55 @@ TEST(Config, PresetsAreGpt2AndGpt3) {
 
 TEST(Config, RefusesImpossibleModels) {
   EXPECT_ERROR(validate(make_config(12, 12, 770, 9, 9)), "12 heads do not divide 770 channels");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 0, 9)), "--skip-layers 0");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 12, 9)), "--skip-layers 12");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, -1, 9)), "--skip-layers -1");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 9, 13)), "--skip-heads 13");
-  EXPECT_ERROR(validate(make_config(12, 12, 768, 9, -1)), "--skip-heads -1");
+  for (auto [n_l, n_h] : {std::pair(0, 9), {12, 9}, {-1, 9}, {9, 13}, {9, -1}})
+    EXPECT_ERROR(validate(make_config(12, 12, 768, n_l, n_h)), format("sla(%d,%d)", n_l, n_h));
   EXPECT_ERROR(validate(make_config(0, 12, 768, 0, 0)), "--layers");
-  EXPECT_ERROR(validate(make_config(1, 12, 768, 1, 1)), "--skip-layers 1");
+  EXPECT_ERROR(validate(make_config(1, 12, 768, 1, 1)), "a model of 1 layer");
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 99, 0)); }), "") << "without skip heads any n_l is plain GPT-2";
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 11, 12)); }), "");
 }
 
 // ----------------------------------------------------------------------------
-// The K/V plan, against the design's sentences, one by one
+// The plan of attentions, against the design's sentences, one by one
+
+static std::vector<int> numbers(int first, int end) {
+  std::vector<int> list;
+  for (int i = first; i < end; i++) list.push_back(i);
+  return list;
+}
 
 static void check_plan(int L, int h, int n_l, int n_h) {
   SCOPED_TRACE(format("L %d, h %d, n_l %d, n_h %d", L, h, n_l, n_h));
-  const KVPlan plan = make_kv_plan(make_config(L, h, h, n_l, n_h));
+  const AttentionPlan plan = make_attention_plan(make_config(L, h, h, n_l, n_h));
   for (int l = 0; l < L; l++) {
+    ASSERT_EQ(plan.attentions[l].size(), 1u);
+    const PlannedAttention& attention = plan.attentions[l][0];
+    EXPECT_EQ(attention.map_layer, l);
+    EXPECT_FALSE(attention.dq_accumulate);
+    EXPECT_EQ(plan.projected[Part::q][l], numbers(0, h));
+    EXPECT_TRUE(plan.shared[Part::q][l].empty());
+    for (Part part : {Part::k, Part::v})
+      for (int i = 0; i < h; i++) {
+        const bool dead = i >= h - n_h && l >= n_l && l + n_l >= L;
+        EXPECT_EQ(plan.projected_index(part, {l, i}) < 0, n_h > 0 && dead);
+        EXPECT_EQ(plan.shared_index(part, {l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
+      }
     std::set<int> heads_seen;
-    for (int i = 0; i < h; i++) {
-      const bool shares = i >= h - n_h && l >= n_l;
-      EXPECT_EQ(plan.source_of(l, i).layer, shares ? l - n_l : l);
-      EXPECT_EQ(plan.source_of(l, i).head, i);
-      const bool dead = i >= h - n_h && l >= n_l && l + n_l >= L;
-      EXPECT_EQ(plan.projected_index({l, i}) < 0, n_h > 0 && dead);
-      EXPECT_EQ(plan.shared_index({l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
-    }
-    for (const KVUse& use : plan.uses[l]) {
+    for (const KVUse& use : attention.uses) {
+      EXPECT_EQ(use.k.layer, use.v.layer);
+      EXPECT_EQ(use.k.head, use.v.head);
       for (int head : use.query_heads) {
         EXPECT_TRUE(heads_seen.insert(head).second) << "a head attends to one K/V head";
-        EXPECT_EQ(plan.source_of(l, head).layer, use.source.layer);
-        EXPECT_EQ(plan.source_of(l, head).head, use.source.head);
+        const bool shares = head >= h - n_h && l >= n_l;
+        EXPECT_EQ(use.k.layer, shares ? l - n_l : l);
+        EXPECT_EQ(use.k.head, head);
       }
-      const bool a_higher_layer_uses_it = use.source.layer == l && plan.shared_index(use.source) >= 0;
-      EXPECT_EQ(use.accumulate, a_higher_layer_uses_it);
-      EXPECT_GE(plan.projected_index(use.source), 0) << "what is used is projected";
+      const bool a_higher_layer_uses_it = use.k.layer == l && plan.shared_index(Part::k, use.k) >= 0;
+      EXPECT_EQ(use.dk_accumulate, a_higher_layer_uses_it);
+      EXPECT_EQ(use.dv_accumulate, a_higher_layer_uses_it);
     }
     EXPECT_EQ(int(heads_seen.size()), h);
-    EXPECT_TRUE(plan.unused(l).empty());
+    for (Part part : all_parts) EXPECT_TRUE(plan.unused(part, l).empty());
   }
   // A layer that shares K/V has an accumulator, which no other layer has while it is in use.
   for (int s = 0; s < L; s++) {
@@ -86,42 +95,175 @@ static void check_plan(int L, int h, int n_l, int n_h) {
   EXPECT_EQ(plan.num_accumulators, n_h > 0 ? std::min(n_l, L - n_l) : 0);
 }
 
-// BUG llmc/model/wiring.h: `i >= num_heads - w.num_skip_head` -> `i >= num_heads - w.num_skip_layer`
-TEST(KVPlan, IsTheDesignsForEveryWiringOfSmallModels) {
+// BUG llmc/model/wiring.cpp: `l >= t.n && first_head <= i` -> `l > t.n && first_head <= i`
+TEST(AttentionPlan, IsTheDesignsForEverySkipOfSmallModels) {
   for (int L = 1; L <= 8; L++)
     for (int h = 1; h <= 4; h++)
       for (int n_h = 0; n_h <= h; n_h++)
         for (int n_l = n_h > 0 ? 1 : 0; n_l < L; n_l++) check_plan(L, h, n_l, n_h);
 }
 
-TEST(KVPlan, KeepsDeadHeadsWhenAsked) {
-  const KVPlan plan = make_kv_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
-  EXPECT_EQ(plan.projected[11].size(), 12u);
-  EXPECT_EQ(plan.unused(11).size(), 9u);
-  EXPECT_EQ(plan.unused(2).size(), 0u);
+TEST(AttentionPlan, KeepsDeadHeadsWhenAsked) {
+  const AttentionPlan plan = make_attention_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
+  EXPECT_EQ(plan.projected[Part::k][11].size(), 12u);
+  EXPECT_EQ(plan.unused(Part::k, 11).size(), 9u);
+  EXPECT_EQ(plan.unused(Part::v, 11).size(), 9u);
+  EXPECT_EQ(plan.unused(Part::q, 11).size(), 0u);
+  EXPECT_EQ(plan.unused(Part::k, 2).size(), 0u);
 }
 
-TEST(KVPlan, TakesAnyTableSuchAsMultiQueryOverSharedLayers) {
-  // Four layers, four heads: all heads of layers 2k and 2k + 1 attend to head 0 of layer 2k, but the top layer's last to layer 0's.
-  std::vector<KVSource> table;
-  for (int l = 0; l < 4; l++)
-    for (int i = 0; i < 4; i++) table.push_back({l == 3 && i == 3 ? 0 : l / 2 * 2, 0});
-  const KVPlan plan = make_kv_plan(4, 4, table);
-  EXPECT_EQ(plan.projected[0], std::vector<int>{0});
-  EXPECT_TRUE(plan.projected[1].empty());
-  ASSERT_EQ(plan.uses[3].size(), 2u);
-  EXPECT_EQ(plan.uses[3][0].source.layer, 0);
-  EXPECT_EQ(plan.uses[3][0].query_heads, std::vector<int>{3});
-  EXPECT_FALSE(plan.uses[3][0].accumulate);
-  EXPECT_TRUE(plan.uses[1][0].accumulate) << "layer 3 has written its gradient already";
-  EXPECT_TRUE(plan.uses[0][0].accumulate);
+static AttentionPlan plan_of(const char* wiring, int L, int h) {
+  ModelConfig c = make_config(L, h, 8 * h, 0, 0);
+  c.wiring = parse_wiring(wiring);
+  validate(c);
+  return make_attention_plan(c);
+}
+
+TEST(AttentionPlan, OfGroupedQueriesOverSharedLayersProjectsEachHeadOnce) {
+  const AttentionPlan plan = plan_of("gqa(1) share(2) sla(3,1)", 4, 4);  // layer 3's last head attends to layer 0
+  EXPECT_EQ(plan.projected[Part::k][0], std::vector<int>{0});
+  EXPECT_TRUE(plan.projected[Part::v][1].empty());
+  ASSERT_EQ(plan.attentions[3][0].uses.size(), 2u);
+  EXPECT_EQ(plan.attentions[3][0].uses[0].k.layer, 0);
+  EXPECT_EQ(plan.attentions[3][0].uses[0].query_heads, std::vector<int>{3});
+  EXPECT_FALSE(plan.attentions[3][0].uses[0].dk_accumulate);
+  EXPECT_TRUE(plan.attentions[1][0].uses[0].dk_accumulate) << "layer 3 has written its gradient already";
+  EXPECT_TRUE(plan.attentions[0][0].uses[0].dv_accumulate);
   EXPECT_EQ(plan.num_accumulators, 2);
 }
 
-TEST(KVPlan, IsDrawnWithItsSourceLayers) {
-  const std::string text = draw(make_kv_plan(make_config(4, 4, 8, 3, 3)));
+TEST(AttentionPlan, OfSeveralSourcesHasAHeadInEachOfThem) {
+  const AttentionPlan plan = plan_of("also(1,2) also(2,1)", 3, 2);
+  ASSERT_EQ(plan.attentions[2][0].uses.size(), 5u);  // layer 0: head 1; layers 1 and 2: heads 0 and 1
+  EXPECT_EQ(plan.table.source_layers[2 * 2 + 1], (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(plan.table.source_layers[2 * 2 + 0], (std::vector<int>{1, 2}));
+}
+
+TEST(AttentionPlan, OfReusedMapsHasNoQueriesAndKeysButTheGroupsFirst) {
+  const AttentionPlan plan = plan_of("reuse(2) window(5,SL)", 5, 2);
+  for (int l : {0, 2, 4}) EXPECT_EQ(plan.projected[Part::q][l].size(), 2u);
+  for (int l : {1, 3})
+    for (Part part : {Part::q, Part::k}) EXPECT_TRUE(plan.projected[part][l].empty());
+  EXPECT_EQ(plan.projected[Part::v][3].size(), 2u);
+  EXPECT_EQ(plan.shared[Part::q][2].size(), 2u);
+  EXPECT_TRUE(plan.shared[Part::v][2].empty());
+  EXPECT_EQ(plan.attentions[3][0].map_layer, 2);
+  EXPECT_FALSE(plan.attentions[3][0].dq_accumulate);
+  EXPECT_TRUE(plan.attentions[2][0].dq_accumulate);
+  EXPECT_EQ(plan.attentions[3][0].uses[1].k.layer, 2);
+  EXPECT_EQ(plan.attentions[3][0].uses[1].v.layer, 3);
+  EXPECT_EQ(plan.num_accumulators, 1) << "that of layer 2 is free when layer 1 needs one";
+}
+
+TEST(AttentionPlan, OfBlendedMapsHasOneAttentionForEachWithAWeight) {
+  const AttentionPlan plan = plan_of("blend(0.5)", 3, 2);
+  ASSERT_EQ(plan.attentions[2].size(), 3u);
+  EXPECT_EQ(plan.attentions[2][0].map_layer, 0);
+  EXPECT_FALSE(plan.attentions[2][0].uses[0].dv_accumulate);
+  EXPECT_TRUE(plan.attentions[2][1].uses[0].dv_accumulate) << "the layer's own v, again";
+  EXPECT_FALSE(plan.attentions[2][1].uses[0].dk_accumulate);
+  EXPECT_TRUE(plan.attentions[1][0].dq_accumulate);
+  EXPECT_EQ(plan_of("blend(0)", 3, 2).attentions[2].size(), 1u);
+  EXPECT_EQ(plan_of("blend(0)", 3, 2).attentions[2][0].map_layer, 2);
+  EXPECT_EQ(plan_of("blend(1)", 3, 2).attentions[2][0].map_layer, 0);
+  EXPECT_TRUE(plan_of("blend(1)", 3, 2).projected[Part::q][2].empty());
+}
+
+TEST(AttentionPlan, IsDrawnWithItsSourceLayers) {
+  const std::string text = draw(make_attention_plan(make_config(4, 4, 8, 3, 3)));
   EXPECT_NE(text.find("3 |  .  0  0  0 | projects 1 of 4\n"), std::string::npos) << text;
   EXPECT_NE(text.find("0 |  .  .  .  . | projects 4 of 4, shares 3\n"), std::string::npos) << text;
+  EXPECT_NE(draw(plan_of("also(1,1)", 2, 2)).find("1 |  . 0+. | projects 2 of 2\n"), std::string::npos);
+  EXPECT_NE(draw(plan_of("reuse(2) gqa(1)", 2, 2)).find("1 |  .  . | projects k 0, v 1 of 1, no q, attention map of layer 0\n"),
+            std::string::npos);
+  const std::string masks = draw(plan_of("strided(8) topk(3)", 1, 3));
+  EXPECT_NE(masks.find("keys: heads 0 to 1: last 9; heads 2 to 2: every 8, of these 3 with the highest scores\n"), std::string::npos) << masks;
+}
+
+// ----------------------------------------------------------------------------
+// The wiring's text
+
+TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
+  auto error = [](const char* text) {
+    return error_of([&] {
+      ModelConfig c = make_config(12, 12, 768, 0, 0);
+      c.wiring = parse_wiring(text);
+      validate(c);
+    });
+  };
+  const struct { const char *text, *term, *right; } cases[] = {
+      {"window(0)", "window(0), at character 1", "at least 1"},
+      {"plain(3)", "plain(3), at character 1", "it is plain"},
+      {"gqa(4)  sla(12, 3)", "sla(12,3), at character 9", "1 to 11 layers below"},
+      {"sla(9,13)", "sla(9,13), at character 1", "1 to 12 of them"},
+      {"sla(9,5:13)", "sla(9,5:13)", "can end at 12"},
+      {"sla(9,5:5)", "sla(9,5:5)", "holds no head"},
+      {"sla(9)", "sla(9)", "sla(distance, heads)"},
+      {"sla(9,-1)", "sla(9,-1)", "at least 1"},
+      {"sla(9,x)", "sla(9,x)", "\"x\" is not a whole number"},
+      {"gqa(5)", "gqa(5), at character 1", "1, 2, 3, 4, 6, 12"},
+      {"layers(0_0_3_2)", "layers(0_0_3_2)", "layers 0 to 2"},
+      {"layers(0_0)", "layers(0_0)", "the model has 12"},
+      {"share(13)", "share(13)", "1 to 12"},
+      {"reuse(2) sla(3,3)", "sla(3,3), at character 10", "reuse(2), at character 1"},
+      {"also(1,1) gate", "gate, at character 11", "also(1,1), at character 1"},
+      {"reuse(2) blend(0.5)", "blend(0.5), at character 10", "reuse(2)"},
+      {"strided(4) fixed(8,1)", "fixed(8,1), at character 12", "strided(4)"},
+      {"fixed(8, 9)", "fixed(8, 9), at character 1", "1 to 8"},
+      {"fixed(8)", "fixed(8)", "fixed(block, columns)"},
+      {"strided(8, all)", "strided(8, all)", "heads, layers or union"},
+      {"window(4) topk(3) window(5)", "window(5), at character 19", "window(4), at character 1"},
+      {"window(4, SXL)", "window(4, SXL)", "letters S (window) and L (no window)"},
+      {"blend(1.5)", "blend(1.5)", "between 0 and 1"},
+      {"blend(nan)", "blend(nan)", "between 0 and 1"},
+      {"plain gqa(4)", "plain, at character 1", "leave it out"},
+      {"windw(4)", "windw, at character 1", "is it window?"},
+      {"sla(9,9", "sla(9,9, at character 1", "not closed"},
+      {"sla(9,9)gqa(4)", "sla(9,9)g, at character 1", "a space"},
+      {"topk(99999999999)", "topk(99999999999)", "not a whole number"},
+      {" ", "empty", "plain"}};
+  for (const auto& c : cases) {
+    EXPECT_NE(error(c.text).find(c.term), std::string::npos) << c.text << ": " << error(c.text);
+    EXPECT_NE(error(c.text).find(c.right), std::string::npos) << c.text << ": " << error(c.text);
+  }
+}
+
+TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
+  const Wiring w = parse_wiring(" gqa( 4)  window(512 , SSSL) strided(8, heads)");
+  EXPECT_EQ(w.text, " gqa( 4)  window(512 , SSSL) strided(8, heads)");
+  EXPECT_EQ(canonical_text(w), "gqa(4) window(512,SSSL) strided(8)");
+  for (const char* text : {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
+                           "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate"})
+    EXPECT_EQ(canonical_text(parse_wiring(text)), text);
+  EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
+  EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());
+}
+
+// Of every mask: its counts in closed form and what it says of tiles, against the predicate itself, key by key.
+TEST(AttentionMask, TilesAndCountsAreThoseOfThePredicate) {
+  for (uint64_t i = 0; i < 20000; i++) {
+    const Philox words[] = {random_words(1, RandomStream::test, 1, i), random_words(1, RandomStream::test, 2, i)};
+    auto draw = [&](int n, int least, int end) { return least + int(words[n / 4].word[n % 4] % uint32_t(end - least)); };
+    AttentionMask m;
+    m.window = draw(0, -20, 20) > 0 ? draw(1, 1, 20) : 0;
+    m.pattern = MaskPattern(draw(2, 0, 6));
+    m.s = draw(3, 1, 12), m.c = 1 + i % m.s;
+    const int T = draw(4, 1, 60), q0 = draw(5, 0, 40), q1 = q0 + draw(6, 1, 20), k0 = draw(7, 0, 40), k1 = k0 + 1 + int(i / 7 % 20);
+    SCOPED_TRACE(format("window %d, pattern %d, s %d, c %d, T %d, queries %d to %d, keys %d to %d", m.window, int(m.pattern), m.s, m.c, T, q0,
+                        q1, k0, k1));
+    int64_t pairs = 0;
+    for (int t = 0; t < T; t++)
+      for (int j = 0; j < T; j++) pairs += m.sees(t, j);
+    ASSERT_EQ(m.visible_pairs(T), pairs);
+    bool some = false, all = true;
+    for (int t = q0; t < q1; t++)
+      for (int j = k0; j < k1; j++) (m.sees(t, j) ? some : all) = m.sees(t, j);
+    if (some) { ASSERT_TRUE(m.sees_some(q0, q1, k0, k1)); }
+    if (!all) { ASSERT_FALSE(m.sees_all(q0, q1, k0, k1)); }
+    const bool one_condition = m.pattern == MaskPattern::all || m.window == 0;
+    if (!some && one_condition) { ASSERT_FALSE(m.sees_some(q0, q1, k0, k1)) << "a tile that nobody sees"; }
+    if (all && m.pattern == MaskPattern::all) { ASSERT_TRUE(m.sees_all(q0, q1, k0, k1)) << "a tile that all see"; }
+  }
 }
 
 // ----------------------------------------------------------------------------
@@ -129,7 +271,7 @@ TEST(KVPlan, IsDrawnWithItsSourceLayers) {
 
 TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
   const ModelConfig config = make_config(3, 4, 20, 2, 3);
-  const ParameterTable table = make_parameter_table(config, make_kv_plan(config));
+  const ParameterTable table = make_parameter_table(config, make_attention_plan(config));
   size_t end = 0;
   for (const TensorSpec& tensor : table.layout.tensors) {
     EXPECT_EQ(tensor.offset % 256, 0u) << tensor.name;
@@ -148,7 +290,7 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
       std::vector<int> owners;  // of each element of the full arenas
       int64_t num_owned = 0;
       for (int rank = 0; rank < ranks; rank++) {
-        const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {rank, ranks});
+        const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {rank, ranks});
         owners.resize(table.layout.bytes / sizeof(float));
         EXPECT_EQ(table.buckets.size(), 3u + 2);
         EXPECT_EQ(table.layout.bytes % (256 * size_t(ranks)), 0u);
@@ -163,7 +305,7 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
         }
         EXPECT_LE(end, int64_t(table.layout.bytes / sizeof(float)) / ranks);
       }
-      const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, ranks});
+      const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {0, ranks});
       EXPECT_EQ(num_owned, table.num_parameters);
       for (const TensorSpec& tensor : table.layout.tensors)
         for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[tensor.element_offset() + i], 1) << tensor.name;
@@ -174,7 +316,7 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
 // Tensors of a bucket are neighbours, and a collective on a bucket touches no other's.
 TEST(Buckets, AreTheEmbeddingsEachLayerAndTheFinalLayerNorm) {
   const ModelConfig config = make_config(3, 4, 20, 2, 3);
-  const ParameterTable table = make_parameter_table(config, make_kv_plan(config), {0, 4});
+  const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {0, 4});
   for (const ParameterSpec& spec : table.specs) {
     const TensorSpec& tensor = table.layout.tensors[spec.tensor];
     const int expected = tensor.name[0] == 'w' ? 0 : tensor.name[0] == 'h' ? tensor.name[2] - '0' + 1 : 4;

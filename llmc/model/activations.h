@@ -1,13 +1,15 @@
 // The activations of GPT-2: which there are, their shapes, what they are for, and which of them each level of recomputation keeps.
 //
-// B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: q, k and v of one token in one
-// layer, C + 2 * hs * (heads whose k and v the layer projects).
+// B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: what a layer projects of q, k and v
+// for a token.
 #pragma once
 #include <algorithm>                 // std::max
 #include <array>                     // std::array
+#include <map>                       // std::map
+#include <string>                    // std::string
 #include <vector>                    // std::vector
+#include "attention_plan.h"          // AttentionPlan
 #include "config.h"                  // ModelConfig
-#include "kv_plan.h"                 // KVPlan
 #include "llmc/operations.h"         // num_staging_buffers, layernorm_backward_scratch
 #include "llmc/precision.h"          // floatX
 #include "llmc/utils/memory_plan.h"  // MemoryGroup
@@ -26,10 +28,13 @@ enum class Recompute {
 struct LayerActs {
   floatX* ln1 = nullptr;                           // (B, T, C)
   float *ln1_mean = nullptr, *ln1_rstd = nullptr;  // (B, T)
-  floatX* qkv = nullptr;                           // (B, T, QKV): q | k | v of the projected heads; null with Recompute::block, where
+  floatX* qkv = nullptr;                           // (B, T, QKV): q | k | v of the projected heads; null with Recompute::block, unless
+                                                   //   other layers use q, where
   floatX *q = nullptr, *kv = nullptr;              //   q (B, T, C) and kv (B, T, QKV - C) are tensors of their own
   floatX* att = nullptr;                           // (B, T, C)
   float* lse = nullptr;                            // (B, h, T)
+  float* topk_score = nullptr;                     // (B, h, T): of topk
+  int* topk_last = nullptr;                        // (B, h, T)
   floatX* residual2 = nullptr;                     // (B, T, C): after attention
   floatX* ln2 = nullptr;                           // (B, T, C)
   float *ln2_mean = nullptr, *ln2_rstd = nullptr;  // (B, T)
@@ -56,17 +61,40 @@ struct Activations {
   floatX* dqkv;                            // (B, T, the largest QKV)
   float* delta;                            // (B, h, T): attention's rowsum(dout * out)
   float* layernorm_scratch;                // (layernorm_backward_scratch(B T, C))
-  std::vector<floatX*> dkv_accumulators;   // (num_accumulators), each (B, T, 2 * accumulator_heads * hs): dK | dV of shared K/V heads
+  float* attention_scratch = nullptr;      // (attention_backward_scratch(...))
+  std::vector<floatX*> accumulators;       // (num_accumulators), each (B, T, accumulator_heads * hs): dq | dk | dv of a layer's shared heads
+  // only with several attention maps a layer
+  float* map_sum = nullptr;                // (B, T, C): of the maps' outputs, weighted
+  float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, B, T): of gate
+  float* dmap_weights = nullptr;           // (L, B, T): gradients of the weights of each map in one layer
 };
 
 // A model's shape: what it computes, and what its activations have room for.
 struct ModelShape {
   ModelConfig config;
-  KVPlan kv_plan;
+  AttentionPlan attention_plan;
   int B = 0, T = 0;
   Recompute recompute = Recompute::nothing;
   int64_t logit_rows = 0, logit_stride = 0;  // of the chunk in which logits are computed
 };
+
+// Whether layer l's q, k and v are one tensor, which is kept: other layers' attention may need q.
+inline bool keeps_qkv(const ModelShape& model, int l) {
+  return model.recompute < Recompute::block || !model.attention_plan.shared[Part::q][l].empty();
+}
+
+// The most query heads that an attention of the plan has whose K/V head has several of them.
+inline int64_t most_grouped_query_heads(const AttentionPlan& plan) {
+  size_t most = 0;
+  for (const std::vector<PlannedAttention>& layer : plan.attentions)
+    for (const PlannedAttention& attention : layer) {
+      size_t grouped = 0;
+      for (const KVUse& use : attention.uses)
+        if (use.query_heads.size() > 1) grouped += use.query_heads.size();
+      most = std::max(most, grouped);
+    }
+  return int64_t(most);
+}
 
 // The one list of activations: calls declare(group of the memory plan, name, pointer to set, shape) for each. gpt2_plan walks it to
 // lay them out, gpt2_allocate to set the pointers.
@@ -76,10 +104,12 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   const int64_t B = model.B, T = model.T, C = c.channels, h = c.num_heads, hs = c.head_size();
   constexpr MemoryGroup activations = MemoryGroup::activations, backward = MemoryGroup::backward;
   constexpr Recompute kept = Recompute::above_all_levels;
-  const bool qkv_is_kept = model.recompute < Recompute::block;
+  const AttentionPlan& plan = model.attention_plan;
+  const bool mixes_maps = plan.table.mix != WiringTable::Mix::none;
   int64_t largest_qkv = 0;
+  std::map<std::string, int> first_layer;  // that declared a tensor, by name
   a.layers.resize(c.num_layers);
-  a.dkv_accumulators.resize(model.kv_plan.num_accumulators);
+  a.accumulators.resize(plan.num_accumulators);
 
   declare(activations, "tokens", a.tokens, {B, T});
   declare(activations, "targets", a.targets, {B, T});
@@ -88,20 +118,32 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   declare(activations, "embedded", a.embedded, {B, T, C});
   for (int l = 0; l < c.num_layers; l++) {
     LayerActs& layer = a.layers[l];
-    const int64_t QKV = qkv_rows(c, model.kv_plan, l);
+    const int64_t QKV = qkv_rows(c, plan, l);
     largest_qkv = std::max(largest_qkv, QKV);
-    // A tensor that is not kept from a level of recomputation on: all layers then use layer 0's.
+    // A tensor that is not kept from a level of recomputation on: all layers then use that of the first layer that has one.
     auto declare_layer = [&](Recompute dropped_from, const char* name, auto LayerActs::*tensor, std::vector<int64_t> shape) {
-      if (l > 0 && model.recompute >= dropped_from) layer.*tensor = a.layers[0].*tensor;
+      const auto [first, is_first] = first_layer.insert({name, l});
+      if (!is_first && model.recompute >= dropped_from) layer.*tensor = a.layers[first->second].*tensor;
       else declare(activations, name, layer.*tensor, std::move(shape));
     };
+    const int64_t q = int64_t(plan.projected[Part::q][l].size()) * hs;
+    // What the backward pass of attention needs of the forward pass. With several attention maps it runs that again, one by one.
+    const Recompute attention_dropped_from = mixes_maps ? Recompute::nothing : Recompute::block;
     declare_layer(Recompute::layernorm, "ln1", &LayerActs::ln1, {B, T, C});
     declare_layer(kept, "ln1_mean", &LayerActs::ln1_mean, {B, T});
     declare_layer(kept, "ln1_rstd", &LayerActs::ln1_rstd, {B, T});
-    if (qkv_is_kept) declare_layer(kept, "qkv", &LayerActs::qkv, {B, T, QKV});
-    else declare_layer(Recompute::block, "q", &LayerActs::q, {B, T, C}), declare_layer(kept, "kv", &LayerActs::kv, {B, T, QKV - C});
+    if (keeps_qkv(model, l)) {
+      declare_layer(kept, "qkv", &LayerActs::qkv, {B, T, QKV});
+    } else {
+      if (q > 0) declare_layer(Recompute::block, "q", &LayerActs::q, {B, T, q});
+      declare_layer(kept, "kv", &LayerActs::kv, {B, T, QKV - q});
+    }
     declare_layer(Recompute::block, "att", &LayerActs::att, {B, T, C});
-    declare_layer(Recompute::block, "lse", &LayerActs::lse, {B, h, T});
+    declare_layer(attention_dropped_from, "lse", &LayerActs::lse, {B, h, T});
+    if (plan.table.topk > 0) {
+      declare_layer(attention_dropped_from, "topk_score", &LayerActs::topk_score, {B, h, T});
+      declare_layer(attention_dropped_from, "topk_last", &LayerActs::topk_last, {B, h, T});
+    }
     declare_layer(Recompute::block, "residual2", &LayerActs::residual2, {B, T, C});
     declare_layer(Recompute::layernorm, "ln2", &LayerActs::ln2, {B, T, C});
     declare_layer(kept, "ln2_mean", &LayerActs::ln2_mean, {B, T});
@@ -122,7 +164,15 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   declare(backward, "dqkv", a.dqkv, {B, T, largest_qkv});
   declare(backward, "delta", a.delta, {B, h, T});
   declare(backward, "layernorm_scratch", a.layernorm_scratch, {layernorm_backward_scratch(B * T, C)});
-  for (floatX*& accumulator : a.dkv_accumulators)
-    declare(MemoryGroup::dkv_accumulators, "dkv_accumulator", accumulator, {B, T, 2 * model.kv_plan.accumulator_heads * hs});
+  const int64_t attention_scratch = attention_backward_scratch(B, T, hs, most_grouped_query_heads(plan));
+  if (attention_scratch > 0) declare(backward, "attention_scratch", a.attention_scratch, {attention_scratch});
+  for (floatX*& accumulator : a.accumulators)
+    declare(MemoryGroup::dkv_accumulators, "accumulator", accumulator, {B, T, plan.accumulator_heads * hs});
+  if (mixes_maps) declare(activations, "map_sum", a.map_sum, {B, T, C});
+  if (plan.table.mix == WiringTable::Mix::gate) {
+    declare(activations, "map_gates", a.map_gates, {c.num_layers, B, T});
+    declare(backward, "dmap_gates", a.dmap_gates, {c.num_layers, B, T});
+  }
+  if (mixes_maps) declare(backward, "dmap_weights", a.dmap_weights, {c.num_layers, B, T});
   declare(MemoryGroup::logits, "logits", a.logits, {model.logit_rows, model.logit_stride});
 }

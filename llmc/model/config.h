@@ -21,9 +21,10 @@ struct ModelConfig {
   int head_size() const { return channels / num_heads; }
 };
 
-// Calls visit(ConfigField, a reference to the value) for each field that the shape of a model has. `c` may be const.
+// Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs are read, written,
+// compared, logged and changed by options. `c` may be const. The wiring is not among them.
 template <class Config, class Visit>
-void visit_shape_fields(Config& c, Visit visit) {
+void visit_fields(Config& c, Visit visit) {
   visit(ConfigField{"n_layer", "num_layers", "--layers", "layers, in place of the preset's", true}, c.num_layers);
   visit(ConfigField{"n_head", "num_heads", "--heads", "attention heads a layer, in place of the preset's", true}, c.num_heads);
   visit(ConfigField{"n_embd", "channels", "--channels", "channels, a multiple of the heads, in place of the preset's", true}, c.channels);
@@ -36,17 +37,12 @@ void visit_shape_fields(Config& c, Visit visit) {
   visit(ConfigField{"bias", "bias", nullptr, nullptr, false}, c.bias);
 }
 
-// Likewise for each field: the one list by which configs are read, written, compared, logged and changed by options.
-template <class Config, class Visit>
-void visit_fields(Config& c, Visit visit) {
-  visit_shape_fields(c, visit);
-  visit_wiring_fields(c.wiring, visit);
-}
-
 // What a command line says of the model.
 struct ModelOptions {
   std::string model = "d12";                             // a preset or a folder
   std::map<std::string, std::optional<int>> overrides;   // by option: those of the fields above that have one
+  std::optional<std::string> wiring;                     // none: the model's
+  std::optional<int> skip_layers, skip_heads;            // a short way to write sla(skip_layers, skip_heads)
   bool no_bias = false;
 };
 
@@ -77,7 +73,7 @@ inline bool config_from_preset(const std::string& name, ModelConfig& config) {
 
 // Throws UserError, with what to do about it, unless the numbers make a model.
 inline void validate(const ModelConfig& c) {
-  visit_shape_fields(c, [](const ConfigField& field, const auto& value) {
+  visit_fields(c, [](const ConfigField& field, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const int&>)
       if (value < 1) user_error("%s (%s) is %d; it must be at least 1", field.json, field.option, value);
   });

@@ -38,6 +38,20 @@ static void check_known_function(const json& config, const std::string& path, co
   if (optional("add_cross_attention", false)) user_error("%s: add_cross_attention is true; it is not known", path.c_str());
 }
 
+// Its "wiring", or what num_skip_layer and num_skip_head say, the paper's two numbers; without them it is a plain GPT-2.
+static Wiring config_wiring(const json& config, const std::string& path) {
+  const int none = 0;
+  const std::string no_text;
+  const int n_l = config_value(config, path, "num_skip_layer", &none), n_h = config_value(config, path, "num_skip_head", &none);
+  const std::string text = config_value(config, path, "wiring", &no_text);
+  const Wiring numbers = skip_layer_wiring(n_l, n_h);
+  if (!config.contains("wiring")) return numbers;
+  const Wiring wiring = parse_wiring(text);
+  if (n_h > 0 && canonical_text(numbers) != canonical_text(wiring))
+    user_error("\"wiring\" is \"%s\", but num_skip_layer and num_skip_head mean %s", text.c_str(), numbers.text.c_str());
+  return wiring;
+}
+
 ModelConfig read_config_json(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const std::optional<std::string> text = try_read_file(path);
@@ -52,11 +66,11 @@ ModelConfig read_config_json(const std::string& folder) {
   });
   check_known_function(config, path, c);
   try {
+    c.wiring = config_wiring(config, path);
     validate(c);
   } catch (const UserError& e) {
     user_error("%s: %s", path.c_str(), e.what());
   }
-  c.wiring = normalized(c.wiring);
   return c;
 }
 
@@ -66,7 +80,29 @@ std::string config_json(const ModelConfig& c) {
                  {"activation_function", "gelu_new"},
                  {"tie_word_embeddings", true}};
   visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
+  config["wiring"] = c.wiring.text;
   return config.dump(1) + "\n";
+}
+
+// The model's wiring, or the one that options name instead.
+static Wiring option_wiring(const ModelOptions& o, const Wiring& of_model) {
+  if (!o.skip_layers && !o.skip_heads) return o.wiring ? parse_wiring(*o.wiring) : of_model;
+  if (o.wiring) user_error("--wiring says it all; leave out --skip-layers and --skip-heads");
+  // What is not said stays as it is in a model with skip-layer attention.
+  const WiringTerm& term = of_model.terms[0];
+  const bool is_sla = of_model.terms.size() == 1 && term.kind == WiringTerm::Kind::sla && term.last_heads > 0;
+  if (o.skip_heads && *o.skip_heads == 0) return Wiring();
+  if (!is_sla && !(o.skip_layers && o.skip_heads))
+    user_error("the model's wiring is %s; both --skip-layers and --skip-heads are needed to change it", of_model.text.c_str());
+  return skip_layer_wiring(o.skip_layers.value_or(term.n), o.skip_heads.value_or(term.last_heads));
+}
+
+bool same_model(const ModelConfig& a, const ModelConfig& b) {
+  auto canonical = [](ModelConfig c) {
+    c.wiring.text = canonical_text(c.wiring);
+    return config_json(c);
+  };
+  return canonical(a) == canonical(b);
 }
 
 ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
@@ -82,7 +118,7 @@ ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
     if (!std::filesystem::is_directory(o.model))
       user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder", o.model.c_str());
     c = read_config_json(o.model);
-    visit_shape_fields(c, [&](const ConfigField& field, auto&) {
+    visit_fields(c, [&](const ConfigField& field, auto&) {
       if (field.option == nullptr) return;
       const auto it = o.overrides.find(field.option);
       if (it != o.overrides.end() && it->second)
@@ -90,12 +126,11 @@ ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
     });
     if (o.no_bias && c.bias) user_error("-e %s: a folder's model has its shape; leave out --no-bias", o.model.c_str());
   } else {
-    visit_shape_fields(c, override_field);
+    visit_fields(c, override_field);
     c.bias = !o.no_bias;
     c.wiring = default_wiring(c.num_layers, c.num_heads);
   }
-  visit_wiring_fields(c.wiring, override_field);
+  c.wiring = option_wiring(o, c.wiring);
   validate(c);
-  c.wiring = normalized(c.wiring);
   return c;
 }

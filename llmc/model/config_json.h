@@ -7,8 +7,11 @@
 // valid, or it describes something that this program does not compute.
 ModelConfig read_config_json(const std::string& folder);
 
-// The text of such a file. Two configs are of the same model if their texts are the same.
+// The text of such a file.
 std::string config_json(const ModelConfig& config);
+
+// Whether two configs describe the same model; how a wiring is written makes no difference.
+bool same_model(const ModelConfig& a, const ModelConfig& b);
 
 // The model that the command line describes: a preset, changed by --layers and so on, or a folder's config.json, whose shape cannot be
 // changed but whose wiring can. `from_folder` tells which it was: then the weights are read, else initialised. Throws UserError.

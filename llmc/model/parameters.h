@@ -4,16 +4,16 @@
 #include <string>                        // std::string
 #include <vector>                        // std::vector
 #include "config.h"                      // ModelConfig
-#include "kv_plan.h"                     // KVPlan
+#include "attention_plan.h"              // AttentionPlan
 #include "llmc/utils/parameter_table.h"  // ParameterTable, ParameterSpec, Shard
 
 // Pointers into an arena of parameters (weights, gradients or optimizer state alike). Linear weights are (out, in), row-major.
-// The rows of qkvw are q (C) | k (projected heads) | v (projected heads): QKV = C + 2 * hs * projected. Biases are null
-// without --bias.
+// The rows of qkvw are q | k | v of the heads that the layer projects, QKV in all. Biases are null without --bias.
 template <class T>
 struct LayerParams {
   T *ln1w, *ln1b;          // (C)
   T *qkvw, *qkvb;          // (QKV, C), (QKV)
+  T *gatew, *gateb;        // (C), (1): of `gate`, from layer 1 on; else null
   T *attprojw, *attprojb;  // (C, C), (C)
   T *ln2w, *ln2b;          // (C)
   T *fcw, *fcb;            // (4C, C), (4C)
@@ -31,20 +31,30 @@ struct Params {
 // The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the logits'.
 inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 63) / 64 * 64; }
 
-// QKV of a layer.
-inline int64_t qkv_rows(const ModelConfig& c, const KVPlan& plan, int layer) {
-  return c.channels + 2 * int64_t(c.head_size()) * int64_t(plan.projected[layer].size());
+// QKV of a layer: the rows of its c_attn.
+inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
+  return int64_t(c.head_size()) * plan.num_projected(layer);
 }
 
-// The rows of the full-size c_attn (q | k | v, C rows each) that the rows of a layer's qkvw are.
-inline std::vector<int> full_qkv_rows(const ModelConfig& c, const KVPlan& plan, int layer) {
+// The rows of the full-size c_attn: q (C) | k | v (K/V heads times head size each).
+inline int64_t full_qkv_size(const ModelConfig& c, const AttentionPlan& plan) {
+  return c.channels + 2 * int64_t(plan.table.num_kv_heads) * c.head_size();
+}
+
+// Those of them that the rows of a layer's qkvw are.
+inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
   std::vector<int> rows;
-  for (int i = 0; i < c.channels; i++) rows.push_back(i);
-  for (int part : {1, 2})  // k, v
-    for (int head : plan.projected[layer])
-      for (int i = 0; i < c.head_size(); i++) rows.push_back(part * c.channels + head * c.head_size() + i);
+  int first = 0;  // of the part
+  for (Part part : all_parts) {
+    for (int head : plan.projected[part][layer])
+      for (int i = 0; i < c.head_size(); i++) rows.push_back(first + head * c.head_size() + i);
+    first += (part == Part::q ? c.num_heads : plan.table.num_kv_heads) * c.head_size();
+  }
   return rows;
 }
+
+// Whether layer l has the parameters of `gate`.
+inline bool has_map_gate(const AttentionPlan& plan, int l) { return plan.table.mix == WiringTable::Mix::gate && l > 0; }
 
 // Adds GPT-2's parameters to a table, in the order in which the calls come.
 struct ParameterTableBuilder {
@@ -88,7 +98,7 @@ struct ParameterTableBuilder {
 };
 
 // GPT-2's parameters, in the arena's order.
-inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& plan, Shard shard = {}) {
+inline ParameterTable make_parameter_table(const ModelConfig& c, const AttentionPlan& plan, Shard shard = {}) {
   ParameterTableBuilder b;
   b.table.shard = shard;
   b.bias = c.bias;
@@ -102,7 +112,8 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
   for (int l = 0; l < c.num_layers; l++) {
     const std::string h = "h." + std::to_string(l) + ".";
     b.layernorm(h + "ln_1", C);
-    b.linear_of_rows(h + "attn.c_attn", C, full_qkv_rows(c, plan, l), 3 * C, weight_std);
+    b.linear_of_rows(h + "attn.c_attn", C, full_qkv_rows(c, plan, l), full_qkv_size(c, plan), weight_std);
+    if (has_map_gate(plan, l)) b.linear(h + "attn.map_gate", C, 1, weight_std);
     b.linear(h + "attn.c_proj", C, C, residual_std);
     b.layernorm(h + "ln_2", C);
     b.linear(h + "mlp.c_fc", C, 4 * C, weight_std);
@@ -116,7 +127,7 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const KVPlan& p
 
 // The table's tensors as pointers into an arena that starts at `base`.
 template <class T>
-Params<T> parameter_pointers(const ModelConfig& c, const ParameterTable& table, T* base) {
+Params<T> parameter_pointers(const ModelConfig& c, const AttentionPlan& plan, const ParameterTable& table, T* base) {
   size_t next = 0;
   auto weight = [&] { return base + table.layout.tensors[next++].element_offset(); };
   auto bias = [&] { return c.bias ? weight() : nullptr; };
@@ -127,6 +138,8 @@ Params<T> parameter_pointers(const ModelConfig& c, const ParameterTable& table, 
   for (LayerParams<T>& layer : p.layers) {
     layer.ln1w = weight(), layer.ln1b = bias();
     layer.qkvw = weight(), layer.qkvb = bias();
+    const bool has_gate = has_map_gate(plan, int(&layer - p.layers.data()));
+    layer.gatew = has_gate ? weight() : nullptr, layer.gateb = has_gate ? bias() : nullptr;
     layer.attprojw = weight(), layer.attprojb = bias();
     layer.ln2w = weight(), layer.ln2b = bias();
     layer.fcw = weight(), layer.fcb = bias();

@@ -4,8 +4,9 @@
 #include <utility>                // std::move
 #include <vector>                 // std::vector
 #include "activations.h"          // ModelShape, Activations, LayerActs
-#include "kv_plan.h"              // KVPlan, KVUse, KVSource
+#include "attention_plan.h"       // AttentionPlan, PlannedAttention, KVUse
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads
+#include "llmc/map_weights.h"     // MapWeights
 #include "llmc/precision.h"       // floatX
 #include "parameters.h"           // Params, LayerParams, qkv_rows
 
@@ -32,104 +33,135 @@ struct RowCopy {
   int64_t src_stride, width;
 };
 
+// One softmax for each query head of a layer.
+struct LayerAttention {
+  int map_layer;                     // whose q and masks: its own, or one below
+  KVHeads<floatX> kv_heads;          // that the layer's query heads attend to, wherever they were projected
+  AttentionArgs<floatX> args;        // of B sequences of T tokens
+  bool q_has_cache_rows = false;     // q lies in a tensor that holds K/V, and has its rows
+};
+
 // What layer l needs beside its parameters and activations. Everything that follows from the wiring and the level of recomputation is here,
 // as pointers and sizes; the passes below look nothing else up.
 struct LayerPlan {
   int64_t QKV = 0;
-  const floatX* residual = nullptr;     // (B, T, C): the residual stream that enters the layer
-  std::vector<Projection> projections;  // of q, and of k and v of the projected heads
-  bool q_has_cache_rows = false;        // q lies in a projection that holds K/V, and has its rows
-  KVHeads<floatX> kv_heads;             // that the layer's query heads attend to, wherever they were projected
-  AttentionArgs<floatX> attention;      // of B sequences of T tokens
-  std::vector<RowCopy> load_dkv;        // the part of dqkv that other layers' attention has computed, or that is zero
+  const floatX* residual = nullptr;        // (B, T, C): the residual stream that enters the layer
+  std::vector<Projection> projections;     // of q, and of k and v of the projected heads
+  std::vector<LayerAttention> attentions;  // one, or one for each attention map whose output is summed
+  bool mixes_maps = false;                 // their outputs are summed with weights:
+  MapWeights map_weights;                  //   which
+  floatX *map_out, *dmap_out;              //   (B, T, C): the output of one of them, and its gradient, while it runs
+  float *gate = nullptr, *dgate = nullptr; // (B, T): of the map of the layer below and the layer's own, where they are learned
+  std::vector<RowCopy> load_dqkv;          // the part of dqkv that other layers' attention has computed, or that is zero
 };
 
-// Where the cached k of a projected head lies; v lies projected * hs elements after it.
-struct CachedKV {
-  floatX* k;
-  int64_t stride, projected;
+// Where a projected head lies: `x` is its first element.
+struct HeadPlace {
+  floatX* x;
+  int64_t stride;
+  bool has_cache_rows;  // the tensor holds K/V: its rows are the sequence's positions, in generation too
 };
-inline CachedKV cached_kv(const ModelShape& model, const Activations& acts, const KVSource& s) {
-  const LayerActs& a = acts.layers[s.layer];
-  const int64_t C = model.config.channels, hs = model.config.head_size(), QKV = qkv_rows(model.config, model.kv_plan, s.layer);
-  const int64_t column = model.kv_plan.projected_index(s) * hs, projected = int64_t(model.kv_plan.projected[s.layer].size());
-  if (a.qkv != nullptr) return {a.qkv + C + column, QKV, projected};
-  return {a.kv + column, QKV - C, projected};
+inline HeadPlace head_place(const ModelShape& model, const Activations& acts, Part part, const ProjectedHead& h) {
+  const LayerActs& a = acts.layers[h.layer];
+  const int64_t hs = model.config.head_size(), QKV = qkv_rows(model.config, model.attention_plan, h.layer);
+  const int64_t q = int64_t(model.attention_plan.projected[Part::q][h.layer].size()) * hs;
+  const int64_t column = model.attention_plan.projected_index(part, h) * hs;
+  if (a.qkv != nullptr) return {a.qkv + column, QKV, true};
+  if (part == Part::q) return {a.q + column, q, false};
+  return {a.kv + column - q, QKV - q, true};
 }
 
-// How layer l's attention finds each K/V head that it uses: k and v in the cache of the source layer, dk and dv in l's own dqkv if l is
-// the source layer, else in that layer's accumulator.
-inline KVHeads<floatX> plan_kv_heads(const ModelShape& model, const Activations& acts, int l) {
-  const KVPlan& plan = model.kv_plan;
-  const int64_t C = model.config.channels, hs = model.config.head_size();
+// Where layer l's attention writes the gradient of a head: in l's own dqkv if it projected the head, else in the accumulator of the layer that
+// did.
+inline HeadPlace gradient_place(const ModelShape& model, const Activations& acts, int l, Part part, const ProjectedHead& h) {
+  const AttentionPlan& plan = model.attention_plan;
+  const int64_t hs = model.config.head_size();
+  if (h.layer == l) return {acts.dqkv + plan.projected_index(part, h) * hs, qkv_rows(model.config, plan, l), false};
+  return {acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * hs, plan.accumulator_heads * hs, false};
+}
+
+// How layer l's attention finds each K/V head that it uses.
+inline KVHeads<floatX> plan_kv_heads(const ModelShape& model, const Activations& acts, int l, const PlannedAttention& attention) {
+  const AttentionPlan& plan = model.attention_plan;
   std::vector<KVHead<floatX>> kv_heads;
   std::vector<int> query_heads;
-  for (const KVUse& use : plan.uses[l]) {
-    const CachedKV cached = cached_kv(model, acts, use.source);
-    KVHead<floatX> kv;
-    kv.k = cached.k, kv.v = cached.k + cached.projected * hs, kv.k_stride = kv.v_stride = cached.stride;
-    if (use.source.layer == l) {
-      kv.dk_stride = kv.dv_stride = qkv_rows(model.config, plan, l);
-      kv.dk = acts.dqkv + C + plan.projected_index(use.source) * hs;
-      kv.dv = kv.dk + cached.projected * hs;
-    } else {
-      kv.dk_stride = kv.dv_stride = 2 * plan.accumulator_heads * hs;
-      kv.dk = acts.dkv_accumulators[plan.accumulator[use.source.layer]] + plan.shared_index(use.source) * hs;
-      kv.dv = kv.dk + plan.accumulator_heads * hs;
-    }
-    kv.dk_accumulate = kv.dv_accumulate = use.accumulate;
-    kv.first_query_head = int(query_heads.size()), kv.num_query_heads = int(use.query_heads.size());
+  for (const KVUse& use : attention.uses) {
+    const HeadPlace k = head_place(model, acts, Part::k, use.k), v = head_place(model, acts, Part::v, use.v);
+    const HeadPlace dk = gradient_place(model, acts, l, Part::k, use.k), dv = gradient_place(model, acts, l, Part::v, use.v);
+    kv_heads.push_back({k.x, v.x, k.stride, v.stride, dk.x, dv.x, dk.stride, dv.stride, use.dk_accumulate, use.dv_accumulate,
+                        int(query_heads.size()), int(use.query_heads.size())});
     query_heads.insert(query_heads.end(), use.query_heads.begin(), use.query_heads.end());
-    kv_heads.push_back(kv);
   }
-  return KVHeads<floatX>(std::move(kv_heads), std::move(query_heads));
+  const auto first_mask = plan.table.masks.begin() + attention.map_layer * plan.num_heads;
+  std::vector<AttentionMask> masks(first_mask, first_mask + plan.num_heads);
+  if (std::all_of(masks.begin(), masks.end(), [](const AttentionMask& m) { return m.is_causal(); })) masks.clear();
+  return KVHeads<floatX>(std::move(kv_heads), std::move(query_heads), masks);
 }
 
-// What dqkv holds of layer l's K/V heads before its own attention adds to it: of shared heads what an accumulator has summed, of unused
-// ones zeros.
-inline std::vector<RowCopy> plan_load_dkv(const ModelShape& model, const Activations& acts, int l) {
-  const KVPlan& plan = model.kv_plan;
-  const int64_t C = model.config.channels, hs = model.config.head_size(), QKV = qkv_rows(model.config, plan, l);
-  const int64_t kv = int64_t(plan.projected[l].size()) * hs, accumulator_kv = plan.accumulator_heads * hs;
+// Where the output of one of several attention maps and its gradient lie, while it runs: in tensors that are free then.
+inline floatX* map_out(const Activations& acts) { return acts.sublayer; }
+inline floatX* dmap_out(const Activations& acts) { return acts.dfch; }
+
+inline LayerAttention plan_attention(const ModelShape& model, const Activations& acts, int l, const PlannedAttention& planned) {
+  const LayerActs& a = acts.layers[l];
+  const ProjectedHead first_q = {planned.map_layer, 0};
+  const HeadPlace q = head_place(model, acts, Part::q, first_q), dq = gradient_place(model, acts, l, Part::q, first_q);
+  const bool mixes_maps = model.attention_plan.table.mix != WiringTable::Mix::none;
+  LayerAttention attention;
+  attention.map_layer = planned.map_layer;
+  attention.kv_heads = plan_kv_heads(model, acts, l, planned);
+  attention.q_has_cache_rows = q.has_cache_rows;
+  AttentionArgs<floatX>& args = attention.args;
+  args.HS = model.config.head_size();
+  attention.kv_heads.set_args(args);
+  args.q = q.x, args.q_stride = q.stride;
+  args.topk = model.attention_plan.table.topk, args.topk_score = a.topk_score, args.topk_last = a.topk_last;
+  args.out = mixes_maps ? map_out(acts) : a.att, args.lse = a.lse;
+  args.dout = mixes_maps ? dmap_out(acts) : acts.dsublayer, args.delta = acts.delta, args.scratch = acts.attention_scratch;
+  args.dq = dq.x, args.dq_stride = dq.stride, args.dq_accumulate = planned.dq_accumulate;
+  return attention;
+}
+
+// What dqkv holds of layer l's heads before its own attention adds to it: of shared heads what an accumulator has summed, of unused ones
+// zeros. Heads that are neighbours in both are one copy.
+inline std::vector<RowCopy> plan_load_dqkv(const ModelShape& model, const Activations& acts, int l) {
+  const AttentionPlan& plan = model.attention_plan;
+  const int64_t hs = model.config.head_size(), QKV = qkv_rows(model.config, plan, l), accumulator_stride = plan.accumulator_heads * hs;
   std::vector<RowCopy> copies;
-  auto add = [&](int head, int heads, const floatX* src) {  // of `heads` neighbours at once
-    floatX* dk = acts.dqkv + C + plan.projected_index({l, head}) * hs;
-    copies.push_back({dk, QKV, src, 2 * accumulator_kv, heads * hs});
-    copies.push_back({dk + kv, QKV, src != nullptr ? src + accumulator_kv : nullptr, 2 * accumulator_kv, heads * hs});
-  };
-  const std::vector<int>& shared = plan.shared[l];
-  for (size_t i = 0, n; i < shared.size(); i += n) {
-    auto place = [&](size_t j) { return plan.projected_index({l, shared[j]}); };
-    for (n = 1; i + n < shared.size() && place(i + n) == place(i) + int(n);) n++;
-    add(shared[i], int(n), acts.dkv_accumulators[plan.accumulator[l]] + int64_t(i) * hs);
+  for (Part part : all_parts) {
+    auto dst = [&](int head) { return acts.dqkv + plan.projected_index(part, {l, head}) * hs; };
+    for (int head : plan.shared[part][l]) {
+      const floatX* src = acts.accumulators[plan.accumulator[l]] + plan.shared_index(part, {l, head}) * hs;
+      const bool continues = !copies.empty() && dst(head) == copies.back().dst + copies.back().width && src == copies.back().src + copies.back().width;
+      if (continues) copies.back().width += hs;
+      else copies.push_back({dst(head), QKV, src, accumulator_stride, hs});
+    }
   }
-  for (int head : plan.unused(l)) add(head, 1, nullptr);
+  for (Part part : all_parts)
+    for (int head : plan.unused(part, l))
+      copies.push_back({acts.dqkv + plan.projected_index(part, {l, head}) * hs, QKV, nullptr, 0, hs});
   return copies;
 }
 
 inline LayerPlan plan_layer(const ModelShape& model, const LayerParams<floatX>& w, const Activations& acts, int l) {
   const ModelConfig& c = model.config;
+  const AttentionPlan& plan = model.attention_plan;
   const LayerActs& a = acts.layers[l];
-  const int64_t C = c.channels;
+  const int64_t C = c.channels, q = int64_t(plan.projected[Part::q][l].size()) * c.head_size();
   LayerPlan layer;
-  layer.QKV = qkv_rows(c, model.kv_plan, l);
+  layer.QKV = qkv_rows(c, plan, l);
   layer.residual = l == 0 ? acts.embedded : acts.layers[l - 1].residual3;
-  layer.q_has_cache_rows = a.qkv != nullptr;
-  if (a.qkv != nullptr) {
-    layer.projections = {{w.qkvw, w.qkvb, a.qkv, layer.QKV, /*holds_kv=*/true}};
-  } else {
-    layer.projections = {{w.qkvw, w.qkvb, a.q, C, /*holds_kv=*/false}};
-    if (layer.QKV > C)
-      layer.projections.push_back({w.qkvw + C * C, c.bias ? w.qkvb + C : nullptr, a.kv, layer.QKV - C, /*holds_kv=*/true});
-  }
-  layer.kv_heads = plan_kv_heads(model, acts, l);
-  AttentionArgs<floatX>& attention = layer.attention;
-  attention.HS = c.head_size();
-  layer.kv_heads.set_args(attention);
-  attention.q = layer.projections[0].out, attention.q_stride = layer.projections[0].OC;
-  attention.out = a.att, attention.lse = a.lse;
-  attention.dout = acts.dsublayer, attention.delta = acts.delta;
-  attention.dq = acts.dqkv, attention.dq_stride = layer.QKV, attention.dq_accumulate = false;
-  layer.load_dkv = plan_load_dkv(model, acts, l);
+  auto project = [&](floatX* out, int64_t first_row, int64_t rows, bool holds_kv) {
+    if (rows > 0) layer.projections.push_back({w.qkvw + first_row * C, c.bias ? w.qkvb + first_row : nullptr, out, rows, holds_kv});
+  };
+  if (a.qkv != nullptr) project(a.qkv, 0, layer.QKV, /*holds_kv=*/true);
+  else project(a.q, 0, q, /*holds_kv=*/false), project(a.kv, q, layer.QKV - q, /*holds_kv=*/true);
+  for (const PlannedAttention& planned : plan.attentions[l]) layer.attentions.push_back(plan_attention(model, acts, l, planned));
+  layer.mixes_maps = plan.table.mix != WiringTable::Mix::none;
+  const int64_t rows = int64_t(model.B) * model.T;
+  if (has_map_gate(plan, l)) layer.gate = acts.map_gates + l * rows, layer.dgate = acts.dmap_gates + l * rows;
+  layer.map_weights = {acts.map_gates, float(plan.table.blend), rows, l};
+  layer.map_out = map_out(acts), layer.dmap_out = dmap_out(acts);
+  layer.load_dqkv = plan_load_dqkv(model, acts, l);
   return layer;
 }

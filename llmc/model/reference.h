@@ -1,20 +1,23 @@
-// GPT-2 with skip-layer attention, written to be checked by eye: forward, backward and AdamW as loops over indices.
-// It is what the trainer is measured against, so it shares nothing with it but ModelConfig, and takes no shortcut:
-// nothing is fused, recomputed, tiled or left out. Keys and values are concatenated as the paper's listing does, and
-// K/V heads that no head attends to are projected all the same (their gradient comes out as zero by itself).
+// GPT-2 with any wiring of its attention, written to be checked by eye: forward, backward and AdamW as loops over
+// indices. It is what the trainer is measured against, so it shares nothing with it but ModelConfig, and takes no
+// shortcut: nothing is fused, recomputed, tiled or left out. Of the wiring it has the terms alone, and says itself what
+// they mean: masks and attention maps are whole matrices, the keys and values of a head's sources are concatenated, and
+// q, k and v that nobody uses are projected all the same (their gradient comes out as zero by itself).
 //
-// B batch, T length, C channels, L layers, h heads of size hs = C / h, V vocabulary; shapes in the order of memory.
+// B batch, T length, C channels, L layers, h heads of size hs = C / h, g K/V heads (h without grouped-query attention),
+// S sources of a head: the layers whose K/V it attends to; V vocabulary. Shapes are in the order of memory.
 // An Array is an activation, (B, T, something) unless said otherwise; a Tensor is a parameter, its gradient or its
 // optimizer state. Parameters bear their Hugging Face GPT-2 names; a linear layer's weight is (in, out), as in
 // GPT-2's Conv1D.
 #pragma once
-#include <algorithm>           // std::min, std::max
+#include <algorithm>           // std::min, std::max, std::stable_sort
 #include <cmath>               // std::exp, std::log, std::sqrt, std::tanh, std::pow
 #include <cstdint>             // int64_t
 #include <map>                 // std::map
+#include <set>                 // std::set
 #include <string>              // std::string, std::to_string
 #include <vector>              // std::vector
-#include "config.h"            // ModelConfig
+#include "config.h"            // ModelConfig, WiringTerm
 #include "llmc/utils/error.h"  // CHECK
 
 namespace reference {
@@ -30,6 +33,75 @@ struct Tensor {
 
 template <class Real>
 using Tensors = std::map<std::string, Tensor<Real>>;  // by name
+
+// ----------------------------------------------------------------------------
+// The wiring: what its terms say, applied from left to right. wiring.h describes them.
+
+using Kind = WiringTerm::Kind;
+using How = WiringTerm::How;
+
+// The last term of that kind; null if the wiring has none.
+inline const WiringTerm* find_term(const ModelConfig& config, Kind kind) {
+  const WiringTerm* found = nullptr;
+  for (const WiringTerm& term : config.wiring.terms)
+    if (term.kind == kind) found = &term;
+  return found;
+}
+
+// g. Query head i attends to K/V head i * g / h.
+inline int num_kv_heads(const ModelConfig& config) {
+  const WiringTerm* gqa = find_term(config, Kind::gqa);
+  return gqa ? gqa->n : config.num_heads;
+}
+
+// The layers whose own keys and values a head of layer l attends to, ascending.
+inline std::set<int> source_layers(const ModelConfig& config, int l, int head) {
+  std::set<int> sources = {l};
+  for (const WiringTerm& term : config.wiring.terms) {
+    const int first = term.last_heads > 0 ? config.num_heads - term.last_heads : term.first_head;
+    const int end = term.last_heads > 0 ? config.num_heads : term.end_head;
+    const bool skips = l >= term.n && head >= first && head < end;
+    if (term.kind == Kind::sla && skips) sources = {l - term.n};
+    if (term.kind == Kind::also && skips) sources.insert(l - term.n);
+    if (term.kind == Kind::share) sources = {l - l % term.n};
+    if (term.kind == Kind::layers) sources = {term.layers[l]};
+  }
+  return sources;
+}
+
+// Whether the query at position t may see the keys at position j, whichever layer's they are.
+inline bool is_visible(const ModelConfig& config, int l, int head, int t, int j) {
+  if (j > t) return false;
+  for (const WiringTerm& term : config.wiring.terms) {
+    bool a1 = true, a2 = true;  // Sparse Transformer's two patterns
+    if (term.kind == Kind::window && (term.pattern.empty() || term.pattern[l % term.pattern.size()] == 'S')) {
+      if (t - j >= term.n) return false;
+    } else if (term.kind == Kind::strided) {
+      a1 = t - j <= term.n;
+      a2 = (t - j) % term.n == 0;
+    } else if (term.kind == Kind::fixed) {
+      a1 = j / term.n == t / term.n;
+      a2 = j % term.n >= term.n - term.c;
+    }
+    const bool takes_a1 = term.how == How::heads ? head < (config.num_heads + 1) / 2 : l % 2 == 0;
+    if (term.how == How::both ? !a1 && !a2 : takes_a1 ? !a1 : !a2) return false;
+  }
+  return true;
+}
+
+// is_visible of all t and j: (T, T).
+inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, int T) {
+  std::vector<bool> visible(int64_t(T) * T);
+  for (int t = 0; t < T; t++)
+    for (int j = 0; j < T; j++) visible[int64_t(t) * T + j] = is_visible(config, l, head, t, j);
+  return visible;
+}
+
+// The layer whose attention map layer l uses: its own, but for `reuse`.
+inline int map_layer(const ModelConfig& config, int l) {
+  const WiringTerm* reuse = find_term(config, Kind::reuse);
+  return reuse ? l - l % reuse->n : l;
+}
 
 // ----------------------------------------------------------------------------
 // Parameters: their names and shapes
@@ -52,13 +124,14 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     add(name + ".weight", {in, out});
     if (config.bias) add(name + ".bias", {out});
   };
-  const int64_t C = config.channels;
+  const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
   add("wte.weight", {config.vocab_size, C});   // token embedding, and the output head: tied
   add("wpe.weight", {config.max_seq_len, C});  // position embedding
   for (int l = 0; l < config.num_layers; l++) {
     const std::string h = "h." + std::to_string(l);
     add_norm(h + ".ln_1", C);
-    add_linear(h + ".attn.c_attn", C, 3 * C);  // columns: q | k | v, each head by head
+    add_linear(h + ".attn.c_attn", C, C + 2 * g * hs);  // columns: q | k | v, each head by head
+    if (find_term(config, Kind::gate) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
     add_linear(h + ".attn.c_proj", C, C);
     add_norm(h + ".ln_2", C);
     add_linear(h + ".mlp.c_fc", C, 4 * C);
@@ -205,113 +278,155 @@ Array<Real> gelu_backward(const Array<Real>& in, const Array<Real>& d_out) {
   return d_in;
 }
 
-// Causal attention, head by head: probs[b,head,t,s] = softmax over s <= t of q[t].k[s] / sqrt(hs), and
-// out[t] = sum_s probs[t,s] v[s]. q, k, v, out (B, T, C); probs (B, h, T, T), zero above the diagonal.
+// ----------------------------------------------------------------------------
+// Attention, of one head: q (B, T, hs), k and v (B, S * T, hs), where key s * T + j is that at position j of source s,
+// and an attention map (B, T, S * T), zero where a query does not see a key.
+
+// map[t] = softmax of q[t].k[j] / sqrt(hs) over the keys j that t sees: those that `visible` (T, T) has, of every source
+// alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the first. All zero if t sees none.
 template <class Real>
-void attention(const Array<Real>& q, const Array<Real>& k, const Array<Real>& v, Array<Real>& probs, Array<Real>& out,
-               int64_t B, int64_t T, int64_t num_heads, int64_t hs) {
-  const int64_t C = num_heads * hs;
-  const Real scale = 1 / std::sqrt(Real(hs));
-  probs.assign(B * num_heads * T * T, 0);
-  out.assign(B * T * C, 0);
+Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const std::vector<bool>& visible, int topk,
+                          int64_t B, int64_t T, int64_t hs) {
+  const int64_t keys = k.size() / (B * hs);
+  Array<Real> map(B * T * keys), scores(keys);
   for (int64_t b = 0; b < B; b++) {
-    for (int64_t head = 0; head < num_heads; head++) {
-      for (int64_t t = 0; t < T; t++) {
-        const Real* q_t = &q[(b * T + t) * C + head * hs];
-        Real* out_t = &out[(b * T + t) * C + head * hs];
-        Real* p = &probs[((b * num_heads + head) * T + t) * T];
-        for (int64_t s = 0; s <= t; s++) {
-          const Real* k_s = &k[(b * T + s) * C + head * hs];
-          Real dot = 0;
-          for (int64_t i = 0; i < hs; i++) dot += q_t[i] * k_s[i];
-          p[s] = dot * scale;
-        }
-        Real largest = p[0], sum = 0;
-        for (int64_t s = 0; s <= t; s++) largest = std::max(largest, p[s]);
-        for (int64_t s = 0; s <= t; s++) sum += p[s] = std::exp(p[s] - largest);
-        for (int64_t s = 0; s <= t; s++) p[s] /= sum;
-        for (int64_t s = 0; s <= t; s++) {
-          const Real* v_s = &v[(b * T + s) * C + head * hs];
-          for (int64_t i = 0; i < hs; i++) out_t[i] += p[s] * v_s[i];
-        }
+    for (int64_t t = 0; t < T; t++) {
+      std::vector<int64_t> seen;
+      for (int64_t j = 0; j < keys; j++) {
+        if (!visible[t * T + j % T]) continue;
+        seen.push_back(j);
+        Real dot = 0;
+        for (int64_t i = 0; i < hs; i++) dot += q[(b * T + t) * hs + i] * k[(b * keys + j) * hs + i];
+        scores[j] = dot / std::sqrt(Real(hs));
       }
+      if (topk > 0 && int64_t(seen.size()) > topk) {
+        std::stable_sort(seen.begin(), seen.end(), [&](int64_t i, int64_t j) { return scores[i] > scores[j]; });
+        seen.resize(topk);
+      }
+      if (seen.empty()) continue;
+      Real* p = &map[(b * T + t) * keys];
+      Real largest = scores[seen[0]], sum = 0;
+      for (int64_t j : seen) largest = std::max(largest, scores[j]);
+      for (int64_t j : seen) sum += p[j] = std::exp(scores[j] - largest);
+      for (int64_t j : seen) p[j] /= sum;
     }
   }
+  return map;
 }
 
-// d_q, d_k, d_v (=), of the q, k and v that attention() was given: d_v[s] = sum_t p[t,s] d_out[t]; with
-// d_p[t,s] = d_out[t].v[s], the scores' d_score = p * (d_p - sum_s p d_p), and through them d_q and d_k.
+// d_q, d_k (=): d_score = p * (d_p - sum_j p d_p), which is zero for keys that are not seen, and through it d_q and d_k.
 template <class Real>
-void attention_backward(const Array<Real>& q, const Array<Real>& k, const Array<Real>& v, const Array<Real>& probs,
-                        const Array<Real>& d_out, Array<Real>& d_q, Array<Real>& d_k, Array<Real>& d_v,
-                        int64_t B, int64_t T, int64_t num_heads, int64_t hs) {
-  const int64_t C = num_heads * hs;
-  const Real scale = 1 / std::sqrt(Real(hs));
+void attention_map_backward(const Array<Real>& q, const Array<Real>& k, const Array<Real>& map, const Array<Real>& d_map,
+                            Array<Real>& d_q, Array<Real>& d_k, int64_t B, int64_t T, int64_t hs) {
+  const int64_t keys = k.size() / (B * hs);
   d_q.assign(q.size(), 0);
   d_k.assign(k.size(), 0);
-  d_v.assign(v.size(), 0);
-  Array<Real> d_p(T);
   for (int64_t b = 0; b < B; b++) {
-    for (int64_t head = 0; head < num_heads; head++) {
-      for (int64_t t = 0; t < T; t++) {
-        const int64_t row = (b * T + t) * C + head * hs;
-        const Real* p = &probs[((b * num_heads + head) * T + t) * T];
-        Real mean_d_p = 0;
-        for (int64_t s = 0; s <= t; s++) {
-          const int64_t col = (b * T + s) * C + head * hs;
-          d_p[s] = 0;
-          for (int64_t i = 0; i < hs; i++) d_p[s] += d_out[row + i] * v[col + i];
-          for (int64_t i = 0; i < hs; i++) d_v[col + i] += p[s] * d_out[row + i];
-          mean_d_p += p[s] * d_p[s];
-        }
-        for (int64_t s = 0; s <= t; s++) {
-          const int64_t col = (b * T + s) * C + head * hs;
-          const Real d_score = p[s] * (d_p[s] - mean_d_p);
-          for (int64_t i = 0; i < hs; i++) d_q[row + i] += d_score * k[col + i] * scale;
-          for (int64_t i = 0; i < hs; i++) d_k[col + i] += d_score * q[row + i] * scale;
+    for (int64_t t = 0; t < T; t++) {
+      const Real* p = &map[(b * T + t) * keys];
+      const Real* d_p = &d_map[(b * T + t) * keys];
+      Real mean_d_p = 0;
+      for (int64_t j = 0; j < keys; j++) mean_d_p += p[j] * d_p[j];
+      for (int64_t j = 0; j < keys; j++) {
+        const Real d_dot = p[j] * (d_p[j] - mean_d_p) / std::sqrt(Real(hs));
+        for (int64_t i = 0; i < hs; i++) d_q[(b * T + t) * hs + i] += d_dot * k[(b * keys + j) * hs + i];
+        for (int64_t i = 0; i < hs; i++) d_k[(b * keys + j) * hs + i] += d_dot * q[(b * T + t) * hs + i];
+      }
+    }
+  }
+}
+
+// out[t] = sum_j map[t,j] v[j]: (B, T, hs).
+template <class Real>
+Array<Real> apply_map(const Array<Real>& map, const Array<Real>& v, int64_t B, int64_t T, int64_t hs) {
+  const int64_t keys = v.size() / (B * hs);
+  Array<Real> out(B * T * hs);
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t t = 0; t < T; t++)
+      for (int64_t j = 0; j < keys; j++)
+        for (int64_t i = 0; i < hs; i++)
+          out[(b * T + t) * hs + i] += map[(b * T + t) * keys + j] * v[(b * keys + j) * hs + i];
+  return out;
+}
+
+// d_map += d_out[t].v[j], d_v (=) sum_t map[t,j] d_out[t].
+template <class Real>
+void apply_map_backward(const Array<Real>& map, const Array<Real>& v, const Array<Real>& d_out, Array<Real>& d_map,
+                        Array<Real>& d_v, int64_t B, int64_t T, int64_t hs) {
+  const int64_t keys = v.size() / (B * hs);
+  d_v.assign(v.size(), 0);
+  for (int64_t b = 0; b < B; b++) {
+    for (int64_t t = 0; t < T; t++) {
+      for (int64_t j = 0; j < keys; j++) {
+        for (int64_t i = 0; i < hs; i++) {
+          d_map[(b * T + t) * keys + j] += d_out[(b * T + t) * hs + i] * v[(b * keys + j) * hs + i];
+          d_v[(b * keys + j) * hs + i] += map[(b * T + t) * keys + j] * d_out[(b * T + t) * hs + i];
         }
       }
     }
   }
 }
 
-// One third of qkv (B, T, 3C), `which` = 0, 1 or 2 for q, k or v: (B, T, C).
+// `blend` and `gate`: map[t] = a[t] below[t] + (1 - a[t]) own[t], with the map of the layer below and the layer's own;
+// a (B, T).
 template <class Real>
-Array<Real> take_third(const Array<Real>& qkv, int which, int C) {
-  const int64_t N = qkv.size() / (3 * C);
-  Array<Real> out(N * C);
-  for (int64_t n = 0; n < N; n++)
-    for (int c = 0; c < C; c++) out[n * C + c] = qkv[n * 3 * C + which * C + c];
-  return out;
+Array<Real> mix_maps(const Array<Real>& a, const Array<Real>& below, const Array<Real>& own) {
+  const int64_t keys = own.size() / a.size();
+  Array<Real> map(own.size());
+  for (size_t i = 0; i < map.size(); i++) map[i] = a[i / keys] * below[i] + (1 - a[i / keys]) * own[i];
+  return map;
 }
 
-// Its inverse for all three: (B, T, C) each into (B, T, 3C).
+// d_a and d_below +=, d_own (=).
 template <class Real>
-Array<Real> join_thirds(const Array<Real>& q, const Array<Real>& k, const Array<Real>& v, int C) {
-  const int64_t N = q.size() / C;
-  Array<Real> qkv(N * 3 * C);
-  for (int64_t n = 0; n < N; n++) {
-    for (int c = 0; c < C; c++) {
-      qkv[n * 3 * C + c] = q[n * C + c];
-      qkv[n * 3 * C + C + c] = k[n * C + c];
-      qkv[n * 3 * C + 2 * C + c] = v[n * C + c];
-    }
+void mix_maps_backward(const Array<Real>& a, const Array<Real>& below, const Array<Real>& own, const Array<Real>& d_map,
+                       Array<Real>& d_a, Array<Real>& d_below, Array<Real>& d_own) {
+  const int64_t keys = own.size() / a.size();
+  d_own.resize(own.size());
+  for (size_t i = 0; i < d_map.size(); i++) {
+    d_a[i / keys] += d_map[i] * (below[i] - own[i]);
+    d_below[i] += d_map[i] * a[i / keys];
+    d_own[i] = d_map[i] * (1 - a[i / keys]);
   }
-  return qkv;
 }
 
-// The listing's torch.cat: the first `split` channels of `own`, the others of `skipped`; all (B, T, C).
 template <class Real>
-Array<Real> concatenate_heads(const Array<Real>& own, const Array<Real>& skipped, int split, int C) {
-  Array<Real> out(own.size());
-  for (size_t i = 0; i < out.size(); i++) out[i] = int(i % C) < split ? own[i] : skipped[i];
+Array<Real> sigmoid(const Array<Real>& in) {
+  Array<Real> out(in.size());
+  for (size_t i = 0; i < in.size(); i++) out[i] = 1 / (1 + std::exp(-in[i]));
   return out;
 }
 
-// Both get their part of the concatenation's gradient: d_own, d_skipped += .
 template <class Real>
-void concatenate_heads_backward(const Array<Real>& d_out, Array<Real>& d_own, Array<Real>& d_skipped, int split, int C) {
-  for (size_t i = 0; i < d_out.size(); i++) (int(i % C) < split ? d_own : d_skipped)[i] += d_out[i];
+Array<Real> sigmoid_backward(const Array<Real>& out, const Array<Real>& d_out) {
+  Array<Real> d_in(out.size());
+  for (size_t i = 0; i < out.size(); i++) d_in[i] = d_out[i] * out[i] * (1 - out[i]);
+  return d_in;
+}
+
+// A head's `hs` columns, from `first` on, of each of the S `matrices` (B, T, width), concatenated: (B, S * T, hs).
+template <class Real>
+Array<Real> take_columns(const std::vector<const Array<Real>*>& matrices, int64_t first, int64_t B, int64_t T, int64_t hs) {
+  const int64_t S = matrices.size(), width = matrices[0]->size() / (B * T);
+  Array<Real> out(B * S * T * hs);
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t s = 0; s < S; s++)
+      for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < hs; i++)
+          out[((b * S + s) * T + t) * hs + i] = (*matrices[s])[(b * T + t) * width + first + i];
+  return out;
+}
+
+// The other way: those columns of `matrices` += their part of x (B, S * T, hs).
+template <class Real>
+void add_columns(const std::vector<Array<Real>*>& matrices, int64_t first, const Array<Real>& x, int64_t B, int64_t T,
+                 int64_t hs) {
+  const int64_t S = matrices.size(), width = matrices[0]->size() / (B * T);
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t s = 0; s < S; s++)
+      for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < hs; i++)
+          (*matrices[s])[(b * T + t) * width + first + i] += x[((b * S + s) * T + t) * hs + i];
 }
 
 template <class Real>
@@ -322,16 +437,25 @@ void add_into(Array<Real>& sum, const Array<Real>& term) {
 // ----------------------------------------------------------------------------
 // The model, forward
 
+// Attention of one head.
+template <class Real>
+struct HeadCache {
+  Array<Real> q;        // (B, T, hs)
+  Array<Real> k, v;     // (B, S * T, hs)
+  Array<Real> own_map;  // (B, T, S * T)  of these q and k; neither it nor q and k exist where the layer reuses a map
+  Array<Real> map;      // (B, T, S * T)  what v is weighed by
+};
+
 template <class Real>
 struct LayerCache {
   Norm<Real> ln_1;
-  Array<Real> q, k_own, v_own;  // (B, T, C)     what this layer projects, for itself and higher layers
-  Array<Real> k, v;             // (B, T, C)     what it attends to: own heads, then those of the source layer
-  Array<Real> probs;            // (B, h, T, T)
-  Array<Real> heads_out;        // (B, T, C)     attention's output before its projection
+  Array<Real> qkv;                     // (B, T, C + 2 g hs)  what this layer projects, for itself and higher layers
+  Array<Real> mix;                     // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
+  std::vector<HeadCache<Real>> heads;  // (h)
+  Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
-  Array<Real> fc;               // (B, T, 4C)    before GELU
-  Array<Real> fc_gelu;          // (B, T, 4C)
+  Array<Real> fc;                      // (B, T, 4C)    before GELU
+  Array<Real> fc_gelu;                 // (B, T, 4C)
 };
 
 template <class Real>
@@ -350,15 +474,41 @@ struct Result {
   Array<Real> token_losses;  // (B, T)  -log p(target)
 };
 
-// The layer whose own keys and values the last n_h heads of layer l attend to; l itself where there is none n_l layers below.
-inline int source_layer(const ModelConfig& config, int l) {
-  const bool skips = config.wiring.num_skip_head > 0 && l >= config.wiring.num_skip_layer;
-  return skips ? l - config.wiring.num_skip_layer : l;
+// Where head `head` has its q, k and v among the columns of c_attn.
+struct HeadColumns {
+  int64_t q, k, v;
+};
+
+inline HeadColumns head_columns(const ModelConfig& config, int head) {
+  const int64_t C = config.channels, hs = config.head_size(), g = num_kv_heads(config);
+  const int64_t kv_head = head * g / config.num_heads;
+  return {head * hs, C + kv_head * hs, C + g * hs + kv_head * hs};
 }
 
-// Where, in the C channels of a layer's keys and values, those of another layer begin.
-inline int split_channel(const ModelConfig& config) {
-  return (config.num_heads - config.wiring.num_skip_head) * config.head_size();
+// Fills layer l's `heads` and `heads_out`; its `qkv` and `mix`, and the layers below, are given.
+template <class Real>
+void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t T) {
+  const int64_t C = config.channels, hs = config.head_size();
+  const WiringTerm* topk = find_term(config, Kind::topk);
+  LayerCache<Real>& layer = layers[l];
+  layer.heads.resize(config.num_heads);
+  layer.heads_out.assign(B * T * C, 0);
+  for (int i = 0; i < config.num_heads; i++) {
+    HeadCache<Real>& head = layer.heads[i];
+    const HeadColumns columns = head_columns(config, i);
+    std::vector<const Array<Real>*> sources;
+    for (int source : source_layers(config, l, i)) sources.push_back(&layers[source].qkv);
+    if (map_layer(config, l) != l) {
+      head.map = layers[map_layer(config, l)].heads[i].map;
+    } else {
+      head.q = take_columns<Real>({&layer.qkv}, columns.q, B, T, hs);
+      head.k = take_columns(sources, columns.k, B, T, hs);
+      head.own_map = attention_map(head.q, head.k, visibility(config, l, i, T), topk ? topk->n : 0, B, T, hs);
+      head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
+    }
+    head.v = take_columns(sources, columns.v, B, T, hs);
+    add_columns<Real>({&layer.heads_out}, i * hs, apply_map(head.map, head.v, B, T, hs), B, T, hs);
+  }
 }
 
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
@@ -386,14 +536,10 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     LayerCache<Real>& layer = acts.layers[l];
     // x += c_proj(attention(ln_1(x)))
     layer.ln_1 = layernorm(params, h + ".ln_1", x, config.layer_norm_eps);
-    const Array<Real> qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
-    layer.q = take_third(qkv, 0, C);
-    layer.k_own = take_third(qkv, 1, C);
-    layer.v_own = take_third(qkv, 2, C);
-    const LayerCache<Real>& source = acts.layers[source_layer(config, l)];
-    layer.k = concatenate_heads(layer.k_own, source.k_own, split_channel(config), C);
-    layer.v = concatenate_heads(layer.v_own, source.v_own, split_channel(config), C);
-    attention(layer.q, layer.k, layer.v, layer.probs, layer.heads_out, B, T, config.num_heads, config.head_size());
+    layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
+    if (l > 0 && find_term(config, Kind::blend)) layer.mix.assign(N, Real(find_term(config, Kind::blend)->a));
+    if (l > 0 && find_term(config, Kind::gate)) layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
+    attention(config, acts.layers, l, B, T);
     add_into(x, linear(params, h + ".attn.c_proj", layer.heads_out));
     // x += c_proj(gelu(c_fc(ln_2(x))))
     layer.ln_2 = layernorm(params, h + ".ln_2", x, config.layer_norm_eps);
@@ -425,6 +571,44 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
 // ----------------------------------------------------------------------------
 // The model, backward
 
+// Gradients of what several layers use. A layer's are complete once the backward pass has come down to it.
+template <class Real>
+struct SharedGradients {
+  std::vector<Array<Real>> d_qkv;               // (L): (B, T, C + 2 g hs)
+  std::vector<std::vector<Array<Real>>> d_map;  // (L, h): (B, T, S * T)
+};
+
+// Of layer l's `heads_out`: adds to `shared`, and sets d_mix (B, T), empty where the layer has no `mix`.
+template <class Real>
+void attention_backward(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
+                        const Array<Real>& d_heads_out, SharedGradients<Real>& shared, Array<Real>& d_mix, int64_t B,
+                        int64_t T) {
+  const int64_t hs = config.head_size();
+  const LayerCache<Real>& layer = layers[l];
+  d_mix.assign(layer.mix.size(), 0);
+  for (int i = 0; i < config.num_heads; i++) {
+    const HeadCache<Real>& head = layer.heads[i];
+    const HeadColumns columns = head_columns(config, i);
+    std::vector<Array<Real>*> d_sources;
+    for (int source : source_layers(config, l, i)) d_sources.push_back(&shared.d_qkv[source]);
+    const Array<Real> d_out = take_columns<Real>({&d_heads_out}, i * hs, B, T, hs);
+    Array<Real>& d_map = shared.d_map[l][i];
+    Array<Real> d_q, d_k, d_v;
+    apply_map_backward(head.map, head.v, d_out, d_map, d_v, B, T, hs);
+    add_columns(d_sources, columns.v, d_v, B, T, hs);
+    if (map_layer(config, l) != l) {
+      add_into(shared.d_map[map_layer(config, l)][i], d_map);
+      continue;
+    }
+    Array<Real> d_own_map = d_map;
+    if (!layer.mix.empty())
+      mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, d_mix, shared.d_map[l - 1][i], d_own_map);
+    attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, B, T, hs);
+    add_columns({&shared.d_qkv[l]}, columns.q, d_q, B, T, hs);
+    add_columns(d_sources, columns.k, d_k, B, T, hs);
+  }
+}
+
 // grads += scale * d(mean loss)/d(params), of the forward() that filled `cache` with the same parameters. With
 // gradient accumulation each micro-batch has scale 1 / grad_accum_steps.
 template <class Real>
@@ -448,9 +632,12 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   }
   Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);  // of the residual stream
 
-  // Gradients of what each layer projected, collected from every layer that attends to it. That layer, l + n_l, comes
-  // first on the way down, so they are complete once layer l has added its own.
-  std::vector<Array<Real>> d_k_own(L, Array<Real>(N * C)), d_v_own(L, Array<Real>(N * C));
+  SharedGradients<Real> shared;
+  for (const LayerCache<Real>& layer : cache.layers) {
+    shared.d_qkv.push_back(Array<Real>(layer.qkv.size()));
+    shared.d_map.emplace_back();
+    for (const HeadCache<Real>& head : layer.heads) shared.d_map.back().push_back(Array<Real>(head.map.size()));
+  }
   for (int l = L - 1; l >= 0; l--) {
     const std::string h = "h." + std::to_string(l);
     const LayerCache<Real>& layer = cache.layers[l];
@@ -460,14 +647,13 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     add_into(d_x, layernorm_backward(params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_x, grads);
-    Array<Real> d_q, d_k, d_v;
-    attention_backward(layer.q, layer.k, layer.v, layer.probs, d_heads_out, d_q, d_k, d_v, B, T, config.num_heads,
-                       config.head_size());
-    const int from = source_layer(config, l);
-    concatenate_heads_backward(d_k, d_k_own[l], d_k_own[from], split_channel(config), C);
-    concatenate_heads_backward(d_v, d_v_own[l], d_v_own[from], split_channel(config), C);
-    const Array<Real> d_qkv = join_thirds(d_q, d_k_own[l], d_v_own[l], C);
-    const Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, d_qkv, grads);
+    Array<Real> d_mix;
+    attention_backward(config, cache.layers, l, d_heads_out, shared, d_mix, B, T);
+    Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, shared.d_qkv[l], grads);
+    if (l > 0 && find_term(config, Kind::gate)) {
+      const Array<Real> d_gate = sigmoid_backward(layer.mix, d_mix);
+      add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
+    }
     add_into(d_x, layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads));
   }
 

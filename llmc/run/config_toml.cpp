@@ -1,18 +1,11 @@
 #include "config_toml.h"
 #include <toml++/toml.h>       // toml::parse
-#include <algorithm>           // std::min, std::sort
-#include <charconv>            // std::to_chars
-#include <numeric>             // std::iota
+#include <algorithm>           // std::sort
 #include <regex>               // std::regex
 #include <sstream>             // std::ostringstream
 #include "llmc/utils/error.h"  // user_error, format
 #include "llmc/utils/files.h"  // read_whole_file
-
-// The fewest digits that read back as the same number.
-static std::string shortest(double x) {
-  char digits[64];
-  return {digits, std::to_chars(digits, digits + sizeof digits, x).ptr};
-}
+#include "llmc/utils/text.h"   // shortest
 
 std::vector<ConfigEntry> read_config_toml(const std::string& path) {
   const std::string text = read_whole_file(path);
@@ -45,30 +38,4 @@ std::string config_toml_line(const std::string& name, const std::string& value, 
   else line << toml::value<std::string>(value);
   line << "\n";
   return line.str();
-}
-
-// Levenshtein's distance.
-static size_t edits_between(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t(0));
-  for (size_t i = 1; i <= a.size(); i++) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); j++) {
-      const size_t above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
-std::string nearest_name(const std::string& name, const std::vector<std::string>& names) {
-  std::string nearest;
-  size_t fewest = name.size() / 2 + 1;
-  for (const std::string& other : names) {
-    const size_t edits = edits_between(name, other);
-    if (edits < fewest) nearest = other, fewest = edits;
-  }
-  return nearest;
 }

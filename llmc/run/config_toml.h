@@ -15,6 +15,3 @@ std::vector<ConfigEntry> read_config_toml(const std::string& path);
 // The line that read_config_toml reads as this entry: any text comes back as it was. `is_text`: the option takes text, so that the value is
 // quoted even if it is a number.
 std::string config_toml_line(const std::string& name, const std::string& value, bool is_text);
-
-// That of `names` which is most like `name`, by the edits between them; "" if none is near.
-std::string nearest_name(const std::string& name, const std::vector<std::string>& names);

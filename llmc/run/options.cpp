@@ -6,6 +6,7 @@
 #include <cstdlib>             // strtoll
 #include "config_toml.h"       // read_config_toml, config_toml_line
 #include "llmc/utils/error.h"  // user_error
+#include "llmc/utils/text.h"   // nearest_name
 #include "schedule.h"          // Schedule::known
 
 static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume) {
@@ -32,6 +33,12 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   visit_fields(fields, [&](const ConfigField& field, auto&) {
     if (field.option != nullptr) app.add_option(field.option, o.model.overrides[field.option], field.help)->group(model);
   });
+  app.add_option("--wiring", o.model.wiring,
+                 "who attends to what: terms such as 'sla(9,9)' or 'gqa(4) window(512,SSSL)' (README.md has them all), or plain; default: "
+                 "sla(n,k) with 3/4 of the layers and of the heads, or the model's")->group(model);
+  app.add_option("--skip-layers", o.model.skip_layers, "with --skip-heads k, a short way to write --wiring 'sla(n,k)': n")->group(model);
+  app.add_option("--skip-heads", o.model.skip_heads, "how many heads of a layer, the last ones, attend to the K/V of the layer n below; "
+                 "0: plain GPT-2")->group(model);
   app.add_flag("--no-bias", o.model.no_bias, "no biases in linear and LayerNorm layers")->group(model);
   app.add_flag("--keep-dead-kv", o.keep_dead_kv,
                "project K/V that no head reads, as the paper's code does: the same losses, slower; for comparison")->group(model);
@@ -93,6 +100,8 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
       ->configurable(false)->group(output);
   app.add_option("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all")->group(output);
   app.add_option("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't")->group(output);
+  app.add_flag("--dry-run", o.dry_run, "print the model, its wiring and the memory plan, and end: nothing is trained or written")
+      ->configurable(false)->group(output);
   app.add_option("--log-level", o.log_level, "debug: log.jsonl tells when the parts of each step ran on the device, too; slower, since "
                  "no step is replayed as a CUDA graph then")->group(output);
   app.add_flag("--stop-on-save-error", o.stop_on_save_error,
@@ -100,7 +109,7 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
 }
 
 static void check_options(const TrainOptions& o) {
-  if (o.train_data.empty() && o.steps != 0)
+  if (o.train_data.empty() && o.steps != 0 && !o.dry_run)
     user_error("no training data; name it with -i (data/README.md says how to make some), or train no step (-x 0)");
   auto at_least = [](const char* option, int64_t value, int64_t least) {
     if (value < least) user_error("%s %lld: it must be at least %lld", option, (long long)value, (long long)least);
@@ -194,8 +203,8 @@ static void check_whole_numbers(const CLI::App& app) {
 
 // Parses `arguments` into `options`, or with a config file those of the file before them. Returns false if --help was printed.
 static bool parse(const std::vector<std::string>& arguments, TrainOptions& options, bool with_config) {
-  CLI::App app("Trains GPT-2 with skip-layer attention: in layers l >= n_l the last n_h heads attend to the keys and values "
-               "that layer l - n_l projected.");
+  CLI::App app("Trains GPT-2 with any wiring of attention; by default with skip-layer attention: in layers l >= n_l the last n_h heads "
+               "attend to the keys and values that layer l - n_l projected.");
   app.get_formatter()->column_width(34);
   std::string resume = "1";  // what a bare -y says
   declare_options(app, options, resume);

@@ -42,6 +42,8 @@ struct TrainOptions {
   bool stop_on_save_error = false;
   std::string log_level = "info";
 
+  bool dry_run = false;
+
   std::string config;   // the file that --config names
   std::string as_toml;  // all of the above but that, as --config reads it
 };

@@ -1,0 +1,261 @@
+// What follows from a wiring: which q, k and v heads each layer projects, which of them other layers use, which attentions a layer computes,
+// and where the gradients of shared heads wait in the backward pass. Whole numbers only; pointers are plan.h's.
+//
+// A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is dead: it is not projected, so its rows
+// exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so the function, the loss curve and the
+// gradient norm are those of the full model.
+#pragma once
+#include <algorithm>           // std::find, std::max
+#include <array>               // std::array
+#include <cmath>               // std::pow
+#include <set>                 // std::set
+#include <string>              // std::string
+#include <utility>             // std::move, std::exchange
+#include <vector>              // std::vector
+#include "config.h"            // ModelConfig
+#include "llmc/utils/error.h"  // CHECK, format
+#include "wiring.h"            // WiringTable, wiring_table
+
+enum class Part { q, k, v };
+constexpr Part all_parts[] = {Part::q, Part::k, Part::v};
+template <class T>
+struct PerPart {
+  std::array<T, 3> of;
+  T& operator[](Part p) { return of[size_t(p)]; }
+  const T& operator[](Part p) const { return of[size_t(p)]; }
+};
+
+struct ProjectedHead {
+  int layer, head;
+};
+
+// One K/V head as an attention uses it.
+struct KVUse {
+  ProjectedHead k, v;
+  std::vector<int> query_heads;       // those that attend to it, ascending
+  bool dk_accumulate, dv_accumulate;  // +=, for what ran earlier in the backward pass has written there; else =
+};
+
+// One softmax for each query head of a layer. A layer has one; with `blend` and `gate` one for its own attention map and those of the layers
+// below, whose outputs are summed with weights.
+struct PlannedAttention {
+  int map_layer;            // whose q and masks
+  std::vector<KVUse> uses;  // by layer of k, then head
+  bool dq_accumulate;
+};
+
+struct AttentionPlan {
+  int num_layers = 0, num_heads = 0;
+  WiringTable table;
+  std::vector<std::vector<PlannedAttention>> attentions;  // (L): in the order in which they run, forward and backward
+  PerPart<std::vector<std::vector<int>>> projected;       // (L): heads that the layer projects, ascending
+  PerPart<std::vector<std::vector<int>>> shared;          // (L): those of them that other layers use, ascending
+
+  // Gradients of shared heads are summed in accumulators, from the backward of the highest layer that uses them down to that of the layer
+  // that projected them, which loads the sum before it writes to any accumulator: one that it frees can serve the next in the same layer.
+  std::vector<int> accumulator;  // (L): that of the layer's shared heads; -1 if it shares none
+  int num_accumulators = 0;
+  int accumulator_heads = 0;     // q, k and v heads in an accumulator: the most that any layer shares
+
+  int num_projected(int layer) const { return count(projected, layer); }  // q, k and v heads
+  int num_shared(int layer) const { return count(shared, layer); }
+  // Where a head stands among the layer's projected ones, or in its accumulator, in heads; -1 if it is not there. Those of q come first,
+  // then k, then v.
+  int projected_index(Part part, const ProjectedHead& h) const { return index_in(projected, part, h); }
+  int shared_index(Part part, const ProjectedHead& h) const { return index_in(shared, part, h); }
+  // Heads that are projected although no attention uses them; none unless the plan was told to keep them.
+  std::vector<int> unused(Part part, int layer) const;
+
+ private:
+  static int count(const PerPart<std::vector<std::vector<int>>>& heads, int layer) {
+    int n = 0;
+    for (Part part : all_parts) n += int(heads[part][layer].size());
+    return n;
+  }
+  static int index_in(const PerPart<std::vector<std::vector<int>>>& heads, Part part, const ProjectedHead& h) {
+    int before = 0;
+    for (Part lower : all_parts)
+      if (lower < part) before += int(heads[lower][h.layer].size());
+    const std::vector<int>& list = heads[part][h.layer];
+    const auto it = std::find(list.begin(), list.end(), h.head);
+    return it == list.end() ? -1 : before + int(it - list.begin());
+  }
+};
+
+// Calls visit(part, head) for each q, k and v head that an attention uses.
+template <class Visit>
+void for_each_head(const PlannedAttention& attention, Visit visit) {
+  for (const KVUse& use : attention.uses) {
+    visit(Part::k, use.k);
+    visit(Part::v, use.v);
+    for (int head : use.query_heads) visit(Part::q, ProjectedHead{attention.map_layer, head});
+  }
+}
+
+inline std::vector<int> AttentionPlan::unused(Part part, int layer) const {
+  std::vector<int> heads;
+  for (int head : projected[part][layer]) {
+    bool used = shared_index(part, {layer, head}) >= 0;
+    for (const PlannedAttention& attention : attentions[layer])
+      for_each_head(attention, [&](Part p, const ProjectedHead& h) { used |= p == part && h.layer == layer && h.head == head; });
+    if (!used) heads.push_back(head);
+  }
+  return heads;
+}
+
+// What layer l's attention output has of the attention map of layer `map` with blend(a), where all layers' a are the same.
+inline double blend_coefficient(double a, int map, int l) { return std::pow(a, l - map) * (map > 0 ? 1 - a : 1); }
+
+// The attentions of layer l.
+inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, int l) {
+  const int num_heads = table.num_heads, num_kv_heads = table.num_kv_heads;
+  std::set<int> layers;  // that heads have sources in
+  for (int i = 0; i < num_heads; i++)
+    for (int layer : table.source_layers[l * num_heads + i]) layers.insert(layer);
+  std::vector<PlannedAttention> attentions;
+  auto add = [&](int map_layer) {
+    PlannedAttention attention = {map_layer, {}, false};
+    for (int layer : layers) {
+      for (int kv_head = 0; kv_head < num_kv_heads; kv_head++) {
+        // Of another layer's map, v is the layer's own; else k and v have the same source.
+        const bool own_map = map_layer == l;
+        KVUse use = {{own_map ? layer : map_layer, kv_head}, {layer, kv_head}, {}, false, false};
+        for (int i = 0; i < num_heads; i++) {
+          const std::vector<int>& sources = table.source_layers[l * num_heads + i];
+          if (table.kv_head(i) == kv_head && std::find(sources.begin(), sources.end(), layer) != sources.end()) use.query_heads.push_back(i);
+        }
+        if (!use.query_heads.empty()) attention.uses.push_back(std::move(use));
+      }
+    }
+    attentions.push_back(std::move(attention));
+  };
+  if (table.mix == WiringTable::Mix::none) add(table.map_layer[l]);
+  for (int map = 0; map <= l && table.mix != WiringTable::Mix::none; map++)
+    if (table.mix == WiringTable::Mix::gate || blend_coefficient(table.blend, map, l) != 0) add(map);
+  return attentions;
+}
+
+// An accumulator for each layer that shares heads, as few as possible, in the order of the backward pass.
+inline void assign_accumulators(AttentionPlan& plan) {
+  plan.accumulator.assign(size_t(plan.num_layers), -1);
+  std::vector<char> busy;
+  for (int l = plan.num_layers - 1; l >= 0; l--) {
+    if (plan.accumulator[l] >= 0) busy[plan.accumulator[l]] = 0;
+    for (const PlannedAttention& attention : plan.attentions[l])
+      for_each_head(attention, [&](Part, const ProjectedHead& h) {
+        int& accumulator = plan.accumulator[h.layer];
+        if (h.layer == l || accumulator >= 0) return;
+        accumulator = int(std::find(busy.begin(), busy.end(), 0) - busy.begin());
+        if (accumulator == int(busy.size())) busy.push_back(0);
+        busy[accumulator] = 1;
+      });
+    plan.accumulator_heads = std::max(plan.accumulator_heads, plan.num_shared(l));
+  }
+  plan.num_accumulators = int(busy.size());
+}
+
+// Which gradients begin with = and which continue with +=, in the order of the backward pass: layers downwards, then attentions.
+inline void plan_accumulation(AttentionPlan& plan) {
+  PerPart<std::vector<char>> written;
+  for (Part part : all_parts) written[part].resize(size_t(plan.num_layers * plan.num_heads));
+  auto write = [&](Part part, const ProjectedHead& h) {
+    char& is_written = written[part][h.layer * plan.num_heads + h.head];
+    return std::exchange(is_written, char(1)) != 0;
+  };
+  for (int l = plan.num_layers - 1; l >= 0; l--)
+    for (PlannedAttention& attention : plan.attentions[l]) {
+      for (int head = 0; head < plan.num_heads; head++) attention.dq_accumulate = write(Part::q, {attention.map_layer, head});
+      for (KVUse& use : attention.uses) use.dk_accumulate = write(Part::k, use.k), use.dv_accumulate = write(Part::v, use.v);
+    }
+}
+
+// With keep_dead, every layer projects all heads, as the paper's code does.
+inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = false) {
+  AttentionPlan plan;
+  plan.num_layers = c.num_layers;
+  plan.num_heads = c.num_heads;
+  plan.table = wiring_table(c.wiring, c.num_layers, c.num_heads);
+  const int L = c.num_layers, h = c.num_heads;
+  PerPart<std::vector<int>> highest_use;  // (L, h): the highest layer that uses each head; -1: dead
+  for (Part part : all_parts) highest_use[part].assign(size_t(L * h), -1);
+  for (int l = 0; l < L; l++) {
+    plan.attentions.push_back(plan_attentions(plan.table, l));
+    for (const PlannedAttention& attention : plan.attentions[l])
+      for_each_head(attention, [&](Part part, const ProjectedHead& head) { highest_use[part][head.layer * h + head.head] = l; });
+  }
+  for (Part part : all_parts) {
+    plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
+    for (int l = 0; l < L; l++)
+      for (int i = 0; i < (part == Part::q ? h : plan.table.num_kv_heads); i++) {
+        if (keep_dead || highest_use[part][l * h + i] >= 0) plan.projected[part][l].push_back(i);
+        if (highest_use[part][l * h + i] > l) plan.shared[part][l].push_back(i);
+      }
+  }
+  plan_accumulation(plan);
+  assign_accumulators(plan);
+  return plan;
+}
+
+// How a mask is written in a drawing.
+inline std::string mask_text(const AttentionMask& m) {
+  std::string text = m.window > 0 ? format("last %d", m.window) : "";
+  auto add = [&](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
+  switch (m.pattern) {
+    case MaskPattern::all: break;
+    case MaskPattern::stride: add(format("every %d", m.s)); break;
+    case MaskPattern::local_or_stride: add(format("last %d or every %d", m.s + 1, m.s)); break;
+    case MaskPattern::block: add(format("block of %d", m.s)); break;
+    case MaskPattern::column: add(format("last %d of each %d", m.c, m.s)); break;
+    case MaskPattern::block_or_column: add(format("block of %d or last %d of each", m.s, m.c)); break;
+  }
+  return text.empty() ? "all" : text;
+}
+
+// The layer's masks: one for each run of heads that have the same.
+inline std::string masks_text(const AttentionPlan& plan, int layer) {
+  std::string text;
+  for (int i = 0, end; i < plan.num_heads; i = end) {
+    const std::string mask = mask_text(plan.table.masks[layer * plan.num_heads + i]);
+    for (end = i + 1; end < plan.num_heads && mask_text(plan.table.masks[layer * plan.num_heads + end]) == mask;) end++;
+    if (i == 0 && end == plan.num_heads) return mask == "all" ? "" : "keys: " + mask;
+    text += format("%sheads %d to %d: %s", text.empty() ? "keys: " : "; ", i, end - 1, mask.c_str());
+  }
+  return text;
+}
+
+// Elements of k and v that generation keeps of a token, in all layers.
+inline int64_t kv_elements_per_token(const ModelConfig& c, const AttentionPlan& plan) {
+  int64_t heads = 0;
+  for (int l = 0; l < plan.num_layers; l++) heads += int64_t(plan.projected[Part::k][l].size() + plan.projected[Part::v][l].size());
+  return heads * c.head_size();
+}
+
+// The plan as text: a row a layer, top layer first, a column a head; after the bar, what the layer projects of each, how many K/V heads of it
+// other layers use, and its masks and attention maps.
+inline std::string draw(const AttentionPlan& plan) {
+  std::string text = "whose K/V each head attends to (rows: layers; columns: heads; \".\": its own layer's; a number: that layer's)\n";
+  for (int l = plan.num_layers - 1; l >= 0; l--) {
+    text += format("  %3d |", l);
+    for (int i = 0; i < plan.num_heads; i++) {
+      std::string sources;
+      for (int layer : plan.table.source_layers[l * plan.num_heads + i])
+        sources += (sources.empty() ? "" : "+") + (layer == l ? "." : std::to_string(layer));
+      text += format(" %2s", sources.c_str());
+    }
+    auto projects = [&](Part part) { return plan.projected[part][l].size(); };
+    const int kv_heads = plan.table.num_kv_heads;
+    if (projects(Part::k) == projects(Part::v)) text += format(" | projects %zu of %d", projects(Part::k), kv_heads);
+    else text += format(" | projects k %zu, v %zu of %d", projects(Part::k), projects(Part::v), kv_heads);
+    if (projects(Part::q) == 0) text += ", no q";
+    const size_t shared = std::max(plan.shared[Part::k][l].size(), plan.shared[Part::v][l].size());
+    if (shared > 0) text += format(", shares %zu", shared);
+    const int map = plan.attentions[l][0].map_layer;
+    if (plan.attentions[l].size() > 1) text += format(", %zu attention maps", plan.attentions[l].size());
+    else if (map != l) text += format(", attention map of layer %d", map);
+    const std::string masks = masks_text(plan, map);
+    if (!masks.empty()) text += ", " + masks;
+    if (plan.table.topk > 0) text += format(", of these %d with the highest scores", plan.table.topk);
+    text += "\n";
+  }
+  return text;
+}

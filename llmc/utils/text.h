@@ -1,0 +1,40 @@
+// Numbers and names as text.
+#pragma once
+#include <algorithm>  // std::min
+#include <charconv>   // std::to_chars
+#include <numeric>    // std::iota
+#include <string>     // std::string
+#include <vector>     // std::vector
+
+// The fewest digits that read back as the same number.
+inline std::string shortest(double x) {
+  char digits[64];
+  return {digits, std::to_chars(digits, digits + sizeof digits, x).ptr};
+}
+
+// Levenshtein's distance.
+inline size_t edits_between(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t(0));
+  for (size_t i = 1; i <= a.size(); i++) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); j++) {
+      const size_t above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+// That of `names` which is most like `name`, by the edits between them; "" if none is near.
+inline std::string nearest_name(const std::string& name, const std::vector<std::string>& names) {
+  std::string nearest;
+  size_t fewest = name.size() / 2 + 1;
+  for (const std::string& other : names) {
+    const size_t edits = edits_between(name, other);
+    if (edits < fewest) nearest = other, fewest = edits;
+  }
+  return nearest;
+}
