@@ -171,40 +171,48 @@ inline KeyRange hide_unseen(const HeadPositions& at, const KeyTile& tile, int64_
 // ----------------------------------------------------------------------------
 // Forward
 
-struct ScoredKey {
-  float score;
-  int index;
+// The highest scores of one query, of equal ones the first, from keys that come in order.
+struct HighestScores {
+  struct Key {
+    float score;
+    int index;
+  };
+  std::vector<Key> keys;  // the highest so far, and others that have come since the last call of drop_others
+  Key last = {-infinity, std::numeric_limits<int>::max()};  // of more keys than are wanted: the lowest that is wanted
+
+  void drop_others(int64_t wanted) {
+    if (int64_t(keys.size()) <= wanted) return;
+    std::nth_element(keys.begin(), keys.begin() + (wanted - 1), keys.end(),
+                     [](const Key& x, const Key& y) { return x.score > y.score || (x.score == y.score && x.index < y.index); });
+    last = keys[wanted - 1];
+    keys.resize(size_t(wanted));
+  }
 };
 
-// topk_score =, topk_last = of the queries [q0, q1); -inf and INT_MAX of those that see no more than `topk` keys.
+// topk_score =, topk_last = of the queries [q0, q1); -inf and the largest int of those that see no more than `topk` keys.
 inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local std::vector<float> score_tile(query_block * key_block), copies;
-  thread_local std::vector<std::vector<ScoredKey>> visible(query_block);  // of each query: the keys that the mask shows
+  thread_local std::vector<HighestScores> highest(query_block);
   const AttentionArgs<float>& a = at.a;
-  for (std::vector<ScoredKey>& keys : visible) keys.clear();
+  for (HighestScores& of_query : highest) of_query.keys.clear(), of_query.last = HighestScores().last;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
     const KVHead<float>& kv = a.kv_heads[tile.kv_head];
     compute_scores(at, tile, q0, q1 - q0, key_rows(at, tile, kv.k, kv.k_stride, copies), score_tile.data());
     for (int64_t r = 0; r < q1 - q0; r++) {
       float* scores = score_tile.data() + r * key_block;
-      const KeyRange keys = hide_masked(at, tile, q0 + r, scores);
-      for (int64_t j = keys.begin; j < keys.end; j++) {
-        const float score = std::isnan(scores[j]) ? infinity : scores[j];  // so that they have an order
-        if (score > -infinity) visible[r].push_back({score, key_index(at, tile, j)});
+      const KeyRange seen = hide_masked(at, tile, q0 + r, scores);
+      HighestScores& of_query = highest[r];
+      for (int64_t j = seen.begin; j < seen.end; j++) {
+        if (scores[j] <= of_query.last.score) continue;
+        of_query.keys.push_back({std::isnan(scores[j]) ? infinity : scores[j], key_index(at, tile, j)});  // NaN would have no order
       }
+      if (int64_t(of_query.keys.size()) > 2 * a.topk) of_query.drop_others(a.topk);
     }
   }
   for (int64_t r = 0; r < q1 - q0; r++) {
-    std::vector<ScoredKey>& keys = visible[r];
-    ScoredKey lowest = {-infinity, std::numeric_limits<int>::max()};
-    if (int64_t(keys.size()) > a.topk) {
-      std::nth_element(keys.begin(), keys.begin() + (a.topk - 1), keys.end(), [](const ScoredKey& x, const ScoredKey& y) {
-        return x.score > y.score || (x.score == y.score && x.index < y.index);
-      });
-      lowest = keys[a.topk - 1];
-    }
-    a.topk_score[at.statistic(q0 + r)] = lowest.score;
-    a.topk_last[at.statistic(q0 + r)] = lowest.index;
+    highest[r].drop_others(a.topk);
+    a.topk_score[at.statistic(q0 + r)] = highest[r].last.score;
+    a.topk_last[at.statistic(q0 + r)] = highest[r].last.index;
   }
 }
 
