@@ -74,9 +74,8 @@ inline void matmul_gelu_backward(float* dinp, float* dweight, float* dbias, cons
   gelu_backward(dinp, pre_gelu, N * C);
 }
 
-// The rate of a square matmul that is large enough for the machine's highest rate, in FLOP/s: the best of `seconds` seconds of
-// runs. A step's speed is reported as a share of it. Takes 3 n^2 floats while it runs, before training.
-inline double gemm_peak(double seconds, int64_t n = 1024) {
+// The rate of a matmul of n x n matrices, in FLOP/s: the best of `seconds` seconds of runs. Takes 3 n^2 floats while it runs.
+inline double gemm_rate(int64_t n, double seconds) {
   std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f), c(n * n);
   const double start = seconds_now();
   double best = 1e30;
@@ -86,4 +85,15 @@ inline double gemm_peak(double seconds, int64_t n = 1024) {
     best = std::min(best, seconds_now() - begin);
   }
   return 2.0 * double(n) * double(n) * double(n) / best;
+}
+
+// The machine's highest rate of matmuls, in FLOP/s, which a step's speed is reported as a share of: the sum of what each thread reaches alone in
+// `seconds` seconds, with matrices that stay in its cache. Its best run is shorter than a time slice, and waits for no other thread: a matmul
+// of all threads is as slow as the one that another process delays, and steps were faster than a peak measured so on a busy machine.
+inline double gemm_peak(double seconds) {
+  constexpr int64_t n = 384;
+  double peak = 0;
+#pragma omp parallel reduction(+ : peak)
+  peak += gemm_rate(n, seconds);  // oneDNN takes one thread in a parallel region
+  return peak;
 }
