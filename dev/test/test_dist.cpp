@@ -256,6 +256,28 @@ TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
   EXPECT_FALSE(fs::exists(in("rendezvous")));
 }
 
+TEST_F(Training, TwoRanksOnOneGpuAreRefusedByName) {
+  const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 24 --rendezvous file:" + in("rendezvous")) + " --ranks 3";
+  auto ranks_on_gpus = [&](int gpu0, int gpu1, int gpu2) {
+    std::string all = "timeout 300 mpirun --oversubscribe";
+    for (int rank = 0; rank < 3; rank++)
+      all += format("%s -np 1 %s --rank %d --local-rank %d", rank == 0 ? "" : " :", command.c_str(), rank, std::vector<int>{gpu0, gpu1, gpu2}[rank]);
+    return run(all);
+  };
+  const std::string error = "error: GPU (--local-rank, or CUDA_VISIBLE_DEVICES): rank ";
+  for (const auto& [gpus, names] : std::map<std::vector<int>, std::vector<std::string>>{{{0, 0, 1}, {"0 (pid ", "rank 1 (pid "}}, {{2, 1, 1}, {"1 (pid ", "rank 2 (pid "}}}) {
+    const Outcome o = ranks_on_gpus(gpus[0], gpus[1], gpus[2]);
+    EXPECT_EQ(o.exit_status, 1);
+    const size_t at = o.err.find(error + names[0]), end = o.err.find('\n', at);
+    ASSERT_NE(at, std::string::npos) << o.err;
+    EXPECT_LT(o.err.find(names[1], at), end) << o.err;
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    EXPECT_LT(o.err.find(format("have the same one, GPU-00000000-0000-0000-0000-00000000000%d on %s; each rank needs", gpus[1], host), at), end) << o.err;
+    EXPECT_EQ(o.err.find("error:", end), std::string::npos) << "one error\n" << o.err;
+  }
+}
+
 TEST_F(Training, NamesARankThatIsKilled) {
   for (int rank : {0, 1}) {
     expect_one_error(run_and_signal(rank, SIGKILL, "-n 2"), rank, " has died; the run ends, and -y resumes from its last checkpoint");
