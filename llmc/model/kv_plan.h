@@ -6,7 +6,9 @@
 // the loss curve and the gradient norm are those of the full model.
 #pragma once
 #include <algorithm>           // std::find, std::max
+#include <map>                 // std::map
 #include <string>              // std::string
+#include <utility>             // std::pair, std::move
 #include <vector>              // std::vector
 #include "config.h"            // ModelConfig
 #include "llmc/utils/error.h"  // CHECK, format
@@ -100,13 +102,11 @@ inline KVPlan make_kv_plan(int num_layers, int num_heads, std::vector<KVSource> 
       if (keep_dead || highest_use[index({l, i})] >= 0) plan.projected[l].push_back(i);
       if (highest_use[index({l, i})] > l) plan.shared[l].push_back(i);
     }
-    for (int layer = 0; layer <= l; layer++) {
-      for (int head = 0; head < num_heads; head++) {
-        KVUse use{{layer, head}, {}, highest_use[index({layer, head})] > l};
-        for (int i = 0; i < num_heads; i++)
-          if (plan.source_of(l, i).layer == layer && plan.source_of(l, i).head == head) use.query_heads.push_back(i);
-        if (!use.query_heads.empty()) plan.uses[l].push_back(use);
-      }
+    std::map<std::pair<int, int>, std::vector<int>> query_heads;  // by the K/V head's layer and head
+    for (int i = 0; i < num_heads; i++) query_heads[{plan.source_of(l, i).layer, plan.source_of(l, i).head}].push_back(i);
+    for (auto& [source, heads] : query_heads) {
+      const KVSource s = {source.first, source.second};
+      plan.uses[l].push_back({s, std::move(heads), highest_use[index(s)] > l});
     }
   }
   assign_accumulators(plan);
