@@ -169,18 +169,13 @@ TEST_F(CommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
   ASSERT_GT(last, 0);
   // What survived 50 kills is what an undisturbed run computes.
   expect_the_end_of_an_undisturbed_run(common, last + 3);
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), logged_checkpoints(read_log(in("undisturbed")))) << "one line each";
 }
 
 // A step takes a second, and a checkpoint is complete long before its end, when its line is written.
 TEST_F(CommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 1 ";
-  auto steps_with_line = [&] {
-    std::multiset<int64_t> steps;
-    for (const json& line : read_log(in("out")))
-      if (line.contains("checkpoint")) steps.insert(line.at("step").get<int64_t>());
-    return steps;
-  };
   ASSERT_EQ(run(common + "-x 2 -o " + in("out")).exit_status, 0);
   const pid_t child = fork();
   if (child == 0) become(common + "-d 128000 -x 1000000 -y -o " + in("out") + " >'" + in("stdout") + "' 2>&1");
@@ -188,7 +183,7 @@ TEST_F(CommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   ASSERT_TRUE(fs::exists(in("out/step_00000003"))) << read_file(in("stdout"));
-  EXPECT_EQ(steps_with_line(), (std::multiset<int64_t>{1, 2})) << "the kill came between the two";
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), (std::multiset<int64_t>{1, 2})) << "the kill came between the two";
   // The line of another one that lies beside it is missing too.
   std::string log = read_file(in("out/log.jsonl"));
   const size_t line = log.find("{\"step\":1,\"checkpoint\"");
@@ -196,7 +191,7 @@ TEST_F(CommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
   write_file(in("out/log.jsonl"), log);
   const Outcome o = run(common + "-x 4 -y -o " + in("out"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
-  EXPECT_EQ(steps_with_line(), (std::multiset<int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), (std::multiset<int64_t>{1, 2, 3, 4}));
   for (const json& saved : read_log(in("out"))) {
     if (!saved.contains("checkpoint")) continue;
     EXPECT_TRUE(fs::equivalent(saved.at("checkpoint").get<std::string>(), in(format("out/step_%08d", saved.at("step").get<int>()))));
