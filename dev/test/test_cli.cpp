@@ -564,6 +564,31 @@ TEST_F(CommandLine, SamplesBeginWithThePromptAndDependOnIt) {
   EXPECT_EQ(lines.substr(0, 8), "a \"#\tb\nc");
 }
 
+TEST_F(CommandLine, TheNumberOfThreadsChangesNoBit) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  // Large enough for threads to be used in most operations, with rows and channels that no number of threads divides.
+  const std::string with = trainer + "-i " + in("tokens.bin") +
+                           " --layers 2 --heads 3 --channels 264 --vocab-size 259 --max-seq-len 331 -t 331 -b 3 -x 2 -l 1e-3 -o ";
+  ASSERT_EQ(run("env OMP_NUM_THREADS=1 " + with + in("1")).exit_status, 0);
+  for (const char* threads : {"2", "3"}) {
+    ASSERT_EQ(run("env OMP_NUM_THREADS=" + std::string(threads) + " " + with + in(threads)).exit_status, 0);
+    expect_the_same_checkpoint(in(threads), in("1"), 2);
+    EXPECT_EQ(steps_of(read_log(in(threads))), steps_of(read_log(in("1")))) << threads;
+  }
+}
+
+TEST_F(CommandLine, IdleThreadsSleepUnlessAskedOtherwise) {
+  // How often threads look for work before they sleep, as libgomp says it last.
+  auto spins = [&](const std::string& variables) {
+    const std::string told = run("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + variables + " " + trainer + "--help").err;
+    const size_t at = told.rfind("GOMP_SPINCOUNT = '");
+    return at == std::string::npos ? told : told.substr(at + 18, told.find('\'', at + 18) - at - 18);
+  };
+  EXPECT_EQ(spins("OMP_NUM_THREADS=2"), "0");
+  EXPECT_EQ(spins("OMP_NUM_THREADS=2 GOMP_SPINCOUNT=9"), "9");
+  EXPECT_NE(spins("OMP_NUM_THREADS=2 OMP_WAIT_POLICY=active"), "0");
+}
+
 // ----------------------------------------------------------------------------
 // Bad input
 
