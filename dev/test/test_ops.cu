@@ -240,6 +240,19 @@ TEST(Matmul, BiasGradientOfManyRowsIsTheirSum) {
   EXPECT_LE(relative_error(result, expected), of_fp32);
 }
 
+#ifndef SLA_CPU
+// As many partial sums as there are blocks have room in the GPU's scratch, and no more.
+TEST(RowsOfBlock, AreForAtMostTheBlocksThatHaveRoom) {
+  for (int64_t most : {1, 7, 256, 1024})
+    for (int64_t least : {16, 64})
+      for (int64_t N : {int64_t(1), least * most - 1, least * most, least * most + 1, 3 * least * most - 1, 3 * least * most + 1}) {
+        const int64_t rows = rows_of_block(N, least, most), blocks = ceil_div(N, rows);
+        EXPECT_TRUE(rows >= least && blocks <= most) << N << " rows in " << blocks << " of " << rows << ", most " << most;
+        EXPECT_TRUE(rows == least || ceil_div(N, rows - 1) > most) << N << " rows: no more in a block than needed";
+      }
+}
+#endif
+
 // ----------------------------------------------------------------------------
 // LayerNorm
 
