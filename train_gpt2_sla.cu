@@ -877,6 +877,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
 
 #ifndef SLA_NO_MAIN
 int main(int argc, char** argv) {
+  sleep_while_idle(argv);
   Trainer t;  // stays while the error is told: to free a GPU's memory waits for collectives, which may never end
   try {
     return run_trainer(argc, argv, t);

@@ -529,6 +529,7 @@ static std::string results_of(const Outcome& o, const std::string& out) {
 TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("val.bin"), shard_bytes(4000, 100));
+  write_file(in("other.bin"), shard_bytes(20000, 99));
   const std::string base = trainer + "-i " + in("tokens.bin") + " -j " + in("val.bin") + small_model + "-d 128 -x 8 -u 2 -v 4 -s 8 -g 24 ";
   auto results = [&](const std::string& options) {
     const std::string out = in("out");
@@ -542,8 +543,25 @@ TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
   for (const char* options : {"-l 5e-3", "-u 4", "-q 0.5", "-c 0.9", "--grad-clip 0.01", "--beta1 0.5", "--beta2 0.5", "--eps 0.1", "--seed 5",
                               "-k linear", "-k constant", "-k wsd", "--temperature 0.2", "-g 10", "-m 1", "-m 0", "-v 8", "-s 4", "--shuffle",
                               "-t 16 -b 4 -g 16", "-d 64", "--no-bias", "--skip-heads 0", "--skip-layers 1", "--skip-heads 1", "--layers 5",
-                              "--channels 64", "--heads 2", "--prompt a", "-x 9"})
+                              "--channels 64", "--heads 2", "--prompt a", "-x 9", "-b 1", "--vocab-size 300"})
     EXPECT_NE(results(options), as_it_is) << options;
+  for (const char* data : {"-i ", "-j "}) EXPECT_NE(results(data + in("other.bin")), as_it_is) << data;
+}
+
+// Those that trade memory for time: another plan and the same losses.
+TEST_F(CommandLine, OptionsOfMemoryChangeThePlanAndNoLoss) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  std::set<std::string> plans, losses;
+  for (const char* options : {"", "-r 1", "-r 2", "-r 3", "--keep-dead-kv"}) {
+    const Outcome o = run(alone + trainer + "-i " + in("tokens.bin") + small_model + "-x 2 " + options);
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    const size_t plan = o.out.find("\n  activations "), loss = o.out.find("step 2/2 | loss ");
+    ASSERT_TRUE(plan != std::string::npos && loss != std::string::npos) << o.out;
+    plans.insert(o.out.substr(plan, o.out.find('\n', plan + 1) - plan));
+    losses.insert(o.out.substr(loss, 23));
+  }
+  EXPECT_EQ(plans.size(), 5u);
+  EXPECT_EQ(losses.size(), 1u);
 }
 
 TEST_F(CommandLine, ASampleNeedsAModelAndNoData) {
@@ -624,6 +642,31 @@ TEST_F(CommandLine, SamplesBeginWithThePromptAndDependOnIt) {
   EXPECT_EQ(broken.substr(0, 5), "a\ufffdb");
   const std::string lines = sample_of(run(command + "--prompt \"$(printf 'a \"#\\tb\\nc')\""));
   EXPECT_EQ(lines.substr(0, 8), "a \"#\tb\nc");
+}
+
+TEST_F(CommandLine, TheNumberOfThreadsChangesNoBit) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  // Large enough for threads to be used in most operations, with rows and channels that no number of threads divides.
+  const std::string with = trainer + "-i " + in("tokens.bin") +
+                           " --layers 2 --heads 3 --channels 264 --vocab-size 259 --max-seq-len 331 -t 331 -b 3 -x 2 -l 1e-3 -o ";
+  ASSERT_EQ(run("env OMP_NUM_THREADS=1 " + with + in("1")).exit_status, 0);
+  for (const char* threads : {"2", "3"}) {
+    ASSERT_EQ(run("env OMP_NUM_THREADS=" + std::string(threads) + " " + with + in(threads)).exit_status, 0);
+    expect_the_same_checkpoint(in(threads), in("1"), 2);
+    EXPECT_EQ(steps_of(read_log(in(threads))), steps_of(read_log(in("1")))) << threads;
+  }
+}
+
+TEST_F(CommandLine, IdleThreadsSleepUnlessAskedOtherwise) {
+  // How often threads look for work before they sleep, as libgomp says it last.
+  auto spins = [&](const std::string& variables) {
+    const std::string told = run("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + variables + " " + trainer + "--help").err;
+    const size_t at = told.rfind("GOMP_SPINCOUNT = '");
+    return at == std::string::npos ? told : told.substr(at + 18, told.find('\'', at + 18) - at - 18);
+  };
+  EXPECT_EQ(spins("OMP_NUM_THREADS=2"), "0");
+  EXPECT_EQ(spins("OMP_NUM_THREADS=2 GOMP_SPINCOUNT=9"), "9");
+  EXPECT_NE(spins("OMP_NUM_THREADS=2 OMP_WAIT_POLICY=active"), "0");
 }
 
 // ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include <vector>                 // std::vector
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
 #include "matmul.h"               // gemm
+#include "threads.h"              // is_worth_threads
 #include "vec.h"                  // vec_exp
 
 template <class Element>
@@ -77,7 +78,7 @@ inline void attention_forward_block(const AttentionArgs<float>& a, int64_t b, in
 // with the most keys are started first.
 inline void attention_forward(const AttentionArgs<float>& a) {
   const int64_t first_block = a.first_query / query_block, blocks = (a.T + query_block - 1) / query_block - first_block;
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
   for (int64_t task = 0; task < blocks * a.B * a.NH; task++) {
     const int64_t block = first_block + blocks - 1 - task / (a.B * a.NH);
     const int64_t q0 = std::max(a.first_query, block * query_block), q1 = std::min(a.T, (block + 1) * query_block);
@@ -140,7 +141,7 @@ inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, co
 // two threads write to the same address, and the order of the sums does not depend on the number of threads.
 inline void attention_backward(const AttentionArgs<float>& a) {
   CHECK(a.first_query == 0);
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 5 * a.B * a.NH * a.HS * a.T * a.T))
   for (int64_t task = 0; task < a.B * a.num_kv_heads; task++) {
     const int64_t b = task / a.num_kv_heads;
     const KVHead<float>& kv = a.kv_heads[task % a.num_kv_heads];
@@ -154,7 +155,7 @@ inline void attention_backward(const AttentionArgs<float>& a) {
 
 // dst (rows, width) = src (rows, width), or zeros if src is null.
 inline void copy_rows(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows, int64_t width) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(8 * rows * width))
   for (int64_t i = 0; i < rows; i++) {
     if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(width) * sizeof(float));
     else memset(dst + i * dst_stride, 0, size_t(width) * sizeof(float));

@@ -4,6 +4,7 @@
 //   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
 #pragma once
 #include <dnnl.h>              // dnnl_sgemm
+#include <omp.h>               // omp_get_max_threads, omp_set_num_threads
 #include <algorithm>           // std::min
 #include <cstdint>             // int64_t
 #include <cstring>             // memcpy
@@ -11,11 +12,16 @@
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // CHECK, user_error
 #include "gelu.h"              // gelu_forward, gelu_backward
+#include "threads.h"           // is_worth_threads
 
 // c (m, n) = alpha op(a) op(b) + beta c, op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
                  const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  const int threads = omp_get_max_threads();
+  const bool alone = threads > 1 && !is_worth_threads(0, 2 * m * n * k);
+  if (alone) omp_set_num_threads(1);  // of this thread's teams, oneDNN's among them
   CHECK(dnnl_sgemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
+  if (alone) omp_set_num_threads(threads);
 }
 
 // c (m, n) = op(a) op(b), or c += with `accumulate`.
@@ -31,7 +37,7 @@ inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF3
 inline void matmul_forward(float* out, const float* inp, const float* weight, const float* bias, int64_t N, int64_t C,
                            int64_t OC) {
   if (bias != nullptr) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(4 * N * OC))
     for (int64_t i = 0; i < N; i++) memcpy(out + i * OC, bias, size_t(OC) * sizeof(float));
   }
   gemm('N', 'T', N, OC, C, 1.0f, inp, C, weight, C, bias != nullptr ? 1.0f : 0.0f, out, OC);
@@ -47,7 +53,7 @@ inline void matmul_gelu_forward(float* out, float* pre_gelu, const float* inp, c
 // dbias (OC) += the column sums of dout (N, OC). A thread owns columns, so the order of the sum is always the same.
 inline void bias_backward(float* dbias, const float* dout, int64_t N, int64_t OC) {
   const int64_t width = 64;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(4 * N * OC))
   for (int64_t first = 0; first < OC; first += width) {
     float sum[width] = {};
     const int64_t n = std::min(width, OC - first);
