@@ -333,13 +333,23 @@ TEST(RandomWirings, HaveTheReferencesLossesAndGradients) {
 
 std::vector<double> loss_curve(GPT2& model, int steps, uint64_t seed);
 
-// A wiring for each term, and combinations.
-const char* const all_terms[] = {"plain", "sla(3,2)", "also(1,2) also(2,1:3)", "share(2)", "layers(0_0_1_3)", "gqa(1)", "window(9,SSL)",
+// A wiring for each term, and combinations. The emulated GPU, on which each takes seconds, has every second one, in fp32 others than in bf16.
+const char* const every_term[] = {"plain", "sla(3,2)", "also(1,2) also(2,1:3)", "share(2)", "layers(0_0_1_3)", "gqa(1)", "window(9,SSL)",
                                  "strided(6)", "strided(5,union)", "fixed(8,3)", "fixed(6,2,union)", "topk(4)", "reuse(2)", "blend(0.4)",
                                  "gate", "gqa(2) sla(2,3) window(11)", "share(2) strided(7,layers)", "also(2,4) topk(6)",
                                  "reuse(3) fixed(9,1) gqa(2)", "gate window(10,SL) gqa(2)", "blend(0.7) topk(5)"};
 
-ModelConfig four_layers(const char* wiring) {
+std::vector<std::string> wirings_to_try() {
+  std::vector<std::string> wirings;
+  const size_t step = head_size_multiple > 1 ? 2 : 1;
+  for (size_t i = is_bf16 ? 1 : 0; i < std::size(every_term); i += step) {
+    const bool rounding_changes_the_choice = is_bf16 && std::string(every_term[i]).find("topk") != std::string::npos;
+    if (!rounding_changes_the_choice) wirings.push_back(every_term[i]);
+  }
+  return wirings;
+}
+
+ModelConfig four_layers(const std::string& wiring) {
   ModelConfig config;
   config.num_layers = 4, config.num_heads = 4, config.channels = 32, config.vocab_size = 61, config.max_seq_len = 40;
   config.wiring = parse_wiring(wiring);
@@ -348,13 +358,13 @@ ModelConfig four_layers(const char* wiring) {
 
 // Where the loss is that of position t alone, what comes after has a gradient of exactly zero.
 TEST(EveryWiring, IsCausal) {
-  for (const char* wiring : all_terms) {
+  for (const std::string& wiring : wirings_to_try()) {
     SCOPED_TRACE(wiring);
     auto model = make_model(four_layers(wiring), 1, 33);
     set_weights(*model, random_parameters(model->config, 9));
     const auto tokens = random_tokens(33, 61, 3);
     const size_t C = 32;
-    for (int t : {0, 7, 20, 32}) {
+    for (int t : {7, 32}) {
       gpt2_zero_grad(*model);
       gpt2_forward(*model, tokens.data(), {1, 33});
       std::vector<floatX> dlnf(33 * C, floatX(0.0f));
@@ -370,27 +380,25 @@ TEST(EveryWiring, IsCausal) {
   }
 }
 
-// With prompts of several lengths, longer than the windows too.
+// With prompts of several lengths, longer than the windows too, and then a token or a few at a time.
 TEST(EveryWiring, GeneratesWithItsCacheWhatTrainingComputes) {
-  for (const char* wiring : all_terms) {
-    if (is_bf16 && std::string(wiring).find("topk") != std::string::npos) continue;  // rounding changes the choice
+  for (const std::string& wiring : wirings_to_try()) {
     SCOPED_TRACE(wiring);
+    const int prompt = int(1 + wiring.size() * 7 % 30);
     for (int recompute : {0, 3}) {
       auto model = make_model(four_layers(wiring), 2, 40, recompute);
       set_weights(*model, random_parameters(model->config, 9));
       const auto tokens = random_tokens(40, 61, 77);
       gpt2_forward(*model, tokens.data(), {1, 40});
       const std::vector<float> whole = to_floats(model->acts.lnf, 40 * 32);
-      for (int prompt : {1, 13, 25}) {
-        gpt2_fill_activations(*model, 0xff);
-        std::vector<float> pieces;
-        for (int first = 0, end; first < 40; first = end) {
-          end = first == 0 ? prompt : first + 1;
-          gpt2_forward(*model, tokens.data() + first, {1, end, first});
-          for (float x : to_floats(model->acts.lnf, size_t(end - first) * 32)) pieces.push_back(x);
-        }
-        EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6) << "prompt of " << prompt;
+      gpt2_fill_activations(*model, 0xff);
+      std::vector<float> pieces;
+      for (int first = 0, end; first < 40; first = end) {
+        end = first == 0 ? prompt : std::min(40, first + (head_size_multiple > 1 ? 4 : 1));
+        gpt2_forward(*model, tokens.data() + first, {1, end, first});
+        for (float x : to_floats(model->acts.lnf, size_t(end - first) * 32)) pieces.push_back(x);
       }
+      EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6) << "prompt of " << prompt;
     }
   }
 }
