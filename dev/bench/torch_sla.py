@@ -141,13 +141,6 @@ class Wiring:
     def is_plain(self):
         return all(name == "plain" for name, _ in self.terms)
 
-    def name(self):
-        """As bench_gpu calls it."""
-        if self.is_plain():
-            return "baseline"
-        name, arguments = self.terms[0]
-        return "SLA " + "/".join(arguments) if len(self.terms) == 1 and name == "sla" and ":" not in arguments[1] else self.text
-
     def rows(self):
         """How many of the heads' q, k and v, of all layers, some head uses."""
         q, k, v = set(), set(), set()
@@ -551,7 +544,7 @@ def train_once(args, config, B, T, device):
         raise UserError(f"the loss became {losses[-1]}")
     rate = B * T * args.accumulation / seconds
     cuda = device.type == "cuda"
-    return {"B": B, "T": T, "attention": config.wiring.name(), "seconds_per_step": seconds, "tokens_per_second": rate,
+    return {"B": B, "T": T, "attention": config.wiring.text, "seconds_per_step": seconds, "tokens_per_second": rate,
             "flops": rate * config.flops_per_token(T), "first_loss": losses[0], "last_loss": losses[-1],
             "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
             "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None}
@@ -572,12 +565,12 @@ def train(args):
     print(f"PyTorch {torch.__version__}, {device_name}, {args.model}, bf16 autocast, "
           f"{'compiled' if args.compile else 'not compiled'}, attention by {args.backend or 'its own choice'}. "
           f"GEMM {gemm * 1e-12:.1f} TFLOP/s. \"used\" is the most that tensors took.\n")
-    print_row("B", "T", "attention", "ms/step", "tokens/s", "TFLOP/s", "share of GEMM", "/ baseline", "planned", "used",
+    print_row("B", "T", "attention", "ms/step", "tokens/s", "TFLOP/s", "share of GEMM", "/ plain", "planned", "used",
               *(["ours, tokens/s", "ours / PyTorch"] if args.ours else []))
     print_row("--:", "--:", "---", *["--:"] * (9 if args.ours else 7))
     rows = []
     for B, of_wirings in zip(args.micro_batch, configs):
-        baseline = None
+        plain_rate = None
         for config in of_wirings:
             T = config.max_seq_len
             torch._dynamo.reset()
@@ -585,11 +578,11 @@ def train(args):
                 row = train_once(args, config, B, T, device)
             rate = row["tokens_per_second"]
             if config.wiring.is_plain():
-                baseline = rate
+                plain_rate = rate
             own = ours.get((B, T, row["attention"]))
             compared = [f"{own['tokens_per_second']:.0f}", f"{own['tokens_per_second'] / rate:.3f}"] if own else ["", ""]
             print_row(B, T, row["attention"], f"{row['seconds_per_step'] * 1e3:.1f}", f"{rate:.0f}", f"{row['flops'] * 1e-12:.1f}",
-                      f"{100 * row['flops'] / gemm:.1f} %", f"{rate / baseline:.3f}" if baseline and not config.wiring.is_plain() else "", "",
+                      f"{100 * row['flops'] / gemm:.1f} %", f"{rate / plain_rate:.3f}" if plain_rate and not config.wiring.is_plain() else "", "",
                       "" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
                       *(compared if args.ours else []))
             rows.append(row)
@@ -640,7 +633,7 @@ def time_attention(attention, B, T, heads, head_size, device):
 
 
 def attention(args):
-    ours = {(r["B"], r["T"], r["heads"], r["head_size"]): r for r in read_ours(args.ours, "attention") if r["attention"] == "baseline"}
+    ours = {(r["B"], r["T"], r["heads"], r["head_size"]): r for r in read_ours(args.ours, "attention") if r["attention"] == "plain"}
     for T in args.seq_lens:
         if args.tokens % T != 0:
             raise UserError(f"--tokens {args.tokens} is not a multiple of the length {T}")
