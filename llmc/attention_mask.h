@@ -1,6 +1,7 @@
 // Which keys a query sees: a predicate, and what it means for tiles of queries and keys, so that kernels neither load nor multiply tiles
 // that it hides. The same for every device.
 #pragma once
+#include <climits>  // INT_MAX
 #include <cstdint>  // int64_t
 
 #ifdef __CUDACC__
@@ -41,15 +42,21 @@ struct AttentionMask {
 
   // Whether the query at position t sees the key at position j.
   SLA_HOST_DEVICE bool sees(int t, int j) const {
+    if (pattern == MaskPattern::all) return j <= t && (window == 0 || t - j < window);
+    return sees(t, j, t % s, j % s);
+  }
+
+  // The same with the remainders t % s and j % s, which a tile has one of for each row and column.
+  SLA_HOST_DEVICE bool sees(int t, int j, int t_rest, int j_rest) const {
     if (j > t) return false;
     const bool near = window == 0 || t - j < window;
     switch (pattern) {
       case MaskPattern::all: return near;
-      case MaskPattern::stride: return near && (t - j) % s == 0;
-      case MaskPattern::local_or_stride: return near && (t - j <= s || (t - j) % s == 0);
-      case MaskPattern::block: return near && j / s == t / s;
-      case MaskPattern::column: return near && j % s >= s - c;
-      case MaskPattern::block_or_column: return near && (j / s == t / s || j % s >= s - c);
+      case MaskPattern::stride: return near && t_rest == j_rest;
+      case MaskPattern::local_or_stride: return near && (t - j <= s || t_rest == j_rest);
+      case MaskPattern::block: return near && j >= t - t_rest;
+      case MaskPattern::column: return near && j_rest >= s - c;
+      case MaskPattern::block_or_column: return near && (j >= t - t_rest || j_rest >= s - c);
     }
     return false;
   }
@@ -96,6 +103,38 @@ struct AttentionMask {
     return pattern == MaskPattern::local_or_stride && near && q1 - 1 - k0 <= s;
   }
 
+  // No query of [q0, q1) sees a key of [from, next_key): a loop over keys goes on from there.
+  SLA_HOST_DEVICE int next_key(int q0, int q1, int from) const {
+    if (window > 0 && from < q0 - window + 1) from = q0 - window + 1;
+    const int block = q0 / s * s, column = next_column(from), stride = next_of_residues(from, q0, q1 - q0);
+    switch (pattern) {
+      case MaskPattern::all: return from;
+      case MaskPattern::stride: return stride;
+      case MaskPattern::local_or_stride: return from >= q0 - s ? from : stride < q0 - s ? stride : q0 - s;
+      case MaskPattern::block: return from >= block ? from : block;
+      case MaskPattern::column: return column;
+      case MaskPattern::block_or_column: return from >= block ? from : column < block ? column : block;
+    }
+    return from;
+  }
+
+  // No query of [from, next_query) sees a key of [k0, k1), and with INT_MAX none from `from` on does.
+  SLA_HOST_DEVICE int next_query(int k0, int k1, int from) const {
+    if (from < k0) from = k0;
+    if (window > 0 && from - (k1 - 1) >= window) return INT_MAX;
+    const bool block = from / s <= (k1 - 1) / s, column = next_column(k0) < k1;
+    const int stride = next_of_residues(from, k0, k1 - k0);
+    switch (pattern) {
+      case MaskPattern::all: return from;
+      case MaskPattern::stride: return stride;
+      case MaskPattern::local_or_stride: return from - (k1 - 1) <= s ? from : stride;
+      case MaskPattern::block: return block ? from : INT_MAX;
+      case MaskPattern::column: return column ? from : INT_MAX;
+      case MaskPattern::block_or_column: return block || column ? from : INT_MAX;
+    }
+    return from;
+  }
+
   // How many pairs (query, key) of T positions see each other.
   int64_t visible_pairs(int64_t T) const {
     int64_t pairs = 0;
@@ -118,5 +157,15 @@ struct AttentionMask {
       case MaskPattern::block_or_column: return t - block + 1 + columns_before(block) - columns_before(first);
     }
     return 0;
+  }
+
+ private:
+  // The lowest key from `from` on that is in a column.
+  SLA_HOST_DEVICE int next_column(int from) const { return from % s >= s - c ? from : from - from % s + s - c; }
+
+  // The lowest position from `from` on with the remainder by s of one of [first, first + count).
+  SLA_HOST_DEVICE int next_of_residues(int from, int first, int count) const {
+    const int rest = ((from - first) % s + s) % s;
+    return rest < count ? from : from - rest + s;
   }
 };

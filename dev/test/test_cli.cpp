@@ -360,6 +360,7 @@ TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   refused("-y --seed 8 -i " + in("tokens.bin") + same, "seed (--seed)");
   refused("-y --shuffle -i " + in("tokens.bin") + same, "--shuffle");
   refused("-y --skip-heads 1 -i " + in("tokens.bin") + same, "of another model");
+  refused("-y --wiring 'window(5)' -i " + in("tokens.bin") + same, "its wiring is sla(3,3), the options' is window(5)");
   refused("-y -i " + in("tokens.bin") + same + " -x 3", "-x");
   refused("-y -i " + in("tokens.bin") + same + " -t 16", "-t");
 }
@@ -380,7 +381,7 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   EXPECT_EQ(o.exit_status, 0);
   for (const char* option :
        {"-i,", "-j,", "-e,", "-o,", "-b,", "-t,", "-d,", "-x,", "-k,", "-l,", "-u,", "-q,", "-c,", "-v,", "-m,", "-s,", "-g,", "-n,",
-        "-y,", "--config", "--skip-layers", "--skip-heads", "--no-bias", "--layers", "--heads", "--channels", "--vocab-size",
+        "-y,", "--config", "--wiring", "--skip-layers", "--skip-heads", "--dry-run", "--no-bias", "--layers", "--heads", "--channels", "--vocab-size",
         "--max-seq-len", "--seed", "--shuffle", "--grad-clip", "--beta1", "--beta2", "--eps", "--max-bad-steps", "--resume-from",
         "--keep ", "--keep-every", "--stop-on-save-error"})
     EXPECT_NE(o.out.find(option), std::string::npos) << option;
@@ -480,7 +481,11 @@ TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
   for (const char* options : {"-l 5e-3", "-u 4", "-q 0.5", "-c 0.9", "--grad-clip 0.01", "--beta1 0.5", "--beta2 0.5", "--eps 0.1", "--seed 5",
                               "-k linear", "-k constant", "-k wsd", "--temperature 0.2", "-g 10", "-m 1", "-m 0", "-v 8", "-s 4", "--shuffle",
                               "-t 16 -b 4 -g 16", "-d 64", "--no-bias", "--skip-heads 0", "--skip-layers 1", "--skip-heads 1", "--layers 5",
-                              "--channels 64", "--heads 2", "--prompt a", "-x 9"})
+                              "--channels 64", "--heads 2", "--prompt a", "-x 9", "--wiring 'sla(2,2:3)'", "--wiring 'sla(3,3) also(1,1)'",
+                              "--wiring 'share(2)'", "--wiring 'layers(0_0_1_3)'", "--wiring 'gqa(2)'", "--wiring 'window(9)'",
+                              "--wiring 'window(9,LLSL)'", "--wiring 'strided(5)'", "--wiring 'strided(5,layers)'", "--wiring 'strided(5,union)'",
+                              "--wiring 'fixed(6,2)'", "--wiring 'fixed(6,1)'", "--wiring 'topk(4)'", "--wiring 'reuse(2)'",
+                              "--wiring 'blend(0.3)'", "--wiring gate"})
     EXPECT_NE(results(options), as_it_is) << options;
 }
 

@@ -728,7 +728,7 @@ TEST(Options, WrittenAsTomlReadBackTheSame) {
   EXPECT_EQ(second.learning_rate, 0.00015);
   EXPECT_EQ(second.model.overrides.at("--layers"), 8);
   EXPECT_FALSE(second.model.overrides.at("--heads").has_value());
-  EXPECT_EQ(second.model.overrides.at("--skip-heads"), 0);
+  EXPECT_EQ(second.model.skip_heads, 0);
   EXPECT_TRUE(second.shuffle);
   EXPECT_FALSE(second.model.no_bias);
   EXPECT_EQ(parse({"--config", folder.path + "/config.toml", "-l", "0.5"}).learning_rate, 0.5) << "the command line wins";

@@ -14,6 +14,8 @@
 #include <cmath>                  // sqrt, logf
 #include <type_traits>            // std::integral_constant
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "attention_tiles.h"      // KeyTiles, QueryTiles
+#include "attention_topk.h"       // TopK, RadixSearch
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
 #include "tile.h"                 // Tile, Accumulator, mma_ABt, mma_AB
@@ -26,6 +28,65 @@ constexpr int attention_warps = 4, attention_threads = attention_warps * warp_si
 // the most columns, which come first in z, are started first for all heads: the short ones fill the GPU at the end.
 __device__ inline int warp_index() { return int(threadIdx.x) / warp_size; }
 __device__ inline bool first_of_row() { return threadIdx.x % 4 == 0; }  // one of the four lanes that hold a row
+
+// Where a loop may have had no tile: the block's own tiles, which are overwritten next, may still be under way.
+__device__ inline void finish_copies() {
+  commit_copies();
+  wait_for_copies();
+  __syncthreads();
+}
+
+// Scores s of keys that a query does not see become -inf, where `t` is the query of s's first row and `j` the key of its first column; with
+// `transposed`, t is that of the first column and j of the first row.
+template <bool transposed, int M, int N>
+__device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& mask, int t, int j) {
+  if (mask.pattern == MaskPattern::all) {
+    const unsigned window = mask.window > 0 ? mask.window : INT_MAX;
+    ::mask(s, [&](int row, int column) { return unsigned(t - j + (transposed ? column - row : row - column)) >= window; });
+    return;
+  }
+  // A loop over the thread's columns, with a bit for each element: unrolled, it would be thousands of instructions.
+  int rests[2 * M];
+#pragma unroll
+  for (int r = 0; r < 2 * M; r++) rests[r] = ((transposed ? j : t) + s.row(r / 2, r % 2 * 2)) % mask.s;
+  uint64_t seen = 0;
+#pragma unroll 1
+  for (int c = 0; c < 2 * N; c++) {
+    const int column = s.column(c / 2, c % 2), rest = ((transposed ? t : j) + column) % mask.s;
+#pragma unroll
+    for (int r = 0; r < 2 * M; r++) {
+      const int row = s.row(r / 2, r % 2 * 2);
+      const bool sees = transposed ? mask.sees(t + column, j + row, rest, rests[r]) : mask.sees(t + row, j + column, rests[r], rest);
+      seen |= uint64_t(sees) << (2 * M * c + r);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (!(seen >> (2 * M * (2 * n + i % 2) + 2 * m + i / 2) & 1)) s.x[m][n][i] = -INFINITY;
+}
+
+// Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row (with `transposed`:
+// column), of which `queries` exist; `j` is the index of the key of its first column (row).
+template <bool transposed, int M, int N>
+__device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int queries, int j) {
+#pragma unroll
+  for (int q = 0; q < (transposed ? 2 * N : 2 * M); q++) {
+    const int query = transposed ? s.column(q / 2, q % 2) : s.row(q / 2, q % 2 * 2);
+    if (query >= queries) continue;
+    const float score = chosen.score[query];
+    const int last = chosen.last[query];
+#pragma unroll
+    for (int k = 0; k < (transposed ? 2 * M : 2 * N); k++) {
+      const int key = transposed ? s.row(k / 2, k % 2 * 2) : s.column(k / 2, k % 2);
+      float& x = transposed ? s.x[k / 2][q / 2][k % 2 * 2 + q % 2] : s.x[q / 2][k / 2][q % 2 * 2 + k % 2];
+      if (x < score || (x == score && j + key > last)) x = -INFINITY;
+    }
+  }
+}
 
 // ----------------------------------------------------------------------------
 // Forward
@@ -41,7 +102,7 @@ struct ForwardTiles {
 };
 
 // The online softmax of a warp's queries: maxima and sums over the keys so far (Milakov and Gimelshein 2018).
-template <int M>
+template <int M, bool General>
 struct OnlineSoftmax {
   ColumnVector<M> max, sum;  // of the scores; of exp((score - max) / sqrt(HS)) over the lane's own columns
 
@@ -51,7 +112,8 @@ struct OnlineSoftmax {
   }
 
   // s = exp((s - max) * scale), with the maximum over all columns up to these, and acc, which has the maximum before these, is rescaled.
-  // to_exp2 = scale * log2_e. Every query sees key 0, so the maximum is finite from the first tile on.
+  // to_exp2 = scale * log2_e. In plain attention every query sees key 0, so the maximum is finite from the first tile on; in general it may
+  // be -inf, and then all of s is, of which the differences would be NaN.
   template <int N, int O>
   __device__ void update(Accumulator<M, N>& s, Accumulator<M, O>& acc, float to_exp2) {
 #pragma unroll
@@ -61,7 +123,8 @@ struct OnlineSoftmax {
         float largest = max.x[m][h];
         for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s.x[m][n][2 * h], s.x[m][n][2 * h + 1]));
         largest = warp_max<4>(largest);
-        const float rescale = exp2_approx((max.x[m][h] - largest) * to_exp2), shift = largest * to_exp2;
+        const float base = General && largest == -INFINITY ? 0.0f : largest;
+        const float rescale = exp2_approx((max.x[m][h] - base) * to_exp2), shift = base * to_exp2;
         max.x[m][h] = largest;
         sum.x[m][h] *= rescale;
         for (int n = 0; n < O; n++)
@@ -78,15 +141,13 @@ struct OnlineSoftmax {
 // out =, lse =. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements of the warp's
 // fragments (tile.h). q, the maxima, the sums and the rows of out stay in registers over the whole loop over keys, so memory is read
 // once per tile and written once; the copy of the next k and v runs beside the multiplications.
-template <int D>
+template <int D, bool General>
 __global__ void __launch_bounds__(attention_threads, ForwardTiles<D>::blocks_per_sm)
 attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = ForwardTiles<D>;
   constexpr int M = Tiles::M;
   const int HS = int(a.HS), head = int(blockIdx.x), first_query = int(a.first_query), queries = int(a.T) - first_query;
-  const KVHead<bf16> kv = a.kv_heads[a.kv_of_head[head]];
   const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * queries;
-  const bf16 *k = kv.k + first_key_row * kv.k_stride, *v = kv.v + first_key_row * kv.k_stride;
 
   const Tile<D> q_tile = {0};
   const Tile<D> k_tiles = q_tile.from_row(Tiles::queries), v_tiles = k_tiles.from_row(2 * Tiles::keys);
@@ -97,48 +158,133 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   const int query = first_query + q0 + warp_index() * Tiles::warp_queries;
   const int end = first_query + min(queries, q0 + Tiles::queries);
 
-  auto start_loading = [&](int k0) {
-    const int stage = k0 / Tiles::keys % 2 * Tiles::keys;
-    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), k, kv.k_stride, k0, end, HS);
-    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), v, kv.k_stride, k0, end, HS);
+  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, first_query + q0, end);
+  auto start_loading = [&](auto tile) {
+    const int stage = tile.stage() * Tiles::keys;
+    const KVRows<bf16> kv = tiles.rows(tile);
+    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
+    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
   };
   load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, queries, HS);
-  start_loading(0);
+  auto tile = tiles.first();
+  if (!General || tiles.contains(tile)) start_loading(tile);
 
   RegisterTile<M, D / 16> q_rows;
   Accumulator<M, D / 8> acc = {};
-  OnlineSoftmax<M> softmax;
+  OnlineSoftmax<M, General> softmax;
 #pragma unroll 1
-  for (int k0 = 0; k0 < end; k0 += Tiles::keys) {
+  for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
-    if (k0 + Tiles::keys < end) start_loading(k0 + Tiles::keys);
-    if (k0 == 0) load_register_tile(q_rows, warp_q);
-    if (query >= end || k0 >= query + Tiles::warp_queries) continue;  // no such queries, or none that sees these keys
+    next = tiles.after(tile);
+    if (tiles.contains(next)) start_loading(next);
+    if (tile.is_first()) load_register_tile(q_rows, warp_q);
+    const int k0 = tile.k0;
+    if (query >= end || tiles.hides_all(query, Tiles::warp_queries, k0, k0 + Tiles::keys)) continue;
 
-    const int stage = k0 / Tiles::keys % 2 * Tiles::keys;
+    const int stage = tile.stage() * Tiles::keys;
     Accumulator<M, Tiles::keys / 8> s = {};
     mma_ABt(s, q_rows, k_tiles.from_row(stage));
-    if (k0 + Tiles::keys > query + 1)  // on the diagonal only
-      mask(s, [&](int row, int column) { return k0 + column > query + row; });
+    if (tiles.hides_some(query, Tiles::warp_queries, k0, k0 + Tiles::keys)) {
+      if constexpr (General) hide_unseen<false>(s, tiles.mask, query, k0);
+      else mask(s, [&](int row, int column) { return k0 + column > query + row; });
+    }
+    if constexpr (General)
+      if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, query), end - query, tile.source * int(a.T) + k0);
     softmax.update(s, acc, scale * log2_e);
     mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
   }
+  if constexpr (General) finish_copies();
 
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const float sum = warp_sum<4>(softmax.sum.x[m][h]), inverse = 1.0f / sum;
+      const float sum = warp_sum<4>(softmax.sum.x[m][h]);
+      const bool sees_none = General && sum == 0;
+      const float inverse = sees_none ? 0.0f : 1.0f / sum;
       const int row = acc.row(m, 2 * h);
       for (int n = 0; n < D / 8; n++)
         for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= inverse;
       if (first_of_row() && query + row < end)
-        a.lse[first_row * a.NH + int64_t(head) * queries + query - first_query + row] = softmax.max.x[m][h] * scale + logf(sum);
+        a.lse[first_row * a.NH + int64_t(head) * queries + query - first_query + row] =
+            sees_none ? INFINITY : softmax.max.x[m][h] * scale + logf(sum);
     }
   store_rows(a.out + (first_row * a.NH + head) * a.HS, a.NH * a.HS, query - first_query, end - first_query, HS, /*accumulate=*/false,
              acc, warp_q);
+}
+
+// ----------------------------------------------------------------------------
+// The topk keys of each query
+
+template <int D>
+struct TopKTiles {
+  static constexpr int queries = 16 * attention_warps, keys = 32;
+  static constexpr size_t bytes =
+      (queries + 2 * keys) * D * sizeof(bf16) + queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // D = 128: 97 KB
+};
+
+// topk_score =, topk_last =. A block owns 64 queries of one head in one sequence and their histograms, a warp 16 of them, a thread its
+// elements of the warp's fragments. A pass is the forward kernel's loop over keys up to the scores, whose bits are the same.
+template <int D>
+__global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<bf16> a) {
+  using Tiles = TopKTiles<D>;
+  const int HS = int(a.HS), head = int(blockIdx.x), first_query = int(a.first_query), queries = int(a.T) - first_query;
+  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * queries;
+  const int q0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::queries, own = int(threadIdx.x);
+  const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + Tiles::queries);
+  const bool owns_query = own < Tiles::queries && first_query + q0 + own < end;
+  const TopK chosen = chosen_from(a, blockIdx.y, head, first_query + q0);
+
+  const Tile<D> q_tile = {0};
+  const Tile<D> k_tiles = q_tile.from_row(Tiles::queries), warp_q = q_tile.from_row(warp_index() * 16);
+  RadixSearch* searches = reinterpret_cast<RadixSearch*>(shared_memory + k_tiles.from_row(2 * Tiles::keys).offset);
+  int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
+
+  const VisibleKeyTiles<Tiles::keys, bf16> tiles(a, head, first_key_row, first_query + q0, end);
+  auto start_loading = [&](auto tile) {
+    const KVRows<bf16> kv = tiles.rows(tile);
+    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride, tile.k0, end, HS);
+    commit_copies();
+  };
+  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, queries, HS);
+  if (own < Tiles::queries) searches[own] = {0, owns_query ? a.topk : 0};
+
+  RegisterTile<1, D / 16> q_rows;
+  bool unfinished = true;
+  for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
+    for (int i = own; i < Tiles::queries * histogram_stride; i += attention_threads) histograms[i] = 0;
+    auto tile = tiles.first();
+    if (tiles.contains(tile)) start_loading(tile);
+#pragma unroll 1
+    for (auto next = tile; tiles.contains(tile); tile = next) {
+      wait_for_copies();
+      __syncthreads();  // the tile has arrived, histograms are zero, and all warps have read the tile before this one
+      next = tiles.after(tile);
+      if (tiles.contains(next)) start_loading(next);
+      if (pass == 0 && tile.is_first()) load_register_tile(q_rows, warp_q);
+      if (tiles.hides_all(query, 16, tile.k0, tile.k0 + Tiles::keys)) continue;
+
+      Accumulator<1, Tiles::keys / 8> s = {};
+      mma_ABt(s, q_rows, k_tiles.from_row(tile.stage() * Tiles::keys));
+      if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys)) hide_unseen<false>(s, tiles.mask, query, tile.k0);
+      for (int h = 0; h < 2; h++) {
+        const int row = warp_index() * 16 + s.row(0, 2 * h);
+        const RadixSearch search = searches[row];
+        for (int n = 0; n < Tiles::keys / 8; n++)
+          for (int i = 0; i < 2; i++) {
+            const float x = s.x[0][n][2 * h + i];
+            const int index = tile.source * int(a.T) + tile.k0 + s.column(n, i);
+            if (x != -INFINITY) count_key(histograms + row * histogram_stride, search, pass, x, index);
+          }
+      }
+    }
+    __syncthreads();  // all keys are counted
+    unfinished = owns_query && choose_digit(histograms + own * histogram_stride, searches[own], pass, chosen.score + own, chosen.last + own);
+    unfinished = __syncthreads_or(unfinished);
+  }
+  finish_copies();
 }
 
 // ----------------------------------------------------------------------------
@@ -176,15 +322,13 @@ __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
 // delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements of the warp's
 // fragments. q, dout and dq of the warp's rows stay in registers over the whole loop over k and v, as in the forward pass. delta is
 // summed first, straight from memory.
-template <int D>
+template <int D, bool General>
 __global__ void __launch_bounds__(attention_threads, DqTiles<D>::blocks_per_sm)
 attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DqTiles<D>;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.x);
   const int64_t first_row = int64_t(blockIdx.y) * a.T, out_stride = a.NH * a.HS;
-  const KVHead<bf16> kv = a.kv_heads[a.kv_of_head[head]];
-  const bf16 *k = kv.k + first_row * kv.k_stride, *v = kv.v + first_row * kv.k_stride;
   const bf16 *dout = a.dout + first_row * out_stride + head * a.HS, *out = a.out + first_row * out_stride + head * a.HS;
   const float* lse = a.lse + first_row * a.NH + head * a.T;
   float* delta = a.delta + first_row * a.NH + head * a.T;
@@ -197,15 +341,18 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   const int q0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::queries, end = min(T, q0 + Tiles::queries);
   const int query = q0 + warp_index() * Tiles::warp_queries;
 
-  auto start_loading = [&](int k0) {
-    const int stage = k0 / Tiles::keys % 2 * Tiles::keys;
-    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), k, kv.k_stride, k0, end, HS);
-    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), v, kv.k_stride, k0, end, HS);
+  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_row, q0, end);
+  auto start_loading = [&](auto tile) {
+    const int stage = tile.stage() * Tiles::keys;
+    const KVRows<bf16> kv = tiles.rows(tile);
+    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
+    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
   };
   load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, end, HS);
   load_tile_async<Tiles::queries, attention_threads>(dout_tile, dout, out_stride, q0, end, HS);
-  start_loading(0);
+  auto tile = tiles.first();
+  if (!General || tiles.contains(tile)) start_loading(tile);
 
   RegisterTile<M, D / 16> q_rows, dout_rows;
   Accumulator<M, D / 8> acc = {};
@@ -223,20 +370,27 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
 
   const float to_exp2 = scale * log2_e;
 #pragma unroll 1
-  for (int k0 = 0; k0 < end; k0 += Tiles::keys) {
+  for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
-    if (k0 + Tiles::keys < end) start_loading(k0 + Tiles::keys);
-    if (k0 == 0) load_register_tile(q_rows, warp_q), load_register_tile(dout_rows, warp_dout);
+    next = tiles.after(tile);
+    if (tiles.contains(next)) start_loading(next);
+    if (tile.is_first()) load_register_tile(q_rows, warp_q), load_register_tile(dout_rows, warp_dout);
     if (query >= end) continue;
+    const int k0 = tile.k0;
 #pragma unroll 1
     for (int first = k0; first < k0 + Tiles::keys && first < query + Tiles::warp_queries; first += Tiles::step) {
-      const int row = first - k0 + k0 / Tiles::keys % 2 * Tiles::keys;
+      if (General && tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::step)) continue;
+      const int row = first - k0 + tile.stage() * Tiles::keys;
       Accumulator<M, N> s = {}, dp = {};
       mma_ABt(s, q_rows, k_tiles.from_row(row));
       mma_ABt(dp, dout_rows, v_tiles.from_row(row));
-      if (first + Tiles::step > query + 1)
-        mask(s, [&](int row, int column) { return first + column > query + row; });
+      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
+        if constexpr (General) hide_unseen<false>(s, tiles.mask, query, first);
+        else mask(s, [&](int row, int column) { return first + column > query + row; });
+      }
+      if constexpr (General)
+        if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, query), end - query, tile.source * T + first);
       for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++)
           for (int i = 0; i < 4; i++) {
@@ -246,6 +400,7 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
       mma_AB(acc, to_bf16(s), k_tiles.from_row(row));
     }
   }
+  if constexpr (General) finish_copies();
   ::scale(acc, scale);
   store_rows(a.dq + first_row * a.dq_stride + head * a.HS, a.dq_stride, query, end, HS, a.dq_accumulate, acc, warp_q);
 }
@@ -254,7 +409,7 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
 // fragments. It loops over the tiles of q and dout of every query head of the K/V head, from the block's first key on. dk and dv of the
 // warp's rows stay in registers throughout, and are written once. The scores are transposed, with a key per row, so that they are A
 // operands of the products for dk and dv in the registers where they were computed.
-template <int D>
+template <int D, bool General>
 __global__ void __launch_bounds__(attention_threads, DkdvTiles<D>::blocks_per_sm)
 attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DkdvTiles<D>;
@@ -262,7 +417,6 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   const int T = int(a.T), HS = int(a.HS);
   const int64_t first_row = int64_t(blockIdx.y) * a.T, q_stride = a.q_stride, out_stride = a.NH * a.HS;
   const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];  // not a copy: dk, dv and their stride are loaded at the end, not kept in registers
-  const int num_query_heads = kv.num_query_heads, first_query_head = kv.first_query_head;
   const bf16 *q = a.q + first_row * q_stride, *dout = a.dout + first_row * out_stride;
 
   const Tile<D> k_tile = {0};
@@ -274,11 +428,9 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   const int k0 = int(blockIdx.z) * Tiles::keys, end = min(T, k0 + Tiles::keys);
   const int key = k0 + warp_index() * Tiles::warp_keys;
 
-  // Iteration i multiplies one tile of queries: those of the first query head, then those of the next.
-  const int tiles = (T - k0 + Tiles::queries - 1) / Tiles::queries, iterations = tiles * num_query_heads;
-  auto start_loading = [&](int i) {
-    const int head = a.query_heads[first_query_head + i / tiles], q0 = k0 + i % tiles * Tiles::queries;
-    const int stage = i % 2 * Tiles::queries;
+  const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, k0, end);
+  auto start_loading = [&](auto tile) {
+    const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
     const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T;  // computed here, or its 64 bits would be kept in registers and spill
     load_tile_async<Tiles::queries, attention_threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
     load_tile_async<Tiles::queries, attention_threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T, HS);
@@ -287,27 +439,38 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
     commit_copies();
   };
   load_tile_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
-  load_tile_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
-  start_loading(0);
+  const int64_t v_stride = General ? kv.v_stride : kv.k_stride;
+  load_tile_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_row * v_stride, v_stride, k0, end, HS);
+  auto tile = tiles.first();
+  if (!General || tiles.contains(tile)) start_loading(tile);
 
   const float to_exp2 = scale * log2_e;
   Accumulator<M, D / 8> dk = {}, dv = {};
 #pragma unroll 1
-  for (int i = 0; i < iterations; i++) {
+  for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
-    if (i + 1 < iterations) start_loading(i + 1);
+    next = tiles.after(tile);
+    if (tiles.contains(next)) start_loading(next);
     if (key >= end) continue;
-    const int q0 = k0 + i % tiles * Tiles::queries;
+    const int q0 = tiles.q0(tile);
+    AttentionMask head_mask;
+    if constexpr (General) head_mask = mask_of(a, tiles.head(tile));
 #pragma unroll 1
     for (int first = q0; first < q0 + Tiles::queries; first += Tiles::step) {
       if (first + Tiles::step <= key) continue;  // none of these queries sees the warp's keys
-      const int row = first - q0 + i % 2 * Tiles::queries;
+      if (General && !head_mask.sees_some(first, first + Tiles::step, key, key + Tiles::warp_keys)) continue;
+      const int row = first - q0 + tile.stage() * Tiles::queries;
       Accumulator<M, N> s = {}, dp = {};
       mma_ABt(s, warp_k, q_tiles.from_row(row));
       mma_ABt(dp, warp_v, dout_tiles.from_row(row));
-      if (first < key + Tiles::warp_keys - 1)
+      if constexpr (General) {
+        if (!head_mask.sees_all(first, first + Tiles::step, key, key + Tiles::warp_keys)) hide_unseen<true>(s, head_mask, first, key);
+        const int head = tiles.head(tile);
+        if (a.topk > 0) hide_unchosen<true>(s, chosen_from(a, blockIdx.y, head, first), T - first, first_index(a, head, int(blockIdx.x)) + key);
+      } else if (first < key + Tiles::warp_keys - 1) {
         mask(s, [&](int row, int column) { return key + row > first + column; });
+      }
       // From T on the tiles of q, dout, lse and delta are zeros: p is 1 there, and adds p * dout = 0 to dv and ds * q = 0 to dk.
       for (int n = 0; n < N; n++)
         for (int c = 0; c < 2; c++) {
@@ -324,6 +487,7 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
       mma_AB(dk, to_bf16(dp), q_tiles.from_row(row));
     }
   }
+  if constexpr (General) finish_copies();
   ::scale(dk, scale);
   store_rows(kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate, dk, warp_k);
   store_rows(kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate, dv, warp_v);
@@ -349,17 +513,22 @@ inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
     using Tiles = ForwardTiles<D>;
-    launch(attention_forward_kernel<D>, attention_grid(a.NH, a.B, a.T - a.first_query, Tiles::queries), attention_threads, Tiles::bytes,
-           gpu().stream, a, scale);
+    const dim3 grid = attention_grid(a.NH, a.B, a.T - a.first_query, Tiles::queries);
+    const auto kernel = is_general(a) ? attention_forward_kernel<D, true> : attention_forward_kernel<D, false>;
+    if (a.topk > 0)
+      launch(attention_topk_kernel<D>, attention_grid(a.NH, a.B, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
+             TopKTiles<D>::bytes, gpu().stream, a);
+    launch(kernel, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
   });
 }
 
 inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
-    launch(attention_dq_kernel<D>, attention_grid(a.NH, a.B, a.T, DqTiles<D>::queries), attention_threads, DqTiles<D>::bytes,
+    const auto dq_kernel = is_general(a) ? attention_dq_kernel<D, true> : attention_dq_kernel<D, false>;
+    const auto dkdv_kernel = is_general(a) ? attention_dkdv_kernel<D, true> : attention_dkdv_kernel<D, false>;
+    launch(dq_kernel, attention_grid(a.NH, a.B, a.T, DqTiles<D>::queries), attention_threads, DqTiles<D>::bytes, gpu().stream, a, scale);
+    launch(dkdv_kernel, attention_grid(a.num_kv_heads, a.B, a.T, DkdvTiles<D>::keys), attention_threads, DkdvTiles<D>::bytes,
            gpu().stream, a, scale);
-    launch(attention_dkdv_kernel<D>, attention_grid(a.num_kv_heads, a.B, a.T, DkdvTiles<D>::keys), attention_threads,
-           DkdvTiles<D>::bytes, gpu().stream, a, scale);
   });
 }

@@ -7,6 +7,8 @@
 #pragma once
 #include <cmath>                  // sqrt
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "attention_tiles.h"      // visible_key_tile, visible_query_tile
+#include "attention_topk.h"       // TopK, RadixSearch
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
 #include "vec.h"                  // load8, store8, warp_sum, warp_max
@@ -44,6 +46,10 @@ struct Thread {
 __device__ inline Thread this_thread() {
   return {int(threadIdx.x) % half_warp, int(threadIdx.x) / half_warp * rows_per_thread};
 }
+
+// The warp's rows of the block's tile, which begins at the position `first`, begin here.
+constexpr int warp_rows = 2 * rows_per_thread;
+__device__ inline int warp_first(int first) { return first + int(threadIdx.x) / warp_size * warp_rows; }
 
 // Four consecutive elements, aligned to themselves.
 __device__ inline void load4(float (&x)[4], const float* p) {
@@ -125,6 +131,36 @@ __device__ inline void hide_keys_after_columns(float (&s)[rows_per_thread][N], i
       if (key + i > query + j * half_warp) s[i][j] = -INFINITY;
 }
 
+// Scores of keys that a query does not see become -inf. Rows of s are queries and columns are keys, or `transposed`; t and j are the
+// positions of the thread's first query and key.
+template <bool transposed, int N>
+__device__ inline void hide_unseen(float (&s)[rows_per_thread][N], const AttentionMask& mask, int t, int j) {
+  int row_rests[rows_per_thread];
+  for (int r = 0; r < rows_per_thread; r++) row_rests[r] = ((transposed ? j : t) + r) % mask.s;
+  for (int n = 0; n < N; n++) {
+    const int column = n * half_warp, rest = ((transposed ? t : j) + column) % mask.s;
+    for (int r = 0; r < rows_per_thread; r++)
+      if (!(transposed ? mask.sees(t + column, j + r, rest, row_rests[r]) : mask.sees(t + r, j + column, row_rests[r], rest)))
+        s[r][n] = -INFINITY;
+  }
+}
+
+// Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the thread's first query, of whose tile
+// `queries` are left from there on; `j` is the index of the thread's first key.
+template <bool transposed, int N>
+__device__ inline void hide_unchosen(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j) {
+  for (int i = 0; i < (transposed ? N : rows_per_thread); i++) {
+    const int query = transposed ? i * half_warp : i;
+    if (query >= queries) continue;
+    const float score = chosen.score[query];
+    const int last = chosen.last[query];
+    for (int k = 0; k < (transposed ? rows_per_thread : N); k++) {
+      float& x = transposed ? s[k][i] : s[i][k];
+      if (x < score || (x == score && j + (transposed ? k : k * half_warp) > last)) x = -INFINITY;
+    }
+  }
+}
+
 // Stores scores for the other lanes of the half-warp, in the layout that mul_add_AB reads, which it may do after a __syncwarp().
 template <int Columns, int N>
 __device__ inline void store_scores(float* p, const float (&s)[rows_per_thread][N]) {
@@ -171,14 +207,12 @@ struct ForwardTiles {
 // queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in registers over the whole loop over
 // keys, so memory is read once per tile and written once. Each lane sums the probabilities that it computed; the sixteen sums of a
 // row are added at the end.
-template <int G>
+template <int G, bool General>
 __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blocks_per_sm)
 attention_forward_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = ForwardTiles<G>;
   const int HS = int(a.HS), head = int(blockIdx.y), first_query = int(a.first_query), queries = int(a.T) - first_query;
-  const KVHead<float> kv = a.kv_heads[a.kv_of_head[head]];
   const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * queries;
-  const float *k = kv.k + first_key_row * kv.k_stride, *v = kv.v + first_key_row * kv.k_stride;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
@@ -196,26 +230,37 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
   for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
-  for (int k0 = 0; k0 < end; k0 += Tiles::keys) {
+  const KeyTiles<Tiles::keys, float, General> tiles(a, head, first_key_row, q0, end);
+  for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
+    const int k0 = tile.k0;
+    const KVRows<float> kv = tiles.rows(tile);
     __syncthreads();  // all warps have read the tiles before these
-    load_tile<G, Tiles::keys, Tiles::threads>(k_tile, k, kv.k_stride, k0, end, HS);
-    load_tile<G, Tiles::keys, Tiles::threads>(v_tile, v, kv.k_stride, k0, end, HS);
+    load_tile<G, Tiles::keys, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
+    load_tile<G, Tiles::keys, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
     __syncthreads();
+    if (General && tiles.hides_all(warp_first(q0), warp_rows, k0, k0 + Tiles::keys)) continue;
 
     float s[rows_per_thread][Tiles::keys / half_warp];
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
-    if (k0 + Tiles::keys > q0 + 1) hide_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
-    // Every query sees key 0, so that from the first tile on `row_max` is finite.
+    if constexpr (General) {
+      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys)) hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
+      if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, query), end - query, tile.source * int(a.T) + k0 + thread.lane);
+    } else if (k0 + Tiles::keys > q0 + 1) {
+      hide_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
+    }
+    // In plain attention every query sees key 0, so that from the first tile on `row_max` is finite. In general it may be -inf, and then all
+    // of s is, of which the differences would be NaN.
     for (int i = 0; i < rows_per_thread; i++) {
       float new_max = s[i][0];
       for (float x : s[i]) new_max = fmaxf(new_max, x);
       new_max = fmaxf(row_max[i], warp_max<half_warp>(new_max));
-      const float rescale = exp2f((row_max[i] - new_max) * to_exp2);
+      const float base = General && new_max == -INFINITY ? 0.0f : new_max;
+      const float rescale = exp2f((row_max[i] - base) * to_exp2);
       row_max[i] = new_max;
       row_sum[i] *= rescale;
       scale_row(acc[i], rescale);
       for (float& x : s[i]) {
-        x = exp2f((x - new_max) * to_exp2);
+        x = exp2f((x - base) * to_exp2);
         row_sum[i] += x;
       }
     }
@@ -226,12 +271,73 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
 
   for (int i = 0; i < rows_per_thread; i++) {
     row_sum[i] = warp_sum<half_warp>(row_sum[i]);
-    scale_row(acc[i], 1.0f / row_sum[i]);
+    const bool sees_none = General && row_sum[i] == 0;
+    scale_row(acc[i], sees_none ? 0.0f : 1.0f / row_sum[i]);
     if (thread.lane == 0 && query + i < end)
-      a.lse[(blockIdx.z * a.NH + head) * queries + query - first_query + i] = row_max[i] * scale + logf(row_sum[i]);
+      a.lse[(blockIdx.z * a.NH + head) * queries + query - first_query + i] =
+          sees_none ? INFINITY : row_max[i] * scale + logf(row_sum[i]);
   }
   store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, a.NH * a.HS, query - first_query, end - first_query, HS,
                 /*accumulate=*/false, acc);
+}
+
+// ----------------------------------------------------------------------------
+// The topk keys of each query
+
+template <int G>
+struct TopKTiles {
+  static constexpr int queries = 64 / G, keys = 32, threads = queries / rows_per_thread * half_warp;
+  static constexpr size_t bytes = (queries + keys) * tile_stride<G> * sizeof(float) +
+                                  queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // 91 and 65 KB
+};
+
+// topk_score =, topk_last =. A block owns 64 / G queries of one head in one sequence and their histograms, a warp eight of them, a thread
+// its elements of the scores' layout. A pass is the forward kernel's loop over keys up to the scores, whose bits are the same.
+template <int G>
+__global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kernel(AttentionArgs<float> a) {
+  using Tiles = TopKTiles<G>;
+  const int HS = int(a.HS), head = int(blockIdx.y), first_query = int(a.first_query), queries = int(a.T) - first_query;
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * queries;
+  float* q_tile = reinterpret_cast<float*>(shared_memory);
+  float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
+  RadixSearch* searches = reinterpret_cast<RadixSearch*>(k_tile + Tiles::keys * tile_stride<G>);
+  int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
+
+  const Thread thread = this_thread();
+  const int first = int(gridDim.x - 1 - blockIdx.x) * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
+  const int end = first_query + min(queries, first + Tiles::queries), own = int(threadIdx.x);
+  const bool owns_query = own < Tiles::queries && q0 + own < end;
+  const TopK chosen = chosen_from(a, blockIdx.z, head, q0);
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, first, queries, HS);
+  if (own < Tiles::queries) searches[own] = {0, owns_query ? a.topk : 0};
+
+  const VisibleKeyTiles<Tiles::keys, float> tiles(a, head, first_key_row, q0, end);
+  bool unfinished = true;
+  for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
+    for (int i = own; i < Tiles::queries * histogram_stride; i += Tiles::threads) histograms[i] = 0;
+    for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
+      const KVRows<float> kv = tiles.rows(tile);
+      __syncthreads();  // all warps have read the tile before this one
+      load_tile<G, Tiles::keys, Tiles::threads>(k_tile, kv.k, kv.k_stride, tile.k0, end, HS);
+      __syncthreads();
+      if (tiles.hides_all(warp_first(q0), warp_rows, tile.k0, tile.k0 + Tiles::keys)) continue;
+
+      float s[rows_per_thread][Tiles::keys / half_warp];
+      mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, thread.channels(HS, q0, end));
+      if (tiles.hides_some(warp_first(q0), warp_rows, tile.k0, tile.k0 + Tiles::keys))
+        hide_unseen<false>(s, tiles.mask, query, tile.k0 + thread.lane);
+      for (int i = 0; i < rows_per_thread; i++) {
+        const RadixSearch search = searches[thread.row + i];
+        for (int j = 0; j < Tiles::keys / half_warp; j++) {
+          const int index = tile.source * int(a.T) + tile.k0 + thread.lane + j * half_warp;
+          if (s[i][j] != -INFINITY) count_key(histograms + (thread.row + i) * histogram_stride, search, pass, s[i][j], index);
+        }
+      }
+    }
+    __syncthreads();  // all keys are counted
+    unfinished = owns_query && choose_digit(histograms + own * histogram_stride, searches[own], pass, chosen.score + own, chosen.last + own);
+    unfinished = __syncthreads_or(unfinished);
+  }
 }
 
 // ----------------------------------------------------------------------------
@@ -251,14 +357,12 @@ __device__ inline float probability(float s, float scale, float lse) { return ex
 // delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, those with the most keys first, and keeps their q and
 // dout in shared memory over the loop over k and v. A warp owns eight queries, a thread the elements of the layouts above; dq stays in
 // registers and is written once. delta is summed first, straight from memory.
-template <int G>
+template <int G, bool General>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
 attention_dq_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
   const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVHead<float> kv = a.kv_heads[a.kv_of_head[head]];
-  const float *k = kv.k + first_row * kv.k_stride, *v = kv.v + first_row * kv.k_stride;
   const float *dout = a.dout + first_row * out_stride + head * a.HS, *out = a.out + first_row * out_stride + head * a.HS;
   const float* lse = a.lse + first_row * a.NH + head * a.T;
   float* delta = a.delta + first_row * a.NH + head * a.T;
@@ -292,16 +396,25 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
     if (thread.lane == 0 && exists) delta[query + i] = row_delta[i];
   }
 
-  for (int k0 = 0; k0 < end; k0 += Tiles::columns) {
+  const KeyTiles<Tiles::columns, float, General> tiles(a, head, first_row, q0, end);
+  for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
+    const int k0 = tile.k0;
+    const KVRows<float> kv = tiles.rows(tile);
     __syncthreads();  // all warps have read the tiles before these
-    load_tile<G, Tiles::columns, Tiles::threads>(k_tile, k, kv.k_stride, k0, end, HS);
-    load_tile<G, Tiles::columns, Tiles::threads>(v_tile, v, kv.k_stride, k0, end, HS);
+    load_tile<G, Tiles::columns, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
+    load_tile<G, Tiles::columns, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
     __syncthreads();
+    if (General && tiles.hides_all(warp_first(q0), warp_rows, k0, k0 + Tiles::columns)) continue;
 
     float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
     mul_ABt<G>(dp, dout_tile + thread.row * tile_stride<G>, v_tile, channels);
-    if (k0 + Tiles::columns > q0 + 1) hide_keys_after_rows(s, query, k0 + thread.lane);
+    if constexpr (General) {
+      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns)) hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
+      if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, query), end - query, tile.source * T + k0 + thread.lane);
+    } else if (k0 + Tiles::columns > q0 + 1) {
+      hide_keys_after_rows(s, query, k0 + thread.lane);
+    }
     for (int i = 0; i < rows_per_thread; i++)
       for (int j = 0; j < Tiles::columns / half_warp; j++)
         s[i][j] = probability(s[i][j], scale, row_lse[i]) * (dp[i][j] - row_delta[i]);  // ds
@@ -316,13 +429,13 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence and keeps their k and v in shared memory over the loop over
 // q and dout: of every query head of the K/V head, the tiles of queries from the block's first key on. A warp owns eight keys, a
 // thread the elements of the layouts above, of the transposed scores too; dk and dv stay in registers and are written once.
-template <int G>
+template <int G, bool General>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
 attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
   const int T = int(a.T), HS = int(a.HS);
   const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const KVHead<float> kv = a.kv_heads[blockIdx.y];
+  const KVHead<float>& kv = a.kv_heads[blockIdx.y];
 
   float* k_tile = reinterpret_cast<float*>(shared_memory);
   float* v_tile = k_tile + Tiles::rows * tile_stride<G>;
@@ -334,7 +447,8 @@ attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   const int k0 = int(blockIdx.x) * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
   const int channels = thread.channels(HS, k0, end);
   load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
-  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
+  const int64_t v_stride = General ? kv.v_stride : kv.k_stride;
+  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * v_stride, v_stride, k0, end, HS);
 
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
   for (int n = 0; n < kv.num_query_heads; n++) {
@@ -342,17 +456,29 @@ attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
     const float* head_q = a.q + first_row * a.q_stride + head * a.HS;
     const float* head_dout = a.dout + first_row * out_stride + head * a.HS;
     const int64_t first_lse = first_row * a.NH + head * a.T;
-    for (int q0 = k0; q0 < T; q0 += Tiles::columns) {
+    AttentionMask mask;
+    if constexpr (General) mask = mask_of(a, head);
+    auto visible_tile = [&](int q0) { return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q0, T) : q0; };
+    for (int q0 = visible_tile(k0); q0 < T; q0 = visible_tile(q0 + Tiles::columns)) {
       const int columns = min(Tiles::columns, T - q0);
       __syncthreads();  // all warps have read the tiles before these
       load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, a.q_stride, q0, T, HS);
       load_tile<G, Tiles::columns, Tiles::threads>(dout_tile, head_dout, out_stride, q0, T, HS);
       __syncthreads();
+      if (General && !mask.sees_some(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows)) continue;
 
       float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
       mul_ABt<G>(s, k_tile + thread.row * tile_stride<G>, q_tile, channels);
       mul_ABt<G>(dp, v_tile + thread.row * tile_stride<G>, dout_tile, channels);
-      if (k0 + Tiles::rows > q0 + 1) hide_keys_after_columns(s, q0 + thread.lane, key);
+      if constexpr (General) {
+        if (!mask.sees_all(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows))
+          hide_unseen<true>(s, mask, q0 + thread.lane, key);
+        if (a.topk > 0)
+          hide_unchosen<true>(s, chosen_from(a, blockIdx.z, head, q0 + thread.lane), T - q0 - thread.lane,
+                              first_index(a, head, int(blockIdx.y)) + key);
+      } else if (k0 + Tiles::rows > q0 + 1) {
+        hide_keys_after_columns(s, q0 + thread.lane, key);
+      }
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
         const int query = q0 + thread.lane + j * half_warp;
         const float column_lse = query < T ? a.lse[first_lse + query] : INFINITY;  // p is 0 from T on
@@ -386,8 +512,13 @@ inline dim3 attention_grid(int64_t rows, int64_t tile_rows, int64_t heads, int64
 template <int G>
 void launch_forward(const AttentionArgs<float>& a) {
   using Tiles = ForwardTiles<G>;
-  launch(attention_forward_kernel<G>, attention_grid(a.T - a.first_query, Tiles::queries, a.NH, a.B), Tiles::threads,
-         Tiles::floats * sizeof(float), gpu().stream, a, float(1 / sqrt(double(a.HS))));
+  const int64_t queries = a.T - a.first_query;
+  const auto kernel = is_general(a) ? attention_forward_kernel<G, true> : attention_forward_kernel<G, false>;
+  if (a.topk > 0)
+    launch(attention_topk_kernel<G>, attention_grid(queries, TopKTiles<G>::queries, a.NH, a.B), TopKTiles<G>::threads, TopKTiles<G>::bytes,
+           gpu().stream, a);
+  launch(kernel, attention_grid(queries, Tiles::queries, a.NH, a.B), Tiles::threads, Tiles::floats * sizeof(float), gpu().stream, a,
+         float(1 / sqrt(double(a.HS))));
 }
 
 template <int G>
@@ -395,9 +526,10 @@ void launch_backward(const AttentionArgs<float>& a) {
   using Tiles = BackwardTiles<G>;
   const float scale = float(1 / sqrt(double(a.HS)));
   const size_t shared_bytes = Tiles::floats * sizeof(float);
-  launch(attention_dq_kernel<G>, attention_grid(a.T, Tiles::rows, a.NH, a.B), Tiles::threads, shared_bytes, gpu().stream, a, scale);
-  launch(attention_dkdv_kernel<G>, attention_grid(a.T, Tiles::rows, a.num_kv_heads, a.B), Tiles::threads, shared_bytes,
-         gpu().stream, a, scale);
+  const auto dq_kernel = is_general(a) ? attention_dq_kernel<G, true> : attention_dq_kernel<G, false>;
+  const auto dkdv_kernel = is_general(a) ? attention_dkdv_kernel<G, true> : attention_dkdv_kernel<G, false>;
+  launch(dq_kernel, attention_grid(a.T, Tiles::rows, a.NH, a.B), Tiles::threads, shared_bytes, gpu().stream, a, scale);
+  launch(dkdv_kernel, attention_grid(a.T, Tiles::rows, a.num_kv_heads, a.B), Tiles::threads, shared_bytes, gpu().stream, a, scale);
 }
 
 inline void launch_attention_forward(const AttentionArgs<float>& a) {

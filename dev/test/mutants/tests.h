@@ -24,6 +24,8 @@ inline const std::vector<Coverage>& coverage() {
   static const std::vector<Coverage> table = {
       {"llmc/cuda/attention_bf16.h",
        {{"build/bf16/test_attention_emu", quick_attention}, {"build/bf16/test_attention_emu", all_attention}}},
+      {"llmc/cuda/attention_t",  // tiles and topk: some of each is for one precision
+       {{"build/bf16/test_attention_emu", quick_attention}, {"build/fp32/test_attention_emu", quick_attention}}},
       {"llmc/cuda/attention",
        {{"build/fp32/test_attention_emu", quick_attention}, {"build/fp32/test_attention_emu", all_attention}}},
       {"llmc/cuda/tile.h",

@@ -1,0 +1,163 @@
+// Which tiles of keys, or of queries, the loops of attention's kernels go through. Plain attention has one K/V head for a query head, of
+// which each query sees all keys up to its own. General attention has several, and masks; tiles that a mask hides are neither loaded nor
+// multiplied.
+#pragma once
+#include <climits>                // INT_MAX
+#include <type_traits>            // std::conditional_t
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead, AttentionMask
+
+template <class Element>
+__device__ inline AttentionMask mask_of(const AttentionArgs<Element>& a, int head) {
+  return a.masks != nullptr ? a.masks[head] : AttentionMask();
+}
+
+// The first tile of Size keys, from the one at k0 on, that a query of [q0, q1) sees; q1 or more if there is none.
+template <int Size>
+__device__ inline int visible_key_tile(const AttentionMask& mask, int q0, int q1, int k0) {
+  while (true) {
+    k0 = mask.next_key(q0, q1, k0) / Size * Size;
+    if (k0 >= q1 || mask.sees_some(q0, q1, k0, min(k0 + Size, q1))) return k0;
+    k0 += Size;
+  }
+}
+
+// The first tile of Size queries, from the one at q0 on, that sees a key of [k0, k1); T or more if there is none.
+template <int Size>
+__device__ inline int visible_query_tile(const AttentionMask& mask, int k0, int k1, int q0, int T) {
+  while (true) {
+    q0 = mask.next_query(k0, k1, q0) / Size * Size;
+    if (q0 >= T || mask.sees_some(q0, min(q0 + Size, T), k0, k1)) return q0;
+    q0 += Size;
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Keys
+
+// The K/V of one sequence: row t of k is at k + t * k_stride.
+template <class Element>
+struct KVRows {
+  const Element *k, *v;
+  int64_t k_stride, v_stride;
+};
+
+// Plain: the tiles of Size keys from 0 to the end of the queries [q0, q1).
+template <int Size, class Element>
+struct CausalKeyTiles {
+  struct Tile {
+    int k0;
+    __device__ int stage() const { return k0 / Size % 2; }  // of a double buffer
+    __device__ bool is_first() const { return k0 == 0; }
+  };
+  KVRows<Element> kv;
+  int q1;
+
+  // first_row: the first key's row in k and v.
+  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, int, int q1) : q1(q1) {
+    const KVHead<Element> of_head = a.kv_heads[a.kv_of_head[head]];
+    const int64_t stride = of_head.k_stride;  // which is v's
+    kv = {of_head.k + first_row * stride, of_head.v + first_row * stride, stride, stride};
+  }
+  __device__ Tile first() const { return {0}; }
+  __device__ Tile after(Tile tile) const { return {tile.k0 + Size}; }
+  __device__ bool contains(Tile tile) const { return tile.k0 < q1; }
+  __device__ KVRows<Element> rows(Tile) const { return kv; }
+
+  // Of the tile's keys [k0, k1), and of the queries from `query` on.
+  __device__ static bool hides_all(int query, int queries, int k0, int) { return k0 >= query + queries; }
+  __device__ static bool hides_some(int query, int, int, int k1) { return k1 > query + 1; }
+};
+
+// General: those that one of the queries [q0, q1) sees, of the head's first K/V head, then of its next.
+template <int Size, class Element>
+struct VisibleKeyTiles {
+  struct Tile {
+    int k0;
+    int source;  // which of the query head's K/V heads
+    int index;   // which tile of the loop
+    __device__ int stage() const { return index % 2; }
+    __device__ bool is_first() const { return index == 0; }
+  };
+  const KVHead<Element>* kv_heads;
+  const int* sources;  // the query head's K/V heads
+  int num_sources;
+  int64_t first_row;
+  int q0, q1;
+  AttentionMask mask;
+
+  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, int q0, int q1)
+      : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head), first_row(first_row), q0(q0),
+        q1(q1), mask(mask_of(a, head)) {}
+  __device__ Tile first() const { return {visible_key_tile<Size>(mask, q0, q1, 0), 0, 0}; }
+  __device__ Tile after(Tile tile) const {
+    const int k0 = visible_key_tile<Size>(mask, q0, q1, tile.k0 + Size);
+    if (k0 < q1) return {k0, tile.source, tile.index + 1};
+    return {first().k0, tile.source + 1, tile.index + 1};
+  }
+  __device__ bool contains(Tile tile) const { return tile.k0 < q1 && tile.source < num_sources && sources[tile.source] >= 0; }
+  __device__ KVRows<Element> rows(Tile tile) const {
+    const KVHead<Element>& kv = kv_heads[sources[tile.source]];
+    return {kv.k + first_row * kv.k_stride, kv.v + first_row * kv.v_stride, kv.k_stride, kv.v_stride};
+  }
+  __device__ bool hides_all(int query, int queries, int k0, int k1) const { return !mask.sees_some(query, query + queries, k0, k1); }
+  __device__ bool hides_some(int query, int queries, int k0, int k1) const { return !mask.sees_all(query, query + queries, k0, k1); }
+};
+
+template <int Size, class Element, bool General>
+using KeyTiles = std::conditional_t<General, VisibleKeyTiles<Size, Element>, CausalKeyTiles<Size, Element>>;
+
+// ----------------------------------------------------------------------------
+// Queries
+
+// Plain: of each query head of a K/V head, the tiles of Size queries from k0 to T.
+template <int Size, class Element>
+struct CausalQueryTiles {
+  struct Tile {
+    int index;
+    __device__ int stage() const { return index % 2; }
+  };
+  const AttentionArgs<Element>& a;
+  int first_query_head, k0, tiles, count;  // tiles of a query head, and of all
+
+  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int k0, int)
+      : a(a), first_query_head(kv.first_query_head), k0(k0), tiles((int(a.T) - k0 + Size - 1) / Size),
+        count(tiles * kv.num_query_heads) {}
+  __device__ Tile first() const { return {0}; }
+  __device__ Tile after(Tile tile) const { return {tile.index + 1}; }
+  __device__ bool contains(Tile tile) const { return tile.index < count; }
+  __device__ int head(Tile tile) const { return a.query_heads[first_query_head + tile.index / tiles]; }
+  __device__ int q0(Tile tile) const { return k0 + tile.index % tiles * Size; }
+};
+
+// General: those that see a key of [k0, k1).
+template <int Size, class Element>
+struct VisibleQueryTiles {
+  struct Tile {
+    int start;     // its first query
+    int head_of_kv;  // which of the K/V head's query heads
+    int index;       // which tile of the loop
+    __device__ int stage() const { return index % 2; }
+  };
+  const AttentionArgs<Element>& a;
+  int first_query_head, num_query_heads, k0, k1;
+
+  __device__ VisibleQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int k0, int k1)
+      : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), k0(k0), k1(k1) {}
+  __device__ Tile first() const { return from({k0, 0, 0}); }
+  __device__ Tile after(Tile tile) const { return from({tile.start + Size, tile.head_of_kv, tile.index + 1}); }
+  __device__ bool contains(Tile tile) const { return tile.head_of_kv < num_query_heads; }
+  __device__ int head(Tile tile) const { return a.query_heads[first_query_head + tile.head_of_kv]; }
+  __device__ int q0(Tile tile) const { return tile.start; }
+
+ private:
+  __device__ Tile from(Tile tile) const {
+    for (; contains(tile); tile.head_of_kv++, tile.start = k0) {
+      tile.start = visible_query_tile<Size>(mask_of(a, head(tile)), k0, k1, tile.start, int(a.T));
+      if (tile.start < a.T) break;
+    }
+    return tile;
+  }
+};
+
+template <int Size, class Element, bool General>
+using QueryTiles = std::conditional_t<General, VisibleQueryTiles<Size, Element>, CausalQueryTiles<Size, Element>>;
