@@ -570,9 +570,9 @@ TEST(AttentionMasks, MatchTheFormulaForEveryPatternAndLength) {
     for (bool longest : {false, true}) {
       if (i++ % every > 0) continue;
       const int64_t T = longest ? 300 : lengths[i % lengths.size()];
-      Case c = with_mask(wirings[i % wirings.size()], mask);
-      c.B = 1 + int64_t(i) % (T < 300 ? 3 : 2), c.T = T, c.HS = head_sizes[i / 3 % head_sizes.size()];
-      c.dq_accumulate = i % 2 == 1, c.v_apart = i % 5 == 0;
+      Case c = with_mask(wirings[i / 2 % wirings.size()], mask);
+      c.B = 1 + int64_t(i) % (T < 300 ? 3 : 2), c.T = T, c.HS = head_sizes[i % head_sizes.size()];
+      c.dq_accumulate = i / 3 % 2 == 1, c.v_apart = i % 5 == 0;
       check(c);
     }
 }

@@ -1,13 +1,18 @@
-// Causal attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): a block keeps a tile of rows and loops over tiles
-// of columns. One launch serves all heads of a layer, those with K/V from another layer too: each reads k and v where they were
+// Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): a block keeps a tile of rows and loops over tiles of
+// columns. One launch serves all heads of a layer, those with K/V from another layer too: each reads k and v where they were
 // projected.
 //
-//   forward    s = q k^T / sqrt(HS), masked to key <= query;  lse = log sum exp(s);  p = exp(s - lse);  out = p v
+//   forward    s = q k^T / sqrt(HS), of the keys that the query sees;  lse = log sum exp(s);  p = exp(s - lse);  out = p v
 //   backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
 //              dq = ds k / sqrt(HS);  dk = ds^T q / sqrt(HS);  dv = p^T dout
 //
-//   attention_forward:  out =, lse =
+//   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
+//
+// A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer attention); the
+// general one has masks, several K/V heads for a query head, and topk. Each kernel is a template of which `General` is a parameter, so that
+// plain attention pays nothing for it. In general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a
+// kernel before the forward one finds the topk keys of each query (attention_topk.h).
 //
 // Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most 128.
 //
@@ -40,7 +45,7 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
   CHECK(a.topk == 0 || (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
 }
 
-// out = softmax(q k^T / sqrt(HS) + causal mask) v; lse =.
+// out = softmax(q k^T / sqrt(HS)) v, over the keys that each query sees; lse =.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
   check_attention(a);
   launch_attention_forward(a);

@@ -49,7 +49,8 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& ma
   int rests[2 * M];
 #pragma unroll
   for (int r = 0; r < 2 * M; r++) rests[r] = ((transposed ? j : t) + s.row(r / 2, r % 2 * 2)) % mask.s;
-  uint64_t seen = 0;
+  using Bits = std::conditional_t<4 * M * N <= 32, unsigned, uint64_t>;
+  Bits seen = 0;
 #pragma unroll 1
   for (int c = 0; c < 2 * N; c++) {
     const int column = s.column(c / 2, c % 2), rest = ((transposed ? t : j) + column) % mask.s;
@@ -57,7 +58,7 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& ma
     for (int r = 0; r < 2 * M; r++) {
       const int row = s.row(r / 2, r % 2 * 2);
       const bool sees = transposed ? mask.sees(t + column, j + row, rest, rests[r]) : mask.sees(t + row, j + column, rests[r], rest);
-      seen |= uint64_t(sees) << (2 * M * c + r);
+      seen |= Bits(sees) << (2 * M * c + r);
     }
   }
 #pragma unroll
