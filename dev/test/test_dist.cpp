@@ -174,6 +174,26 @@ TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanks) {
   }
 }
 
+// A gate's parameters, K/V heads of groups, gradients of shared q, and masks.
+TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
+  const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") + " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
+                          "--max-seq-len 8 -t 8 -b 1 -d 32 -l 1e-2 -k constant -m 5 -v 6 ";
+  for (const char* wiring : {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)"}) {
+    SCOPED_TRACE(wiring);
+    const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
+      const Outcome o = run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + own + format("--wiring '%s' -o ", wiring) + in(out) + more, "");
+      EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
+      return read_log(in(out));
+    };
+    for (const char* out : {"1", "2", "3"}) fs::remove_all(in(out));
+    const std::vector<json> alone = train_on(1, "1", " -x 6 -n 3");
+    expect_the_same_curve(train_on(2, "2", " -x 6 --zero 1"), alone, 6);
+    fs::create_directories(in("3"));
+    fs::copy(in("1/step_00000003"), in("3/step_00000003"), fs::copy_options::recursive);
+    expect_the_same_curve(train_on(2, "3", " -x 6 -n 3 -y"), alone, 3);  // resumed by two ranks
+  }
+}
+
 // The data are 29 sequences, the rest of the first file and two short files: no number of ranks or of sequences in a micro-batch divides
 // them. What one rank computes of them one after the other is the loss of all.
 TEST_F(Training, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {
