@@ -79,9 +79,11 @@ double attention_flops_of(const GPT2& model, int l, int64_t B, int64_t T) {
   return 4.0 * double(B) * pairs * model.config.head_size();
 }
 
-// Wirings to compare: plain, the default, and those whose attention costs least, of a model whose heads three or four divide.
+// Wirings to compare: plain, the default, about a third as many K/V heads, and masks.
 std::vector<std::string> wirings_of(const ModelConfig& c) {
-  return {"plain", default_wiring(c.num_layers, c.num_heads).text, format("gqa(%d)", c.num_heads / 3), "window(256)", "strided(64)"};
+  int kv_heads = std::max(1, c.num_heads / 3);
+  while (c.num_heads % kv_heads != 0) kv_heads--;
+  return {"plain", default_wiring(c.num_layers, c.num_heads).text, format("gqa(%d)", kv_heads), "window(256)", "strided(64)"};
 }
 
 // Each operation of a training step with the shapes of the last layer, whose last heads use the K/V of another one.
