@@ -973,7 +973,7 @@ TEST(AttentionMasks, HaveNoBankConflicts) {
 // The selection alone, of any scores and indices: the reference sorts.
 TEST(AttentionTopK, FindsTheKeyOfEveryRank) {
   const std::vector<float> values = {0.0f, -0.0f, 1.0f, -1.0f, 1e-40f, -1e-40f, 3e38f, -3e38f, INFINITY, 1.0000001f, -1.0000001f, 5.5f};
-  for (int indices : {100, 256, 257, 65536, 65537, INT_MAX})
+  for (int indices : {100, 256, 257, 500, 65536, 130000, INT_MAX})
     for (int count : {1, 40, 100})
       for (int topk : {1, 2, 22, 39, 40, 41, 55, 100}) {  // 22 of 40 and 55 of 100: amid zeros of both signs
         std::vector<std::pair<float, int>> keys;  // minus the score, and the index, of keys in no order
