@@ -645,6 +645,18 @@ void print_model(const GPT2& model) {
          100 * flops / plain_flops);
 }
 
+// Throws UserError for a model whose parameters alone are too many, before anything is built of it: a list of its tensors may already take
+// all of the memory, or minutes.
+void check_parameters_fit(const ModelConfig& c, const Shard& shard) {
+  const double state = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / shard.count;  // masters, m and v
+  const double least = least_parameters(c) * (sizeof(floatX) + sizeof(float) + state);
+  const size_t available = device_memory_available() + device_workspace_bytes();
+  if (least > double(available))
+    user_error("%d layers of %d channels and a vocabulary of %d take at least %s for weights, gradients and moments, but %s are free on the "
+               "%s; take a smaller model", c.num_layers, c.channels, c.vocab_size, bytes_text(least).c_str(),
+               bytes_text(double(available)).c_str(), device_name());
+}
+
 // `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into what is free.
 void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
   const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken already
@@ -684,6 +696,7 @@ void validate_model(Trainer& t) {
   run.log.write({{"step", run.step}, {"val_loss", loss}});
   print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens,
              time_text(seconds_now() - start).c_str());
+  check_validation(run, loss);
 }
 
 void sample(Trainer& t) {
@@ -814,11 +827,12 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
   open_data(run, !checkpoint.empty() ? checkpoint : from_folder ? o.model.model : "", config.vocab_size);
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
+  t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
+  check_parameters_fit(config, plan.shard);
   gpt2_plan(t.model, config, plan);
   if (o.tf32) gemm_allow_tf32();
   t.model.timeline.on = o.log_level == "debug";
   run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T);
-  t.model.collectives.init(run.ranks, run.channel);  // so that no rank writes before all have looked
   print_model(t.model);
   print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
   return checkpoint;
@@ -903,6 +917,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
 
 #ifndef SLA_NO_MAIN
 int main(int argc, char** argv) {
+  sleep_while_idle(argv);
   Trainer t;  // stays while the error is told: to free a GPU's memory waits for collectives, which may never end
   try {
     return run_trainer(argc, argv, t);

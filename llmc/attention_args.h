@@ -64,7 +64,7 @@ struct AttentionArgs {
 
 // The size of `scratch`, in floats. `pairs`: how many pairs of a query head and one of its K/V heads there are whose K/V head has more than
 // one query head. Each device folder defines it.
-inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t pairs);
+int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t pairs);
 
 // Aborts if the device's attention cannot use a K/V head with these strides. Each device folder defines it.
 template <class Element>
@@ -87,8 +87,7 @@ struct KVHeads {
   KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads, const std::vector<AttentionMask>& masks = {})
       : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)) {
     for (int head : query_heads) num_query_heads = std::max(num_query_heads, head + 1);
-    std::vector<std::vector<int>> of_head;
-    of_head.resize(size_t(num_query_heads));
+    auto of_head = std::vector<std::vector<int>>(size_t(num_query_heads));
     is_general = !masks.empty();
     for (size_t i = 0; i < kv_heads.size(); i++) {
       const KVHead<Element>& kv = kv_heads[i];

@@ -67,8 +67,8 @@ to_peer() { "$@" >>"$peer"; }
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   step "PyTorch computes the same function" python3 dev/bench/torch_sla.py check dev/test/golden
   step "PyTorch, attention" to_peer torch_attention --seq-lens 1024,4096,8192,16384 --tokens 32768
-  step "PyTorch, training" to_peer torch train --model d12 --skip-layer 9 --skip-heads 0,9 --seq-len 1024,4096,8192,16384 \
-    --micro-batch 32,8,4,2
+  step "PyTorch, training" to_peer torch train --model d12 --wiring plain --wiring 'sla(9,9)' \
+    --seq-len 1024,4096,8192,16384 --micro-batch 32,8,4,2
 else
   echo "| PyTorch | not timed | | python3 has no PyTorch that sees the GPU |" | tee -a "$steps"
 fi

@@ -5,8 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 DATA=${DATA:-gcide} STEPS=${STEPS:-1600}
-# Each thread on a core of its own: the same speed on an idle machine, several times faster on a busy one.
-export OMP_PROC_BIND=${OMP_PROC_BIND:-true}
 trainer=./train_gpt2_sla_cpu
 if command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then trainer=./train_gpt2_sla; fi
 say() { printf '\n== %s\n' "$*"; }

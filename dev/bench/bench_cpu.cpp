@@ -42,7 +42,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   ModelConfig config = s.config;
   config.max_seq_len = std::max(config.max_seq_len, s.T);
   if (!skips) config.wiring = Wiring();
-  best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
+  best.sgemm = std::max(best.sgemm, gemm_rate(2048, 0.5));
   forget_peak_memory();
   gpt2_plan(model, config, {s.B, s.T});
   gpt2_allocate(model);
@@ -62,7 +62,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   best.peak_bytes = std::max(best.peak_bytes, peak_memory());
   best.planned_bytes = double(model.memory.total());
   best.flops = flops_per_token(config, model.attention_plan, s.T) * s.B * s.T;
-  best.sgemm = std::max(best.sgemm, gemm_peak(0.5, 2048));
+  best.sgemm = std::max(best.sgemm, gemm_rate(2048, 0.5));
 }
 
 int main() {

@@ -69,10 +69,24 @@ struct Ceilings {
   double gemm;  // FLOP/s
 };
 
-// q k^T and p v, below the diagonal. The backward pass has five such products to their two.
-double causal_attention_flops(int64_t B, int64_t T, int64_t C) { return 2.0 * double(B) * double(T) * double(T) * double(C); }
+// q k^T and p v of layer l, of pairs of a query and a key that see each other. The backward pass has five such products to their two.
+double attention_flops_of(const GPT2& model, int l, int64_t B, int64_t T) {
+  const AttentionPlan& plan = model.attention_plan;
+  double pairs = 0;
+  for (const PlannedAttention& attention : plan.attentions[l])
+    for (const KVUse& use : attention.uses)
+      for (int head : use.query_heads) pairs += double(plan.table.masks[attention.map_layer * plan.num_heads + head].visible_pairs(T));
+  return 4.0 * double(B) * pairs * model.config.head_size();
+}
 
-// Each operation of a training step with the shapes of layer n_l, whose last heads use the K/V of layer 0.
+// Wirings to compare: plain, the default, about a third as many K/V heads, and masks.
+std::vector<std::string> wirings_of(const ModelConfig& c) {
+  int kv_heads = std::max(1, c.num_heads / 3);
+  while (c.num_heads % kv_heads != 0) kv_heads--;
+  return {"plain", default_wiring(c.num_layers, c.num_heads).text, format("gqa(%d)", kv_heads), "window(256)", "strided(64)"};
+}
+
+// Each operation of a training step with the shapes of the last layer, whose last heads use the K/V of another one.
 json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const int T = scale.lengths[0], B = scale.tokens / T;
   ModelConfig config = scale.config;
@@ -93,8 +107,8 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const LayerParams<float>& g = model.grads.layers[l];
   const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.attention_plan, l), Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
-  const AttentionArgs<floatX> attention = attention_args(model.layers[l], {B, T});
-  const double attention_flops = causal_attention_flops(B, T, C);
+  const AttentionArgs<floatX> attention = attention_args(model.layers[l].attentions[0], {B, T});
+  const double attention_flops = attention_flops_of(model, l, B, T);
   const float eps = float(config.layer_norm_eps);
   const AdamWStep step = {1e-9f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.0, 0.1f};
 
@@ -146,19 +160,18 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   return results;
 }
 
-// Attention alone, of a layer with its own K/V for all heads and of one with shared K/V for the last three quarters, forward and forward with
-// backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
+// Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with fewer K/V heads and with
+// masks, forward and forward with backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
          "| --: | --: | --- | --: | --: | --: | --: |\n");
   for (int heads : {scale.config.num_heads, scale.config.num_heads / 2}) {
     for (int T : scale.lengths) {
-      for (bool sla : {false, true}) {
-        ModelConfig config = scale.config;
-        config.num_heads = heads, config.num_layers = 2, config.max_seq_len = T;
-        config.wiring = default_wiring(config.num_layers, config.num_heads);  // layer 0 is the source of layer 1's shared K/V
-        if (!sla) config.wiring = Wiring();
+      ModelConfig config = scale.config;
+      config.num_heads = heads, config.num_layers = 2, config.max_seq_len = T;
+      for (const std::string& wiring : wirings_of(config)) {
+        config.wiring = parse_wiring(wiring);
         const int B = scale.tokens / T;
         GPT2 model;
         gpt2_plan(model, config, {B, T});
@@ -167,7 +180,7 @@ json bench_attention(const Scale& scale) {
         gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});  // q, k and v as they are in training
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
-        AttentionArgs<floatX> attention = attention_args(model.layers[1], {B, T});
+        AttentionArgs<floatX> attention = attention_args(model.layers[1].attentions[0], {B, T});
         attention.dout = model.acts.lnf;  // some gradient
         const auto forward = [&] { attention_forward(attention); };
         const auto forward_backward = [&] {
@@ -176,7 +189,7 @@ json bench_attention(const Scale& scale) {
         };
         const double seconds = time_of(forward, scale.seconds_per_operation);
         const double both_seconds = time_of(forward_backward, scale.seconds_per_operation);
-        const double flops = causal_attention_flops(B, T, config.channels);
+        const double flops = attention_flops_of(model, 1, B, T);
         const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
         const std::string name = config.wiring.text;
         printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(), name.c_str(),
@@ -194,15 +207,14 @@ json bench_attention(const Scale& scale) {
 // Whole steps: forward, backward, norm and update of one micro-batch.
 json bench_training(const Scale& scale, const Ceilings& ceilings) {
   json results = json::array();
-  printf("\n| B | T | attention | ms/step | tokens/s | TFLOP/s | share of GEMM | SLA / baseline | planned | used |\n"
+  printf("\n| B | T | attention | ms/step | tokens/s | TFLOP/s | share of GEMM | / plain | planned | used |\n"
          "| --: | --: | --- | --: | --: | --: | --: | --: | --: | --: |\n");
   for (int T : scale.lengths) {
     double baseline = 0;
-    for (bool sla : {false, true}) {
-      ModelConfig config = scale.config;
-      config.max_seq_len = T;
-      config.wiring = default_wiring(config.num_layers, config.num_heads);
-      if (!sla) config.wiring = Wiring();
+    ModelConfig config = scale.config;
+    config.max_seq_len = T;
+    for (const std::string& wiring : wirings_of(config)) {
+      config.wiring = parse_wiring(wiring);
       const int B = scale.tokens / T;
       const size_t free_before = device_memory_available();
       GPT2 model;
@@ -220,10 +232,10 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
       const double used = double(free_before) - double(device_memory_available());
       const double planned = double(model.memory.total() - device_workspace_bytes());
       const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.attention_plan, T);
-      if (!sla) baseline = rate;
+      if (config.wiring.is_plain()) baseline = rate;
       const std::string name = config.wiring.text;
       printf("| %d | %d | %s | %.1f | %.0f | %.1f | %.1f %% | %s | %s | %s |\n", B, T, name.c_str(), seconds * 1e3, rate,
-             flops * 1e-12, 100 * flops / ceilings.gemm, sla ? format("%.3f", rate / baseline).c_str() : "",
+             flops * 1e-12, 100 * flops / ceilings.gemm, config.wiring.is_plain() ? "" : format("%.3f", rate / baseline).c_str(),
              bytes_text(planned).c_str(), bytes_text(used).c_str());
       fflush(stdout);
       results.push_back({{"B", B}, {"T", T}, {"attention", name}, {"seconds_per_step", seconds}, {"tokens_per_second", rate},

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""The peer that the trainer's speed is compared with: GPT-2 with skip-layer attention in PyTorch 2, as the paper's listing has it.
+"""The peer that the trainer's speed is compared with: GPT-2 with any wiring of its attention in PyTorch 2.
 
-Layers l >= n_l concatenate, along the heads, the keys and values of their own first h - n_h heads with those that layer l - n_l
-projected for its last n_h. Every layer projects all of its k and v, also those that no head reads. Otherwise it is the usual way
-to train GPT-2: torch.compile, scaled_dot_product_attention, bf16 autocast over fp32 weights, fused AdamW.
+Skip-layer attention is the paper's listing: layers l >= n_l concatenate, along the heads, the keys and values of their own first h -
+n_h heads with those that layer l - n_l projected for its last n_h. Every layer projects all of its q, k and v, also those that no head
+uses. Otherwise it is the usual way to train GPT-2: torch.compile, scaled_dot_product_attention, bf16 autocast over fp32 weights,
+fused AdamW. Wirings with masks, several sources a head or other layers' attention maps are written to be right, not fast: masks and
+maps are whole matrices.
 
     torch_sla.py check dev/test/golden          does it compute the same as the trainer? on the CPU, in float64
-    torch_sla.py train --model d12 --skip-layer 9 --skip-heads 0,9 --seq-len 1024,16384 --micro-batch 32,2
+    torch_sla.py train --model d12 --wiring plain --wiring 'sla(9,9)' --seq-len 1024,16384 --micro-batch 32,2
     torch_sla.py attention --head-size 64 --heads 12 --seq-lens 1024,4096,16384 --tokens 32768
 
 --json FILE keeps the figures. --ours FILE, the JSON of bench_gpu from the same GPU, adds the trainer's figures and their ratio
@@ -17,6 +19,7 @@ import argparse
 import contextlib
 import json
 import math
+import re
 import statistics
 import struct
 import sys
@@ -38,35 +41,154 @@ class UserError(Exception):
 
 
 # ----------------------------------------------------------------------------
+# The wiring
+
+
+# The number of arguments of each term, at least and at most.
+TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1), "window": (1, 2),
+         "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0)}
+
+
+def term_of(text, term):
+    """(name, arguments) of one term."""
+    match = re.fullmatch(r"(\w+)(?:\(([^()]*)\))?", term)
+    arguments = [a.strip() for a in (match[2] or "").split(",")] if match and match[2] is not None else []
+    if match is None or match[1] not in TERMS or not TERMS[match[1]][0] <= len(arguments) <= TERMS[match[1]][1]:
+        raise UserError(f"wiring {text!r}: {term!r} is no term; llmc/model/wiring.h lists them")
+    return match[1], arguments
+
+
+class Wiring:
+    """What a text of terms says, of L layers and h heads; llmc/model/wiring.h describes the terms. It is read without checks of what
+    the trainer refuses."""
+
+    def __init__(self, text, L, h):
+        self.text, self.num_layers, self.num_heads, self.num_kv_heads = text, L, h, h
+        self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
+        self.masks = []                                             # functions of (layer, head, t, j)
+        self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
+        try:
+            self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
+            for name, arguments in self.terms:
+                self.apply(name, arguments)
+        except (ValueError, IndexError) as e:
+            raise UserError(f"wiring {text!r}, of {L} layers and {h} heads: {e}") from e
+
+    def apply(self, name, arguments):
+        L, h = self.num_layers, self.num_heads
+        n = int(arguments[0]) if arguments and name not in ("layers", "blend") else None
+        if name in ("sla", "also"):
+            first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
+            for l in range(n, L):
+                for head in range(first, end):
+                    self.sources[l][head] = {l - n} | (self.sources[l][head] if name == "also" else set())
+        elif name == "share":
+            self.sources = [[{l - l % n} for _ in range(h)] for l in range(L)]
+        elif name == "layers":
+            self.sources = [[{int(source)} for _ in range(h)] for source in arguments[0].split("_")]
+            if len(self.sources) != L:
+                raise ValueError(f"it names {len(self.sources)} layers")
+        elif name == "gqa":
+            self.num_kv_heads = n
+        elif name == "window":
+            pattern = arguments[1] if len(arguments) > 1 else "S"
+            self.masks.append(lambda l, head, t, j: (t - j < n) | (pattern[l % len(pattern)] == "L"))
+        elif name == "strided":
+            self.add_sparse(arguments[1:], lambda t, j: t - j <= n, lambda t, j: (t - j) % n == 0)
+        elif name == "fixed":
+            c = int(arguments[1])
+            self.add_sparse(arguments[2:], lambda t, j: t // n == j // n, lambda t, j: j % n >= n - c)
+        elif name == "topk":
+            self.topk = n
+        elif name == "reuse":
+            self.maps_in_group = n
+        elif name == "blend":
+            self.blend = float(arguments[0])
+        elif name == "gate":
+            self.gate = True
+
+    def add_sparse(self, how, a1, a2):
+        how = how[0] if how else "heads"
+        if how not in ("heads", "layers", "union"):
+            raise ValueError(f"{how!r} is not heads, layers or union")
+
+        def mask(l, head, t, j):
+            if how == "union":
+                return a1(t, j) | a2(t, j)
+            return a1(t, j) if (head < math.ceil(self.num_heads / 2) if how == "heads" else l % 2 == 0) else a2(t, j)
+        self.masks.append(mask)
+
+    def visible(self, l, head, T):
+        """(T, T): whether the query at t may see the keys at j."""
+        t, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
+        visible = j <= t
+        for mask in self.masks:
+            visible = visible & mask(l, head, t, j)
+        return visible
+
+    def map_layer(self, l):
+        """The layer whose attention map layer l uses."""
+        return l - l % self.maps_in_group
+
+    def mixes_maps(self):
+        return self.gate or self.blend is not None
+
+    def needs_maps(self):
+        """Whether scaled_dot_product_attention with a causal mask will not do."""
+        return bool(self.masks or self.topk or self.mixes_maps() or self.maps_in_group > 1 or
+                    any(len(sources) > 1 for layer in self.sources for sources in layer))
+
+    def is_plain(self):
+        return all(name == "plain" for name, _ in self.terms)
+
+    def rows(self):
+        """How many of the heads' q, k and v, of all layers, some head uses."""
+        q, k, v = set(), set(), set()
+        for l in range(self.num_layers):
+            for head in range(self.num_heads):
+                used = {(source, head * self.num_kv_heads // self.num_heads) for source in self.sources[l][head]}
+                v |= used
+                if self.map_layer(l) == l:
+                    q.add((l, head))
+                    k |= used
+        return len(q) + len(k) + len(v)
+
+    def pairs(self, T):
+        """(scored, multiplied): pairs of a query and a key that see each other, of all attentions. With `topk` fewer values are multiplied
+        than scores computed; a mixed map is the attention of each layer below and the own, over the same values."""
+        scored = multiplied = 0
+        for l in range(self.num_layers):
+            for map_layer in range(l + 1) if self.mixes_maps() else [self.map_layer(l)]:
+                for head in range(self.num_heads):
+                    seen = self.visible(map_layer, head, T).sum(dim=1) if self.masks else torch.arange(1, T + 1)
+                    seen = seen * len(self.sources[l][head])
+                    scored += int(seen.sum())
+                    multiplied += int((seen if self.topk is None else seen.clamp(max=self.topk)).sum())
+        return scored, multiplied
+
+
+# ----------------------------------------------------------------------------
 # The model. Modules are named so that parameters have the names of GPT-2's files.
 
 
 class Config:
     """vocab_size is that of the text; num_embeddings the rows of wte, more where that makes the head's matmul faster."""
 
-    def __init__(self, num_layers, num_heads, channels, vocab_size, max_seq_len, skip_layer, skip_heads, bias=True,
-                 layer_norm_eps=1e-5, num_embeddings=None):
+    def __init__(self, num_layers, num_heads, channels, vocab_size, max_seq_len, wiring, bias=True, layer_norm_eps=1e-5,
+                 num_embeddings=None):
         self.num_layers, self.num_heads, self.channels = num_layers, num_heads, channels
         self.vocab_size, self.max_seq_len, self.bias = vocab_size, max_seq_len, bias
-        self.skip_layer, self.skip_heads, self.layer_norm_eps = skip_layer, skip_heads, layer_norm_eps
+        self.wiring, self.layer_norm_eps = Wiring(wiring, num_layers, num_heads), layer_norm_eps
         self.num_embeddings = num_embeddings or vocab_size
         if channels % num_heads != 0:
             raise UserError(f"{num_heads} heads do not divide {channels} channels")
-        if not 0 <= skip_heads <= num_heads:
-            raise UserError(f"--skip-heads {skip_heads}, but the model has {num_heads} heads")
-        if skip_heads > 0 and not 1 <= skip_layer <= num_layers - 1:
-            raise UserError(f"--skip-layer {skip_layer}: in a model of {num_layers} layers the source layer is 1 to "
-                            f"{num_layers - 1} layers below")
-
-    def attention_name(self):
-        return f"SLA {self.skip_layer}/{self.skip_heads}" if self.skip_heads > 0 else "baseline"
 
     def flops_per_token(self, T):
-        """What the model needs, forward and backward, as llmc/model/flops.h counts it: without k and v that no head reads."""
-        L, C, n_l = self.num_layers, self.channels, self.skip_layer
-        dead_layers = sum(l >= n_l and l + n_l >= L for l in range(L)) if self.skip_heads > 0 else 0
-        dead = dead_layers * 2 * self.skip_heads * (C // self.num_heads) * C
-        return 6 * (self.vocab_size * C + 12 * L * C * C - dead) + 7 * L * C * (T + 1)
+        """What the model needs, forward and backward, as llmc/model/flops.h counts it: without q, k and v that no head uses."""
+        L, C, hs = self.num_layers, self.channels, self.channels // self.num_heads
+        weights = self.vocab_size * C + 9 * L * C * C + self.wiring.rows() * hs * C + (L - 1) * C * self.wiring.gate
+        scored, multiplied = self.wiring.pairs(T)
+        return 6 * weights + 2 * hs * (6 * multiplied + scored) / T
 
 
 class LayerNorm(nn.Module):
@@ -83,24 +205,66 @@ class LayerNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
-        C = config.channels
-        self.c_attn = nn.Linear(C, 3 * C, bias=config.bias)
+        C, self.wiring, self.layer, self.heads = config.channels, config.wiring, layer, config.num_heads
+        self.head_size = C // self.heads
+        self.c_attn = nn.Linear(C, C + 2 * self.wiring.num_kv_heads * self.head_size, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.heads = config.num_heads
-        self.source_layer = layer - config.skip_layer if config.skip_heads > 0 and layer >= config.skip_layer else None
-        self.split = config.num_heads - config.skip_heads  # the first head with shared K/V
+        self.map_gate = nn.Linear(C, 1, bias=config.bias) if self.wiring.gate and layer > 0 else None
+        self.sources = [sorted(sources) for sources in self.wiring.sources[layer]]
+        if self.wiring.needs_maps():  # (h, T, T)
+            visible = torch.stack([self.wiring.visible(layer, head, config.max_seq_len) for head in range(self.heads)])
+            self.register_buffer("visible", visible, persistent=False)
 
-    def forward(self, x, projected):
-        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below; this one appends its own."""
+    def forward(self, x, projected, maps):
+        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, T, hs), and `maps` the attention maps of
+        their heads; this one appends its own."""
         B, T, C = x.shape
-        q, k, v = (y.view(B, T, self.heads, C // self.heads).transpose(1, 2) for y in self.c_attn(x).split(C, dim=2))
+        kv_channels = self.wiring.num_kv_heads * self.head_size
+        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in self.c_attn(x).split((C, kv_channels, kv_channels), dim=2))
+        if self.wiring.num_kv_heads < self.heads:
+            k, v = (y.repeat_interleave(self.heads // self.wiring.num_kv_heads, dim=1) for y in (k, v))
         projected.append((k, v))
-        if self.source_layer is not None:
-            source_k, source_v = projected[self.source_layer]
-            k = torch.cat((k[:, :self.split], source_k[:, self.split:]), dim=1)
-            v = torch.cat((v[:, :self.split], source_v[:, self.split:]), dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.wiring.needs_maps():
+            maps.append(self.own_maps(x, q, projected, maps))
+            y = torch.stack([maps[-1][head] @ self.of_sources(projected, 1, head) for head in range(self.heads)], dim=1)
+        else:
+            k, v = (self.by_head(projected, which) for which in (0, 1))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+    def by_head(self, projected, which):
+        """(B, h, T, hs): each head's k or v, from its one source; heads beside each other with the same one are a single slice."""
+        parts, first = [], 0
+        for head in range(1, self.heads + 1):
+            if head == self.heads or self.sources[head] != self.sources[first]:
+                parts.append(projected[self.sources[first][0]][which][:, first:head])
+                first = head
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def of_sources(self, projected, which, head):
+        """(B, S * T, hs): the k or v of all of a head's S sources, the lowest layer's first."""
+        return torch.cat([projected[source][which][:, head] for source in self.sources[head]], dim=1)
+
+    def own_maps(self, x, q, projected, maps):
+        """The layer's attention map of each head, (B, T, S * T)."""
+        if self.wiring.map_layer(self.layer) != self.layer:
+            return maps[self.wiring.map_layer(self.layer)]
+        own = [self.softmax_of_visible(q[:, head] @ self.of_sources(projected, 0, head).transpose(1, 2), head) for head in range(self.heads)]
+        if self.layer == 0 or not self.wiring.mixes_maps():
+            return own
+        a = torch.sigmoid(self.map_gate(x)) if self.wiring.gate else self.wiring.blend
+        return [a * below + (1 - a) * mine for below, mine in zip(maps[self.layer - 1], own)]
+
+    def softmax_of_visible(self, scores, head):
+        """A row without a visible key is zero."""
+        scores = scores / math.sqrt(self.head_size)
+        T = scores.shape[1]
+        visible = self.visible[head, :T, :T].repeat(1, scores.shape[2] // T).expand_as(scores)
+        if self.wiring.topk is not None:
+            best = scores.masked_fill(~visible, -math.inf).sort(dim=2, descending=True, stable=True).indices[:, :, :self.wiring.topk]
+            visible = visible & torch.zeros_like(visible).scatter(2, best, True)
+        lowest = torch.finfo(scores.dtype).min  # not infinite: the softmax of a row without a visible key would be NaN
+        return scores.masked_fill(~visible, lowest).softmax(dim=2).masked_fill(~visible, 0)
 
 
 class MLP(nn.Module):
@@ -120,8 +284,8 @@ class Block(nn.Module):
         self.ln_1, self.attn = LayerNorm(config), Attention(config, layer)
         self.ln_2, self.mlp = LayerNorm(config), MLP(config)
 
-    def forward(self, x, projected):
-        x = x + self.attn(self.ln_1(x), projected)
+    def forward(self, x, projected, maps):
+        x = x + self.attn(self.ln_1(x), projected, maps)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -144,9 +308,9 @@ class GPT(nn.Module):
         """tokens, targets (B, T) -> losses (B, T), in nats."""
         B, T = tokens.shape
         x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
-        projected = []
+        projected, maps = [], []
         for block in self.h:
-            x = block(x, projected)
+            x = block(x, projected, maps)
         logits = F.linear(self.ln_f(x), self.wte.weight)
         return F.cross_entropy(logits.view(B * T, -1), targets.reshape(B * T), reduction="none").view(B, T)
 
@@ -200,7 +364,7 @@ def read_shard(path):
 
 def is_conv1d(name):
     """Whether the file has the tensor as (in, out)."""
-    return name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
+    return name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".map_gate.weight"))
 
 
 def relative_error(x, expected):
@@ -221,8 +385,9 @@ NUMBER_BOUND, TENSOR_BOUND = 1e-9, 1e-6
 def check_case(folder):
     """The worst relative errors: {what: (error, bound)}."""
     hf, expected = json.loads((folder / "config.json").read_text()), json.loads((folder / "expected.json").read_text())
-    config = Config(hf["n_layer"], hf["n_head"], hf["n_embd"], hf["vocab_size"], hf["n_positions"], hf["num_skip_layer"],
-                    hf["num_skip_head"], hf["bias"], hf["layer_norm_epsilon"])
+    wiring = hf.get("wiring") or (f"sla({hf['num_skip_layer']},{hf['num_skip_head']})" if hf["num_skip_head"] > 0 else "plain")
+    config = Config(hf["n_layer"], hf["n_head"], hf["n_embd"], hf["vocab_size"], hf["n_positions"], wiring, hf["bias"],
+                    hf["layer_norm_epsilon"])
     weights, grads = read_safetensors(folder / "model.safetensors"), read_safetensors(folder / "grads.safetensors")
     tokens = read_shard(folder / "tokens.bin")
     B, T, accumulation = expected["batch_size"], expected["seq_len"], expected["grad_accum_steps"]
@@ -379,7 +544,7 @@ def train_once(args, config, B, T, device):
         raise UserError(f"the loss became {losses[-1]}")
     rate = B * T * args.accumulation / seconds
     cuda = device.type == "cuda"
-    return {"B": B, "T": T, "attention": config.attention_name(), "seconds_per_step": seconds, "tokens_per_second": rate,
+    return {"B": B, "T": T, "attention": config.wiring.text, "seconds_per_step": seconds, "tokens_per_second": rate,
             "flops": rate * config.flops_per_token(T), "first_loss": losses[0], "last_loss": losses[-1],
             "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
             "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None}
@@ -391,34 +556,33 @@ def train(args):
     ours = {(r["B"], r["T"], r["attention"]): r for r in read_ours(args.ours, "training")}
     L, h, C = PRESETS[args.model]
     vocab = 257 if args.model == "tiny" else 50257
-    skip_layer = L * 3 // 4 if args.skip_layer is None else args.skip_layer
     # As nanoGPT does, the vocabulary is rounded up to a multiple of 64.
-    configs = [[Config(L, h, C, vocab, T, skip_layer, n_h, num_embeddings=(vocab + 63) // 64 * 64)
-                for n_h in (args.skip_heads if args.skip_heads is not None else [h * 3 // 4])] for T in args.seq_len]
+    configs = [[Config(L, h, C, vocab, T, wiring, num_embeddings=(vocab + 63) // 64 * 64)
+                for wiring in args.wiring or [f"sla({L * 3 // 4},{h * 3 // 4})"]] for T in args.seq_len]
     device, device_name = the_device(args.device)
     torch.set_float32_matmul_precision("high")
     gemm = gemm_rate(device)
     print(f"PyTorch {torch.__version__}, {device_name}, {args.model}, bf16 autocast, "
           f"{'compiled' if args.compile else 'not compiled'}, attention by {args.backend or 'its own choice'}. "
           f"GEMM {gemm * 1e-12:.1f} TFLOP/s. \"used\" is the most that tensors took.\n")
-    print_row("B", "T", "attention", "ms/step", "tokens/s", "TFLOP/s", "share of GEMM", "SLA / baseline", "planned", "used",
+    print_row("B", "T", "attention", "ms/step", "tokens/s", "TFLOP/s", "share of GEMM", "/ plain", "planned", "used",
               *(["ours, tokens/s", "ours / PyTorch"] if args.ours else []))
     print_row("--:", "--:", "---", *["--:"] * (9 if args.ours else 7))
     rows = []
     for B, of_wirings in zip(args.micro_batch, configs):
-        baseline = None
+        plain_rate = None
         for config in of_wirings:
             T = config.max_seq_len
             torch._dynamo.reset()
             with sdpa_kernel(BACKENDS[args.backend]) if args.backend else contextlib.nullcontext():
                 row = train_once(args, config, B, T, device)
             rate = row["tokens_per_second"]
-            if config.skip_heads == 0:
-                baseline = rate
+            if config.wiring.is_plain():
+                plain_rate = rate
             own = ours.get((B, T, row["attention"]))
             compared = [f"{own['tokens_per_second']:.0f}", f"{own['tokens_per_second'] / rate:.3f}"] if own else ["", ""]
             print_row(B, T, row["attention"], f"{row['seconds_per_step'] * 1e3:.1f}", f"{rate:.0f}", f"{row['flops'] * 1e-12:.1f}",
-                      f"{100 * row['flops'] / gemm:.1f} %", f"{rate / baseline:.3f}" if baseline and config.skip_heads > 0 else "", "",
+                      f"{100 * row['flops'] / gemm:.1f} %", f"{rate / plain_rate:.3f}" if plain_rate and not config.wiring.is_plain() else "", "",
                       "" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
                       *(compared if args.ours else []))
             rows.append(row)
@@ -469,7 +633,7 @@ def time_attention(attention, B, T, heads, head_size, device):
 
 
 def attention(args):
-    ours = {(r["B"], r["T"], r["heads"], r["head_size"]): r for r in read_ours(args.ours, "attention") if r["attention"] == "baseline"}
+    ours = {(r["B"], r["T"], r["heads"], r["head_size"]): r for r in read_ours(args.ours, "attention") if r["attention"] == "plain"}
     for T in args.seq_lens:
         if args.tokens % T != 0:
             raise UserError(f"--tokens {args.tokens} is not a multiple of the length {T}")
@@ -529,10 +693,6 @@ def list_of(kind):
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def natural(text):
-    return 0 if text == "0" else positive(text)
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -542,8 +702,8 @@ def parse_arguments():
 
     p = commands.add_parser("train", help="time whole training steps")
     p.add_argument("--model", choices=PRESETS, default="d12")
-    p.add_argument("--skip-layer", type=positive, metavar="N", help="3/4 of the layers")
-    p.add_argument("--skip-heads", type=list_of(natural), metavar="N,...", help="0 is plain GPT-2; 3/4 of the heads")
+    p.add_argument("--wiring", action="append", metavar="TEXT", help="as the trainer's; more than once for more than one; sla(3/4 of the "
+                   "layers,3/4 of the heads)")
     p.add_argument("--seq-len", type=list_of(positive), required=True, metavar="T,...")
     p.add_argument("--micro-batch", type=list_of(positive), required=True, metavar="B,...", help="as many as lengths")
     p.add_argument("--accumulation", type=positive, default=1, help="micro-batches a step; 1")

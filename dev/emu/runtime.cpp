@@ -338,6 +338,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device != runtime().device) return failed(cudaErrorInvalidDevice);
   *properties = {};
   snprintf(properties->name, sizeof properties->name, "emulated GPU");
+  properties->uuid.bytes[15] = char(device);
   properties->major = runtime().major;
   properties->minor = runtime().minor;
   properties->multiProcessorCount = 6;  // few: a kernel that launches blocks per multiprocessor should not take long here

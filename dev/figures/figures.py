@@ -112,7 +112,7 @@ def losses(low=1.6, high=2.8):
     line = lambda points: " ".join(f"{x_of(step):.1f},{y_of(loss):.1f}" for step, loss in points if loss <= high)
     parts = [text(16, 26, "The dictionary, byte by byte", "title"),
              text(16, 44, f'{run["num_layers"]} layers, {run["num_heads"]} heads, {run["channels"]} channels, T = {run["seq_len"]}; SLA: '
-                  f'sla({run["num_skip_layer"]}, {run["num_skip_head"]})', "quiet"),
+                  f'{run["wiring"]}', "quiet"),
              text(16, 66, "loss, nats a byte", "quiet")]
     ticks = round((high - low) / 0.2)
     for tick in range(ticks + 1):

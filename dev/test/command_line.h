@@ -44,6 +44,14 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
   return steps;
 }
 
+// The steps whose checkpoint has a line in the log; one that has two lines is there twice.
+inline std::multiset<int64_t> logged_checkpoints(const std::vector<json>& log) {
+  std::multiset<int64_t> steps;
+  for (const json& line : log)
+    if (line.contains("checkpoint")) steps.insert(line.at("step").get<int64_t>());
+  return steps;
+}
+
 // Expects the checkpoints of step `step` in two output folders to have the same bytes.
 inline void expect_the_same_checkpoint(const std::string& a, const std::string& b, int64_t step) {
   char name[32];

@@ -169,6 +169,33 @@ TEST_F(CommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
   ASSERT_GT(last, 0);
   // What survived 50 kills is what an undisturbed run computes.
   expect_the_end_of_an_undisturbed_run(common, last + 3);
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), logged_checkpoints(read_log(in("undisturbed")))) << "one line each";
+}
+
+// A step takes a second, and a checkpoint is complete long before its end, when its line is written.
+TEST_F(CommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 1 ";
+  ASSERT_EQ(run(common + "-x 2 -o " + in("out")).exit_status, 0);
+  const pid_t child = fork();
+  if (child == 0) become(common + "-d 128000 -x 1000000 -y -o " + in("out") + " >'" + in("stdout") + "' 2>&1");
+  while (!fs::exists(in("out/step_00000003")) && waitpid(child, nullptr, WNOHANG) == 0) usleep(1000);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  ASSERT_TRUE(fs::exists(in("out/step_00000003"))) << read_file(in("stdout"));
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), (std::multiset<int64_t>{1, 2})) << "the kill came between the two";
+  // The line of another one that lies beside it is missing too.
+  std::string log = read_file(in("out/log.jsonl"));
+  const size_t line = log.find("{\"step\":1,\"checkpoint\"");
+  log.erase(line, log.find('\n', line) + 1 - line);
+  write_file(in("out/log.jsonl"), log);
+  const Outcome o = run(common + "-x 4 -y -o " + in("out"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), (std::multiset<int64_t>{1, 2, 3, 4}));
+  for (const json& saved : read_log(in("out"))) {
+    if (!saved.contains("checkpoint")) continue;
+    EXPECT_TRUE(fs::equivalent(saved.at("checkpoint").get<std::string>(), in(format("out/step_%08d", saved.at("step").get<int>()))));
+  }
 }
 
 TEST_F(CommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
@@ -343,6 +370,41 @@ TEST_F(CommandLine, AFlippedByteIsRefusedAndAnOlderCheckpointTaken) {
   EXPECT_NE(run(with + " -y").err.find("there is no older checkpoint in " + in("out")), std::string::npos);
 }
 
+TEST_F(CommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string with = alone + trainer + "-i " + in("tokens.bin") + small_model + "-y -o " + in("out"), warning = "warning: -y: " + in("out");
+  EXPECT_EQ(run(with + " -x 2").err, "");
+  EXPECT_EQ(run(with + " -x 3").err, "");
+  EXPECT_EQ(run(with + " -x 4 -l 2e-3 -b 4 -d 128").err,
+            warning + "/step_00000003 was trained with a peak learning rate of 0.001 (-l); training continues with 0.002\n" + warning +
+                "/step_00000003 was trained with 64 tokens in an update (-d, or -b * -t); training continues with 128\n");
+  EXPECT_EQ(run(with + " -x 5 -l 2e-3 -d 128").err, "") << "another micro-batch is the same update";
+  EXPECT_EQ(run(with + " -x 6 -d 128").err, warning + "/step_00000005 was trained with a peak learning rate of 0.002 (-l); training continues "
+                                                      "with 0.001\n");
+}
+
+TEST_F(CommandLine, WhatIsNotUsedIsSaid) {
+  write_file(in("train_a.bin"), shard_bytes(20000));
+  write_file(in("train_b.bin"), shard_bytes(33));  // one sequence of T + 1
+  const std::string with = alone + trainer + "-i '" + in("train_*.bin") + "' -j '" + in("val_*.bin") + "'" + small_model;
+  write_file(in("val_a.bin"), shard_bytes(2000));
+  EXPECT_EQ(run(with + "-x 10 -u 10").err, "");
+  write_file(in("train_c.bin"), shard_bytes(32));
+  write_file(in("train_d.bin"), shard_bytes(2));
+  write_file(in("val_b.bin"), shard_bytes(32));
+  const std::string unused = "warning: -i " + in("train_*.bin") + ": 2 of 4 files are not used, for they have fewer than 33 tokens: " +
+                             in("train_c.bin") + ", ...\n";
+  EXPECT_EQ(run(with + "-x 2").err, unused + "warning: -j " + in("val_*.bin") + ": 1 of 2 files are not used, for they have fewer than 33 tokens: " +
+                                        in("val_b.bin") + "\n");
+  EXPECT_EQ(run(with + "-x 2 -m 0").err, unused) << "-m 0 takes all of the data";
+  write_file(in("val_b.bin"), shard_bytes(1));
+  EXPECT_EQ(run(with + "-x 2 -m 0").err, unused + "warning: -j " + in("val_*.bin") + ": 1 of 2 files are not used, for they have fewer than 2 tokens: " +
+                                             in("val_b.bin") + "\n");
+  fs::remove(in("train_c.bin")), fs::remove(in("train_d.bin")), fs::remove(in("val_b.bin"));
+  EXPECT_EQ(run(with + "-x 10 -u 11").err,
+            "warning: -u 11: the warm-up is longer than the run, which has 10 steps; the learning rate only reaches 0.000909091 of -l 0.001\n");
+}
+
 TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("other.bin"), shard_bytes(10000));
@@ -360,6 +422,7 @@ TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   refused("-y --seed 8 -i " + in("tokens.bin") + same, "seed (--seed)");
   refused("-y --shuffle -i " + in("tokens.bin") + same, "--shuffle");
   refused("-y --skip-heads 1 -i " + in("tokens.bin") + same, "of another model");
+  refused("-y --wiring 'window(5)' -i " + in("tokens.bin") + same, "its wiring is sla(3,3), the options' is window(5)");
   refused("-y -i " + in("tokens.bin") + same + " -x 3", "-x");
   refused("-y -i " + in("tokens.bin") + same + " -t 16", "-t");
 }
@@ -380,7 +443,7 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   EXPECT_EQ(o.exit_status, 0);
   for (const char* option :
        {"-i,", "-j,", "-e,", "-o,", "-b,", "-t,", "-d,", "-x,", "-k,", "-l,", "-u,", "-q,", "-c,", "-v,", "-m,", "-s,", "-g,", "-n,",
-        "-y,", "--config", "--skip-layers", "--skip-heads", "--no-bias", "--layers", "--heads", "--channels", "--vocab-size",
+        "-y,", "--config", "--wiring", "--skip-layers", "--skip-heads", "--dry-run", "--no-bias", "--layers", "--heads", "--channels", "--vocab-size",
         "--max-seq-len", "--seed", "--shuffle", "--grad-clip", "--beta1", "--beta2", "--eps", "--max-bad-steps", "--resume-from",
         "--keep ", "--keep-every", "--stop-on-save-error"})
     EXPECT_NE(o.out.find(option), std::string::npos) << option;
@@ -467,6 +530,7 @@ static std::string results_of(const Outcome& o, const std::string& out) {
 TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("val.bin"), shard_bytes(4000, 100));
+  write_file(in("other.bin"), shard_bytes(20000, 99));
   const std::string base = trainer + "-i " + in("tokens.bin") + " -j " + in("val.bin") + small_model + "-d 128 -x 8 -u 2 -v 4 -s 8 -g 24 ";
   auto results = [&](const std::string& options) {
     const std::string out = in("out");
@@ -480,8 +544,29 @@ TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
   for (const char* options : {"-l 5e-3", "-u 4", "-q 0.5", "-c 0.9", "--grad-clip 0.01", "--beta1 0.5", "--beta2 0.5", "--eps 0.1", "--seed 5",
                               "-k linear", "-k constant", "-k wsd", "--temperature 0.2", "-g 10", "-m 1", "-m 0", "-v 8", "-s 4", "--shuffle",
                               "-t 16 -b 4 -g 16", "-d 64", "--no-bias", "--skip-heads 0", "--skip-layers 1", "--skip-heads 1", "--layers 5",
-                              "--channels 64", "--heads 2", "--prompt a", "-x 9"})
+                              "--channels 64", "--heads 2", "--prompt a", "-x 9", "-b 1", "--vocab-size 300", "--wiring 'sla(2,2:3)'", "--wiring 'sla(3,3) also(1,1)'",
+                              "--wiring 'share(2)'", "--wiring 'layers(0_0_1_3)'", "--wiring 'gqa(2)'", "--wiring 'window(9)'",
+                              "--wiring 'window(9,LLSL)'", "--wiring 'strided(5)'", "--wiring 'strided(5,layers)'", "--wiring 'strided(5,union)'",
+                              "--wiring 'fixed(6,2)'", "--wiring 'fixed(6,1)'", "--wiring 'topk(4)'", "--wiring 'reuse(2)'",
+                              "--wiring 'blend(0.3)'", "--wiring gate"})
     EXPECT_NE(results(options), as_it_is) << options;
+  for (const char* data : {"-i ", "-j "}) EXPECT_NE(results(data + in("other.bin")), as_it_is) << data;
+}
+
+// Those that trade memory for time: another plan and the same losses.
+TEST_F(CommandLine, OptionsOfMemoryChangeThePlanAndNoLoss) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  std::set<std::string> plans, losses;
+  for (const char* options : {"", "-r 1", "-r 2", "-r 3", "--keep-dead-kv"}) {
+    const Outcome o = run(alone + trainer + "-i " + in("tokens.bin") + small_model + "-x 2 " + options);
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    const size_t plan = o.out.find("\n  activations "), loss = o.out.find("step 2/2 | loss ");
+    ASSERT_TRUE(plan != std::string::npos && loss != std::string::npos) << o.out;
+    plans.insert(o.out.substr(plan, o.out.find('\n', plan + 1) - plan));
+    losses.insert(o.out.substr(loss, 23));
+  }
+  EXPECT_EQ(plans.size(), 5u);
+  EXPECT_EQ(losses.size(), 1u);
 }
 
 TEST_F(CommandLine, ASampleNeedsAModelAndNoData) {
@@ -562,6 +647,31 @@ TEST_F(CommandLine, SamplesBeginWithThePromptAndDependOnIt) {
   EXPECT_EQ(broken.substr(0, 5), "a\ufffdb");
   const std::string lines = sample_of(run(command + "--prompt \"$(printf 'a \"#\\tb\\nc')\""));
   EXPECT_EQ(lines.substr(0, 8), "a \"#\tb\nc");
+}
+
+TEST_F(CommandLine, TheNumberOfThreadsChangesNoBit) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  // Large enough for threads to be used in most operations, with rows and channels that no number of threads divides.
+  const std::string with = trainer + "-i " + in("tokens.bin") +
+                           " --layers 2 --heads 3 --channels 264 --vocab-size 259 --max-seq-len 331 -t 331 -b 3 -x 2 -l 1e-3 -o ";
+  ASSERT_EQ(run("env OMP_NUM_THREADS=1 " + with + in("1")).exit_status, 0);
+  for (const char* threads : {"2", "3"}) {
+    ASSERT_EQ(run("env OMP_NUM_THREADS=" + std::string(threads) + " " + with + in(threads)).exit_status, 0);
+    expect_the_same_checkpoint(in(threads), in("1"), 2);
+    EXPECT_EQ(steps_of(read_log(in(threads))), steps_of(read_log(in("1")))) << threads;
+  }
+}
+
+TEST_F(CommandLine, IdleThreadsSleepUnlessAskedOtherwise) {
+  // How often threads look for work before they sleep, as libgomp says it last.
+  auto spins = [&](const std::string& variables) {
+    const std::string told = run("env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=verbose " + variables + " " + trainer + "--help").err;
+    const size_t at = told.rfind("GOMP_SPINCOUNT = '");
+    return at == std::string::npos ? told : told.substr(at + 18, told.find('\'', at + 18) - at - 18);
+  };
+  EXPECT_EQ(spins("OMP_NUM_THREADS=2"), "0");
+  EXPECT_EQ(spins("OMP_NUM_THREADS=2 GOMP_SPINCOUNT=9"), "9");
+  EXPECT_NE(spins("OMP_NUM_THREADS=2 OMP_WAIT_POLICY=active"), "0");
 }
 
 // ----------------------------------------------------------------------------
@@ -652,6 +762,7 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "-l 1e-3e", {"1e-3e"});
   expect_error(with + "-s 1 -g 33", {"-g 33"});
   expect_error(with + "-b 100000000", {"exceeds the free memory by"});
+  expect_error(with + "--layers 2000000000", {"2000000000 layers of 32 channels", "take at least", "take a smaller model"});  // at once
   expect_error(with + "-y 7", {"-y 7"});
   expect_error(with + "-r 4", {"-r 4", "between 0 and 3"});
 }
@@ -757,6 +868,20 @@ TEST_F(SmallDisk, WithRoomAgainHasAllOfTheRun) {
   EXPECT_NE(read_file(err).find("its last lines could not be written: the disk is full"), std::string::npos) << read_file(err);
 }
 
+// Three checkpoints and the folder of a fourth are there, and not a byte is left, not for the log either, when the run is resumed with
+// --keep 1.
+TEST_F(SmallDisk, ThatObsoleteCheckpointsFillIsResumedWithFewer) {
+  const std::string with = command + "-k constant -o ", out = in("disk/out");
+  ASSERT_EQ(run(with + in("undisturbed") + " -x 9").exit_status, 0);
+  const Outcome o = with_disk(with + out + " -n 2 -x 6 || exit 2\nmkdir " + out + "/unfinished_step_00000008\n" +
+                              "cat /dev/zero >" + in("disk/filler") + " 2>/dev/null\n" +
+                              with + out + " -n 2 -x 9 -y --keep 1; status=$?; cp -a " + out + " " + in("done") + "; exit $status");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(o.err, "");
+  EXPECT_EQ(names_in(in("done")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000009"}));
+  expect_the_same_checkpoint(in("done"), in("undisturbed"), 9);
+}
+
 TEST_F(CommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -y -o " + in("out");
@@ -841,6 +966,50 @@ TEST_F(ImprobableToken, ChangesNothingAboutAResumedRun) {
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: step 7: "), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("3 such steps in a row"), std::string::npos) << o.err;
+}
+
+// A model in `in("model")` with a bias of NaN in its last LayerNorm.
+class NanModel : public CommandLine {
+ protected:
+  void SetUp() override {
+    CommandLine::SetUp();
+    write_file(in("tokens.bin"), shard_bytes(4000));
+    ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 1 -o " + in("first")).exit_status, 0);
+    fs::copy(in("first/step_00000001"), in("model"), fs::copy_options::recursive);
+    const SafetensorsFile file(in("model/model.safetensors"));
+    std::string bytes = read_file(in("model/model.safetensors"));
+    const float nan = NAN;
+    memcpy(bytes.data() + file.data_offset() + file.find("ln_f.bias")->begin, &nan, sizeof nan);
+    write_file(in("new"), bytes);
+    fs::rename(in("new"), in("model/model.safetensors"));
+  }
+};
+
+TEST_F(NanModel, IsAnErrorInValidationAndSamples) {
+  const std::string with = trainer + "-e " + in("model") + " -b 2 -t 32 -x 0 ";
+  const Outcome sampled = run(with + "-s 1 -g 8");
+  EXPECT_EQ(sampled.exit_status, 1);
+  EXPECT_EQ(sampled.err.find("error: no sample can be drawn: the model's logits are not finite"), 0u) << sampled.err;
+  EXPECT_EQ(sampled.out.find("--- sample"), std::string::npos) << sampled.out;
+  const Outcome validated = run(with + "-o " + in("out") + " -j " + in("tokens.bin"));
+  EXPECT_EQ(validated.exit_status, 1);
+  EXPECT_EQ(validated.err.find("error: the validation loss after step 0 is "), 0u) << validated.err;
+  EXPECT_NE(validated.err.find("take another model (-e)"), std::string::npos) << validated.err;
+  EXPECT_TRUE(read_log(in("out")).back().at("val_loss").is_null());
+}
+
+// Training is fine, and so is its checkpoint of step 3; that of step 4, after which the validation finds an infinite loss, is not written.
+TEST_F(ImprobableToken, InTheValidationEndsTheRunWithoutACheckpoint) {
+  write_file(in("train.bin"), data(1, 12, {}));
+  write_file(in("val.bin"), data(1, 4, {2}));
+  const std::string with = alone + command() + "-i " + in("train.bin") + " -j " + in("val.bin") + " -n 1 --keep 1 -x 8 -o " + in("out");
+  ASSERT_EQ(run(with + " -x 2").exit_status, 0);
+  const Outcome o = run(with + " -y -v 4");
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("error: the validation loss after step 4 is inf"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("no checkpoint of this step is written"), std::string::npos) << o.err;
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000003"}));
+  EXPECT_EQ(run(with + " -y -v 0").exit_status, 0);
 }
 
 TEST(Fuzzer, FindsNothingInAFewSeconds) {

@@ -174,6 +174,48 @@ TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanks) {
   }
 }
 
+// A gate's parameters, K/V heads of groups, gradients of shared q, and masks.
+TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
+  const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") + " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
+                          "--max-seq-len 8 -t 8 -b 1 -d 32 -l 1e-2 -k constant -m 5 -v 6 ";
+  for (const char* wiring : {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)"}) {
+    SCOPED_TRACE(wiring);
+    const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
+      const Outcome o = run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + own + format("--wiring '%s' -o ", wiring) + in(out) + more, "");
+      EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
+      return read_log(in(out));
+    };
+    for (const char* out : {"1", "2", "3"}) fs::remove_all(in(out));
+    const std::vector<json> alone = train_on(1, "1", " -x 6 -n 3");
+    expect_the_same_curve(train_on(2, "2", " -x 6 --zero 1"), alone, 6);
+    fs::create_directories(in("3"));
+    fs::copy(in("1/step_00000003"), in("3/step_00000003"), fs::copy_options::recursive);
+    expect_the_same_curve(train_on(2, "3", " -x 6 -n 3 -y"), alone, 3);  // resumed by two ranks
+  }
+}
+
+// The data are 29 sequences, the rest of the first file and two short files: no number of ranks or of sequences in a micro-batch divides
+// them. What one rank computes of them one after the other is the loss of all.
+TEST_F(Training, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {
+  fs::create_directory(in("val"));
+  write_file(in("val/a.bin"), shard_bytes(8 * 29 + 6, 60));
+  write_file(in("val/b.bin"), shard_bytes(4, 20));
+  write_file(in("val/c.bin"), shard_bytes(7, 40));
+  ASSERT_EQ(run("env OMP_NUM_THREADS=1 " + trainer + arguments("-x 20 -v 0 -o " + in("trained"))).exit_status, 0);
+  const std::string from = " -e " + in("trained/step_00000020");
+  double expected = NAN;
+  for (auto [ranks, b] : {std::pair(1, 1), std::pair(1, 3), std::pair(2, 1), std::pair(2, 3), std::pair(3, 2)}) {
+    const std::string out = format("%d_%d", ranks, b);
+    const Outcome o = run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + from + " -j '" + in("val/*.bin") +
+                                           format("' -t 8 -b %d -x 0 -v 1 -m 0 -o ", b) + in(out));
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_NE(o.out.find("(246 tokens"), std::string::npos) << o.out;
+    const double loss = last_val_loss(read_log(in(out)));
+    if (ranks * b == 1) expected = loss;
+    EXPECT_NEAR(loss / expected, 1, 1e-6) << ranks << " ranks, -b " << b;
+  }
+}
+
 // A checkpoint that 4 ranks wrote after 6 updates resumes on 4, 1, 2 and 3 ranks, and the last three's checkpoints on 4 again: with the same
 // bits on the same number of ranks, with the same curve on any. An update has 12 micro-batches.
 TEST_F(Training, ResumesOnAnyNumberOfRanks) {
@@ -254,6 +296,28 @@ TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
     EXPECT_EQ(steps_of(read_log(in(out))), expected) << place;
   }
   EXPECT_FALSE(fs::exists(in("rendezvous")));
+}
+
+TEST_F(Training, TwoRanksOnOneGpuAreRefusedByName) {
+  const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 24 --rendezvous file:" + in("rendezvous")) + " --ranks 3";
+  auto ranks_on_gpus = [&](int gpu0, int gpu1, int gpu2) {
+    std::string all = "timeout 300 mpirun --oversubscribe";
+    for (int rank = 0; rank < 3; rank++)
+      all += format("%s -np 1 %s --rank %d --local-rank %d", rank == 0 ? "" : " :", command.c_str(), rank, std::vector<int>{gpu0, gpu1, gpu2}[rank]);
+    return run(all);
+  };
+  const std::string error = "error: GPU (--local-rank, or CUDA_VISIBLE_DEVICES): rank ";
+  for (const auto& [gpus, names] : std::map<std::vector<int>, std::vector<std::string>>{{{0, 0, 1}, {"0 (pid ", "rank 1 (pid "}}, {{2, 1, 1}, {"1 (pid ", "rank 2 (pid "}}}) {
+    const Outcome o = ranks_on_gpus(gpus[0], gpus[1], gpus[2]);
+    EXPECT_EQ(o.exit_status, 1);
+    const size_t at = o.err.find(error + names[0]), end = o.err.find('\n', at);
+    ASSERT_NE(at, std::string::npos) << o.err;
+    EXPECT_LT(o.err.find(names[1], at), end) << o.err;
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    EXPECT_LT(o.err.find(format("have the same one, GPU-00000000-0000-0000-0000-00000000000%d on %s; each rank needs", gpus[1], host), at), end) << o.err;
+    EXPECT_EQ(o.err.find("error:", end), std::string::npos) << "one error\n" << o.err;
+  }
 }
 
 TEST_F(Training, NamesARankThatIsKilled) {

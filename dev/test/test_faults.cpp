@@ -114,6 +114,7 @@ TEST_F(Faults, DoNotChangeABitOfTheFinalCheckpoint) {
   EXPECT_EQ(undisturbed.exit_status, 0) << undisturbed.err;
   expect_the_same_checkpoint(in("out"), in("undisturbed"), steps);
   EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), logged_checkpoints(read_log(in("undisturbed"))));
   printf("%d kills, %d of them without mpirun's help; %d stops; %lld of %lld steps; the longest took %.1f s until all had ended\n", kills,
          alone, stops, (long long)steps_disturbed, (long long)steps, longest);
 }

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>         // TEST
 #include <algorithm>             // std::max
 #include <cmath>                 // exp, log, sqrt, tanh
+#include <filesystem>            // std::filesystem::directory_iterator
 #include <limits>                // std::numeric_limits
+#include <thread>                // std::thread
 #include <tuple>                 // std::tuple
 #include <vector>                // std::vector
 #include "dev/test/values.h"     // random_values, nans, relative_error, same_bits
@@ -44,10 +46,50 @@ static auto in_any_order(Op op, int orders = 8) {
   return results;
 }
 
-// ----------------------------------------------------------------------------
-// Matmul
-
 #ifdef SLA_CPU
+// ----------------------------------------------------------------------------
+// The CPU's threads and vector functions
+
+static int num_threads_of_process() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return int(std::distance(begin(threads), end(threads)));
+}
+
+// OpenMP's threads belong to the one that starts them, so that a new one has none yet.
+TEST(Threads, AreStartedForLargeOperationsOnly) {
+  std::thread([] {
+    omp_set_num_threads(3);
+    const int before = num_threads_of_process();
+    const int64_t N = 64, C = 64, OC = 256, V = 257, large = 1 << 20;
+    std::vector<float> a(N * OC, 0.5f), b(N * OC, 0.5f), c(N * OC, 0.5f), d(N * OC, 0.5f), e(N * OC, 0.5f), f(N * OC, 0.5f);
+    std::vector<float> scratch(layernorm_backward_scratch(N, C)), logits(N * V, 0.5f);
+    const std::vector<int> tokens(N, 3);
+    const std::vector<ParameterChunk> chunks(20, {0, 0, 64, 1});
+    double sum;
+    matmul_gelu_forward(a.data(), b.data(), c.data(), d.data(), e.data(), N, C, OC);
+    matmul_gelu_backward(a.data(), b.data(), c.data(), d.data(), e.data(), f.data(), b.data(), N, C, OC);
+    layernorm_forward(a.data(), b.data(), c.data(), d.data(), e.data(), nullptr, N, C, 1e-5f);
+    residual_layernorm_forward(f.data(), a.data(), b.data(), c.data(), d.data(), e.data(), e.data(), nullptr, N, C, 1e-5f);
+    layernorm_backward(a.data(), b.data(), c.data(), d.data(), e.data(), f.data(), f.data(), f.data(), scratch.data(), N, C);
+    embedding_forward(a.data(), tokens.data(), b.data(), c.data(), 2, N / 2, C, 0);
+    embedding_backward(a.data(), b.data(), c.data(), tokens.data(), 2, N / 2, C);
+    classifier(a.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true);
+    sum_of_squares(&sum, a.data(), chunks.data(), int64_t(chunks.size()));
+    const StepStats stats = {1, 1};
+    adamw_update(a.data(), nullptr, b.data(), c.data(), d.data(), chunks.data(), int64_t(chunks.size()), {}, &stats);
+    copy_rows(a.data(), C, b.data(), C, N, C);
+    device_memset(a.data(), 0, a.size() * sizeof(float));
+    EXPECT_EQ(num_threads_of_process(), before);
+
+    std::vector<float> x(large, 0.5f), y(large), z(large);
+    gelu_forward(y.data(), x.data(), large);
+    EXPECT_EQ(num_threads_of_process(), before + 2);
+    omp_set_num_threads(4);
+    gemm('N', 'N', 1024, 1024, 1024, x.data(), 1024, y.data(), 1024, false, z.data(), 1024);
+    EXPECT_EQ(num_threads_of_process(), before + 3) << "oneDNN's are the same";
+  }).join();
+}
+
 TEST(Exp, IsWithinAFewRoundingErrorsAndKeepsItsLimits) {
   double worst = 0;
   for (double x = -87; x < 88.5; x += 0.00173)
@@ -60,6 +102,9 @@ TEST(Exp, IsWithinAFewRoundingErrorsAndKeepsItsLimits) {
   EXPECT_TRUE(std::isnan(vec_exp(std::numeric_limits<float>::quiet_NaN())));
 }
 #endif
+
+// ----------------------------------------------------------------------------
+// Matmul
 
 static double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 static double gelu_slope(double x) {
@@ -194,6 +239,19 @@ TEST(Matmul, BiasGradientOfManyRowsIsTheirSum) {
   });
   EXPECT_LE(relative_error(result, expected), of_fp32);
 }
+
+#ifndef SLA_CPU
+// As many partial sums as there are blocks have room in the GPU's scratch, and no more.
+TEST(RowsOfBlock, AreForAtMostTheBlocksThatHaveRoom) {
+  for (int64_t most : {1, 7, 256, 1024})
+    for (int64_t least : {16, 64})
+      for (int64_t N : {int64_t(1), least * most - 1, least * most, least * most + 1, 3 * least * most - 1, 3 * least * most + 1}) {
+        const int64_t rows = rows_of_block(N, least, most), blocks = ceil_div(N, rows);
+        EXPECT_TRUE(rows >= least && blocks <= most) << N << " rows in " << blocks << " of " << rows << ", most " << most;
+        EXPECT_TRUE(rows == least || ceil_div(N, rows - 1) > most) << N << " rows: no more in a block than needed";
+      }
+}
+#endif
 
 // ----------------------------------------------------------------------------
 // LayerNorm

@@ -103,6 +103,18 @@ TEST(AttentionPlan, IsTheDesignsForEverySkipOfSmallModels) {
         for (int n_l = n_h > 0 ? 1 : 0; n_l < L; n_l++) check_plan(L, h, n_l, n_h);
 }
 
+TEST(Parameters, AreAtLeastAsManyAsTheBoundOfAnyModel) {
+  for (int L : {1, 2, 12})
+    for (int C : {4, 32, 768})
+      for (bool bias : {false, true}) {
+        ModelConfig c = make_config(L, 4, C, L > 1 ? 1 : 0, L > 1 ? 4 : 0);
+        c.bias = bias;
+        const double bytes = double(make_parameter_table(c, make_attention_plan(c)).layout.bytes);
+        EXPECT_LE(least_parameters(c) * sizeof(float), bytes) << L << " " << C;
+        EXPECT_GE(least_parameters(c) * sizeof(float), bytes / 3) << L << " " << C;
+      }
+}
+
 TEST(AttentionPlan, KeepsDeadHeadsWhenAsked) {
   const AttentionPlan plan = make_attention_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
   EXPECT_EQ(plan.projected[Part::k][11].size(), 12u);
@@ -385,6 +397,17 @@ TEST(Sampler, DrawsByTheCumulativeDistribution) {
 TEST(Sampler, NeverDrawsATokenOfProbabilityZero) {
   const float none = -INFINITY, logits[] = {none, 0, none};
   for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token(logits, 3, uniform), 1) << uniform;
+}
+
+TEST(Sampler, RefusesLogitsThatMakeNoDistribution) {
+  for (float bad : {NAN, INFINITY})
+    for (int place : {0, 1, 2}) {
+      float logits[] = {0, 1, 2};
+      logits[place] = bad;
+      EXPECT_ERROR(sample_token(logits, 3, 0.5), "the model's logits are not finite");
+    }
+  const float none[] = {-INFINITY, -INFINITY};
+  EXPECT_ERROR(sample_token(none, 2, 0.5), "the model's logits are not finite");
 }
 
 // BUG llmc/text/sampler.h: `sum += std::exp(double(logits[i] - max) / temperature);` -> `sum += std::exp(double(logits[i] - max));`

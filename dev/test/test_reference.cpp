@@ -276,7 +276,7 @@ TEST(Reference, SourcesAreTheLayersThatTheTermsName) {
   EXPECT_EQ(sources_text("sla(1,0:1) sla(2,1:2)", 3, 3), "0|0|0 0|1|1 1|0|2");
   EXPECT_EQ(sources_text("also(1,2) also(2,1)", 3, 3), "0|0|0 1|01|01 2|12|012");
   EXPECT_EQ(sources_text("also(1,0:2) also(1,1:3)", 2, 3), "0|0|0 01|01|01");  // a layer that is there already
-  EXPECT_EQ(sources_text("share(2)", 5, 2), "0|0 0|0 2|2 2|2 4|4");
+  EXPECT_EQ(sources_text("share(3)", 5, 2), "0|0 0|0 0|0 3|3 3|3");
   EXPECT_EQ(sources_text("layers(0_1_0_2)", 4, 2), "0|0 1|1 0|0 2|2");
   EXPECT_EQ(sources_text("share(2) sla(1,1)", 4, 2), "0|0 0|0 2|1 2|2");
   EXPECT_EQ(sources_text("sla(1,1) share(2)", 4, 2), "0|0 0|0 2|2 2|2");

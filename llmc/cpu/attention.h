@@ -13,6 +13,7 @@
 #include <vector>                 // std::vector
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
 #include "matmul.h"               // gemm
+#include "threads.h"              // is_worth_threads
 #include "vec.h"                  // vec_exp
 
 template <class Element>
@@ -279,7 +280,7 @@ inline void attention_forward(const AttentionArgs<float>& a) {
     const int64_t step = HeadPositions::step_of(a, head);
     units = std::max(units, step * ((HeadPositions(a, 0, head, 0).length + query_block - 1) / query_block));
   }
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
   for (int64_t task = 0; task < units * a.B * a.NH; task++) {
     const int64_t head = task % a.NH, unit = units - 1 - task / (a.B * a.NH), step = HeadPositions::step_of(a, head);
     const HeadPositions at(a, task / a.NH % a.B, head, unit % step);
@@ -416,19 +417,19 @@ inline void sum_shares(const AttentionArgs<float>& a, const KVHead<float>& kv, c
 inline void attention_backward(const AttentionArgs<float>& a) {
   CHECK(a.first_query == 0);
   const std::vector<int> shares = private_shares(a);
-#pragma omp parallel for schedule(dynamic, 1)
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 5 * a.B * a.NH * a.HS * a.T * a.T))
   for (int64_t task = 0; task < a.B * a.NH; task++) attention_backward_head(a, task / a.NH, task % a.NH, shares);
   for (int n = 0; n < a.num_kv_heads; n++) {
     const KVHead<float>& kv = a.kv_heads[n];
     if (kv.num_query_heads == 1) continue;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(2 * a.B * a.T * a.HS * (kv.num_query_heads + 1) * int64_t(sizeof(float))))
     for (int64_t row = 0; row < a.B * a.T; row++) sum_shares(a, kv, shares, row);
   }
 }
 
 // dst (rows, width) = src (rows, width), or zeros if src is null.
 inline void copy_rows(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows, int64_t width) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(8 * rows * width))
   for (int64_t i = 0; i < rows; i++) {
     if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(width) * sizeof(float));
     else memset(dst + i * dst_stride, 0, size_t(width) * sizeof(float));

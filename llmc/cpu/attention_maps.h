@@ -9,10 +9,11 @@
 #include <cmath>               // std::exp
 #include <cstdint>             // int64_t
 #include "llmc/map_weights.h"  // MapWeights, add_gate_gradients
+#include "threads.h"           // is_worth_threads
 
 // gate (N) = sigmoid(x . weight + bias); x (N, C), weight (C), bias (1) or null.
 inline void map_gate_forward(float* gate, const float* x, const float* weight, const float* bias, int64_t N, int64_t C) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 4))
   for (int64_t n = 0; n < N; n++) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -24,7 +25,7 @@ inline void map_gate_forward(float* gate, const float* x, const float* weight, c
 // dgate (N) becomes the gradient of x . weight + bias; dx (N, C), dweight (C), dbias (1) or null +=.
 inline void map_gate_backward(float* dx, float* dweight, float* dbias, float* dgate, const float* gate, const float* x, const float* weight,
                               int64_t N, int64_t C) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 8))
   for (int64_t n = 0; n < N; n++) {
     const float d = dgate[n] *= gate[n] * (1 - gate[n]);
 #pragma omp simd
@@ -32,7 +33,7 @@ inline void map_gate_backward(float* dx, float* dweight, float* dbias, float* dg
   }
   // A thread owns columns, so that no sum depends on the number of threads.
   constexpr int64_t columns = 64;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 4))
   for (int64_t first = 0; first < C; first += columns)
     for (int64_t n = 0; n < N; n++)
       for (int64_t c = first; c < C && c < first + columns; c++) dweight[c] += dgate[n] * x[n * C + c];
@@ -45,7 +46,7 @@ inline void map_gate_backward(float* dx, float* dweight, float* dbias, float* dg
 // sum (N, C) = or, unless `first`, += weight(map) map_out (N, C); if `last`, that is out (N, C) instead.
 inline void mix_map_forward(float* sum, float* out, const float* map_out, const MapWeights& weights, int map, bool first, bool last,
                             int64_t N, int64_t C) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 8))
   for (int64_t n = 0; n < N; n++) {
     const float w = weights.weight(map, n);
     for (int64_t i = n * C; i < (n + 1) * C; i++) {
@@ -58,7 +59,7 @@ inline void mix_map_forward(float* sum, float* out, const float* map_out, const 
 // Of a map's output: dmap_out (N, C) = weight(map) dout (N, C); dmap_weight (N) = rowsum(dout * map_out).
 inline void mix_map_backward(float* dmap_out, float* dmap_weight, const float* dout, const float* map_out, const MapWeights& weights, int map,
                              int64_t N, int64_t C) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 12))
   for (int64_t n = 0; n < N; n++) {
     const float w = weights.weight(map, n);
     double sum = 0;  // a gate's gradient is the difference of two of these
@@ -73,6 +74,6 @@ inline void mix_map_backward(float* dmap_out, float* dmap_weight, const float* d
 
 // dgates (layer + 1, N) += from dweights (layer + 1, N), the gradients of the weights of each map in that layer.
 inline void mix_gates_backward(float* dgates, const float* dweights, const MapWeights& weights, int64_t N) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(N * (weights.layer + 1) * 8))
   for (int64_t n = 0; n < N; n++) add_gate_gradients(dgates, dweights, weights, n);
 }

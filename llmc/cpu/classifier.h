@@ -3,6 +3,7 @@
 #include <algorithm>  // std::fill
 #include <cmath>      // log
 #include <cstdint>    // int64_t
+#include "threads.h"  // is_worth_threads
 #include "vec.h"      // vec_exp
 
 // sum (1) += the sum of losses (count) / divisor, in double.
@@ -17,7 +18,7 @@ inline void add_losses(double* sum, const float* losses, int64_t count, double d
 // [V, ld).
 inline void classifier(float* losses, float* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
                        bool write_gradient) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(8 * rows * V))
   for (int64_t n = 0; n < rows; n++) {
     float* row = logits + n * ld;
     float max = row[0];

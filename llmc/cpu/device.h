@@ -13,6 +13,7 @@
 #include "llmc/device_memory.h"  // what is defined here
 #include "llmc/utils/error.h"    // user_error
 #include "llmc/utils/meminfo.h"  // meminfo_bytes
+#include "threads.h"             // is_worth_threads, sleep_while_idle
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 
@@ -34,7 +35,7 @@ inline void device_free(void* p, size_t bytes) {
 
 inline void device_memset(void* p, int value, size_t bytes) {
   const int64_t block = 1 << 20;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(int64_t(bytes)))
   for (int64_t i = 0; i < int64_t(bytes); i += block)
     memset(static_cast<char*>(p) + i, value, std::min(block, int64_t(bytes) - i));
 }

@@ -1,13 +1,14 @@
 // GPT-2's GELU, the tanh form: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u).
 #pragma once
-#include <cstdint>  // int64_t
-#include "vec.h"    // vec_exp, vec_sigmoid
+#include <cstdint>    // int64_t
+#include "threads.h"  // is_worth_threads
+#include "vec.h"      // vec_exp, vec_sigmoid
 
 constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
 
 // out (n) = gelu(inp (n))
 inline void gelu_forward(float* out, const float* inp, int64_t n) {
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(8 * n))
   for (int64_t i = 0; i < n; i++) {
     float x = inp[i];
     out[i] = x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x));
@@ -18,7 +19,7 @@ inline void gelu_forward(float* out, const float* inp, int64_t n) {
 // which loses no digits where s is near 1. Beyond +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is
 // clamped. (Comparisons with NaN are false: it remains NaN.)
 inline void gelu_backward(float* d, const float* inp, int64_t n) {
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(12 * n))
   for (int64_t i = 0; i < n; i++) {
     float x = inp[i] > 9.0f ? 9.0f : inp[i];
     x = x < -9.0f ? -9.0f : x;

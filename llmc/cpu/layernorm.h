@@ -7,6 +7,7 @@
 #include <algorithm>  // std::fill_n, std::min
 #include <cmath>      // sqrt
 #include <cstdint>    // int64_t
+#include "threads.h"  // is_worth_threads
 
 // One row: out (C) =, mean and rstd =.
 inline void layernorm_row(float* out, float* mean, float* rstd, const float* x, const float* weight, const float* bias,
@@ -33,7 +34,7 @@ inline void layernorm_row(float* out, float* mean, float* rstd, const float* x, 
 // out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.
 inline void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight,
                               const float* bias, int64_t N, int64_t C, float eps) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(8 * N * C))
   for (int64_t n = 0; n < N; n++) layernorm_row(out + n * C, mean + n, rstd + n, inp + n * C, weight, bias, C, eps);
 }
 
@@ -41,7 +42,7 @@ inline void layernorm_forward(float* out, float* mean, float* rstd, const float*
 inline void residual_layernorm_forward(float* residual, float* out, float* mean, float* rstd, const float* a,
                                        const float* b, const float* weight, const float* bias, int64_t N, int64_t C,
                                        float eps) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(16 * N * C))
   for (int64_t n = 0; n < N; n++) {
     float* row = residual + n * C;
 #pragma omp simd
@@ -64,7 +65,7 @@ inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const 
                                const float* mean, const float* rstd, const float* weight, float* scratch, int64_t N,
                                int64_t C) {
   const int64_t rows = layernorm_block_rows, blocks = layernorm_blocks(N);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(16 * N * C))
   for (int64_t block = 0; block < blocks; block++) {
     float* dw = scratch + block * 2 * C;
     float* db = dw + C;
@@ -90,7 +91,7 @@ inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const 
     }
   }
   const int64_t width = 64;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(8 * blocks * C))
   for (int64_t first = 0; first < C; first += width) {
     for (int64_t block = 0; block < blocks; block++) {
       const float* dw = scratch + block * 2 * C;

@@ -6,13 +6,20 @@
 #include <cstdint>       // int64_t
 #include <vector>        // std::vector
 #include "llmc/adamw.h"  // AdamWStep, ParameterChunk, StepStats
+#include "threads.h"     // is_worth_threads
+
+inline int64_t num_elements(const ParameterChunk* chunks, int64_t num_chunks) {
+  int64_t sum = 0;
+  for (int64_t c = 0; c < num_chunks; c++) sum += chunks[c].count;
+  return sum;
+}
 
 // sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on any number
 // of threads. They are kept in a temporary array of a double a chunk, 1/4,096 of what x takes (120 KB for GPT-2 124M), which the
 // memory plan leaves out.
 inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   std::vector<double> partial(num_chunks);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(4 * num_elements(chunks, num_chunks)))
   for (int64_t c = 0; c < num_chunks; c++) {
     const float* begin = x + chunks[c].begin;
     double squares = 0;
@@ -33,7 +40,7 @@ inline void adamw_update(float* params, float* /*master*/, float* m, float* v, c
   const float grad_scale = s.grad_clip > 0 ? float(std::min(1.0, s.grad_clip / (norm + 1e-6))) : 1.0f;
   const float step_size = s.learning_rate / s.bias_correction1;
   const float v_scale = 1.0f / std::sqrt(s.bias_correction2);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (is_worth_threads(28 * num_elements(chunks, num_chunks)))
   for (int64_t c = 0; c < num_chunks; c++) {
     const int64_t begin = chunks[c].begin, end = begin + chunks[c].count, to_state = chunks[c].state - begin;
     const float keep = 1.0f - s.learning_rate * (chunks[c].decays ? s.weight_decay : 0.0f);

@@ -7,6 +7,7 @@
 // everything before it; nothing else that a training step calls does.
 #pragma once
 #include <cuda_runtime.h>        // cudaMalloc, cudaMemcpyAsync, ...
+#include <unistd.h>              // gethostname
 #include <array>                 // std::array
 #include <initializer_list>      // std::initializer_list
 #include <optional>              // std::optional
@@ -14,7 +15,7 @@
 #include <tuple>                 // std::tuple
 #include <utility>               // std::exchange, std::swap
 #include "llmc/device_memory.h"  // the memory functions that are defined here
-#include "llmc/utils/error.h"    // CHECK, user_error
+#include "llmc/utils/error.h"    // CHECK, user_error, format
 #include "launch.h"              // CUDA_CHECK
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
@@ -32,6 +33,7 @@ struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
   std::string name;
+  std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
   bool is_hopper_or_later = false;
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
@@ -49,6 +51,11 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
+    id = "GPU-";
+    for (int i = 0; i < 16; i++) id += format(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", (unsigned char)properties.uuid.bytes[i]);
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    id += format(" on %s", host);
     is_hopper_or_later = properties.major >= 9;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
@@ -68,6 +75,8 @@ inline Gpu& gpu() {
 }
 
 inline const char* device_name() { return gpu().name.c_str(); }
+
+inline void sleep_while_idle(char**) {}  // the host's threads have little to do
 
 inline size_t device_workspace_bytes() { return Gpu::gemm_workspace_bytes + Gpu::scratch_bytes; }
 

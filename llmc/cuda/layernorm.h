@@ -8,14 +8,14 @@
 // Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
 //   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of dout
 #pragma once
-#include <algorithm>           // std::min, std::max
+#include <algorithm>           // std::min
 #include <cstdint>             // int64_t
 #include "llmc/utils/error.h"  // CHECK
 #include "llmc/precision.h"    // floatX
 #include "column_sums.h"       // add_column_sums
 #include "device.h"            // gpu, device_scratch, largest_channels
 #include "launch.h"            // launch, shared_memory
-#include "vec.h"               // load8, store8, warp_sum, to_float, from_float, ceil_div
+#include "vec.h"               // load8, store8, warp_sum, to_float, from_float, ceil_div, rows_of_block
 
 // ----------------------------------------------------------------------------
 // Forward
@@ -202,7 +202,7 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const
   CHECK(C % 8 == 0 && C <= largest_channels);
   const int64_t room = int64_t(Gpu::scratch_bytes / sizeof(float)) / (2 * C);
   const int64_t most_blocks = std::min<int64_t>(1024, room);
-  const int64_t rows_per_block = std::max<int64_t>(16, ceil_div(N, most_blocks));
+  const int64_t rows_per_block = rows_of_block(N, 16, most_blocks);
   const int64_t blocks = ceil_div(N, rows_per_block), warps = ceil_div(C, 8 * warp_size);
   float* partial = device_scratch<float>(blocks * 2 * C);
 

@@ -5,7 +5,7 @@
 //   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
 #pragma once
 #include <cublasLt.h>            // cublasLtMatmul
-#include <algorithm>             // std::max, std::min
+#include <algorithm>             // std::min
 #include <cstdint>               // int64_t, uintptr_t
 #include <map>                   // std::map
 #include <tuple>                 // std::tie
@@ -17,7 +17,7 @@
 #include "device.h"              // gpu, device_scratch, GpuTimer
 #include "gelu.h"                // gelu_forward, gelu_backward
 #include "launch.h"              // launch, CUDA_CHECK
-#include "vec.h"                 // load8, ceil_div
+#include "vec.h"                 // load8, ceil_div, rows_of_block
 
 // ----------------------------------------------------------------------------
 // cuBLASLt
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(bias_warps * warp_size)
 // dbias (OC) += the column sums of dout (N, OC), in an order that depends on the shape alone. OC is a multiple of 8.
 inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {
   const int64_t most = int64_t(Gpu::scratch_bytes / sizeof(float)) / OC;  // rows of partial sums that fit into scratch
-  const int rows_per_block = int(std::max<int64_t>(64, ceil_div(N, std::min<int64_t>(256, most))));
+  const int rows_per_block = int(rows_of_block(N, 64, std::min<int64_t>(256, most)));
   const int blocks = int(ceil_div(N, rows_per_block));
   float* partial = device_scratch<float>(blocks * OC);
   launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)), dim3(bias_warps * warp_size),

@@ -11,6 +11,13 @@ constexpr unsigned full_warp = 0xffffffffu;
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// How many of N rows a block sums up in a reduction over rows: at least `least`, and so many that there are at most `most_blocks`
+// blocks. The last block may have fewer.
+constexpr int64_t rows_of_block(int64_t N, int64_t least, int64_t most_blocks) {
+  const int64_t rows = ceil_div(N, most_blocks);
+  return rows > least ? rows : least;
+}
+
 // Eight consecutive elements as floats: one 16-byte access for bf16, two for float. p is aligned to the eight of them.
 __device__ inline void load8(float (&x)[8], const float* p) {
   const float4 a = *reinterpret_cast<const float4*>(p), b = *reinterpret_cast<const float4*>(p + 4);

@@ -32,12 +32,12 @@ struct Collectives {
   static void check_supported(const Ranks&) {}
 
   // Creates the communicator of all ranks, which must be called on every rank before the GPU is used: it is selected here. From then on the
-  // channel checks that all ranks reach the same collectives. Throws UserError if NCCL fails.
+  // channel checks that all ranks reach the same collectives. Throws UserError if two ranks have the same GPU, or NCCL fails.
   void init(const Ranks& ranks, RankChannel& channel) {
     if (ranks.size == 1) return;
     rank_ = ranks.rank, size_ = ranks.size;
     gpu_index() = ranks.local_rank;
-    gpu();
+    channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);  // NCCL says "invalid usage"
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));

@@ -11,6 +11,7 @@
 #include <cstdlib>             // atoi
 #include <cstring>             // memcpy, strerror
 #include <deque>               // std::deque
+#include <map>                 // std::map
 #include <mutex>               // std::mutex
 #include <random>              // std::random_device
 #include <sstream>             // std::istringstream
@@ -542,6 +543,21 @@ void RankChannel::check_same_on_all_ranks(const char* what, const std::string& m
   for (int rank = 1; state_->ranks.rank == 0 && rank < state_->ranks.size; rank++) {
     const std::string theirs = receive(rank, Topic::run);
     if (theirs != mine && error.empty()) error = difference(state_->watchdog.name(rank), what, theirs, mine);
+  }
+  error = broadcast(error);
+  if (!error.empty()) throw UserError(error);
+}
+
+void RankChannel::check_distinct_on_all_ranks(const char* what, const std::string& mine) {
+  if (state_ == nullptr) return;
+  std::string error;
+  std::map<std::string, int> first_rank = {{mine, 0}};  // that has the text
+  if (state_->ranks.rank > 0) send(0, Topic::run, mine);
+  for (int rank = 1; state_->ranks.rank == 0 && rank < state_->ranks.size; rank++) {
+    const auto [it, is_new] = first_rank.insert({receive(rank, Topic::run), rank});
+    if (is_new || !error.empty()) continue;
+    error = format("%s: %s and %s have the same one, %s; each rank needs one of its own", what,
+                   state_->watchdog.name(it->second).c_str(), state_->watchdog.name(rank).c_str(), it->first.c_str());
   }
   error = broadcast(error);
   if (!error.empty()) throw UserError(error);

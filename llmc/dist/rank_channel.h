@@ -33,12 +33,14 @@ struct RankChannel {
   void send(int to, Topic topic, const std::string& bytes);
   std::string receive(int from, Topic topic);
 
-  // The next two are called by every rank, in the same order, by the thread that uses Topic::run.
+  // The next three are called by every rank, in the same order, by the thread that uses Topic::run.
   void broadcast(void* bytes, size_t count);  // bytes (count) = rank 0's
   std::string broadcast(const std::string& text);  // returns rank 0's text
   // Throws the same UserError on every rank if the text `mine` of some rank differs from rank 0's. It names `what`, the first such rank and
   // the first line that differs. No rank returns before all have called it.
   void check_same_on_all_ranks(const char* what, const std::string& mine);
+  // Likewise if the text of some rank is the same as that of another one. It names `what`, the text and the first such ranks.
+  void check_distinct_on_all_ranks(const char* what, const std::string& mine);
 
   // From the time that all ranks have called it, they are expected to reach the same collectives. The GPU counts in *begun those that it has
   // reached, in *done those that it has finished; the memory must stay valid until finalize().

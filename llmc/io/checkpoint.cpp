@@ -2,7 +2,6 @@
 #include <cctype>               // isdigit
 #include <cstring>              // strlen
 #include <filesystem>           // directory_iterator, remove_all, equivalent
-#include <map>                  // std::map
 #include <nlohmann/json.hpp>    // nlohmann::ordered_json
 #include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
 #include "llmc/utils/files.h"   // write_file_durably, rename_durably, sync_folder, read_whole_file
@@ -32,16 +31,18 @@ static std::string sealed(const std::string& body) {
 }
 
 static std::string state_text(const RunState& state, const json& checksums) {
-  const json j = {{"format", state_format},
-                  {"step", state.step},
-                  {"next_window", state.next_sequence},
-                  {"num_windows", state.num_sequences},
-                  {"seq_len", state.seq_len},
-                  {"shuffle", state.shuffle},
-                  {"seed", state.seed},
-                  {"skipped_steps", state.skipped_steps},
-                  {"bad_steps_in_row", state.bad_steps_in_row},
-                  {"checksums", checksums}};
+  json j = {{"format", state_format},
+            {"step", state.step},
+            {"next_window", state.next_sequence},
+            {"num_windows", state.num_sequences},
+            {"seq_len", state.seq_len},
+            {"shuffle", state.shuffle},
+            {"seed", state.seed},
+            {"skipped_steps", state.skipped_steps},
+            {"bad_steps_in_row", state.bad_steps_in_row}};
+  if (state.learning_rate) j["learning_rate"] = *state.learning_rate;
+  if (state.total_batch) j["total_batch"] = *state.total_batch;
+  j["checksums"] = checksums;
   const std::string text = j.dump(1);
   return sealed(text.substr(0, text.size() - 2));
 }
@@ -177,21 +178,20 @@ static int64_t step_of(const std::string& name) {
   return std::stoll(name.substr(prefix.size()));
 }
 
-// The checkpoints in `out`, by step.
-static std::map<int64_t, fs::path> checkpoints_in(const std::string& out) {
+std::map<int64_t, std::string> checkpoints_in(const std::string& out) {
   std::error_code error;
-  std::map<int64_t, fs::path> found;
+  std::map<int64_t, std::string> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(out, error)) {
     const int64_t step = step_of(entry.path().filename().string());
-    if (step >= 0 && entry.is_directory(error)) found[step] = entry.path();
+    if (step >= 0 && entry.is_directory(error)) found[step] = entry.path().string();
   }
   return found;
 }
 
 std::string newest_checkpoint(const std::string& out, int64_t before) {
-  const std::map<int64_t, fs::path> all = checkpoints_in(out);
+  const std::map<int64_t, std::string> all = checkpoints_in(out);
   auto next = all.lower_bound(before);
-  return next == all.begin() ? "" : std::prev(next)->second.string();
+  return next == all.begin() ? "" : std::prev(next)->second;
 }
 
 int64_t checkpoint_step(const std::string& out, const std::string& checkpoint) {
@@ -202,13 +202,13 @@ int64_t checkpoint_step(const std::string& out, const std::string& checkpoint) {
 }
 
 void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_every) {
-  const std::map<int64_t, fs::path> all = checkpoints_in(out);
+  const std::map<int64_t, std::string> all = checkpoints_in(out);
   int64_t surplus = keep > 0 ? int64_t(all.size()) - keep : 0;
   for (const auto& [step, path] : all) {  // the oldest first
     if (surplus-- <= 0) break;
     if (keep_every > 0 && step % keep_every == 0) continue;
     const std::string away = folder_in(out, removed_prefix, step);
-    rename_durably(path.string(), away);
+    rename_durably(path, away);
     std::error_code error;
     fs::remove_all(away, error);
     if (error) user_error("%s: cannot be removed: %s", away.c_str(), error.message().c_str());
@@ -224,12 +224,12 @@ void remove_unfinished_checkpoints(const std::string& out) {
 
 std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int64_t step) {
   std::vector<std::string> names;
-  const std::map<int64_t, fs::path> all = checkpoints_in(out);
+  const std::map<int64_t, std::string> all = checkpoints_in(out);
   for (auto it = all.upper_bound(step); it != all.end(); ++it) {
-    const std::string plain = out + "/set_aside_" + it->second.filename().string();
+    const std::string plain = out + "/set_aside_" + fs::path(it->second).filename().string();
     std::string name = plain;
     for (int n = 1; fs::exists(name); n++) name = plain + format(".%d", n);
-    rename_durably(it->second.string(), name);
+    rename_durably(it->second, name);
     names.push_back(name);
   }
   return names;
@@ -297,7 +297,9 @@ RunState read_run_state(const std::string& checkpoint) {
   RunState state;
   with_state(checkpoint, [&](const json& j) {
     state = {j.at("step"), j.at("next_window"), j.at("num_windows"),   j.at("seq_len"),
-             j.at("shuffle"), j.at("seed"),     j.at("skipped_steps"), j.at("bad_steps_in_row")};
+             j.at("shuffle"), j.at("seed"),     j.at("skipped_steps"), j.at("bad_steps_in_row"), {}, {}};
+    if (j.contains("learning_rate")) state.learning_rate = j["learning_rate"].get<double>();
+    if (j.contains("total_batch")) state.total_batch = j["total_batch"].get<int64_t>();
   });
   if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.seq_len < 1 || state.skipped_steps < 0 ||
       state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps)

@@ -1,6 +1,6 @@
 // Checkpoints: OUT/step_00001000/ with the model (config.json, model.safetensors, and tokenizer.json if its vocabulary is known), AdamW's m
 // and v (optimizer.safetensors, as <name>.m and <name>.v, full-size, linear weights (out, in); see model_io.h) and the run's state
-// (state.json). Nothing in it depends on the number of ranks that wrote it. A checkpoint is written under another name, synced, and
+// (state.json). From the same values, any number of ranks writes the same bytes. A checkpoint is written under another name, synced, and
 // renamed: a folder with its final name is complete. It is renamed before it is removed.
 //
 // state.json has a CRC-32C of everything in the other files, tensor by tensor, and of itself.
@@ -10,6 +10,8 @@
 #pragma once
 #include <cstdint>       // int64_t, uint64_t, INT64_MAX
 #include <functional>    // std::function
+#include <map>           // std::map
+#include <optional>      // std::optional
 #include <string>        // std::string
 #include <vector>        // std::vector
 #include "model_file.h"  // ParameterTable, FetchTensor, StoreTensor
@@ -24,6 +26,9 @@ struct RunState {
   uint64_t seed = 0;
   int64_t skipped_steps = 0;      // steps without an update: their loss or norm was not finite
   int64_t bad_steps_in_row = 0;   // the last so many steps were skipped
+  // What may differ in a run that is resumed, but should be noticed; no value: an older version of this program did not say.
+  std::optional<double> learning_rate = {};  // the schedule's peak
+  std::optional<int64_t> total_batch = {};   // tokens in an update
 };
 
 // What a checkpoint is made of, in host memory or a copy away.
@@ -49,6 +54,9 @@ std::string write_checkpoint(const std::string& out, const ParameterTable& table
 // The other ranks, told to begin: writes this rank's shard of m and v. Returns its report: the pieces' lengths and checksums, by tensor, or
 // "error: " and what went wrong. Throws nothing.
 std::string write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m, const float* v);
+
+// The checkpoints in `out`: their folders, by step.
+std::map<int64_t, std::string> checkpoints_in(const std::string& out);
 
 // The newest checkpoint in `out` of a step before `before`, or "" if there is none.
 std::string newest_checkpoint(const std::string& out, int64_t before = INT64_MAX);

@@ -85,16 +85,24 @@ std::string config_json(const ModelConfig& c) {
 }
 
 // The model's wiring, or the one that options name instead.
-static Wiring option_wiring(const ModelOptions& o, const Wiring& of_model) {
+static Wiring option_wiring(const ModelOptions& o, const ModelConfig& c) {
+  const Wiring& of_model = c.wiring;
   if (!o.skip_layers && !o.skip_heads) return o.wiring ? parse_wiring(*o.wiring) : of_model;
-  if (o.wiring) user_error("--wiring says it all; leave out --skip-layers and --skip-heads");
+  if (o.wiring) user_error("--wiring says it all; leave out --skip-layers and --skip-heads, here and in --config");
   // What is not said stays as it is in a model with skip-layer attention.
   const WiringTerm& term = of_model.terms[0];
   const bool is_sla = of_model.terms.size() == 1 && term.kind == WiringTerm::Kind::sla && term.last_heads > 0;
-  if (o.skip_heads && *o.skip_heads == 0) return Wiring();
-  if (!is_sla && !(o.skip_layers && o.skip_heads))
+  const bool becomes_plain = o.skip_heads && *o.skip_heads == 0;
+  if (!is_sla && !becomes_plain && !(o.skip_layers && o.skip_heads))
     user_error("the model's wiring is %s; both --skip-layers and --skip-heads are needed to change it", of_model.text.c_str());
-  return skip_layer_wiring(o.skip_layers.value_or(term.n), o.skip_heads.value_or(term.last_heads));
+  const int n_l = o.skip_layers.value_or(term.n), n_h = o.skip_heads.value_or(term.last_heads);
+  try {
+    const Wiring wiring = skip_layer_wiring(n_l, n_h);
+    validate(wiring, c.num_layers, c.num_heads);
+    return wiring;
+  } catch (const UserError& e) {
+    user_error("--skip-layers %d, --skip-heads %d: %s", n_l, n_h, e.what());
+  }
 }
 
 bool same_model(const ModelConfig& a, const ModelConfig& b) {
@@ -130,7 +138,7 @@ ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
     c.bias = !o.no_bias;
     c.wiring = default_wiring(c.num_layers, c.num_heads);
   }
-  c.wiring = option_wiring(o, c.wiring);
+  c.wiring = option_wiring(o, c);
   validate(c);
   return c;
 }

@@ -1,5 +1,6 @@
 // GPT-2's parameters: which there are, in the arena's order, and pointers to them by name.
 #pragma once
+#include <algorithm>                     // std::max
 #include <cmath>                         // std::sqrt
 #include <string>                        // std::string
 #include <vector>                        // std::vector
@@ -34,6 +35,13 @@ inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 
 // QKV of a layer: the rows of its c_attn.
 inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
   return int64_t(c.head_size()) * plan.num_projected(layer);
+}
+
+// At least so many parameters does a model have, whatever its wiring: embeddings, and each layer's projection and MLP, of which each
+// tensor takes at least its alignment.
+inline double least_parameters(const ModelConfig& c) {
+  const double C = c.channels, least = 6 * double(ArenaLayout::alignment) / sizeof(float);
+  return (double(c.vocab_size) + c.max_seq_len) * C + c.num_layers * std::max(9 * C * C, least);
 }
 
 // The rows of the full-size c_attn: q (C) | k | v (K/V heads times head size each).

@@ -32,31 +32,33 @@ void RunLog::create(const std::string& out) {
   open(O_TRUNC);
 }
 
-// The step of a line; -1 if the line is no JSON object, or its step no number.
-static int64_t step_of_line(const std::string& line) {
-  const json j = json::parse(line, nullptr, /*allow_exceptions=*/false);
+// The step of a line; -1 if it is no JSON object, or its step no number.
+static int64_t step_of_line(const json& j) {
   if (!j.is_object()) return -1;
   const auto step = j.find("step");
   if (step == j.end()) return 0;  // the first line, which describes the run
   return step->is_number_integer() && *step >= 0 ? step->get<int64_t>() : -1;
 }
 
-int RunLog::resume(const std::string& out, int64_t step) {
+ResumedLog RunLog::resume(const std::string& out, int64_t step) {
   path_ = out + "/log.jsonl";
   const std::string old = try_read_file(path_).value_or(""), damaged_path = out + "/log.damaged.jsonl";
   std::string kept, damaged = try_read_file(damaged_path).value_or("");
-  int num_damaged = 0;
+  ResumedLog found;
   for (size_t begin = 0, end; (end = old.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = old.substr(begin, end - begin);
-    const int64_t its_step = step_of_line(line);
-    if (its_step < 0) damaged += line + "\n", num_damaged++;
-    else if (its_step <= step) kept += line + "\n";
+    const json j = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const int64_t its_step = step_of_line(j);
+    if (its_step < 0) damaged += line + "\n", found.num_damaged++;
+    if (its_step < 0 || its_step > step) continue;
+    kept += line + "\n";
+    if (j.contains("checkpoint")) found.checkpoints.insert(its_step);
   }
-  if (num_damaged > 0) write_file_durably(damaged_path, damaged);
+  if (found.num_damaged > 0) write_file_durably(damaged_path, damaged);
   write_file_durably(path_ + ".tmp", kept);
   rename_durably(path_ + ".tmp", path_);
   open(O_APPEND);
-  return num_damaged;
+  return found;
 }
 
 static json to_json(const LogFields& fields) {

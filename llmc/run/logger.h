@@ -1,6 +1,7 @@
 // The log of a run: OUT/log.jsonl, one JSON object a line, numbers in full precision.
 #pragma once
 #include <cstdint>  // int64_t
+#include <set>      // std::set
 #include <string>   // std::string
 #include <variant>  // std::variant
 #include <vector>   // std::vector
@@ -10,6 +11,11 @@ struct LogField {
   std::variant<int64_t, double, bool, std::string> value;
 };
 using LogFields = std::vector<LogField>;
+
+struct ResumedLog {
+  int num_damaged = 0;             // lines that were moved to log.damaged.jsonl
+  std::set<int64_t> checkpoints;   // steps whose checkpoint has a line
+};
 
 // Until create() or resume() is called, lines are discarded. When write() returns, the line has been passed to the system; if the disk is
 // full, it is kept in memory until there is room, and stderr says so once. Any other failure is a UserError.
@@ -22,8 +28,8 @@ struct RunLog {
   // Starts a new log in folder `out`; an existing one is renamed to log.1.jsonl, log.2.jsonl, ... Throws UserError if it cannot.
   void create(const std::string& out);
   // Continues the log of a run that is resumed after `step` updates. Lines of later steps are dropped, and an incomplete last line, as a
-  // killed process leaves it. Other lines that are not valid are moved to log.damaged.jsonl; returns how many.
-  int resume(const std::string& out, int64_t step);
+  // killed process leaves it. Other lines that are not valid are moved to log.damaged.jsonl.
+  ResumedLog resume(const std::string& out, int64_t step);
 
   void write(const LogFields& fields);                    // {"key": value, ...}
   void write(const char* key, const LogFields& fields);   // {key: {"key": value, ...}}

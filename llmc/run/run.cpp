@@ -125,7 +125,14 @@ std::string checkpoint_to_resume(Run& run) {
 // ----------------------------------------------------------------------------
 // Output
 
+// What a run does as it was asked to, but maybe not as it was meant. One line, from rank 0 alone.
+template <class... Args>
+static void warn(const Run& run, const char* fmt, Args... args) {
+  if (run.ranks.rank == 0) fprintf(stderr, "warning: %s\n", format(fmt, args...).c_str());
+}
+
 void resume_progress(Run& run, const std::string& checkpoint) {
+  const TrainOptions& o = run.options;
   const RunState saved = read_run_state(checkpoint), now = run_state(run);
   auto check = [&](bool same, const char* what) {
     if (!same) user_error("-y: %s was written with another %s; give the same, or start anew in another folder",
@@ -137,6 +144,12 @@ void resume_progress(Run& run, const std::string& checkpoint) {
   check(saved.num_sequences == now.num_sequences, "training data (-i)");
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
+  if (saved.learning_rate.value_or(o.learning_rate) != o.learning_rate)
+    warn(run, "-y: %s was trained with a peak learning rate of %g (-l); training continues with %g", checkpoint.c_str(),
+         *saved.learning_rate, o.learning_rate);
+  if (saved.total_batch.value_or(run.tokens_per_step()) != run.tokens_per_step())
+    warn(run, "-y: %s was trained with %lld tokens in an update (-d, or -b * -t); training continues with %lld", checkpoint.c_str(),
+         (long long)*saved.total_batch, (long long)run.tokens_per_step());
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
@@ -167,6 +180,21 @@ LogFields describe_run(const Run& run) {
           {"recompute", int64_t(o.recompute)}};
 }
 
+// How many checkpoints are kept; 0: all. Amid skipped steps any older one may be the one that is needed.
+static int64_t checkpoints_to_keep(const Run& run) { return run.bad_steps_in_row > 0 ? 0 : run.options.keep; }
+
+// Checkpoints that are not kept go first: a disk that they fill has no room for the log, nor for the next one. A run that was killed
+// between writing a checkpoint and its line in the log has that line written now.
+static void resume_log(Run& run) {
+  const std::string& out = run.options.out;
+  const std::map<int64_t, std::string> checkpoints = checkpoints_in(out);
+  remove_old_checkpoints(out, checkpoints_to_keep(run), run.options.keep_every);
+  const ResumedLog log = run.log.resume(out, run.step);
+  if (log.num_damaged > 0) printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", out.c_str(), log.num_damaged);
+  for (const auto& [step, folder] : checkpoints)
+    if (log.checkpoints.count(step) == 0) run.log.write({{"step", step}, {"checkpoint", folder}});
+}
+
 void open_output(Run& run, const std::string& checkpoint, const LogFields& description) {
   const TrainOptions& o = run.options;
   if (o.out.empty() || run.ranks.rank > 0) return;
@@ -177,8 +205,7 @@ void open_output(Run& run, const std::string& checkpoint, const LogFields& descr
   remove_unfinished_checkpoints(o.out);
   if (!checkpoint.empty()) {
     for (const std::string& name : set_aside_checkpoints_after(o.out, run.step)) printf("set aside: %s\n", name.c_str());
-    const int damaged = run.log.resume(o.out, run.step);
-    if (damaged > 0) printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", o.out.c_str(), damaged);
+    resume_log(run);
     return;
   }
   write_file_durably(o.out + "/config.toml", o.as_toml);
@@ -193,6 +220,24 @@ void check_same_data(Run& run) {
       "data", format("%lld training tokens and %lld to validate with", num_tokens(run.train), num_tokens(run.val)));
 }
 
+// Files of the data that are too short to be used.
+static void warn_of_short_files(const Run& run, const char* option, const DataLoader* data, int64_t least_tokens) {
+  if (data == nullptr) return;
+  const std::vector<std::string> files = data->files_shorter_than(least_tokens);
+  if (files.empty()) return;
+  warn(run, "%s %s: %zu of %zu files are not used, for they have fewer than %lld tokens: %s%s", option, data->shards.pattern.c_str(),
+       files.size(), data->shards.files.size(), (long long)least_tokens, files[0].c_str(), files.size() > 1 ? ", ..." : "");
+}
+
+static void warn_of_unusual_options(const Run& run) {
+  const TrainOptions& o = run.options;
+  warn_of_short_files(run, "-i", run.train.get(), run.T + 1);
+  warn_of_short_files(run, "-j", run.val.get(), o.val_batches == 0 ? 2 : run.T + 1);  // -m 0 takes the rest of each file, too
+  if (run.steps > 0 && o.warmup_steps > run.steps)
+    warn(run, "-u %lld: the warm-up is longer than the run, which has %lld steps; the learning rate only reaches %g of -l %g",
+         (long long)o.warmup_steps, (long long)run.steps, run.schedule(run.steps), o.learning_rate);
+}
+
 void print_start(const Run& run, const std::string& checkpoint, const char* precision) {
   if (run.train) {
     printf("data: %lld training tokens", num_tokens(run.train));
@@ -203,6 +248,8 @@ void print_start(const Run& run, const std::string& checkpoint, const char* prec
   printf("GEMM peak measured: %.0f GFLOP/s in %s\n", run.gemm_peak * 1e-9, precision);
   if (!checkpoint.empty())
     printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
+  fflush(stdout);  // before what stderr has
+  warn_of_unusual_options(run);
 }
 
 void count_step(Run& run, const StepResult& result) {
@@ -255,6 +302,14 @@ void check_progress(const Run& run, const StepResult& result) {
              "rate (-l) or more warm-up (-u)", (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
 }
 
+void check_validation(const Run& run, double loss) {
+  if (std::isfinite(loss)) return;
+  const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier checkpoint "
+                              "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
+  user_error("the validation loss after step %lld is %g: the weights, or what the model computes from them, have become NaN or infinite%s",
+             (long long)run.step, loss, run.step > 0 ? nothing_saved : "; take another model (-e)");
+}
+
 bool due(const Run& run, int64_t every) { return every > 0 && (run.step % every == 0 || run.step == run.steps); }
 
 bool must_stop(const Run& run, const StepResult& result) {
@@ -280,7 +335,7 @@ void print_sample(Run& run, const std::vector<int>& tokens) {
 
 RunState run_state(const Run& run) {
   return {run.step, run.train->next_sequence, run.train->num_sequences, run.T, run.options.shuffle, uint64_t(run.options.seed),
-          run.skipped_steps, run.bad_steps_in_row};
+          run.skipped_steps, run.bad_steps_in_row, run.options.learning_rate, run.tokens_per_step()};
 }
 
 // How rank 0 talks to those that write their shards beside it.
@@ -310,7 +365,7 @@ void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents 
     });
     return;
   }
-  const int64_t keep = run.bad_steps_in_row > 0 ? 0 : o.keep;  // any older one may be the one that is needed
+  const int64_t keep = checkpoints_to_keep(run);
   run.writer.start(run.step, [&o, &table, contents, keep, others = other_ranks(channel, table.shard.count)](SaveResult& result) {
     result.folder = write_checkpoint(o.out, table, contents, others);
     remove_old_checkpoints(o.out, keep, o.keep_every);

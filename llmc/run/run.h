@@ -71,7 +71,8 @@ std::string checkpoint_to_resume(Run& run);
 // ----------------------------------------------------------------------------
 // Output
 
-// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other data, order or length.
+// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other data, order or length; warns if with
+// another learning rate or batch.
 void resume_progress(Run& run, const std::string& checkpoint);
 
 // The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from `checkpoint`.
@@ -83,7 +84,7 @@ LogFields describe_run(const Run& run);
 // Throws UserError unless all ranks have the same data; returns when all have called it.
 void check_same_data(Run& run);
 
-// The lines before the first step: the data, the GEMM peak in `precision`, where the run resumes.
+// The lines before the first step: the data, the GEMM peak in `precision`, where the run resumes; and warnings.
 void print_start(const Run& run, const std::string& checkpoint, const char* precision);
 
 // Counts a step, and whether it was skipped.
@@ -95,6 +96,9 @@ void report_step(Run& run, const StepResult& result);
 
 // Throws UserError if too many steps in a row were skipped.
 void check_progress(const Run& run, const StepResult& result);
+
+// Throws UserError if a validation loss is not finite: the weights may be what is wrong, so that no checkpoint of them may replace another.
+void check_validation(const Run& run, double loss);
 
 // True after every `every`-th step and after the last one; never if `every` is 0.
 bool due(const Run& run, int64_t every);

@@ -254,6 +254,14 @@ struct DataLoader {
                  (long long)T + 1);
   }
 
+  // The files of fewer than `tokens` tokens, in their order: without T + 1 a file has no sequence.
+  std::vector<std::string> files_shorter_than(int64_t tokens) const {
+    std::vector<std::string> paths;
+    for (const TokenFile& file : shards.files)
+      if (file.num_tokens < tokens) paths.push_back(file.path);
+    return paths;
+  }
+
   // inputs, targets (count, T) = sequences first, first + 1, ... Does not read or change next_sequence.
   void load_sequences(int64_t first, int64_t count, int* inputs, int* targets) const {
     CHECK(first >= 0);

@@ -39,8 +39,13 @@ cudaError_t cudaPeekAtLastError();  // and keeps it
 // ----------------------------------------------------------------------------
 // Device. A process uses one; there are as many as mpirun started processes on this machine.
 
+struct cudaUUID_t {
+  char bytes[16];
+};
+
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;                // of an emulated GPU: its number on this machine, in the last byte
   int major, minor;
   int multiProcessorCount;
   int warpSize;

@@ -35,6 +35,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/cuda/matmul.h", {{"build/fp32/test_ops_emu", "Matmul.*"}, {"build/bf16/test_ops_emu", "Matmul.*"}, {emu, "Generation.*"}}},
       {"llmc/cuda/", {{"build/fp32/test_ops_emu", "*"}, {"build/bf16/test_ops_emu", "*"}}},
       {"llmc/cpu/attention.h", {{"build/test_attention_cpu", quick_attention}, {"build/test_attention_cpu", all_attention}}},
+      {"llmc/cpu/threads.h", {{"build/test_ops_cpu", "Threads.*"}, {"build/test_cli", "*Threads*"}}},
       {"llmc/cpu/", {{"build/test_ops_cpu", "*"}, {cpu, quick_graph}}},
       {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_cli", "*BadModels*"}}},
       {"llmc/model/reference.h", {{"build/test_reference", "*"}}},
