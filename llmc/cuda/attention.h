@@ -35,7 +35,7 @@ inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { 
 
 template <class Element>
 void check_kv_head(const KVHead<Element>& kv_head) {
-  for (int64_t stride : {kv_head.k_stride, kv_head.v_stride, kv_head.dk_stride, kv_head.dv_stride}) CHECK(stride % 8 == 0);
+  CHECK(kv_head.k_stride % 8 == 0 && kv_head.v_stride % 8 == 0 && kv_head.dk_stride % 8 == 0 && kv_head.dv_stride % 8 == 0);
 }
 
 inline void check_attention(const AttentionArgs<floatX>& a) {

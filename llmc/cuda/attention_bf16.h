@@ -346,7 +346,8 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = first_key_row + positions.first, C = a.NH * a.HS, out_stride = step * C;
+  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = first_key_row + positions.first;
+  const int64_t C = a.NH * a.HS, out_stride = step * C;
   if (General && own.tile * Tiles::queries >= T) return;
   const bf16 *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
   const float* lse = a.lse + first_key_row * a.NH + head * a.T + positions.first;
@@ -456,7 +457,8 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
   auto start_loading = [&](auto tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
-    const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T + positions.first;  // computed here, or its 64 bits would be kept in registers and spill
+    // Computed here, or its 64 bits would be kept in registers and spill.
+    const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T + positions.first;
     load_tile_async<Tiles::queries, attention_threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
     load_tile_async<Tiles::queries, attention_threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T, HS);
     load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, step);

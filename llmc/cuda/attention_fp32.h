@@ -379,7 +379,8 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = first_key_row + positions.first, C = a.NH * a.HS, out_stride = step * C;
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = first_key_row + positions.first;
+  const int64_t C = a.NH * a.HS, out_stride = step * C;
   if (General && own.tile * Tiles::rows >= T) return;
   const float *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
   const float* lse = a.lse + first_key_row * a.NH + head * a.T + positions.first;
