@@ -36,6 +36,7 @@ struct AttentionArgs {
   int kv_per_head = 1;                   // the most that a query head has
   const AttentionMask* masks = nullptr;  // (NH): of each query head; null: all are causal
   bool is_general = false;               // more than one K/V head a query head, a mask, or another stride for v than for k
+  int largest_stride = 0;                // the largest s of masks with MaskPattern::stride; 0: there are none
 
   // Of the keys that a query sees, only the `topk` with the highest scores, of equal ones those that come first, by K/V head and position;
   // 0: all. The forward pass leaves what the backward pass needs to find them again.
@@ -75,7 +76,7 @@ struct KVHeads {
   std::vector<KVHead<Element>> kv_heads;
   std::vector<int> query_heads;  // the query heads of each K/V head, one after the other
   std::vector<int> kv_of_head;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
-  int num_query_heads = 0, kv_per_head = 1;
+  int num_query_heads = 0, kv_per_head = 1, largest_stride = 0;
   bool is_general = false;
   DeviceArray<KVHead<Element>> device_kv_heads;
   DeviceArray<int> device_query_heads, device_kv_of_head;
@@ -102,6 +103,8 @@ struct KVHeads {
       kv_of_head.insert(kv_of_head.end(), kv.begin(), kv.end());
     }
     CHECK(masks.empty() || int(masks.size()) == num_query_heads);
+    for (const AttentionMask& mask : masks)
+      if (mask.pattern == MaskPattern::stride) largest_stride = std::max(largest_stride, mask.s);
     device_kv_heads = DeviceArray<KVHead<Element>>(kv_heads);
     device_query_heads = DeviceArray<int>(query_heads);
     device_kv_of_head = DeviceArray<int>(kv_of_head);
@@ -114,6 +117,6 @@ struct KVHeads {
     args.kv_heads = device_kv_heads.data, args.num_kv_heads = int(kv_heads.size());
     args.query_heads = device_query_heads.data;
     args.kv_of_head = device_kv_of_head.data, args.kv_per_head = kv_per_head;
-    args.masks = device_masks.data, args.is_general = is_general;
+    args.masks = device_masks.data, args.is_general = is_general, args.largest_stride = largest_stride;
   }
 };

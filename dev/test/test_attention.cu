@@ -620,6 +620,21 @@ TEST(AttentionMasks, NameTheNextKeyAndQueryThatCount) {
         }
 }
 
+// Of at least 8 and at most T / 16: GPUs work on the positions with one remainder at a time, where all query heads of a K/V head have the same.
+TEST(AttentionMasks, WithStridesMatchTheFormula) {
+  const std::vector<AttentionMask> masks = {{0, MaskPattern::stride, 8}, {40, MaskPattern::stride, 12}, {0, MaskPattern::stride, 16},
+                                            {100, MaskPattern::local_or_stride, 12}};
+  for (int64_t T : {131, 300})
+    for (int topk : {0, 3}) {
+      Case c = {2, T, 24, {0, 0, {0, 1}, 2, {2, 3}, 4}, 2};
+      c.masks = {masks[0], masks[0], masks[0], masks[2], masks[2], masks[1]};  // K/V heads 0 to 4 with one stride each
+      c.topk = topk, c.whole_numbers = topk > 0, c.dq_accumulate = topk == 0, c.v_apart = T == 300;
+      check(c);
+      c.masks = {masks[0], masks[1], masks[2], masks[3], masks[0], masks[3]};  // 0 and 2 with several
+      check(c);
+    }
+}
+
 TEST(AttentionMasks, DifferByQueryHead) {
   for (int64_t T : {70, 300}) {
     Case c = {2, T, 32, {0, 0, 1, {0, 1}, 2, 2}, 1};
@@ -692,6 +707,7 @@ TEST(AttentionMasks, OfTheLastQueriesAreThoseOfTheWhole) {
   for (int topk : {0, 9})
     for (int64_t B : {1, 2}) {
       Case c = general_case(B, 140, 24);
+      c.masks[0] = {0, MaskPattern::stride, 8};
       c.topk = topk, c.whole_numbers = topk > 0;
       Layer layer(c);
       layer.forward();
@@ -931,6 +947,21 @@ TEST(AttentionMasks, ReadTheColumnsTilesAlone) {
   EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(rows * HS) * sizeof(bf16));
 }
 
+// All positions with one remainder fit into one tile: each row is read once.
+TEST(AttentionMasks, WithStridesReadEachRowOnce) {
+  const int64_t T = 512, HS = 64;
+  Layer layer(with_mask({1, T, HS, {0}, 1}, {0, MaskPattern::stride, 16}));
+  layer.d_qkv.to_host();
+  uint64_t before = emu::counters().bytes_read_async;
+  layer.forward();
+  layer.d_out.to_host();
+  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(3 * T * HS) * sizeof(bf16));  // q, k, v
+  before = emu::counters().bytes_read_async;
+  layer.backward();
+  layer.d_out.to_host();
+  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(T) * (8 * HS * sizeof(bf16) + 2 * sizeof(float)));  // q, k, v, dout by two kernels
+}
+
 TEST(AttentionMasks, HaveNoBankConflicts) {
   const emu::Counters before = emu::counters();
   for (int64_t HS : {32, 64, 80, 96, 128})
@@ -950,9 +981,9 @@ TEST(AttentionMasks, HaveNoBankConflicts) {
 // The selection alone, of any scores and indices: the reference sorts.
 TEST(AttentionTopK, FindsTheKeyOfEveryRank) {
   const std::vector<float> values = {0.0f, -0.0f, 1.0f, -1.0f, 1e-40f, -1e-40f, 3e38f, -3e38f, INFINITY, 1.0000001f, -1.0000001f, 5.5f};
-  for (int indices : {100, 256, 257, 65536, 65537, INT_MAX})
+  for (int indices : {100, 256, 257, 500, 65536, 130000, INT_MAX})
     for (int count : {1, 40, 100})
-      for (int topk : {1, 2, 39, 40, 41, 100}) {
+      for (int topk : {1, 2, 22, 39, 40, 41, 55, 100}) {  // 22 of 40 and 55 of 100: amid zeros of both signs
         std::vector<std::pair<float, int>> keys;  // minus the score, and the index, of keys in no order
         for (int i = 0; i < count; i++)
           keys.push_back({-values[size_t(i * 7 % 12)] * float(i % 3 == 0 ? 0.5 : 1), int((int64_t(i) * 37 % count + 1) * indices / count - 1)});

@@ -71,20 +71,20 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& ma
 }
 
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row (with `transposed`:
-// column), of which `queries` exist; `j` is the index of the key of its first column (row).
+// column), of which `queries` exist; `j` is the index of the key of its first column (row). Queries and keys are `step` apart.
 template <bool transposed, int M, int N>
-__device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int queries, int j) {
+__device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int queries, int j, int step) {
 #pragma unroll
   for (int q = 0; q < (transposed ? 2 * N : 2 * M); q++) {
     const int query = transposed ? s.column(q / 2, q % 2) : s.row(q / 2, q % 2 * 2);
     if (query >= queries) continue;
-    const float score = chosen.score[query];
-    const int last = chosen.last[query];
+    const float score = chosen.score[query * step];
+    const int last = chosen.last[query * step];
 #pragma unroll
     for (int k = 0; k < (transposed ? 2 * M : 2 * N); k++) {
       const int key = transposed ? s.row(k / 2, k % 2 * 2) : s.column(k / 2, k % 2);
       float& x = transposed ? s.x[k / 2][q / 2][k % 2 * 2 + q % 2] : s.x[q / 2][k / 2][q % 2 * 2 + k % 2];
-      if (x < score || (x == score && j + key > last)) x = -INFINITY;
+      if (x < score || (x == score && j + key * step > last)) x = -INFINITY;
     }
   }
 }
@@ -147,19 +147,24 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D>::blocks_per
 attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = ForwardTiles<D>;
   constexpr int M = Tiles::M;
-  const int HS = int(a.HS), head = int(blockIdx.x), first_query = int(a.first_query), queries = int(a.T) - first_query;
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * queries;
+  const int HS = int(a.HS), head = int(blockIdx.x);
+  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
+  const Positions positions = own.positions;  // everything below is in terms of these
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
+  if (General && own.tile * Tiles::queries >= queries) return;
 
   const Tile<D> q_tile = {0};
   const Tile<D> k_tiles = q_tile.from_row(Tiles::queries), v_tiles = k_tiles.from_row(2 * Tiles::keys);
   const Tile<D> warp_q = q_tile.from_row(warp_index() * Tiles::warp_queries);
   // The block's queries are the rows [q0, q0 + Tiles::queries) of q and out; `query` and `end` are positions: of the warp's first query,
   // and after the block's last query, which is also the end of the keys that they see.
-  const int q0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::queries;
+  const int q0 = own.tile * Tiles::queries;
   const int query = first_query + q0 + warp_index() * Tiles::warp_queries;
   const int end = first_query + min(queries, q0 + Tiles::queries);
 
-  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, first_query + q0, end);
+  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, first_query + q0, end);
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
     const KVRows<bf16> kv = tiles.rows(tile);
@@ -167,7 +172,8 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
     load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, queries, HS);
+  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, queries,
+                                                      HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
@@ -192,7 +198,9 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
       else mask(s, [&](int row, int column) { return k0 + column > query + row; });
     }
     if constexpr (General)
-      if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, query), end - query, tile.source * int(a.T) + k0);
+      if (a.topk > 0)
+        hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
+                             tile.source * int(a.T) + positions.at(k0), step);
     softmax.update(s, acc, scale * log2_e);
     mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
   }
@@ -209,10 +217,10 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
       for (int n = 0; n < D / 8; n++)
         for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= inverse;
       if (first_of_row() && query + row < end)
-        a.lse[first_row * a.NH + int64_t(head) * queries + query - first_query + row] =
+        a.lse[int64_t(blockIdx.y) * all_queries * a.NH + int64_t(head) * all_queries + positions.at(query + row) - int(a.first_query)] =
             sees_none ? INFINITY : softmax.max.x[m][h] * scale + logf(sum);
     }
-  store_rows(a.out + (first_row * a.NH + head) * a.HS, a.NH * a.HS, query - first_query, end - first_query, HS, /*accumulate=*/false,
+  store_rows(a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, /*accumulate=*/false,
              acc, warp_q);
 }
 
@@ -231,31 +239,37 @@ struct TopKTiles {
 template <int D>
 __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<bf16> a) {
   using Tiles = TopKTiles<D>;
-  const int HS = int(a.HS), head = int(blockIdx.x), first_query = int(a.first_query), queries = int(a.T) - first_query;
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * queries;
-  const int q0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::queries, own = int(threadIdx.x);
+  const int HS = int(a.HS), head = int(blockIdx.x);
+  const OwnTile own = own_tile(step_of(a, head), int(gridDim.z - 1 - blockIdx.z));
+  const Positions positions = own.positions;
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
+  const int q0 = own.tile * Tiles::queries, row = int(threadIdx.x);
+  if (q0 >= queries) return;
   const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + Tiles::queries);
-  const bool owns_query = own < Tiles::queries && first_query + q0 + own < end;
-  const TopK chosen = chosen_from(a, blockIdx.y, head, first_query + q0);
+  const bool owns_query = row < Tiles::queries && first_query + q0 + row < end;  // whose search it makes
+  const TopK chosen = chosen_from(a, blockIdx.y, head, positions.at(first_query + q0 + row));
 
   const Tile<D> q_tile = {0};
   const Tile<D> k_tiles = q_tile.from_row(Tiles::queries), warp_q = q_tile.from_row(warp_index() * 16);
   RadixSearch* searches = reinterpret_cast<RadixSearch*>(shared_memory + k_tiles.from_row(2 * Tiles::keys).offset);
   int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
 
-  const VisibleKeyTiles<Tiles::keys, bf16> tiles(a, head, first_key_row, first_query + q0, end);
+  const VisibleKeyTiles<Tiles::keys, bf16> tiles(a, head, first_key_row, positions, first_query + q0, end);
   auto start_loading = [&](auto tile) {
     const KVRows<bf16> kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride, tile.k0, end, HS);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, queries, HS);
-  if (own < Tiles::queries) searches[own] = {0, owns_query ? a.topk : 0};
+  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, queries,
+                                                      HS);
+  if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
   RegisterTile<1, D / 16> q_rows;
   bool unfinished = true;
   for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
-    for (int i = own; i < Tiles::queries * histogram_stride; i += attention_threads) histograms[i] = 0;
+    for (int i = row; i < Tiles::queries * histogram_stride; i += attention_threads) histograms[i] = 0;
     auto tile = tiles.first();
     if (tiles.contains(tile)) start_loading(tile);
 #pragma unroll 1
@@ -271,18 +285,18 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
       mma_ABt(s, q_rows, k_tiles.from_row(tile.stage() * Tiles::keys));
       if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys)) hide_unseen<false>(s, tiles.mask, query, tile.k0);
       for (int h = 0; h < 2; h++) {
-        const int row = warp_index() * 16 + s.row(0, 2 * h);
-        const RadixSearch search = searches[row];
+        const int query_row = warp_index() * 16 + s.row(0, 2 * h);
+        const RadixSearch search = searches[query_row];
         for (int n = 0; n < Tiles::keys / 8; n++)
           for (int i = 0; i < 2; i++) {
             const float x = s.x[0][n][2 * h + i];
-            const int index = tile.source * int(a.T) + tile.k0 + s.column(n, i);
-            if (x != -INFINITY) count_key(histograms + row * histogram_stride, search, pass, x, index);
+            const int index = tile.source * int(a.T) + positions.at(tile.k0 + s.column(n, i));
+            if (x != -INFINITY) count_key(histograms + query_row * histogram_stride, search, pass, x, index);
           }
       }
     }
     __syncthreads();  // all keys are counted
-    unfinished = owns_query && choose_digit(histograms + own * histogram_stride, searches[own], pass, chosen.score + own, chosen.last + own);
+    unfinished = owns_query && choose_digit(histograms + row * histogram_stride, searches[row], pass, chosen.score, chosen.last);
     unfinished = __syncthreads_or(unfinished);
   }
   finish_copies();
@@ -328,21 +342,26 @@ __global__ void __launch_bounds__(attention_threads, DqTiles<D>::blocks_per_sm)
 attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DqTiles<D>;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
-  const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.x);
-  const int64_t first_row = int64_t(blockIdx.y) * a.T, out_stride = a.NH * a.HS;
-  const bf16 *dout = a.dout + first_row * out_stride + head * a.HS, *out = a.out + first_row * out_stride + head * a.HS;
-  const float* lse = a.lse + first_row * a.NH + head * a.T;
-  float* delta = a.delta + first_row * a.NH + head * a.T;
+  const int HS = int(a.HS), head = int(blockIdx.x);
+  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
+  const Positions positions = own.positions;  // everything below is in terms of these
+  const int T = positions.count(int(a.T)), step = positions.step;
+  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = first_key_row + positions.first;
+  const int64_t C = a.NH * a.HS, out_stride = step * C;
+  if (General && own.tile * Tiles::queries >= T) return;
+  const bf16 *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
+  const float* lse = a.lse + first_key_row * a.NH + head * a.T + positions.first;
+  float* delta = a.delta + first_key_row * a.NH + head * a.T + positions.first;
 
   const Tile<D> q_tile = {0};
   const Tile<D> dout_tile = q_tile.from_row(Tiles::queries), k_tiles = dout_tile.from_row(Tiles::queries);
   const Tile<D> v_tiles = k_tiles.from_row(2 * Tiles::keys);
   const Tile<D> warp_q = q_tile.from_row(warp_index() * Tiles::warp_queries);
   const Tile<D> warp_dout = dout_tile.from_row(warp_index() * Tiles::warp_queries);
-  const int q0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::queries, end = min(T, q0 + Tiles::queries);
+  const int q0 = own.tile * Tiles::queries, end = min(T, q0 + Tiles::queries);
   const int query = q0 + warp_index() * Tiles::warp_queries;
 
-  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_row, q0, end);
+  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, q0, end);
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
     const KVRows<bf16> kv = tiles.rows(tile);
@@ -350,7 +369,7 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
     load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, end, HS);
+  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, end, HS);
   load_tile_async<Tiles::queries, attention_threads>(dout_tile, dout, out_stride, q0, end, HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
@@ -364,9 +383,9 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
     for (int h = 0; h < 2; h++) {
       const int row = query + acc.row(m, 2 * h);
       const bool exists = row < end;
-      log2_sum.x[m][h] = exists ? lse[row] * log2_e : INFINITY;  // no probability beyond the end
+      log2_sum.x[m][h] = exists ? lse[row * step] * log2_e : INFINITY;  // no probability beyond the end
       row_sum.x[m][h] = warp_sum<4>(exists ? row_delta(dout + row * out_stride, out + row * out_stride, HS) : 0.0f);
-      if (exists && first_of_row()) delta[row] = row_sum.x[m][h];
+      if (exists && first_of_row()) delta[row * step] = row_sum.x[m][h];
     }
 
   const float to_exp2 = scale * log2_e;
@@ -391,7 +410,9 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
       if constexpr (General)
-        if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, query), end - query, tile.source * T + first);
+        if (a.topk > 0)
+          hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
+                               tile.source * int(a.T) + positions.at(first), step);
       for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++)
           for (int i = 0; i < 4; i++) {
@@ -403,7 +424,7 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   }
   if constexpr (General) finish_copies();
   ::scale(acc, scale);
-  store_rows(a.dq + first_row * a.dq_stride + head * a.HS, a.dq_stride, query, end, HS, a.dq_accumulate, acc, warp_q);
+  store_rows(a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate, acc, warp_q);
 }
 
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a warp 16 M of them, a thread its elements of the warp's
@@ -415,10 +436,14 @@ __global__ void __launch_bounds__(attention_threads, DkdvTiles<D>::blocks_per_sm
 attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DkdvTiles<D>;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
-  const int T = int(a.T), HS = int(a.HS);
-  const int64_t first_row = int64_t(blockIdx.y) * a.T, q_stride = a.q_stride, out_stride = a.NH * a.HS;
+  const int HS = int(a.HS);
   const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];  // not a copy: dk, dv and their stride are loaded at the end, not kept in registers
-  const bf16 *q = a.q + first_row * q_stride, *dout = a.dout + first_row * out_stride;
+  const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.z));
+  const Positions positions = own.positions;  // everything below is in terms of these
+  const int T = positions.count(int(a.T)), step = positions.step;
+  const int64_t first_row = int64_t(blockIdx.y) * a.T + positions.first, q_stride = step * a.q_stride, out_stride = step * a.NH * a.HS;
+  const bf16 *q = a.q + first_row * a.q_stride, *dout = a.dout + first_row * a.NH * a.HS;
+  if (General && own.tile * Tiles::keys >= T) return;
 
   const Tile<D> k_tile = {0};
   const Tile<D> v_tile = k_tile.from_row(Tiles::keys), q_tiles = v_tile.from_row(Tiles::keys);
@@ -426,22 +451,23 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   const int lse_tiles = dout_tiles.from_row(2 * Tiles::queries).offset, delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
   const Tile<D> warp_k = k_tile.from_row(warp_index() * Tiles::warp_keys);
   const Tile<D> warp_v = v_tile.from_row(warp_index() * Tiles::warp_keys);
-  const int k0 = int(blockIdx.z) * Tiles::keys, end = min(T, k0 + Tiles::keys);
+  const int k0 = own.tile * Tiles::keys, end = min(T, k0 + Tiles::keys);
   const int key = k0 + warp_index() * Tiles::warp_keys;
 
-  const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, k0, end);
+  const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
   auto start_loading = [&](auto tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
-    const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T;  // computed here, or its 64 bits would be kept in registers and spill
+    // Computed here, or its 64 bits would be kept in registers and spill.
+    const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T + positions.first;
     load_tile_async<Tiles::queries, attention_threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
     load_tile_async<Tiles::queries, attention_threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T, HS);
-    load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T);
-    load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T);
+    load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, step);
+    load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T, step);
     commit_copies();
   };
-  load_tile_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
+  load_tile_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_row * kv.k_stride, step * kv.k_stride, k0, end, HS);
   const int64_t v_stride = General ? kv.v_stride : kv.k_stride;
-  load_tile_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_row * v_stride, v_stride, k0, end, HS);
+  load_tile_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_row * v_stride, step * v_stride, k0, end, HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
@@ -456,7 +482,7 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
     if (key >= end) continue;
     const int q0 = tiles.q0(tile);
     AttentionMask head_mask;
-    if constexpr (General) head_mask = mask_of(a, tiles.head(tile));
+    if constexpr (General) head_mask = mask_of(a, tiles.head(tile), step);
 #pragma unroll 1
     for (int first = q0; first < q0 + Tiles::queries; first += Tiles::step) {
       if (first + Tiles::step <= key) continue;  // none of these queries sees the warp's keys
@@ -468,7 +494,9 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
       if constexpr (General) {
         if (!head_mask.sees_all(first, first + Tiles::step, key, key + Tiles::warp_keys)) hide_unseen<true>(s, head_mask, first, key);
         const int head = tiles.head(tile);
-        if (a.topk > 0) hide_unchosen<true>(s, chosen_from(a, blockIdx.y, head, first), T - first, first_index(a, head, int(blockIdx.x)) + key);
+        if (a.topk > 0)
+          hide_unchosen<true>(s, chosen_from(a, blockIdx.y, head, positions.at(first)), T - first,
+                              first_index(a, head, int(blockIdx.x)) + positions.at(key), step);
       } else if (first < key + Tiles::warp_keys - 1) {
         mask(s, [&](int row, int column) { return key + row > first + column; });
       }
@@ -490,8 +518,8 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   }
   if constexpr (General) finish_copies();
   ::scale(dk, scale);
-  store_rows(kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate, dk, warp_k);
-  store_rows(kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate, dv, warp_v);
+  store_rows(kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate, dk, warp_k);
+  store_rows(kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate, dv, warp_v);
 }
 
 // ----------------------------------------------------------------------------
@@ -506,18 +534,19 @@ void for_head_size(int64_t HS, F f) {
   else f(std::integral_constant<int, 128>());
 }
 
-inline dim3 attention_grid(int64_t heads, int64_t sequences, int64_t rows, int64_t tile_rows) {
-  return dim3(unsigned(heads), unsigned(sequences), unsigned(ceil_div(rows, tile_rows)));
+// A block for each tile of `rows` rows of each head in each sequence.
+inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
+  return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)));
 }
 
 inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
     using Tiles = ForwardTiles<D>;
-    const dim3 grid = attention_grid(a.NH, a.B, a.T - a.first_query, Tiles::queries);
+    const dim3 grid = attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries);
     const auto kernel = is_general(a) ? attention_forward_kernel<D, true> : attention_forward_kernel<D, false>;
     if (a.topk > 0)
-      launch(attention_topk_kernel<D>, attention_grid(a.NH, a.B, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
+      launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
              TopKTiles<D>::bytes, gpu().stream, a);
     launch(kernel, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
   });
@@ -528,8 +557,8 @@ inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   for_head_size(a.HS, [&](auto D) {
     const auto dq_kernel = is_general(a) ? attention_dq_kernel<D, true> : attention_dq_kernel<D, false>;
     const auto dkdv_kernel = is_general(a) ? attention_dkdv_kernel<D, true> : attention_dkdv_kernel<D, false>;
-    launch(dq_kernel, attention_grid(a.NH, a.B, a.T, DqTiles<D>::queries), attention_threads, DqTiles<D>::bytes, gpu().stream, a, scale);
-    launch(dkdv_kernel, attention_grid(a.num_kv_heads, a.B, a.T, DkdvTiles<D>::keys), attention_threads, DkdvTiles<D>::bytes,
+    launch(dq_kernel, attention_grid(a, a.NH, a.T, DqTiles<D>::queries), attention_threads, DqTiles<D>::bytes, gpu().stream, a, scale);
+    launch(dkdv_kernel, attention_grid(a, a.num_kv_heads, a.T, DkdvTiles<D>::keys), attention_threads, DkdvTiles<D>::bytes,
            gpu().stream, a, scale);
   });
 }

@@ -146,17 +146,17 @@ __device__ inline void hide_unseen(float (&s)[rows_per_thread][N], const Attenti
 }
 
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the thread's first query, of whose tile
-// `queries` are left from there on; `j` is the index of the thread's first key.
+// `queries` are left from there on; `j` is the index of the thread's first key. Queries and keys are `step` apart.
 template <bool transposed, int N>
-__device__ inline void hide_unchosen(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j) {
+__device__ inline void hide_unchosen(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j, int step) {
   for (int i = 0; i < (transposed ? N : rows_per_thread); i++) {
     const int query = transposed ? i * half_warp : i;
     if (query >= queries) continue;
-    const float score = chosen.score[query];
-    const int last = chosen.last[query];
+    const float score = chosen.score[query * step];
+    const int last = chosen.last[query * step];
     for (int k = 0; k < (transposed ? rows_per_thread : N); k++) {
       float& x = transposed ? s[k][i] : s[i][k];
-      if (x < score || (x == score && j + (transposed ? k : k * half_warp) > last)) x = -INFINITY;
+      if (x < score || (x == score && j + (transposed ? k : k * half_warp) * step > last)) x = -INFINITY;
     }
   }
 }
@@ -211,8 +211,13 @@ template <int G, bool General>
 __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blocks_per_sm)
 attention_forward_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = ForwardTiles<G>;
-  const int HS = int(a.HS), head = int(blockIdx.y), first_query = int(a.first_query), queries = int(a.T) - first_query;
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * queries;
+  const int HS = int(a.HS), head = int(blockIdx.y);
+  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
+  const Positions positions = own.positions;  // everything below is in terms of these
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
+  if (General && own.tile * Tiles::queries >= queries) return;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
@@ -222,15 +227,16 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
 
   // The block's queries are the rows [first, first + Tiles::queries) of q and out; q0, `query` and `end` are positions: of the block's
   // and of the thread's first query, and after the block's last query, which is also the end of the keys that they see.
-  const int first = int(gridDim.x - 1 - blockIdx.x) * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
+  const int first = own.tile * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
   const int end = first_query + min(queries, first + Tiles::queries);
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, first, queries, HS);
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, first, queries,
+                                              HS);
 
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
   for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
-  const KeyTiles<Tiles::keys, float, General> tiles(a, head, first_key_row, q0, end);
+  const KeyTiles<Tiles::keys, float, General> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
     const KVRows<float> kv = tiles.rows(tile);
@@ -244,7 +250,9 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys)) hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
-      if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, query), end - query, tile.source * int(a.T) + k0 + thread.lane);
+      if (a.topk > 0)
+        hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
+                             tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::keys > q0 + 1) {
       hide_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
@@ -274,10 +282,10 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
     const bool sees_none = General && row_sum[i] == 0;
     scale_row(acc[i], sees_none ? 0.0f : 1.0f / row_sum[i]);
     if (thread.lane == 0 && query + i < end)
-      a.lse[(blockIdx.z * a.NH + head) * queries + query - first_query + i] =
+      a.lse[(blockIdx.z * a.NH + head) * all_queries + first_row_of_q + (query - first_query + i) * step] =
           sees_none ? INFINITY : row_max[i] * scale + logf(row_sum[i]);
   }
-  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, a.NH * a.HS, query - first_query, end - first_query, HS,
+  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS,
                 /*accumulate=*/false, acc);
 }
 
@@ -296,25 +304,31 @@ struct TopKTiles {
 template <int G>
 __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kernel(AttentionArgs<float> a) {
   using Tiles = TopKTiles<G>;
-  const int HS = int(a.HS), head = int(blockIdx.y), first_query = int(a.first_query), queries = int(a.T) - first_query;
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * queries;
+  const int HS = int(a.HS), head = int(blockIdx.y);
+  const OwnTile own = own_tile(step_of(a, head), int(gridDim.x - 1 - blockIdx.x));
+  const Positions positions = own.positions;
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
+  if (own.tile * Tiles::queries >= queries) return;
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
   RadixSearch* searches = reinterpret_cast<RadixSearch*>(k_tile + Tiles::keys * tile_stride<G>);
   int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
 
   const Thread thread = this_thread();
-  const int first = int(gridDim.x - 1 - blockIdx.x) * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
-  const int end = first_query + min(queries, first + Tiles::queries), own = int(threadIdx.x);
-  const bool owns_query = own < Tiles::queries && q0 + own < end;
-  const TopK chosen = chosen_from(a, blockIdx.z, head, q0);
-  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, first, queries, HS);
-  if (own < Tiles::queries) searches[own] = {0, owns_query ? a.topk : 0};
+  const int first = own.tile * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
+  const int end = first_query + min(queries, first + Tiles::queries), row = int(threadIdx.x);
+  const bool owns_query = row < Tiles::queries && q0 + row < end;  // whose search it makes
+  const TopK chosen = chosen_from(a, blockIdx.z, head, positions.at(q0 + row));
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, first, queries,
+                                              HS);
+  if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
-  const VisibleKeyTiles<Tiles::keys, float> tiles(a, head, first_key_row, q0, end);
+  const VisibleKeyTiles<Tiles::keys, float> tiles(a, head, first_key_row, positions, q0, end);
   bool unfinished = true;
   for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
-    for (int i = own; i < Tiles::queries * histogram_stride; i += Tiles::threads) histograms[i] = 0;
+    for (int i = row; i < Tiles::queries * histogram_stride; i += Tiles::threads) histograms[i] = 0;
     for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
       const KVRows<float> kv = tiles.rows(tile);
       __syncthreads();  // all warps have read the tile before this one
@@ -329,13 +343,13 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
       for (int i = 0; i < rows_per_thread; i++) {
         const RadixSearch search = searches[thread.row + i];
         for (int j = 0; j < Tiles::keys / half_warp; j++) {
-          const int index = tile.source * int(a.T) + tile.k0 + thread.lane + j * half_warp;
+          const int index = tile.source * int(a.T) + positions.at(tile.k0 + thread.lane + j * half_warp);
           if (s[i][j] != -INFINITY) count_key(histograms + (thread.row + i) * histogram_stride, search, pass, s[i][j], index);
         }
       }
     }
     __syncthreads();  // all keys are counted
-    unfinished = owns_query && choose_digit(histograms + own * histogram_stride, searches[own], pass, chosen.score + own, chosen.last + own);
+    unfinished = owns_query && choose_digit(histograms + row * histogram_stride, searches[row], pass, chosen.score, chosen.last);
     unfinished = __syncthreads_or(unfinished);
   }
 }
@@ -361,11 +375,16 @@ template <int G, bool General>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
 attention_dq_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
-  const int T = int(a.T), HS = int(a.HS), head = int(blockIdx.y);
-  const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
-  const float *dout = a.dout + first_row * out_stride + head * a.HS, *out = a.out + first_row * out_stride + head * a.HS;
-  const float* lse = a.lse + first_row * a.NH + head * a.T;
-  float* delta = a.delta + first_row * a.NH + head * a.T;
+  const int HS = int(a.HS), head = int(blockIdx.y);
+  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
+  const Positions positions = own.positions;  // everything below is in terms of these
+  const int T = positions.count(int(a.T)), step = positions.step;
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = first_key_row + positions.first;
+  const int64_t C = a.NH * a.HS, out_stride = step * C;
+  if (General && own.tile * Tiles::rows >= T) return;
+  const float *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
+  const float* lse = a.lse + first_key_row * a.NH + head * a.T + positions.first;
+  float* delta = a.delta + first_key_row * a.NH + head * a.T + positions.first;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* dout_tile = q_tile + Tiles::rows * tile_stride<G>;
@@ -374,9 +393,9 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
   const Thread thread = this_thread();
   float* p = v_tile + Tiles::columns * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
 
-  const int q0 = int(gridDim.x - 1 - blockIdx.x) * Tiles::rows, query = q0 + thread.row, end = min(T, q0 + Tiles::rows);
+  const int q0 = own.tile * Tiles::rows, query = q0 + thread.row, end = min(T, q0 + Tiles::rows);
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, a.q_stride, q0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, end, HS);
   load_tile<G, Tiles::rows, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
 
   float row_lse[rows_per_thread], row_delta[rows_per_thread], acc[rows_per_thread][G][4] = {};
@@ -392,11 +411,11 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
       for (int c = 0; c < 4; c++) sum += x[c] * y[c];
     }
     row_delta[i] = warp_sum<half_warp>(sum);
-    row_lse[i] = exists ? lse[query + i] : INFINITY;
-    if (thread.lane == 0 && exists) delta[query + i] = row_delta[i];
+    row_lse[i] = exists ? lse[(query + i) * step] : INFINITY;
+    if (thread.lane == 0 && exists) delta[(query + i) * step] = row_delta[i];
   }
 
-  const KeyTiles<Tiles::columns, float, General> tiles(a, head, first_row, q0, end);
+  const KeyTiles<Tiles::columns, float, General> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
     const KVRows<float> kv = tiles.rows(tile);
@@ -411,7 +430,9 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
     mul_ABt<G>(dp, dout_tile + thread.row * tile_stride<G>, v_tile, channels);
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns)) hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
-      if (a.topk > 0) hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, query), end - query, tile.source * T + k0 + thread.lane);
+      if (a.topk > 0)
+        hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
+                             tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::columns > q0 + 1) {
       hide_keys_after_rows(s, query, k0 + thread.lane);
     }
@@ -423,7 +444,7 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
     mul_add_AB<G, Tiles::columns>(acc, p, k_tile, channels, min(Tiles::columns, end - k0));
   }
   for (auto& row : acc) scale_row(row, scale);
-  store_rows<G>(a.dq + first_row * a.dq_stride + head * a.HS, a.dq_stride, query, end, HS, a.dq_accumulate, acc);
+  store_rows<G>(a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate, acc);
 }
 
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence and keeps their k and v in shared memory over the loop over
@@ -433,9 +454,13 @@ template <int G, bool General>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
 attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
-  const int T = int(a.T), HS = int(a.HS);
-  const int64_t first_row = int64_t(blockIdx.z) * a.T, out_stride = a.NH * a.HS;
+  const int HS = int(a.HS);
   const KVHead<float>& kv = a.kv_heads[blockIdx.y];
+  const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.x));
+  const Positions positions = own.positions;  // everything below is in terms of these
+  const int T = positions.count(int(a.T)), step = positions.step;
+  const int64_t first_row = int64_t(blockIdx.z) * a.T + positions.first, out_stride = step * a.NH * a.HS;
+  if (General && own.tile * Tiles::rows >= T) return;
 
   float* k_tile = reinterpret_cast<float*>(shared_memory);
   float* v_tile = k_tile + Tiles::rows * tile_stride<G>;
@@ -444,25 +469,25 @@ attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   const Thread thread = this_thread();
   float* p = dout_tile + Tiles::columns * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
 
-  const int k0 = int(blockIdx.x) * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
+  const int k0 = own.tile * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
   const int channels = thread.channels(HS, k0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, step * kv.k_stride, k0, end, HS);
   const int64_t v_stride = General ? kv.v_stride : kv.k_stride;
-  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * v_stride, v_stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * v_stride, step * v_stride, k0, end, HS);
 
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
   for (int n = 0; n < kv.num_query_heads; n++) {
     const int head = a.query_heads[kv.first_query_head + n];
     const float* head_q = a.q + first_row * a.q_stride + head * a.HS;
-    const float* head_dout = a.dout + first_row * out_stride + head * a.HS;
-    const int64_t first_lse = first_row * a.NH + head * a.T;
+    const float* head_dout = a.dout + (first_row * a.NH + head) * a.HS;
+    const int64_t first_lse = int64_t(blockIdx.z) * a.T * a.NH + head * a.T + positions.first;
     AttentionMask mask;
-    if constexpr (General) mask = mask_of(a, head);
+    if constexpr (General) mask = mask_of(a, head, step);
     auto visible_tile = [&](int q0) { return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q0, T) : q0; };
     for (int q0 = visible_tile(k0); q0 < T; q0 = visible_tile(q0 + Tiles::columns)) {
       const int columns = min(Tiles::columns, T - q0);
       __syncthreads();  // all warps have read the tiles before these
-      load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, a.q_stride, q0, T, HS);
+      load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, step * a.q_stride, q0, T, HS);
       load_tile<G, Tiles::columns, Tiles::threads>(dout_tile, head_dout, out_stride, q0, T, HS);
       __syncthreads();
       if (General && !mask.sees_some(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows)) continue;
@@ -474,15 +499,15 @@ attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
         if (!mask.sees_all(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows))
           hide_unseen<true>(s, mask, q0 + thread.lane, key);
         if (a.topk > 0)
-          hide_unchosen<true>(s, chosen_from(a, blockIdx.z, head, q0 + thread.lane), T - q0 - thread.lane,
-                              first_index(a, head, int(blockIdx.y)) + key);
+          hide_unchosen<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
+                              first_index(a, head, int(blockIdx.y)) + positions.at(key), step);
       } else if (k0 + Tiles::rows > q0 + 1) {
         hide_keys_after_columns(s, q0 + thread.lane, key);
       }
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
         const int query = q0 + thread.lane + j * half_warp;
-        const float column_lse = query < T ? a.lse[first_lse + query] : INFINITY;  // p is 0 from T on
-        const float column_delta = query < T ? a.delta[first_lse + query] : 0.0f;
+        const float column_lse = query < T ? a.lse[first_lse + query * step] : INFINITY;  // p is 0 from T on
+        const float column_delta = query < T ? a.delta[first_lse + query * step] : 0.0f;
         for (int i = 0; i < rows_per_thread; i++) {
           s[i][j] = probability(s[i][j], scale, column_lse);
           dp[i][j] = s[i][j] * (dp[i][j] - column_delta);  // ds
@@ -498,15 +523,16 @@ attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
     }
   }
   for (auto& row : dk) scale_row(row, scale);
-  store_rows<G>(kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate, dk);
-  store_rows<G>(kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate, dv);
+  store_rows<G>(kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate, dk);
+  store_rows<G>(kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate, dv);
 }
 
 // ----------------------------------------------------------------------------
 // Launchers
 
-inline dim3 attention_grid(int64_t rows, int64_t tile_rows, int64_t heads, int64_t sequences) {
-  return dim3(unsigned(ceil_div(rows, tile_rows)), unsigned(heads), unsigned(sequences));
+// A block for each tile of `rows` rows of each head in each sequence.
+inline dim3 attention_grid(const AttentionArgs<float>& a, int64_t rows, int64_t tile_rows, int64_t heads) {
+  return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)), unsigned(heads), unsigned(a.B));
 }
 
 template <int G>
@@ -515,9 +541,9 @@ void launch_forward(const AttentionArgs<float>& a) {
   const int64_t queries = a.T - a.first_query;
   const auto kernel = is_general(a) ? attention_forward_kernel<G, true> : attention_forward_kernel<G, false>;
   if (a.topk > 0)
-    launch(attention_topk_kernel<G>, attention_grid(queries, TopKTiles<G>::queries, a.NH, a.B), TopKTiles<G>::threads, TopKTiles<G>::bytes,
+    launch(attention_topk_kernel<G>, attention_grid(a, queries, TopKTiles<G>::queries, a.NH), TopKTiles<G>::threads, TopKTiles<G>::bytes,
            gpu().stream, a);
-  launch(kernel, attention_grid(queries, Tiles::queries, a.NH, a.B), Tiles::threads, Tiles::floats * sizeof(float), gpu().stream, a,
+  launch(kernel, attention_grid(a, queries, Tiles::queries, a.NH), Tiles::threads, Tiles::floats * sizeof(float), gpu().stream, a,
          float(1 / sqrt(double(a.HS))));
 }
 
@@ -528,8 +554,8 @@ void launch_backward(const AttentionArgs<float>& a) {
   const size_t shared_bytes = Tiles::floats * sizeof(float);
   const auto dq_kernel = is_general(a) ? attention_dq_kernel<G, true> : attention_dq_kernel<G, false>;
   const auto dkdv_kernel = is_general(a) ? attention_dkdv_kernel<G, true> : attention_dkdv_kernel<G, false>;
-  launch(dq_kernel, attention_grid(a.T, Tiles::rows, a.NH, a.B), Tiles::threads, shared_bytes, gpu().stream, a, scale);
-  launch(dkdv_kernel, attention_grid(a.T, Tiles::rows, a.num_kv_heads, a.B), Tiles::threads, shared_bytes, gpu().stream, a, scale);
+  launch(dq_kernel, attention_grid(a, a.T, Tiles::rows, a.NH), Tiles::threads, shared_bytes, gpu().stream, a, scale);
+  launch(dkdv_kernel, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads, shared_bytes, gpu().stream, a, scale);
 }
 
 inline void launch_attention_forward(const AttentionArgs<float>& a) {

@@ -2,14 +2,67 @@
 // which each query sees all keys up to its own. General attention has several, and masks; tiles that a mask hides are neither loaded nor
 // multiplied.
 #pragma once
-#include <climits>                // INT_MAX
+#include <algorithm>              // std::min
 #include <type_traits>            // std::conditional_t
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead, AttentionMask
+#include "vec.h"                  // ceil_div
 
-template <class Element>
-__device__ inline AttentionMask mask_of(const AttentionArgs<Element>& a, int head) {
-  return a.masks != nullptr ? a.masks[head] : AttentionMask();
+// ----------------------------------------------------------------------------
+// Positions
+
+// The positions that a block works on: all of a sequence, or those with one remainder by `step`. The latter serves masks by which a query
+// sees only keys with its own remainder by s: every tile of neighbouring positions has some of them, but those with one remainder are among
+// themselves a plain sequence of T / s positions. The i-th of them is position first + i * step.
+struct Positions {
+  int first = 0, step = 1;
+
+  __device__ int at(int i) const { return first + i * step; }
+  __device__ int count(int end) const { return (end - first + step - 1) / step; }  // how many are below `end`
+};
+
+// Whether a mask with remainders by s is worth blocks of one remainder each: of few positions, their tiles would be nearly empty, and with a
+// small s as much of a tile of neighbours is visible.
+constexpr int smallest_step = 8, fewest_positions = 16;
+__device__ inline bool has_step(int s, int64_t T) { return s >= smallest_step && s <= T / fewest_positions; }
+
+// The most tiles of Size rows that a head has of `rows` rows of a sequence of T, if the masks' remainders are by largest_s or less.
+inline int64_t most_tiles(int64_t rows, int64_t size, int64_t T, int largest_s) {
+  const int64_t step = std::min<int64_t>(largest_s, T / fewest_positions);
+  return step < smallest_step ? ceil_div(rows, size) : ceil_div(rows + step, size) + step;
 }
+
+// The mask that a query head has among the positions with one remainder by `step`, or (step = 1) among all.
+template <class Element>
+__device__ inline AttentionMask mask_of(const AttentionArgs<Element>& a, int head, int step = 1) {
+  const AttentionMask mask = a.masks != nullptr ? a.masks[head] : AttentionMask();
+  return step == 1 ? mask : AttentionMask{(mask.window + step - 1) / step};
+}
+
+// By how much the positions differ that a block of a query head works on.
+template <class Element>
+__device__ inline int step_of(const AttentionArgs<Element>& a, int head) {
+  const AttentionMask mask = mask_of(a, head);
+  return mask.pattern == MaskPattern::stride && has_step(mask.s, a.T) ? mask.s : 1;
+}
+
+// Of a K/V head: that of its query heads, if it is the same for all.
+template <class Element>
+__device__ inline int step_of(const AttentionArgs<Element>& a, const KVHead<Element>& kv) {
+  int step = 0;
+  for (int i = 0; i < kv.num_query_heads; i++) {
+    const int of_head = step_of(a, a.query_heads[kv.first_query_head + i]);
+    if (step > 0 && of_head != step) return 1;
+    step = of_head;
+  }
+  return step;
+}
+
+// The positions, and the tile of them, of the block-th of the blocks that share a head's rows in one sequence.
+struct OwnTile {
+  Positions positions;
+  int tile;
+};
+__device__ inline OwnTile own_tile(int step, int block) { return {{block % step, step}, block / step}; }
 
 // The first tile of Size keys, from the one at k0 on, that a query of [q0, q1) sees; q1 or more if there is none.
 template <int Size>
@@ -52,8 +105,8 @@ struct CausalKeyTiles {
   KVRows<Element> kv;
   int q1;
 
-  // first_row: the first key's row in k and v.
-  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, int, int q1) : q1(q1) {
+  // first_row: the sequence's first row in k and v.
+  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions, int, int q1) : q1(q1) {
     const KVHead<Element> of_head = a.kv_heads[a.kv_of_head[head]];
     const int64_t stride = of_head.k_stride;  // which is v's
     kv = {of_head.k + first_row * stride, of_head.v + first_row * stride, stride, stride};
@@ -81,13 +134,13 @@ struct VisibleKeyTiles {
   const KVHead<Element>* kv_heads;
   const int* sources;  // the query head's K/V heads
   int num_sources;
-  int64_t first_row;
-  int q0, q1;
+  int64_t first_row;  // of the first position
+  int step, q0, q1;
   AttentionMask mask;
 
-  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, int q0, int q1)
-      : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head), first_row(first_row), q0(q0),
-        q1(q1), mask(mask_of(a, head)) {}
+  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions positions, int q0, int q1)
+      : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
+        first_row(first_row + positions.first), step(positions.step), q0(q0), q1(q1), mask(mask_of(a, head, step)) {}
   __device__ Tile first() const { return {visible_key_tile<Size>(mask, q0, q1, 0), 0, 0}; }
   __device__ Tile after(Tile tile) const {
     const int k0 = visible_key_tile<Size>(mask, q0, q1, tile.k0 + Size);
@@ -97,7 +150,7 @@ struct VisibleKeyTiles {
   __device__ bool contains(Tile tile) const { return tile.k0 < q1 && tile.source < num_sources && sources[tile.source] >= 0; }
   __device__ KVRows<Element> rows(Tile tile) const {
     const KVHead<Element>& kv = kv_heads[sources[tile.source]];
-    return {kv.k + first_row * kv.k_stride, kv.v + first_row * kv.v_stride, kv.k_stride, kv.v_stride};
+    return {kv.k + first_row * kv.k_stride, kv.v + first_row * kv.v_stride, step * kv.k_stride, step * kv.v_stride};
   }
   __device__ bool hides_all(int query, int queries, int k0, int k1) const { return !mask.sees_some(query, query + queries, k0, k1); }
   __device__ bool hides_some(int query, int queries, int k0, int k1) const { return !mask.sees_all(query, query + queries, k0, k1); }
@@ -119,7 +172,7 @@ struct CausalQueryTiles {
   const AttentionArgs<Element>& a;
   int first_query_head, k0, tiles, count;  // tiles of a query head, and of all
 
-  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int k0, int)
+  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int)
       : a(a), first_query_head(kv.first_query_head), k0(k0), tiles((int(a.T) - k0 + Size - 1) / Size),
         count(tiles * kv.num_query_heads) {}
   __device__ Tile first() const { return {0}; }
@@ -139,10 +192,12 @@ struct VisibleQueryTiles {
     __device__ int stage() const { return index % 2; }
   };
   const AttentionArgs<Element>& a;
-  int first_query_head, num_query_heads, k0, k1;
+  int first_query_head, num_query_heads;
+  Positions positions;
+  int k0, k1;
 
-  __device__ VisibleQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int k0, int k1)
-      : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), k0(k0), k1(k1) {}
+  __device__ VisibleQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions positions, int k0, int k1)
+      : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), positions(positions), k0(k0), k1(k1) {}
   __device__ Tile first() const { return from({k0, 0, 0}); }
   __device__ Tile after(Tile tile) const { return from({tile.start + Size, tile.head_of_kv, tile.index + 1}); }
   __device__ bool contains(Tile tile) const { return tile.head_of_kv < num_query_heads; }
@@ -151,9 +206,10 @@ struct VisibleQueryTiles {
 
  private:
   __device__ Tile from(Tile tile) const {
+    const int T = positions.count(int(a.T));
     for (; contains(tile); tile.head_of_kv++, tile.start = k0) {
-      tile.start = visible_query_tile<Size>(mask_of(a, head(tile)), k0, k1, tile.start, int(a.T));
-      if (tile.start < a.T) break;
+      tile.start = visible_query_tile<Size>(mask_of(a, head(tile), positions.step), k0, k1, tile.start, T);
+      if (tile.start < T) break;
     }
     return tile;
   }

@@ -173,12 +173,12 @@ __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t st
       copy_async<16>(tile.at(row, chunk), from + chunk * 8, first + row < end && chunk * 8 < HS);
 }
 
-// The floats at `offset` = elements [first, first + Count) of src, and zeros for those from `end` on. Called by the whole block, of which
-// the first Count threads copy.
+// The floats at `offset` = elements [first, first + Count) of src, which are `step` apart, and zeros for those from `end` on. Called by the
+// whole block, of which the first Count threads copy.
 template <int Count>
-__device__ inline void load_vector_async(int offset, const float* src, int first, int end) {
+__device__ inline void load_vector_async(int offset, const float* src, int first, int end, int step = 1) {
   const int i = int(threadIdx.x);
-  if (i < Count) copy_async<4>(offset + i * int(sizeof(float)), src + first + i, first + i < end);
+  if (i < Count) copy_async<4>(offset + i * int(sizeof(float)), src + (first + i) * step, first + i < end);
 }
 
 __device__ inline float shared_float(int offset) { return *reinterpret_cast<const float*>(shared_memory + offset); }
