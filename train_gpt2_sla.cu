@@ -415,11 +415,15 @@ void attention_block_backward(GPT2& model, int l, const Batch& s) {
   const int64_t C = model.config.channels, N = s.rows();
   for (const RowCopy& copy : layer.load_dqkv) copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
   for (const LayerAttention& attention : layer.attentions) {
-    const AttentionArgs<floatX> args = attention_args(attention, s);
+    AttentionArgs<floatX> args = attention_args(attention, s);
     if (layer.mixes_maps) {
+      args.exact_out = d.exact_map_out;
       attention_forward(args);  // the output of this map alone, and its lse
-      mix_map_backward(layer.dmap_out, d.dmap_weights + attention.map_layer * layer.map_weights.gates_stride, d.dsublayer, layer.map_out,
-                       layer.map_weights, attention.map_layer, N, C);
+      float* dmap_weight = d.dmap_weights + attention.map_layer * layer.map_weights.gates_stride;
+      auto mix_backward = [&](const auto* map_out) {
+        mix_map_backward(layer.dmap_out, dmap_weight, d.dsublayer, map_out, layer.map_weights, attention.map_layer, N, C);
+      };
+      d.exact_map_out != nullptr ? mix_backward(d.exact_map_out) : mix_backward(layer.map_out);
     }
     attention_backward(args);
   }

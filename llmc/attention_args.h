@@ -49,6 +49,8 @@ struct AttentionArgs {
   const Element* q = nullptr;  // (B, Q, NH * HS), rows q_stride apart
   int64_t q_stride = 0;
   Element* out = nullptr;  // (B, Q, NH * HS)
+  float* exact_out = nullptr;  // (B, Q, NH * HS): out before it is rounded to Element, of probabilities with twice bf16's digits; null: not
+                               // asked for. Where Element is float, out is that
   float* lse = nullptr;    // (B, NH, Q): the log of the sum of the exponentials of a query's scaled scores, natural. A query that sees
                            // no key has out 0 and lse +inf, so that exp(score - lse) is 0
 

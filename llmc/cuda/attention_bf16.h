@@ -102,6 +102,25 @@ struct ForwardTiles {
   static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 KB, 128: 80 KB
 };
 
+// x = what is lost where x is rounded to bf16.
+template <int M, int N>
+__device__ inline void keep_rounding_errors(Accumulator<M, N>& s) {
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++)
+      for (float& x : s.x[m][n]) x -= __bfloat162float(__float2bfloat16_rn(x));
+}
+
+// The warp's rows of dst (fp32), from `first` on, = acc: those before `end`, and the channels below HS. dst points to the sequence's row 0.
+template <int M, int N>
+__device__ inline void store_exact(float* dst, int64_t stride, int first, int end, int HS, const Accumulator<M, N>& acc) {
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++)
+      for (int i = 0; i < 4; i += 2) {
+        const int row = first + acc.row(m, i), column = acc.column(n, 0);
+        if (row < end && column < HS) *reinterpret_cast<float2*>(dst + row * stride + column) = make_float2(acc.x[m][n][i], acc.x[m][n][i + 1]);
+      }
+}
+
 // The online softmax of a warp's queries: maxima and sums over the keys so far (Milakov and Gimelshein 2018).
 template <int M, bool General>
 struct OnlineSoftmax {
@@ -203,6 +222,11 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
                              tile.source * int(a.T) + positions.at(k0), step);
     softmax.update(s, acc, scale * log2_e);
     mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
+    if constexpr (General)
+      if (a.exact_out != nullptr) {  // what rounding has left of the probabilities
+        keep_rounding_errors(s);
+        mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
+      }
   }
   if constexpr (General) finish_copies();
 
@@ -220,6 +244,9 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
         a.lse[int64_t(blockIdx.y) * all_queries * a.NH + int64_t(head) * all_queries + positions.at(query + row) - int(a.first_query)] =
             sees_none ? INFINITY : softmax.max.x[m][h] * scale + logf(sum);
     }
+  if constexpr (General)
+    if (a.exact_out != nullptr)
+      store_exact(a.exact_out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, acc);
   store_rows(a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, /*accumulate=*/false,
              acc, warp_q);
 }

@@ -58,8 +58,8 @@ map_gate_dx_kernel(floatX* dx, float* dgate, const float* gate, const floatX* we
   }
 }
 
-// dweight (C), dbias (1) += the sums over rows of d * x, d. A block owns 32 columns, the last of them all that of the bias; a warp every 32nd
-// row of them, a lane a column. The first warp adds up the warps' sums in order.
+// dweight (C), dbias (1) += the sums over rows of d * x, d. A block owns 32 columns, of which the one after x's is the bias's; a warp every
+// 32nd row of them, a lane a column. The first warp adds up the warps' sums in order.
 __global__ void __launch_bounds__(column_sums_warps * warp_size)
 map_gate_dweight_kernel(float* dweight, float* dbias, const float* d, const floatX* x, int64_t N, int C) {
   float* sums = reinterpret_cast<float*>(shared_memory);
@@ -91,9 +91,10 @@ mix_map_forward_kernel(float* sum, floatX* out, const floatX* map_out, MapWeight
   else store8(sum + i, y);
 }
 
-// A warp owns a row.
+// A warp owns a row. Element: floatX or float.
+template <class Element>
 __global__ void __launch_bounds__(map_threads)
-mix_map_backward_kernel(floatX* dmap_out, float* dmap_weight, const floatX* dout, const floatX* map_out, MapWeights weights, int map, int64_t N,
+mix_map_backward_kernel(floatX* dmap_out, float* dmap_weight, const floatX* dout, const Element* map_out, MapWeights weights, int map, int64_t N,
                         int C) {
   const int64_t row = warp_row();
   const int lane = int(threadIdx.x) % warp_size;
@@ -138,9 +139,10 @@ inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, cons
 }
 
 // Of a map's output: dmap_out (N, C) = weight(map) dout (N, C); dmap_weight (N) = rowsum(dout * map_out).
-inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX* dout, const floatX* map_out, const MapWeights& weights,
+template <class Element>
+inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX* dout, const Element* map_out, const MapWeights& weights,
                              int map, int64_t N, int64_t C) {
-  launch(mix_map_backward_kernel, warp_row_grid(N), dim3(map_threads), 0, gpu().stream, dmap_out, dmap_weight, dout, map_out, weights, map, N,
+  launch(mix_map_backward_kernel<Element>, warp_row_grid(N), dim3(map_threads), 0, gpu().stream, dmap_out, dmap_weight, dout, map_out, weights, map, N,
          int(C));
 }
 

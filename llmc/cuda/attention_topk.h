@@ -13,7 +13,7 @@
 // Whether attention needs the general kernels.
 template <class Element>
 bool is_general(const AttentionArgs<Element>& a) {
-  return a.is_general || a.topk > 0;
+  return a.is_general || a.topk > 0 || a.exact_out != nullptr;
 }
 
 // What the kernels know of the chosen keys: those with a higher score than `score`, or with this score and an index up to `last`. One for

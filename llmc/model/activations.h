@@ -65,6 +65,7 @@ struct Activations {
   std::vector<floatX*> accumulators;       // (num_accumulators), each (B, T, accumulator_heads * hs): dq | dk | dv of a layer's shared heads
   // only with several attention maps a layer
   float* map_sum = nullptr;                // (B, T, C): of the maps' outputs, weighted
+  float* exact_map_out = nullptr;          // (B, T, C): a map's output before it is rounded; of gate, whose gradient is the difference of two
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, B, T): of gate
   float* dmap_weights = nullptr;           // (L, B, T): gradients of the weights of each map in one layer
 };
@@ -172,6 +173,7 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   if (plan.table.mix == WiringTable::Mix::gate) {
     declare(activations, "map_gates", a.map_gates, {c.num_layers, B, T});
     declare(backward, "dmap_gates", a.dmap_gates, {c.num_layers, B, T});
+    if (has_master_weights) declare(backward, "exact_map_out", a.exact_map_out, {B, T, C});
   }
   if (mixes_maps) declare(backward, "dmap_weights", a.dmap_weights, {c.num_layers, B, T});
   declare(MemoryGroup::logits, "logits", a.logits, {model.logit_rows, model.logit_stride});
