@@ -1,6 +1,6 @@
 // Speed of whole training steps (forward, backward, norm, AdamW) on the CPU: GPT-2 124M on short and long sequences and a small
 // model on very long ones, plain (baseline) and with skip-layer attention, beside the rate of oneDNN's sgemm measured in the same
-// run, before and after each model. Prints a Markdown table. Run by `make bench-cpu`.
+// run, before and after each model; then attention alone with each kind of wiring. Prints Markdown tables. Run by `make bench-cpu`.
 #define SLA_NO_MAIN
 #include "../../train_gpt2_sla.cu"
 
@@ -65,6 +65,54 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   best.sgemm = std::max(best.sgemm, gemm_rate(2048, 0.5));
 }
 
+// Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096. The wirings take turns, and each one's fastest round
+// counts. FLOPs are those of pairs of a query and a key that see each other.
+void bench_attention(int rounds) {
+  const int T = 4096;
+  struct Layer {
+    std::string wiring;
+    std::unique_ptr<GPT2> model;
+    double seconds = 1e30, flops = 0;
+  };
+  std::vector<Layer> layers;
+  for (const char* wiring : {"plain", "sla(1,3)", "gqa(1)", "also(1,3)", "window(256)", "strided(64)", "strided(64,union)", "fixed(64,8)",
+                             "topk(64)", "reuse(2)"}) {
+    Layer layer = {wiring, std::make_unique<GPT2>()};
+    ModelConfig config;
+    config.num_layers = 2, config.num_heads = 4, config.channels = 256, config.vocab_size = 257, config.max_seq_len = T;
+    config.wiring = parse_wiring(wiring);
+    GPT2& model = *layer.model;
+    gpt2_plan(model, config, {1, T});
+    gpt2_allocate(model);
+    gpt2_init_weights(model, 1);
+    std::vector<int> tokens(size_t(T), 0);
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % 257u);
+    gpt2_forward(model, tokens.data(), {1, T});
+    const PlannedAttention& attention = model.attention_plan.attentions[1][0];
+    const auto masks = model.attention_plan.table.masks.begin() + attention.map_layer * config.num_heads;
+    for (const KVUse& use : attention.uses)
+      for (int head : use.query_heads) layer.flops += 7 * 2.0 * config.head_size() * double(masks[head].visible_pairs(T));
+    layers.push_back(std::move(layer));
+  }
+  double sgemm = 0;
+  for (int round = 0; round < rounds; round++) {
+    sgemm = std::max(sgemm, gemm_rate(2048, 0.3));
+    for (Layer& layer : layers) {
+      AttentionArgs<float> args = attention_args(layer.model->layers[1].attentions[0], {1, T});
+      args.dout = layer.model->acts.lnf;  // some gradient
+      const double begin = seconds_now();
+      attention_forward(args);
+      attention_backward(args);
+      layer.seconds = std::min(layer.seconds, seconds_now() - begin);
+    }
+  }
+  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | plain / this | GFLOP/s | share of sgemm (%.0f GFLOP/s) |\n"
+         "| --- | --: | --: | --: | --: |\n", T, sgemm * 1e-9);
+  for (const Layer& layer : layers)
+    printf("| %s | %.1f | %.2f | %.0f | %.1f %% |\n", layer.wiring.c_str(), layer.seconds * 1e3, layers[0].seconds / layer.seconds,
+           layer.flops / layer.seconds * 1e-9, 100 * layer.flops / layer.seconds / sgemm);
+}
+
 int main() {
   ModelConfig d12, small;
   CHECK(config_from_preset("d12", d12));
@@ -83,7 +131,7 @@ int main() {
     for (int skips : {0, 1}) {
       const Measurement& x = m[skips];
       const double rate = x.flops / x.step_seconds, sgemm = std::max(m[0].sgemm, m[1].sgemm);
-      std::string name = s.config.wiring.text;
+      const std::string name = skips ? s.config.wiring.text : "plain";
       printf("| %s | %d | %d | %s | %.0f | %.0f | %.0f | %.0f | %.1f %% | %s | %s | %s |\n", s.name, s.B, s.T, name.c_str(),
              x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, sgemm * 1e-9, 100 * rate / sgemm,
              skips ? format("%.3f", m[0].step_seconds / x.step_seconds).c_str() : "", bytes_text(x.peak_bytes).c_str(),
@@ -91,4 +139,5 @@ int main() {
       fflush(stdout);
     }
   }
+  bench_attention(10);
 }

@@ -4,8 +4,9 @@
 #include <set>                      // std::set
 #include "helpers.h"                // make_config, EXPECT_ERROR
 #include "llmc/utils/arena.h"       // ArenaLayout
+#include "llmc/model/attention_plan.h"  // make_attention_plan
 #include "llmc/model/config.h"      // ModelConfig
-#include "llmc/model/attention_plan.h"     // make_attention_plan
+#include "llmc/model/flops.h"       // attention_pairs
 #include "llmc/model/parameters.h"  // make_parameter_table
 #include "llmc/utils/random.h"      // philox
 #include "llmc/text/sampler.h"      // sample_token
@@ -249,6 +250,37 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());
+}
+
+// Of every wiring: what its attention multiplies, pair by pair, and what it keeps of a token.
+TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
+  const int L = 4, h = 4, T = 50;
+  struct Case { const char* wiring; int maps, kv_heads; };  // in all layers: attention maps that are computed; k and v heads that are projected
+  for (const Case& c : {Case{"plain", 4, 32}, Case{"sla(3,3)", 4, 26}, Case{"also(1,2)", 4, 32}, Case{"share(2)", 4, 16}, Case{"gqa(2)", 4, 16},
+                        Case{"window(9,SL)", 4, 32}, Case{"strided(7)", 4, 32}, Case{"fixed(8,3,union)", 4, 32}, Case{"topk(6)", 4, 32},
+                        Case{"topk(6) also(2,3) window(9)", 4, 32}, Case{"reuse(2) window(5,SL)", 4, 24}, Case{"blend(0.5)", 10, 32},
+                        Case{"gate gqa(1) window(5,SL)", 10, 8}}) {
+    SCOPED_TRACE(c.wiring);
+    const AttentionPlan plan = plan_of(c.wiring, L, h);
+    double scored = 0, multiplied = 0;
+    int maps = 0;
+    for (int l = 0; l < L; l++)
+      for (int map = c.maps == L ? plan.table.map_layer[l] : 0; map <= (c.maps == L ? plan.table.map_layer[l] : l); map++, maps++)
+        for (int i = 0; i < h; i++)
+          for (int t = 0; t < T; t++) {
+            int keys = 0;
+            for (int j = 0; j < T; j++) keys += plan.table.masks[map * h + i].sees(t, j) * int(plan.table.source_layers[l * h + i].size());
+            scored += keys;
+            multiplied += plan.table.topk > 0 ? std::min(keys, plan.table.topk) : keys;
+          }
+    EXPECT_EQ(maps, c.maps);
+    const AttentionPairs pairs = attention_pairs(plan, T);
+    EXPECT_EQ(pairs.scored, scored);
+    EXPECT_EQ(pairs.multiplied, multiplied);
+    ModelConfig config = make_config(L, h, 8 * h, 0, 0);
+    config.wiring = parse_wiring(c.wiring);
+    EXPECT_EQ(kv_elements_per_token(config, plan), c.kv_heads * config.head_size());
+  }
 }
 
 // Of every mask: its counts in closed form and what it says of tiles, against the predicate itself, key by key.

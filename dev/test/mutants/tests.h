@@ -22,6 +22,8 @@ inline const std::vector<Coverage>& coverage() {
   const std::string quick_graph = "*Graph*/no_bias:*Graph*/adjacent:*Graph*/chains:*Graph*/several_query*";
   const std::string quick_attention = "-*EveryLength*", all_attention = "*EveryLength*";
   static const std::vector<Coverage> table = {
+      {"llmc/cuda/attention_maps.h", {{emu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}, {emu_bf16, "*Graph.HasTheLosses*/gate*"}}},
+      {"llmc/cpu/attention_maps.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
       {"llmc/cuda/attention_bf16.h",
        {{"build/bf16/test_attention_emu", quick_attention}, {"build/bf16/test_attention_emu", all_attention}}},
       {"llmc/cuda/attention_t",  // tiles and topk: some of each is for one precision
@@ -39,7 +41,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/cpu/", {{"build/test_ops_cpu", "*"}, {cpu, quick_graph}}},
       {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_cli", "*BadModels*"}}},
       {"llmc/model/reference.h", {{"build/test_reference", "*"}}},
-      {"llmc/model/flops.h", {{cpu, "DeadRows.AreWhat*"}}},
+      {"llmc/model/flops.h", {{"build/test_plan", "Flops.*"}, {cpu, "DeadRows.AreWhat*"}}},
       {"llmc/model/", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}, {cpu, "*"}}},
       {"llmc/utils/arena.h", {{"build/test_plan", "Arena.*"}, {emu, quick_graph}}},
       {"llmc/utils/crc32c.h", {{"build/test_files", "Crc32c.*"}, {"build/test_safetensors", "*"}}},
@@ -67,6 +69,8 @@ inline const std::vector<Coverage>& coverage() {
       {"data/", {{"build/test_data", "Tokenize.*"}, {"build/test_corpus", "*"}}},
       {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
       {"dev/emu/", {{"build/test_emu", "*"}, {"build/bf16/test_tile_emu", "*"}}},
+      {"llmc/attention_mask.h", {{"build/test_plan", "AttentionMask.*"}, {"build/test_attention_cpu", "*"}, {"build/fp32/test_attention_emu", quick_attention}}},
+      {"llmc/map_weights.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
       {"llmc/a", {{"build/test_ops_cpu", "*"}, {"build/test_attention_cpu", "*"}}},
       {"train_gpt2_sla.cu",
        {{cpu, quick_graph}, {cpu, "-*Updates*:DeadRows.DoNot*"}, {emu, "Steps.*:Bits.*:Memory.*"}, {"build/bf16/test_memory_emu", "*"},
