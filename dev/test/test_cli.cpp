@@ -438,6 +438,22 @@ TEST_F(CommandLine, ARunFromItsConfigTomlIsTheSame) {
   EXPECT_EQ(read_file(in("a/step_00000005/model.safetensors")), read_file(in("b/step_00000005/model.safetensors")));
 }
 
+// Rows that no attention uses are dead at the beginning, in the middle and at the end of c_attn.
+TEST_F(CommandLine, RunsOfEveryWiringResumeWithTheirBits) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  for (const char* wiring : {"sla(2,2:3)", "share(2) gqa(2)", "layers(0_0_1_3)", "reuse(2)", "reuse(3) window(9)", "gate topk(5)"}) {
+    SCOPED_TRACE(wiring);
+    const std::string command = trainer + "-i " + in("tokens.bin") + small_model + format("--wiring '%s' -n 2 -k constant ", wiring);
+    for (const char* out : {"a", "b"}) fs::remove_all(in(out));
+    ASSERT_EQ(run(command + "-x 4 -o " + in("a")).exit_status, 0);
+    ASSERT_EQ(run(command + "-x 2 -o " + in("b")).exit_status, 0);
+    const Outcome resumed = run(command + "-x 4 -y -o " + in("b"));
+    ASSERT_EQ(resumed.exit_status, 0) << resumed.err;
+    for (const char* file : {"/step_00000004/model.safetensors", "/step_00000004/optimizer.safetensors"})
+      EXPECT_EQ(read_file(in("a") + file), read_file(in("b") + file)) << file;
+  }
+}
+
 TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   const Outcome o = run(trainer + "--help");
   EXPECT_EQ(o.exit_status, 0);
@@ -541,6 +557,7 @@ TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
   };
   const std::string as_it_is = results("");
   EXPECT_EQ(results(""), as_it_is);
+  for (const char* same : {"--wiring 'sla(3,3)'", "--wiring ' sla(3 , 1:4)'", "--skip-layers 3 --skip-heads 3"}) EXPECT_EQ(results(same), as_it_is) << same;
   for (const char* options : {"-l 5e-3", "-u 4", "-q 0.5", "-c 0.9", "--grad-clip 0.01", "--beta1 0.5", "--beta2 0.5", "--eps 0.1", "--seed 5",
                               "-k linear", "-k constant", "-k wsd", "--temperature 0.2", "-g 10", "-m 1", "-m 0", "-v 8", "-s 4", "--shuffle",
                               "-t 16 -b 4 -g 16", "-d 64", "--no-bias", "--skip-heads 0", "--skip-layers 1", "--skip-heads 1", "--layers 5",

@@ -20,7 +20,7 @@ struct FilePart {
 };
 
 // Of the parameter `index` of the table: all of it, in a file of weights; and in one of moments what this process's shard has,
-// with the dead rows after it. The parts of all shards, in their order, are the whole tensor.
+// with the dead rows after it, and of the first shard those before it. The parts of all shards, in their order, are the whole tensor.
 FilePart whole_weight(const ParameterTable& table, int index);
 FilePart own_moment(const ParameterTable& table, int index);
 
