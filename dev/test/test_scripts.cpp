@@ -1,5 +1,5 @@
-// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm. Runs from the
-// repository's root, where the trainers are.
+// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; and what the Makefile
+// finds on a machine, with a few lines of shell in place of nvcc. Runs from the repository's root, where the trainers are.
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
@@ -132,4 +132,26 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
                            "./train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
+}
+
+// ----------------------------------------------------------------------------
+// The Makefile
+
+using MakefileTest = CommandLine;
+
+// -nostdinc: this machine's own nccl.h is not found, where it has one.
+TEST_F(MakefileTest, LinksNcclOnlyWhereItsHeaderIs) {
+  for (const char* name : {"cuda", "cuda/bin", "cuda/include"}) fs::create_directory(in(name));
+  write_file(in("cuda/bin/nvcc"), "#!/bin/sh\n");
+  chmod(in("cuda/bin/nvcc").c_str(), 0755);
+  const auto make = [&] {
+    return run("env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") + "':\"$PATH\" make -n NVCC=nvcc CXX='g++ -nostdinc' build/bf16/train_gpt2_sla");
+  };
+  const auto has = [](const Outcome& o, const char* text) { return o.out.find(text) != std::string::npos; };
+  const Outcome without = make();
+  EXPECT_TRUE(has(without, "-lcublasLt")) << without.out << without.err;
+  EXPECT_FALSE(has(without, "-lnccl") || has(without, "-DSLA_NCCL")) << without.out;
+  write_file(in("cuda/include/nccl.h"), "");
+  const Outcome with = make();
+  EXPECT_TRUE(has(with, "-lnccl") && has(with, "-DSLA_NCCL")) << with.out << with.err;
 }
