@@ -1,13 +1,15 @@
 // NCCL on MPI. A collective is an operation of its stream: when it runs, the process waits for the other ranks, all exchange which
-// collective they have called, and only then data moves. Sums are taken in the order of the ranks.
+// collective they have called, and only then data moves. Sums are taken in the order of the ranks with NCCL_NVLS_ENABLE=0; otherwise in an
+// order drawn from the seed, as on a machine whose NVSwitch adds up.
 #include "nccl.h"
 #include <mpi.h>        // MPI_Iallgather, MPI_Alltoall, ...
 #include <unistd.h>     // usleep, getpid
 #include <chrono>       // std::chrono::steady_clock
 #include <cstdio>       // snprintf
 #include <cstdlib>      // getenv, atof
-#include <cstring>      // memcmp
+#include <cstring>      // memcmp, memcpy
 #include <memory>       // std::shared_ptr
+#include <numeric>      // std::iota
 #include <string>       // std::string
 #include <vector>       // std::vector
 #include "cuda_bf16.h"  // __nv_bfloat16
@@ -17,6 +19,7 @@ struct ncclComm {
   MPI_Comm mpi;
   int rank, size;
   bool owns_mpi;                                                       // MPI was initialised for it
+  bool sums_in_any_order;
   std::shared_ptr<uint64_t> left = std::make_shared<uint64_t>(0);      // collectives that are queued
   uint64_t done = 0;
 };
@@ -82,12 +85,15 @@ void add(char* sum, const char* x, size_t count) {
 // The rank-th part of the sum of all ranks' sent (ranks, count).
 std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
   const size_t bytes = count * element_bytes(type);
-  std::vector<char> parts(sent.size()), sum;
+  std::vector<char> parts(sent.size()), sum(bytes);
   MPI_Alltoall(sent.data(), int(bytes), MPI_BYTE, parts.data(), int(bytes), MPI_BYTE, comm.mpi);
-  sum.assign(parts.begin(), parts.begin() + std::ptrdiff_t(bytes));
-  for (int rank = 1; rank < comm.size; rank++) {
+  std::vector<int> order(static_cast<size_t>(comm.size));
+  std::iota(order.begin(), order.end(), 0);
+  if (comm.sums_in_any_order) emu::rng.shuffle(order.data(), uint32_t(comm.size));
+  for (int rank : order) {
     const char* part = parts.data() + size_t(rank) * bytes;
-    if (type == ncclDouble) add<double>(sum.data(), part, count);
+    if (rank == order[0]) memcpy(sum.data(), part, bytes);
+    else if (type == ncclDouble) add<double>(sum.data(), part, count);
     else if (type == ncclFloat) add<float>(sum.data(), part, count);
     else add<__nv_bfloat16>(sum.data(), part, count);
   }
@@ -187,7 +193,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
   me.id = id, me.rank = rank;
   MPI_Get_processor_name(me.host, &host_length);
   cudaGetDevice(&me.device);
-  auto* made = new ncclComm{MPI_COMM_NULL, rank, num_ranks, !is_initialized};
+  const char* nvls = getenv("NCCL_NVLS_ENABLE");
+  auto* made = new ncclComm{MPI_COMM_NULL, rank, num_ranks, !is_initialized, nvls == nullptr || strcmp(nvls, "0") != 0};
   MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &made->mpi);
   std::vector<Member> all(static_cast<size_t>(num_ranks));
   MPI_Allgather(&me, sizeof me, MPI_BYTE, all.data(), sizeof me, MPI_BYTE, made->mpi);

@@ -106,6 +106,19 @@ int seeds_that_read_early(ncclComm_t comm, bool wait) {
   return missed;
 }
 
+// Under how many of 20 seeds a sum has not the bits of the sum in the order of the ranks.
+int seeds_with_another_order(ncclComm_t comm) {
+  int differ = 0;
+  for (uint64_t seed = 1; seed <= 20; seed++) {
+    emu::set_seed(seed * 1000 + uint64_t(rank));
+    float* x = to_device(numbers_of<float>(rank, 64));
+    check(ncclAllReduce(x, x, 64, ncclFloat, ncclSum, comm, stream));
+    differ += !same_bits(sum_in_order_of_ranks<float>(64), to_host(x, 64).data());
+    check(cudaFree(x));
+  }
+  return differ;
+}
+
 // As the trainer does it: three all-reduces of all ranks, and a fourth that the last rank does not call.
 void one_reduce_is_missing() {
   RankChannel channel;
@@ -151,6 +164,8 @@ void run(const std::string& name) {
   } else if (name == "events") {
     CHECK(seeds_that_read_early(comm, /*wait=*/true) == 0);
     CHECK(seeds_that_read_early(comm, /*wait=*/false) > 0);
+  } else if (name == "orders") {
+    CHECK(seeds_with_another_order(comm) > 0);
   } else if (name == "other_count") {
     reduce(x, x, rank == 0 ? 64 : 32);
   } else if (name == "other_collective") {

@@ -34,10 +34,17 @@ class Ranks : public CommandLine {
 
 using EmulatedNccl = Ranks;
 
-TEST_F(EmulatedNccl, SumsInTheOrderOfRanks) {
+TEST_F(EmulatedNccl, SumsInTheOrderOfRanksWithoutNvls) {
   for (int ranks : {1, 2, 3}) {
-    const Outcome o = run_ranks(ranks, "build/emu_ranks collectives");
+    const Outcome o = run_ranks(ranks, "build/emu_ranks collectives", "NCCL_NVLS_ENABLE=0");
     EXPECT_EQ(o.exit_status, 0) << ranks << "\n" << o.err;
+  }
+}
+
+TEST_F(EmulatedNccl, SumsInTheSeedsOrderWithNvls) {
+  for (const char* nvls : {"-u NCCL_NVLS_ENABLE", "NCCL_NVLS_ENABLE=2"}) {
+    const Outcome o = run_ranks(3, "build/emu_ranks orders", nvls);
+    EXPECT_EQ(o.exit_status, 0) << nvls << "\n" << o.err;
   }
 }
 
@@ -243,6 +250,31 @@ TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
       EXPECT_EQ(steps, expected) << "seed " << seed << ", --zero " << zero;
     }
   }
+}
+
+// Two ranks' sums have one order only.
+TEST_F(Training, HasTheSameBitsUnlessNvlsIsOn) {
+  const auto outcome_of = [&](const char* nvls, int seed) {
+    fs::remove_all(in("out"));
+    Outcome o = run_ranks(3, "build/fp32/train_gpt2_sla_emu" + arguments("-x 3 -d 24 -v 0 -o " + in("out")), format("%s SLA_EMU_SEED=%d", nvls, seed));
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return o;
+  };
+  const std::string note = "NCCL_NVLS_ENABLE=1: NCCL may add up in another order in each run, so that the bits of two runs may differ\n";
+  std::vector<double> expected;
+  int differ = 0;
+  for (int seed = 1; seed <= 3; seed++) {
+    EXPECT_EQ(outcome_of("-u NCCL_NVLS_ENABLE", seed).out.find("NVLS"), std::string::npos);
+    const std::vector<double> losses = losses_of(read_log(in("out")));
+    if (seed == 1) expected = losses;
+    EXPECT_EQ(losses, expected) << "seed " << seed;
+    const Outcome with_nvls = outcome_of("NCCL_NVLS_ENABLE=1", seed);
+    const size_t at = with_nvls.out.find(note);
+    ASSERT_NE(at, std::string::npos) << with_nvls.out;
+    EXPECT_EQ(with_nvls.out.find(note, at + 1), std::string::npos) << "one line";
+    differ += losses_of(read_log(in("out"))) != expected;
+  }
+  EXPECT_GT(differ, 0);
 }
 
 // From the timeline in the debug log. A layer's gradients are reduced while the layers below run backward, and its weights are gathered while

@@ -6,6 +6,9 @@
 #pragma once
 #include <nccl.h>              // ncclAllReduce, ncclReduceScatter, ncclAllGather
 #include <cstdint>             // uint64_t
+#include <cstdio>              // printf
+#include <cstdlib>             // setenv, getenv
+#include <string>              // std::string
 #include <type_traits>         // std::is_same_v
 #include <vector>              // std::vector
 #include "ranks.h"             // Ranks
@@ -41,6 +44,7 @@ struct Collectives {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));
+    set_nccl_environment();
     ncclUniqueId id = {};
     if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     channel.broadcast(&id, sizeof id);
@@ -121,6 +125,16 @@ struct Collectives {
   std::vector<cudaEvent_t> marks_;
   uint64_t num_collectives_ = 0;   // that have been called
   PinnedBuffer<uint64_t> progress_;   // (2): how many of them the GPU has come to, and how many it has ended
+
+  // NCCL's own settings, unless the user has set them. NVLS, in which the switch of NVLink adds up, has no fixed order of sums. Without
+  // connections at run time NCCL allocates all it needs in init, before the memory plan is compared with what is free.
+  static void set_nccl_environment() {
+    setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
+    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+    const std::string nvls = getenv("NCCL_NVLS_ENABLE");
+    if (nvls != "0")
+      printf("NCCL_NVLS_ENABLE=%s: NCCL may add up in another order in each run, so that the bits of two runs may differ\n", nvls.c_str());
+  }
 
   template <class Call>
   void noted(const Call& collective) {
