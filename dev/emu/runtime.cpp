@@ -551,8 +551,16 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
   return cudaSuccess;
 }
 
-// Pageable host memory is read before the call returns, or written before it returns; pinned memory when the copy
-// runs; a capture refuses pageable memory. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  void* const p = const_cast<void*>(pointer);
+  *attributes = {cudaMemoryTypeUnregistered, -1, nullptr, nullptr};
+  if (is_device_memory(pointer)) *attributes = {cudaMemoryTypeDevice, runtime().device, p, nullptr};
+  else if (is_pinned(pointer, 1)) *attributes = {cudaMemoryTypeHost, runtime().device, p, p};
+  return cudaSuccess;
+}
+
+// Pageable host memory is written before the call returns, and read before it returns or when the copy runs, as the seed has it: CUDA
+// promises neither. Pinned memory is read and written when the copy runs; a capture refuses pageable memory. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
 // graph may be after they were freed.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   static const char* const name = "cudaMemcpyAsync";
@@ -573,7 +581,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     s.capture->lost = true;
     return failed(cudaErrorStreamCaptureUnsupported);
   }
-  if (kind == cudaMemcpyHostToDevice && pageable) {
+  const bool read_late = kind == cudaMemcpyHostToDevice && pageable && rng.below(2) != 0;
+  if (kind == cudaMemcpyHostToDevice && pageable && !read_late) {
     const auto* first = static_cast<const unsigned char*>(from);
     std::vector<unsigned char> staged(first, first + bytes);
     return enqueue(name, stream, [to, staged = std::move(staged), &count] {
@@ -581,13 +590,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
       count += staged.size();
     });
   }
-  const cudaError_t error = enqueue(name, stream, [to, from, bytes, kind, &count] {
+  const cudaError_t error = enqueue(name, stream, [to, from, bytes, kind, read_late, &count] {
     if (kind != cudaMemcpyDeviceToHost) check_device_range("destination", to, bytes);
+    if (read_late && first_poisoned(from, bytes) != nullptr)
+      fatal("the source at %p, pageable memory of the host, is no longer there; synchronize before it is freed", from);
     if (kind != cudaMemcpyHostToDevice) check_device_range("source", from, bytes);
     memcpy(to, from, bytes);
     count += bytes;
   });
-  if (pageable) {
+  if (pageable && kind == cudaMemcpyDeviceToHost) {
     counters.host_waits++;
     run_until(s, s.num_queued);
   }

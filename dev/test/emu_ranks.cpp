@@ -32,6 +32,7 @@ T* to_device(const std::vector<T>& host) {
   T* p = nullptr;
   check(cudaMalloc(&p, host.size() * sizeof(T)));
   check(cudaMemcpyAsync(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
+  check(cudaStreamSynchronize(stream));
   return p;
 }
 
@@ -86,6 +87,9 @@ void collectives_of(ncclDataType_t type, ncclComm_t comm) {
 
 // Under how many of 20 seeds a collective on another stream reads x before the copy, which was queued first, has written it.
 int seeds_that_read_early(ncclComm_t comm, bool wait) {
+  float* ones;
+  check(cudaMallocHost(&ones, 8 * sizeof(float)));
+  for (int i = 0; i < 8; i++) ones[i] = 1;
   cudaEvent_t copied;
   check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming));
   int missed = 0;
@@ -93,8 +97,7 @@ int seeds_that_read_early(ncclComm_t comm, bool wait) {
     emu::set_seed(seed * 1000 + uint64_t(rank));
     float* x = to_device(std::vector<float>(8, 0.0f));
     check(cudaStreamSynchronize(stream));
-    const std::vector<float> ones(8, 1.0f);
-    check(cudaMemcpyAsync(x, ones.data(), 8 * sizeof(float), cudaMemcpyHostToDevice, stream));
+    check(cudaMemcpyAsync(x, ones, 8 * sizeof(float), cudaMemcpyHostToDevice, stream));
     check(cudaEventRecord(copied, stream));
     if (wait) check(cudaStreamWaitEvent(side, copied));
     check(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, side));
@@ -103,6 +106,7 @@ int seeds_that_read_early(ncclComm_t comm, bool wait) {
     check(cudaFree(x));
   }
   check(cudaEventDestroy(copied));
+  check(cudaFreeHost(ones));
   return missed;
 }
 

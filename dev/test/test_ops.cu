@@ -2,7 +2,7 @@
 // emulated GPU or a real one. Inputs are rounded to floatX first, so that what is compared is the operation's arithmetic
 // alone; outputs are NaN before, so that a missing write shows.
 #include <gtest/gtest.h>         // TEST
-#include <algorithm>             // std::max
+#include <algorithm>             // std::copy_n, std::max
 #include <cmath>                 // exp, log, sqrt, tanh
 #include <filesystem>            // std::filesystem::directory_iterator
 #include <limits>                // std::numeric_limits
@@ -44,6 +44,28 @@ static auto in_any_order(Op op, int orders = 8) {
   (void)orders;
 #endif
   return results;
+}
+
+// ----------------------------------------------------------------------------
+// The device's memory
+
+// The emulated GPU reads pageable memory late in every other copy, on average.
+TEST(DeviceMemory, HasTheHostsValuesWhenACopyFromPageableMemoryReturns) {
+  const size_t n = 100;
+  const DeviceArray<int> x(std::vector<int>{int(n)}), y(std::vector<int>(n, 0)), buffers(std::vector<int>(2 * n, 0));
+  int* const staging[] = {buffers.data, buffers.data + n};
+  for (int i = 1; i <= 20; i++) {
+    int value = i;
+    std::vector<int> values(n, i);
+    copy_to_device(x.data, &value, sizeof value);
+    Upload tokens = {y.data, {}, values.data(), n};
+    std::copy_n(staging, num_staging_buffers, tokens.staging.begin());
+    upload({tokens});
+    value = -1;
+    values.assign(n, -1);
+    EXPECT_EQ(x.to_host()[0], i);
+    EXPECT_EQ(y.to_host(), std::vector<int>(n, i));
+  }
 }
 
 #ifdef SLA_CPU

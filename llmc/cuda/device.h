@@ -4,7 +4,7 @@
 // takes up to 8,192 channels.
 //
 // Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits for
-// everything before it; nothing else that a training step calls does.
+// everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
 #pragma once
 #include <cuda_runtime.h>        // cudaMalloc, cudaMemcpyAsync, ...
 #include <unistd.h>              // gethostname
@@ -102,9 +102,16 @@ inline void* device_malloc(size_t bytes) {
 
 inline void device_free(void* p, size_t) { cudaFree(p); }
 
-inline void copy_to_device(void* device, const void* host, size_t bytes) {
-  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, gpu().stream));
+// Queues device = host. Pageable memory has been read when this returns, which waits for it: CUDA may read it later. Pinned memory is read
+// when the stream comes to it.
+inline void copy_from_host(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+  cudaPointerAttributes source;
+  CUDA_CHECK(cudaPointerGetAttributes(&source, host));
+  if (source.type != cudaMemoryTypeHost) CUDA_CHECK(cudaStreamSynchronize(stream));
 }
+
+inline void copy_to_device(void* device, const void* host, size_t bytes) { copy_from_host(device, host, bytes, gpu().stream); }
 
 inline void copy_to_host(void* host, const void* device, size_t bytes) {
   CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu().stream));
@@ -153,7 +160,7 @@ inline void upload(std::initializer_list<Upload> uploads) {
   g.next_staging_buffer = (i + 1) % num_staging_buffers;
   CUDA_CHECK(cudaStreamWaitEvent(g.upload_stream, g.consumed[i], 0));
   for (const Upload& u : uploads)
-    CUDA_CHECK(cudaMemcpyAsync(u.staging[i], u.host, u.count * sizeof(int), cudaMemcpyHostToDevice, g.upload_stream));
+    copy_from_host(u.staging[i], u.host, u.count * sizeof(int), g.upload_stream);
   CUDA_CHECK(cudaEventRecord(g.uploaded[i], g.upload_stream));
   CUDA_CHECK(cudaStreamWaitEvent(g.stream, g.uploaded[i], 0));
   for (const Upload& u : uploads)
