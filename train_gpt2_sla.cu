@@ -664,11 +664,11 @@ void check_parameters_fit(const ModelConfig& c, const Shard& shard) {
 // `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into what is free.
 void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
   const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken already
-  const size_t beside = device_memory_is_host_memory ? host_bytes : 0;
+  const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
   auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
   printf("memory plan for B %d, T %d, recompute level %d:\n", model.B, model.T, int(model.recompute));
   const double bytes_per_sequence = double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]) / model.B;
-  print_memory_plan(model.memory, {available, host_bytes, device_memory_is_host_memory, device_name(),
+  print_memory_plan(model.memory, {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
                                    largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
                     model.recompute < Recompute::block);
 }
@@ -896,11 +896,11 @@ int run_trainer(int argc, char** argv, Trainer& t) {
   bool from_folder = false;
   const std::string checkpoint = check_and_plan(t, from_folder);
   if (run.options.dry_run) return finalize(t), 0;
+  if (run.ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
   allocate(t);
   load_or_init_weights(t, from_folder, checkpoint);
   open_output(run, checkpoint, describe(t));
   check_same_data(run);  // also so that no rank waits in a collective for one that still loads
-  if (run.ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);
   print_start(run, checkpoint, precision_name);
 
   const double start = seconds_now();

@@ -136,6 +136,7 @@ ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent
     emu::check_device_range("what is received", received, received_parts * part, emu::Gaps::allow);
   };
   check();
+  if (!emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
   if (part * size_t(comm->size) > size_t(1) << 30) emu::fatal("%s: %zu elements are more than the emulator moves at once", name, count);
   const auto *s = static_cast<const char*>(sent), *r = static_cast<const char*>(received);
   const size_t place = size_t(comm->rank) * part;
@@ -160,6 +161,7 @@ ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
     case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
   }
@@ -204,6 +206,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
     if (memcmp(&m.id, &id, sizeof id) != 0) emu::fatal("ncclCommInitRank: ranks %d and %d have not the same id", rank, other);
     if (other != rank && m.device == me.device && strcmp(m.host, me.host) == 0) return ncclInvalidUsage;
   }
+  const char* late = getenv("NCCL_RUNTIME_CONNECT");  // by default NCCL connects, and allocates, at the first collective
+  if (late != nullptr && strcmp(late, "0") == 0 && !emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
   *comm = made;
   return ncclSuccess;
 }

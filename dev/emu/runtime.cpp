@@ -236,6 +236,7 @@ cudaError_t enqueue(const char* name, cudaStream_t stream, std::function<void()>
 
 cudaError_t enqueue_launch(const char* name, cudaStream_t stream, std::function<void()> run) {
   if (checked(stream, name).capture == nullptr) runtime().counters.launches++;
+  if (!take_for(Library::modules)) return failed(cudaErrorMemoryAllocation);
   return enqueue(name, stream, std::move(run));
 }
 
@@ -479,6 +480,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
   if (flags != 0) return failed(cudaErrorInvalidValue);
+  if (!take_for(Library::graphs)) return failed(cudaErrorMemoryAllocation);
   *exec = new CUgraphExec_st{graph->nodes};
   return cudaSuccess;
 }

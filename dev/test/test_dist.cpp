@@ -277,6 +277,30 @@ TEST_F(Training, HasTheSameBitsUnlessNvlsIsOn) {
   EXPECT_GT(differ, 0);
 }
 
+// Under a GPU's memory of which libraries take all but 1 MB of what the plan keeps free, after the plan has been checked; NCCL's part is
+// taken before. Three micro-batches: the first is eager, the second captured, the third summed over ranks.
+TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
+  write_file(in("tokens.bin"), shard_bytes(30000, 60));
+  for (int ranks : {1, 2}) {
+    const std::string memory = ranks == 1 ? "SLA_EMU_MEMORY=1052,998,1" : "SLA_EMU_MEMORY=1055,998,1,3";
+    const auto outcome_of = [&](int b, const char* more) {
+      return run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + arguments(format("-v 0 -b %d -d %d -x 2 %s", b, b * 8 * ranks * 3, more)), memory);
+    };
+    const Outcome plan = outcome_of(1, "--dry-run");
+    ASSERT_EQ(plan.exit_status, 0) << plan.err;
+    EXPECT_NE(plan.out.find("CUDA, its graphs and NCCL     1.00 GB to be kept free"), std::string::npos) << plan.out;
+    const std::string before = "the largest micro-batch that fits is ";
+    const size_t at = plan.out.find(before);
+    ASSERT_NE(at, std::string::npos) << plan.out;
+    const int largest = atoi(plan.out.c_str() + at + before.size());
+    EXPECT_GT(largest, 10);
+    const Outcome fits = outcome_of(largest, "");
+    EXPECT_EQ(fits.exit_status, 0) << largest << fits.err;
+    EXPECT_NE(fits.out.find("done: 2 steps"), std::string::npos) << fits.out;
+    EXPECT_NE(outcome_of(largest + 1, "").err.find("error: the plan exceeds the free memory by "), std::string::npos);
+  }
+}
+
 // From the timeline in the debug log. A layer's gradients are reduced while the layers below run backward, and its weights are gathered while
 // the layers before it run forward, as often as the seed allows; a reduce begins after its gradients exist, a gather ends before its weights
 // are used.

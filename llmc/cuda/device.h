@@ -80,6 +80,8 @@ inline void sleep_while_idle(char**) {}  // the host's threads have little to do
 
 inline size_t device_workspace_bytes() { return Gpu::gemm_workspace_bytes + Gpu::scratch_bytes; }
 
+inline size_t device_reserve_bytes() { return 1000000000; }  // an estimate, to be replaced by what a GPU shows
+
 // Scratch for `count` elements. Operations run one after the other, so each may use all of it until it is done.
 template <class T>
 T* device_scratch(size_t count) {
