@@ -179,9 +179,12 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
   *comm = nullptr;
   if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return ncclInvalidArgument;
-  int is_initialized = 0, world = 0;
+  int is_initialized = 0, world = 0, threads = 0;
   MPI_Initialized(&is_initialized);
-  if (!is_initialized) MPI_Init(nullptr, nullptr);
+  if (!is_initialized) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
+  MPI_Query_thread(&threads);
+  if (threads < MPI_THREAD_FUNNELED)
+    emu::fatal("ncclCommInitRank: MPI was initialized for a process of one thread, but NCCL starts others; call MPI_Init_thread");
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   if (world != num_ranks)
     emu::fatal("ncclCommInitRank for %d ranks, but mpirun has started %d processes, which are the emulated ranks", num_ranks, world);

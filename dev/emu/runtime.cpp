@@ -76,6 +76,7 @@ struct Runtime {
   cudaError_t last_error = cudaSuccess;
   int major = 9, minor = 0;
   int device = 0;  // which of the machine's this process uses
+  unsigned flags = cudaDeviceScheduleAuto;
   Counters counters = {};
   std::thread::id host_thread = std::this_thread::get_id();
 
@@ -120,6 +121,11 @@ bool loses_a_capture() {
   for (cudaStream_t stream : runtime().streams)
     if (stream->capture != nullptr) any = stream->capture->lost = true;
   return any;
+}
+
+void count_wait() {
+  runtime().counters.host_waits++;
+  runtime().counters.spinning_waits += (runtime().flags & cudaDeviceScheduleBlockingSync) == 0;
 }
 
 void push(CUstream_st& stream, Operation operation) {
@@ -330,6 +336,12 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaSetDeviceFlags(unsigned flags) {
+  if (flags != cudaDeviceScheduleAuto && flags != cudaDeviceScheduleBlockingSync) return failed(cudaErrorInvalidValue);
+  runtime().flags = flags;
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetDevice(int* device) {
   *device = runtime().device;
   return cudaSuccess;
@@ -367,7 +379,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaDeviceSynchronize() {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  runtime().counters.host_waits++;
+  count_wait();
   run_all();
   return cudaSuccess;
 }
@@ -394,7 +406,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   CUstream_st& s = checked(stream, "cudaStreamSynchronize");
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  runtime().counters.host_waits++;
+  count_wait();
   run_until(s, s.num_queued);
   return cudaSuccess;
 }
@@ -433,7 +445,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  runtime().counters.host_waits++;
+  count_wait();
   if (event->last == nullptr || event->last->done) return cudaSuccess;
   run_until(checked(event->last->stream, "cudaEventSynchronize"), event->last->number);
   return cudaSuccess;
@@ -526,7 +538,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 cudaError_t cudaFree(void* pointer) {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (pointer == nullptr) return cudaSuccess;
-  runtime().counters.host_waits++;
+  count_wait();
   run_all();
   return release(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
@@ -542,7 +554,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 cudaError_t cudaFreeHost(void* pointer) {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (pointer == nullptr) return cudaSuccess;
-  runtime().counters.host_waits++;
+  count_wait();
   run_all();
   return release_pinned(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
@@ -601,7 +613,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     count += bytes;
   });
   if (pageable && kind == cudaMemcpyDeviceToHost) {
-    counters.host_waits++;
+    count_wait();
     run_until(s, s.num_queued);
   }
   return error;

@@ -1,6 +1,6 @@
 // Cases for the emulated NCCL, which test_dist starts with mpirun: `emu_ranks CASE`. Either the case passes, and the program exits with 0, or
 // it makes a mistake that the emulator must report.
-#include <mpi.h>                     // MPI_Init, MPI_Finalize
+#include <mpi.h>                     // MPI_Init_thread, MPI_Finalize
 #include <nccl.h>                    // ncclAllReduce, ...
 #include <unistd.h>                  // sleep
 #include <cstring>                   // strcmp, memcmp
@@ -200,7 +200,8 @@ void run(const std::string& name) {
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
-  MPI_Init(nullptr, nullptr);
+  int threads = 0;
+  MPI_Init_thread(nullptr, nullptr, strcmp(argv[1], "no_threads") == 0 ? MPI_THREAD_SINGLE : MPI_THREAD_FUNNELED, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
   check(ncclGetUniqueId(&id));

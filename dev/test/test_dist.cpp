@@ -79,6 +79,7 @@ TEST_F(EmulatedNccl, RefusesACommunicatorOfInconsistentRanks) {
   expect_death(2, "wrong_size", {"for 3 ranks, but mpirun has started 2"});
   expect_death(2, "same_rank", {"no process is rank 1 of 2"});
   expect_death(2, "other_id", {"have not the same id"});
+  expect_death(2, "no_threads", {"MPI was initialized for a process of one thread"});
   EXPECT_EQ(run_ranks(2, "build/emu_ranks same_gpu").exit_status, 0);
 }
 

@@ -591,6 +591,20 @@ TEST(EmuStreams, WhatTheHostWaitsForIsCounted) {
   EXPECT_EQ(waits([&] { check(cudaFreeHost(pinned)); }), 1u);
 }
 
+TEST(EmuStreams, WaitsSpinUnlessTheDeviceIsToldToBlock) {
+  Stream stream;
+  const auto spinning_waits = [&] {
+    const uint64_t before = emu::counters().spinning_waits;
+    check(cudaStreamSynchronize(stream));
+    return emu::counters().spinning_waits - before;
+  };
+  EXPECT_EQ(spinning_waits(), 1u);
+  check(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
+  EXPECT_EQ(spinning_waits(), 0u);
+  check(cudaSetDeviceFlags(cudaDeviceScheduleAuto));
+  EXPECT_EQ(spinning_waits(), 1u);
+}
+
 struct EmuStreamsDeathTest : EmuDeathTest {};
 
 TEST_F(EmuStreamsDeathTest, PageableMemoryFreedBeforeItsCopyRunsDiesUnderSomeSeed) {

@@ -68,6 +68,16 @@ TEST(DeviceMemory, HasTheHostsValuesWhenACopyFromPageableMemoryReturns) {
   }
 }
 
+#ifdef SLA_EMU
+TEST(DeviceMemory, IsAwaitedByAHostThatSleeps) {
+  const DeviceArray<int> x(std::vector<int>{1});
+  const emu::Counters before = emu::counters();
+  x.to_host();
+  EXPECT_GT(emu::counters().host_waits, before.host_waits);
+  EXPECT_EQ(emu::counters().spinning_waits, before.spinning_waits);
+}
+#endif
+
 #ifdef SLA_CPU
 // ----------------------------------------------------------------------------
 // The CPU's threads and vector functions

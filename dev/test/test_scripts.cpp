@@ -123,12 +123,21 @@ TEST_F(Scripts, UnderSlurmRequeueWhenWarned) {
   }
 }
 
+TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {
+  write_program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'");
+  write_program("mpirun", "echo \"mpirun $*\"");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  const Outcome o = run("unset LAUNCH; scripts/run_gpt2_124M_sla.sh");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(o.out.find("mpirun -np 2 --bind-to none ./train_gpt2_sla_cpu -e d12"), 0u) << o.out;
+}
+
 TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
   write_program("mpirun", "echo \"mpirun $*\"");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh 16384");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* part : {"mpirun --host node1:8,node2:8 ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7",
+  for (const char* part : {"mpirun --host node1:8,node2:8 ", " --bind-to none ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7",
                            "./train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);

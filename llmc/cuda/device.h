@@ -48,6 +48,7 @@ struct Gpu {
       user_error("no GPU can be used (%s); train_gpt2_sla_cpu trains without one", cudaGetErrorString(status));
     const int index = gpu_index() % count;  // Slurm may show each of its tasks a single GPU, the first
     CUDA_CHECK(cudaSetDevice(index));
+    CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));  // the host sleeps while it waits, and leaves its core to other threads
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;

@@ -71,6 +71,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
 
+// How the host waits: it spins, or with cudaDeviceScheduleBlockingSync sleeps. Without a flag the real driver chooses, mostly the former.
+#define cudaDeviceScheduleAuto 0x00
+#define cudaDeviceScheduleBlockingSync 0x04
+cudaError_t cudaSetDeviceFlags(unsigned flags);
+
 // ----------------------------------------------------------------------------
 // Streams and events. Nothing runs until the host waits for it; then the order of streams is drawn from the seed.
 
@@ -204,6 +209,7 @@ struct Counters {
   uint64_t bytes_allocated, most_bytes_allocated;            // by cudaMalloc and not freed: now, and the most at any time
   // What the host has called.
   uint64_t host_waits;      // synchronizations, copies to pageable memory, and cudaFree, each of which stops the host
+  uint64_t spinning_waits;  // those of them in which the host spins
   uint64_t launches;        // kernels and matmuls queued one by one: neither captured nor from a graph
   uint64_t graph_launches;
 };
