@@ -5,9 +5,9 @@
 #include <mpi.h>        // MPI_Iallgather, MPI_Alltoall, ...
 #include <unistd.h>     // usleep, getpid
 #include <chrono>       // std::chrono::steady_clock
-#include <cstdio>       // snprintf
+#include <cstdio>       // printf, snprintf
 #include <cstdlib>      // getenv, atof
-#include <cstring>      // memcmp, memcpy
+#include <cstring>      // memcmp, memcpy, strcmp
 #include <memory>       // std::shared_ptr
 #include <numeric>      // std::iota
 #include <string>       // std::string
@@ -36,6 +36,12 @@ std::string text_of(const Call& call) {
   char text[96];
   snprintf(text, sizeof text, "%s of %lld elements of type %lld", call.what, (long long)call.count, (long long)call.type);
   return text;
+}
+
+// As the real one does, in other words.
+bool logs_collectives() {
+  const char *level = getenv("NCCL_DEBUG"), *subsystems = getenv("NCCL_DEBUG_SUBSYS");
+  return level != nullptr && strcmp(level, "INFO") == 0 && subsystems != nullptr && strcmp(subsystems, "COLL") == 0;
 }
 
 double patience_seconds() {
@@ -143,6 +149,11 @@ ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent
   const char* in_place = sent_parts > received_parts ? s + place : r + (received_parts > sent_parts ? place : 0);
   if (s < r + received_parts * part && r < s + sent_parts * part && in_place != (sent_parts > received_parts ? r : s))
     emu::fatal("%s: what is received overlaps what is sent, and not as rank %d's part of it", name, comm->rank);
+  if (logs_collectives()) {
+    int priority = 0;
+    cudaStreamGetPriority(stream, &priority);
+    printf("NCCL INFO %s: count %zu datatype %d nranks %d stream priority %d\n", name + strlen("nccl"), count, int(type), comm->size, priority);
+  }
   Call call = {};
   snprintf(call.what, sizeof call.what, "%s", name);
   call.type = type, call.count = int64_t(count);

@@ -49,6 +49,7 @@ struct Kernel {
 struct CUstream_st {
   std::deque<Operation> queue;
   uint64_t num_queued = 0, num_done = 0;
+  int priority = 0;
   std::unique_ptr<Capture> capture;  // null: what is queued runs
 };
 
@@ -69,6 +70,8 @@ struct CUgraphExec_st {
 
 namespace emu {
 namespace {
+
+constexpr int greatest_priority = -5;  // of a stream; the least is 0
 
 struct Runtime {
   std::vector<cudaStream_t> streams;
@@ -387,9 +390,23 @@ cudaError_t cudaDeviceSynchronize() {
 // ----------------------------------------------------------------------------
 // Streams and events
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
+
+// Streams advance in random order whatever their priorities are: a GPU promises none.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
   *stream = new CUstream_st;
+  (*stream)->priority = max(greatest_priority, min(0, priority));
   runtime().streams.push_back(*stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  *priority = checked(stream, "cudaStreamGetPriority").priority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0, *greatest = greatest_priority;
   return cudaSuccess;
 }
 

@@ -302,6 +302,24 @@ TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
   }
 }
 
+// Loss and request to stop, with shards the gradients' squares as well; doubles are reduced for nothing else.
+TEST_F(Training, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
+  for (const char* zero : {"0", "1"}) {
+    const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments(format("-x 3 -d 16 -v 0 --zero %s", zero)),
+                                "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL");
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    const auto count = [&](const std::string& text) {
+      int n = 0;
+      for (size_t at = 0; (at = o.out.find(text, at)) != std::string::npos; at++) n++;
+      return n;
+    };
+    EXPECT_EQ(count("datatype 8 "), 3) << o.out;
+    EXPECT_EQ(count(format("AllReduce: count %d datatype 8 ", atoi(zero) == 1 ? 3 : 2)), 3) << o.out;
+    EXPECT_GT(count("NCCL INFO "), 10);
+    EXPECT_EQ(count("stream priority -5\n"), count("NCCL INFO "));
+  }
+}
+
 // From the timeline in the debug log. A layer's gradients are reduced while the layers below run backward, and its weights are gathered while
 // the layers before it run forward, as often as the seed allows; a reduce begins after its gradients exist, a gather ends before its weights
 // are used.

@@ -41,7 +41,9 @@ struct Collectives {
     rank_ = ranks.rank, size_ = ranks.size;
     gpu_index() = ranks.local_rank;
     channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);  // NCCL says "invalid usage"
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int least = 0, greatest = 0;  // priority: a collective that is ready takes the next blocks that become free, and the others wait for it
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));
     set_nccl_environment();
