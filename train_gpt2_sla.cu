@@ -498,20 +498,17 @@ void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, 
   else model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, {b, t}, d); }, B, T, dloss);
 }
 
-// acts.stats->loss = its sum over ranks.
-void gpt2_sum_loss_over_ranks(GPT2& model) {
+// x (count) = its sum over ranks: of acts.stats, whose doubles lie side by side.
+void gpt2_sum_over_ranks(GPT2& model, double* x, int64_t count) {
   model.collectives.comm_waits_for_compute();
-  model.collectives.all_reduce(&model.acts.stats->loss, 1);
+  model.collectives.all_reduce(x, count);
   model.collectives.compute_waits_for_comm();
 }
 
-// acts.stats->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same step.
-void gpt2_share_stop_request(GPT2& model, bool asks) {
+// After gpt2_update acts.stats->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same step.
+void gpt2_request_stop(GPT2& model, bool asks) {
   double& requests = model.acts.stats->stop_requests;
   device_memset(&requests, asks ? 0x3f : 0, sizeof requests);  // eight bytes 0x3f are a small positive number
-  model.collectives.comm_waits_for_compute();
-  model.collectives.all_reduce(&requests, 1);
-  model.collectives.compute_waits_for_comm();
 }
 
 // ----------------------------------------------------------------------------
@@ -546,7 +543,7 @@ void gpt2_gather_weights(GPT2& model) {
 
 // AdamW's update number `step`, from 1, with gradients clipped by their norm, but left as they are; weights of two or more
 // dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_stats tells. Waits for nothing. Every rank takes the
-// same decision and has the same weights afterwards: acts.stats->loss becomes the sum over ranks before anything depends on it.
+// same decision and has the same weights afterwards: acts.stats becomes the sum over ranks before anything depends on it.
 void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   AdamWStep s;
   s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
@@ -557,12 +554,8 @@ void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   const bool is_sharded = model.parameters.shard.count > 1;
   c.compute_waits_for_comm();  // the sums of the gradients
   gpt2_square_grads(model);
-  gpt2_sum_loss_over_ranks(model);
-  if (is_sharded) {
-    c.comm_waits_for_compute();
-    c.all_reduce(&model.acts.stats->grad_squares, 1);
-    c.compute_waits_for_comm();
-  }
+  if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, 3);
+  else gpt2_sum_over_ranks(model, &model.acts.stats->loss, 2);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s, model.acts.stats);
   if (is_sharded) gpt2_gather_weights(model);
@@ -664,11 +657,11 @@ void check_parameters_fit(const ModelConfig& c, const Shard& shard) {
 // `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into what is free.
 void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
   const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken already
-  const size_t beside = device_memory_is_host_memory ? host_bytes : 0;
+  const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
   auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
   printf("memory plan for B %d, T %d, recompute level %d:\n", model.B, model.T, int(model.recompute));
   const double bytes_per_sequence = double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]) / model.B;
-  print_memory_plan(model.memory, {available, host_bytes, device_memory_is_host_memory, device_name(),
+  print_memory_plan(model.memory, {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
                                    largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
                     model.recompute < Recompute::block);
 }
@@ -695,7 +688,7 @@ void validate_model(Trainer& t) {
     gpt2_forward(t.model, inputs.data(), s);
     gpt2_loss(t.model, targets.data(), s, full_batch);
   }
-  gpt2_sum_loss_over_ranks(t.model);
+  gpt2_sum_over_ranks(t.model, &t.model.acts.stats->loss, 1);
   const double loss = gpt2_read_stats(t.model).loss / (double(tokens) / full_batch);
   run.log.write({{"step", run.step}, {"val_loss", loss}});
   print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens,
@@ -763,7 +756,7 @@ StepResult train_step(Trainer& t) {
     gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
                     i + 1 == run.grad_accum_steps);
   }
-  gpt2_share_stop_request(model, stop_signal() != 0);
+  gpt2_request_stop(model, stop_signal() != 0);
   gpt2_update(model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
   const StepStats stats = gpt2_read_stats(model);
   model.timeline.end_step();
@@ -896,11 +889,11 @@ int run_trainer(int argc, char** argv, Trainer& t) {
   bool from_folder = false;
   const std::string checkpoint = check_and_plan(t, from_folder);
   if (run.options.dry_run) return finalize(t), 0;
+  if (run.ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
   allocate(t);
   load_or_init_weights(t, from_folder, checkpoint);
   open_output(run, checkpoint, describe(t));
   check_same_data(run);  // also so that no rank waits in a collective for one that still loads
-  if (run.ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);
   print_start(run, checkpoint, precision_name);
 
   const double start = seconds_now();

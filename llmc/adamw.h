@@ -28,9 +28,11 @@ struct AdamWStep {
   float weight_decay;                        // of the tensors that decay
 };
 
-// Sums over a step, in the device's memory, where the operations add them up and the update reads them.
+// Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them up in one
+// collective, from the first or the second on.
 struct StepStats {
-  double loss;               // of the micro-batches' mean losses, in nats
   double grad_squares;       // of the squares of all gradients
-  double stop_requests = 0;  // positive if a rank asks to stop after this step; summed with the others, not used by the update
+  double loss;               // of the micro-batches' mean losses, in nats
+  double stop_requests = 0;  // positive if a rank asks to stop after this step; not used by the update
 };
+static_assert(sizeof(StepStats) == 3 * sizeof(double));

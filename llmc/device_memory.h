@@ -27,6 +27,10 @@ inline size_t device_memory_available();
 // What the operations' own workspaces take, in bytes, beside what device_malloc returns to the model.
 inline size_t device_workspace_bytes();
 
+// What is to be kept free beside the plan, in bytes, for what others allocate when they first need it: the kernels' code, which is loaded
+// when one is launched, CUDA graphs, and NCCL.
+inline size_t device_reserve_bytes();
+
 // An array on the device, copied from the host and freed with its owner. Not copyable.
 template <class T>
 struct DeviceArray {

@@ -9,7 +9,7 @@
 #   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh makes)
 #   OUT=folder      of the run (runs/<name>-<T>)
 #   BATCH=n         sequences in a micro-batch (1); T * BATCH * ranks must divide 524,288; as large as fits is fastest
-#   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many>); scripts/multi_node/ sets it
+#   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many> --bind-to none); scripts/multi_node/ sets it
 #   TRAINER=program (./train_gpt2_sla)
 #   PAUSE=seconds   before it is started again (10)
 set -uo pipefail
@@ -25,7 +25,7 @@ DATA=${DATA:-data/openwebtext-gpt2} OUT=${OUT:-runs/$name-$T} BATCH=${BATCH:-1} 
 ls "$DATA"/train_*.bin >/dev/null 2>&1 || die "$DATA: no train_*.bin in it; name a folder of GPT-2's tokens with DATA=, see data/README.md"
 [ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is installed"
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="mpirun -np $gpus"; fi
+if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="mpirun -np $gpus --bind-to none"; fi
 
 newest() { ls -d "$OUT"/step_* 2>/dev/null | tail -n 1; }
 # shellcheck disable=SC2086 # LAUNCH is a command with its arguments

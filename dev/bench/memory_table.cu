@@ -26,7 +26,7 @@ void print_table(const char* preset, const char* name) {
       printf("| %s | %s | %s |", thousands(T).c_str(), recompute == 0 ? "nothing (`-r 0`)" : "all but K/V (`-r 3`)",
              bytes_text(double(model.activation_layout.bytes - model.memory[MemoryGroup::logits])).c_str());
       for (int gb : gpu_gb) {
-        const int B = largest_micro_batch(size_t(gb) * 1000000000, [&](int sequences) {
+        const int B = largest_micro_batch(size_t(gb) * 1000000000 - device_reserve_bytes(), [&](int sequences) {
           return gpt2_memory(config, sequences, {1, T, Recompute(recompute)}); });
         printf(" %s |", B == 0 ? "-" : thousands(B).c_str());
       }
@@ -39,9 +39,9 @@ int main() {
   printf("# The largest micro-batch that fits\n\n"
          "In sequences of T tokens, by the memory plan that the trainer prints and allocates, weights, gradients and AdamW's state\n"
          "included, in %s. A GB is 10^9 bytes. A dash: not one sequence fits. Printed by `make memory-table`, without a GPU.\n\n"
-         "What the plan does not hold is what CUDA itself takes when a program starts on a GPU: its context, the kernels' code and\n"
-         "cuBLASLt's, some hundred megabytes that depend on the GPU and the driver. The trainer compares its plan with what the\n"
-         "driver says is free after that, so that its own limit can lie a little below this table's.\n", precision_name);
+         "As in the trainer's plan, %s are kept free for the kernels' code, graphs and NCCL. What the plan does not hold is CUDA's\n"
+         "context, some hundred megabytes that depend on the GPU and the driver. The trainer compares its plan with what the driver says\n"
+         "is free after that, so that its own limit can lie a little below this table's.\n", precision_name, bytes_text(double(device_reserve_bytes())).c_str());
   print_table("d12", "GPT-2 124M");
   print_table("d24", "GPT-2 350M");
   print_table("d36", "GPT-2 774M");

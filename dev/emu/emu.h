@@ -101,8 +101,13 @@ void* allocate_pinned(size_t bytes);
 bool release(void* p);
 bool release_pinned(void* p);
 
-size_t memory_available();  // bytes, of the machine
+size_t memory_available();  // bytes: of SLA_EMU_MEMORY, or of the machine
 size_t memory_total();
+
+// What the real libraries allocate on the device when they are first used: a kernel's code is loaded at the first launch, NCCL connects in
+// init or at the first collective. False if not enough memory is left.
+enum class Library { modules, graphs, nccl };
+bool take_for(Library library);
 
 bool is_device_memory(const void* p);  // in the reserved range, allocated or not
 bool is_pinned(const void* p, size_t bytes);

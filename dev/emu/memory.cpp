@@ -1,9 +1,9 @@
 // Device memory. It has a range of addresses of its own, with a poisoned red zone before and after each allocation, so that
 // AddressSanitizer finds every access of a kernel outside of its allocations. While host code runs, the range has no access rights.
 #include <sys/mman.h>  // mmap, mprotect, madvise
-#include <algorithm>   // std::max
-#include <cstdio>      // snprintf
-#include <cstdlib>     // malloc, free
+#include <algorithm>   // std::max, std::min
+#include <cstdio>      // snprintf, sscanf
+#include <cstdlib>     // malloc, free, getenv
 #include <iterator>    // std::next, std::prev
 #include <map>         // std::map
 #include "emu.h"
@@ -25,6 +25,9 @@ struct DeviceMemory {
   std::map<uintptr_t, size_t> allocations;  // first byte -> bytes
   std::map<uintptr_t, size_t> free_spans;   // an allocation with its red zones, likewise
   std::map<uintptr_t, size_t> pinned;       // host memory from cudaMallocHost
+  size_t most = 0;                          // bytes of SLA_EMU_MEMORY; 0: what the machine has
+  size_t libraries[3] = {};                 // bytes that each takes
+  bool is_taken[3] = {};
 };
 
 DeviceMemory& memory() {
@@ -34,6 +37,12 @@ DeviceMemory& memory() {
     if (p == MAP_FAILED) fatal("cannot reserve %zu GB of addresses for device memory", reserved >> 30);
     madvise(p, reserved, MADV_HUGEPAGE);  // opening and closing costs per page; only advice
     m->base = reinterpret_cast<uintptr_t>(p);
+    if (const char* sizes = getenv("SLA_EMU_MEMORY")) {
+      if (sscanf(sizes, "%zu,%zu,%zu,%zu", &m->most, &m->libraries[0], &m->libraries[1], &m->libraries[2]) < 1)
+        fatal("SLA_EMU_MEMORY is \"%s\"; it should be the GPU's megabytes, and those of modules, graphs and NCCL: 1200,600,100,200", sizes);
+      m->most *= 1000000;
+      for (size_t& bytes : m->libraries) bytes *= 1000000;
+    }
     return m;
   }();
   return memory;
@@ -143,8 +152,20 @@ void check_device_range(const char* what, const void* p, size_t bytes, Gaps gaps
   fatal("%s at %p has %zu bytes, among them %s", what, p, bytes, where);
 }
 
-size_t memory_available() { return meminfo_bytes("MemAvailable"); }
-size_t memory_total() { return meminfo_bytes("MemTotal"); }
+size_t memory_available() {
+  const DeviceMemory& m = memory();
+  if (m.most == 0) return meminfo_bytes("MemAvailable");
+  size_t taken = counters().bytes_allocated;
+  for (int library = 0; library < 3; library++) taken += m.is_taken[library] ? m.libraries[library] : 0;
+  return m.most - std::min(m.most, taken);
+}
+size_t memory_total() { return memory().most != 0 ? memory().most : meminfo_bytes("MemTotal"); }
+
+bool take_for(Library library) {
+  DeviceMemory& m = memory();
+  if (!m.is_taken[int(library)] && m.libraries[int(library)] > memory_available()) return false;
+  return m.is_taken[int(library)] = true;
+}
 
 void* allocate(size_t bytes) {
   if (bytes > memory_available()) return nullptr;

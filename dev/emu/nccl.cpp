@@ -1,13 +1,15 @@
 // NCCL on MPI. A collective is an operation of its stream: when it runs, the process waits for the other ranks, all exchange which
-// collective they have called, and only then data moves. Sums are taken in the order of the ranks.
+// collective they have called, and only then data moves. Sums are taken in the order of the ranks with NCCL_NVLS_ENABLE=0; otherwise in an
+// order drawn from the seed, as on a machine whose NVSwitch adds up.
 #include "nccl.h"
 #include <mpi.h>        // MPI_Iallgather, MPI_Alltoall, ...
 #include <unistd.h>     // usleep, getpid
 #include <chrono>       // std::chrono::steady_clock
-#include <cstdio>       // snprintf
+#include <cstdio>       // printf, snprintf
 #include <cstdlib>      // getenv, atof
-#include <cstring>      // memcmp
+#include <cstring>      // memcmp, memcpy, strcmp
 #include <memory>       // std::shared_ptr
+#include <numeric>      // std::iota
 #include <string>       // std::string
 #include <vector>       // std::vector
 #include "cuda_bf16.h"  // __nv_bfloat16
@@ -17,6 +19,7 @@ struct ncclComm {
   MPI_Comm mpi;
   int rank, size;
   bool owns_mpi;                                                       // MPI was initialised for it
+  bool sums_in_any_order;
   std::shared_ptr<uint64_t> left = std::make_shared<uint64_t>(0);      // collectives that are queued
   uint64_t done = 0;
 };
@@ -33,6 +36,12 @@ std::string text_of(const Call& call) {
   char text[96];
   snprintf(text, sizeof text, "%s of %lld elements of type %lld", call.what, (long long)call.count, (long long)call.type);
   return text;
+}
+
+// As the real one does, in other words.
+bool logs_collectives() {
+  const char *level = getenv("NCCL_DEBUG"), *subsystems = getenv("NCCL_DEBUG_SUBSYS");
+  return level != nullptr && strcmp(level, "INFO") == 0 && subsystems != nullptr && strcmp(subsystems, "COLL") == 0;
 }
 
 double patience_seconds() {
@@ -82,12 +91,15 @@ void add(char* sum, const char* x, size_t count) {
 // The rank-th part of the sum of all ranks' sent (ranks, count).
 std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
   const size_t bytes = count * element_bytes(type);
-  std::vector<char> parts(sent.size()), sum;
+  std::vector<char> parts(sent.size()), sum(bytes);
   MPI_Alltoall(sent.data(), int(bytes), MPI_BYTE, parts.data(), int(bytes), MPI_BYTE, comm.mpi);
-  sum.assign(parts.begin(), parts.begin() + std::ptrdiff_t(bytes));
-  for (int rank = 1; rank < comm.size; rank++) {
+  std::vector<int> order(static_cast<size_t>(comm.size));
+  std::iota(order.begin(), order.end(), 0);
+  if (comm.sums_in_any_order) emu::rng.shuffle(order.data(), uint32_t(comm.size));
+  for (int rank : order) {
     const char* part = parts.data() + size_t(rank) * bytes;
-    if (type == ncclDouble) add<double>(sum.data(), part, count);
+    if (rank == order[0]) memcpy(sum.data(), part, bytes);
+    else if (type == ncclDouble) add<double>(sum.data(), part, count);
     else if (type == ncclFloat) add<float>(sum.data(), part, count);
     else add<__nv_bfloat16>(sum.data(), part, count);
   }
@@ -130,12 +142,18 @@ ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent
     emu::check_device_range("what is received", received, received_parts * part, emu::Gaps::allow);
   };
   check();
+  if (!emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
   if (part * size_t(comm->size) > size_t(1) << 30) emu::fatal("%s: %zu elements are more than the emulator moves at once", name, count);
   const auto *s = static_cast<const char*>(sent), *r = static_cast<const char*>(received);
   const size_t place = size_t(comm->rank) * part;
   const char* in_place = sent_parts > received_parts ? s + place : r + (received_parts > sent_parts ? place : 0);
   if (s < r + received_parts * part && r < s + sent_parts * part && in_place != (sent_parts > received_parts ? r : s))
     emu::fatal("%s: what is received overlaps what is sent, and not as rank %d's part of it", name, comm->rank);
+  if (logs_collectives()) {
+    int priority = 0;
+    cudaStreamGetPriority(stream, &priority);
+    printf("NCCL INFO %s: count %zu datatype %d nranks %d stream priority %d\n", name + strlen("nccl"), count, int(type), comm->size, priority);
+  }
   Call call = {};
   snprintf(call.what, sizeof call.what, "%s", name);
   call.type = type, call.count = int64_t(count);
@@ -154,6 +172,7 @@ ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
     case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
   }
@@ -171,9 +190,12 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
   *comm = nullptr;
   if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return ncclInvalidArgument;
-  int is_initialized = 0, world = 0;
+  int is_initialized = 0, world = 0, threads = 0;
   MPI_Initialized(&is_initialized);
-  if (!is_initialized) MPI_Init(nullptr, nullptr);
+  if (!is_initialized) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
+  MPI_Query_thread(&threads);
+  if (threads < MPI_THREAD_FUNNELED)
+    emu::fatal("ncclCommInitRank: MPI was initialized for a process of one thread, but NCCL starts others; call MPI_Init_thread");
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   if (world != num_ranks)
     emu::fatal("ncclCommInitRank for %d ranks, but mpirun has started %d processes, which are the emulated ranks", num_ranks, world);
@@ -187,7 +209,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
   me.id = id, me.rank = rank;
   MPI_Get_processor_name(me.host, &host_length);
   cudaGetDevice(&me.device);
-  auto* made = new ncclComm{MPI_COMM_NULL, rank, num_ranks, !is_initialized};
+  const char* nvls = getenv("NCCL_NVLS_ENABLE");
+  auto* made = new ncclComm{MPI_COMM_NULL, rank, num_ranks, !is_initialized, nvls == nullptr || strcmp(nvls, "0") != 0};
   MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &made->mpi);
   std::vector<Member> all(static_cast<size_t>(num_ranks));
   MPI_Allgather(&me, sizeof me, MPI_BYTE, all.data(), sizeof me, MPI_BYTE, made->mpi);
@@ -197,6 +220,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
     if (memcmp(&m.id, &id, sizeof id) != 0) emu::fatal("ncclCommInitRank: ranks %d and %d have not the same id", rank, other);
     if (other != rank && m.device == me.device && strcmp(m.host, me.host) == 0) return ncclInvalidUsage;
   }
+  const char* late = getenv("NCCL_RUNTIME_CONNECT");  // by default NCCL connects, and allocates, at the first collective
+  if (late != nullptr && strcmp(late, "0") == 0 && !emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
   *comm = made;
   return ncclSuccess;
 }

@@ -49,6 +49,7 @@ struct Kernel {
 struct CUstream_st {
   std::deque<Operation> queue;
   uint64_t num_queued = 0, num_done = 0;
+  int priority = 0;
   std::unique_ptr<Capture> capture;  // null: what is queued runs
 };
 
@@ -70,12 +71,15 @@ struct CUgraphExec_st {
 namespace emu {
 namespace {
 
+constexpr int greatest_priority = -5;  // of a stream; the least is 0
+
 struct Runtime {
   std::vector<cudaStream_t> streams;
   std::unordered_map<const void*, Kernel> kernels;
   cudaError_t last_error = cudaSuccess;
   int major = 9, minor = 0;
   int device = 0;  // which of the machine's this process uses
+  unsigned flags = cudaDeviceScheduleAuto;
   Counters counters = {};
   std::thread::id host_thread = std::this_thread::get_id();
 
@@ -120,6 +124,11 @@ bool loses_a_capture() {
   for (cudaStream_t stream : runtime().streams)
     if (stream->capture != nullptr) any = stream->capture->lost = true;
   return any;
+}
+
+void count_wait() {
+  runtime().counters.host_waits++;
+  runtime().counters.spinning_waits += (runtime().flags & cudaDeviceScheduleBlockingSync) == 0;
 }
 
 void push(CUstream_st& stream, Operation operation) {
@@ -236,6 +245,7 @@ cudaError_t enqueue(const char* name, cudaStream_t stream, std::function<void()>
 
 cudaError_t enqueue_launch(const char* name, cudaStream_t stream, std::function<void()> run) {
   if (checked(stream, name).capture == nullptr) runtime().counters.launches++;
+  if (!take_for(Library::modules)) return failed(cudaErrorMemoryAllocation);
   return enqueue(name, stream, std::move(run));
 }
 
@@ -329,6 +339,12 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaSetDeviceFlags(unsigned flags) {
+  if (flags != cudaDeviceScheduleAuto && flags != cudaDeviceScheduleBlockingSync) return failed(cudaErrorInvalidValue);
+  runtime().flags = flags;
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetDevice(int* device) {
   *device = runtime().device;
   return cudaSuccess;
@@ -366,7 +382,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaDeviceSynchronize() {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  runtime().counters.host_waits++;
+  count_wait();
   run_all();
   return cudaSuccess;
 }
@@ -374,9 +390,23 @@ cudaError_t cudaDeviceSynchronize() {
 // ----------------------------------------------------------------------------
 // Streams and events
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
+
+// Streams advance in random order whatever their priorities are: a GPU promises none.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
   *stream = new CUstream_st;
+  (*stream)->priority = max(greatest_priority, min(0, priority));
   runtime().streams.push_back(*stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  *priority = checked(stream, "cudaStreamGetPriority").priority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0, *greatest = greatest_priority;
   return cudaSuccess;
 }
 
@@ -393,7 +423,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   CUstream_st& s = checked(stream, "cudaStreamSynchronize");
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  runtime().counters.host_waits++;
+  count_wait();
   run_until(s, s.num_queued);
   return cudaSuccess;
 }
@@ -432,7 +462,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
-  runtime().counters.host_waits++;
+  count_wait();
   if (event->last == nullptr || event->last->done) return cudaSuccess;
   run_until(checked(event->last->stream, "cudaEventSynchronize"), event->last->number);
   return cudaSuccess;
@@ -479,6 +509,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
   if (flags != 0) return failed(cudaErrorInvalidValue);
+  if (!take_for(Library::graphs)) return failed(cudaErrorMemoryAllocation);
   *exec = new CUgraphExec_st{graph->nodes};
   return cudaSuccess;
 }
@@ -524,7 +555,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 cudaError_t cudaFree(void* pointer) {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (pointer == nullptr) return cudaSuccess;
-  runtime().counters.host_waits++;
+  count_wait();
   run_all();
   return release(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
@@ -540,7 +571,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 cudaError_t cudaFreeHost(void* pointer) {
   if (loses_a_capture()) return failed(cudaErrorStreamCaptureUnsupported);
   if (pointer == nullptr) return cudaSuccess;
-  runtime().counters.host_waits++;
+  count_wait();
   run_all();
   return release_pinned(pointer) ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
@@ -551,8 +582,16 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
   return cudaSuccess;
 }
 
-// Pageable host memory is read before the call returns, or written before it returns; pinned memory when the copy
-// runs; a capture refuses pageable memory. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  void* const p = const_cast<void*>(pointer);
+  *attributes = {cudaMemoryTypeUnregistered, -1, nullptr, nullptr};
+  if (is_device_memory(pointer)) *attributes = {cudaMemoryTypeDevice, runtime().device, p, nullptr};
+  else if (is_pinned(pointer, 1)) *attributes = {cudaMemoryTypeHost, runtime().device, p, p};
+  return cudaSuccess;
+}
+
+// Pageable host memory is written before the call returns, and read before it returns or when the copy runs, as the seed has it: CUDA
+// promises neither. Pinned memory is read and written when the copy runs; a capture refuses pageable memory. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
 // graph may be after they were freed.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   static const char* const name = "cudaMemcpyAsync";
@@ -573,7 +612,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     s.capture->lost = true;
     return failed(cudaErrorStreamCaptureUnsupported);
   }
-  if (kind == cudaMemcpyHostToDevice && pageable) {
+  const bool read_late = kind == cudaMemcpyHostToDevice && pageable && rng.below(2) != 0;
+  if (kind == cudaMemcpyHostToDevice && pageable && !read_late) {
     const auto* first = static_cast<const unsigned char*>(from);
     std::vector<unsigned char> staged(first, first + bytes);
     return enqueue(name, stream, [to, staged = std::move(staged), &count] {
@@ -581,14 +621,16 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
       count += staged.size();
     });
   }
-  const cudaError_t error = enqueue(name, stream, [to, from, bytes, kind, &count] {
+  const cudaError_t error = enqueue(name, stream, [to, from, bytes, kind, read_late, &count] {
     if (kind != cudaMemcpyDeviceToHost) check_device_range("destination", to, bytes);
+    if (read_late && first_poisoned(from, bytes) != nullptr)
+      fatal("the source at %p, pageable memory of the host, is no longer there; synchronize before it is freed", from);
     if (kind != cudaMemcpyHostToDevice) check_device_range("source", from, bytes);
     memcpy(to, from, bytes);
     count += bytes;
   });
-  if (pageable) {
-    counters.host_waits++;
+  if (pageable && kind == cudaMemcpyDeviceToHost) {
+    count_wait();
     run_until(s, s.num_queued);
   }
   return error;

@@ -1,6 +1,6 @@
 // Cases for the emulated NCCL, which test_dist starts with mpirun: `emu_ranks CASE`. Either the case passes, and the program exits with 0, or
 // it makes a mistake that the emulator must report.
-#include <mpi.h>                     // MPI_Init, MPI_Finalize
+#include <mpi.h>                     // MPI_Init_thread, MPI_Finalize
 #include <nccl.h>                    // ncclAllReduce, ...
 #include <unistd.h>                  // sleep
 #include <cstring>                   // strcmp, memcmp
@@ -32,6 +32,7 @@ T* to_device(const std::vector<T>& host) {
   T* p = nullptr;
   check(cudaMalloc(&p, host.size() * sizeof(T)));
   check(cudaMemcpyAsync(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
+  check(cudaStreamSynchronize(stream));
   return p;
 }
 
@@ -86,6 +87,9 @@ void collectives_of(ncclDataType_t type, ncclComm_t comm) {
 
 // Under how many of 20 seeds a collective on another stream reads x before the copy, which was queued first, has written it.
 int seeds_that_read_early(ncclComm_t comm, bool wait) {
+  float* ones;
+  check(cudaMallocHost(&ones, 8 * sizeof(float)));
+  for (int i = 0; i < 8; i++) ones[i] = 1;
   cudaEvent_t copied;
   check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming));
   int missed = 0;
@@ -93,8 +97,7 @@ int seeds_that_read_early(ncclComm_t comm, bool wait) {
     emu::set_seed(seed * 1000 + uint64_t(rank));
     float* x = to_device(std::vector<float>(8, 0.0f));
     check(cudaStreamSynchronize(stream));
-    const std::vector<float> ones(8, 1.0f);
-    check(cudaMemcpyAsync(x, ones.data(), 8 * sizeof(float), cudaMemcpyHostToDevice, stream));
+    check(cudaMemcpyAsync(x, ones, 8 * sizeof(float), cudaMemcpyHostToDevice, stream));
     check(cudaEventRecord(copied, stream));
     if (wait) check(cudaStreamWaitEvent(side, copied));
     check(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, side));
@@ -103,7 +106,21 @@ int seeds_that_read_early(ncclComm_t comm, bool wait) {
     check(cudaFree(x));
   }
   check(cudaEventDestroy(copied));
+  check(cudaFreeHost(ones));
   return missed;
+}
+
+// Under how many of 20 seeds a sum has not the bits of the sum in the order of the ranks.
+int seeds_with_another_order(ncclComm_t comm) {
+  int differ = 0;
+  for (uint64_t seed = 1; seed <= 20; seed++) {
+    emu::set_seed(seed * 1000 + uint64_t(rank));
+    float* x = to_device(numbers_of<float>(rank, 64));
+    check(ncclAllReduce(x, x, 64, ncclFloat, ncclSum, comm, stream));
+    differ += !same_bits(sum_in_order_of_ranks<float>(64), to_host(x, 64).data());
+    check(cudaFree(x));
+  }
+  return differ;
 }
 
 // As the trainer does it: three all-reduces of all ranks, and a fourth that the last rank does not call.
@@ -151,6 +168,8 @@ void run(const std::string& name) {
   } else if (name == "events") {
     CHECK(seeds_that_read_early(comm, /*wait=*/true) == 0);
     CHECK(seeds_that_read_early(comm, /*wait=*/false) > 0);
+  } else if (name == "orders") {
+    CHECK(seeds_with_another_order(comm) > 0);
   } else if (name == "other_count") {
     reduce(x, x, rank == 0 ? 64 : 32);
   } else if (name == "other_collective") {
@@ -181,7 +200,8 @@ void run(const std::string& name) {
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
-  MPI_Init(nullptr, nullptr);
+  int threads = 0;
+  MPI_Init_thread(nullptr, nullptr, strcmp(argv[1], "no_threads") == 0 ? MPI_THREAD_SINGLE : MPI_THREAD_FUNNELED, &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
   check(ncclGetUniqueId(&id));

@@ -34,10 +34,17 @@ class Ranks : public CommandLine {
 
 using EmulatedNccl = Ranks;
 
-TEST_F(EmulatedNccl, SumsInTheOrderOfRanks) {
+TEST_F(EmulatedNccl, SumsInTheOrderOfRanksWithoutNvls) {
   for (int ranks : {1, 2, 3}) {
-    const Outcome o = run_ranks(ranks, "build/emu_ranks collectives");
+    const Outcome o = run_ranks(ranks, "build/emu_ranks collectives", "NCCL_NVLS_ENABLE=0");
     EXPECT_EQ(o.exit_status, 0) << ranks << "\n" << o.err;
+  }
+}
+
+TEST_F(EmulatedNccl, SumsInTheSeedsOrderWithNvls) {
+  for (const char* nvls : {"-u NCCL_NVLS_ENABLE", "NCCL_NVLS_ENABLE=2"}) {
+    const Outcome o = run_ranks(3, "build/emu_ranks orders", nvls);
+    EXPECT_EQ(o.exit_status, 0) << nvls << "\n" << o.err;
   }
 }
 
@@ -72,6 +79,7 @@ TEST_F(EmulatedNccl, RefusesACommunicatorOfInconsistentRanks) {
   expect_death(2, "wrong_size", {"for 3 ranks, but mpirun has started 2"});
   expect_death(2, "same_rank", {"no process is rank 1 of 2"});
   expect_death(2, "other_id", {"have not the same id"});
+  expect_death(2, "no_threads", {"MPI was initialized for a process of one thread"});
   EXPECT_EQ(run_ranks(2, "build/emu_ranks same_gpu").exit_status, 0);
 }
 
@@ -242,6 +250,73 @@ TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
       if (seed == 1) expected = steps;
       EXPECT_EQ(steps, expected) << "seed " << seed << ", --zero " << zero;
     }
+  }
+}
+
+// Two ranks' sums have one order only.
+TEST_F(Training, HasTheSameBitsUnlessNvlsIsOn) {
+  const auto outcome_of = [&](const char* nvls, int seed) {
+    fs::remove_all(in("out"));
+    Outcome o = run_ranks(3, "build/fp32/train_gpt2_sla_emu" + arguments("-x 3 -d 24 -v 0 -o " + in("out")), format("%s SLA_EMU_SEED=%d", nvls, seed));
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return o;
+  };
+  const std::string note = "NCCL_NVLS_ENABLE=1: NCCL may add up in another order in each run, so that the bits of two runs may differ\n";
+  std::vector<double> expected;
+  int differ = 0;
+  for (int seed = 1; seed <= 3; seed++) {
+    EXPECT_EQ(outcome_of("-u NCCL_NVLS_ENABLE", seed).out.find("NVLS"), std::string::npos);
+    const std::vector<double> losses = losses_of(read_log(in("out")));
+    if (seed == 1) expected = losses;
+    EXPECT_EQ(losses, expected) << "seed " << seed;
+    const Outcome with_nvls = outcome_of("NCCL_NVLS_ENABLE=1", seed);
+    const size_t at = with_nvls.out.find(note);
+    ASSERT_NE(at, std::string::npos) << with_nvls.out;
+    EXPECT_EQ(with_nvls.out.find(note, at + 1), std::string::npos) << "one line";
+    differ += losses_of(read_log(in("out"))) != expected;
+  }
+  EXPECT_GT(differ, 0);
+}
+
+// Under a GPU's memory of which libraries take all but 1 MB of what the plan keeps free, after the plan has been checked; NCCL's part is
+// taken before. Three micro-batches: the first is eager, the second captured, the third summed over ranks.
+TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
+  write_file(in("tokens.bin"), shard_bytes(30000, 60));
+  for (int ranks : {1, 2}) {
+    const std::string memory = ranks == 1 ? "SLA_EMU_MEMORY=1052,998,1" : "SLA_EMU_MEMORY=1055,998,1,3";
+    const auto outcome_of = [&](int b, const char* more) {
+      return run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + arguments(format("-v 0 -b %d -d %d -x 2 %s", b, b * 8 * ranks * 3, more)), memory);
+    };
+    const Outcome plan = outcome_of(1, "--dry-run");
+    ASSERT_EQ(plan.exit_status, 0) << plan.err;
+    EXPECT_NE(plan.out.find("CUDA, its graphs and NCCL     1.00 GB to be kept free"), std::string::npos) << plan.out;
+    const std::string before = "the largest micro-batch that fits is ";
+    const size_t at = plan.out.find(before);
+    ASSERT_NE(at, std::string::npos) << plan.out;
+    const int largest = atoi(plan.out.c_str() + at + before.size());
+    EXPECT_GT(largest, 10);
+    const Outcome fits = outcome_of(largest, "");
+    EXPECT_EQ(fits.exit_status, 0) << largest << fits.err;
+    EXPECT_NE(fits.out.find("done: 2 steps"), std::string::npos) << fits.out;
+    EXPECT_NE(outcome_of(largest + 1, "").err.find("error: the plan exceeds the free memory by "), std::string::npos);
+  }
+}
+
+// Loss and request to stop, with shards the gradients' squares as well; doubles are reduced for nothing else.
+TEST_F(Training, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
+  for (const char* zero : {"0", "1"}) {
+    const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments(format("-x 3 -d 16 -v 0 --zero %s", zero)),
+                                "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL");
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    const auto count = [&](const std::string& text) {
+      int n = 0;
+      for (size_t at = 0; (at = o.out.find(text, at)) != std::string::npos; at++) n++;
+      return n;
+    };
+    EXPECT_EQ(count("datatype 8 "), 3) << o.out;
+    EXPECT_EQ(count(format("AllReduce: count %d datatype 8 ", atoi(zero) == 1 ? 3 : 2)), 3) << o.out;
+    EXPECT_GT(count("NCCL INFO "), 10);
+    EXPECT_EQ(count("stream priority -5\n"), count("NCCL INFO "));
   }
 }
 

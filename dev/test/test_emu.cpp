@@ -42,6 +42,7 @@ struct Array {
   explicit Array(size_t size) : size(size) { check(cudaMalloc(&data, size * sizeof(T))); }
   Array(const std::vector<T>& values, cudaStream_t stream) : Array(values.size()) {
     check(cudaMemcpyAsync(data, values.data(), size * sizeof(T), cudaMemcpyHostToDevice, stream));
+    check(cudaStreamSynchronize(stream));
   }
   Array(const Array&) = delete;
   ~Array() { check(cudaFree(data)); }
@@ -491,18 +492,23 @@ TEST(EmuStreams, WhoStillReadsIsOverwrittenUnderSomeSeed) {
   EXPECT_GT(overwritten, 0);
 }
 
-TEST(EmuStreams, PageableMemoryIsReadAtTheCallPinnedMemoryLater) {
+TEST(EmuStreams, PinnedMemoryIsReadLaterPageableMemoryUnderSomeSeed) {
   Stream stream;
   Array<float> x(1), y(1);
   float* pinned;
   check(cudaMallocHost(&pinned, sizeof(float)));
-  float pageable = 1.0f;
-  *pinned = 1.0f;
-  check(cudaMemcpyAsync(x, &pageable, sizeof(float), cudaMemcpyHostToDevice, stream));
-  check(cudaMemcpyAsync(y, pinned, sizeof(float), cudaMemcpyHostToDevice, stream));
-  pageable = *pinned = 2.0f;
-  EXPECT_EQ(x.to_host(stream)[0], 1.0f);
-  EXPECT_EQ(y.to_host(stream)[0], 2.0f);
+  int late = 0;
+  for (int seed = 1; seed <= num_seeds; seed++) {
+    emu::set_seed(uint64_t(seed));
+    float pageable = *pinned = 1.0f;
+    check(cudaMemcpyAsync(x, &pageable, sizeof(float), cudaMemcpyHostToDevice, stream));
+    check(cudaMemcpyAsync(y, pinned, sizeof(float), cudaMemcpyHostToDevice, stream));
+    pageable = *pinned = 2.0f;
+    late += x.to_host(stream)[0] == 2.0f;
+    EXPECT_EQ(y.to_host(stream)[0], 2.0f);
+  }
+  EXPECT_GT(late, 0);
+  EXPECT_LT(late, num_seeds);
 
   check(launch(set_to, 1, 1, 0, stream, x.data, 3.0f));
   check(cudaMemcpyAsync(pinned, x, sizeof(float), cudaMemcpyDeviceToHost, stream));
@@ -585,7 +591,37 @@ TEST(EmuStreams, WhatTheHostWaitsForIsCounted) {
   EXPECT_EQ(waits([&] { check(cudaFreeHost(pinned)); }), 1u);
 }
 
+TEST(EmuStreams, WaitsSpinUnlessTheDeviceIsToldToBlock) {
+  Stream stream;
+  const auto spinning_waits = [&] {
+    const uint64_t before = emu::counters().spinning_waits;
+    check(cudaStreamSynchronize(stream));
+    return emu::counters().spinning_waits - before;
+  };
+  EXPECT_EQ(spinning_waits(), 1u);
+  check(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
+  EXPECT_EQ(spinning_waits(), 0u);
+  check(cudaSetDeviceFlags(cudaDeviceScheduleAuto));
+  EXPECT_EQ(spinning_waits(), 1u);
+}
+
 struct EmuStreamsDeathTest : EmuDeathTest {};
+
+TEST_F(EmuStreamsDeathTest, PageableMemoryFreedBeforeItsCopyRunsDiesUnderSomeSeed) {
+  const auto copy_and_free = [] {
+    for (int seed = 1; seed <= num_seeds; seed++) {
+      emu::set_seed(uint64_t(seed));
+      Stream stream;
+      Array<float> x(8);
+      {
+        const std::vector<float> values(8, 1.0f);
+        check(cudaMemcpyAsync(x, values.data(), 8 * sizeof(float), cudaMemcpyHostToDevice, stream));
+      }
+      check(cudaStreamSynchronize(stream));
+    }
+  };
+  EXPECT_DEATH(copy_and_free(), "cudaMemcpyAsync: the source at .*, pageable memory of the host, is no longer there");
+}
 
 TEST_F(EmuStreamsDeathTest, TheNullStreamDies) {
   Array<float> x(1);
@@ -711,7 +747,7 @@ TEST(EmuGraphs, WhatCannotBeCapturedIsRefusedAndEndsTheCapture) {
   EXPECT_TRUE(refused([&] { return cudaMemcpyAsync(x, &pageable, 4, cudaMemcpyHostToDevice, stream); }));
   EXPECT_TRUE(refused([&] { return cudaMemcpyAsync(&pageable, x, 4, cudaMemcpyDeviceToHost, stream); }));
   EXPECT_EQ(end_after([&] { return cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream); }, cudaSuccess), cudaSuccess);
-  EXPECT_EQ(end_after([&] { return cudaMemcpyAsync(x, &pageable, 4, cudaMemcpyHostToDevice, other); }, cudaSuccess), cudaSuccess);
+  EXPECT_EQ(end_after([&] { return cudaMemcpyAsync(to_free, &pageable, 4, cudaMemcpyHostToDevice, other); }, cudaSuccess), cudaSuccess);
   EXPECT_EQ(end_after([&] { return cudaEventRecord(event, other); }, cudaSuccess), cudaSuccess);
 
   EXPECT_EQ(x.to_host(stream)[0], 0.0f) << "and afterwards the stream works as before";
@@ -1239,6 +1275,7 @@ static void* upload(const std::vector<double>& values, cudaDataType type, cudaSt
   check(cudaMalloc(&p, values.size() * bytes_of(type)));
   const void* from = type == CUDA_R_16BF ? static_cast<const void*>(halves.data()) : floats.data();
   check(cudaMemcpyAsync(p, from, values.size() * bytes_of(type), cudaMemcpyHostToDevice, stream));
+  check(cudaStreamSynchronize(stream));
   return p;
 }
 

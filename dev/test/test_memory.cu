@@ -25,7 +25,7 @@ static ModelConfig small_config(int positions) {
 static double activation_bytes(const GPT2& model) { return double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]); }
 
 static std::string describe(const GPT2& model) {
-  return format("%d layers, %d channels, n_l %d, n_h %d, B %d, T %d, recompute level %d", model.config.num_layers,
+  return format("%d layers, %d channels, %s, B %d, T %d, recompute level %d", model.config.num_layers,
                 model.config.channels, model.config.wiring.text.c_str(), model.B, model.T, int(model.recompute));
 }
 

@@ -2,7 +2,7 @@
 // emulated GPU or a real one. Inputs are rounded to floatX first, so that what is compared is the operation's arithmetic
 // alone; outputs are NaN before, so that a missing write shows.
 #include <gtest/gtest.h>         // TEST
-#include <algorithm>             // std::max
+#include <algorithm>             // std::copy_n, std::max
 #include <cmath>                 // exp, log, sqrt, tanh
 #include <filesystem>            // std::filesystem::directory_iterator
 #include <limits>                // std::numeric_limits
@@ -45,6 +45,38 @@ static auto in_any_order(Op op, int orders = 8) {
 #endif
   return results;
 }
+
+// ----------------------------------------------------------------------------
+// The device's memory
+
+// The emulated GPU reads pageable memory late in every other copy, on average.
+TEST(DeviceMemory, HasTheHostsValuesWhenACopyFromPageableMemoryReturns) {
+  const size_t n = 100;
+  const DeviceArray<int> x(std::vector<int>{int(n)}), y(std::vector<int>(n, 0)), buffers(std::vector<int>(2 * n, 0));
+  int* const staging[] = {buffers.data, buffers.data + n};
+  for (int i = 1; i <= 20; i++) {
+    int value = i;
+    std::vector<int> values(n, i);
+    copy_to_device(x.data, &value, sizeof value);
+    Upload tokens = {y.data, {}, values.data(), n};
+    std::copy_n(staging, num_staging_buffers, tokens.staging.begin());
+    upload({tokens});
+    value = -1;
+    values.assign(n, -1);
+    EXPECT_EQ(x.to_host()[0], i);
+    EXPECT_EQ(y.to_host(), std::vector<int>(n, i));
+  }
+}
+
+#ifdef SLA_EMU
+TEST(DeviceMemory, IsAwaitedByAHostThatSleeps) {
+  const DeviceArray<int> x(std::vector<int>{1});
+  const emu::Counters before = emu::counters();
+  x.to_host();
+  EXPECT_GT(emu::counters().host_waits, before.host_waits);
+  EXPECT_EQ(emu::counters().spinning_waits, before.spinning_waits);
+}
+#endif
 
 #ifdef SLA_CPU
 // ----------------------------------------------------------------------------
@@ -535,7 +567,7 @@ struct Arena {
 TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
   const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056});
   const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that makes a difference
-  const StepStats sums = {2.5, 16};
+  const StepStats sums = {16, 2.5};
   const AdamWStep step = {float(lr), float(b1), float(b2), float(eps), float(1 - std::pow(b1, 3)),
                           float(1 - std::pow(b2, 3)), scale * (4 + 1e-6), float(decay)};
   const auto weights = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2, 0.1);
@@ -586,7 +618,7 @@ TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
 // How far one step moves a parameter of 1 whose gradient is `grad`, in units of the learning rate.
 static double adamw_move(float grad, float eps, float weight_decay) {
   const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 1, 1}});
-  const DeviceArray<StepStats> sums(std::vector<StepStats>{{0, 1}});
+  const DeviceArray<StepStats> sums(std::vector<StepStats>{{1, 0}});
   const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
   const std::vector<float> zeros(64, 0.0f), ones(64, 1.0f), gradients(64, grad);
   const DeviceArray<float> weights(ones), m(zeros), v(zeros), grads(gradients);
@@ -625,18 +657,18 @@ static float grad_scale_of(const StepStats& sums, double grad_clip) {
 
 // BUG (build/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, s.grad_clip / (norm + 1e-6))` -> `s.grad_clip / (norm + 1e-6)`
 TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
-  EXPECT_EQ(grad_scale_of({3, 16}, 1), float(1 / (4 + 1e-6)));
-  EXPECT_EQ(grad_scale_of({3, 2}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));
-  EXPECT_EQ(grad_scale_of({3, 16}, 4.1), 1) << "shorter than the limit";
-  EXPECT_EQ(grad_scale_of({3, 16}, 0), 1) << "no limit";
-  EXPECT_EQ(grad_scale_of({3, 0}, 1), 1);
+  EXPECT_EQ(grad_scale_of({16, 3}, 1), float(1 / (4 + 1e-6)));
+  EXPECT_EQ(grad_scale_of({2, 3}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));
+  EXPECT_EQ(grad_scale_of({16, 3}, 4.1), 1) << "shorter than the limit";
+  EXPECT_EQ(grad_scale_of({16, 3}, 0), 1) << "no limit";
+  EXPECT_EQ(grad_scale_of({0, 3}, 1), 1);
 }
 
 TEST(AdamW, ChangesNothingIfLossOrNormIsNotFinite) {
   for (double bad : {double(INFINITY), double(NAN)}) {
     for (double grad_clip : {0.0, 1.0}) {
-      EXPECT_EQ(grad_scale_of({bad, 16}, grad_clip), 7) << bad;
-      EXPECT_EQ(grad_scale_of({3, bad}, grad_clip), 7) << bad;
+      EXPECT_EQ(grad_scale_of({16, bad}, grad_clip), 7) << bad;
+      EXPECT_EQ(grad_scale_of({bad, 3}, grad_clip), 7) << bad;
     }
   }
 }

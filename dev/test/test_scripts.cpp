@@ -1,5 +1,5 @@
-// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm. Runs from the
-// repository's root, where the trainers are.
+// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; and what the Makefile
+// finds on a machine, with a few lines of shell in place of nvcc. Runs from the repository's root, where the trainers are.
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
@@ -123,13 +123,44 @@ TEST_F(Scripts, UnderSlurmRequeueWhenWarned) {
   }
 }
 
+TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {
+  write_program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'");
+  write_program("mpirun", "echo \"mpirun $*\"");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  const Outcome o = run("unset LAUNCH; scripts/run_gpt2_124M_sla.sh");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(o.out.find("mpirun -np 2 --bind-to none ./train_gpt2_sla_cpu -e d12"), 0u) << o.out;
+}
+
 TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
   write_program("mpirun", "echo \"mpirun $*\"");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh 16384");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* part : {"mpirun --host node1:8,node2:8 ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7",
+  for (const char* part : {"mpirun --host node1:8,node2:8 ", " --bind-to none ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7",
                            "./train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
+}
+
+// ----------------------------------------------------------------------------
+// The Makefile
+
+using MakefileTest = CommandLine;
+
+// -nostdinc: this machine's own nccl.h is not found, where it has one.
+TEST_F(MakefileTest, LinksNcclOnlyWhereItsHeaderIs) {
+  for (const char* name : {"cuda", "cuda/bin", "cuda/include"}) fs::create_directory(in(name));
+  write_file(in("cuda/bin/nvcc"), "#!/bin/sh\n");
+  chmod(in("cuda/bin/nvcc").c_str(), 0755);
+  const auto make = [&] {
+    return run("env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") + "':\"$PATH\" make -n NVCC=nvcc CXX='g++ -nostdinc' build/bf16/train_gpt2_sla");
+  };
+  const auto has = [](const Outcome& o, const char* text) { return o.out.find(text) != std::string::npos; };
+  const Outcome without = make();
+  EXPECT_TRUE(has(without, "-lcublasLt")) << without.out << without.err;
+  EXPECT_FALSE(has(without, "-lnccl") || has(without, "-DSLA_NCCL")) << without.out;
+  write_file(in("cuda/include/nccl.h"), "");
+  const Outcome with = make();
+  EXPECT_TRUE(has(with, "-lnccl") && has(with, "-DSLA_NCCL")) << with.out << with.err;
 }

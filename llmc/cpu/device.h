@@ -20,6 +20,7 @@ constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_chann
 inline const char* device_name() { return "CPU"; }
 
 inline size_t device_workspace_bytes() { return 0; }
+inline size_t device_reserve_bytes() { return 0; }
 
 inline void* device_malloc(size_t bytes) {
   if (bytes == 0) return nullptr;

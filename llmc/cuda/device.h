@@ -4,7 +4,7 @@
 // takes up to 8,192 channels.
 //
 // Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits for
-// everything before it; nothing else that a training step calls does.
+// everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
 #pragma once
 #include <cuda_runtime.h>        // cudaMalloc, cudaMemcpyAsync, ...
 #include <unistd.h>              // gethostname
@@ -48,6 +48,7 @@ struct Gpu {
       user_error("no GPU can be used (%s); train_gpt2_sla_cpu trains without one", cudaGetErrorString(status));
     const int index = gpu_index() % count;  // Slurm may show each of its tasks a single GPU, the first
     CUDA_CHECK(cudaSetDevice(index));
+    CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));  // the host sleeps while it waits, and leaves its core to other threads
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
@@ -80,6 +81,8 @@ inline void sleep_while_idle(char**) {}  // the host's threads have little to do
 
 inline size_t device_workspace_bytes() { return Gpu::gemm_workspace_bytes + Gpu::scratch_bytes; }
 
+inline size_t device_reserve_bytes() { return 1000000000; }  // an estimate, to be replaced by what a GPU shows
+
 // Scratch for `count` elements. Operations run one after the other, so each may use all of it until it is done.
 template <class T>
 T* device_scratch(size_t count) {
@@ -102,9 +105,16 @@ inline void* device_malloc(size_t bytes) {
 
 inline void device_free(void* p, size_t) { cudaFree(p); }
 
-inline void copy_to_device(void* device, const void* host, size_t bytes) {
-  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, gpu().stream));
+// Queues device = host. Pageable memory has been read when this returns, which waits for it: CUDA may read it later. Pinned memory is read
+// when the stream comes to it.
+inline void copy_from_host(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+  cudaPointerAttributes source;
+  CUDA_CHECK(cudaPointerGetAttributes(&source, host));
+  if (source.type != cudaMemoryTypeHost) CUDA_CHECK(cudaStreamSynchronize(stream));
 }
+
+inline void copy_to_device(void* device, const void* host, size_t bytes) { copy_from_host(device, host, bytes, gpu().stream); }
 
 inline void copy_to_host(void* host, const void* device, size_t bytes) {
   CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu().stream));
@@ -153,7 +163,7 @@ inline void upload(std::initializer_list<Upload> uploads) {
   g.next_staging_buffer = (i + 1) % num_staging_buffers;
   CUDA_CHECK(cudaStreamWaitEvent(g.upload_stream, g.consumed[i], 0));
   for (const Upload& u : uploads)
-    CUDA_CHECK(cudaMemcpyAsync(u.staging[i], u.host, u.count * sizeof(int), cudaMemcpyHostToDevice, g.upload_stream));
+    copy_from_host(u.staging[i], u.host, u.count * sizeof(int), g.upload_stream);
   CUDA_CHECK(cudaEventRecord(g.uploaded[i], g.upload_stream));
   CUDA_CHECK(cudaStreamWaitEvent(g.stream, g.uploaded[i], 0));
   for (const Upload& u : uploads)

@@ -6,6 +6,9 @@
 #pragma once
 #include <nccl.h>              // ncclAllReduce, ncclReduceScatter, ncclAllGather
 #include <cstdint>             // uint64_t
+#include <cstdio>              // printf
+#include <cstdlib>             // setenv, getenv
+#include <string>              // std::string
 #include <type_traits>         // std::is_same_v
 #include <vector>              // std::vector
 #include "ranks.h"             // Ranks
@@ -38,9 +41,12 @@ struct Collectives {
     rank_ = ranks.rank, size_ = ranks.size;
     gpu_index() = ranks.local_rank;
     channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);  // NCCL says "invalid usage"
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int least = 0, greatest = 0;  // priority: a collective that is ready takes the next blocks that become free, and the others wait for it
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));
+    set_nccl_environment();
     ncclUniqueId id = {};
     if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     channel.broadcast(&id, sizeof id);
@@ -121,6 +127,16 @@ struct Collectives {
   std::vector<cudaEvent_t> marks_;
   uint64_t num_collectives_ = 0;   // that have been called
   PinnedBuffer<uint64_t> progress_;   // (2): how many of them the GPU has come to, and how many it has ended
+
+  // NCCL's own settings, unless the user has set them. NVLS, in which the switch of NVLink adds up, has no fixed order of sums. Without
+  // connections at run time NCCL allocates all it needs in init, before the memory plan is compared with what is free.
+  static void set_nccl_environment() {
+    setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
+    setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+    const std::string nvls = getenv("NCCL_NVLS_ENABLE");
+    if (nvls != "0")
+      printf("NCCL_NVLS_ENABLE=%s: NCCL may add up in another order in each run, so that the bits of two runs may differ\n", nvls.c_str());
+  }
 
   template <class Call>
   void noted(const Call& collective) {

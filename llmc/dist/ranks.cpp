@@ -1,6 +1,6 @@
 #include "ranks.h"
 #ifdef SLA_MPI
-#include <mpi.h>  // MPI_Init, MPI_Bcast
+#include <mpi.h>  // MPI_Init_thread, MPI_Bcast
 #endif
 #include <cstdlib>             // getenv, strtol
 #include "llmc/utils/error.h"  // user_error
@@ -21,7 +21,9 @@ static int started_by_mpi() {
 static Ranks ranks_of_mpi() {
   Ranks r;
 #ifdef SLA_MPI
-  MPI_Init(nullptr, nullptr);
+  int threads = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);  // other threads load data and watch the ranks; this one calls MPI
+  if (threads < MPI_THREAD_FUNNELED) user_error("MPI allows this process no threads; build OpenMPI with them, or give --rendezvous");
   MPI_Comm neighbours;
   MPI_Comm_rank(MPI_COMM_WORLD, &r.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &r.size);

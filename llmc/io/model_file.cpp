@@ -19,7 +19,7 @@ FilePart own_moment(const ParameterTable& table, int index) {
   const TensorSpec& tensor = table.tensor(index);
   const ShardRange part = shard_range(table, spec);
   if (part.count == 0) return {};
-  auto place = [&](int64_t element) {  // in the file, whose dead rows before the first are the first's; after the last element: its end
+  auto place = [&](int64_t element) {  // in the file; the first element begins, and the last ends, with the file's tensor
     if (element == 0) return int64_t(0);
     if (element == tensor.num_elements()) return num_elements(spec.file_shape);
     const int64_t columns = columns_of(tensor);

@@ -30,6 +30,7 @@ struct MemoryLimits {
   size_t available;           // on the device, its workspaces included
   size_t host_bytes;          // to be allocated in host memory for checkpoints
   bool device_is_host;        // then that counts too
+  size_t reserve;             // of the device's memory, to be kept free
   const char* device_name;
   int largest_micro_batch;    // that fits
   double bytes_per_sequence;  // beside the logits
@@ -37,12 +38,13 @@ struct MemoryLimits {
 
 // Throws UserError if the plan does not fit. `recompute_more`: a level of recomputation that takes less exists.
 inline void print_memory_plan(const MemoryPlan& plan, const MemoryLimits& limits, bool recompute_more) {
-  const size_t beside = limits.device_is_host ? limits.host_bytes : 0, total = plan.total() + beside;
+  const size_t beside = limits.device_is_host ? limits.host_bytes : 0, total = plan.total() + beside + limits.reserve;
   for (int group = 0; group < int(MemoryGroup::count); group++)
     if (plan.bytes[group] > 0) printf("  %-26s %10s\n", group_name(MemoryGroup(group)), bytes_text(double(plan.bytes[group])).c_str());
   if (limits.host_bytes > 0)
     printf("  %-26s %10s%s\n", "copy for checkpoints", bytes_text(double(limits.host_bytes)).c_str(),
            beside > 0 ? "" : " of host memory, beside the total");
+  if (limits.reserve > 0) printf("  %-26s %10s to be kept free\n", "CUDA, its graphs and NCCL", bytes_text(double(limits.reserve)).c_str());
   printf("  %-26s %10s of %s free on the %s\n", "total", bytes_text(double(total)).c_str(),
          bytes_text(double(limits.available)).c_str(), limits.device_name);
   printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",

@@ -9,7 +9,7 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "error: usage: $0 host:gpus[,host:gpus...] <script> [arguments ...]" >&2; exit 1; }
 hosts=$1
 shift
-LAUNCH="mpirun --host $hosts --map-by slot --wdir $(cd "$(dirname "$0")/../.." && pwd)"
+LAUNCH="mpirun --host $hosts --map-by slot --bind-to none --wdir $(cd "$(dirname "$0")/../.." && pwd)"
 LAUNCH+=" -x PATH -x LD_LIBRARY_PATH"
 if [ -n "${INTERFACE:-}" ]; then
   LAUNCH+=" --mca btl_tcp_if_include $INTERFACE --mca oob_tcp_if_include $INTERFACE -x NCCL_SOCKET_IFNAME=$INTERFACE"

@@ -71,6 +71,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
 
+// How the host waits: it spins, or with cudaDeviceScheduleBlockingSync sleeps. Without a flag the real driver chooses, mostly the former.
+#define cudaDeviceScheduleAuto 0x00
+#define cudaDeviceScheduleBlockingSync 0x04
+cudaError_t cudaSetDeviceFlags(unsigned flags);
+
 // ----------------------------------------------------------------------------
 // Streams and events. Nothing runs until the host waits for it; then the order of streams is drawn from the seed.
 
@@ -82,6 +87,9 @@ typedef struct CUevent_st* cudaEvent_t;
 #define cudaEventDisableTiming 0x02
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);  // greatest is the smaller number
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
@@ -120,6 +128,16 @@ cudaError_t cudaFree(void* pointer);
 cudaError_t cudaMallocHost(void** pointer, size_t bytes);
 cudaError_t cudaFreeHost(void* pointer);
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total);
+
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };  // the first: pageable
+
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+  void *devicePointer, *hostPointer;
+};
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer);
 cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* destination, int value, size_t bytes, cudaStream_t stream);
 
@@ -194,6 +212,7 @@ struct Counters {
   uint64_t bytes_allocated, most_bytes_allocated;            // by cudaMalloc and not freed: now, and the most at any time
   // What the host has called.
   uint64_t host_waits;      // synchronizations, copies to pageable memory, and cudaFree, each of which stops the host
+  uint64_t spinning_waits;  // those of them in which the host spins
   uint64_t launches;        // kernels and matmuls queued one by one: neither captured nor from a graph
   uint64_t graph_launches;
 };

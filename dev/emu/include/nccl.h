@@ -11,7 +11,7 @@ typedef struct {
   char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
-typedef enum { ncclSuccess = 0, ncclInvalidArgument = 4, ncclInvalidUsage = 5 } ncclResult_t;
+typedef enum { ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclInvalidArgument = 4, ncclInvalidUsage = 5 } ncclResult_t;
 typedef enum { ncclSum = 0 } ncclRedOp_t;
 typedef enum { ncclFloat = 7, ncclDouble = 8, ncclBfloat16 = 9 } ncclDataType_t;
 
