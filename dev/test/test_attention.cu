@@ -1028,18 +1028,24 @@ TEST(Attention, HasTheSameBitsInAnyOrderOfThreads) {
 }
 #endif
 
+static void check_copy_rows(int64_t rows, int64_t width) {
+  for (bool zeros : {false, true}) {
+    const int64_t dst_stride = width + 8, src_stride = width + 16;
+    const auto src = random_values<floatX>(rows * src_stride, 1);
+    auto expected = random_values<floatX>(rows * dst_stride, 2);
+    const DeviceArray<floatX> d_src(src), d_dst(expected);
+    copy_rows(d_dst.data, dst_stride, zeros ? nullptr : d_src.data, src_stride, rows, width);
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < width; i++)
+        expected[row * dst_stride + i] = zeros ? floatX(0.0f) : src[row * src_stride + i];
+    EXPECT_TRUE(same_bits(d_dst.to_host(), expected)) << rows << " x " << width;
+  }
+}
+
 TEST(CopyRows, CopiesRowsOrSetsThemToZero) {
   for (int64_t rows : {1, 37, 300})
-    for (int64_t width : {8, 24, 768, 3072})
-      for (bool zeros : {false, true}) {
-        const int64_t dst_stride = width + 8, src_stride = width + 16;
-        const auto src = random_values<floatX>(rows * src_stride, 1);
-        auto expected = random_values<floatX>(rows * dst_stride, 2);
-        const DeviceArray<floatX> d_src(src), d_dst(expected);
-        copy_rows(d_dst.data, dst_stride, zeros ? nullptr : d_src.data, src_stride, rows, width);
-        for (int64_t row = 0; row < rows; row++)
-          for (int64_t i = 0; i < width; i++)
-            expected[row * dst_stride + i] = zeros ? floatX(0.0f) : src[row * src_stride + i];
-        EXPECT_TRUE(same_bits(d_dst.to_host(), expected)) << rows << " x " << width;
-      }
+    for (int64_t width : {8, 24, 768, 3072}) check_copy_rows(rows, width);
+  // Beside and on the rows of a block, and the width for which it has a single row: of float, and of bf16.
+  for (int64_t rows : {127, 128, 129, 255, 256, 257}) check_copy_rows(rows, 8);
+  for (int64_t width : {1016, 1024, 1032, 2040, 2048, 2056}) check_copy_rows(3, width);
 }
