@@ -17,9 +17,9 @@
 #include <vector>                    // std::vector
 #include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
 #include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation
+#include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan, draw
 #include "llmc/model/config_json.h"  // model_config, read_config_json, config_json, same_model
 #include "llmc/model/flops.h"        // flops_per_token
-#include "llmc/model/attention_plan.h"      // AttentionPlan, make_attention_plan, draw
 #include "llmc/model/parameters.h"   // make_parameter_table, Params, LayerParams
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
 #include "llmc/model/plan.h"         // LayerPlan, Norm, Projection
@@ -278,8 +278,8 @@ AttentionArgs<floatX> attention_args(const LayerAttention& attention, const Batc
   return args;
 }
 
-// Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual stream with the next LayerNorm. When the backward pass
-// computes a block again, K/V has been kept.
+// Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual stream with the next
+// LayerNorm. When the backward pass computes a block again, K/V has been kept.
 void attention_block_forward(GPT2& model, int l, const Batch& s, bool kv_is_kept = false) {
   const LayerParams<floatX>& w = model.weights(l);
   const LayerPlan& layer = model.layers[l];
