@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>           // TEST
 #include <map>                     // std::map
+#include <set>                     // std::set
 #include "dev/test/files.h"      // TemporaryFolder, write_file
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
 #include "dev/test/values.h"       // relative_error, same_bits
@@ -149,7 +150,8 @@ double tolerance_of(const GPT2& model, const std::string& name) {
   if (!is_bf16 || name.compare(0, 2, "h.") != 0) return tensor_tolerance;
   const int layer = atoi(name.c_str() + 2);
   const bool is_of_qkv = name.find("ln_1") != std::string::npos || name.find("c_attn") != std::string::npos;
-  const bool has_no_v = model.attention_plan.projected[Part::v][layer].empty();
+  const AttentionPlan& plan = model.attention_plan;
+  const bool has_no_v = plan.projected[Part::v][layer].size() == plan.unused(Part::v, layer).size();
   return name.find("map_gate") != std::string::npos || (is_of_qkv && has_no_v) ? 4e-2 : tensor_tolerance;
 }
 
@@ -481,7 +483,17 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(graph_cases, std::end(graph_cases) - 2), name_of);  // without the long ones
+// Without the long ones; on the emulated GPU, where each takes a minute on a busy machine, of the terms only those with parameters or shapes
+// of their own.
+std::vector<GraphCase> update_cases() {
+  const std::set<std::string> own = {"grouped_queries", "reused_masked_maps", "gated_maps"};
+  std::vector<GraphCase> cases;
+  for (const GraphCase* c = graph_cases; c < std::end(graph_cases) - 2; c++)
+    if (head_size_multiple == 1 || c < graph_cases + 9 || own.count(c->name) > 0) cases.push_back(*c);
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(update_cases()), name_of);
 
 // ----------------------------------------------------------------------------
 // Dead rows
