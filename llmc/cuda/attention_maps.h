@@ -100,16 +100,16 @@ mix_map_backward_kernel(floatX* dmap_out, float* dmap_weight, const floatX* dout
   const int lane = int(threadIdx.x) % warp_size;
   if (row >= N) return;
   const float w = weights.weight(map, row);
-  float sum = 0;
+  double sum = 0;  // a gate's gradient is the difference of two of these
   for (int c = lane * 8; c < C; c += warp_size * 8) {
     float a[8], b[8];
     load8(a, dout + row * C + c);
     load8(b, map_out + row * C + c);
-    for (int i = 0; i < 8; i++) sum += a[i] * b[i], a[i] *= w;
+    for (int i = 0; i < 8; i++) sum += double(a[i]) * b[i], a[i] *= w;
     store8(dmap_out + row * C + c, a);
   }
   sum = warp_sum(sum);
-  if (lane == 0) dmap_weight[row] = sum;
+  if (lane == 0) dmap_weight[row] = float(sum);
 }
 
 // A thread owns a row.
