@@ -918,26 +918,40 @@ TEST_F(CommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {
   EXPECT_EQ(names_in(in("out")), expected);
 }
 
-// Data in which a token must be foreseen that the model in `in("model")` finds infinitely improbable: the loss is infinite there.
-class ImprobableToken : public CommandLine {
+// A trained model in `in("model")`, of which a test sets single weights.
+class ChangedModel : public CommandLine {
  protected:
-  static constexpr uint16_t improbable = 256;
+  struct Weight {
+    const char* tensor;
+    int64_t element;
+    float value;
+  };
 
   void SetUp() override {
     CommandLine::SetUp();
     write_file(in("tokens.bin"), shard_bytes(4000));
     ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 1 -o " + in("first")).exit_status, 0);
     fs::copy(in("first/step_00000001"), in("model"), fs::copy_options::recursive);
-    // Its logit is -1e38 times a channel that is always about 100.
+  }
+  void set_weights(const std::vector<Weight>& weights) const {
     const SafetensorsFile file(in("model/model.safetensors"));
     std::string bytes = read_file(in("model/model.safetensors"));
-    auto set = [&](const char* tensor, int64_t element, float value) {
-      memcpy(bytes.data() + file.data_offset() + file.find(tensor)->begin + size_t(element) * sizeof value, &value, sizeof value);
-    };
-    set("wte.weight", int64_t(improbable) * 32, -1e38f);
-    set("ln_f.bias", 0, 100.0f);
+    for (const Weight& w : weights)
+      memcpy(bytes.data() + file.data_offset() + file.find(w.tensor)->begin + size_t(w.element) * sizeof w.value, &w.value, sizeof w.value);
     write_file(in("new"), bytes);
     fs::rename(in("new"), in("model/model.safetensors"));
+  }
+};
+
+// Data in which a token must be foreseen that the model finds infinitely improbable: the loss is infinite there.
+class ImprobableToken : public ChangedModel {
+ protected:
+  static constexpr uint16_t improbable = 256;
+
+  void SetUp() override {
+    ChangedModel::SetUp();
+    // Its logit is -1e38 times a channel that is always about 100.
+    set_weights({{"wte.weight", int64_t(improbable) * 32, -1e38f}, {"ln_f.bias", 0, 100.0f}});
   }
 
   // The tokens of steps 1, 2, ... of 64 tokens each, with the improbable one in those of `bad_steps`.
@@ -985,20 +999,12 @@ TEST_F(ImprobableToken, ChangesNothingAboutAResumedRun) {
   EXPECT_NE(o.err.find("3 such steps in a row"), std::string::npos) << o.err;
 }
 
-// A model in `in("model")` with a bias of NaN in its last LayerNorm.
-class NanModel : public CommandLine {
+// A model with a bias of NaN in its last LayerNorm.
+class NanModel : public ChangedModel {
  protected:
   void SetUp() override {
-    CommandLine::SetUp();
-    write_file(in("tokens.bin"), shard_bytes(4000));
-    ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 1 -o " + in("first")).exit_status, 0);
-    fs::copy(in("first/step_00000001"), in("model"), fs::copy_options::recursive);
-    const SafetensorsFile file(in("model/model.safetensors"));
-    std::string bytes = read_file(in("model/model.safetensors"));
-    const float nan = NAN;
-    memcpy(bytes.data() + file.data_offset() + file.find("ln_f.bias")->begin, &nan, sizeof nan);
-    write_file(in("new"), bytes);
-    fs::rename(in("new"), in("model/model.safetensors"));
+    ChangedModel::SetUp();
+    set_weights({{"ln_f.bias", 0, NAN}});
   }
 };
 
