@@ -88,10 +88,7 @@ void bench_attention(int rounds) {
     std::vector<int> tokens(size_t(T), 0);
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % 257u);
     gpt2_forward(model, tokens.data(), {1, T});
-    const PlannedAttention& attention = model.attention_plan.attentions[1][0];
-    const auto masks = model.attention_plan.table.masks.begin() + attention.map_layer * config.num_heads;
-    for (const KVUse& use : attention.uses)
-      for (int head : use.query_heads) layer.flops += 7 * 2.0 * config.head_size() * double(masks[head].visible_pairs(T));
+    layer.flops = 7 * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
     layers.push_back(std::move(layer));
   }
   double sgemm = 0;

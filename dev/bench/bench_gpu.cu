@@ -71,12 +71,7 @@ struct Ceilings {
 
 // q k^T and p v of layer l, of pairs of a query and a key that see each other. The backward pass has five such products to their two.
 double attention_flops_of(const GPT2& model, int l, int64_t B, int64_t T) {
-  const AttentionPlan& plan = model.attention_plan;
-  double pairs = 0;
-  for (const PlannedAttention& attention : plan.attentions[l])
-    for (const KVUse& use : attention.uses)
-      for (int head : use.query_heads) pairs += double(plan.table.masks[attention.map_layer * plan.num_heads + head].visible_pairs(T));
-  return 4.0 * double(B) * pairs * model.config.head_size();
+  return 4.0 * double(B) * attention_pairs(model.attention_plan, l, T).scored * model.config.head_size();
 }
 
 // Wirings to compare: plain, the default, about a third as many K/V heads, and masks.

@@ -111,7 +111,7 @@ inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, i
   const int num_heads = table.num_heads, num_kv_heads = table.num_kv_heads;
   std::set<int> layers;  // that heads have sources in
   for (int i = 0; i < num_heads; i++)
-    for (int layer : table.source_layers[l * num_heads + i]) layers.insert(layer);
+    for (int layer : table.sources(l, i)) layers.insert(layer);
   std::vector<PlannedAttention> attentions;
   auto add = [&](int map_layer) {
     PlannedAttention attention = {map_layer, {}, false};
@@ -121,7 +121,7 @@ inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, i
         const bool own_map = map_layer == l;
         KVUse use = {{own_map ? layer : map_layer, kv_head}, {layer, kv_head}, {}, false, false};
         for (int i = 0; i < num_heads; i++) {
-          const std::vector<int>& sources = table.source_layers[l * num_heads + i];
+          const std::vector<int>& sources = table.sources(l, i);
           if (table.kv_head(i) == kv_head && std::find(sources.begin(), sources.end(), layer) != sources.end()) use.query_heads.push_back(i);
         }
         if (!use.query_heads.empty()) attention.uses.push_back(std::move(use));
@@ -215,8 +215,8 @@ inline std::string mask_text(const AttentionMask& m) {
 inline std::string masks_text(const AttentionPlan& plan, int layer) {
   std::string text;
   for (int i = 0, end; i < plan.num_heads; i = end) {
-    const std::string mask = mask_text(plan.table.masks[layer * plan.num_heads + i]);
-    for (end = i + 1; end < plan.num_heads && mask_text(plan.table.masks[layer * plan.num_heads + end]) == mask;) end++;
+    const std::string mask = mask_text(plan.table.mask(layer, i));
+    for (end = i + 1; end < plan.num_heads && mask_text(plan.table.mask(layer, end)) == mask;) end++;
     if (i == 0 && end == plan.num_heads) return mask == "all" ? "" : "keys: " + mask;
     text += format("%sheads %d to %d: %s", text.empty() ? "keys: " : "; ", i, end - 1, mask.c_str());
   }
@@ -238,7 +238,7 @@ inline std::string draw(const AttentionPlan& plan) {
     text += format("  %3d |", l);
     for (int i = 0; i < plan.num_heads; i++) {
       std::string sources;
-      for (int layer : plan.table.source_layers[l * plan.num_heads + i])
+      for (int layer : plan.table.sources(l, i))
         sources += (sources.empty() ? "" : "+") + (layer == l ? "." : std::to_string(layer));
       text += format(" %2s", sources.c_str());
     }

@@ -17,40 +17,44 @@ inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan)
   return n;
 }
 
-// The pairs of a query and a key that see each other, in a sequence of T, summed over layers, attentions, heads and their sources.
+// Pairs of a query and a key that see each other, in a sequence of T.
 struct AttentionPairs {
   double scored = 0;      // whose scores are computed
   double multiplied = 0;  // whose values are used: with topk fewer
 };
+
+// Of a query head with such a mask and so many K/V heads: topk, if not 0, is the most keys that a query takes of all of them.
+inline AttentionPairs pairs_of_head(const AttentionMask& mask, int64_t kv_heads, int64_t topk, int64_t T) {
+  const double visible = double(kv_heads * mask.visible_pairs(T));
+  if (topk == 0) return {visible, visible};
+  int64_t taken = 0;
+  for (int64_t t = 0; t < T; t++) taken += std::min(topk, kv_heads * mask.visible_keys(t));
+  return {visible, double(taken)};
+}
+
+// Summed over the attentions and heads of layer l.
+inline AttentionPairs attention_pairs(const AttentionPlan& plan, int l, int64_t T) {
+  std::map<std::string, AttentionPairs> known;  // layers have few different heads
+  AttentionPairs sum;
+  for (const PlannedAttention& attention : plan.attentions[l])
+    for (int head = 0; head < plan.num_heads; head++) {
+      const AttentionMask& mask = plan.table.mask(attention.map_layer, head);
+      const int64_t kv_heads = int64_t(plan.table.sources(l, head).size());
+      const auto [it, is_new] = known.try_emplace(mask_text(mask) + " " + std::to_string(kv_heads));
+      if (is_new) it->second = pairs_of_head(mask, kv_heads, plan.table.topk, T);
+      sum.scored += it->second.scored, sum.multiplied += it->second.multiplied;
+    }
+  return sum;
+}
+
+// And over the layers.
 inline AttentionPairs attention_pairs(const AttentionPlan& plan, int64_t T) {
-  AttentionPairs pairs;
-  std::map<std::string, int64_t> visible;  // by mask: plans have few different ones
-  for (const std::vector<PlannedAttention>& layer : plan.attentions)
-    for (const PlannedAttention& attention : layer)
-      for (const KVUse& use : attention.uses)
-        for (int head : use.query_heads) {
-          const AttentionMask& mask = plan.table.masks[attention.map_layer * plan.num_heads + head];
-          const auto [it, is_new] = visible.insert({mask_text(mask), 0});
-          if (is_new) it->second = mask.visible_pairs(T);
-          pairs.scored += double(it->second);
-        }
-  pairs.multiplied = pairs.scored;
-  if (plan.table.topk > 0) {
-    // Of a query's keys, over all its sources, at most k.
-    pairs.multiplied = 0;
-    std::map<std::string, double> taken;
-    for (int l = 0; l < plan.num_layers; l++)
-      for (const PlannedAttention& attention : plan.attentions[l])
-        for (int head = 0; head < plan.num_heads; head++) {
-          const AttentionMask& mask = plan.table.masks[attention.map_layer * plan.num_heads + head];
-          const int64_t sources = int64_t(plan.table.source_layers[l * plan.num_heads + head].size());
-          const auto [it, is_new] = taken.insert({mask_text(mask) + std::to_string(sources), 0});
-          if (is_new)
-            for (int64_t t = 0; t < T; t++) it->second += double(std::min<int64_t>(plan.table.topk, sources * mask.visible_keys(t)));
-          pairs.multiplied += it->second;
-        }
+  AttentionPairs sum;
+  for (int l = 0; l < plan.num_layers; l++) {
+    const AttentionPairs of_layer = attention_pairs(plan, l, T);
+    sum.scored += of_layer.scored, sum.multiplied += of_layer.multiplied;
   }
-  return pairs;
+  return sum;
 }
 
 // A token of a sequence of T, forward and backward: 2 and 4 operations a weight; attention multiplies 2 matrices forward and 5 backward (of

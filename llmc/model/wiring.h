@@ -80,6 +80,8 @@ struct WiringTable {
   Mix mix = Mix::none;
   double blend = 0;                             // a
 
+  const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
+  const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }
   int kv_head(int head) const { return int(int64_t(head) * num_kv_heads / num_heads); }
 };
 
