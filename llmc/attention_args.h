@@ -61,7 +61,7 @@ struct AttentionArgs {
   bool dq_accumulate = false;  // dq is +=; else =
   float* delta = nullptr;      // (B, NH, T) =: rowsum(dout * out)
   float* scratch = nullptr;    // attention_backward_scratch(...) floats, or null for 0: where the query heads of a K/V head that has
-                               // several leave their shares of dk and dv, to be summed in a fixed order
+                               // several leave partial sums of dk and dv, to be added up in a fixed order
 };
 
 // The size of `scratch`, in floats. `pairs`: how many pairs of a query head and one of its K/V heads there are whose K/V head has more than

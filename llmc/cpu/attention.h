@@ -19,7 +19,7 @@
 template <class Element>
 void check_kv_head(const KVHead<Element>&) {}  // any strides will do
 
-// A thread owns a query head. Its shares of a K/V head's dk and dv are private if other query heads have shares as well.
+// A thread owns a query head. Where a K/V head has several, each leaves a partial sum of its dk and dv here.
 inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t pairs) { return 2 * B * T * HS * pairs; }
 
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and oneDNN's
@@ -295,7 +295,7 @@ inline void attention_forward(const AttentionArgs<float>& a) {
 // ----------------------------------------------------------------------------
 // Backward
 
-// A query head's share of the gradients of one of its K/V heads, or all of them: rows (b, t) as of dk and dv.
+// Where a query head adds to the gradients of one of its K/V heads: dk and dv themselves, or partial sums of them. Rows (b, t).
 struct KeyGradients {
   float *dk, *dv;
   int64_t dk_stride, dv_stride;
@@ -357,18 +357,18 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
 }
 
 // Of each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it is the only one.
-inline std::vector<int> private_shares(const AttentionArgs<float>& a) {
-  std::vector<int> shares;
+inline std::vector<int> partial_sum_indices(const AttentionArgs<float>& a) {
+  std::vector<int> partials;
   int n = 0;
   for (int i = 0; i < a.num_kv_heads; i++) {
-    CHECK(a.kv_heads[i].first_query_head == int(shares.size()));
-    for (int r = 0; r < a.kv_heads[i].num_query_heads; r++) shares.push_back(a.kv_heads[i].num_query_heads > 1 ? n++ : -1);
+    CHECK(a.kv_heads[i].first_query_head == int(partials.size()));
+    for (int r = 0; r < a.kv_heads[i].num_query_heads; r++) partials.push_back(a.kv_heads[i].num_query_heads > 1 ? n++ : -1);
   }
   CHECK(n == 0 || a.scratch != nullptr);
-  return shares;
+  return partials;
 }
-inline KeyGradients private_share(const AttentionArgs<float>& a, int share) {
-  float* dk = a.scratch + 2 * a.B * a.T * a.HS * share;
+inline KeyGradients partial_sum(const AttentionArgs<float>& a, int partial) {
+  float* dk = a.scratch + 2 * a.B * a.T * a.HS * partial;
   return {dk, dk + a.HS, 2 * a.HS, 2 * a.HS};
 }
 
@@ -378,18 +378,18 @@ inline void clear_key_gradients(const AttentionArgs<float>& a, int64_t b, float*
   for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) std::fill_n(dx + row * stride, a.HS, 0.0f);
 }
 
-// One query head in sequence b: delta =, dq = or +=, and its share of dk and dv.
-inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, int64_t head, const std::vector<int>& shares) {
+// One query head in sequence b: delta =, dq = or +=, and its part of dk and dv.
+inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, int64_t head, const std::vector<int>& partials) {
   std::vector<KeyGradients> gradients;
   for (int source = 0; source < a.kv_per_head; source++) {
     const int n = a.kv_of_head[head * a.kv_per_head + source];
     if (n < 0) break;
     const KVHead<float>& kv = a.kv_heads[n];
     const int* query_heads = a.query_heads + kv.first_query_head;
-    const int share = shares[std::find(query_heads, query_heads + kv.num_query_heads, int(head)) - a.query_heads];
-    const KeyGradients to = share < 0 ? KeyGradients{kv.dk, kv.dv, kv.dk_stride, kv.dv_stride} : private_share(a, share);
-    clear_key_gradients(a, b, to.dk, to.dk_stride, share < 0 && kv.dk_accumulate);
-    clear_key_gradients(a, b, to.dv, to.dv_stride, share < 0 && kv.dv_accumulate);
+    const int partial = partials[std::find(query_heads, query_heads + kv.num_query_heads, int(head)) - a.query_heads];
+    const KeyGradients to = partial < 0 ? KeyGradients{kv.dk, kv.dv, kv.dk_stride, kv.dv_stride} : partial_sum(a, partial);
+    clear_key_gradients(a, b, to.dk, to.dk_stride, partial < 0 && kv.dk_accumulate);
+    clear_key_gradients(a, b, to.dv, to.dv_stride, partial < 0 && kv.dv_accumulate);
     gradients.push_back(to);
   }
   for (int64_t first = 0; first < HeadPositions::step_of(a, head); first++) {
@@ -399,31 +399,31 @@ inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, in
   }
 }
 
-// A K/V head's dk and dv = or += the sum of its query heads' shares, in their order.
-inline void sum_shares(const AttentionArgs<float>& a, const KVHead<float>& kv, const std::vector<int>& shares, int64_t row) {
+// A K/V head's dk and dv = or += the sum of its query heads' partial sums, in their order.
+inline void add_partial_sums(const AttentionArgs<float>& a, const KVHead<float>& kv, const std::vector<int>& partials, int64_t row) {
   float *dk = kv.dk + row * kv.dk_stride, *dv = kv.dv + row * kv.dv_stride;
   if (!kv.dk_accumulate) std::fill_n(dk, a.HS, 0.0f);
   if (!kv.dv_accumulate) std::fill_n(dv, a.HS, 0.0f);
   for (int r = 0; r < kv.num_query_heads; r++) {
-    const KeyGradients from = private_share(a, shares[kv.first_query_head + r]);
+    const KeyGradients from = partial_sum(a, partials[kv.first_query_head + r]);
     const float *from_dk = from.dk + row * from.dk_stride, *from_dv = from.dv + row * from.dv_stride;
 #pragma omp simd
     for (int64_t i = 0; i < a.HS; i++) dk[i] += from_dk[i], dv[i] += from_dv[i];
   }
 }
 
-// delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its share of dk and dv, so no two
+// delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its partial sums of dk and dv, so no two
 // threads write to the same address, and the order of the sums does not depend on the number of threads.
 inline void attention_backward(const AttentionArgs<float>& a) {
   CHECK(a.first_query == 0);
-  const std::vector<int> shares = private_shares(a);
+  const std::vector<int> partials = partial_sum_indices(a);
 #pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 5 * a.B * a.NH * a.HS * a.T * a.T))
-  for (int64_t task = 0; task < a.B * a.NH; task++) attention_backward_head(a, task / a.NH, task % a.NH, shares);
+  for (int64_t task = 0; task < a.B * a.NH; task++) attention_backward_head(a, task / a.NH, task % a.NH, partials);
   for (int n = 0; n < a.num_kv_heads; n++) {
     const KVHead<float>& kv = a.kv_heads[n];
     if (kv.num_query_heads == 1) continue;
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * a.B * a.T * a.HS * (kv.num_query_heads + 1) * int64_t(sizeof(float))))
-    for (int64_t row = 0; row < a.B * a.T; row++) sum_shares(a, kv, shares, row);
+    for (int64_t row = 0; row < a.B * a.T; row++) add_partial_sums(a, kv, partials, row);
   }
 }
 
