@@ -74,10 +74,10 @@ EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(
 LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_scripts)
 TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(HOST_TESTS))
 # What the tests of the command line, of the corpora and of several ranks run.
-TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
 # The same for `make test`.
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
-QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
+QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu
 
 .PHONY: all help train test test-all mutants bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
@@ -112,11 +112,11 @@ what-is-here:
 	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
 	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(PRECISION))'
+	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(PRECISION))'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 
-programs: train_gpt2_sla_cpu data/tokenize $(if $(HAVE_NVCC),train_gpt2_sla)
+programs: train_gpt2_sla_cpu data/tokenize data/convert $(if $(HAVE_NVCC),train_gpt2_sla)
 
 setup:
 	@scripts/setup.sh build test
@@ -163,7 +163,7 @@ fuzz:
 	$(BUILD)/fuzz_safetensors $(SECONDS) $$RANDOM
 
 clean:
-	rm -rf $(BUILD) $(TOP_LEVEL) data/tokenize
+	rm -rf $(BUILD) $(TOP_LEVEL) data/tokenize data/convert
 
 # ----------------------------------------------------------------------------
 # What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder, and the programs.
@@ -194,7 +194,7 @@ train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
 
 # `private`: not for the stamp that they depend on.
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/data/tokenize.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
 
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
@@ -207,6 +207,9 @@ $(HOST_LIB): $(HOST_OBJS)
 
 data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o) $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lpthread -o $@
+
+data/convert: $(OBJ)/data/convert.o $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
 
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@

@@ -22,7 +22,7 @@
 #include "llmc/utils/crc32c.h"           // crc32c, crc32c_by_table, crc32c_combine
 #include "llmc/run/config_toml.h"         // read_config_toml, ConfigEntry
 #include "llmc/run/logger.h"             // RunLog
-#include "llmc/io/model_file.h"          // read_weight_file, write_weight_file, own_moment
+#include "llmc/io/model_file.h"          // read_weight_files, write_weight_file, own_moment
 #include "llmc/run/options.h"            // parse_options
 #include "llmc/model/parameters.h"       // make_parameter_table
 #include "llmc/io/safetensors.h"         // SafetensorsFile, SafetensorsWriter
@@ -119,13 +119,58 @@ TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
   writer.finish();
   for (const char* name : {"/model.safetensors", "/hub.safetensors"}) {
     int seen = 0;
-    read_weight_file(folder.path + name, model.table, [&](int index, const float* values) {
+    read_weight_files({folder.path + name}, model.table, [&](int index, const float* values) {
       std::vector<float> expected(size_t(model.elements(index)));
       model.fetch(1)(index, expected.data());
       EXPECT_EQ(std::vector<float>(values, values + expected.size()), expected);
       seen++;
     });
     EXPECT_EQ(seen, int(model.table.specs.size()));
+  }
+}
+
+// As Hugging Face splits large models.
+TEST(ModelOnDisk, ComesBackFromSeveralFilesWithAnIndex) {
+  TemporaryFolder folder;
+  const DiskModel model;
+  write_weight_file(folder.path + "/whole", model.table, model.fetch(1));
+  SafetensorsFile whole(folder.path + "/whole");
+  const std::vector<SafetensorsTensor>& tensors = whole.tensors();
+  const size_t half = tensors.size() / 2;
+  nlohmann::json index;
+  auto write_half = [&](const std::string& name, size_t begin, size_t end) {
+    std::vector<SafetensorsSpec> specs;
+    for (size_t i = begin; i < end; i++) specs.push_back({tensors[i].name, tensors[i].shape}), index["weight_map"][tensors[i].name] = name;
+    SafetensorsWriter writer(folder.path + "/" + name, specs);
+    for (size_t i = begin; i < end; i++) {
+      std::vector<float> values(size_t(tensors[i].num_elements()));
+      whole.read_f32(tensors[i], values.data());
+      writer.write_f32(i - begin, values.data(), 0, int64_t(values.size()));
+    }
+    writer.finish();
+  };
+  write_half("model-00001-of-00002.safetensors", 0, half);
+  write_half("model-00002-of-00002.safetensors", half, tensors.size());
+  const std::string index_path = folder.path + "/model.safetensors.index.json";
+  write_file(index_path, index.dump());
+
+  int seen = 0;
+  read_weight_files(weight_files(folder.path), model.table, [&](int i, const float* values) {
+    std::vector<float> expected(size_t(model.elements(i)));
+    model.fetch(1)(i, expected.data());
+    EXPECT_EQ(std::vector<float>(values, values + expected.size()), expected);
+    seen++;
+  });
+  EXPECT_EQ(seen, int(model.table.specs.size()));
+
+  auto nothing = [](int, const float*) {};
+  write_half("model-00002-of-00002.safetensors", half - 1, tensors.size());
+  EXPECT_ERROR(read_weight_files(weight_files(folder.path), model.table, nothing), "is in this file twice, or in another one too");
+  std::filesystem::remove(folder.path + "/model-00002-of-00002.safetensors");
+  EXPECT_ERROR(read_weight_files(weight_files(folder.path), model.table, nothing), "model-00002-of-00002.safetensors");
+  for (const char* text : {"{}", "[", "{\"weight_map\":{\"wte.weight\":\"../other.safetensors\"}}", "{\"weight_map\":{\"wte.weight\":3}}"}) {
+    write_file(index_path, text);
+    EXPECT_ERROR(weight_files(folder.path), "has no weight_map of tensors and files beside it");
   }
 }
 
@@ -137,11 +182,11 @@ TEST(ModelOnDisk, WithoutBiasesHoldsZerosForThemAndRefusesOthers) {
   write_weight_file(path, model.table, model.fetch(1));
   ASSERT_NE(SafetensorsFile(path).find("h.2.mlp.c_fc.bias"), nullptr);
   EXPECT_EQ(SafetensorsFile(path).tensors().size(), 4u + 12 * 3);
-  EXPECT_EQ(error_of([&] { read_weight_file(path, model.table, nothing); }), "");
+  EXPECT_EQ(error_of([&] { read_weight_files({path}, model.table, nothing); }), "");
 
   const DiskModel with_biases;
   write_weight_file(path, with_biases.table, with_biases.fetch(1));
-  EXPECT_ERROR(read_weight_file(path, model.table, nothing), "is not zero, but config.json says \"bias\": false");
+  EXPECT_ERROR(read_weight_files({path}, model.table, nothing), "is not zero, but config.json says \"bias\": false");
 }
 
 TEST(ModelOnDisk, RefusesMissingMisshapenAndForeignTensors) {
@@ -161,17 +206,17 @@ TEST(ModelOnDisk, RefusesMissingMisshapenAndForeignTensors) {
     SafetensorsWriter(path, specs).finish();
   };
   write_with("h.1.mlp.c_proj.weight", {}, /*without=*/true);
-  EXPECT_ERROR(read_weight_file(path, model.table, nothing), "tensor h.1.mlp.c_proj.weight is missing");
+  EXPECT_ERROR(read_weight_files({path}, model.table, nothing), "tensor h.1.mlp.c_proj.weight is missing");
   write_with("h.1.mlp.c_proj.weight", {8, 32});
-  EXPECT_ERROR(read_weight_file(path, model.table, nothing), "has shape (8, 32); by its config.json it is (32, 8)");
+  EXPECT_ERROR(read_weight_files({path}, model.table, nothing), "has shape (8, 32); by its config.json it is (32, 8)");
   write_with("h.3.ln_1.weight", {8});
-  EXPECT_ERROR(read_weight_file(path, model.table, nothing), "tensor h.3.ln_1.weight is no part of this model");
+  EXPECT_ERROR(read_weight_files({path}, model.table, nothing), "tensor h.3.ln_1.weight is no part of this model");
   write_with("lm_head.weight", {11, 8});
   SafetensorsWriter writer = SafetensorsWriter::attach(path);
   const std::vector<float> ones(88, 1.0f);
   writer.write_f32(model.table.specs.size(), ones.data(), 0, 88);
   writer.finish();
-  EXPECT_ERROR(read_weight_file(path, model.table, nothing), "lm_head.weight is not wte.weight");
+  EXPECT_ERROR(read_weight_files({path}, model.table, nothing), "lm_head.weight is not wte.weight");
 }
 
 TEST(ConfigJson, ComesBackAsItWas) {
@@ -202,7 +247,8 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   EXPECT_ERROR(config_with("activation_function", "relu"), "activation_function is \"relu\"");
   EXPECT_ERROR(config_with("n_inner", 1000), "n_inner");
   EXPECT_ERROR(config_with("tie_word_embeddings", false), "tie_word_embeddings");
-  EXPECT_ERROR(config_with("scale_attn_by_inverse_layer_idx", true), "scaled otherwise");
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"}) EXPECT_ERROR(config_with(key, true), key);
+  EXPECT_ERROR(config_with("scale_attn_weights", false), "scale_attn_weights");
   EXPECT_ERROR(config_with("n_layer", "twelve"), "\"n_layer\" is \"twelve\"");
   EXPECT_ERROR(config_with("n_layer", -3), "\"n_layer\" is -3");
   EXPECT_ERROR(config_with("n_head", 7), "7 heads do not divide 768 channels");

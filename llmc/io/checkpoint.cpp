@@ -308,7 +308,7 @@ RunState read_run_state(const std::string& checkpoint) {
 }
 
 void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight) {
-  read_weight_file(folder + "/model.safetensors", table, store_weight);
+  read_weight_files(weight_files(folder), table, store_weight);
 }
 
 void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m, const StoreTensor& store_v) {

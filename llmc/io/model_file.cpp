@@ -1,8 +1,14 @@
 #include "model_file.h"
 #include <algorithm>            // std::all_of, std::fill, std::reverse, std::max, std::min
+#include <filesystem>           // exists
 #include <map>                  // std::map
+#include <memory>               // std::unique_ptr
+#include <nlohmann/json.hpp>    // nlohmann::json
+#include <optional>             // std::optional
+#include <set>                  // std::set
 #include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"   // user_error
+#include "llmc/utils/files.h"   // parent_folder, try_read_file
 
 // ----------------------------------------------------------------------------
 // A parameter's place in a file
@@ -158,86 +164,113 @@ static std::string shape_text(const std::vector<int64_t>& shape) {
   return text + ")";
 }
 
-// The tensors of a file, of which each is taken once.
-struct OpenFile {
-  const std::string& path;
-  SafetensorsFile file;
-  std::map<std::string, const SafetensorsTensor*> by_name;
+// The tensors of one file, or of several that together are one, of which each is taken once.
+struct OpenFiles {
+  struct Tensor {
+    const SafetensorsFile* file;
+    const SafetensorsTensor* tensor;
+    const std::vector<int64_t>& shape() const { return tensor->shape; }
+    void read(float* out, int64_t first = 0, int64_t count = -1) const { file->read_f32(*tensor, out, first, count); }
+  };
+  const std::string name;  // for messages
+  std::vector<std::unique_ptr<SafetensorsFile>> files;
+  std::map<std::string, Tensor> by_name;
 
-  explicit OpenFile(const std::string& path) : path(path), file(path) {
-    for (const SafetensorsTensor& tensor : file.tensors()) by_name[plain_name(tensor.name)] = &tensor;
+  explicit OpenFiles(const std::vector<std::string>& paths) : name(paths.size() == 1 ? paths[0] : parent_folder(paths[0])) {
+    for (const std::string& path : paths) {
+      files.push_back(std::make_unique<SafetensorsFile>(path));
+      for (const SafetensorsTensor& tensor : files.back()->tensors())
+        if (!by_name.insert({plain_name(tensor.name), {files.back().get(), &tensor}}).second)
+          user_error("%s: tensor %s is in this file twice, or in another one too", path.c_str(), tensor.name.c_str());
+    }
   }
-  bool has(const std::string& name) const { return by_name.count(name) != 0; }
+  bool has(const std::string& tensor) const { return by_name.count(tensor) != 0; }
 
-  const SafetensorsTensor* take(const SafetensorsSpec& spec) {
+  Tensor take(const SafetensorsSpec& spec) {
     auto it = by_name.find(spec.name);
-    if (it == by_name.end()) user_error("%s: tensor %s is missing", path.c_str(), spec.name.c_str());
-    const SafetensorsTensor* tensor = it->second;
-    if (tensor->shape != spec.shape)
-      user_error("%s: tensor %s has shape %s; by its config.json it is %s", path.c_str(), spec.name.c_str(),
-                 shape_text(tensor->shape).c_str(), shape_text(spec.shape).c_str());
+    if (it == by_name.end()) user_error("%s: tensor %s is missing", name.c_str(), spec.name.c_str());
+    const Tensor tensor = it->second;
+    if (tensor.shape() != spec.shape)
+      user_error("%s: tensor %s has shape %s; by its config.json it is %s", name.c_str(), spec.name.c_str(),
+                 shape_text(tensor.shape()).c_str(), shape_text(spec.shape).c_str());
     by_name.erase(it);
     return tensor;
   }
-  std::vector<const SafetensorsTensor*> take_all(const std::vector<SafetensorsSpec>& specs) {
-    std::vector<const SafetensorsTensor*> tensors;
+  std::vector<Tensor> take_all(const std::vector<SafetensorsSpec>& specs) {
+    std::vector<Tensor> tensors;
     for (const SafetensorsSpec& spec : specs) tensors.push_back(take(spec));
     return tensors;
   }
   void check_no_others() const {
-    for (const auto& [name, tensor] : by_name)
-      if (!is_mask(name)) user_error("%s: tensor %s is no part of this model", path.c_str(), name.c_str());
-  }
-
-  // Hands the part of a tensor to `store`.
-  void read(const SafetensorsTensor& source, const ParameterTable& table, int index, const FilePart& part, const StoreTensor& store) const {
-    std::vector<float> full(size_t(part.count)), values(size_t(part.end - part.begin));
-    file.read_f32(source, full.data(), part.first, part.count);
-    from_file_layout(table, index, part, full.data(), values.data());
-    store(index, values.data());
+    for (const auto& [tensor, source] : by_name)
+      if (!is_mask(tensor)) user_error("%s: tensor %s is no part of this model", name.c_str(), tensor.c_str());
   }
 };
 
-static void check_zero_biases(OpenFile& in, const ParameterTable& table) {
+// Hands the part of a tensor to `store`.
+static void read_part(const OpenFiles::Tensor& source, const ParameterTable& table, int index, const FilePart& part, const StoreTensor& store) {
+  std::vector<float> full(size_t(part.count)), values(size_t(part.end - part.begin));
+  source.read(full.data(), part.first, part.count);
+  from_file_layout(table, index, part, full.data(), values.data());
+  store(index, values.data());
+}
+
+static void check_zero_biases(OpenFiles& in, const ParameterTable& table) {
   std::vector<float> values;
   for (const SafetensorsSpec& bias : zero_specs(table)) {
     if (!in.has(bias.name)) continue;
     values.resize(size_t(bias.shape[0]));
-    in.file.read_f32(*in.take(bias), values.data());
+    in.take(bias).read(values.data());
     if (!std::all_of(values.begin(), values.end(), [](float x) { return x == 0.0f; }))
-      user_error("%s: tensor %s is not zero, but config.json says \"bias\": false", in.path.c_str(), bias.name.c_str());
+      user_error("%s: tensor %s is not zero, but config.json says \"bias\": false", in.name.c_str(), bias.name.c_str());
   }
 }
 
-static void check_tied_head(OpenFile& in, const SafetensorsTensor& wte) {
+static void check_tied_head(OpenFiles& in, const OpenFiles::Tensor& wte) {
   if (!in.has("lm_head.weight")) return;
-  const int64_t V = wte.shape[0], C = wte.shape[1];
-  const SafetensorsTensor* head = in.take({"lm_head.weight", {V, C}});
+  const int64_t V = wte.shape()[0], C = wte.shape()[1];
+  const OpenFiles::Tensor head = in.take({"lm_head.weight", {V, C}});
   std::vector<float> row(static_cast<size_t>(C)), wte_row(row.size());
   for (int64_t v = 0; v < V; v++) {
-    in.file.read_f32(*head, row.data(), v * C, C);
-    in.file.read_f32(wte, wte_row.data(), v * C, C);
-    if (row != wte_row) user_error("%s: lm_head.weight is not wte.weight; only a tied head is known", in.path.c_str());
+    head.read(row.data(), v * C, C);
+    wte.read(wte_row.data(), v * C, C);
+    if (row != wte_row) user_error("%s: lm_head.weight is not wte.weight; only a tied head is known", in.name.c_str());
   }
 }
 
-void read_weight_file(const std::string& path, const ParameterTable& table, const StoreTensor& store) {
-  OpenFile in(path);
+void read_weight_files(const std::vector<std::string>& paths, const ParameterTable& table, const StoreTensor& store) {
+  OpenFiles in(paths);
   // Everything is found and has its shape before anything is stored.
-  const std::vector<const SafetensorsTensor*> sources = in.take_all(weight_specs(table));
+  const std::vector<OpenFiles::Tensor> sources = in.take_all(weight_specs(table));
   check_zero_biases(in, table);
-  check_tied_head(in, *sources[0]);
+  check_tied_head(in, sources[0]);
   in.check_no_others();
-  for (size_t i = 0; i < sources.size(); i++) in.read(*sources[i], table, int(i), whole_weight(table, int(i)), store);
+  for (size_t i = 0; i < sources.size(); i++) read_part(sources[i], table, int(i), whole_weight(table, int(i)), store);
 }
 
 void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m, const StoreTensor& store_v) {
-  OpenFile in(path);
-  const std::vector<const SafetensorsTensor*> sources = in.take_all(moment_specs(table));
+  OpenFiles in({path});
+  const std::vector<OpenFiles::Tensor> sources = in.take_all(moment_specs(table));
   in.check_no_others();
   const size_t n = table.specs.size();
   for (size_t i = 0; i < sources.size(); i++) {
     const FilePart part = own_moment(table, int(i % n));
-    if (part.count > 0) in.read(*sources[i], table, int(i % n), part, i < n ? store_m : store_v);
+    if (part.count > 0) read_part(sources[i], table, int(i % n), part, i < n ? store_m : store_v);
   }
+}
+
+std::vector<std::string> weight_files(const std::string& folder) {
+  const std::string whole = folder + "/model.safetensors", index = whole + ".index.json";
+  if (std::filesystem::exists(whole)) return {whole};
+  const std::optional<std::string> text = try_read_file(index);
+  if (!text) return {whole};  // whose absence is then the error
+  const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  std::set<std::string> names;
+  if (json.is_object() && json.contains("weight_map") && json["weight_map"].is_object())
+    for (const nlohmann::json& name : json["weight_map"])
+      names.insert(name.is_string() && name.get<std::string>().find('/') == std::string::npos ? name.get<std::string>() : "");
+  if (names.empty() || names.count("")) user_error("%s: has no weight_map of tensors and files beside it", index.c_str());
+  std::vector<std::string> paths;
+  for (const std::string& name : names) paths.push_back(folder + "/" + name);
+  return paths;
 }

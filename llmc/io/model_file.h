@@ -35,9 +35,14 @@ using StoreTensor = std::function<void(int index, const float* values)>;
 // Writes the weights as float32. Returns the checksums of what was handed to the system, which a disk that does its work gives back.
 SafetensorsChecksums write_weight_file(const std::string& path, const ParameterTable& table, const FetchTensor& fetch);
 
-// Reads F32, F16 or BF16. Throws UserError, naming file and tensor, if one is missing or has another shape, if the file
-// holds a tensor that is no part of GPT-2, an untied lm_head, or non-zero biases for a model without any.
-void read_weight_file(const std::string& path, const ParameterTable& table, const StoreTensor& store);
+// Reads F32, F16 or BF16, from one file or from several that share the tensors out. Throws UserError, naming file and tensor, if one is
+// missing, is there twice or has another shape, if a file holds a tensor that is no part of GPT-2, an untied lm_head, or non-zero biases for
+// a model without any.
+void read_weight_files(const std::vector<std::string>& paths, const ParameterTable& table, const StoreTensor& store);
+
+// A model folder's files of weights: model.safetensors, or those that its model.safetensors.index.json names, as Hugging Face splits large
+// models. Throws UserError for an index that names none, or files elsewhere.
+std::vector<std::string> weight_files(const std::string& folder);
 
 // The tensors of a file of moments, in its order: every m, then every v.
 std::vector<SafetensorsSpec> moment_specs(const ParameterTable& table);
@@ -56,5 +61,5 @@ struct MomentPiece {
 std::vector<MomentPiece> write_moment_shard(const std::string& path, const ParameterTable& table, const float* m, const float* v);
 
 // Reads this process's shard alone: `store_m` and `store_v` get (index, what of that parameter is in the shard), and are not called for
-// a parameter that has nothing in it. Throws UserError like read_weight_file.
+// a parameter that has nothing in it. Throws UserError like read_weight_files.
 void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m, const StoreTensor& store_v);

@@ -8,6 +8,7 @@
 #include <cstring>              // memcpy, memchr, strerror
 #include <nlohmann/json.hpp>    // nlohmann::json, ordered_json
 #include <set>                  // std::set
+#include "llmc/utils/bf16_bits.h"  // float_from_bf16
 #include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"   // user_error, format, CHECK
 #include "llmc/utils/files.h"   // FileDescriptor, write_all
@@ -67,8 +68,6 @@ static float float_from_bits(uint32_t bits) {
   memcpy(&value, &bits, sizeof(value));
   return value;
 }
-
-static float float_from_bf16(uint16_t bits) { return float_from_bits(uint32_t(bits) << 16); }
 
 // IEEE half: 1 sign bit, 5 of exponent (bias 15), 10 of mantissa.
 static float float_from_f16(uint16_t bits) {

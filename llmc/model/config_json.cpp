@@ -31,8 +31,10 @@ static void check_known_function(const json& config, const std::string& path, co
     user_error("%s: activation_function is \"%s\"; only gelu_new is known", path.c_str(), act.c_str());
   if (optional("n_inner", 4 * c.channels) != 4 * c.channels)
     user_error("%s: n_inner is not 4 * n_embd; only that is known", path.c_str());
-  if (!optional("scale_attn_weights", true) || optional("scale_attn_by_inverse_layer_idx", false))
-    user_error("%s: attention scores are scaled otherwise than by 1/sqrt(head size); only that is known", path.c_str());
+  if (!optional("scale_attn_weights", true))
+    user_error("%s: scale_attn_weights is false; scores are scaled by 1/sqrt(head size) here", path.c_str());
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"})
+    if (optional(key, false)) user_error("%s: %s is true; it is not known", path.c_str(), key);
   if (!optional("tie_word_embeddings", true))
     user_error("%s: tie_word_embeddings is false; only a tied lm_head is known", path.c_str());
   if (optional("add_cross_attention", false)) user_error("%s: add_cross_attention is true; it is not known", path.c_str());
@@ -124,7 +126,8 @@ ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
   from_folder = !config_from_preset(o.model, c);
   if (from_folder) {
     if (!std::filesystem::is_directory(o.model))
-      user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder", o.model.c_str());
+      user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder; data/convert makes a folder of "
+                 "a model of llm.c", o.model.c_str());
     c = read_config_json(o.model);
     visit_fields(c, [&](const ConfigField& field, auto&) {
       if (field.option == nullptr) return;

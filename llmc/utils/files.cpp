@@ -92,3 +92,25 @@ void rename_durably(const std::string& temporary, const std::string& path) {
     user_error("%s: cannot be put in place: %s", path.c_str(), strerror(errno));
   sync_folder(parent_folder(path));
 }
+
+NewFile::NewFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
+  if (std::filesystem::exists(path)) user_error("%s: exists already; remove it, or choose another name", path.c_str());
+  file_ = FileDescriptor(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (file_.fd < 0) fail();
+}
+
+NewFile::~NewFile() {
+  if (file_.fd >= 0) unlink(temporary_.c_str());
+}
+
+void NewFile::fail() const { user_error("%s: cannot be written: %s", temporary_.c_str(), strerror(errno)); }
+
+void NewFile::write(const void* bytes, size_t count) {
+  if (write_all(file_.fd, bytes, count) != count) fail();
+}
+
+void NewFile::finish() {
+  if (fsync(file_.fd) != 0) fail();
+  rename_durably(temporary_, path_);
+  file_ = FileDescriptor();
+}

@@ -49,3 +49,20 @@ void make_folders(const std::string& path);
 // Renames `temporary` to `path` in one atomic step that is on disk when the call returns. A file replaces a file of that name; for a
 // folder the name must be free. Throws UserError.
 void rename_durably(const std::string& temporary, const std::string& path);
+
+// A file that is written from front to back, as PATH.tmp, and gets its name when it is complete and on the disk.
+struct NewFile {
+  // Throws UserError if something of that name exists, or the file cannot be made.
+  explicit NewFile(const std::string& path);
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+  ~NewFile();  // without finish() nothing is left
+
+  void write(const void* bytes, size_t count);  // throws UserError
+  void finish();                                // likewise
+
+ private:
+  std::string path_, temporary_;
+  FileDescriptor file_;
+  [[noreturn]] void fail() const;
+};

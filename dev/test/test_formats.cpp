@@ -1,0 +1,288 @@
+// Models in the files of other programs: llm.c's and GGUF, and data/convert.
+#include <gtest/gtest.h>
+#include <cstring>                    // memcpy
+#include <map>                        // std::map
+#include "command_line.h"             // CommandLine
+#include "golden_case.h"              // read_golden_tensors
+#include "helpers.h"                  // EXPECT_ERROR
+#include "llmc/io/checkpoint.h"       // read_weights
+#include "llmc/model/config_json.h"   // read_config_json
+#include "llmc/model/gguf_file.h"     // write_gguf_file
+#include "llmc/model/llmc_file.h"     // write_llmc_file, read_llmc_config, read_llmc_weights
+#include "llmc/model/parameters.h"    // make_parameter_table
+#include "llmc/text/tokenizer.h"      // Tokenizer
+#include "llmc/utils/bf16_bits.h"     // bf16_from_float
+
+static const std::string plain = "dev/test/golden/baseline", no_bias = "dev/test/golden/no_bias_accum";
+
+// The weights of a folder's model, full-size, in the arena's layout.
+struct FolderModel {
+  ModelConfig config;
+  ParameterTable table;
+  std::vector<std::vector<float>> values;
+
+  explicit FolderModel(const std::string& folder) : config(read_config_json(folder)) {
+    table = make_parameter_table(config, make_attention_plan(config, /*keep_dead=*/true));
+    values.resize(size_t(table.size()));
+    read_weights(folder, table, [&](int i, const float* v) { values[i].assign(v, v + table.tensor(i).num_elements()); });
+  }
+  FetchTensor fetch() const {
+    return [this](int i, float* to) { std::copy(values[i].begin(), values[i].end(), to); };
+  }
+};
+
+// The model of a folder as plain GPT-2, whatever its wiring: the same shapes.
+static FolderModel as_plain(const std::string& folder) {
+  FolderModel model(folder);
+  model.config.wiring = Wiring();
+  return model;
+}
+
+template <class T>
+static T at(const std::string& bytes, size_t offset) {
+  T value{};
+  if (offset + sizeof value <= bytes.size()) memcpy(&value, &bytes[offset], sizeof value);
+  return value;
+}
+
+// llm.c's train_gpt2.c, fill_in_parameter_sizes: the sixteen tensors in its file's order, of all layers each.
+TEST(LlmcFile, HasTheTensorsInLlmcsOrder) {
+  TemporaryFolder folder;
+  const FolderModel model(plain);
+  const std::string path = folder.path + "/model.bin";
+  write_llmc_file(path, model.config, model.table, model.fetch(), LlmcType::fp32);
+  const std::string bytes = read_file(path);
+  const int64_t L = 4, C = 64, T = 32, Vp = 384;
+  const int32_t header[] = {20240326, 3, 32, 257, 4, 4, 64, 384, 0};
+  for (int i = 0; i < 9; i++) EXPECT_EQ(at<int32_t>(bytes, i * 4), header[i]) << i;
+
+  const struct { const char* name; int64_t layers, out, in; } sizes[] = {
+      {"wte.weight", 0, Vp, C}, {"wpe.weight", 0, T, C}, {"ln_1.weight", L, C, 1}, {"ln_1.bias", L, C, 1}, {"attn.c_attn.weight", L, 3 * C, C},
+      {"attn.c_attn.bias", L, 3 * C, 1}, {"attn.c_proj.weight", L, C, C}, {"attn.c_proj.bias", L, C, 1}, {"ln_2.weight", L, C, 1},
+      {"ln_2.bias", L, C, 1}, {"mlp.c_fc.weight", L, 4 * C, C}, {"mlp.c_fc.bias", L, 4 * C, 1}, {"mlp.c_proj.weight", L, C, 4 * C},
+      {"mlp.c_proj.bias", L, C, 1}, {"ln_f.weight", 0, C, 1}, {"ln_f.bias", 0, C, 1}};
+  const GoldenTensors golden = read_golden_tensors(plain + "/model.safetensors");  // (in, out)
+  size_t offset = 1024;
+  for (const auto& s : sizes) {
+    for (int64_t l = 0; l < std::max<int64_t>(s.layers, 1); l++) {
+      const std::string name = (s.layers > 0 ? "h." + std::to_string(l) + "." : "") + s.name;
+      const std::vector<float>& values = golden.at(name).data;
+      const bool is_embedding = name == "wte.weight" || name == "wpe.weight";
+      int64_t wrong = 0;
+      for (int64_t o = 0; o < s.out; o++)
+        for (int64_t i = 0; i < s.in; i++, offset += 4) {
+          const size_t element = size_t(is_embedding ? o * s.in + i : i * s.out + o);
+          wrong += at<float>(bytes, offset) != (name == "wte.weight" && o >= 257 ? 0.0f : values[element]);
+        }
+      EXPECT_EQ(wrong, 0) << name;
+    }
+  }
+  EXPECT_EQ(offset, bytes.size());
+}
+
+TEST(LlmcFile, ComesBackInBothTypes) {
+  for (const std::string& source : {plain, no_bias}) {
+    TemporaryFolder folder;
+    const FolderModel model = as_plain(source);
+    for (const LlmcType type : {LlmcType::fp32, LlmcType::bf16}) {
+      const std::string path = folder.path + (type == LlmcType::fp32 ? "/fp32.bin" : "/bf16.bin");
+      write_llmc_file(path, model.config, model.table, model.fetch(), type);
+      ASSERT_TRUE(is_llmc_file(path));
+      const ModelConfig c = read_llmc_config(path);
+      EXPECT_EQ(c.channels, model.config.channels);
+      EXPECT_TRUE(c.bias);  // llm.c's models have them: zeros here
+      EXPECT_TRUE(c.wiring.is_plain());
+      const ParameterTable table = make_parameter_table(c, make_attention_plan(c));
+      std::map<std::string, std::vector<float>> read;
+      read_llmc_weights(path, c, table, [&](int i, const float* v) { read[table.tensor(i).name].assign(v, v + table.tensor(i).num_elements()); });
+      EXPECT_EQ(int(read.size()), table.size());
+      for (int i = 0; i < model.table.size(); i++) {
+        std::vector<float> expected = model.values[i];
+        if (type == LlmcType::bf16)
+          for (float& x : expected) x = float_from_bf16(bf16_from_float(x));
+        EXPECT_EQ(read.at(model.table.tensor(i).name), expected) << model.table.tensor(i).name;
+      }
+      if (!model.config.bias) {
+        EXPECT_EQ(read.at("ln_f.bias"), std::vector<float>(size_t(c.channels), 0.0f));
+      }
+    }
+  }
+}
+
+TEST(LlmcFile, RefusesWhatIsNone) {
+  TemporaryFolder folder;
+  const FolderModel model(plain);
+  const std::string path = folder.path + "/model.bin", broken = folder.path + "/broken.bin";
+  write_llmc_file(path, model.config, model.table, model.fetch(), LlmcType::bf16);
+  const std::string bytes = read_file(path);
+  auto with = [&](int place, int32_t value) {
+    std::string changed = bytes;
+    memcpy(&changed[place * 4], &value, 4);
+    write_file(broken, changed);
+    return error_of([&] { read_llmc_config(broken); });
+  };
+  EXPECT_NE(with(0, 1).find("does not begin with 20240326"), std::string::npos);
+  EXPECT_NE(with(1, 1).find("version 1; known are 3 (fp32) and 5 (bf16)"), std::string::npos);
+  EXPECT_NE(with(4, 5).find("but its header describes a model of"), std::string::npos);
+  EXPECT_NE(with(4, INT32_MAX).find("but its header describes a model of"), std::string::npos);
+  EXPECT_NE(with(5, 5).find("5 heads do not divide 64 channels"), std::string::npos);
+  EXPECT_NE(with(6, -64).find("make no model"), std::string::npos);
+  EXPECT_NE(with(7, 256).find("smaller than the vocabulary"), std::string::npos);
+  for (const std::string& other : {bytes.substr(0, bytes.size() - 2), bytes + "x", bytes.substr(0, 1000)}) {
+    write_file(broken, other);
+    EXPECT_NE(error_of([&] { read_llmc_config(broken); }), "");
+  }
+  FolderModel wired(plain);
+  wired.config.wiring = parse_wiring("sla(2,2)");
+  EXPECT_ERROR(write_llmc_file(broken + "2", wired.config, wired.table, wired.fetch(), LlmcType::fp32), "llm.c knows plain GPT-2 only");
+  EXPECT_ERROR(write_llmc_file(path, model.config, model.table, model.fetch(), LlmcType::fp32), "exists already");
+  EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"model.bin", "broken.bin"}));
+}
+
+// Reads what docs/gguf.md defines, of the types that occur here.
+struct GgufReader {
+  std::string bytes;
+  size_t next = 0;
+  std::map<std::string, json> metadata;
+  struct Tensor { std::vector<uint64_t> shape; uint32_t type; uint64_t offset; };
+  std::map<std::string, Tensor> tensors;
+  size_t data = 0;
+
+  template <class T>
+  T take() {
+    const T value = at<T>(bytes, next);
+    next += sizeof(T);
+    return value;
+  }
+  std::string text() {
+    const uint64_t length = take<uint64_t>();
+    next += length;
+    return bytes.substr(next - length, length);
+  }
+  json value(uint32_t type) {
+    switch (type) {
+      case 4: return take<uint32_t>();
+      case 5: return take<int32_t>();
+      case 6: return take<float>();
+      case 7: return take<uint8_t>() != 0;
+      case 8: return text();
+      case 9: {
+        json array = json::array();
+        const uint32_t of = take<uint32_t>();
+        for (uint64_t n = take<uint64_t>(); n > 0; n--) array.push_back(value(of));
+        return array;
+      }
+    }
+    ADD_FAILURE() << "type " << type;
+    return nullptr;
+  }
+  explicit GgufReader(const std::string& path) : bytes(read_file(path)) {
+    EXPECT_EQ(bytes.substr(0, 4), "GGUF");
+    next = 4;
+    EXPECT_EQ(take<uint32_t>(), 3u);
+    const uint64_t num_tensors = take<uint64_t>();
+    for (uint64_t n = take<uint64_t>(); n > 0; n--) {
+      const std::string key = text();
+      metadata[key] = value(take<uint32_t>());
+    }
+    for (uint64_t n = num_tensors; n > 0; n--) {
+      Tensor& tensor = tensors[text()];
+      tensor.shape.resize(take<uint32_t>());
+      for (uint64_t& size : tensor.shape) size = take<uint64_t>();
+      tensor.type = take<uint32_t>();
+      tensor.offset = take<uint64_t>();
+      EXPECT_EQ(tensor.offset % 32, 0u);
+    }
+    data = (next + 31) / 32 * 32;
+  }
+  float element(const Tensor& tensor, size_t i) const {
+    const size_t begin = data + tensor.offset;
+    return tensor.type == 0 ? at<float>(bytes, begin + 4 * i) : float_from_bf16(at<uint16_t>(bytes, begin + 2 * i));
+  }
+};
+
+TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
+  TemporaryFolder folder;
+  const FolderModel model(plain);
+  const GoldenTensors golden = read_golden_tensors(plain + "/model.safetensors");
+  const std::string vocabulary = Tokenizer::bytes().to_json();
+  for (const GgufType type : {GgufType::fp32, GgufType::bf16}) {
+    const std::string path = folder.path + (type == GgufType::fp32 ? "/fp32.gguf" : "/bf16.gguf");
+    write_gguf_file(path, model.config, model.table, model.fetch(), vocabulary, type);
+    const GgufReader file(path);
+    EXPECT_EQ(file.metadata.at("general.architecture"), "gpt2");
+    EXPECT_EQ(file.metadata.at("gpt2.block_count"), 4);
+    EXPECT_EQ(file.metadata.at("gpt2.context_length"), 32);
+    EXPECT_EQ(file.metadata.at("gpt2.feed_forward_length"), 256);
+    EXPECT_EQ(file.metadata.at("gpt2.attention.head_count"), 4);
+    EXPECT_EQ(file.metadata.at("tokenizer.ggml.tokens").size(), 257u);
+    EXPECT_EQ(file.metadata.at("tokenizer.ggml.tokens").at(65), "A");
+    EXPECT_EQ(file.metadata.at("tokenizer.ggml.token_type").at(256), 3);
+    EXPECT_EQ(file.metadata.at("tokenizer.ggml.eos_token_id"), 256);
+    EXPECT_EQ(file.tensors.size(), golden.size() - golden.count("lm_head.weight"));
+    const struct { const char *name, *source; size_t in, out; bool transposed; } tensors[] = {
+        {"token_embd.weight", "wte.weight", 64, 257, false}, {"position_embd.weight", "wpe.weight", 64, 32, false},
+        {"blk.3.attn_qkv.weight", "h.3.attn.c_attn.weight", 64, 192, true}, {"blk.0.attn_output.weight", "h.0.attn.c_proj.weight", 64, 64, true},
+        {"blk.1.ffn_up.weight", "h.1.mlp.c_fc.weight", 64, 256, true}, {"blk.2.ffn_down.weight", "h.2.mlp.c_proj.weight", 256, 64, true},
+        {"blk.2.attn_norm.bias", "h.2.ln_1.bias", 64, 1, false}, {"blk.2.ffn_norm.weight", "h.2.ln_2.weight", 64, 1, false},
+        {"output_norm.weight", "ln_f.weight", 64, 1, false}};
+    for (const auto& t : tensors) {
+      const GgufReader::Tensor& tensor = file.tensors.at(t.name);
+      EXPECT_EQ(tensor.shape, t.out == 1 ? std::vector<uint64_t>{t.in} : std::vector<uint64_t>({t.in, t.out})) << t.name;
+      const bool is_bf16 = type == GgufType::bf16 && t.out > 1 && t.source != std::string("wpe.weight");
+      EXPECT_EQ(tensor.type, is_bf16 ? 30u : 0u) << t.name;
+      int64_t wrong = 0;
+      for (size_t o = 0; o < t.out; o++)
+        for (size_t i = 0; i < t.in; i++) {
+          const float value = golden.at(t.source).data[t.transposed ? i * t.out + o : o * t.in + i];
+          wrong += file.element(tensor, o * t.in + i) != (is_bf16 ? float_from_bf16(bf16_from_float(value)) : value);
+        }
+      EXPECT_EQ(wrong, 0) << t.name;
+    }
+  }
+}
+
+TEST(Bf16Bits, RoundToTheNearestEven) {
+  const struct { uint32_t bits; uint16_t expected; } cases[] = {
+      {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f808001, 0x3f81}, {0x3f818000, 0x3f82}, {0x3f817fff, 0x3f81},
+      {0x7f7fffff, 0x7f80}, {0xff800000, 0xff80}, {0x80000000, 0x8000}, {0x7f800001, 0x7fc0}, {0xffc12345, 0xffc1}};
+  for (const auto& c : cases) {
+    float value;
+    memcpy(&value, &c.bits, 4);
+    EXPECT_EQ(bf16_from_float(value), c.expected) << std::hex << c.bits;
+  }
+}
+
+TEST_F(CommandLine, ConvertGoesThereAndBack) {
+  const std::string golden = plain + " ";
+  ASSERT_EQ(run("data/convert " + golden + in("model.bin")).exit_status, 0);
+  const Outcome back = run("data/convert " + in("model.bin") + " " + in("back") + " --tokenizer bytes");
+  ASSERT_EQ(back.exit_status, 0) << back.err;
+  EXPECT_NE(back.out.find("218560 parameters, 4 layers, 4 heads, 64 channels, vocabulary 257 (written with it)"), std::string::npos) << back.out;
+  EXPECT_EQ(names_in(in("back")), (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(FolderModel(in("back")).values, FolderModel(plain).values);
+  ASSERT_EQ(run("data/convert " + in("back/") + " " + in("model.gguf") + " --type bf16").exit_status, 0);
+  EXPECT_EQ(GgufReader(in("model.gguf")).metadata.at("tokenizer.ggml.model"), "gpt2");
+}
+
+TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
+  write("text.bin", "no model");
+  const struct { std::string arguments, message; } cases[] = {
+      {in("text.bin") + " " + in("out"), "neither a model's folder nor a model of llm.c"},
+      {in("nowhere") + " " + in("out"), "neither a model's folder nor a model of llm.c"},
+      {plain + " " + in("text.bin"), "exists already"},
+      {plain + " " + in("out") + " --type bf16", "a folder has float32 weights"},
+      {plain + " " + in("out") + " --type int8", "--type"},
+      {"dev/test/golden/w_gate " + in("out.bin"), "the model's wiring is gate; llm.c knows plain GPT-2 only"},
+      {"dev/test/golden/w_gate " + in("out.gguf"), "llama.cpp knows plain GPT-2 only"},
+      {plain + " " + in("missing/out.gguf"), "cannot be written"},
+      {plain + " /dev/full/out", ""},
+      {plain, "OUT"}};
+  for (const auto& c : cases) {
+    const Outcome o = run("data/convert " + c.arguments);
+    EXPECT_EQ(o.exit_status, 1) << c.arguments;
+    EXPECT_EQ(o.err.rfind("error: ", 0), 0u) << o.err;
+    EXPECT_NE(o.err.find(c.message), std::string::npos) << o.err;
+  }
+  EXPECT_EQ(names_in(folder), (std::set<std::string>{"text.bin", "stdout", "stderr"}));
+}

@@ -1,0 +1,165 @@
+#include "gguf_file.h"
+#include <algorithm>               // std::reverse
+#include <map>                     // std::map
+#include <nlohmann/json.hpp>       // nlohmann::json
+#include "llmc/utils/bf16_bits.h"  // bf16_from_float
+#include "llmc/utils/error.h"      // user_error
+#include "llmc/utils/files.h"      // NewFile
+#include "named_tensors.h"         // NamedTensors, sublayer_names
+
+using nlohmann::json;
+
+// ----------------------------------------------------------------------------
+// Metadata
+
+// GGUF's numbers for types of values, of tensors, and of tokens.
+enum ValueType : uint32_t { value_uint32 = 4, value_int32 = 5, value_float32 = 6, value_bool = 7, value_string = 8, value_array = 9 };
+enum TensorType : uint32_t { tensor_f32 = 0, tensor_bf16 = 30 };
+enum TokenType : int32_t { token_normal = 1, token_control = 3, token_unused = 5 };
+static constexpr uint32_t file_all_f32 = 0, file_mostly_bf16 = 32;
+static constexpr uint64_t alignment = 32;
+
+template <class T>
+static void append(std::string& bytes, const T& value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+static void append(std::string& bytes, const std::string& text) {
+  append(bytes, uint64_t(text.size()));
+  bytes += text;
+}
+
+struct Metadata {
+  std::string bytes;
+  uint64_t count = 0;
+
+  template <class T>
+  void add(const std::string& key, ValueType type, const T& value) {
+    begin(key, type);
+    append(bytes, value);
+  }
+  template <class T>
+  void add_array(const std::string& key, ValueType type, const std::vector<T>& values) {
+    begin(key, value_array);
+    append(bytes, uint32_t(type));
+    append(bytes, uint64_t(values.size()));
+    for (const T& value : values) append(bytes, value);
+  }
+
+ private:
+  void begin(const std::string& key, ValueType type) {
+    append(bytes, key);
+    append(bytes, uint32_t(type));
+    count++;
+  }
+};
+
+static void add_vocabulary(Metadata& metadata, int vocab_size, const std::string& tokenizer_json) {
+  if (tokenizer_json.empty()) {
+    metadata.add("tokenizer.ggml.model", value_string, std::string("none"));
+    return;
+  }
+  const json tokenizer = json::parse(tokenizer_json), &model = tokenizer.at("model");
+  std::vector<std::string> tokens(static_cast<size_t>(vocab_size));
+  std::vector<int32_t> types(tokens.size(), token_unused);
+  auto set = [&](const std::string& token, size_t id, TokenType type) {
+    if (id < tokens.size()) tokens[id] = token, types[id] = type;
+  };
+  for (const auto& [token, id] : model.at("vocab").items()) set(token, id.get<size_t>(), token_normal);
+  uint32_t end_of_text = 0;
+  for (const json& token : tokenizer.at("added_tokens")) {
+    set(token.at("content"), token.at("id"), token_control);
+    end_of_text = token.at("id");
+  }
+  for (size_t id = 0; id < tokens.size(); id++)
+    if (types[id] == token_unused) tokens[id] = "<unused" + std::to_string(id) + ">";  // names must differ
+  metadata.add("tokenizer.ggml.model", value_string, std::string("gpt2"));
+  metadata.add("tokenizer.ggml.pre", value_string, std::string("gpt-2"));
+  metadata.add_array("tokenizer.ggml.tokens", value_string, tokens);
+  metadata.add_array("tokenizer.ggml.token_type", value_int32, types);
+  metadata.add_array("tokenizer.ggml.merges", value_string, model.at("merges").get<std::vector<std::string>>());
+  for (const char* key : {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"}) metadata.add(key, value_uint32, end_of_text);
+  metadata.add("tokenizer.ggml.add_bos_token", value_bool, char(0));
+}
+
+static Metadata metadata_of(const ModelConfig& c, const std::string& tokenizer_json, GgufType type) {
+  Metadata m;
+  m.add("general.architecture", value_string, std::string("gpt2"));
+  m.add("general.alignment", value_uint32, uint32_t(alignment));
+  m.add("general.file_type", value_uint32, type == GgufType::fp32 ? file_all_f32 : file_mostly_bf16);
+  m.add("gpt2.vocab_size", value_uint32, uint32_t(c.vocab_size));
+  m.add("gpt2.context_length", value_uint32, uint32_t(c.max_seq_len));
+  m.add("gpt2.embedding_length", value_uint32, uint32_t(c.channels));
+  m.add("gpt2.block_count", value_uint32, uint32_t(c.num_layers));
+  m.add("gpt2.feed_forward_length", value_uint32, uint32_t(4 * c.channels));
+  m.add("gpt2.attention.head_count", value_uint32, uint32_t(c.num_heads));
+  m.add("gpt2.attention.layer_norm_epsilon", value_float32, float(c.layer_norm_eps));
+  add_vocabulary(m, c.vocab_size, tokenizer_json);
+  return m;
+}
+
+// ----------------------------------------------------------------------------
+// Tensors
+
+struct GgufTensor {
+  std::string name, source;   // llama.cpp's and GPT-2's
+  std::vector<int64_t> shape;
+  TensorType type;
+  uint64_t bytes() const { return uint64_t(num_elements(shape)) * (type == tensor_f32 ? 4 : 2); }
+};
+
+static uint64_t padded(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+static std::vector<GgufTensor> tensors_of(const ModelConfig& c, const NamedTensors& source, GgufType type) {
+  static const std::map<std::string, std::string> names = {{"ln_1", "attn_norm"},          {"attn.c_attn", "attn_qkv"}, {"mlp.c_fc", "ffn_up"},
+                                                           {"attn.c_proj", "attn_output"}, {"ln_2", "ffn_norm"},        {"mlp.c_proj", "ffn_down"}};
+  std::vector<GgufTensor> tensors;
+  auto add = [&](const std::string& name, const std::string& from, bool always_fp32 = false) {
+    const std::vector<int64_t> shape = source.shape(from);
+    const bool is_fp32 = type == GgufType::fp32 || shape.size() == 1 || always_fp32;
+    tensors.push_back({name, from, shape, is_fp32 ? tensor_f32 : tensor_bf16});
+  };
+  add("token_embd.weight", "wte.weight");
+  add("position_embd.weight", "wpe.weight", /*always_fp32=*/true);
+  for (int l = 0; l < c.num_layers; l++)
+    for (const std::string& sublayer : sublayer_names())
+      for (const char* part : {".weight", ".bias"})
+        add("blk." + std::to_string(l) + "." + names.at(sublayer) + part, "h." + std::to_string(l) + "." + sublayer + part);
+  for (const char* part : {".weight", ".bias"}) add(std::string("output_norm") + part, std::string("ln_f") + part);
+  return tensors;
+}
+
+void write_gguf_file(const std::string& path, const ModelConfig& config, const ParameterTable& table, const FetchTensor& fetch,
+                     const std::string& tokenizer_json, GgufType type) {
+  const NamedTensors source(config, table, "llama.cpp");
+  const std::vector<GgufTensor> tensors = tensors_of(config, source, type);
+  const Metadata metadata = metadata_of(config, tokenizer_json, type);
+  std::string head = "GGUF";
+  append(head, uint32_t(3));
+  append(head, uint64_t(tensors.size()));
+  append(head, metadata.count);
+  head += metadata.bytes;
+  uint64_t offset = 0;
+  for (const GgufTensor& tensor : tensors) {
+    append(head, tensor.name);
+    append(head, uint32_t(tensor.shape.size()));
+    for (size_t i = tensor.shape.size(); i-- > 0;) append(head, uint64_t(tensor.shape[i]));  // the fastest dimension first
+    append(head, uint32_t(tensor.type));
+    append(head, offset);
+    offset += padded(tensor.bytes());
+  }
+  head.resize(padded(head.size()), '\0');
+
+  NewFile file(path);
+  file.write(head.data(), head.size());
+  std::string bytes;
+  for (const GgufTensor& tensor : tensors) {
+    bytes.clear();
+    for (float value : source.fetch(tensor.source, fetch)) {
+      if (tensor.type == tensor_f32) append(bytes, value);
+      else append(bytes, bf16_from_float(value));
+    }
+    bytes.resize(padded(bytes.size()), '\0');
+    file.write(bytes.data(), bytes.size());
+  }
+  file.finish();
+}

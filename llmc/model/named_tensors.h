@@ -1,0 +1,43 @@
+// The tensors of a plain GPT-2 by their names, for the file formats of other programs. Those formats always have biases: a model without
+// any has zeros there.
+#pragma once
+#include <map>                           // std::map
+#include <string>                        // std::string
+#include <utility>                       // std::pair
+#include <vector>                        // std::vector
+#include "config.h"                      // ModelConfig
+#include "llmc/io/model_file.h"          // FetchTensor, StoreTensor
+#include "llmc/utils/parameter_table.h"  // ParameterTable
+
+struct NamedTensors {
+  const ParameterTable& table;
+  std::map<std::string, int> index;           // into the table
+  std::map<std::string, int64_t> zero_sizes;  // of biases that the model does not have
+
+  // Throws UserError, with the format's name, for a model that is not plain.
+  NamedTensors(const ModelConfig& config, const ParameterTable& table, const char* format_name) : table(table) {
+    if (!config.wiring.is_plain())
+      user_error("the model's wiring is %s; %s knows plain GPT-2 only", config.wiring.text.c_str(), format_name);
+    for (int i = 0; i < table.size(); i++) index[table.tensor(i).name] = i;
+    for (const ZeroTensor& zero : table.zero_tensors) zero_sizes[zero.name] = zero.size;
+  }
+
+  // As the arena has them: a linear weight is (out, in).
+  std::vector<int64_t> shape(const std::string& name) const {
+    const auto it = index.find(name);
+    return it != index.end() ? table.tensor(it->second).shape : std::vector<int64_t>{zero_sizes.at(name)};
+  }
+  int64_t size(const std::string& name) const { return num_elements(shape(name)); }
+
+  std::vector<float> fetch(const std::string& name, const FetchTensor& fetch_tensor) const {
+    std::vector<float> values(size_t(size(name)), 0.0f);
+    if (const auto it = index.find(name); it != index.end()) fetch_tensor(it->second, values.data());
+    return values;
+  }
+};
+
+// A layer's linear and LayerNorm layers, each of which has .weight and .bias after the name, in llm.c's order.
+inline const std::vector<std::string>& sublayer_names() {
+  static const std::vector<std::string> names = {"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"};
+  return names;
+}

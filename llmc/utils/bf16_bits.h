@@ -1,0 +1,19 @@
+// bf16 as 16 bits: the upper half of a float.
+#pragma once
+#include <cstdint>  // uint16_t, uint32_t
+#include <cstring>  // memcpy
+
+inline float float_from_bf16(uint16_t bits) {
+  const uint32_t wide = uint32_t(bits) << 16;
+  float value;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// The nearest bf16, of two equally near ones the even one. NaN stays NaN.
+inline uint16_t bf16_from_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
