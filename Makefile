@@ -197,6 +197,7 @@ $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
 $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
 
+$(OBJ)/llmc/model/config_json.o: $(wildcard llmc/model/huggingface/*.py)
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@

@@ -650,7 +650,7 @@ TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
   std::vector<float> m(whole->state_bytes() / sizeof(float)), v(m.size());
   fetch_shard(*whole, whole->m_memory, m.data());
   fetch_shard(*whole, whole->v_memory, v.data());
-  const std::string checkpoint = write_checkpoint(folder.path, whole->parameters, {{3, 0, 1, 35, false, 5}, config_json(whole->config), "",
+  const std::string checkpoint = write_checkpoint(folder.path, whole->parameters, {{3, 0, 1, 35, false, 5}, model_text_files(whole->config),
                                                                               fetch_from(*whole, whole->master_memory), m.data(), v.data()});
   read_weights(checkpoint, resumed->parameters, store_weights(*resumed));
   read_moments(checkpoint, resumed->parameters, store_shard(*resumed, resumed->m_memory), store_shard(*resumed, resumed->v_memory));

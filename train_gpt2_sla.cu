@@ -18,7 +18,7 @@
 #include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
 #include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan, draw
-#include "llmc/model/config_json.h"  // model_config, read_config_json, config_json, same_model
+#include "llmc/model/config_json.h"  // model_config, read_config_json, model_text_files, same_model
 #include "llmc/model/flops.h"        // flops_per_token
 #include "llmc/model/parameters.h"   // make_parameter_table, Params, LayerParams
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
@@ -720,7 +720,7 @@ void save_checkpoint(Trainer& t) {
   auto fetch_copied = [&model, weights](int i, float* values) {
     memcpy(values, weights + model.tensor(i).element_offset(), model.tensor(i).bytes());
   };
-  start_checkpoint(t.run, model.parameters, {{}, config_json(model.config), "", fetch_copied, m, v});
+  start_checkpoint(t.run, model.parameters, {{}, model_text_files(model.config), fetch_copied, m, v});
 }
 
 // This rank's tokens of the next step.

@@ -1,12 +1,13 @@
 // data/convert: models from and to the files of other programs. IN is a model's folder (Hugging Face's GPT-2 format, in which the trainer
 // saves) or a model of llm.c; OUT's name says what is written: NAME.bin a model of llm.c, NAME.gguf one for llama.cpp, another a folder.
 #include <CLI/CLI.hpp>                // CLI::App
+#include <csignal>                    // signal
 #include <cstdio>                     // printf, fprintf
 #include <cstring>                    // memcpy
 #include <filesystem>                 // is_directory, exists, remove_all
 #include <new>                        // std::bad_alloc
 #include "llmc/io/checkpoint.h"       // read_weights
-#include "llmc/model/config_json.h"   // read_config_json, config_json
+#include "llmc/model/config_json.h"   // read_config_json, model_text_files
 #include "llmc/model/gguf_file.h"     // write_gguf_file
 #include "llmc/model/llmc_file.h"     // read_llmc_config, read_llmc_weights, write_llmc_file
 #include "llmc/model/parameters.h"    // make_parameter_table
@@ -68,8 +69,9 @@ static void write_folder(const std::string& folder, HostModel& model) {
   make_folders(temporary);
   try {
     write_weight_file(temporary + "/model.safetensors", model.table, model.fetch());
-    write_file_durably(temporary + "/config.json", config_json(model.config));
-    if (!model.tokenizer_json.empty()) write_file_durably(temporary + "/tokenizer.json", model.tokenizer_json);
+    std::vector<TextFile> files = model_text_files(model.config);
+    if (!model.tokenizer_json.empty()) files.push_back({"tokenizer.json", model.tokenizer_json});
+    for (const auto& [name, text] : files) write_file_durably(temporary + "/" + name, text);
     rename_durably(temporary, folder);
   } catch (const UserError&) {
     std::filesystem::remove_all(temporary, ignored);
@@ -110,6 +112,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
+  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), with a message and a clean exit
   try {
     convert(o);
   } catch (const UserError& e) {

@@ -94,7 +94,7 @@ struct DiskModel {
   }
   std::string write(const std::string& out, const RunState& state_of_run, const OtherRanks& others = {}) const {
     const std::vector<float> m = state(2), v = state(3);
-    return write_checkpoint(out, table, {state_of_run, config_json(config), "{\"version\": 1}\n", fetch(1), m.data(), v.data()}, others);
+    return write_checkpoint(out, table, {state_of_run, {{"config.json", config_json(config)}, {"tokenizer.json", "{}\n"}}, fetch(1), m.data(), v.data()}, others);
   }
 };
 
@@ -233,6 +233,29 @@ TEST(ConfigJson, ComesBackAsItWas) {
   EXPECT_FALSE(back.bias);
 }
 
+// transformers takes a config.json of type "gpt2" for plain GPT-2, whatever else it says.
+TEST(ConfigJson, OfAWiringNamesTheModulesThatLoadIt) {
+  ModelConfig c = make_config(4, 2, 8, 2, 1);
+  auto files_of = [&] {
+    std::map<std::string, std::string> files;
+    for (const TextFile& file : model_text_files(c)) files[file.name] = file.text;
+    return files;
+  };
+  std::map<std::string, std::string> files = files_of();
+  const nlohmann::json config = nlohmann::json::parse(files.at("config.json"));
+  EXPECT_EQ(config.at("model_type"), "gpt2_sla");
+  for (const auto& [key, module] : config.at("auto_map").items()) {
+    const std::string text = module, file = text.substr(0, text.find('.')) + ".py", name = text.substr(text.find('.') + 1);
+    EXPECT_NE(files.at(file).find("class " + name), std::string::npos) << key;
+  }
+  for (const char* name : {"gpt2_sla.py", "configuration_gpt2_sla.py", "modeling_gpt2_sla.py"})
+    EXPECT_EQ(files.at(name), read_file(std::string("llmc/model/huggingface/") + name));
+  c.wiring = Wiring();
+  files = files_of();
+  EXPECT_EQ(files.size(), 1u);
+  EXPECT_EQ(nlohmann::json::parse(files.at("config.json")).at("model_type"), "gpt2");
+}
+
 TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   TemporaryFolder folder;
   auto config_with = [&](const char* key, nlohmann::json value) {
@@ -341,7 +364,7 @@ struct WritingRanks {
       const RunState state = {step, 1, 2, 5, false, 3};
       const OtherRanks others = models.size() > 1 ? OtherRanks{tell, reports} : OtherRanks{};
       const std::vector<float> m = models[0].state(2), v = models[0].state(3);
-      write_checkpoint(outs[0], models[0].table, {state, config_json(models[0].config), "", fetch, m.data(), v.data()}, others);
+      write_checkpoint(outs[0], models[0].table, {state, {{"config.json", config_json(models[0].config)}}, fetch, m.data(), v.data()}, others);
     });
     EXPECT_EQ(times_told, models.size() > 1);
     for (std::future<std::string>& part : parts) EXPECT_FALSE(part.valid()) << "a report is left for the next checkpoint";
@@ -560,7 +583,7 @@ TEST(Checkpoint, OfAModelWithoutAVocabularyHasNone) {
   const DiskModel model;
   const std::vector<float> m = model.state(2), v = model.state(3);
   const std::string checkpoint = write_checkpoint(
-      folder.path, model.table, {{7, 1, 2, 5, false, 3}, config_json(model.config), "", model.fetch(1), m.data(), v.data()});
+      folder.path, model.table, {{7, 1, 2, 5, false, 3}, model_text_files(model.config), model.fetch(1), m.data(), v.data()});
   EXPECT_FALSE(fs::exists(checkpoint + "/tokenizer.json"));
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
 }
@@ -904,7 +927,7 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "-k", "cosin"}), "-k cosin");
   EXPECT_ERROR(parse({"-i", "x", "-x", "-1"}), "-x -1");
   EXPECT_ERROR(parse({"-i", "x", "--beta1", "1"}), "--beta1 1");
-  EXPECT_ERROR(parse({"-i", "x", "--temperature", "0"}), "--temperature 0");
+  EXPECT_ERROR(parse({"-i", "x", "--temperature", "-1"}), "--temperature -1");
   EXPECT_ERROR(parse({"-i", "x", "-n", "5"}), "-n: checkpoints need a folder");
   EXPECT_ERROR(parse({"-i", "x", "--keep", "2"}), "--keep: checkpoints need a folder");
   EXPECT_ERROR(parse({"-i", "x", "-o", "out", "--keep", "-1"}), "--keep -1");

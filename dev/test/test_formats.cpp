@@ -205,6 +205,11 @@ TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
   TemporaryFolder folder;
   const FolderModel model(plain);
   const GoldenTensors golden = read_golden_tensors(plain + "/model.safetensors");
+  const FolderModel odd = as_plain("dev/test/golden/odd_shapes");  // tensors that do not end at multiples of the alignment
+  write_gguf_file(folder.path + "/odd.gguf", odd.config, odd.table, odd.fetch(), "", GgufType::bf16);
+  const GgufReader odd_file(folder.path + "/odd.gguf");
+  EXPECT_EQ(odd_file.metadata.at("tokenizer.ggml.model"), "none");
+  EXPECT_EQ(odd_file.element(odd_file.tensors.at("output_norm.bias"), 1), odd.values.back()[1]);
   const std::string vocabulary = Tokenizer::bytes().to_json();
   for (const GgufType type : {GgufType::fp32, GgufType::bf16}) {
     const std::string path = folder.path + (type == GgufType::fp32 ? "/fp32.gguf" : "/bf16.gguf");
@@ -283,6 +288,11 @@ TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
     EXPECT_EQ(o.exit_status, 1) << c.arguments;
     EXPECT_EQ(o.err.rfind("error: ", 0), 0u) << o.err;
     EXPECT_NE(o.err.find(c.message), std::string::npos) << o.err;
+  }
+  for (const char* out : {"out", "out.bin", "out.gguf"}) {  // a disk that fills up
+    const Outcome o = run("ulimit -f 64; data/convert " + plain + " " + in(out));
+    EXPECT_EQ(o.exit_status, 1) << out;
+    EXPECT_EQ(o.err.rfind("error: ", 0), 0u) << o.err;
   }
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"text.bin", "stdout", "stderr"}));
 }

@@ -442,13 +442,18 @@ TEST(Sampler, RefusesLogitsThatMakeNoDistribution) {
   EXPECT_ERROR(sample_token(none, 2, 0.5), "the model's logits are not finite");
 }
 
-// BUG llmc/text/sampler.h: `sum += std::exp(double(logits[i] - max) / temperature);` -> `sum += std::exp(double(logits[i] - max));`
+// BUG llmc/text/sampler.h: `sum += std::exp(double(logits[i] - max) / divisor);` -> `sum += std::exp(double(logits[i] - max));`
 TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
   const float logits[] = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of 0.38
   EXPECT_EQ(sample_token(logits, 3, 0.10, 0.5), 0);
   EXPECT_EQ(sample_token(logits, 3, 0.11, 0.5), 1);
   EXPECT_EQ(sample_token(logits, 3, 0.76, 0.5), 1);
   EXPECT_EQ(sample_token(logits, 3, 0.77, 0.5), 2);
+}
+
+TEST(Sampler, TakesTheLikeliestTokenAtTemperatureZero) {
+  const float logits[] = {-2, 3, -1, 3, 2.9f};
+  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token(logits, 5, uniform, 0), 1) << uniform;
 }
 
 // ----------------------------------------------------------------------------

@@ -117,12 +117,10 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
   const uint32_t header = lay_out_moment_file(moments, table);  // on disk before the other ranks, maybe on other machines, look for it
   if (others.tell) others.tell(true);
   json checksums;
-  auto write_text = [&](const char* name, const std::string& text) {
+  for (const auto& [name, text] : c.files) {
     write_file_durably(temporary + "/" + name, text);
     checksums[name] = crc32c_hex(crc32c(text.data(), text.size()));
-  };
-  write_text("config.json", c.config_json);
-  if (!c.tokenizer_json.empty()) write_text("tokenizer.json", c.tokenizer_json);
+  }
   checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", table, c.fetch_weight));
   std::vector<std::vector<MomentPiece>> pieces = {write_moment_shard(moments, table, c.m, c.v)};
   if (others.tell) {
@@ -271,10 +269,10 @@ static void demand_equal(const std::string& what, uint32_t found, const json& ex
 void verify_checkpoint(const std::string& checkpoint) {
   with_state(checkpoint, [&](const json& state) {
     const json& checksums = state.at("checksums");
-    for (const char* name : {"config.json", "tokenizer.json"}) {
-      if (name == std::string("tokenizer.json") && !checksums.contains(name)) continue;
+    for (const auto& [name, checksum] : checksums.items()) {
+      if (!checksum.is_string()) continue;  // a file of tensors has several
       const std::string path = checkpoint + "/" + name, text = read_whole_file(path);
-      demand_equal(path + ":", crc32c(text.data(), text.size()), checksums.at(name));
+      demand_equal(path + ":", crc32c(text.data(), text.size()), checksum);
     }
     for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
       const std::string path = checkpoint + "/" + name;

@@ -1,4 +1,4 @@
-// Checkpoints: OUT/step_00001000/ with the model (config.json, model.safetensors, and tokenizer.json if its vocabulary is known), AdamW's m
+// Checkpoints: OUT/step_00001000/ with the model (model.safetensors, config.json and other small files of text, such as tokenizer.json), AdamW's m
 // and v (optimizer.safetensors, as <name>.m and <name>.v, full-size, linear weights (out, in); see model_io.h) and the run's state
 // (state.json). From the same values, any number of ranks writes the same bytes. A checkpoint is written under another name, synced, and
 // renamed: a folder with its final name is complete. It is renamed before it is removed.
@@ -14,6 +14,7 @@
 #include <optional>      // std::optional
 #include <string>        // std::string
 #include <vector>        // std::vector
+#include "llmc/utils/files.h"  // TextFile
 #include "model_file.h"  // ParameterTable, FetchTensor, StoreTensor
 
 // What a run needs, beside weights and moments, to resume with the bits of one that never stopped.
@@ -34,8 +35,7 @@ struct RunState {
 // What a checkpoint is made of, in host memory or a copy away.
 struct CheckpointContents {
   RunState state;
-  std::string config_json;      // the text of config.json
-  std::string tokenizer_json;   // the text of tokenizer.json; "": none is written
+  std::vector<TextFile> files;  // config.json, and what else belongs to the model
   FetchTensor fetch_weight;
   const float *m, *v;           // this process's arenas of state
 };

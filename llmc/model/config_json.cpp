@@ -25,7 +25,7 @@ static T config_value(const json& config, const std::string& path, const char* k
 static void check_known_function(const json& config, const std::string& path, const ModelConfig& c) {
   auto optional = [&](const char* key, auto fallback) { return config_value(config, path, key, &fallback); };
   const std::string type = optional("model_type", std::string("gpt2"));
-  if (type != "gpt2") user_error("%s: model_type is \"%s\"; only gpt2 is known", path.c_str(), type.c_str());
+  if (type != "gpt2" && type != "gpt2_sla") user_error("%s: model_type is \"%s\"; only gpt2 and gpt2_sla are known", path.c_str(), type.c_str());
   const std::string act = optional("activation_function", std::string("gelu_new"));
   if (act != "gelu_new" && act != "gelu_pytorch_tanh")
     user_error("%s: activation_function is \"%s\"; only gelu_new is known", path.c_str(), act.c_str());
@@ -77,13 +77,34 @@ ModelConfig read_config_json(const std::string& folder) {
 }
 
 std::string config_json(const ModelConfig& c) {
-  json config = {{"architectures", {"GPT2LMHeadModel"}},
-                 {"model_type", "gpt2"},
+  const bool is_plain = c.wiring.is_plain();
+  json config = {{"architectures", {is_plain ? "GPT2LMHeadModel" : "GPT2SLAForCausalLM"}},
+                 {"model_type", is_plain ? "gpt2" : "gpt2_sla"},
                  {"activation_function", "gelu_new"},
                  {"tie_word_embeddings", true}};
+  if (!is_plain)
+    config["auto_map"] = {{"AutoConfig", "configuration_gpt2_sla.GPT2SLAConfig"},
+                          {"AutoModelForCausalLM", "modeling_gpt2_sla.GPT2SLAForCausalLM"}};
   visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
   config["wiring"] = c.wiring.text;
   return config.dump(1) + "\n";
+}
+
+// The files of model/huggingface, as the assembler has copied them from the repository.
+#define EMBED(symbol, path) \
+  asm(".section .rodata\n" #symbol ": .incbin \"" path "\"\n" #symbol "_end: .byte 0\n.text\n"); \
+  extern "C" const char symbol[], symbol##_end[]
+EMBED(sla_gpt2_py, "llmc/model/huggingface/gpt2_sla.py");
+EMBED(sla_configuration_py, "llmc/model/huggingface/configuration_gpt2_sla.py");
+EMBED(sla_modeling_py, "llmc/model/huggingface/modeling_gpt2_sla.py");
+
+std::vector<TextFile> model_text_files(const ModelConfig& c) {
+  std::vector<TextFile> files = {{"config.json", config_json(c)}};
+  if (c.wiring.is_plain()) return files;
+  files.push_back({"gpt2_sla.py", {sla_gpt2_py, sla_gpt2_py_end}});
+  files.push_back({"configuration_gpt2_sla.py", {sla_configuration_py, sla_configuration_py_end}});
+  files.push_back({"modeling_gpt2_sla.py", {sla_modeling_py, sla_modeling_py_end}});
+  return files;
 }
 
 // The model's wiring, or the one that options name instead.

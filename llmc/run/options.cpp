@@ -89,7 +89,7 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-m,--val-batches", o.val_batches, "micro-batches in a validation; 0: all of the data, incomplete ones too")->group(output);
   app.add_option("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never")->group(output);
   app.add_option("-g,--sample-length", o.sample_length, "tokens in a sample, at most T")->group(output);
-  app.add_option("--temperature", o.temperature, "divide a sample's logits by this; below 1 is more cautious")->group(output);
+  app.add_option("--temperature", o.temperature, "divide a sample's logits by this; below 1 is more cautious; 0: always the likeliest token")->group(output);
   app.add_option("--prompt", o.prompt, "text that samples begin with; <|endoftext|> in it is that token")->group(output);
   app.add_option("-n,--checkpoint-every", o.checkpoint_every,
                  "write a checkpoint every so many steps; with -o, one is always written after the last")->group(output);
@@ -131,7 +131,7 @@ static void check_options(const TrainOptions& o) {
   at_least("-s", o.sample_every, 0);
   at_least("-g", o.sample_length, 1);
   at_least("-n", o.checkpoint_every, 0);
-  if (!(o.temperature > 0 && std::isfinite(o.temperature))) user_error("--temperature %g: it must be greater than 0", o.temperature);
+  if (!(o.temperature >= 0 && std::isfinite(o.temperature))) user_error("--temperature %g: it must be at least 0", o.temperature);
   if (!o.prompt.empty() && o.sample_every == 0) user_error("--prompt: is the beginning of samples; say how often to print one, with -s");
   at_least("--seed", o.seed, 0);
   at_least("--max-bad-steps", o.max_bad_steps, 1);

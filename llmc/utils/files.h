@@ -26,6 +26,11 @@ std::string read_whole_file(const std::string& path);
 // The same, but nullopt, with the reason in errno, where the file does not exist or cannot be read.
 std::optional<std::string> try_read_file(const std::string& path);
 
+// A small file of text in a folder.
+struct TextFile {
+  std::string name, text;
+};
+
 // The names in a folder, without "." and ".."; none if the folder does not exist. Throws UserError if it cannot be listed.
 std::set<std::string> list_folder(const std::string& folder);
 

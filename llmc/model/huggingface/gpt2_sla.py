@@ -1,0 +1,292 @@
+"""GPT-2 with any wiring of its attention, in PyTorch: the wiring's text, and the model as modules whose parameters have the names and the
+shapes of GPT-2's files. Every layer projects all of its q, k and v, also those that no head uses: files hold zeros there.
+
+Skip-layer attention is the paper's listing: heads attend to keys and values that another layer projected, concatenated with the layer's
+own along the heads. Wirings with masks, several sources a head or other layers' attention maps are written to be right, not fast: masks and
+maps are whole matrices. With a cache (transformers' Cache, or any with update() and get_seq_length()) only new positions are computed.
+"""
+import math
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# ----------------------------------------------------------------------------
+# The wiring
+
+
+# The number of arguments of each term, at least and at most.
+TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1), "window": (1, 2),
+         "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0)}
+
+
+def term_of(text, term):
+    """(name, arguments) of one term."""
+    match = re.fullmatch(r"(\w+)(?:\(([^()]*)\))?", term)
+    arguments = [a.strip() for a in (match[2] or "").split(",")] if match and match[2] is not None else []
+    if match is None or match[1] not in TERMS or not TERMS[match[1]][0] <= len(arguments) <= TERMS[match[1]][1]:
+        raise ValueError(f"wiring {text!r}: {term!r} is no term; they are {', '.join(TERMS)}")
+    return match[1], arguments
+
+
+class Wiring:
+    """What a text of terms says, of L layers and h heads; llmc/model/wiring.h of gpt2-sla describes the terms. It is read without checks of
+    what the trainer refuses."""
+
+    def __init__(self, text, L, h):
+        self.text, self.num_layers, self.num_heads, self.num_kv_heads = text, L, h, h
+        self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
+        self.masks = []                                             # functions of (layer, whether a head of the first half, t, j)
+        self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
+        try:
+            self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
+            for name, arguments in self.terms:
+                self.apply(name, arguments)
+        except IndexError as e:
+            raise ValueError(f"wiring {text!r}, of {L} layers and {h} heads: {e}") from e
+
+    def apply(self, name, arguments):
+        L, h = self.num_layers, self.num_heads
+        n = int(arguments[0]) if arguments and name not in ("layers", "blend") else None
+        if name in ("sla", "also"):
+            first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
+            for l in range(n, L):
+                for head in range(first, end):
+                    self.sources[l][head] = {l - n} | (self.sources[l][head] if name == "also" else set())
+        elif name == "share":
+            self.sources = [[{l - l % n} for _ in range(h)] for l in range(L)]
+        elif name == "layers":
+            self.sources = [[{int(source)} for _ in range(h)] for source in arguments[0].split("_")]
+            if len(self.sources) != L:
+                raise ValueError(f"wiring {self.text!r} names {len(self.sources)} layers of {L}")
+        elif name == "gqa":
+            self.num_kv_heads = n
+        elif name == "window":
+            pattern = arguments[1] if len(arguments) > 1 else "S"
+            self.masks.append(lambda l, first, t, j: (t - j < n) | (pattern[l % len(pattern)] == "L"))
+        elif name == "strided":
+            self.add_sparse(arguments[1:], lambda t, j: t - j <= n, lambda t, j: (t - j) % n == 0)
+        elif name == "fixed":
+            c = int(arguments[1])
+            self.add_sparse(arguments[2:], lambda t, j: t // n == j // n, lambda t, j: j % n >= n - c)
+        elif name == "topk":
+            self.topk = n
+        elif name == "reuse":
+            self.maps_in_group = n
+        elif name == "blend":
+            self.blend = float(arguments[0])
+        elif name == "gate":
+            self.gate = True
+
+    def add_sparse(self, how, a1, a2):
+        how = how[0] if how else "heads"
+        if how not in ("heads", "layers", "union"):
+            raise ValueError(f"wiring {self.text!r}: {how!r} is not heads, layers or union")
+
+        def mask(l, first, t, j):
+            if how == "union":
+                return a1(t, j) | a2(t, j)
+            return a1(t, j) if (first if how == "heads" else l % 2 == 0) else a2(t, j)
+        self.masks.append(mask)
+
+    def in_first_half(self, head):
+        return head < math.ceil(self.num_heads / 2)
+
+    def visible(self, l, head, t, j):
+        """Whether the queries at positions t may see the keys at positions j, tensors that are broadcast."""
+        visible = j <= t
+        for mask in self.masks:
+            visible = visible & mask(l, self.in_first_half(head), t, j)
+        return visible
+
+    def map_layer(self, l):
+        """The layer whose attention map layer l uses."""
+        return l - l % self.maps_in_group
+
+    def mixes_maps(self):
+        return self.gate or self.blend is not None
+
+    def needs_maps(self):
+        """Whether scaled_dot_product_attention with a causal mask will not do."""
+        return bool(self.masks or self.topk or self.mixes_maps() or self.maps_in_group > 1 or
+                    any(len(sources) > 1 for layer in self.sources for sources in layer))
+
+    def is_plain(self):
+        return all(name == "plain" for name, _ in self.terms)
+
+
+# ----------------------------------------------------------------------------
+# The model
+
+
+class Positions:
+    """Of the T new tokens and of all S keys, cached ones first. `attention_mask` (B, S), as transformers has it: 0 where a key is padding,
+    which no query sees and which takes no position; None: there is none."""
+
+    def __init__(self, past, T, attention_mask, device):
+        S = past + T
+        self.keys, self.valid = torch.arange(S, device=device)[None], None          # (1 or B, S)
+        if attention_mask is not None and not bool(attention_mask.all()):
+            self.valid = attention_mask.bool()
+            self.keys = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        self.queries = self.keys[:, past:]                                          # (1 or B, T)
+        self.is_causal = past == 0 and self.valid is None
+
+    def visible(self, wiring, l, head):
+        """(1 or B, T, S)"""
+        visible = wiring.visible(l, head, self.queries[:, :, None], self.keys[:, None, :])
+        if self.valid is None:
+            return visible
+        # A row of padding would see nothing; its own key keeps it finite, and nobody reads it.
+        order = torch.arange(self.keys.shape[1], device=visible.device)
+        own = order[None, :] == order[-self.queries.shape[1]:, None]
+        before = order[None, :] <= order[-self.queries.shape[1]:, None]
+        return visible & self.valid[:, None, :] & before | own & ~self.valid[:, None, :]
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, channels, bias, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+        self.eps = eps
+
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class Conv1D(nn.Module):
+    """A linear layer whose weight is (in, out), as GPT-2's files have it."""
+
+    def __init__(self, inputs, outputs, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def forward(self, x):
+        return F.linear(x, self.weight.t(), self.bias)
+
+
+class Attention(nn.Module):
+    def __init__(self, wiring, layer, channels, bias):
+        super().__init__()
+        self.wiring, self.layer, self.heads = wiring, layer, wiring.num_heads
+        self.head_size = channels // self.heads
+        self.c_attn = Conv1D(channels, channels + 2 * wiring.num_kv_heads * self.head_size, bias)
+        self.c_proj = Conv1D(channels, channels, bias)
+        self.map_gate = Conv1D(channels, 1, bias) if wiring.gate and layer > 0 else None
+        self.sources = [sorted(sources) for sources in wiring.sources[layer]]
+
+    def forward(self, x, projected, maps, positions, cache=None):
+        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, S, hs), and `maps` the attention maps of
+        their heads; this one appends its own."""
+        B, T, C = x.shape
+        kv_channels = self.wiring.num_kv_heads * self.head_size
+        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in self.c_attn(x).split((C, kv_channels, kv_channels), dim=2))
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        if self.wiring.num_kv_heads < self.heads:
+            k, v = (y.repeat_interleave(self.heads // self.wiring.num_kv_heads, dim=1) for y in (k, v))
+        projected.append((k, v))
+        if self.wiring.needs_maps():
+            maps.append(self.own_maps(x, q, projected, maps, positions))
+            y = torch.stack([maps[-1][head] @ self.of_sources(projected, 1, head) for head in range(self.heads)], dim=1)
+        else:
+            k, v = (self.by_head(projected, which) for which in (0, 1))
+            visible = None if positions.is_causal else positions.visible(self.wiring, self.layer, 0)[:, None]
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=positions.is_causal)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+    def by_head(self, projected, which):
+        """(B, h, S, hs): each head's k or v, from its one source; heads beside each other with the same one are a single slice."""
+        parts, first = [], 0
+        for head in range(1, self.heads + 1):
+            if head == self.heads or self.sources[head] != self.sources[first]:
+                parts.append(projected[self.sources[first][0]][which][:, first:head])
+                first = head
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def of_sources(self, projected, which, head):
+        """(B, n * S, hs): the k or v of all of a head's n sources, the lowest layer's first."""
+        return torch.cat([projected[source][which][:, head] for source in self.sources[head]], dim=1)
+
+    def own_maps(self, x, q, projected, maps, positions):
+        """The layer's attention map of each head, (B, T, n * S)."""
+        if self.wiring.map_layer(self.layer) != self.layer:
+            return maps[self.wiring.map_layer(self.layer)]
+        visible = {}
+        own = []
+        for head in range(self.heads):
+            half = self.wiring.in_first_half(head)
+            if half not in visible:
+                visible[half] = positions.visible(self.wiring, self.layer, head)
+            scores = q[:, head] @ self.of_sources(projected, 0, head).transpose(1, 2)
+            own.append(self.softmax_of_visible(scores, visible[half]))
+        if self.layer == 0 or not self.wiring.mixes_maps():
+            return own
+        a = torch.sigmoid(self.map_gate(x)) if self.wiring.gate else self.wiring.blend
+        return [a * below + (1 - a) * mine for below, mine in zip(maps[self.layer - 1], own)]
+
+    def softmax_of_visible(self, scores, visible):
+        """A row without a visible key is zero."""
+        scores = scores / math.sqrt(self.head_size)
+        visible = visible.repeat(1, 1, scores.shape[2] // visible.shape[2]).expand_as(scores)
+        if self.wiring.topk is not None:
+            best = scores.masked_fill(~visible, -math.inf).sort(dim=2, descending=True, stable=True).indices[:, :, :self.wiring.topk]
+            visible = visible & torch.zeros_like(visible).scatter(2, best, True)
+        lowest = torch.finfo(scores.dtype).min  # not infinite: the softmax of a row without a visible key would be NaN
+        return scores.masked_fill(~visible, lowest).softmax(dim=2).masked_fill(~visible, 0)
+
+
+class MLP(nn.Module):
+    def __init__(self, channels, bias):
+        super().__init__()
+        self.c_fc = Conv1D(channels, 4 * channels, bias)
+        self.c_proj = Conv1D(4 * channels, channels, bias)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    def __init__(self, wiring, layer, channels, bias, eps):
+        super().__init__()
+        self.ln_1, self.attn = LayerNorm(channels, bias, eps), Attention(wiring, layer, channels, bias)
+        self.ln_2, self.mlp = LayerNorm(channels, bias, eps), MLP(channels, bias)
+
+    def forward(self, x, projected, maps, positions, cache):
+        x = x + self.attn(self.ln_1(x), projected, maps, positions, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(nn.Module):
+    """num_embeddings: rows of wte, at least the vocabulary's."""
+
+    def __init__(self, wiring, channels, num_embeddings, max_seq_len, bias=True, layer_norm_eps=1e-5):
+        super().__init__()
+        if channels % wiring.num_heads != 0:
+            raise ValueError(f"{wiring.num_heads} heads do not divide {channels} channels")
+        self.wiring, self.max_seq_len = wiring, max_seq_len
+        self.wte = nn.Embedding(num_embeddings, channels)
+        self.wpe = nn.Embedding(max_seq_len, channels)
+        self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps) for layer in range(wiring.num_layers))
+        self.ln_f = LayerNorm(channels, bias, layer_norm_eps)
+
+    def initialise(self):
+        """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L)."""
+        for name, p in self.named_parameters():
+            if p.dim() >= 2:
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.wiring.num_layers) if name.endswith("c_proj.weight") else 0.02)
+
+    def forward(self, tokens, attention_mask=None, cache=None):
+        """tokens (B, T), new ones -> final hidden states (B, T, C). attention_mask: (B, S), of the cached ones too."""
+        T, past = tokens.shape[1], cache.get_seq_length() if cache is not None else 0
+        if past + T > self.max_seq_len:
+            raise ValueError(f"{past + T} tokens, but the context length is {self.max_seq_len}")
+        positions = Positions(past, T, attention_mask, tokens.device)
+        x = self.wte(tokens) + self.wpe(positions.queries)
+        projected, maps = [], []
+        for block in self.h:
+            x = block(x, projected, maps, positions, cache)
+        return self.ln_f(x)
