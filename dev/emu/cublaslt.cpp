@@ -1,8 +1,12 @@
 // cuBLASLt on oneDNN's sgemm: operands become fp32, the product and the epilogue are computed in fp32, and the result is
-// rounded once. Before anything is read, alignments are compared with what the preference promised when the algorithm was
-// chosen, and every column of every operand with the device's allocations.
+// rounded once. Before anything is read, alignments are compared with what the preference, and the pointers of bias and aux, promised when
+// the algorithm was chosen, and every column of every operand with the device's allocations.
+//
+// The heuristic offers several algorithms: a product in one sequence, and products split along k whose parts are added up in fp32, in the
+// output's type, or in place. The last, if it is allowed, comes first, and adds the parts up in an order drawn at random.
 #include "cublasLt.h"
 #include <dnnl.h>       // dnnl_sgemm
+#include <algorithm>    // std::max, std::min
 #include <cmath>        // tanhf
 #include <cstring>      // memcpy
 #include <vector>       // std::vector
@@ -29,7 +33,8 @@ struct cublasLtMatrixLayoutOpaque {
 
 struct cublasLtMatmulPreferenceOpaque {
   uint64_t max_workspace_bytes = 0;
-  uint32_t alignment[4] = {256, 256, 256, 256};  // bytes that A, B, C, D are aligned to; the real library's default
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
+  uint32_t alignment[4] = {256, 256, 256, 256};  // bytes that A, B, C, D are aligned to; the real library's defaults
 };
 
 namespace {
@@ -42,7 +47,8 @@ struct Algo {
   uint64_t magic;
   uint64_t problem;  // hash of types, shapes, operations and epilogue
   uint64_t workspace_bytes;
-  uint32_t alignment[4];
+  uint32_t alignment[6];  // of A, B, C, D, bias and aux
+  uint16_t splits, reduction;
 };
 constexpr uint64_t algo_magic = 0x656d756c61746564;
 static_assert(sizeof(Algo) <= sizeof(cublasLtMatmulAlgo_t));
@@ -136,7 +142,7 @@ struct Matmul {
   float alpha, beta;
   const void *a, *b, *c;
   void *d, *workspace;
-  size_t workspace_bytes;
+  Algo algo;
 };
 
 void check_matrix(const char* operand, const void* p, const Layout& layout) {
@@ -155,26 +161,43 @@ void check_operands(const Matmul& m) {
   if (has_aux(m.desc))
     check_matrix("cublasLtMatmul: epilogue's aux", m.desc.aux,
                  {m.d_layout.type, m.d_layout.rows, m.d_layout.cols, m.desc.aux_ld});
-  if (m.workspace_bytes != 0) emu::check_device_range("cublasLtMatmul: workspace", m.workspace, m.workspace_bytes);
+  if (m.algo.workspace_bytes != 0) emu::check_device_range("cublasLtMatmul: workspace", m.workspace, m.algo.workspace_bytes);
+}
+
+// op(A) op(B), column-major without gaps: its parts along k are added up as the algorithm does it.
+std::vector<float> product_of(const Matmul& m) {
+  const bool tf32 = m.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+  const char op_a = m.desc.op_a == CUBLAS_OP_N ? 'N' : 'T', op_b = m.desc.op_b == CUBLAS_OP_N ? 'N' : 'T';
+  const int64_t rows = int64_t(m.d_layout.rows), cols = int64_t(m.d_layout.cols), splits = m.algo.splits;
+  const int64_t k = int64_t(op_a == 'T' ? m.a_layout.rows : m.a_layout.cols), lda = m.a_layout.ld, ldb = m.b_layout.ld;
+  const int64_t next_a = op_a == 'T' ? 1 : lda, next_b = op_b == 'T' ? ldb : 1;  // elements from one k to the next
+  std::vector<float> a_copy, b_copy, part(size_t(rows * cols)), sum;
+  const float* a = as_float(m.a, m.a_layout, tf32, a_copy);
+  const float* b = as_float(m.b, m.b_layout, tf32, b_copy);
+  std::vector<int64_t> order;
+  for (int64_t split = 0; split < splits; split++) order.push_back(split);
+  if (m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE) emu::rng.shuffle(order.data(), uint32_t(splits));
+  for (int64_t split : order) {
+    const int64_t first = split * k / splits, length = (split + 1) * k / splits - first;
+    // dnnl_sgemm is row-major, and a column-major matrix read by rows is its transpose: D^T = op(B)^T op(A)^T.
+    if (dnnl_sgemm(op_b, op_a, cols, rows, length, 1.0f, b + first * next_b, ldb, a + first * next_a, lda, 0.0f, part.data(), rows) !=
+        dnnl_success)
+      emu::fatal("oneDNN refused a product of %ld x %ld x %ld", long(rows), long(cols), long(length));
+    if (sum.empty()) sum = part;
+    else for (size_t i = 0; i < sum.size(); i++) sum[i] += part[i];
+    const bool rounds = m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE || m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    if (rounds && m.d_layout.type == CUDA_R_16BF)
+      for (float& x : sum) x = float(__nv_bfloat16(x));
+  }
+  return sum;
 }
 
 void run(const Matmul& m) {
   // What another operation has stored in the workspace is overwritten.
-  if (m.workspace_bytes != 0) emu::fill(m.workspace, 0xff, m.workspace_bytes);
+  if (m.algo.workspace_bytes != 0) emu::fill(m.workspace, 0xff, m.algo.workspace_bytes);
 
-  const bool tf32 = m.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+  const std::vector<float> product = product_of(m);
   const int64_t rows = int64_t(m.d_layout.rows), cols = int64_t(m.d_layout.cols);
-  const int64_t k = int64_t(m.desc.op_a == CUBLAS_OP_N ? m.a_layout.cols : m.a_layout.rows);
-  std::vector<float> a_copy, b_copy, product(size_t(rows * cols));
-  const float* a = as_float(m.a, m.a_layout, tf32, a_copy);
-  const float* b = as_float(m.b, m.b_layout, tf32, b_copy);
-  // dnnl_sgemm is row-major, and a column-major matrix read by rows is its transpose: D^T = op(B)^T op(A)^T.
-  const char op_a = m.desc.op_a == CUBLAS_OP_N ? 'N' : 'T', op_b = m.desc.op_b == CUBLAS_OP_N ? 'N' : 'T';
-  if (dnnl_sgemm(op_b, op_a, cols, rows, k, 1.0f, b, m.b_layout.ld, a, m.a_layout.ld, 0.0f, product.data(), rows) !=
-      dnnl_success) {
-    emu::fatal("oneDNN refused a product of %ld x %ld x %ld", long(rows), long(cols), long(k));
-  }
-
   const cudaDataType type = m.d_layout.type;
   for (int64_t j = 0; j < cols; j++) {
     for (int64_t i = 0; i < rows; i++) {
@@ -192,6 +215,9 @@ void run(const Matmul& m) {
   }
   emu::mutable_counters().matmuls++;
 }
+
+// The largest power of two, up to 256, that an address is a multiple of.
+uint32_t alignment_of(const void* p) { return uint32_t(std::min<uintptr_t>(256, uintptr_t(p) & -uintptr_t(p))); }
 
 void check_alignment(const char* operand, const void* p, uint32_t promised) {
   if (reinterpret_cast<uintptr_t>(p) % promised == 0) return;
@@ -286,6 +312,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     size_t bytes) {
   switch (attribute) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return assign(preference->max_workspace_bytes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return assign(preference->reductions, value, bytes);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return assign(preference->alignment[0], value, bytes);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return assign(preference->alignment[1], value, bytes);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return assign(preference->alignment[2], value, bytes);
@@ -303,18 +330,37 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
   if (!is_epilogue(desc->epilogue)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (const cublasStatus_t status = check_problem(*desc, *a, *b, *c, *d)) return status;
+  // The real one takes null for a pointer with every alignment, and may choose an algorithm that the later pointer does not suit.
+  if ((has_bias(*desc) && desc->bias == nullptr) || (has_aux(*desc) && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+  const uint32_t align_bias = has_bias(*desc) ? alignment_of(desc->bias) : 256, align_aux = has_aux(*desc) ? alignment_of(desc->aux) : 256;
+  if (align_bias < 16 || align_aux < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
   for (uint32_t bytes : preference->alignment)
     if (bytes == 0 || (bytes & (bytes - 1)) != 0) return CUBLAS_STATUS_INVALID_VALUE;
 
-  const uint64_t wanted = 1 << 20;  // bytes; uses as much as it may up to this, and overwrites it
-  Algo algo = {algo_magic, hash_problem(*desc, *a, *b, *c, *d), min(uint64_t(preference->max_workspace_bytes), wanted), {}};
-  memcpy(algo.alignment, preference->alignment, sizeof algo.alignment);
-  results[0] = {};
-  memcpy(&results[0].algo, &algo, sizeof algo);
-  results[0].workspaceSize = algo.workspace_bytes;
-  results[0].state = CUBLAS_STATUS_SUCCESS;
-  results[0].wavesCount = 1.0f;
-  *returned = 1;
+  const uint64_t k = desc->op_a == CUBLAS_OP_N ? a->cols : a->rows, part_bytes = d->rows * d->cols * sizeof(float);
+  const uint64_t most = preference->max_workspace_bytes, wanted = 1 << 20;  // bytes; uses as much as it may up to this, and overwrites it
+  struct Candidate {
+    cublasLtReductionScheme_t reduction;
+    uint16_t splits;
+  };
+  for (const Candidate& candidate : {Candidate{CUBLASLT_REDUCTION_SCHEME_INPLACE, 3}, {CUBLASLT_REDUCTION_SCHEME_NONE, 1},
+                                     {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2}, {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 4},
+                                     {CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 2}}) {
+    const bool is_in_place = candidate.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE;
+    const uint64_t least = candidate.splits > 1 && !is_in_place ? candidate.splits * part_bytes : 0;  // of workspace
+    const bool is_allowed = (candidate.reduction & ~preference->reductions) == 0;
+    if (*returned == requested || !is_allowed || candidate.splits > k || least > most) continue;
+    Algo algo = {algo_magic, hash_problem(*desc, *a, *b, *c, *d), std::max(least, std::min(most, wanted)), {}, candidate.splits,
+                 uint16_t(candidate.reduction)};
+    memcpy(algo.alignment, preference->alignment, sizeof preference->alignment);
+    algo.alignment[4] = align_bias, algo.alignment[5] = align_aux;
+    cublasLtMatmulHeuristicResult_t& result = results[(*returned)++];
+    result = {};
+    memcpy(&result.algo, &algo, sizeof algo);
+    result.workspaceSize = algo.workspace_bytes;
+    result.state = CUBLAS_STATUS_SUCCESS;
+    result.wavesCount = 1.0f;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -334,7 +380,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   }
   if (workspace_bytes < chosen.workspace_bytes) return CUBLAS_STATUS_INVALID_VALUE;
 
-  Matmul m = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, 0, 0, a, b, c, d, workspace, chosen.workspace_bytes};
+  Matmul m = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, 0, 0, a, b, c, d, workspace, chosen};
   memcpy(&m.alpha, alpha, sizeof(float));
   memcpy(&m.beta, beta, sizeof(float));
   if (c == d && m.beta != 0.0f && !same_layout(*c_layout, *d_layout)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -342,9 +388,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   check_alignment("B", b, chosen.alignment[1]);
   if (m.beta != 0.0f) check_alignment("C", c, chosen.alignment[2]);
   check_alignment("D", d, chosen.alignment[3]);
-  if (has_aux(*desc)) check_alignment("the epilogue's aux", desc->aux, 16);
-  if (has_bias(*desc)) check_alignment("bias", desc->bias, 16);
-  if (m.workspace_bytes != 0) check_alignment("workspace", workspace, 16);
+  if (has_bias(*desc)) check_alignment("bias", desc->bias, chosen.alignment[4]);
+  if (has_aux(*desc)) check_alignment("the epilogue's aux", desc->aux, chosen.alignment[5]);
+  if (chosen.workspace_bytes != 0) check_alignment("workspace", workspace, 16);
   check_operands(m);
   const cudaError_t error = emu::enqueue_launch("cublasLtMatmul", stream, [m] {
     check_operands(m);  // again: a graph may be launched after some of them were freed

@@ -1,10 +1,11 @@
 // The emulated GPU itself: every mistake that it should find is planted once, beside the same code without the mistake.
 #include <gtest/gtest.h>               // TEST, EXPECT_DEATH
 #include <sanitizer/asan_interface.h>  // ASAN_POISON_MEMORY_REGION
-#include <algorithm>                   // std::is_sorted, std::max
+#include <algorithm>                   // std::is_sorted, std::max, std::replace_if
 #include <cmath>                       // tanh, NAN
 #include <cstring>                     // memcmp, memcpy
 #include <limits>                      // std::numeric_limits
+#include <set>                         // std::set
 #include <string>                      // std::string
 #include <vector>                      // std::vector
 #include "cublasLt.h"                  // cublasLtMatmul
@@ -1299,13 +1300,17 @@ struct Problem {
   int offset_a = 0;         // elements by which A is not where it should be
   bool poison_b = false;    // poisons B's last element (fp32), and the 4 bytes after it: ASan marks units of 8
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // allowed
+  size_t algorithm = 0;                                           // of those that the heuristic offers
+  int offset_bias = 0, offset_aux = 0;                            // bytes by which they move once the algorithm is chosen
+  bool null_bias = false, null_aux = false;                       // until then
 };
 
 static double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 
 // Runs the problem for D (9, 7) and compares D, aux and the gaps between D's columns with the same in double. Returns what
-// the heuristic said, and raises *worst_error to the largest error.
-static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr) {
+// the heuristic said, raises *worst_error to the largest error, and sets *result to D.
+static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr, std::vector<double>* result_d = nullptr) {
   const int m = 9, n = 7, k = 11;
   const bool with_bias = p.epilogue & CUBLASLT_EPILOGUE_BIAS, with_aux = p.epilogue & 128;
   const bool dgelu = p.epilogue == CUBLASLT_EPILOGUE_DGELU;
@@ -1331,9 +1336,11 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
   set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
-  if (with_bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(dbias));
+  const auto set_bias = [&](int offset) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<char*>(dbias) + offset); };
+  const auto set_aux = [&](int offset) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<char*>(daux) + offset); };
+  if (with_bias && !p.null_bias) set_bias(0);
   if (with_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.out);
-  if (with_aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, daux);
+  if (with_aux && !p.null_aux) set_aux(0);
   if (with_aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(aux.ld));
   if (with_aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, p.out);
   check(cublasLtMatrixLayoutCreate(&layout_a, p.in, uint64_t(a.rows), uint64_t(a.cols), a.ld));
@@ -1345,17 +1352,22 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
                                              sizeof workspace_bytes));
   check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p.alignment,
                                              sizeof p.alignment));
+  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &p.reductions, sizeof p.reductions));
 
-  cublasLtMatmulHeuristicResult_t result;
+  cublasLtMatmulHeuristicResult_t results[8];
   int returned;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, desc, layout_a, layout_b, layout_d, layout_d,
-                                                               preference, 1, &result, &returned);
+                                                               preference, 8, results, &returned);
   if (status == CUBLAS_STATUS_SUCCESS) {
+    EXPECT_LT(int(p.algorithm), returned);
+    if (with_bias) set_bias(p.offset_bias);
+    if (with_aux) set_aux(p.offset_aux);
     void* moved_a = static_cast<char*>(da) + p.offset_a * ptrdiff_t(bytes_of(p.in));
     if (p.poison_b) ASAN_POISON_MEMORY_REGION(static_cast<float*>(db) + b.ld * (b.cols - 1) + b.rows - 1, 8);
     check(cublasLtMatmul(handle, desc, &p.alpha, moved_a, layout_a, db, layout_b, &p.beta, dc, layout_d, dc, layout_d,
-                         &result.algo, workspace, 4096, stream));
+                         &results[p.algorithm].algo, workspace, 4096, stream));
     const std::vector<double> d = download(dc, c.values.size(), p.out, stream);
+    if (result_d != nullptr) *result_d = d;
     const std::vector<double> aux_after = download(daux, aux.values.size(), p.out, stream);
     const double of_result = p.out == CUDA_R_16BF ? 1.0 / 256 : 0;  // half a unit in bf16's last place, at most
     const double of_sum = p.compute == CUBLAS_COMPUTE_32F ? 1e-5 : k * 2.0 / 2048;
@@ -1398,7 +1410,7 @@ TEST(EmuCublasLt, EveryCombinationOfTypesOperationsAndEpiloguesIsTheFormula) {
             Problem p;
             p.in = in, p.out = out, p.transpose_a = transpose_a, p.transpose_b = transpose_b;
             p.epilogue = epilogue, p.alpha = 0.75f, p.beta = beta;
-            EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_SUCCESS);
+            for (p.algorithm = 0; p.algorithm < 3; p.algorithm++) EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_SUCCESS);
           }
         }
       }
@@ -1423,6 +1435,31 @@ TEST(EmuCublasLt, TheHeuristicRefusesWhatIsNotSupported) {
   p = {};
   p.epilogue = cublasLtEpilogue_t(2);  // RELU
   EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_NOT_SUPPORTED);
+  p.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_SUCCESS);
+  p.null_bias = true;
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_INVALID_VALUE);
+  p.null_bias = false, p.null_aux = true;
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_INVALID_VALUE);
+}
+
+// Of each number of splits, in one order; in place, which the heuristic puts first if it may, in any.
+TEST(EmuCublasLt, ASumInPlaceHasNoFixedOrder) {
+  const auto distinct_results = [](uint32_t reductions, size_t algorithm) {
+    Problem p;
+    p.reductions = reductions, p.algorithm = algorithm;
+    std::set<std::vector<double>> results;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+      emu::set_seed(seed);
+      std::vector<double> d;
+      EXPECT_EQ(run_matmul(p, nullptr, &d), CUBLAS_STATUS_SUCCESS);
+      std::replace_if(d.begin(), d.end(), [](double x) { return std::isnan(x); }, 0.0);  // between columns
+      results.insert(d);
+    }
+    return results.size();
+  };
+  EXPECT_GT(distinct_results(CUBLASLT_REDUCTION_SCHEME_MASK, 0), 1u);
+  for (size_t algorithm : {0, 1, 2}) EXPECT_EQ(distinct_results(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, algorithm), 1u) << algorithm;
 }
 
 struct EmuCublasLtDeathTest : EmuDeathTest {};
@@ -1434,6 +1471,16 @@ TEST_F(EmuCublasLtDeathTest, APointerThatIsLessAlignedThanPromisedDies) {
   p.alignment = 256;
   p.offset_a = -4;
   EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: A at .* is not aligned to the 256 bytes that were promised");
+}
+
+// Whose alignments the heuristic takes from the pointers that it is asked with.
+TEST_F(EmuCublasLtDeathTest, ABiasOrAuxThatIsLessAlignedThanBeforeDies) {
+  Problem p;
+  p.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  p.offset_bias = 16;
+  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: bias at .* is not aligned to the .* bytes that were promised");
+  p.offset_bias = 0, p.offset_aux = 16;
+  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: the epilogue's aux at .* is not aligned to the .* bytes that were promised");
 }
 
 TEST_F(EmuCublasLtDeathTest, AnOperandThatLeavesItsMemoryDiesByName) {

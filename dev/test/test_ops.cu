@@ -182,16 +182,15 @@ struct Linear {
   }
 };
 
-// Calls f with GELU in the matmul's epilogue and as an operation of its own, where both exist.
+// Calls f(fused) for GELU as an operation of its own and in the matmul's epilogue, and f() on the CPU, where there is no such choice.
 template <class F>
 static void fused_and_not(F f) {
 #ifndef SLA_CPU
-  const bool hopper = gpu().is_hopper_or_later;
-  gpu().is_hopper_or_later = false;
+  f(false);
+  if (has_master_weights) f(true);
+#else
   f();
-  gpu().is_hopper_or_later = hopper;
 #endif
-  f();
 }
 
 TEST(Matmul, ForwardIsInpTimesWeightTransposedPlusBias) {
@@ -208,12 +207,12 @@ TEST(Matmul, ForwardIsInpTimesWeightTransposedPlusBias) {
 
 TEST(Matmul, WithGeluGivesItsInputToo) {
   const Linear l = {37, 24, 40};
-  fused_and_not([&] {
+  fused_and_not([&](auto... fused) {
     for (bool with_bias : {false, true}) {
       const auto [out, pre_gelu] = in_any_order([&] {
         DeviceArray<floatX> out(nans<floatX>(l.N * l.OC)), pre_gelu(nans<floatX>(l.N * l.OC));
         matmul_gelu_forward(out.data, pre_gelu.data, l.d_inp.data, l.d_weight.data, with_bias ? l.d_bias.data : nullptr,
-                            l.N, l.C, l.OC);
+                            l.N, l.C, l.OC, fused...);
         return std::make_tuple(out.to_host(), pre_gelu.to_host());
       });
       std::vector<double> expected = l.out(with_bias);
@@ -223,6 +222,25 @@ TEST(Matmul, WithGeluGivesItsInputToo) {
     }
   });
 }
+
+#ifdef SLA_EMU
+// The emulated heuristic refuses an epilogue whose pointers it is not told, and chooses for their alignment.
+TEST(Matmul, ChoosesAnAlgorithmForTheAlignmentOfBiasAndGelu) {
+  const Linear l = {8, 16, 24};
+  const int64_t offset = 16 / int64_t(sizeof(floatX));  // the second pass: 16 bytes further, which are 16-byte aligned alone
+  for (int64_t at : {int64_t(0), offset}) {
+    std::vector<floatX> values(size_t(at), floatX(0.0f));
+    values.insert(values.end(), l.bias.begin(), l.bias.end());
+    const DeviceArray<floatX> bias(values), out(nans<floatX>(l.N * l.OC)), pre_gelu(nans<floatX>(at + l.N * l.OC));
+    matmul_forward(out.data, l.d_inp.data, l.d_weight.data, bias.data + at, l.N, l.C, l.OC);
+    EXPECT_LE(relative_error(out.to_host(), l.out(true)), one_rounding);
+    matmul_gelu_forward(out.data, pre_gelu.data + at, l.d_inp.data, l.d_weight.data, l.d_bias.data, l.N, l.C, l.OC, /*fused=*/true);
+    std::vector<double> expected = l.out(true);
+    for (double& x : expected) x = gelu_of(x);
+    EXPECT_LE(relative_error(out.to_host(), expected), two_roundings);
+  }
+}
+#endif
 
 TEST(Matmul, BackwardSetsTheInputsGradientAndAddsToTheWeights) {
   for (const Linear& l : {Linear{37, 24, 136}, Linear{203, 8, 520}}) {  // the second: several blocks of bias_backward
@@ -245,12 +263,12 @@ TEST(Matmul, BackwardThroughGeluMultipliesWithItsDerivative) {
   const DeviceArray<floatX> d_pre_gelu(pre_gelu);
   Linear::Gradients expected = l.gradients();
   for (size_t i = 0; i < pre_gelu.size(); i++) expected.dinp[i] *= gelu_slope(real(pre_gelu[i]));
-  fused_and_not([&] {
+  fused_and_not([&](auto... fused) {
     const auto [dinp, dweight] = in_any_order([&] {
       DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
       DeviceArray<float> dweight(l.dweight);
       matmul_gelu_backward(dinp.data, dweight.data, nullptr, l.d_dout.data, l.d_inp.data, d_pre_gelu.data, l.d_weight.data,
-                           l.N, l.C, l.OC);
+                           l.N, l.C, l.OC, fused...);
       return std::make_tuple(dinp.to_host(), dweight.to_host());
     });
     EXPECT_LE(relative_error(dinp, expected.dinp), two_roundings);
@@ -293,22 +311,24 @@ TEST(RowsOfBlock, AreForAtMostTheBlocksThatHaveRoom) {
       }
 }
 
-// Rows beside and on the 32 warps of a block, columns beside and on its 32, NaN between the rows.
+// Rows beside and on the 32 warps of a block, columns beside and on its 32, NaN between the rows; of one range of columns, and of two.
 TEST(ColumnSums, AreThoseOfAllRowsAndColumns) {
   for (auto [rows, columns] : {std::pair(1, 1), std::pair(31, 31), std::pair(32, 32), std::pair(33, 33), std::pair(257, 65)}) {
     SCOPED_TRACE(testing::Message() << rows << " x " << columns);
-    const int64_t R = rows, C = columns, stride = C + 5;
-    const auto values = random_values<float>(R * C, 1), dst = random_values<float>(C, 2);
-    std::vector<float> partial = nans<float>(R * stride);
-    std::vector<double> expected = doubles(dst);
-    for (int64_t i = 0; i < R * C; i++) partial[i / C * stride + i % C] = values[i], expected[i % C] += real(values[i]);
-    const DeviceArray<float> d_partial(partial);
-    const auto [result] = in_any_order([&] {
-      DeviceArray<float> result(dst);
-      add_column_sums(result.data, d_partial.data, R, stride, C);
-      return std::make_tuple(result.to_host());
-    }, 3);
-    EXPECT_LE(relative_error(result, expected), of_fp32);
+    for (int64_t ranges : {1, 2}) {
+      const int64_t R = rows, C = columns, width = ranges * C, stride = width + 5;
+      const auto values = random_values<float>(R * width, 1), dst = random_values<float>(2 * C, 2);
+      std::vector<float> partial = nans<float>(R * stride);
+      std::vector<double> expected = doubles(dst);
+      for (int64_t i = 0; i < R * width; i++) partial[i / width * stride + i % width] = values[i], expected[i % width] += real(values[i]);
+      const DeviceArray<float> d_partial(partial);
+      const auto [result] = in_any_order([&] {
+        DeviceArray<float> result(dst);
+        add_column_sums(result.data, ranges == 2 ? result.data + C : nullptr, d_partial.data, R, stride, C);
+        return std::make_tuple(result.to_host());
+      }, 3);
+      EXPECT_LE(relative_error(result, expected), of_fp32);
+    }
   }
 }
 #endif
@@ -402,7 +422,7 @@ TEST(LayerNorm, KeepsItsDigitsWhereTheMeanIsLarge) {
 
 TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
   std::vector<RowsAndChannels> shapes(std::begin(layernorm_shapes), std::end(layernorm_shapes));
-  shapes.push_back({16409, 8});  // more than 1,024 blocks of 16 rows
+  shapes.push_back({2003, 8});  // on the emulated GPU more than 16 rows a block
   for (const RowsAndChannels& s : shapes) {
     SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
     const int64_t N = s.N, C = s.C;
@@ -431,6 +451,37 @@ TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
     }
   }
 }
+
+#ifndef SLA_CPU
+// A thread of the kernel may use 65,536 / 640 registers, so that 640 threads fit on a multiprocessor, or the 1,024 of a wide row's block.
+TEST(LayerNorm, BackwardRunsAllItsBlocksAtOnce) {
+  const RowsAndChannels shapes[] = {{16384, 768}, {32768, 1024}, {16384, 1280}, {16384, 1600}, {8192, 5120}, {8192, 8192}, {40, 768}};
+  for (int64_t multiprocessors : {1, 6, 108, 132})
+    for (const RowsAndChannels& s : shapes) {
+      SCOPED_TRACE(testing::Message() << s.N << " x " << s.C << " on " << multiprocessors);
+      const int64_t rows = layernorm_backward_rows(s.N, s.C, multiprocessors), blocks = ceil_div(s.N, rows);
+      const int64_t threads = ceil_div(s.C, 256) * 32, at_once = multiprocessors * std::max<int64_t>(1, 640 / threads);
+      EXPECT_LE(blocks, at_once);
+      EXPECT_GE(rows, 16);
+      EXPECT_LE(blocks * 2 * s.C * int64_t(sizeof(float)), int64_t(Gpu::scratch_bytes));
+      const int64_t with_fewer = rows > 16 ? ceil_div(s.N, rows - 1) : blocks;
+      EXPECT_TRUE(rows == 16 || with_fewer > at_once || with_fewer * 8 * s.C > int64_t(Gpu::scratch_bytes)) << "no more rows than needed";
+    }
+}
+#endif
+
+#ifdef SLA_EMU
+TEST(LayerNorm, BackwardIsTwoKernels) {
+  const int64_t N = 40, C = 64;
+  const DeviceArray<floatX> x(random_values<floatX>(N * C, 1)), dinp(random_values<floatX>(N * C, 2)), weight(random_values<floatX>(C, 3));
+  const DeviceArray<float> statistics(random_values<float>(N, 4)), dweight(random_values<float>(C, 5)), dbias(random_values<float>(C, 6));
+  for (float* bias : {dbias.data, static_cast<float*>(nullptr)}) {
+    const uint64_t before = emu::counters().launches;
+    layernorm_backward(dinp.data, dweight.data, bias, x.data, x.data, statistics.data, statistics.data, weight.data, nullptr, N, C);
+    EXPECT_EQ(emu::counters().launches, before + 2);
+  }
+}
+#endif
 
 // ----------------------------------------------------------------------------
 // GELU
@@ -799,9 +850,9 @@ struct Arena {
 
 // BUG (build/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
 TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
-  // Beside and on a thread's 8, a block's 2,048 and a chunk; several chunks.
-  const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056, 8, 9, 2047, 2048, 2049, parameter_chunk_size - 1, parameter_chunk_size,
-                     parameter_chunk_size + 1});
+  // Beside and on a thread's 4 or 8, a block's 1,024 or 2,048 and a chunk; several chunks.
+  const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056, 3, 4, 5, 6, 8, 9, 1023, 1024, 1025, 2047, 2048, 2049,
+                     parameter_chunk_size - 1, parameter_chunk_size, parameter_chunk_size + 1});
   const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that makes a difference
   const StepStats sums = {16, 2.5};
   const AdamWStep step = {float(lr), float(b1), float(b2), float(eps), float(1 - std::pow(b1, 3)),

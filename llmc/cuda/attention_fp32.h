@@ -11,7 +11,7 @@
 #include "attention_topk.h"       // TopK, RadixSearch
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
-#include "vec.h"                  // load8, store8, warp_sum, warp_max
+#include "vec.h"                  // load4, load8, store4, store8, warp_sum, warp_max
 
 // ----------------------------------------------------------------------------
 // Tiles and products
@@ -50,15 +50,6 @@ __device__ inline Thread this_thread() {
 // The warp's rows of the block's tile, which begins at the position `first`, begin here.
 constexpr int warp_rows = 2 * rows_per_thread;
 __device__ inline int warp_first(int first) { return first + int(threadIdx.x) / warp_size * warp_rows; }
-
-// Four consecutive elements, aligned to themselves.
-__device__ inline void load4(float (&x)[4], const float* p) {
-  const float4 v = *reinterpret_cast<const float4*>(p);
-  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-}
-__device__ inline void store4(float* p, const float (&x)[4]) {
-  *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
-}
 
 // tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end` on,
 // which are not read. Called by the whole block: neighbouring threads load neighbouring groups of eight channels.

@@ -8,13 +8,15 @@
 
 constexpr int column_sums_warps = 32;
 
-// dst (columns) += the sum over `rows` of partial, whose rows are `stride` apart. A block owns 32 columns, a warp every 32nd row of them, a
-// lane one column, so that loads are coalesced and eight are in flight. The first warp adds up the warps' sums (32, 32) in order.
+// first (columns) += the sum over `rows` of the first `columns` columns of partial, whose rows are `stride` apart; second (columns) +=
+// that of the columns after those. blockIdx.y says which. A block owns 32 columns, a warp every 32nd row of them, a lane one column, so
+// that loads are coalesced and eight are in flight. The first warp adds up the warps' sums (32, 32) in order.
 __global__ void __launch_bounds__(column_sums_warps * warp_size)
-    add_column_sums_kernel(float* dst, const float* partial, int rows, int64_t stride, int columns) {
+    add_column_sums_kernel(float* first, float* second, const float* partial, int rows, int64_t stride, int columns) {
   float* sums = reinterpret_cast<float*>(shared_memory);
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
   const int column = int(blockIdx.x) * warp_size + lane;
+  partial += blockIdx.y * columns;
   float sum = 0;
   if (column < columns) {
 #pragma unroll 8
@@ -25,11 +27,13 @@ __global__ void __launch_bounds__(column_sums_warps * warp_size)
   if (warp != 0 || column >= columns) return;
   sum = 0;
   for (int w = 0; w < column_sums_warps; w++) sum += sums[w * warp_size + lane];
-  dst[column] += sum;
+  (blockIdx.y == 0 ? first : second)[column] += sum;
 }
 
-// dst (columns) += the sum over `rows` of partial, whose rows are `stride` apart.
-inline void add_column_sums(float* dst, const float* partial, int64_t rows, int64_t stride, int64_t columns) {
-  launch(add_column_sums_kernel, dim3(unsigned(ceil_div(columns, warp_size))), dim3(column_sums_warps * warp_size),
-         column_sums_warps * warp_size * sizeof(float), gpu().stream, dst, partial, rows, stride, columns);
+// first (columns) += the sum over `rows` of partial (rows, stride), its columns [0, columns); second (columns) += that of [columns, 2
+// columns), unless it is null.
+inline void add_column_sums(float* first, float* second, const float* partial, int64_t rows, int64_t stride, int64_t columns) {
+  const dim3 grid(unsigned(ceil_div(columns, warp_size)), second != nullptr ? 2 : 1);
+  launch(add_column_sums_kernel, grid, dim3(column_sums_warps * warp_size), column_sums_warps * warp_size * sizeof(float), gpu().stream,
+         first, second, partial, rows, stride, columns);
 }

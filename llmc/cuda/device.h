@@ -34,7 +34,7 @@ struct Gpu {
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
   std::string name;
   std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
-  bool is_hopper_or_later = false;
+  int multiprocessors = 0;
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -57,7 +57,7 @@ struct Gpu {
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     id += format(" on %s", host);
-    is_hopper_or_later = properties.major >= 9;
+    multiprocessors = properties.multiProcessorCount;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));
@@ -268,9 +268,17 @@ struct GpuTimer {
 
 constexpr bool device_memory_is_host_memory = false;
 
-inline size_t device_memory_available() {
-  gpu();
-  size_t free_bytes = 0, total_bytes = 0;
-  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  return free_bytes;
+struct DeviceMemoryInfo {
+  size_t free, total;  // bytes
+};
+inline DeviceMemoryInfo device_memory_info() {
+  gpu();  // selects the device
+  DeviceMemoryInfo info;
+  CUDA_CHECK(cudaMemGetInfo(&info.free, &info.total));
+  return info;
 }
+
+inline size_t device_memory_available() { return device_memory_info().free; }
+
+// How much the GPU has, in bytes, whoever uses it.
+inline size_t device_memory_total() { return device_memory_info().total; }

@@ -8,7 +8,7 @@
 // Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
 //   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of dout
 #pragma once
-#include <algorithm>           // std::min
+#include <algorithm>           // std::max, std::min
 #include <cstdint>             // int64_t
 #include "llmc/utils/error.h"  // CHECK
 #include "llmc/precision.h"    // floatX
@@ -104,15 +104,16 @@ __global__ void __launch_bounds__(layernorm_warps * warp_size)
 
 // dinp (N, C) +=; partial (blocks, 2, C) = the blocks' dweight and dbias. A block owns a run of rows, a thread eight channels of all of
 // them: its sums for dweight and dbias stay in registers, each element is read once, and no two threads write to one address. The
-// means of a row, mean(g) and mean(g * xhat), go through shared memory: each warp stores its sums, and after a barrier every thread
-// adds them up in the order of the warps. `together` rows share a barrier, and all their loads are issued before it; the sums
-// alternate between two buffers, so that one barrier per group of rows is enough.
+// means of a row, mean(g) and mean(g * xhat), go through shared memory: each warp stores its sums, and after a barrier a lane of each
+// warp adds up those of one row and kind in the order of the warps, divides, and hands the mean to the others. `together` rows share a
+// barrier, and all their loads are issued before it; the sums alternate between two buffers, so that one barrier per group of rows is
+// enough.
 template <int together, int threads>
 __global__ void __launch_bounds__(threads)
     layernorm_backward_kernel(float* partial, floatX* dinp, const floatX* dout, const floatX* inp, const float* mean,
                               const float* rstd, const floatX* weight, int64_t N, int C, int rows_per_block) {
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
-  float2* sums = reinterpret_cast<float2*>(shared_memory);  // (2, warps, together): of g and of g * xhat
+  float* sums = reinterpret_cast<float*>(shared_memory);  // (2, warps, together, 2): of g and of g * xhat
   const int channel = int(threadIdx.x) * 8;
   const int64_t first = int64_t(blockIdx.x) * rows_per_block;
   const int rows = first + rows_per_block < N ? rows_per_block : int(N - first);
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(threads)
       const float m = mean[n];
       for (int j = 0; j < 8; j++) xhat[r][j] = (xhat[r][j] - m) * s[r];
     }
-    float2* buffer = sums + row / together % 2 * warps * together;
+    float* buffer = sums + row / together % 2 * warps * together * 2;
 #pragma unroll
     for (int r = 0; r < together; r++) {
       float g = 0, gx = 0;
@@ -144,17 +145,15 @@ __global__ void __launch_bounds__(threads)
         gx += d[r][j] * xhat[r][j];
       }
       g = warp_sum(g), gx = warp_sum(gx);
-      if (lane == 0) buffer[warp * together + r] = make_float2(g, gx);
+      if (lane == 0) reinterpret_cast<float2*>(buffer)[warp * together + r] = make_float2(g, gx);
     }
     __syncthreads();
+    float mean_of_lane = 0;  // lane 2 r: of g in row r; lane 2 r + 1: of g * xhat
+    for (int other = 0; other < warps; other++) mean_of_lane += buffer[other * together * 2 + lane % (together * 2)];
+    mean_of_lane /= float(C);
 #pragma unroll
     for (int r = 0; r < together; r++) {
-      float g = 0, gx = 0;
-      for (int other = 0; other < warps; other++) {
-        const float2 sum = buffer[other * together + r];
-        g += sum.x, gx += sum.y;
-      }
-      g /= float(C), gx /= float(C);
+      const float g = __shfl_sync(full_warp, mean_of_lane, 2 * r), gx = __shfl_sync(full_warp, mean_of_lane, 2 * r + 1);
       if (channel >= C || row + r >= rows) continue;
       for (int j = 0; j < 8; j++) dx[r][j] += s[r] * (d[r][j] - g - xhat[r][j] * gx);
       store8(dinp + (first + row + r) * C + channel, dx[r]);
@@ -193,16 +192,25 @@ inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mea
 // the plan counts as a workspace and which other reductions use in turn.
 inline int64_t layernorm_backward_scratch(int64_t, int64_t) { return 0; }
 
-// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). See the head. How the rows are divided among blocks, and
-// with it the order of the sums, depends on N and C alone: at least 16 rows per block, and at most 1,024 blocks, which is
-// several for each multiprocessor, or as many as device_scratch has room for. scratch is not used.
+// The most threads of a block that has two rows in flight. The kernel's registers allow as many threads on a multiprocessor, of one
+// block or of several smaller ones.
+constexpr int two_row_threads = 640;
+
+// How many rows a block of layernorm_backward takes: so many that all blocks run at once, with none left for a second wave, and their
+// partial sums have room in device_scratch, but at least 16, so that these are few.
+inline int64_t layernorm_backward_rows(int64_t N, int64_t C, int64_t multiprocessors) {
+  const int64_t threads = ceil_div(C, 8 * warp_size) * warp_size, room = int64_t(Gpu::scratch_bytes / sizeof(float)) / (2 * C);
+  const int64_t at_once = multiprocessors * std::max<int64_t>(1, two_row_threads / threads);
+  return rows_of_block(N, 16, std::min(at_once, room));
+}
+
+// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). See the head. How the rows are divided among blocks, and with it the order
+// of the sums for dweight and dbias, depends on N, C and how many multiprocessors the GPU has. scratch is not used.
 inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                                const float* mean, const float* rstd, const floatX* weight, float* /*scratch*/, int64_t N,
                                int64_t C) {
   CHECK(C % 8 == 0 && C <= largest_channels);
-  const int64_t room = int64_t(Gpu::scratch_bytes / sizeof(float)) / (2 * C);
-  const int64_t most_blocks = std::min<int64_t>(1024, room);
-  const int64_t rows_per_block = rows_of_block(N, 16, most_blocks);
+  const int64_t rows_per_block = layernorm_backward_rows(N, C, gpu().multiprocessors);
   const int64_t blocks = ceil_div(N, rows_per_block), warps = ceil_div(C, 8 * warp_size);
   float* partial = device_scratch<float>(blocks * 2 * C);
 
@@ -210,8 +218,7 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const
     launch(kernel, dim3(unsigned(blocks)), dim3(unsigned(warps * warp_size)), size_t(2 * warps * together) * sizeof(float2),
            gpu().stream, partial, dinp, dout, inp, mean, rstd, weight, N, C, rows_per_block);
   };
-  if (warps * warp_size <= 640) run(layernorm_backward_kernel<2, 640>, 2);
+  if (warps * warp_size <= two_row_threads) run(layernorm_backward_kernel<2, two_row_threads>, 2);
   else run(layernorm_backward_kernel<1, 1024>, 1);  // 1,024 threads have 64 registers each, enough for one row
-  add_column_sums(dweight, partial, blocks, 2 * C, C);
-  if (dbias != nullptr) add_column_sums(dbias, partial + C, blocks, 2 * C, C);
+  add_column_sums(dweight, dbias, partial, blocks, 2 * C, C);
 }

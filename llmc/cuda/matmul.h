@@ -42,19 +42,28 @@ inline void gemm_allow_tf32() {
 template <class T>
 constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
 
-// A matmul as cuBLASLt's heuristic sees it: the key of the cached plans.
+// A matmul as cuBLASLt sees it, column-major: the key of the cached plans.
 struct GemmShape {
   char op_a, op_b;  // 'N', 'T'
-  int64_t m, n, k, lda, ldb, ldc, aux_ld;
+  int64_t m, n, k, lda, ldb, ldc;
+  bool accumulate;
   cudaDataType type, out_type;
   int epilogue;
   bool tf32;
-  int align_a, align_b, align_c;  // bytes that the pointers are multiples of
+  int align_a, align_b, align_c, align_bias, align_aux;  // bytes that the pointers are multiples of; 0: null
 
   auto key() const {
-    return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, aux_ld, type, out_type, epilogue, tf32, align_a, align_b, align_c);
+    return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, accumulate, type, out_type, epilogue, tf32, align_a, align_b, align_c, align_bias,
+                    align_aux);
   }
   bool operator<(const GemmShape& o) const { return key() < o.key(); }
+};
+
+// What cuBLASLt applies to a product before it writes it. bias (n); aux as the kind of epilogue defines it.
+struct GemmEpilogue {
+  cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  void* aux = nullptr;  // (m, n) like c
 };
 
 // The descriptors and the algorithm of one shape, created once.
@@ -78,7 +87,13 @@ inline cublasLtHandle_t cublaslt() {
   return handle;
 }
 
-inline GemmPlan make_gemm_plan(const GemmShape& s) {
+inline void set_epilogue_pointers(const GemmPlan& plan, const GemmEpilogue& epilogue) {
+  if (epilogue.bias != nullptr) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
+  if (epilogue.aux != nullptr) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.aux);
+}
+
+// The descriptors of a shape, without an algorithm.
+inline GemmPlan describe_gemm(const GemmShape& s) {
   GemmPlan plan;
   const cublasOperation_t op_a = s.op_a == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = s.op_b == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasLtEpilogue_t epilogue = cublasLtEpilogue_t(s.epilogue);
@@ -86,16 +101,22 @@ inline GemmPlan make_gemm_plan(const GemmShape& s) {
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-  if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
-    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
-  if (s.aux_ld > 0) {
-    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, s.aux_ld);
+  if (s.align_bias > 0) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
+  if (s.align_aux > 0) {
+    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, s.ldc);
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, s.out_type);
   }
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, s.type, uint64_t(s.op_a == 'T' ? s.k : s.m), uint64_t(s.op_a == 'T' ? s.m : s.k), s.lda));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, s.type, uint64_t(s.op_b == 'T' ? s.n : s.k), uint64_t(s.op_b == 'T' ? s.k : s.n), s.ldb));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.c, s.out_type, uint64_t(s.m), uint64_t(s.n), s.ldc));
+  return plan;
+}
 
+// At most `most` algorithms for a shape, in the heuristic's order; throws UserError if there is none. The heuristic takes the alignment of
+// bias and aux from their pointers in plan.operation. Of the ways to add up the parts of a product that is split along k, those are
+// excluded that do so in the output or its type: parts in bf16 would be rounded before they are added, and a sum in place may depend on
+// which part comes first.
+inline std::vector<cublasLtMatmulHeuristicResult_t> gemm_algorithms(const GemmShape& s, const GemmPlan& plan, int most) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -103,52 +124,67 @@ inline GemmPlan make_gemm_plan(const GemmShape& s) {
   };
   const size_t workspace = Gpu::gemm_workspace_bytes;
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(s.align_a));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(s.align_b));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(s.align_c));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(s.align_c));
-  cublasLtMatmulHeuristicResult_t result;
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(cublaslt(), plan.operation, plan.a, plan.b, plan.c, plan.c, preference, 1, &result, &found);
+      cublasLtMatmulAlgoGetHeuristic(cublaslt(), plan.operation, plan.a, plan.b, plan.c, plan.c, preference, most, results.data(), &found);
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
   if (status != CUBLAS_STATUS_SUCCESS || found == 0)
     user_error("cuBLASLt has no algorithm for a matmul of %lld x %lld x %lld, operations %c %c, epilogue %d: %s", (long long)s.m,
                (long long)s.n, (long long)s.k, s.op_a, s.op_b, s.epilogue, cublasLtGetStatusString(status));
-  plan.algo = result.algo;
-  return plan;
+  results.resize(size_t(found));
+  return results;
 }
 
-// The largest power of two, up to 256, that an address is a multiple of.
+// The plans of all shapes that gemm() has been called for.
+inline std::map<GemmShape, GemmPlan>& gemm_plans() {
+  static auto& plans = *new std::map<GemmShape, GemmPlan>;  // never destroyed, like the Gpu
+  return plans;
+}
+
+// The plan of a shape, with the algorithm that the heuristic puts first: the same in every run with one version of cuBLASLt on one kind of
+// GPU, and with it the bits. The fastest by measurement would not be: where two are about as fast, each run would choose anew, so that
+// choices would have to be stored with the run. What they would win, dev/bench/bench_gpu.cu measures.
+inline const GemmPlan& gemm_plan(const GemmShape& shape, const GemmEpilogue& epilogue) {
+  auto it = gemm_plans().find(shape);
+  if (it != gemm_plans().end()) return it->second;
+  GemmPlan plan = describe_gemm(shape);
+  set_epilogue_pointers(plan, epilogue);
+  plan.algo = gemm_algorithms(shape, plan, 1)[0].algo;
+  return gemm_plans().emplace(shape, plan).first->second;
+}
+
+// c = op(a) op(b), or c += if the shape says so, column-major, by one of the shape's algorithms.
+inline void run_gemm(const GemmShape& shape, const GemmPlan& plan, const cublasLtMatmulAlgo_t& algo, const void* a, const void* b,
+                     void* c) {
+  const float alpha = 1, beta = shape.accumulate ? 1 : 0;
+  CUBLAS_CHECK(cublasLtMatmul(cublaslt(), plan.operation, &alpha, a, plan.a, b, plan.b, &beta, c, plan.c, c, plan.c, &algo,
+                              gpu().gemm_workspace, Gpu::gemm_workspace_bytes, gpu().stream));
+}
+
+// The largest power of two, up to 256, that an address is a multiple of; 0 for null.
 inline int alignment_of(const void* p) {
+  if (p == nullptr) return 0;
   int alignment = 256;
   while (uintptr_t(p) % uintptr_t(alignment) != 0) alignment /= 2;
   return alignment;
 }
-
-// What cuBLASLt applies to a product before it writes it. bias (n); aux as the kind of epilogue defines it.
-struct GemmEpilogue {
-  cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
-  const void* bias = nullptr;
-  void* aux = nullptr;  // (m, n) like c
-};
 
 // c (m, n) = op(a) op(b), or c += with `accumulate`; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next. Row-major, which is
 // cuBLAS's column-major c^T = op(b)^T op(a)^T.
 template <class In, class Out>
 void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb,
           bool accumulate, Out* c, int64_t ldc, const GemmEpilogue& epilogue = {}) {
-  static auto& plans = *new std::map<GemmShape, GemmPlan>;  // never destroyed, like the Gpu
-  GemmShape shape = {op_b, op_a, n, m, k, ldb, lda, ldc, epilogue.aux != nullptr ? ldc : 0, cuda_type<In>, cuda_type<Out>,
-                     int(epilogue.kind), gemm_tf32(), alignment_of(b), alignment_of(a), alignment_of(c)};
-  auto it = plans.find(shape);
-  if (it == plans.end()) it = plans.emplace(shape, make_gemm_plan(shape)).first;
-  const GemmPlan& plan = it->second;
-  if (epilogue.bias != nullptr) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
-  if (epilogue.aux != nullptr) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.aux);
-  const float alpha = 1, beta = accumulate ? 1 : 0;
-  CUBLAS_CHECK(cublasLtMatmul(cublaslt(), plan.operation, &alpha, b, plan.a, a, plan.b, &beta, c, plan.c, c, plan.c, &plan.algo,
-                              gpu().gemm_workspace, Gpu::gemm_workspace_bytes, gpu().stream));
+  const GemmShape shape = {op_b, op_a, n, m, k, ldb, lda, ldc, accumulate, cuda_type<In>, cuda_type<Out>, int(epilogue.kind), gemm_tf32(),
+                           alignment_of(b), alignment_of(a), alignment_of(c), alignment_of(epilogue.bias), alignment_of(epilogue.aux)};
+  const GemmPlan& plan = gemm_plan(shape, epilogue);
+  set_epilogue_pointers(plan, epilogue);
+  run_gemm(shape, plan, plan.algo, b, a, c);
 }
 
 // ----------------------------------------------------------------------------
@@ -162,14 +198,14 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
   gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
 }
 
-// Whether GELU and its derivative are epilogues of the matmul before them. llm.c found the fused form faster from Hopper on and slower
-// before; and cuBLASLt has it for bf16.
-inline bool gelu_is_fused() { return has_master_weights && gpu().is_hopper_or_later; }
+// Whether GELU and its derivative are epilogues of the matmul before them, which cuBLASLt has for bf16, or operations of their own. They
+// are operations, as in llm.c, which fused them from Hopper on and has withdrawn it. dev/bench/bench_gpu.cu times both.
+constexpr bool gelu_is_fused = false;
 
 // pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu).
 inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                                int64_t N, int64_t C, int64_t OC) {
-  if (gelu_is_fused()) {
+                                int64_t N, int64_t C, int64_t OC, bool fused = gelu_is_fused) {
+  if (fused) {
     GemmEpilogue epilogue = {bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias, pre_gelu};
     gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
   } else {
@@ -214,7 +250,7 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
   float* partial = device_scratch<float>(blocks * OC);
   launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)), dim3(bias_warps * warp_size),
          bias_warps * bias_columns * sizeof(float), gpu().stream, partial, dout, N, OC, rows_per_block);
-  add_column_sums(dbias, partial, blocks, OC, OC);
+  add_column_sums(dbias, nullptr, partial, blocks, OC, OC);
 }
 
 // dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.
@@ -233,11 +269,12 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const fl
 
 // The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
 inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                                 const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC) {
+                                 const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC,
+                                 bool fused = gelu_is_fused) {
   GemmEpilogue epilogue;
-  if (gelu_is_fused()) epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre_gelu)};
+  if (fused) epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre_gelu)};
   gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C, epilogue);
-  if (!gelu_is_fused()) gelu_backward(dinp, pre_gelu, N * C);
+  if (!fused) gelu_backward(dinp, pre_gelu, N * C);
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 

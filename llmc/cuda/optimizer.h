@@ -14,7 +14,7 @@
 #include "llmc/precision.h"  // floatX, has_master_weights
 #include "device.h"          // gpu, device_scratch
 #include "launch.h"          // launch, shared_memory
-#include "vec.h"             // load8, store8, block_sum, block_sum_of
+#include "vec.h"             // load4, load8, store4, block_sum, block_sum_of
 
 constexpr int chunk_threads = 256;          // the block that owns a chunk
 constexpr int sum_partials_threads = 1024;
@@ -69,10 +69,11 @@ __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
   return grad_clip > 0 && scale < 1 ? float(scale) : 1.0f;
 }
 
-// A block owns a chunk, a thread every 256th group of eight elements, for which it has 128 bytes of loads in flight; each element is read
-// and written once. weights: the masters, or params themselves if they are float. The clipping factor takes operations in double, for
-// which a GPU may have few units, so one thread of a block computes it.
-__global__ void __launch_bounds__(chunk_threads)
+// A block owns a chunk, a thread every 256th group of four elements, so that a warp's load is of 512 consecutive bytes. It loads two groups
+// before it computes: 128 bytes in flight, and of four blocks on a multiprocessor 131 KB. Each element is read and written once. weights:
+// the masters, or params themselves if they are float. The clipping factor takes operations in double, for which a GPU may have few units,
+// so one thread of a block computes it.
+__global__ void __launch_bounds__(chunk_threads, 4)
     adamw_kernel(floatX* params, float* weights, float* m, float* v, const float* grads, const ParameterChunk* chunks,
                  AdamWStep s, const StepStats* sums) {
   float* scale = reinterpret_cast<float*>(shared_memory);
@@ -83,26 +84,29 @@ __global__ void __launch_bounds__(chunk_threads)
   const float weight_decay = chunk.decays ? s.weight_decay : 0.0f;
   const AdamWFactors f = {s.beta1, s.beta2, s.eps, *scale, 1.0f - s.learning_rate * weight_decay,
                           s.learning_rate / s.bias_correction1, 1.0f / sqrtf(s.bias_correction2)};
-  for (int i = int(threadIdx.x) * 8; i < chunk.count; i += chunk_threads * 8) {
-    const int64_t at = chunk.begin + i, state = chunk.state + i, weight = has_master_weights ? state : at;
-    if (i + 8 <= chunk.count) {
-      float p8[8], m8[8], v8[8], g8[8];
-      load8(p8, weights + weight);
-      load8(m8, m + state);
-      load8(v8, v + state);
-      load8(g8, grads + at);
-      for (int j = 0; j < 8; j++) adamw_element(p8[j], m8[j], v8[j], g8[j], f);
-      store8(weights + weight, p8);
-      store8(m + state, m8);
-      store8(v + state, v8);
-      if constexpr (has_master_weights) store8(params + at, p8);
-    } else {
-      for (int e = 0; e < chunk.count - i; e++) {
-        adamw_element(weights[weight + e], m[state + e], v[state + e], grads[at + e], f);
-        if constexpr (has_master_weights) from_float(params[at + e], weights[weight + e]);
-      }
+  params += chunk.begin, grads += chunk.begin, m += chunk.state, v += chunk.state;
+  weights += has_master_weights ? chunk.state : chunk.begin;
+  constexpr int groups = 2, next = chunk_threads * 4;  // elements from a thread's group to its next one
+  for (int first = int(threadIdx.x) * 4; first < chunk.count; first += groups * next) {
+    float p4[groups][4], m4[groups][4], v4[groups][4], g4[groups][4];
+#pragma unroll
+    for (int k = 0; k < groups; k++) {
+      const int i = first + k * next;
+      if (i + 4 <= chunk.count) load4(p4[k], weights + i), load4(m4[k], m + i), load4(v4[k], v + i), load4(g4[k], grads + i);
+    }
+#pragma unroll
+    for (int k = 0; k < groups; k++) {
+      const int i = first + k * next;
+      if (i + 4 > chunk.count) continue;
+      for (int j = 0; j < 4; j++) adamw_element(p4[k][j], m4[k][j], v4[k][j], g4[k][j], f);
+      store4(weights + i, p4[k]), store4(m + i, m4[k]), store4(v + i, v4[k]);
+      if constexpr (has_master_weights) store4(params + i, p4[k]);
     }
   }
+  const int i = chunk.count / 4 * 4 + int(threadIdx.x);  // of the last group, unless it is whole: a thread owns an element
+  if (i >= chunk.count) return;
+  adamw_element(weights[i], m[i], v[i], grads[i], f);
+  if constexpr (has_master_weights) from_float(params[i], weights[i]);
 }
 
 // sum (1) = the sum of squares over the chunks of x. sum and chunks are device pointers.

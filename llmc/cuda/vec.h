@@ -1,6 +1,6 @@
-// Building blocks of kernels: loads and stores of eight elements, and sums over a warp and a block.
+// Building blocks of kernels: loads and stores of four and of eight elements, and sums over a warp and a block.
 #pragma once
-#include <cuda_runtime.h>    // __shfl_xor_sync, float4, uint4
+#include <cuda_runtime.h>    // __shfl_xor_sync, float4, uint2, uint4
 #include <cmath>             // fmaxf, INFINITY
 #include <cstdint>           // int64_t
 #include <cstring>           // memcpy
@@ -17,6 +17,13 @@ constexpr int64_t rows_of_block(int64_t N, int64_t least, int64_t most_blocks) {
   const int64_t rows = ceil_div(N, most_blocks);
   return rows > least ? rows : least;
 }
+
+// Four consecutive elements as floats. p is aligned to the four of them.
+__device__ inline void load4(float (&x)[4], const float* p) {
+  const float4 a = *reinterpret_cast<const float4*>(p);
+  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+}
+__device__ inline void store4(float* p, const float (&x)[4]) { *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]); }
 
 // Eight consecutive elements as floats: one 16-byte access for bf16, two for float. p is aligned to the eight of them.
 __device__ inline void load8(float (&x)[8], const float* p) {
@@ -54,6 +61,9 @@ __device__ inline void load8(float (&x)[8], const __nv_bfloat16* p) {
 }
 __device__ inline void store8(__nv_bfloat16* p, const float (&x)[8]) {
   *reinterpret_cast<uint4*>(p) = make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
+}
+__device__ inline void store4(__nv_bfloat16* p, const float (&x)[4]) {
+  *reinterpret_cast<uint2*>(p) = make_uint2(pack2(x[0], x[1]), pack2(x[2], x[3]));
 }
 #endif
 
