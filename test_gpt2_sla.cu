@@ -28,7 +28,9 @@ constexpr double norm_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
 
 std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, int recompute = 0, bool keep_dead_kv = false) {
   auto model = std::make_unique<GPT2>();
-  gpt2_plan(*model, config, {B, T, Recompute(recompute), keep_dead_kv});
+  PlanOptions plan = {B, T, Recompute(recompute), keep_dead_kv};
+  plan.logit_bytes = 1;  // chunks of logits as small as they may be, so that longer cases have several
+  gpt2_plan(*model, config, plan);
   gpt2_allocate(*model);
   return model;
 }

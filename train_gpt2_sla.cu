@@ -8,7 +8,7 @@
 //
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
-#include <algorithm>                 // std::max, std::min
+#include <algorithm>                 // std::min
 #include <cmath>                     // std::isfinite, std::sqrt
 #include <cstdio>                    // printf
 #include <cstring>                   // memcpy
@@ -16,7 +16,7 @@
 #include <string>                    // std::string
 #include <vector>                    // std::vector
 #include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
-#include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation
+#include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation, logit_chunk_rows
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan, draw
 #include "llmc/model/config_json.h"  // model_config, read_config_json, model_text_files, same_model
 #include "llmc/model/flops.h"        // flops_per_token
@@ -45,6 +45,7 @@ struct PlanOptions {
   Recompute recompute = Recompute::nothing;
   bool keep_dead_kv = false;                  // project K/V heads that no query head attends to
   Shard shard = {};                           // what of the optimizer state is in this process
+  int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
 };
 
 struct GPT2 : ModelShape {
@@ -98,9 +99,6 @@ struct GPT2 : ModelShape {
   }
 };
 
-// Logits are produced, differentiated and dropped in chunks of about this many bytes.
-constexpr int64_t logit_chunk_bytes = 64 << 20;
-
 // Fixes the model's shape and lays out its memory, without allocating any of it. Throws UserError for a shape that the device's
 // kernels don't take.
 void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
@@ -116,12 +114,8 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   model.parameters = make_parameter_table(config, model.attention_plan, o.shard);
   model.buckets_awaited = model.parameters.buckets.size();
 
-  // Chunks of equal size; rows are whole tiles, with zeros where the vocabulary ends.
-  const int64_t rows = int64_t(o.B) * o.T;
-  model.logit_stride = padded_vocab_size(config);
-  const int64_t most = std::max<int64_t>(64, logit_chunk_bytes / (model.logit_stride * int64_t(sizeof(floatX))));
-  const int64_t chunks = (rows + most - 1) / most;
-  model.logit_rows = (rows + chunks - 1) / chunks;
+  model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
+  model.logit_rows = logit_chunk_rows(int64_t(o.B) * o.T, model.logit_stride * int64_t(sizeof(floatX)), o.logit_bytes);
 
   model.memory = {};
   model.memory[MemoryGroup::weights] = model.weight_bytes();
@@ -346,18 +340,24 @@ void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   gemm('N', 'T', count, Vp, C, model.acts.lnf + first_row * C, C, model.params.wte, C, false, model.acts.logits, Vp);
 }
 
+// From the gradients of those logits, in acts.logits, those of the rows of acts.lnf, in acts.dsublayer =, and grads.wte +=.
+void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
+  const int64_t C = model.config.channels, Vp = model.logit_stride;
+  const Activations& a = model.acts;
+  gemm('N', 'N', count, C, Vp, a.logits, Vp, model.params.wte, C, false, a.dsublayer + first_row * C, C);
+  gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + first_row * C, C, true, model.grads.wte, C);
+}
+
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their sum / divisor. With `backward` also the head's
 // gradients of dloss * sum(losses): acts.dsublayer = that of lnf, grads.wte +=.
 void gpt2_loss(GPT2& model, const Batch& s, double divisor, bool backward, float dloss = 0) {
-  const int64_t C = model.config.channels, V = model.config.vocab_size, Vp = model.logit_stride, N = s.rows();
+  const int64_t N = s.rows();
   Activations& a = model.acts;
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     gpt2_logits(model, row, count);
-    classifier(a.losses + row, a.logits, a.targets + row, count, V, Vp, dloss, backward);
-    if (!backward) continue;
-    gemm('N', 'N', count, C, Vp, a.logits, Vp, model.params.wte, C, false, a.dsublayer + row * C, C);
-    gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + row * C, C, true, model.grads.wte, C);
+    classifier(a.losses + row, a.logits, a.targets + row, count, model.config.vocab_size, model.logit_stride, dloss, backward);
+    if (backward) gpt2_logits_backward(model, row, count);
   }
   add_losses(&a.stats->loss, a.losses, N, divisor);
 }
@@ -822,9 +822,9 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
                read_config_json(checkpoint).wiring.text.c_str(), config.wiring.text.c_str());
   plan_batches(run, config.max_seq_len, from_folder);
   open_data(run, !checkpoint.empty() ? checkpoint : from_folder ? o.model.model : "", config.vocab_size);
-  PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};
-  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
+  PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
+  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
   check_parameters_fit(config, plan.shard);
   gpt2_plan(t.model, config, plan);
   if (o.tf32) gemm_allow_tf32();

@@ -21,13 +21,17 @@ void print_table(const char* preset, const char* name) {
   for (int T : {1024, 4096, 16384, 65536}) {
     for (int recompute : {0, 3}) {
       config.max_seq_len = T;  // wpe has a row, and AdamW's state for it, a position
+      const PlanOptions sequence = {1, T, Recompute(recompute)};
       GPT2 model;
-      gpt2_plan(model, config, {1, T, Recompute(recompute)});
+      gpt2_plan(model, config, sequence);
       printf("| %s | %s | %s |", thousands(T).c_str(), recompute == 0 ? "nothing (`-r 0`)" : "all but K/V (`-r 3`)",
              bytes_text(double(model.activation_layout.bytes - model.memory[MemoryGroup::logits])).c_str());
       for (int gb : gpu_gb) {
-        const int B = largest_micro_batch(size_t(gb) * 1000000000 - device_reserve_bytes(), [&](int sequences) {
-          return gpt2_memory(config, sequences, {1, T, Recompute(recompute)}); });
+        const size_t memory = size_t(gb) * 1000000000;
+        PlanOptions plan = sequence;
+        plan.logit_bytes = logit_chunk_bytes(memory);
+        auto plan_of = [&](int sequences) { return gpt2_memory(config, sequences, plan); };
+        const int B = largest_micro_batch(memory - device_reserve_bytes(), plan_of);
         printf(" %s |", B == 0 ? "-" : thousands(B).c_str());
       }
       printf("\n");

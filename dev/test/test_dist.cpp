@@ -302,6 +302,19 @@ TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
   }
 }
 
+// 8,000 rows of 201,216 bytes on each rank, in chunks of a 32nd of 8 GB, also where NCCL has taken 3 GB before the plan is made: the
+// gradients are summed in the same order, however much is free.
+TEST_F(Training, ChunksLogitsByTheGpusMemoryNotByWhatIsFree) {
+  write_file(in("tokens.bin"), shard_bytes(30000, 60));
+  for (const auto& [memory, free] : {std::pair("8000", "of 8.00 GB free"), {"8000,0,0,3000", "of 5.00 GB free"}}) {
+    const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-v 0 -b 1000 -d 16000 --vocab-size 50257 --dry-run"),
+                                std::string("SLA_EMU_MEMORY=") + memory);
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_NE(o.out.find(free), std::string::npos) << o.out;
+    EXPECT_NE(o.out.find("  logits                       206.0 MB\n"), std::string::npos) << "chunks of 1,024 rows\n" << o.out;
+  }
+}
+
 // Loss and request to stop, with shards the gradients' squares as well; doubles are reduced for nothing else.
 TEST_F(Training, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
   for (const char* zero : {"0", "1"}) {

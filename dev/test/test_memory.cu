@@ -148,7 +148,7 @@ TEST(LongContexts, TakeActivationsInProportionToLengthByPlan) {
         SCOPED_TRACE(describe(model));
         if (a_token == 0) a_token = activation_bytes(model) / T;
         EXPECT_NEAR(activation_bytes(model) / T / a_token, 1, 0.01);
-        EXPECT_LE(model.memory[MemoryGroup::logits], size_t(logit_chunk_bytes) + guard_bytes + ArenaLayout::alignment);
+        EXPECT_LE(model.memory[MemoryGroup::logits], size_t(logit_chunk_bytes()) + guard_bytes + ArenaLayout::alignment);
       }
     }
   }
@@ -233,20 +233,44 @@ TEST(LongContexts, TakeLessAtEachLevelOfRecomputation) {
 }
 
 // ----------------------------------------------------------------------------
+// Chunks of logits
+
+// Of 124M: rows of 100,608 bytes. By micro-batch, T and the GPU's memory in GB.
+TEST(LogitChunks, AreFewAndEqualInWholeTiles) {
+  const ModelConfig config = preset("d12", 4096);
+  const auto rows = [&](int B, int T, int gb) {
+    PlanOptions plan = {B, T};
+    plan.logit_bytes = logit_chunk_bytes(size_t(gb) * 1000000000);
+    GPT2 model;
+    gpt2_plan(model, config, plan);
+    EXPECT_LE(model.memory[MemoryGroup::logits], size_t(model.logit_rows) * 100608 + guard_bytes + ArenaLayout::alignment);
+    return model.logit_rows;
+  };
+  EXPECT_EQ(rows(16, 1024, 80), 8192) << "two chunks, of at most 10,496 rows";
+  EXPECT_EQ(rows(10, 1024, 80), 10240) << "one";
+  EXPECT_EQ(rows(41, 256, 80), 10496) << "one, the largest";
+  EXPECT_EQ(rows(42, 256, 80), 5376);
+  EXPECT_EQ(rows(3, 3501, 80), 5376) << "10,503 rows: the second chunk has fewer";
+  EXPECT_EQ(rows(16, 1024, 16), 4096) << "of 500 MB: at most 4,864 rows";
+  EXPECT_EQ(rows(3, 33, 80), 99) << "no more than there are";
+  EXPECT_EQ(rows(1, 1, 80), 1);
+  EXPECT_EQ(rows(16, 1024, 0), 256) << "at least a tile's";
+}
+
+// ----------------------------------------------------------------------------
 // The largest micro-batch
 
 TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
-  ModelConfig wide_vocabulary = small_config(64);  // the chunk of logits outweighs sequences, and its bytes go up and down with B
-  wide_vocabulary.vocab_size = 50257;
+  ModelConfig wide_vocabulary = small_config(64);  // the chunk of logits outweighs sequences, and its bytes go up and down with B:
+  wide_vocabulary.vocab_size = 50257;              // 12 sequences are one of 768 rows, 13 are two of 512
   for (const ModelConfig& config : {small_config(64), wide_vocabulary}) {
     for (int recompute : {0, 3}) {
+      PlanOptions plan = {1, 64, Recompute(recompute)};
+      plan.logit_bytes = 80 << 20;
+      auto plan_of = [&](int B) { return gpt2_memory(config, B, plan); };
       std::vector<size_t> bytes = {0};  // by B
-      for (int B = 1; B <= 200; B++) {
-        GPT2 model;
-        gpt2_plan(model, config, {B, 64, Recompute(recompute)});
-        bytes.push_back(model.memory.total());
-      }
-      auto plan_of = [&](int B) { return gpt2_memory(config, B, {1, 64, Recompute(recompute)}); };
+      for (int B = 1; B <= 200; B++) bytes.push_back(plan_of(B).total());
+      EXPECT_EQ(bytes[12] > bytes[13], config.vocab_size == 50257);
       // Just enough for so many, and just not; 200 sequences are too many for either, whatever the logits.
       for (size_t sequences = 1; sequences <= 20; sequences++) {
         for (size_t budget : {bytes[sequences] - 1, bytes[sequences]}) {

@@ -6,6 +6,10 @@
 #include "threads.h"  // is_worth_threads
 #include "vec.h"      // vec_exp
 
+// What a chunk of logits may take, in bytes: 333 rows of GPT-2's vocabulary.
+inline int64_t logit_chunk_bytes() { return 64 << 20; }
+constexpr int64_t logit_row_multiple = 1;
+
 // sum (1) += the sum of losses (count) / divisor, in double.
 inline void add_losses(double* sum, const float* losses, int64_t count, double divisor) {
   double total = 0;

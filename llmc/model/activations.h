@@ -3,14 +3,14 @@
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: what a layer projects of q, k and v
 // for a token.
 #pragma once
-#include <algorithm>                 // std::max
+#include <algorithm>                 // std::max, std::min
 #include <array>                     // std::array
 #include <map>                       // std::map
 #include <string>                    // std::string
 #include <vector>                    // std::vector
 #include "attention_plan.h"          // AttentionPlan
 #include "config.h"                  // ModelConfig
-#include "llmc/operations.h"         // num_staging_buffers, layernorm_backward_scratch
+#include "llmc/operations.h"         // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
 #include "llmc/precision.h"          // floatX
 #include "llmc/utils/memory_plan.h"  // MemoryGroup
 #include "parameters.h"              // qkv_rows
@@ -78,6 +78,15 @@ struct ModelShape {
   Recompute recompute = Recompute::nothing;
   int64_t logit_rows = 0, logit_stride = 0;  // of the chunk in which logits are computed
 };
+
+// How many of `rows` rows of logits, each of row_bytes, are computed, differentiated and dropped at a time: chunks of about equal size, as
+// few as chunk_bytes allows, in multiples of the device's logit_row_multiple; but at least 64 if there are so many.
+inline int64_t logit_chunk_rows(int64_t rows, int64_t row_bytes, int64_t chunk_bytes) {
+  const auto in_multiples = [](int64_t n) { return n / logit_row_multiple * logit_row_multiple; };
+  const int64_t most = std::max(std::max<int64_t>(64, logit_row_multiple), in_multiples(chunk_bytes / row_bytes));
+  const int64_t chunks = (rows + most - 1) / most;
+  return std::min(rows, in_multiples((rows + chunks - 1) / chunks + logit_row_multiple - 1));
+}
 
 // Whether layer l's q, k and v are one tensor, which is kept: other layers' attention may need q.
 inline bool keeps_qkv(const ModelShape& model, int l) {
