@@ -1,12 +1,14 @@
 // How fast the trainer is on this GPU, against ceilings that are measured in the same run: operations one by one as shares of the copy
-// bandwidth or of the GEMM rate, attention alone, whole training steps as shares of the GEMM rate. `make gpu-check` runs it.
+// bandwidth or of the GEMM rate, the matmuls' algorithms, attention alone, whole training steps as shares of the GEMM rate.
+// `make gpu-check` runs it.
 //
 //   bench_gpu [--tiny] [--json FILE]      --tiny: a model of a few thousand parameters, to see that the benchmark itself runs
 //
-// Markdown goes to stdout, the same figures as JSON to FILE.
+// Markdown goes to stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the same bits each time.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
+#include <algorithm>          // std::min_element, std::sort
 #include <functional>         // std::function
 #include <nlohmann/json.hpp>  // nlohmann::json
 
@@ -17,18 +19,19 @@ struct Scale {
   int tokens;                    // B * T of a micro-batch
   std::vector<int> lengths;      // of sequences
   size_t copy_bytes;             // moved to measure the bandwidth
+  int repeats;                   // of a matmul whose bits are compared
   double seconds_per_operation;  // timed for about so long, after one run that is not
   double seconds_per_training;
 };
 
 Scale scale_124m() {
-  Scale s = {ModelConfig(), 32768, {1024, 4096, 8192, 16384}, size_t(1) << 30, 0.05, 4};
+  Scale s = {ModelConfig(), 32768, {1024, 4096, 8192, 16384}, size_t(1) << 30, 100, 0.05, 4};
   CHECK(config_from_preset("d12", s.config));
   return s;
 }
 
 Scale scale_tiny() {
-  Scale s = {ModelConfig(), 128, {64, 128}, size_t(1) << 20, 0, 0};
+  Scale s = {ModelConfig(), 128, {64, 128}, size_t(1) << 20, 3, 0, 0};
   s.config.num_layers = 4, s.config.num_heads = 4, s.config.channels = 32, s.config.vocab_size = 257;
   return s;
 }
@@ -129,17 +132,23 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { matmul_forward(s.qkv, s.ln1, p.qkvw, p.qkvb, N, C, QKV); });
   bench("attention_forward", 0, attention_flops, [&] { attention_forward(attention); });
   bench("matmul_forward, attproj", 0, matmul(C, C), [&] { matmul_forward(a.sublayer, s.att, p.attprojw, p.attprojb, N, C, C); });
-  bench("matmul_gelu_forward, fc", 0, matmul(C, 4 * C), [&] {
-    matmul_gelu_forward(s.fch_gelu, s.fch, s.ln2, p.fcw, p.fcb, N, C, 4 * C); });
+  std::vector<bool> gelu_ways = {false};
+  if (has_master_weights) gelu_ways.push_back(true);  // cuBLASLt fuses it in bf16
+  for (bool fused : gelu_ways)
+    bench(fused ? "matmul_gelu_forward, fc, fused" : "matmul_gelu_forward, fc", 0, matmul(C, 4 * C), [&] {
+      matmul_gelu_forward(s.fch_gelu, s.fch, s.ln2, p.fcw, p.fcb, N, C, 4 * C, fused); });
   bench("matmul_forward, fcproj", 0, matmul(4 * C, C), [&] {
     matmul_forward(a.sublayer, s.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C); });
   bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_forward(s.fch_gelu, s.fch, N * 4 * C); });
-  bench("head logits, one chunk", 0, 2.0 * double(rows) * double(Vp) * double(C), [&] { gpt2_logits(model, 0, rows); });
+  const double head_flops = 2.0 * double(rows) * double(Vp) * double(C);
+  bench("head logits, one chunk", 0, head_flops, [&] { gpt2_logits(model, 0, rows); });
   bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
     classifier(a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true); });
+  bench("head gradients, one chunk", 0, 2 * head_flops, [&] { gpt2_logits_backward(model, 0, rows); });
   bench("gelu_backward", N * 4 * C * 3 * x, 0, [&] { gelu_backward(a.dfch, s.fch, N * 4 * C); });
-  bench("matmul_gelu_backward, fcproj", 0, 2 * matmul(4 * C, C), [&] {
-    matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C); });
+  for (bool fused : gelu_ways)
+    bench(fused ? "matmul_gelu_backward, fcproj, fused" : "matmul_gelu_backward, fcproj", 0, 2 * matmul(4 * C, C), [&] {
+      matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C, fused); });
   bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C), [&] {
     matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] {
@@ -154,6 +163,123 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
                  model.grad_memory, model.chunks.data, int64_t(model.chunks.size), step, a.stats); });
   return results;
 }
+
+// ----------------------------------------------------------------------------
+// The matmuls' algorithms
+
+// Device memory, freed with its owner.
+struct DeviceBytes {
+  char* data;
+  size_t size;
+
+  explicit DeviceBytes(size_t size) : data(static_cast<char*>(device_malloc(size))), size(size) {}
+  template <class T>
+  explicit DeviceBytes(const std::vector<T>& host) : DeviceBytes(host.size() * sizeof(T)) {
+    copy_to_device(data, host.data(), size);
+  }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+  ~DeviceBytes() { device_free(data, size); }
+
+  // Queues copies of `source`, one after the other until this is full.
+  void fill(const DeviceBytes& source) const {
+    for (size_t at = 0; at < size; at += source.size)
+      CUDA_CHECK(cudaMemcpyAsync(data + at, source.data, std::min(source.size, size - at), cudaMemcpyDeviceToDevice, gpu().stream));
+  }
+};
+
+// Random values in [-1, 1), which have many different bits: zeros would take less power and run at a higher clock.
+template <class T>
+std::vector<T> random_pattern() {
+  std::vector<T> values(1 << 19);
+  for (size_t i = 0; i < values.size(); i++) from_float(values[i], float(2 * random_uniform(1, RandomStream::test, 1, i) - 1));
+  return values;
+}
+
+constexpr int compare_threads = 256;
+
+// *differ = 1 if a (n) and b (n) have different bits. A thread owns every (gridDim.x * 256)th element.
+__global__ void __launch_bounds__(compare_threads) compare_bits_kernel(int* differ, const uint4* a, const uint4* b, int64_t n) {
+  for (int64_t i = int64_t(blockIdx.x) * compare_threads + threadIdx.x; i < n; i += int64_t(gridDim.x) * compare_threads) {
+    const uint4 x = a[i], y = b[i];
+    if (x.x != y.x || x.y != y.y || x.z != y.z || x.w != y.w) *differ = 1;
+  }
+}
+
+void compare_bits(int* differ, const DeviceBytes& a, const DeviceBytes& b) {
+  CHECK(a.size == b.size && a.size % sizeof(uint4) == 0);
+  const int64_t n = int64_t(a.size / sizeof(uint4));
+  const dim3 grid(unsigned(std::min<int64_t>(ceil_div(n, compare_threads), 8 * gpu().multiprocessors)));
+  launch(compare_bits_kernel, grid, dim3(compare_threads), 0, gpu().stream, differ, reinterpret_cast<const uint4*>(a.data),
+         reinterpret_cast<const uint4*>(b.data), n);
+}
+
+// A shape of matmuls with operands of its own.
+struct GemmBench {
+  const GemmShape& shape;
+  const GemmPlan& plan;
+  DeviceBytes in_values, out_values;  // what operands and outputs are filled with
+  DeviceBytes a, b, c, bias, aux;
+
+  static size_t bytes(cudaDataType type, int64_t elements) { return size_t(elements) * (type == CUDA_R_32F ? 4 : 2); }
+  GemmBench(const GemmShape& s, const GemmPlan& plan)
+      : shape(s), plan(plan), in_values(random_pattern<floatX>()),
+        out_values(s.out_type == CUDA_R_32F ? DeviceBytes(random_pattern<float>()) : DeviceBytes(random_pattern<floatX>())),
+        a(bytes(s.type, s.lda * (s.op_a == 'T' ? s.m : s.k))), b(bytes(s.type, s.ldb * (s.op_b == 'T' ? s.k : s.n))),
+        c(bytes(s.out_type, s.ldc * s.n)), bias(bytes(s.type, s.align_bias > 0 ? s.m : 0)), aux(s.align_aux > 0 ? c.size : 0) {
+    a.fill(in_values), b.fill(in_values), bias.fill(in_values);
+    set_outputs();
+    set_epilogue_pointers(plan, {cublasLtEpilogue_t(s.epilogue), bias.data, aux.data});
+  }
+  void set_outputs() const { c.fill(out_values), aux.fill(out_values); }
+  void run(const cublasLtMatmulAlgo_t& algo) const { run_gemm(shape, plan, algo, a.data, b.data, c.data); }
+
+  // Whether the algorithm that training uses gives the same bits each time.
+  bool has_the_same_bits(int repeats) const {
+    const DeviceBytes first_c(c.size), first_aux(aux.size);
+    const DeviceArray<int> differ(std::vector<int>{0});
+    for (int i = 0; i < repeats; i++) {
+      set_outputs();
+      run(plan.algo);
+      if (i == 0) first_c.fill(c), first_aux.fill(aux);
+      compare_bits(differ.data, c, first_c);
+      if (aux.size > 0) compare_bits(differ.data, aux, first_aux);
+    }
+    return differ.to_host()[0] == 0;
+  }
+};
+
+// Every shape of matmuls that bench_operations has called: whether its bits are the same each time, and what choosing the fastest of the
+// first eight algorithms by measurement would win over the one that the heuristic puts first, which training uses. Shapes are those that
+// cuBLASLt is given: column-major.
+json bench_algorithms(const Scale& scale) {
+  json results = json::array();
+  double sum_of_first = 0, sum_of_fastest = 0;
+  printf("\n| matmul: m, n, k | operations | epilogue | bits of %d runs | first algorithm, us | TFLOP/s | fastest, us | which |\n"
+         "| --- | --- | --: | --- | --: | --: | --: | --: |\n", scale.repeats);
+  for (const auto& [shape, plan] : gemm_plans()) {
+    const GemmBench bench(shape, plan);
+    const bool same = bench.has_the_same_bits(scale.repeats);
+    std::vector<double> seconds;
+    for (const cublasLtMatmulHeuristicResult_t& result : gemm_algorithms(shape, plan, 8))
+      seconds.push_back(time_of([&] { bench.run(result.algo); }, scale.seconds_per_operation));
+    const size_t fastest = size_t(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
+    sum_of_first += seconds[0], sum_of_fastest += seconds[fastest];
+    const double flops = 2.0 * double(shape.m) * double(shape.n) * double(shape.k);
+    printf("| %lld, %lld, %lld | %c %c%s | %d | %s | %.1f | %.1f | %.1f | %zu of %zu |\n", (long long)shape.m, (long long)shape.n,
+           (long long)shape.k, shape.op_a, shape.op_b, shape.accumulate ? ", +=" : "", shape.epilogue, same ? "the same" : "NOT THE SAME",
+           seconds[0] * 1e6, flops / seconds[0] * 1e-12, seconds[fastest] * 1e6, fastest + 1, seconds.size());
+    fflush(stdout);
+    results.push_back({{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"operations", std::string{shape.op_a, shape.op_b}},
+                       {"accumulate", shape.accumulate}, {"epilogue", shape.epilogue}, {"same_bits", same}, {"seconds", seconds}});
+  }
+  printf("\nEach once: %.1f us by the first algorithms, %.1f us by the fastest of the first eight, %.1f %% less.\n", sum_of_first * 1e6,
+         sum_of_fastest * 1e6, 100 * (1 - sum_of_fastest / sum_of_first));
+  return results;
+}
+
+// ----------------------------------------------------------------------------
+// Attention and training
 
 // Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with fewer K/V heads and with
 // masks, forward and forward with backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
@@ -255,10 +381,14 @@ int main(int argc, char** argv) {
            ceilings.copy * 1e-9, ceilings.gemm * 1e-12);
     json report = {{"device", device_name()}, {"precision", precision_name}, {"copy_bytes_per_second", ceilings.copy},
                    {"gemm_flops", ceilings.gemm}};
+    gemm_plans().clear();  // those of the ceilings
     report["operations"] = bench_operations(scale, ceilings);
+    report["algorithms"] = bench_algorithms(scale);
     report["attention"] = bench_attention(scale);
     report["training"] = bench_training(scale, ceilings);
     if (!json_path.empty()) write_file_durably(json_path, report.dump(2) + "\n");
+    for (const json& matmul : report["algorithms"])
+      if (!matmul["same_bits"]) user_error("a matmul does not give the same bits each time; see the table of algorithms");
     return 0;
   } catch (const UserError& e) {
     fprintf(stderr, "error: %s\n", e.what());
