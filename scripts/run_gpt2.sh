@@ -8,7 +8,8 @@
 # T: 4096 (the default), 8192 or 16384. Environment:
 #   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh makes)
 #   OUT=folder      of the run (runs/<name>-<T>)
-#   BATCH=n         sequences in a micro-batch (1); T * BATCH * ranks must divide 524,288; as large as fits is fastest
+#   BATCH=n         sequences in a micro-batch; T * BATCH * ranks must divide 524,288. Default: the largest power of two that does, and
+#                   whose memory plan fits; for a run that is resumed no more than it began with
 #   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many> --bind-to none); scripts/multi_node/ sets it
 #   TRAINER=program (./train_gpt2_sla)
 #   PAUSE=seconds   before it is started again (10)
@@ -21,7 +22,7 @@ shift 4
 T=4096
 case ${1:-} in [0-9]*) T=$1; shift ;; esac
 case $T in 4096 | 8192 | 16384) ;; *) die "T = $T: the paper's are 4096, 8192 and 16384" ;; esac
-DATA=${DATA:-data/openwebtext-gpt2} OUT=${OUT:-runs/$name-$T} BATCH=${BATCH:-1} TRAINER=${TRAINER:-./train_gpt2_sla} PAUSE=${PAUSE:-10}
+DATA=${DATA:-data/openwebtext-gpt2} OUT=${OUT:-runs/$name-$T} TRAINER=${TRAINER:-./train_gpt2_sla} PAUSE=${PAUSE:-10}
 ls "$DATA"/train_*.bin >/dev/null 2>&1 || die "$DATA: no train_*.bin in it; name a folder of GPT-2's tokens with DATA=, see data/README.md"
 [ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is installed"
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
@@ -35,6 +36,16 @@ train() {
     -l 1.5e-4 -k cosine -q 0.1 -u 2000 -c 0.1 --grad-clip 1 \
     -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"
 }
+
+# What fits is asked by dry runs. The same machine has the same memory, and so a resumed run the same micro-batch and the same bits.
+largest_batch() {
+  local batch
+  batch=$(sed -n '1s/.*"micro_batch":\([0-9]*\).*/\1/p' "$OUT/log.jsonl" 2>/dev/null)
+  batch=${batch:-$((524288 / T))}
+  while [ "$batch" -gt 1 ] && ! (BATCH=$batch train "$@" --dry-run) >/dev/null 2>&1; do batch=$((batch / 2)); done
+  echo "$batch"
+}
+BATCH=${BATCH:-$(largest_batch "$@")}
 
 failures=0
 while true; do

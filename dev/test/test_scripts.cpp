@@ -14,6 +14,7 @@ class Scripts : public CommandLine {
     allow_mpirun();
     setenv("PAUSE", "1", 1);
     setenv("LAUNCH", "", 1);
+    setenv("BATCH", "1", 1);
     setenv("DATA", in("data").c_str(), 1);
     setenv("OUT", in("out").c_str(), 1);
     setenv("TRAINER", trainer.substr(0, trainer.find_last_not_of(' ') + 1).c_str(), 1);
@@ -52,6 +53,30 @@ TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
         EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
     }
   }
+}
+
+// Of a trainer in whose memory five sequences fit: what it is called with last is the run itself.
+TEST_F(Scripts, TakeTheLargestMicroBatchThatFits) {
+  unsetenv("BATCH");
+  write_program("of_five", R"(
+    echo "$*" >>"$OUT.calls"
+    b=$(sed 's/.* -b \([0-9]*\) .*/\1/' <<<"$*")
+    [ "$b" -le 5 ] || { echo "error: the plan exceeds the free memory"; exit 1; }
+  )");
+  setenv("TRAINER", in("of_five").c_str(), 1);
+  const auto micro_batches = [&] {
+    fs::remove(in("out.calls"));
+    const Outcome o = run("scripts/run_gpt2_124M_sla.sh 16384 --seed 5");
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_EQ(o.out + o.err, "") << "dry runs print nothing";
+    return run("sed 's/.* -b \\([0-9]*\\) .* --seed 5/\\1/' '" + in("out.calls") + "'").out;
+  };
+  EXPECT_EQ(micro_batches(), "32 --dry-run\n16 --dry-run\n8 --dry-run\n4 --dry-run\n4\n");
+  fs::create_directory(in("out"));
+  write_file(in("out/log.jsonl"), "{\"run\":{\"model\":\"d12\",\"micro_batch\":2,\"seq_len\":16384}}\n{\"step\":1}\n");
+  EXPECT_EQ(micro_batches(), "2 --dry-run\n2\n") << "resumed";
+  setenv("BATCH", "3", 1);
+  EXPECT_EQ(micro_batches(), "3\n");
 }
 
 TEST_F(Scripts, ResumeAfterAKillWithTheSameBits) {
