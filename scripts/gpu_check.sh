@@ -6,27 +6,32 @@
 #
 # Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++ and GoogleTest. Where those are not
 # installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
+#
+# BUILD and RESULTS are the folders of the programs and of the report, if they are to be others than build and dev/bench/results.
+# dev/test/test_scripts.cpp runs this script so, with the emulated GPU's programs in place of what nvcc builds.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+build=${BUILD:-build} results=${RESULTS:-dev/bench/results}
 die() { echo "error: $*" >&2; exit 1; }
 command -v nvcc >/dev/null || die "gpu-check: nvcc is not on the PATH; install the CUDA toolkit, or add its bin folder"
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
 [ -n "$name" ] || die "gpu-check: nvidia-smi shows no GPU; make test runs the same kernels on an emulated one"
 sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v nvcc)")/compute-sanitizer" 2>/dev/null)
 slug=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
-mkdir -p dev/bench/results build
-report=dev/bench/results/$slug.md
+mkdir -p "$results"
+report=$results/$slug.md
 table=$(mktemp) steps=$(mktemp) peer=$(mktemp)
 trap 'rm -f "$table" "$steps" "$peer"' EXIT
 failed=0 start=$SECONDS
 
-# step <what> <command...>: runs it and adds a row to the table; if it failed, the end of its output is printed.
+# step <what> <command...>: runs it and adds a row to the table; if it failed, or was a test program in which no test ran, the end of its
+# output is printed.
 step() {
   local what=$1 log begin=$SECONDS verdict=green
   shift
   log=$(mktemp)
   echo "== $what"
-  if ! "$@" >"$log" 2>&1; then verdict=RED; failed=1; tail -n 60 "$log"; fi
+  if ! "$@" >"$log" 2>&1 || grep -qF '[  PASSED  ] 0 tests.' "$log"; then verdict=RED; failed=1; tail -n 60 "$log"; fi
   local tests
   tests=$(grep -E '^\[  PASSED  \]|^ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/=* *//')
   echo "| $what | $verdict | $((SECONDS - begin)) s | ${tests#\[  PASSED  \] } |" | tee -a "$steps"
@@ -34,31 +39,34 @@ step() {
 }
 
 tests="test_gpt2_sla test_ops test_attention"
-targets=(build/bf16/bench_gpu build/bf16/train_gpt2_sla build/bf16/test_tile)
-for p in bf16 fp32; do for t in $tests; do targets+=("build/$p/$t"); done; done
-step "build for $name" make --no-print-directory -j"$(nproc)" "${targets[@]}"
+targets=("$build"/bf16/{bench_gpu,train_gpt2_sla,test_tile})
+for p in bf16 fp32; do for t in $tests; do targets+=("$build/$p/$t"); done; done
+step "build for $name" make --no-print-directory -j"$(nproc)" BUILD="$build" "${targets[@]}"
 [ $failed = 0 ] || die "gpu-check: the build failed"
-step "test_tile, bf16" build/bf16/test_tile
-for p in bf16 fp32; do for t in $tests; do step "$t, $p" "build/$p/$t"; done; done
+step "test_tile, bf16" "$build/bf16/test_tile"
+for p in bf16 fp32; do for t in $tests; do step "$t, $p" "$build/$p/$t"; done; done
 
 # The subset: one wiring with accumulation, with and without recomputation, generation, and each operation once.
-short='*HasTheLosses*/nine_of_twelve:*AllButKeysAndValues*/nine_of_twelve:Generation.Continues*'
-if [ -n "$sanitizer" ]; then
+short=('*HasTheLosses*/nine_of_twelve' '*HasThemWhenBlocks*/nine_of_twelve' 'Generation.Continues*')
+# sanitize <what> <program> <filter>: the program's tests that match, under each tool.
+sanitize() {
   for tool in memcheck racecheck; do
-    for p in bf16 fp32; do
-      step "compute-sanitizer $tool, model, $p" "$sanitizer" --tool "$tool" --error-exitcode 1 "build/$p/test_gpt2_sla" --gtest_filter="$short"
-    done
-    for t in test_ops test_tile test_attention; do
-      step "compute-sanitizer $tool, $t, bf16" "$sanitizer" --tool "$tool" --error-exitcode 1 "build/bf16/$t" --gtest_filter='-*EveryLength*'
-    done
+    step "compute-sanitizer $tool, $1" "$sanitizer" --tool "$tool" --error-exitcode 1 "$2" --gtest_filter="$3"
   done
+}
+has_tests() { for filter in "${@:2}"; do "$1" --gtest_list_tests --gtest_filter="$filter" | grep '^  ' || return; done }
+if [ -n "$sanitizer" ]; then
+  step "the subset's tests exist" has_tests "$build/bf16/test_gpt2_sla" "${short[@]}"
+  for p in bf16 fp32; do sanitize "model, $p" "$build/$p/test_gpt2_sla" "$(IFS=:; echo "${short[*]}")"; done
+  for t in test_ops test_tile test_attention; do sanitize "$t, bf16" "$build/bf16/$t" '-*EveryLength*'; done
 else
   echo "| compute-sanitizer | RED | | not found beside nvcc |" | tee -a "$steps"
   failed=1
 fi
 
-ours=dev/bench/results/$slug.json
-step "benchmark" sh -c "build/bf16/bench_gpu --json '$ours' >'$table'"
+ours=$results/$slug.json
+benchmark() { "$build/bf16/bench_gpu" --json "$ours" >"$table"; }
+step "benchmark" benchmark
 
 # torch <arguments>: a table of PyTorch's figures beside those that were just measured.
 torch() { echo && python3 dev/bench/torch_sla.py "$@" --ours "$ours"; }

@@ -1,5 +1,6 @@
-// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; and what the Makefile
-// finds on a machine, with a few lines of shell in place of nvcc. Runs from the repository's root, where the trainers are.
+// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; the check on a GPU,
+// with the emulated one and a few lines of shell in place of CUDA's tools; and what the Makefile finds on a machine, likewise. Runs from the
+// repository's root, where the trainers are.
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
@@ -166,6 +167,159 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
                            "./train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
+}
+
+// ----------------------------------------------------------------------------
+// gpu-check
+
+// scripts/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules for a GPU let nvcc
+// build is a script that runs the emulated GPU's program of the same name.
+class GpuCheck : public CommandLine {
+ protected:
+  const std::string bin = in("bin"), report = in("results/emulated-gpu-9000.md");
+  std::string python;  // this machine's, if it has one
+
+  void SetUp() override {
+    CommandLine::SetUp();
+    python = run("command -v python3").out;
+    python = python.substr(0, python.find('\n'));
+    for (const char* name : {"bin", "build"}) fs::create_directory(in(name));
+    fs::create_directory_symlink(fs::absolute("build/obj"), in("build/obj"));  // the host code is what all programs share
+    setenv("PATH", (bin + ":" + getenv("PATH")).c_str(), 1);
+    setenv("BUILD", in("build").c_str(), 1);
+    setenv("RESULTS", in("results").c_str(), 1);
+    setenv("OMP_NUM_THREADS", "1", 1);  // the matmuls are tiny
+    write_tool("nvidia-smi", R"sh(
+      case "$*" in
+        *=name*) echo 'Emulated GPU 9000' ;;
+        *=driver_version*) echo 999.9 ;;
+        *=compute_cap*) echo 9.0 ;;
+        *) exit 1 ;;
+      esac)sh");
+    // Runs the program as its arguments say, and reports no error.
+    write_tool("compute-sanitizer", R"sh(
+      [ "$1" = --tool ] && [[ "$2" =~ ^(mem|race)check$ ]] && [ "$3 $4" = '--error-exitcode 1' ] || exit 3
+      [[ "$*" = *--gtest_filter=* ]] || exit 3
+      "${@:5}" && echo "========= ERROR SUMMARY: 0 errors")sh");
+    write_tool("python3", "exit 1");  // no PyTorch
+  }
+
+  void write_tool(const std::string& name, const std::string& text) const {
+    write_file(bin + "/" + name, "#!/usr/bin/env bash\n" + text + "\n");
+    chmod((bin + "/" + name).c_str(), 0755);
+  }
+  // nvcc, which is to compile x.cu with `-o build/bf16/x`: it writes a script that does `program`, where $p is bf16 and $x the program's name.
+  void write_nvcc(const std::string& program) const {
+    write_file(in("program"), program + "\n");
+    write_tool("nvcc", R"sh(
+      [ "$*" != --version ] || { echo 'Cuda compilation tools, release 99.9, V99.9.1'; exit; }
+      while [ "$1" != -o ]; do [[ "$1" != *.cu ]] || source=$1; shift; done
+      p=$(basename "$(dirname "$2")") x=$(basename "$2")
+      [ -e "$source" ] && [ "$(basename "$source" .cu)" = $x ] || exit 3
+      { echo '#!/usr/bin/env bash'; echo "p=$p x=$x"; cat ')sh" + in("program") + R"sh('; } >"$2"
+      chmod +x "$2")sh");
+  }
+  Outcome check() const { return run("scripts/gpu_check.sh"); }
+};
+
+// Of each program that GoogleTest runs the first test that the script asks for; where it asks for all, of the model's one that is quick.
+TEST_F(GpuCheck, RunsEachStepOnTheEmulatedGpu) {
+  write_nvcc(R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
+    case $x in
+      bench_gpu) set -- --tiny "$@" ;;
+      test_gpt2_sla) export GTEST_FILTER="Memory.EachLevel*" ;;
+    esac
+    exec build/$p/${x}_emu "$@")sh");
+  const Outcome o = check();
+  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
+  const std::string text = read_file(report);
+  std::vector<std::string> steps = {"build for Emulated GPU 9000", "test_tile, bf16", "the subset's tests exist"};
+  for (const char* p : {"bf16", "fp32"})
+    for (const char* t : {"test_gpt2_sla", "test_ops", "test_attention"}) steps.push_back(format("%s, %s", t, p));
+  for (const char* tool : {"memcheck", "racecheck"})
+    for (const char* what : {"model, bf16", "model, fp32", "test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
+      steps.push_back(format("compute-sanitizer %s, %s", tool, what));
+  steps.push_back("benchmark");
+  for (const std::string& step : steps) EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;
+  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9, driver 999.9.", "| PyTorch | not timed |", "| attention_backward |",
+                           "\nAll green.\n"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  EXPECT_EQ(text.find("RED"), std::string::npos) << text;
+  const json figures = json::parse(read_file(in("results/emulated-gpu-9000.json")));
+  for (const char* part : {"operations", "attention", "training"}) EXPECT_FALSE(figures.at(part).empty()) << part;
+}
+
+// What is not under test does nothing here, with success.
+TEST_F(GpuCheck, SaysRedWhenAStepFails) {
+  struct Case {
+    const char *step, *failure;
+  };
+  for (const Case& c : {Case{"test_ops, fp32", "[ $p/$x = fp32/test_ops ] && exit 1"},
+                        {"test_tile, bf16", "[ $x = test_tile ] && echo \"[  PASSED  ] 0 tests.\" && exit"},
+                        {"compute-sanitizer racecheck, model, bf16", "[ $p/$x = bf16/test_gpt2_sla ] && [ \"$TOOL\" = racecheck ] && exit 1"},
+                        {"the subset's tests exist", "[ \"$1\" = --gtest_list_tests ] && exit"},
+                        {"benchmark", "[ $x = bench_gpu ] && exit 1"}}) {
+    write_tool("compute-sanitizer", "TOOL=$2 exec \"${@:5}\"");
+    write_nvcc(std::string(c.failure) + "\necho '  Test'");
+    fs::remove_all(in("build/bf16")), fs::remove_all(in("build/fp32"));
+    const Outcome o = check();
+    EXPECT_EQ(o.exit_status, 1) << c.step;
+    const std::string text = read_file(report);
+    EXPECT_NE(text.find(format("| %s | RED |", c.step)), std::string::npos) << text;
+    EXPECT_NE(text.find("| test_attention, bf16 | green |"), std::string::npos) << text;
+    EXPECT_NE(text.find("\nNot all green.\n"), std::string::npos) << text;
+    EXPECT_EQ(text.find("All green."), std::string::npos) << text;
+  }
+}
+
+TEST_F(GpuCheck, IsRedWithoutTheSanitizer) {
+  fs::remove(bin + "/compute-sanitizer");
+  if (run("command -v compute-sanitizer").exit_status == 0) GTEST_SKIP() << "this machine has one";
+  write_nvcc("");
+  const Outcome o = check();
+  EXPECT_EQ(o.exit_status, 1) << o.out << o.err;
+  EXPECT_NE(read_file(report).find("| compute-sanitizer | RED |"), std::string::npos) << o.out;
+}
+
+TEST_F(GpuCheck, EndsWhereItCannotBegin) {
+  const auto expect_error = [&](const char* error) {
+    const Outcome o = check();
+    EXPECT_EQ(o.exit_status, 1) << error;
+    EXPECT_NE(o.err.find(std::string("error: gpu-check: ") + error), std::string::npos) << o.err;
+    EXPECT_FALSE(fs::exists(report));
+  };
+  write_tool("nvcc", "echo 'error: no such architecture' >&2; exit 1");
+  expect_error("the build failed");
+  write_tool("nvidia-smi", "exit 9");
+  expect_error("nvidia-smi shows no GPU");
+}
+
+// PyTorch has a GPU here and nothing else: torch_sla.py reads its command line, the wirings and the benchmark's figures, and no more.
+TEST_F(GpuCheck, CallsThePeerInPyTorchWithOptionsThatItHas) {
+  if (python.empty()) GTEST_SKIP() << "no python3";
+  write_file(in("peer.py"), R"py(
+import importlib.util, sys, unittest.mock
+for name in "torch", "torch.nn", "torch.nn.functional", "torch.nn.attention":
+    sys.modules[name] = unittest.mock.MagicMock()
+sys.modules["torch"].nn.Module = object
+sys.argv = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("torch_sla", sys.argv[0])
+sys.modules["torch_sla"] = torch_sla = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(torch_sla)
+arguments = torch_sla.parse_arguments()
+wirings = [torch_sla.Wiring(text, 12, 12).text for text in getattr(arguments, "wiring", [])]
+if arguments.command != "check":
+    torch_sla.read_ours(arguments.ours, {"attention": "attention", "train": "training"}[arguments.command])
+print("peer:", arguments.command, *wirings)
+)py");
+  write_tool("python3", "[ \"$1\" = -c ] || exec " + python + " '" + in("peer.py") + "' \"$@\"");
+  write_nvcc(R"sh(if [ $x = bench_gpu ]; then echo '{"attention": [], "training": []}' >"$2"; else echo "  Test"; fi)sh");
+  const Outcome o = check();
+  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
+  const std::string text = read_file(report);
+  for (const char* part : {"| PyTorch computes the same function | green |", "| PyTorch, attention | green |", "| PyTorch, training | green |",
+                           "\npeer: attention\n\npeer: attention\n\npeer: train plain sla(9,9)\n"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }
 
 // ----------------------------------------------------------------------------
