@@ -79,7 +79,7 @@ TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/t
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
 QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu
 
-.PHONY: all help train test test-all mutants bench-cpu memory-table gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train test test-all mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -94,6 +94,7 @@ help:
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
 	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
+	@echo 'make gpu-model  writes dev/bench/gpu-model.md: how long each operation of a step should take on an H100 and an A100; needs no GPU'
 	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy (dev/README.md)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
@@ -152,6 +153,11 @@ memory-table:
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/memory_table
 	@$(BUILD)/bf16/memory_table
+
+gpu-model:
+	@scripts/setup.sh build test
+	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/gpu_model
+	@$(BUILD)/bf16/gpu_model > dev/bench/gpu-model.md
 
 gpu-check:
 	@scripts/gpu_check.sh
@@ -259,8 +265,8 @@ $(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
 $(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$$(EMU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
 
-# It only plans, so that any machine can print it; the emulated GPU is needed to link.
-$(BUILD)/$(1)/memory_table: $(EMU_OBJ)/$(1)/memory_table.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
+# They only plan, so that any machine can print them; the emulated GPU is needed to link.
+$(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$$(EMU_LINK) -o $$@
 
 endef

@@ -1,6 +1,6 @@
 // How fast the trainer is on this GPU, against ceilings that are measured in the same run: operations one by one as shares of the copy
-// bandwidth or of the GEMM rate, the matmuls' algorithms, attention alone, whole training steps as shares of the GEMM rate.
-// `make gpu-check` runs it.
+// bandwidth or of the GEMM rate, the matmuls' algorithms, attention alone, whole training steps as shares of the GEMM rate; and operations
+// and steps beside what they should take by arithmetic (gpu_model.h). `make gpu-check` runs it.
 //
 //   bench_gpu [--tiny] [--json FILE]      --tiny: a model of a few thousand parameters, to see that the benchmark itself runs
 //
@@ -8,9 +8,10 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <algorithm>          // std::min_element, std::sort
-#include <functional>         // std::function
-#include <nlohmann/json.hpp>  // nlohmann::json
+#include <algorithm>              // std::min_element, std::sort
+#include <functional>             // std::function
+#include <nlohmann/json.hpp>      // nlohmann::json
+#include "dev/bench/gpu_model.h"  // modelled_step, GpuSpec
 
 using nlohmann::json;
 
@@ -22,16 +23,17 @@ struct Scale {
   int repeats;                   // of a matmul whose bits are compared
   double seconds_per_operation;  // timed for about so long, after one run that is not
   double seconds_per_training;
+  size_t least_runs;             // that are timed
 };
 
 Scale scale_124m() {
-  Scale s = {ModelConfig(), 32768, {1024, 4096, 8192, 16384}, size_t(1) << 30, 100, 0.05, 4};
+  Scale s = {ModelConfig(), 32768, {1024, 4096, 8192, 16384}, size_t(1) << 30, 100, 0.05, 4, 3};
   CHECK(config_from_preset("d12", s.config));
   return s;
 }
 
 Scale scale_tiny() {
-  Scale s = {ModelConfig(), 128, {64, 128}, size_t(1) << 20, 3, 0, 0};
+  Scale s = {ModelConfig(), 128, {64, 128}, size_t(1) << 20, 3, 0, 0, 1};
   s.config.num_layers = 4, s.config.num_heads = 4, s.config.channels = 32, s.config.vocab_size = 257;
   return s;
 }
@@ -43,12 +45,12 @@ std::vector<int> random_tokens(int n, int vocab_size) {
   return tokens;
 }
 
-// Seconds that `run` takes: the median of runs that fill about `seconds`, at least three, after one that is not counted.
-double time_of(const std::function<void()>& run, double seconds) {
+// Seconds that `run` takes: the median of runs that fill about `seconds`, at least `least_runs`, after one that is not counted.
+double time_of(const std::function<void()>& run, double seconds, size_t least_runs) {
   GpuTimer timer;
   std::vector<double> times;
   run();
-  for (double spent = 0; times.size() < 3 || spent < seconds;) {
+  for (double spent = 0; times.size() < least_runs || spent < seconds;) {
     timer.start();
     run();
     times.push_back(timer.seconds());
@@ -62,7 +64,7 @@ double time_of(const std::function<void()>& run, double seconds) {
 double copy_bandwidth(size_t bytes) {
   char* memory = static_cast<char*>(device_malloc(2 * bytes));
   const double seconds = time_of(
-      [&] { CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream)); }, 0.2);
+      [&] { CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream)); }, 0.2, 3);
   device_free(memory, 2 * bytes);
   return 2.0 * double(bytes) / seconds;
 }
@@ -113,7 +115,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   json results = json::array();
   printf("| operation | time, us | GB/s | TFLOP/s | share of its ceiling |\n| --- | --: | --: | --: | --: |\n");
   auto bench = [&](const char* name, int64_t bytes, double flops, const std::function<void()>& run) {
-    const double seconds = time_of(run, scale.seconds_per_operation);
+    const double seconds = time_of(run, scale.seconds_per_operation, scale.least_runs);
     const double bandwidth = double(bytes) / seconds, rate = flops / seconds;
     const double share = flops > 0 ? rate / ceilings.gemm : bandwidth / ceilings.copy;
     printf("| %s | %.1f | %s | %s | %.1f %% of %s |\n", name, seconds * 1e6, flops > 0 ? "" : format("%.0f", bandwidth * 1e-9).c_str(),
@@ -308,8 +310,8 @@ json bench_attention(const Scale& scale) {
           forward();
           attention_backward(attention);
         };
-        const double seconds = time_of(forward, scale.seconds_per_operation);
-        const double both_seconds = time_of(forward_backward, scale.seconds_per_operation);
+        const double seconds = time_of(forward, scale.seconds_per_operation, scale.least_runs);
+        const double both_seconds = time_of(forward_backward, scale.seconds_per_operation, scale.least_runs);
         const double flops = attention_flops_of(model, 1, B, T);
         const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
         const std::string name = config.wiring.text;
@@ -349,7 +351,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
         gpt2_zero_loss(model);
         gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);
         gpt2_update(model, ++step, {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0});
-        gpt2_read_stats(model); }, scale.seconds_per_training);
+        gpt2_read_stats(model); }, scale.seconds_per_training, scale.least_runs);
       const double used = double(free_before) - double(device_memory_available());
       const double planned = double(model.memory.total() - device_workspace_bytes());
       const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.attention_plan, T);
@@ -362,6 +364,87 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
       results.push_back({{"B", B}, {"T", T}, {"attention", name}, {"seconds_per_step", seconds}, {"tokens_per_second", rate},
                          {"flops", flops}, {"share_of_gemm", flops / ceilings.gemm}, {"planned_bytes", planned}, {"used_bytes", used}});
     }
+  }
+  return results;
+}
+
+// ----------------------------------------------------------------------------
+// Measured beside modelled
+
+// This GPU as the model knows it, or by this run's ceilings.
+GpuSpec modelled_gpu(const Ceilings& ceilings) {
+  for (const GpuSpec& known : {h100_sxm(), a100_sxm()})
+    for (const std::string& name : known.device_names)
+      if (name == device_name()) return known;
+  int index = 0;
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDevice(&index));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  return other_gpu(device_name(), properties.multiProcessorCount, ceilings.gemm, ceilings.copy);
+}
+
+// A step of B sequences of T tokens, without allocating anything.
+std::vector<ModelledOperation> modelled_step_of(const GpuSpec& gpu, ModelConfig config, const std::string& wiring, int B, int T) {
+  config.max_seq_len = T;
+  config.wiring = parse_wiring(wiring);
+  GPT2 model;
+  gpt2_plan(model, config, {B, T});
+  return modelled_step(gpu, model, model.parameters);
+}
+
+struct ModelledCall {
+  double seconds = 0;
+  int calls = 0;  // in a step
+};
+
+// An operation of a step, or a part of one, by the name that its measurement has: "..., one chunk" is of the first chunk of logits, others are
+// of the last layer, or of what there is once. No calls: the step has none of that name.
+ModelledCall modelled_call(const std::vector<ModelledOperation>& step, std::string name, int last_layer) {
+  const size_t chunk = name.find(", one chunk");
+  if (chunk != std::string::npos) name.resize(chunk);
+  const int instance = chunk != std::string::npos ? 0 : last_layer;
+  ModelledCall call;
+  bool is_found = false;
+  const auto count = [&](double seconds, int of) {
+    call.calls++;
+    if (!is_found) call.seconds = seconds, is_found = of == instance;
+  };
+  for (const ModelledOperation& operation : step) {
+    if (operation.name == name) count(operation.seconds(), operation.instance);
+    else
+      for (const ModelledPart& part : operation.parts)
+        if (part.name == name) count(part.seconds, operation.instance);
+  }
+  return call;
+}
+
+// The operations and steps of `report` beside what they should take. Where a row is much above 1, this GPU is slower than it should be; the last
+// column says what that costs a step.
+json compare_with_model(const Scale& scale, const Ceilings& ceilings, const json& report) {
+  const GpuSpec gpu = modelled_gpu(ceilings);
+  const int T = scale.lengths[0], B = scale.tokens / T, last_layer = scale.config.num_layers - 1;
+  const std::string wiring = default_wiring(scale.config.num_layers, scale.config.num_heads).text;
+  const std::vector<ModelledOperation> step = modelled_step_of(gpu, scale.config, wiring, B, T);
+  json results = json::array();
+  const auto row = [&](const std::string& what, int calls, double measured, double modelled) {
+    printf("| %s | %d | %.3f | %.3f | %.2f | %.2f |\n", what.c_str(), calls, measured * 1e3, modelled * 1e3, measured / modelled,
+           calls * (measured - modelled) * 1e3);
+    results.push_back({{"what", what}, {"calls", calls}, {"measured_seconds", measured}, {"modelled_seconds", modelled}});
+  };
+  printf("\nMeasured beside modelled (dev/bench/gpu-model.md), for %s: %d x %d tokens, %s.\n\n"
+         "| operation | calls a step | measured, ms | modelled, ms | ratio | slower by, ms a step |\n| --- | --: | --: | --: | --: | --: |\n",
+         gpu.name.c_str(), B, T, wiring.c_str());
+  for (const json& operation : report.at("operations")) {
+    const std::string name = operation.at("operation");
+    const ModelledCall call = modelled_call(step, name, last_layer);
+    if (call.calls > 0) row(name, call.calls, operation.at("seconds"), call.seconds);
+    else printf("| %s | | %.3f | not modelled | | |\n", name.c_str(), double(operation.at("seconds")) * 1e3);
+  }
+  for (const json& training : report.at("training")) {
+    const int b = training.at("B"), t = training.at("T");
+    const std::string attention = training.at("attention");
+    row(format("step, %d x %d, %s", b, t, attention.c_str()), 1, training.at("seconds_per_step"),
+        modelled_seconds(modelled_step_of(gpu, scale.config, attention, b, t)));
   }
   return results;
 }
@@ -386,6 +469,7 @@ int main(int argc, char** argv) {
     report["algorithms"] = bench_algorithms(scale);
     report["attention"] = bench_attention(scale);
     report["training"] = bench_training(scale, ceilings);
+    if (has_master_weights) report["modelled"] = compare_with_model(scale, ceilings, report);  // the model is of bf16
     if (!json_path.empty()) write_file_durably(json_path, report.dump(2) + "\n");
     for (const json& matmul : report["algorithms"])
       if (!matmul["same_bits"]) user_error("a matmul does not give the same bits each time; see the table of algorithms");

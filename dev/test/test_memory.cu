@@ -1,10 +1,11 @@
 // What long contexts rest on: the plan says what the program takes, and what it takes grows with T and not with T * T. By plan
-// for GPT-2's sizes; by what the emulated GPU has handed out for small models.
+// for GPT-2's sizes; by what the emulated GPU has handed out for small models. And what is modelled of a step's time from that plan.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <gtest/gtest.h>       // TEST
-#include "dev/test/helpers.h"  // make_config
+#include <gtest/gtest.h>          // TEST
+#include "dev/bench/gpu_model.h"  // modelled_step
+#include "dev/test/helpers.h"     // make_config
 
 static const std::vector<int> lengths = {4096, 8192, 16384, 32768, 65536};
 
@@ -282,4 +283,104 @@ TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
       }
     }
   }
+}
+
+// ----------------------------------------------------------------------------
+// The time of a step, modelled (dev/bench/gpu_model.h)
+
+struct ModelledModel {
+  ModelConfig config;
+  AttentionPlan plan;
+  std::vector<ModelledOperation> step;
+  double tokens;
+
+  ModelledModel(const char* wiring, int B, int T, Recompute recompute = Recompute::nothing, const GpuSpec& gpu = h100_sxm()) : tokens(double(B) * T) {
+    config = preset("d12", std::max(1024, T));
+    config.wiring = parse_wiring(wiring);
+    GPT2 model;
+    gpt2_plan(model, config, {B, T, recompute});
+    plan = model.attention_plan;
+    step = modelled_step(gpu, model, model.parameters);
+  }
+  template <class Value>
+  double sum(Value value) const {
+    double total = 0;
+    for (const ModelledOperation& operation : step)
+      for (const ModelledPart& part : operation.parts) total += value(operation, part);
+    return total;
+  }
+  double flops() const {
+    return sum([](const ModelledOperation&, const ModelledPart& part) { return part.flops; });
+  }
+};
+
+// What a step needs, and the rows of the head that pad the vocabulary.
+TEST(ModelledStep, HasTheArithmeticThatTheModelNeeds) {
+  for (const char* wiring : {"plain", "sla(9,9)", "gqa(4)", "window(100)", "strided(32)", "share(2) window(256, SSL)", "also(3,6)", "reuse(2)"})
+    for (int T : {1024, 1000, 8192}) {
+      const ModelledModel m(wiring, 3, T);
+      const double padding = 6.0 * double(padded_vocab_size(m.config) - m.config.vocab_size) * m.config.channels;
+      const double needed = (flops_per_token(m.config, m.plan, T) + padding) * m.tokens;
+      EXPECT_NEAR(m.flops() / needed, 1, 1e-9) << wiring << ", T " << T;
+    }
+}
+
+TEST(ModelledStep, ComputesAgainWhatIsRecomputed) {
+  const double all_kept = ModelledModel("sla(9,9)", 2, 1024).flops();
+  for (Recompute level : {Recompute::gelu, Recompute::layernorm}) EXPECT_EQ(ModelledModel("sla(9,9)", 2, 1024, level).flops(), all_kept);
+  const ModelledModel blocks("sla(9,9)", 2, 1024, Recompute::block);
+  // q, the projection and the MLP's first matmul of all layers but the last, which is still there, and their attention.
+  const double C = blocks.config.channels, layers = blocks.config.num_layers - 1;
+  const double attention = 4.0 * 64 * (attention_pairs(blocks.plan, 1024).scored / blocks.config.num_layers) / 1024;
+  EXPECT_NEAR((blocks.flops() - all_kept) / (layers * (2 * 6 * C * C + attention) * blocks.tokens), 1, 1e-9);
+}
+
+// No part is faster than the GPU's memory and tensor cores are, and each takes the share of them that is assumed.
+TEST(ModelledStep, IsNotFasterThanTheGpu) {
+  for (const GpuSpec& gpu : {h100_sxm(), a100_sxm()})
+    for (const char* wiring : {"plain", "sla(9,9)", "topk(64)", "blend(0.5)", "gate"}) {
+      const ModelledModel m(wiring, 2, 2048, Recompute::nothing, gpu);
+      m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {
+        EXPECT_GE(part.seconds, part.bytes / (gpu.bandwidth * gpu.copy_share)) << operation.name << ": " << part.name;
+        EXPECT_GE(part.seconds, part.flops / (gpu.peak_flops * gpu.matmul_share)) << operation.name << ": " << part.name;
+        EXPECT_GE(part.kernels, 1) << operation.name << ": " << part.name;
+        return 0.0;
+      });
+      EXPECT_GT(modelled_seconds(m.step), 0.5 * flops_per_token(m.config, m.plan, 2048) * m.tokens / gpu.peak_flops);
+    }
+}
+
+// Tiles cover the product, waves the tiles; and the last wave is counted whole.
+TEST(ModelledStep, MultipliesInWholeWavesOfTiles) {
+  const GpuSpec gpu = h100_sxm();
+  const ModelledPart full = modelled_matmul(gpu, "", 128 * 12, 256 * 11, 4096, sizeof(floatX), false);  // 132 tiles
+  EXPECT_EQ(full.tiles.tiles, 132);
+  EXPECT_EQ(full.tiles.waves, 1);
+  EXPECT_NEAR(full.seconds, 2.0 * 128 * 256 * (4096 + matmul_tile_overhead) / (gpu.peak_flops * gpu.matmul_share / 132) + seconds_between_kernels, 1e-9);
+  const ModelledPart one_more = modelled_matmul(gpu, "", 128 * 12, 256 * 11 + 1, 4096, sizeof(floatX), false);
+  EXPECT_GT(one_more.seconds, 1.1 * full.seconds);
+  const ModelledModel m("sla(9,9)", 5, 1000);
+  m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {
+    const MatmulTiles& t = part.tiles;
+    if (t.m == 0) return 0.0;
+    EXPECT_GE(double(t.tiles) * t.rows * t.columns / t.splits, double(t.m * t.n)) << operation.name;
+    EXPECT_GE(t.waves * gpu.multiprocessors, t.tiles) << operation.name;
+    EXPECT_LT((t.waves - 1) * gpu.multiprocessors, t.tiles) << operation.name;
+    return 0.0;
+  });
+}
+
+// The same tokens in fewer sequences: attention, and the rows of wpe.
+TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
+  const auto seconds = [](const ModelledModel& m, bool of_attention) {
+    return m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {
+      const bool is_attention = operation.name == "attention_forward" || operation.name == "attention_backward";
+      return is_attention == of_attention && operation.name != "embedding_backward" ? part.seconds : 0;
+    });
+  };
+  const ModelledModel long_sequence("plain", 1, 8192), short_sequences("plain", 8, 1024);
+  EXPECT_GT(seconds(long_sequence, true), 5 * seconds(short_sequences, true));
+  EXPECT_LT(seconds(long_sequence, true), 8 * seconds(short_sequences, true));
+  EXPECT_NEAR(seconds(long_sequence, false) / seconds(short_sequences, false), 1, 0.02);  // AdamW has more rows of wpe
+  EXPECT_LT(seconds(ModelledModel("window(1024)", 1, 8192), true), 2.5 * seconds(short_sequences, true));
 }

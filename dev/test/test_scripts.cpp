@@ -242,11 +242,12 @@ TEST_F(GpuCheck, RunsEachStepOnTheEmulatedGpu) {
   steps.push_back("benchmark");
   for (const std::string& step : steps) EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;
   for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9, driver 999.9.", "| PyTorch | not timed |", "| attention_backward |",
-                           "\nAll green.\n"})
+                           "\n| operation | calls a step | measured, ms | modelled, ms |", "\n| matmul_backward, fc | 4 | ",
+                           "\n| step, 1 x 128, sla(3,3) | 1 | ", "\nAll green.\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_EQ(text.find("RED"), std::string::npos) << text;
   const json figures = json::parse(read_file(in("results/emulated-gpu-9000.json")));
-  for (const char* part : {"operations", "attention", "training"}) EXPECT_FALSE(figures.at(part).empty()) << part;
+  for (const char* part : {"operations", "attention", "training", "modelled"}) EXPECT_FALSE(figures.at(part).empty()) << part;
 }
 
 // What is not under test does nothing here, with success.
