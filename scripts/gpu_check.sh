@@ -20,8 +20,8 @@ sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v nvcc)")/
 slug=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
 mkdir -p "$results"
 report=$results/$slug.md
-table=$(mktemp) steps=$(mktemp) peer=$(mktemp)
-trap 'rm -f "$table" "$steps" "$peer"' EXIT
+table=$(mktemp) steps=$(mktemp) peer=$(mktemp) tokens=$(mktemp)
+trap 'rm -f "$table" "$steps" "$peer" "$tokens"' EXIT
 failed=0 start=$SECONDS
 
 # step <what> <command...>: runs it and adds a row to the table; if it failed, or was a test program in which no test ran, the end of its
@@ -45,6 +45,22 @@ step "build for $name" make --no-print-directory -j"$(nproc)" BUILD="$build" "${
 [ $failed = 0 ] || die "gpu-check: the build failed"
 step "test_tile, bf16" "$build/bf16/test_tile"
 for p in bf16 fp32; do for t in $tests; do step "$t, $p" "$build/$p/$t"; done; done
+
+trainer=$build/bf16/train_gpt2_sla
+step "train_gpt2_sla, a golden case" "$trainer" -e dev/test/golden/paper_default -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 \
+  -x 10 -k constant -l 1e-4 -v 0
+
+# Three updates of as many sequences as the program says fit: the first runs eagerly, the second is captured as a graph, the third replays it.
+# Does the plan, with what it keeps free, hold on this GPU? All tokens are 1.
+largest_micro_batch() {
+  local model=(-e d12 -i "$tokens" -t 1024 -v 0) plan b
+  yes $'\001' | tr '\n' '\0' | head -c 8000000 >"$tokens"
+  plan=$("$trainer" "${model[@]}" -b 1 --dry-run) || return
+  b=$(sed -n 's/.*the largest micro-batch that fits is //p' <<<"$plan")
+  echo "$b sequences"
+  "$trainer" "${model[@]}" -b "$b" -x 3
+}
+step "train_gpt2_sla, the largest micro-batch" largest_micro_batch
 
 # The subset: one wiring with accumulation, with and without recomputation, generation, and each operation once.
 short=('*HasTheLosses*/nine_of_twelve' '*HasThemWhenBlocks*/nine_of_twelve' 'Generation.Continues*')

@@ -380,7 +380,7 @@ TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
   };
   const ModelledModel long_sequence("plain", 1, 8192), short_sequences("plain", 8, 1024);
   EXPECT_GT(seconds(long_sequence, true), 5 * seconds(short_sequences, true));
-  EXPECT_LT(seconds(long_sequence, true), 8 * seconds(short_sequences, true));
+  EXPECT_LT(seconds(long_sequence, true), 6.5 * seconds(short_sequences, true));  // of 8 times the pairs: fewer start and end
   EXPECT_NEAR(seconds(long_sequence, false) / seconds(short_sequences, false), 1, 0.02);  // AdamW has more rows of wpe
   EXPECT_LT(seconds(ModelledModel("window(1024)", 1, 8192), true), 2.5 * seconds(short_sequences, true));
 }
