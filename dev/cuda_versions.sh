@@ -28,7 +28,7 @@ toolkit() {
 }
 # compile_12 <version> <unit> <architecture> <flags...>, and likewise with nvcc of CUDA 13
 compile_12() {
-  local common="-std=c++17 -O2 -x cuda --cuda-path=$folder/$1/toolkit --cuda-gpu-arch=sm_$3 -Wno-unknown-cuda-version -I. -DSLA_NCCL ${*:4} -Wall -Wextra -Werror -c $2"
+  local common="-std=c++17 -O1 -x cuda --cuda-path=$folder/$1/toolkit --cuda-gpu-arch=sm_$3 -Wno-unknown-cuda-version -I. -DSLA_NCCL ${*:4} -Wall -Wextra -Werror -c $2"
   clang++-19 $common --cuda-device-only -o "$folder/device.o" && clang++-19 $common -fopenmp --cuda-host-only -o "$folder/host.o"
 }
 compile_13() {

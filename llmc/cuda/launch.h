@@ -1,4 +1,11 @@
 // The one function that launches kernels, and the checks of CUDA's errors.
+//
+// CUDA 12.3 or later. What the trainer calls has the same signatures in 12.3, 12.8, 13.0 and 13.5, and nothing is compiled by version; of it
+// these differ, or are missing in older ones:
+//   cudaFuncGetName           is new in 12.3
+//   cudaGraphInstantiate      has three parameters since 12.0
+//   cudaGetDeviceProperties   is a macro in 12; its cudaDeviceProp has no clockRate, memoryClockRate and others in 13, of which none is used
+// dev/cuda_versions.sh compiles with versions that a machine has not.
 #pragma once
 #include <cuda_runtime.h>      // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName
 #include <cxxabi.h>            // abi::__cxa_demangle
