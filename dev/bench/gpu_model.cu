@@ -173,10 +173,11 @@ void print_assumptions() {
   printf("| multiprocessors | %d | %d | NVIDIA's data sheets |\n", gpus[0].multiprocessors, gpus[1].multiprocessors);
   row("dense bf16", "TFLOP/s", 1e-12, &GpuSpec::peak_flops, "NVIDIA's data sheets");
   row("clock for that", "GHz", 1e-9, &GpuSpec::clock, "multiprocessors x 4,096 (A100: 2,048) FLOP x clock");
-  row("memory", "TB/s", 1e-12, &GpuSpec::bandwidth, "NVIDIA's data sheets");
+  row("memory", "GB", 1e-9, &GpuSpec::memory_bytes, "NVIDIA's data sheets");
+  row("its bandwidth", "TB/s", 1e-12, &GpuSpec::bandwidth, "NVIDIA's data sheets");
   row("of dense bf16, in a wave of 128 x 256 tiles", "", 1, &GpuSpec::matmul_share,
       "an assumption: for cuBLAS and matrices of 8,192, rates of about 720 TFLOP/s are reported on an H100 and of 260 to 270 on an A100");
-  row("of the bandwidth, when much is copied", "", 1, &GpuSpec::copy_share, "an assumption: device-to-device copies are reported at 88 to 93 %");
+  row("of the bandwidth, when much is read and written", "", 1, &GpuSpec::copy_share, "an assumption: device-to-device copies are reported at 88 to 93 %");
   const auto rates = [&](const char* what, AttentionRate GpuSpec::*field) {
     for (int i = 0; i < 3; i++) {
       const char* names[] = {"limit for long sequences", "overhead", "ours / FlashAttention-2"};

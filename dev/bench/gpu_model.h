@@ -268,8 +268,7 @@ class StepModel {
       const int64_t rows = std::min(model.logit_rows, N - row);
       add("head logits", int(chunk), {matmul_of("matmul", rows, Vp, C)});
       add("classifier", int(chunk), {elementwise("classifier", double(rows), double(Vp), 2 * x, Counts::classifier)});
-      add("head dlnf", int(chunk), {matmul_of("matmul", rows, C, Vp)});
-      add("head dwte", int(chunk), {matmul_of("matmul", Vp, C, rows, true)});
+      add("head gradients", int(chunk), {matmul_of("dlnf", rows, C, Vp), matmul_of("dwte", Vp, C, rows, true)});
     }
     add("add_losses", 0, {streamed(gpu, "add_losses", double(N) * 4, 0, 0)});
   }
