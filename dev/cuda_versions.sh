@@ -2,9 +2,9 @@
 # Does the source compile with other versions of CUDA than this machine's?
 #   dev/cuda_versions.sh [FOLDER [SOURCE...]]       FOLDER: where the toolkits are kept for the next time
 #
-# PyPI has the toolkit in parts: of CUDA 13 all that a compilation takes, nvcc among it; of CUDA 12 the headers, libdevice and ptxas, with which
-# Debian's clang-19 compiles in nvcc's place. Each translation unit is compiled for both sides, the device's down to machine code, in bf16
-# for sm_90 and in fp32 for sm_80, with warnings as errors. Nothing is linked.
+# PyPI has the toolkit in parts: of CUDA 13 all that a compilation takes, nvcc among it; of CUDA 12 the headers, libdevice and ptxas, with
+# which Debian's clang-19 compiles in nvcc's place. Each translation unit is compiled for both sides, the device's down to machine code, in
+# bf16 for sm_90 and in fp32 for sm_80, with warnings as errors. Nothing is linked.
 #
 # It takes some 2 GB, and half a minute or more for each of 24 compilations.
 set -uo pipefail

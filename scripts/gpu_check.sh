@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # `make gpu-check`: everything that only a GPU can show, in under ten minutes: builds natively, tests the model and its operations in both
 # precisions, runs compute-sanitizer on a subset of the tests, and benchmarks. The results go to dev/bench/results/<gpu>.{md,json}; the last
-# line of the former says whether everything passed. If python3 has a PyTorch that sees the GPU, the same model and attention are timed with it,
-# too, which takes some minutes more: it compiles the model for each shape.
+# line of the former says whether everything passed. If python3 has a PyTorch that sees the GPU, the same model and attention are timed with
+# it, too, which takes some minutes more: it compiles the model for each shape.
 #
-# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++ and GoogleTest. Where those are not
-# installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
+# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++ and GoogleTest. Where those are
+# not installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
 #
 # BUILD and RESULTS are the folders of the programs and of the report, if they are to be others than build and dev/bench/results.
 # dev/test/test_scripts.cpp runs this script so, with the emulated GPU's programs in place of what nvcc builds.
@@ -50,8 +50,8 @@ trainer=$build/bf16/train_gpt2_sla
 step "train_gpt2_sla, a golden case" "$trainer" -e dev/test/golden/paper_default -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 \
   -x 10 -k constant -l 1e-4 -v 0
 
-# Three updates of as many sequences as the program says fit: the first runs eagerly, the second is captured as a graph, the third replays it.
-# Does the plan, with what it keeps free, hold on this GPU? All tokens are 1.
+# Three updates of as many sequences as the program says fit: the first runs eagerly, the second is captured as a graph, the third replays
+# it. Does the plan, with what it keeps free, hold on this GPU? All tokens are 1.
 largest_micro_batch() {
   local model=(-e d12 -i "$tokens" -t 1024 -v 0) plan b
   yes $'\001' | tr '\n' '\0' | head -c 8000000 >"$tokens"

@@ -264,7 +264,7 @@ json bench_algorithms(const Scale& scale) {
     const bool same = bench.has_the_same_bits(scale.repeats);
     std::vector<double> seconds;
     for (const cublasLtMatmulHeuristicResult_t& result : gemm_algorithms(shape, plan, 8))
-      seconds.push_back(time_of([&] { bench.run(result.algo); }, scale.seconds_per_operation));
+      seconds.push_back(time_of([&] { bench.run(result.algo); }, scale.seconds_per_operation, scale.least_runs));
     const size_t fastest = size_t(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
     sum_of_first += seconds[0], sum_of_fastest += seconds[fastest];
     const double flops = 2.0 * double(shape.m) * double(shape.n) * double(shape.k);
@@ -283,8 +283,9 @@ json bench_algorithms(const Scale& scale) {
 // ----------------------------------------------------------------------------
 // Attention and training
 
-// Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with fewer K/V heads and with
-// masks, forward and forward with backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
+// Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with fewer K/V heads and
+// with masks, forward and forward with backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py
+// times PyTorch's with the same shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
@@ -397,8 +398,8 @@ struct ModelledCall {
   int calls = 0;  // in a step
 };
 
-// An operation of a step, or a part of one, by the name that its measurement has: "..., one chunk" is of the first chunk of logits, others are
-// of the last layer, or of what there is once. No calls: the step has none of that name.
+// An operation of a step, or a part of one, by the name that its measurement has: "..., one chunk" is of the first chunk of logits, others
+// are of the last layer, or of what there is once. No calls: the step has none of that name.
 ModelledCall modelled_call(const std::vector<ModelledOperation>& step, std::string name, int last_layer) {
   const size_t chunk = name.find(", one chunk");
   if (chunk != std::string::npos) name.resize(chunk);
@@ -418,8 +419,8 @@ ModelledCall modelled_call(const std::vector<ModelledOperation>& step, std::stri
   return call;
 }
 
-// The operations and steps of `report` beside what they should take. Where a row is much above 1, this GPU is slower than it should be; the last
-// column says what that costs a step.
+// The operations and steps of `report` beside what they should take. Where a row is much above 1, this GPU is slower than it should be; the
+// last column says what that costs a step.
 json compare_with_model(const Scale& scale, const Ceilings& ceilings, const json& report) {
   const GpuSpec gpu = modelled_gpu(ceilings);
   const int T = scale.lengths[0], B = scale.tokens / T, last_layer = scale.config.num_layers - 1;

@@ -44,7 +44,9 @@ std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus =
     for (const std::string& wiring : wirings) {
       config.wiring = parse_wiring(wiring);
       GPT2 model;
-      gpt2_plan(model, config, {c.B, c.T, Recompute(c.recompute)});
+      PlanOptions options = {c.B, c.T, Recompute(c.recompute)};
+      options.logit_bytes = logit_chunk_bytes(size_t(gpu.memory_bytes));
+      gpt2_plan(model, config, options);
       const int64_t tokens = int64_t(c.B) * c.T;
       columns.push_back({gpu, wiring, modelled_step(gpu, model, model.parameters),
                          flops_per_token(config, model.attention_plan, c.T) * double(tokens), tokens});

@@ -2,8 +2,8 @@
 // rate of tensor cores, instructions over the rate at which they are issued, attention at the published rate of FlashAttention-2 times
 // the ratio that our machine code has to its. Shapes are those of the model's own plan, so that it works for every wiring, size, B and T.
 //
-// What is assumed of a GPU is in `GpuSpec`, with its sources in dev/bench/gpu-model.md, the page that gpu_model.cu prints. bench_gpu prints what
-// it has measured beside this.
+// What is assumed of a GPU is in `GpuSpec`, with its sources in dev/bench/gpu-model.md, the page that gpu_model.cu prints. bench_gpu prints
+// what it has measured beside this.
 //
 // Not modelled: what L2 saves (an activation of 16 x 1,024 tokens and 768 channels is 25 MB, an H100's L2 50 MB), clocks that fall under
 // load, the host, communication between ranks, and what kernels for masks lose to those without.
@@ -25,8 +25,8 @@
 // ----------------------------------------------------------------------------
 // GPUs
 
-// Of a pass of attention, with heads of 64 or 128 channels. A query that sees n keys is computed at limit * n / (n + overhead): the overhead
-// is what a block's start and end and the tiles that a mask cuts cost.
+// Of a pass of attention, with heads of 64 or 128 channels. A query that sees n keys is computed at limit * n / (n + overhead): the
+// overhead is what a block's start and end and the tiles that a mask cuts cost.
 struct AttentionRate {
   double limit;     // FLOP/s, of FlashAttention-2
   double overhead;  // keys
@@ -59,8 +59,8 @@ inline GpuSpec a100_sxm() {
           {182e12, 192, 1.04}, {174e12, 270, 0.89}, {211e12, 160, 0.82}, {188e12, 265, 0.67}};
 }
 
-// A GPU that is none of these, by the rates of a large matmul and of a copy that were measured on it; attention as on an A100, in proportion to
-// the former.
+// A GPU that is none of these, by the rates of a large matmul and of a copy that were measured on it; attention as on an A100, in
+// proportion to the former.
 inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double matmul_flops, double copy_bytes_per_second) {
   GpuSpec gpu = a100_sxm();
   gpu.name = name, gpu.device_names = {name}, gpu.multiprocessors = multiprocessors;

@@ -1,6 +1,6 @@
 // The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; the check on a GPU,
-// with the emulated one and a few lines of shell in place of CUDA's tools; and what the Makefile finds on a machine, likewise. Runs from the
-// repository's root, where the trainers are.
+// with the emulated one and a few lines of shell in place of CUDA's tools; and what the Makefile finds on a machine, likewise. Runs from
+// the repository's root, where the trainers are.
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
@@ -118,8 +118,8 @@ TEST_F(Scripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
   EXPECT_NE(run("scripts/run_gpt2_350M.sh").err.find("no train_*.bin in it"), std::string::npos);
 }
 
-// Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one resumes. Ranks agree to
-// stop with the next step that they queue, so that it may take two steps.
+// Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one resumes. Ranks
+// agree to stop with the next step that they queue, so that it may take two steps.
 TEST_F(Scripts, UnderSlurmRequeueWhenWarned) {
   // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
   write_program("srun", R"(
@@ -208,7 +208,8 @@ class GpuCheck : public CommandLine {
     write_file(bin + "/" + name, "#!/usr/bin/env bash\n" + text + "\n");
     chmod((bin + "/" + name).c_str(), 0755);
   }
-  // nvcc, which is to compile x.cu with `-o build/bf16/x`: it writes a script that does `program`, where $p is bf16 and $x the program's name.
+  // nvcc, which is to compile x.cu with `-o build/bf16/x`: it writes a script that does `program`, where $p is bf16 and $x the program's
+  // name.
   void write_nvcc(const std::string& program) const {
     write_file(in("program"), program + "\n");
     write_tool("nvcc", R"sh(
@@ -222,8 +223,8 @@ class GpuCheck : public CommandLine {
   Outcome check() const { return run("scripts/gpu_check.sh"); }
 };
 
-// Of each program that GoogleTest runs the first test that the script asks for; where it asks for all, of the model's one that is quick. The
-// trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1 MB of what the plan keeps free.
+// Of each program that GoogleTest runs the first test that the script asks for; where it asks for all, of the model's one that is quick.
+// The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1 MB of what the plan keeps free.
 TEST_F(GpuCheck, RunsEachStepOnTheEmulatedGpu) {
   write_nvcc(R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
     case "$x $*" in
