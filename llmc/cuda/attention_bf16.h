@@ -136,24 +136,46 @@ struct OnlineSoftmax {
   // be -inf, and then all of s is, of which the differences would be NaN.
   template <int N, int O>
   __device__ void update(Accumulator<M, N>& s, Accumulator<M, O>& acc, float to_exp2) {
+    const ColumnVector<M> before = max;
+    bool grew = false;
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         float largest = max.x[m][h];
         for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s.x[m][n][2 * h], s.x[m][n][2 * h + 1]));
-        largest = warp_max<4>(largest);
-        const float base = General && largest == -INFINITY ? 0.0f : largest;
-        const float rescale = exp2_approx((max.x[m][h] - base) * to_exp2), shift = base * to_exp2;
-        max.x[m][h] = largest;
-        sum.x[m][h] *= rescale;
-        for (int n = 0; n < O; n++)
-          for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= rescale;
+        max.x[m][h] = warp_max<4>(largest);
+        grew |= max.x[m][h] > before.x[m][h];
+      }
+    if (__any_sync(0xffffffff, grew)) rescale(acc, before, to_exp2);  // else all factors are 1, as for most tiles
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float shift = base(max.x[m][h]) * to_exp2;
         for (int n = 0; n < N; n++)
           for (int i = 2 * h; i < 2 * h + 2; i++) {
             s.x[m][n][i] = exp2_approx(s.x[m][n][i] * to_exp2 - shift);
             sum.x[m][h] += s.x[m][n][i];
           }
+      }
+  }
+
+ private:
+  // What is subtracted from a row's scores.
+  __device__ static float base(float largest) { return General && largest == -INFINITY ? 0.0f : largest; }
+
+  // The sums and acc, which have the maxima `before`, get those of today.
+  template <int O>
+  __device__ void rescale(Accumulator<M, O>& acc, const ColumnVector<M>& before, float to_exp2) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float factor = exp2_approx((before.x[m][h] - base(max.x[m][h])) * to_exp2);
+        sum.x[m][h] *= factor;
+        for (int n = 0; n < O; n++)
+          for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= factor;
       }
   }
 };

@@ -166,20 +166,24 @@ using KeyTiles = std::conditional_t<General, VisibleKeyTiles<Size, Element>, Cau
 template <int Size, class Element>
 struct CausalQueryTiles {
   struct Tile {
-    int index;
-    __device__ int stage() const { return index % 2; }
+    int start;       // its first query
+    int query_head;  // an index of a.query_heads
+    unsigned left;   // how many tiles of the loop are left, with this one
+    __device__ int stage() const { return int(left % 2); }
   };
   const AttentionArgs<Element>& a;
-  int first_query_head, k0, tiles, count;  // tiles of a query head, and of all
+  const KVHead<Element>& kv;
+  int k0;
 
-  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int)
-      : a(a), first_query_head(kv.first_query_head), k0(k0), tiles((int(a.T) - k0 + Size - 1) / Size),
-        count(tiles * kv.num_query_heads) {}
-  __device__ Tile first() const { return {0}; }
-  __device__ Tile after(Tile tile) const { return {tile.index + 1}; }
-  __device__ bool contains(Tile tile) const { return tile.index < count; }
-  __device__ int head(Tile tile) const { return a.query_heads[first_query_head + tile.index / tiles]; }
-  __device__ int q0(Tile tile) const { return k0 + tile.index % tiles * Size; }
+  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int) : a(a), kv(kv), k0(k0) {}
+  __device__ Tile first() const { return {k0, kv.first_query_head, unsigned((int(a.T) - k0 + Size - 1) / Size * kv.num_query_heads)}; }
+  __device__ Tile after(Tile tile) const {
+    if (tile.start + Size < int(a.T)) return {tile.start + Size, tile.query_head, tile.left - 1};
+    return {k0, tile.query_head + 1, tile.left - 1};
+  }
+  __device__ bool contains(Tile tile) const { return tile.left > 0; }
+  __device__ int head(Tile tile) const { return a.query_heads[tile.query_head]; }
+  __device__ int q0(Tile tile) const { return tile.start; }
 };
 
 // General: those that see a key of [k0, k1).

@@ -162,15 +162,15 @@ struct Tile {
 template <int Rows, int Threads, int D>
 __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = Threads / threads_per_row;
-  static_assert(Rows % rows_at_once == 0 && rows_at_once % 8 == 0, "every thread has as many rows");
-  const int column = int(threadIdx.x) % threads_per_row;
-  int row = int(threadIdx.x) / threads_per_row;
-  const bf16* from = src + (first + row) * stride;
+  static_assert(Rows % rows_at_once == 0 && rows_at_once % 8 == 0, "every thread has as many rows, with the same order of chunks");
+  const int row = int(threadIdx.x) / threads_per_row, column = int(threadIdx.x) % threads_per_row;
+  const int to = tile.at(row, column);
+  const bf16* from = src + (first + row) * stride + column * 8;
 #pragma unroll
-  for (int i = 0; i < Rows / rows_at_once; i++, row += rows_at_once, from += rows_at_once * stride)
+  for (int i = 0; i < Rows; i += rows_at_once, from += rows_at_once * stride)
 #pragma unroll
-    for (int chunk = column; chunk < tile.chunks; chunk += threads_per_row)
-      copy_async<16>(tile.at(row, chunk), from + chunk * 8, first + row < end && chunk * 8 < HS);
+    for (int chunk = 0; chunk < tile.chunks; chunk += threads_per_row)
+      copy_async<16>(to + i * tile.row_bytes + chunk * 16, from + chunk * 8, first + row + i < end && (column + chunk) * 8 < HS);
 }
 
 // The floats at `offset` = elements [first, first + Count) of src, which are `step` apart, and zeros for those from `end` on. Called by the
