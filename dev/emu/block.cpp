@@ -43,6 +43,7 @@ struct Thread {
   uint3 index;
   Fiber* fiber;     // from its start to its end
   SyncPoint sync_point;  // while it waits: where
+  uint32_t barrier;      // at a barrier: which
   Site site;
   unsigned mask;  // in a collective: the lanes that take part, and this lane's operands
   int operand, width;
@@ -64,6 +65,12 @@ struct Warp {
   uint32_t num_ready;
 };
 
+// A block has 16; __syncthreads is number 0.
+struct Barrier {
+  uint32_t threads, arrived;  // how many it is for, as the first says; how many have come
+};
+constexpr uint32_t num_barriers = 16;
+
 struct Block {
   const std::function<void()>* run_thread;
   uint32_t num_threads, num_ended;
@@ -73,8 +80,8 @@ struct Block {
   bool hurries;     // one warp runs as far as it can before another does
   bool copies_late;  // asynchronous copies run when they are waited for; else at once
   uint32_t runner;  // the warp that was drawn last
-  uint32_t num_at_barrier;
-  int predicates;  // how many of them are true
+  Barrier barriers[num_barriers];
+  int predicates;  // at barrier 0: how many are true
   Warp warps[max_threads / 32];
 };
 Block block;
@@ -230,7 +237,8 @@ void prepare_blocks(const Launch& launch) {
 
 void run_block(const Launch& launch) {
   fill(shared_memory, 0xff, launch.shared_bytes);
-  block.num_ended = block.num_at_barrier = 0;
+  block.num_ended = 0;
+  for (Barrier& barrier : block.barriers) barrier.arrived = 0;
   block.predicates = 0;
   block.hurries = rng.next() % 2 != 0;
   block.copies_late = rng.next() % 2 != 0;
@@ -261,6 +269,7 @@ const char* name_of(SyncPoint sync_point) {
     case SyncPoint::syncthreads_or: return "__syncthreads_or";
     case SyncPoint::syncthreads_and: return "__syncthreads_and";
     case SyncPoint::syncthreads_count: return "__syncthreads_count";
+    case SyncPoint::bar_sync: return "bar.sync";
     case SyncPoint::syncwarp: return "__syncwarp";
     case SyncPoint::shfl: return "__shfl_sync";
     case SyncPoint::shfl_up: return "__shfl_up_sync";
@@ -299,6 +308,8 @@ const char* describe(uint32_t number, char (&text)[512]) {
   return text;
 }
 
+FAST bool is_at_barrier(const Thread& t, uint32_t barrier) { return t.state == Thread::at_barrier && t.barrier == barrier; }
+
 // No thread can continue, and not all have ended. Names a thread that waits, and one that it waits for. Threads in a collective are
 // named first: if others wait at a barrier, they are the reason.
 [[noreturn]] void explain_deadlock() {
@@ -313,11 +324,11 @@ const char* describe(uint32_t number, char (&text)[512]) {
   }
   uint32_t waiting = 0, missing = 0;
   while (block.threads[waiting].state != Thread::at_barrier) waiting++;
-  while (block.threads[missing].state == Thread::at_barrier) missing++;
   const Thread& t = block.threads[waiting];
+  while (missing < block.num_threads && is_at_barrier(block.threads[missing], t.barrier)) missing++;
   threadIdx = t.index;
   fatal("deadlock: waits in %s at %s:%d, where %u of %u threads are, for %s", name_of(t.sync_point), t.site.file, t.site.line,
-        block.num_at_barrier, block.num_threads, describe(missing, other));
+        block.barriers[t.barrier].arrived, block.barriers[t.barrier].threads, describe(missing, other));
 }
 
 FAST bool same_file(Site a, Site b) { return a.file == b.file || strcmp(a.file, b.file) == 0; }
@@ -392,30 +403,48 @@ FAST void complete(SyncPoint sync_point, Thread* lanes, unsigned mask) {
   }
 }
 
-}  // namespace
-
-FAST int meet_block(SyncPoint sync_point, int predicate, Site site) {
+// Waits until `threads` threads have come to the barrier. Returns how many of them have a predicate other than 0.
+FAST int meet_barrier(uint32_t number, uint32_t threads, SyncPoint sync_point, int predicate, Site site) {
   if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(sync_point), site.file, site.line);
   Thread& self = block.threads[current->thread];
-  if (block.num_at_barrier > 0) {
+  Barrier& barrier = block.barriers[number];
+  if (barrier.arrived == 0) {
+    barrier.threads = threads;
+  } else {
     uint32_t first = 0;
-    while (block.threads[first].state != Thread::at_barrier) first++;
+    while (!is_at_barrier(block.threads[first], number)) first++;
     check_same_statement(block.threads[first], sync_point, site);
+    if (barrier.threads != threads)
+      fatal("%s at %s:%d: %u threads, where the first one said %u", name_of(sync_point), site.file, site.line, threads, barrier.threads);
   }
   self.state = Thread::at_barrier;
   self.sync_point = sync_point;
   self.site = site;
+  self.barrier = number;
   block.predicates += predicate != 0;
-  if (++block.num_at_barrier == block.num_threads) {
+  if (++barrier.arrived == threads) {
     for (uint32_t i = 0; i < block.num_threads; i++) {
+      if (!is_at_barrier(block.threads[i], number)) continue;
       block.threads[i].value = uint64_t(block.predicates);
       set_able(i);
     }
-    block.num_at_barrier = 0;
-    block.predicates = 0;
+    barrier.arrived = 0;
+    if (number == 0) block.predicates = 0;
   }
   wait();
   return int(self.value);
+}
+
+}  // namespace
+
+FAST int meet_block(SyncPoint sync_point, int predicate, Site site) {
+  return meet_barrier(0, block.num_threads, sync_point, predicate, site);
+}
+
+void bar_sync(int barrier, int threads, Site site) {
+  if (barrier < 1 || barrier >= int(num_barriers) || threads < 32 || threads % 32 != 0 || threads > int(block.num_threads))
+    fatal("bar.sync at %s:%d: barrier %d of %d threads, in a block of %u", site.file, site.line, barrier, threads, block.num_threads);
+  meet_barrier(uint32_t(barrier), uint32_t(threads), SyncPoint::bar_sync, 0, site);
 }
 
 FAST uint64_t meet_warp(SyncPoint sync_point, unsigned mask, uint64_t value, int operand, int width, Site site) {

@@ -402,8 +402,8 @@ TEST(Attention, ReadsSharedKVAndAddsToItsGradients) {
   check({3, 129, 72, {1, 0}, 1});
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `a.query_heads[first_query_head + tile.index / tiles]` ->
-//   `a.query_heads[first_query_head]`
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `a.query_heads[tile.query_head]` ->
+//   `a.query_heads[kv.first_query_head]`
 TEST(Attention, SetsDqOrAddsToIt) {
   for (bool accumulate : {false, true})
     for (int64_t HS : {16, 96})
@@ -823,6 +823,27 @@ TEST(AttentionMasks, ThatHideNothingChangeNothing) {
   }
 }
 
+#if defined(PRECISION_BF16) && !defined(SLA_CPU)
+// Each sum has the same order in the tiles for GPUs with large shared memory and in those for others.
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `2 * keys * step * sizeof(bf16) : 0` -> `keys * step * sizeof(bf16) : 0`
+TEST(Attention, IsTheSameInLargeAndSmallSharedMemory) {
+  const bool large = gpu().has_large_shared_memory;
+  for (int64_t HS : {32, 64, 80, 96, 104, 128})
+    for (int64_t T : {1, 150, 300}) {
+      std::vector<std::vector<floatX>> results[2];
+      for (int i = 0; i < 2; i++) {
+        gpu().has_large_shared_memory = large && i == 0;
+        Layer layer({1, T, HS, {0, 0, 1}, 1});
+        layer.forward();
+        layer.backward();
+        results[i] = layer.results();
+      }
+      for (size_t r = 0; r < results[0].size(); r++) EXPECT_TRUE(same_bits(results[0][r], results[1][r])) << HS << ", " << T << ", result " << r;
+    }
+  gpu().has_large_shared_memory = large;
+}
+#endif
+
 #ifdef SLA_CPU
 TEST(Attention, HasTheSameBitsForAnyNumberOfThreads) {
   const int all = omp_get_max_threads();
@@ -868,16 +889,16 @@ TEST(Attention, ReadsSharedKVInPlace) {
   EXPECT_EQ(counts[0].bytes_read_async, counts[1].bytes_read_async);
 #ifdef PRECISION_BF16
   uint64_t rows = 0, floats = 0;  // of one head in one sequence
-  for (int64_t q0 = 0; q0 < own.T; q0 += ForwardTiles<64>::queries) {
-    const int64_t end = std::min<int64_t>(own.T, q0 + ForwardTiles<64>::queries);
+  for (int64_t q0 = 0; q0 < own.T; q0 += ForwardTiles<64, false>::queries) {
+    const int64_t end = std::min<int64_t>(own.T, q0 + ForwardTiles<64, false>::queries);
     rows += uint64_t(end - q0 + 2 * end);
   }
-  for (int64_t q0 = 0; q0 < own.T; q0 += DqTiles<64>::queries) {
-    const int64_t end = std::min<int64_t>(own.T, q0 + DqTiles<64>::queries);
+  for (int64_t q0 = 0; q0 < own.T; q0 += DqTiles<64, false>::queries) {
+    const int64_t end = std::min<int64_t>(own.T, q0 + DqTiles<64, false>::queries);
     rows += uint64_t(2 * (end - q0) + 2 * end);
   }
-  for (int64_t k0 = 0; k0 < own.T; k0 += DkdvTiles<64>::keys) {
-    const int64_t end = std::min<int64_t>(own.T, k0 + DkdvTiles<64>::keys);
+  for (int64_t k0 = 0; k0 < own.T; k0 += DkdvTiles<64, false>::keys) {
+    const int64_t end = std::min<int64_t>(own.T, k0 + DkdvTiles<64, false>::keys);
     rows += uint64_t(2 * (end - k0) + 2 * (own.T - k0));
     floats += uint64_t(2 * (own.T - k0));
   }
@@ -921,13 +942,13 @@ TEST(AttentionMasks, ReadTheWindowsTilesAlone) {
       return rows;
     };
     int64_t query_rows = 0;
-    for (int64_t k0 = 0; k0 < T; k0 += DkdvTiles<64>::keys) {
-      const int64_t last_query = std::min<int64_t>(T, k0 + DkdvTiles<64>::keys) - 1 + w - 1;
-      query_rows += std::min<int64_t>(T, (last_query / DkdvTiles<64>::queries + 1) * DkdvTiles<64>::queries) - k0;
+    for (int64_t k0 = 0; k0 < T; k0 += DkdvTiles<64, false>::keys) {
+      const int64_t last_query = std::min<int64_t>(T, k0 + DkdvTiles<64, false>::keys) - 1 + w - 1;
+      query_rows += std::min<int64_t>(T, (last_query / DkdvTiles<64, false>::queries + 1) * DkdvTiles<64, false>::queries) - k0;
     }
     const int64_t heads = 2 * 2, kv_heads = 2, row = HS * int64_t(sizeof(bf16));
-    const int64_t forward = heads * (T + 2 * key_rows(ForwardTiles<64>::queries, ForwardTiles<64>::keys)) * row;
-    const int64_t dq = heads * (2 * T + 2 * key_rows(DqTiles<64>::queries, DqTiles<64>::keys)) * row;
+    const int64_t forward = heads * (T + 2 * key_rows(ForwardTiles<64, false>::queries, ForwardTiles<64, false>::keys)) * row;
+    const int64_t dq = heads * (2 * T + 2 * key_rows(DqTiles<64, false>::queries, DqTiles<64, false>::keys)) * row;
     const int64_t dkdv = kv_heads * 2 * T * row + heads * 2 * query_rows * (row + int64_t(sizeof(float)));
     EXPECT_EQ(read[1] - read[0], uint64_t(forward)) << "window " << w;
     EXPECT_EQ(read[2] - read[1], uint64_t(dq + dkdv)) << "window " << w;
@@ -943,7 +964,7 @@ TEST(AttentionMasks, ReadTheColumnsTilesAlone) {
   layer.forward();
   layer.d_out.to_host();
   int64_t rows = T;
-  for (int64_t end = ForwardTiles<64>::queries; end <= T; end += ForwardTiles<64>::queries) rows += 2 * ForwardTiles<64>::keys * (end / 256);
+  for (int64_t end = ForwardTiles<64, false>::queries; end <= T; end += ForwardTiles<64, false>::queries) rows += 2 * ForwardTiles<64, false>::keys * (end / 256);
   EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(rows * HS) * sizeof(bf16));
 }
 
@@ -1009,7 +1030,7 @@ TEST(AttentionTopK, FindsTheKeyOfEveryRank) {
 TEST(Attention, HasTheSameBitsInAnyOrderOfThreads) {
   Case top = general_case(1, 70, 24);
   top.topk = 7;
-  for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}, Case{1, 200, 64, {0, 1}, 1},
+  for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}, Case{1, 200, 64, {0, 1}, 1}, Case{1, 140, 128, {0, 1}, 1},
                         general_case(1, 140, 24), top}) {
     std::vector<std::vector<floatX>> first;
     std::vector<float> first_lse;

@@ -902,6 +902,20 @@ TEST_F(EmuDivergenceDeathTest, ABarrierInBothBranchesOfAnIfDies) {
   EXPECT_DEATH(run(two_barriers, 1, 64, 0), "divergence: is in __syncthreads at .* and should synchronize with thread");
 }
 
+__global__ void some_warps(int barrier, int threads, int come) {
+  if (int(threadIdx.x) < come) emu::bar_sync(barrier, threads);
+}
+
+TEST_F(EmuDivergenceDeathTest, ABarrierOfSomeWarpsDiesWithoutOneOrWithAnother) {
+  run(some_warps, 1, 96, 0, 15, 64, 64);
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 63), "deadlock: waits in bar.sync at .*, where 63 of 64 threads are, for thread \\(63,0,0\\)");
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 96), "deadlock: waits in bar.sync at .*, where 32 of 64 threads are");
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 0, 64, 64), "bar.sync at .*: barrier 0 of 64 threads");
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 16, 64, 64), "bar.sync at .*: barrier 16 of 64 threads");
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 1, 40, 40), "bar.sync at .*: barrier 1 of 40 threads");
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 1, 128, 96), "bar.sync at .*: barrier 1 of 128 threads, in a block of 96");
+}
+
 __global__ void shuffle_without(int absent, bool waits_at_barrier) {
   if (int(threadIdx.x) != absent) __shfl_xor_sync(all_lanes, 1, 16);
   else if (waits_at_barrier) __syncthreads();

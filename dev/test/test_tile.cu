@@ -101,6 +101,30 @@ TEST(CopyAsync, CopiesWhatExistsAndZerosOtherwise) {
   for (size_t i = 0; i < 8; i++) EXPECT_EQ(to[128 + i], i < 5 ? from[2 + i] : 0.0f) << i;
 }
 
+// Two groups of two warps, the second of which meets more often than the first: in each round a thread adds what the other warp of its group
+// has stored. sums (128).
+static __global__ void sync_kernel(int* sums) {
+  int* stored = reinterpret_cast<int*>(shared_memory);  // (2, 128): in turn
+  const int i = int(threadIdx.x), group = i / 64, partner = i ^ 32;
+  int sum = 0;
+  for (int round = 0; round < 3 + group; round++) {
+    stored[round % 2 * 128 + i] = 100 * round + i;
+    sync_threads<64>(1 + group);
+    sum += stored[round % 2 * 128 + partner];
+  }
+  sums[i] = sum;
+}
+
+// "bar.sync a, b": the barrier a is for b threads, and their accesses to memory before it are seen after it.
+TEST(SyncThreads, LetsSomeWarpsOfABlockExchangeValues) {
+  for (int launch_number = 0; launch_number < 8; launch_number++) {  // in other orders of threads
+    const DeviceArray<int> d_sums(std::vector<int>(128, -1));
+    launch(sync_kernel, 1, 128, 2 * 128 * sizeof(int), gpu().stream, d_sums.data);
+    const std::vector<int> sums = d_sums.to_host();
+    for (int i = 0; i < 128; i++) EXPECT_EQ(sums[i], i < 64 ? 300 + 3 * (i ^ 32) : 600 + 4 * (i ^ 32)) << i;
+  }
+}
+
 // ----------------------------------------------------------------------------
 // Tiles and products
 
@@ -129,7 +153,8 @@ TEST(Tile, GivesEveryChunkAnOffsetWithoutBankConflicts) {
 }
 
 // One warp: ab (16 M, D) = or += round(2 a b^T masked to column <= row + 3) c, with a (16 M, D), b and c (32, D), of which only HS channels
-// and `rows` rows exist. Each form of the A operand, registers and shared memory, computes half of the scores.
+// and `rows` rows exist. Each form of the A operand, registers and shared memory, computes half of the scores. The result's channels are
+// the halves of two products if they can be; the first has its A operand in registers, the second in shared memory.
 template <int M, int D>
 static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b, const bf16* c, int64_t stride, int rows, int HS,
                                       bool accumulate) {
@@ -150,10 +175,20 @@ static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b
   for (auto& m : s.x)
     for (auto& n : m)
       for (float& x : n) x = x == -INFINITY ? 0.0f : x;
-  Accumulator<M, D / 8> acc = {};
+  constexpr int parts = D > 32 ? 2 : 1;  // a part has pairs of 8 channels
+  Accumulator<M, D / 8 / parts> acc = {};
   mma_AB(acc, to_bf16(s), c_tile);
   scale(acc, 0.5f);
-  store_rows(result, stride, 0, rows, HS, accumulate, acc, a_tile);
+  store_rows({result, stride, 0, rows, HS, accumulate}, acc, a_tile);
+  if (parts == 1) return;
+  const Tile<32> s_tile = {b_tile.offset};
+  __syncwarp();
+  store_register_tile(s_tile, 0, to_bf16(s));
+  __syncwarp();
+  acc = {};
+  mma_AB(acc, s_tile, c_tile, D / 2);
+  scale(acc, 0.5f);
+  store_rows({result, stride, 0, rows, HS, accumulate}, acc, a_tile, D / 2);
 }
 
 template <int M, int D>

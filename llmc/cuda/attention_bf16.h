@@ -92,14 +92,18 @@ __device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int quer
 // ----------------------------------------------------------------------------
 // Forward
 
-// D: HS rounded up to 32, 64, 96 or 128. The more rows a warp has, the more often it uses each fragment of k and v that it loads from shared
-// memory; 32 rows of 64 channels, or 16 of 128, are what the registers hold.
-template <int D>
+// In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 160 KB of shared memory, as on an A100 or H100,
+// and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for either, where they differ.
+//
+// A tile's columns are multiplied in steps, so that only the scores of a step must be in registers beside the results. A warp has 32 rows,
+// so that each fragment of k and v that it loads from shared memory serves two rows of fragments. Of more than 64 channels, its registers
+// hold out but not q.
+template <int D, bool Large>
 struct ForwardTiles {
-  static constexpr int M = D <= 64 ? 2 : 1, keys = 64;
-  static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps;
-  static constexpr int blocks_per_sm = 2;
-  static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 KB, 128: 80 KB
+  static constexpr bool q_in_registers = D <= 64;
+  static constexpr int M = 2, keys = D > 64 ? 32 : Large ? 128 : 64, step = D > 64 ? 32 : 64;
+  static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps, blocks_per_sm = 2;
+  static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 80 KB, 128: 64 KB
 };
 
 // x = what is lost where x is rounded to bf16.
@@ -183,10 +187,10 @@ struct OnlineSoftmax {
 // out =, lse =. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements of the warp's
 // fragments (tile.h). q, the maxima, the sums and the rows of out stay in registers over the whole loop over keys, so memory is read
 // once per tile and written once; the copy of the next k and v runs beside the multiplications.
-template <int D, bool General>
-__global__ void __launch_bounds__(attention_threads, ForwardTiles<D>::blocks_per_sm)
+template <int D, bool General, bool Large>
+__global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blocks_per_sm)
 attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
-  using Tiles = ForwardTiles<D>;
+  using Tiles = ForwardTiles<D, Large>;
   constexpr int M = Tiles::M;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
@@ -227,28 +231,32 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
     next = tiles.after(tile);
     if (tiles.contains(next)) start_loading(next);
-    if (tile.is_first()) load_register_tile(q_rows, warp_q);
+    if (Tiles::q_in_registers && tile.is_first()) load_register_tile(q_rows, warp_q);
+    if (query >= end) continue;
     const int k0 = tile.k0;
-    if (query >= end || tiles.hides_all(query, Tiles::warp_queries, k0, k0 + Tiles::keys)) continue;
-
-    const int stage = tile.stage() * Tiles::keys;
-    Accumulator<M, Tiles::keys / 8> s = {};
-    mma_ABt(s, q_rows, k_tiles.from_row(stage));
-    if (tiles.hides_some(query, Tiles::warp_queries, k0, k0 + Tiles::keys)) {
-      if constexpr (General) hide_unseen<false>(s, tiles.mask, query, k0);
-      else mask(s, [&](int row, int column) { return k0 + column > query + row; });
-    }
-    if constexpr (General)
-      if (a.topk > 0)
-        hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
-                             tile.source * int(a.T) + positions.at(k0), step);
-    softmax.update(s, acc, scale * log2_e);
-    mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
-    if constexpr (General)
-      if (a.exact_out != nullptr) {  // what rounding has left of the probabilities
-        keep_rounding_errors(s);
-        mma_AB(acc, to_bf16(s), v_tiles.from_row(stage));
+#pragma unroll 1
+    for (int first = k0; first < k0 + Tiles::keys; first += Tiles::step) {
+      if (tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::step)) continue;
+      const int row = first - k0 + tile.stage() * Tiles::keys;
+      Accumulator<M, Tiles::step / 8> s = {};
+      if constexpr (Tiles::q_in_registers) mma_ABt(s, q_rows, k_tiles.from_row(row));
+      else mma_ABt(s, warp_q, k_tiles.from_row(row));
+      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
+        if constexpr (General) hide_unseen<false>(s, tiles.mask, query, first);
+        else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
+      if constexpr (General)
+        if (a.topk > 0)
+          hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
+                               tile.source * int(a.T) + positions.at(first), step);
+      softmax.update(s, acc, scale * log2_e);
+      mma_AB(acc, to_bf16(s), v_tiles.from_row(row));
+      if constexpr (General)
+        if (a.exact_out != nullptr) {  // what rounding has left of the probabilities
+          keep_rounding_errors(s);
+          mma_AB(acc, to_bf16(s), v_tiles.from_row(row));
+        }
+    }
   }
   if constexpr (General) finish_copies();
 
@@ -269,7 +277,7 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   if constexpr (General)
     if (a.exact_out != nullptr)
       store_exact(a.exact_out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, acc);
-  store_rows(a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, /*accumulate=*/false,
+  store_rows({a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, /*accumulate=*/false},
              acc, warp_q);
 }
 
@@ -354,21 +362,29 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
 // ----------------------------------------------------------------------------
 // Backward
 
-// A tile's columns are multiplied in steps, so that only the scores and dp of a step must be in registers beside the results.
-template <int D>
+// Of more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which an SM has room for one
+// block then: of eight warps, so that k and v are copied as rarely as for two blocks of four. Otherwise a warp has 16 rows.
+template <int D, bool Large>
 struct DqTiles {
-  static constexpr int M = D <= 64 ? 2 : 1, keys = D <= 64 ? 64 : 32, step = 32;
-  static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps;
-  static constexpr int blocks_per_sm = 2;
-  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 64 KB, 128: 64 KB
+  static constexpr bool rows_in_registers = D <= 64 || !Large;  // q and dout
+  static constexpr int M = D <= 64 || Large ? 2 : 1, keys = D <= 64 ? 64 : 32, step = 32;
+  static constexpr int warps = D > 64 && Large ? 8 : 4, threads = warps * warp_size, blocks_per_sm = 8 / warps;
+  static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
+  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 64 KB, 128: 64 or 160 KB
 };
 
-template <int D>
+// dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each step, each computes the scores and dp of
+// half of the queries, they exchange p and ds through shared memory, and each adds up half of the channels of dk and dv. So each fragment
+// that is loaded serves 32 rows here, too. Otherwise a warp has 16 keys of its own.
+template <int D, bool Large>
 struct DkdvTiles {
-  static constexpr int M = D <= 64 ? 2 : 1, queries = D <= 64 ? 64 : 32, step = 32;
-  static constexpr int warp_keys = 16 * M, keys = warp_keys * attention_warps;
-  static constexpr int blocks_per_sm = 2;
-  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + 4 * queries * sizeof(float);  // 65 and 65 KB
+  static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;  // warps that share their keys; how many such groups a block has
+  static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D <= 64 || Large ? 64 : 32, columns = 32, step = columns * share;
+  static_assert(share == 1 || step == queries, "p and ds are read before the barrier of the next tile");
+  static constexpr int threads = groups * share * warp_size, blocks_per_sm = 2 / share;
+  static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D / share;
+  static constexpr size_t exchanged = share > 1 ? 2 * keys * step * sizeof(bf16) : 0;
+  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + 4 * queries * sizeof(float) + exchanged;  // 65; 65 or 161 KB
 };
 
 // The sum over dout * out of a row, for the four lanes that hold it. Both pointers are to the row's first channel.
@@ -386,10 +402,10 @@ __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
 // delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements of the warp's
 // fragments. q, dout and dq of the warp's rows stay in registers over the whole loop over k and v, as in the forward pass. delta is
 // summed first, straight from memory.
-template <int D, bool General>
-__global__ void __launch_bounds__(attention_threads, DqTiles<D>::blocks_per_sm)
+template <int D, bool General, bool Large>
+__global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>::blocks_per_sm)
 attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
-  using Tiles = DqTiles<D>;
+  using Tiles = DqTiles<D, Large>;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
@@ -414,12 +430,12 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
     const KVRows<bf16> kv = tiles.rows(tile);
-    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
-    load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
+    load_tile_async<Tiles::keys, Tiles::threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
+    load_tile_async<Tiles::keys, Tiles::threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, end, HS);
-  load_tile_async<Tiles::queries, attention_threads>(dout_tile, dout, out_stride, q0, end, HS);
+  load_tile_async<Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, end, HS);
+  load_tile_async<Tiles::queries, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
@@ -444,7 +460,7 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
     next = tiles.after(tile);
     if (tiles.contains(next)) start_loading(next);
-    if (tile.is_first()) load_register_tile(q_rows, warp_q), load_register_tile(dout_rows, warp_dout);
+    if (Tiles::rows_in_registers && tile.is_first()) load_register_tile(q_rows, warp_q), load_register_tile(dout_rows, warp_dout);
     if (query >= end) continue;
     const int k0 = tile.k0;
 #pragma unroll 1
@@ -452,8 +468,13 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
       if (General && tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::step)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
       Accumulator<M, N> s = {}, dp = {};
-      mma_ABt(s, q_rows, k_tiles.from_row(row));
-      mma_ABt(dp, dout_rows, v_tiles.from_row(row));
+      if constexpr (Tiles::rows_in_registers) {
+        mma_ABt(s, q_rows, k_tiles.from_row(row));
+        mma_ABt(dp, dout_rows, v_tiles.from_row(row));
+      } else {
+        mma_ABt(s, warp_q, k_tiles.from_row(row));
+        mma_ABt(dp, warp_dout, v_tiles.from_row(row));
+      }
       if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
         if constexpr (General) hide_unseen<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
@@ -473,19 +494,19 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   }
   if constexpr (General) finish_copies();
   ::scale(acc, scale);
-  store_rows(a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate, acc, warp_q);
+  store_rows({a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate}, acc, warp_q);
 }
 
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a warp 16 M of them, a thread its elements of the warp's
 // fragments. It loops over the tiles of q and dout of every query head of the K/V head, from the block's first key on. dk and dv of the
 // warp's rows stay in registers throughout, and are written once. The scores are transposed, with a key per row, so that they are A
 // operands of the products for dk and dv in the registers where they were computed.
-template <int D, bool General>
-__global__ void __launch_bounds__(attention_threads, DkdvTiles<D>::blocks_per_sm)
+template <int D, bool General, bool Large>
+__global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Large>::blocks_per_sm)
 attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
-  using Tiles = DkdvTiles<D>;
-  constexpr int M = Tiles::M, N = Tiles::step / 8;
-  const int HS = int(a.HS);
+  using Tiles = DkdvTiles<D, Large>;
+  constexpr int M = Tiles::M, N = Tiles::columns / 8;
+  const int HS = int(a.HS), group = warp_index() / Tiles::share, part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
   const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];  // not a copy: dk, dv and their stride are loaded at the end, not kept in registers
   const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
@@ -498,30 +519,34 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   const Tile<D> v_tile = k_tile.from_row(Tiles::keys), q_tiles = v_tile.from_row(Tiles::keys);
   const Tile<D> dout_tiles = q_tiles.from_row(2 * Tiles::queries);
   const int lse_tiles = dout_tiles.from_row(2 * Tiles::queries).offset, delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
-  const Tile<D> warp_k = k_tile.from_row(warp_index() * Tiles::warp_keys);
-  const Tile<D> warp_v = v_tile.from_row(warp_index() * Tiles::warp_keys);
+  const Tile<D> group_k = k_tile.from_row(group * Tiles::group_keys);
+  const Tile<D> group_v = v_tile.from_row(group * Tiles::group_keys);
+  const Tile<Tiles::step> p_tile = {delta_tiles + 2 * Tiles::queries * int(sizeof(float))}, ds_tile = p_tile.from_row(Tiles::keys);
+  const Tile<Tiles::step> group_p = p_tile.from_row(group * Tiles::group_keys);
+  const Tile<Tiles::step> group_ds = ds_tile.from_row(group * Tiles::group_keys);
   const int k0 = own.tile * Tiles::keys, end = min(T, k0 + Tiles::keys);
-  const int key = k0 + warp_index() * Tiles::warp_keys;
+  const int key = k0 + group * Tiles::group_keys;
+  const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // of the warp's part
 
   const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
   auto start_loading = [&](auto tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
     // Computed here, or its 64 bits would be kept in registers and spill.
     const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T + positions.first;
-    load_tile_async<Tiles::queries, attention_threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
-    load_tile_async<Tiles::queries, attention_threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T, HS);
+    load_tile_async<Tiles::queries, Tiles::threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
+    load_tile_async<Tiles::queries, Tiles::threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T, HS);
     load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, step);
     load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T, step);
     commit_copies();
   };
-  load_tile_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_row * kv.k_stride, step * kv.k_stride, k0, end, HS);
+  load_tile_async<Tiles::keys, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, step * kv.k_stride, k0, end, HS);
   const int64_t v_stride = General ? kv.v_stride : kv.k_stride;
-  load_tile_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_row * v_stride, step * v_stride, k0, end, HS);
+  load_tile_async<Tiles::keys, Tiles::threads>(v_tile, kv.v + first_row * v_stride, step * v_stride, k0, end, HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
   const float to_exp2 = scale * log2_e;
-  Accumulator<M, D / 8> dk = {}, dv = {};
+  Accumulator<M, Tiles::channels / 8> dk = {}, dv = {};
 #pragma unroll 1
   for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
@@ -535,24 +560,24 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
 #pragma unroll 1
     for (int first = q0; first < q0 + Tiles::queries; first += Tiles::step) {
       if (first + Tiles::step <= key) continue;  // none of these queries sees the warp's keys
-      if (General && !head_mask.sees_some(first, first + Tiles::step, key, key + Tiles::warp_keys)) continue;
-      const int row = first - q0 + tile.stage() * Tiles::queries;
+      if (General && !head_mask.sees_some(first, first + Tiles::step, key, key + Tiles::group_keys)) continue;
+      const int row = first - q0 + tile.stage() * Tiles::queries, query = first + part_column;
       Accumulator<M, N> s = {}, dp = {};
-      mma_ABt(s, warp_k, q_tiles.from_row(row));
-      mma_ABt(dp, warp_v, dout_tiles.from_row(row));
+      mma_ABt(s, group_k, q_tiles.from_row(row + part_column));
+      mma_ABt(dp, group_v, dout_tiles.from_row(row + part_column));
       if constexpr (General) {
-        if (!head_mask.sees_all(first, first + Tiles::step, key, key + Tiles::warp_keys)) hide_unseen<true>(s, head_mask, first, key);
+        if (!head_mask.sees_all(query, query + Tiles::columns, key, key + Tiles::group_keys)) hide_unseen<true>(s, head_mask, query, key);
         const int head = tiles.head(tile);
         if (a.topk > 0)
-          hide_unchosen<true>(s, chosen_from(a, blockIdx.y, head, positions.at(first)), T - first,
+          hide_unchosen<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
                               first_index(a, head, int(blockIdx.x)) + positions.at(key), step);
-      } else if (first < key + Tiles::warp_keys - 1) {
-        mask(s, [&](int row, int column) { return key + row > first + column; });
+      } else if (query < key + Tiles::group_keys - 1) {
+        mask(s, [&](int row, int column) { return key + row > query + column; });
       }
       // From T on the tiles of q, dout, lse and delta are zeros: p is 1 there, and adds p * dout = 0 to dv and ds * q = 0 to dk.
       for (int n = 0; n < N; n++)
         for (int c = 0; c < 2; c++) {
-          const int column = (row + s.column(n, c)) * int(sizeof(float));
+          const int column = (row + part_column + s.column(n, c)) * int(sizeof(float));
           const float log2_sum = shared_float(lse_tiles + column) * log2_e, column_delta = shared_float(delta_tiles + column);
           for (int m = 0; m < M; m++)
             for (int h = 0; h < 2; h++) {
@@ -561,14 +586,23 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
               y = x * (y - column_delta);  // ds
             }
         }
-      mma_AB(dv, to_bf16(s), dout_tiles.from_row(row));
-      mma_AB(dk, to_bf16(dp), q_tiles.from_row(row));
+      if constexpr (Tiles::share == 1) {
+        mma_AB(dv, to_bf16(s), dout_tiles.from_row(row));
+        mma_AB(dk, to_bf16(dp), q_tiles.from_row(row));
+      } else {
+        store_register_tile(group_p, part_column, to_bf16(s));
+        store_register_tile(group_ds, part_column, to_bf16(dp));
+        sync_threads<Tiles::share * warp_size>(1 + group);  // both warps of the group have stored
+        mma_AB(dv, group_p, dout_tiles.from_row(row), channel);
+        mma_AB(dk, group_ds, q_tiles.from_row(row), channel);
+      }
     }
   }
   if constexpr (General) finish_copies();
   ::scale(dk, scale);
-  store_rows(kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate, dk, warp_k);
-  store_rows(kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate, dv, warp_v);
+  if constexpr (Tiles::share > 1) sync_threads<Tiles::share * warp_size>(1 + group);  // k and v, whose place is used now, have been read
+  store_rows({kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, group_k, channel);
+  store_rows({kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv, group_v, channel);
 }
 
 // ----------------------------------------------------------------------------
@@ -588,26 +622,39 @@ inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t 
   return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)));
 }
 
+template <int D, bool General, bool Large>
+void launch_forward_kernel(const AttentionArgs<bf16>& a, float scale) {
+  using Tiles = ForwardTiles<D, Large>;
+  launch(attention_forward_kernel<D, General, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries), attention_threads,
+         Tiles::bytes, gpu().stream, a, scale);
+}
+
+template <int D, bool General, bool Large>
+void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
+  using Dq = DqTiles<D, Large>;
+  using Dkdv = DkdvTiles<D, Large>;
+  launch(attention_dq_kernel<D, General, Large>, attention_grid(a, a.NH, a.T, Dq::queries), Dq::threads, Dq::bytes, gpu().stream, a, scale);
+  launch(attention_dkdv_kernel<D, General, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads, Dkdv::bytes,
+         gpu().stream, a, scale);
+}
+
 inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
-    using Tiles = ForwardTiles<D>;
-    const dim3 grid = attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries);
-    const auto kernel = is_general(a) ? attention_forward_kernel<D, true> : attention_forward_kernel<D, false>;
     if (a.topk > 0)
       launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
              TopKTiles<D>::bytes, gpu().stream, a);
-    launch(kernel, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
+    if (is_general(a)) launch_forward_kernel<D, true, false>(a, scale);
+    else if (gpu().has_large_shared_memory) launch_forward_kernel<D, false, D <= 64>(a, scale);  // of more channels there is one shape
+    else launch_forward_kernel<D, false, false>(a, scale);
   });
 }
 
 inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
-    const auto dq_kernel = is_general(a) ? attention_dq_kernel<D, true> : attention_dq_kernel<D, false>;
-    const auto dkdv_kernel = is_general(a) ? attention_dkdv_kernel<D, true> : attention_dkdv_kernel<D, false>;
-    launch(dq_kernel, attention_grid(a, a.NH, a.T, DqTiles<D>::queries), attention_threads, DqTiles<D>::bytes, gpu().stream, a, scale);
-    launch(dkdv_kernel, attention_grid(a, a.num_kv_heads, a.T, DkdvTiles<D>::keys), attention_threads, DkdvTiles<D>::bytes,
-           gpu().stream, a, scale);
+    if (is_general(a)) launch_backward_kernels<D, true, false>(a, scale);
+    else if (gpu().has_large_shared_memory) launch_backward_kernels<D, false, (D > 64)>(a, scale);  // of fewer channels there is one shape
+    else launch_backward_kernels<D, false, false>(a, scale);
   });
 }

@@ -35,6 +35,7 @@ struct Gpu {
   std::string name;
   std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
   int multiprocessors = 0;
+  bool has_large_shared_memory = false;  // 162 KB for a block: an A100 has 163, an H100 227, and those of 8.6 and 8.9 have 99
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -58,6 +59,7 @@ struct Gpu {
     gethostname(host, sizeof host - 1);
     id += format(" on %s", host);
     multiprocessors = properties.multiProcessorCount;
+    has_large_shared_memory = properties.sharedMemPerBlockOptin >= 162 << 10;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));

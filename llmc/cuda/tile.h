@@ -7,7 +7,7 @@
 //   Tile<D>              rows of D bf16s in shared memory
 //
 //   mma_ABt(acc, a, b)   acc += a b^T,    a: RegisterTile or Tile, b: the Tile's first 8 N rows
-//   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile, b: the Tile's first 16 K rows
+//   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile or Tile, b: the Tile's first 16 K rows, all columns or some
 //
 // Which element of a matrix is in which register of which lane is fixed by the instructions ("Matrix Fragments for mma.m16n8k16" in
 // the PTX manual): lane = 4 group + i holds, of each 16 x 8 accumulator, rows group and group + 8, columns 2 i and 2 i + 1.
@@ -36,6 +36,8 @@ __device__ inline void copy_async(int to, const void* from, bool exists) {
 __device__ inline void commit_copies() { emu::cp_async_commit_group(); }
 __device__ inline void wait_for_copies() { emu::cp_async_wait_group(0); }
 __device__ inline float exp2_approx(float x) { return exp2f(x); }
+template <int threads>
+__device__ inline void sync_threads(int barrier) { emu::bar_sync(barrier, threads); }
 #else
 
 __device__ inline unsigned shared_address(int offset) { return unsigned(__cvta_generic_to_shared(shared_memory)) + unsigned(offset); }
@@ -79,6 +81,10 @@ __device__ inline float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// A barrier for some of a block's warps: waits until `threads` threads have come to the one with this number, 1 to 15.
+template <int threads>
+__device__ inline void sync_threads(int barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory"); }
 #endif
 
 // ----------------------------------------------------------------------------
@@ -95,6 +101,7 @@ struct Accumulator {
 
 template <int M, int K>
 struct RegisterTile {
+  static constexpr int columns = 16 * K;
   unsigned x[M][K][4];
 };
 
@@ -147,7 +154,7 @@ __device__ inline void mask(Accumulator<M, N>& acc, Hidden hidden) {
 template <int D>
 struct Tile {
   static_assert(D % 32 == 0, "rows are whole quarters of the banks");
-  static constexpr int chunks = D / 8, row_bytes = D * int(sizeof(bf16));
+  static constexpr int columns = D, chunks = D / 8, row_bytes = D * int(sizeof(bf16));
   int offset;  // of row 0, in bytes
 
   __device__ int at(int row, int chunk) const {
@@ -162,8 +169,9 @@ struct Tile {
 template <int Rows, int Threads, int D>
 __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = Threads / threads_per_row;
-  static_assert(Rows % rows_at_once == 0 && rows_at_once % 8 == 0, "every thread has as many rows, with the same order of chunks");
+  static_assert((Rows % rows_at_once == 0 || rows_at_once % Rows == 0) && rows_at_once % 8 == 0, "a thread's rows have one order of chunks");
   const int row = int(threadIdx.x) / threads_per_row, column = int(threadIdx.x) % threads_per_row;
+  if (rows_at_once > Rows && row >= Rows) return;
   const int to = tile.at(row, column);
   const bf16* from = src + (first + row) * stride + column * 8;
 #pragma unroll
@@ -204,12 +212,32 @@ __device__ inline void load_register_tile(RegisterTile<M, K>& a, Tile<D> tile) {
     for (int k = 0; k < K; k++) a_fragment(a.x[m][k], tile, m, k);
 }
 
-// Rows [first, end) of dst = or += the warp's rows of acc, as far as it has them, and of these the channels below HS. dst points to the
-// sequence's row 0. `stage`: 16 M rows in shared memory that only this warp uses, through which the stores become 16 bytes wide.
+// Columns [first, first + 16 K) of rows [0, 16 M) of `tile` = a.
+template <int M, int K, int D>
+__device__ inline void store_register_tile(Tile<D> tile, int first, const RegisterTile<M, K>& a) {
+  const int lane = int(threadIdx.x) % warp_size;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int k = 0; k < K; k++)
+      for (int r = 0; r < 4; r++) {
+        const int row = 16 * m + lane / 4 + r % 2 * 8, chunk = first / 8 + 2 * k + r / 2;
+        *reinterpret_cast<unsigned*>(shared_memory + tile.at(row, chunk) + lane % 4 * 4) = a.x[m][k][r];
+      }
+}
+
+// Where a product's rows go: rows [first, end) of dst, which points to the sequence's row 0, and of these the channels below HS.
+struct RowsOut {
+  bf16* dst;
+  int64_t stride;
+  int first, end, HS;
+  bool accumulate;  // +=; else =
+};
+
+// Channels [channel, channel + 8 N) of `out` = or += the warp's rows of acc, as far as they exist. `stage`: 16 M rows in shared memory of
+// which only this warp uses these channels, through which the stores become 16 bytes wide.
 template <int M, int N, int D>
-__device__ inline void store_rows(bf16* dst, int64_t stride, int first, int end, int HS, bool accumulate, Accumulator<M, N>& acc,
-                                  Tile<D> stage) {
-  static_assert(8 * N == D, "whole rows");
+__device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Tile<D> stage, int channel = 0) {
   const int lane = int(threadIdx.x) % warp_size;
   __syncwarp();  // all lanes have read what `stage` held
 #pragma unroll
@@ -217,19 +245,21 @@ __device__ inline void store_rows(bf16* dst, int64_t stride, int first, int end,
 #pragma unroll
     for (int n = 0; n < N; n++)
       for (int i = 0; i < 4; i += 2) {
-        const int row = acc.row(m, i), column = acc.column(n, i);
-        if (accumulate && first + row < end && column < HS) {
+        const int row = acc.row(m, i), column = channel + acc.column(n, i);
+        if (out.accumulate && out.first + row < out.end && column < out.HS) {
           float a, b;
-          unpack2(a, b, *reinterpret_cast<const unsigned*>(dst + (first + row) * stride + column));
+          unpack2(a, b, *reinterpret_cast<const unsigned*>(out.dst + (out.first + row) * out.stride + column));
           acc.x[m][n][i] += a, acc.x[m][n][i + 1] += b;
         }
-        *reinterpret_cast<unsigned*>(shared_memory + stage.at(row, n) + column % 8 * 2) = pack2(acc.x[m][n][i], acc.x[m][n][i + 1]);
+        *reinterpret_cast<unsigned*>(shared_memory + stage.at(row, column / 8) + column % 8 * 2) =
+            pack2(acc.x[m][n][i], acc.x[m][n][i + 1]);
       }
   __syncwarp();
-  for (int index = lane; index < 16 * M * stage.chunks; index += warp_size) {
-    const int row = index / stage.chunks, chunk = index % stage.chunks;
-    if (first + row < end && chunk * 8 < HS)
-      *reinterpret_cast<uint4*>(dst + (first + row) * stride + chunk * 8) = *reinterpret_cast<const uint4*>(shared_memory + stage.at(row, chunk));
+  for (int index = lane; index < 16 * M * N; index += warp_size) {
+    const int row = index / N, chunk = channel / 8 + index % N;
+    if (out.first + row < out.end && chunk * 8 < out.HS)
+      *reinterpret_cast<uint4*>(out.dst + (out.first + row) * out.stride + chunk * 8) =
+          *reinterpret_cast<const uint4*>(shared_memory + stage.at(row, chunk));
   }
 }
 
@@ -260,22 +290,26 @@ __device__ inline void mma_ABt(Accumulator<M, N>& acc, const A& a, Tile<D> b) {
   }
 }
 
-// acc (16 M x D) += a (16 M x 16 K) b, b: rows [0, 16 K) of the tile, which are columns of the instruction's B operand: hence the
-// transposition.
-template <int M, int N, int K, int D>
-__device__ inline void mma_AB(Accumulator<M, N>& acc, const RegisterTile<M, K>& a, Tile<D> b) {
-  static_assert(8 * N == D, "whole rows");
+// acc (16 M x 8 N) += a (16 M x 16 K) b, b: rows [0, 16 K) of the tile, channels [channel, channel + 8 N), which are columns of the
+// instruction's B operand: hence the transposition.
+template <class A, int M, int N, int D>
+__device__ inline void mma_AB(Accumulator<M, N>& acc, const A& a, Tile<D> b, int channel = 0) {
+  static_assert(N % 2 == 0, "an ldmatrix loads 16 channels of b");
   const int lane = int(threadIdx.x) % warp_size;
 #pragma unroll
-  for (int k = 0; k < K; k++)
+  for (int k = 0; k < A::columns / 16; k++) {
+    unsigned a_regs[M][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) a_fragment(a_regs[m], a, m, k);
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       unsigned b_regs[4];
-      ldmatrix<true>(b_regs, b.at(lane % 16, n + lane / 16) + 16 * k * b.row_bytes);
+      ldmatrix<true>(b_regs, b.at(lane % 16, channel / 8 + n + lane / 16) + 16 * k * b.row_bytes);
 #pragma unroll
       for (int m = 0; m < M; m++) {
-        mma_16x8x16(acc.x[m][n], a.x[m][k], {b_regs[0], b_regs[1]});
-        mma_16x8x16(acc.x[m][n + 1], a.x[m][k], {b_regs[2], b_regs[3]});
+        mma_16x8x16(acc.x[m][n], a_regs[m], {b_regs[0], b_regs[1]});
+        mma_16x8x16(acc.x[m][n + 1], a_regs[m], {b_regs[2], b_regs[3]});
       }
     }
+  }
 }

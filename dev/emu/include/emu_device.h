@@ -70,6 +70,7 @@ struct Site {
 
 enum class SyncPoint {
   syncthreads, syncthreads_or, syncthreads_and, syncthreads_count,                       // of a block
+  bar_sync,                                                                              // of some warps of a block
   syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,                        // of the lanes of a mask
   reduce_add, reduce_min_signed, reduce_max_signed, reduce_min_unsigned, reduce_max_unsigned,
   mma, ldmatrix, ldmatrix_trans                                                          // of a whole warp
@@ -77,6 +78,9 @@ enum class SyncPoint {
 
 // All threads of the block. Returns how many of them have a predicate other than 0.
 int meet_block(SyncPoint sync_point, int predicate, Site site);
+
+// PTX's bar.sync: `threads` threads of the block, at its barrier 1 to 15. __syncthreads is barrier 0.
+void bar_sync(int barrier, int threads, Site site = Site::here());
 
 // All lanes of `mask`. `value`: this lane's bits; `operand`: source lane, delta or xor mask of a shuffle;
 // `width`: lanes of a shuffle's segment. Returns the bits that this lane gets.
