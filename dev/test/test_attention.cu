@@ -828,7 +828,7 @@ TEST(AttentionMasks, ThatHideNothingChangeNothing) {
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `2 * keys * step * sizeof(bf16) : 0` -> `keys * step * sizeof(bf16) : 0`
 TEST(Attention, IsTheSameInLargeAndSmallSharedMemory) {
   const bool large = gpu().has_large_shared_memory;
-  for (int64_t HS : {32, 64, 80, 96, 104, 128})
+  for (int64_t HS : {64, 72, 128})
     for (int64_t T : {1, 150, 300}) {
       std::vector<std::vector<floatX>> results[2];
       for (int i = 0; i < 2; i++) {
@@ -838,7 +838,8 @@ TEST(Attention, IsTheSameInLargeAndSmallSharedMemory) {
         layer.backward();
         results[i] = layer.results();
       }
-      for (size_t r = 0; r < results[0].size(); r++) EXPECT_TRUE(same_bits(results[0][r], results[1][r])) << HS << ", " << T << ", result " << r;
+      for (size_t r = 0; r < results[0].size(); r++)
+        EXPECT_TRUE(same_bits(results[0][r], results[1][r])) << "HS = " << HS << ", T = " << T << ", result " << r;
     }
   gpu().has_large_shared_memory = large;
 }
@@ -964,7 +965,8 @@ TEST(AttentionMasks, ReadTheColumnsTilesAlone) {
   layer.forward();
   layer.d_out.to_host();
   int64_t rows = T;
-  for (int64_t end = ForwardTiles<64, false>::queries; end <= T; end += ForwardTiles<64, false>::queries) rows += 2 * ForwardTiles<64, false>::keys * (end / 256);
+  using Tiles = ForwardTiles<64, false>;
+  for (int64_t end = Tiles::queries; end <= T; end += Tiles::queries) rows += 2 * Tiles::keys * (end / 256);
   EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(rows * HS) * sizeof(bf16));
 }
 
@@ -1030,8 +1032,8 @@ TEST(AttentionTopK, FindsTheKeyOfEveryRank) {
 TEST(Attention, HasTheSameBitsInAnyOrderOfThreads) {
   Case top = general_case(1, 70, 24);
   top.topk = 7;
-  for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}, Case{1, 200, 64, {0, 1}, 1}, Case{1, 140, 128, {0, 1}, 1},
-                        general_case(1, 140, 24), top}) {
+  for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}, Case{1, 200, 64, {0, 1}, 1},
+                        Case{1, 140, 128, {0, 1}, 1}, general_case(1, 140, 24), top}) {
     std::vector<std::vector<floatX>> first;
     std::vector<float> first_lse;
     for (uint64_t seed : {1, 2, 3, 4, 5, 6}) {

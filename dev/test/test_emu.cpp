@@ -908,7 +908,8 @@ __global__ void some_warps(int barrier, int threads, int come) {
 
 TEST_F(EmuDivergenceDeathTest, ABarrierOfSomeWarpsDiesWithoutOneOrWithAnother) {
   run(some_warps, 1, 96, 0, 15, 64, 64);
-  EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 63), "deadlock: waits in bar.sync at .*, where 63 of 64 threads are, for thread \\(63,0,0\\)");
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 63),
+               "deadlock: waits in bar.sync at .*, where 63 of 64 threads are, for thread \\(63,0,0\\)");
   EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 96), "deadlock: waits in bar.sync at .*, where 32 of 64 threads are");
   EXPECT_DEATH(run(some_warps, 1, 96, 0, 0, 64, 64), "bar.sync at .*: barrier 0 of 64 threads");
   EXPECT_DEATH(run(some_warps, 1, 96, 0, 16, 64, 64), "bar.sync at .*: barrier 16 of 64 threads");

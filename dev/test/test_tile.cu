@@ -101,8 +101,8 @@ TEST(CopyAsync, CopiesWhatExistsAndZerosOtherwise) {
   for (size_t i = 0; i < 8; i++) EXPECT_EQ(to[128 + i], i < 5 ? from[2 + i] : 0.0f) << i;
 }
 
-// Two groups of two warps, the second of which meets more often than the first: in each round a thread adds what the other warp of its group
-// has stored. sums (128).
+// Two groups of two warps, the second of which meets more often than the first: in each round a thread adds what the other warp of its
+// group has stored. sums (128).
 static __global__ void sync_kernel(int* sums) {
   int* stored = reinterpret_cast<int*>(shared_memory);  // (2, 128): in turn
   const int i = int(threadIdx.x), group = i / 64, partner = i ^ 32;

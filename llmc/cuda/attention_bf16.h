@@ -1,9 +1,9 @@
 // Attention in bf16 on tensor cores (sm_80 and up). Formulas, shapes, limits and which gradients are = or += are in attention.h; the types
 // and functions that the kernels are written with, in tile.h.
 //
-// A block has four warps, and each warp owns 16 M rows of the block's tile. They stay in registers or shared memory while the block loops
-// over tiles of columns, which are double-buffered: one is multiplied while the next is copied. Scores and probabilities never leave
-// the registers of their warp.
+// A block has four or eight warps, and each warp owns 16 M rows of the block's tile. They stay in registers or shared memory while the
+// block loops over tiles of columns, which are double-buffered: one is multiplied while the next is copied. Scores and probabilities never
+// leave the registers of their warp, except in the one kernel whose warps share rows in pairs (DkdvTiles).
 //
 // The backward pass is two kernels, one with a block per tile of queries (dq) and one with a block per tile of keys (dk and dv). Each
 // computes the scores and dp itself: seven matmuls, 1.4 times the five of a single kernel. A single kernel would have to add each
@@ -92,8 +92,8 @@ __device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int quer
 // ----------------------------------------------------------------------------
 // Forward
 
-// In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 160 KB of shared memory, as on an A100 or H100,
-// and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for either, where they differ.
+// In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory, as on an A100 or
+// H100, and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for either, with the same bits.
 //
 // A tile's columns are multiplied in steps, so that only the scores of a step must be in registers beside the results. A warp has 32 rows,
 // so that each fragment of k and v that it loads from shared memory serves two rows of fragments. Of more than 64 channels, its registers
@@ -277,8 +277,8 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   if constexpr (General)
     if (a.exact_out != nullptr)
       store_exact(a.exact_out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, acc);
-  store_rows({a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, /*accumulate=*/false},
-             acc, warp_q);
+  const RowsOut rows = {a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, false};
+  store_rows(rows, acc, warp_q);
 }
 
 // ----------------------------------------------------------------------------
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
 // Backward
 
 // Of more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which an SM has room for one
-// block then: of eight warps, so that k and v are copied as rarely as for two blocks of four. Otherwise a warp has 16 rows.
+// block then: of eight warps, as two blocks of four have. Without that much shared memory a warp has 16 rows.
 template <int D, bool Large>
 struct DqTiles {
   static constexpr bool rows_in_registers = D <= 64 || !Large;  // q and dout
@@ -373,9 +373,9 @@ struct DqTiles {
   static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 64 KB, 128: 64 or 160 KB
 };
 
-// dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each step, each computes the scores and dp of
-// half of the queries, they exchange p and ds through shared memory, and each adds up half of the channels of dk and dv. So each fragment
-// that is loaded serves 32 rows here, too. Otherwise a warp has 16 keys of its own.
+// dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each step, each computes the scores and dp
+// of half of the queries, they exchange p and ds through shared memory, and each adds up half of the channels of dk and dv, as in
+// FlashAttention-2. So each fragment that is loaded serves 32 rows here, too. Without that much shared memory a warp has 16 keys.
 template <int D, bool Large>
 struct DkdvTiles {
   static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;  // warps that share their keys; how many such groups a block has
@@ -384,7 +384,8 @@ struct DkdvTiles {
   static constexpr int threads = groups * share * warp_size, blocks_per_sm = 2 / share;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D / share;
   static constexpr size_t exchanged = share > 1 ? 2 * keys * step * sizeof(bf16) : 0;
-  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + 4 * queries * sizeof(float) + exchanged;  // 65; 65 or 161 KB
+  static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
+  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;  // D = 64: 65 KB, 128: 65 or 161 KB
 };
 
 // The sum over dout * out of a row, for the four lanes that hold it. Both pointers are to the row's first channel.
@@ -400,8 +401,8 @@ __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
 }
 
 // delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements of the warp's
-// fragments. q, dout and dq of the warp's rows stay in registers over the whole loop over k and v, as in the forward pass. delta is
-// summed first, straight from memory.
+// fragments. dq, and of few channels q and dout, of the warp's rows stay in registers over the whole loop over k and v, as in the forward
+// pass. delta is summed first, straight from memory.
 template <int D, bool General, bool Large>
 __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>::blocks_per_sm)
 attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
@@ -497,10 +498,10 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   store_rows({a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate}, acc, warp_q);
 }
 
-// dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a warp 16 M of them, a thread its elements of the warp's
-// fragments. It loops over the tiles of q and dout of every query head of the K/V head, from the block's first key on. dk and dv of the
-// warp's rows stay in registers throughout, and are written once. The scores are transposed, with a key per row, so that they are A
-// operands of the products for dk and dv in the registers where they were computed.
+// dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a group of one or two warps 16 M of them, a warp its part of
+// their channels, a thread its elements of the warp's fragments. It loops over the tiles of q and dout of every query head of the K/V head,
+// from the block's first key on. dk and dv stay in registers throughout, and are written once. The scores are transposed, with a key per
+// row, so that they are A operands of the products for dk and dv, in the registers where they were computed or in shared memory.
 template <int D, bool General, bool Large>
 __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Large>::blocks_per_sm)
 attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
@@ -526,7 +527,7 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   const Tile<Tiles::step> group_ds = ds_tile.from_row(group * Tiles::group_keys);
   const int k0 = own.tile * Tiles::keys, end = min(T, k0 + Tiles::keys);
   const int key = k0 + group * Tiles::group_keys;
-  const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // of the warp's part
+  const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // where the warp's part begins: of a step; of dk and dv
 
   const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
   auto start_loading = [&](auto tile) {
@@ -600,7 +601,7 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   }
   if constexpr (General) finish_copies();
   ::scale(dk, scale);
-  if constexpr (Tiles::share > 1) sync_threads<Tiles::share * warp_size>(1 + group);  // k and v, whose place is used now, have been read
+  // Through the place of k and v, which all warps of the group had read before they last exchanged p and ds.
   store_rows({kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, group_k, channel);
   store_rows({kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv, group_v, channel);
 }
@@ -633,6 +634,7 @@ template <int D, bool General, bool Large>
 void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
   using Dq = DqTiles<D, Large>;
   using Dkdv = DkdvTiles<D, Large>;
+  static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes, "what has_large_shared_memory promises");
   launch(attention_dq_kernel<D, General, Large>, attention_grid(a, a.NH, a.T, Dq::queries), Dq::threads, Dq::bytes, gpu().stream, a, scale);
   launch(attention_dkdv_kernel<D, General, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads, Dkdv::bytes,
          gpu().stream, a, scale);

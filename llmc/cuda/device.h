@@ -32,10 +32,11 @@ inline int& gpu_index() {
 struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
+  static constexpr size_t large_shared_bytes = 162 << 10;   // a block of an A100 can have 163 KB, of an H100 227, of 8.6 and 8.9 99
   std::string name;
   std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
   int multiprocessors = 0;
-  bool has_large_shared_memory = false;  // 162 KB for a block: an A100 has 163, an H100 227, and those of 8.6 and 8.9 have 99
+  bool has_large_shared_memory = false;  // a block can have large_shared_bytes
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -59,7 +60,7 @@ struct Gpu {
     gethostname(host, sizeof host - 1);
     id += format(" on %s", host);
     multiprocessors = properties.multiProcessorCount;
-    has_large_shared_memory = properties.sharedMemPerBlockOptin >= 162 << 10;
+    has_large_shared_memory = properties.sharedMemPerBlockOptin >= large_shared_bytes;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));

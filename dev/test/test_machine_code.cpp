@@ -1,0 +1,317 @@
+// The machine code that nvcc makes of attention's kernels: registers, spills, and what the main loop spends per tensor instruction. A
+// pragma that is lost, or a register too many, changes no result and costs time on a GPU. The figures are compared with those of
+// dev/test/machine_code.txt. Today's are written to build/machine_code.txt, from where a change that is wanted is copied.
+#include <gtest/gtest.h>  // TEST
+#include <algorithm>      // std::count_if, std::max
+#include <cstdio>         // sscanf
+#include <cstdlib>        // getenv
+#include <map>            // std::map
+#include <set>            // std::set
+#include <sstream>        // std::istringstream
+#include <string>         // std::string
+#include <vector>         // std::vector
+#include "command_line.h"      // Outcome
+#include "files.h"             // TemporaryFolder, read_file, write_file
+#include "llmc/utils/error.h"  // format
+
+static const std::vector<int> architectures = {80, 90};  // compute capability, times ten
+
+// What is recorded of a kernel. A negative number is not known.
+struct Figures {
+  int registers = -1, spilled_bytes = -1;              // of a thread; the latter stored and loaded
+  double instructions = -1, shared_memory_cycles = -1;  // of the main loop, per tensor instruction
+};
+using Table = std::map<std::string, Figures>;  // by architecture and kernel: "sm_80 forward<64,0,1>"
+
+// ----------------------------------------------------------------------------
+// Compiling
+
+static Outcome shell(const std::string& command, const TemporaryFolder& folder) {
+  const std::string out = folder.path + "/stdout", err = folder.path + "/stderr";
+  const int status = system(("{ " + command + "\n} >'" + out + "' 2>'" + err + "' </dev/null").c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
+}
+
+static std::string nvcc() { return getenv("NVCC") != nullptr ? getenv("NVCC") : "nvcc"; }
+
+// attention_forward_kernel<64, false, true> of its mangled name as "forward<64,0,1>"; "" if `text` holds none of attention's kernels.
+static std::string kernel_in(const std::string& text) {
+  for (const char* name : {"forward", "topk", "dq", "dkdv"}) {
+    const std::string prefix = format("attention_%s_kernelI", name);
+    size_t at = text.find(prefix);
+    if (at == std::string::npos) continue;
+    std::string parameters;
+    int value = 0;
+    for (at += prefix.size(); at + 2 < text.size() && text[at] == 'L'; at = text.find('E', at) + 1) {  // Li64E: an int; Lb1E: a bool
+      sscanf(text.c_str() + at + 2, "%d", &value);
+      parameters += (parameters.empty() ? "" : ",") + std::to_string(value);
+    }
+    return format("%s<%s>", name, parameters.c_str());
+  }
+  return "";
+}
+
+// What ptxas says of its kernels.
+static void read_registers(const std::string& log, const std::string& prefix, Table& table) {
+  std::istringstream lines(log);
+  Figures* figures = nullptr;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("Compiling entry function") != std::string::npos) {
+      const std::string kernel = kernel_in(line);
+      figures = kernel.empty() ? nullptr : &table[prefix + kernel];
+    }
+    if (figures == nullptr) continue;
+    int stack = 0, stores = 0, loads = 0;
+    if (sscanf(line.c_str(), " %d bytes stack frame, %d bytes spill stores, %d bytes spill loads", &stack, &stores, &loads) == 3)
+      figures->spilled_bytes = stores + loads;
+    const size_t used = line.find("Used ");
+    if (used != std::string::npos) figures->registers = atoi(line.c_str() + used + 5);
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Machine code
+
+struct Instruction {
+  bool is_predicated;
+  std::string name, target;  // LDSM.16.M88.4; the label that it jumps to, or ""
+
+  bool is(const char* operation) const { return name == operation || name.rfind(std::string(operation) + ".", 0) == 0; }
+  bool jumps() const { return is("BRA") || (is("CALL") && is_predicated && !target.empty()); }  // ptxas leaves some loops by such a call
+  bool ends() const { return is("EXIT") || is("RET") || is("BRX") || is("JMP"); }
+};
+
+// Cycles of the one pipe to an SM's shared memory, which moves 128 bytes in each: a warp's 32 words, or one 8 x 8 matrix of an ldmatrix.
+static int shared_memory_cycles(const Instruction& i) {
+  auto has = [&](const char* part) { return i.name.find(part) != std::string::npos; };
+  if (i.is("LDSM")) return has(".4") ? 4 : has(".2") ? 2 : 1;
+  if (i.is("LDGSTS") || i.is("LDS") || i.is("STS") || i.is("LDL") || i.is("STL")) return has(".128") ? 4 : has(".64") ? 2 : 1;
+  return i.is("SHFL") || i.is("ATOMS") || i.is("REDS") ? 1 : 0;
+}
+
+struct Code {
+  std::vector<Instruction> instructions;
+  std::map<std::string, size_t> labels;  // of which instruction
+};
+
+// nvdisasm's text: "/*0d90*/  @P2 BRA `(.L_x_1) ;" after lines ".L_x_1:", and before each kernel ".text.NAME:".
+static std::map<std::string, Code> read_code(const std::string& text) {
+  std::map<std::string, Code> kernels;
+  Code* code = nullptr;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind(".text.", 0) == 0) {
+      const std::string kernel = kernel_in(line);
+      code = kernel.empty() ? nullptr : &kernels[kernel];
+    } else if (code != nullptr && line.rfind(".L_", 0) == 0) {
+      code->labels[line.substr(0, line.find(':'))] = code->instructions.size();
+    } else if (const size_t comment = line.find("*/"); code != nullptr && comment != std::string::npos && line.find("/*") < comment) {
+      std::istringstream words(line.substr(comment + 2));
+      Instruction i = {false, "", ""};
+      words >> i.name;
+      if (i.name[0] == '@') i.is_predicated = true, words >> i.name;
+      if (i.name.empty() || i.name[0] == '/') continue;
+      const size_t target = line.find("`(");
+      if (target != std::string::npos) i.target = line.substr(target + 2, line.find(')', target) - target - 2);
+      code->instructions.push_back(i);
+    }
+  }
+  return kernels;
+}
+
+// Instructions [first, end) that are entered at the first and left after the last, and the blocks that may follow and precede.
+struct Block {
+  size_t first, end;
+  std::vector<size_t> next, before;
+};
+
+static std::vector<Block> blocks_of(const Code& code) {
+  std::set<size_t> starts = {0};
+  for (size_t i = 0; i < code.instructions.size(); i++) {
+    const Instruction& x = code.instructions[i];
+    if (!x.jumps() && !x.ends()) continue;
+    starts.insert(i + 1);
+    if (code.labels.count(x.target)) starts.insert(code.labels.at(x.target));
+  }
+  starts.insert(code.instructions.size());
+  std::vector<Block> blocks;
+  std::map<size_t, size_t> block_at;
+  for (auto start = starts.begin(); std::next(start) != starts.end(); ++start) {
+    block_at[*start] = blocks.size();
+    blocks.push_back({*start, *std::next(start), {}, {}});
+  }
+  for (size_t b = 0; b < blocks.size(); b++) {
+    const Instruction& last = code.instructions[blocks[b].end - 1];
+    if (last.jumps() && code.labels.count(last.target)) blocks[b].next.push_back(block_at.at(code.labels.at(last.target)));
+    const bool goes_on = last.is_predicated || !(last.jumps() || last.ends());
+    if (goes_on && b + 1 < blocks.size()) blocks[b].next.push_back(b + 1);
+  }
+  for (size_t b = 0; b < blocks.size(); b++)
+    for (size_t next : blocks[b].next) blocks[next].before.push_back(b);
+  return blocks;
+}
+
+// dominators[b][d]: every path from the beginning to block b goes through block d.
+static std::vector<std::vector<bool>> dominators_of(const std::vector<Block>& blocks) {
+  std::vector<std::vector<bool>> dominators(blocks.size(), std::vector<bool>(blocks.size(), true));
+  dominators[0].assign(blocks.size(), false);
+  dominators[0][0] = true;
+  for (bool changes = true; changes;) {
+    changes = false;
+    for (size_t b = 1; b < blocks.size(); b++) {
+      std::vector<bool> of_all(blocks.size(), true);
+      for (size_t before : blocks[b].before)
+        for (size_t d = 0; d < blocks.size(); d++) of_all[d] = of_all[d] && dominators[before][d];
+      of_all[b] = true;
+      if (of_all != dominators[b]) dominators[b] = of_all, changes = true;
+    }
+  }
+  return dominators;
+}
+
+// The loops, as the blocks of each: a jump back to a block that dominates it makes one, of all blocks that lead to it. Jumps to the same
+// block are one loop.
+static std::vector<std::set<size_t>> loops_of(const std::vector<Block>& blocks) {
+  const std::vector<std::vector<bool>> dominators = dominators_of(blocks);
+  std::map<size_t, std::set<size_t>> loops;  // by their first block
+  for (size_t b = 0; b < blocks.size(); b++)
+    for (size_t head : blocks[b].next) {
+      if (!dominators[b][head]) continue;
+      std::set<size_t>& loop = loops[head];
+      loop.insert(head);
+      for (std::vector<size_t> todo = {b}; !todo.empty();) {
+        const size_t block = todo.back();
+        todo.pop_back();
+        if (loop.insert(block).second) todo.insert(todo.end(), blocks[block].before.begin(), blocks[block].before.end());
+      }
+    }
+  std::vector<std::set<size_t>> result;
+  for (const auto& [head, loop] : loops) result.push_back(loop);
+  return result;
+}
+
+// The main loop's instructions: of the loops that multiply on tensor cores and start copies of tiles, the shortest.
+static std::vector<Instruction> main_loop(const Code& code) {
+  const std::vector<Block> blocks = blocks_of(code);
+  std::vector<Instruction> shortest;
+  for (const std::set<size_t>& loop : loops_of(blocks)) {
+    std::vector<Instruction> instructions;
+    for (size_t b : loop)
+      instructions.insert(instructions.end(), code.instructions.begin() + std::ptrdiff_t(blocks[b].first),
+                          code.instructions.begin() + std::ptrdiff_t(blocks[b].end));
+    auto has = [&](const char* name) { return std::any_of(instructions.begin(), instructions.end(), [&](auto& i) { return i.is(name); }); };
+    if (has("HMMA") && has("LDGSTS") && (shortest.empty() || instructions.size() < shortest.size())) shortest = instructions;
+  }
+  return shortest;
+}
+
+static void read_loops(const std::string& text, const std::string& prefix, Table& table) {
+  for (const auto& [kernel, code] : read_code(text)) {
+    const std::vector<Instruction> loop = main_loop(code);
+    const auto tensor = std::count_if(loop.begin(), loop.end(), [](const Instruction& i) { return i.is("HMMA"); });
+    int cycles = 0;
+    for (const Instruction& i : loop) cycles += shared_memory_cycles(i);
+    Figures& figures = table[prefix + kernel];
+    figures.instructions = double(loop.size()) / double(std::max<std::ptrdiff_t>(1, tensor));
+    figures.shared_memory_cycles = double(cycles) / double(std::max<std::ptrdiff_t>(1, tensor));
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Today's figures
+
+struct Measured {
+  std::string reason_to_skip, reason_without_loops, error;
+  int version = 0;  // nvcc's major
+  Table table;
+};
+
+static Measured measure() {
+  Measured m;
+  const TemporaryFolder folder;
+  const Outcome version = shell(nvcc() + " --version", folder);
+  const size_t release = version.out.find("release ");
+  if (version.exit_status != 0 || release == std::string::npos) m.reason_to_skip = "no nvcc";
+  if (!m.reason_to_skip.empty()) return m;
+  m.version = atoi(version.out.c_str() + release + 8);
+
+  write_file(folder.path + "/kernels.cu", "#include \"llmc/cuda/attention.h\"\n");  // its launchers instantiate what the program uses
+  std::string compile;
+  for (int arch : architectures) {
+    const std::string out = format("%s/%d", folder.path.c_str(), arch);
+    compile += format("%s -std=c++17 -O3 -DPRECISION_BF16 -arch=sm_%d -cubin -Xptxas -v -I. '%s/kernels.cu' -o '%s.cubin' 2>'%s.log' & ",
+                      nvcc().c_str(), arch, folder.path.c_str(), out.c_str(), out.c_str());
+  }
+  shell(compile + "wait", folder);
+  const Outcome found = shell("command -v nvdisasm || ls \"$(dirname \"$(command -v " + nvcc() + ")\")/nvdisasm\"", folder);
+  if (found.exit_status != 0) m.reason_without_loops = "no nvdisasm";
+  for (int arch : architectures) {
+    const std::string at = folder.path + "/" + std::to_string(arch), prefix = format("sm_%d ", arch);
+    const std::string log = read_file(at + ".log"), nvdisasm = found.out.substr(0, found.out.find('\n'));
+    if (!std::filesystem::exists(at + ".cubin")) m.error += "nvcc: " + log;
+    read_registers(log, prefix, m.table);
+    if (found.exit_status == 0) read_loops(shell(nvdisasm + " -c '" + at + ".cubin'", folder).out, prefix, m.table);
+  }
+  return m;
+}
+
+static const Measured& measured() {
+  static const Measured m = measure();
+  return m;
+}
+
+static std::string line_of(const std::string& kernel, const Figures& f) {
+  return format("%-24s %9d %7d %12.2f %13.2f\n", kernel.c_str(), f.registers, f.spilled_bytes, f.instructions, f.shared_memory_cycles);
+}
+
+// The recorded figures, and for which nvcc.
+static Table recorded(int& version) {
+  Table table;
+  std::istringstream lines(read_file("dev/test/machine_code.txt"));
+  for (std::string line; std::getline(lines, line);) {
+    char arch[16], kernel[64];
+    Figures f;
+    sscanf(line.c_str(), "# nvcc %d", &version);
+    if (sscanf(line.c_str(), "%15s %63s %d %d %lf %lf", arch, kernel, &f.registers, &f.spilled_bytes, &f.instructions,
+               &f.shared_memory_cycles) == 6)
+      table[std::string(arch) + " " + kernel] = f;
+  }
+  return table;
+}
+
+class MachineCode : public testing::Test {
+ protected:
+  int version = 0;
+  Table table = recorded(version);
+
+  void SetUp() override {
+    const Measured& m = measured();
+    if (!m.reason_to_skip.empty()) GTEST_SKIP() << m.reason_to_skip;
+    ASSERT_EQ(m.error, "");
+    if (version != m.version) GTEST_SKIP() << "the figures are nvcc " << version << "'s, and this is nvcc " << m.version;
+  }
+};
+
+// Spills that are there may stay; none may be added.
+TEST_F(MachineCode, OfAttentionSpillsNoMoreRegisters) {
+  for (const auto& [kernel, now] : measured().table) {
+    ASSERT_TRUE(table.count(kernel)) << "dev/test/machine_code.txt has no line of it: " << line_of(kernel, now);
+    EXPECT_LE(now.spilled_bytes, table[kernel].spilled_bytes) << line_of(kernel, now);
+    EXPECT_LE(now.registers, table[kernel].registers * 1.05) << line_of(kernel, now);
+    EXPECT_GT(now.registers, 0) << line_of(kernel, now);
+  }
+  EXPECT_EQ(measured().table.size(), table.size()) << "dev/test/machine_code.txt has kernels that do not exist";
+}
+
+// The minor versions of an nvcc differ by a few percent.
+TEST_F(MachineCode, OfAttentionSpendsNoMorePerTensorInstruction) {
+  if (!measured().reason_without_loops.empty()) GTEST_SKIP() << measured().reason_without_loops;
+  std::string lines;
+  for (const auto& [kernel, now] : measured().table) {
+    lines += line_of(kernel, now);
+    EXPECT_LE(now.instructions, table[kernel].instructions * 1.04) << line_of(kernel, now);
+    EXPECT_LE(now.shared_memory_cycles, table[kernel].shared_memory_cycles * 1.04) << line_of(kernel, now);
+    EXPECT_GT(now.shared_memory_cycles, 0) << line_of(kernel, now);
+  }
+  write_file("build/machine_code.txt", lines);
+}
