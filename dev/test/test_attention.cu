@@ -825,7 +825,8 @@ TEST(AttentionMasks, ThatHideNothingChangeNothing) {
 
 #if defined(PRECISION_BF16) && !defined(SLA_CPU)
 // Each sum has the same order in the tiles for GPUs with large shared memory and in those for others.
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `2 * keys * step * sizeof(bf16) : 0` -> `keys * step * sizeof(bf16) : 0`
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `group_ds, q_tiles.from_row(row), channel` ->
+//   `group_ds, q_tiles.from_row(row)`
 TEST(Attention, IsTheSameInLargeAndSmallSharedMemory) {
   const bool large = gpu().has_large_shared_memory;
   for (int64_t HS : {64, 72, 128})
