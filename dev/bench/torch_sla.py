@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import math
-import re
 import statistics
 import struct
 import sys
@@ -30,10 +29,11 @@ from pathlib import Path
 try:
     import torch
     import torch.nn.functional as F
-    from torch import nn
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as e:
     sys.exit(f"error: torch_sla.py needs PyTorch 2.5 or later: {e}")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "llmc/model/huggingface"))
+from gpt2_sla import GPT2, Wiring
 
 
 class UserError(Exception):
@@ -41,134 +41,35 @@ class UserError(Exception):
 
 
 # ----------------------------------------------------------------------------
-# The wiring
+# The model, which checkpoints carry for transformers
 
 
-# The number of arguments of each term, at least and at most.
-TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1), "window": (1, 2),
-         "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0)}
+def rows_in_use(wiring):
+    """How many of the heads' q, k and v, of all layers, some head uses."""
+    q, k, v = set(), set(), set()
+    for l in range(wiring.num_layers):
+        for head in range(wiring.num_heads):
+            used = {(source, head * wiring.num_kv_heads // wiring.num_heads) for source in wiring.sources[l][head]}
+            v |= used
+            if wiring.map_layer(l) == l:
+                q.add((l, head))
+                k |= used
+    return len(q) + len(k) + len(v)
 
 
-def term_of(text, term):
-    """(name, arguments) of one term."""
-    match = re.fullmatch(r"(\w+)(?:\(([^()]*)\))?", term)
-    arguments = [a.strip() for a in (match[2] or "").split(",")] if match and match[2] is not None else []
-    if match is None or match[1] not in TERMS or not TERMS[match[1]][0] <= len(arguments) <= TERMS[match[1]][1]:
-        raise UserError(f"wiring {text!r}: {term!r} is no term; llmc/model/wiring.h lists them")
-    return match[1], arguments
-
-
-class Wiring:
-    """What a text of terms says, of L layers and h heads; llmc/model/wiring.h describes the terms. It is read without checks of what
-    the trainer refuses."""
-
-    def __init__(self, text, L, h):
-        self.text, self.num_layers, self.num_heads, self.num_kv_heads = text, L, h, h
-        self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
-        self.masks = []                                             # functions of (layer, head, t, j)
-        self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
-        try:
-            self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
-            for name, arguments in self.terms:
-                self.apply(name, arguments)
-        except (ValueError, IndexError) as e:
-            raise UserError(f"wiring {text!r}, of {L} layers and {h} heads: {e}") from e
-
-    def apply(self, name, arguments):
-        L, h = self.num_layers, self.num_heads
-        n = int(arguments[0]) if arguments and name not in ("layers", "blend") else None
-        if name in ("sla", "also"):
-            first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
-            for l in range(n, L):
-                for head in range(first, end):
-                    self.sources[l][head] = {l - n} | (self.sources[l][head] if name == "also" else set())
-        elif name == "share":
-            self.sources = [[{l - l % n} for _ in range(h)] for l in range(L)]
-        elif name == "layers":
-            self.sources = [[{int(source)} for _ in range(h)] for source in arguments[0].split("_")]
-            if len(self.sources) != L:
-                raise ValueError(f"it names {len(self.sources)} layers")
-        elif name == "gqa":
-            self.num_kv_heads = n
-        elif name == "window":
-            pattern = arguments[1] if len(arguments) > 1 else "S"
-            self.masks.append(lambda l, head, t, j: (t - j < n) | (pattern[l % len(pattern)] == "L"))
-        elif name == "strided":
-            self.add_sparse(arguments[1:], lambda t, j: t - j <= n, lambda t, j: (t - j) % n == 0)
-        elif name == "fixed":
-            c = int(arguments[1])
-            self.add_sparse(arguments[2:], lambda t, j: t // n == j // n, lambda t, j: j % n >= n - c)
-        elif name == "topk":
-            self.topk = n
-        elif name == "reuse":
-            self.maps_in_group = n
-        elif name == "blend":
-            self.blend = float(arguments[0])
-        elif name == "gate":
-            self.gate = True
-
-    def add_sparse(self, how, a1, a2):
-        how = how[0] if how else "heads"
-        if how not in ("heads", "layers", "union"):
-            raise ValueError(f"{how!r} is not heads, layers or union")
-
-        def mask(l, head, t, j):
-            if how == "union":
-                return a1(t, j) | a2(t, j)
-            return a1(t, j) if (head < math.ceil(self.num_heads / 2) if how == "heads" else l % 2 == 0) else a2(t, j)
-        self.masks.append(mask)
-
-    def visible(self, l, head, T):
-        """(T, T): whether the query at t may see the keys at j."""
-        t, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
-        visible = j <= t
-        for mask in self.masks:
-            visible = visible & mask(l, head, t, j)
-        return visible
-
-    def map_layer(self, l):
-        """The layer whose attention map layer l uses."""
-        return l - l % self.maps_in_group
-
-    def mixes_maps(self):
-        return self.gate or self.blend is not None
-
-    def needs_maps(self):
-        """Whether scaled_dot_product_attention with a causal mask will not do."""
-        return bool(self.masks or self.topk or self.mixes_maps() or self.maps_in_group > 1 or
-                    any(len(sources) > 1 for layer in self.sources for sources in layer))
-
-    def is_plain(self):
-        return all(name == "plain" for name, _ in self.terms)
-
-    def rows(self):
-        """How many of the heads' q, k and v, of all layers, some head uses."""
-        q, k, v = set(), set(), set()
-        for l in range(self.num_layers):
-            for head in range(self.num_heads):
-                used = {(source, head * self.num_kv_heads // self.num_heads) for source in self.sources[l][head]}
-                v |= used
-                if self.map_layer(l) == l:
-                    q.add((l, head))
-                    k |= used
-        return len(q) + len(k) + len(v)
-
-    def pairs(self, T):
-        """(scored, multiplied): pairs of a query and a key that see each other, of all attentions. With `topk` fewer values are multiplied
-        than scores computed; a mixed map is the attention of each layer below and the own, over the same values."""
-        scored = multiplied = 0
-        for l in range(self.num_layers):
-            for map_layer in range(l + 1) if self.mixes_maps() else [self.map_layer(l)]:
-                for head in range(self.num_heads):
-                    seen = self.visible(map_layer, head, T).sum(dim=1) if self.masks else torch.arange(1, T + 1)
-                    seen = seen * len(self.sources[l][head])
-                    scored += int(seen.sum())
-                    multiplied += int((seen if self.topk is None else seen.clamp(max=self.topk)).sum())
-        return scored, multiplied
-
-
-# ----------------------------------------------------------------------------
-# The model. Modules are named so that parameters have the names of GPT-2's files.
+def pairs(wiring, T):
+    """(scored, multiplied): pairs of a query and a key that see each other, of all attentions. With `topk` fewer values are multiplied
+    than scores computed; a mixed map is the attention of each layer below and the own, over the same values."""
+    scored = multiplied = 0
+    t = torch.arange(T)
+    for l in range(wiring.num_layers):
+        for map_layer in range(l + 1) if wiring.mixes_maps() else [wiring.map_layer(l)]:
+            for head in range(wiring.num_heads):
+                seen = wiring.visible(map_layer, head, t[:, None], t[None, :]).sum(dim=1) if wiring.masks else t + 1
+                seen = seen * len(wiring.sources[l][head])
+                scored += int(seen.sum())
+                multiplied += int((seen if wiring.topk is None else seen.clamp(max=wiring.topk)).sum())
+    return scored, multiplied
 
 
 class Config:
@@ -180,138 +81,25 @@ class Config:
         self.vocab_size, self.max_seq_len, self.bias = vocab_size, max_seq_len, bias
         self.wiring, self.layer_norm_eps = Wiring(wiring, num_layers, num_heads), layer_norm_eps
         self.num_embeddings = num_embeddings or vocab_size
-        if channels % num_heads != 0:
-            raise UserError(f"{num_heads} heads do not divide {channels} channels")
 
     def flops_per_token(self, T):
         """What the model needs, forward and backward, as llmc/model/flops.h counts it: without q, k and v that no head uses."""
         L, C, hs = self.num_layers, self.channels, self.channels // self.num_heads
-        weights = self.vocab_size * C + 9 * L * C * C + self.wiring.rows() * hs * C + (L - 1) * C * self.wiring.gate
-        scored, multiplied = self.wiring.pairs(T)
+        weights = self.vocab_size * C + 9 * L * C * C + rows_in_use(self.wiring) * hs * C + (L - 1) * C * self.wiring.gate
+        scored, multiplied = pairs(self.wiring, T)
         return 6 * weights + 2 * hs * (6 * multiplied + scored) / T
 
 
-class LayerNorm(nn.Module):
+class GPT(GPT2):
+    """tokens, targets (B, T) -> losses (B, T), in nats."""
+
     def __init__(self, config):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.channels))
-        self.bias = nn.Parameter(torch.zeros(config.channels)) if config.bias else None
-        self.eps = config.layer_norm_eps
-
-    def forward(self, x):
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-class Attention(nn.Module):
-    def __init__(self, config, layer):
-        super().__init__()
-        C, self.wiring, self.layer, self.heads = config.channels, config.wiring, layer, config.num_heads
-        self.head_size = C // self.heads
-        self.c_attn = nn.Linear(C, C + 2 * self.wiring.num_kv_heads * self.head_size, bias=config.bias)
-        self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.map_gate = nn.Linear(C, 1, bias=config.bias) if self.wiring.gate and layer > 0 else None
-        self.sources = [sorted(sources) for sources in self.wiring.sources[layer]]
-        if self.wiring.needs_maps():  # (h, T, T)
-            visible = torch.stack([self.wiring.visible(layer, head, config.max_seq_len) for head in range(self.heads)])
-            self.register_buffer("visible", visible, persistent=False)
-
-    def forward(self, x, projected, maps):
-        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, T, hs), and `maps` the attention maps of
-        their heads; this one appends its own."""
-        B, T, C = x.shape
-        kv_channels = self.wiring.num_kv_heads * self.head_size
-        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in self.c_attn(x).split((C, kv_channels, kv_channels), dim=2))
-        if self.wiring.num_kv_heads < self.heads:
-            k, v = (y.repeat_interleave(self.heads // self.wiring.num_kv_heads, dim=1) for y in (k, v))
-        projected.append((k, v))
-        if self.wiring.needs_maps():
-            maps.append(self.own_maps(x, q, projected, maps))
-            y = torch.stack([maps[-1][head] @ self.of_sources(projected, 1, head) for head in range(self.heads)], dim=1)
-        else:
-            k, v = (self.by_head(projected, which) for which in (0, 1))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
-
-    def by_head(self, projected, which):
-        """(B, h, T, hs): each head's k or v, from its one source; heads beside each other with the same one are a single slice."""
-        parts, first = [], 0
-        for head in range(1, self.heads + 1):
-            if head == self.heads or self.sources[head] != self.sources[first]:
-                parts.append(projected[self.sources[first][0]][which][:, first:head])
-                first = head
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-
-    def of_sources(self, projected, which, head):
-        """(B, S * T, hs): the k or v of all of a head's S sources, the lowest layer's first."""
-        return torch.cat([projected[source][which][:, head] for source in self.sources[head]], dim=1)
-
-    def own_maps(self, x, q, projected, maps):
-        """The layer's attention map of each head, (B, T, S * T)."""
-        if self.wiring.map_layer(self.layer) != self.layer:
-            return maps[self.wiring.map_layer(self.layer)]
-        own = [self.softmax_of_visible(q[:, head] @ self.of_sources(projected, 0, head).transpose(1, 2), head) for head in range(self.heads)]
-        if self.layer == 0 or not self.wiring.mixes_maps():
-            return own
-        a = torch.sigmoid(self.map_gate(x)) if self.wiring.gate else self.wiring.blend
-        return [a * below + (1 - a) * mine for below, mine in zip(maps[self.layer - 1], own)]
-
-    def softmax_of_visible(self, scores, head):
-        """A row without a visible key is zero."""
-        scores = scores / math.sqrt(self.head_size)
-        T = scores.shape[1]
-        visible = self.visible[head, :T, :T].repeat(1, scores.shape[2] // T).expand_as(scores)
-        if self.wiring.topk is not None:
-            best = scores.masked_fill(~visible, -math.inf).sort(dim=2, descending=True, stable=True).indices[:, :, :self.wiring.topk]
-            visible = visible & torch.zeros_like(visible).scatter(2, best, True)
-        lowest = torch.finfo(scores.dtype).min  # not infinite: the softmax of a row without a visible key would be NaN
-        return scores.masked_fill(~visible, lowest).softmax(dim=2).masked_fill(~visible, 0)
-
-
-class MLP(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        C = config.channels
-        self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
-        self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
-
-    def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-
-
-class Block(nn.Module):
-    def __init__(self, config, layer):
-        super().__init__()
-        self.ln_1, self.attn = LayerNorm(config), Attention(config, layer)
-        self.ln_2, self.mlp = LayerNorm(config), MLP(config)
-
-    def forward(self, x, projected, maps):
-        x = x + self.attn(self.ln_1(x), projected, maps)
-        return x + self.mlp(self.ln_2(x))
-
-
-class GPT(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.wte = nn.Embedding(config.num_embeddings, config.channels)
-        self.wpe = nn.Embedding(config.max_seq_len, config.channels)
-        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.ln_f = LayerNorm(config)
-        for name, p in self.named_parameters():  # GPT-2's initialisation
-            if p.dim() < 2:
-                continue
-            nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.num_layers) if name.endswith("c_proj.weight") else 0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        super().__init__(config.wiring, config.channels, config.num_embeddings, config.max_seq_len, config.bias, config.layer_norm_eps)
+        self.initialise()
 
     def forward(self, tokens, targets):
-        """tokens, targets (B, T) -> losses (B, T), in nats."""
         B, T = tokens.shape
-        x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
-        projected, maps = [], []
-        for block in self.h:
-            x = block(x, projected, maps)
-        logits = F.linear(self.ln_f(x), self.wte.weight)
+        logits = F.linear(super().forward(tokens), self.wte.weight)
         return F.cross_entropy(logits.view(B * T, -1), targets.reshape(B * T), reduction="none").view(B, T)
 
 
@@ -362,11 +150,6 @@ def read_shard(path):
     return torch.tensor(struct.unpack_from(f"<{count}H", data, 1024))
 
 
-def is_conv1d(name):
-    """Whether the file has the tensor as (in, out)."""
-    return name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".map_gate.weight"))
-
-
 def relative_error(x, expected):
     """||x - expected|| / ||expected||, of tensors or numbers; infinite where only one of them is zero or a shape differs."""
     x, expected = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(expected, dtype=torch.float64)
@@ -402,7 +185,7 @@ def check_case(folder):
         raise UserError(f"{folder}: grads.safetensors and the model differ in {sorted(set(parameters) ^ set(grads))}")
     with torch.no_grad():
         for name, p in parameters.items():
-            p.copy_(weights[name].t() if is_conv1d(name) else weights[name])
+            p.copy_(weights[name])
         all_batches = [micro_batch(s) for s in range(expected["steps"] * accumulation)]
         val_loss = torch.stack([model(*batch).mean() for batch in all_batches]).mean()
         token_losses = model(*all_batches[0])
@@ -417,7 +200,7 @@ def check_case(folder):
         batches = all_batches[step * accumulation:(step + 1) * accumulation]
         loss = mean_loss_and_gradients(model, batches, contextlib.nullcontext())
         if step == 0:
-            by_tensor = {name: relative_error(p.grad.t() if is_conv1d(name) else p.grad, grads[name])
+            by_tensor = {name: relative_error(p.grad, grads[name])
                          for name, p in parameters.items()}
             worst = max(by_tensor, key=by_tensor.get)
             errors[f"{len(by_tensor)} gradients, the worst {worst}"] = (by_tensor[worst], TENSOR_BOUND)
@@ -729,5 +512,5 @@ if __name__ == "__main__":
     arguments = parse_arguments()
     try:
         sys.exit(arguments.run(arguments))
-    except UserError as e:
+    except (UserError, ValueError) as e:
         sys.exit(f"error: {e}")
