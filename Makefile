@@ -74,10 +74,10 @@ EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(
 LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_machine_code test_scripts)
 TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(HOST_TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
-TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+TESTED_PROGRAMS := train_gpt2_sla_cpu sample_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
 # The same for `make test`.
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
-QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu
+QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
 .PHONY: all help train test test-all mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
@@ -117,7 +117,7 @@ what-is-here:
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 
-programs: train_gpt2_sla_cpu data/tokenize data/convert $(if $(HAVE_NVCC),train_gpt2_sla)
+programs: train_gpt2_sla_cpu sample_gpt2_sla_cpu data/tokenize data/convert $(if $(HAVE_NVCC),train_gpt2_sla sample_gpt2_sla)
 
 setup:
 	@scripts/setup.sh build test
@@ -190,10 +190,10 @@ GTEST := -lgtest -lgtest_main -lpthread
 vpath %.cu dev/test dev/bench
 
 # At the top level lie the programs as links, those for a GPU in the precision asked for.
-TOP_LEVEL := train_gpt2_sla train_gpt2_sla_emu train_gpt2_sla_cpu test_gpt2_sla test_gpt2_sla_emu
+TOP_LEVEL := train_gpt2_sla train_gpt2_sla_emu train_gpt2_sla_cpu sample_gpt2_sla sample_gpt2_sla_emu sample_gpt2_sla_cpu test_gpt2_sla test_gpt2_sla_emu
 $(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(precision)/% force
 	@ln -sf $< $@
-train_gpt2_sla_cpu: $(BUILD)/train_gpt2_sla_cpu
+train_gpt2_sla_cpu sample_gpt2_sla_cpu: %: $(BUILD)/%
 	@ln -sf $< $@
 
 # Host code
@@ -282,8 +282,12 @@ $(BUILD)/gtest.o:
 	@mkdir -p $(@D)
 	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
 
-$(BUILD)/%/train_gpt2_sla: train_gpt2_sla.cu $(HOST_LIB) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
+define gpu_program
+$(BUILD)/%/$(1): $(1).cu $(HOST_LIB) $(BUILD)/nvcc_flags
+	$$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $$@
+
+endef
+$(eval $(foreach program,train_gpt2_sla sample_gpt2_sla,$(call gpu_program,$(program))))
 
 $(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_LIB) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@

@@ -35,6 +35,16 @@ std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, int re
   return model;
 }
 
+// A plan for generation, with the weights of `model`.
+std::unique_ptr<GPT2> make_generator(const GPT2& model, int slots, int64_t max_length, int rows) {
+  auto generator = std::make_unique<GPT2>();
+  PlanOptions options = generation_plan(slots, max_length);
+  options.T = rows;
+  gpt2_plan(*generator, model.config, options);
+  gpt2_allocate(*generator, &model);
+  return generator;
+}
+
 // Weights five times larger than GPT-2's initial ones, so that no term of the model is too small to matter; in bf16 as large as those:
 // the larger the weights, the more a layer multiplies the rounding errors of those before it. Of values that floatX has, so that
 // both sides start from the same numbers.
@@ -397,25 +407,44 @@ TEST(EveryWiring, IsCausal) {
   }
 }
 
-// With prompts of several lengths, longer than the windows too, and then a token or a few at a time.
+// Three sequences of different lengths in one cache: prompts a few tokens at a time, longer than the windows too, so that the cache of a window
+// has to move on; then a token of each sequence in turn, until each has its length.
 TEST(EveryWiring, GeneratesWithItsCacheWhatTrainingComputes) {
+  const std::vector<int> prompts = {5, 23, 1}, lengths = {40, 33, 25};
+  constexpr int at_once = head_size_multiple > 1 ? 4 : 1;  // tokens of each sequence; on an emulated GPU passes take long
   for (const std::string& wiring : wirings_to_try()) {
     SCOPED_TRACE(wiring);
-    const int prompt = int(1 + wiring.size() * 7 % 30);
-    for (int recompute : {0, 3}) {
-      auto model = make_model(four_layers(wiring), 2, 40, recompute);
-      set_weights(*model, random_parameters(model->config, 9));
-      const auto tokens = random_tokens(40, 61, 77);
-      gpt2_forward(*model, tokens.data(), {1, 40});
-      const std::vector<float> whole = to_floats(model->acts.lnf, 40 * 32);
-      gpt2_fill_activations(*model, 0xff);
-      std::vector<float> pieces;
-      for (int first = 0, end; first < 40; first = end) {
-        end = first == 0 ? prompt : std::min(40, first + (head_size_multiple > 1 ? 4 : 1));
-        gpt2_forward(*model, tokens.data() + first, {1, end, first});
-        for (float x : to_floats(model->acts.lnf, size_t(end - first) * 32)) pieces.push_back(x);
+    auto model = make_model(four_layers(wiring), 1, 40);
+    set_weights(*model, random_parameters(model->config, 9));
+    auto generator = make_generator(*model, 3, 40, /*rows=*/6 + 6 * (at_once > 1));
+    std::vector<std::vector<int>> tokens;
+    std::vector<std::vector<float>> pieces(3);
+    auto extend = [&](const std::vector<std::pair<int, int64_t>>& counts) {
+      std::vector<int> next;
+      for (const auto& [slot, count] : counts) {
+        const auto first = tokens[slot].begin() + generator->cache.lengths[slot];
+        next.insert(next.end(), first, first + count);
       }
-      EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6) << "prompt of " << prompt;
+      gpt2_extend(*generator, next, counts);
+      const std::vector<float> hidden = to_floats(generator->acts.lnf, next.size() * 32);
+      auto row = hidden.begin();
+      for (const auto& [slot, count] : counts) pieces[slot].insert(pieces[slot].end(), row, row + count * 32), row += count * 32;
+    };
+    for (int slot = 0; slot < 3; slot++) {
+      tokens.push_back(random_tokens(40, 61, 77 + slot));
+      for (int first = 0; first < prompts[slot]; first += 6) extend({{slot, std::min(6, prompts[slot] - first)}});
+    }
+    for (bool more = true; more;) {
+      std::vector<std::pair<int, int64_t>> counts;
+      for (int slot = 0; slot < 3; slot++)
+        if (const int64_t left = lengths[slot] - generator->cache.lengths[slot]; left > 0) counts.push_back({slot, std::min<int64_t>(at_once, left)});
+      more = !counts.empty();
+      if (more) extend(counts);
+    }
+    for (int slot = 0; slot < 3; slot++) {
+      gpt2_forward(*model, tokens[slot].data(), {1, 40});
+      const std::vector<float> whole = to_floats(model->acts.lnf, size_t(lengths[slot]) * 32);
+      EXPECT_LE(relative_error(pieces[slot], whole), is_bf16 ? 8e-3 : 1e-6) << "sequence " << slot;
     }
   }
 }
@@ -893,33 +922,32 @@ TEST(Steps, DoNotDependOnWhenUploadsRun) {
 #endif
 
 TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
-  for (int recompute : {0, 3}) {
-    auto model = make_model(small_config(), 2, 80, recompute);
-    set_weights(*model, random_parameters(model->config, 9));
-    const auto tokens = random_tokens(80, model->config.vocab_size, 77);
-    const size_t C = size_t(model->config.channels);
-    gpt2_forward(*model, tokens.data(), {1, 80});
-    const std::vector<float> whole = to_floats(model->acts.lnf, 80 * C);
-    gpt2_fill_activations(*model, 0xff);
-    const int ends[] = {1, 2, 30, 60, 61, 62, 63, 64, 65, 66, 79, 80};
-    std::vector<float> pieces;
-    int first = 0;
-    for (int end : ends) {
-      gpt2_forward(*model, tokens.data() + first, {1, end, first});
-      for (float x : to_floats(model->acts.lnf, size_t(end - first) * C)) pieces.push_back(x);
-      first = end;
-    }
-    EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6);
+  auto model = make_model(small_config(), 2, 80);
+  set_weights(*model, random_parameters(model->config, 9));
+  const auto tokens = random_tokens(80, model->config.vocab_size, 77);
+  const size_t C = size_t(model->config.channels);
+  gpt2_forward(*model, tokens.data(), {1, 80});
+  const std::vector<float> whole = to_floats(model->acts.lnf, 80 * C);
+  auto generator = make_generator(*model, 1, 80, 30);
+  const int ends[] = {1, 2, 30, 60, 61, 62, 63, 64, 65, 66, 79, 80};
+  std::vector<float> pieces;
+  int first = 0;
+  for (int end : ends) {
+    gpt2_extend(*generator, {tokens.begin() + first, tokens.begin() + end}, {{0, end - first}});
+    for (float x : to_floats(generator->acts.lnf, size_t(end - first) * C)) pieces.push_back(x);
+    first = end;
   }
+  EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6);
 }
 
 // BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` -> `RandomStream::sample, 0,`
 TEST(Generation, IsAFunctionOfSeedAndStep) {
   auto model = make_model(small_config(), 1, 16);
   gpt2_init_weights(*model, 1);
+  auto generator = make_generator(*model, 1, 16, 4);
   auto generate = [&](uint64_t seed, int64_t step) {
     std::vector<int> tokens = {3};
-    gpt2_generate(*model, tokens, 16, 1.0, seed, step);
+    gpt2_generate(*generator, tokens, 16, {}, seed, step);
     return tokens;
   };
   EXPECT_EQ(generate(1, 5).size(), 16u);
@@ -928,15 +956,16 @@ TEST(Generation, IsAFunctionOfSeedAndStep) {
   EXPECT_NE(generate(1, 5), generate(2, 5));
 }
 
-// The activations of the last token alone are computed in the last pass: what lies in acts.tokens then is that token.
+// What a position further back needs is gone, but for its K/V: the plan has room for so many tokens only.
 TEST(Generation, ComputesEachPositionOnce) {
   auto model = make_model(small_config(), 1, 16);
   gpt2_init_weights(*model, 1);
+  auto generator = make_generator(*model, 1, 16, 1);
   std::vector<int> tokens = {3};
-  gpt2_generate(*model, tokens, 16, 1.0, 1, 5);
-  ASSERT_NE(tokens[14], tokens[0]);
+  gpt2_generate(*generator, tokens, 16, {}, 1, 5);
+  EXPECT_EQ(generator->cache.lengths[0], 15);  // the last token is drawn, and not computed on
   int computed = -1;
-  copy_to_host(&computed, model->acts.tokens, sizeof computed);
+  copy_to_host(&computed, generator->acts.tokens, sizeof computed);
   EXPECT_EQ(computed, tokens[14]);
 }
 

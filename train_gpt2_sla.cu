@@ -17,12 +17,13 @@
 #include <vector>                    // std::vector
 #include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
 #include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation, logit_chunk_rows
-#include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan, draw
+#include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
 #include "llmc/model/config_json.h"  // model_config, read_config_json, model_text_files, same_model
 #include "llmc/model/flops.h"        // flops_per_token
 #include "llmc/model/parameters.h"   // make_parameter_table, Params, LayerParams
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
 #include "llmc/model/plan.h"         // LayerPlan, Norm, Projection
+#include "llmc/model/print_model.h"  // print_model
 #include "llmc/precision.h"          // floatX
 #include "llmc/run/memory_plan.h"    // print_memory_plan, largest_micro_batch
 #include "llmc/run/print.h"          // print_line, time_text
@@ -41,16 +42,29 @@
 // The model's memory
 
 struct PlanOptions {
-  int B, T;                                   // what the activations have room for
+  int B = 1, T = 1;                           // what the activations have room for; in generation 1, and the tokens computed at a time
   Recompute recompute = Recompute::nothing;
   bool keep_dead_kv = false;                  // project K/V heads that no query head attends to
   Shard shard = {};                           // what of the optimizer state is in this process
   int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
+  int slots = 0;                              // generation: sequences in the K/V cache,
+  int64_t max_length = 0;                     //   and their length
+  size_t sampling_bytes = 0;                  // training: what the plan that draws samples takes
 };
+
+// Generation with the weights of a plan for training; {} for those of one that has none. It computes so many tokens of a prompt at a time:
+// enough for matmuls to run at their full rate.
+constexpr int64_t prompt_chunk = 256;
+PlanOptions generation_plan(int slots, int64_t max_length, PlanOptions o = {}) {
+  o.B = 1, o.T = int(std::max<int64_t>(slots, std::min(max_length, prompt_chunk)));
+  o.slots = slots, o.max_length = max_length;
+  return o;
+}
 
 struct GPT2 : ModelShape {
   ParameterTable parameters;
   floatX* weight_memory = nullptr;                 // (parameters)
+  bool owns_weights = true;                        // else they are those of another GPT2, which must outlive this one
   float* master_memory = nullptr;                  // (state): the weights in full precision; weight_memory if that is float
   float* grad_memory = nullptr;                    // (parameters)
   float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
@@ -74,7 +88,7 @@ struct GPT2 : ModelShape {
   GPT2(const GPT2&) = delete;
   GPT2& operator=(const GPT2&) = delete;
   ~GPT2() {
-    device_free(weight_memory, weight_bytes());
+    if (owns_weights) device_free(weight_memory, weight_bytes());
     device_free(grad_memory, parameters.layout.bytes);
     if (has_master_weights) device_free(master_memory, state_bytes());
     for (float* arena : {m_memory, v_memory}) device_free(arena, state_bytes());
@@ -92,6 +106,7 @@ struct GPT2 : ModelShape {
   const Params<floatX>& embeddings() { return await_weights(0), params; }
   const LayerParams<floatX>& weights(int l) { return await_weights(l + 1), params.layers[l]; }
   const Norm& norm(int l) { return await_weights(l + 1), norms[l]; }  // before layer l; l = L: the final one
+  void await_all_weights() { await_weights(parameters.buckets.size() - 1); }
 
  private:
   void await_weights(size_t bucket) {
@@ -104,24 +119,29 @@ struct GPT2 : ModelShape {
 void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   validate(config);
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
+  CHECK(o.slots == 0 || (o.B == 1 && o.T <= o.max_length && o.max_length <= config.max_seq_len));
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
     user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here", config.channels,
                config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.attention_plan = make_attention_plan(config, o.keep_dead_kv);
-  model.B = o.B, model.T = o.T, model.recompute = o.recompute;
+  model.B = o.B, model.T = o.T, model.recompute = o.slots > 0 ? Recompute::block : o.recompute;  // which shares what it does not keep
+  model.cache = o.slots > 0 ? plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.T) : KVCache();
   model.parameters = make_parameter_table(config, model.attention_plan, o.shard);
   model.buckets_awaited = model.parameters.buckets.size();
 
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
-  model.logit_rows = logit_chunk_rows(int64_t(o.B) * o.T, model.logit_stride * int64_t(sizeof(floatX)), o.logit_bytes);
+  model.logit_rows = logit_chunk_rows(o.slots > 0 ? o.slots : int64_t(o.B) * o.T, model.logit_stride * int64_t(sizeof(floatX)), o.logit_bytes);
 
   model.memory = {};
   model.memory[MemoryGroup::weights] = model.weight_bytes();
-  model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
-  model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
-  model.memory[MemoryGroup::moments] = 2 * model.state_bytes();
+  if (!generates(model)) {
+    model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
+    model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
+    model.memory[MemoryGroup::moments] = 2 * model.state_bytes();
+    model.memory[MemoryGroup::sampling] = o.sampling_bytes;
+  }
   model.memory[MemoryGroup::workspaces] = device_workspace_bytes();
   model.activation_layout = ArenaLayout();
   for_each_activation(model, model.acts, [&](MemoryGroup group, const char* name, auto*& pointer, std::vector<int64_t> shape) {
@@ -158,9 +178,8 @@ void plan_layers(GPT2& model) {
   model.norms.push_back({model.params.lnfw, model.params.lnfb, a.lnf, a.lnf_mean, a.lnf_rstd});
 }
 
-// Allocates what gpt2_plan laid out, and sets all pointers. Weights, gradients and moments are zero. A build that checks (make DEBUG=1,
-// dev/emu) fills the activations with NaN, so that one that is read before it is written shows.
-void gpt2_allocate(GPT2& model) {
+// The weights, all zero: for training with masters, gradients and moments, for generation alone.
+void allocate_parameters(GPT2& model) {
   const ArenaLayout& layout = model.parameters.layout;
   auto float_arena = [&] {
     float* arena = static_cast<float*>(device_malloc(layout.bytes));
@@ -172,21 +191,26 @@ void gpt2_allocate(GPT2& model) {
     forbid_gaps_of_state(model.parameters, arena);
     return arena;
   };
-  if constexpr (has_master_weights) {
-    model.weight_memory = static_cast<floatX*>(device_malloc(model.weight_bytes()));
-    layout.forbid_gaps(model.weight_memory, sizeof(float) / sizeof(floatX));
-    model.master_memory = state_arena();
-  } else {
-    model.master_memory = float_arena();
-    model.weight_memory = reinterpret_cast<floatX*>(model.master_memory);  // they are floats
-  }
+  model.weight_memory = static_cast<floatX*>(device_malloc(model.weight_bytes()));
+  layout.forbid_gaps(model.weight_memory, sizeof(float) / sizeof(floatX));
+  if (generates(model)) return;
+  if constexpr (has_master_weights) model.master_memory = state_arena();
+  else model.master_memory = reinterpret_cast<float*>(model.weight_memory);  // they are floats
   model.grad_memory = float_arena();
   model.m_memory = state_arena();
   model.v_memory = state_arena();
-  model.params = parameter_pointers(model.config, model.attention_plan, model.parameters, model.weight_memory);
   model.grads = parameter_pointers(model.config, model.attention_plan, model.parameters, model.grad_memory);
   model.chunks = DeviceArray<ParameterChunk>(parameter_chunks(model.parameters));
+}
 
+// Allocates what gpt2_plan laid out, and sets all pointers. Weights, gradients and moments are zero; but the weights are those of
+// `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the activations with NaN, so that one that is read before it is
+// written shows.
+void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
+  model.owns_weights = weights_of == nullptr;
+  if (model.owns_weights) allocate_parameters(model);
+  else model.weight_memory = weights_of->weight_memory;
+  model.params = parameter_pointers(model.config, model.attention_plan, model.parameters, model.weight_memory);
   model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
   uploads_wait_for_compute();
 #if defined(SLA_DEBUG) || defined(SLA_EMU)
@@ -229,7 +253,7 @@ StoreTensor store_weights(GPT2& model) {
     const std::vector<floatX> rounded(values, values + tensor.num_elements());
     copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
     const ShardRange part = shard_range(model.parameters, model.parameters.specs[index]);
-    if (has_master_weights && part.count > 0)
+    if (has_master_weights && model.master_memory != nullptr && part.count > 0)
       store_shard(model, model.master_memory)(index, values + (part.begin - tensor.element_offset()));
   };
 }
@@ -258,35 +282,72 @@ void gpt2_init_weights(GPT2& model, uint64_t seed) {
 // ----------------------------------------------------------------------------
 // Forward
 
-// B sequences of T tokens, of which the positions [first, T) are computed; with first > 0 those before have left their K/V in the cache.
-// Everything but K/V is compact: its rows are those of the computed positions.
+// What is computed at once: in training B sequences of T tokens, in generation parts of sequences in the K/V cache. Its tokens are the rows
+// of every activation, in this order.
 struct Batch {
-  int64_t B, T, first = 0;
-  int64_t rows() const { return B * (T - first); }
+  int64_t B = 0, T = 0;
+  std::vector<SequencePart> parts = {};  // in generation
+
+  int64_t rows() const {
+    int64_t rows = B * T;
+    for (const SequencePart& part : parts) rows += part.count;
+    return rows;
+  }
 };
 
-AttentionArgs<floatX> attention_args(const LayerAttention& attention, const Batch& s) {
+// Calls visit(the slot, its attention's shape and first row) for what attends to itself alone: all of a training batch, or each part.
+struct AttendedPart {
+  int slot;
+  int64_t B, T, first_query, row;
+};
+template <class Visit>
+void for_each_attended(const GPT2& model, int l, const Batch& s, Visit visit) {
+  if (s.parts.empty()) return visit({0, s.B, s.T, 0, 0});
+  int64_t row = 0;
+  for (const SequencePart& part : s.parts) {
+    const int64_t first_kept = model.cache.first_position(part.slot, l);
+    visit({part.slot, 1, part.first + part.count - first_kept, part.first - first_kept, row});
+    row += part.count;
+  }
+}
+
+AttentionArgs<floatX> attention_args(const LayerAttention& attention, const AttendedPart& s) {
   AttentionArgs<floatX> args = attention.args;
-  args.B = s.B, args.T = s.T, args.first_query = s.first;
-  if (attention.q_has_cache_rows) args.q += s.first * args.q_stride;
+  args.B = s.B, args.T = s.T, args.first_query = s.first_query;
+  args.q += s.row * args.q_stride, args.out += s.row * args.NH * args.HS, args.lse += s.row * args.NH;
+  if (args.topk > 0) args.topk_score += s.row * args.NH, args.topk_last += s.row * args.NH;
   return args;
+}
+
+// Of the layer's i-th attention in training.
+AttentionArgs<floatX> attention_args(const LayerPlan& layer, size_t i, const Batch& s) {
+  return attention_args(layer.attentions_of_slot[0][i], {0, s.B, s.T, 0, 0});
+}
+
+void store_kv(const StoreKV& kv, const AttendedPart& s) {
+  const int64_t first_row = s.slot * kv.capacity + s.first_query;
+  copy_rows(kv.cache + first_row * kv.width, kv.width, kv.src + s.row * kv.src_stride, kv.src_stride, s.T - s.first_query, kv.width);
 }
 
 // Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual stream with the next
 // LayerNorm. When the backward pass computes a block again, K/V has been kept.
-void attention_block_forward(GPT2& model, int l, const Batch& s, bool kv_is_kept = false) {
+void attention_block_forward(GPT2& model, int l, const Batch& s, bool is_recomputed = false) {
   const LayerParams<floatX>& w = model.weights(l);
   const LayerPlan& layer = model.layers[l];
   const LayerActs& a = model.acts.layers[l];
   const int64_t C = model.config.channels, N = s.rows();
   for (const Projection& p : layer.projections)
-    if (!(p.holds_kv && kv_is_kept))
-      matmul_forward(p.out + (p.holds_kv ? s.first * p.OC : 0), a.ln1, p.weight, p.bias, N, C, p.OC);
+    if (!(p.is_kept && is_recomputed)) matmul_forward(p.out, a.ln1, p.weight, p.bias, N, C, p.OC);
+  if (layer.store_kv.src != nullptr) for_each_attended(model, l, s, [&](const AttendedPart& part) { store_kv(layer.store_kv, part); });
   if (layer.gate != nullptr) map_gate_forward(layer.gate, a.ln1, w.gatew, w.gateb, N, C);
-  for (const LayerAttention& attention : layer.attentions) {
-    attention_forward(attention_args(attention, s));
-    const bool first = &attention == &layer.attentions.front(), last = &attention == &layer.attentions.back();
-    if (layer.mixes_maps) mix_map_forward(model.acts.map_sum, a.att, layer.map_out, layer.map_weights, attention.map_layer, first, last, N, C);
+  const size_t attentions = layer.attentions_of_slot[0].size();
+  for (size_t i = 0; i < attentions; i++) {
+    for_each_attended(model, l, s, [&](const AttendedPart& part) {
+      attention_forward(attention_args(layer.attentions_of_slot[part.slot][i], part));
+    });
+    const int map_layer = layer.attentions_of_slot[0][i].map_layer;
+    if (layer.mixes_maps)
+      mix_map_forward(model.acts.map_sum, a.att, layer.map_out, layer.map_weights, map_layer, i == 0, i + 1 == attentions, N, C);
   }
   matmul_forward(model.acts.sublayer, a.att, w.attprojw, w.attprojb, N, C, C);
   residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, layer.residual, model.acts.sublayer, w.ln2w, w.ln2b, N, C,
@@ -301,16 +362,21 @@ void mlp_hidden_forward(GPT2& model, int l, const Batch& s) {
   matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, s.rows(), C, 4 * C);
 }
 
-// The final hidden states (acts.lnf) of acts.tokens, (B, T - first).
+// The final hidden states (acts.lnf) of acts.tokens, a row each.
 void gpt2_forward(GPT2& model, const Batch& s) {
   const ModelConfig& c = model.config;
-  CHECK(0 <= s.first && s.first < s.T && s.T <= c.max_seq_len && (s.first == 0 || s.B == 1));
+  CHECK(1 <= s.rows() && s.rows() <= int64_t(model.B) * model.T && s.T <= c.max_seq_len && s.parts.empty() != generates(model));
   const int64_t C = c.channels, N = s.rows();
   const float eps = float(c.layer_norm_eps);
   const Activations& a = model.acts;
 
   const Params<floatX>& p = model.embeddings();
-  embedding_forward(a.embedded, a.tokens, p.wte, p.wpe, s.B, s.T - s.first, C, s.first);
+  if (s.parts.empty()) embedding_forward(a.embedded, a.tokens, p.wte, p.wpe, s.B, s.T, C, 0);
+  int64_t row = 0;
+  for (const SequencePart& part : s.parts) {
+    embedding_forward(a.embedded + row * C, a.tokens + row, p.wte, p.wpe, 1, part.count, C, part.first);
+    row += part.count;
+  }
   const Norm& ln1 = model.norm(0);
   layernorm_forward(ln1.out, ln1.mean, ln1.rstd, a.embedded, ln1.weight, ln1.bias, N, C, eps);
 
@@ -327,9 +393,9 @@ void gpt2_forward(GPT2& model, const Batch& s) {
   }
 }
 
-// The same of `tokens`, (B, T - first), on the host.
+// The same of `tokens`, on the host.
 void gpt2_forward(GPT2& model, const int* tokens, const Batch& s) {
-  CHECK(1 <= s.rows() && s.B * s.T <= int64_t(model.B) * model.T);
+  CHECK(s.rows() <= int64_t(model.B) * model.T);
   copy_to_device(model.acts.tokens, tokens, size_t(s.rows()) * sizeof(int));
   gpt2_forward(model, s);
 }
@@ -388,7 +454,7 @@ void recompute_layer(GPT2& model, int l, const Batch& s) {
   if (model.recompute >= Recompute::layernorm)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, model.layers[l].residual, w.ln1w, w.ln1b, N, C, eps);
   if (model.recompute >= Recompute::block) {
-    attention_block_forward(model, l, s, /*kv_is_kept=*/true);
+    attention_block_forward(model, l, s, /*is_recomputed=*/true);
     mlp_hidden_forward(model, l, s);
     return;
   }
@@ -414,14 +480,15 @@ void attention_block_backward(GPT2& model, int l, const Batch& s) {
   const Activations& d = model.acts;
   const int64_t C = model.config.channels, N = s.rows();
   for (const RowCopy& copy : layer.load_dqkv) copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
-  for (const LayerAttention& attention : layer.attentions) {
-    AttentionArgs<floatX> args = attention_args(attention, s);
+  for (size_t i = 0; i < layer.attentions_of_slot[0].size(); i++) {
+    const int map_layer = layer.attentions_of_slot[0][i].map_layer;
+    AttentionArgs<floatX> args = attention_args(layer, i, s);
     if (layer.mixes_maps) {
       args.exact_out = d.exact_map_out;
       attention_forward(args);  // the output of this map alone, and its lse
-      float* dmap_weight = d.dmap_weights + attention.map_layer * layer.map_weights.gates_stride;
+      float* dmap_weight = d.dmap_weights + map_layer * layer.map_weights.gates_stride;
       auto mix_backward = [&](const auto* map_out) {
-        mix_map_backward(layer.dmap_out, dmap_weight, d.dsublayer, map_out, layer.map_weights, attention.map_layer, N, C);
+        mix_map_backward(layer.dmap_out, dmap_weight, d.dsublayer, map_out, layer.map_weights, map_layer, N, C);
       };
       d.exact_map_out != nullptr ? mix_backward(d.exact_map_out) : mix_backward(layer.map_out);
     }
@@ -582,21 +649,54 @@ void gpt2_gather_masters(GPT2& model, float* host) {
 // ----------------------------------------------------------------------------
 // Generation
 
-// Continues `tokens` until there are `length` of them, which is at most model.T. Every token goes through the model once; the K/V cache is
-// the K/V of training's activations. The n-th token is drawn with the n-th random number of (seed, step).
-void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, double temperature, uint64_t seed, int64_t step) {
-  CHECK(!tokens.empty() && length <= model.T);
-  std::vector<floatX> logits(size_t(model.config.vocab_size));
-  int cached = 0;
+// Computes the next `tokens` of sequences in the K/V cache, one part after the other: acts.lnf (tokens, C) = their final hidden states.
+// `counts`: how many tokens of which slots; model.T in all at most.
+void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<std::pair<int, int64_t>>& counts) {
+  Batch batch;
+  std::vector<KVCacheMove> moves;
+  for (const auto& [slot, count] : counts) batch.parts.push_back(model.cache.append(slot, count, moves));
+  CHECK(int64_t(tokens.size()) == batch.rows());
+  for (const KVCacheMove& move : moves) {
+    const StoreKV& kv = model.layers[move.layer].store_kv;
+    floatX* rows = kv.cache + move.slot * kv.capacity * kv.width;
+    if (kv.width > 0) copy_rows(rows, kv.width, rows + move.from * kv.width, kv.width, move.count, kv.width);
+  }
+  gpt2_forward(model, tokens.data(), batch);
+}
+
+// The logits of `count` rows of acts.lnf, (count, V), on the host.
+std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t count) {
+  gpt2_logits(model, first_row, count);
+  const int64_t V = model.config.vocab_size, Vp = model.logit_stride;
+  std::vector<floatX> padded(size_t(count * Vp));
+  copy_to_host(padded.data(), model.acts.logits, padded.size() * sizeof(floatX));
+  std::vector<float> logits;
+  for (int64_t row = 0; row < count; row++) logits.insert(logits.end(), padded.begin() + row * Vp, padded.begin() + row * Vp + V);
+  return logits;
+}
+
+// Puts a prompt into an empty slot, model.T tokens at a time. Returns the logits (V) of its last token.
+std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int>& prompt) {
+  model.cache.clear(slot);
+  int64_t count = 0;
+  for (size_t begin = 0; begin < prompt.size(); begin += size_t(count)) {
+    count = std::min<int64_t>(model.T, int64_t(prompt.size() - begin));
+    gpt2_extend(model, {prompt.begin() + long(begin), prompt.begin() + long(begin) + count}, {{slot, count}});
+  }
+  return gpt2_fetch_logits(model, count - 1, 1);
+}
+
+// Continues `tokens` until there are `length` of them, in the cache's first slot. Every token goes through the model once. The n-th token is
+// drawn with the n-th random number of (seed, step).
+void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options, uint64_t seed, int64_t step) {
+  CHECK(!tokens.empty());
+  std::vector<float> logits = gpt2_read_prompt(model, 0, tokens);
   while (int(tokens.size()) < length) {
-    const int n = int(tokens.size());
-    gpt2_forward(model, tokens.data() + cached, {1, n, cached});
-    gpt2_logits(model, n - cached - 1, 1);
-    copy_to_host(logits.data(), model.acts.logits, logits.size() * sizeof(floatX));
-    const std::vector<float> values(logits.begin(), logits.end());
-    const double uniform = random_uniform(seed, RandomStream::sample, uint32_t(step), uint64_t(n));
-    tokens.push_back(sample_token(values.data(), model.config.vocab_size, uniform, temperature));
-    cached = n;
+    const double uniform = random_uniform(seed, RandomStream::sample, uint32_t(step), uint64_t(tokens.size()));
+    tokens.push_back(sample_token(std::move(logits), uniform, options));
+    if (int(tokens.size()) == length) return;
+    gpt2_extend(model, {tokens.back()}, {{0, 1}});
+    logits = gpt2_fetch_logits(model, 0, 1);
   }
 }
 
@@ -606,6 +706,7 @@ void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, double tem
 // A run of this model. What is declared later is destroyed first, while what it uses still exists.
 struct Trainer {
   GPT2 model;
+  std::optional<GPT2> sampler;          // on rank 0, if samples are asked for: the same weights, planned for generation
   PinnedBuffer<int> step_tokens;        // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
   PinnedBuffer<float> checkpoint_copy;  // m and v (state), and rank 0's weights (parameters): the writer's while it writes a checkpoint
   Run run;
@@ -617,29 +718,6 @@ struct Trainer {
 size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
   if (rank > 0 && model.parameters.shard.count == 1) return 0;
   return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
-}
-
-void print_model(const GPT2& model) {
-  const ModelConfig& c = model.config;
-  printf("model: %d layers, %d heads of %d, %d channels, vocabulary %d, context length %d, %s\nwiring: %s\n", c.num_layers, c.num_heads,
-         c.head_size(), c.channels, c.vocab_size, c.max_seq_len, c.bias ? "biases" : "no biases", c.wiring.text.c_str());
-  if (!c.wiring.is_plain()) printf("%s", draw(model.attention_plan).c_str());
-  const ParameterTable& p = model.parameters;
-  const int64_t dead = p.num_parameters_full - p.num_parameters;
-  printf("parameters: %lld", (long long)p.num_parameters);
-  if (dead > 0)
-    printf(" (%lld less %lld, %.2f %%, of q, k and v rows that no attention uses)", (long long)p.num_parameters_full, (long long)dead,
-           100.0 * double(dead) / double(p.num_parameters_full));
-  printf("\n");
-  ModelConfig plain = c;
-  plain.wiring = Wiring();
-  const AttentionPlan plain_plan = make_attention_plan(plain);
-  const double kv = double(kv_elements_per_token(c, model.attention_plan)), plain_kv = double(kv_elements_per_token(plain, plain_plan));
-  const double flops = flops_per_token(c, model.attention_plan, model.T), plain_flops = flops_per_token(plain, plain_plan, model.T);
-  const int64_t plain_parameters = make_parameter_table(plain, plain_plan).num_parameters;
-  printf("relative to plain GPT-2: parameters %.1f %%; a token: K/V %.0f bytes, %.1f %%; at T %d %.4g GFLOP, %.1f %%\n",
-         100 * double(p.num_parameters) / double(plain_parameters), kv * sizeof(floatX), 100 * kv / plain_kv, model.T, flops * 1e-9,
-         100 * flops / plain_flops);
 }
 
 // Throws UserError for a model whose parameters alone are too many, before anything is built of it: a list of its tensors may already take
@@ -700,7 +778,8 @@ void sample(Trainer& t) {
   Run& run = t.run;
   const WatchdogPause pause(run.channel);
   std::vector<int> tokens = run.prompt;
-  gpt2_generate(t.model, tokens, int(run.options.sample_length), run.options.temperature, uint64_t(run.options.seed), run.step);
+  t.model.await_all_weights();
+  gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), {1, run.options.temperature}, uint64_t(run.options.seed), run.step);
   print_sample(run, tokens);
 }
 
@@ -786,8 +865,7 @@ void train(Trainer& t) {
   const TrainOptions& o = run.options;
   run.first_step = run.step;
   if (run.step == 0 && run.val && o.val_every > 0) validate_model(t);
-  const bool samples = run.ranks.rank == 0;  // all ranks have the same weights
-  if (samples && run.step == run.steps && o.sample_every > 0) sample(t);  // nothing to train: -x 0, or a finished run resumed
+  if (t.sampler && run.step == run.steps) sample(t);  // nothing to train: -x 0, or a finished run resumed
   for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
     const StepResult result = train_step(t);
     report_step(run, result);
@@ -795,7 +873,7 @@ void train(Trainer& t) {
     check_progress(run, result);
     stopping = must_stop(run, result);
     if (run.val && due(run, o.val_every) && !stopping) validate_model(t);
-    if (samples && due(run, o.sample_every) && !stopping) sample(t);
+    if (t.sampler && due(run, o.sample_every) && !stopping) sample(t);
     stopping = must_stop(run, result);
     if (checkpoint_due(run, result, stopping)) save_checkpoint(t);
     report_saved(run, /*wait=*/false);
@@ -826,11 +904,15 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
   check_parameters_fit(config, plan.shard);
+  if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
+    gpt2_plan(t.sampler.emplace(), config, generation_plan(1, o.sample_length, plan));
+    plan.sampling_bytes = t.sampler->memory.total() - t.sampler->memory[MemoryGroup::weights] - device_workspace_bytes();
+  }
   gpt2_plan(t.model, config, plan);
   if (o.tf32) gemm_allow_tf32();
   t.model.timeline.on = o.log_level == "debug";
   run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T);
-  print_model(t.model);
+  print_model(t.model, t.model.parameters);
   print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
   return checkpoint;
 }
@@ -838,6 +920,7 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
 void allocate(Trainer& t) {
   const Run& run = t.run;
   gpt2_allocate(t.model);
+  if (t.sampler) gpt2_allocate(*t.sampler, &t.model);
   t.step_tokens = PinnedBuffer<int>(4 * size_t(run.grad_accum_steps * run.B * run.T));
   const size_t copy_bytes = run.options.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank);
   if (copy_bytes > 0) t.checkpoint_copy = PinnedBuffer<float>(copy_bytes / sizeof(float));

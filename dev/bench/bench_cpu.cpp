@@ -95,7 +95,7 @@ void bench_attention(int rounds) {
   for (int round = 0; round < rounds; round++) {
     sgemm = std::max(sgemm, gemm_rate(2048, 0.3));
     for (Layer& layer : layers) {
-      AttentionArgs<float> args = attention_args(layer.model->layers[1].attentions[0], {1, T});
+      AttentionArgs<float> args = attention_args(layer.model->layers[1], 0, {1, T});
       args.dout = layer.model->acts.lnf;  // some gradient
       const double begin = seconds_now();
       attention_forward(args);

@@ -107,7 +107,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const LayerParams<float>& g = model.grads.layers[l];
   const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.attention_plan, l), Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
-  const AttentionArgs<floatX> attention = attention_args(model.layers[l].attentions[0], {B, T});
+  const AttentionArgs<floatX> attention = attention_args(model.layers[l], 0, {B, T});
   const double attention_flops = attention_flops_of(model, l, B, T);
   const float eps = float(config.layer_norm_eps);
   const AdamWStep step = {1e-9f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.0, 0.1f};
@@ -304,7 +304,7 @@ json bench_attention(const Scale& scale) {
         gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});  // q, k and v as they are in training
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
-        AttentionArgs<floatX> attention = attention_args(model.layers[1].attentions[0], {B, T});
+        AttentionArgs<floatX> attention = attention_args(model.layers[1], 0, {B, T});
         attention.dout = model.acts.lnf;  // some gradient
         const auto forward = [&] { attention_forward(attention); };
         const auto forward_backward = [&] {

@@ -7,9 +7,11 @@
 #include "llmc/model/attention_plan.h"  // make_attention_plan
 #include "llmc/model/config.h"      // ModelConfig
 #include "llmc/model/flops.h"       // attention_pairs
+#include "llmc/model/kv_cache.h"    // plan_kv_cache
 #include "llmc/model/parameters.h"  // make_parameter_table
 #include "llmc/utils/random.h"      // philox
 #include "llmc/text/sampler.h"      // sample_token
+#include "llmc/text/text_stream.h"  // TextStream
 #include "llmc/run/print.h"         // count_text, bytes_text, time_text
 #include "llmc/run/schedule.h"      // Schedule
 
@@ -253,6 +255,75 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
 }
 
 // Of every wiring: what its attention multiplies, pair by pair, and what it keeps of a token.
+static KVCache kv_cache_of(const char* wiring, int64_t max_length, int64_t rows, int slots = 1) {
+  ModelConfig c = make_config(4, 4, 32, 0, 0);
+  c.wiring = parse_wiring(wiring);
+  validate(c);
+  return plan_kv_cache(make_attention_plan(c), slots, max_length, rows);
+}
+
+TEST(KVCache, HoldsAsManyPositionsAsTheMasksReach) {
+  const struct { const char* wiring; std::vector<int64_t> capacity; } cases[] = {
+      {"plain", {1000, 1000, 1000, 1000}},
+      {"window(10)", {26, 26, 26, 26}},                   // 2 * (9 + 1) and the 6 rows that are computed at a time
+      {"window(10,SSSL)", {26, 26, 26, 1000}},
+      {"window(10,SL)", {26, 1000, 26, 1000}},
+      {"share(2) window(10,SLLL)", {1000, 1000, 1000, 1000}},  // layer 1 sees all of layer 0's
+      {"sla(2,1) window(10,SSSL)", {26, 1000, 26, 1000}}, // layer 3 sees all of layer 1's
+      {"reuse(2) window(10,SLLL)", {26, 26, 1000, 1000}},  // of a group the mask of its first layer
+      {"blend(0.3) window(10)", {26, 26, 26, 26}},
+      {"fixed(8,2)", {1000, 1000, 1000, 1000}},
+      {"window(10) fixed(8,2)", {40, 40, 40, 40}},        // 2 * (9 + 8) + 6: blocks of 8 must stay whole
+      {"strided(8)", {1000, 1000, 1000, 1000}},
+      {"window(600)", {1000, 1000, 1000, 1000}}};
+  for (const auto& c : cases) {
+    const KVCache cache = kv_cache_of(c.wiring, 1000, 6);
+    for (int l = 0; l < 4; l++) EXPECT_EQ(cache.capacity(l), c.capacity[l]) << c.wiring << ", layer " << l;
+  }
+}
+
+// Every position that a query may see is where the cache says, whatever is appended; rows move rarely, and never onto themselves.
+TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
+  for (const char* wiring : {"window(10,SSSL)", "window(7) fixed(4,1)", "window(1)"}) {
+    KVCache cache = kv_cache_of(wiring, 500, 6, 2);
+    std::vector<std::vector<std::vector<int64_t>>> rows;  // (slots, L, capacity): the position in each row
+    for (int slot = 0; slot < 2; slot++) {
+      rows.emplace_back();
+      for (int l = 0; l < 4; l++) rows[slot].push_back(std::vector<int64_t>(size_t(cache.capacity(l)), -1));
+    }
+    int64_t moved = 0;
+    for (int i = 0; cache.lengths[0] < 494; i++) {
+      const int slot = i % 5 == 4 ? 1 : 0;
+      const int64_t count = 1 + i % 6;
+      std::vector<KVCacheMove> moves;
+      const SequencePart part = cache.append(slot, count, moves);
+      EXPECT_EQ(part.first + part.count, cache.lengths[slot]);
+      for (const KVCacheMove& move : moves) {
+        std::vector<int64_t>& r = rows[move.slot][move.layer];
+        EXPECT_GE(move.from, move.count);
+        std::copy_n(r.begin() + move.from, move.count, r.begin());
+        moved += move.count;
+      }
+      for (int l = 0; l < 4; l++) {
+        const int64_t first = cache.first_position(slot, l);
+        for (int64_t p = part.first; p < part.first + count; p++) rows[slot][l].at(size_t(p - first)) = p;
+        const KVCacheGroup& group = cache.groups[cache.group_of_layer[l]];
+        EXPECT_EQ(first % group.alignment, 0);
+        for (int64_t p = std::max<int64_t>(0, group.reach == 0 ? 0 : part.first - group.reach + 1); p < part.first + count; p++)
+          ASSERT_EQ(rows[slot][l][p - first], p) << wiring << ", layer " << l;
+      }
+    }
+    EXPECT_LE(moved, 4 * (cache.lengths[0] + cache.lengths[1]));
+  }
+  KVCache cache = kv_cache_of("window(10)", 30, 6);
+  std::vector<KVCacheMove> moves;
+  for (int i = 0; i < 5; i++) cache.append(0, 6, moves);
+  EXPECT_GT(cache.first_position(0, 0), 0);
+  cache.clear(0);
+  EXPECT_EQ(cache.first_position(0, 0), 0);
+  EXPECT_EQ(cache.append(0, 2, moves).first, 0);
+}
+
 TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
   const int L = 4, h = 4, T = 50;
   struct Case { const char* wiring; int maps, kv_heads; };  // in all layers: attention maps that are computed; k and v heads that are projected
@@ -417,43 +488,108 @@ TEST(Schedule, WarmsUpThenFollowsItsShape) {
 }
 
 TEST(Sampler, DrawsByTheCumulativeDistribution) {
-  const float logits[] = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};
-  EXPECT_EQ(sample_token(logits, 3, 0.0), 0);
-  EXPECT_EQ(sample_token(logits, 3, 0.19), 0);
-  EXPECT_EQ(sample_token(logits, 3, 0.21), 1);
-  EXPECT_EQ(sample_token(logits, 3, 0.69), 1);
-  EXPECT_EQ(sample_token(logits, 3, 0.71), 2);
-  EXPECT_EQ(sample_token(logits, 3, 0.9999999999999999), 2);
+  const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};
+  const struct { double uniform; int token; } cases[] = {{0.0, 0}, {0.19, 0}, {0.21, 1}, {0.69, 1}, {0.71, 2}, {0.9999999999999999, 2}};
+  for (const auto& c : cases) EXPECT_EQ(sample_token(logits, c.uniform, {}), c.token) << c.uniform;
 }
 
 TEST(Sampler, NeverDrawsATokenOfProbabilityZero) {
-  const float none = -INFINITY, logits[] = {none, 0, none};
-  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token(logits, 3, uniform), 1) << uniform;
+  const float none = -INFINITY;
+  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token({none, 0, none}, uniform, {}), 1) << uniform;
 }
 
 TEST(Sampler, RefusesLogitsThatMakeNoDistribution) {
   for (float bad : {NAN, INFINITY})
-    for (int place : {0, 1, 2}) {
-      float logits[] = {0, 1, 2};
-      logits[place] = bad;
-      EXPECT_ERROR(sample_token(logits, 3, 0.5), "the model's logits are not finite");
-    }
-  const float none[] = {-INFINITY, -INFINITY};
-  EXPECT_ERROR(sample_token(none, 2, 0.5), "the model's logits are not finite");
+    for (int place : {0, 1, 2})
+      for (double temperature : {0.0, 1.0}) {
+        std::vector<float> logits = {0, 1, 2};
+        logits[place] = bad;
+        EXPECT_ERROR(sample_token(logits, 0.5, {1, temperature}), "the model's logits are not finite");
+      }
+  EXPECT_ERROR(sample_token({-INFINITY, -INFINITY}, 0.5, {}), "the model's logits are not finite");
 }
 
-// BUG llmc/text/sampler.h: `sum += std::exp(double(logits[i] - max) / divisor);` -> `sum += std::exp(double(logits[i] - max));`
+// BUG llmc/text/sampler.h: `sum += weights[i] = std::exp(double(logits[i] - max) / divisor);` -> `sum += weights[i] = std::exp(double(logits[i] - max));`
 TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
-  const float logits[] = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of 0.38
-  EXPECT_EQ(sample_token(logits, 3, 0.10, 0.5), 0);
-  EXPECT_EQ(sample_token(logits, 3, 0.11, 0.5), 1);
-  EXPECT_EQ(sample_token(logits, 3, 0.76, 0.5), 1);
-  EXPECT_EQ(sample_token(logits, 3, 0.77, 0.5), 2);
+  const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of 0.38
+  const struct { double uniform; int token; } cases[] = {{0.10, 0}, {0.11, 1}, {0.76, 1}, {0.77, 2}};
+  for (const auto& c : cases) EXPECT_EQ(sample_token(logits, c.uniform, {1, 0.5}), c.token) << c.uniform;
 }
 
 TEST(Sampler, TakesTheLikeliestTokenAtTemperatureZero) {
-  const float logits[] = {-2, 3, -1, 3, 2.9f};
-  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token(logits, 5, uniform, 0), 1) << uniform;
+  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token({-2, 3, -1, 3, 2.9f}, uniform, {1, 0}), 1) << uniform;
+}
+
+// The share of a fine grid of uniform numbers that each token gets.
+static std::vector<double> shares(const std::vector<float>& logits, const SamplingOptions& o, const std::vector<int>& tokens = {}) {
+  std::vector<double> counts(logits.size());
+  for (int i = 0; i < 10000; i++) counts[sample_token(logits, (i + 0.5) / 10000, o, tokens)] += 1e-4;
+  return counts;
+}
+static void expect_shares(const std::vector<double>& found, const std::vector<double>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); i++) EXPECT_NEAR(found[i], expected[i], 2e-4) << i;
+}
+
+TEST(Sampler, LeavesTheTokensThatTopKAndTopPAllow) {
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.3f), std::log(0.1f), std::log(0.1f)};
+  SamplingOptions o;
+  o.top_k = 2;
+  expect_shares(shares(logits, o), {0, 4 / 7.0, 3 / 7.0, 0, 0});
+  o.top_k = 3;  // of three with the same logit the first
+  expect_shares(shares(logits, o), {1 / 8.0, 4 / 8.0, 3 / 8.0, 0, 0});
+  o.top_k = 9;
+  expect_shares(shares(logits, o), {0.1, 0.4, 0.3, 0.1, 0.1});
+  o.top_k = 0, o.top_p = 0.65;
+  expect_shares(shares(logits, o), {0, 4 / 7.0, 3 / 7.0, 0, 0});
+  o.top_p = 0.75;
+  expect_shares(shares(logits, o), {1 / 8.0, 4 / 8.0, 3 / 8.0, 0, 0});
+  o.top_p = 0;  // one token always
+  expect_shares(shares(logits, o), {0, 1, 0, 0, 0});
+  o.top_k = 3, o.top_p = 0.5;  // of what top_k has left: 0.4 of 0.8
+  expect_shares(shares(logits, o), {0, 1, 0, 0, 0});
+}
+
+TEST(Sampler, PenalizesTokensThatOccurAlready) {
+  SamplingOptions o;
+  o.repetition_penalty = 2;
+  const std::vector<float> logits = {2, -1, 2};
+  const double a = std::exp(1), b = std::exp(-2), c = std::exp(2);
+  expect_shares(shares(logits, o, {0, 1, 0}), {a / (a + b + c), b / (a + b + c), c / (a + b + c)});
+}
+
+// ----------------------------------------------------------------------------
+// Text that comes token by token
+
+TEST(TextStream, HoldsBackBrokenCharactersUntilTheyAreWhole) {
+  TextStream stream;
+  EXPECT_EQ(stream.add("a\xE2"), "a");          // the beginning of a euro sign
+  EXPECT_EQ(stream.add("\x82"), "");
+  EXPECT_EQ(stream.add("\xAC!"), "\xE2\x82\xAC!");
+  EXPECT_EQ(stream.add("\xF0\x9F\x98"), "");  // three of four bytes
+  EXPECT_EQ(stream.add("x"), "\xF0\x9F\x98x");  // which never come
+  EXPECT_EQ(stream.add("\xFF\x80\x80\x80\x80"), "\xFF\x80\x80\x80\x80");  // no character begins so
+  EXPECT_EQ(stream.add("\xC3"), "");
+  EXPECT_EQ(stream.finish(), "\xC3");
+  EXPECT_EQ(stream.text(), "a\xE2\x82\xAC!\xF0\x9F\x98x\xFF\x80\x80\x80\x80\xC3");
+}
+
+TEST(TextStream, EndsBeforeTheTextToStopAt) {
+  TextStream stream("END.");
+  EXPECT_EQ(stream.add("one E"), "one ");
+  EXPECT_EQ(stream.add("N, E"), "EN, ");
+  EXPECT_EQ(stream.add("N"), "");
+  EXPECT_EQ(stream.add("D"), "");
+  EXPECT_FALSE(stream.stopped());
+  EXPECT_EQ(stream.add(". two"), "");
+  EXPECT_TRUE(stream.stopped());
+  EXPECT_EQ(stream.text(), "one EN, ");
+  TextStream at_once("b");
+  EXPECT_EQ(at_once.add("abc"), "a");
+  EXPECT_TRUE(at_once.stopped());
+  TextStream unfinished("END");
+  EXPECT_EQ(unfinished.add("the EN"), "the ");
+  EXPECT_EQ(unfinished.finish(), "EN");
 }
 
 // ----------------------------------------------------------------------------

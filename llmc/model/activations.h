@@ -1,7 +1,7 @@
 // The activations of GPT-2: which there are, their shapes, what they are for, and which of them each level of recomputation keeps.
 //
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: what a layer projects of q, k and v
-// for a token.
+// for a token. In generation B is 1 and T the most tokens that are computed at a time, of whatever sequences; only K/V is kept for longer.
 #pragma once
 #include <algorithm>                 // std::max, std::min
 #include <array>                     // std::array
@@ -10,6 +10,7 @@
 #include <vector>                    // std::vector
 #include "attention_plan.h"          // AttentionPlan
 #include "config.h"                  // ModelConfig
+#include "kv_cache.h"                // KVCache
 #include "llmc/operations.h"         // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
 #include "llmc/precision.h"          // floatX
 #include "llmc/utils/memory_plan.h"  // MemoryGroup
@@ -30,7 +31,8 @@ struct LayerActs {
   float *ln1_mean = nullptr, *ln1_rstd = nullptr;  // (B, T)
   floatX* qkv = nullptr;                           // (B, T, QKV): q | k | v of the projected heads; null with Recompute::block, unless
                                                    //   other layers use q, where
-  floatX *q = nullptr, *kv = nullptr;              //   q (B, T, C) and kv (B, T, QKV - C) are tensors of their own
+  floatX *q = nullptr, *kv = nullptr;              //   q (B, T, C) and kv (B, T, QKV - C) are tensors of their own. In generation
+                                                   //   qkv holds the new tokens', and kv (slots, capacity, QKV - C) is the cache
   floatX* att = nullptr;                           // (B, T, C)
   float* lse = nullptr;                            // (B, h, T)
   float* topk_score = nullptr;                     // (B, h, T): of topk
@@ -55,12 +57,12 @@ struct Activations {
   floatX* sublayer;                        // (B, T, C): the output of attention or the MLP, before it is added to the residual stream
   floatX* logits;                          // (logit_rows, logit_stride): a chunk of rows at a time
   // backward only
-  floatX* dresidual;                       // (B, T, C): gradient of the residual stream
-  floatX* dsublayer;                       // (B, T, C)
-  floatX* dfch;                            // (B, T, 4C)
-  floatX* dqkv;                            // (B, T, the largest QKV)
-  float* delta;                            // (B, h, T): attention's rowsum(dout * out)
-  float* layernorm_scratch;                // (layernorm_backward_scratch(B T, C))
+  floatX* dresidual = nullptr;             // (B, T, C): gradient of the residual stream
+  floatX* dsublayer = nullptr;             // (B, T, C)
+  floatX* dfch = nullptr;                  // (B, T, 4C)
+  floatX* dqkv = nullptr;                  // (B, T, the largest QKV)
+  float* delta = nullptr;                  // (B, h, T): attention's rowsum(dout * out)
+  float* layernorm_scratch = nullptr;      // (layernorm_backward_scratch(B T, C))
   float* attention_scratch = nullptr;      // (attention_backward_scratch(...))
   std::vector<floatX*> accumulators;       // (num_accumulators), each (B, T, accumulator_heads * hs): dq | dk | dv of a layer's shared heads
   // only with several attention maps a layer
@@ -76,6 +78,7 @@ struct ModelShape {
   AttentionPlan attention_plan;
   int B = 0, T = 0;
   Recompute recompute = Recompute::nothing;
+  KVCache cache;                             // of generation
   int64_t logit_rows = 0, logit_stride = 0;  // of the chunk in which logits are computed
 };
 
@@ -92,6 +95,8 @@ inline int64_t logit_chunk_rows(int64_t rows, int64_t row_bytes, int64_t chunk_b
 inline bool keeps_qkv(const ModelShape& model, int l) {
   return model.recompute < Recompute::block || !model.attention_plan.shared[Part::q][l].empty();
 }
+
+inline bool generates(const ModelShape& model) { return model.cache.slots > 0; }
 
 // The most query heads that an attention of the plan has whose K/V head has several of them.
 inline int64_t most_grouped_query_heads(const AttentionPlan& plan) {
@@ -137,12 +142,17 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
       else declare(activations, name, layer.*tensor, std::move(shape));
     };
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * hs;
+    const bool q_is_shared = !plan.shared[Part::q][l].empty();
     // What the backward pass of attention needs of the forward pass. With several attention maps it runs that again, one by one.
     const Recompute attention_dropped_from = mixes_maps ? Recompute::nothing : Recompute::block;
     declare_layer(Recompute::layernorm, "ln1", &LayerActs::ln1, {B, T, C});
     declare_layer(kept, "ln1_mean", &LayerActs::ln1_mean, {B, T});
     declare_layer(kept, "ln1_rstd", &LayerActs::ln1_rstd, {B, T});
-    if (keeps_qkv(model, l)) {
+    if (generates(model)) {
+      if (q_is_shared) declare_layer(kept, "qkv of shared q", &LayerActs::qkv, {B, T, QKV});
+      else declare_layer(Recompute::block, "qkv", &LayerActs::qkv, {B, T, full_qkv_size(c, plan)});
+      declare(MemoryGroup::kv_cache, "kv", layer.kv, {model.cache.slots, model.cache.capacity(l), QKV - q});
+    } else if (keeps_qkv(model, l)) {
       declare_layer(kept, "qkv", &LayerActs::qkv, {B, T, QKV});
     } else {
       if (q > 0) declare_layer(Recompute::block, "q", &LayerActs::q, {B, T, q});
@@ -168,6 +178,11 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   declare(activations, "losses", a.losses, {B, T});
   declare(activations, "stats", a.stats, {1});
   declare(activations, "sublayer", a.sublayer, {B, T, C});
+  if (mixes_maps) declare(activations, "map_sum", a.map_sum, {B, T, C});
+  if (plan.table.mix == WiringTable::Mix::gate) declare(activations, "map_gates", a.map_gates, {c.num_layers, B, T});
+  declare(MemoryGroup::logits, "logits", a.logits, {model.logit_rows, model.logit_stride});
+  if (generates(model)) return;
+
   declare(backward, "dresidual", a.dresidual, {B, T, C});
   declare(backward, "dsublayer", a.dsublayer, {B, T, C});
   declare(backward, "dfch", a.dfch, {B, T, 4 * C});
@@ -178,12 +193,9 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   if (attention_scratch > 0) declare(backward, "attention_scratch", a.attention_scratch, {attention_scratch});
   for (floatX*& accumulator : a.accumulators)
     declare(MemoryGroup::dkv_accumulators, "accumulator", accumulator, {B, T, plan.accumulator_heads * hs});
-  if (mixes_maps) declare(activations, "map_sum", a.map_sum, {B, T, C});
   if (plan.table.mix == WiringTable::Mix::gate) {
-    declare(activations, "map_gates", a.map_gates, {c.num_layers, B, T});
     declare(backward, "dmap_gates", a.dmap_gates, {c.num_layers, B, T});
     if (has_master_weights) declare(backward, "exact_map_out", a.exact_map_out, {B, T, C});
   }
   if (mixes_maps) declare(backward, "dmap_weights", a.dmap_weights, {c.num_layers, B, T});
-  declare(MemoryGroup::logits, "logits", a.logits, {model.logit_rows, model.logit_stride});
 }

@@ -15,7 +15,14 @@ struct Projection {
   const floatX *weight, *bias;  // (OC, C), (OC)
   floatX* out;
   int64_t OC;
-  bool holds_kv;                // out is a K/V cache: its rows are the sequence's positions, in generation too
+  bool is_kept;                 // the backward pass finds out as the forward pass left it
+};
+
+// In generation: k and v of the new tokens, which lie beside their q in rows `src_stride` apart, and where they are kept.
+struct StoreKV {
+  const floatX* src = nullptr;  // (B T, width); null: the layer has none, or is trained
+  floatX* cache = nullptr;      // (slots, capacity, width)
+  int64_t src_stride = 0, capacity = 0, width = 0;
 };
 
 // A LayerNorm of the graph: its weights, and what its forward pass leaves.
@@ -38,7 +45,6 @@ struct LayerAttention {
   int map_layer;                     // whose q and masks: its own, or one below
   KVHeads<floatX> kv_heads;          // that the layer's query heads attend to, wherever they were projected
   AttentionArgs<floatX> args;        // of B sequences of T tokens
-  bool q_has_cache_rows = false;     // q lies in a tensor that holds K/V, and has its rows
 };
 
 // What layer l needs beside its parameters and activations. Everything that follows from the wiring and the level of recomputation is here,
@@ -47,7 +53,9 @@ struct LayerPlan {
   int64_t QKV = 0;
   const floatX* residual = nullptr;        // (B, T, C): the residual stream that enters the layer
   std::vector<Projection> projections;     // of q, and of k and v of the projected heads
-  std::vector<LayerAttention> attentions;  // one, or one for each attention map whose output is summed
+  StoreKV store_kv;
+  // One, or one for each attention map whose output is summed; in generation for each slot of the cache.
+  std::vector<std::vector<LayerAttention>> attentions_of_slot;
   bool mixes_maps = false;                 // their outputs are summed with weights:
   MapWeights map_weights;                  //   which
   floatX *map_out, *dmap_out;              //   (B, T, C): the output of one of them, and its gradient, while it runs
@@ -55,20 +63,20 @@ struct LayerPlan {
   std::vector<RowCopy> load_dqkv;          // the part of dqkv that other layers' attention has computed, or that is zero
 };
 
-// Where a projected head lies: `x` is its first element.
+// Where a projected head lies: `x` is its first element, of the sequence in the slot if it is k or v of the cache.
 struct HeadPlace {
   floatX* x;
   int64_t stride;
-  bool has_cache_rows;  // the tensor holds K/V: its rows are the sequence's positions, in generation too
 };
-inline HeadPlace head_place(const ModelShape& model, const Activations& acts, Part part, const ProjectedHead& h) {
+inline HeadPlace head_place(const ModelShape& model, const Activations& acts, Part part, const ProjectedHead& h, int slot) {
   const LayerActs& a = acts.layers[h.layer];
   const int64_t hs = model.config.head_size(), QKV = qkv_rows(model.config, model.attention_plan, h.layer);
   const int64_t q = int64_t(model.attention_plan.projected[Part::q][h.layer].size()) * hs;
   const int64_t column = model.attention_plan.projected_index(part, h) * hs;
-  if (a.qkv != nullptr) return {a.qkv + column, QKV, true};
-  if (part == Part::q) return {a.q + column, q, false};
-  return {a.kv + column - q, QKV - q, true};
+  if (a.qkv != nullptr && (a.kv == nullptr || part == Part::q)) return {a.qkv + column, QKV};
+  if (part == Part::q) return {a.q + column, q};
+  const int64_t first_row = generates(model) ? slot * model.cache.capacity(h.layer) : 0;
+  return {a.kv + first_row * (QKV - q) + column - q, QKV - q};
 }
 
 // Where layer l's attention writes the gradient of a head: in l's own dqkv if it projected the head, else in the accumulator of the layer that
@@ -76,17 +84,18 @@ inline HeadPlace head_place(const ModelShape& model, const Activations& acts, Pa
 inline HeadPlace gradient_place(const ModelShape& model, const Activations& acts, int l, Part part, const ProjectedHead& h) {
   const AttentionPlan& plan = model.attention_plan;
   const int64_t hs = model.config.head_size();
-  if (h.layer == l) return {acts.dqkv + plan.projected_index(part, h) * hs, qkv_rows(model.config, plan, l), false};
-  return {acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * hs, plan.accumulator_heads * hs, false};
+  if (generates(model)) return {nullptr, 0};
+  if (h.layer == l) return {acts.dqkv + plan.projected_index(part, h) * hs, qkv_rows(model.config, plan, l)};
+  return {acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * hs, plan.accumulator_heads * hs};
 }
 
 // How layer l's attention finds each K/V head that it uses.
-inline KVHeads<floatX> plan_kv_heads(const ModelShape& model, const Activations& acts, int l, const PlannedAttention& attention) {
+inline KVHeads<floatX> plan_kv_heads(const ModelShape& model, const Activations& acts, int l, const PlannedAttention& attention, int slot) {
   const AttentionPlan& plan = model.attention_plan;
   std::vector<KVHead<floatX>> kv_heads;
   std::vector<int> query_heads;
   for (const KVUse& use : attention.uses) {
-    const HeadPlace k = head_place(model, acts, Part::k, use.k), v = head_place(model, acts, Part::v, use.v);
+    const HeadPlace k = head_place(model, acts, Part::k, use.k, slot), v = head_place(model, acts, Part::v, use.v, slot);
     const HeadPlace dk = gradient_place(model, acts, l, Part::k, use.k), dv = gradient_place(model, acts, l, Part::v, use.v);
     kv_heads.push_back({k.x, v.x, k.stride, v.stride, dk.x, dv.x, dk.stride, dv.stride, use.dk_accumulate, use.dv_accumulate,
                         int(query_heads.size()), int(use.query_heads.size())});
@@ -102,15 +111,14 @@ inline KVHeads<floatX> plan_kv_heads(const ModelShape& model, const Activations&
 inline floatX* map_out(const Activations& acts) { return acts.sublayer; }
 inline floatX* dmap_out(const Activations& acts) { return acts.dfch; }
 
-inline LayerAttention plan_attention(const ModelShape& model, const Activations& acts, int l, const PlannedAttention& planned) {
+inline LayerAttention plan_attention(const ModelShape& model, const Activations& acts, int l, const PlannedAttention& planned, int slot) {
   const LayerActs& a = acts.layers[l];
   const ProjectedHead first_q = {planned.map_layer, 0};
-  const HeadPlace q = head_place(model, acts, Part::q, first_q), dq = gradient_place(model, acts, l, Part::q, first_q);
+  const HeadPlace q = head_place(model, acts, Part::q, first_q, slot), dq = gradient_place(model, acts, l, Part::q, first_q);
   const bool mixes_maps = model.attention_plan.table.mix != WiringTable::Mix::none;
   LayerAttention attention;
   attention.map_layer = planned.map_layer;
-  attention.kv_heads = plan_kv_heads(model, acts, l, planned);
-  attention.q_has_cache_rows = q.has_cache_rows;
+  attention.kv_heads = plan_kv_heads(model, acts, l, planned, slot);
   AttentionArgs<floatX>& args = attention.args;
   args.HS = model.config.head_size();
   attention.kv_heads.set_args(args);
@@ -151,17 +159,22 @@ inline LayerPlan plan_layer(const ModelShape& model, const LayerParams<floatX>& 
   LayerPlan layer;
   layer.QKV = qkv_rows(c, plan, l);
   layer.residual = l == 0 ? acts.embedded : acts.layers[l - 1].residual3;
-  auto project = [&](floatX* out, int64_t first_row, int64_t rows, bool holds_kv) {
-    if (rows > 0) layer.projections.push_back({w.qkvw + first_row * C, c.bias ? w.qkvb + first_row : nullptr, out, rows, holds_kv});
+  auto project = [&](floatX* out, int64_t first_row, int64_t rows, bool is_kept) {
+    if (rows > 0) layer.projections.push_back({w.qkvw + first_row * C, c.bias ? w.qkvb + first_row : nullptr, out, rows, is_kept});
   };
-  if (a.qkv != nullptr) project(a.qkv, 0, layer.QKV, /*holds_kv=*/true);
-  else project(a.q, 0, q, /*holds_kv=*/false), project(a.kv, q, layer.QKV - q, /*holds_kv=*/true);
-  for (const PlannedAttention& planned : plan.attentions[l]) layer.attentions.push_back(plan_attention(model, acts, l, planned));
+  if (a.qkv != nullptr) project(a.qkv, 0, layer.QKV, /*is_kept=*/true);
+  else project(a.q, 0, q, /*is_kept=*/false), project(a.kv, q, layer.QKV - q, /*is_kept=*/true);
+  if (generates(model) && q < layer.QKV) layer.store_kv = {a.qkv + q, a.kv, layer.QKV, model.cache.capacity(l), layer.QKV - q};
+  for (int slot = 0; slot < std::max(1, model.cache.slots); slot++) {
+    layer.attentions_of_slot.emplace_back();
+    for (const PlannedAttention& planned : plan.attentions[l])
+      layer.attentions_of_slot[slot].push_back(plan_attention(model, acts, l, planned, slot));
+  }
   layer.mixes_maps = plan.table.mix != WiringTable::Mix::none;
   const int64_t rows = int64_t(model.B) * model.T;
   if (has_map_gate(plan, l)) layer.gate = acts.map_gates + l * rows, layer.dgate = acts.dmap_gates + l * rows;
   layer.map_weights = {acts.map_gates, float(plan.table.blend), rows, l};
   layer.map_out = map_out(acts), layer.dmap_out = dmap_out(acts);
-  layer.load_dqkv = plan_load_dqkv(model, acts, l);
+  if (!generates(model)) layer.load_dqkv = plan_load_dqkv(model, acts, l);
   return layer;
 }

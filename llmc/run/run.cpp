@@ -23,8 +23,8 @@ void plan_batches(Run& run, int context_length, bool from_folder) {
     user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is", (long long)total_batch,
                run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
                run.ranks.size > 1 ? format(" * %d", run.ranks.size).c_str() : "", (long long)micro_tokens);
-  if (o.sample_every > 0 && o.sample_length > run.T)
-    user_error("-g %lld: a sample can be at most T = %d tokens long", (long long)o.sample_length, run.T);
+  if (o.sample_every > 0 && o.sample_length > context_length)
+    user_error("-g %lld: a sample can be at most as long as the context, %d tokens", (long long)o.sample_length, context_length);
   run.grad_accum_steps = total_batch / micro_tokens;
 }
 

@@ -1,0 +1,133 @@
+// The program that samples, as users run it.
+#include <algorithm>       // std::count
+#include <sstream>         // std::istringstream
+#include "command_line.h"  // CommandLine
+
+// A model with random weights, of bytes: its folder has no vocabulary, and needs none.
+static const std::string sampler = "./sample_gpt2_sla_cpu ", plain = "dev/test/golden/baseline ";  // context length 32
+
+class Sampling : public CommandLine {
+ protected:
+  std::vector<json> lines_of(const std::string& text) const {
+    std::vector<json> lines;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) lines.push_back(json::parse(line));
+    return lines;
+  }
+};
+
+TEST_F(Sampling, IsTheSameWhateverIsSampledBesideIt) {
+  write("prompts", "a\nbcd\n\nlonger than the others\ne\n");
+  for (const std::string& model : {plain, std::string("dev/test/golden/paper_default ")}) {
+    const std::string command = sampler + model + "--batch " + in("prompts") + " -n 20 --seed 5 --slots ";
+    const Outcome one = run(command + "1");
+    ASSERT_EQ(one.exit_status, 0) << one.err;
+    const std::vector<json> lines = lines_of(one.out);
+    ASSERT_EQ(lines.size(), 5u);
+    EXPECT_EQ(lines[1].at("prompt"), "bcd");
+    EXPECT_EQ(lines[1].at("seed"), 6);
+    EXPECT_NE(lines[0].at("text"), lines[4].at("text"));
+    for (const char* slots : {"2", "3", "8"}) EXPECT_EQ(run(command + slots).out, one.out) << slots;
+    const Outcome alone = run(sampler + model + "--prompt bcd -n 20 --seed 6");
+    EXPECT_EQ(alone.exit_status, 0) << alone.err;
+    EXPECT_EQ(alone.out.substr(0, 3), "bcd");
+  }
+}
+
+TEST_F(Sampling, SaysWhyATextEnds) {
+  write("prompt", "abc\n");
+  auto ended_by = [&](const std::string& options) {
+    const Outcome o = run(sampler + plain + "--batch " + in("prompt") + " " + options);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    const json line = json::parse(o.out.substr(0, o.out.find('\n')));
+    return line.at("ended_by").get<std::string>() + ", " + std::to_string(line.at("tokens").get<int>());
+  };
+  EXPECT_EQ(ended_by("-n 7 --temperature 0"), "number of tokens, 7");
+  EXPECT_EQ(ended_by("-n 100 --temperature 0"), "context length, 28");  // of 32, 4 are the prompt's
+  // The first letter that the model draws: no token before it has that byte.
+  const std::string text = json::parse(run(sampler + plain + "--batch " + in("prompt") + " -n 28 --temperature 0").out).at("text");
+  const size_t letter = text.find_first_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ");
+  ASSERT_NE(letter, std::string::npos);
+  EXPECT_EQ(ended_by("-n 28 --temperature 0 --stop " + text.substr(letter, 1)).substr(0, 9), "stop text");
+}
+
+// At a high temperature each of the 257 tokens is as likely as another.
+TEST_F(Sampling, EndsAtAnEndOfTextUnlessToldOtherwise) {
+  std::string lines;
+  for (int i = 0; i < 60; i++) lines += "x\n";
+  write("prompts", lines);
+  const std::string command = sampler + plain + "--batch " + in("prompts") + " -n 29 --temperature 1000 ";
+  int ended = 0;
+  for (const json& line : lines_of(run(command).out)) {
+    ended += line.at("ended_by") == "end of text";
+    EXPECT_EQ(line.at("ended_by") == "end of text", line.at("tokens") < 29) << line;
+    EXPECT_EQ(line.at("text").get<std::string>().find("<|endoftext|>"), std::string::npos);
+  }
+  EXPECT_GE(ended, 1);
+  int spelled = 0;
+  for (const json& line : lines_of(run(command + "--ignore-end-of-text").out)) {
+    EXPECT_EQ(line.at("ended_by"), "number of tokens");
+    spelled += line.at("text").get<std::string>().find("<|endoftext|>") != std::string::npos;
+  }
+  EXPECT_GE(spelled, ended);
+}
+
+TEST_F(Sampling, OfTheTrainerIsTheSame) {
+  const std::string options = " --prompt abc --temperature 0 ";
+  const Outcome trained = run(trainer + "-e " + plain + "-x 0 -s 1 -g 20 -b 1" + options);
+  const Outcome sampled = run(sampler + plain + "-n 16" + options);
+  ASSERT_EQ(trained.exit_status, 0) << trained.err;
+  ASSERT_EQ(sampled.exit_status, 0) << sampled.err;
+  EXPECT_NE(trained.out.find("\n" + sampled.out + "---"), std::string::npos) << trained.out << "\n" << sampled.out;
+  EXPECT_NE(sampled.err.find("prompt: 4 tokens"), std::string::npos) << sampled.err;
+  EXPECT_NE(sampled.err.find("2048 bytes a token"), std::string::npos) << sampled.err;  // 4 layers, 64 of k and of v
+}
+
+TEST_F(Sampling, TakesLinesThatAreTyped) {
+  const Outcome o = run("printf 'ab\\nx' | " + sampler + plain + "-i -n 3 -q --temperature 0");
+  EXPECT_EQ(o.exit_status, 0);
+  EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '>'), 3) << o.out;
+  const Outcome too_long = run("printf '%040d\\nab\\n' 7 | " + sampler + plain + "-i -n 3 -q");
+  EXPECT_EQ(too_long.exit_status, 0);
+  EXPECT_NE(too_long.err.find("error: the prompt makes 41 tokens, and the model's context length is 32"), std::string::npos) << too_long.err;
+}
+
+TEST_F(Sampling, StopsAtASignal) {
+  ASSERT_EQ(run(trainer + "-i " + write("data.bin", shard_bytes(9000)) +
+                " --layers 2 --heads 2 --channels 32 --vocab-size 257 --max-seq-len 60000 -t 64 -b 1 -x 1 -v 0 -o " + in("run")).exit_status, 0);
+  const Outcome o = run("timeout -s INT 0.6 " + sampler + in("run/step_00000001") + " -n 59000 --ignore-end-of-text; echo \"status $?\"");
+  EXPECT_NE(o.out.find("status 124"), std::string::npos) << o.out.substr(0, 200);  // timeout's own
+  const size_t drawn = o.err.find("drawn: ");
+  ASSERT_NE(drawn, std::string::npos) << o.err;
+  EXPECT_LT(std::stoi(o.err.substr(drawn + 7)), 58000) << o.err;
+  const std::string keyboard = in("keyboard");  // on which nobody types; status 137: it had to be killed
+  const Outcome idle = run("mkfifo " + keyboard + "; sleep 20 > " + keyboard + " & timeout -k 5 -s INT 0.3 " + sampler + plain + "-i < " + keyboard +
+                           "; echo \"status $?\"; kill $!");
+  EXPECT_NE(idle.out.find("status 124"), std::string::npos) << idle.out;
+}
+
+TEST_F(Sampling, RefusesWhatCannotBe) {
+  write("prompts", "ab\n" + std::string(50, 'x') + "\n");
+  write("empty", "");
+  const struct { std::string arguments, message; } cases[] = {
+      {"", "MODEL"},
+      {in("nowhere"), "config.json: cannot be read"},
+      {"dev/test/golden/odd_shapes", "has no vocabulary"},
+      {plain + "--tokenizer " + in("nothing"), "cannot be read"},
+      {plain + "--prompt a -i", "give one of them"},
+      {plain + "--prompt " + std::string(40, 'x'), "the prompt makes 41 tokens, and the model's context length is 32"},
+      {plain + "--batch " + in("prompts"), "line 2: the prompt makes 51 tokens"},
+      {plain + "--batch " + in("empty"), "has no line"},
+      {plain + "--prompt-file " + in("nothing"), "cannot be read"},
+      {plain + "-n 0", "-n 0: it must lie between"},
+      {plain + "--temperature -1", "--temperature -1"},
+      {plain + "--top-p 1.5", "--top-p 1.5"},
+      {plain + "--slots 0", "--slots 0"}};
+  for (const auto& c : cases) {
+    const Outcome o = run(sampler + c.arguments);
+    EXPECT_EQ(o.exit_status, 1) << c.arguments;
+    EXPECT_EQ(o.err.rfind("error: ", 0), 0u) << o.err;
+    EXPECT_NE(o.err.find(c.message), std::string::npos) << o.err;
+    EXPECT_EQ(o.out, "") << c.arguments;
+  }
+}

@@ -1,0 +1,118 @@
+// The K/V cache of generation: how many positions each layer keeps of a sequence, and which. A layer whose keys only windows see keeps no more
+// than those reach: its rows are moved to the front when they have filled it, which costs less than a copied row for each new one.
+#pragma once
+#include <algorithm>         // std::find, std::max, std::min
+#include <cstdint>           // int64_t
+#include <numeric>           // std::lcm
+#include <vector>            // std::vector
+#include "attention_plan.h"  // AttentionPlan, for_each_head
+#include "llmc/utils/error.h"  // CHECK
+
+// Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same position.
+struct KVCacheGroup {
+  std::vector<int> layers;
+  int64_t reach = 1;      // the query at t sees no key before t - reach + 1; 0: it may see all
+  int64_t alignment = 1;  // the first position kept is a multiple, for masks that count positions in blocks
+  int64_t capacity = 0;   // positions that a sequence has room for
+};
+
+// The positions [first, first + count) of a sequence, to be computed.
+struct SequencePart {
+  int slot;               // of the cache
+  int64_t first, count;
+};
+
+// Rows to move within the cache of a layer's sequence: `count` of them, from row `from` to the first.
+struct KVCacheMove {
+  int layer, slot;
+  int64_t from, count;
+};
+
+struct KVCache {
+  int slots = 0;                           // sequences; 0: a plan for training, which has none
+  int64_t max_length = 0;                  // of a sequence
+  std::vector<KVCacheGroup> groups;
+  std::vector<int> group_of_layer;         // (L)
+  std::vector<int64_t> lengths;            // (slots): positions whose K/V has been computed
+  std::vector<std::vector<int64_t>> first; // (slots, groups): the position in the first row
+
+  int64_t capacity(int layer) const { return groups[group_of_layer[layer]].capacity; }
+  int64_t first_position(int slot, int layer) const { return first[slot][group_of_layer[layer]]; }
+
+  void clear(int slot) {
+    lengths[slot] = 0;
+    std::fill(first[slot].begin(), first[slot].end(), 0);
+  }
+
+  // Makes room for the next `count` positions of a sequence and counts them. The moves are to be made before anything is written.
+  SequencePart append(int slot, int64_t count, std::vector<KVCacheMove>& moves) {
+    const int64_t length = lengths[slot];
+    CHECK(length + count <= max_length);
+    for (size_t g = 0; g < groups.size(); g++) {
+      const KVCacheGroup& group = groups[g];
+      int64_t& begin = first[slot][g];
+      if (length + count - begin <= group.capacity) continue;
+      const int64_t needed = std::max<int64_t>(0, length - group.reach + 1) / group.alignment * group.alignment;
+      CHECK(group.reach > 0 && length + count - needed <= group.capacity && needed - begin >= length - needed);  // they do not overlap
+      for (int layer : group.layers) moves.push_back({layer, slot, needed - begin, length - needed});
+      begin = needed;
+    }
+    lengths[slot] = length + count;
+    return {slot, length, count};
+  }
+};
+
+// How far back a mask sees, as KVCacheGroup::reach.
+inline int64_t reach_of(const AttentionMask& mask) {
+  const int64_t block = mask.pattern == MaskPattern::block ? mask.s : 0;
+  return mask.window > 0 && block > 0 ? std::min<int64_t>(mask.window, block) : std::max<int64_t>(mask.window, block);
+}
+
+// The groups: a layer is with those whose K/V it uses, and with what is used together with one of them.
+inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
+  std::vector<int> group(size_t(plan.num_layers));  // by the lowest layer of each
+  for (int l = 0; l < plan.num_layers; l++) group[l] = l;
+  for (int l = 0; l < plan.num_layers; l++)
+    for (const PlannedAttention& attention : plan.attentions[l])
+      for (const KVUse& use : attention.uses)
+        for (int layer : {use.k.layer, use.v.layer}) {
+          const int other = group[layer];
+          for (int& g : group)
+            if (g == other) g = group[l];
+        }
+  std::vector<KVCacheGroup> groups;
+  for (int g = 0; g < plan.num_layers; g++) {
+    KVCacheGroup members;
+    for (int l = 0; l < plan.num_layers; l++)
+      if (group[l] == g) members.layers.push_back(l);
+    if (!members.layers.empty()) groups.push_back(members);
+  }
+  return groups;
+}
+
+// For so many sequences of at most `max_length` tokens, of which up to `rows` are computed at a time.
+inline KVCache plan_kv_cache(const AttentionPlan& plan, int slots, int64_t max_length, int64_t rows) {
+  KVCache cache;
+  cache.slots = slots, cache.max_length = max_length;
+  cache.groups = group_layers(plan);
+  cache.group_of_layer.resize(size_t(plan.num_layers));
+  for (size_t g = 0; g < cache.groups.size(); g++)
+    for (int layer : cache.groups[g].layers) cache.group_of_layer[layer] = int(g);
+  for (int l = 0; l < plan.num_layers; l++)
+    for (const PlannedAttention& attention : plan.attentions[l]) {
+      KVCacheGroup& group = cache.groups[cache.group_of_layer[l]];
+      for (int head = 0; head < plan.num_heads; head++) {
+        const AttentionMask& mask = plan.table.mask(attention.map_layer, head);
+        const int64_t reach = reach_of(mask);
+        group.reach = group.reach == 0 || reach == 0 ? 0 : std::max(group.reach, reach);
+        if (mask.pattern != MaskPattern::all) group.alignment = std::min<int64_t>(std::lcm<int64_t>(group.alignment, mask.s), max_length);
+      }
+    }
+  for (KVCacheGroup& group : cache.groups) {
+    group.capacity = 2 * (group.reach - 1 + group.alignment) + rows;
+    if (group.reach == 0 || group.capacity >= max_length) group.reach = 0, group.capacity = max_length;
+  }
+  cache.lengths.assign(size_t(slots), 0);
+  cache.first.assign(size_t(slots), std::vector<int64_t>(cache.groups.size(), 0));
+  return cache;
+}

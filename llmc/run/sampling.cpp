@@ -1,0 +1,103 @@
+#include "sampling.h"
+#include <CLI/CLI.hpp>         // CLI::App
+#include <cmath>               // std::isfinite
+#include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include <sstream>             // std::istringstream
+#include "llmc/utils/error.h"  // user_error
+#include "llmc/utils/files.h"  // read_whole_file
+#include "llmc/utils/utf8.h"   // replace_invalid_utf8
+
+static void declare_options(CLI::App& app, SampleOptions& o) {
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
+  const char* text = "Text to continue";
+  app.add_option("--prompt", o.prompt, "this text; without any option of this group: nothing")->group(text);
+  app.add_option("--prompt-file", o.prompt_file, "the text of a file")->group(text);
+  app.add_option("--batch", o.batch, "each line of a file; the output is a JSON object a line, in the order of the lines")->group(text);
+  app.add_flag("-i,--interactive", o.interactive, "each line that is typed")->group(text);
+  app.add_flag("--no-end-of-text", o.no_end_of_text, "begin with the prompt itself, without the end of text that training documents "
+               "begin with")->group(text);
+  const char* sampling = "Sampling";
+  app.add_option("-n,--tokens", o.tokens, "tokens to draw, at most")->group(sampling);
+  app.add_option("--temperature", o.sampling.temperature, "divide logits by this; 0: always the likeliest token")->group(sampling);
+  app.add_option("--top-k", o.sampling.top_k, "draw only from the k likeliest tokens; 0: from all")->group(sampling);
+  app.add_option("--top-p", o.sampling.top_p, "draw only from the likeliest tokens that have this probability together")->group(sampling);
+  app.add_option("--repetition-penalty", o.sampling.repetition_penalty, "divide the positive logits of tokens that occur already by this, and "
+                 "multiply the negative ones")->group(sampling);
+  app.add_option("--seed", o.seed, "the same seed and prompt give the same text")->group(sampling);
+  app.add_option("--stop", o.stop, "end before this text")->group(sampling);
+  app.add_flag("--ignore-end-of-text", o.ignore_end_of_text, "do not end at an end of text")->group(sampling);
+  app.add_option("--slots", o.slots, "with --batch: texts that are sampled at a time")->group(sampling);
+  app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
+  app.add_flag("-q,--quiet", o.quiet, "do not tell the speed at the end");
+}
+
+bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
+  CLI::App app("Continues text with a trained model.\n"
+               "Example: ./sample_gpt2_sla_cpu runs/gcide-1600/step_00001600 --prompt 'Skip, n. ' --temperature 0.7");
+  declare_options(app, o);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e), false;  // --help
+    user_error("%s; --help lists the options", e.what());
+  }
+  auto between = [](const char* option, double value, double low, double high) {
+    if (!(value >= low && value <= high)) user_error("%s %g: it must lie between %g and %g", option, value, low, high);
+  };
+  between("-n", double(o.tokens), 1, 1 << 30);
+  between("--temperature", o.sampling.temperature, 0, 1e6);
+  between("--top-k", o.sampling.top_k, 0, 1 << 30);
+  between("--top-p", o.sampling.top_p, 0, 1);
+  between("--repetition-penalty", o.sampling.repetition_penalty, 1e-3, 1e3);
+  between("--seed", double(o.seed), 0, 9e18);
+  between("--slots", o.slots, 1, 4096);
+  if (!o.prompt.empty() + !o.prompt_file.empty() + !o.batch.empty() + o.interactive > 1)
+    user_error("--prompt, --prompt-file, --batch and -i each say what to continue; give one of them");
+  return true;
+}
+
+Tokenizer sample_tokenizer(const SampleOptions& o, int vocab_size) {
+  const std::string path = !o.tokenizer.empty() ? o.tokenizer : Tokenizer::file_in(o.model);
+  if (path.empty() && vocab_size == byte_vocab_size) return Tokenizer::bytes();
+  if (path.empty()) user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer", o.model.c_str());
+  Tokenizer tokenizer = Tokenizer::load(path);
+  if (tokenizer.vocab_size() > vocab_size)
+    user_error("%s has %d tokens, the model %d; name the model's own vocabulary with --tokenizer", path.c_str(), tokenizer.vocab_size(), vocab_size);
+  return tokenizer;
+}
+
+SampleRequest sample_request(const SampleOptions& o, const Tokenizer& tokenizer, const std::string& prompt, uint64_t seed, int context_length) {
+  std::string text = prompt;
+  if (!tokenizer.is_bytes()) replace_invalid_utf8(prompt, text);
+  std::vector<uint16_t> tokens;
+  if (!o.no_end_of_text || text.empty()) tokens.push_back(tokenizer.end_of_text());
+  Encoder(tokenizer).encode_special(text, tokens);
+  if (int64_t(tokens.size()) >= context_length)
+    user_error("the prompt makes %zu tokens, and the model's context length is %d; shorten it", tokens.size(), context_length);
+  return {prompt, {tokens.begin(), tokens.end()}, seed};
+}
+
+std::vector<SampleRequest> sample_requests(const SampleOptions& o, const Tokenizer& tokenizer, int context_length) {
+  if (o.batch.empty()) {
+    const std::string prompt = o.prompt_file.empty() ? o.prompt : read_whole_file(o.prompt_file);
+    return {sample_request(o, tokenizer, prompt, uint64_t(o.seed), context_length)};
+  }
+  std::vector<SampleRequest> requests;
+  std::istringstream lines(read_whole_file(o.batch));
+  for (std::string line; std::getline(lines, line);) {
+    try {
+      requests.push_back(sample_request(o, tokenizer, line, uint64_t(o.seed) + requests.size(), context_length));
+    } catch (const UserError& e) {
+      user_error("%s: line %zu: %s", o.batch.c_str(), requests.size() + 1, e.what());
+    }
+  }
+  if (requests.empty()) user_error("%s: has no line", o.batch.c_str());
+  return requests;
+}
+
+std::string sample_json(const SampleRequest& request, const std::string& text, int64_t tokens, const std::string& ended_by) {
+  const nlohmann::ordered_json line = {
+      {"prompt", request.prompt}, {"seed", request.seed}, {"text", text}, {"tokens", tokens}, {"ended_by", ended_by}};
+  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}

@@ -1,0 +1,59 @@
+// Text that comes token by token: what of it can be shown already.
+#pragma once
+#include <algorithm>          // std::min
+#include <string>             // std::string
+#include <string_view>        // std::string_view
+#include "llmc/utils/utf8.h"  // first_character, is_continuation_byte
+
+class TextStream {
+ public:
+  // The text ends before `stop`, if that is not "".
+  explicit TextStream(std::string stop = "") : stop_(std::move(stop)) {}
+
+  // Adds a token's bytes. Returns those that can be shown now: not the beginning of a character whose other bytes are to come, nor what may be
+  // the beginning of the text to stop at.
+  std::string add(std::string_view bytes) {
+    const size_t searched = text_.size() < stop_.size() ? 0 : text_.size() - stop_.size();
+    text_ += bytes;
+    const size_t found = stop_.empty() ? std::string::npos : text_.find(stop_, std::max(searched, shown_));
+    if (found == std::string::npos) return show(text_.size() - std::max(held_of_stop(), held_of_character()));
+    text_.resize(found);
+    stopped_ = true;
+    return show(found);
+  }
+
+  // What was held back, at the end of the text.
+  std::string finish() { return show(text_.size()); }
+
+  bool stopped() const { return stopped_; }               // at the text to stop at
+  const std::string& text() const { return text_; }       // all of it
+
+ private:
+  std::string stop_, text_;
+  size_t shown_ = 0;
+  bool stopped_ = false;
+
+  std::string show(size_t end) {
+    end = std::max(end, shown_);
+    const std::string part = text_.substr(shown_, end - shown_);
+    shown_ = end;
+    return part;
+  }
+  // The length of the longest end of the text with which the text to stop at begins.
+  size_t held_of_stop() const {
+    for (size_t n = std::min(stop_.size(), text_.size()); n > 0; n--)
+      if (text_.compare(text_.size() - n, n, stop_, 0, n) == 0) return n;
+    return 0;
+  }
+  // That of a character whose end is missing.
+  size_t held_of_character() const {
+    size_t begin = text_.size();
+    for (int i = 0; i < 3 && begin > 0 && is_continuation_byte(text_[begin - 1]); i++) begin--;
+    if (begin == 0) return 0;
+    const std::string_view rest = std::string_view(text_).substr(begin - 1);
+    const uint8_t lead = uint8_t(rest[0]);
+    const size_t length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    const Utf8Character c = first_character(rest);
+    return !c.valid && c.length == rest.size() && rest.size() < length ? rest.size() : 0;
+  }
+};
