@@ -780,7 +780,7 @@ bool same_state(const std::vector<std::vector<float>>& a, const std::vector<std:
 }
 
 // Whatever training does with the model while it is written.
-// BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `"", fetch_copied, m, v` -> `"", fetch_from(model, model.master_memory), m, v`
+// BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `model_text_files(model.config), fetch_copied, m, v` -> `model_text_files(model.config), fetch_from(model, model.master_memory), m, v`
 TEST(Steps, LeaveACheckpointOfTheModelAtItsBeginning) {
   auto trainer = make_trainer(three_layers(), 0, 1);
   auto* run = &trainer->run;
