@@ -15,13 +15,19 @@ CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
 # Code without a hot loop: tests, JSON, command lines, sockets. -O3 takes twice as long to compile it. (-O given last wins.)
 COLD := $(if $(DEBUG),,-O1)
 
-# Weights and activations on a GPU, real or emulated: BF16 or FP32.
-PRECISION ?= BF16
+# Weights and activations: BF16 or FP32. Unless the user says which, BF16 on a GPU, and on a CPU that has instructions for it.
+ifneq ($(PRECISION),)
 precision := $(or $(patsubst BF16,bf16,$(filter BF16,$(PRECISION))),$(patsubst FP32,fp32,$(filter FP32,$(PRECISION))))
 ifeq ($(precision),)
 $(error PRECISION=$(PRECISION): it must be BF16 or FP32)
 endif
+endif
+CPU_BF16 := $(shell $(CXX) -march=native -dM -E -x c++ /dev/null 2>/dev/null | grep -oE '__(AMX_BF16|AVX512BF16)__' | tr -d _)
+gpu_precision := $(or $(precision),bf16)
+cpu_precision := $(or $(precision),$(if $(CPU_BF16),bf16,fp32))
 precision_flags.bf16 := -DPRECISION_BF16
+# What -march=native means here: programs that were compiled for another machine's CPU are built anew.
+NATIVE_CPU := $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
 
 # What this machine has.
 have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
@@ -70,14 +76,15 @@ HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cp
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
 EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
+CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
 LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_machine_code test_scripts)
-TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(DEVICE_TESTS:%=$(BUILD)/%_cpu) $(HOST_TESTS))
+TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
-TESTED_PROGRAMS := train_gpt2_sla_cpu sample_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
 # The same for `make test`.
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
-QUICK_TESTED_PROGRAMS := train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
+QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
 .PHONY: all help train test test-all mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
@@ -100,7 +107,7 @@ help:
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
 	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), test_gpt2_sla, test_gpt2_sla_emu'
-	@echo 'PRECISION=FP32  weights and activations on the GPU in fp32; BF16 is the default'
+	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with instructions for it'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'
@@ -112,8 +119,9 @@ what-is-here:
 	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
 	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
+	@echo 'CPU      $(if $(CPU_BF16),has $(CPU_BF16),has no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  train_gpt2_sla_cpu, data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(PRECISION))'
+	@echo 'builds:  train_gpt2_sla_cpu in $(cpu_precision), data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(gpu_precision))'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 
@@ -146,8 +154,8 @@ mutants:
 
 bench-cpu:
 	@scripts/setup.sh build
-	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bench_cpu
-	@$(BUILD)/bench_cpu
+	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/fp32/bench_cpu $(BUILD)/bf16/bench_cpu
+	@$(BUILD)/fp32/bench_cpu && $(BUILD)/bf16/bench_cpu
 
 memory-table:
 	@scripts/setup.sh build test
@@ -175,8 +183,8 @@ clean:
 # What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder, and the programs.
 
 remember = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
-$(BUILD)/flags $(OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(MPI_FLAGS))
-$(BUILD)/emu_flags $(EMU_OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(MPI_FLAGS))
+$(BUILD)/flags $(OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(MPI_FLAGS) $(NATIVE_CPU))
+$(BUILD)/emu_flags $(EMU_OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(MPI_FLAGS) $(NATIVE_CPU))
 $(BUILD)/nvcc_flags: force ; $(call remember,$(NVCC) $(CPPFLAGS) $(NVCCFLAGS))
 .PHONY: force
 force:
@@ -189,11 +197,11 @@ GTEST := -lgtest -lgtest_main -lpthread
 # Where the .cu files lie.
 vpath %.cu dev/test dev/bench
 
-# At the top level lie the programs as links, those for a GPU in the precision asked for.
+# At the top level lie the programs as links, in the precision asked for or its default.
 TOP_LEVEL := train_gpt2_sla train_gpt2_sla_emu train_gpt2_sla_cpu sample_gpt2_sla sample_gpt2_sla_emu sample_gpt2_sla_cpu test_gpt2_sla test_gpt2_sla_emu
-$(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(precision)/% force
+$(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(gpu_precision)/% force
 	@ln -sf $< $@
-train_gpt2_sla_cpu sample_gpt2_sla_cpu: %: $(BUILD)/%
+$(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 	@ln -sf $< $@
 
 # Host code
@@ -230,16 +238,17 @@ $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
 
 # On the CPU
 
-$(OBJ)/cpu/%.o: %.cu $(OBJ)/flags
-	@mkdir -p $(@D)
-	$(COMPILE) -DSLA_CPU -x c++ -c $< -o $@
+define cpu_programs
+$(OBJ)/cpu/$(1)/%.o: %.cu $(OBJ)/flags
+	@mkdir -p $$(@D)
+	$$(COMPILE) -DSLA_CPU $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
 
-$(BUILD)/%_cpu: $(OBJ)/cpu/%.o $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(ONEDNN) $(if $(filter test_%,$*),$(GTEST)) -o $@
+$(BUILD)/$(1)/%_cpu: $(OBJ)/cpu/$(1)/%.o $(HOST_LIB) $(BUILD)/flags
+	@mkdir -p $$(@D)
+	$$(CXX) $$(CXXFLAGS) $$(filter %.o %.a,$$^) $$(MPI_LIBS) $$(ONEDNN) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
 
-$(OBJ)/dev/bench/bench_cpu.o: private CPPFLAGS += -DSLA_CPU
-$(BUILD)/bench_cpu: $(OBJ)/dev/bench/bench_cpu.o $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(ONEDNN) -o $@
+endef
+$(eval $(foreach p,fp32 bf16,$(call cpu_programs,$(p))))
 
 # On an emulated GPU. The host code is that of the other programs: no sanitizer, and it lays out no arena.
 

@@ -60,13 +60,16 @@ struct AttentionArgs {
   int64_t dq_stride = 0;
   bool dq_accumulate = false;  // dq is +=; else =
   float* delta = nullptr;      // (B, NH, T) =: rowsum(dout * out)
-  float* scratch = nullptr;    // attention_backward_scratch(...) floats, or null for 0: where the query heads of a K/V head that has
-                               // several leave partial sums of dk and dv, to be added up in a fixed order
+  float* scratch = nullptr;    // attention_backward_scratch(...) floats, or null for 0: where query heads leave partial
+                               // sums of dk and dv, to be added up in a fixed order
 };
 
-// The size of `scratch`, in floats. `pairs`: how many pairs of a query head and one of its K/V heads there are whose K/V head has more than
-// one query head. Each device folder defines it.
-int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t pairs);
+// Whether each query head of a K/V head that has this many leaves a partial sum of dk and dv in `scratch`. Each device folder defines it.
+bool has_partial_sums(int64_t query_heads);
+
+// The size of `scratch`, in floats, for that many partial sums: one for each pair of a query head and such a K/V head of it. Each device
+// folder defines it.
+int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums);
 
 // Aborts if the device's attention cannot use a K/V head with these strides. Each device folder defines it.
 template <class Element>

@@ -1,7 +1,11 @@
 // The type of weights and activations, fixed when the program is built (make PRECISION=BF16 or FP32). Gradients of
 // parameters, AdamW's moments and master weights, LayerNorm's statistics, losses and sums are float in both.
 #pragma once
-#ifdef PRECISION_BF16
+#if defined(PRECISION_BF16) && defined(SLA_CPU)
+#include "llmc/cpu/bf16.h"  // bfloat16
+typedef bfloat16 floatX;
+constexpr const char* precision_name = "bf16";
+#elif defined(PRECISION_BF16)
 #include <cuda_bf16.h>  // __nv_bfloat16
 typedef __nv_bfloat16 floatX;
 constexpr const char* precision_name = "bf16";

@@ -161,7 +161,7 @@ struct Layer {
     d_topk_last = DeviceArray<int>(std::vector<int>(size_t(c.topk > 0 ? c.rows() * c.NH() : 0), -7));
     std::vector<KVHead<floatX>> heads;
     std::vector<int> query_heads;
-    int64_t pairs = 0;
+    int64_t partial_sums = 0;
     for (int n = 0; n < c.num_kv_heads(); n++) {
       floatX *k_from = n < own ? d_qkv.data : d_source_kv.data, *v_from = c.v_apart ? d_apart_v.data : k_from;
       floatX *k_to = n < own ? d_dqkv.data : d_shared_dkv.data, *v_to = c.v_apart ? d_apart_dv.data : k_to;
@@ -171,11 +171,11 @@ struct Layer {
       for (int i = 0; i < int(c.NH()); i++)
         for (int source : c.kv_of_head[i])
           if (source == n) query_heads.push_back(i), head.num_query_heads++;
-      if (head.num_query_heads > 1) pairs += head.num_query_heads;
+      if (has_partial_sums(head.num_query_heads)) partial_sums += head.num_query_heads;
       heads.push_back(head);
     }
     kv_heads = KVHeads<floatX>(std::move(heads), std::move(query_heads), c.masks);
-    d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, pairs)));
+    d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
     args.B = c.B, args.T = c.T, args.HS = c.HS;
     kv_heads.set_args(args);
     args.q = d_qkv.data, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data, args.dout = d_dout.data;
@@ -853,14 +853,16 @@ TEST(Attention, HasTheSameBitsForAnyNumberOfThreads) {
   top.topk = 20;
   for (const Case& c : {Case{2, 300, 64, {0, 0, 0, 0}, 1}, general_case(2, 300, 24), top}) {
     std::vector<std::vector<floatX>> expected;
+    std::vector<std::vector<float>> expected_statistics;
     for (int threads : {1, 2, 3, 7}) {
       omp_set_num_threads(threads);
       Layer layer(c);
       layer.forward();
       layer.backward();
-      std::vector<std::vector<floatX>> results = layer.results();
-      results.push_back(layer.d_lse.to_host()), results.push_back(layer.d_delta.to_host());
-      if (expected.empty()) expected = results;
+      const std::vector<std::vector<floatX>> results = layer.results();
+      const std::vector<std::vector<float>> statistics = {layer.d_lse.to_host(), layer.d_delta.to_host()};
+      if (expected.empty()) expected = results, expected_statistics = statistics;
+      for (size_t i = 0; i < 2; i++) EXPECT_TRUE(same_bits(statistics[i], expected_statistics[i])) << threads << " threads, statistic " << i;
       for (size_t i = 0; i < results.size(); i++) EXPECT_TRUE(same_bits(results[i], expected[i])) << threads << " threads, result " << i;
     }
   }

@@ -5,6 +5,7 @@
 #include <algorithm>             // std::copy_n, std::max
 #include <cmath>                 // exp, log, sqrt, tanh
 #include <filesystem>            // std::filesystem::directory_iterator
+#include <cstring>               // memcpy
 #include <limits>                // std::numeric_limits
 #include <thread>                // std::thread
 #include <tuple>                 // std::tuple
@@ -94,31 +95,31 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
     omp_set_num_threads(3);
     const int before = num_threads_of_process();
     const int64_t N = 64, C = 64, OC = 256, V = 257, large = 1 << 20;
-    std::vector<float> a(N * OC, 0.5f), b(N * OC, 0.5f), c(N * OC, 0.5f), d(N * OC, 0.5f), e(N * OC, 0.5f), f(N * OC, 0.5f);
-    std::vector<float> scratch(layernorm_backward_scratch(N, C)), logits(N * V, 0.5f);
+    std::vector<floatX> a(N * OC, floatX(0.5f)), b(a), c(a), d(a), e(a), f(a), logits(N * V, floatX(0.5f));
+    std::vector<float> x(N * OC, 0.5f), y(x), z(x), w(x), scratch(layernorm_backward_scratch(N, C));
     const std::vector<int> tokens(N, 3);
     const std::vector<ParameterChunk> chunks(20, {0, 0, 64, 1});
     double sum;
     matmul_gelu_forward(a.data(), b.data(), c.data(), d.data(), e.data(), N, C, OC);
-    matmul_gelu_backward(a.data(), b.data(), c.data(), d.data(), e.data(), f.data(), b.data(), N, C, OC);
-    layernorm_forward(a.data(), b.data(), c.data(), d.data(), e.data(), nullptr, N, C, 1e-5f);
-    residual_layernorm_forward(f.data(), a.data(), b.data(), c.data(), d.data(), e.data(), e.data(), nullptr, N, C, 1e-5f);
-    layernorm_backward(a.data(), b.data(), c.data(), d.data(), e.data(), f.data(), f.data(), f.data(), scratch.data(), N, C);
+    matmul_gelu_backward(a.data(), x.data(), y.data(), d.data(), e.data(), f.data(), b.data(), N, C, OC);
+    layernorm_forward(a.data(), x.data(), y.data(), d.data(), e.data(), nullptr, N, C, 1e-5f);
+    residual_layernorm_forward(f.data(), a.data(), x.data(), y.data(), d.data(), e.data(), e.data(), nullptr, N, C, 1e-5f);
+    layernorm_backward(a.data(), x.data(), y.data(), d.data(), e.data(), z.data(), z.data(), f.data(), scratch.data(), N, C);
     embedding_forward(a.data(), tokens.data(), b.data(), c.data(), 2, N / 2, C, 0);
-    embedding_backward(a.data(), b.data(), c.data(), tokens.data(), 2, N / 2, C);
-    classifier(a.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true);
-    sum_of_squares(&sum, a.data(), chunks.data(), int64_t(chunks.size()));
+    embedding_backward(x.data(), y.data(), c.data(), tokens.data(), 2, N / 2, C);
+    classifier(x.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true);
+    sum_of_squares(&sum, x.data(), chunks.data(), int64_t(chunks.size()));
     const StepStats stats = {1, 1};
-    adamw_update(a.data(), nullptr, b.data(), c.data(), d.data(), chunks.data(), int64_t(chunks.size()), {}, &stats);
+    adamw_update(a.data(), w.data(), x.data(), y.data(), z.data(), chunks.data(), int64_t(chunks.size()), {}, &stats);
     copy_rows(a.data(), C, b.data(), C, N, C);
-    device_memset(a.data(), 0, a.size() * sizeof(float));
+    device_memset(a.data(), 0, a.size() * sizeof(floatX));
     EXPECT_EQ(num_threads_of_process(), before);
 
-    std::vector<float> x(large, 0.5f), y(large), z(large);
-    gelu_forward(y.data(), x.data(), large);
+    std::vector<floatX> p(large, floatX(0.5f)), q(large), r(large);
+    gelu_forward(q.data(), p.data(), large);
     EXPECT_EQ(num_threads_of_process(), before + 2);
     omp_set_num_threads(4);
-    gemm('N', 'N', 1024, 1024, 1024, x.data(), 1024, y.data(), 1024, false, z.data(), 1024);
+    gemm('N', 'N', 1024, 1024, 1024, p.data(), 1024, q.data(), 1024, false, r.data(), 1024);
     EXPECT_EQ(num_threads_of_process(), before + 3) << "oneDNN's are the same";
   }).join();
 }
@@ -133,6 +134,100 @@ TEST(Exp, IsWithinAFewRoundingErrorsAndKeepsItsLimits) {
   EXPECT_EQ(vec_exp(-std::numeric_limits<float>::infinity()), 0.0f);
   EXPECT_EQ(vec_exp(100.0f), std::numeric_limits<float>::infinity());
   EXPECT_TRUE(std::isnan(vec_exp(std::numeric_limits<float>::quiet_NaN())));
+}
+
+static float float_of_bits(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// A float's lower half says how far it is from the two bf16 beside it.
+TEST(Bf16, IsTheNearestOfTiesTheEvenAndKeepsWhatIsNotFinite) {
+  for (uint32_t upper = 0; upper < 0x10000; upper++) {
+    const float exact = float_of_bits(upper << 16);
+    if (std::isnan(exact)) {
+      for (uint32_t lower : {0u, 1u, 0xffffu}) EXPECT_TRUE(std::isnan(float(bfloat16(float_of_bits(upper << 16 | lower))))) << upper;
+      continue;
+    }
+    EXPECT_EQ(bfloat16(exact).bits, upper);
+    if (std::isinf(exact)) continue;
+    for (uint32_t lower : {1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const bool up = lower > 0x8000u || (lower == 0x8000u && upper % 2 == 1);
+      EXPECT_EQ(bfloat16(float_of_bits(upper << 16 | lower)).bits, upper + up) << upper << ", " << lower;
+    }
+  }
+  EXPECT_TRUE(std::isnan(float(bfloat16(float_of_bits(0x7f800001)))));  // the NaN whose upper half is infinity's
+}
+
+// Matrices with rows of their own strides, of blocks of several sizes, and what is to be added to.
+template <class In, class Out>
+struct Product {
+  int64_t m, n, k;
+  char op_a, op_b;
+  float alpha, beta;
+  int64_t lda = (op_a == 'N' ? k : m) + 3, ldb = (op_b == 'N' ? n : k) + 5, ldc = n + 7;
+  std::vector<In> a = random_values<In>((op_a == 'N' ? m : k) * lda, 1), b = random_values<In>((op_b == 'N' ? k : n) * ldb, 2);
+  std::vector<Out> c = random_values<Out>(m * ldc, 3);
+
+  std::vector<double> expected() const {
+    std::vector<double> y = doubles(c);
+    for (int64_t i = 0; i < m; i++)
+      for (int64_t j = 0; j < n; j++) {
+        double sum = 0;
+        for (int64_t l = 0; l < k; l++)
+          sum += real(a[op_a == 'N' ? i * lda + l : l * lda + i]) * real(b[op_b == 'N' ? l * ldb + j : j * ldb + l]);
+        y[i * ldc + j] = alpha * sum + (beta == 0 ? 0 : real(c[i * ldc + j]));
+      }
+    return y;
+  }
+  std::vector<Out> computed() const {
+    std::vector<Out> y = c;
+    gemm(op_a, op_b, m, n, k, alpha, a.data(), lda, b.data(), ldb, beta, y.data(), ldc);
+    return y;
+  }
+};
+
+// Each shape as one block and as several, and with every kind of operand.
+template <class Out>
+static void expect_products_of_bf16(double tolerance) {
+  for (char op_a : {'N', 'T'})
+    for (char op_b : {'N', 'T'})
+      for (auto [m, n, k, alpha, beta] : {std::tuple(37, 21, 19, 1.0f, 0.0f), {1, 65, 33, 0.25f, 0.0f}, {290, 210, 40, 1.0f, 1.0f}}) {
+        const Product<bfloat16, Out> p = {m, n, k, op_a, op_b, alpha, beta};
+        EXPECT_LE(relative_error(p.computed(), p.expected()), tolerance) << op_a << op_b << " " << m << " x " << n << " x " << k;
+        std::vector<Out> as_floats = p.c;
+        const Bf16Block whole = {m, n, k, p.lda, p.ldb, p.ldc, alpha, op_a, op_b, beta != 0, std::is_same_v<Out, float>};
+        multiply_as_floats(whole, p.a.data(), p.b.data(), as_floats.data());
+        EXPECT_LE(relative_error(as_floats, p.expected()), tolerance) << "as floats, " << op_a << op_b << " " << m << " x " << n << " x " << k;
+      }
+}
+
+TEST(Gemm, MultipliesBf16ToBothTypes) {
+  expect_products_of_bf16<float>(of_fp32);
+  expect_products_of_bf16<bfloat16>(2e-3);
+}
+
+// The sum over k is cut into parts only where oneDNN has no matmul of bf16.
+TEST(Gemm, AddsUpAllPartsOfALongSum) {
+  const Product<bfloat16, float> p = {3, 5, 2500, 'N', 'T', 1.0f, 0.0f};
+  std::vector<float> as_floats = p.c;
+  multiply_as_floats({p.m, p.n, p.k, p.lda, p.ldb, p.ldc, 1.0f, 'N', 'T', false, true}, p.a.data(), p.b.data(), as_floats.data());
+  EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32);
+}
+
+TEST(Gemm, HasTheSameBitsForAnyNumberOfThreads) {
+  const int all = omp_get_max_threads();
+  for (auto [m, n, k] : {std::tuple(400, 500, 300), {64, 48, 20000}, {1000, 40, 700}}) {
+    const Product<floatX, float> p = {m, n, k, 'T', 'N', 1.0f, 1.0f};
+    std::vector<std::vector<float>> results;
+    for (int threads : {1, 2, 3, 7}) {
+      omp_set_num_threads(threads);
+      results.push_back(p.computed());
+      EXPECT_TRUE(same_bits(results.back(), results[0])) << threads << " threads, " << m << " x " << n << " x " << k;
+    }
+  }
+  omp_set_num_threads(all);
 }
 #endif
 

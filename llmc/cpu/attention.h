@@ -10,17 +10,21 @@
 #include <cmath>                  // log, sqrt
 #include <cstring>                // memcpy, memset
 #include <limits>                 // std::numeric_limits
+#include <type_traits>            // std::is_same_v
 #include <vector>                 // std::vector
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "matmul.h"               // gemm
+#include "gemm.h"                 // gemm
+#include "llmc/precision.h"       // floatX
 #include "threads.h"              // is_worth_threads
-#include "vec.h"                  // vec_exp
+#include "vec.h"                  // vec_exp, to_float, from_float
 
 template <class Element>
 void check_kv_head(const KVHead<Element>&) {}  // any strides will do
 
-// A thread owns a query head. Where a K/V head has several, each leaves a partial sum of its dk and dv here.
-inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t pairs) { return 2 * B * T * HS * pairs; }
+// A thread owns a query head. Where a K/V head has several, or where dk and dv are bf16, which would round each addition, it leaves a
+// partial sum of them in the scratch memory.
+inline bool has_partial_sums(int64_t query_heads) { return has_master_weights || query_heads > 1; }
+inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums) { return 2 * B * T * HS * partial_sums; }
 
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and oneDNN's
 // sgemm runs such tiles near its full rate (measured: 210 of 250 GFLOP/s). Each thread keeps one or two tiles, 64 KB each,
@@ -35,18 +39,18 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 // The positions first, first + step, ... of a query head in one sequence, numbered from 0: all of them, but for the stride pattern. There
 // positions see each other only if they are equal modulo s, and those that are are a causal problem of their own, with rows `step` apart.
 struct HeadPositions {
-  const AttentionArgs<float>& a;
+  const AttentionArgs<floatX>& a;
   int64_t b, head, first, step, length;
   AttentionMask mask;  // of the numbers
 
-  HeadPositions(const AttentionArgs<float>& a, int64_t b, int64_t head, int64_t first)
+  HeadPositions(const AttentionArgs<floatX>& a, int64_t b, int64_t head, int64_t first)
       : a(a), b(b), head(head), first(first), step(step_of(a, head)), length((a.T - first + step - 1) / step) {
     if (a.masks != nullptr) mask = a.masks[head];
     if (mask.pattern != MaskPattern::stride) return;
     mask.pattern = MaskPattern::all;
     if (mask.window > 0) mask.window = (mask.window - 1) / mask.s + 1;
   }
-  static int64_t step_of(const AttentionArgs<float>& a, int64_t head) {
+  static int64_t step_of(const AttentionArgs<floatX>& a, int64_t head) {
     return a.masks != nullptr && a.masks[head].pattern == MaskPattern::stride ? std::min<int64_t>(a.masks[head].s, a.T) : 1;
   }
   int64_t position(int64_t i) const { return first + i * step; }
@@ -91,24 +95,26 @@ inline const std::vector<KeyTile>& key_tiles(const HeadPositions& at, int64_t q0
   return tiles;
 }
 
+template <class Element>
 struct Rows {
-  const float* data;
+  Element* data;
   int64_t stride;
 };
 
 // The tile's rows of x, which is k or v: where they are if they are neighbours, else copied.
-inline Rows key_rows(const HeadPositions& at, const KeyTile& tile, const float* x, int64_t stride, std::vector<float>& copies) {
+inline Rows<const floatX> key_rows(const HeadPositions& at, const KeyTile& tile, const floatX* x, int64_t stride,
+                                   std::vector<floatX>& copies) {
   if (tile.is_contiguous()) return {x + at.key_row(tile.first) * stride, at.step * stride};
   const int64_t HS = at.a.HS;
   copies.resize(size_t(key_block * HS));
   for (int64_t i = 0; i < tile.keys; i++)
-    memcpy(&copies[i * HS], x + at.key_row(tile.numbers[i]) * stride, size_t(HS) * sizeof(float));
+    memcpy(&copies[i * HS], x + at.key_row(tile.numbers[i]) * stride, size_t(HS) * sizeof(floatX));
   return {copies.data(), HS};
 }
 
 // The tile's rows of dx, which is dk or dv, += weights^T x, of weights (rows, key_block) and x (rows, HS).
-inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, const float* weights,
-                                 const Rows& x, int64_t rows) {
+inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, const floatX* weights,
+                                 const Rows<const floatX>& x, int64_t rows) {
   const int64_t HS = at.a.HS;
   if (tile.is_contiguous()) {
     gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 1.0f, dx + at.key_row(tile.first) * stride,
@@ -125,12 +131,45 @@ inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, f
   }
 }
 
-inline float score_scale(const AttentionArgs<float>& a) { return 1.0f / std::sqrt(float(a.HS)); }
+// A tile of scores, probabilities or their gradients (query_block, key_block), and the same as the next matmul reads it: rounded, in a tile
+// of its own, if Element is not float.
+template <class Element>
+struct ScoreTile {
+  static constexpr bool is_rounded = !std::is_same_v<Element, float>;
+  std::vector<float> values = std::vector<float>(query_block * key_block);
+  std::vector<Element> rounded = std::vector<Element>(is_rounded ? query_block * key_block : 0);
+
+  float* row(int64_t r) { return values.data() + r * key_block; }
+  Element* operand(int64_t r = 0) {
+    if constexpr (is_rounded) return rounded.data() + r * key_block;
+    else return row(r);
+  }
+};
+
+// Where a block's rows of x (HS) are summed up in fp32: in x itself if it is float, else in `memory` until store_sums rounds them.
+inline Rows<float> sums_of(const Rows<float>& x, std::vector<float>&, int64_t) { return x; }
+inline Rows<float> sums_of(const Rows<bfloat16>&, std::vector<float>& memory, int64_t HS) {
+  memory.resize(size_t(query_block * HS));
+  return {memory.data(), HS};
+}
+
+// x (rows, HS) = or += the sums; nothing where they are in x.
+inline void store_sums(const Rows<float>&, const Rows<float>&, int64_t, int64_t, bool) {}
+inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t rows, int64_t HS, bool accumulate) {
+  for (int64_t r = 0; r < rows; r++) {
+    bfloat16* row = x.data + r * x.stride;
+    const float* sum = sums.data + r * sums.stride;
+#pragma omp simd
+    for (int64_t i = 0; i < HS; i++) from_float(row[i], (accumulate ? to_float(row[i]) : 0.0f) + sum[i]);
+  }
+}
+
+inline float score_scale(const AttentionArgs<floatX>& a) { return 1.0f / std::sqrt(float(a.HS)); }
 
 // Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are scaled, but for topk,
 // where scores that are equal must stay equal.
-inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows, const Rows& k, float* scores) {
-  const AttentionArgs<float>& a = at.a;
+inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows, const Rows<const floatX>& k, float* scores) {
+  const AttentionArgs<floatX>& a = at.a;
   gemm('N', 'T', rows, tile.keys, a.HS, a.topk > 0 ? 1.0f : score_scale(a), a.q + at.query_row(q0) * a.q_stride + at.head * a.HS,
        at.step * a.q_stride, k.data, k.stride, 0.0f, scores, key_block);
 }
@@ -192,12 +231,13 @@ struct HighestScores {
 
 // topk_score =, topk_last = of the queries [q0, q1); -inf and the largest int of those that see no more than `topk` keys.
 inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
-  thread_local std::vector<float> score_tile(query_block * key_block), copies;
+  thread_local std::vector<float> score_tile(query_block * key_block);
+  thread_local std::vector<floatX> copies;
   thread_local std::vector<HighestScores> highest(query_block);
-  const AttentionArgs<float>& a = at.a;
+  const AttentionArgs<floatX>& a = at.a;
   for (HighestScores& of_query : highest) of_query.keys.clear(), of_query.last = HighestScores().last;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
-    const KVHead<float>& kv = a.kv_heads[tile.kv_head];
+    const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
     compute_scores(at, tile, q0, q1 - q0, key_rows(at, tile, kv.k, kv.k_stride, copies), score_tile.data());
     for (int64_t r = 0; r < q1 - q0; r++) {
       float* scores = score_tile.data() + r * key_block;
@@ -217,49 +257,71 @@ inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   }
 }
 
-// out =, lse = of the queries [q0, q1).
+// Of a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes what rounding has left.
+inline void keep_rounding_errors(ScoreTile<floatX>& tile, const float* shifts, int64_t rows, int64_t keys) {
+  for (int64_t r = 0; r < rows; r++) {
+    const float *scores = tile.row(r), shift = shifts[r];
+    floatX* p = tile.operand(r);
+#pragma omp simd
+    for (int64_t j = 0; j < keys; j++) {
+      const float rounded = to_float(p[j]), error = vec_exp(scores[j] - shift) - rounded;
+      from_float(p[j], rounded == 0 ? 0.0f : error);  // of hidden keys it is 0, and so it stays
+    }
+  }
+}
+
+// out =, exact_out =, lse = of the queries [q0, q1).
 inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t q1) {
-  thread_local std::vector<float> score_tile(query_block * key_block), k_copies, v_copies;
-  float row_max[query_block], row_sum[query_block];
-  const AttentionArgs<float>& a = at.a;
-  const int64_t rows = q1 - q0, HS = a.HS, out_stride = at.step * a.NH * HS;
-  float* out = a.out + at.query_row(q0) * a.NH * HS + at.head * HS;
-  float* scores = score_tile.data();
+  thread_local ScoreTile<floatX> tile_of_scores;
+  thread_local std::vector<floatX> k_copies, v_copies;
+  thread_local std::vector<float> out_sums;
+  float row_max[query_block], row_sum[query_block], shifts[query_block];
+  const AttentionArgs<floatX>& a = at.a;
+  const int64_t rows = q1 - q0, HS = a.HS, first = at.query_row(q0) * a.NH * HS + at.head * HS;
+  const Rows<floatX> out = {a.out + first, at.step * a.NH * HS};
+  const Rows<float> sums = sums_of(out, out_sums, HS);
   bool is_first = true;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
-    const KVHead<float>& kv = a.kv_heads[tile.kv_head];
-    compute_scores(at, tile, q0, rows, key_rows(at, tile, kv.k, kv.k_stride, k_copies), scores);
+    const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
+    compute_scores(at, tile, q0, rows, key_rows(at, tile, kv.k, kv.k_stride, k_copies), tile_of_scores.row(0));
     for (int64_t r = 0; r < rows; r++) {
-      float* p = scores + r * key_block;
-      float* o = out + r * out_stride;
-      const KeyRange keys = hide_unseen(at, tile, q0 + r, p);
+      float *scores = tile_of_scores.row(r), *o = sums.data + r * sums.stride;
+      floatX* p = tile_of_scores.operand(r);
+      const KeyRange keys = hide_unseen(at, tile, q0 + r, scores);
       float max = is_first ? -infinity : row_max[r];
 #pragma omp simd reduction(max : max)
-      for (int64_t j = keys.begin; j < keys.end; j++) max = p[j] > max ? p[j] : max;
+      for (int64_t j = keys.begin; j < keys.end; j++) max = scores[j] > max ? scores[j] : max;
       const float shift = max == -infinity ? 0.0f : max;  // no key yet: exp(-inf - 0) is 0, exp(-inf + inf) would be NaN
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t j = keys.begin; j < keys.end; j++) {
-        p[j] = vec_exp(p[j] - shift);
-        sum += p[j];
+        const float e = vec_exp(scores[j] - shift);
+        from_float(p[j], e);
+        sum += e;
       }
-      std::fill(p, p + keys.begin, 0.0f);
-      std::fill(p + keys.end, p + tile.keys, 0.0f);
+      std::fill(p, p + keys.begin, floatX(0.0f));
+      std::fill(p + keys.end, p + tile.keys, floatX(0.0f));
       if (!is_first) {
         const float rescale = vec_exp(row_max[r] - shift);
         sum += row_sum[r] * rescale;
 #pragma omp simd
         for (int64_t i = 0; i < HS; i++) o[i] *= rescale;
       }
-      row_max[r] = max;
-      row_sum[r] = sum;
+      row_max[r] = max, row_sum[r] = sum, shifts[r] = shift;
     }
-    const Rows v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
-    gemm('N', 'N', rows, HS, tile.keys, 1.0f, scores, key_block, v.data, v.stride, is_first ? 0.0f : 1.0f, out, out_stride);
+    const Rows<const floatX> v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
+    auto add_values = [&](bool accumulate) {
+      gemm('N', 'N', rows, HS, tile.keys, tile_of_scores.operand(), key_block, v.data, v.stride, accumulate, sums.data, sums.stride);
+    };
+    add_values(!is_first);
     is_first = false;
+    if (has_master_weights && a.exact_out != nullptr) {
+      keep_rounding_errors(tile_of_scores, shifts, rows, tile.keys);
+      add_values(true);
+    }
   }
   for (int64_t r = 0; r < rows; r++) {
-    float *o = out + r * out_stride, *lse = a.lse + at.statistic(q0 + r);
+    float *o = sums.data + r * sums.stride, *lse = a.lse + at.statistic(q0 + r);
     if (is_first || row_sum[r] == 0) {  // it sees no key
       std::fill(o, o + HS, 0.0f);
       *lse = infinity;
@@ -270,11 +332,14 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
     for (int64_t i = 0; i < HS; i++) o[i] *= inverse;
     *lse = row_max[r] + std::log(row_sum[r]);
   }
+  store_sums(out, sums, rows, HS, /*accumulate=*/false);
+  if (has_master_weights && a.exact_out != nullptr)
+    for (int64_t r = 0; r < rows; r++) std::copy_n(sums.data + r * sums.stride, HS, a.exact_out + first + r * out.stride);
 }
 
 // out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block of queries of one
 // head in one sequence; blocks with the most keys are started first.
-inline void attention_forward(const AttentionArgs<float>& a) {
+inline void attention_forward(const AttentionArgs<floatX>& a) {
   int64_t units = 0;  // the most blocks that a head has
   for (int64_t head = 0; head < a.NH; head++) {
     const int64_t step = HeadPositions::step_of(a, head);
@@ -301,93 +366,109 @@ struct KeyGradients {
   int64_t dk_stride, dv_stride;
 };
 
-// One row of a tile of scores: p (visible) holds the scaled scores and becomes the probabilities; ds (visible) holds dout v^T and becomes
-// p (ds - delta) scale.
-inline void attention_score_gradients(float* p, float* ds, int64_t visible, float lse, float delta, float scale) {
+// One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is dout v^T,
+// ds = p (dp - delta) scale. If floatX is float, p may be scores and ds may be dp.
+inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores, const float* dp, int64_t visible, float lse, float delta,
+                                      float scale) {
 #pragma omp simd
   for (int64_t j = 0; j < visible; j++) {
-    p[j] = vec_exp(p[j] - lse);
-    ds[j] = p[j] * (ds[j] - delta) * scale;
+    const float probability = vec_exp(scores[j] - lse), gradient = dp[j];
+    from_float(p[j], probability);
+    from_float(ds[j], probability * (gradient - delta) * scale);
   }
 }
 
 // The queries [q0, q1): delta =, dq = or +=, dk and dv +=. With p = exp(s - lse): dv += p^T dout; dp = dout v^T;
 // ds = p (dp - delta) / sqrt(HS); dq += ds k; dk += ds^T q. `gradients`: of each K/V head of the query head.
 inline void attention_backward_block(const HeadPositions& at, const KeyGradients* gradients, int64_t q0, int64_t q1) {
-  thread_local std::vector<float> probabilities(query_block * key_block), dscores(query_block * key_block), k_copies, v_copies;
-  const AttentionArgs<float>& a = at.a;
+  thread_local ScoreTile<floatX> probabilities, dscores;
+  thread_local std::vector<floatX> k_copies, v_copies;
+  thread_local std::vector<float> dq_sums;
+  const AttentionArgs<floatX>& a = at.a;
   const int64_t rows = q1 - q0, HS = a.HS, C = a.NH * HS, row = at.query_row(q0), column = at.head * HS;
-  const Rows q = {a.q + row * a.q_stride + column, at.step * a.q_stride}, dout = {a.dout + row * C + column, at.step * C};
-  const float *out = a.out + row * C + column, *lse = a.lse + at.statistic(q0);
-  float *dq = a.dq + row * a.dq_stride + column, *delta = a.delta + at.statistic(q0);
-  const int64_t dq_stride = at.step * a.dq_stride;
+  const Rows<const floatX> q = {a.q + row * a.q_stride + column, at.step * a.q_stride}, dout = {a.dout + row * C + column, at.step * C};
+  const floatX* out = a.out + row * C + column;
+  const float* lse = a.lse + at.statistic(q0);
+  float* delta = a.delta + at.statistic(q0);
+  const Rows<floatX> dq = {a.dq + row * a.dq_stride + column, at.step * a.dq_stride};
+  const Rows<float> sums = sums_of(dq, dq_sums, HS);
   const float scale = score_scale(a);
-  float *p = probabilities.data(), *ds = dscores.data();
   for (int64_t r = 0; r < rows; r++) {
-    const float *dout_row = dout.data + r * dout.stride, *out_row = out + r * dout.stride;
+    const floatX *dout_row = dout.data + r * dout.stride, *out_row = out + r * dout.stride;
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < HS; i++) sum += dout_row[i] * out_row[i];
+    for (int64_t i = 0; i < HS; i++) sum += to_float(dout_row[i]) * to_float(out_row[i]);
     delta[r * at.step] = sum;
   }
-  bool dq_accumulate = a.dq_accumulate;
+  bool has_sums = !has_master_weights && a.dq_accumulate;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
-    const KVHead<float>& kv = a.kv_heads[tile.kv_head];
-    const Rows k = key_rows(at, tile, kv.k, kv.k_stride, k_copies), v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
-    compute_scores(at, tile, q0, rows, k, p);
-    gemm('N', 'T', rows, tile.keys, HS, 1.0f, dout.data, dout.stride, v.data, v.stride, 0.0f, ds, key_block);
+    const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
+    const Rows<const floatX> k = key_rows(at, tile, kv.k, kv.k_stride, k_copies), v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
+    compute_scores(at, tile, q0, rows, k, probabilities.row(0));
+    gemm('N', 'T', rows, tile.keys, HS, dout.data, dout.stride, v.data, v.stride, false, dscores.row(0), key_block);
     for (int64_t r = 0; r < rows; r++) {
-      float *p_row = p + r * key_block, *ds_row = ds + r * key_block;
-      const KeyRange keys = hide_unseen(at, tile, q0 + r, p_row);
-      attention_score_gradients(p_row + keys.begin, ds_row + keys.begin, keys.end - keys.begin, lse[r * at.step], delta[r * at.step],
-                                scale);
-      for (float* x : {p_row, ds_row}) {
-        std::fill(x, x + keys.begin, 0.0f);
-        std::fill(x + keys.end, x + tile.keys, 0.0f);
+      float *scores = probabilities.row(r), *dp = dscores.row(r);
+      floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
+      const KeyRange keys = hide_unseen(at, tile, q0 + r, scores);
+      attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin, keys.end - keys.begin,
+                                lse[r * at.step], delta[r * at.step], scale);
+      for (floatX* x : {p, ds}) {
+        std::fill(x, x + keys.begin, floatX(0.0f));
+        std::fill(x + keys.end, x + tile.keys, floatX(0.0f));
       }
     }
     const KeyGradients& to = gradients[tile.source];
-    add_to_key_gradients(at, tile, to.dv, to.dv_stride, p, dout, rows);
-    add_to_key_gradients(at, tile, to.dk, to.dk_stride, ds, q, rows);
-    gemm('N', 'N', rows, HS, tile.keys, 1.0f, ds, key_block, k.data, k.stride, dq_accumulate ? 1.0f : 0.0f, dq, dq_stride);
-    dq_accumulate = true;
+    add_to_key_gradients(at, tile, to.dv, to.dv_stride, probabilities.operand(), dout, rows);
+    add_to_key_gradients(at, tile, to.dk, to.dk_stride, dscores.operand(), q, rows);
+    gemm('N', 'N', rows, HS, tile.keys, dscores.operand(), key_block, k.data, k.stride, has_sums, sums.data, sums.stride);
+    has_sums = true;
   }
-  if (dq_accumulate) return;
-  for (int64_t r = 0; r < rows; r++) std::fill_n(dq + r * dq_stride, HS, 0.0f);  // they see no key
+  if (!has_sums)  // they see no key
+    for (int64_t r = 0; r < rows; r++) std::fill_n(sums.data + r * sums.stride, HS, 0.0f);
+  store_sums(dq, sums, rows, HS, a.dq_accumulate);
 }
 
-// Of each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it is the only one.
-inline std::vector<int> partial_sum_indices(const AttentionArgs<float>& a) {
+// Of each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it adds to
+// dk and dv themselves.
+inline std::vector<int> partial_sum_indices(const AttentionArgs<floatX>& a) {
   std::vector<int> partials;
   int n = 0;
   for (int i = 0; i < a.num_kv_heads; i++) {
     CHECK(a.kv_heads[i].first_query_head == int(partials.size()));
-    for (int r = 0; r < a.kv_heads[i].num_query_heads; r++) partials.push_back(a.kv_heads[i].num_query_heads > 1 ? n++ : -1);
+    for (int r = 0; r < a.kv_heads[i].num_query_heads; r++) partials.push_back(has_partial_sums(a.kv_heads[i].num_query_heads) ? n++ : -1);
   }
   CHECK(n == 0 || a.scratch != nullptr);
   return partials;
 }
-inline KeyGradients partial_sum(const AttentionArgs<float>& a, int partial) {
+inline KeyGradients partial_sum(const AttentionArgs<floatX>& a, int partial) {
   float* dk = a.scratch + 2 * a.B * a.T * a.HS * partial;
   return {dk, dk + a.HS, 2 * a.HS, 2 * a.HS};
 }
 
+// Where the query head with this place, or -1, adds to the gradients of its K/V head.
+template <class Element>
+KeyGradients key_gradients(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int partial) {
+  if constexpr (std::is_same_v<Element, float>)
+    if (partial < 0) return {kv.dk, kv.dv, kv.dk_stride, kv.dv_stride};
+  return partial_sum(a, partial);
+}
+
 // dx (T, HS) of sequence b = 0, if not `accumulate`.
-inline void clear_key_gradients(const AttentionArgs<float>& a, int64_t b, float* dx, int64_t stride, bool accumulate) {
+inline void clear_key_gradients(const AttentionArgs<floatX>& a, int64_t b, float* dx, int64_t stride, bool accumulate) {
   if (accumulate) return;
   for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) std::fill_n(dx + row * stride, a.HS, 0.0f);
 }
 
 // One query head in sequence b: delta =, dq = or +=, and its part of dk and dv.
-inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, int64_t head, const std::vector<int>& partials) {
+inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, int64_t head, const std::vector<int>& partials) {
   std::vector<KeyGradients> gradients;
   for (int source = 0; source < a.kv_per_head; source++) {
     const int n = a.kv_of_head[head * a.kv_per_head + source];
     if (n < 0) break;
-    const KVHead<float>& kv = a.kv_heads[n];
+    const KVHead<floatX>& kv = a.kv_heads[n];
     const int* query_heads = a.query_heads + kv.first_query_head;
     const int partial = partials[std::find(query_heads, query_heads + kv.num_query_heads, int(head)) - a.query_heads];
-    const KeyGradients to = partial < 0 ? KeyGradients{kv.dk, kv.dv, kv.dk_stride, kv.dv_stride} : partial_sum(a, partial);
+    const KeyGradients to = key_gradients(a, kv, partial);
     clear_key_gradients(a, b, to.dk, to.dk_stride, partial < 0 && kv.dk_accumulate);
     clear_key_gradients(a, b, to.dv, to.dv_stride, partial < 0 && kv.dv_accumulate);
     gradients.push_back(to);
@@ -400,38 +481,41 @@ inline void attention_backward_head(const AttentionArgs<float>& a, int64_t b, in
 }
 
 // A K/V head's dk and dv = or += the sum of its query heads' partial sums, in their order.
-inline void add_partial_sums(const AttentionArgs<float>& a, const KVHead<float>& kv, const std::vector<int>& partials, int64_t row) {
-  float *dk = kv.dk + row * kv.dk_stride, *dv = kv.dv + row * kv.dv_stride;
-  if (!kv.dk_accumulate) std::fill_n(dk, a.HS, 0.0f);
-  if (!kv.dv_accumulate) std::fill_n(dv, a.HS, 0.0f);
+inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX>& kv, const std::vector<int>& partials, int64_t row) {
+  floatX *dk = kv.dk + row * kv.dk_stride, *dv = kv.dv + row * kv.dv_stride;
+  thread_local std::vector<float> sums;  // (2, HS): dk, dv
+  sums.assign(size_t(2 * a.HS), 0.0f);
+  if (kv.dk_accumulate) std::transform(dk, dk + a.HS, sums.begin(), [](floatX x) { return to_float(x); });
+  if (kv.dv_accumulate) std::transform(dv, dv + a.HS, sums.begin() + a.HS, [](floatX x) { return to_float(x); });
   for (int r = 0; r < kv.num_query_heads; r++) {
-    const KeyGradients from = partial_sum(a, partials[kv.first_query_head + r]);
-    const float *from_dk = from.dk + row * from.dk_stride, *from_dv = from.dv + row * from.dv_stride;
+    const float* partial = partial_sum(a, partials[kv.first_query_head + r]).dk + row * 2 * a.HS;  // dk, dv
 #pragma omp simd
-    for (int64_t i = 0; i < a.HS; i++) dk[i] += from_dk[i], dv[i] += from_dv[i];
+    for (int64_t i = 0; i < 2 * a.HS; i++) sums[i] += partial[i];
   }
+#pragma omp simd
+  for (int64_t i = 0; i < a.HS; i++) from_float(dk[i], sums[i]), from_float(dv[i], sums[a.HS + i]);
 }
 
 // delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its partial sums of dk and dv, so no two
 // threads write to the same address, and the order of the sums does not depend on the number of threads.
-inline void attention_backward(const AttentionArgs<float>& a) {
+inline void attention_backward(const AttentionArgs<floatX>& a) {
   CHECK(a.first_query == 0);
   const std::vector<int> partials = partial_sum_indices(a);
 #pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 5 * a.B * a.NH * a.HS * a.T * a.T))
   for (int64_t task = 0; task < a.B * a.NH; task++) attention_backward_head(a, task / a.NH, task % a.NH, partials);
   for (int n = 0; n < a.num_kv_heads; n++) {
-    const KVHead<float>& kv = a.kv_heads[n];
-    if (kv.num_query_heads == 1) continue;
+    const KVHead<floatX>& kv = a.kv_heads[n];
+    if (!has_partial_sums(kv.num_query_heads)) continue;
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * a.B * a.T * a.HS * (kv.num_query_heads + 1) * int64_t(sizeof(float))))
     for (int64_t row = 0; row < a.B * a.T; row++) add_partial_sums(a, kv, partials, row);
   }
 }
 
 // dst (rows, width) = src (rows, width), or zeros if src is null.
-inline void copy_rows(float* dst, int64_t dst_stride, const float* src, int64_t src_stride, int64_t rows, int64_t width) {
-#pragma omp parallel for schedule(static) if (is_worth_threads(8 * rows * width))
+inline void copy_rows(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows, int64_t width) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * rows * width))
   for (int64_t i = 0; i < rows; i++) {
-    if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(width) * sizeof(float));
-    else memset(dst + i * dst_stride, 0, size_t(width) * sizeof(float));
+    if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(width) * sizeof(floatX));
+    else memset(dst + i * dst_stride, 0, size_t(width) * sizeof(floatX));
   }
 }

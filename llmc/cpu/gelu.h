@@ -2,30 +2,31 @@
 #pragma once
 #include <cstdint>    // int64_t
 #include "threads.h"  // is_worth_threads
-#include "vec.h"      // vec_exp, vec_sigmoid
+#include "vec.h"      // vec_exp, vec_sigmoid, to_float, from_float
 
 constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
 
 // out (n) = gelu(inp (n))
-inline void gelu_forward(float* out, const float* inp, int64_t n) {
-#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(8 * n))
+inline void gelu_forward(floatX* out, const floatX* inp, int64_t n) {
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(2 * int64_t(sizeof(floatX)) * n))
   for (int64_t i = 0; i < n; i++) {
-    float x = inp[i];
-    out[i] = x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x));
+    const float x = to_float(inp[i]);
+    from_float(out[i], x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x)));
   }
 }
 
 // d (n) *= gelu'(inp (n)), in place. With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u),
 // which loses no digits where s is near 1. Beyond +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is
 // clamped. (Comparisons with NaN are false: it remains NaN.)
-inline void gelu_backward(float* d, const float* inp, int64_t n) {
-#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(12 * n))
+inline void gelu_backward(floatX* d, const floatX* inp, int64_t n) {
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(3 * int64_t(sizeof(floatX)) * n))
   for (int64_t i = 0; i < n; i++) {
-    float x = inp[i] > 9.0f ? 9.0f : inp[i];
+    float x = to_float(inp[i]);
+    x = x > 9.0f ? 9.0f : x;
     x = x < -9.0f ? -9.0f : x;
     float e = vec_exp(-2.0f * gelu_scale * (x + 0.044715f * x * x * x));
     float s = 1.0f / (1.0f + e);
     float du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
-    d[i] *= s + 2.0f * x * s * (e * s) * du;
+    from_float(d[i], to_float(d[i]) * (s + 2.0f * x * s * (e * s) * du));
   }
 }

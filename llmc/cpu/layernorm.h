@@ -8,45 +8,46 @@
 #include <cmath>      // sqrt
 #include <cstdint>    // int64_t
 #include "threads.h"  // is_worth_threads
+#include "vec.h"      // to_float, from_float
 
 // One row: out (C) =, mean and rstd =.
-inline void layernorm_row(float* out, float* mean, float* rstd, const float* x, const float* weight, const float* bias,
+inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* weight, const floatX* bias,
                           int64_t C, float eps) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < C; i++) sum += x[i];
+  for (int64_t i = 0; i < C; i++) sum += to_float(x[i]);
   const float m = sum / float(C);
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < C; i++) squares += (x[i] - m) * (x[i] - m);
+  for (int64_t i = 0; i < C; i++) squares += (to_float(x[i]) - m) * (to_float(x[i]) - m);
   const float s = 1.0f / std::sqrt(squares / float(C) + eps);
   if (bias != nullptr) {
 #pragma omp simd
-    for (int64_t i = 0; i < C; i++) out[i] = (x[i] - m) * s * weight[i] + bias[i];
+    for (int64_t i = 0; i < C; i++) from_float(out[i], (to_float(x[i]) - m) * s * to_float(weight[i]) + to_float(bias[i]));
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < C; i++) out[i] = (x[i] - m) * s * weight[i];
+    for (int64_t i = 0; i < C; i++) from_float(out[i], (to_float(x[i]) - m) * s * to_float(weight[i]));
   }
   *mean = m;
   *rstd = s;
 }
 
 // out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.
-inline void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                              const float* bias, int64_t N, int64_t C, float eps) {
-#pragma omp parallel for schedule(static) if (is_worth_threads(8 * N * C))
+inline void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                              const floatX* bias, int64_t N, int64_t C, float eps) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) layernorm_row(out + n * C, mean + n, rstd + n, inp + n * C, weight, bias, C, eps);
 }
 
 // residual (N, C) = a + b, and out, mean, rstd = its LayerNorm: one pass over memory instead of two.
-inline void residual_layernorm_forward(float* residual, float* out, float* mean, float* rstd, const float* a,
-                                       const float* b, const float* weight, const float* bias, int64_t N, int64_t C,
+inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a,
+                                       const floatX* b, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
                                        float eps) {
-#pragma omp parallel for schedule(static) if (is_worth_threads(16 * N * C))
+#pragma omp parallel for schedule(static) if (is_worth_threads(4 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {
-    float* row = residual + n * C;
+    floatX* row = residual + n * C;
 #pragma omp simd
-    for (int64_t i = 0; i < C; i++) row[i] = a[n * C + i] + b[n * C + i];
+    for (int64_t i = 0; i < C; i++) from_float(row[i], to_float(a[n * C + i]) + to_float(b[n * C + i]));
     layernorm_row(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
   }
 }
@@ -61,32 +62,32 @@ inline int64_t layernorm_backward_scratch(int64_t N, int64_t C) { return layerno
 // dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). With xhat = (inp - mean) rstd and g = dout * weight:
 // dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums over rows go through partial sums of fixed blocks of rows,
 // so that the result does not depend on the number of threads. scratch: layernorm_backward_scratch(N, C) floats, overwritten.
-inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                               const float* mean, const float* rstd, const float* weight, float* scratch, int64_t N,
+inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
+                               const float* mean, const float* rstd, const floatX* weight, float* scratch, int64_t N,
                                int64_t C) {
   const int64_t rows = layernorm_block_rows, blocks = layernorm_blocks(N);
-#pragma omp parallel for schedule(static) if (is_worth_threads(16 * N * C))
+#pragma omp parallel for schedule(static) if (is_worth_threads(4 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t block = 0; block < blocks; block++) {
     float* dw = scratch + block * 2 * C;
     float* db = dw + C;
     std::fill_n(dw, 2 * C, 0.0f);
     for (int64_t n = block * rows; n < std::min(N, (block + 1) * rows); n++) {
-      const float *d = dout + n * C, *x = inp + n * C;
+      const floatX *d = dout + n * C, *x = inp + n * C;
       const float m = mean[n], s = rstd[n];
       float sum_g = 0, sum_gx = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gx)
       for (int64_t i = 0; i < C; i++) {
-        float g = d[i] * weight[i];
+        const float g = to_float(d[i]) * to_float(weight[i]);
         sum_g += g;
-        sum_gx += g * (x[i] - m) * s;
+        sum_gx += g * (to_float(x[i]) - m) * s;
       }
       const float mean_g = sum_g / float(C), mean_gx = sum_gx / float(C);
 #pragma omp simd
       for (int64_t i = 0; i < C; i++) {
-        float xhat = (x[i] - m) * s;
-        dw[i] += d[i] * xhat;
-        db[i] += d[i];
-        dinp[n * C + i] += s * (d[i] * weight[i] - mean_g - xhat * mean_gx);
+        const float xhat = (to_float(x[i]) - m) * s, di = to_float(d[i]);
+        dw[i] += di * xhat;
+        db[i] += di;
+        from_float(dinp[n * C + i], to_float(dinp[n * C + i]) + s * (di * to_float(weight[i]) - mean_g - xhat * mean_gx));
       }
     }
   }

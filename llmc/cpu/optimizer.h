@@ -6,7 +6,9 @@
 #include <cstdint>       // int64_t
 #include <vector>        // std::vector
 #include "llmc/adamw.h"  // AdamWStep, ParameterChunk, StepStats
+#include "llmc/precision.h"  // floatX, has_master_weights
 #include "threads.h"     // is_worth_threads
+#include "vec.h"         // from_float
 
 inline int64_t num_elements(const ParameterChunk* chunks, int64_t num_chunks) {
   int64_t sum = 0;
@@ -31,9 +33,14 @@ inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* ch
   for (double p : partial) *sum += p;
 }
 
-// One step of AdamW over the chunks, as llmc/adamw.h says. params, m, v and grads are the arenas' bases. The parameters are
-// float: there are no masters.
-inline void adamw_update(float* params, float* /*master*/, float* m, float* v, const float* grads,
+// What AdamW updates, indexed like the parameters: masters, or parameters that are float.
+inline float* full_precision_weights(float* params, float*, int64_t) { return params; }
+inline float* full_precision_weights(bfloat16*, float* master, int64_t to_state) { return master + to_state; }
+
+// One step of AdamW over the chunks, as llmc/adamw.h says. params, master, m, v and grads are the arenas' bases: params and grads are
+// indexed by a chunk's begin, the others by its state. If floatX is float, params themselves are updated and master is not used;
+// else params = master, rounded, in the same pass.
+inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
                          const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   const double norm = std::sqrt(sums->grad_squares);
   if (!std::isfinite(sums->loss) || !std::isfinite(norm)) return;
@@ -43,6 +50,7 @@ inline void adamw_update(float* params, float* /*master*/, float* m, float* v, c
 #pragma omp parallel for schedule(static) if (is_worth_threads(28 * num_elements(chunks, num_chunks)))
   for (int64_t c = 0; c < num_chunks; c++) {
     const int64_t begin = chunks[c].begin, end = begin + chunks[c].count, to_state = chunks[c].state - begin;
+    float* weights = full_precision_weights(params, master, to_state);
     const float keep = 1.0f - s.learning_rate * (chunks[c].decays ? s.weight_decay : 0.0f);
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
@@ -51,7 +59,8 @@ inline void adamw_update(float* params, float* /*master*/, float* m, float* v, c
       float v_new = s.beta2 * v[i + to_state] + (1.0f - s.beta2) * g * g;
       m[i + to_state] = m_new;
       v[i + to_state] = v_new;
-      params[i] = params[i] * keep - step_size * m_new / (std::sqrt(v_new) * v_scale + s.eps);
+      weights[i] = weights[i] * keep - step_size * m_new / (std::sqrt(v_new) * v_scale + s.eps);
+      if constexpr (has_master_weights) from_float(params[i], weights[i]);
     }
   }
 }

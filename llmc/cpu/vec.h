@@ -1,7 +1,12 @@
-// Elementary functions as straight-line code that the compiler turns into vector instructions inside `omp simd` loops.
+// Conversions and elementary functions as straight-line code that the compiler turns into vector instructions inside `omp simd` loops.
 #pragma once
 #include <cstdint>  // int32_t
 #include <cstring>  // memcpy
+#include "bf16.h"   // to_float and from_float of bf16
+
+// For code that is written over float and bf16: nothing to convert.
+inline float to_float(float x) { return x; }
+inline void from_float(float& y, float x) { y = x; }
 
 // exp(x), relative error below 3e-7; 0 below -87.3, inf above 88.7; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2, with ln 2
 // in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r).

@@ -31,6 +31,7 @@
 #endif
 
 // Blocks own tiles of keys and loop over query heads: nothing is left to be summed.
+inline bool has_partial_sums(int64_t) { return false; }
 inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { return 0; }
 
 template <class Element>

@@ -98,15 +98,15 @@ inline bool keeps_qkv(const ModelShape& model, int l) {
 
 inline bool generates(const ModelShape& model) { return model.cache.slots > 0; }
 
-// The most query heads that an attention of the plan has whose K/V head has several of them.
-inline int64_t most_grouped_query_heads(const AttentionPlan& plan) {
+// The most partial sums of dk and dv that the backward pass of an attention of the plan leaves.
+inline int64_t most_partial_sums(const AttentionPlan& plan) {
   size_t most = 0;
   for (const std::vector<PlannedAttention>& layer : plan.attentions)
     for (const PlannedAttention& attention : layer) {
-      size_t grouped = 0;
+      size_t partial_sums = 0;
       for (const KVUse& use : attention.uses)
-        if (use.query_heads.size() > 1) grouped += use.query_heads.size();
-      most = std::max(most, grouped);
+        if (has_partial_sums(int64_t(use.query_heads.size()))) partial_sums += use.query_heads.size();
+      most = std::max(most, partial_sums);
     }
   return int64_t(most);
 }
@@ -189,7 +189,7 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   declare(backward, "dqkv", a.dqkv, {B, T, largest_qkv});
   declare(backward, "delta", a.delta, {B, h, T});
   declare(backward, "layernorm_scratch", a.layernorm_scratch, {layernorm_backward_scratch(B * T, C)});
-  const int64_t attention_scratch = attention_backward_scratch(B, T, hs, most_grouped_query_heads(plan));
+  const int64_t attention_scratch = attention_backward_scratch(B, T, hs, most_partial_sums(plan));
   if (attention_scratch > 0) declare(backward, "attention_scratch", a.attention_scratch, {attention_scratch});
   for (floatX*& accumulator : a.accumulators)
     declare(MemoryGroup::dkv_accumulators, "accumulator", accumulator, {B, T, plan.accumulator_heads * hs});

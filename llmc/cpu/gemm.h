@@ -1,0 +1,194 @@
+// Matrix products on oneDNN: sgemm for floats, its matmul primitive for bf16, with sums in fp32. Matrices are row-major; op: 'N' as it is,
+// 'T' transposed; ld: elements from one row to the next.
+#pragma once
+#include <dnnl.hpp>            // dnnl_sgemm, dnnl::matmul
+#include <omp.h>               // omp_get_max_threads, omp_set_num_threads
+#include <algorithm>           // std::min
+#include <cstdint>             // int64_t
+#include <cstdlib>             // aligned_alloc
+#include <functional>          // std::hash
+#include <type_traits>         // std::is_same_v
+#include <unordered_map>       // std::unordered_map
+#include <vector>              // std::vector
+#include "llmc/utils/error.h"  // CHECK
+#include "bf16.h"              // bfloat16
+#include "threads.h"           // is_worth_threads
+#include "vec.h"               // to_float, from_float
+
+// The teams that this thread starts, oneDNN's among them, have one thread while this exists.
+class OneThread {
+ public:
+  explicit OneThread(bool wanted = true) : threads_(wanted ? omp_get_max_threads() : 1) {
+    if (threads_ > 1) omp_set_num_threads(1);
+  }
+  ~OneThread() {
+    if (threads_ > 1) omp_set_num_threads(threads_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  const int threads_;
+};
+
+// c (m, n) = alpha op(a) op(b) + beta c.
+inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+                 const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  const OneThread alone(!is_worth_threads(0, 2 * m * n * k));
+  CHECK(dnnl_sgemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
+}
+
+// ----------------------------------------------------------------------------
+// bf16
+
+// Whether oneDNN multiplies bf16 with instructions for it, AVX512-BF16 or AMX. It takes the better of what the CPU has and what
+// ONEDNN_MAX_CPU_ISA allows. Elsewhere it has no bf16 matmul, or one that is slower than sgemm.
+inline bool has_bf16_matmuls() {
+  static const int isa = int(dnnl_get_effective_cpu_isa());
+  return (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
+}
+
+// A block of a product, which one thread computes: c (m, n) = alpha op(a) op(b), or += if `accumulate`.
+struct Bf16Block {
+  int64_t m, n, k, lda, ldb, ldc;
+  float alpha;
+  char op_a, op_b;
+  bool accumulate, c_is_float;
+
+  bool operator==(const Bf16Block& o) const {
+    return m == o.m && n == o.n && k == o.k && lda == o.lda && ldb == o.ldb && ldc == o.ldc && alpha == o.alpha && op_a == o.op_a &&
+           op_b == o.op_b && accumulate == o.accumulate && c_is_float == o.c_is_float;
+  }
+};
+struct Bf16BlockHash {
+  size_t operator()(const Bf16Block& s) const {
+    size_t hash = size_t(s.op_a == 'T') + 2 * size_t(s.op_b == 'T') + 4 * size_t(s.accumulate) + 8 * size_t(s.c_is_float);
+    for (int64_t x : {s.m, s.n, s.k, s.lda, s.ldb, s.ldc}) hash = (hash ^ size_t(x)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
+    return hash;
+  }
+};
+
+// oneDNN's primitive for blocks of one shape, in the thread that made it: primitives are compiled when they are made, and their memory
+// objects are told new addresses for each run.
+class Bf16Primitive {
+ public:
+  explicit Bf16Primitive(const Bf16Block& s) {
+    static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+    using Memory = dnnl::memory;
+    auto matrix = [](int64_t rows, int64_t columns, char op, int64_t ld, Memory::data_type type) {
+      return Memory::desc({rows, columns}, type, op == 'N' ? Memory::dims{ld, 1} : Memory::dims{1, ld});
+    };
+    const Memory::data_type bf16 = Memory::data_type::bf16, f32 = Memory::data_type::f32;
+    const Memory::desc a = matrix(s.m, s.k, s.op_a, s.lda, bf16), b = matrix(s.k, s.n, s.op_b, s.ldb, bf16),
+                       c = matrix(s.m, s.n, 'N', s.ldc, s.c_is_float ? f32 : bf16);
+    dnnl::post_ops post_ops;
+#if DNNL_VERSION_MAJOR >= 3
+    if (s.alpha != 1) post_ops.append_eltwise(dnnl::algorithm::eltwise_linear, s.alpha, 0);
+#else
+    if (s.alpha != 1) post_ops.append_eltwise(1, dnnl::algorithm::eltwise_linear, s.alpha, 0);
+#endif
+    if (s.accumulate) post_ops.append_sum(1);
+    dnnl::primitive_attr attributes;
+    attributes.set_post_ops(post_ops);
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const OneThread alone;  // so that oneDNN neither cuts a block nor orders its sums by the number of threads
+#if DNNL_VERSION_MAJOR >= 3
+    const dnnl::matmul::primitive_desc desc(cpu, a, b, c, attributes);
+#else
+    const dnnl::matmul::primitive_desc desc({a, b, c}, attributes, cpu);
+#endif
+    primitive_ = dnnl::matmul(desc);
+    stream_ = dnnl::stream(cpu);
+    scratch_bytes_ = desc.scratchpad_desc().get_size();
+    const Memory::desc descs[] = {a, b, c, desc.scratchpad_desc()};
+    const int names[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
+    for (int i = 0; i < 4; i++) {
+      memories_[i] = Memory(descs[i], cpu, DNNL_MEMORY_NONE);
+      args_[i] = {names[i], memories_[i].get()};
+    }
+  }
+
+  void run(const bfloat16* a, const bfloat16* b, void* c) {
+    thread_local std::vector<std::max_align_t> scratch;
+    if (scratch.size() * sizeof scratch[0] < scratch_bytes_ + 64) scratch.resize(scratch_bytes_ / sizeof scratch[0] + 64);
+    void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
+    const void* const addresses[] = {a, b, c, aligned};
+    for (int i = 0; i < 4; i++) CHECK(dnnl_memory_set_data_handle(memories_[i].get(), const_cast<void*>(addresses[i])) == dnnl_success);
+    const OneThread alone;
+    CHECK(dnnl_primitive_execute(primitive_.get(), stream_.get(), 4, args_) == dnnl_success);
+  }
+
+ private:
+  dnnl::matmul primitive_;
+  dnnl::stream stream_;
+  dnnl::memory memories_[4];
+  dnnl_exec_arg_t args_[4];
+  size_t scratch_bytes_;
+};
+
+inline const float* to_floats(std::vector<float>& floats, const bfloat16* x, int64_t rows, int64_t columns, int64_t ld) {
+  floats.resize(size_t(rows * columns));
+  for (int64_t i = 0; i < rows; i++) {
+#pragma omp simd
+    for (int64_t j = 0; j < columns; j++) floats[i * columns + j] = to_float(x[i * ld + j]);
+  }
+  return floats.data();
+}
+
+// The same with sgemm, on a CPU without instructions for bf16: products of bf16 are exact in fp32.
+template <class Out>
+void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bfloat16* b, Out* c) {
+  constexpr int64_t depth = 1024;  // of k at once, so that the copies stay small
+  thread_local std::vector<float> a_floats, b_floats, sums;
+  const OneThread alone;
+  sums.assign(size_t(s.m * s.n), 0.0f);
+  for (int64_t first = 0; first < s.k; first += depth) {
+    const int64_t k = std::min(depth, s.k - first);
+    const bool a_is_n = s.op_a == 'N', b_is_n = s.op_b == 'N';
+    const int64_t a_rows = a_is_n ? s.m : k, a_columns = a_is_n ? k : s.m, b_rows = b_is_n ? k : s.n, b_columns = b_is_n ? s.n : k;
+    const float* a_part = to_floats(a_floats, a + first * (a_is_n ? 1 : s.lda), a_rows, a_columns, s.lda);
+    const float* b_part = to_floats(b_floats, b + first * (b_is_n ? s.ldb : 1), b_rows, b_columns, s.ldb);
+    gemm(s.op_a, s.op_b, s.m, s.n, k, s.alpha, a_part, a_columns, b_part, b_columns, 1.0f, sums.data(), s.n);
+  }
+  for (int64_t i = 0; i < s.m; i++) {
+#pragma omp simd
+    for (int64_t j = 0; j < s.n; j++) from_float(c[i * s.ldc + j], (s.accumulate ? to_float(c[i * s.ldc + j]) : 0.0f) + sums[i * s.n + j]);
+  }
+}
+
+template <class Out>
+void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, Out* c) {
+  if (!has_bf16_matmuls()) return multiply_as_floats(s, a, b, c);
+  thread_local std::unordered_map<Bf16Block, Bf16Primitive, Bf16BlockHash> primitives;
+  auto it = primitives.find(s);
+  if (it == primitives.end()) it = primitives.emplace(s, s).first;
+  it->second.run(a, b, c);
+}
+
+// c (m, n) = alpha op(a) op(b) + beta c, beta being 0 or 1; Out: float or bfloat16. Threads own blocks of c, whose size depends on the
+// shape alone: so do the bits.
+template <class Out>
+void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const bfloat16* a, int64_t lda, const bfloat16* b,
+          int64_t ldb, float beta, Out* c, int64_t ldc) {
+  constexpr int64_t block_rows = 256, block_columns = 192;
+  const int64_t row_blocks = (m + block_rows - 1) / block_rows, column_blocks = (n + block_columns - 1) / block_columns;
+#pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
+  for (int64_t column_block = 0; column_block < column_blocks; column_block++) {
+    for (int64_t row_block = 0; row_block < row_blocks; row_block++) {
+      const int64_t row = row_block * block_rows, column = column_block * block_columns;
+      const Bf16Block block = {std::min(block_rows, m - row), std::min(block_columns, n - column), k, lda, ldb, ldc, alpha,
+                               op_a, op_b, beta != 0, std::is_same_v<Out, float>};
+      multiply_block(block, a + (op_a == 'N' ? row * lda : row), b + (op_b == 'N' ? column : column * ldb), c + row * ldc + column);
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Either
+
+// c (m, n) = op(a) op(b), or c += with `accumulate`.
+template <class In, class Out>
+void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb, bool accumulate,
+          Out* c, int64_t ldc) {
+  gemm(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
+}
