@@ -112,18 +112,18 @@ inline Rows<const floatX> key_rows(const HeadPositions& at, const KeyTile& tile,
   return {copies.data(), HS};
 }
 
-// The tile's rows of dx, which is dk or dv, += weights^T x, of weights (rows, key_block) and x (rows, HS).
-inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, const floatX* weights,
+// The tile's rows of dx, which is dk or dv, += alpha weights^T x, of weights (rows, key_block) and x (rows, HS).
+inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, float alpha, const floatX* weights,
                                  const Rows<const floatX>& x, int64_t rows) {
   const int64_t HS = at.a.HS;
   if (tile.is_contiguous()) {
-    gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 1.0f, dx + at.key_row(tile.first) * stride,
+    gemm('T', 'N', tile.keys, HS, rows, alpha, weights, key_block, x.data, x.stride, 1.0f, dx + at.key_row(tile.first) * stride,
          at.step * stride);
     return;
   }
   thread_local std::vector<float> sums;
   sums.resize(size_t(key_block * HS));
-  gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 0.0f, sums.data(), HS);
+  gemm('T', 'N', tile.keys, HS, rows, alpha, weights, key_block, x.data, x.stride, 0.0f, sums.data(), HS);
   for (int64_t i = 0; i < tile.keys; i++) {
     float* row = dx + at.key_row(tile.numbers[i]) * stride;
 #pragma omp simd
@@ -367,14 +367,14 @@ struct KeyGradients {
 };
 
 // One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is dout v^T,
-// ds = p (dp - delta) scale. If floatX is float, p may be scores and ds may be dp.
+// ds = p (dp - delta) factor. If floatX is float, p may be scores and ds may be dp.
 inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores, const float* dp, int64_t visible, float lse, float delta,
-                                      float scale) {
+                                      float factor) {
 #pragma omp simd
   for (int64_t j = 0; j < visible; j++) {
     const float probability = vec_exp(scores[j] - lse), gradient = dp[j];
     from_float(p[j], probability);
-    from_float(ds[j], probability * (gradient - delta) * scale);
+    from_float(ds[j], probability * (gradient - delta) * factor);
   }
 }
 
@@ -392,7 +392,8 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   float* delta = a.delta + at.statistic(q0);
   const Rows<floatX> dq = {a.dq + row * a.dq_stride + column, at.step * a.dq_stride};
   const Rows<float> sums = sums_of(dq, dq_sums, HS);
-  const float scale = score_scale(a);
+  // Where ds is rounded it is scaled after the products, so that a head size whose root is no power of two costs no second rounding.
+  const float scale = score_scale(a), inner_scale = has_master_weights ? 1.0f : scale, outer_scale = has_master_weights ? scale : 1.0f;
   for (int64_t r = 0; r < rows; r++) {
     const floatX *dout_row = dout.data + r * dout.stride, *out_row = out + r * dout.stride;
     float sum = 0;
@@ -411,16 +412,17 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
       floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
       const KeyRange keys = hide_unseen(at, tile, q0 + r, scores);
       attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin, keys.end - keys.begin,
-                                lse[r * at.step], delta[r * at.step], scale);
+                                lse[r * at.step], delta[r * at.step], inner_scale);
       for (floatX* x : {p, ds}) {
         std::fill(x, x + keys.begin, floatX(0.0f));
         std::fill(x + keys.end, x + tile.keys, floatX(0.0f));
       }
     }
     const KeyGradients& to = gradients[tile.source];
-    add_to_key_gradients(at, tile, to.dv, to.dv_stride, probabilities.operand(), dout, rows);
-    add_to_key_gradients(at, tile, to.dk, to.dk_stride, dscores.operand(), q, rows);
-    gemm('N', 'N', rows, HS, tile.keys, dscores.operand(), key_block, k.data, k.stride, has_sums, sums.data, sums.stride);
+    add_to_key_gradients(at, tile, to.dv, to.dv_stride, 1.0f, probabilities.operand(), dout, rows);
+    add_to_key_gradients(at, tile, to.dk, to.dk_stride, outer_scale, dscores.operand(), q, rows);
+    gemm('N', 'N', rows, HS, tile.keys, outer_scale, dscores.operand(), key_block, k.data, k.stride, has_sums ? 1.0f : 0.0f, sums.data,
+         sums.stride);
     has_sums = true;
   }
   if (!has_sums)  // they see no key
