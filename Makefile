@@ -238,14 +238,18 @@ $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
 
 # On the CPU
 
+CPU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(ONEDNN)
+
 define cpu_programs
 $(OBJ)/cpu/$(1)/%.o: %.cu $(OBJ)/flags
 	@mkdir -p $$(@D)
 	$$(COMPILE) -DSLA_CPU $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
 
 $(BUILD)/$(1)/%_cpu: $(OBJ)/cpu/$(1)/%.o $(HOST_LIB) $(BUILD)/flags
-	@mkdir -p $$(@D)
-	$$(CXX) $$(CXXFLAGS) $$(filter %.o %.a,$$^) $$(MPI_LIBS) $$(ONEDNN) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
+	$$(CPU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
+
+$(BUILD)/$(1)/bench_cpu: $(OBJ)/cpu/$(1)/bench_cpu.o $(HOST_LIB) $(BUILD)/flags
+	$$(CPU_LINK) -o $$@
 
 endef
 $(eval $(foreach p,fp32 bf16,$(call cpu_programs,$(p))))

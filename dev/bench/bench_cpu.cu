@@ -95,7 +95,7 @@ void bench_attention(int rounds) {
   for (int round = 0; round < rounds; round++) {
     sgemm = std::max(sgemm, gemm_rate(2048, 0.3));
     for (Layer& layer : layers) {
-      AttentionArgs<float> args = attention_args(layer.model->layers[1], 0, {1, T});
+      AttentionArgs<floatX> args = attention_args(layer.model->layers[1], 0, {1, T});
       args.dout = layer.model->acts.lnf;  // some gradient
       const double begin = seconds_now();
       attention_forward(args);
@@ -110,7 +110,48 @@ void bench_attention(int rounds) {
            layer.flops / layer.seconds * 1e-9, 100 * layer.flops / layer.seconds / sgemm);
 }
 
-int main() {
+// A worker: for each line on stdin, a number of seconds, trains for so long and prints the median and the least time of a step in ms.
+// `args`: layers, heads, channels, vocabulary, T, B, wiring.
+void serve_steps(const std::vector<std::string>& args) {
+  ModelConfig config;
+  config.num_layers = std::stoi(args[0]), config.num_heads = std::stoi(args[1]), config.channels = std::stoi(args[2]);
+  config.vocab_size = std::stoi(args[3]);
+  const int T = std::stoi(args[4]), B = std::stoi(args[5]);
+  config.max_seq_len = T, config.wiring = parse_wiring(args[6]);
+  GPT2 model;
+  gpt2_plan(model, config, {B, T});
+  gpt2_allocate(model);
+  gpt2_init_weights(model, 1);
+  std::vector<int> tokens(size_t(B) * size_t(T) + 1);
+  for (size_t i = 0; i < tokens.size(); i++)
+    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+  int64_t steps = 0;
+  auto step = [&] {
+    gpt2_zero_grad(model);
+    gpt2_zero_loss(model);
+    gpt2_micro_step(model, tokens.data(), tokens.data() + 1, B, T, 1);
+    gpt2_update(model, ++steps, {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0});
+  };
+  step(), step();
+  double seconds;
+  while (scanf("%lf", &seconds) == 1) {
+    std::vector<double> times;
+    double cpu = 1e30;
+    for (const double start = seconds_now(); times.size() < 3 || seconds_now() - start < seconds;) {
+      const double begin = seconds_now(), cpu_begin = double(clock()) / CLOCKS_PER_SEC;
+      step();
+      cpu = std::min(cpu, double(clock()) / CLOCKS_PER_SEC - cpu_begin);
+      times.push_back((seconds_now() - begin) * 1e3);
+    }
+    std::sort(times.begin(), times.end());
+    printf("%.2f %.2f cpu %.2f\n", times[times.size() / 2], times[0], cpu * 1e3);
+    fflush(stdout);
+  }
+}
+
+int main(int argc, char** argv) {
+  sleep_while_idle(argv);
+  if (argc == 9) return serve_steps({argv + 2, argv + argc}), 0;
   ModelConfig d12, small;
   CHECK(config_from_preset("d12", d12));
   small.num_layers = 8, small.num_heads = 8, small.channels = 256, small.vocab_size = 257;

@@ -112,18 +112,18 @@ inline Rows<const floatX> key_rows(const HeadPositions& at, const KeyTile& tile,
   return {copies.data(), HS};
 }
 
-// The tile's rows of dx, which is dk or dv, += alpha weights^T x, of weights (rows, key_block) and x (rows, HS).
-inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, float alpha, const floatX* weights,
+// The tile's rows of dx, which is dk or dv, += weights^T x, of weights (rows, key_block) and x (rows, HS).
+inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, const floatX* weights,
                                  const Rows<const floatX>& x, int64_t rows) {
   const int64_t HS = at.a.HS;
   if (tile.is_contiguous()) {
-    gemm('T', 'N', tile.keys, HS, rows, alpha, weights, key_block, x.data, x.stride, 1.0f, dx + at.key_row(tile.first) * stride,
+    gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 1.0f, dx + at.key_row(tile.first) * stride,
          at.step * stride);
     return;
   }
   thread_local std::vector<float> sums;
   sums.resize(size_t(key_block * HS));
-  gemm('T', 'N', tile.keys, HS, rows, alpha, weights, key_block, x.data, x.stride, 0.0f, sums.data(), HS);
+  gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 0.0f, sums.data(), HS);
   for (int64_t i = 0; i < tile.keys; i++) {
     float* row = dx + at.key_row(tile.numbers[i]) * stride;
 #pragma omp simd
@@ -153,14 +153,14 @@ inline Rows<float> sums_of(const Rows<bfloat16>&, std::vector<float>& memory, in
   return {memory.data(), HS};
 }
 
-// x (rows, HS) = or += the sums; nothing where they are in x.
-inline void store_sums(const Rows<float>&, const Rows<float>&, int64_t, int64_t, bool) {}
-inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t rows, int64_t HS, bool accumulate) {
+// x (rows, HS) = or += factor sums; nothing where they are in x.
+inline void store_sums(const Rows<float>&, const Rows<float>&, int64_t, int64_t, float, bool) {}
+inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t rows, int64_t HS, float factor, bool accumulate) {
   for (int64_t r = 0; r < rows; r++) {
     bfloat16* row = x.data + r * x.stride;
     const float* sum = sums.data + r * sums.stride;
 #pragma omp simd
-    for (int64_t i = 0; i < HS; i++) from_float(row[i], (accumulate ? to_float(row[i]) : 0.0f) + sum[i]);
+    for (int64_t i = 0; i < HS; i++) from_float(row[i], (accumulate ? to_float(row[i]) : 0.0f) + factor * sum[i]);
   }
 }
 
@@ -332,7 +332,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
     for (int64_t i = 0; i < HS; i++) o[i] *= inverse;
     *lse = row_max[r] + std::log(row_sum[r]);
   }
-  store_sums(out, sums, rows, HS, /*accumulate=*/false);
+  store_sums(out, sums, rows, HS, 1.0f, /*accumulate=*/false);
   if (has_master_weights && a.exact_out != nullptr)
     for (int64_t r = 0; r < rows; r++) std::copy_n(sums.data + r * sums.stride, HS, a.exact_out + first + r * out.stride);
 }
@@ -366,6 +366,10 @@ struct KeyGradients {
   int64_t dk_stride, dv_stride;
 };
 
+// The factor of the sums of ds k and ds^T q that is not in ds: all of 1 / sqrt(HS) where ds is rounded, so that a head size whose root is no
+// power of two costs no second rounding.
+inline float score_gradient_scale(const AttentionArgs<floatX>& a) { return has_master_weights ? score_scale(a) : 1.0f; }
+
 // One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is dout v^T,
 // ds = p (dp - delta) factor. If floatX is float, p may be scores and ds may be dp.
 inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores, const float* dp, int64_t visible, float lse, float delta,
@@ -392,8 +396,7 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   float* delta = a.delta + at.statistic(q0);
   const Rows<floatX> dq = {a.dq + row * a.dq_stride + column, at.step * a.dq_stride};
   const Rows<float> sums = sums_of(dq, dq_sums, HS);
-  // Where ds is rounded it is scaled after the products, so that a head size whose root is no power of two costs no second rounding.
-  const float scale = score_scale(a), inner_scale = has_master_weights ? 1.0f : scale, outer_scale = has_master_weights ? scale : 1.0f;
+  const float scale = score_scale(a) / score_gradient_scale(a);
   for (int64_t r = 0; r < rows; r++) {
     const floatX *dout_row = dout.data + r * dout.stride, *out_row = out + r * dout.stride;
     float sum = 0;
@@ -412,22 +415,21 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
       floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
       const KeyRange keys = hide_unseen(at, tile, q0 + r, scores);
       attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin, keys.end - keys.begin,
-                                lse[r * at.step], delta[r * at.step], inner_scale);
+                                lse[r * at.step], delta[r * at.step], scale);
       for (floatX* x : {p, ds}) {
         std::fill(x, x + keys.begin, floatX(0.0f));
         std::fill(x + keys.end, x + tile.keys, floatX(0.0f));
       }
     }
     const KeyGradients& to = gradients[tile.source];
-    add_to_key_gradients(at, tile, to.dv, to.dv_stride, 1.0f, probabilities.operand(), dout, rows);
-    add_to_key_gradients(at, tile, to.dk, to.dk_stride, outer_scale, dscores.operand(), q, rows);
-    gemm('N', 'N', rows, HS, tile.keys, outer_scale, dscores.operand(), key_block, k.data, k.stride, has_sums ? 1.0f : 0.0f, sums.data,
-         sums.stride);
+    add_to_key_gradients(at, tile, to.dv, to.dv_stride, probabilities.operand(), dout, rows);
+    add_to_key_gradients(at, tile, to.dk, to.dk_stride, dscores.operand(), q, rows);
+    gemm('N', 'N', rows, HS, tile.keys, dscores.operand(), key_block, k.data, k.stride, has_sums, sums.data, sums.stride);
     has_sums = true;
   }
   if (!has_sums)  // they see no key
     for (int64_t r = 0; r < rows; r++) std::fill_n(sums.data + r * sums.stride, HS, 0.0f);
-  store_sums(dq, sums, rows, HS, a.dq_accumulate);
+  store_sums(dq, sums, rows, HS, score_gradient_scale(a), a.dq_accumulate);
 }
 
 // Of each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it adds to
@@ -489,10 +491,11 @@ inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX
   sums.assign(size_t(2 * a.HS), 0.0f);
   if (kv.dk_accumulate) std::transform(dk, dk + a.HS, sums.begin(), [](floatX x) { return to_float(x); });
   if (kv.dv_accumulate) std::transform(dv, dv + a.HS, sums.begin() + a.HS, [](floatX x) { return to_float(x); });
+  const float dk_scale = score_gradient_scale(a);
   for (int r = 0; r < kv.num_query_heads; r++) {
     const float* partial = partial_sum(a, partials[kv.first_query_head + r]).dk + row * 2 * a.HS;  // dk, dv
 #pragma omp simd
-    for (int64_t i = 0; i < 2 * a.HS; i++) sums[i] += partial[i];
+    for (int64_t i = 0; i < a.HS; i++) sums[i] += dk_scale * partial[i], sums[a.HS + i] += partial[a.HS + i];
   }
 #pragma omp simd
   for (int64_t i = 0; i < a.HS; i++) from_float(dk[i], sums[i]), from_float(dv[i], sums[a.HS + i]);

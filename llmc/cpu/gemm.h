@@ -5,8 +5,6 @@
 #include <omp.h>               // omp_get_max_threads, omp_set_num_threads
 #include <algorithm>           // std::min
 #include <cstdint>             // int64_t
-#include <cstdlib>             // aligned_alloc
-#include <functional>          // std::hash
 #include <type_traits>         // std::is_same_v
 #include <unordered_map>       // std::unordered_map
 #include <vector>              // std::vector
@@ -109,8 +107,8 @@ class Bf16Primitive {
   }
 
   void run(const bfloat16* a, const bfloat16* b, void* c) {
-    thread_local std::vector<std::max_align_t> scratch;
-    if (scratch.size() * sizeof scratch[0] < scratch_bytes_ + 64) scratch.resize(scratch_bytes_ / sizeof scratch[0] + 64);
+    thread_local std::vector<char> scratch;
+    if (scratch.size() < scratch_bytes_ + 64) scratch.resize(scratch_bytes_ + 64);
     void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
     const void* const addresses[] = {a, b, c, aligned};
     for (int i = 0; i < 4; i++) CHECK(dnnl_memory_set_data_handle(memories_[i].get(), const_cast<void*>(addresses[i])) == dnnl_success);
@@ -165,18 +163,26 @@ void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, Ou
   it->second.run(a, b, c);
 }
 
-// c (m, n) = alpha op(a) op(b) + beta c, beta being 0 or 1; Out: float or bfloat16. Threads own blocks of c, whose size depends on the
-// shape alone: so do the bits.
+// The size of the blocks that c (m, n) is cut into: as large as a core's caches like, but small enough for several threads. It depends on the
+// shape alone. Measured on Zen 5, one thread, as shares of what its best blocks reach with 256 to 1,024 tokens: 93 to 100 %.
+struct BlockSize {
+  int64_t rows, columns;
+};
+inline BlockSize block_size(char op_a, int64_t m, int64_t n) {
+  const int64_t most_columns = op_a == 'T' ? 768 : 384, column_blocks = (n + most_columns - 1) / most_columns;
+  const bool few = (m + 255) / 256 * column_blocks < 8;
+  return {op_a == 'T' || few ? 128 : 256, ((n + column_blocks - 1) / column_blocks + 63) / 64 * 64};
+}
+
+// c (m, n) = alpha op(a) op(b) + beta c, beta being 0 or 1; Out: float or bfloat16. Threads own blocks of c.
 template <class Out>
 void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const bfloat16* a, int64_t lda, const bfloat16* b,
           int64_t ldb, float beta, Out* c, int64_t ldc) {
-  constexpr int64_t block_rows = 256, block_columns = 192;
-  const int64_t row_blocks = (m + block_rows - 1) / block_rows, column_blocks = (n + block_columns - 1) / block_columns;
+  const BlockSize size = block_size(op_a, m, n);
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
-  for (int64_t column_block = 0; column_block < column_blocks; column_block++) {
-    for (int64_t row_block = 0; row_block < row_blocks; row_block++) {
-      const int64_t row = row_block * block_rows, column = column_block * block_columns;
-      const Bf16Block block = {std::min(block_rows, m - row), std::min(block_columns, n - column), k, lda, ldb, ldc, alpha,
+  for (int64_t column = 0; column < n; column += size.columns) {
+    for (int64_t row = 0; row < m; row += size.rows) {
+      const Bf16Block block = {std::min(size.rows, m - row), std::min(size.columns, n - column), k, lda, ldb, ldc, alpha,
                                op_a, op_b, beta != 0, std::is_same_v<Out, float>};
       multiply_block(block, a + (op_a == 'N' ? row * lda : row), b + (op_b == 'N' ? column : column * ldb), c + row * ldc + column);
     }
