@@ -5,13 +5,12 @@
 #pragma once
 #include <algorithm>           // std::min
 #include <cstdint>             // int64_t
-#include <cstring>             // memcpy
 #include <vector>              // std::vector
 #include "llmc/precision.h"    // floatX
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // user_error
 #include "gelu.h"              // gelu_forward, gelu_backward
-#include "gemm.h"              // gemm
+#include "gemm.h"              // gemm, gemm_with_bias
 #include "threads.h"           // is_worth_threads
 #include "vec.h"               // to_float
 
@@ -21,11 +20,8 @@ inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF3
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
 inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
                            int64_t OC) {
-  if (bias != nullptr) {
-#pragma omp parallel for schedule(static) if (is_worth_threads(int64_t(sizeof(floatX)) * N * OC))
-    for (int64_t i = 0; i < N; i++) memcpy(out + i * OC, bias, size_t(OC) * sizeof(floatX));
-  }
-  gemm('N', 'T', N, OC, C, inp, C, weight, C, bias != nullptr, out, OC);
+  if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, out, OC);
+  else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC);
 }
 
 // pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu).
