@@ -46,19 +46,40 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
   }
 }
 
+// dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.
+inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N, int64_t C, int64_t OC) {
+  gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C);
+  if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
+}
+
 // dinp (N, C) = dout weight; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias may be null.
 inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                             const floatX* weight, int64_t N, int64_t C, int64_t OC) {
   gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
-  gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C);
-  if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
+  matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
+}
+
+// dinp (N, C) = (dout weight) * gelu'(pre_gelu): in bf16 rounded once, while the product is in the cache.
+inline void matmul_gelu_backward_input(float* dinp, const float* dout, const float* pre_gelu, const float* weight, int64_t N, int64_t C,
+                                       int64_t OC) {
+  gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
+  gelu_backward(dinp, pre_gelu, N * C);
+}
+inline void matmul_gelu_backward_input(bfloat16* dinp, const bfloat16* dout, const bfloat16* pre_gelu, const bfloat16* weight, int64_t N,
+                                       int64_t C, int64_t OC) {
+  gemm_and_store('N', 'N', N, C, OC, dout, OC, weight, C, [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+    bfloat16* to = dinp + row * C + column;
+    const bfloat16* x = pre_gelu + row * C + column;
+#pragma omp simd
+    for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] * gelu_slope(to_float(x[j])));
+  });
 }
 
 // The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
 inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                                  const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC) {
-  matmul_backward(dinp, dweight, dbias, dout, inp, weight, N, C, OC);
-  gelu_backward(dinp, pre_gelu, N * C);
+  matmul_gelu_backward_input(dinp, dout, pre_gelu, weight, N, C, OC);
+  matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 
 // The rate of a matmul of n x n matrices, in FLOP/s: the best of `seconds` seconds of runs. Takes 3 n^2 numbers while it runs.
