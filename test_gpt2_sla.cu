@@ -194,7 +194,7 @@ void expect_equal_to_reference(const GraphCase& c, int recompute, bool keep_dead
   EXPECT_NEAR(grad_norm(*model) / norm, 1, norm_tolerance);
 }
 
-// BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `double(B) * T * double(num_micro_batches)` -> `double(B) * T`
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `double(B) * T * double(num_micro_batches)` -> `double(B) * T`
 TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), 0); }
 TEST_P(Graph, HasThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
 TEST_P(Graph, HasThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetParam(), 1); }
@@ -561,7 +561,7 @@ TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
                    6.0 * double(dead_rows) * 768);
 }
 
-// BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `uint64_t(spec.full_row(row) * columns + i)` -> `uint64_t(row * columns + i)`
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `uint64_t(spec.full_row(row) * columns + i)` -> `uint64_t(row * columns + i)`
 TEST(DeadRows, DoNotChangeTheLossCurve) {
   ModelConfig config;
   config.num_layers = 12, config.num_heads = 12, config.channels = 96, config.vocab_size = 97, config.max_seq_len = 32;
@@ -780,7 +780,7 @@ bool same_state(const std::vector<std::vector<float>>& a, const std::vector<std:
 }
 
 // Whatever training does with the model while it is written.
-// BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `model_text_files(model.config), fetch_copied, m, v` -> `model_text_files(model.config), fetch_from(model, model.master_memory), m, v`
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `model_text_files(model.config), fetch_copied, m, v` -> `model_text_files(model.config), fetch_from(model, model.master_memory), m, v`
 TEST(Steps, LeaveACheckpointOfTheModelAtItsBeginning) {
   auto trainer = make_trainer(three_layers(), 0, 1);
   auto* run = &trainer->run;
@@ -940,7 +940,7 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
   EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6);
 }
 
-// BUG (build/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` -> `RandomStream::sample, 0,`
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` -> `RandomStream::sample, 0,`
 TEST(Generation, IsAFunctionOfSeedAndStep) {
   auto model = make_model(small_config(), 1, 16);
   gpt2_init_weights(*model, 1);

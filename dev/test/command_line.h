@@ -1,5 +1,5 @@
 // Tests of programs as users run them: a process with arguments, files and an exit status. They run from the repository's root, where
-// train_gpt2_sla_cpu lies.
+// build/fp32/train_gpt2_sla_cpu lies.
 #pragma once
 #include <gtest/gtest.h>       // testing::Test
 #include <sys/wait.h>          // WIFEXITED
@@ -16,7 +16,7 @@
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-static const std::string trainer = "./train_gpt2_sla_cpu ";
+static const std::string trainer = "build/fp32/train_gpt2_sla_cpu ";
 
 struct Outcome {
   int exit_status;       // -1: killed by a signal

@@ -1,5 +1,5 @@
 // The trainer as its users meet it: a process with arguments, files and an exit status. Runs from the repository's root, where
-// train_gpt2_sla_cpu, build/fp32/train_gpt2_sla_emu and build/fuzz_safetensors lie.
+// build/fp32/train_gpt2_sla_cpu, build/fp32/train_gpt2_sla_emu and build/fuzz_safetensors lie.
 #include <gtest/gtest.h>          // TEST
 #include <signal.h>               // kill, SIGKILL
 #include <sys/wait.h>             // waitpid, WIFEXITED

@@ -673,7 +673,7 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
 // ----------------------------------------------------------------------------
 // Embedding
 
-// BUG (build/test_ops_cpu) llmc/cpu/embedding.h: `(first_position + t) * C` -> `t * C`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `(first_position + t) * C` -> `t * C`
 TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   struct Case {
     int64_t B, T, C, V;
@@ -713,7 +713,7 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   }
 }
 
-// BUG (build/test_ops_cpu) llmc/cpu/classifier.h: `double total = 0;` -> `float total = 0;`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `double total = 0;` -> `float total = 0;`
 TEST(MeanLoss, IsAddedToTheSumInDouble) {
   for (int64_t n : {1023, 1024, 1025, 3 * 1024 + 5}) {  // beside and on the threads of a block
     std::vector<float> losses(size_t(n), 1.0f);
@@ -940,7 +940,7 @@ struct Arena {
   }
 };
 
-// BUG (build/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
 TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
   // Beside and on a thread's 4 or 8, a block's 1,024 or 2,048 and a chunk; several chunks.
   const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 768, 2056, 3, 4, 5, 6, 8, 9, 1023, 1024, 1025, 2047, 2048, 2049,
@@ -1034,7 +1034,7 @@ static float grad_scale_of(const StepStats& sums, double grad_clip) {
   return new_m[0];
 }
 
-// BUG (build/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, s.grad_clip / (norm + 1e-6))` -> `s.grad_clip / (norm + 1e-6)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, s.grad_clip / (norm + 1e-6))` -> `s.grad_clip / (norm + 1e-6)`
 TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({16, 3}, 1), float(1 / (4 + 1e-6)));
   EXPECT_EQ(grad_scale_of({2, 3}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));

@@ -82,15 +82,15 @@ TEST_F(Scripts, TakeTheLargestMicroBatchThatFits) {
 
 TEST_F(Scripts, ResumeAfterAKillWithTheSameBits) {
   write_program("killed_once", R"(
-    if [ -e "$OUT" ]; then exec ./train_gpt2_sla_cpu "$@"; fi
-    ./train_gpt2_sla_cpu "$@" & until [ -e "$OUT/step_00000002" ]; do sleep 0.01; done
+    if [ -e "$OUT" ]; then exec build/fp32/train_gpt2_sla_cpu "$@"; fi
+    build/fp32/train_gpt2_sla_cpu "$@" & until [ -e "$OUT/step_00000002" ]; do sleep 0.01; done
     kill -9 $!; wait $!
   )");
   setenv("TRAINER", in("killed_once").c_str(), 1);
   const Outcome killed = run("scripts/run_gpt2_124M_sla.sh" + small);
   EXPECT_EQ(killed.exit_status, 0) << killed.err;
   EXPECT_NE(killed.err.find("the run ended with status 137; it resumes from " + in("out") + "/step_"), std::string::npos) << killed.err;
-  setenv("TRAINER", "./train_gpt2_sla_cpu", 1);
+  setenv("TRAINER", "build/fp32/train_gpt2_sla_cpu", 1);
   setenv("OUT", in("undisturbed").c_str(), 1);
   EXPECT_EQ(run("scripts/run_gpt2_124M_sla.sh" + small).exit_status, 0);
   expect_the_same_checkpoint(in("out"), in("undisturbed"), 6);
@@ -155,7 +155,7 @@ TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run("unset LAUNCH; scripts/run_gpt2_124M_sla.sh");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  EXPECT_EQ(o.out.find("mpirun -np 2 --bind-to none ./train_gpt2_sla_cpu -e d12"), 0u) << o.out;
+  EXPECT_EQ(o.out.find("mpirun -np 2 --bind-to none build/fp32/train_gpt2_sla_cpu -e d12"), 0u) << o.out;
 }
 
 TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
@@ -164,7 +164,7 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
   const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh 16384");
   EXPECT_EQ(o.exit_status, 0) << o.err;
   for (const char* part : {"mpirun --host node1:8,node2:8 ", " --bind-to none ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7",
-                           "./train_gpt2_sla_cpu -e d36"})
+                           "build/fp32/train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
 }

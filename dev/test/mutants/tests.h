@@ -18,7 +18,7 @@ struct Coverage {
 
 // The first line whose prefix a path has is for it.
 inline const std::vector<Coverage>& coverage() {
-  const std::string cpu = "build/test_gpt2_sla_cpu", emu = "build/fp32/test_gpt2_sla_emu", emu_bf16 = "build/bf16/test_gpt2_sla_emu";
+  const std::string cpu = "build/fp32/test_gpt2_sla_cpu", emu = "build/fp32/test_gpt2_sla_emu", emu_bf16 = "build/bf16/test_gpt2_sla_emu";
   const std::string quick_graph = "*Graph*/no_bias:*Graph*/adjacent:*Graph*/chains:*Graph*/several_query*";
   const std::string quick_attention = "-*EveryLength*", all_attention = "*EveryLength*";
   static const std::vector<Coverage> table = {
@@ -36,9 +36,11 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/cuda/device.h", {{emu, "Bits.*:Steps.*"}, {"build/bf16/test_memory_emu", "*"}}},
       {"llmc/cuda/matmul.h", {{"build/fp32/test_ops_emu", "Matmul.*"}, {"build/bf16/test_ops_emu", "Matmul.*"}, {emu, "Generation.*"}}},
       {"llmc/cuda/", {{"build/fp32/test_ops_emu", "*"}, {"build/bf16/test_ops_emu", "*"}}},
-      {"llmc/cpu/attention.h", {{"build/test_attention_cpu", quick_attention}, {"build/test_attention_cpu", all_attention}}},
-      {"llmc/cpu/threads.h", {{"build/test_ops_cpu", "Threads.*"}, {"build/test_cli", "*Threads*"}}},
-      {"llmc/cpu/", {{"build/test_ops_cpu", "*"}, {cpu, quick_graph}}},
+      {"llmc/cpu/attention.h",
+       {{"build/fp32/test_attention_cpu", quick_attention}, {"build/bf16/test_attention_cpu", quick_attention}, {"build/fp32/test_attention_cpu", all_attention}}},
+      {"llmc/cpu/bf16.h", {{"build/fp32/test_ops_cpu", "Bf16.*"}}},
+      {"llmc/cpu/threads.h", {{"build/fp32/test_ops_cpu", "Threads.*"}, {"build/test_cli", "*Threads*"}}},
+      {"llmc/cpu/", {{"build/fp32/test_ops_cpu", "*"}, {"build/bf16/test_ops_cpu", "*"}, {cpu, quick_graph}}},
       {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_cli", "*BadModels*"}}},
       {"llmc/model/reference.h", {{"build/test_reference", "*"}}},
       {"llmc/model/flops.h", {{"build/test_plan", "Flops.*"}, {cpu, "DeadRows.AreWhat*"}}},
@@ -69,9 +71,9 @@ inline const std::vector<Coverage>& coverage() {
       {"data/", {{"build/test_data", "Tokenize.*"}, {"build/test_corpus", "*"}}},
       {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
       {"dev/emu/", {{"build/test_emu", "*"}, {"build/bf16/test_tile_emu", "*"}}},
-      {"llmc/attention_mask.h", {{"build/test_plan", "AttentionMask.*"}, {"build/test_attention_cpu", "*"}, {"build/fp32/test_attention_emu", quick_attention}}},
+      {"llmc/attention_mask.h", {{"build/test_plan", "AttentionMask.*"}, {"build/fp32/test_attention_cpu", "*"}, {"build/fp32/test_attention_emu", quick_attention}}},
       {"llmc/map_weights.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
-      {"llmc/a", {{"build/test_ops_cpu", "*"}, {"build/test_attention_cpu", "*"}}},
+      {"llmc/a", {{"build/fp32/test_ops_cpu", "*"}, {"build/fp32/test_attention_cpu", "*"}}},
       {"train_gpt2_sla.cu",
        {{cpu, quick_graph}, {cpu, "-*Updates*:DeadRows.DoNot*"}, {emu, "Steps.*:Bits.*:Memory.*"}, {"build/bf16/test_memory_emu", "*"},
         {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}, {"build/test_dist", "Training.*"}}},
@@ -81,10 +83,10 @@ inline const std::vector<Coverage>& coverage() {
 
 // Programs that a test program runs, by the files that it tests: `make` builds them with it.
 inline std::vector<std::string> programs_run_by(const std::string& test) {
-  if (test == "build/test_cli") return {"train_gpt2_sla_cpu"};
-  if (test == "build/test_scripts" || test == "build/test_faults") return {"train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu"};
+  if (test == "build/test_cli") return {"build/fp32/train_gpt2_sla_cpu"};
+  if (test == "build/test_scripts" || test == "build/test_faults") return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu"};
   if (test == "build/test_dist")
-    return {"train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu", "build/emu_ranks"};
+    return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu", "build/emu_ranks"};
   if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
   return {};
 }
