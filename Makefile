@@ -99,7 +99,7 @@ help:
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one (about 5 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (about 20 minutes); the last line of both says how many passed'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
-	@echo 'make bench-cpu  speed of GPT-2 124M and of long sequences on the CPU, with and without skip-layer attention'
+	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it; with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
 	@echo 'make gpu-model  writes dev/bench/gpu-model.md: how long each operation of a step should take on an H100 and an A100; needs no GPU'
 	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy (dev/README.md)'
@@ -152,10 +152,13 @@ mutants:
 	@$(MAKE) --no-print-directory $(BUILD)/mutants
 	@$(BUILD)/mutants $(if $(BUGS),--bugs) $(if $(CHANGED),--changed $(CHANGED)) $(MUTANTS) $(FILES)
 
+# PYTHON: one that has PyTorch, to compare with.
+PYTHON ?= python3
 bench-cpu:
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/fp32/bench_cpu $(BUILD)/bf16/bench_cpu
-	@$(BUILD)/fp32/bench_cpu && $(BUILD)/bf16/bench_cpu
+	@$(BUILD)/bf16/bench_cpu compare $(BUILD) $(PYTHON) 5 5
+	@$(BUILD)/bf16/bench_cpu && $(BUILD)/fp32/bench_cpu
 
 memory-table:
 	@scripts/setup.sh build test

@@ -977,7 +977,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
   load_or_init_weights(t, from_folder, checkpoint);
   open_output(run, checkpoint, describe(t));
   check_same_data(run);  // also so that no rank waits in a collective for one that still loads
-  print_start(run, checkpoint, precision_name);
+  print_start(run, checkpoint, matmul_precision());
 
   const double start = seconds_now();
   try {
@@ -997,7 +997,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
 
 #ifndef SLA_NO_MAIN
 int main(int argc, char** argv) {
-  sleep_while_idle(argv);
+  configure_threads(argv);
   Trainer t;  // stays while the error is told: to free a GPU's memory waits for collectives, which may never end
   try {
     return run_trainer(argc, argv, t);

@@ -1,7 +1,13 @@
-// Speed of whole training steps (forward, backward, norm, AdamW) on the CPU: GPT-2 124M on short and long sequences and a small
+// Prints the speed of whole training steps (forward, backward, norm, AdamW) on the CPU: GPT-2 124M on short and long sequences and a small
 // model on very long ones, plain (baseline) and with skip-layer attention, beside the rate of oneDNN's sgemm measured in the same
 // run, before and after each model; then attention alone with each kind of wiring. Prints Markdown tables. Run by `make bench-cpu`.
 #define SLA_NO_MAIN
+#include <fcntl.h>      // fcntl
+#include <unistd.h>     // fork, pipe
+#include <algorithm>    // std::nth_element
+#include <iterator>     // std::istream_iterator
+#include <sstream>      // std::istringstream
+#include <utility>      // std::exchange
 #include "../../train_gpt2_sla.cu"
 
 struct Setting {
@@ -37,6 +43,21 @@ double peak_memory() {
   return kib * 1024;
 }
 
+std::vector<int> random_tokens(int64_t n, int vocab_size) {
+  std::vector<int> tokens(size_t(n), 0);
+  for (size_t i = 0; i < tokens.size(); i++)
+    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(vocab_size));
+  return tokens;
+}
+
+// `tokens`: B T of them, and one more.
+void training_step(GPT2& model, const std::vector<int>& tokens, int B, int T, int64_t step) {
+  gpt2_zero_grad(model);
+  gpt2_zero_loss(model);
+  gpt2_micro_step(model, tokens.data(), tokens.data() + 1, B, T, 1);
+  gpt2_update(model, step, {1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0});
+}
+
 void measure(const Setting& s, bool skips, Measurement& best) {
   GPT2 model;
   ModelConfig config = s.config;
@@ -47,16 +68,11 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   gpt2_plan(model, config, {s.B, s.T});
   gpt2_allocate(model);
   gpt2_init_weights(model, 1);
-  std::vector<int> tokens(size_t(s.B) * size_t(s.T) + 1);
-  for (size_t i = 0; i < tokens.size(); i++)
-    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+  const std::vector<int> tokens = random_tokens(int64_t(s.B) * s.T + 1, config.vocab_size);
   const double start = seconds_now();
   for (int step = 1; step <= 3 || seconds_now() - start < s.seconds; step++) {
     const double begin = seconds_now();
-    gpt2_zero_grad(model);
-    gpt2_zero_loss(model);
-    gpt2_micro_step(model, tokens.data(), tokens.data() + 1, s.B, s.T, 1);
-    gpt2_update(model, step, {1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0});
+    training_step(model, tokens, s.B, s.T, step);
     if (step > 1) best.step_seconds = std::min(best.step_seconds, seconds_now() - begin);
   }
   best.peak_bytes = std::max(best.peak_bytes, peak_memory());
@@ -85,8 +101,7 @@ void bench_attention(int rounds) {
     gpt2_plan(model, config, {1, T});
     gpt2_allocate(model);
     gpt2_init_weights(model, 1);
-    std::vector<int> tokens(size_t(T), 0);
-    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % 257u);
+    const std::vector<int> tokens = random_tokens(T, config.vocab_size);
     gpt2_forward(model, tokens.data(), {1, T});
     layer.flops = 7 * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
     layers.push_back(std::move(layer));
@@ -110,48 +125,137 @@ void bench_attention(int rounds) {
            layer.flops / layer.seconds * 1e-9, 100 * layer.flops / layer.seconds / sgemm);
 }
 
-// A worker: for each line on stdin, a number of seconds, trains for so long and prints the median and the least time of a step in ms.
-// `args`: layers, heads, channels, vocabulary, T, B, wiring.
-void serve_steps(const std::vector<std::string>& args) {
+// ----------------------------------------------------------------------------
+// Beside PyTorch: a process for each way to train, which take turns
+
+// A model and its batch as the arguments of `bench_cpu steps` and `torch_sla.py steps`.
+struct Shape {
+  const char* name;
+  const char* arguments;  // layers heads channels vocabulary T B wiring
+  int tokens;             // of a step
+};
+constexpr Shape compared[] = {{"124M, B 4, T 64", "12 12 768 50257 64 4 plain", 256},
+                              {"124M, B 1, T 1,024", "12 12 768 50257 1024 1 plain", 1024},
+                              {"that of `make train`: 8 layers, 256 channels, bytes, B 2, T 256", "8 8 256 257 256 2 sla(6,6)", 512}};
+
+ModelConfig config_of(const std::vector<std::string>& a) {
   ModelConfig config;
-  config.num_layers = std::stoi(args[0]), config.num_heads = std::stoi(args[1]), config.channels = std::stoi(args[2]);
-  config.vocab_size = std::stoi(args[3]);
-  const int T = std::stoi(args[4]), B = std::stoi(args[5]);
-  config.max_seq_len = T, config.wiring = parse_wiring(args[6]);
+  config.num_layers = std::stoi(a[0]), config.num_heads = std::stoi(a[1]), config.channels = std::stoi(a[2]);
+  config.vocab_size = std::stoi(a[3]), config.max_seq_len = std::stoi(a[4]), config.wiring = parse_wiring(a[6]);
+  return config;
+}
+
+double flops_of_step(const Shape& shape) {
+  std::istringstream words(shape.arguments);
+  const ModelConfig config = config_of({std::istream_iterator<std::string>(words), {}});
+  return flops_per_token(config, make_attention_plan(config), config.max_seq_len) * shape.tokens;
+}
+
+// For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step and FLOP/s of a matmul.
+void serve_steps(const std::vector<std::string>& a) {
+  const ModelConfig config = config_of(a);
+  const int B = std::stoi(a[5]), T = config.max_seq_len;
   GPT2 model;
   gpt2_plan(model, config, {B, T});
   gpt2_allocate(model);
   gpt2_init_weights(model, 1);
-  std::vector<int> tokens(size_t(B) * size_t(T) + 1);
-  for (size_t i = 0; i < tokens.size(); i++)
-    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(config.vocab_size));
+  const std::vector<int> tokens = random_tokens(int64_t(B) * T + 1, config.vocab_size);
   int64_t steps = 0;
-  auto step = [&] {
-    gpt2_zero_grad(model);
-    gpt2_zero_loss(model);
-    gpt2_micro_step(model, tokens.data(), tokens.data() + 1, B, T, 1);
-    gpt2_update(model, ++steps, {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0});
-  };
+  auto step = [&] { training_step(model, tokens, B, T, ++steps); };
   step(), step();
-  double seconds;
-  while (scanf("%lf", &seconds) == 1) {
+  for (double seconds; scanf("%lf", &seconds) == 1;) {
     std::vector<double> times;
-    double cpu = 1e30;
     for (const double start = seconds_now(); times.size() < 3 || seconds_now() - start < seconds;) {
-      const double begin = seconds_now(), cpu_begin = double(clock()) / CLOCKS_PER_SEC;
+      const double begin = seconds_now();
       step();
-      cpu = std::min(cpu, double(clock()) / CLOCKS_PER_SEC - cpu_begin);
-      times.push_back((seconds_now() - begin) * 1e3);
+      times.push_back(seconds_now() - begin);
     }
-    std::sort(times.begin(), times.end());
-    printf("%.2f %.2f cpu %.2f\n", times[times.size() / 2], times[0], cpu * 1e3);
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    printf("%.6f %.4g\n", times[times.size() / 2], gemm_peak(0.2));
     fflush(stdout);
   }
 }
 
+// A process that answers as serve_steps does.
+struct Worker {
+  std::string name;
+  FILE *to = nullptr, *from = nullptr;
+  std::vector<double> seconds;  // of a step, in each round
+  double gemm = 0;              // FLOP/s, the highest; 0 if it says none
+
+  Worker(const std::string& name, const std::string& command) : name(name) {
+    int in[2], out[2];
+    CHECK(pipe(in) == 0 && pipe(out) == 0);
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      dup2(in[0], 0), dup2(out[1], 1);
+      for (int end : {in[0], in[1], out[0], out[1]}) close(end);
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+    close(in[0]), close(out[1]);
+    // Those of the workers that are started later must not keep this one's stdin open.
+    fcntl(in[1], F_SETFD, FD_CLOEXEC), fcntl(out[0], F_SETFD, FD_CLOEXEC);
+    to = fdopen(in[1], "w"), from = fdopen(out[0], "r");
+  }
+  Worker(Worker&& o) noexcept : name(o.name), to(std::exchange(o.to, nullptr)), from(std::exchange(o.from, nullptr)) {}
+  ~Worker() {
+    if (to != nullptr) fclose(to), fclose(from);  // it ends where its stdin does
+  }
+  // False if it has ended.
+  bool measure(double for_seconds, bool counts) {
+    fprintf(to, "%g\n", for_seconds), fflush(to);
+    char line[256];
+    double time = 0, rate = 0;
+    if (fgets(line, sizeof line, from) == nullptr || sscanf(line, "%lf %lf", &time, &rate) < 1) return false;
+    if (counts) seconds.push_back(time);
+    gemm = std::max(gemm, rate);
+    return true;
+  }
+  double median() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+};
+
+void compare(const std::string& folder, const std::string& python, int rounds, double seconds) {
+  const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
+  if (!has_torch) fprintf(stderr, "%s has no PyTorch to compare with\n", python.c_str());
+  printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of its own GEMM rate |\n| --- | --- | --: | --: | --: | --: |\n");
+  for (const Shape& shape : compared) {
+    const std::string of_shape = std::string(" steps ") + shape.arguments;
+    const std::string quoted = of_shape.substr(0, of_shape.rfind(' ')) + " '" + of_shape.substr(of_shape.rfind(' ') + 1) + "'";
+    std::vector<Worker> workers;
+    for (const char* precision : {"bf16", "fp32"})
+      workers.emplace_back(precision, folder + "/" + precision + "/bench_cpu" + quoted);
+    for (const char* precision : {"bf16", "fp32"})
+      for (const char* compiled : {"", " --compile"})
+        if (has_torch)
+          workers.emplace_back(std::string("PyTorch, ") + precision + (*compiled != 0 ? ", compiled" : ""),
+                               python + " dev/bench/torch_sla.py" + quoted + " --precision " + precision + compiled);
+    for (int round = 0; round <= rounds; round++)  // the first is not counted
+      for (Worker& worker : workers)
+        if (!worker.measure(round == 0 ? 0.1 : seconds, round > 0)) user_error("%s: no answer", worker.name.c_str());
+    double best = 1e30;
+    for (size_t i = 2; i < workers.size(); i++) best = std::min(best, workers[i].median());
+    for (const Worker& worker : workers)
+      printf("| %s | %s | %.1f | %.0f | %s | %s |\n", shape.name, worker.name.c_str(), worker.median() * 1e3, shape.tokens / worker.median(),
+             has_torch ? format("%.2f", best / worker.median()).c_str() : "",
+             worker.gemm > 0 ? format("%.0f %%", 100 * flops_of_step(shape) / worker.median() / worker.gemm).c_str() : "");
+    fflush(stdout);
+  }
+}
+
+// bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside FOLDER/{bf16,fp32}/bench_cpu and PyTorch.
+// bench_cpu steps SHAPE: a worker of that.
 int main(int argc, char** argv) {
-  sleep_while_idle(argv);
-  if (argc == 9) return serve_steps({argv + 2, argv + argc}), 0;
+  configure_threads(argv);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (argc == 9 && arguments[0] == "steps") return serve_steps({arguments.begin() + 1, arguments.end()}), 0;
+  if (argc == 6 && arguments[0] == "compare")
+    return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4])), 0;
   ModelConfig d12, small;
   CHECK(config_from_preset("d12", d12));
   small.num_layers = 8, small.num_heads = 8, small.channels = 256, small.vocab_size = 257;

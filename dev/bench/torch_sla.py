@@ -333,6 +333,26 @@ def train_once(args, config, B, T, device):
             "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None}
 
 
+def serve_steps(args):
+    """For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step. What bench_cpu runs."""
+    config = Config(args.layers, args.heads, args.channels, args.vocab_size, args.T, args.wiring, num_embeddings=(args.vocab_size + 63) // 64 * 64)
+    torch.manual_seed(1)
+    plain = GPT(config)
+    model = torch.compile(plain, dynamic=False) if args.compile else plain
+    optimizer = make_optimizer(plain, 1e-4, (0.9, 0.95), 1e-8, 0.1)
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16) if args.precision == "bf16" else contextlib.nullcontext()
+    tokens = torch.randint(config.vocab_size, (args.B, args.T))
+
+    def step():
+        loss = mean_loss_and_gradients(model, [(tokens, tokens)], autocast)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    for line in sys.stdin:
+        print(f"{time_of(step, torch.device('cpu'), float(line)):.6f}", flush=True)
+
+
 def train(args):
     if len(args.seq_len) != len(args.micro_batch):
         raise UserError(f"--seq-len has {len(args.seq_len)} values and --micro-batch {len(args.micro_batch)}; each length needs one")
@@ -494,6 +514,14 @@ def parse_arguments():
     p.add_argument("--backend", choices=BACKENDS, help="of scaled_dot_product_attention; PyTorch's choice")
     p.add_argument("--no-compile", dest="compile", action="store_false")
     p.set_defaults(run=train)
+
+    p3 = commands.add_parser("steps", help="time training steps on the CPU when told to on stdin, for bench_cpu")
+    for name in ("layers", "heads", "channels", "vocab_size", "T", "B"):
+        p3.add_argument(name, type=positive)
+    p3.add_argument("wiring")
+    p3.add_argument("--precision", choices=["bf16", "fp32"], required=True)
+    p3.add_argument("--compile", action="store_true")
+    p3.set_defaults(run=serve_steps)
 
     p2 = commands.add_parser("attention", help="time causal attention, by each back end")
     p2.add_argument("--head-size", type=positive, default=64)

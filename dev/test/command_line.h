@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 static const std::string trainer = "build/fp32/train_gpt2_sla_cpu ";
+static const std::string bf16_trainer = "build/bf16/train_gpt2_sla_cpu ";
 
 struct Outcome {
   int exit_status;       // -1: killed by a signal

@@ -669,13 +669,34 @@ TEST_F(CommandLine, SamplesBeginWithThePromptAndDependOnIt) {
 TEST_F(CommandLine, TheNumberOfThreadsChangesNoBit) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   // Large enough for threads to be used in most operations, with rows and channels that no number of threads divides.
-  const std::string with = trainer + "-i " + in("tokens.bin") +
-                           " --layers 2 --heads 3 --channels 264 --vocab-size 259 --max-seq-len 331 -t 331 -b 3 -x 2 -l 1e-3 -o ";
-  ASSERT_EQ(run("env OMP_NUM_THREADS=1 " + with + in("1")).exit_status, 0);
-  for (const char* threads : {"2", "3"}) {
-    ASSERT_EQ(run("env OMP_NUM_THREADS=" + std::string(threads) + " " + with + in(threads)).exit_status, 0);
-    expect_the_same_checkpoint(in(threads), in("1"), 2);
-    EXPECT_EQ(steps_of(read_log(in(threads))), steps_of(read_log(in("1")))) << threads;
+  const std::string options = "-i " + in("tokens.bin") +
+                              " --layers 2 --heads 3 --channels 264 --vocab-size 259 --max-seq-len 331 -t 331 -b 3 -x 2 -l 1e-3 -o ";
+  for (const std::string& program : {trainer, bf16_trainer}) {
+    SCOPED_TRACE(program);
+    const std::string out = in(program == trainer ? "fp32_" : "bf16_");
+    ASSERT_EQ(run("env OMP_NUM_THREADS=1 " + program + options + out + "1").exit_status, 0);
+    for (const char* threads : {"2", "3"}) {
+      ASSERT_EQ(run("env OMP_NUM_THREADS=" + std::string(threads) + " " + program + options + out + threads).exit_status, 0);
+      expect_the_same_checkpoint(out + threads, out + "1", 2);
+      EXPECT_EQ(steps_of(read_log(out + threads)), steps_of(read_log(out + "1"))) << threads;
+    }
+  }
+}
+
+// With and without instructions for bf16, which oneDNN can be told to leave: the products are exact in both, the order of sums differs.
+TEST_F(CommandLine, Bf16TrainsAlikeWhereTheCpuHasNoInstructionsForIt) {
+  write_file(in("tokens.bin"), shard_bytes(4000));
+  const std::string with = bf16_trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -x 20 -l 1e-3 -o ";
+  const Outcome emulated = run("env ONEDNN_MAX_CPU_ISA=AVX2 " + with + in("emulated"));
+  EXPECT_NE(emulated.out.find("GFLOP/s in fp32, to which bf16 is converted"), std::string::npos) << emulated.out;
+  ASSERT_EQ(run(with + in("native")).exit_status, 0);
+  ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -x 20 -l 1e-3 -o " + in("fp32")).exit_status, 0);
+  const auto steps = steps_of(read_log(in("emulated"))), native = steps_of(read_log(in("native"))), fp32 = steps_of(read_log(in("fp32")));
+  ASSERT_EQ(steps.size(), 20u);
+  for (size_t i = 0; i < steps.size(); i++) {
+    const double loss = steps[i].at("loss");
+    EXPECT_NEAR(loss / native[i].at("loss").get<double>(), 1, 2e-3) << i;
+    EXPECT_NEAR(loss / fp32[i].at("loss").get<double>(), 1, 5e-3) << i;
   }
 }
 

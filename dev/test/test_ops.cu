@@ -11,6 +11,7 @@
 #include <tuple>                 // std::tuple
 #include <utility>               // std::pair
 #include <vector>                // std::vector
+#include "dev/test/files.h"      // TemporaryFolder, write_file
 #include "dev/test/values.h"     // random_values, nans, relative_error, same_bits
 #include "llmc/adamw.h"          // ParameterChunk, parameter_chunk_size
 #include "llmc/device_memory.h"  // DeviceArray
@@ -122,6 +123,24 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
     gemm('N', 'N', 1024, 1024, 1024, p.data(), 1024, q.data(), 1024, false, r.data(), 1024);
     EXPECT_EQ(num_threads_of_process(), before + 3) << "oneDNN's are the same";
   }).join();
+}
+
+// Groups as in a container, /pod/job: the pod may use 3.5 processors, the job within it more, and the root does not say.
+TEST(Threads, AreNoMoreThanControlGroupsAllow) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path + "/pod/job");
+  const std::string membership = folder.path + "/membership";
+  write_file(membership, "4:memory:/other\n0::/pod/job\n");
+  EXPECT_TRUE(std::isinf(processors_allowed(membership, folder.path)));
+  write_file(folder.path + "/pod/job/cpu.max", "800000 100000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 8);
+  write_file(folder.path + "/pod/cpu.max", "175000 50000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 3.5);
+  write_file(folder.path + "/pod/cpu.max", "max 100000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 8);
+  write_file(folder.path + "/cpu.max", "50000 100000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 0.5);
+  EXPECT_TRUE(std::isinf(processors_allowed(folder.path + "/nothing", folder.path)));
 }
 
 TEST(Exp, IsWithinAFewRoundingErrorsAndKeepsItsLimits) {

@@ -13,7 +13,7 @@
 #include "llmc/device_memory.h"  // what is defined here
 #include "llmc/utils/error.h"    // user_error
 #include "llmc/utils/meminfo.h"  // meminfo_bytes
-#include "threads.h"             // is_worth_threads, sleep_while_idle
+#include "threads.h"             // is_worth_threads, configure_threads
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 

@@ -6,11 +6,11 @@
 #include <algorithm>           // std::min
 #include <cstdint>             // int64_t
 #include <vector>              // std::vector
-#include "llmc/precision.h"    // floatX
+#include "llmc/precision.h"    // floatX, precision_name
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // user_error
 #include "gelu.h"              // gelu_forward, gelu_backward
-#include "gemm.h"              // gemm, gemm_with_bias
+#include "gemm.h"              // gemm, gemm_with_bias, has_bf16_matmuls
 #include "threads.h"           // is_worth_threads
 #include "vec.h"               // to_float
 
@@ -80,6 +80,12 @@ inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, con
                                  const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC) {
   matmul_gelu_backward_input(dinp, dout, pre_gelu, weight, N, C, OC);
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
+}
+
+// What matmuls compute in, for people.
+inline const char* matmul_precision() {
+  if (has_master_weights && !has_bf16_matmuls()) return "fp32, to which bf16 is converted: oneDNN finds no AVX512-BF16 or AMX here";
+  return precision_name;
 }
 
 // The rate of a matmul of n x n matrices, in FLOP/s: the best of `seconds` seconds of runs. Takes 3 n^2 numbers while it runs.

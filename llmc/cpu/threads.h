@@ -2,10 +2,14 @@
 #pragma once
 #include <omp.h>       // omp_get_max_threads
 #include <unistd.h>    // execv
+#include <algorithm>   // std::max, std::min
+#include <cmath>       // std::ceil
 #include <cstdint>     // int64_t
 #include <cstdlib>     // getenv, setenv
 #include <filesystem>  // std::filesystem::read_symlink
-#include <string>      // std::string
+#include <fstream>     // std::ifstream
+#include <limits>      // std::numeric_limits
+#include <string>      // std::string, std::to_string, std::stod
 
 // To wake threads and to wait for the last of them takes 10 us to 100 us, and a time slice where the machine has other work. What a core
 // does in less runs on the thread that calls it: operations of fewer bytes read and written, or FLOPs in matmuls. It is all threads or
@@ -17,15 +21,40 @@ inline bool is_worth_threads(int64_t bytes, int64_t flops = 0) {
   return bytes >= least_parallel_bytes || flops >= least_parallel_flops;
 }
 
-// Makes threads sleep soon while they wait for each other. libgomp's spin for milliseconds otherwise, and where other programs run, on the
-// core of the very thread that they wait for. So many looks for work, about 10 us, bridge the time between two operations: on an idle
-// machine steps take 5 % longer than with threads that never sleep, and 20 % longer with threads that sleep at once. libgomp reads the
-// environment when it is loaded: this starts the program anew, as the same process, unless it has one thread or its user chose otherwise.
-// `argv`: main's.
-inline void sleep_while_idle(char** argv) {
-  if (omp_get_max_threads() == 1 || getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) return;
+// How many processors' time the control group of this process and those above it allow, as containers are limited; infinite if they do not
+// say. `membership` and `root`: where the kernel says which group that is, and what each allows (cgroup v2).
+inline double processors_allowed(const std::string& membership = "/proc/self/cgroup", const std::string& root = "/sys/fs/cgroup") {
+  double least = std::numeric_limits<double>::infinity();
+  std::ifstream groups(membership);
+  for (std::string line; std::getline(groups, line);) {
+    if (line.compare(0, 3, "0::") != 0) continue;
+    for (std::string group = line.substr(3);; group.resize(group.rfind('/'))) {
+      std::ifstream limit(root + group + "/cpu.max");
+      double quota, period;  // of microseconds; "max" for none is no number
+      if (limit >> quota >> period && period > 0) least = std::min(least, quota / period);
+      if (group.find('/') == std::string::npos) break;
+    }
+  }
+  return least;
+}
+
+// Sets how many threads there are and how they wait, where the program's user has not. libgomp counts the processors that the process may
+// run on, but not how much of their time it may have: with more threads than that all of them are stopped for most of the time. And libgomp's
+// threads spin for milliseconds while they wait, where other programs run on the core of the very thread that they wait for. So many looks
+// for work, about 10 us, bridge the time between two operations: on an idle machine steps take 5 % longer than with threads that never
+// sleep, and 20 % longer with threads that sleep at once. Threads are not bound to cores: where other programs took their turns on two cores,
+// steps of bound threads took 1.5 to 4 times as long. libgomp reads the environment when it is loaded: this starts the program anew,
+// as the same process, unless nothing is to be changed. `argv`: main's.
+inline void configure_threads(char** argv) {
+  bool changed = false;
+  const double allowed = std::max(1.0, std::ceil(processors_allowed()));
+  if (getenv("OMP_NUM_THREADS") == nullptr && allowed < omp_get_max_threads())
+    changed = setenv("OMP_NUM_THREADS", std::to_string(int(allowed)).c_str(), 1) == 0;
+  const bool has_several = omp_get_max_threads() > 1 && !(changed && allowed == 1);
+  if (has_several && getenv("OMP_WAIT_POLICY") == nullptr && getenv("GOMP_SPINCOUNT") == nullptr)
+    changed |= setenv("GOMP_SPINCOUNT", "2000", 1) == 0;
+  if (!changed) return;
   std::error_code error;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);  // by its own name, which `ps` shows
-  setenv("GOMP_SPINCOUNT", "2000", 1);
   execv(program.c_str(), argv);  // it returns if that cannot be done: slower on a busy machine, and otherwise the same
 }

@@ -278,6 +278,9 @@ inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, con
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 
+// What matmuls compute in, for people.
+inline const char* matmul_precision() { return precision_name; }
+
 // The rate of an n x n x n matmul in FLOP/s, the best of `seconds` seconds of runs.
 inline double gemm_rate(int64_t n, double seconds) {
   std::vector<floatX> values(n * n);  // many different bits: zeros would take less power and run at a higher clock
