@@ -24,11 +24,30 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC);
 }
 
-// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu).
-inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N,
-                                int64_t C, int64_t OC) {
-  matmul_forward(pre_gelu, inp, weight, bias, N, C, OC);
+// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu): in bf16 of what pre_gelu is before it is rounded, while it is in the
+// cache, as fused epilogues of GPUs do. bias may be null.
+inline void matmul_gelu_forward(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias, int64_t N, int64_t C,
+                                int64_t OC) {
+  if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, pre_gelu, OC);
+  else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, pre_gelu, OC);
   gelu_forward(out, pre_gelu, N * OC);
+}
+inline void matmul_gelu_forward(bfloat16* out, bfloat16* pre_gelu, const bfloat16* inp, const bfloat16* weight, const bfloat16* bias,
+                                int64_t N, int64_t C, int64_t OC) {
+  gemm_and_store('N', 'T', N, OC, C, inp, C, weight, C, [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+    bfloat16 *to = out + row * OC + column, *before = pre_gelu + row * OC + column;
+    const bfloat16* shift = bias + column;
+    if (bias == nullptr) {
+#pragma omp simd
+      for (int64_t j = 0; j < count; j++) from_float(before[j], sums[j]), from_float(to[j], gelu(sums[j]));
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < count; j++) {
+        const float x = sums[j] + to_float(shift[j]);
+        from_float(before[j], x), from_float(to[j], gelu(x));
+      }
+    }
+  });
 }
 
 // dbias (OC) += the column sums of dout (N, OC). A thread owns columns, so the order of the sum is always the same.
