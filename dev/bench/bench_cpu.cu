@@ -3,6 +3,7 @@
 // run, before and after each model; then attention alone with each kind of wiring. Prints Markdown tables. Run by `make bench-cpu`.
 #define SLA_NO_MAIN
 #include <fcntl.h>      // fcntl
+#include <sys/wait.h>   // waitpid
 #include <unistd.h>     // fork, pipe
 #include <algorithm>    // std::nth_element
 #include <iterator>     // std::istream_iterator
@@ -180,13 +181,14 @@ void serve_steps(const std::vector<std::string>& a) {
 struct Worker {
   std::string name;
   FILE *to = nullptr, *from = nullptr;
+  pid_t child = -1;
   std::vector<double> seconds;  // of a step, in each round
   double gemm = 0;              // FLOP/s, the highest; 0 if it says none
 
   Worker(const std::string& name, const std::string& command) : name(name) {
     int in[2], out[2];
     CHECK(pipe(in) == 0 && pipe(out) == 0);
-    const pid_t child = fork();
+    child = fork();
     CHECK(child >= 0);
     if (child == 0) {
       dup2(in[0], 0), dup2(out[1], 1);
@@ -199,9 +201,11 @@ struct Worker {
     fcntl(in[1], F_SETFD, FD_CLOEXEC), fcntl(out[0], F_SETFD, FD_CLOEXEC);
     to = fdopen(in[1], "w"), from = fdopen(out[0], "r");
   }
-  Worker(Worker&& o) noexcept : name(o.name), to(std::exchange(o.to, nullptr)), from(std::exchange(o.from, nullptr)) {}
+  Worker(Worker&& o) noexcept : name(o.name), to(std::exchange(o.to, nullptr)), from(std::exchange(o.from, nullptr)), child(o.child) {}
   ~Worker() {
-    if (to != nullptr) fclose(to), fclose(from);  // it ends where its stdin does
+    if (to == nullptr) return;
+    fclose(to), fclose(from);  // it ends where its stdin does
+    waitpid(child, nullptr, 0);
   }
   // False if it has ended.
   bool measure(double for_seconds, bool counts) {
