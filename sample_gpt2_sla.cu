@@ -219,7 +219,7 @@ int run_sampler(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  sleep_while_idle(argv);
+  configure_threads(argv);
   try {
     return run_sampler(argc, argv);
   } catch (const UserError& e) {
