@@ -403,7 +403,7 @@ void gpt2_forward(GPT2& model, const int* tokens, const Batch& s) {
 // The logits of `count` rows of acts.lnf, from `first_row` on, into acts.logits.
 void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   const int64_t C = model.config.channels, Vp = model.logit_stride;
-  gemm('N', 'T', count, Vp, C, model.acts.lnf + first_row * C, C, model.params.wte, C, false, model.acts.logits, Vp);
+  matmul_forward(model.acts.logits, model.acts.lnf + first_row * C, model.params.wte, nullptr, count, C, Vp);
 }
 
 // From the gradients of those logits, in acts.logits, those of the rows of acts.lnf, in acts.dsublayer =, and grads.wte +=.

@@ -232,6 +232,26 @@ TEST(Gemm, AddsUpAllPartsOfALongSum) {
   EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32);
 }
 
+// What is drawn for a text must not depend on how many others are sampled beside it.
+TEST(FewRows, HaveTheBitsThatEachHasAlone) {
+  for (auto [C, OC] : {std::pair<int64_t, int64_t>(768, 64), {200, 33}, {17, 5}}) {
+    const std::vector<floatX> inp = random_values<floatX>(most_few_rows * C, 1), weight = random_values<floatX>(OC * C, 2);
+    const std::vector<floatX> bias = random_values<floatX>(OC, 3);
+    std::vector<floatX> all(size_t(most_few_rows * OC)), one(static_cast<size_t>(OC));
+    matmul_forward(all.data(), inp.data(), weight.data(), bias.data(), most_few_rows, C, OC);
+    for (int64_t n = 0; n < most_few_rows; n++) {
+      matmul_forward(one.data(), inp.data() + n * C, weight.data(), bias.data(), 1, C, OC);
+      EXPECT_TRUE(same_bits(one, {all.begin() + n * OC, all.begin() + (n + 1) * OC})) << C << " channels, row " << n;
+      std::vector<double> expected;
+      for (int64_t o = 0; o < OC; o++) {
+        expected.push_back(real(bias[o]));
+        for (int64_t i = 0; i < C; i++) expected.back() += real(inp[n * C + i]) * real(weight[o * C + i]);
+      }
+      EXPECT_LE(relative_error(one, expected), has_master_weights ? 4e-3 : 1e-6);
+    }
+  }
+}
+
 TEST(Gemm, HasTheSameBitsForAnyNumberOfThreads) {
   const int all = omp_get_max_threads();
   for (auto [m, n, k] : {std::tuple(400, 500, 300), {64, 48, 20000}, {1000, 40, 700}}) {

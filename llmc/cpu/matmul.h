@@ -9,6 +9,7 @@
 #include "llmc/precision.h"    // floatX, precision_name
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // user_error
+#include "few_rows.h"          // few_rows_forward
 #include "gelu.h"              // gelu_forward, gelu_backward
 #include "gemm.h"              // gemm, gemm_with_bias, has_bf16_matmuls
 #include "threads.h"           // is_worth_threads
@@ -20,20 +21,21 @@ inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF3
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
 inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
                            int64_t OC) {
-  if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, out, OC);
+  if (N <= most_few_rows) few_rows_forward(out, inp, weight, bias, N, C, OC);
+  else if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, out, OC);
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC);
 }
 
 // pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu): in bf16 of what pre_gelu is before it is rounded, while it is in the
 // cache, as fused epilogues of GPUs do. bias may be null.
-inline void matmul_gelu_forward(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias, int64_t N, int64_t C,
+inline void gelu_of_gemm(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias, int64_t N, int64_t C,
                                 int64_t OC) {
   if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, pre_gelu, OC);
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, pre_gelu, OC);
   gelu_forward(out, pre_gelu, N * OC);
 }
-inline void matmul_gelu_forward(bfloat16* out, bfloat16* pre_gelu, const bfloat16* inp, const bfloat16* weight, const bfloat16* bias,
-                                int64_t N, int64_t C, int64_t OC) {
+inline void gelu_of_gemm(bfloat16* out, bfloat16* pre_gelu, const bfloat16* inp, const bfloat16* weight, const bfloat16* bias, int64_t N,
+                         int64_t C, int64_t OC) {
   gemm_and_store('N', 'T', N, OC, C, inp, C, weight, C, [=](int64_t row, int64_t column, const float* sums, int64_t count) {
     bfloat16 *to = out + row * OC + column, *before = pre_gelu + row * OC + column;
     const bfloat16* shift = bias + column;
@@ -48,6 +50,14 @@ inline void matmul_gelu_forward(bfloat16* out, bfloat16* pre_gelu, const bfloat1
       }
     }
   });
+}
+
+// The same; of a few rows gelu is that of the rounded pre_gelu.
+inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
+                                int64_t OC) {
+  if (N > most_few_rows) return gelu_of_gemm(out, pre_gelu, inp, weight, bias, N, C, OC);
+  few_rows_forward(pre_gelu, inp, weight, bias, N, C, OC);
+  gelu_forward(out, pre_gelu, N * OC);
 }
 
 // dbias (OC) += the column sums of dout (N, OC). A thread owns columns, so the order of the sum is always the same.

@@ -64,16 +64,20 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/dist/rank_channel", {{"build/test_rank_channel", "Channel.*"}}},
       {"llmc/dist/watchdog.h", {{"build/test_rank_channel", "WatchdogTest.*"}, {"build/test_rank_channel", "*"}}},
       {"llmc/dist/", {{"build/test_dist", "*"}}},
+      {"llmc/run/sampling", {{"build/test_sampling", "*"}}},
       {"llmc/text/sampler.h", {{"build/test_plan", "Sampler.*"}}},
+      {"llmc/text/text_stream.h", {{"build/test_plan", "TextStream.*"}}},
       {"llmc/text/tokenizer", {{"build/test_tokenizer", "*"}}},
       {"llmc/text/unicode_classes.h", {{"build/test_tokenizer", "*"}}},
       {"llmc/text/", {{"build/test_data", "TokenShardsOf.*:Loader.*:Shuffle.*"}}},
+      {"data/convert", {{"build/test_formats", "*"}}},
       {"data/", {{"build/test_data", "Tokenize.*"}, {"build/test_corpus", "*"}}},
       {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
       {"dev/emu/", {{"build/test_emu", "*"}, {"build/bf16/test_tile_emu", "*"}}},
       {"llmc/attention_mask.h", {{"build/test_plan", "AttentionMask.*"}, {"build/fp32/test_attention_cpu", "*"}, {"build/fp32/test_attention_emu", quick_attention}}},
       {"llmc/map_weights.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
       {"llmc/a", {{"build/fp32/test_ops_cpu", "*"}, {"build/fp32/test_attention_cpu", "*"}}},
+      {"sample_gpt2_sla.cu", {{"build/test_sampling", "*"}}},
       {"train_gpt2_sla.cu",
        {{cpu, quick_graph}, {cpu, "-*Updates*:DeadRows.DoNot*"}, {emu, "Steps.*:Bits.*:Memory.*"}, {"build/bf16/test_memory_emu", "*"},
         {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}, {"build/test_dist", "Training.*"}}},
@@ -87,6 +91,8 @@ inline std::vector<std::string> programs_run_by(const std::string& test) {
   if (test == "build/test_scripts" || test == "build/test_faults") return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu"};
   if (test == "build/test_dist")
     return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu", "build/emu_ranks"};
+  if (test == "build/test_sampling") return {"build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu"};
+  if (test == "build/test_formats") return {"data/convert"};
   if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
   return {};
 }
