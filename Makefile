@@ -106,7 +106,7 @@ help:
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
-	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), test_gpt2_sla, test_gpt2_sla_emu'
+	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_..., test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with instructions for it'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
@@ -121,7 +121,7 @@ what-is-here:
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
 	@echo 'CPU      $(if $(CPU_BF16),has $(CPU_BF16),has no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  train_gpt2_sla_cpu in $(cpu_precision), data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) train_gpt2_sla in $(gpu_precision))'
+	@echo 'builds:  train_gpt2_sla_cpu and sample_gpt2_sla_cpu in $(cpu_precision), data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) train_gpt2_sla and sample_gpt2_sla in $(gpu_precision))'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 

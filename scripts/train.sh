@@ -46,7 +46,7 @@ what to try next:
   make train STEPS=10000           train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
-  $trainer -e $last -x 0 -s 1 -g 256 --temperature 0.7 --prompt 'Skip'    another sample (--seed n)
+  make $(basename ${trainer/train/sample}) && ${trainer/train/sample} $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
   $trainer --help      every option
   make test                        run the tests, gradients among them (five minutes)
 END
