@@ -107,7 +107,10 @@ struct SamplingEngine {
         start(texts.back(), active.back().first, show);
         remove_ended(active, free_slots);
       }
-      if (!active.empty()) step(active, show);
+      for (size_t first = 0, count; first < active.size(); first += count) {
+        count = std::min(most_rows_as_alone, active.size() - first);
+        step({active.begin() + long(first), active.begin() + long(first + count)}, show);
+      }
       remove_ended(active, free_slots);
       for (; !texts.empty() && !texts.front().ended_by.empty(); texts.pop_front()) finished(texts.front());
     }

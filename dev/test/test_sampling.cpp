@@ -17,17 +17,19 @@ class Sampling : public CommandLine {
 };
 
 TEST_F(Sampling, IsTheSameWhateverIsSampledBesideIt) {
-  write("prompts", "a\nbcd\n\nlonger than the others\ne\n");
+  std::string prompts = "a\nbcd\n\nlonger than the others\ne\n";
+  for (int i = 0; i < 20; i++) prompts += std::string(size_t(1 + i % 7), char('a' + i)) + "\n";  // more than are computed in a pass
+  write("prompts", prompts);
   for (const std::string& model : {plain, std::string("dev/test/golden/paper_default ")}) {
     const std::string command = sampler + model + "--batch " + in("prompts") + " -n 20 --seed 5 --slots ";
     const Outcome one = run(command + "1");
     ASSERT_EQ(one.exit_status, 0) << one.err;
     const std::vector<json> lines = lines_of(one.out);
-    ASSERT_EQ(lines.size(), 5u);
+    ASSERT_EQ(lines.size(), 25u);
     EXPECT_EQ(lines[1].at("prompt"), "bcd");
     EXPECT_EQ(lines[1].at("seed"), 6);
     EXPECT_NE(lines[0].at("text"), lines[4].at("text"));
-    for (const char* slots : {"2", "3", "8"}) EXPECT_EQ(run(command + slots).out, one.out) << slots;
+    for (const char* slots : {"2", "3", "25"}) EXPECT_EQ(run(command + slots).out, one.out) << slots;
     const Outcome alone = run(sampler + model + "--prompt bcd -n 20 --seed 6");
     EXPECT_EQ(alone.exit_status, 0) << alone.err;
     EXPECT_EQ(alone.out.substr(0, 3), "bcd");
