@@ -64,14 +64,11 @@ static std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
   if (!run.tokenizer && !o.prompt.empty())
     user_error("--prompt: neither model nor data have a vocabulary with them; name it with --tokenizer");
   if (!run.tokenizer) return {vocab_size - 1};
-  std::string text = o.prompt;
-  if (!run.tokenizer->is_bytes()) replace_invalid_utf8(o.prompt, text);
-  std::vector<uint16_t> tokens = {run.tokenizer->end_of_text()};
-  Encoder(*run.tokenizer).encode_special(text, tokens);
+  std::vector<int> tokens = encode_prompt(*run.tokenizer, o.prompt);
   if (!o.prompt.empty() && int64_t(tokens.size()) >= o.sample_length)
     user_error("--prompt: makes %zu tokens with the end of text before it, and a sample has %lld; take a longer one (-g)", tokens.size(),
                (long long)o.sample_length);
-  return {tokens.begin(), tokens.end()};
+  return tokens;
 }
 
 void open_data(Run& run, const std::string& model_folder, int vocab_size) {

@@ -5,7 +5,6 @@
 #include <sstream>             // std::istringstream
 #include "llmc/utils/error.h"  // user_error
 #include "llmc/utils/files.h"  // read_whole_file
-#include "llmc/utils/utf8.h"   // replace_invalid_utf8
 
 static void declare_options(CLI::App& app, SampleOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -68,14 +67,10 @@ Tokenizer sample_tokenizer(const SampleOptions& o, int vocab_size) {
 }
 
 SampleRequest sample_request(const SampleOptions& o, const Tokenizer& tokenizer, const std::string& prompt, uint64_t seed, int context_length) {
-  std::string text = prompt;
-  if (!tokenizer.is_bytes()) replace_invalid_utf8(prompt, text);
-  std::vector<uint16_t> tokens;
-  if (!o.no_end_of_text || text.empty()) tokens.push_back(tokenizer.end_of_text());
-  Encoder(tokenizer).encode_special(text, tokens);
+  std::vector<int> tokens = encode_prompt(tokenizer, prompt, /*begins_with_end=*/!o.no_end_of_text || prompt.empty());
   if (int64_t(tokens.size()) >= context_length)
     user_error("the prompt makes %zu tokens, and the model's context length is %d; shorten it", tokens.size(), context_length);
-  return {prompt, {tokens.begin(), tokens.end()}, seed};
+  return {prompt, std::move(tokens), seed};
 }
 
 std::vector<SampleRequest> sample_requests(const SampleOptions& o, const Tokenizer& tokenizer, int context_length) {

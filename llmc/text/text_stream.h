@@ -1,9 +1,9 @@
 // Text that comes token by token: what of it can be shown already.
 #pragma once
-#include <algorithm>          // std::min
+#include <algorithm>          // std::max, std::min
 #include <string>             // std::string
 #include <string_view>        // std::string_view
-#include "llmc/utils/utf8.h"  // first_character, is_continuation_byte
+#include "llmc/utils/utf8.h"  // first_character, is_continuation_byte, utf8_length
 
 class TextStream {
  public:
@@ -51,9 +51,7 @@ class TextStream {
     for (int i = 0; i < 3 && begin > 0 && is_continuation_byte(text_[begin - 1]); i++) begin--;
     if (begin == 0) return 0;
     const std::string_view rest = std::string_view(text_).substr(begin - 1);
-    const uint8_t lead = uint8_t(rest[0]);
-    const size_t length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     const Utf8Character c = first_character(rest);
-    return !c.valid && c.length == rest.size() && rest.size() < length ? rest.size() : 0;
+    return !c.valid && c.length == rest.size() && rest.size() < utf8_length(uint8_t(rest[0])) ? rest.size() : 0;
   }
 };

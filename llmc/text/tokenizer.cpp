@@ -702,3 +702,12 @@ size_t Encoder::merge_long(uint16_t* tokens) {
   for (size_t i = 0; i < n; i = next_[i]) tokens[count++] = uint16_t(ids_[i]);
   return count;
 }
+
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt, bool begins_with_end) {
+  std::string text = prompt;
+  if (!tokenizer.is_bytes()) replace_invalid_utf8(prompt, text);
+  std::vector<uint16_t> tokens;
+  if (begins_with_end) tokens.push_back(tokenizer.end_of_text());
+  Encoder(tokenizer).encode_special(text, tokens);
+  return {tokens.begin(), tokens.end()};
+}

@@ -118,6 +118,10 @@ struct Tokenizer {
   void build(const std::string& path);
 };
 
+// The tokens of a prompt, in which special tokens may be spelled out, as training documents have them: an end of text stands before it, unless
+// `begins_with_end` is false. Invalid UTF-8 becomes U+FFFD, as data/tokenize has it, except in a vocabulary of bytes.
+std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt, bool begins_with_end = true);
+
 // Encodes text; used by one thread at a time. It caches the tokens of recent short pieces.
 struct Encoder {
   explicit Encoder(const Tokenizer& tokenizer);  // the tokenizer must outlive it

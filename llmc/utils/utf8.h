@@ -12,11 +12,14 @@ struct Utf8Character {
   bool valid;
 };
 
+// The length of a character, in bytes, that begins with this one; 1 if none does, or it is ASCII.
+inline size_t utf8_length(uint8_t lead) { return lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
+
 // The character at the beginning of `text`, which is not empty. (Unicode standard, table 3-7.)
 inline Utf8Character first_character(std::string_view text) {
   const uint8_t lead = uint8_t(text[0]);
   if (lead < 0x80) return {lead, 1, true};
-  const size_t length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  const size_t length = utf8_length(lead);
   if (length == 1) return {0xFFFD, 1, false};
   uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
