@@ -108,7 +108,7 @@ struct SamplingEngine {
         remove_ended(active, free_slots);
       }
       for (size_t first = 0, count; first < active.size(); first += count) {
-        count = std::min(most_rows_as_alone, active.size() - first);
+        count = std::min(most_texts_of_a_pass, active.size() - first);
         step({active.begin() + long(first), active.begin() + long(first + count)}, show);
       }
       remove_ended(active, free_slots);

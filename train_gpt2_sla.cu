@@ -295,38 +295,29 @@ struct Batch {
   }
 };
 
-// Calls visit(the slot, its attention's shape and first row) for what attends to itself alone: all of a training batch, or each part.
-struct AttendedPart {
-  int slot;
-  int64_t B, T, first_query, row;
-};
+// Calls visit(part, its sequences, its first row): a training batch is one part, of B sequences from their beginnings.
 template <class Visit>
-void for_each_attended(const GPT2& model, int l, const Batch& s, Visit visit) {
-  if (s.parts.empty()) return visit({0, s.B, s.T, 0, 0});
+void for_each_part(const Batch& s, Visit visit) {
+  if (s.parts.empty()) visit(SequencePart{0, 0, s.T}, s.B, int64_t(0));
   int64_t row = 0;
   for (const SequencePart& part : s.parts) {
-    const int64_t first_kept = model.cache.first_position(part.slot, l);
-    visit({part.slot, 1, part.first + part.count - first_kept, part.first - first_kept, row});
+    visit(part, int64_t(1), row);
     row += part.count;
   }
 }
 
-AttentionArgs<floatX> attention_args(const LayerAttention& attention, const AttendedPart& s) {
+// A part's queries, and the keys from position first_key on, which is the first that layers keep.
+AttentionArgs<floatX> attention_args(const LayerAttention& attention, const SequencePart& part, int64_t B, int64_t row, int64_t first_key) {
   AttentionArgs<floatX> args = attention.args;
-  args.B = s.B, args.T = s.T, args.first_query = s.first_query;
-  args.q += s.row * args.q_stride, args.out += s.row * args.NH * args.HS, args.lse += s.row * args.NH;
-  if (args.topk > 0) args.topk_score += s.row * args.NH, args.topk_last += s.row * args.NH;
+  args.B = B, args.first_query = part.first - first_key, args.T = args.first_query + part.count;
+  args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
+  if (args.topk > 0) args.topk_score += row * args.NH, args.topk_last += row * args.NH;
   return args;
 }
 
 // Of the layer's i-th attention in training.
 AttentionArgs<floatX> attention_args(const LayerPlan& layer, size_t i, const Batch& s) {
-  return attention_args(layer.attentions_of_slot[0][i], {0, s.B, s.T, 0, 0});
-}
-
-void store_kv(const StoreKV& kv, const AttendedPart& s) {
-  const int64_t first_row = s.slot * kv.capacity + s.first_query;
-  copy_rows(kv.cache + first_row * kv.width, kv.width, kv.src + s.row * kv.src_stride, kv.src_stride, s.T - s.first_query, kv.width);
+  return attention_args(layer.attentions_of_slot[0][i], {0, 0, s.T}, s.B, /*row=*/0, /*first_key=*/0);
 }
 
 // Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual stream with the next
@@ -338,12 +329,17 @@ void attention_block_forward(GPT2& model, int l, const Batch& s, bool is_recompu
   const int64_t C = model.config.channels, N = s.rows();
   for (const Projection& p : layer.projections)
     if (!(p.is_kept && is_recomputed)) matmul_forward(p.out, a.ln1, p.weight, p.bias, N, C, p.OC);
-  if (layer.store_kv.src != nullptr) for_each_attended(model, l, s, [&](const AttendedPart& part) { store_kv(layer.store_kv, part); });
+  const StoreKV& kv = layer.store_kv;
+  auto first_key = [&](const SequencePart& part) { return generates(model) ? model.cache.first_position(part.slot, l) : 0; };
+  for_each_part(s, [&](const SequencePart& part, int64_t, int64_t row) {
+    if (kv.width > 0)
+      copy_rows(kv.row(part.slot, part.first - first_key(part)), kv.width, kv.src + row * kv.src_stride, kv.src_stride, part.count, kv.width);
+  });
   if (layer.gate != nullptr) map_gate_forward(layer.gate, a.ln1, w.gatew, w.gateb, N, C);
   const size_t attentions = layer.attentions_of_slot[0].size();
   for (size_t i = 0; i < attentions; i++) {
-    for_each_attended(model, l, s, [&](const AttendedPart& part) {
-      attention_forward(attention_args(layer.attentions_of_slot[part.slot][i], part));
+    for_each_part(s, [&](const SequencePart& part, int64_t B, int64_t row) {
+      attention_forward(attention_args(layer.attentions_of_slot[part.slot][i], part, B, row, first_key(part)));
     });
     const int map_layer = layer.attentions_of_slot[0][i].map_layer;
     if (layer.mixes_maps)
@@ -371,12 +367,9 @@ void gpt2_forward(GPT2& model, const Batch& s) {
   const Activations& a = model.acts;
 
   const Params<floatX>& p = model.embeddings();
-  if (s.parts.empty()) embedding_forward(a.embedded, a.tokens, p.wte, p.wpe, s.B, s.T, C, 0);
-  int64_t row = 0;
-  for (const SequencePart& part : s.parts) {
-    embedding_forward(a.embedded + row * C, a.tokens + row, p.wte, p.wpe, 1, part.count, C, part.first);
-    row += part.count;
-  }
+  for_each_part(s, [&](const SequencePart& part, int64_t B, int64_t row) {
+    embedding_forward(a.embedded + row * C, a.tokens + row, p.wte, p.wpe, B, part.count, C, part.first);
+  });
   const Norm& ln1 = model.norm(0);
   layernorm_forward(ln1.out, ln1.mean, ln1.rstd, a.embedded, ln1.weight, ln1.bias, N, C, eps);
 
@@ -658,8 +651,7 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
   CHECK(int64_t(tokens.size()) == batch.rows());
   for (const KVCacheMove& move : moves) {
     const StoreKV& kv = model.layers[move.layer].store_kv;
-    floatX* rows = kv.cache + move.slot * kv.capacity * kv.width;
-    if (kv.width > 0) copy_rows(rows, kv.width, rows + move.from * kv.width, kv.width, move.count, kv.width);
+    if (kv.width > 0) copy_rows(kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, move.count, kv.width);
   }
   gpt2_forward(model, tokens.data(), batch);
 }

@@ -9,8 +9,8 @@
 // Beyond as many rows a matmul by blocks is faster: it uses each weight that it loads more often.
 constexpr int64_t most_few_rows = 16;
 
-// As many tokens can be drawn in a pass so that each has the bits that it has alone.
-constexpr size_t most_rows_as_alone = size_t(most_few_rows);
+// So many texts are sampled in a pass: with more, their bits would not be those that each has alone.
+constexpr size_t most_texts_of_a_pass = size_t(most_few_rows);
 
 // The sum over x y, in an order that depends on `count` alone.
 template <class Element>

@@ -190,9 +190,9 @@ void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, in
 // ----------------------------------------------------------------------------
 // Linear layers
 
-// As many tokens can be drawn in a pass so that each has the bits that it has alone: cuBLASLt's algorithms depend on the number of rows. To
-// draw one at a time would cost a GPU most of its speed, so texts that are sampled together may differ by rounding.
-constexpr size_t most_rows_as_alone = SIZE_MAX;
+// So many texts are sampled in a pass: all of them. cuBLASLt's algorithms depend on how many there are, and with them the rounding of each;
+// to sample one at a time would cost a GPU most of its speed.
+constexpr size_t most_texts_of_a_pass = SIZE_MAX;
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
 inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,

@@ -20,9 +20,12 @@ struct Projection {
 
 // In generation: k and v of the new tokens, which lie beside their q in rows `src_stride` apart, and where they are kept.
 struct StoreKV {
-  const floatX* src = nullptr;  // (B T, width); null: the layer has none, or is trained
+  const floatX* src = nullptr;  // (B T, width)
   floatX* cache = nullptr;      // (slots, capacity, width)
-  int64_t src_stride = 0, capacity = 0, width = 0;
+  int64_t src_stride = 0, capacity = 0;
+  int64_t width = 0;            // 0: the layer projects no k and v, or the plan is for training
+
+  floatX* row(int slot, int64_t i) const { return cache + (slot * capacity + i) * width; }
 };
 
 // A LayerNorm of the graph: its weights, and what its forward pass leaves.
