@@ -3,13 +3,12 @@
 losses are the case's, computed whole, in chunks through the K/V cache, and with padding; what transformers saves again has the same validation
 loss in the trainer; and both continue a prompt with the same tokens, greedily.
 
-    make train_gpt2_sla_cpu data/convert && python3 dev/huggingface_check.py
+    make build/fp32/train_gpt2_sla_cpu data/convert && python3 dev/huggingface_check.py
 
 For development only: it needs PyTorch and transformers, and nothing else in this project needs Python.
 """
 import json
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ except ImportError as e:
     sys.exit(f"error: huggingface_check.py needs PyTorch and transformers: {e}")
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "dev/bench"))
+from torch_sla import read_shard
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest difference of logits, or of a relative loss
 
 
@@ -36,13 +37,6 @@ def run(*command):
 
 def load(folder, dtype):
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype).eval()
-
-
-def read_tokens(path):
-    """An llm.c shard."""
-    data = path.read_bytes()
-    count = struct.unpack_from("<3i", data)[2]
-    return torch.tensor(struct.unpack_from(f"<{count}H", data, 1024))
 
 
 def worst_differences(model, tokens, expected, dtype):
@@ -67,7 +61,7 @@ def worst_differences(model, tokens, expected, dtype):
 
 
 def trainer(folder, *options):
-    return run("./train_gpt2_sla_cpu", "-e", folder, "-x", 0, *options)
+    return run("build/fp32/train_gpt2_sla_cpu", "-e", folder, "-x", 0, *options)
 
 
 def val_loss(folder, case, expected):
@@ -83,7 +77,7 @@ def greedy_sample(folder, length):
 
 def check_case(case, folder):
     expected = json.loads((case / "expected.json").read_text())
-    tokens, failures = read_tokens(case / "tokens.bin"), []
+    tokens, failures = read_shard(case / "tokens.bin"), []
     model = folder / case.name
     run("data/convert", case, model)
     with torch.no_grad():

@@ -1,6 +1,7 @@
-// Prints the speed of whole training steps (forward, backward, norm, AdamW) on the CPU: GPT-2 124M on short and long sequences and a small
-// model on very long ones, plain (baseline) and with skip-layer attention, beside the rate of oneDNN's sgemm measured in the same
-// run, before and after each model; then attention alone with each kind of wiring. Prints Markdown tables. Run by `make bench-cpu`.
+// Speed on the CPU, as Markdown tables. `make bench-cpu` runs it: first `compare`, whole training steps (forward, backward, norm, AdamW) in both
+// precisions beside PyTorch's; then for each precision steps of GPT-2 124M on short and long sequences and of a small model on very long
+// ones, plain (baseline) and with skip-layer attention, beside the rate of oneDNN's matmul in that precision, measured in the same run
+// before and after each model; and attention alone with each kind of wiring.
 #define SLA_NO_MAIN
 #include <fcntl.h>      // fcntl
 #include <sys/wait.h>   // waitpid
@@ -10,6 +11,7 @@
 #include <sstream>      // std::istringstream
 #include <utility>      // std::exchange
 #include "../../train_gpt2_sla.cu"
+#include "random_tokens.h"  // random_tokens
 
 struct Setting {
   const char* name;
@@ -20,7 +22,7 @@ struct Setting {
 
 struct Measurement {
   double step_seconds = 1e30;  // the fastest step: what the machine does when nothing else runs
-  double sgemm = 0;            // FLOP/s
+  double gemm = 0;             // FLOP/s
   double flops = 0;            // of a step
   double peak_bytes = 0;       // resident memory at its highest
   double planned_bytes = 0;
@@ -44,13 +46,6 @@ double peak_memory() {
   return kib * 1024;
 }
 
-std::vector<int> random_tokens(int64_t n, int vocab_size) {
-  std::vector<int> tokens(size_t(n), 0);
-  for (size_t i = 0; i < tokens.size(); i++)
-    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(vocab_size));
-  return tokens;
-}
-
 // `tokens`: B T of them, and one more.
 void training_step(GPT2& model, const std::vector<int>& tokens, int B, int T, int64_t step) {
   gpt2_zero_grad(model);
@@ -64,7 +59,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   ModelConfig config = s.config;
   config.max_seq_len = std::max(config.max_seq_len, s.T);
   if (!skips) config.wiring = Wiring();
-  best.sgemm = std::max(best.sgemm, gemm_rate(2048, 0.5));
+  best.gemm = std::max(best.gemm, gemm_rate(2048, 0.5));
   forget_peak_memory();
   gpt2_plan(model, config, {s.B, s.T});
   gpt2_allocate(model);
@@ -79,7 +74,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   best.peak_bytes = std::max(best.peak_bytes, peak_memory());
   best.planned_bytes = double(model.memory.total());
   best.flops = flops_per_token(config, model.attention_plan, s.T) * s.B * s.T;
-  best.sgemm = std::max(best.sgemm, gemm_rate(2048, 0.5));
+  best.gemm = std::max(best.gemm, gemm_rate(2048, 0.5));
 }
 
 // Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096. The wirings take turns, and each one's fastest round
@@ -107,9 +102,9 @@ void bench_attention(int rounds) {
     layer.flops = 7 * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
     layers.push_back(std::move(layer));
   }
-  double sgemm = 0;
+  double gemm = 0;
   for (int round = 0; round < rounds; round++) {
-    sgemm = std::max(sgemm, gemm_rate(2048, 0.3));
+    gemm = std::max(gemm, gemm_rate(2048, 0.3));
     for (Layer& layer : layers) {
       AttentionArgs<floatX> args = attention_args(layer.model->layers[1], 0, {1, T});
       args.dout = layer.model->acts.lnf;  // some gradient
@@ -119,11 +114,11 @@ void bench_attention(int rounds) {
       layer.seconds = std::min(layer.seconds, seconds_now() - begin);
     }
   }
-  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | plain / this | GFLOP/s | share of sgemm (%.0f GFLOP/s) |\n"
-         "| --- | --: | --: | --: | --: |\n", T, sgemm * 1e-9);
+  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | plain / this | GFLOP/s | share of %s GEMM (%.0f GFLOP/s) |\n"
+         "| --- | --: | --: | --: | --: |\n", T, precision_name, gemm * 1e-9);
   for (const Layer& layer : layers)
     printf("| %s | %.1f | %.2f | %.0f | %.1f %% |\n", layer.wiring.c_str(), layer.seconds * 1e3, layers[0].seconds / layer.seconds,
-           layer.flops / layer.seconds * 1e-9, 100 * layer.flops / layer.seconds / sgemm);
+           layer.flops / layer.seconds * 1e-9, 100 * layer.flops / layer.seconds / gemm);
 }
 
 // ----------------------------------------------------------------------------
@@ -268,7 +263,8 @@ int main(int argc, char** argv) {
                               {"124M", d12, 1, 1024, 12},
                               {"8 layers, 256 channels, bytes", small, 1, 4096, 6},
                               {"8 layers, 256 channels, bytes", small, 1, 8192, 12}};
-  printf("| model | B | T | attention | ms/step | tokens/s | GFLOP/s | sgemm GFLOP/s | share | SLA / baseline | peak memory | planned |\n");
+  printf("| model | B | T | attention | ms/step | tokens/s | GFLOP/s | %s GEMM GFLOP/s | share | SLA / baseline | peak memory | planned |\n",
+         precision_name);
   printf("| --- | --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |\n");
   for (const Setting& s : settings) {
     Measurement m[2];
@@ -276,10 +272,10 @@ int main(int argc, char** argv) {
       for (int skips : {0, 1}) measure(s, skips != 0, m[skips]);
     for (int skips : {0, 1}) {
       const Measurement& x = m[skips];
-      const double rate = x.flops / x.step_seconds, sgemm = std::max(m[0].sgemm, m[1].sgemm);
+      const double rate = x.flops / x.step_seconds, gemm = std::max(m[0].gemm, m[1].gemm);
       const std::string name = skips ? s.config.wiring.text : "plain";
       printf("| %s | %d | %d | %s | %.0f | %.0f | %.0f | %.0f | %.1f %% | %s | %s | %s |\n", s.name, s.B, s.T, name.c_str(),
-             x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, sgemm * 1e-9, 100 * rate / sgemm,
+             x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, gemm * 1e-9, 100 * rate / gemm,
              skips ? format("%.3f", m[0].step_seconds / x.step_seconds).c_str() : "", bytes_text(x.peak_bytes).c_str(),
              bytes_text(x.planned_bytes).c_str());
       fflush(stdout);

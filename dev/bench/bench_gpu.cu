@@ -12,6 +12,7 @@
 #include <functional>             // std::function
 #include <nlohmann/json.hpp>      // nlohmann::json
 #include "dev/bench/gpu_model.h"  // modelled_step, GpuSpec
+#include "random_tokens.h"        // random_tokens
 
 using nlohmann::json;
 
@@ -36,13 +37,6 @@ Scale scale_tiny() {
   Scale s = {ModelConfig(), 128, {64, 128}, size_t(1) << 20, 3, 0, 0, 1};
   s.config.num_layers = 4, s.config.num_heads = 4, s.config.channels = 32, s.config.vocab_size = 257;
   return s;
-}
-
-std::vector<int> random_tokens(int n, int vocab_size) {
-  std::vector<int> tokens(size_t(n), 0);
-  for (size_t i = 0; i < tokens.size(); i++)
-    tokens[i] = int(random_words(1, RandomStream::test, 0, i).word[0] % uint32_t(vocab_size));
-  return tokens;
 }
 
 // Seconds that `run` takes: the median of runs that fill about `seconds`, at least `least_runs`, after one that is not counted.
