@@ -158,7 +158,7 @@ bench-cpu:
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/fp32/bench_cpu $(BUILD)/bf16/bench_cpu
 	@$(BUILD)/bf16/bench_cpu compare $(BUILD) $(PYTHON) 5 5
-	@$(BUILD)/bf16/bench_cpu && $(BUILD)/fp32/bench_cpu
+	@for p in bf16 fp32; do $(BUILD)/$$p/bench_cpu && $(BUILD)/$$p/bench_cpu profile 5 || exit 1; done
 
 memory-table:
 	@scripts/setup.sh build test

@@ -10,6 +10,7 @@
 #include <iterator>     // std::istream_iterator
 #include <sstream>      // std::istringstream
 #include <utility>      // std::exchange
+#include "profile.h"        // profile; before the trainer, whose calls it wraps
 #include "../../train_gpt2_sla.cu"
 #include "random_tokens.h"  // random_tokens
 
@@ -247,14 +248,72 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
   }
 }
 
+// ----------------------------------------------------------------------------
+// A step's time by operation
+
+// Bytes a second, read and written, of a copy by all threads: the best of some.
+double copy_bandwidth() {
+  constexpr int64_t bytes = 256 << 20, block = 1 << 20;
+  const std::vector<char> from(size_t(bytes), 1);
+  std::vector<char> to(size_t(bytes), 0);
+  double best = 1e30;
+  for (const double start = seconds_now(); seconds_now() - start < 1;) {
+    const double begin = seconds_now();
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < bytes; i += block) memcpy(to.data() + i, from.data() + i, size_t(block));
+    best = std::min(best, seconds_now() - begin);
+  }
+  return 2.0 * double(bytes) / best;
+}
+
+// Bytes of weights, gradients and moments that a step of one micro-batch reads and writes at least, with its operations as they are: the
+// gradients are zeroed, added to, read for their norm and by AdamW; the weights are read by the forward and by the backward pass.
+double bytes_of_parameters(const GPT2& model) {
+  const double adamw = 3 * 2 * 4 + 4 + (has_master_weights ? sizeof(floatX) : 0);
+  return double(model.parameters.num_parameters) * (2 * sizeof(floatX) + 4 + 2 * 4 + 4 + adamw);
+}
+
+void bench_profile(const Shape& shape, double seconds) {
+  std::istringstream words(shape.arguments);
+  const std::vector<std::string> a = {std::istream_iterator<std::string>(words), {}};
+  const ModelConfig config = config_of(a);
+  const int B = std::stoi(a[5]), T = config.max_seq_len;
+  GPT2 model;
+  gpt2_plan(model, config, {B, T});
+  gpt2_allocate(model);
+  gpt2_init_weights(model, 1);
+  const std::vector<int> tokens = random_tokens(int64_t(B) * T + 1, config.vocab_size);
+  training_step(model, tokens, B, T, 1), training_step(model, tokens, B, T, 2);
+  profile = Profile();
+  const double gemm = gemm_peak(0.3), copy = copy_bandwidth(), start = seconds_now();
+  int steps = 0;
+  for (; steps < 3 || seconds_now() - start < seconds; steps++) training_step(model, tokens, B, T, 3 + steps);
+  const double step = (seconds_now() - start) / steps, flops = flops_of_step(shape), bytes = bytes_of_parameters(model);
+  printf("\n| %s, %s | calls | ms/step | of the step |\n| --- | --: | --: | --: |\n", shape.name, precision_name);
+  double others = step;
+  for (const Profile::Operation& o : profile.sorted()) {
+    printf("| %s | %lld | %.2f | %.1f %% |\n", o.name.c_str(), (long long)(o.calls / steps), o.seconds / steps * 1e3, 100 * o.seconds / steps / step);
+    others -= o.seconds / steps;
+  }
+  printf("| all else | | %.2f | %.1f %% |\n| **whole step** | | **%.1f** | |\n", others * 1e3, 100 * others / step, step * 1e3);
+  printf("| its FLOPs at the GEMM rate of this run, %.0f GFLOP/s | | %.1f | %.1f %% |\n", gemm * 1e-9, flops / gemm * 1e3, 100 * flops / gemm / step);
+  printf("| %s of weights, gradients and moments at the copy bandwidth, %.1f GB/s | | %.1f | %.1f %% |\n", bytes_text(bytes).c_str(), copy * 1e-9,
+         bytes / copy * 1e3, 100 * bytes / copy / step);
+  fflush(stdout);
+}
+
 // bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside FOLDER/{bf16,fp32}/bench_cpu and PyTorch.
-// bench_cpu steps SHAPE: a worker of that.
+// bench_cpu steps SHAPE: a worker of that. bench_cpu profile SECONDS: the time of each operation in steps of the shapes that are compared.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (argc == 9 && arguments[0] == "steps") return serve_steps({arguments.begin() + 1, arguments.end()}), 0;
   if (argc == 6 && arguments[0] == "compare")
     return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4])), 0;
+  if (argc == 3 && arguments[0] == "profile") {
+    for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]));
+    return 0;
+  }
   ModelConfig d12, small;
   CHECK(config_from_preset("d12", d12));
   small.num_layers = 8, small.num_heads = 8, small.channels = 256, small.vocab_size = 257;

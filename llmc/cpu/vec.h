@@ -1,6 +1,6 @@
 // Conversions and elementary functions as straight-line code that the compiler turns into vector instructions inside `omp simd` loops.
 #pragma once
-#include <cstdint>  // int32_t
+#include <cstdint>  // uint32_t
 #include <cstring>  // memcpy
 #include "bf16.h"   // to_float and from_float of bf16
 
@@ -8,14 +8,13 @@
 inline float to_float(float x) { return x; }
 inline void from_float(float& y, float x) { y = x; }
 
-// exp(x), relative error below 3e-7; 0 below -87.3, inf above 88.7; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2, with ln 2
-// in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r).
+// exp(x), relative error below 3e-7; 0 below -87.33, inf above 88.72; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2, with ln 2
+// in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r). Outside those limits what is computed means nothing, and is
+// not what is returned.
 inline float vec_exp(float x) {
-  float clamped = x > 88.72f ? 88.72f : x;
-  clamped = clamped < -87.33f ? -87.33f : clamped;
-  float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the addition rounds to an integer
-  float n = shifted - 12582912.0f;
-  float r = clamped - n * 0.693145751953125f;           // the upper 16 bits of ln 2
+  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the addition rounds to an integer, which is in the lowest bits
+  const float n = shifted - 12582912.0f;
+  float r = x - n * 0.693145751953125f;                 // the upper 16 bits of ln 2
   r = r - n * 1.42860677e-6f;
   float p = 1.0f / 720;
   p = p * r + 1.0f / 120;
@@ -24,15 +23,15 @@ inline float vec_exp(float x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  // 2^n in two factors: n = 128 has no exponent of its own.
-  int32_t k = int32_t(n), half = k >> 1;
-  int32_t bits0 = (half + 127) << 23, bits1 = (k - half + 127) << 23;
-  float scale0, scale1;
-  memcpy(&scale0, &bits0, 4);
-  memcpy(&scale1, &bits1, 4);
-  float y = p * scale0 * scale1;
+  // p 2^n, by adding n to the exponent. n = 128, whose power of two is no float, comes with p < 1.
+  uint32_t n_bits, bits;
+  memcpy(&n_bits, &shifted, 4);
+  memcpy(&bits, &p, 4);
+  bits += n_bits << 23;
+  float y;
+  memcpy(&y, &bits, 4);
   y = x < -87.33f ? 0.0f : y;
-  return x > 88.72f ? x * 3e38f : y;  // +inf
+  return x <= 88.72f ? y : x * 3e38f;  // +inf, or NaN
 }
 
 // 1 / (1 + exp(-x)).

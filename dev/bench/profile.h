@@ -1,0 +1,65 @@
+// The time of each operation of a training step on the CPU, where it runs: included before the trainer, whose calls of the operations
+// below it wraps. The operations' headers come first, so calls from one operation to another are part of the first.
+#pragma once
+#include <algorithm>              // std::find_if, std::sort
+#include <cstdint>                // int64_t
+#include <string>                 // std::string
+#include <vector>                 // std::vector
+#include "llmc/device_memory.h"   // declares one of them
+#include "llmc/operations.h"      // the operations
+#include "llmc/utils/clock.h"     // seconds_now
+
+struct Profile {
+  struct Operation {
+    std::string name;
+    double seconds = 0;
+    int64_t calls = 0;
+  };
+  std::vector<Operation> operations;
+
+  // Adds its lifetime to the operation called `name`.
+  struct Scope {
+    const char* name;
+    Profile& profile;
+    const double begin = seconds_now();
+
+    Scope(const char* name, Profile& profile) : name(name), profile(profile) {}
+    Scope(const Scope&) = delete;
+    ~Scope() { profile.add(name, seconds_now() - begin); }
+  };
+
+  void add(const char* name, double seconds) {
+    auto it = std::find_if(operations.begin(), operations.end(), [&](const Operation& o) { return o.name == name; });
+    if (it == operations.end()) it = operations.insert(it, {name});
+    it->seconds += seconds, it->calls++;
+  }
+
+  // Those that took longest first.
+  std::vector<Operation> sorted() const {
+    std::vector<Operation> result = operations;
+    std::sort(result.begin(), result.end(), [](const Operation& a, const Operation& b) { return a.seconds > b.seconds; });
+    return result;
+  }
+};
+inline Profile profile;
+
+// The scope lives until the end of the expression in which the operation is called.
+#define PROFILED(operation, ...) (Profile::Scope(#operation, profile), operation(__VA_ARGS__))
+#define embedding_forward(...) PROFILED(embedding_forward, __VA_ARGS__)
+#define layernorm_forward(...) PROFILED(layernorm_forward, __VA_ARGS__)
+#define residual_layernorm_forward(...) PROFILED(residual_layernorm_forward, __VA_ARGS__)
+#define matmul_forward(...) PROFILED(matmul_forward, __VA_ARGS__)
+#define matmul_gelu_forward(...) PROFILED(matmul_gelu_forward, __VA_ARGS__)
+#define attention_forward(...) PROFILED(attention_forward, __VA_ARGS__)
+#define copy_rows(...) PROFILED(copy_rows, __VA_ARGS__)
+#define classifier(...) PROFILED(classifier, __VA_ARGS__)
+#define gemm(...) PROFILED(gemm, __VA_ARGS__)
+#define matmul_backward(...) PROFILED(matmul_backward, __VA_ARGS__)
+#define matmul_gelu_backward(...) PROFILED(matmul_gelu_backward, __VA_ARGS__)
+#define attention_backward(...) PROFILED(attention_backward, __VA_ARGS__)
+#define layernorm_backward(...) PROFILED(layernorm_backward, __VA_ARGS__)
+#define embedding_backward(...) PROFILED(embedding_backward, __VA_ARGS__)
+#define gelu_forward(...) PROFILED(gelu_forward, __VA_ARGS__)
+#define device_memset(...) PROFILED(device_memset, __VA_ARGS__)
+#define sum_of_squares(...) PROFILED(sum_of_squares, __VA_ARGS__)
+#define adamw_update(...) PROFILED(adamw_update, __VA_ARGS__)
