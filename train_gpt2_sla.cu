@@ -18,6 +18,7 @@
 #include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
 #include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation, logit_chunk_rows
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
+#include "llmc/model/change_wiring.h"  // plan_wiring_change, describe, read_weights_for_new_wiring
 #include "llmc/model/config_json.h"  // model_config, read_config_json, model_text_files, same_model
 #include "llmc/model/flops.h"        // flops_per_token
 #include "llmc/model/parameters.h"   // make_parameter_table, Params, LayerParams
@@ -258,25 +259,33 @@ StoreTensor store_weights(GPT2& model) {
   };
 }
 
-// GPT-2's initialisation. Each weight depends on the seed, its tensor and its place in the full-size tensor alone: models
-// with and without dead rows begin as the same function.
-void gpt2_init_weights(GPT2& model, uint64_t seed) {
-  std::vector<float> host;
-  for (int index = 0; index < model.num_tensors(); index++) {
-    const ParameterSpec& spec = model.parameters.specs[index];
-    const TensorSpec& tensor = model.tensor(index);
-    const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
-    const bool is_layernorm_weight = !spec.is_weight && tensor.name.find(".weight") != std::string::npos;
-    host.assign(size_t(tensor.num_elements()), is_layernorm_weight ? 1.0f : 0.0f);
-    if (spec.is_weight) {
+// A tensor's values in GPT-2's initialisation. Each weight depends on the seed, its tensor and its place in the full-size tensor alone:
+// models with and without dead rows begin as the same function.
+std::vector<float> initial_values(const GPT2& model, int index, uint64_t seed) {
+  const ParameterSpec& spec = model.parameters.specs[index];
+  const TensorSpec& tensor = model.tensor(index);
+  const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
+  const bool is_layernorm_weight = !spec.is_weight && tensor.name.find(".weight") != std::string::npos;
+  std::vector<float> host(size_t(tensor.num_elements()), is_layernorm_weight ? 1.0f : 0.0f);
+  if (!spec.is_weight) return host;
 #pragma omp parallel for schedule(static)
-      for (int64_t row = 0; row < rows; row++)
-        for (int64_t i = 0; i < columns; i++)
-          host[row * columns + i] = float(spec.init_std * random_normal(seed, RandomStream::init, uint32_t(index),
-                                                                        uint64_t(spec.full_row(row) * columns + i)));
-    }
-    store_weights(model)(index, host.data());
-  }
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t i = 0; i < columns; i++)
+      host[row * columns + i] = float(spec.init_std * random_normal(seed, RandomStream::init, uint32_t(index),
+                                                                    uint64_t(spec.full_row(row) * columns + i)));
+  return host;
+}
+
+void gpt2_init_weights(GPT2& model, uint64_t seed) {
+  for (int index = 0; index < model.num_tensors(); index++) store_weights(model)(index, initial_values(model, index, seed).data());
+}
+
+// The weights of `in_folder`, the model in that folder, which may have been trained with another wiring: what that leaves without trained
+// values is initialised.
+void gpt2_read_weights(GPT2& model, const std::string& folder, const ModelConfig& in_folder, uint64_t seed) {
+  if (same_model(in_folder, model.config)) return read_weights(folder, model.parameters, store_weights(model));
+  read_weights_for_new_wiring(folder, plan_wiring_change(in_folder, model.attention_plan), model.parameters,
+                              [&](int index) { return initial_values(model, index, seed); }, store_weights(model));
 }
 
 // ----------------------------------------------------------------------------
@@ -879,19 +888,20 @@ void train(Trainer& t) {
 // ----------------------------------------------------------------------------
 // main
 
-// Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "".
-std::string check_and_plan(Trainer& t, bool& from_folder) {
+// Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "". `in_folder`: the
+// model in the folder that -e names.
+std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   Run& run = t.run;
   const TrainOptions& o = run.options;
   run.channel.check_same_on_all_ranks("options", o.as_toml);
   const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
   if (!checkpoint.empty()) run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
-  const ModelConfig config = model_config(o.model, from_folder);
+  const ModelConfig config = model_config(o.model, in_folder);
   if (!checkpoint.empty() && !same_model(read_config_json(checkpoint), config))
     user_error("-y: %s is of another model than the options describe; its wiring is %s, the options' is %s", checkpoint.c_str(),
                read_config_json(checkpoint).wiring.text.c_str(), config.wiring.text.c_str());
-  plan_batches(run, config.max_seq_len, from_folder);
-  open_data(run, !checkpoint.empty() ? checkpoint : from_folder ? o.model.model : "", config.vocab_size);
+  plan_batches(run, config.max_seq_len, in_folder.has_value());
+  open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
@@ -905,6 +915,10 @@ std::string check_and_plan(Trainer& t, bool& from_folder) {
   t.model.timeline.on = o.log_level == "debug";
   run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T);
   print_model(t.model, t.model.parameters);
+  if (checkpoint.empty() && in_folder && !same_model(*in_folder, config))
+    printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
+           in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
+           describe(plan_wiring_change(*in_folder, t.model.attention_plan)).c_str());
   print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
   return checkpoint;
 }
@@ -919,14 +933,14 @@ void allocate(Trainer& t) {
 }
 
 // Weights, moments and progress: as a checkpoint left them, or a model's folder, or new ones.
-void load_or_init_weights(Trainer& t, bool from_folder, const std::string& checkpoint) {
+void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folder, const std::string& checkpoint) {
   GPT2& model = t.model;
   if (!checkpoint.empty()) {
     resume_progress(t.run, checkpoint);
     read_weights(checkpoint, model.parameters, store_weights(model));
     read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
-  } else if (from_folder) {
-    read_weights(t.run.options.model.model, model.parameters, store_weights(model));
+  } else if (in_folder) {
+    gpt2_read_weights(model, t.run.options.model.model, *in_folder, uint64_t(t.run.options.seed));
   } else {
     gpt2_init_weights(model, uint64_t(t.run.options.seed));
   }
@@ -961,12 +975,12 @@ int run_trainer(int argc, char** argv, Trainer& t) {
   Collectives::check_supported(run.ranks);
   if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr) user_error("cannot open /dev/null");  // only rank 0 prints
   run.channel.open(run.ranks, run.options.hang_timeout);
-  bool from_folder = false;
-  const std::string checkpoint = check_and_plan(t, from_folder);
+  std::optional<ModelConfig> in_folder;
+  const std::string checkpoint = check_and_plan(t, in_folder);
   if (run.options.dry_run) return finalize(t), 0;
   if (run.ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
   allocate(t);
-  load_or_init_weights(t, from_folder, checkpoint);
+  load_or_init_weights(t, in_folder, checkpoint);
   open_output(run, checkpoint, describe(t));
   check_same_data(run);  // also so that no rank waits in a collective for one that still loads
   print_start(run, checkpoint, matmul_precision());

@@ -490,6 +490,31 @@ TEST_F(CommandLine, ACheckpointIsAModelToStartFromOrValidate) {
   EXPECT_EQ(last.at("val_loss"), b.back().at("val_loss"));
 }
 
+TEST_F(CommandLine, AModelContinuesWithAnotherWiringAndSaysWhatChanges) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string data = "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + " -b 2 -t 32 -m 5 -v 4 ";
+  ASSERT_EQ(run(trainer + data + small_model + "--wiring plain -x 24 -l 3e-3 -o " + in("plain")).exit_status, 0);
+  const std::string changed = data + "-e " + in("plain/step_00000024") + " --wiring 'sla(3,3)' -k constant -l 3e-3 -x 8 ";
+  const std::string what = "plain and continues with sla(3,3); what changes:\n  layer 3: 3 heads attend to K/V of other layers";
+  auto says = [&](const std::string& arguments) {
+    const Outcome o = run(trainer + arguments);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return o.out.find(what) != std::string::npos;
+  };
+  EXPECT_TRUE(says(changed + "--dry-run"));
+  EXPECT_TRUE(says(changed + "-n 4 -o " + in("sla")));
+  auto val_loss = [&](const char* out, int64_t step) {
+    for (const json& line : read_log(in(out)))
+      if (line.contains("val_loss") && line.at("step") == step) return line.at("val_loss").get<double>();
+    return 0.0;
+  };
+  EXPECT_LT(val_loss("sla", 0), val_loss("plain", 4));
+  EXPECT_LT(val_loss("sla", 8), val_loss("sla", 0));
+  fs::remove_all(in("sla/step_00000008"));
+  EXPECT_FALSE(says(changed + "-y -n 4 -o " + in("sla"))) << "a run that resumes has the wiring already";
+  EXPECT_FALSE(says(data + "-e " + in("sla/step_00000008") + " --wiring 'sla( 3, 3 )' -x 1"));
+}
+
 // BUG llmc/text/dataloader.h: `file.tokens + file.num_tokens - 1 - length` -> `file.tokens`
 TEST_F(CommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
   write_file(in("tokens.bin"), shard_bytes(2000));

@@ -5,6 +5,7 @@
 #include "helpers.h"                // make_config, EXPECT_ERROR
 #include "llmc/utils/arena.h"       // ArenaLayout
 #include "llmc/model/attention_plan.h"  // make_attention_plan
+#include "llmc/model/change_wiring.h"  // plan_wiring_change, describe
 #include "llmc/model/config.h"      // ModelConfig
 #include "llmc/model/flops.h"       // attention_pairs
 #include "llmc/model/kv_cache.h"    // plan_kv_cache
@@ -193,6 +194,29 @@ TEST(AttentionPlan, IsDrawnWithItsSourceLayers) {
             std::string::npos);
   const std::string masks = draw(plan_of("strided(8) topk(3)", 1, 3));
   EXPECT_NE(masks.find("keys: heads 0 to 1: last 9; heads 2 to 2: every 8, of these 3 with the highest scores\n"), std::string::npos) << masks;
+}
+
+// ----------------------------------------------------------------------------
+// Another wiring than a model was trained with
+
+TEST(WiringChange, IsSaidByLayers) {
+  auto text = [](const char* before, const char* now) {
+    ModelConfig model = make_config(4, 4, 32, 0, 0), config = model;
+    model.wiring = parse_wiring(before), config.wiring = parse_wiring(now);
+    return describe(plan_wiring_change(model, make_attention_plan(config)));
+  };
+  EXPECT_EQ(text("plain", "sla(2,3)"), "  layers 2 to 3: 3 heads attend to K/V of other layers than before; 48 rows of c_attn are not used any more\n");
+  EXPECT_EQ(text("sla(2,3)", "plain"), "  layers 2 to 3: 3 heads attend to K/V of other layers than before; 48 rows of c_attn have no trained "
+                                       "values and start as in a new model\n");
+  EXPECT_EQ(text("plain", "gqa(3)"), "  layers 0 to 3: 2 heads of k and v are means of 2 each\n");
+  EXPECT_EQ(text("plain", "gqa(1)"), "  layers 0 to 3: 2 heads of k and v are means of 4 each\n");
+  EXPECT_EQ(text("gqa(2)", "plain"), "  layers 0 to 3: 4 heads of k and v are copies of others\n");
+  EXPECT_EQ(text("plain", "reuse(2)"), "  layers 1, 3: 4 heads have another mask or attention map; 64 rows of c_attn are not used any more\n");
+  EXPECT_EQ(text("gate", "window(9,SLLL)"), "  layer 0: 4 heads have another mask or attention map\n"
+                                                  "  layers 1 to 3: 4 heads have another mask or attention map; its gate is dropped\n");
+  EXPECT_EQ(text("plain", "gate"), "  layers 1 to 3: 4 heads have another mask or attention map; a gate that starts as in a new model\n");
+  EXPECT_EQ(text("topk(3)", "topk(4)"), "  layers 0 to 3: 4 heads have another mask or attention map\n");
+  EXPECT_EQ(text("sla(2,3)", "sla(2,1:4)"), "  nothing\n");
 }
 
 // ----------------------------------------------------------------------------

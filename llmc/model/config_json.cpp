@@ -136,7 +136,7 @@ bool same_model(const ModelConfig& a, const ModelConfig& b) {
   return canonical(a) == canonical(b);
 }
 
-ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
+ModelConfig model_config(const ModelOptions& o, std::optional<ModelConfig>& in_folder) {
   ModelConfig c;
   auto override_field = [&](const ConfigField& field, auto& value) {
     if constexpr (std::is_same_v<decltype(value), int&>) {
@@ -144,12 +144,12 @@ ModelConfig model_config(const ModelOptions& o, bool& from_folder) {
       if (it != o.overrides.end() && it->second) value = *it->second;
     }
   };
-  from_folder = !config_from_preset(o.model, c);
-  if (from_folder) {
+  in_folder.reset();
+  if (!config_from_preset(o.model, c)) {
     if (!std::filesystem::is_directory(o.model))
       user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder; data/convert makes a folder of "
                  "a model of llm.c", o.model.c_str());
-    c = read_config_json(o.model);
+    c = *(in_folder = read_config_json(o.model));
     visit_fields(c, [&](const ConfigField& field, auto&) {
       if (field.option == nullptr) return;
       const auto it = o.overrides.find(field.option);

@@ -1,6 +1,7 @@
 // A model folder's config.json: Hugging Face's GPT-2 keys plus those of the wiring and `bias`. Plain GPT-2 is of the type "gpt2", which
 // other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain GPT-2.
 #pragma once
+#include <optional>  // std::optional
 #include <string>    // std::string
 #include <vector>    // std::vector
 #include "config.h"  // ModelConfig, ModelOptions
@@ -21,5 +22,6 @@ std::vector<TextFile> model_text_files(const ModelConfig& config);
 bool same_model(const ModelConfig& a, const ModelConfig& b);
 
 // The model that the command line describes: a preset, changed by --layers and so on, or a folder's config.json, whose shape cannot be
-// changed but whose wiring can. `from_folder` tells which it was: then the weights are read, else initialised. Throws UserError.
-ModelConfig model_config(const ModelOptions& options, bool& from_folder);
+// changed but whose wiring can. `in_folder`: what a folder's config.json says, whose weights are then read; none: they are initialised.
+// Throws UserError.
+ModelConfig model_config(const ModelOptions& options, std::optional<ModelConfig>& in_folder);

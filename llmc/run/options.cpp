@@ -35,7 +35,8 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   });
   app.add_option("--wiring", o.model.wiring,
                  "who attends to what: terms such as 'sla(9,9)' or 'gqa(4) window(512,SSSL)' (README.md has them all), or plain; default: "
-                 "sla(n,k) with 3/4 of the layers and of the heads, or the model's")->group(model);
+                 "sla(n,k) with 3/4 of the layers and of the heads, or the model's; a model that was trained with another one continues with this, "
+                 "and what changes is printed")->group(model);
   app.add_option("--skip-layers", o.model.skip_layers, "with --skip-heads k, a short way to write --wiring 'sla(n,k)': n")->group(model);
   app.add_option("--skip-heads", o.model.skip_heads, "how many heads of a layer, the last ones, attend to the K/V of the layer n below; "
                  "0: plain GPT-2")->group(model);

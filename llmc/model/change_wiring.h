@@ -1,0 +1,174 @@
+// A trained model continued with another wiring than it was trained with: GPT-2 as a model with skip-layer attention, say. Most of its
+// weights stay as they are. Of a layer's c_attn
+//   - the rows of a head of q, k or v that the new wiring uses too stay, whichever layers attend to it now;
+//   - rows that no attention uses any more are dead, as in every model with that wiring;
+//   - a K/V head takes the mean of what its query heads had, which is the mean pooling of grouped-query attention (Ainslie et al. 2023,
+//     section 2.1), and where there are more K/V heads than before a copy;
+//   - rows that were dead have no trained values: they are those of a new model.
+// Gates that the model did not have are those of a new model as well.
+#pragma once
+#include <algorithm>               // std::find_if, std::max, std::min
+#include <cstdint>                 // int64_t
+#include <functional>              // std::function
+#include <map>                     // std::map
+#include <set>                     // std::set
+#include <string>                  // std::string
+#include <utility>                 // std::pair
+#include <vector>                  // std::vector
+#include "attention_plan.h"        // AttentionPlan, Part
+#include "config.h"                // ModelConfig
+#include "llmc/io/checkpoint.h"    // read_weights, StoreTensor
+#include "llmc/utils/error.h"      // CHECK, format
+#include "parameters.h"            // make_parameter_table, has_map_gate
+
+struct WiringChange {
+  ModelConfig model;     // as it was trained
+  AttentionPlan plan;    // that model's,
+  ParameterTable table;  //   and its parameters, without dead rows
+  AttentionPlan new_plan;
+};
+
+inline WiringChange plan_wiring_change(const ModelConfig& model, const AttentionPlan& new_plan) {
+  const AttentionPlan plan = make_attention_plan(model);
+  CHECK(plan.num_layers == new_plan.num_layers && plan.num_heads == new_plan.num_heads);
+  return {model, plan, make_parameter_table(model, plan), new_plan};
+}
+
+// The trained heads whose mean a head of the new model is, one for each of its query heads that had one: heads of the same part and layer.
+// Empty: its rows have no trained values.
+inline std::vector<int> trained_heads(const WiringChange& c, Part part, int layer, int head) {
+  std::vector<int> heads;
+  for (int i = 0; i < c.plan.num_heads; i++) {
+    const bool is_q = part == Part::q;
+    const int before = is_q ? i : c.plan.table.kv_head(i), now = is_q ? i : c.new_plan.table.kv_head(i);
+    if (now == head && c.plan.projected_index(part, {layer, before}) >= 0) heads.push_back(before);
+  }
+  return heads;
+}
+
+// Sets the rows of a layer's c_attn that have trained values; the others stay. `trained` and `values`: its weight or its bias in the arena
+// of the trained and of the new model; `head_elements`: what of it a head takes, hs * C of the weight and hs of the bias.
+inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_elements, const float* trained, float* values) {
+  for (Part part : all_parts) {
+    for (int head : c.new_plan.projected[part][layer]) {
+      std::vector<const float*> sources;
+      for (int source : trained_heads(c, part, layer, head))
+        sources.push_back(trained + c.plan.projected_index(part, {layer, source}) * head_elements);
+      float* rows = values + c.new_plan.projected_index(part, {layer, head}) * head_elements;
+      for (int64_t i = 0; i < head_elements && !sources.empty(); i++) {
+        double sum = sources[0][i];  // in double the mean of equal values is that value
+        for (size_t n = 1; n < sources.size(); n++) sum += sources[n][i];
+        rows[i] = float(sum / double(sources.size()));
+      }
+    }
+  }
+}
+
+// Reads the trained model in `folder` for the parameters `table` of the new one and hands each of them to `store`. `initial(index)`: what
+// that parameter is in a new model. Throws UserError as read_weight_files does.
+inline void read_weights_for_new_wiring(const std::string& folder, const WiringChange& c, const ParameterTable& table,
+                                        const std::function<std::vector<float>(int)>& initial, const StoreTensor& store) {
+  std::map<std::string, int> without_values;  // parameters of the new model
+  for (int i = 0; i < table.size(); i++) without_values[table.tensor(i).name] = i;
+  read_weights(folder, c.table, [&](int from, const float* trained) {
+    const ParameterSpec& spec = c.table.specs[from];
+    const auto it = without_values.find(c.table.tensor(from).name);
+    if (it == without_values.end()) return;  // a gate that the new wiring has not
+    const bool is_of_heads = !spec.full_rows.empty();
+    if (is_of_heads) {
+      std::vector<float> values = initial(it->second);
+      const int64_t row_elements = c.table.tensor(from).num_elements() / int64_t(spec.full_rows.size());
+      take_trained_rows(c, spec.bucket - 1, c.model.head_size() * row_elements, trained, values.data());
+      store(it->second, values.data());
+    } else {
+      store(it->second, trained);
+    }
+    without_values.erase(it);
+  });
+  for (const auto& [name, index] : without_values) store(index, initial(index).data());
+}
+
+// How many heads of a layer ...
+struct LayerChange {
+  int moved = 0;                  // query heads that attend to K/V of other layers
+  int remapped = 0;               // query heads that have another mask, or another attention map in its place or beside it
+  int averaged = 0;               // K/V heads: heads of k and v that are means of several,
+  int least = 0, most = 0;        //   of so many
+  int repeated = 0;               // heads of k and v that are copies of one that another head is a copy of, too
+  int unused = 0, fresh = 0;      // heads of q, k and v that the layer projected and that no attention uses now; and without trained values
+};
+
+inline LayerChange layer_change(const WiringChange& c, int l) {
+  LayerChange change;
+  const WiringTable &before = c.plan.table, &now = c.new_plan.table;
+  for (int i = 0; i < c.plan.num_heads; i++) {
+    change.moved += before.sources(l, i) != now.sources(l, i);
+    const int map_before = before.map_layer[l], map_now = now.map_layer[l];
+    const bool mixes_alike = l == 0 || (before.mix == now.mix && before.blend == now.blend);
+    change.remapped += map_before != map_now || before.topk != now.topk || !mixes_alike ||
+                       mask_text(before.mask(map_before, i)) != mask_text(now.mask(map_now, i));
+  }
+  for (Part part : all_parts) {
+    std::set<int> used;
+    for (int head : c.new_plan.projected[part][l]) {
+      const std::vector<int> all = trained_heads(c, part, l, head);
+      const std::set<int> distinct(all.begin(), all.end());
+      const int n = int(distinct.size());
+      change.fresh += n == 0;
+      change.repeated += n == 1 && used.count(*distinct.begin());
+      if (n > 1) {
+        change.least = change.averaged++ > 0 ? std::min(change.least, n) : n;
+        change.most = std::max(change.most, n);
+      }
+      used.insert(distinct.begin(), distinct.end());
+    }
+    change.unused += int(c.plan.projected[part][l].size() - used.size());
+  }
+  return change;
+}
+
+// What changes in a layer, as text; "" for nothing.
+inline std::string layer_change_text(const WiringChange& c, int l) {
+  const LayerChange change = layer_change(c, l);
+  std::vector<std::string> parts;
+  const int hs = c.model.head_size();
+  if (change.moved > 0) parts.push_back(format("%d heads attend to K/V of other layers than before", change.moved));
+  if (change.remapped > 0) parts.push_back(format("%d heads have another mask or attention map", change.remapped));
+  if (change.averaged > 0) {
+    const std::string of = change.least == change.most ? format("%d", change.most) : format("%d to %d", change.least, change.most);
+    parts.push_back(format("%d heads of k and v are means of %s each", change.averaged, of.c_str()));
+  }
+  if (change.repeated > 0) parts.push_back(format("%d heads of k and v are copies of others", change.repeated));
+  if (change.unused > 0) parts.push_back(format("%d rows of c_attn are not used any more", change.unused * hs));
+  if (change.fresh > 0) parts.push_back(format("%d rows of c_attn have no trained values and start as in a new model", change.fresh * hs));
+  if (has_map_gate(c.new_plan, l) && !has_map_gate(c.plan, l)) parts.push_back("a gate that starts as in a new model");
+  if (has_map_gate(c.plan, l) && !has_map_gate(c.new_plan, l)) parts.push_back("its gate is dropped");
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : "; ") + part;
+  return text;
+}
+
+// "layers 1, 3 to 5".
+inline std::string layers_text(const std::vector<int>& layers) {
+  std::string text = layers.size() == 1 ? "layer " : "layers ";
+  for (size_t i = 0, last; i < layers.size(); i = last + 1) {
+    for (last = i; last + 1 < layers.size() && layers[last + 1] == layers[last] + 1;) last++;
+    text += format(last > i ? "%s%d to %d" : "%s%d", i > 0 ? ", " : "", layers[i], layers[last]);
+  }
+  return text;
+}
+
+// What changes, a line for all layers in which it is the same.
+inline std::string describe(const WiringChange& c) {
+  std::vector<std::pair<std::string, std::vector<int>>> lines;  // what, and in which layers
+  for (int l = 0; l < c.plan.num_layers; l++) {
+    const std::string change = layer_change_text(c, l);
+    if (change.empty()) continue;
+    auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& known) { return known.first == change; });
+    if (line == lines.end()) line = lines.insert(line, {change, {}});
+    line->second.push_back(l);
+  }
+  std::string text;
+  for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
+  return text.empty() ? "  nothing\n" : text;
+}
