@@ -54,6 +54,9 @@ struct AttentionArgs {
   float* lse = nullptr;    // (B, NH, Q): the log of the sum of the exponentials of a query's scaled scores, natural. A query that sees
                            // no key has out 0 and lse +inf, so that exp(score - lse) is 0
 
+  // Null, or attention_partials(...) floats, where the attention of a few queries leaves what it has of parts of the keys.
+  float* partials = nullptr;
+
   // Backward only, which needs first_query = 0.
   const Element* dout = nullptr;  // (B, T, NH * HS)
   Element* dq = nullptr;          // (B, T, NH * HS), rows dq_stride apart
@@ -70,6 +73,9 @@ bool has_partial_sums(int64_t query_heads);
 // The size of `scratch`, in floats, for that many partial sums: one for each pair of a query head and such a K/V head of it. Each device
 // folder defines it.
 int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums);
+
+// The size of `partials`, in floats, for sequences of up to T positions; 0: the device has no use for them. Each device folder defines it.
+int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, int64_t kv_per_head);
 
 // Aborts if the device's attention cannot use a K/V head with these strides. Each device folder defines it.
 template <class Element>

@@ -474,7 +474,9 @@ struct PartialForward {
       }
     const DeviceArray<floatX> d_q(q), d_out(std::vector<floatX>(rows * C + gap, floatX(7.0f)));
     const DeviceArray<float> d_lse(std::vector<float>(rows * NH + gap, 7.0f));
+    const DeviceArray<float> d_partials(nans<float>(attention_partials(layer.c.B, NH, layer.c.HS, T, layer.args.kv_per_head)));
     AttentionArgs<floatX> args = layer.args;
+    args.partials = d_partials.data;
     args.T = T, args.first_query = first_query;
     args.q = d_q.data + gap, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data;
     attention_forward(args);
@@ -724,6 +726,36 @@ TEST(AttentionMasks, OfTheLastQueriesAreThoseOfTheWhole) {
     }
 }
 
+// As generation does, of up to four queries.
+TEST(AttentionDecode, IsThatOfTheWhole) {
+  size_t i = 0;
+  for (int64_t HS : {8, 24, 64, 80, 128})
+    for (int64_t T : {1, 2, 64, 65, 127, 200}) {
+      Case grouped = {1, T, HS, std::vector<Sources>(11, 0), 0}, masked = general_case(2, T, HS), apart = general_case(1, T, HS);
+      apart.v_apart = true;
+      apart.masks[2] = {0, MaskPattern::column, 300, 1};  // no query sees a key
+      for (const Case& c : {Case{2, T, HS, {0, 1, 0}, 1}, grouped, masked, apart}) {
+        if (i++ % (every > 1 ? 5 : 1) > 0) continue;
+        Layer layer(c);
+        layer.forward();
+        const std::vector<floatX> out = layer.d_out.to_host();
+        const std::vector<float> lse = layer.d_lse.to_host();
+        for (int64_t first_query : {T - 1, T - 3, T - 4}) {
+          if (first_query < 0) continue;
+          SCOPED_TRACE(testing::Message() << c << ", first query " << first_query);
+          check_partial(PartialForward(layer, first_query, T), T, out, lse);
+        }
+      }
+    }
+}
+
+// A sequence's results do not depend on those beside it.
+TEST(AttentionDecode, HasTheSameBitsAloneAndBesideOthers) {
+  Layer alone(general_case(1, 140, 24)), beside(general_case(2, 140, 24));  // the first sequence of both has the same values
+  const PartialForward a(alone, 139, 140), b(beside, 139, 140);
+  EXPECT_TRUE(same_bits(a.out, {b.out.begin(), b.out.begin() + a.C}));
+}
+
 TEST(AttentionTopK, MatchesTheFormulaWhereScoresAreExact) {
   size_t i = 0;
   for (int topk : {1, 2, 5, 63, 64, 65, 128, 300, 1000})
@@ -928,6 +960,29 @@ TEST(Attention, HasNoBankConflicts) {
 }
 #endif
 
+// Of each K/V head the keys that one of its query heads sees, once.
+TEST(AttentionDecode, ReadsWhatIsSeenOnce) {
+  const int64_t T = 300, HS = 64, B = 2;
+  Case c = {B, T, HS, {0, 0, 0, {0, 1}, 1, 2}, 1};
+  for (bool has_masks : {false, true}) {
+    if (has_masks) c.masks = {{5}, {70}, {0, MaskPattern::stride, 9}, {5}, {0, MaskPattern::column, 100, 3}, {2}};
+    Layer layer(c);
+    layer.d_qkv.to_host();  // waits
+    const uint64_t before = emu::counters().bytes_read_async;
+    const PartialForward part(layer, T - 1, T);
+    int64_t rows = 0;
+    for (int n = 0; n < c.num_kv_heads(); n++)
+      for (int64_t j = 0; j < T; j++) {
+        bool seen = false;
+        for (int64_t head = 0; head < c.NH(); head++)
+          for (int source : c.kv_of_head[head]) seen |= source == n && sees(c.mask(head), T - 1, j);
+        rows += seen;
+      }
+    EXPECT_EQ(has_masks, rows < 3 * T);
+    EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(B * rows * 2 * HS) * sizeof(floatX));
+  }
+}
+
 #ifdef PRECISION_BF16
 // With a window of w the kernels read, for each tile of queries, the keys from the tile that the first query's window begins in; and for
 // each tile of keys, the queries up to the end of the tile that the last key's window ends in.
@@ -1049,6 +1104,7 @@ TEST(Attention, HasTheSameBitsInAnyOrderOfThreads) {
       layer.forward();
       layer.backward();
       std::vector<std::vector<floatX>> results = layer.results();
+      results.push_back(PartialForward(layer, c.T - 2, c.T).out);
       if (first.empty()) first = results, first_lse = layer.d_lse.to_host();
       for (size_t i = 0; i < results.size(); i++) EXPECT_TRUE(same_bits(results[i], first[i])) << "seed " << seed;
       EXPECT_TRUE(same_bits(layer.d_lse.to_host(), first_lse)) << "seed " << seed;

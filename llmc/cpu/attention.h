@@ -25,6 +25,7 @@ void check_kv_head(const KVHead<Element>&) {}  // any strides will do
 // partial sum of them in the scratch memory.
 inline bool has_partial_sums(int64_t query_heads) { return has_master_weights || query_heads > 1; }
 inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums) { return 2 * B * T * HS * partial_sums; }
+inline int64_t attention_partials(int64_t, int64_t, int64_t, int64_t, int64_t) { return 0; }
 
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and oneDNN's
 // sgemm runs such tiles near its full rate (measured: 180 to 220 of 223 GFLOP/s). In bf16 products take half as long, and starting one does

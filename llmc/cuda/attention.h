@@ -12,7 +12,8 @@
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer attention); the
 // general one has masks, several K/V heads for a query head, and topk. Each kernel is a template of which `General` is a parameter, so that
 // plain attention pays nothing for it. In general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a
-// kernel before the forward one finds the topk keys of each query (attention_topk.h).
+// kernel before the forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of their
+// own, for either kind and both precisions (attention_decode.h).
 //
 // Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most 128.
 //
@@ -21,6 +22,7 @@
 #include <climits>                // INT_MAX
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
 #include "llmc/utils/error.h"     // CHECK
+#include "attention_decode.h"     // has_few_queries, launch_attention_decode, attention_partials
 #include "device.h"               // gpu
 #include "launch.h"               // launch
 #include "vec.h"                  // ceil_div
@@ -49,7 +51,8 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
 // out = softmax(q k^T / sqrt(HS)) v, over the keys that each query sees; lse =.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
   check_attention(a);
-  launch_attention_forward(a);
+  if (has_few_queries(a)) launch_attention_decode(a);
+  else launch_attention_forward(a);
 }
 
 // delta =; dq, dk and dv = or += as the arguments say.

@@ -1,5 +1,6 @@
 // Building blocks of kernels: loads and stores of four and of eight elements, and sums over a warp and a block.
 #pragma once
+#include <cuda_bf16.h>       // __nv_bfloat16
 #include <cuda_runtime.h>    // __shfl_xor_sync, float4, uint2, uint4
 #include <cmath>             // fmaxf, INFINITY
 #include <cstdint>           // int64_t
@@ -40,7 +41,6 @@ __device__ inline void store8(float* p, const float (&x)[8]) {
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline void from_float(float& y, float x) { y = x; }
 
-#ifdef PRECISION_BF16
 __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __host__ __device__ inline void from_float(__nv_bfloat16& y, float x) { y = __float2bfloat16_rn(x); }
 
@@ -65,7 +65,6 @@ __device__ inline void store8(__nv_bfloat16* p, const float (&x)[8]) {
 __device__ inline void store4(__nv_bfloat16* p, const float (&x)[4]) {
   *reinterpret_cast<uint2*>(p) = make_uint2(pack2(x[0], x[1]), pack2(x[2], x[3]));
 }
-#endif
 
 // Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of the additions is
 // fixed, and so are the bits.

@@ -56,6 +56,7 @@ struct Activations {
   StepStats* stats;                        // (1)
   floatX* sublayer;                        // (B, T, C): the output of attention or the MLP, before it is added to the residual stream
   floatX* logits;                          // (logit_rows, logit_stride): a chunk of rows at a time
+  float* attention_partials = nullptr;     // (attention_partials(...)): in generation
   // backward only
   floatX* dresidual = nullptr;             // (B, T, C): gradient of the residual stream
   floatX* dsublayer = nullptr;             // (B, T, C)
@@ -108,6 +109,14 @@ inline int64_t most_partial_sums(const AttentionPlan& plan) {
         if (has_partial_sums(int64_t(use.query_heads.size()))) partial_sums += use.query_heads.size();
       most = std::max(most, partial_sums);
     }
+  return int64_t(most);
+}
+
+// The most K/V heads that a query head attends to in one softmax.
+inline int64_t most_kv_per_head(const AttentionPlan& plan) {
+  size_t most = 0;
+  for (int l = 0; l < plan.num_layers; l++)
+    for (int i = 0; i < plan.num_heads; i++) most = std::max(most, plan.table.sources(l, i).size());
   return int64_t(most);
 }
 
@@ -181,7 +190,11 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   if (mixes_maps) declare(activations, "map_sum", a.map_sum, {B, T, C});
   if (plan.table.mix == WiringTable::Mix::gate) declare(activations, "map_gates", a.map_gates, {c.num_layers, B, T});
   declare(MemoryGroup::logits, "logits", a.logits, {model.logit_rows, model.logit_stride});
-  if (generates(model)) return;
+  if (generates(model)) {
+    const int64_t partials = attention_partials(B, h, hs, model.cache.max_length, most_kv_per_head(plan));
+    if (partials > 0) declare(activations, "attention_partials", a.attention_partials, {partials});
+    return;
+  }
 
   declare(backward, "dresidual", a.dresidual, {B, T, C});
   declare(backward, "dsublayer", a.dsublayer, {B, T, C});

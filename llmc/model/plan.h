@@ -127,6 +127,7 @@ inline LayerAttention plan_attention(const ModelShape& model, const Activations&
   attention.kv_heads.set_args(args);
   args.q = q.x, args.q_stride = q.stride;
   args.topk = model.attention_plan.table.topk, args.topk_score = a.topk_score, args.topk_last = a.topk_last;
+  args.partials = acts.attention_partials;
   args.out = mixes_maps ? map_out(acts) : a.att, args.lse = a.lse;
   args.dout = mixes_maps ? dmap_out(acts) : acts.dsublayer, args.delta = acts.delta, args.scratch = acts.attention_scratch;
   args.dq = dq.x, args.dq_stride = dq.stride, args.dq_accumulate = planned.dq_accumulate;

@@ -1,0 +1,211 @@
+// Attention of a few queries at the end of a sequence, as when generation draws tokens: flash-decoding (Dao, Haziza, Massa, Sizov 2023).
+// The kernels of attention_bf16.h and attention_fp32.h give a block a tile of queries, of which there is one here; these give each block a
+// tile of keys, so that a long cache is read by the whole GPU, and a second kernel merges what the blocks leave:
+//
+//   of tile i:   m_i = max s;  l_i = sum exp(s - m_i);  o_i = sum exp(s - m_i) v
+//   m = max m_i;  out = sum_i exp(m_i - m) o_i / sum_i exp(m_i - m) l_i;  lse = m + log sum_i exp(m_i - m) l_i
+//
+// The tiles have the same keys and are merged in the same order whatever runs beside, so the bits are always the same. All query heads of a
+// K/V head are served by one read of it. Keys that none of them sees are not read.
+//
+// In fp32 and bf16: products and sums are fp32, probabilities too.
+#pragma once
+#include <cmath>                  // sqrt
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "attention_tiles.h"      // mask_of
+#include "device.h"               // gpu
+#include "launch.h"               // launch, shared_memory
+#include "tile.h"                 // copy_async
+#include "vec.h"                  // load4, load8, warp_max, warp_sum, ceil_div
+
+constexpr int decode_keys = 64, decode_threads = 128;
+constexpr int decode_rows = 8;          // queries of query heads that a block works on at a time
+constexpr int most_decode_queries = 4;  // of a sequence; a prompt's part has more and goes through tensor cores
+
+// Of a tile of keys, for one query of a query head: o_i (HS), m_i, l_i.
+template <class Element>
+__device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, int head, int query, int source, int tile) {
+  const int64_t queries = a.T - a.first_query, tiles = (a.T + decode_keys - 1) / decode_keys;
+  return a.partials + ((((b * a.NH + head) * queries + query) * a.kv_per_head + source) * tiles + tile) * (a.HS + 2);
+}
+
+// Whether a query head may see a key of the tile.
+template <class Element>
+__device__ inline bool sees_tile(const AttentionArgs<Element>& a, int head, int tile) {
+  return mask_of(a, head).sees_some(int(a.first_query), int(a.T), tile * decode_keys, (tile + 1) * decode_keys);
+}
+
+// Shared memory: the tile's k and v with 16 bytes after each row, so that neighbouring rows begin on other banks; q and the scores of
+// `decode_rows` rows; and which keys are seen.
+template <class Element>
+struct DecodeMemory {
+  static __host__ __device__ int stride(int HS) { return HS + 16 / int(sizeof(Element)); }
+  static size_t bytes(int HS) {
+    const size_t rows = size_t(decode_rows * (HS + decode_keys)) * sizeof(float);
+    return 2 * size_t(decode_keys * stride(HS)) * sizeof(Element) + rows + decode_keys * sizeof(int);
+  }
+  Element *k, *v;
+  float *q, *p;
+  int* seen;
+
+  __device__ explicit DecodeMemory(int HS) {
+    k = reinterpret_cast<Element*>(shared_memory), v = k + decode_keys * stride(HS);
+    q = reinterpret_cast<float*>(v + decode_keys * stride(HS)), p = q + decode_rows * HS;
+    seen = reinterpret_cast<int*>(p + decode_rows * decode_keys);
+  }
+};
+
+// A row of a block: a query of one of the K/V head's query heads.
+struct DecodeRow {
+  int head, query;  // the query is position first_query + query
+};
+template <class Element>
+__device__ inline DecodeRow decode_row(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int row) {
+  const int queries = int(a.T - a.first_query);
+  return {a.query_heads[kv.first_query_head + row / queries], row % queries};
+}
+template <class Element>
+__device__ inline bool row_sees(const AttentionArgs<Element>& a, const DecodeRow& row, int key) {
+  return mask_of(a, row.head).sees(int(a.first_query) + row.query, key);
+}
+
+// The tile's rows of k and v that some row of the block sees, and zeros for the others, which are not read: by asynchronous copies, so that
+// many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes.
+template <class Element>
+__device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv, const DecodeMemory<Element>& memory,
+                                        int k0) {
+  const int HS = int(a.HS), rows = kv.num_query_heads * int(a.T - a.first_query);
+  if (int(threadIdx.x) < decode_keys) {
+    bool seen = false;
+    for (int row = 0; row < rows && !seen; row++) seen = row_sees(a, decode_row(a, kv, row), k0 + int(threadIdx.x));
+    memory.seen[threadIdx.x] = seen;
+  }
+  __syncthreads();
+  constexpr int of_piece = 16 / int(sizeof(Element));
+  const int pieces = HS / of_piece, stride = DecodeMemory<Element>::stride(HS);
+  const int64_t first_row = int64_t(blockIdx.z) * a.T + k0;
+  for (int i = int(threadIdx.x); i < decode_keys * pieces; i += decode_threads) {
+    const int key = i / pieces, channel = i % pieces * of_piece;
+    auto copy = [&](Element* tile, const Element* x, int64_t x_stride) {
+      const int to = int(reinterpret_cast<unsigned char*>(tile + key * stride + channel) - shared_memory);
+      const bool seen = memory.seen[key];
+      copy_async<16>(to, x + (seen ? (first_row + key) * x_stride + channel : 0), seen);
+    };
+    copy(memory.k, kv.k, kv.k_stride);
+    copy(memory.v, kv.v, kv.v_stride);
+  }
+  commit_copies();
+  wait_for_copies();
+}
+
+// q k^T of one row and one key of the tile.
+template <class Element>
+__device__ inline float decode_score(const float* q, const Element* k, int HS) {
+  float s = 0;
+  for (int channel = 0; channel < HS; channel += 8) {
+    float x[8], y[8];
+    load8(x, q + channel);
+    load8(y, k + channel);
+    for (int c = 0; c < 8; c++) s += x[c] * y[c];
+  }
+  return s;
+}
+
+// partials =. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads' rows eight at a time. Of
+// the scores, a thread owns one key and every second row, of the softmax a warp whole rows, and of the results a thread single channels.
+template <class Element>
+static __global__ void __launch_bounds__(decode_threads) attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
+  const KVHead<Element> kv = a.kv_heads[blockIdx.y];
+  const int HS = int(a.HS), tile = int(blockIdx.x), k0 = tile * decode_keys, stride = DecodeMemory<Element>::stride(HS);
+  bool is_seen = false;
+  for (int i = 0; i < kv.num_query_heads; i++) is_seen |= sees_tile(a, a.query_heads[kv.first_query_head + i], tile);
+  if (!is_seen) return;
+  const DecodeMemory<Element> memory(HS);
+  load_decode_tile(a, kv, memory, k0);
+
+  const int64_t queries = a.T - a.first_query;
+  const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
+  for (int first = 0; first < all_rows; first += decode_rows) {
+    const int rows = min(decode_rows, all_rows - first);
+    __syncthreads();  // all threads' copies have arrived, and the rows before these are done with
+    for (int i = int(threadIdx.x); i < rows * HS; i += decode_threads) {
+      const DecodeRow row = decode_row(a, kv, first + i / HS);
+      memory.q[i] = to_float(a.q[(blockIdx.z * queries + row.query) * a.q_stride + row.head * HS + i % HS]);
+    }
+    __syncthreads();
+    const int key = int(threadIdx.x) % decode_keys;
+    for (int r = int(threadIdx.x) / decode_keys; r < rows; r += decode_threads / decode_keys) {
+      const bool sees = row_sees(a, decode_row(a, kv, first + r), k0 + key);
+      memory.p[r * decode_keys + key] = sees ? decode_score(memory.q + r * HS, memory.k + key * stride, HS) : -INFINITY;
+    }
+    __syncthreads();
+    auto partial = [&](int r) {
+      const DecodeRow row = decode_row(a, kv, first + r);
+      int source = 0;  // which of the query head's K/V heads this one is
+      while (a.kv_of_head[row.head * a.kv_per_head + source] != int(blockIdx.y)) source++;
+      return partial_of(a, blockIdx.z, row.head, row.query, source, tile);
+    };
+    for (int r = warp; r < rows; r += decode_threads / warp_size) {
+      float *p = memory.p + r * decode_keys, *out = partial(r);
+      const float max = warp_max(fmaxf(p[lane], p[lane + warp_size])), base = max == -INFINITY ? 0.0f : max;
+      float sum = 0;
+      for (int i = lane; i < decode_keys; i += warp_size) sum += p[i] = exp2f((p[i] - base) * to_exp2);
+      sum = warp_sum(sum);
+      if (lane == 0) out[HS] = max, out[HS + 1] = sum;
+    }
+    __syncthreads();
+    for (int i = int(threadIdx.x); i < rows * HS; i += decode_threads) {
+      const float* p = memory.p + i / HS * decode_keys;
+      float sum = 0;
+      for (int j = 0; j < decode_keys; j += 4) {
+        float x[4];
+        load4(x, p + j);
+        for (int n = 0; n < 4; n++) sum += x[n] * to_float(memory.v[(j + n) * stride + i % HS]);
+      }
+      partial(i / HS)[i % HS] = sum;
+    }
+  }
+}
+
+// out =, lse =, of the partials. A block owns a query of one head in one sequence, a thread one of its channels.
+template <class Element>
+static __global__ void __launch_bounds__(largest_head_size) attention_merge_kernel(AttentionArgs<Element> a, float scale, float to_exp2) {
+  const int query = int(blockIdx.x), head = int(blockIdx.y), c = int(threadIdx.x), HS = int(a.HS);
+  const int64_t queries = a.T - a.first_query;
+  const int tiles = int((a.T + decode_keys - 1) / decode_keys);
+  auto for_each_partial = [&](auto visit) {
+    for (int source = 0; source < a.kv_per_head && a.kv_of_head[head * a.kv_per_head + source] >= 0; source++)
+      for (int tile = 0; tile < tiles; tile++)
+        if (sees_tile(a, head, tile)) visit(partial_of(a, blockIdx.z, head, query, source, tile));
+  };
+  float max = -INFINITY, sum = 0, out = 0;
+  for_each_partial([&](const float* partial) { max = fmaxf(max, partial[HS]); });
+  const float base = max == -INFINITY ? 0.0f : max;
+  for_each_partial([&](const float* partial) {
+    const float weight = exp2f((partial[HS] - base) * to_exp2);
+    sum += weight * partial[HS + 1];
+    out += weight * partial[c];
+  });
+  const bool sees_none = sum == 0;
+  from_float(a.out[((blockIdx.z * queries + query) * a.NH + head) * HS + c], sees_none ? 0.0f : out / sum);
+  if (c == 0) a.lse[(blockIdx.z * a.NH + head) * queries + query] = sees_none ? INFINITY : max * scale + logf(sum);
+}
+
+inline int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, int64_t kv_per_head) {
+  return B * NH * most_decode_queries * kv_per_head * ceil_div(T, decode_keys) * (HS + 2);
+}
+
+// Whether these kernels are for it. They do not choose keys by their scores, and do not write exact_out.
+template <class Element>
+bool has_few_queries(const AttentionArgs<Element>& a) {
+  return a.partials != nullptr && a.T - a.first_query <= most_decode_queries && a.topk == 0 && a.exact_out == nullptr;
+}
+
+template <class Element>
+void launch_attention_decode(const AttentionArgs<Element>& a) {
+  const float scale = float(1 / std::sqrt(double(a.HS))), to_exp2 = scale * 1.44269504f;  // exp(x) = exp2(x * log2(e))
+  const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
+  launch(attention_decode_kernel<Element>, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream, a, to_exp2);
+  launch(attention_merge_kernel<Element>, dim3(unsigned(a.T - a.first_query), unsigned(a.NH), unsigned(a.B)), unsigned(a.HS), 0,
+         gpu().stream, a, scale, to_exp2);
+}
