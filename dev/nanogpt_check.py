@@ -3,7 +3,7 @@
 them, whose logits in transformers and validation loss in the trainer are those of the model, where it computes GELU by tanh. Says how far they
 are apart where it computes GELU by erf, as nanoGPT does.
 
-    make train_gpt2_sla_cpu PRECISION=FP32 && python3 dev/nanogpt_check.py
+    make build/fp32/train_gpt2_sla_cpu && python3 dev/nanogpt_check.py
 
 For development only: it needs PyTorch, transformers and safetensors.
 """
@@ -71,7 +71,7 @@ def check(name, folder, gelu, bias, vocab_size, compiled):
     torch.save({"model": state, "model_args": {**args, "dropout": 0.0}, "optimizer": {}, "iter_num": 7, "config": {"wandb_log": False},
                 "best_val_loss": torch.tensor(3.5)}, folder / "ckpt.pt")
     out = folder / name
-    said = run("data/nanogpt.py", folder / "ckpt.pt", out)
+    said = run(sys.executable, "data/nanogpt.py", folder / "ckpt.pt", out)
     kept = min(vocab_size, 50257)
     tokens = torch.randint(kept, (B * T + 1,))
     write_tokens(folder / "tokens.bin", tokens.tolist())
