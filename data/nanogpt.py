@@ -33,7 +33,7 @@ def read_checkpoint(path):
     try:
         file = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
-        raise BadFile(f"{path}: cannot be read as a file of PyTorch: {str(e).splitlines()[0]}")
+        raise BadFile(f"{path}: cannot be read as a file of PyTorch ({type(e).__name__}: {str(e).splitlines()[0]})")
     if not isinstance(file, dict) or not isinstance(file.get("model"), dict) or not isinstance(file.get("model_args"), dict):
         raise BadFile(f"{path}: has no \"model\" and \"model_args\", which a ckpt.pt of nanoGPT has")
     args, missing = file["model_args"], [k for k in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size") if k not in file["model_args"]]
