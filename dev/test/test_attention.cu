@@ -726,6 +726,7 @@ TEST(AttentionMasks, OfTheLastQueriesAreThoseOfTheWhole) {
     }
 }
 
+#ifndef SLA_CPU  // which has no kernels of its own for it
 // As generation does, of up to four queries.
 TEST(AttentionDecode, IsThatOfTheWhole) {
   size_t i = 0;
@@ -755,6 +756,7 @@ TEST(AttentionDecode, HasTheSameBitsAloneAndBesideOthers) {
   const PartialForward a(alone, 139, 140), b(beside, 139, 140);
   EXPECT_TRUE(same_bits(a.out, {b.out.begin(), b.out.begin() + a.C}));
 }
+#endif
 
 TEST(AttentionTopK, MatchesTheFormulaWhereScoresAreExact) {
   size_t i = 0;

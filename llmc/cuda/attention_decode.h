@@ -127,12 +127,11 @@ static __global__ void __launch_bounds__(decode_threads) attention_decode_kernel
   const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
   for (int first = 0; first < all_rows; first += decode_rows) {
     const int rows = min(decode_rows, all_rows - first);
-    __syncthreads();  // all threads' copies have arrived, and the rows before these are done with
     for (int i = int(threadIdx.x); i < rows * HS; i += decode_threads) {
       const DecodeRow row = decode_row(a, kv, first + i / HS);
       memory.q[i] = to_float(a.q[(blockIdx.z * queries + row.query) * a.q_stride + row.head * HS + i % HS]);
     }
-    __syncthreads();
+    __syncthreads();  // all threads' copies have arrived too, and p of the rows before these has been read
     const int key = int(threadIdx.x) % decode_keys;
     for (int r = int(threadIdx.x) / decode_keys; r < rows; r += decode_threads / decode_keys) {
       const bool sees = row_sees(a, decode_row(a, kv, first + r), k0 + key);
