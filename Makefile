@@ -66,6 +66,9 @@ BUILD := build
 OBJ := $(BUILD)/obj/$(if $(DEBUG),debug,release)$(if $(WERROR),_werror)
 EMU_OBJ := $(BUILD)/obj/emu$(if $(WERROR),_werror)
 
+# What users run on a GPU or, as NAME_cpu, on the CPU.
+PROGRAMS := train_gpt2_sla sample_gpt2_sla evaluate_gpt2_sla
+
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and linked from a library.
 HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/*/*.cpp))
 HOST_LIB := $(OBJ)/libhost.a
@@ -81,7 +84,7 @@ CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(
 LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_machine_code test_scripts)
 TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
-TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
 # The same for `make test`.
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
@@ -106,7 +109,7 @@ help:
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
-	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_..., test_gpt2_sla, test_gpt2_sla_emu'
+	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_..., evaluate_..., test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with instructions for it'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
@@ -121,11 +124,11 @@ what-is-here:
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
 	@echo 'CPU      $(if $(CPU_BF16),has $(CPU_BF16),has no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  train_gpt2_sla_cpu and sample_gpt2_sla_cpu in $(cpu_precision), data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) train_gpt2_sla and sample_gpt2_sla in $(gpu_precision))'
+	@echo 'builds:  $(PROGRAMS:%=%_cpu) in $(cpu_precision), data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) $(PROGRAMS) in $(gpu_precision))'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 
-programs: train_gpt2_sla_cpu sample_gpt2_sla_cpu data/tokenize data/convert $(if $(HAVE_NVCC),train_gpt2_sla sample_gpt2_sla)
+programs: $(PROGRAMS:%=%_cpu) data/tokenize data/convert $(if $(HAVE_NVCC),$(PROGRAMS))
 
 setup:
 	@scripts/setup.sh build test
@@ -201,7 +204,7 @@ GTEST := -lgtest -lgtest_main -lpthread
 vpath %.cu dev/test dev/bench
 
 # At the top level lie the programs as links, in the precision asked for or its default.
-TOP_LEVEL := train_gpt2_sla train_gpt2_sla_emu train_gpt2_sla_cpu sample_gpt2_sla sample_gpt2_sla_emu sample_gpt2_sla_cpu test_gpt2_sla test_gpt2_sla_emu
+TOP_LEVEL := $(foreach p,$(PROGRAMS),$p $p_emu $p_cpu) test_gpt2_sla test_gpt2_sla_emu
 $(filter-out %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(gpu_precision)/% force
 	@ln -sf $< $@
 $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
@@ -303,7 +306,7 @@ $(BUILD)/%/$(1): $(1).cu $(HOST_LIB) $(BUILD)/nvcc_flags
 	$$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $$@
 
 endef
-$(eval $(foreach program,train_gpt2_sla sample_gpt2_sla,$(call gpu_program,$(program))))
+$(eval $(foreach program,$(PROGRAMS),$(call gpu_program,$(program))))
 
 $(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_LIB) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@

@@ -27,7 +27,7 @@ struct SamplingSpeed {
 struct SamplingEngine {
   const SampleOptions& options;
   const Tokenizer& tokenizer;
-  GPT2 model;
+  GPT2& model;  // planned for generation
   SamplingSpeed speed;
 
   // Draws the text's next token; `show`: print it as it comes.
@@ -140,14 +140,15 @@ int64_t longest_sequence(const std::vector<SampleRequest>& requests, const Sampl
   return o.interactive ? context_length : std::min<int64_t>(context_length, int64_t(longest) + o.tokens);
 }
 
-void load_model(GPT2& model, const SampleOptions& o, const ModelConfig& config, int slots, int64_t max_length) {
-  gpt2_plan(model, config, generation_plan(slots, max_length));
+// The model of a folder, planned for generation. Throws UserError if that does not fit into memory.
+void load_model(GPT2& model, const std::string& folder, const ModelConfig& config, const PlanOptions& plan) {
+  gpt2_plan(model, config, plan);
   const size_t needed = model.memory.total(), available = device_memory_available() + device_workspace_bytes();
   if (needed > available)
-    user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or -n", bytes_text(double(needed)).c_str(),
+    user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts", bytes_text(double(needed)).c_str(),
                bytes_text(double(available)).c_str(), device_name());
   gpt2_allocate(model);
-  read_weights(o.model, model.parameters, store_weights(model));
+  read_weights(folder, model.parameters, store_weights(model));
 }
 
 void print_speed(const SamplingEngine& engine) {
@@ -192,13 +193,14 @@ int run_sampler(int argc, char** argv) {
   Ranks ranks;
   RankChannel channel;
   const ModelConfig config = read_config_json(o.model);
-  const Tokenizer tokenizer = sample_tokenizer(o, config.vocab_size);
+  const Tokenizer tokenizer = model_tokenizer(o.model, o.tokenizer, config.vocab_size);
   std::vector<SampleRequest> requests;
   if (!o.interactive) requests = sample_requests(o, tokenizer, config.max_seq_len);
-  SamplingEngine engine = {o, tokenizer, {}, {}};
-  engine.model.collectives.init(ranks, channel);  // selects the GPU
+  GPT2 model;
+  SamplingEngine engine = {o, tokenizer, model, {}};
+  model.collectives.init(ranks, channel);  // selects the GPU
   const int slots = int(std::min<size_t>(size_t(o.slots), std::max<size_t>(1, requests.size())));
-  load_model(engine.model, o, config, slots, longest_sequence(requests, o, config.max_seq_len));
+  load_model(model, o.model, config, generation_plan(slots, longest_sequence(requests, o, config.max_seq_len)));
 
   if (!o.batch.empty()) {
     engine.run(requests, /*show=*/false, [](const Sampled& text) {
@@ -221,6 +223,7 @@ int run_sampler(int argc, char** argv) {
   return stop_signal() != 0 ? 128 + stop_signal() : 0;
 }
 
+#ifndef SLA_NO_SAMPLER_MAIN
 int main(int argc, char** argv) {
   configure_threads(argv);
   try {
@@ -231,3 +234,4 @@ int main(int argc, char** argv) {
     return 1;
   }
 }
+#endif

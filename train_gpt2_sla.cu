@@ -49,7 +49,8 @@ struct PlanOptions {
   Shard shard = {};                           // what of the optimizer state is in this process
   int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
   int slots = 0;                              // generation: sequences in the K/V cache,
-  int64_t max_length = 0;                     //   and their length
+  int64_t max_length = 0;                     //   and their length;
+  bool losses = false;                        //   logits are computed of every token, in chunks, not only of each sequence's last one
   size_t sampling_bytes = 0;                  // training: what the plan that draws samples takes
 };
 
@@ -119,8 +120,8 @@ struct GPT2 : ModelShape {
 // kernels don't take.
 void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   validate(config);
-  CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
-  CHECK(o.slots == 0 || (o.B == 1 && o.T <= o.max_length && o.max_length <= config.max_seq_len));
+  CHECK(1 <= o.B && 1 <= o.T && o.recompute < Recompute::above_all_levels);
+  CHECK(o.slots == 0 ? o.T <= config.max_seq_len : o.B == 1 && 1 <= o.max_length && o.max_length <= config.max_seq_len);
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
     user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here", config.channels,
                config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
@@ -133,7 +134,9 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   model.buckets_awaited = model.parameters.buckets.size();
 
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
-  model.logit_rows = logit_chunk_rows(o.slots > 0 ? o.slots : int64_t(o.B) * o.T, model.logit_stride * int64_t(sizeof(floatX)), o.logit_bytes);
+  const int64_t most_logit_rows = o.slots > 0 && !o.losses ? o.slots : int64_t(o.B) * o.T;
+  model.logit_rows = logit_chunk_rows(most_logit_rows, model.logit_stride * int64_t(sizeof(floatX)), o.logit_bytes);
+  if (o.slots > 0) model.logit_rows = std::max<int64_t>(model.logit_rows, o.slots);  // those of a pass that draws are fetched at once
 
   model.memory = {};
   model.memory[MemoryGroup::weights] = model.weight_bytes();

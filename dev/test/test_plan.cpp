@@ -599,7 +599,7 @@ TEST(TextStream, HoldsBackBrokenCharactersUntilTheyAreWhole) {
 }
 
 TEST(TextStream, EndsBeforeTheTextToStopAt) {
-  TextStream stream("END.");
+  TextStream stream({"END."});
   EXPECT_EQ(stream.add("one E"), "one ");
   EXPECT_EQ(stream.add("N, E"), "EN, ");
   EXPECT_EQ(stream.add("N"), "");
@@ -608,12 +608,16 @@ TEST(TextStream, EndsBeforeTheTextToStopAt) {
   EXPECT_EQ(stream.add(". two"), "");
   EXPECT_TRUE(stream.stopped());
   EXPECT_EQ(stream.text(), "one EN, ");
-  TextStream at_once("b");
+  TextStream at_once({"b"});
   EXPECT_EQ(at_once.add("abc"), "a");
   EXPECT_TRUE(at_once.stopped());
-  TextStream unfinished("END");
+  TextStream unfinished({"END"});
   EXPECT_EQ(unfinished.add("the EN"), "the ");
   EXPECT_EQ(unfinished.finish(), "EN");
+  TextStream several({"yz", "", "xyz!", "no"});
+  EXPECT_EQ(several.add("n, xy"), "n, ");  // the longest beginning of one is held back
+  EXPECT_EQ(several.add("zn"), "x");
+  EXPECT_EQ(several.text(), "n, x");       // and the first place that one stands at is the end
 }
 
 // ----------------------------------------------------------------------------

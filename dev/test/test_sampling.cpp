@@ -36,6 +36,18 @@ TEST_F(Sampling, IsTheSameWhateverIsSampledBesideIt) {
   }
 }
 
+// More texts at a time than a text has tokens, and than the context length.
+TEST_F(Sampling, TakesManyShortTextsAtATime) {
+  std::string prompts;
+  for (int i = 0; i < 40; i++) prompts += "a\n";
+  write("prompts", prompts);
+  for (const char* options : {"-n 2", "-n 2 --slots 40", "-n 30 --slots 40"}) {
+    const Outcome o = run(sampler + plain + "--batch " + in("prompts") + " " + options);
+    EXPECT_EQ(o.exit_status, 0) << options << o.err;
+    EXPECT_EQ(lines_of(o.out).size(), 40u) << options;
+  }
+}
+
 TEST_F(Sampling, SaysWhyATextEnds) {
   write("prompt", "abc\n");
   auto ended_by = [&](const std::string& options) {
@@ -51,6 +63,7 @@ TEST_F(Sampling, SaysWhyATextEnds) {
   const size_t letter = text.find_first_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ");
   ASSERT_NE(letter, std::string::npos);
   EXPECT_EQ(ended_by("-n 28 --temperature 0 --stop " + text.substr(letter, 1)).substr(0, 9), "stop text");
+  EXPECT_EQ(ended_by("-n 28 --temperature 0 --stop " + text.substr(letter, 1) + " --stop never").substr(0, 9), "stop text");
 }
 
 // At a high temperature each of the 257 tokens is as likely as another.

@@ -3,6 +3,7 @@
 #include <cmath>               // std::isfinite
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
 #include <sstream>             // std::istringstream
+#include <tuple>               // std::tie
 #include "llmc/utils/error.h"  // user_error
 #include "llmc/utils/files.h"  // read_whole_file
 
@@ -24,11 +25,29 @@ static void declare_options(CLI::App& app, SampleOptions& o) {
   app.add_option("--repetition-penalty", o.sampling.repetition_penalty, "divide the positive logits of tokens that occur already by this, and "
                  "multiply the negative ones")->group(sampling);
   app.add_option("--seed", o.seed, "the same seed and prompt give the same text")->group(sampling);
-  app.add_option("--stop", o.stop, "end before this text")->group(sampling);
+  app.add_option("--stop", o.stop, "end before this text; may be given several times")->group(sampling)->take_all()->allow_extra_args(false);
   app.add_flag("--ignore-end-of-text", o.ignore_end_of_text, "do not end at an end of text")->group(sampling);
   app.add_option("--slots", o.slots, "with --batch: texts that are sampled at a time")->group(sampling);
   app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
   app.add_flag("-q,--quiet", o.quiet, "do not tell the speed at the end");
+}
+
+bool same_sampling(const SampleOptions& a, const SampleOptions& b) {
+  auto drawn = [](const SamplingOptions& s) { return std::tie(s.repetition_penalty, s.temperature, s.top_k, s.top_p); };
+  return a.tokens == b.tokens && drawn(a.sampling) == drawn(b.sampling) && a.stop == b.stop;
+}
+
+void check_sampling(const SampleOptions& o) {
+  auto between = [](const char* option, double value, double low, double high) {
+    if (!(value >= low && value <= high)) user_error("%s %g: it must lie between %g and %g", option, value, low, high);
+  };
+  between("-n", double(o.tokens), 1, 1 << 30);
+  between("--temperature", o.sampling.temperature, 0, 1e6);
+  between("--top-k", o.sampling.top_k, 0, 1 << 30);
+  between("--top-p", o.sampling.top_p, 0, 1);
+  between("--repetition-penalty", o.sampling.repetition_penalty, 1e-3, 1e3);
+  between("--seed", double(o.seed), 0, 9e18);
+  between("--slots", o.slots, 1, 4096);
 }
 
 bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
@@ -41,25 +60,16 @@ bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
     if (e.get_exit_code() == 0) return app.exit(e), false;  // --help
     user_error("%s; --help lists the options", e.what());
   }
-  auto between = [](const char* option, double value, double low, double high) {
-    if (!(value >= low && value <= high)) user_error("%s %g: it must lie between %g and %g", option, value, low, high);
-  };
-  between("-n", double(o.tokens), 1, 1 << 30);
-  between("--temperature", o.sampling.temperature, 0, 1e6);
-  between("--top-k", o.sampling.top_k, 0, 1 << 30);
-  between("--top-p", o.sampling.top_p, 0, 1);
-  between("--repetition-penalty", o.sampling.repetition_penalty, 1e-3, 1e3);
-  between("--seed", double(o.seed), 0, 9e18);
-  between("--slots", o.slots, 1, 4096);
+  check_sampling(o);
   if (!o.prompt.empty() + !o.prompt_file.empty() + !o.batch.empty() + o.interactive > 1)
     user_error("--prompt, --prompt-file, --batch and -i each say what to continue; give one of them");
   return true;
 }
 
-Tokenizer sample_tokenizer(const SampleOptions& o, int vocab_size) {
-  const std::string path = !o.tokenizer.empty() ? o.tokenizer : Tokenizer::file_in(o.model);
+Tokenizer model_tokenizer(const std::string& folder, const std::string& named, int vocab_size) {
+  const std::string path = !named.empty() ? named : Tokenizer::file_in(folder);
   if (path.empty() && vocab_size == byte_vocab_size) return Tokenizer::bytes();
-  if (path.empty()) user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer", o.model.c_str());
+  if (path.empty()) user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer", folder.c_str());
   Tokenizer tokenizer = Tokenizer::load(path);
   if (tokenizer.vocab_size() > vocab_size)
     user_error("%s has %d tokens, the model %d; name the model's own vocabulary with --tokenizer", path.c_str(), tokenizer.vocab_size(), vocab_size);

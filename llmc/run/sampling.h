@@ -14,7 +14,7 @@ struct SampleOptions {
   int64_t tokens = 128;                     // to draw
   SamplingOptions sampling;
   int64_t seed = 1337;
-  std::string stop;                         // text
+  std::vector<std::string> stop;            // texts
   int slots = 8;                            // sequences at a time
   std::string tokenizer;
   bool no_end_of_text = false, ignore_end_of_text = false;
@@ -24,9 +24,15 @@ struct SampleOptions {
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError.
 bool parse_sample_options(int argc, char** argv, SampleOptions& options);
 
-// The vocabulary that the options name, or the model's folder has; of 257 tokens without one, bytes. Throws UserError if there is none, or
-// it has more tokens than the model.
-Tokenizer sample_tokenizer(const SampleOptions& options, int vocab_size);
+// Whether texts can be sampled together: with the same number of tokens, way of drawing and texts to end before.
+bool same_sampling(const SampleOptions& a, const SampleOptions& b);
+
+// Throws UserError, naming the option, for a number that is out of range.
+void check_sampling(const SampleOptions& options);
+
+// The vocabulary of a model's folder, or, if `named` is not "", the one at that path; without either and with 257 tokens, bytes. Throws
+// UserError if there is none, or it has more tokens than the model.
+Tokenizer model_tokenizer(const std::string& folder, const std::string& named, int vocab_size);
 
 // A text to continue. The n-th token of the sequence is drawn with the n-th random number of the seed, whatever is sampled beside it.
 struct SampleRequest {

@@ -3,19 +3,22 @@
 #include <algorithm>          // std::max, std::min
 #include <string>             // std::string
 #include <string_view>        // std::string_view
+#include <utility>            // std::move
+#include <vector>             // std::vector
 #include "llmc/utils/utf8.h"  // first_character, is_continuation_byte, utf8_length
 
 class TextStream {
  public:
-  // The text ends before `stop`, if that is not "".
-  explicit TextStream(std::string stop = "") : stop_(std::move(stop)) {}
+  // The text ends before the first of these texts that it comes to; empty ones count for nothing.
+  explicit TextStream(std::vector<std::string> stops = {}) : stops_(std::move(stops)) {}
 
   // Adds a token's bytes. Returns those that can be shown now: not the beginning of a character whose other bytes are to come, nor what may be
-  // the beginning of the text to stop at.
+  // the beginning of a text to stop at.
   std::string add(std::string_view bytes) {
-    const size_t searched = text_.size() < stop_.size() ? 0 : text_.size() - stop_.size();
     text_ += bytes;
-    const size_t found = stop_.empty() ? std::string::npos : text_.find(stop_, std::max(searched, shown_));
+    size_t found = std::string::npos;
+    for (const std::string& stop : stops_)
+      if (!stop.empty()) found = std::min(found, text_.find(stop, shown_));
     if (found == std::string::npos) return show(text_.size() - std::max(held_of_stop(), held_of_character()));
     text_.resize(found);
     stopped_ = true;
@@ -25,11 +28,12 @@ class TextStream {
   // What was held back, at the end of the text.
   std::string finish() { return show(text_.size()); }
 
-  bool stopped() const { return stopped_; }               // at the text to stop at
+  bool stopped() const { return stopped_; }               // at a text to stop at
   const std::string& text() const { return text_; }       // all of it
 
  private:
-  std::string stop_, text_;
+  std::vector<std::string> stops_;
+  std::string text_;
   size_t shown_ = 0;
   bool stopped_ = false;
 
@@ -39,11 +43,13 @@ class TextStream {
     shown_ = end;
     return part;
   }
-  // The length of the longest end of the text with which the text to stop at begins.
+  // The length of the longest end of the text with which a text to stop at begins.
   size_t held_of_stop() const {
-    for (size_t n = std::min(stop_.size(), text_.size()); n > 0; n--)
-      if (text_.compare(text_.size() - n, n, stop_, 0, n) == 0) return n;
-    return 0;
+    size_t held = 0;
+    for (const std::string& stop : stops_)
+      for (size_t n = std::min(stop.size(), text_.size()); n > held; n--)
+        if (text_.compare(text_.size() - n, n, stop, 0, n) == 0) held = n;
+    return held;
   }
   // That of a character whose end is missing.
   size_t held_of_character() const {

@@ -1,0 +1,419 @@
+// Evaluates a trained model: how likely texts are to it, by position too; which of several answers; the last word of texts; and requests of
+// another program. All of it is the loss of the last tokens of sequences, which are computed several at a time by the graph of
+// train_gpt2_sla.cu, planned for generation: of different lengths, without padding, and long ones in parts, through the K/V cache.
+#define SLA_NO_SAMPLER_MAIN
+#include "sample_gpt2_sla.cu"
+#include <iostream>                  // std::cin
+#include "llmc/run/evaluation.h"     // EvaluateOptions, EvaluationResults, ServeRequest
+#include "llmc/text/choice_file.h"   // ChoiceQuestion, read_choice_file
+#include "llmc/text/dataloader.h"    // TokenFile, check_tokens
+#include "llmc/text/scored_text.h"   // ScoredSequence, TextWindows
+
+// ----------------------------------------------------------------------------
+// Scoring
+
+// Generation with the losses of all tokens. A pass has so many of them, of several sequences: enough for matmuls to run at their full rate.
+constexpr int64_t scoring_rows = 1024;
+PlanOptions scoring_plan(int slots, int64_t max_length) {
+  PlanOptions o = generation_plan(slots, max_length);
+  o.T = int(std::max<int64_t>(slots, std::min(slots * max_length, scoring_rows)));
+  o.losses = true;
+  return o;
+}
+
+// A sequence that is being scored.
+struct Scoring {
+  ScoredSequence sequence;
+  int slot;                        // in the K/V cache
+  int64_t read = 0;                // inputs that have been computed
+  std::vector<float> losses = {};  // of the scored tokens so far, in nats
+  bool all_likeliest = true;       // if the sequence wants to know: each of them is the token with the highest logit, of equal ones the first
+
+  bool is_done() const { return read == sequence.inputs(); }
+  double nats() const {
+    double sum = 0;
+    for (float loss : losses) sum += double(loss);
+    return sum;
+  }
+};
+
+// Whether the `targets` are the likeliest tokens after the rows of acts.lnf from first_row on.
+bool are_likeliest(GPT2& model, int64_t first_row, const std::vector<int>& targets) {
+  const int64_t V = model.config.vocab_size, count = int64_t(targets.size());
+  for (int64_t row = 0; row < count; row += model.logit_rows) {
+    const std::vector<float> logits = gpt2_fetch_logits(model, first_row + row, std::min(model.logit_rows, count - row));
+    for (auto begin = logits.begin(); begin != logits.end(); begin += V)
+      if (std::max_element(begin, begin + V) - begin != targets[row + (begin - logits.begin()) / V]) return false;
+  }
+  return true;
+}
+
+// Some of the next inputs of several sequences, a row each, and the losses of their targets.
+struct ScoringPass {
+  struct Part {
+    Scoring* scoring;
+    int64_t row, count, first_scored;  // of `count` rows the first whose target is scored; `count` if none is
+  };
+  std::vector<int> tokens, targets;  // (rows)
+  std::vector<Part> parts;
+
+  int64_t rows() const { return int64_t(tokens.size()); }
+
+  void add(Scoring& s, int64_t most_rows) {
+    const std::vector<int>& all = s.sequence.tokens;
+    const int64_t count = std::min(most_rows, s.sequence.inputs() - s.read);
+    const int64_t first_target = s.sequence.inputs() + 1 - s.sequence.scored;
+    parts.push_back({&s, rows(), count, std::min(count, std::max<int64_t>(0, first_target - (s.read + 1)))});
+    tokens.insert(tokens.end(), all.begin() + s.read, all.begin() + s.read + count);
+    targets.insert(targets.end(), all.begin() + s.read + 1, all.begin() + s.read + 1 + count);
+    s.read += count;
+  }
+
+  // Computes the rows. Throws UserError for a loss that is not finite.
+  void run(GPT2& model) const {
+    std::vector<std::pair<int, int64_t>> counts;
+    for (const Part& part : parts) counts.push_back({part.scoring->slot, part.count});
+    gpt2_extend(model, tokens, counts);
+    gpt2_loss(model, targets.data(), {1, rows()}, /*divisor=*/1);
+    std::vector<float> losses(tokens.size());
+    copy_to_host(losses.data(), model.acts.losses, losses.size() * sizeof(float));
+    for (const Part& part : parts) {
+      Scoring& s = *part.scoring;
+      const int64_t begin = part.row + part.first_scored, end = part.row + part.count;
+      for (int64_t row = begin; row < end; row++)
+        if (!std::isfinite(losses[row]))
+          user_error("the loss of a token is not finite: the model's weights, or what it computes from them, have become NaN or infinite: take an "
+                     "earlier checkpoint");
+      s.losses.insert(s.losses.end(), losses.begin() + begin, losses.begin() + end);
+      if (s.sequence.wants_greedy && s.all_likeliest)
+        s.all_likeliest = are_likeliest(model, begin, {targets.begin() + begin, targets.begin() + end});
+    }
+  }
+};
+
+// Scores sequences 0 ... count - 1, which make(i) returns, as many at a time as fit, and calls finished(i, scoring) of each, in their order.
+// Their lengths must fit into the cache.
+template <class Make, class Finished>
+void score_sequences(GPT2& model, int64_t count, Make make, Finished finished) {
+  std::deque<Scoring> open;  // in a pass all but the last are computed to their ends, so these are consecutive ones, and no slot is taken twice
+  for (int64_t next = 0, done = 0; done < count;) {
+    ScoringPass pass;
+    for (size_t i = 0; i < size_t(model.cache.slots) && pass.rows() < model.T; i++) {
+      if (i == open.size()) {
+        if (next == count) break;
+        open.push_back({make(next), int(next % model.cache.slots)});
+        const ScoredSequence& sequence = open.back().sequence;
+        CHECK(1 <= sequence.scored && sequence.scored <= sequence.inputs());
+        model.cache.clear(open.back().slot);
+        next++;
+      }
+      pass.add(open[i], model.T - pass.rows());
+    }
+    pass.run(model);
+    for (; !open.empty() && open.front().is_done(); open.pop_front()) finished(done++, open.front());
+  }
+}
+
+// ----------------------------------------------------------------------------
+// What is evaluated
+
+// The tokens of a file: of a text, or as they are.
+struct TextToScore {
+  std::string path;
+  std::optional<TokenFile> file;
+  std::vector<uint16_t> encoded;
+
+  const uint16_t* tokens() const { return file ? file->tokens : encoded.data(); }
+  int64_t count() const { return file ? file->num_tokens : int64_t(encoded.size()); }
+};
+
+struct ChoicesToScore {
+  std::string path;
+  std::vector<ChoiceQuestion> questions;
+  std::vector<std::pair<size_t, size_t>> answers;  // (question, answer)
+
+  ScoredSequence sequence(size_t i) const {
+    const auto [question, answer] = answers[i];
+    const ChoiceQuestion& q = questions[question];
+    ScoredSequence s = {{q.context.begin(), q.context.end()}, int64_t(q.answers[answer].size())};
+    s.tokens.insert(s.tokens.end(), q.answers[answer].begin(), q.answers[answer].end());
+    return s;
+  }
+};
+
+struct LastWordsToScore {
+  std::string path;
+  std::vector<ScoredSequence> texts;
+};
+
+struct Evaluator {
+  const EvaluateOptions& options;
+  GPT2 model;
+  std::optional<Tokenizer> tokenizer;  // none where nothing needs it and none is known
+  EvaluationResults results;
+  std::vector<TextToScore> texts;
+  std::vector<ChoicesToScore> choices;
+  std::vector<LastWordsToScore> last_words;
+  int64_t longest = 1;                 // inputs of a sequence
+  int64_t tokens_read = 0;
+  double start = seconds_now();
+
+  explicit Evaluator(const EvaluateOptions& o) : options(o), results{o.model, 0, 0, {}, {}, {}, PositionLosses(0)} {}
+
+  // Counts a sequence for the progress and the speed.
+  void count(const Scoring& s) {
+    tokens_read += s.sequence.inputs();
+    static double shown = start;
+    if (options.quiet || !isatty(STDERR_FILENO) || seconds_now() < shown + 1) return;
+    shown = seconds_now();
+    fprintf(stderr, "\r%lld tokens read, %.0f tokens/s \r", (long long)tokens_read, double(tokens_read) / (shown - start));
+  }
+};
+
+// The vocabulary, if something needs it (then throws UserError where none is known), or one is known.
+void choose_tokenizer(Evaluator& e, int vocab_size, bool is_needed) {
+  const EvaluateOptions& o = e.options;
+  if (!e.tokenizer && (is_needed || !o.tokenizer.empty() || vocab_size == byte_vocab_size || !Tokenizer::file_in(o.model).empty()))
+    e.tokenizer.emplace(model_tokenizer(o.model, o.tokenizer, vocab_size));
+}
+
+bool is_token_file(const std::string& path) {
+  int32_t magic = 0;
+  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&magic), sizeof magic);
+  return magic == shard_magic || (path.size() > 4 && path.compare(path.size() - 4, 4, ".bin") == 0);
+}
+
+// Reads a file and checks it. Throws UserError.
+void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) {
+  if (is_choice_file(path)) {
+    ChoicesToScore choices = {path, read_choice_file(path, config.vocab_size), {}};
+    for (size_t question = 0; question < choices.questions.size(); question++)
+      for (size_t answer = 0; answer < choices.questions[question].answers.size(); answer++) choices.answers.push_back({question, answer});
+    e.choices.push_back(std::move(choices));
+    return;
+  }
+  TextToScore text = {path, {}, {}};
+  if (is_token_file(path)) {
+    text.file.emplace(path);
+    check_tokens(*text.file, config.vocab_size);
+  } else {
+    choose_tokenizer(e, config.vocab_size, /*is_needed=*/true);
+    text.encoded = encode_document(*e.tokenizer, read_whole_file(path));
+  }
+  if (text.count() < 2)
+    user_error(text.file ? "%s: has one token, and there is none before it that could predict it" : "%s: is empty: there is nothing to predict",
+               path.c_str());
+  e.texts.push_back(std::move(text));
+}
+
+// Reads everything that is to be evaluated, and finds the longest sequence.
+void read_inputs(Evaluator& e, const ModelConfig& config) {
+  const EvaluateOptions& o = e.options;
+  int64_t &context = e.results.context, &stride = e.results.stride;
+  context = o.context > 0 ? o.context : config.max_seq_len, stride = o.stride > 0 ? o.stride : context;
+  if (context > config.max_seq_len) user_error("--context %lld: the model's context length is %d", (long long)context, config.max_seq_len);
+  if (stride > context)
+    user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window", (long long)stride, (long long)context);
+  choose_tokenizer(e, config.vocab_size, o.serve || !o.lambada.empty());
+  e.results.positions = PositionLosses(context);
+  for (const std::string& path : o.files) add_file(e, path, config);
+  for (const std::string& path : o.lambada) {
+    e.last_words.push_back({path, {}});
+    for (const auto& [text, word] : read_last_words(path)) e.last_words.back().texts.push_back(encode_continuation(*e.tokenizer, text, word));
+  }
+  for (const TextToScore& text : e.texts) e.longest = std::max(e.longest, text.count() - 1);
+  for (const ChoicesToScore& c : e.choices)
+    for (size_t i = 0; i < c.answers.size(); i++) e.longest = std::max(e.longest, c.sequence(i).inputs());
+  for (const LastWordsToScore& words : e.last_words)
+    for (const ScoredSequence& text : words.texts) e.longest = std::max(e.longest, text.inputs());
+  e.longest = o.serve ? config.max_seq_len : std::min(e.longest, context);
+}
+
+// ----------------------------------------------------------------------------
+// Evaluation
+
+void evaluate_text(Evaluator& e, const TextToScore& text) {
+  const TextWindows windows = {text.count(), e.results.context, e.results.stride};
+  TextResult r = {text.path};
+  r.knows_bytes = e.tokenizer.has_value();
+  auto add = [&](int64_t i, const Scoring& s) {
+    const TextWindows::Window window = windows[i];
+    for (int64_t at = window.first; at < window.end; at++) {
+      const double loss = double(s.losses[at - window.first]);
+      r.tokens++, r.nats += loss;
+      e.results.positions.add(at - window.begin, loss);
+      const int64_t bytes = r.knows_bytes ? bytes_of_token(*e.tokenizer, text.tokens()[at]) : 0;
+      if (bytes > 0) r.bytes += bytes, r.nats_of_bytes += loss;
+    }
+    e.count(s);
+  };
+  score_sequences(e.model, windows.count(), [&](int64_t i) { return sequence_of(windows[i], text.tokens()); }, add);
+  CHECK(r.tokens == windows.num_scored());
+  e.results.texts.push_back(r);
+}
+
+// What ChoiceScore divides the log-likelihood of an answer by.
+std::array<double, size_t(ChoiceScore::count)> divisors_of(const std::vector<uint16_t>& answer, const Tokenizer* tokenizer) {
+  std::array<double, size_t(ChoiceScore::count)> divisors = {1, double(answer.size()), 1, 1};
+  if (tokenizer == nullptr) return divisors;
+  std::string text;
+  for (uint16_t token : answer)
+    if (bytes_of_token(*tokenizer, token) > 0) text += tokenizer->token(token);
+  if (text.size() > 1 && text[0] == ' ') text.erase(0, 1);
+  const int64_t continuations = std::count_if(text.begin(), text.end(), is_continuation_byte);
+  divisors[size_t(ChoiceScore::per_character)] = std::max(1.0, double(text.size()) - double(continuations));
+  divisors[size_t(ChoiceScore::per_byte)] = std::max(1.0, double(text.size()));
+  return divisors;
+}
+
+void evaluate_choices(Evaluator& e, const ChoicesToScore& c) {
+  const Tokenizer* tokenizer = e.tokenizer ? &*e.tokenizer : nullptr;
+  ChoiceResult r = {c.path, int64_t(c.questions.size())};
+  r.knows_bytes = tokenizer != nullptr;
+  std::array<double, size_t(ChoiceScore::count)> best = {};  // of the question's answers so far, of equal ones the first
+  std::array<size_t, size_t(ChoiceScore::count)> chosen = {};
+  auto add = [&](int64_t i, const Scoring& s) {
+    const auto [question, answer] = c.answers[i];
+    const ChoiceQuestion& q = c.questions[question];
+    const auto divisors = divisors_of(q.answers[answer], tokenizer);
+    for (size_t k = 0; k < best.size(); k++) {
+      const double score = -s.nats() / divisors[k];
+      if (answer == 0 || score > best[k]) best[k] = score, chosen[k] = answer;
+      if (answer + 1 == q.answers.size()) r.right[k] += int(chosen[k]) == q.right;
+    }
+    e.count(s);
+  };
+  auto make = [&](int64_t i) {
+    ScoredSequence s = c.sequence(size_t(i));
+    r.shortened += s.shorten(e.results.context);
+    return s;
+  };
+  score_sequences(e.model, int64_t(c.answers.size()), make, add);
+  e.results.choices.push_back(r);
+}
+
+void evaluate_last_words(Evaluator& e, const LastWordsToScore& words) {
+  LastWordResult r = {words.path, int64_t(words.texts.size())};
+  auto make = [&](int64_t i) {
+    ScoredSequence s = words.texts[i];
+    r.shortened += s.shorten(e.results.context);
+    return s;
+  };
+  score_sequences(e.model, r.texts, make, [&](int64_t, const Scoring& s) {
+    r.nats += s.nats(), r.right += s.all_likeliest;
+    e.count(s);
+  });
+  e.results.last_words.push_back(r);
+}
+
+// ----------------------------------------------------------------------------
+// Requests of another program
+
+std::string answer_loglikelihood(Evaluator& e, const ServeRequest& request) {
+  std::vector<std::pair<double, bool>> scores;
+  auto make = [&](int64_t i) {
+    ScoredSequence s = encode_continuation(*e.tokenizer, request.pairs[i].first, request.pairs[i].second);
+    s.shorten(e.results.context);
+    return s;
+  };
+  score_sequences(e.model, int64_t(request.pairs.size()), make,
+                  [&](int64_t, const Scoring& s) { scores.push_back({-s.nats(), s.all_likeliest}); });
+  return serve_answer(request.name, scores);
+}
+
+// Each text after an end of text, in windows that share one token; the last one begins early enough to be full.
+std::string answer_rolling(Evaluator& e, const ServeRequest& request) {
+  std::vector<std::vector<int>> texts;
+  std::vector<std::pair<size_t, TextWindows::Window>> windows;  // of which text
+  for (const std::string& text : request.texts) {
+    texts.push_back(encode_prompt(*e.tokenizer, text));
+    const TextWindows of_text = {int64_t(texts.back().size()), e.results.context, e.results.context, /*last_is_full=*/true};
+    for (int64_t i = 0; i < of_text.count(); i++) windows.push_back({texts.size() - 1, of_text[i]});
+  }
+  std::vector<double> sums(texts.size(), 0);
+  score_sequences(e.model, int64_t(windows.size()), [&](int64_t i) { return sequence_of(windows[i].second, texts[windows[i].first].data()); },
+                  [&](int64_t i, const Scoring& s) { sums[windows[i].first] -= s.nats(); });
+  return serve_answer(request.name, sums);
+}
+
+// A text's end fits before what is to be drawn. Those that follow each other with the same options are sampled together.
+std::string answer_generate(Evaluator& e, const ServeRequest& request) {
+  std::vector<std::string> texts;
+  for (size_t first = 0, next; first < request.generate.size(); first = next) {
+    const SampleOptions& o = request.generate[first].options;
+    const int64_t room = e.results.context - o.tokens;
+    if (room < 1) user_error("max_tokens %lld: the context length is %lld", (long long)o.tokens, (long long)e.results.context);
+    std::vector<SampleRequest> requests;
+    for (next = first; next < request.generate.size() && same_sampling(request.generate[next].options, o); next++) {
+      const std::string& context = request.generate[next].context;
+      std::vector<int> tokens = encode_prompt(*e.tokenizer, context, /*begins_with_end=*/context.empty());
+      tokens.erase(tokens.begin(), tokens.end() - std::min<int64_t>(room, int64_t(tokens.size())));
+      requests.push_back({context, tokens, uint64_t(o.seed)});
+    }
+    SamplingEngine engine = {o, *e.tokenizer, e.model, {}};
+    engine.run(requests, /*show=*/false, [&](const Sampled& text) { texts.push_back(text.stream.text()); });
+  }
+  return serve_answer(request.name, texts);
+}
+
+// Until stdin ends. Whatever is wrong with a request is its answer.
+void serve(Evaluator& e) {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::string answer;
+    try {
+      const ServeRequest request = parse_serve_request(line);
+      if (request.name == "loglikelihood") answer = answer_loglikelihood(e, request);
+      else if (request.name == "loglikelihood_rolling") answer = answer_rolling(e, request);
+      else answer = answer_generate(e, request);
+    } catch (const UserError& error) {
+      answer = serve_error(error.what());
+    }
+    printf("%s\n", answer.c_str());
+    fflush(stdout);
+  }
+}
+
+// ----------------------------------------------------------------------------
+// main
+
+void write_results(const Evaluator& e) {
+  print_results(e.results);
+  const EvaluateOptions& o = e.options;
+  if (!o.json.empty()) write_file_durably(o.json, results_json(e.results));
+  if (!o.positions.empty()) write_file_durably(o.positions, positions_csv(e.results.positions));
+  if (o.quiet) return;
+  const double seconds = seconds_now() - e.start;
+  fprintf(stderr, "%lld tokens read in %s, %.0f tokens/s; %s, %s; context %lld, stride %lld\n", (long long)e.tokens_read, time_text(seconds).c_str(),
+          double(e.tokens_read) / seconds, precision_name, device_name(), (long long)e.results.context, (long long)e.results.stride);
+}
+
+int run_evaluator(int argc, char** argv) {
+  EvaluateOptions o;
+  if (!parse_evaluate_options(argc, argv, o)) return 0;
+  Ranks ranks;
+  RankChannel channel;
+  const ModelConfig config = read_config_json(o.model);
+  Evaluator e(o);
+  read_inputs(e, config);
+  e.model.collectives.init(ranks, channel);  // selects the GPU
+  load_model(e.model, o.model, config, scoring_plan(o.slots, e.longest));
+  gpt2_zero_loss(e.model);
+  e.start = seconds_now();
+  if (o.serve) return serve(e), 0;
+  for (const TextToScore& text : e.texts) evaluate_text(e, text);
+  for (const ChoicesToScore& c : e.choices) evaluate_choices(e, c);
+  for (const LastWordsToScore& words : e.last_words) evaluate_last_words(e, words);
+  write_results(e);
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  configure_threads(argv);
+  try {
+    return run_evaluator(argc, argv);
+  } catch (const UserError& e) {
+    fflush(stdout);
+    fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+}

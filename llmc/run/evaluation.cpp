@@ -1,0 +1,239 @@
+#include "evaluation.h"
+#include <CLI/CLI.hpp>         // CLI::App
+#include <algorithm>           // std::max, std::min
+#include <cmath>               // std::exp, std::log
+#include <cstdio>              // printf
+#include <limits>              // std::numeric_limits
+#include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include <sstream>             // std::istringstream
+#include "llmc/utils/error.h"  // user_error
+#include "llmc/utils/files.h"  // read_whole_file
+#include "llmc/utils/text.h"   // shortest
+
+using nlohmann::ordered_json;
+
+// ----------------------------------------------------------------------------
+// Options
+
+static void declare_options(CLI::App& app, EvaluateOptions& o) {
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
+  app.add_option("FILE", o.files, "files to evaluate: text, llm.c's token shards, llm.c's multiple-choice questions, or headerless uint16 tokens if "
+                 "the name ends in .bin")->take_all();
+  app.add_option("--lambada", o.lambada, "a file of JSON lines with the field \"text\", whose last word is to be predicted; may be given several times")
+      ->take_all()->allow_extra_args(false);
+  app.add_flag("--serve", o.serve, "answer requests, a JSON object a line, from stdin to stdout (llmc/run/evaluation.h)");
+  app.add_option("--context", o.context, "tokens that the model reads at most; 0: its context length");
+  app.add_option("--stride", o.stride, "texts are scored in windows of --context tokens that begin so many tokens apart; each token is scored once, after "
+                 "at least context - stride tokens, or all there are; 0: the context, so that windows do not overlap");
+  app.add_option("--slots", o.slots, "sequences that are computed at a time");
+  app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
+  app.add_option("--json", o.json, "write the results to this file");
+  app.add_option("--positions", o.positions, "write the losses by position in the window to this file, as CSV");
+  app.add_flag("-q,--quiet", o.quiet, "do not tell the progress and the speed");
+}
+
+bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
+  CLI::App app("Evaluates a trained model: perplexity and bits per byte of texts, multiple choice by likelihood, the last word of texts.\n"
+               "Example: ./evaluate_gpt2_sla_cpu runs/gcide-2400/step_00002400 'data/gcide/val_000000.bin' --stride 128");
+  declare_options(app, o);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e), false;  // --help
+    user_error("%s; --help lists the options", e.what());
+  }
+  if (o.context < 0) user_error("--context %lld: it cannot be negative", (long long)o.context);
+  if (o.stride < 0) user_error("--stride %lld: it cannot be negative", (long long)o.stride);
+  if (o.slots < 1 || o.slots > 4096) user_error("--slots %d: it must lie between 1 and 4096", o.slots);
+  const bool has_files = !o.files.empty() || !o.lambada.empty();
+  if (has_files == o.serve) user_error(o.serve ? "--serve takes no files" : "name a file to evaluate, --lambada FILE or --serve");
+  return true;
+}
+
+// ----------------------------------------------------------------------------
+// Results
+
+static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
+
+double TextResult::bits_per_byte() const { return bytes > 0 ? nats_of_bytes / std::log(2.0) / double(bytes) : unknown; }
+
+static const char* name_of(ChoiceScore score) {
+  static const char* names[] = {"acc", "acc_per_token", "acc_per_character", "acc_per_byte"};
+  return names[int(score)];
+}
+
+// Accuracy, or `unknown`.
+static double accuracy(const ChoiceResult& r, ChoiceScore score) {
+  const bool needs_bytes = score == ChoiceScore::per_character || score == ChoiceScore::per_byte;
+  return needs_bytes && !r.knows_bytes ? unknown : double(r.right[size_t(score)]) / double(r.questions);
+}
+
+// What several texts are together: one of which bytes are unknown makes them unknown.
+static TextResult total_of(const std::vector<TextResult>& texts) {
+  TextResult total = {"all", 0, 0, true};
+  for (const TextResult& t : texts) {
+    total.tokens += t.tokens, total.nats += t.nats;
+    total.bytes += t.bytes, total.nats_of_bytes += t.nats_of_bytes;
+    total.knows_bytes = total.knows_bytes && t.knows_bytes;
+  }
+  if (!total.knows_bytes) total.bytes = 0;
+  return total;
+}
+
+// Positions first ... last, and the mean loss there.
+struct PositionRange {
+  int64_t first, last, tokens;
+  double loss;
+};
+
+// 1, 2 to 3, 4 to 7, ...; ranges without tokens are left out.
+static std::vector<PositionRange> ranges_of(const PositionLosses& positions) {
+  std::vector<PositionRange> ranges;
+  const int64_t context = int64_t(positions.counts.size()) - 1;
+  for (int64_t first = 1; first <= context; first *= 2) {
+    PositionRange range = {first, std::min(2 * first - 1, context), 0, 0};
+    for (int64_t p = range.first; p <= range.last; p++) range.tokens += positions.counts[p], range.loss += positions.sums[p];
+    range.loss /= double(range.tokens);
+    if (range.tokens > 0) ranges.push_back(range);
+  }
+  return ranges;
+}
+
+static std::string number_or_dash(const char* fmt, double x) {
+  char text[64];
+  snprintf(text, sizeof text, fmt, x);
+  return std::isfinite(x) ? text : "-";
+}
+
+static void print_texts(const EvaluationResults& r) {
+  size_t width = 4;
+  for (const TextResult& t : r.texts) width = std::max(width, t.file.size());
+  auto print = [&](const TextResult& t) {
+    printf("%-*s %12lld %9.5f %11.3f %10s\n", int(width), t.file.c_str(), (long long)t.tokens, t.loss(), std::exp(t.loss()),
+           number_or_dash("%.5f", t.bits_per_byte()).c_str());
+  };
+  printf("%-*s %12s %9s %11s %10s\n", int(width), "text", "tokens", "loss", "perplexity", "bits/byte");
+  for (const TextResult& t : r.texts) print(t);
+  if (r.texts.size() > 1) print(total_of(r.texts));
+  printf("\n%-13s %12s %9s\n", "tokens before", "tokens", "loss");
+  for (const PositionRange& range : ranges_of(r.positions)) {
+    const std::string name = range.first == range.last ? std::to_string(range.first) : format("%lld-%lld", (long long)range.first, (long long)range.last);
+    printf("%-13s %12lld %9.5f\n", name.c_str(), (long long)range.tokens, range.loss);
+  }
+}
+
+void print_results(const EvaluationResults& r) {
+  if (!r.texts.empty()) print_texts(r);
+  for (const ChoiceResult& c : r.choices) {
+    printf("%s: %lld questions;", c.file.c_str(), (long long)c.questions);
+    for (int s = 0; s < int(ChoiceScore::count); s++)
+      printf(" %s %s%s", name_of(ChoiceScore(s)), number_or_dash("%.4f", accuracy(c, ChoiceScore(s))).c_str(), s + 1 < int(ChoiceScore::count) ? "," : "");
+    printf("%s\n", c.shortened > 0 ? format("; %lld answers after a context without its beginning", (long long)c.shortened).c_str() : "");
+  }
+  for (const LastWordResult& w : r.last_words)
+    printf("%s: %lld last words; acc %.4f, perplexity %.3f%s\n", w.file.c_str(), (long long)w.texts, double(w.right) / double(w.texts),
+           std::exp(w.nats / double(w.texts)),
+           w.shortened > 0 ? format("; %lld after a text without its beginning", (long long)w.shortened).c_str() : "");
+}
+
+static ordered_json number_or_null(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(nullptr); }
+
+static ordered_json json_of(const TextResult& t) {
+  return {{"file", t.file}, {"tokens", t.tokens}, {"bytes", t.knows_bytes ? ordered_json(t.bytes) : ordered_json(nullptr)}, {"loss", t.loss()},
+          {"perplexity", std::exp(t.loss())}, {"bits_per_byte", number_or_null(t.bits_per_byte())}};
+}
+
+static ordered_json json_of(const ChoiceResult& c) {
+  ordered_json json = {{"file", c.file}, {"questions", c.questions}, {"shortened", c.shortened}};
+  for (int s = 0; s < int(ChoiceScore::count); s++) json[name_of(ChoiceScore(s))] = number_or_null(accuracy(c, ChoiceScore(s)));
+  return json;
+}
+
+static ordered_json json_of(const LastWordResult& w) {
+  return {{"file", w.file}, {"texts", w.texts}, {"shortened", w.shortened}, {"acc", double(w.right) / double(w.texts)},
+          {"perplexity", std::exp(w.nats / double(w.texts))}};
+}
+
+static std::string dump(const ordered_json& json, int indent) {
+  return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+std::string results_json(const EvaluationResults& r) {
+  ordered_json json = {{"model", r.model}, {"context", r.context}, {"stride", r.stride}};
+  for (const TextResult& t : r.texts) json["texts"].push_back(json_of(t));
+  if (!r.texts.empty()) json["all_texts"] = json_of(total_of(r.texts));
+  for (const ChoiceResult& c : r.choices) json["choices"].push_back(json_of(c));
+  for (const LastWordResult& w : r.last_words) json["last_words"].push_back(json_of(w));
+  for (const PositionRange& range : ranges_of(r.positions))
+    json["positions"].push_back({{"first", range.first}, {"last", range.last}, {"tokens", range.tokens}, {"loss", range.loss}});
+  return dump(json, 1) + "\n";
+}
+
+std::string positions_csv(const PositionLosses& positions) {
+  std::string csv = "position,tokens,loss\n";
+  for (size_t p = 1; p < positions.counts.size(); p++)
+    if (const int64_t count = positions.counts[p]; count > 0)
+      csv += format("%zu,%lld,%s\n", p, (long long)count, shortest(positions.sums[p] / double(count)).c_str());
+  return csv;
+}
+
+// ----------------------------------------------------------------------------
+// JSON that is read
+
+std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path) {
+  std::vector<std::pair<std::string, std::string>> texts;
+  std::istringstream lines(read_whole_file(path));
+  for (std::string line; std::getline(lines, line);) {
+    const ordered_json json = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const size_t number = texts.size() + 1;
+    if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
+      user_error("%s: line %zu is no JSON object with a text in the field \"text\"", path.c_str(), number);
+    const std::string text = json["text"];
+    const size_t space = text.rfind(' ');
+    if (space == std::string::npos || space + 1 == text.size())
+      user_error("%s: line %zu: \"%s\" has no last word after a space", path.c_str(), number, printable(text).c_str());
+    texts.push_back({text.substr(0, space), text.substr(space)});
+  }
+  if (texts.empty()) user_error("%s: has no line", path.c_str());
+  return texts;
+}
+
+static GenerateRequest generate_request(const ordered_json& json) {
+  GenerateRequest request;
+  request.context = json.at("context");
+  SampleOptions& o = request.options;
+  o.stop = json.value("until", std::vector<std::string>());
+  o.tokens = json.value("max_tokens", o.tokens);
+  o.sampling.temperature = json.value("temperature", 0.0);
+  o.sampling.top_k = json.value("top_k", o.sampling.top_k);
+  o.sampling.top_p = json.value("top_p", o.sampling.top_p);
+  check_sampling(o);
+  return request;
+}
+
+ServeRequest parse_serve_request(const std::string& line) {
+  try {
+    const ordered_json json = ordered_json::parse(line);
+    if (!json.is_object() || json.size() != 1) user_error("a request is a JSON object with one name");
+    ServeRequest request;
+    request.name = json.begin().key();
+    const ordered_json& items = json.begin().value();
+    if (!items.is_array()) user_error("%s: its value is no list", request.name.c_str());
+    if (request.name == "loglikelihood") request.pairs = items;
+    else if (request.name == "loglikelihood_rolling") request.texts = items;
+    else if (request.name == "generate_until")
+      for (const ordered_json& item : items) request.generate.push_back(generate_request(item));
+    else user_error("%s: no such request; there are loglikelihood, loglikelihood_rolling and generate_until", request.name.c_str());
+    return request;
+  } catch (const ordered_json::exception& e) {
+    user_error("%s", e.what());
+  }
+}
+
+std::string serve_answer(const std::string& name, const std::vector<std::pair<double, bool>>& scores) {
+  return dump({{name, ordered_json(scores)}}, -1);
+}
+std::string serve_answer(const std::string& name, const std::vector<double>& sums) { return dump({{name, ordered_json(sums)}}, -1); }
+std::string serve_answer(const std::string& name, const std::vector<std::string>& texts) { return dump({{name, ordered_json(texts)}}, -1); }
+std::string serve_error(const std::string& what) { return dump({{"error", what}}, -1); }
