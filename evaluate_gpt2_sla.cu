@@ -178,14 +178,12 @@ void choose_tokenizer(Evaluator& e, int vocab_size, bool is_needed) {
 }
 
 bool is_token_file(const std::string& path) {
-  int32_t magic = 0;
-  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&magic), sizeof magic);
-  return magic == shard_magic || (path.size() > 4 && path.compare(path.size() - 4, 4, ".bin") == 0);
+  return magic_number_of(path) == shard_magic || (path.size() > 4 && path.compare(path.size() - 4, 4, ".bin") == 0);
 }
 
 // Reads a file and checks it. Throws UserError.
 void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) {
-  if (is_choice_file(path)) {
+  if (magic_number_of(path) == choice_file_magic) {
     ChoicesToScore choices = {path, read_choice_file(path, config.vocab_size), {}};
     for (size_t question = 0; question < choices.questions.size(); question++)
       for (size_t answer = 0; answer < choices.questions[question].answers.size(); answer++) choices.answers.push_back({question, answer});
@@ -198,7 +196,10 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     check_tokens(*text.file, config.vocab_size);
   } else {
     choose_tokenizer(e, config.vocab_size, /*is_needed=*/true);
-    text.encoded = encode_document(*e.tokenizer, read_whole_file(path));
+    const std::string bytes = read_whole_file(path);
+    if (bytes.find('\0') != std::string::npos)
+      user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin", path.c_str());
+    text.encoded = encode_document(*e.tokenizer, bytes);
   }
   if (text.count() < 2)
     user_error(text.file ? "%s: has one token, and there is none before it that could predict it" : "%s: is empty: there is nothing to predict",
@@ -222,10 +223,16 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
     for (const auto& [text, word] : read_last_words(path)) e.last_words.back().texts.push_back(encode_continuation(*e.tokenizer, text, word));
   }
   for (const TextToScore& text : e.texts) e.longest = std::max(e.longest, text.count() - 1);
+  auto see = [&](const std::string& path, const char* what, size_t number, const ScoredSequence& s) {
+    if (s.scored > context)
+      user_error("%s: %s %zu: what is to be predicted has %lld tokens, but the context length is %lld", path.c_str(), what, number,
+                 (long long)s.scored, (long long)context);
+    e.longest = std::max(e.longest, s.inputs());
+  };
   for (const ChoicesToScore& c : e.choices)
-    for (size_t i = 0; i < c.answers.size(); i++) e.longest = std::max(e.longest, c.sequence(i).inputs());
+    for (size_t i = 0; i < c.answers.size(); i++) see(c.path, "question", c.answers[i].first, c.sequence(i));
   for (const LastWordsToScore& words : e.last_words)
-    for (const ScoredSequence& text : words.texts) e.longest = std::max(e.longest, text.inputs());
+    for (size_t i = 0; i < words.texts.size(); i++) see(words.path, "line", i + 1, words.texts[i]);
   e.longest = o.serve ? config.max_seq_len : std::min(e.longest, context);
 }
 

@@ -1,19 +1,12 @@
 #include "choice_file.h"
 #include <algorithm>           // std::max, std::min
 #include <cstring>             // memcpy
-#include <fstream>             // std::ifstream
 #include "llmc/utils/error.h"  // format, user_error
 #include "llmc/utils/files.h"  // NewFile, read_whole_file
 
 constexpr int32_t choice_file_version = 1;
 constexpr size_t header_ints = 256;
 constexpr uint16_t question_begin = 65535;
-
-bool is_choice_file(const std::string& path) {
-  int32_t magic = 0;
-  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&magic), sizeof magic);
-  return magic == choice_file_magic;
-}
 
 // Takes a file's numbers from front to back.
 struct ChoiceReader {

@@ -14,9 +14,6 @@ struct ChoiceQuestion {
   int right = 0;                               // the index of the right one
 };
 
-// Whether a file begins with the format's magic number.
-bool is_choice_file(const std::string& path);
-
 // Throws UserError, naming the file and the question, if it is not of this format, is shorter or longer than it says, or has a token that is
 // not below `vocab_size`. Each question has a context, two answers or more, and none of them is empty.
 std::vector<ChoiceQuestion> read_choice_file(const std::string& path, int vocab_size);

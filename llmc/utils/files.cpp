@@ -37,6 +37,12 @@ std::string read_whole_file(const std::string& path) {
   return *std::move(text);
 }
 
+int32_t magic_number_of(const std::string& path) {
+  int32_t magic = 0;
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // O_NONBLOCK: opening a named pipe must not block
+  return file.fd >= 0 && read(file.fd, &magic, sizeof magic) == ssize_t(sizeof magic) ? magic : 0;
+}
+
 std::set<std::string> list_folder(const std::string& folder) {
   std::set<std::string> names;
   DIR* dir = opendir(folder.c_str());

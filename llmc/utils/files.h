@@ -1,7 +1,7 @@
 // Files: reading and writing them whole, and writes that survive a crash.
 #pragma once
 #include <cstddef>   // size_t
-#include <cstdint>   // int64_t
+#include <cstdint>   // int32_t, int64_t
 #include <optional>  // std::optional
 #include <set>       // std::set
 #include <string>    // std::string
@@ -25,6 +25,9 @@ struct FileDescriptor {
 std::string read_whole_file(const std::string& path);
 // The same, but nullopt, with the reason in errno, where the file does not exist or cannot be read.
 std::optional<std::string> try_read_file(const std::string& path);
+
+// The integer that a file begins with, in this machine's order of bytes; 0 if it has none or cannot be read.
+int32_t magic_number_of(const std::string& path);
 
 // A small file of text in a folder.
 struct TextFile {

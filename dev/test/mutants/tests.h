@@ -54,6 +54,8 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/utils/random.h", {{"build/test_plan", "Random.*"}}},
       {"llmc/io/safetensors", {{"build/test_safetensors", "*"}, {"build/test_files", "*"}}},
       {"llmc/io/", {{"build/test_files", "*"}, {"build/test_cli", "*Checkpoint*:*Full*:*Killed*"}}},
+      {"llmc/run/evaluation", {{"build/test_evaluate", "*"}}},
+      {"llmc/run/sampling", {{"build/test_sampling", "*"}}},
       {"llmc/run/schedule.h", {{"build/test_plan", "Schedule.*"}}},
       {"llmc/run/stop_signal.h", {{"build/test_cli", "*Signal*"}}},
       {"llmc/run/timeline.h", {{"build/test_dist", "*Layers*"}}},
@@ -64,7 +66,8 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/dist/rank_channel", {{"build/test_rank_channel", "Channel.*"}}},
       {"llmc/dist/watchdog.h", {{"build/test_rank_channel", "WatchdogTest.*"}, {"build/test_rank_channel", "*"}}},
       {"llmc/dist/", {{"build/test_dist", "*"}}},
-      {"llmc/run/sampling", {{"build/test_sampling", "*"}}},
+      {"llmc/text/choice_file", {{"build/test_evaluate", "*"}}},
+      {"llmc/text/scored_text.h", {{"build/test_evaluate", "*"}}},
       {"llmc/text/sampler.h", {{"build/test_plan", "Sampler.*"}}},
       {"llmc/text/text_stream.h", {{"build/test_plan", "TextStream.*"}}},
       {"llmc/text/tokenizer", {{"build/test_tokenizer", "*"}}},
@@ -77,6 +80,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/attention_mask.h", {{"build/test_plan", "AttentionMask.*"}, {"build/fp32/test_attention_cpu", "*"}, {"build/fp32/test_attention_emu", quick_attention}}},
       {"llmc/map_weights.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
       {"llmc/a", {{"build/fp32/test_ops_cpu", "*"}, {"build/fp32/test_attention_cpu", "*"}}},
+      {"evaluate_gpt2_sla.cu", {{"build/test_evaluate", "*"}}},
       {"sample_gpt2_sla.cu", {{"build/test_sampling", "*"}}},
       {"train_gpt2_sla.cu",
        {{cpu, quick_graph}, {cpu, "-*Updates*:DeadRows.DoNot*"}, {emu, "Steps.*:Bits.*:Memory.*"}, {"build/bf16/test_memory_emu", "*"},
@@ -92,6 +96,9 @@ inline std::vector<std::string> programs_run_by(const std::string& test) {
   if (test == "build/test_dist")
     return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu", "build/emu_ranks"};
   if (test == "build/test_sampling") return {"build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu"};
+  if (test == "build/test_evaluate")
+    return {"build/fp32/evaluate_gpt2_sla_cpu", "build/fp32/evaluate_gpt2_sla_emu", "build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu",
+            "data/convert"};
   if (test == "build/test_formats") return {"data/convert"};
   if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
   return {};
