@@ -156,17 +156,19 @@ struct Evaluator {
   std::vector<LastWordsToScore> last_words;
   int64_t longest = 1;                 // inputs of a sequence
   int64_t tokens_read = 0;
-  double start = seconds_now();
+  double start = seconds_now(), shown = start;  // when the progress was last printed
 
   explicit Evaluator(const EvaluateOptions& o) : options(o), results{o.model, 0, 0, {}, {}, {}, PositionLosses(0)} {}
 
   // Counts a sequence for the progress and the speed.
   void count(const Scoring& s) {
     tokens_read += s.sequence.inputs();
-    static double shown = start;
     if (options.quiet || !isatty(STDERR_FILENO) || seconds_now() < shown + 1) return;
     shown = seconds_now();
-    fprintf(stderr, "\r%lld tokens read, %.0f tokens/s \r", (long long)tokens_read, double(tokens_read) / (shown - start));
+    fprintf(stderr, "\r%lld tokens read, %.0f tokens/s", (long long)tokens_read, double(tokens_read) / (shown - start));
+  }
+  void end_progress() const {
+    if (shown > start) fputs("\r\033[K", stderr);
   }
 };
 
@@ -384,6 +386,7 @@ void serve(Evaluator& e) {
 // main
 
 void write_results(const Evaluator& e) {
+  e.end_progress();
   print_results(e.results);
   const EvaluateOptions& o = e.options;
   if (!o.json.empty()) write_file_durably(o.json, results_json(e.results));
@@ -405,7 +408,7 @@ int run_evaluator(int argc, char** argv) {
   e.model.collectives.init(ranks, channel);  // selects the GPU
   load_model(e.model, o.model, config, scoring_plan(o.slots, e.longest));
   gpt2_zero_loss(e.model);
-  e.start = seconds_now();
+  e.start = e.shown = seconds_now();
   if (o.serve) return serve(e), 0;
   for (const TextToScore& text : e.texts) evaluate_text(e, text);
   for (const ChoicesToScore& c : e.choices) evaluate_choices(e, c);

@@ -125,6 +125,7 @@ static void print_texts(const EvaluationResults& r) {
 
 void print_results(const EvaluationResults& r) {
   if (!r.texts.empty()) print_texts(r);
+  if (!r.texts.empty() && !(r.choices.empty() && r.last_words.empty())) printf("\n");
   for (const ChoiceResult& c : r.choices) {
     printf("%s: %lld questions;", c.file.c_str(), (long long)c.questions);
     for (int s = 0; s < int(ChoiceScore::count); s++)
