@@ -19,9 +19,9 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
   app.add_option("FILE", o.files, "files to evaluate: text, llm.c's token shards, llm.c's multiple-choice questions, or headerless uint16 tokens if "
-                 "the name ends in .bin")->take_all();
+                 "the name ends in .bin")->take_all()->default_str("");
   app.add_option("--lambada", o.lambada, "a file of JSON lines with the field \"text\", whose last word is to be predicted; may be given several times")
-      ->take_all()->allow_extra_args(false);
+      ->take_all()->allow_extra_args(false)->default_str("");
   app.add_flag("--serve", o.serve, "answer requests, a JSON object a line, from stdin to stdout (llmc/run/evaluation.h)");
   app.add_option("--context", o.context, "tokens that the model reads at most; 0: its context length");
   app.add_option("--stride", o.stride, "texts are scored in windows of --context tokens that begin so many tokens apart; each token is scored once, after "

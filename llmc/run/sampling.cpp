@@ -25,7 +25,8 @@ static void declare_options(CLI::App& app, SampleOptions& o) {
   app.add_option("--repetition-penalty", o.sampling.repetition_penalty, "divide the positive logits of tokens that occur already by this, and "
                  "multiply the negative ones")->group(sampling);
   app.add_option("--seed", o.seed, "the same seed and prompt give the same text")->group(sampling);
-  app.add_option("--stop", o.stop, "end before this text; may be given several times")->group(sampling)->take_all()->allow_extra_args(false);
+  app.add_option("--stop", o.stop, "end before this text; may be given several times")->group(sampling)->take_all()->allow_extra_args(false)
+      ->default_str("");
   app.add_flag("--ignore-end-of-text", o.ignore_end_of_text, "do not end at an end of text")->group(sampling);
   app.add_option("--slots", o.slots, "with --batch: texts that are sampled at a time")->group(sampling);
   app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
