@@ -43,6 +43,9 @@ MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l%,$(filter-out -lmpi_cxx,$(shell mpi
 HAVE_NCCL := $(if $(HAVE_NVCC),$(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include))
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+# Chart.js, of Debian's and Ubuntu's libjs-chart.js: version 3 and 4 have different names.
+CHART_JS := $(firstword $(wildcard $(foreach folder,/usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist $(INCLUDES),$(folder)/chart.min.js $(folder)/chart.umd.js)))
+CHART_LICENCE := $(if $(CHART_JS),$(wildcard /usr/share/doc/libjs-chart.js/copyright))
 
 # Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90), and PTX for what comes later.
 GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -x '[0-9]*' | sort -u)
@@ -84,7 +87,7 @@ CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(
 LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_machine_code test_scripts)
 TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
-TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu report data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
 # The same for `make test`.
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
@@ -109,7 +112,7 @@ help:
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
-	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_..., evaluate_..., test_gpt2_sla, test_gpt2_sla_emu'
+	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_..., evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with instructions for it'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
@@ -123,12 +126,13 @@ what-is-here:
 	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
 	@echo 'CPU      $(if $(CPU_BF16),has $(CPU_BF16),has no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
+	@echo 'Chart.js $(call found,$(CHART_JS))'
 	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  $(PROGRAMS:%=%_cpu) in $(cpu_precision), data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) $(PROGRAMS) in $(gpu_precision))'
+	@echo 'builds:  $(PROGRAMS:%=%_cpu) in $(cpu_precision), report, data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) $(PROGRAMS) in $(gpu_precision))'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 
-programs: $(PROGRAMS:%=%_cpu) data/tokenize data/convert $(if $(HAVE_NVCC),$(PROGRAMS))
+programs: $(PROGRAMS:%=%_cpu) report data/tokenize data/convert $(if $(HAVE_NVCC),$(PROGRAMS))
 
 setup:
 	@scripts/setup.sh build test
@@ -145,7 +149,7 @@ test:
 
 # AFTER_TEST=1: `make test` has just run; run the others, and add up both.
 test-all:
-	@scripts/setup.sh build test
+	@scripts/setup.sh build test browser
 	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
 	@scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(TESTS)
 
@@ -183,7 +187,7 @@ fuzz:
 	$(BUILD)/fuzz_safetensors $(SECONDS) $$RANDOM
 
 clean:
-	rm -rf $(BUILD) $(TOP_LEVEL) data/tokenize data/convert
+	rm -rf $(BUILD) $(TOP_LEVEL) report data/tokenize data/convert
 
 # ----------------------------------------------------------------------------
 # What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder, and the programs.
@@ -214,10 +218,19 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 
 # `private`: not for the stamp that they depend on.
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
 
 $(OBJ)/llmc/model/config_json.o: $(wildcard llmc/model/huggingface/*.py)
+
+# What pages with charts contain beside the repository's files. A folder of INCLUDES can have chart.min.js, too; it names its licence.
+$(OBJ)/charts/flags: force ; $(call remember,$(CHART_JS) $(CHART_LICENCE))
+$(OBJ)/charts/%: $(OBJ)/charts/flags
+	cat $($*) /dev/null > $@
+$(OBJ)/charts/chart.js: private chart.js := $(CHART_JS)
+$(OBJ)/charts/chart_licence.txt: private chart_licence.txt := $(CHART_LICENCE)
+$(OBJ)/llmc/run/report.o: llmc/run/report.css llmc/run/report.js $(OBJ)/charts/chart.js $(OBJ)/charts/chart_licence.txt
+$(OBJ)/llmc/run/report.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
@@ -228,6 +241,9 @@ $(HOST_LIB): $(HOST_OBJS)
 
 data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o) $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lpthread -o $@
+
+report: $(OBJ)/report.o $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
 
 data/convert: $(OBJ)/data/convert.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@

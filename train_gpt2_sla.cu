@@ -772,10 +772,7 @@ void validate_model(Trainer& t) {
   }
   gpt2_sum_over_ranks(t.model, &t.model.acts.stats->loss, 1);
   const double loss = gpt2_read_stats(t.model).loss / (double(tokens) / full_batch);
-  run.log.write({{"step", run.step}, {"val_loss", loss}});
-  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens,
-             time_text(seconds_now() - start).c_str());
-  check_validation(run, loss);
+  report_validation(run, loss, tokens, seconds_now() - start);
 }
 
 void sample(Trainer& t) {
@@ -961,6 +958,9 @@ LogFields describe(const Trainer& t) {
   for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
   fields.push_back({"precision", std::string(precision_name)});
   fields.push_back({"device", std::string(device_name())});
+  const int64_t kv_bytes = kv_elements_per_token(t.model.config, t.model.attention_plan) * int64_t(sizeof(floatX));
+  fields.push_back({"kv_bytes_per_token", kv_bytes});
+  fields.push_back({"memory", memory_fields(t.model.memory)});
   return fields;
 }
 

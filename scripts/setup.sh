@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the packages that are missing, by apt. scripts/setup.sh [--check] build|test|curl|gcide ...
+# Installs the packages that are missing, by apt. scripts/setup.sh [--check] build|test|browser|curl|gcide ...
 # Without the right to install, or with --check, it prints the one command to run and stops.
 set -euo pipefail
 
@@ -12,6 +12,7 @@ need() {  # need <package> <what for> <test command...>
   shift 2
   if ! "$@" >/dev/null 2>&1; then missing+=("$package"); why+=("  $package: $reason"); fi
 }
+chart_js() { ls /usr/share/javascript/chart.js/chart.min.js || ls /usr/share/javascript/chart.js/chart.umd.js; }
 header() { echo "#include <$1>" | "${CXX:-g++}" -std=c++17 -E -x c++ - ; }
 
 for group in "$@"; do
@@ -24,6 +25,7 @@ for group in "$@"; do
       need libcli11-dev "the command line" header CLI/CLI.hpp
       need libtomlplusplus-dev "TOML: a run's options in a file" header toml++/toml.h
       need libarchive-dev "reads compressed corpora and tar files" header archive.h
+      need libjs-chart.js "Chart.js, the charts in reports" chart_js
       ;;
     test)
       need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
@@ -31,9 +33,11 @@ for group in "$@"; do
       need libopenmpi-dev "MPI, by which ranks find each other; the emulated NCCL runs on it" command -v mpicxx
       need openmpi-bin "mpirun, which starts them" command -v mpirun
       ;;
+    browser)  # Ubuntu's package is an empty one that asks for a snap; tests say what they skip then
+      if grep -qx ID=debian /etc/os-release; then need chromium "a browser, in which the tests open reports" command -v chromium; fi ;;
     curl) need curl "downloads a corpus" command -v curl; need ca-certificates "certificates, to verify the servers" test -e /etc/ssl/certs/ca-certificates.crt ;;
     gcide) lists=1 ;;  # apt-get download needs only the package lists
-    *) echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, curl and gcide" >&2; exit 1 ;;
+    *) echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, browser, curl and gcide" >&2; exit 1 ;;
   esac
 done
 command="apt-get update"

@@ -170,6 +170,75 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
 }
 
 // ----------------------------------------------------------------------------
+// compare.sh
+
+class Compare : public Scripts {
+ protected:
+  const std::string options = " -- -i " + in("data/train_000.bin") + " -j " + in("data/val_000.bin") +
+                              " --layers 4 --heads 4 --channels 32 --vocab-size 64 --max-seq-len 8 -t 8 -b 1 --shuffle -v 10 -m 2 ";
+
+  // A trainer that notes which runs it is started for, and on which GPU.
+  void SetUp() override {
+    Scripts::SetUp();
+    write_program("noting", "echo \"${CUDA_VISIBLE_DEVICES-}$(sed 's/.* -o [^ ]*\\/\\([^ ]*\\) -y/ \\1/' <<<\"$*\")\" >>'" + in("started") +
+                                "'; exec build/fp32/train_gpt2_sla_cpu \"$@\"");
+    setenv("TRAINER", in("noting").c_str(), 1);
+  }
+  std::string compare(const std::string& out, const std::string& wirings, const std::string& more) const {
+    return "scripts/compare.sh --wirings '" + wirings + "' --seeds 2 --out " + in(out) + options + more;
+  }
+};
+
+// Stopped in the second run, and resumed with the same command.
+TEST_F(Compare, RunsInterleavedAndResumesWhereItWasStopped) {
+  const std::string wirings = "plain; sla(3,3);; gqa(2) window(4) ", command = compare("c", wirings, "-x 400 -n 100 -k constant");
+  const Outcome stopped = run_and_signal(command, in("c/sla_3_3-1"), "TERM");
+  EXPECT_EQ(stopped.exit_status, 138) << stopped.out << stopped.err;
+  EXPECT_NE(stopped.err.find("stopped; the same command resumes"), std::string::npos) << stopped.err;
+  EXPECT_EQ(read_file(in("started")), " plain-1\n sla_3_3-1\n");
+  EXPECT_TRUE(fs::exists(in("c/compare.html")));
+  fs::remove(in("started"));
+  const Outcome o = run(command);
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(read_file(in("started")), " plain-1\n sla_3_3-1\n gqa_2_window_4-1\n plain-2\n sla_3_3-2\n gqa_2_window_4-2\n");
+  EXPECT_NE(o.out.find("plain, seed 1: validation loss "), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find(" after step 400\n"), std::string::npos) << o.out;
+  const std::string page = read_file(in("c/compare.html"));
+  EXPECT_NE(page.find("<h1>6 runs side by side</h1>"), std::string::npos);
+  EXPECT_NE(page.find("<tr><td>gqa(2) window(4)</td><td>2</td>"), std::string::npos) << "two seeds";
+  EXPECT_EQ(page.find("class=\"warn\""), std::string::npos) << "all are finished";
+  EXPECT_EQ(run(compare("whole", "sla(3,3)", "-x 400 -n 100 -k constant")).exit_status, 0);
+  expect_the_same_checkpoint(in("c/sla_3_3-1"), in("whole/sla_3_3-1"), 400);
+}
+
+TEST_F(Compare, GivesEachGpuARunOfItsOwn) {
+  write_program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  const Outcome o = run(compare("c", "plain; gqa(2); share(2)", "-x 2") + " && sort " + in("started"));
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const char* started : {"0 plain-1\n", "1 gqa_2-1\n", "0 share_2-1\n", "1 plain-2\n", "0 gqa_2-2\n", "1 share_2-2\n"})
+    EXPECT_NE(o.out.find(started), std::string::npos) << started << o.out;
+}
+
+TEST_F(Compare, SaysWhichRunsFailedAndDoesTheOthers) {
+  const Outcome o = run(compare("c", "plain; sla(9,9); gqa(2)", "-x 2"));
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("error: sla_9_9, seed 1, ended with status 1: error: "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("error: compare.sh: 2 of 6 runs failed"), std::string::npos) << o.err;
+  EXPECT_NE(read_file(in("c/compare.html")).find("<h1>4 runs side by side</h1>"), std::string::npos);
+  const auto expect_error = [&](const std::string& arguments, const char* part) {
+    const Outcome refused = run("scripts/compare.sh " + arguments);
+    EXPECT_EQ(refused.exit_status, 1) << arguments;
+    EXPECT_NE(refused.err.find(part), std::string::npos) << refused.err;
+  };
+  expect_error("--wirings plain --seeds 2", "the trainer's options are missing");
+  expect_error("--wirings plain --seeds two -- -x 1", "--seeds 'two'");
+  expect_error("--wirings ' ;' --seeds 1 -- -x 1", "--wirings: none is given");
+  expect_error("--wirings 'gqa(2);gqa 2' --seeds 1 -- -x 1", "two are called gqa_2");
+  expect_error("--seed 1 -- -x 1", "--seed: there are");
+}
+
+// ----------------------------------------------------------------------------
 // gpu-check
 
 // scripts/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules for a GPU let nvcc

@@ -1,5 +1,6 @@
 #include "config_json.h"
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include "llmc/utils/embed.h"  // EMBED
 #include "llmc/utils/files.h"  // try_read_file
 #include "llmc/utils/error.h"  // user_error
 
@@ -90,10 +91,7 @@ std::string config_json(const ModelConfig& c) {
   return config.dump(1) + "\n";
 }
 
-// The files of model/huggingface, as the assembler has copied them from the repository.
-#define EMBED(symbol, path) \
-  asm(".section .rodata\n" #symbol ": .incbin \"" path "\"\n" #symbol "_end: .byte 0\n.text\n"); \
-  extern "C" const char symbol[], symbol##_end[]
+// The files of model/huggingface.
 EMBED(sla_gpt2_py, "llmc/model/huggingface/gpt2_sla.py");
 EMBED(sla_configuration_py, "llmc/model/huggingface/configuration_gpt2_sla.py");
 EMBED(sla_modeling_py, "llmc/model/huggingface/modeling_gpt2_sla.py");

@@ -1,4 +1,4 @@
-// A thread that writes checkpoints while training continues. It uses host memory and files only: the device belongs to the training thread.
+// A thread that writes checkpoints, or the report, while training continues. It uses host memory and files only: the device belongs to the training thread.
 #pragma once
 #include <atomic>      // std::atomic
 #include <cstdint>     // int64_t
@@ -24,6 +24,9 @@ struct BackgroundWriter {
   // Calls write(result) on another thread; write sets result.folder, and what it throws becomes result.error. What it reads must not change
   // until result() has returned its result. No other job may be running, or finished but not yet returned by result().
   void start(int64_t step, std::function<void(SaveResult&)> write);
+
+  // Whether a job is running.
+  bool is_busy() const { return thread_.joinable() && !done_; }
 
   // The result of the last start(), once; nullopt if there is none, or if it is still running and `wait` is false.
   std::optional<SaveResult> result(bool wait);

@@ -6,6 +6,7 @@
 #include <cstring>             // strerror
 #include <filesystem>          // exists, rename
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include <type_traits>         // std::is_same_v
 #include <utility>             // std::exchange
 #include "llmc/utils/files.h"  // write_all, write_file_durably, rename_durably, try_read_file
 #include "llmc/utils/error.h"  // user_error, format
@@ -63,7 +64,11 @@ ResumedLog RunLog::resume(const std::string& out, int64_t step) {
 
 static json to_json(const LogFields& fields) {
   json j = json::object();
-  for (const LogField& field : fields) std::visit([&](const auto& value) { j[field.key] = value; }, field.value);
+  for (const LogField& field : fields)
+    std::visit([&](const auto& value) {
+      if constexpr (std::is_same_v<decltype(value), const LogFields&>) j[field.key] = to_json(value);
+      else j[field.key] = value;
+    }, field.value);
   return j;
 }
 

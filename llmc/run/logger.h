@@ -6,11 +6,12 @@
 #include <variant>  // std::variant
 #include <vector>   // std::vector
 
+struct LogField;
+using LogFields = std::vector<LogField>;
 struct LogField {
   const char* key;
-  std::variant<int64_t, double, bool, std::string> value;
+  std::variant<int64_t, double, bool, std::string, LogFields> value;
 };
-using LogFields = std::vector<LogField>;
 
 struct ResumedLog {
   int num_damaged = 0;             // lines that were moved to log.damaged.jsonl

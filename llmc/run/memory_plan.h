@@ -3,6 +3,7 @@
 #include <cstdio>                    // printf
 #include "llmc/utils/error.h"        // user_error
 #include "llmc/utils/memory_plan.h"  // MemoryPlan, MemoryGroup
+#include "logger.h"                  // LogFields
 #include "print.h"                   // bytes_text
 
 // The largest micro-batch whose plan takes at most `available` bytes; 0 if one sequence is too many. plan_of(B) is the plan of B sequences,
@@ -52,4 +53,12 @@ inline void print_memory_plan(const MemoryPlan& plan, const MemoryLimits& limits
   if (total > limits.available)
     user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s", bytes_text(double(total - limits.available)).c_str(),
                recompute_more ? ", or recompute more (-r 3)" : "");
+}
+
+// The plan as the log has it: bytes by group.
+inline LogFields memory_fields(const MemoryPlan& plan) {
+  LogFields fields;
+  for (int group = 0; group < int(MemoryGroup::count); group++)
+    if (plan.bytes[group] > 0) fields.push_back({group_name(MemoryGroup(group)), int64_t(plan.bytes[group])});
+  return fields;
 }

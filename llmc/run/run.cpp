@@ -1,11 +1,15 @@
 #include "run.h"
+#include <unistd.h>            // gethostname
 #include <algorithm>           // std::max, std::min
 #include <cmath>               // std::isfinite
 #include <filesystem>          // is_directory
+#include <fstream>             // std::ifstream
+#include <thread>              // std::thread::hardware_concurrency
 #include "llmc/utils/files.h"  // make_folders, parent_folder, write_file_durably
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // user_error, UserError
 #include "print.h"             // print_line, count_text, time_text
+#include "report.h"            // read_run, report_page, write_page
 #include "stop_signal.h"       // stop_signal, signal_name
 
 // ----------------------------------------------------------------------------
@@ -174,7 +178,9 @@ LogFields describe_run(const Run& run) {
           {"shuffle", o.shuffle},
           {"train_data", o.train_data},
           {"val_data", o.val_data},
-          {"recompute", int64_t(o.recompute)}};
+          {"val_batches", o.val_batches},
+          {"recompute", int64_t(o.recompute)},
+          {"flops_per_token", run.flops_per_token}};
 }
 
 // How many checkpoints are kept; 0: all. Amid skipped steps any older one may be the one that is needed.
@@ -192,6 +198,25 @@ static void resume_log(Run& run) {
     if (log.checkpoints.count(step) == 0) run.log.write({{"step", step}, {"checkpoint", folder}});
 }
 
+// The name of this machine's CPU; "" where the kernel does not say it.
+static std::string cpu_name() {
+  std::ifstream cpus("/proc/cpuinfo");
+  for (std::string line; std::getline(cpus, line);)
+    if (line.compare(0, 10, "model name") == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+  return "";
+}
+
+// What may be another after a resume.
+static LogFields describe_process(const Run& run) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return {{"host", std::string(host)},
+          {"cpu", cpu_name()},
+          {"processors", int64_t(std::thread::hardware_concurrency())},
+          {"ranks", int64_t(run.ranks.size)},
+          {"gemm_peak", run.gemm_peak}};
+}
+
 void open_output(Run& run, const std::string& checkpoint, const LogFields& description) {
   const TrainOptions& o = run.options;
   if (o.out.empty() || run.ranks.rank > 0) return;
@@ -203,11 +228,12 @@ void open_output(Run& run, const std::string& checkpoint, const LogFields& descr
   if (!checkpoint.empty()) {
     for (const std::string& name : set_aside_checkpoints_after(o.out, run.step)) printf("set aside: %s\n", name.c_str());
     resume_log(run);
-    return;
+  } else {
+    write_file_durably(o.out + "/config.toml", o.as_toml);
+    run.log.create(o.out);
+    run.log.write("run", description);
   }
-  write_file_durably(o.out + "/config.toml", o.as_toml);
-  run.log.create(o.out);
-  run.log.write("run", description);
+  run.log.write({{"step", run.step}, {"process", describe_process(run)}});
 }
 
 static long long num_tokens(const std::unique_ptr<DataLoader>& data) { return data ? (long long)data->shards.num_tokens : 0; }
@@ -299,7 +325,25 @@ void check_progress(const Run& run, const StepResult& result) {
              "rate (-l) or more warm-up (-u)", (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
 }
 
-void check_validation(const Run& run, double loss) {
+// Says so if the report could not be written. Nothing else depends on it, and `report` can write it later.
+static void report_report(const std::optional<SaveResult>& written) {
+  if (!written || written->error.empty()) return;
+  print_line("");
+  fprintf(stderr, "warning: %s; training is not affected\n", written->error.c_str());
+}
+
+// From the log as it is now, so that what is written there must be there first.
+static void write_report(Run& run) {
+  const std::string& out = run.options.out;
+  if (out.empty() || run.ranks.rank > 0) return;
+  report_report(run.report_writer.result(/*wait=*/true));
+  run.report_writer.start(run.step, [&out](SaveResult&) { write_page(out + "/report.html", report_page(read_run(out))); });
+}
+
+void report_validation(Run& run, double loss, int64_t tokens, double seconds) {
+  run.log.write({{"step", run.step}, {"val_loss", loss}});
+  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens, time_text(seconds).c_str());
+  if (!run.report_writer.is_busy()) write_report(run);
   if (std::isfinite(loss)) return;
   const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier checkpoint "
                               "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
@@ -324,6 +368,7 @@ void print_sample(Run& run, const std::vector<int>& tokens) {
     if (run.tokenizer && tokens[i] < run.tokenizer->vocab_size()) text += run.tokenizer->token(tokens[i]);
     else text += format("%d ", tokens[i]);
   }
+  run.log.write({{"step", run.step}, {"sample", text}});
   print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, printable(text).c_str());
 }
 
@@ -392,6 +437,8 @@ void report_saved(Run& run, bool wait) {
 
 void finish_output(Run& run) {
   report_saved(run, /*wait=*/true);
+  write_report(run);
+  report_report(run.report_writer.result(/*wait=*/true));
   run.log.finish();
 }
 

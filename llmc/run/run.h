@@ -40,9 +40,10 @@ struct Run {
   // checkpoints
   double stall_seconds = 0;  // for which training waited for the last one
   bool save_failed = false;  // of the last one whose outcome is known
-  // Declared last, and so destroyed first: both threads use what is above.
+  // Declared last, and so destroyed first: their threads use what is above.
   RankChannel channel;
-  BackgroundWriter writer;
+  BackgroundWriter writer;         // of checkpoints
+  BackgroundWriter report_writer;  // of OUT/report.html
 
   int64_t num_micro_batches() const { return grad_accum_steps * ranks.size; }  // in an update
   int64_t tokens_per_step() const { return num_micro_batches() * B * T; }
@@ -75,7 +76,8 @@ std::string checkpoint_to_resume(Run& run);
 // another learning rate or batch.
 void resume_progress(Run& run, const std::string& checkpoint);
 
-// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from `checkpoint`.
+// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from `checkpoint`. The log
+// gets a line about this process and its machine.
 void open_output(Run& run, const std::string& checkpoint, const LogFields& description);
 
 // Beside the model's fields: what the log says of a new run.
@@ -97,8 +99,9 @@ void report_step(Run& run, const StepResult& result);
 // Throws UserError if too many steps in a row were skipped.
 void check_progress(const Run& run, const StepResult& result);
 
-// Throws UserError if a validation loss is not finite: the weights may be what is wrong, so that no checkpoint of them may replace another.
-void check_validation(const Run& run, double loss);
+// The line of a validation, over so many tokens, in the log and on the terminal; then the report is written anew, on another thread. Throws
+// UserError if the loss is not finite: the weights may be what is wrong, so that no checkpoint of them may replace another.
+void report_validation(Run& run, double loss, int64_t tokens, double seconds);
 
 // True after every `every`-th step and after the last one; never if `every` is 0.
 bool due(const Run& run, int64_t every);
@@ -110,7 +113,7 @@ bool must_stop(const Run& run, const StepResult& result);
 // True if a checkpoint is due. Amid skipped steps only the run's last one is: these weights may be what is wrong.
 bool checkpoint_due(const Run& run, const StepResult& result, bool stopping);
 
-// The prompt and its continuation, `tokens`, as text of the vocabulary; as numbers without one.
+// Prints and logs the prompt and its continuation, `tokens`, as text of the vocabulary; as numbers without one.
 void print_sample(Run& run, const std::vector<int>& tokens);
 
 // ----------------------------------------------------------------------------
@@ -127,7 +130,7 @@ void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents 
 // the options say to stop then.
 void report_saved(Run& run, bool wait);
 
-// Waits for the last checkpoint and the log, whatever ended the training.
+// Waits for the last checkpoint and the log, and writes the report, whatever ended the training.
 void finish_output(Run& run);
 
 // The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws UserError if the last

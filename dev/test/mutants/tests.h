@@ -42,6 +42,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/cpu/threads.h", {{"build/fp32/test_ops_cpu", "Threads.*"}, {"build/test_cli", "*Threads*"}}},
       {"llmc/cpu/", {{"build/fp32/test_ops_cpu", "*"}, {"build/bf16/test_ops_cpu", "*"}, {cpu, quick_graph}}},
       {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_cli", "*BadModels*"}}},
+      {"llmc/model/wiring_picture", {{"build/test_report", "WiringPicture.*"}}},
       {"llmc/model/reference.h", {{"build/test_reference", "*"}}},
       {"llmc/model/flops.h", {{"build/test_plan", "Flops.*"}, {cpu, "DeadRows.AreWhat*"}}},
       {"llmc/model/", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}, {cpu, "*"}}},
@@ -56,6 +57,10 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/io/", {{"build/test_files", "*"}, {"build/test_cli", "*Checkpoint*:*Full*:*Killed*"}}},
       {"llmc/run/evaluation", {{"build/test_evaluate", "*"}}},
       {"llmc/run/sampling", {{"build/test_sampling", "*"}}},
+      {"llmc/run/report", {{"build/test_report", "*"}}},
+      {"llmc/run/run_history", {{"build/test_report", "Report.*"}}},
+      {"llmc/run/statistics.h", {{"build/test_report", "Statistics.*"}, {"build/test_report", "Report.OverSeeds*"}}},
+      {"llmc/run/thin.h", {{"build/test_report", "Thinning.*:Report.Of18000*"}}},
       {"llmc/run/schedule.h", {{"build/test_plan", "Schedule.*"}}},
       {"llmc/run/stop_signal.h", {{"build/test_cli", "*Signal*"}}},
       {"llmc/run/timeline.h", {{"build/test_dist", "*Layers*"}}},
@@ -81,6 +86,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/map_weights.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
       {"llmc/a", {{"build/fp32/test_ops_cpu", "*"}, {"build/fp32/test_attention_cpu", "*"}}},
       {"evaluate_gpt2_sla.cu", {{"build/test_evaluate", "*"}}},
+      {"report.cpp", {{"build/test_report", "*"}}},
       {"sample_gpt2_sla.cu", {{"build/test_sampling", "*"}}},
       {"train_gpt2_sla.cu",
        {{cpu, quick_graph}, {cpu, "-*Updates*:DeadRows.DoNot*"}, {emu, "Steps.*:Bits.*:Memory.*"}, {"build/bf16/test_memory_emu", "*"},
@@ -92,7 +98,7 @@ inline const std::vector<Coverage>& coverage() {
 // Programs that a test program runs, by the files that it tests: `make` builds them with it.
 inline std::vector<std::string> programs_run_by(const std::string& test) {
   if (test == "build/test_cli") return {"build/fp32/train_gpt2_sla_cpu"};
-  if (test == "build/test_scripts" || test == "build/test_faults") return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu"};
+  if (test == "build/test_scripts" || test == "build/test_faults") return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "report"};
   if (test == "build/test_dist")
     return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu", "build/emu_ranks"};
   if (test == "build/test_sampling") return {"build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu"};
@@ -100,6 +106,7 @@ inline std::vector<std::string> programs_run_by(const std::string& test) {
     return {"build/fp32/evaluate_gpt2_sla_cpu", "build/fp32/evaluate_gpt2_sla_emu", "build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu",
             "data/convert"};
   if (test == "build/test_formats") return {"data/convert"};
+  if (test == "build/test_report") return {"build/fp32/train_gpt2_sla_cpu", "report"};
   if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
   return {};
 }

@@ -1,0 +1,446 @@
+#include "report.h"
+#include <unistd.h>                      // unlink
+#include <algorithm>                     // std::any_of, std::clamp, std::find_if
+#include <cmath>                         // std::isfinite
+#include <filesystem>                    // std::filesystem::path
+#include <functional>                    // std::function
+#include <map>                           // std::map
+#include <set>                           // std::set
+#include "llmc/model/wiring_picture.h"   // wiring_picture
+#include "llmc/utils/embed.h"            // EMBED
+#include "llmc/utils/error.h"            // format, UserError
+#include "llmc/utils/files.h"            // write_file_durably, rename_durably
+#include "llmc/utils/utf8.h"             // printable
+#include "print.h"                       // count_text, bytes_text, time_text
+#include "statistics.h"                  // estimate, Estimate
+#include "thin.h"                        // thin
+
+using json = nlohmann::ordered_json;
+
+EMBED(sla_report_css, "llmc/run/report.css");
+EMBED(sla_report_js, "llmc/run/report.js");
+EMBED(sla_chart_js, "chart.js");              // of the package, by the Makefile; empty where there is none
+EMBED(sla_chart_licence, "chart_licence.txt");  // likewise
+
+namespace {
+
+// ----------------------------------------------------------------------------
+// Text in a page
+
+// Any text, as the content of an element or of an attribute in double quotes.
+std::string html(const std::string& text) {
+  std::string escaped;
+  for (char c : printable(text)) {
+    switch (c) {
+      case '&': escaped += "&amp;"; break;
+      case '<': escaped += "&lt;"; break;
+      case '>': escaped += "&gt;"; break;
+      case '"': escaped += "&quot;"; break;
+      default: escaped += c;
+    }
+  }
+  return escaped;
+}
+
+// JSON in a <script>, which ends at the first "</script", wherever that stands.
+std::string json_in_script(const json& value) {
+  std::string text;
+  for (char c : value.dump(-1, ' ', false, json::error_handler_t::replace)) text += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  return text;
+}
+
+// A script that no "</script" inside of its texts ends.
+std::string script(const std::string& code) {
+  std::string safe;
+  for (size_t begin = 0;;) {
+    const size_t at = code.find("</script", begin);
+    safe += code.substr(begin, at - begin);
+    if (at == std::string::npos) return "<script>" + safe + "</script>\n";
+    safe += "<\\/";
+    begin = at + 2;
+  }
+}
+
+std::string loss_text(double loss) { return std::isfinite(loss) ? format("%.5f", loss) : "-"; }
+std::string signed_text(double x) { return std::isfinite(x) ? format("%+.5f", x) : "-"; }
+
+std::string string_in(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it == object.end() ? "" : it->is_string() ? it->get<std::string>() : it->dump();
+}
+
+// ----------------------------------------------------------------------------
+// Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "series": [{"name", "colour", "style", ...}]}]}. A series has
+// either x and y, or for each y its step s, seconds t and tokens k, and the FLOPs of a token, f. Style: line, faint, points (a line with
+// points) or dots.
+
+// Six digits are more than a screen shows.
+json rounded(double x) { return std::isfinite(x) ? json(std::stod(format("%.6g", x))) : json(nullptr); }
+
+constexpr size_t buckets_of_a_run = 1000;  // a chart is about half as many pixels wide
+
+// What of a run's points a series shows.
+template <class Point>
+json series(const RunHistory& run, const std::vector<Point>& points, size_t buckets, const std::function<double(size_t)>& value) {
+  std::vector<double> values;
+  for (size_t i = 0; i < points.size(); i++) values.push_back(value(i));
+  json s = {{"f", run.number("flops_per_token", 0)}, {"s", json::array()}, {"t", json::array()}, {"k", json::array()}, {"y", json::array()}};
+  for (size_t i : thin(values, buckets)) {
+    s["s"].push_back(points[i].step);
+    s["t"].push_back(rounded(points[i].seconds));
+    s["k"].push_back(rounded(points[i].tokens));
+    s["y"].push_back(rounded(values[i]));
+  }
+  return s;
+}
+
+json styled(json s, const std::string& name, int colour, const char* style, bool dashed = false) {
+  s["name"] = printable(name, /*one_line=*/true), s["colour"] = colour, s["style"] = style;
+  if (dashed) s["dash"] = {6, 4};
+  return s;
+}
+
+size_t smoothing_steps(const RunHistory& run) { return std::max<size_t>(1, run.steps.size() / 100); }
+
+// Means of each step's value and those before it, a hundredth of the run; without what is not finite, and NaN where the step's own is not.
+std::vector<double> smoothed(const RunHistory& run, double TrainPoint::*what) {
+  const size_t window = smoothing_steps(run);
+  std::vector<double> smooth;
+  double sum = 0;
+  size_t count = 0;
+  auto add = [&](double value, int sign) {
+    if (std::isfinite(value)) sum += sign * value, count += size_t(sign);
+  };
+  for (size_t i = 0; i < run.steps.size(); i++) {
+    add(run.steps[i].*what, 1);
+    if (i >= window) add(run.steps[i - window].*what, -1);
+    smooth.push_back(std::isfinite(run.steps[i].*what) ? sum / double(count) : NAN);
+  }
+  return smooth;
+}
+
+bool any_finite(const json& s) {
+  return std::any_of(s["y"].begin(), s["y"].end(), [](const json& y) { return !y.is_null(); });
+}
+
+// Adds a chart of those series that have a value; none if no one has.
+void add_chart(json& charts, const std::string& title, const std::string& y, std::vector<json> all, const std::string& x = "") {
+  json chart = {{"title", title}, {"y", y}, {"series", json::array()}};
+  if (!x.empty()) chart["x"] = x;
+  for (json& s : all)
+    if (any_finite(s)) chart["series"].push_back(std::move(s));
+  if (!chart["series"].empty()) charts.push_back(std::move(chart));
+}
+
+// Each step's value, and, of a run long enough to have one, its mean over a hundredth of the run.
+std::vector<json> noisy(const RunHistory& run, double TrainPoint::*what, const std::string& name, int colour) {
+  const json all = series(run, run.steps, buckets_of_a_run, [&run, what](size_t i) { return run.steps[i].*what; });
+  if (smoothing_steps(run) == 1) return {styled(all, name, colour, "line")};
+  const std::vector<double> smooth = smoothed(run, what);
+  return {styled(all, name, colour, "faint"), styled(series(run, run.steps, buckets_of_a_run, [&](size_t i) { return smooth[i]; }),
+                                                     name + format(", mean of %zu steps", smoothing_steps(run)), colour, "line")};
+}
+
+json charts_of(const RunHistory& run) {
+  json charts = json::array();
+  std::vector<json> losses = noisy(run, &TrainPoint::loss, "training", 0);
+  losses.push_back(styled(series(run, run.validations, buckets_of_a_run, [&](size_t i) { return run.validations[i].loss; }), "validation", 1, "points"));
+  add_chart(charts, "Loss", "nats a token", std::move(losses));
+  add_chart(charts, "Norm of the gradient", "norm", noisy(run, &TrainPoint::grad_norm, "norm", 3));
+  add_chart(charts, "Learning rate", "learning rate",
+            {styled(series(run, run.steps, buckets_of_a_run, [&](size_t i) { return run.steps[i].learning_rate; }), "learning rate", 2, "line")});
+  add_chart(charts, "Speed", "tokens/s", noisy(run, &TrainPoint::tokens_per_second, "tokens/s", 0));
+  add_chart(charts, "Share of the GEMM rate measured at the start", "share", noisy(run, &TrainPoint::gemm_share, "share", 4));
+  return charts;
+}
+
+// ----------------------------------------------------------------------------
+// Parts of a page
+
+std::string page(const std::string& title, const std::string& body, const json& charts) {
+  const std::string licence(sla_chart_licence, sla_chart_licence_end), chart_js(sla_chart_js, sla_chart_js_end);
+  std::string text = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" + html(title) + "</title>\n<style>\n";
+  text.append(sla_report_css, sla_report_css_end).append("</style>\n</head>\n<body>\n").append(body);
+  if (!licence.empty())
+    text += "<details class=\"quiet\"><summary>Charts are drawn by Chart.js, which this page contains; its licence</summary><pre>" +
+            html(licence) + "</pre></details>\n";
+  text += "<script type=\"application/json\" id=\"data\">" + json_in_script({{"charts", charts}}) + "</script>\n";
+  return text + script(chart_js) + script({sla_report_js, sla_report_js_end}) + "</body>\n</html>\n";
+}
+
+const char* const chart_places = "<p id=\"axes\" class=\"quiet\">Curves over </p>\n<div class=\"charts\" id=\"charts\"></div>\n";
+
+std::string fact(const std::string& name, const std::string& value) {
+  return value.empty() ? "" : "<div><span class=\"quiet\">" + html(name) + "</span><b>" + html(value) + "</b></div>\n";
+}
+
+std::string row(const std::vector<std::string>& cells, const char* tag = "td") {
+  std::string text = "<tr>";
+  for (const std::string& cell : cells) text += format("<%s>", tag) + cell + format("</%s>", tag);
+  return text + "</tr>\n";
+}
+
+std::string folder_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
+
+std::string section(const std::string& title, const std::string& content) {
+  return content.empty() ? "" : "<h2>" + title + "</h2>\n" + content;
+}
+
+// What a reader must know to read the curves right.
+std::string notices(const RunHistory& run) {
+  std::vector<std::string> lines;
+  const std::vector<int64_t> bad = run.steps_not_finite();
+  if (!bad.empty()) {
+    std::string steps;
+    for (size_t i = 0; i < bad.size() && i < 10; i++) steps += format("%s%lld", i > 0 ? ", " : "", (long long)bad[i]);
+    lines.push_back(format("%zu of %zu steps had a loss or a norm that was not finite and were skipped; curves have gaps there: %s%s", bad.size(),
+                           run.steps.size(), steps.c_str(), bad.size() > 10 ? ", ..." : ""));
+  }
+  for (const ValPoint& p : run.validations)
+    if (!std::isfinite(p.loss)) lines.push_back(format("the validation loss after step %lld is not finite", (long long)p.step));
+  if (run.num_repeated > 0) lines.push_back(format("%lld steps are in the log twice; what was trained later counts", (long long)run.num_repeated));
+  if (run.num_unreadable > 0) lines.push_back(format("%lld lines of the log cannot be read", (long long)run.num_unreadable));
+  if (run.ends_in_mid_line) lines.push_back("the log ends in the middle of a line, which is left out");
+  if (!run.is_finished())
+    lines.push_back(format("not finished: %lld of %lld steps", (long long)run.last_step(), (long long)run.planned_steps()));
+  std::string text;
+  for (const std::string& line : lines) text += "<p class=\"warn\">" + html(folder_name(run.name) + ": " + line) + ".</p>\n";
+  return text;
+}
+
+std::string facts(const RunHistory& run) {
+  const double last = run.steps.empty() ? NAN : smoothed(run, &TrainPoint::loss).back(), rate = run.tokens() / run.seconds();
+  const double kv = run.number("kv_bytes_per_token", NAN), flops = run.number("flops_per_token", NAN);
+  return "<div class=\"facts\">\n" + fact("steps", format("%lld of %lld", (long long)run.last_step(), (long long)run.planned_steps())) +
+         fact("validation loss", loss_text(run.final_loss())) + fact("training loss, mean", loss_text(last)) +
+         fact("tokens", count_text(run.tokens())) + fact("training time", std::isfinite(run.seconds()) ? time_text(run.seconds()) : "") +
+         fact("tokens/s", std::isfinite(rate) ? count_text(rate) : "") +
+         fact("parameters", count_text(run.number("num_parameters", 0))) +
+         fact("a token's FLOPs", std::isfinite(flops) ? count_text(flops) : "") +
+         fact("a token's K/V", std::isfinite(kv) ? count_text(kv) + " bytes" : "") + "</div>\n";
+}
+
+std::string memory_table(const RunHistory& run) {
+  const auto memory = run.description.find("memory");
+  if (memory == run.description.end() || !memory->is_object()) return "";
+  double most = 1, sum = 0;
+  for (const auto& [name, bytes] : memory->items())
+    if (bytes.is_number()) most = std::max(most, bytes.get<double>()), sum += bytes.get<double>();
+  std::string rows;
+  for (const auto& [name, bytes] : memory->items()) {
+    if (!bytes.is_number()) continue;
+    const double b = bytes.get<double>();
+    rows += row({html(name), bytes_text(b), format("%.1f %%", 100 * b / std::max(sum, 1.0)),
+                 format("<span class=\"bar\" style=\"width:%.0fpx\"></span>", 300 * b / most)});
+  }
+  return "<table class=\"left\">\n" + rows + row({"total", bytes_text(sum), "", ""}) + "</table>\n";
+}
+
+// "" for a description without a wiring that fits its numbers: a log from elsewhere.
+std::string picture_of(const RunHistory& run, const std::string& id) {
+  const int layers = int(run.number("num_layers", 0)), heads = int(run.number("num_heads", 0));
+  try {
+    const Wiring wiring = parse_wiring(string_in(run.description, "wiring"));
+    if (layers < 1 || heads < 1) return "";
+    validate(wiring, layers, heads);
+    return "<p><code>" + html(wiring.text) + "</code></p>\n" + wiring_picture(wiring, layers, heads, id);
+  } catch (const UserError&) {
+    return "";
+  }
+}
+
+std::string samples(const RunHistory& run) {
+  std::string text;
+  for (size_t i = run.samples.size(), n = 0; i-- > 0 && n < 3; n++)
+    text += format("<p class=\"quiet\">after step %lld</p>\n<pre>", (long long)run.samples[i].step) + html(run.samples[i].text) + "</pre>\n";
+  return text;
+}
+
+std::string machine(const RunHistory& run) {
+  std::string rows;
+  auto add = [&](const char* what, const std::string& value) {
+    if (!value.empty()) rows += row({what, html(value)});
+  };
+  add("device", string_in(run.description, "device"));
+  add("weights and activations", string_in(run.description, "precision"));
+  for (const auto& [key, what] : {std::pair("host", "host"), {"cpu", "CPU"}, {"processors", "processors"}, {"ranks", "ranks"}})
+    add(what, string_in(run.process, key));
+  if (run.process.contains("gemm_peak") && run.process["gemm_peak"].is_number())
+    add("GEMM rate measured at the start", format("%.0f GFLOP/s a rank", run.process["gemm_peak"].get<double>() * 1e-9));
+  return rows.empty() ? "" : "<table class=\"left\">\n" + rows + "</table>\n";
+}
+
+}  // namespace
+
+std::string report_page(const RunHistory& run) {
+  return page(folder_name(run.name), "<h1>" + html(folder_name(run.name)) + "</h1>\n<p class=\"quiet\">" +
+              html(format("%g layers, %g heads, %g channels, T = %g", run.number("num_layers", 0), run.number("num_heads", 0),
+                          run.number("channels", 0), run.number("seq_len", 0))) + "</p>\n" +
+              notices(run) + facts(run) + chart_places + section("Wiring", picture_of(run, "wiring")) + section("Memory", memory_table(run)) +
+              section("Last samples", samples(run)) + section("Machine", machine(run)) +
+              section("Options", run.options.empty() ? "" : "<pre>" + html(run.options) + "</pre>\n"), charts_of(run));
+}
+
+// ----------------------------------------------------------------------------
+// Several runs
+
+namespace {
+
+// Runs that differ by their seed alone.
+struct Kind {
+  nlohmann::json key;                       // the description without the seed
+  std::string label;
+  std::map<int64_t, double> losses;         // by seed: the final ones of runs that are finished
+};
+
+// What follows from the rest of a description, and so says nothing more about what differs.
+const std::set<std::string> derived = {"num_parameters", "flops_per_token", "kv_bytes_per_token", "memory"};
+
+nlohmann::json key_of(const RunHistory& run) {
+  nlohmann::json key = run.description;
+  key.erase("seed");
+  for (const std::string& name : derived) key.erase(name);
+  return key;
+}
+
+// The wiring, and what else is not the same for all kinds.
+std::string label_of(const Kind& kind, const std::vector<Kind>& kinds) {
+  std::string label = string_in(kind.key, "wiring");
+  for (const auto& [name, value] : kind.key.items()) {
+    const auto has_it = [&, n = name, v = value](const Kind& other) { return other.key.contains(n) && other.key[n] == v; };
+    if (name != "wiring" && !std::all_of(kinds.begin(), kinds.end(), has_it))
+      label += (label.empty() ? "" : ", ") + name + " " + (value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return label;
+}
+
+// The kinds in the order of the runs, and of which kind each run is.
+std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>& kind_of_run) {
+  std::vector<Kind> kinds;
+  for (const RunHistory& run : runs) {
+    const nlohmann::json key = key_of(run);
+    auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
+    if (it == kinds.end()) it = kinds.insert(kinds.end(), {key, "", {}});
+    kind_of_run.push_back(int(it - kinds.begin()));
+    if (run.is_finished() && std::isfinite(run.final_loss())) it->losses.emplace(int64_t(run.number("seed", 0)), run.final_loss());
+  }
+  for (Kind& kind : kinds) kind.label = label_of(kind, kinds);
+  return kinds;
+}
+
+// The last part of each path, or the paths where those are not different.
+std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
+  std::vector<std::string> names;
+  for (const RunHistory& run : runs) names.push_back(folder_name(run.name));
+  if (std::set<std::string>(names.begin(), names.end()).size() == names.size()) return names;
+  for (size_t i = 0; i < runs.size(); i++) names[i] = runs[i].name;
+  return names;
+}
+
+std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<std::string>& names, const std::vector<int>& kind_of_run) {
+  std::string rows = row({"run", "wiring", "seed", "steps", "tokens", "training", "tokens/s", "parameters", "K/V a token", "FLOPs a token",
+                          "validation loss", "less the first's"}, "th");
+  const double first = runs[0].final_loss();
+  for (size_t i = 0; i < runs.size(); i++) {
+    const RunHistory& run = runs[i];
+    auto count = [&](const char* key) { return std::isfinite(run.number(key, NAN)) ? count_text(run.number(key, NAN)) : std::string("-"); };
+    const bool timed = std::isfinite(run.seconds()) && run.seconds() > 0;
+    rows += row({format("<span class=\"key\" style=\"background:var(--series-%d)\"></span>", kind_of_run[i] % 8) + html(names[i]),
+                 html(string_in(run.description, "wiring")), html(string_in(run.description, "seed")),
+                 format("%lld", (long long)run.last_step()) + (run.is_finished() ? "" : format(" of %lld", (long long)run.planned_steps())),
+                 count_text(run.tokens()), timed ? time_text(run.seconds()) : "-", timed ? count_text(run.tokens() / run.seconds()) : "-",
+                 count("num_parameters"), count("kv_bytes_per_token"), count("flops_per_token"), loss_text(run.final_loss()),
+                 i == 0 ? "" : signed_text(run.final_loss() - first)});
+  }
+  return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
+}
+
+// In words, what a difference to the first kind shows.
+std::string verdict(const Estimate& difference) {
+  if (!std::isfinite(difference.interval)) return "one pair shows nothing about other seeds";
+  if (std::fabs(difference.mean) <= difference.interval) return "the interval has 0 in it: no difference is shown";
+  return difference.mean < 0 ? "lower" : "higher";
+}
+
+// Means over seeds; nothing if no kind has two.
+std::string over_seeds(const std::vector<Kind>& kinds) {
+  if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
+  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "less the first's, over pairs", "pairs", "p", ""}, "th");
+  auto with_interval = [](const Estimate& e, const std::string& mean) {
+    return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
+  };
+  for (const Kind& kind : kinds) {
+    std::vector<double> losses, differences;
+    for (const auto& [seed, loss] : kind.losses) {
+      losses.push_back(loss);
+      const auto first = kinds[0].losses.find(seed);
+      if (first != kinds[0].losses.end()) differences.push_back(loss - first->second);
+    }
+    const Estimate mean = estimate(losses), difference = estimate(differences);
+    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()), with_interval(mean, loss_text(mean.mean)), "", "", "", ""};
+    if (&kind != &kinds[0] && !differences.empty()) {
+      cells[3] = with_interval(difference, signed_text(difference.mean));
+      cells[4] = format("%zu", differences.size());
+      cells[5] = std::isfinite(difference.p) ? format("%.3g", difference.p) : "-";
+      cells[6] = verdict(difference);
+    }
+    rows += row(cells);
+  }
+  return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p that of the paired t-test. "
+         "Only runs that are finished count.</p>\n<div class=\"wide\"><table>\n" + rows + "</table></div>\n";
+}
+
+json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<std::string>& names, const std::vector<Kind>& kinds,
+                       const std::vector<int>& kind_of_run) {
+  const size_t buckets = std::clamp<size_t>(6000 / runs.size(), 100, buckets_of_a_run);  // all runs together are below 2 MB
+  std::vector<json> val, train, scatter(kinds.size());
+  for (size_t i = 0; i < runs.size(); i++) {
+    const RunHistory& run = runs[i];
+    const std::vector<double> smooth = smoothed(run, &TrainPoint::loss);
+    const int colour = kind_of_run[i];
+    val.push_back(styled(series(run, run.validations, buckets, [&](size_t j) { return run.validations[j].loss; }), names[i], colour, "points"));
+    train.push_back(styled(series(run, run.steps, buckets, [&](size_t j) { return smooth[j]; }), names[i], colour, "line"));
+    json& dots = scatter[size_t(colour)];
+    if (dots.is_null()) dots = styled({{"x", json::array()}, {"y", json::array()}}, kinds[size_t(colour)].label, colour, "dots");
+    dots["x"].push_back(rounded(run.number("kv_bytes_per_token", NAN)));
+    dots["y"].push_back(std::isfinite(run.number("kv_bytes_per_token", NAN)) ? rounded(run.final_loss()) : json(nullptr));
+  }
+  json charts = json::array();
+  add_chart(charts, "Validation loss", "nats a token", std::move(val));
+  add_chart(charts, "Training loss, smoothed", "nats a token", std::move(train));
+  add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V a token");
+  return charts;
+}
+
+}  // namespace
+
+std::string comparison_page(const std::vector<RunHistory>& runs) {
+  CHECK(!runs.empty());
+  std::vector<int> kind_of_run;
+  const std::vector<std::string> names = names_of(runs);
+  const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
+  std::string all_notices, pictures;
+  std::set<int64_t> lengths;
+  for (const RunHistory& run : runs) all_notices += notices(run), lengths.insert(run.last_step());
+  if (lengths.size() > 1)
+    all_notices += "<p class=\"warn\">The runs have different lengths; each one's final loss is that at its own end.</p>\n";
+  std::set<std::string> drawn;
+  for (const RunHistory& run : runs) {
+    const std::string picture = picture_of(run, format("wiring-%zu", drawn.size()));
+    if (drawn.insert(string_in(run.description, "wiring")).second && !picture.empty()) pictures += "<div>" + picture + "</div>\n";
+  }
+  return page(format("%zu runs", runs.size()), format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
+              section("Final losses", final_losses(runs, names, kind_of_run)) + section("Over seeds", over_seeds(kinds)) +
+              "<h2>Curves</h2>\n" + chart_places + section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"), comparison_charts(runs, names, kinds, kind_of_run));
+}
+
+void write_page(const std::string& path, const std::string& page) {
+  try {
+    write_file_durably(path + ".tmp", page);
+    rename_durably(path + ".tmp", path);
+  } catch (const UserError&) {
+    unlink((path + ".tmp").c_str());
+    throw;
+  }
+}

@@ -1,0 +1,18 @@
+// Pages of HTML that show runs, each in one file that needs no server and no network: OUT/report.html of one run, and several side by side.
+// Charts are drawn by Chart.js, which the build puts into the program with its licence; without it the pages have numbers only.
+#pragma once
+#include <string>         // std::string
+#include <vector>         // std::vector
+#include "run_history.h"  // RunHistory
+
+// The page of a run: losses, learning rate, gradient norm and speed over steps, tokens, time and FLOPs; memory, wiring, samples, options and
+// the machine; and what is wrong with its log, if anything is.
+std::string report_page(const RunHistory& run);
+
+// Runs side by side: their losses, final losses with differences to the first run, K/V bytes a token against loss; and where runs differ by
+// their seed alone, means with 95 % confidence intervals and a paired t-test against the runs of the first one's kind.
+std::string comparison_page(const std::vector<RunHistory>& runs);
+
+// Writes a page as PATH.tmp, syncs and renames it: a process that is killed leaves the old page or the new one. Throws UserError, and leaves
+// no PATH.tmp then.
+void write_page(const std::string& path, const std::string& page);

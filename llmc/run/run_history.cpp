@@ -1,0 +1,108 @@
+#include "run_history.h"
+#include <cerrno>              // errno
+#include <cmath>               // NAN, std::isfinite, std::llround
+#include <cstring>             // strerror
+#include <optional>            // std::optional
+#include "llmc/utils/error.h"  // user_error
+#include "llmc/utils/files.h"  // try_read_file
+
+using json = nlohmann::ordered_json;
+
+static double number_in(const json& object, const char* key, double otherwise = NAN) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_number() ? it->get<double>() : otherwise;
+}
+
+double RunHistory::number(const char* key, double otherwise) const { return number_in(description, key, otherwise); }
+
+double RunHistory::final_loss() const { return validations.empty() ? NAN : validations.back().loss; }
+
+std::vector<int64_t> RunHistory::steps_not_finite() const {
+  std::vector<int64_t> found;
+  for (const TrainPoint& p : steps)
+    if (!std::isfinite(p.loss) || !std::isfinite(p.grad_norm)) found.push_back(p.step);
+  return found;
+}
+
+// Drops what a process before a resume did from `step` on.
+template <class Point>
+static int64_t drop_from(std::vector<Point>& points, int64_t step) {
+  int64_t dropped = 0;
+  while (!points.empty() && points.back().step >= step) points.pop_back(), dropped++;
+  return dropped;
+}
+
+static void add_step(RunHistory& run, const json& line, int64_t step) {
+  run.num_repeated += drop_from(run.steps, step);
+  drop_from(run.validations, step);
+  drop_from(run.samples, step);
+  const double rate = number_in(line, "tokens_per_second");
+  const double share = rate * run.number("flops_per_token", NAN) / (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
+  run.steps.push_back({step, number_in(line, "loss"), number_in(line, "grad_norm"), number_in(line, "lr"), number_in(line, "ms") * 1e-3, rate,
+                       share, 0, 0});
+}
+
+// Takes over a line of the log; returns false if it is none.
+static bool add_line(RunHistory& run, const json& line) {
+  if (!line.is_object()) return false;
+  if (line.contains("run")) {
+    if (!line["run"].is_object()) return false;
+    run.description = line["run"];
+    return true;
+  }
+  if (!line.contains("step") || !line["step"].is_number_integer()) return false;
+  const int64_t step = line["step"].get<int64_t>();
+  if (line.contains("loss")) {
+    add_step(run, line, step);
+  } else if (line.contains("val_loss")) {
+    drop_from(run.validations, step);
+    run.validations.push_back({step, number_in(line, "val_loss"), 0, 0});
+  } else if (line.contains("sample") && line["sample"].is_string()) {
+    drop_from(run.samples, step);
+    run.samples.push_back({step, line["sample"].get<std::string>()});
+  } else if (line.contains("process") && line["process"].is_object()) {
+    run.process = line["process"];
+  }
+  return true;
+}
+
+// Time and tokens up to each point. A step's tokens are its rate times its time; where the log has no times, those of the description.
+static void add_up(RunHistory& run) {
+  double tokens_per_step = 1;
+  for (const char* factor : {"micro_batch", "seq_len", "grad_accum_steps", "ranks"}) tokens_per_step *= run.number(factor, 1);
+  double seconds = 0, tokens = 0;
+  size_t next = 0;
+  auto add_until = [&](int64_t step) {
+    for (; next < run.steps.size() && run.steps[next].step <= step; next++) {
+      TrainPoint& p = run.steps[next];
+      const double timed = p.tokens_per_second * p.step_seconds;
+      // A log that leaves steps out, as those of dev/figures do, has the tokens of all.
+      tokens = std::isfinite(timed) ? tokens + double(std::llround(timed)) : double(p.step) * tokens_per_step;
+      seconds += p.step_seconds;
+      p.seconds = seconds, p.tokens = tokens;
+    }
+  };
+  for (ValPoint& p : run.validations) {
+    add_until(p.step);
+    p.seconds = seconds, p.tokens = tokens;
+  }
+  add_until(run.last_step());
+}
+
+RunHistory read_run(const std::string& out) {
+  const std::optional<std::string> log = try_read_file(out + "/log.jsonl");
+  if (!log) user_error("%s/log.jsonl: cannot be read: %s; name the folder of a run (-o)", out.c_str(), strerror(errno));
+  RunHistory run;
+  run.name = out;
+  while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
+  run.description = run.process = json::object();
+  run.options = try_read_file(out + "/config.toml").value_or("");
+  size_t begin = 0;
+  for (size_t end; (end = log->find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const json line = json::parse(log->begin() + long(begin), log->begin() + long(end), nullptr, /*allow_exceptions=*/false);
+    run.num_unreadable += !add_line(run, line);
+  }
+  run.ends_in_mid_line = begin < log->size();
+  add_up(run);
+  return run;
+}

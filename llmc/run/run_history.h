@@ -1,0 +1,53 @@
+// What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains, too.
+#pragma once
+#include <cstdint>            // int64_t
+#include <nlohmann/json.hpp>  // nlohmann::ordered_json
+#include <string>             // std::string
+#include <vector>             // std::vector
+
+// Values that the log has not, or as null because they were not finite, are NaN.
+struct TrainPoint {
+  int64_t step;
+  double loss, grad_norm, learning_rate;
+  double step_seconds;        // of this step
+  double tokens_per_second;
+  double gemm_share;          // of the GEMM rate measured when the process began; 0 to 1
+  double seconds, tokens;     // of all steps up to this one
+};
+
+struct ValPoint {
+  int64_t step;
+  double loss;
+  double seconds, tokens;  // of the training steps before it
+};
+
+struct Sample {
+  int64_t step;
+  std::string text;
+};
+
+struct RunHistory {
+  std::string name;                     // the folder, as it was given
+  nlohmann::ordered_json description;   // the log's first line; an empty object if it has none
+  nlohmann::ordered_json process;       // of the last process that trained: the machine, and how fast it multiplies
+  std::string options;                  // config.toml
+  std::vector<TrainPoint> steps;        // ascending, each step once
+  std::vector<ValPoint> validations;    // likewise
+  std::vector<Sample> samples;          // likewise
+  int64_t num_repeated = 0;             // steps that are there twice, for a process resumed before them: the later ones count
+  int64_t num_unreadable = 0;           // lines that are not valid, but for an incomplete last one
+  bool ends_in_mid_line = false;        // as a killed process leaves the log
+
+  // A number of the description, or of `object`; `otherwise` if it has none.
+  double number(const char* key, double otherwise) const;
+  int64_t planned_steps() const { return int64_t(number("steps", 0)); }
+  int64_t last_step() const { return steps.empty() ? 0 : steps.back().step; }
+  bool is_finished() const { return !steps.empty() && last_step() >= planned_steps(); }
+  double tokens() const { return steps.empty() ? 0 : steps.back().tokens; }
+  double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
+  double final_loss() const;  // of the last validation; NaN if there is none
+  std::vector<int64_t> steps_not_finite() const;  // whose loss or norm was not
+};
+
+// Reads folder `out`. Throws UserError if it has no log.
+RunHistory read_run(const std::string& out);

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Trains the same model with several wirings and seeds, and writes a page that compares them:
+#
+#   scripts/compare.sh --wirings 'plain; sla(9,9); gqa(4)' --seeds 3 [--out runs/compare] -- options of the trainer
+#
+# Differences are to the first wiring. Seeds are 1, 2, ...; all wirings of a seed begin with the same weights, as far as they have the same
+# tensors, and read the same data in the same order (give --shuffle, so that seeds differ in it). Runs are interleaved, all wirings of a seed
+# after each other, so that what changes on the machine meanwhile concerns all of them. On a machine with several GPUs each trains a run
+# of its own. The same command resumes where it was stopped: every run has its folder OUT/WIRING-SEED, and OUT/compare.html is written anew
+# after each. What a run prints is in OUT/WIRING-SEED.txt. A run that fails is said, and the others continue.
+#
+# Environment: TRAINER=program (./train_gpt2_sla where a GPU is found, else ./train_gpt2_sla_cpu); JOBS=n: runs at a time (the GPUs, or 1)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source scripts/stoppable.sh
+die() { echo "error: compare.sh: $*" >&2; exit 1; }
+
+wirings='' seeds='' out=runs/compare
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+  case $1 in
+    --wirings) wirings=${2-} ;;
+    --seeds) seeds=${2-} ;;
+    --out) out=${2-} ;;
+    *) die "$1: there are --wirings, --seeds and --out; the trainer's options come after --" ;;
+  esac
+  [ $# -ge 2 ] || die "$1: needs a value"
+  shift 2
+done
+[ "${1-}" = -- ] || die "the trainer's options are missing; they come after --"
+shift
+[[ $seeds =~ ^[1-9][0-9]{0,3}$ ]] || die "--seeds '$seeds': how many seeds? a number, at least 1"
+[ -n "$out" ] || die "--out: needs a folder"
+names=() texts=()
+while IFS= read -r text; do
+  text=$(sed 's/^ *//; s/ *$//' <<<"$text")
+  [ -n "$text" ] || continue
+  name=$(tr -c 'a-zA-Z0-9.\n' _ <<<"$text" | tr -s _ | sed 's/_$//')
+  for other in ${names[@]+"${names[@]}"}; do [ "$other" != "$name" ] || die "--wirings: two are called $name"; done
+  names+=("$name") texts+=("$text")
+done < <(tr ';' '\n' <<<"$wirings")
+[ ${#names[@]} -gt 0 ] || die "--wirings: none is given; for example --wirings 'plain; sla(9,9)'"
+
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+jobs=${JOBS:-$((gpus > 0 ? gpus : 1))}
+trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
+[ -x "$trainer" ] || die "$trainer: not built; make builds it"
+[ -x ./report ] || die "./report: not built; make builds it"
+mkdir -p "$out" || exit 1
+failures=$out/failures
+: >"$failures"
+
+# compare_page: of all runs that have begun; those of the first wiring first.
+compare_page() {
+  local runs=() name seed
+  for name in "${names[@]}"; do
+    for ((seed = 1; seed <= seeds; seed++)); do [ ! -e "$out/$name-$seed/log.jsonl" ] || runs+=("$out/$name-$seed"); done
+  done
+  [ ${#runs[@]} -eq 0 ] || flock "$out" ./report "${runs[@]}" -o "$out/compare.html" >/dev/null
+}
+
+# train <name> <wiring> <seed> <gpu> <options ...>. A checkpoint is written at the end, and where -n says.
+train() {
+  local name=$1 wiring=$2 seed=$3 gpu=$4
+  shift 4
+  [ "$gpus" -lt 2 ] || export CUDA_VISIBLE_DEVICES=$((gpu % gpus))
+  exec "$trainer" --keep 1 "$@" --wiring "$wiring" --seed "$seed" -o "$out/$name-$seed" -y >"$out/$name-$seed.txt" 2>&1
+}
+
+# worker <k> <options ...>: every jobs-th run, from the k-th on.
+worker() {
+  local k=$1 n=${#names[@]} run name seed
+  shift
+  for ((run = k; run < n * seeds; run += jobs)); do
+    name=${names[run % n]} seed=$((run / n + 1))
+    stoppable train "$name" "${texts[run % n]}" "$seed" "$k" "$@"
+    [ -z "$stopped" ] || return "$status"
+    if [ "$status" -eq 0 ]; then
+      echo "$name, seed $seed: $(sed -n 's/^{"step":\([0-9]*\),"val_loss":\(.*\)}$/validation loss \2 after step \1/p' \
+        "$out/$name-$seed/log.jsonl" | tail -n 1)"
+    else
+      echo "error: $name, seed $seed, ended with status $status: $(tail -n 1 "$out/$name-$seed.txt")" >&2
+      echo "$name-$seed" >>"$failures"
+    fi
+    compare_page
+  done
+}
+
+workers=()
+signalled=
+trap 'signalled=yes; kill -USR1 "${workers[@]}" 2>/dev/null' TERM INT USR1
+for ((k = 0; k < jobs; k++)); do worker "$k" "$@" & workers+=($!); done
+for pid in "${workers[@]}"; do
+  while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done  # a signal ends wait, but not the worker
+done
+compare_page
+if [ -n "$signalled" ]; then echo "stopped; the same command resumes" >&2; exit 138; fi
+[ ! -s "$failures" ] || die "$(wc -l <"$failures") of $((${#names[@]} * seeds)) runs failed; the others are in $out/compare.html"
+rm "$failures"
+echo "$out/compare.html"
