@@ -285,7 +285,7 @@ TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
   EXPECT_EQ(text.find("step 1/2"), std::string::npos) << text;
-  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "lock", "log.jsonl"}));
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html"}));
 }
 
 TEST_F(CommandLine, SignalsStopARunWithoutAFolderUnlessIgnored) {
@@ -461,7 +461,7 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
        {"-i,", "-j,", "-e,", "-o,", "-b,", "-t,", "-d,", "-x,", "-k,", "-l,", "-u,", "-q,", "-c,", "-v,", "-m,", "-s,", "-g,", "-n,",
         "-y,", "--config", "--wiring", "--skip-layers", "--skip-heads", "--dry-run", "--no-bias", "--layers", "--heads", "--channels", "--vocab-size",
         "--max-seq-len", "--seed", "--shuffle", "--grad-clip", "--beta1", "--beta2", "--eps", "--max-bad-steps", "--resume-from",
-        "--keep ", "--keep-every", "--stop-on-save-error"})
+        "--keep ", "--keep-every", "--stop-on-save-error", "--tensorboard"})
     EXPECT_NE(o.out.find(option), std::string::npos) << option;
 }
 
@@ -917,7 +917,7 @@ TEST_F(SmallDisk, WithRoomAgainHasAllOfTheRun) {
     for (const char* part : {"log.jsonl: cannot be written: No space left on device; its lines wait for room",
                              "No space left on device; earlier checkpoints are as they were"})
       EXPECT_NE(read_file(err).find(part), std::string::npos) << read_file(err);
-    EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000030"}));
+    EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000030"}));
     EXPECT_EQ(names_in(in("done")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000300"}));
     expect_the_same_checkpoint(in("done"), in("undisturbed"), 300);
     EXPECT_EQ(steps_of(read_log(in("done"))), steps_of(read_log(in("undisturbed"))));

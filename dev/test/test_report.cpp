@@ -6,6 +6,7 @@
 #include <unistd.h>                      // fork, usleep
 #include <algorithm>                     // std::count
 #include <cmath>                         // NAN
+#include <cstring>                       // memcpy
 #include <limits>                        // std::numeric_limits
 #include "browser.h"                     // BrowserTest, CommandLine
 #include "helpers.h"                     // EXPECT_ERROR
@@ -13,12 +14,12 @@
 #include "llmc/run/report.h"             // report_page, comparison_page, write_page, read_run
 #include "llmc/run/statistics.h"         // estimate, t_of_95_percent, two_sided_p
 #include "llmc/run/thin.h"               // thin
+#include "llmc/utils/crc32c.h"           // crc32c_by_table
 
 // ----------------------------------------------------------------------------
 // Statistics
 
 // Percentiles of Student's t, as in every table.
-// BUG llmc/run/statistics.h: `low = 0, high = 1e3` -> `low = 0, high = 12`
 TEST(Statistics, HaveThePercentilesOfStudentsTables) {
   const std::pair<double, double> table[] = {{1, 12.7062}, {2, 4.30265}, {4, 2.77645}, {9, 2.26216}, {30, 2.04227}, {1000, 1.96234}};
   for (const auto& [freedom, t] : table) {
@@ -31,7 +32,6 @@ TEST(Statistics, HaveThePercentilesOfStudentsTables) {
 
 // Student's own example (1908), the hours of sleep that two drugs give ten patients: t = -4.0621, p = 0.002833, 95 % interval -2.4599 to
 // -0.7001.
-// BUG llmc/run/statistics.h: `squares / (n - 1) / n` -> `squares / n / n`
 TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
   const Estimate e = estimate({-1.2, -2.4, -1.3, -1.3, 0.0, -1.0, -1.8, -0.8, -4.6, -1.4});
   EXPECT_NEAR(e.mean, -1.58, 1e-12);
@@ -46,7 +46,6 @@ TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
 // ----------------------------------------------------------------------------
 // Thinning
 
-// BUG llmc/run/thin.h: `else if (values[i] < values[low]) low = i;` -> `else if (values[i] < values[low]) high = i;`
 TEST(Thinning, KeepsEachExtremeAndWhatIsNotFinite) {
   std::vector<double> values(18000);
   for (size_t i = 0; i < values.size(); i++) values[i] = 3 - 1e-4 * double(i) + 0.01 * double(i * 37 % 11);
@@ -74,8 +73,8 @@ struct LogOf {
   std::string head() const {
     return format(R"({"run":{"model":"d12","num_layers":4,"num_heads":4,"channels":32,"wiring":"%s","num_parameters":10000,"micro_batch":2,)"
                   R"("seq_len":8,"grad_accum_steps":1,"ranks":1,"steps":%lld,"learning_rate":0.001,"seed":%lld,"flops_per_token":1000,)"
-                  R"("kv_bytes_per_token":%d,"precision":"fp32","device":"CPU","memory":{"weights":4000,"activations":12000}}})" "\n"
-                  R"({"step":0,"process":{"host":"node1","cpu":"A CPU","processors":2,"ranks":1,"gemm_peak":1000000}})" "\n",
+                  R"("kv_bytes_per_token":%d,"precision":"fp32","device":"CPU","memory":{"weights":4000,"activations":12000},)"
+                  R"("process":{"host":"node1","cpu":"A CPU","processors":2,"ranks":1,"gemm_peak":1000000}}})" "\n",
                   wiring.c_str(), (long long)planned, (long long)seed, kv_bytes);
   }
   static std::string step(int64_t n, const std::string& loss, const std::string& norm = "1.5") {
@@ -127,7 +126,6 @@ TEST_F(Report, OfALogHasItsStepsTimeAndTokens) {
   EXPECT_FALSE(has(report_page(run), "class=\"warn\"")) << "nothing is wrong";
 }
 
-// BUG llmc/run/run_history.cpp: `run.ends_in_mid_line = begin < log->size();` -> `run.ends_in_mid_line = false;`
 TEST_F(Report, ATornLastLineIsLeftOutAndSaid) {
   const RunHistory run = read(LogOf().head() + LogOf::steps(1, 4) + "{\"step\":5,\"loss\":2.9");
   EXPECT_EQ(run.last_step(), 4);
@@ -144,7 +142,6 @@ TEST_F(Report, ATornLastLineIsLeftOutAndSaid) {
 }
 
 // A run that was killed after step 8 and resumed after step 5.
-// BUG llmc/run/run_history.cpp: `points.back().step >= step` -> `points.back().step == step`
 TEST_F(Report, OfStepsTrainedTwiceTheLaterCount) {
   const RunHistory run = read(LogOf().head() + LogOf::steps(1, 6) + LogOf::val(6, "7.5") + LogOf::steps(7, 8) +
                               "{\"step\":5,\"process\":{\"host\":\"node2\",\"ranks\":1,\"gemm_peak\":2000000}}\n" + LogOf::steps(6, 7, 9));
@@ -161,7 +158,6 @@ TEST_F(Report, OfStepsTrainedTwiceTheLaterCount) {
   EXPECT_TRUE(has(page, "node2"));
 }
 
-// BUG llmc/run/report.cpp: `return std::isfinite(x) ? json(std::stod(format("%.6g", x))) : json(nullptr);` -> `return std::isfinite(x) ? json(std::stod(format("%.6g", x))) : json(0);`
 TEST_F(Report, LossesThatAreNotFiniteAreGapsAndSaid) {
   const RunHistory run = read(LogOf().head() + LogOf::steps(1, 3) + LogOf::step(4, "null", "null") + LogOf::step(5, "2.9", "null") +
                               LogOf::steps(6, 10) + LogOf::val(10, "null"));
@@ -178,7 +174,6 @@ TEST_F(Report, LossesThatAreNotFiniteAreGapsAndSaid) {
 }
 
 // BUG llmc/run/report.cpp: `text += c == '<' ? std::string("\\u003c") : std::string(1, c);` -> `text += c;`
-// BUG llmc/run/report.cpp: `case '<': escaped += "&lt;"; break;` -> `case '<': escaped += c; break;`
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string evil = "</script><script>alert(1)</script><b title=\"x\" & 'y'>";
   const std::string sample = json(evil + " \u00fc\u4e2d\U0001F600").dump();
@@ -225,8 +220,6 @@ TEST_F(Report, Of18000StepsIsSmallAndLosesNoSpike) {
 
 // Three seeds of two wirings. The paired differences are -0.1, -0.2 and -0.3, whose mean is -0.2 with an interval of
 // 4.30265 * 0.1 / sqrt(3) = 0.24842, t = -3.4641 and p = 0.0742; the means of the kinds are 2.5 and 2.3, each +- 4.30265 * s / sqrt(3).
-// BUG llmc/run/report.cpp: `const auto first = kinds[0].losses.find(seed);` -> `const auto first = kinds[0].losses.find(1);`
-// BUG llmc/run/report.cpp: `if (run.is_finished() && std::isfinite` -> `if (std::isfinite`
 TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
   std::vector<RunHistory> runs;
   auto add = [&](const std::string& wiring, int64_t seed, const char* loss, int64_t steps = 10) {
@@ -279,7 +272,6 @@ TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
 // ----------------------------------------------------------------------------
 // The picture of a wiring
 
-// BUG llmc/model/wiring_picture.cpp: `sources[0] != l ? Kind::below` -> `sources[0] == l ? Kind::below`
 TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
   struct Case {
     const char* wiring;
@@ -351,7 +343,6 @@ class TrainedReport : public BrowserTest {
 };
 
 // As its parts a page has what report.cpp puts there; here a browser runs its scripts and draws.
-// BUG llmc/run/report.js: `root.dataset.series = drawn.size;` -> `root.dataset.series = undefinedName;`
 // BUG llmc/run/report.js: `data: points(chart, series),` -> `data: [],`
 TEST_F(TrainedReport, IsDrawnByABrowserWithoutAnError) {
   ASSERT_NO_FATAL_FAILURE(train("sla", "-x 240 --seed 5"));
@@ -386,7 +377,6 @@ TEST_F(TrainedReport, OfSeveralRunsIsDrawnWithAllSeries) {
 }
 
 // A run that is stopped by a signal, and one whose report cannot be written.
-// BUG llmc/run/run.cpp: `if (!run.report_writer.is_busy()) write_report(run);` -> `;`
 TEST_F(Report, IsWrittenAtEachValidationAndAtTheEnd) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") +
@@ -408,6 +398,117 @@ TEST_F(Report, IsWrittenAtEachValidationAndAtTheEnd) {
   EXPECT_EQ(taken.exit_status, 0) << taken.err;
   EXPECT_EQ(taken.err, "warning: " + in("taken") + "/report.html.tmp: cannot be written: Is a directory; training is not affected\n");
   EXPECT_EQ(names_in(in("taken")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html.tmp", "step_00000005"}));
+}
+
+// ----------------------------------------------------------------------------
+// TensorBoard's event files
+
+namespace tensorboard {
+
+// A field of a protocol buffer: a number, or bytes.
+struct Field {
+  int number;
+  uint64_t value;
+  std::string bytes;
+};
+
+uint64_t number_at(const std::string& bytes, size_t at, size_t size) {  // little-endian
+  uint64_t n = 0;
+  for (size_t i = 0; i < size; i++) n |= uint64_t(uint8_t(bytes.at(at + i))) << 8 * i;
+  return n;
+}
+
+uint64_t read_varint(const std::string& bytes, size_t& at) {
+  uint64_t n = 0;
+  for (int shift = 0;; shift += 7) {
+    const uint8_t byte = uint8_t(bytes.at(at++));
+    n |= uint64_t(byte & 127) << shift;
+    if (byte < 128) return n;
+  }
+}
+
+std::vector<Field> fields_of(const std::string& message) {
+  std::vector<Field> fields;
+  for (size_t at = 0; at < message.size();) {
+    const uint64_t key = read_varint(message, at);
+    Field f = {int(key >> 3), 0, ""};
+    if ((key & 7) == 0) f.value = read_varint(message, at);
+    else if ((key & 7) == 1) f.value = number_at(message, at, 8), at += 8;
+    else if ((key & 7) == 5) f.value = number_at(message, at, 4), at += 4;
+    else {
+      const uint64_t size = read_varint(message, at);
+      f.bytes = message.substr(at, size), at += size;
+    }
+    fields.push_back(f);
+  }
+  return fields;
+}
+
+// What a file's records hold, as "step tag value" lines, value as JSON; also "version ..." and "start step".
+std::vector<std::string> read(const std::string& path) {
+  const auto mask = [](const std::string& bytes) {
+    const uint32_t crc = crc32c_by_table(bytes.data(), bytes.size());
+    return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+  };
+  std::vector<std::string> lines;
+  const std::string file = read_file(path);
+  for (size_t at = 0; at < file.size();) {
+    const size_t size = number_at(file, at, 8);
+    EXPECT_EQ(number_at(file, at + 8, 4), mask(file.substr(at, 8)));
+    const std::string event = file.substr(at + 12, size);
+    EXPECT_EQ(number_at(file, at + 12 + size, 4), mask(event));
+    at += size + 16;
+    uint64_t step = 0;
+    for (const Field& f : fields_of(event)) {
+      if (f.number == 2) step = f.value;
+      if (f.number == 3) lines.push_back("version " + f.bytes);
+      if (f.number == 7) lines.push_back("start " + std::to_string(step));
+      if (f.number != 5) continue;
+      for (const Field& value : fields_of(f.bytes)) {
+        const std::vector<Field> parts = fields_of(value.bytes);
+        const uint32_t bits = uint32_t(parts.at(1).value);
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        lines.push_back(std::to_string(step) + " " + parts.at(0).bytes + " " + json(x).dump());
+      }
+    }
+  }
+  return lines;
+}
+
+}  // namespace tensorboard
+
+// BUG llmc/run/event_file.cpp: `(crc >> 15 | crc << 17) + 0xa282ead8u` -> `crc`
+TEST_F(Report, EventFilesHaveWhatTheLogHas) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + " --layers 2 --heads 2 --channels 16 --vocab-size 257 "
+                              "--max-seq-len 16 -t 16 -b 1 -m 1 -v 100 -k constant --tensorboard -y -o " + in("out");
+  const auto event_files = [&] {
+    std::vector<std::string> paths;
+    for (const std::string& name : names_in(in("out")))
+      if (name.rfind("events.out.tfevents.", 0) == 0) paths.push_back(in("out/" + name));
+    return paths;
+  };
+  ASSERT_EQ(run(command + " -x 200").exit_status, 0);
+  const std::vector<std::string> first = event_files();
+  ASSERT_EQ(first.size(), 1u);
+  std::vector<std::string> expected = {"version brain.Event:2", "start 1"};
+  for (const json& line : read_log(in("out"))) {
+    const auto add = [&](const char* tag, const char* key) {
+      if (line.contains(key)) expected.push_back(std::to_string(line.at("step").get<int>()) + " " + tag + " " + json(line.at(key).get<float>()).dump());
+    };
+    add("train/loss", "loss"), add("train/grad_norm", "grad_norm"), add("train/learning_rate", "lr");
+    add("train/tokens_per_second", "tokens_per_second"), add("val/loss", "val_loss");
+  }
+  EXPECT_EQ(expected.size(), 2u + 4 * 200 + 3);
+  EXPECT_EQ(tensorboard::read(first[0]), expected);
+  ASSERT_EQ(run(command + " -x 201").exit_status, 0);
+  ASSERT_EQ(event_files().size(), 2u);
+  for (const std::string& path : event_files())
+    EXPECT_EQ(tensorboard::read(path).at(1), path == first[0] ? "start 1" : "start 201");
+  const Outcome o = run(trainer + "-i " + in("tokens.bin") + " --tensorboard");
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_EQ(o.err, "error: --tensorboard: event files need a folder; name it with -o\n");
 }
 
 TEST_F(Report, TheProgramRefusesWhatItCannotDo) {

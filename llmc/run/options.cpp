@@ -105,6 +105,8 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
       ->configurable(false)->group(output);
   app.add_option("--log-level", o.log_level, "debug: log.jsonl tells when the parts of each step ran on the device, too; slower, since "
                  "no step is replayed as a CUDA graph then")->group(output);
+  app.add_flag("--tensorboard", o.tensorboard, "write losses, norms, rates and speeds as TensorBoard's event files into -o, too")
+      ->group(output);
   app.add_flag("--stop-on-save-error", o.stop_on_save_error,
                "stop if a checkpoint cannot be written; otherwise say so and train on")->group(output);
 }
@@ -152,6 +154,7 @@ static void check_options(const TrainOptions& o) {
   if (o.out.empty() && o.resume) user_error("-y: resumes from the checkpoints in a folder; name it with -o");
   if (o.out.empty() && o.keep > 0) user_error("--keep: checkpoints need a folder; name it with -o");
   if (o.keep == 0 && o.keep_every > 0) user_error("--keep-every: says which of those that --keep removes are kept; give --keep too");
+  if (o.out.empty() && o.tensorboard) user_error("--tensorboard: event files need a folder; name it with -o");
   if (o.out.empty() && o.checkpoint_every > 0) user_error("-n: checkpoints need a folder; name it with -o");
 }
 

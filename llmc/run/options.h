@@ -41,6 +41,7 @@ struct TrainOptions {
   int64_t keep = 0, keep_every = 0;
   bool stop_on_save_error = false;
   std::string log_level = "info";
+  bool tensorboard = false;
 
   bool dry_run = false;
 

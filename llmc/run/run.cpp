@@ -217,7 +217,7 @@ static LogFields describe_process(const Run& run) {
           {"gemm_peak", run.gemm_peak}};
 }
 
-void open_output(Run& run, const std::string& checkpoint, const LogFields& description) {
+void open_output(Run& run, const std::string& checkpoint, LogFields description) {
   const TrainOptions& o = run.options;
   if (o.out.empty() || run.ranks.rank > 0) return;
   make_folders(o.out);
@@ -228,12 +228,14 @@ void open_output(Run& run, const std::string& checkpoint, const LogFields& descr
   if (!checkpoint.empty()) {
     for (const std::string& name : set_aside_checkpoints_after(o.out, run.step)) printf("set aside: %s\n", name.c_str());
     resume_log(run);
+    run.log.write({{"step", run.step}, {"process", describe_process(run)}});
   } else {
     write_file_durably(o.out + "/config.toml", o.as_toml);
     run.log.create(o.out);
+    description.push_back({"process", describe_process(run)});
     run.log.write("run", description);
   }
-  run.log.write({{"step", run.step}, {"process", describe_process(run)}});
+  if (o.tensorboard) run.events.open(o.out, run.step);
 }
 
 static long long num_tokens(const std::unique_ptr<DataLoader>& data) { return data ? (long long)data->shards.num_tokens : 0; }
@@ -289,6 +291,10 @@ static void log_step(Run& run, const StepResult& r) {
                  {"ms", r.seconds * 1e3},
                  {"data_ms", r.data_seconds * 1e3},
                  {"tokens_per_second", double(run.tokens_per_step()) / r.seconds}});
+  run.events.write(run.step, {{"train/loss", r.loss},
+                              {"train/grad_norm", r.grad_norm},
+                              {"train/learning_rate", r.learning_rate},
+                              {"train/tokens_per_second", double(run.tokens_per_step()) / r.seconds}});
   if (r.skipped) run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
 }
 
@@ -342,6 +348,7 @@ static void write_report(Run& run) {
 
 void report_validation(Run& run, double loss, int64_t tokens, double seconds) {
   run.log.write({{"step", run.step}, {"val_loss", loss}});
+  run.events.write(run.step, {{"val/loss", loss}});
   print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens, time_text(seconds).c_str());
   if (!run.report_writer.is_busy()) write_report(run);
   if (std::isfinite(loss)) return;

@@ -7,6 +7,7 @@
 #include <string>                    // std::string
 #include <vector>                    // std::vector
 #include "background_writer.h"       // BackgroundWriter
+#include "event_file.h"              // EventFile
 #include "llmc/dist/rank_channel.h"  // RankChannel
 #include "llmc/dist/ranks.h"         // Ranks
 #include "llmc/io/checkpoint.h"      // RunState, CheckpointContents, ParameterTable
@@ -26,6 +27,7 @@ struct Run {
   std::vector<int> prompt;                 // with which samples begin
   Schedule schedule;
   RunLog log;
+  EventFile events;  // with --tensorboard
   int B = 0, T = 0;
   int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
   int64_t step = 0, steps = 0;                      // done, and to do in all
@@ -76,9 +78,9 @@ std::string checkpoint_to_resume(Run& run);
 // another learning rate or batch.
 void resume_progress(Run& run, const std::string& checkpoint);
 
-// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from `checkpoint`. The log
-// gets a line about this process and its machine.
-void open_output(Run& run, const std::string& checkpoint, const LogFields& description);
+// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from `checkpoint`; and in the
+// log what this process is and its machine.
+void open_output(Run& run, const std::string& checkpoint, LogFields description);
 
 // Beside the model's fields: what the log says of a new run.
 LogFields describe_run(const Run& run);

@@ -32,6 +32,10 @@ static int64_t drop_from(std::vector<Point>& points, int64_t step) {
   return dropped;
 }
 
+static void take_process(RunHistory& run, const json& process) {
+  if (process.is_object()) run.process = process;
+}
+
 static void add_step(RunHistory& run, const json& line, int64_t step) {
   run.num_repeated += drop_from(run.steps, step);
   drop_from(run.validations, step);
@@ -48,6 +52,8 @@ static bool add_line(RunHistory& run, const json& line) {
   if (line.contains("run")) {
     if (!line["run"].is_object()) return false;
     run.description = line["run"];
+    take_process(run, run.description.value("process", json()));
+    run.description.erase("process");
     return true;
   }
   if (!line.contains("step") || !line["step"].is_number_integer()) return false;
@@ -60,8 +66,8 @@ static bool add_line(RunHistory& run, const json& line) {
   } else if (line.contains("sample") && line["sample"].is_string()) {
     drop_from(run.samples, step);
     run.samples.push_back({step, line["sample"].get<std::string>()});
-  } else if (line.contains("process") && line["process"].is_object()) {
-    run.process = line["process"];
+  } else if (line.contains("process")) {
+    take_process(run, line["process"]);
   }
   return true;
 }

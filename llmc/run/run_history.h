@@ -28,7 +28,7 @@ struct Sample {
 
 struct RunHistory {
   std::string name;                     // the folder, as it was given
-  nlohmann::ordered_json description;   // the log's first line; an empty object if it has none
+  nlohmann::ordered_json description;   // the log's first line, but for the process; an empty object if it has none
   nlohmann::ordered_json process;       // of the last process that trained: the machine, and how fast it multiplies
   std::string options;                  // config.toml
   std::vector<TrainPoint> steps;        // ascending, each step once

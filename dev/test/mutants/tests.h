@@ -61,6 +61,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/run/run_history", {{"build/test_report", "Report.*"}}},
       {"llmc/run/statistics.h", {{"build/test_report", "Statistics.*"}, {"build/test_report", "Report.OverSeeds*"}}},
       {"llmc/run/thin.h", {{"build/test_report", "Thinning.*:Report.Of18000*"}}},
+      {"llmc/run/event_file", {{"build/test_report", "*EventFiles*"}}},
       {"llmc/run/schedule.h", {{"build/test_plan", "Schedule.*"}}},
       {"llmc/run/stop_signal.h", {{"build/test_cli", "*Signal*"}}},
       {"llmc/run/timeline.h", {{"build/test_dist", "*Layers*"}}},
