@@ -92,7 +92,7 @@ TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUI
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
-.PHONY: all help train test test-all mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train paper test test-all mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -102,6 +102,7 @@ help:
 	@echo 'make            build what this machine can build, and say what it is'
 	@echo 'make train      install, build, fetch a corpus, train a small model on it and sample (about 5 minutes on 2 cores)'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
+	@echo 'make paper      SIZE=tiny|small|full: the tables of the SLA paper and other wirings, over seeds (tiny: within two hours on 2 cores)'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one (about 5 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (about 20 minutes); the last line of both says how many passed'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
@@ -139,6 +140,12 @@ setup:
 
 train:
 	@scripts/train.sh
+
+SIZE ?= tiny
+paper:
+	@scripts/setup.sh build
+	@$(MAKE) --no-print-directory -j$(shell nproc) programs
+	@scripts/paper.sh $(SIZE)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:

@@ -13,6 +13,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
+source scripts/wiring_name.sh
 die() { echo "error: compare.sh: $*" >&2; exit 1; }
 
 wirings='' seeds='' out=runs/compare
@@ -34,7 +35,7 @@ names=() texts=()
 while IFS= read -r text; do
   text=$(sed 's/^ *//; s/ *$//' <<<"$text")
   [ -n "$text" ] || continue
-  name=$(tr -c 'a-zA-Z0-9.\n' _ <<<"$text" | tr -s _ | sed 's/_$//')
+  name=$(wiring_name "$text")
   for other in ${names[@]+"${names[@]}"}; do [ "$other" != "$name" ] || die "--wirings: two are called $name"; done
   names+=("$name") texts+=("$text")
 done < <(tr ';' '\n' <<<"$wirings")

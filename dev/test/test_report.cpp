@@ -224,7 +224,7 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
   std::vector<RunHistory> runs;
   auto add = [&](const std::string& wiring, int64_t seed, const char* loss, int64_t steps = 10) {
     LogOf of;
-    of.wiring = wiring, of.seed = seed;
+    of.wiring = wiring, of.seed = seed, of.kv_bytes = wiring == "plain" ? 512 : 256;
     runs.push_back(read_run(write_run(wiring + std::to_string(seed), of.head() + LogOf::steps(1, steps) + LogOf::val(steps, loss))));
   };
   add("plain", 1, "2.4"), add("plain", 2, "2.5"), add("plain", 3, "2.6");
@@ -233,13 +233,33 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
   const std::string page = comparison_page(runs);
   EXPECT_TRUE(has(page, "<tr><td>plain</td><td>3</td><td>2.50000 &#177; 0.24841</td><td></td>")) << page.substr(page.find("Over seeds"), 1200);
   EXPECT_TRUE(has(page, "<tr><td>sla(3,3)</td><td>3</td><td>2.30000 &#177; 0.00000</td><td>-0.20000 &#177; 0.24841</td><td>3</td><td>0.0742</td>"
-                        "<td>the interval has 0 in it: no difference is shown</td>")) << page.substr(page.find("Over seeds"), 1200);
+                        "<td>1.00</td><td>50.0 %</td><td>no difference is shown: 0 lies in the interval; if it is as large as it looks, 4 seeds "
+                        "would show it</td>")) << page.substr(page.find("Over seeds"), 1200);
   EXPECT_TRUE(has(page, "<td>2.30000</td><td>-0.10000</td>")) << "sla(3,3) with seed 3, less the first run, of seed 1";
   EXPECT_TRUE(has(page, "<td>5 of 10</td>"));
   EXPECT_TRUE(has(page, "not finished: 5 of 10 steps"));
   runs.erase(runs.begin() + 1, runs.begin() + 3);
-  EXPECT_TRUE(has(comparison_page(runs), "<td>-0.10000</td><td>1</td><td>-</td><td>one pair shows nothing about other seeds</td>"));
+  EXPECT_TRUE(has(comparison_page(runs), "<td>-0.10000</td><td>1</td><td>-</td><td>1.00</td><td>50.0 %</td><td>one pair shows nothing about other seeds</td>"));
   EXPECT_FALSE(has(comparison_page({runs[0], runs[1]}), "Over seeds"));
+}
+
+// Sections of one page; of the second no run has begun.
+TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
+  LogOf second;
+  second.seed = 2;
+  const std::string rest = LogOf::steps(1, 10) + LogOf::val(10, "2.5"), a = write_run("a", LogOf().head() + rest),
+                    b = write_run("b", second.head() + rest);
+  write_file(in("outline"), "# First <table>\n\nWhat it is.\nrun " + a + "\nrun " + b + "\n# Second\nrun " + in("none") + "\n# Third\nrun " + b + "\n");
+  const Outcome o = run("./report --outline " + in("outline") + " -o " + in("paper.html"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  const std::string page = read_file(in("paper.html"));
+  EXPECT_TRUE(has(page, "<h2>First &lt;table&gt;</h2>\n<p>What it is.</p>\n<p>Means"));
+  EXPECT_TRUE(has(page, "<h2>Second</h2>\n<p class=\"warn\">None of these runs has begun.</p>\n<h2>Third</h2>\n<div class=\"wide\"><table class=\"runs\">"));
+  std::vector<std::string> places;
+  for (const json& chart : charts(page)) places.push_back(chart.at("place"));
+  EXPECT_EQ(places, (std::vector<std::string>{"charts-0", "charts-0", "charts-0", "charts-2", "charts-2", "charts-2"}));
+  write_file(in("outline"), "\nrun " + a + "\n");
+  EXPECT_ERROR(read_outline(in("outline")), "outline:2: a title, `# TITLE`, must come first");
 }
 
 // Another learning rate is another kind of run, and the label says it.
@@ -374,6 +394,11 @@ TEST_F(TrainedReport, OfSeveralRunsIsDrawnWithAllSeries) {
   EXPECT_EQ(attribute(page, "data-charts"), "3");
   EXPECT_EQ(attribute(page, "data-series"), "9") << "three runs in each of two charts, and three kinds in the third";
   EXPECT_NE(page.dom.find("different lengths"), std::string::npos);
+  write_file(in("outline"), "# One\nrun " + in("plain") + "\nrun " + in("long") + "\n# Two\nrun " + in("short") + "\n");
+  ASSERT_EQ(run("./report --outline " + in("outline") + " -o " + in("sections.html")).exit_status, 0);
+  const OpenedPage sections = open(in("sections.html"));
+  EXPECT_EQ(sections.console, "");
+  EXPECT_EQ(attribute(sections, "data-series"), "9") << "six of two runs, and three of one";
 }
 
 // A run that is stopped by a signal, and one whose report cannot be written.
@@ -521,7 +546,9 @@ TEST_F(Report, TheProgramRefusesWhatItCannotDo) {
   };
   expect_error(a + " " + a, "2 runs: name the page that compares them, with -o");
   expect_error(in("nothing"), "nothing/log.jsonl: cannot be read: No such file or directory; name the folder of a run");
-  expect_error("", "RUN is required");
+  expect_error("", "name the folders of runs, or an --outline");
+  expect_error(a + " --outline x", "name the folders of runs, or an --outline");
+  expect_error("--outline x", "--outline: name the page, with -o");
   expect_error(a + " -o " + in("nowhere/page.html"), "nowhere/page.html.tmp: cannot be written");
   EXPECT_EQ(names_in(folder).count("nowhere"), 0u);
   const Outcome o = run("./report " + a);

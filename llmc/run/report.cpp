@@ -6,6 +6,7 @@
 #include <functional>                    // std::function
 #include <map>                           // std::map
 #include <set>                           // std::set
+#include <sstream>                       // std::istringstream
 #include "llmc/model/wiring_picture.h"   // wiring_picture
 #include "llmc/utils/embed.h"            // EMBED
 #include "llmc/utils/error.h"            // format, UserError
@@ -70,7 +71,8 @@ std::string string_in(const json& object, const char* key) {
 }
 
 // ----------------------------------------------------------------------------
-// Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "series": [{"name", "colour", "style", ...}]}]}. A series has
+// Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "place", "series": [{"name", "colour", "style", ...}]}]}. A chart
+// is drawn in the element with the id `place`; one with the title of its x axis is of dots, the others are curves over steps. A series has
 // either x and y, or for each y its step s, seconds t and tokens k, and the FLOPs of a token, f. Style: line, faint, points (a line with
 // points) or dots.
 
@@ -125,7 +127,7 @@ bool any_finite(const json& s) {
 
 // Adds a chart of those series that have a value; none if no one has.
 void add_chart(json& charts, const std::string& title, const std::string& y, std::vector<json> all, const std::string& x = "") {
-  json chart = {{"title", title}, {"y", y}, {"series", json::array()}};
+  json chart = {{"title", title}, {"y", y}, {"place", "charts"}, {"series", json::array()}};
   if (!x.empty()) chart["x"] = x;
   for (json& s : all)
     if (any_finite(s)) chart["series"].push_back(std::move(s));
@@ -169,7 +171,8 @@ std::string page(const std::string& title, const std::string& body, const json& 
   return text + script(chart_js) + script({sla_report_js, sla_report_js_end}) + "</body>\n</html>\n";
 }
 
-const char* const chart_places = "<p id=\"axes\" class=\"quiet\">Curves over </p>\n<div class=\"charts\" id=\"charts\"></div>\n";
+const char* const axes = "<p id=\"axes\" class=\"quiet\">Curves over </p>\n";
+const char* const chart_places = "<div class=\"charts\" id=\"charts\"></div>\n";
 
 std::string fact(const std::string& name, const std::string& value) {
   return value.empty() ? "" : "<div><span class=\"quiet\">" + html(name) + "</span><b>" + html(value) + "</b></div>\n";
@@ -277,7 +280,7 @@ std::string report_page(const RunHistory& run) {
   return page(folder_name(run.name), "<h1>" + html(folder_name(run.name)) + "</h1>\n<p class=\"quiet\">" +
               html(format("%g layers, %g heads, %g channels, T = %g", run.number("num_layers", 0), run.number("num_heads", 0),
                           run.number("channels", 0), run.number("seq_len", 0))) + "</p>\n" +
-              notices(run) + facts(run) + chart_places + section("Wiring", picture_of(run, "wiring")) + section("Memory", memory_table(run)) +
+              notices(run) + facts(run) + axes + chart_places + section("Wiring", picture_of(run, "wiring")) + section("Memory", memory_table(run)) +
               section("Last samples", samples(run)) + section("Machine", machine(run)) +
               section("Options", run.options.empty() ? "" : "<pre>" + html(run.options) + "</pre>\n"), charts_of(run));
 }
@@ -292,6 +295,8 @@ struct Kind {
   nlohmann::json key;                       // the description without the seed
   std::string label;
   std::map<int64_t, double> losses;         // by seed: the final ones of runs that are finished
+  double tokens = 0, seconds = 0;           // of training, of those runs
+  double kv_bytes = NAN;                    // of a token
 };
 
 // What follows from the rest of a description, and so says nothing more about what differs.
@@ -321,9 +326,11 @@ std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>
   for (const RunHistory& run : runs) {
     const nlohmann::json key = key_of(run);
     auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
-    if (it == kinds.end()) it = kinds.insert(kinds.end(), {key, "", {}});
+    if (it == kinds.end()) it = kinds.insert(kinds.end(), {key, "", {}, 0, 0, run.number("kv_bytes_per_token", NAN)});
     kind_of_run.push_back(int(it - kinds.begin()));
-    if (run.is_finished() && std::isfinite(run.final_loss())) it->losses.emplace(int64_t(run.number("seed", 0)), run.final_loss());
+    if (!run.is_finished() || !std::isfinite(run.final_loss())) continue;
+    it->losses.emplace(int64_t(run.number("seed", 0)), run.final_loss());
+    it->tokens += run.tokens(), it->seconds += run.seconds();
   }
   for (Kind& kind : kinds) kind.label = label_of(kind, kinds);
   return kinds;
@@ -356,17 +363,27 @@ std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
 }
 
+// How many pairs have an interval that is smaller than their mean, if mean and spread stay as they are; 0 if 10,000 are too few.
+int pairs_needed(const Estimate& difference, size_t pairs) {
+  const double spread = difference.interval / t_of_95_percent(double(pairs) - 1) * std::sqrt(double(pairs));
+  for (int n = 2; n <= 10000; n++)
+    if (t_of_95_percent(n - 1) * spread / std::sqrt(double(n)) < std::fabs(difference.mean)) return n;
+  return 0;
+}
+
 // In words, what a difference to the first kind shows.
-std::string verdict(const Estimate& difference) {
+std::string verdict(const Estimate& difference, size_t pairs) {
   if (!std::isfinite(difference.interval)) return "one pair shows nothing about other seeds";
-  if (std::fabs(difference.mean) <= difference.interval) return "the interval has 0 in it: no difference is shown";
-  return difference.mean < 0 ? "lower" : "higher";
+  if (std::fabs(difference.mean) > difference.interval) return difference.mean < 0 ? "lower" : "higher";
+  const int needed = pairs_needed(difference, pairs);
+  return "no difference is shown: 0 lies in the interval" +
+         (needed > 0 ? format("; if it is as large as it looks, %d seeds would show it", needed) : std::string());
 }
 
 // Means over seeds; nothing if no kind has two.
 std::string over_seeds(const std::vector<Kind>& kinds) {
   if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
-  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "less the first's, over pairs", "pairs", "p", ""}, "th");
+  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "less the first's, over pairs", "pairs", "p", "tokens/s, to the first's", "K/V, to the first's", ""}, "th");
   auto with_interval = [](const Estimate& e, const std::string& mean) {
     return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
   };
@@ -378,17 +395,20 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
       if (first != kinds[0].losses.end()) differences.push_back(loss - first->second);
     }
     const Estimate mean = estimate(losses), difference = estimate(differences);
-    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()), with_interval(mean, loss_text(mean.mean)), "", "", "", ""};
+    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()), with_interval(mean, loss_text(mean.mean)), "", "", "", "", "", ""};
     if (&kind != &kinds[0] && !differences.empty()) {
       cells[3] = with_interval(difference, signed_text(difference.mean));
       cells[4] = format("%zu", differences.size());
       cells[5] = std::isfinite(difference.p) ? format("%.3g", difference.p) : "-";
-      cells[6] = verdict(difference);
+      cells[8] = verdict(difference, differences.size());
     }
+    const double speed = kind.tokens / kind.seconds / (kinds[0].tokens / kinds[0].seconds), kv = kind.kv_bytes / kinds[0].kv_bytes;
+    if (&kind != &kinds[0] && std::isfinite(speed)) cells[6] = format("%.2f", speed);
+    if (&kind != &kinds[0] && std::isfinite(kv)) cells[7] = format("%.1f %%", 100 * kv);
     rows += row(cells);
   }
   return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p that of the paired t-test. "
-         "Only runs that are finished count.</p>\n<div class=\"wide\"><table>\n" + rows + "</table></div>\n";
+         "Only runs that are finished count.</p>\n<div class=\"wide\"><table class=\"seeds\">\n" + rows + "</table></div>\n";
 }
 
 json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<std::string>& names, const std::vector<Kind>& kinds,
@@ -432,7 +452,58 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
   }
   return page(format("%zu runs", runs.size()), format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
               section("Final losses", final_losses(runs, names, kind_of_run)) + section("Over seeds", over_seeds(kinds)) +
-              "<h2>Curves</h2>\n" + chart_places + section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"), comparison_charts(runs, names, kinds, kind_of_run));
+              "<h2>Curves</h2>\n" + axes + chart_places + section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"), comparison_charts(runs, names, kinds, kind_of_run));
+}
+
+// ----------------------------------------------------------------------------
+// Sections
+
+std::vector<ReportSection> read_outline(const std::string& path) {
+  std::vector<ReportSection> sections;
+  std::istringstream lines(read_whole_file(path));
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    number++;
+    if (line.empty()) continue;
+    if (line.compare(0, 2, "# ") == 0) {
+      sections.push_back({line.substr(2), {}, {}});
+      continue;
+    }
+    if (sections.empty()) user_error("%s:%d: a title, `# TITLE`, must come first", path.c_str(), number);
+    if (line.compare(0, 4, "run ") == 0) sections.back().folders.push_back(line.substr(4));
+    else sections.back().paragraphs.push_back(line);
+  }
+  return sections;
+}
+
+std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections) {
+  std::string body = "<h1>" + html(title) + "</h1>\n" + axes;
+  json charts = json::array();
+  std::map<std::string, RunHistory> all;  // by folder: sections share runs
+  for (size_t i = 0; i < sections.size(); i++) {
+    std::vector<RunHistory> runs;
+    for (const std::string& folder : sections[i].folders) {
+      if (!std::filesystem::exists(folder + "/log.jsonl")) continue;
+      runs.push_back(all.try_emplace(folder, read_run(folder)).first->second);
+    }
+    body += "<h2>" + html(sections[i].title) + "</h2>\n";
+    for (const std::string& paragraph : sections[i].paragraphs) body += "<p>" + html(paragraph) + "</p>\n";
+    if (runs.empty()) {
+      body += sections[i].folders.empty() ? "" : "<p class=\"warn\">None of these runs has begun.</p>\n";
+      continue;
+    }
+    std::vector<int> kind_of_run;
+    const std::vector<std::string> names = names_of(runs);
+    const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
+    for (const RunHistory& run : runs) body += notices(run);
+    const std::string over = over_seeds(kinds);
+    body += (over.empty() ? final_losses(runs, names, kind_of_run) : over) + format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
+    for (json& chart : comparison_charts(runs, names, kinds, kind_of_run)) {
+      chart["place"] = format("charts-%zu", i);
+      charts.push_back(std::move(chart));
+    }
+  }
+  return page(title, body, charts);
 }
 
 void write_page(const std::string& path, const std::string& page) {

@@ -13,6 +13,21 @@ std::string report_page(const RunHistory& run);
 // their seed alone, means with 95 % confidence intervals and a paired t-test against the runs of the first one's kind.
 std::string comparison_page(const std::vector<RunHistory>& runs);
 
+// A part of a page: a heading, paragraphs, and runs to compare.
+struct ReportSection {
+  std::string title;
+  std::vector<std::string> paragraphs;
+  std::vector<std::string> folders;
+};
+
+// An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, and other lines are paragraphs. Throws
+// UserError, with the line, for a folder or a paragraph before the first title.
+std::vector<ReportSection> read_outline(const std::string& path);
+
+// Sections below each other, with the runs over seeds and their validation losses in each, and all final losses at the end. A section
+// without a run that has begun says so.
+std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections);
+
 // Writes a page as PATH.tmp, syncs and renames it: a process that is killed leaves the old page or the new one. Throws UserError, and leaves
 // no PATH.tmp then.
 void write_page(const std::string& path, const std::string& page);

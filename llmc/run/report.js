@@ -107,11 +107,11 @@
     plot.className = 'plot';
     plot.append(canvas);
     figure.append(caption, plot);
-    document.getElementById('charts').append(figure);
+    document.getElementById(chart.place).append(figure);
   }
 
   if (typeof Chart === 'undefined') {
-    document.getElementById('charts').textContent = 'The program that wrote this page was built without Chart.js (Debian and Ubuntu: ' +
+    document.getElementById('axes').textContent = 'The program that wrote this page was built without Chart.js (Debian and Ubuntu: ' +
       'libjs-chart.js), so that there are no charts; `./report`, built with it, writes them from the same folder.';
     return;
   }

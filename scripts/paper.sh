@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# `make paper SIZE=tiny|small|full`: the tables of the SLA paper, and one of other wirings, over several seeds.
+#
+#   scripts/paper.sh tiny|small|full [table ...]      tables: 1 2 3 4; default: all
+#
+#   1  n_l over L: whose K/V, with 3/4 of the heads      3  sizes and lengths: sla(3/4 L, 3/4 h) and plain GPT-2
+#   2  n_h over h: how many heads, with 3/4 of the layers  4  other wirings, at equal FLOPs, and at equal K/V bytes a token
+#
+#   tiny   a model of 8 layers and bytes of the kernel's sources: within two hours on two cores
+#   small  GPT-2's tokens of OpenWebText and models of 12 layers: hours on one GPU
+#   full   the paper's: 124M, 350M and 774M, T 4,096 to 16,384, 18,000 updates of 524,288 tokens
+#
+# All rows of a seed read the same data in the same order. Every row is a run of scripts/compare.sh, which interleaves and resumes them: the
+# same command resumes where it was stopped. Runs are in OUT, and OUT/paper.html has the tables, written anew after each group of runs.
+#
+# Environment: OUT=folder (runs/paper-SIZE); SEEDS=n (3); DATA=folder with train_*.bin and val_*.bin; TRAINER, JOBS: see compare.sh
+# STEPS=n: updates of each run, in place of the size's
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source scripts/wiring_name.sh
+die() { echo "error: paper.sh: $*" >&2; exit 1; }
+size=${1-}
+[ $# -eq 0 ] || shift
+[ $# -gt 0 ] || set -- 1 2 3 4
+tables=("$@")
+for table in "${tables[@]}"; do [[ $table =~ ^[1-4]$ ]] || die "table $table: there are 1, 2, 3 and 4"; done
+has_table() { [[ " ${tables[*]} " = *" $1 "* ]]; }
+
+# layers and heads of the tables 1, 2 and 4, the shape of their model, its length T, updates and what each table 3's column is.
+case $size in
+  tiny)
+    layers=8 heads=8 T=1024 steps=250 corpus=linux
+    model=(--layers 8 --heads 8 --channels 128 --vocab-size 257)
+    common=(-b 2 -l 2e-3 -u 25 -c 0.1 -v 50 -m 20)
+    sizes=("4 4 256 --layers 4 --heads 4 --channels 128 --vocab-size 257" "4 4 1024 --layers 4 --heads 4 --channels 128 --vocab-size 257"
+      "8 8 256 ${model[*]}" "8 8 1024 ${model[*]}") ;;
+  small)
+    layers=12 heads=12 T=4096 steps=4000 corpus=openwebtext-gpt2
+    model=(--layers 12 --heads 12 --channels 384)
+    common=(-b 4 -d 65536 -l 6e-4 -q 0.1 -u 200 -c 0.1 -v 250)
+    sizes=("6 6 1024 --layers 6 --heads 6 --channels 384" "6 6 4096 --layers 6 --heads 6 --channels 384"
+      "12 12 1024 ${model[*]}" "12 12 4096 ${model[*]}") ;;
+  full)
+    layers=12 heads=12 T=4096 steps=18000 corpus=openwebtext-gpt2
+    model=(-e d12)
+    common=(-b 1 -d 524288 -l 1.5e-4 -q 0.1 -u 2000 -c 0.1 -v 250 -n 500)
+    sizes=()
+    for T3 in 4096 8192 16384; do sizes+=("12 12 $T3 -e d12" "24 16 $T3 -e d24" "36 20 $T3 -e d36"); done ;;
+  *) die "SIZE=$size: it must be tiny, small or full" ;;
+esac
+steps=${STEPS:-$steps} seeds=${SEEDS:-3} out=${OUT:-runs/paper-$size} data=${DATA:-data/$corpus}
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
+if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
+  [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"
+  if [ $corpus = linux ]; then data/linux.sh; else TOKENIZER=gpt2 data/openwebtext.sh; fi || die "no corpus; name a folder of tokens with DATA="
+fi
+mkdir -p "$out"
+common+=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle)
+
+# ----------------------------------------------------------------------------
+# The rows
+
+quarter() { echo $(($2 * $1 / 4)); }   # quarter <n> <of>
+sla() { echo "sla($(quarter 3 "$1"),$(quarter 3 "$2"))"; }   # the paper's recommendation for so many layers and heads
+main="T$T"                              # the folder of the runs that tables 1, 2 and 4 share
+table1=(plain) table2=(plain)
+for n in 1 2 3; do table1+=("sla($(quarter $n $layers),$(quarter 3 $heads))"); done
+for n in 1 2 3 4; do table2+=("sla($(quarter 3 $layers),$(quarter $n $heads))"); done
+equal_flops=(plain "$(sla $layers $heads)" "also($((layers / 4)),$((heads / 2)))" "gqa($((heads / 2)))" "window($((T / 4)),SSSL)" "topk($((T / 16)))" "reuse(2)")
+equal_kv=("sla($((layers / 2)),$heads)" "share(2)" "gqa($((heads / 2)))")
+
+# ----------------------------------------------------------------------------
+# The page
+
+# section <title> <text>, then runs <folder> <wiring ...>: appends to the outline.
+outline=$out/outline.txt
+section() { printf '# %s\n%s\n' "$1" "$2" >>"$outline"; }
+runs() {
+  local folder=$1 wiring seed
+  shift
+  for wiring in "$@"; do
+    for ((seed = 1; seed <= seeds; seed++)); do echo "run $out/$folder/$(wiring_name "$wiring")-$seed" >>"$outline"; done
+  done
+}
+
+write_page() {
+  printf '# %s\n%s\n' "What this is" "The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps updates a run. The \
+paper's own losses are not repeated here: they are of other models and data, unless SIZE=full. It says that SLA lowers the loss by up to 0.133 nats. A row \
+says \"lower\" or \"higher\" only where the 95 % interval of the differences to the first row, over seeds, has no 0 in it." >"$outline"
+  if has_table 1; then
+    section "Table 1: n_l, of $layers layers" "The last 3/4 of the heads attend to the K/V of the layer n_l below: sla(n_l, n_h)."
+    runs "$main" "${table1[@]}"
+  fi
+  if has_table 2; then
+    section "Table 2: n_h, of $heads heads" "The last n_h heads attend to the K/V of the layer 3/4 of the depth below: sla(n_l, n_h)."
+    runs "$main" "${table2[@]}"
+  fi
+  if has_table 3; then
+    local one
+    for one in "${sizes[@]}"; do
+      read -r l h t model3 <<<"$one"
+      section "Table 3: $model3, T = $t" "The recommended wiring and plain GPT-2, by size and length."
+      runs "$(folder3 "$one")" plain "$(sla "$l" "$h")"
+    done
+  fi
+  if has_table 4; then
+    section "Table 4a: other wirings at equal FLOPs" "Each run has as many updates as the FLOPs of plain GPT-2's $steps allow."
+    runs equal-flops "${equal_flops[@]}"
+    section "Table 4b: other wirings at equal K/V" "All keep half of plain GPT-2's bytes of K/V a token; differences are to the first."
+    runs "$main" "${equal_kv[@]}"
+  fi
+  ./report --outline "$outline" -o "$out/paper.html"
+}
+
+# ----------------------------------------------------------------------------
+# The runs
+
+# compare <folder> <updates> <wirings, between ;> <options of the model ...>: of length T. Ends the script if it was stopped or a run failed.
+compare() {
+  local folder=$1 updates=$2 wirings=$3
+  shift 3
+  scripts/compare.sh --wirings "$wirings" --seeds "$seeds" --out "$out/$folder" -- "${common[@]}" "$@" -x "$updates"
+  local status=$?
+  write_page
+  [ $status -eq 0 ] || exit $status
+}
+between() { local IFS=';'; echo "$*"; }
+
+# The folder of a column of table 3: that of the other tables where it is the same model and length.
+folder3() {
+  local l h t model3
+  read -r l h t model3 <<<"$1"
+  if [ "$model3" = "${model[*]}" ] && [ "$t" = "$T" ]; then echo "$main"; else echo "$(wiring_name "$model3" | sed 's/^_//')-T$t"; fi
+}
+
+# The updates that take as many FLOPs as plain GPT-2's: by what the trainer says of the wiring's.
+updates_of() {
+  local share
+  share=$("$trainer" "${model[@]}" --max-seq-len "$T" -t "$T" -b 1 --wiring "$1" --dry-run | sed -n 's/^relative to plain.* GFLOP, \([0-9.]*\) %$/\1/p')
+  [ -n "$share" ] || return 1
+  awk -v steps="$steps" -v share="$share" 'BEGIN { printf "%d", steps * 100 / share + 0.5 }'
+}
+
+at_T=("${model[@]}" --max-seq-len "$T" -t "$T")
+main_rows=()
+add_rows() {  # each wiring once
+  local row
+  for row in "$@"; do [[ ";$(between ${main_rows[@]+"${main_rows[@]}"});" = *";$row;"* ]] || main_rows+=("$row"); done
+}
+! has_table 1 || add_rows "${table1[@]}"
+! has_table 2 || add_rows "${table2[@]}"
+! has_table 4 || add_rows "${equal_kv[@]}"
+[ ${#main_rows[@]} -eq 0 ] || compare "$main" "$steps" "$(between "${main_rows[@]}")" "${at_T[@]}"
+if has_table 3; then
+  for one in "${sizes[@]}"; do
+    read -r l h t model3 <<<"$one"
+    # shellcheck disable=SC2086 # options, split at spaces
+    compare "$(folder3 "$one")" "$steps" "plain;$(sla "$l" "$h")" $model3 --max-seq-len "$t" -t "$t"
+  done
+fi
+if has_table 4; then
+  for wiring in "${equal_flops[@]}"; do
+    updates=$(updates_of "$wiring") || die "$wiring: $trainer --dry-run does not say its FLOPs"
+    compare equal-flops "$updates" "$wiring" "${at_T[@]}"
+  done
+fi
+echo "$out/paper.html"
