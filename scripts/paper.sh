@@ -29,9 +29,9 @@ has_table() { [[ " ${tables[*]} " = *" $1 "* ]]; }
 # layers and heads of the tables 1, 2 and 4, the shape of their model, its length T, updates and what each table 3's column is.
 case $size in
   tiny)
-    layers=8 heads=8 T=1024 steps=250 corpus=linux
+    layers=8 heads=8 T=1024 steps=500 corpus=linux
     model=(--layers 8 --heads 8 --channels 128 --vocab-size 257)
-    common=(-b 2 -l 2e-3 -u 25 -c 0.1 -v 50 -m 20)
+    common=(-b 2 -l 2e-3 -u 50 -c 0.1 -v 100 -m 20)
     sizes=("4 4 256 --layers 4 --heads 4 --channels 128 --vocab-size 257" "4 4 1024 --layers 4 --heads 4 --channels 128 --vocab-size 257"
       "8 8 256 ${model[*]}" "8 8 1024 ${model[*]}") ;;
   small)
