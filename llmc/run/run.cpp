@@ -331,8 +331,8 @@ void check_progress(const Run& run, const StepResult& result) {
              "rate (-l) or more warm-up (-u)", (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
 }
 
-// Says so if the report could not be written. Nothing else depends on it, and `report` can write it later.
-static void report_report(const std::optional<SaveResult>& written) {
+// Says so if a report could not be written. Nothing else depends on it, and `./report` can write it later.
+static void warn_of_unwritten_report(const std::optional<SaveResult>& written) {
   if (!written || written->error.empty()) return;
   print_line("");
   fprintf(stderr, "warning: %s; training is not affected\n", written->error.c_str());
@@ -342,7 +342,7 @@ static void report_report(const std::optional<SaveResult>& written) {
 static void write_report(Run& run) {
   const std::string& out = run.options.out;
   if (out.empty() || run.ranks.rank > 0) return;
-  report_report(run.report_writer.result(/*wait=*/true));
+  warn_of_unwritten_report(run.report_writer.result(/*wait=*/true));
   run.report_writer.start(run.step, [&out](SaveResult&) { write_page(out + "/report.html", report_page(read_run(out))); });
 }
 
@@ -445,7 +445,7 @@ void report_saved(Run& run, bool wait) {
 void finish_output(Run& run) {
   report_saved(run, /*wait=*/true);
   write_report(run);
-  report_report(run.report_writer.result(/*wait=*/true));
+  warn_of_unwritten_report(run.report_writer.result(/*wait=*/true));
   run.log.finish();
 }
 
