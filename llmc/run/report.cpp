@@ -347,7 +347,7 @@ std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
 
 std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<std::string>& names, const std::vector<int>& kind_of_run) {
   std::string rows = row({"run", "wiring", "seed", "steps", "tokens", "training", "tokens/s", "parameters", "K/V a token", "FLOPs a token",
-                          "validation loss", "less the first's"}, "th");
+                          "validation loss", "difference to the first"}, "th");
   const double first = runs[0].final_loss();
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
@@ -383,7 +383,7 @@ std::string verdict(const Estimate& difference, size_t pairs) {
 // Means over seeds; nothing if no kind has two.
 std::string over_seeds(const std::vector<Kind>& kinds) {
   if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
-  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "less the first's, over pairs", "pairs", "p", "tokens/s, to the first's", "K/V, to the first's", ""}, "th");
+  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "difference to the first, by pairs", "pairs", "p", "tokens/s, to the first's", "K/V, to the first's", ""}, "th");
   auto with_interval = [](const Estimate& e, const std::string& mean) {
     return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
   };
@@ -451,8 +451,8 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
     if (drawn.insert(string_in(run.description, "wiring")).second && !picture.empty()) pictures += "<div>" + picture + "</div>\n";
   }
   return page(format("%zu runs", runs.size()), format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
-              section("Final losses", final_losses(runs, names, kind_of_run)) + section("Over seeds", over_seeds(kinds)) +
-              "<h2>Curves</h2>\n" + axes + chart_places + section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"), comparison_charts(runs, names, kinds, kind_of_run));
+              section("Over seeds", over_seeds(kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
+              section("Final losses", final_losses(runs, names, kind_of_run)) + section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"), comparison_charts(runs, names, kinds, kind_of_run));
 }
 
 // ----------------------------------------------------------------------------
