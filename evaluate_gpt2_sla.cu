@@ -216,7 +216,8 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   context = o.context > 0 ? o.context : config.max_seq_len, stride = o.stride > 0 ? o.stride : context;
   if (context > config.max_seq_len) user_error("--context %lld: the model's context length is %d", (long long)context, config.max_seq_len);
   if (stride > context)
-    user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window", (long long)stride, (long long)context);
+    user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window", (long long)stride,
+               (long long)context);
   choose_tokenizer(e, config.vocab_size, o.serve || !o.lambada.empty());
   e.results.positions = PositionLosses(context);
   for (const std::string& path : o.files) add_file(e, path, config);

@@ -136,7 +136,8 @@ int main(int argc, char** argv) {
                "Example: data/convert gpt2_124M.bin models/gpt2; data/convert runs/plain/step_00002000 plain.gguf --type bf16");
   app.add_option("IN", o.in, "a model's folder (config.json, model.safetensors), or a model of llm.c (version 3 or 5); or NAME.jsonl, questions like "
                  "HellaSwag's")->required();
-  app.add_option("OUT", o.out, "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp; otherwise a folder. Must not exist")->required();
+  app.add_option("OUT", o.out, "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp; otherwise a folder. Must not "
+                 "exist")->required();
   app.add_option("--tokenizer", o.tokenizer, "the vocabulary to write with it, in any format that data/tokenize takes; default: the folder's");
   app.add_option("--type", o.type, "of weights in NAME.bin and NAME.gguf; bf16 rounds them")
       ->check(CLI::IsMember({"fp32", "bf16"}))->default_val("fp32");

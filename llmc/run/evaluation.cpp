@@ -20,12 +20,13 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
   app.add_option("FILE", o.files, "files to evaluate: text, llm.c's token shards, llm.c's multiple-choice questions, or headerless uint16 tokens if "
                  "the name ends in .bin")->take_all()->default_str("");
-  app.add_option("--lambada", o.lambada, "a file of JSON lines with the field \"text\", whose last word is to be predicted; may be given several times")
+  app.add_option("--lambada", o.lambada, "a file of JSON lines with the field \"text\", whose last word is to be predicted; may be "
+                 "given several times")
       ->take_all()->allow_extra_args(false)->default_str("");
   app.add_flag("--serve", o.serve, "answer requests, a JSON object a line, from stdin to stdout (llmc/run/evaluation.h)");
   app.add_option("--context", o.context, "tokens that the model reads at most; 0: its context length");
-  app.add_option("--stride", o.stride, "texts are scored in windows of --context tokens that begin so many tokens apart; each token is scored once, after "
-                 "at least context - stride tokens, or all there are; 0: the context, so that windows do not overlap");
+  app.add_option("--stride", o.stride, "texts are scored in windows of --context tokens that begin so many tokens apart; each token "
+                 "is scored once, after at least context - stride tokens, or all there are; 0: the context, so that windows do not overlap");
   app.add_option("--slots", o.slots, "sequences that are computed at a time");
   app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
   app.add_option("--json", o.json, "write the results to this file");
@@ -118,7 +119,8 @@ static void print_texts(const EvaluationResults& r) {
   if (r.texts.size() > 1) print(total_of(r.texts));
   printf("\n%-13s %12s %9s\n", "tokens before", "tokens", "loss");
   for (const PositionRange& range : ranges_of(r.positions)) {
-    const std::string name = range.first == range.last ? std::to_string(range.first) : format("%lld-%lld", (long long)range.first, (long long)range.last);
+    std::string name = std::to_string(range.first);
+    if (range.last > range.first) name += "-" + std::to_string(range.last);
     printf("%-13s %12lld %9.5f\n", name.c_str(), (long long)range.tokens, range.loss);
   }
 }
@@ -129,7 +131,7 @@ void print_results(const EvaluationResults& r) {
   for (const ChoiceResult& c : r.choices) {
     printf("%s: %lld questions;", c.file.c_str(), (long long)c.questions);
     for (int s = 0; s < int(ChoiceScore::count); s++)
-      printf(" %s %s%s", name_of(ChoiceScore(s)), number_or_dash("%.4f", accuracy(c, ChoiceScore(s))).c_str(), s + 1 < int(ChoiceScore::count) ? "," : "");
+      printf("%s %s %s", s > 0 ? "," : "", name_of(ChoiceScore(s)), number_or_dash("%.4f", accuracy(c, ChoiceScore(s))).c_str());
     printf("%s\n", c.shortened > 0 ? format("; %lld answers after a context without its beginning", (long long)c.shortened).c_str() : "");
   }
   for (const LastWordResult& w : r.last_words)
