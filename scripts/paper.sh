@@ -67,7 +67,8 @@ main="T$T"                              # the folder of the runs that tables 1, 
 table1=(plain) table2=(plain)
 for n in 1 2 3; do table1+=("sla($(quarter $n $layers),$(quarter 3 $heads))"); done
 for n in 1 2 3 4; do table2+=("sla($(quarter 3 $layers),$(quarter $n $heads))"); done
-equal_flops=(plain "$(sla $layers $heads)" "also($((layers / 4)),$((heads / 2)))" "gqa($((heads / 2)))" "window($((T / 4)),SSSL)" "topk($((T / 16)))" "reuse(2)")
+equal_flops=(plain "$(sla $layers $heads)" "also($((layers / 4)),$((heads / 2)))" "gqa($((heads / 2)))" "window($((T / 4)),SSSL)"
+  "topk($((T / 16)))" "reuse(2)")
 equal_kv=("sla($((layers / 2)),$heads)" "share(2)" "gqa($((heads / 2)))")
 
 # ----------------------------------------------------------------------------
@@ -85,9 +86,11 @@ runs() {
 }
 
 write_page() {
-  printf '# %s\n%s\n' "What this is" "The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps updates a run. The \
-paper's own losses are not repeated here: they are of other models and data, unless SIZE=full. It says that SLA lowers the loss by up to 0.133 nats. A row \
-says \"lower\" or \"higher\" only where the 95 % interval of the differences to the first row, over seeds, has no 0 in it." >"$outline"
+  local says
+  says="The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps updates a run. The paper's own "
+  says+="losses are not repeated here: they are of other models and data, unless SIZE=full. It says that SLA lowers the loss by up to 0.133 nats. A "
+  says+="row says \"lower\" or \"higher\" only where the 95 % interval of the differences to the first row, over seeds, has no 0 in it."
+  printf '# %s\n%s\n' "What this is" "$says" >"$outline"
   if has_table 1; then
     section "Table 1: n_l, of $layers layers" "The last 3/4 of the heads attend to the K/V of the layer n_l below: sla(n_l, n_h)."
     runs "$main" "${table1[@]}"
@@ -137,7 +140,8 @@ folder3() {
 # The updates that take as many FLOPs as plain GPT-2's: by what the trainer says of the wiring's.
 updates_of() {
   local share
-  share=$("$trainer" "${model[@]}" --max-seq-len "$T" -t "$T" -b 1 --wiring "$1" --dry-run | sed -n 's/^relative to plain.* GFLOP, \([0-9.]*\) %$/\1/p')
+  share=$("$trainer" "${model[@]}" --max-seq-len "$T" -t "$T" -b 1 --wiring "$1" --dry-run |
+    sed -n 's/^relative to plain.* GFLOP, \([0-9.]*\) %$/\1/p')
   [ -n "$share" ] || return 1
   awk -v steps="$steps" -v share="$share" 'BEGIN { printf "%d", steps * 100 / share + 0.5 }'
 }

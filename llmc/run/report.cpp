@@ -146,11 +146,12 @@ std::vector<json> noisy(const RunHistory& run, double TrainPoint::*what, const s
 json charts_of(const RunHistory& run) {
   json charts = json::array();
   std::vector<json> losses = noisy(run, &TrainPoint::loss, "training", 0);
-  losses.push_back(styled(series(run, run.validations, buckets_of_a_run, [&](size_t i) { return run.validations[i].loss; }), "validation", 1, "points"));
+  const json val = series(run, run.validations, buckets_of_a_run, [&](size_t i) { return run.validations[i].loss; });
+  losses.push_back(styled(val, "validation", 1, "points"));
   add_chart(charts, "Loss", "nats a token", std::move(losses));
   add_chart(charts, "Norm of the gradient", "norm", noisy(run, &TrainPoint::grad_norm, "norm", 3));
-  add_chart(charts, "Learning rate", "learning rate",
-            {styled(series(run, run.steps, buckets_of_a_run, [&](size_t i) { return run.steps[i].learning_rate; }), "learning rate", 2, "line")});
+  const json rate = series(run, run.steps, buckets_of_a_run, [&](size_t i) { return run.steps[i].learning_rate; });
+  add_chart(charts, "Learning rate", "learning rate", {styled(rate, "learning rate", 2, "line")});
   add_chart(charts, "Speed", "tokens/s", noisy(run, &TrainPoint::tokens_per_second, "tokens/s", 0));
   add_chart(charts, "Share of the GEMM rate measured at the start", "share", noisy(run, &TrainPoint::gemm_share, "share", 4));
   return charts;
@@ -383,7 +384,8 @@ std::string verdict(const Estimate& difference, size_t pairs) {
 // Means over seeds; nothing if no kind has two.
 std::string over_seeds(const std::vector<Kind>& kinds) {
   if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
-  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "difference to the first, by pairs", "pairs", "p", "tokens/s, to the first's", "K/V, to the first's", ""}, "th");
+  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "difference to the first, by pairs", "pairs", "p",
+                          "tokens/s, to the first's", "K/V, to the first's", ""}, "th");
   auto with_interval = [](const Estimate& e, const std::string& mean) {
     return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
   };
@@ -395,7 +397,8 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
       if (first != kinds[0].losses.end()) differences.push_back(loss - first->second);
     }
     const Estimate mean = estimate(losses), difference = estimate(differences);
-    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()), with_interval(mean, loss_text(mean.mean)), "", "", "", "", "", ""};
+    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()), with_interval(mean, loss_text(mean.mean))};
+    cells.resize(9);
     if (&kind != &kinds[0] && !differences.empty()) {
       cells[3] = with_interval(difference, signed_text(difference.mean));
       cells[4] = format("%zu", differences.size());
@@ -452,7 +455,9 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
   }
   return page(format("%zu runs", runs.size()), format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
               section("Over seeds", over_seeds(kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
-              section("Final losses", final_losses(runs, names, kind_of_run)) + section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"), comparison_charts(runs, names, kinds, kind_of_run));
+              section("Final losses", final_losses(runs, names, kind_of_run)) +
+              section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"),
+              comparison_charts(runs, names, kinds, kind_of_run));
 }
 
 // ----------------------------------------------------------------------------

@@ -49,7 +49,8 @@
   };
 
   function scale(title, isLog) {
-    const ticks = { color: colour('--quiet'), maxTicksLimit: 8, callback: value => Math.abs(value) >= 1e4 ? compact.format(value) : +value.toPrecision(4) };
+    const ticks = { color: colour('--quiet'), maxTicksLimit: 8,
+                    callback: value => Math.abs(value) >= 1e4 ? compact.format(value) : +value.toPrecision(4) };
     return { type: isLog ? 'logarithmic' : 'linear', title: { display: true, text: title, color: colour('--quiet') }, ticks,
              grid: { color: colour('--grid') } };
   }
@@ -66,7 +67,8 @@
         interaction: { mode: 'nearest', axis: chart.x ? 'xy' : 'x', intersect: false },
         scales: { x: scale(chart.x || axis.label(unitOf(chart)), chart.logX), y: scale(chart.y, chart.logY) },
         plugins: {
-          legend: { display: chart.series.length > 1, labels: { color: ink, usePointStyle: true, pointStyle: chart.x ? 'circle' : 'line', boxHeight: 8 } },
+          legend: { display: chart.series.length > 1,
+                    labels: { color: ink, usePointStyle: true, pointStyle: chart.x ? 'circle' : 'line', boxHeight: 8 } },
           tooltip: { callbacks: {
             title: items => items.length ? (chart.x || axis.label(unitOf(chart))) + ' ' + (+items[0].parsed.x.toPrecision(6)) : '',
             label: item => item.dataset.label + ': ' + (+item.parsed.y.toPrecision(6)) } },
