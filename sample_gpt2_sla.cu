@@ -225,7 +225,7 @@ int run_sampler(int argc, char** argv) {
 
 #ifndef SLA_NO_SAMPLER_MAIN
 int main(int argc, char** argv) {
-  configure_threads(argv);
+  configure_threads(argv, "20000");
   try {
     return run_sampler(argc, argv);
   } catch (const UserError& e) {

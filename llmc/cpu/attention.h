@@ -13,6 +13,7 @@
 #include <type_traits>            // std::is_same_v
 #include <vector>                 // std::vector
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "few_rows.h"             // dot_product
 #include "gemm.h"                 // gemm
 #include "llmc/precision.h"       // floatX
 #include "threads.h"              // is_worth_threads
@@ -168,10 +169,29 @@ inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t
 
 inline float score_scale(const AttentionArgs<floatX>& a) { return 1.0f / std::sqrt(float(a.HS)); }
 
+// Whether attention is that of a few queries at the end of a sequence, as when generation draws tokens. It is bound by reading the keys and
+// values, and a matmul of so few rows takes longer than that.
+inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.T - a.first_query <= 4; }
+
+// So many rows ahead k and v are asked for. A head's are far from each other, with those of other heads between them.
+constexpr int64_t prefetch_rows = 16;
+
 // Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are scaled, but for topk,
 // where scores that are equal must stay equal.
 inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows, const Rows<const floatX>& k, float* scores) {
   const AttentionArgs<floatX>& a = at.a;
+  if (has_few_queries(a)) {
+    thread_local std::vector<float> q;
+    q.resize(size_t(a.HS));
+    for (int64_t r = 0; r < rows; r++) {
+      const floatX* query = a.q + at.query_row(q0 + r) * a.q_stride + at.head * a.HS;
+      for (int64_t i = 0; i < a.HS; i++) q[i] = to_float(query[i]);
+      const float scale = a.topk > 0 ? 1.0f : score_scale(a);
+      for (int64_t j = 0; j < tile.keys; j++)
+        scores[r * key_block + j] = scale * dot_product(q.data(), k.data + j * k.stride, a.HS, size_t(prefetch_rows * k.stride) * sizeof(floatX));
+    }
+    return;
+  }
   gemm('N', 'T', rows, tile.keys, a.HS, a.topk > 0 ? 1.0f : score_scale(a), a.q + at.query_row(q0) * a.q_stride + at.head * a.HS,
        at.step * a.q_stride, k.data, k.stride, 0.0f, scores, key_block);
 }
@@ -272,6 +292,29 @@ inline void keep_rounding_errors(ScoreTile<floatX>& tile, const float* shifts, i
   }
 }
 
+// sums (rows, HS) = or += p v, of p (rows, key_block) and a tile's v (keys, HS).
+inline void add_values(const Rows<float>& sums, const floatX* p, const Rows<const floatX>& v, int64_t rows, int64_t keys, int64_t HS,
+                       bool few_queries, bool accumulate) {
+  if (!few_queries) return gemm('N', 'N', rows, HS, keys, p, key_block, v.data, v.stride, accumulate, sums.data, sums.stride);
+  constexpr int64_t width = 64;  // channels whose sums stay in registers
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t first = 0; first < HS; first += width) {
+      float sum[width] = {};
+      const int64_t n = std::min(width, HS - first);
+      for (int64_t j = 0; j < keys; j++) {
+        const floatX* row = v.data + j * v.stride + first;
+        for (size_t line = 0; line < size_t(n) * sizeof(floatX); line += 64)
+          __builtin_prefetch(reinterpret_cast<const char*>(row + prefetch_rows * v.stride) + line);
+        const float weight = to_float(p[r * key_block + j]);
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) sum[i] += weight * to_float(row[i]);
+      }
+      float* to = sums.data + r * sums.stride + first;
+      for (int64_t i = 0; i < n; i++) to[i] = (accumulate ? to[i] : 0.0f) + sum[i];
+    }
+  }
+}
+
 // out =, exact_out =, lse = of the queries [q0, q1).
 inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local ScoreTile<floatX> tile_of_scores;
@@ -312,14 +355,14 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
       row_max[r] = max, row_sum[r] = sum, shifts[r] = shift;
     }
     const Rows<const floatX> v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
-    auto add_values = [&](bool accumulate) {
-      gemm('N', 'N', rows, HS, tile.keys, tile_of_scores.operand(), key_block, v.data, v.stride, accumulate, sums.data, sums.stride);
+    auto add = [&](bool accumulate) {
+      add_values(sums, tile_of_scores.operand(), v, rows, tile.keys, HS, has_few_queries(a), accumulate);
     };
-    add_values(!is_first);
+    add(!is_first);
     is_first = false;
     if (has_master_weights && a.exact_out != nullptr) {
       keep_rounding_errors(tile_of_scores, shifts, rows, tile.keys);
-      add_values(true);
+      add(true);
     }
   }
   for (int64_t r = 0; r < rows; r++) {
@@ -342,12 +385,14 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
 // out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block of queries of one
 // head in one sequence; blocks with the most keys are started first.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
+  // Of keys and values that few queries read. A head's rows are far from each other: a byte takes four times as long as in sequence.
+  const int64_t bytes = has_few_queries(a) ? 4 * 2 * int64_t(sizeof(floatX)) * a.B * a.NH * a.HS * a.T : 0;
   int64_t units = 0;  // the most blocks that a head has
   for (int64_t head = 0; head < a.NH; head++) {
     const int64_t step = HeadPositions::step_of(a, head);
     units = std::max(units, step * ((HeadPositions(a, 0, head, 0).length + query_block - 1) / query_block));
   }
-#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(bytes, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
   for (int64_t task = 0; task < units * a.B * a.NH; task++) {
     const int64_t head = task % a.NH, unit = units - 1 - task / (a.B * a.NH), step = HeadPositions::step_of(a, head);
     const HeadPositions at(a, task / a.NH % a.B, head, unit % step);

@@ -44,15 +44,16 @@ inline double processors_allowed(const std::string& membership = "/proc/self/cgr
 // for work, about 10 us, bridge the time between two operations: on an idle machine steps take 5 % longer than with threads that never
 // sleep, and 20 % longer with threads that sleep at once. Threads are not bound to cores: where other programs took their turns on two cores,
 // steps of bound threads took 1.5 to 4 times as long. libgomp reads the environment when it is loaded: this starts the program anew,
-// as the same process, unless nothing is to be changed. `argv`: main's.
-inline void configure_threads(char** argv) {
+// as the same process, unless nothing is to be changed. `argv`: main's. `spins`: how many looks; generation, whose operations are as short as
+// the time in between, takes ten times as many: it draws up to a tenth more tokens a second then.
+inline void configure_threads(char** argv, const char* spins = "2000") {
   bool changed = false;
   const double allowed = std::max(1.0, std::ceil(processors_allowed()));
   if (getenv("OMP_NUM_THREADS") == nullptr && allowed < omp_get_max_threads())
     changed = setenv("OMP_NUM_THREADS", std::to_string(int(allowed)).c_str(), 1) == 0;
   const bool has_several = omp_get_max_threads() > 1 && !(changed && allowed == 1);
   if (has_several && getenv("OMP_WAIT_POLICY") == nullptr && getenv("GOMP_SPINCOUNT") == nullptr)
-    changed |= setenv("GOMP_SPINCOUNT", "2000", 1) == 0;
+    changed |= setenv("GOMP_SPINCOUNT", spins, 1) == 0;
   if (!changed) return;
   std::error_code error;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);  // by its own name, which `ps` shows

@@ -80,7 +80,7 @@ inline Gpu& gpu() {
 
 inline const char* device_name() { return gpu().name.c_str(); }
 
-inline void configure_threads(char**) {}  // the host's threads have little to do
+inline void configure_threads(char**, const char* = nullptr) {}  // the host's threads have little to do
 
 inline size_t device_workspace_bytes() { return Gpu::gemm_workspace_bytes + Gpu::scratch_bytes; }
 

@@ -30,7 +30,8 @@ inline int sample_token(std::vector<float> logits, double uniform, const Samplin
   const double divisor = o.temperature > 0 ? o.temperature : 1;
   if (o.repetition_penalty != 1) penalize_repetition(logits, tokens, o.repetition_penalty);
   const float max = *std::max_element(logits.begin(), logits.end());
-  std::vector<double> weights(logits.size());
+  thread_local std::vector<double> weights;  // 400 KB for GPT-2: new memory would be cleared by the kernel each time
+  weights.resize(logits.size());
   double sum = 0;
   for (int i = 0; i < n; i++) sum += weights[i] = std::exp(double(logits[i] - max) / divisor);
   if (!std::isfinite(sum))
@@ -38,7 +39,8 @@ inline int sample_token(std::vector<float> logits, double uniform, const Samplin
                "infinite: take an earlier checkpoint");
   if (o.temperature == 0) return int(std::max_element(logits.begin(), logits.end()) - logits.begin());
 
-  std::vector<int> kept(logits.size());  // all in their order, or the likeliest in theirs
+  thread_local std::vector<int> kept;  // all in their order, or the likeliest in theirs
+  kept.resize(logits.size());
   std::iota(kept.begin(), kept.end(), 0);
   const bool some = (o.top_k > 0 && o.top_k < n) || o.top_p < 1;
   if (some) {
