@@ -5,6 +5,7 @@
 #include <string>               // std::string
 #include <vector>               // std::vector
 #include "llmc/run/report.h"    // report_page, comparison_page, sections_page, write_page
+#include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/error.h"   // user_error, UserError
 
 static int run_report(int argc, char** argv) {
@@ -15,12 +16,7 @@ static int run_report(int argc, char** argv) {
   app.add_option("RUN", folders, "folders of runs (-o of the trainer); differences are to the first");
   app.add_option("--outline", outline, "in place of RUN: a file that says what the page's sections are: lines `# TITLE`, `run FOLDER`, and text");
   app.add_option("-o,--out", out, "the page; default, for a single run: RUN/report.html");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help
-    user_error("%s; --help lists the options", e.what());
-  }
+  if (!parse_command_line(app, argc, argv)) return 0;
   if (folders.empty() == outline.empty()) user_error("name the folders of runs, or an --outline; --help lists the options");
   if (out.empty() && !outline.empty()) user_error("--outline: name the page, with -o");
   if (!outline.empty()) {

@@ -148,23 +148,32 @@ double flops_of_step(const Shape& shape) {
   return flops_per_token(config, make_attention_plan(config), config.max_seq_len) * shape.tokens;
 }
 
+// The model of such arguments, in training: two steps have been made.
+struct Training {
+  const ModelConfig config;
+  const int B, T;
+  const std::vector<int> tokens;
+  GPT2 model;
+  int64_t steps = 0;
+
+  explicit Training(const std::vector<std::string>& a)
+      : config(config_of(a)), B(std::stoi(a[5])), T(config.max_seq_len), tokens(random_tokens(int64_t(B) * T + 1, config.vocab_size)) {
+    gpt2_plan(model, config, {B, T});
+    gpt2_allocate(model);
+    gpt2_init_weights(model, 1);
+    step(), step();
+  }
+  void step() { training_step(model, tokens, B, T, ++steps); }
+};
+
 // For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step and FLOP/s of a matmul.
 void serve_steps(const std::vector<std::string>& a) {
-  const ModelConfig config = config_of(a);
-  const int B = std::stoi(a[5]), T = config.max_seq_len;
-  GPT2 model;
-  gpt2_plan(model, config, {B, T});
-  gpt2_allocate(model);
-  gpt2_init_weights(model, 1);
-  const std::vector<int> tokens = random_tokens(int64_t(B) * T + 1, config.vocab_size);
-  int64_t steps = 0;
-  auto step = [&] { training_step(model, tokens, B, T, ++steps); };
-  step(), step();
+  Training training(a);
   for (double seconds; scanf("%lf", &seconds) == 1;) {
     std::vector<double> times;
     for (const double start = seconds_now(); times.size() < 3 || seconds_now() - start < seconds;) {
       const double begin = seconds_now();
-      step();
+      training.step();
       times.push_back(seconds_now() - begin);
     }
     std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
@@ -275,20 +284,12 @@ double bytes_of_parameters(const GPT2& model) {
 
 void bench_profile(const Shape& shape, double seconds) {
   std::istringstream words(shape.arguments);
-  const std::vector<std::string> a = {std::istream_iterator<std::string>(words), {}};
-  const ModelConfig config = config_of(a);
-  const int B = std::stoi(a[5]), T = config.max_seq_len;
-  GPT2 model;
-  gpt2_plan(model, config, {B, T});
-  gpt2_allocate(model);
-  gpt2_init_weights(model, 1);
-  const std::vector<int> tokens = random_tokens(int64_t(B) * T + 1, config.vocab_size);
-  training_step(model, tokens, B, T, 1), training_step(model, tokens, B, T, 2);
+  Training training({std::istream_iterator<std::string>(words), {}});
   profile = Profile();
   const double gemm = gemm_peak(0.3), copy = copy_bandwidth(), start = seconds_now();
   int steps = 0;
-  for (; steps < 3 || seconds_now() - start < seconds; steps++) training_step(model, tokens, B, T, 3 + steps);
-  const double step = (seconds_now() - start) / steps, flops = flops_of_step(shape), bytes = bytes_of_parameters(model);
+  for (; steps < 3 || seconds_now() - start < seconds; steps++) training.step();
+  const double step = (seconds_now() - start) / steps, flops = flops_of_step(shape), bytes = bytes_of_parameters(training.model);
   printf("\n| %s, %s | calls | ms/step | of the step |\n| --- | --: | --: | --: |\n", shape.name, precision_name);
   double others = step;
   for (const Profile::Operation& o : profile.sorted()) {

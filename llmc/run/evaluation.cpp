@@ -6,6 +6,7 @@
 #include <limits>              // std::numeric_limits
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
 #include <sstream>             // std::istringstream
+#include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/error.h"  // user_error
 #include "llmc/utils/files.h"  // read_whole_file
 #include "llmc/utils/text.h"   // shortest
@@ -38,12 +39,7 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
   CLI::App app("Evaluates a trained model: perplexity and bits per byte of texts, multiple choice by likelihood, the last word of texts.\n"
                "Example: ./evaluate_gpt2_sla_cpu runs/gcide-2400/step_00002400 'data/gcide/val_000000.bin' --stride 128");
   declare_options(app, o);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e), false;  // --help
-    user_error("%s; --help lists the options", e.what());
-  }
+  if (!parse_command_line(app, argc, argv)) return false;
   if (o.context < 0) user_error("--context %lld: it cannot be negative", (long long)o.context);
   if (o.stride < 0) user_error("--stride %lld: it cannot be negative", (long long)o.stride);
   if (o.slots < 1 || o.slots > 4096) user_error("--slots %d: it must lie between 1 and 4096", o.slots);

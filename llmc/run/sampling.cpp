@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
 #include <sstream>             // std::istringstream
 #include <tuple>               // std::tie
+#include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/error.h"  // user_error
 #include "llmc/utils/files.h"  // read_whole_file
 
@@ -55,12 +56,7 @@ bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
   CLI::App app("Continues text with a trained model.\n"
                "Example: ./sample_gpt2_sla_cpu runs/gcide-1600/step_00001600 --prompt 'Skip, n. ' --temperature 0.7");
   declare_options(app, o);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e), false;  // --help
-    user_error("%s; --help lists the options", e.what());
-  }
+  if (!parse_command_line(app, argc, argv)) return false;
   check_sampling(o);
   if (!o.prompt.empty() + !o.prompt_file.empty() + !o.batch.empty() + o.interactive > 1)
     user_error("--prompt, --prompt-file, --batch and -i each say what to continue; give one of them");
