@@ -3,7 +3,9 @@
 losses are the case's, computed whole, in chunks through the K/V cache, and with padding; what transformers saves again has the same validation
 loss in the trainer; and both continue a prompt with the same tokens, greedily.
 
-    make build/fp32/train_gpt2_sla_cpu data/convert && python3 dev/huggingface_check.py
+    make build/fp32/train_gpt2_sla_cpu data/convert && python3 dev/huggingface_check.py [MODEL ...]
+
+Of each MODEL, a folder, the greedy tokens are compared until its context is full.
 
 For development only: it needs PyTorch and transformers, and nothing else in this project needs Python.
 """
@@ -75,6 +77,15 @@ def greedy_sample(folder, length):
     return [int(token) for token in re.search(r"--- sample .*\n([\d ]+)\n---", out)[1].split()]
 
 
+def greedy_failure(folder):
+    """What differs between our greedy tokens and those of `generate` in fp32, as many as the context holds; "" if nothing does."""
+    peer = load(folder, torch.float32)
+    ours = greedy_sample(folder, peer.config.n_positions)
+    prompt = torch.tensor([[peer.config.vocab_size - 1]])
+    theirs = peer.generate(prompt, max_new_tokens=len(ours), do_sample=False, pad_token_id=0)[0, 1:].tolist()
+    return "" if ours == theirs else f"greedy tokens: {ours} and {theirs}"
+
+
 def check_case(case, folder):
     expected = json.loads((case / "expected.json").read_text())
     tokens, failures = read_shard(case / "tokens.bin"), []
@@ -91,11 +102,7 @@ def check_case(case, folder):
         difference = abs(val_loss(saved, case, expected) / expected["val_loss"] - 1)
         if not difference <= 1e-5:
             failures.append(f"loss of what transformers saved: {difference:.1e}")
-        ours = greedy_sample(model, peer.config.n_positions)
-        prompt = torch.tensor([[peer.config.vocab_size - 1]])
-        theirs = peer.generate(prompt, max_new_tokens=len(ours), do_sample=False, pad_token_id=0)[0, 1:].tolist()
-        if ours != theirs:
-            failures.append(f"greedy tokens: {ours} and {theirs}")
+        failures += filter(None, [greedy_failure(model)])
     print(f"{case.name}: {'; '.join(failures) or 'the same'}", flush=True)
     return not failures
 
@@ -107,6 +114,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         same = sum([check_case(case, Path(folder)) for case in cases])
     print(f"{same} of {len(cases)} cases are the same")
+    for model in map(Path, sys.argv[1:]):
+        failure = greedy_failure(model.resolve())
+        print(f"{model}: {failure or 'the same greedy tokens, as many as its context holds'}")
+        same -= failure != ""
     return 0 if same == len(cases) else 1
 
 
