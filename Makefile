@@ -104,7 +104,7 @@ help:
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
 	@echo 'make paper      SIZE=tiny|small|full: the tables of the SLA paper and other wirings, over seeds (tiny: within two hours on 2 cores)'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one (about 5 minutes on 2 cores)'
-	@echo 'make test-all   every test there is (about 20 minutes); the last line of both says how many passed'
+	@echo 'make test-all   every test there is (about 30 minutes); the last line of both says how many passed'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it; with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'

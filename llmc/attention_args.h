@@ -20,6 +20,10 @@ struct KVHead {
   int first_query_head, num_query_heads;  // its query heads are query_heads[first_query_head, first_query_head + num_query_heads)
 };
 
+// Up to so many queries at the end of a sequence are few, as when generation draws tokens: their attention is bound by reading k and v, and
+// each device has a way of its own for it. A prompt's part has more.
+constexpr int most_few_queries = 4;
+
 template <class Element>
 struct AttentionArgs {
   // Shape. Queries are the positions [first_query, T), keys the positions [0, T).

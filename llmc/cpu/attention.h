@@ -169,9 +169,8 @@ inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t
 
 inline float score_scale(const AttentionArgs<floatX>& a) { return 1.0f / std::sqrt(float(a.HS)); }
 
-// Whether attention is that of a few queries at the end of a sequence, as when generation draws tokens. It is bound by reading the keys and
-// values, and a matmul of so few rows takes longer than that.
-inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.T - a.first_query <= 4; }
+// Whether attention is that of a few queries, for which a matmul of so few rows takes longer than reading k and v.
+inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.T - a.first_query <= most_few_queries; }
 
 // So many rows ahead k and v are asked for. A head's are far from each other, with those of other heads between them.
 constexpr int64_t prefetch_rows = 16;

@@ -24,7 +24,8 @@ inline float dot_product(const float* x, const Element* y, int64_t count, size_t
   float sums[lanes] = {};
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    for (size_t line = 0; line < lanes * sizeof(Element); line += 64) __builtin_prefetch(reinterpret_cast<const char*>(y + i) + line + prefetch_bytes);
+    for (size_t line = 0; line < lanes * sizeof(Element); line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(y + i) + line + prefetch_bytes);
 #pragma omp simd
     for (int j = 0; j < lanes; j++) sums[j] += x[i + j] * to_float(y[i + j]);
   }

@@ -20,7 +20,6 @@
 
 constexpr int decode_keys = 64, decode_threads = 128;
 constexpr int decode_rows = 8;          // queries of query heads that a block works on at a time
-constexpr int most_decode_queries = 4;  // of a sequence; a prompt's part has more and goes through tensor cores
 
 // Of a tile of keys, for one query of a query head: o_i (HS), m_i, l_i.
 template <class Element>
@@ -191,13 +190,13 @@ static __global__ void __launch_bounds__(largest_head_size) attention_merge_kern
 }
 
 inline int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, int64_t kv_per_head) {
-  return B * NH * most_decode_queries * kv_per_head * ceil_div(T, decode_keys) * (HS + 2);
+  return B * NH * most_few_queries * kv_per_head * ceil_div(T, decode_keys) * (HS + 2);
 }
 
 // Whether these kernels are for it. They do not choose keys by their scores, and do not write exact_out.
 template <class Element>
 bool has_few_queries(const AttentionArgs<Element>& a) {
-  return a.partials != nullptr && a.T - a.first_query <= most_decode_queries && a.topk == 0 && a.exact_out == nullptr;
+  return a.partials != nullptr && a.T - a.first_query <= most_few_queries && a.topk == 0 && a.exact_out == nullptr;
 }
 
 template <class Element>

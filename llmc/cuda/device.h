@@ -7,7 +7,6 @@
 // everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
 #pragma once
 #include <cuda_runtime.h>        // cudaMalloc, cudaMemcpyAsync, ...
-#include <unistd.h>              // gethostname
 #include <array>                 // std::array
 #include <initializer_list>      // std::initializer_list
 #include <optional>              // std::optional
@@ -16,6 +15,7 @@
 #include <utility>               // std::exchange, std::swap
 #include "llmc/device_memory.h"  // the memory functions that are defined here
 #include "llmc/utils/error.h"    // CHECK, user_error, format
+#include "llmc/utils/host_name.h"  // host_name
 #include "launch.h"              // CUDA_CHECK
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
@@ -56,9 +56,7 @@ struct Gpu {
     name = properties.name;
     id = "GPU-";
     for (int i = 0; i < 16; i++) id += format(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", (unsigned char)properties.uuid.bytes[i]);
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
-    id += format(" on %s", host);
+    id += " on " + host_name();
     multiprocessors = properties.multiProcessorCount;
     has_large_shared_memory = properties.sharedMemPerBlockOptin >= large_shared_bytes;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -21,6 +21,7 @@
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // user_error, CHECK, format
 #include "llmc/utils/files.h"  // try_read_file, write_all, write_file_durably, rename_durably
+#include "llmc/utils/host_name.h"  // host_name
 #include "tcp.h"               // Connection, connect_to, listen_at
 #include "watchdog.h"          // Watchdog, RankReport
 

@@ -6,11 +6,12 @@
 #include <netinet/in.h>        // sockaddr_in6
 #include <netinet/tcp.h>       // TCP_NODELAY
 #include <poll.h>              // poll
-#include <unistd.h>            // close, gethostname
+#include <unistd.h>            // close
 #include <cerrno>              // errno
 #include <cstring>             // memcpy
 #include <utility>             // std::exchange, std::swap
 #include "llmc/utils/error.h"  // CHECK
+#include "llmc/utils/host_name.h"  // host_name
 
 Connection::Connection(int descriptor) : fd(descriptor) {
   const int yes = 1;
@@ -98,12 +99,6 @@ int port_of(int listener) {
   CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&bound), &size) == 0);
   return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
-}
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 std::vector<std::string> own_addresses() {

@@ -41,6 +41,5 @@ int listen_at(int port, int backlog);
 // The port of a listening socket.
 int port_of(int listener);
 
-std::string host_name();
 // This machine's addresses as numbers, and its name, best first. Loopback is last: it is of use only to a run on a single machine.
 std::vector<std::string> own_addresses();

@@ -1,4 +1,5 @@
-// A thread that writes checkpoints, or the report, while training continues. It uses host memory and files only: the device belongs to the training thread.
+// A thread that writes checkpoints, or the report, while training continues. It uses host memory and files only: the device belongs to the
+// training thread.
 #pragma once
 #include <atomic>      // std::atomic
 #include <cstdint>     // int64_t

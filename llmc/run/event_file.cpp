@@ -1,12 +1,13 @@
 #include "event_file.h"
 #include <fcntl.h>               // open
-#include <unistd.h>              // gethostname, getpid
+#include <unistd.h>              // getpid
 #include <cerrno>                // errno
 #include <chrono>                // std::chrono::system_clock
 #include <cstdio>                // fprintf
 #include <cstring>               // memcpy, strerror
 #include "llmc/utils/crc32c.h"   // crc32c
 #include "llmc/utils/error.h"    // user_error, format
+#include "llmc/utils/host_name.h"  // host_name
 
 // ----------------------------------------------------------------------------
 // Protocol buffers: a field is a key, its number and how it is encoded, and its value.
@@ -42,10 +43,8 @@ static std::string event(int64_t step, int what, const std::string& value) {
 // ----------------------------------------------------------------------------
 
 void EventFile::open(const std::string& out, int64_t step) {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  path_ = out + format("/events.out.tfevents.%010lld.%s.%d", (long long)now, host, int(getpid()));
+  path_ = out + format("/events.out.tfevents.%010lld.%s.%d", (long long)now, host_name().c_str(), int(getpid()));
   file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (file_.fd < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
   write_record(event(0, 3, "brain.Event:2"));

@@ -450,8 +450,10 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
     all_notices += "<p class=\"warn\">The runs have different lengths; each one's final loss is that at its own end.</p>\n";
   std::set<std::string> drawn;
   for (const RunHistory& run : runs) {
-    const std::string picture = picture_of(run, format("wiring-%zu", drawn.size()));
-    if (drawn.insert(string_in(run.description, "wiring")).second && !picture.empty()) pictures += "<div>" + picture + "</div>\n";
+    const std::string id = format("wiring-%zu", drawn.size());
+    if (!drawn.insert(string_in(run.description, "wiring")).second) continue;
+    const std::string picture = picture_of(run, id);
+    if (!picture.empty()) pictures += "<div>" + picture + "</div>\n";
   }
   return page(format("%zu runs", runs.size()), format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
               section("Over seeds", over_seeds(kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
@@ -489,7 +491,8 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     std::vector<RunHistory> runs;
     for (const std::string& folder : sections[i].folders) {
       if (!std::filesystem::exists(folder + "/log.jsonl")) continue;
-      runs.push_back(all.try_emplace(folder, read_run(folder)).first->second);
+      if (all.count(folder) == 0) all[folder] = read_run(folder);
+      runs.push_back(all[folder]);
     }
     body += "<h2>" + html(sections[i].title) + "</h2>\n";
     for (const std::string& paragraph : sections[i].paragraphs) body += "<p>" + html(paragraph) + "</p>\n";

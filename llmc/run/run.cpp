@@ -1,5 +1,4 @@
 #include "run.h"
-#include <unistd.h>            // gethostname
 #include <algorithm>           // std::max, std::min
 #include <cmath>               // std::isfinite
 #include <filesystem>          // is_directory
@@ -8,6 +7,7 @@
 #include "llmc/utils/files.h"  // make_folders, parent_folder, write_file_durably
 #include "llmc/utils/clock.h"  // seconds_now
 #include "llmc/utils/error.h"  // user_error, UserError
+#include "llmc/utils/host_name.h"  // host_name
 #include "print.h"             // print_line, count_text, time_text
 #include "report.h"            // read_run, report_page, write_page
 #include "stop_signal.h"       // stop_signal, signal_name
@@ -208,9 +208,7 @@ static std::string cpu_name() {
 
 // What may be another after a resume.
 static LogFields describe_process(const Run& run) {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return {{"host", std::string(host)},
+  return {{"host", host_name()},
           {"cpu", cpu_name()},
           {"processors", int64_t(std::thread::hardware_concurrency())},
           {"ranks", int64_t(run.ranks.size)},

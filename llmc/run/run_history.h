@@ -38,7 +38,7 @@ struct RunHistory {
   int64_t num_unreadable = 0;           // lines that are not valid, but for an incomplete last one
   bool ends_in_mid_line = false;        // as a killed process leaves the log
 
-  // A number of the description, or of `object`; `otherwise` if it has none.
+  // A number of the description; `otherwise` if it has none.
   double number(const char* key, double otherwise) const;
   int64_t planned_steps() const { return int64_t(number("steps", 0)); }
   int64_t last_step() const { return steps.empty() ? 0 : steps.back().step; }

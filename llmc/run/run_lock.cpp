@@ -1,16 +1,15 @@
 #include "run_lock.h"
 #include <fcntl.h>             // open, fcntl, F_OFD_SETLK
-#include <unistd.h>            // getpid, gethostname, ftruncate, usleep
+#include <unistd.h>            // getpid, ftruncate, usleep
 #include <cerrno>              // errno
 #include <cstdio>              // fprintf
 #include <cstring>             // strerror
 #include "llmc/utils/error.h"  // user_error, format
+#include "llmc/utils/host_name.h"  // host_name
 
 // "process 1234 on node7", for whoever is refused.
 static std::string this_process() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return format("process %d on %s", int(getpid()), host);
+  return format("process %d on %s", int(getpid()), host_name().c_str());
 }
 
 void RunLock::take(const std::string& out) {

@@ -1,0 +1,11 @@
+// This machine's name.
+#pragma once
+#include <unistd.h>  // gethostname
+#include <string>    // std::string
+
+// As messages name it; "" where the system has none.
+inline std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
