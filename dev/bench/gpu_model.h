@@ -51,12 +51,12 @@ struct GpuSpec {
 
 inline GpuSpec h100_sxm() {
   return {"H100 SXM", {"NVIDIA H100 80GB HBM3"}, 132, 1.83e9, 989.4e12, 3.35e12, 80e9, 0.75, 0.90,
-          {308e12, 192, 1.11}, {281e12, 350, 0.95}, {342e12, 160, 0.89}, {313e12, 365, 0.72}};
+          {308e12, 192, 1.10}, {281e12, 350, 0.96}, {342e12, 160, 1.01}, {313e12, 365, 0.75}};
 }
 
 inline GpuSpec a100_sxm() {
   return {"A100 SXM 80 GB", {"NVIDIA A100-SXM4-80GB"}, 108, 1.41e9, 312e12, 2.04e12, 80e9, 0.85, 0.88,
-          {182e12, 192, 1.09}, {174e12, 270, 0.96}, {211e12, 160, 0.95}, {188e12, 265, 0.73}};
+          {182e12, 192, 1.11}, {174e12, 270, 0.94}, {211e12, 160, 1.01}, {188e12, 265, 0.77}};
 }
 
 // A GPU that is none of these, by the rates of a large matmul and of a copy that were measured on it; attention as on an A100, in

@@ -101,9 +101,9 @@ __device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int quer
 template <int D, bool Large>
 struct ForwardTiles {
   static constexpr bool q_in_registers = D <= 64;
-  static constexpr int M = 2, keys = D > 64 ? 32 : Large ? 128 : 64, step = D > 64 ? 32 : 64;
+  static constexpr int M = 2, keys = D > 96 ? 48 : D <= 64 && Large ? 128 : 64, step = D > 96 ? 48 : 64;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps, blocks_per_sm = 2;
-  static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 80 KB, 128: 64 KB
+  static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 80 KB, 128: 80 KB
 };
 
 // x = what is lost where x is rounded to bf16.

@@ -155,12 +155,16 @@ template <int D>
 struct Tile {
   static_assert(D % 32 == 0, "rows are whole quarters of the banks");
   static constexpr int columns = D, chunks = D / 8, row_bytes = D * int(sizeof(bf16));
+  static constexpr int ordered = D % 64 == 0 ? 8 : 4;  // neighbouring chunks that change places
   int offset;  // of row 0, in bytes
 
   __device__ int at(int row, int chunk) const {
     const int order = D % 64 == 0 ? row % 8 : row / 2 % 4;  // two rows of 64 bytes fill the banks together
     return offset + row * row_bytes + (chunk ^ order) * 16;
   }
+  // at(row, chunk + n) from address = at(row, chunk), for chunk 0 or 1 and an even n. Loops over chunks go through this: where n is a constant
+  // it is an instruction, while of at() the compiler would keep a register for each n.
+  static __device__ int further(int address, int n) { return (address ^ n % ordered * 16) + n / ordered * ordered * 16; }
   __device__ Tile from_row(int row) const { return {offset + row * row_bytes}; }  // row: a multiple of 8
 };
 
@@ -200,7 +204,7 @@ __device__ inline void a_fragment(unsigned (&x)[4], const RegisterTile<M, K>& a,
 template <int D>
 __device__ inline void a_fragment(unsigned (&x)[4], Tile<D> a, int m, int k) {
   const int lane = int(threadIdx.x) % warp_size;
-  ldmatrix<false>(x, a.at(lane % 16, 2 * k + lane / 16) + 16 * m * a.row_bytes);
+  ldmatrix<false>(x, a.further(a.at(lane % 16, lane / 16), 2 * k) + 16 * m * a.row_bytes);
 }
 
 // Rows [0, 16 M) of `tile` into registers.
@@ -274,7 +278,7 @@ __device__ inline void mma_ABt(Accumulator<M, N>& acc, const A& a, Tile<D> b) {
   const int lane = int(threadIdx.x) % warp_size;
 #pragma unroll
   for (int k = 0; k < D / 16; k++) {
-    const int b_offset = b.at(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+    const int b_offset = b.further(b.at(lane / 16 * 8 + lane % 8, lane / 8 % 2), 2 * k);
     unsigned a_regs[M][4];
 #pragma unroll
     for (int m = 0; m < M; m++) a_fragment(a_regs[m], a, m, k);
@@ -305,7 +309,7 @@ __device__ inline void mma_AB(Accumulator<M, N>& acc, const A& a, Tile<D> b, int
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       unsigned b_regs[4];
-      ldmatrix<true>(b_regs, b.at(lane % 16, channel / 8 + n + lane / 16) + 16 * k * b.row_bytes);
+      ldmatrix<true>(b_regs, b.further(b.at(lane % 16, lane / 16), channel / 8 + n) + 16 * k * b.row_bytes);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         mma_16x8x16(acc.x[m][n], a_regs[m], {b_regs[0], b_regs[1]});
