@@ -748,14 +748,16 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
                     model.recompute < Recompute::block);
 }
 
-// The mean loss over the tokens of the first -m micro-batches of the validation data, or with -m 0 of all of it: the incomplete
-// micro-batch at the end and what full sequences leave of each file too. Ranks deal the batches out among themselves.
+// The mean loss over the tokens of -m micro-batches at even distances in the validation data (a corpus in the order of its documents may begin
+// with another kind of text than the rest), or with -m 0 of all of it: the incomplete micro-batch at the end and what full sequences leave of
+// each file too. Ranks deal the batches out among themselves.
 void validate_model(Trainer& t) {
   Run& run = t.run;
   const double start = seconds_now();
   const DataLoader& data = *run.val;
   const bool all = run.options.val_batches == 0;
-  const int64_t sequences = all ? data.num_sequences : std::min(run.options.val_batches, data.num_sequences / run.B) * run.B;
+  const int64_t full_batches = data.num_sequences / run.B;
+  const int64_t sequences = all ? data.num_sequences : std::min(run.options.val_batches, full_batches) * run.B;
   const int64_t batches = (sequences + run.B - 1) / run.B;
   const std::vector<SequenceRest> rests = all ? data.rests() : std::vector<SequenceRest>();
   int64_t tokens = sequences * run.T;
@@ -765,7 +767,8 @@ void validate_model(Trainer& t) {
   gpt2_zero_loss(t.model);
   for (int64_t i = run.ranks.rank; i < batches + int64_t(rests.size()); i += run.ranks.size) {
     Batch s = {std::min<int64_t>(run.B, sequences - i * run.B), run.T};
-    if (i < batches) data.load_sequences(i * run.B, s.B, inputs.data(), targets.data());
+    const int64_t batch = all ? i : i * full_batches / batches;
+    if (i < batches) data.load_sequences(batch * run.B, s.B, inputs.data(), targets.data());
     else s = {1, rests[i - batches].load(inputs.data(), targets.data())};
     gpt2_forward(t.model, inputs.data(), s);
     gpt2_loss(t.model, targets.data(), s, full_batch);

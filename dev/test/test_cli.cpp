@@ -515,6 +515,25 @@ TEST_F(CommandLine, AModelContinuesWithAnotherWiringAndSaysWhatChanges) {
   EXPECT_FALSE(says(data + "-e " + in("sla/step_00000008") + " --wiring 'sla( 3, 3 )' -x 1"));
 }
 
+// Of 12 micro-batches 3 are taken, the first, the fifth and the ninth: those of the sequences that a file of these alone has.
+// BUG train_gpt2_sla.cu: `all ? i : i * full_batches / batches` -> `i`
+TEST_F(CommandLine, ValidationTakesMicroBatchesAtEvenDistances) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 20 -o " + in("out")).exit_status, 0);
+  const std::string whole = shard_bytes(24 * 32 + 1);
+  write_file(in("all.bin"), whole);
+  fs::create_directory(in("some"));
+  for (int batch : {0, 4, 8})  // of two sequences and the token after them
+    write_file(in(format("some/%d.bin", batch)), shard_bytes(65).substr(0, 1024) + whole.substr(1024 + size_t(batch) * 128, 130));
+  auto val_loss = [&](const std::string& data) {
+    const Outcome o = run(trainer + "-e " + in("out/step_00000020") + " -x 0 -t 32 -b 2 -m 3 -o " + in("v") + " -i " + in("tokens.bin") + " -j '" +
+                          in(data) + "'");
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return read_log(in("v")).back().at("val_loss").get<double>();
+  };
+  EXPECT_NEAR(val_loss("all.bin") / val_loss("some/*.bin"), 1, 1e-6);
+}
+
 // BUG llmc/text/dataloader.h: `file.tokens + file.num_tokens - 1 - length` -> `file.tokens`
 TEST_F(CommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
   write_file(in("tokens.bin"), shard_bytes(2000));

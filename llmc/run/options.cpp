@@ -87,7 +87,7 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("-o,--out", o.out, "folder for log.jsonl, config.toml and checkpoints; none: nothing is written")->group(output);
   app.add_option("-v,--val-every", o.val_every,
                  "validate before the first step, every so many steps, and after the last; 0: never")->group(output);
-  app.add_option("-m,--val-batches", o.val_batches, "micro-batches in a validation; 0: all of the data, incomplete ones too")->group(output);
+  app.add_option("-m,--val-batches", o.val_batches, "micro-batches in a validation, at even distances in the data; 0: all of it, incomplete ones too")->group(output);
   app.add_option("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never")->group(output);
   app.add_option("-g,--sample-length", o.sample_length, "tokens in a sample, at most the context length")->group(output);
   app.add_option("--temperature", o.temperature, "divide a sample's logits by this; below 1 is more cautious; 0: always the likeliest token")->group(output);
