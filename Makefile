@@ -144,7 +144,7 @@ train:
 SIZE ?= tiny
 paper:
 	@scripts/setup.sh build
-	@$(MAKE) --no-print-directory -j$(shell nproc) programs
+	@$(MAKE) --no-print-directory -j$(shell nproc) $(addsuffix $(if $(and $(HAVE_NVCC),$(GPU)),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
 	@scripts/paper.sh $(SIZE)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.

@@ -193,6 +193,22 @@ TEST_F(Evaluation, HasTheReferencesLossesByPositionWithAnyStride) {
   }
 }
 
+// 10 windows of 8, 3 of which are scored: the first, the fourth and the seventh.
+TEST_F(Evaluation, ScoresSomeWindowsAtEvenDistances) {
+  const ReferenceModel model("baseline");
+  const std::vector<int> tokens(model.golden.tokens.begin(), model.golden.tokens.begin() + 81);
+  double sum = 0;
+  for (int window : {0, 3, 6})
+    for (double loss : model.losses({tokens.begin() + 8 * window, tokens.begin() + 8 * window + 9})) sum += loss;
+  const std::string command = model.golden.folder + " " + write("tokens.bin", shard_of(tokens)) + " --context 8 --windows ";
+  const json some = evaluate(command + "3")["texts"][0], all = evaluate(command + "11")["texts"][0];
+  EXPECT_EQ(some["tokens"], 24);
+  EXPECT_NEAR(some["loss"].get<double>() / (sum / 24), 1, float_error);
+  EXPECT_EQ(all, evaluate(command + "0")["texts"][0]);
+  EXPECT_EQ(all["tokens"], 80);
+  EXPECT_NE(run(program + command + "-1").err.find("--windows -1: it cannot be negative"), std::string::npos);
+}
+
 TEST_F(Evaluation, SumsPositionsUpInRangesOfPowersOfTwo) {
   const json r = evaluate(plain + " " + write("tokens.bin", shard_bytes(70)) + " --positions " + in("positions.csv"));
   const auto positions = read_positions();

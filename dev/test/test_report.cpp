@@ -43,6 +43,22 @@ TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
   EXPECT_TRUE(std::isnan(estimate({}).mean));
 }
 
+// Sample sizes of paired t-tests at a power of 0.8, as programs for them and tables have, for effects of 0.5, 0.8, 1 and 2 deviations.
+TEST(Statistics, PairsNeededAreThoseOfPowerTables) {
+  for (const auto& [effect, pairs] : {std::pair(0.5, 34), {0.8, 15}, {1.0, 10}, {2.0, 5}}) EXPECT_EQ(pairs_needed(effect * 0.03, 0.03), pairs) << effect;
+  EXPECT_EQ(pairs_needed(-0.03, 0.03), 10) << "the sign does not matter";
+  EXPECT_EQ(pairs_needed(1e-6, 1), 0);
+  EXPECT_EQ(pairs_needed(0, 1), 0);
+  EXPECT_EQ(pairs_needed(1, 0), 2);
+}
+
+TEST(Statistics, MediansAreMiddleValues) {
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 2, 3}), 2.5);
+  EXPECT_TRUE(std::isnan(median({})));
+  EXPECT_TRUE(std::isnan(median({1, NAN, 2})));
+}
+
 // ----------------------------------------------------------------------------
 // Thinning
 
@@ -233,14 +249,54 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
   const std::string page = comparison_page(runs);
   EXPECT_TRUE(has(page, "<tr><td>plain</td><td>3</td><td>2.50000 &#177; 0.24841</td><td></td>")) << page.substr(page.find("Over seeds"), 1200);
   EXPECT_TRUE(has(page, "<tr><td>sla(3,3)</td><td>3</td><td>2.30000 &#177; 0.00000</td><td>-0.20000 &#177; 0.24841</td><td>3</td><td>0.0742</td>"
-                        "<td>1.00</td><td>50.0 %</td><td>no difference is shown: 0 lies in the interval; if it is as large as it looks, 4 seeds "
-                        "would show it</td>")) << page.substr(page.find("Over seeds"), 1200);
+                        "<td>1.00</td><td>50.0 %</td><td>no difference is shown: 0 lies in the interval; if it is as large as it looks, it takes 5 "
+                        "seeds</td>")) << page.substr(page.find("Over seeds"), 1200);
+  EXPECT_TRUE(has(page, "a standard deviation of 0.1000 nats (of all rows together). To find a true difference with p &lt; 0.05 in four of five "
+                        "experiments takes 787 pairs for 0.01 nats, 34 pairs for 0.05, 7 pairs for 0.133, the largest")) << page.substr(page.find("From seed"), 400);
   EXPECT_TRUE(has(page, "<td>2.30000</td><td>-0.10000</td>")) << "sla(3,3) with seed 3, less the first run, of seed 1";
   EXPECT_TRUE(has(page, "<td>5 of 10</td>"));
   EXPECT_TRUE(has(page, "not finished: 5 of 10 steps"));
   runs.erase(runs.begin() + 1, runs.begin() + 3);
   EXPECT_TRUE(has(comparison_page(runs), "<td>-0.10000</td><td>1</td><td>-</td><td>1.00</td><td>50.0 %</td><td>one pair shows nothing about other seeds</td>"));
   EXPECT_FALSE(has(comparison_page({runs[0], runs[1]}), "Over seeds"));
+}
+
+// Two seeds of two wirings, whose losses have been measured by position but for one, and a file that is torn.
+TEST_F(Report, LossesByPositionAreMeansOverSeedsAndDifferencesOfPairs) {
+  std::vector<std::string> folders;
+  for (const char* wiring : {"plain", "sla(3,3)"})
+    for (int64_t seed : {1, 2, 3}) {
+      LogOf of;
+      of.wiring = wiring, of.seed = seed;
+      folders.push_back(write_run(wiring + std::to_string(seed), of.head() + LogOf::steps(1, 10) + LogOf::val(10, "2.5")));
+      // Positions 2 and 3 are one range; position 4 is there for plain alone.
+      PositionLosses positions(folders.size() <= 3 ? 4 : 3);
+      const double loss = double(seed) * (folders.size() <= 3 ? 1 : 1.5);
+      positions.add(1, 4 * loss), positions.add(2, 2 * loss), positions.add(2, 2 * loss), positions.add(3, loss);
+      if (positions.counts.size() > 4) positions.add(4, 0.5);
+      if (folders.size() != 6) write_file(folders.back() + "/positions.csv", positions_csv(positions));
+    }
+  const auto at = [](const json& chart, size_t series, const char* xy) { return chart.at("series").at(series).at(xy); };
+  const json single = charts(report_page(read_run(folders[0]))).back();
+  EXPECT_EQ(single.at("title"), "Loss by position");
+  EXPECT_EQ(single.at("logX"), true);
+  EXPECT_EQ(at(single, 0, "x"), json({1, 2, 4})) << "the middle of 2 and 3, rounded";
+  EXPECT_EQ(at(single, 0, "y"), json({4.0, 1.66667, 0.5}));
+  std::vector<RunHistory> runs;
+  for (const std::string& folder : folders) runs.push_back(read_run(folder));
+  const json all = charts(comparison_page(runs));
+  ASSERT_EQ(all.size(), 5u);
+  EXPECT_EQ(at(all[3], 0, "y"), json({8.0, 3.33333, 0.5})) << "means of seeds 1, 2 and 3";
+  EXPECT_EQ(at(all[3], 1, "y"), json({9.0, 3.75})) << "of seeds 1 and 2, times 1.5";
+  ASSERT_EQ(all[4].at("series").size(), 1u);
+  EXPECT_EQ(at(all[4], 0, "y"), json({3.0, 1.25})) << "halves of plain's, of seeds 1 and 2";
+  EXPECT_EQ(charts(comparison_page({runs[0], runs[5]})).size(), 4u) << "no differences where one has not been measured";
+  const std::string path = folders[5] + "/positions.csv", head = "position,tokens,loss\n";
+  for (const auto& [csv, line] : {std::pair(head + "1,2,3.5\n2,", 3), {head + "2,1,3\n2,1,3\n", 3}, {head + "0,1,3\n", 2}, {head + "1,0,3\n", 2},
+                                  {head + "1,1,3 4\n", 2}, {std::string("1,1,3\n"), 1}, {head + "99999999,1,3\n", 2}}) {
+    write_file(path, csv);
+    EXPECT_ERROR(read_run(folders[5]), format("positions.csv:%d: is not a line of losses by position", line).c_str());
+  }
 }
 
 // Sections of one page; of the second no run has begun.
@@ -387,18 +443,19 @@ TEST_F(TrainedReport, OfSeveralRunsIsDrawnWithAllSeries) {
   ASSERT_NO_FATAL_FAILURE(train("plain", "--wiring plain -x 20"));
   train("short", "--wiring 'gqa(2)' -x 10 --seed 2");
   train("long", "--wiring 'gqa(2)' -x 40 -y");
+  for (const char* measured : {"plain", "long"}) write_file(in(measured) + std::string("/positions.csv"), "position,tokens,loss\n1,2,5\n2,2,4.5\n32,1,4\n");
   const Outcome o = run("./report " + in("plain") + " " + in("short") + " " + in("long") + "/ -o " + in("compare.html"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   const OpenedPage page = open(in("compare.html"));
   EXPECT_EQ(page.console, "");
-  EXPECT_EQ(attribute(page, "data-charts"), "3");
-  EXPECT_EQ(attribute(page, "data-series"), "9") << "three runs in each of two charts, and three kinds in the third";
+  EXPECT_EQ(attribute(page, "data-charts"), "5");
+  EXPECT_EQ(attribute(page, "data-series"), "12") << "three runs in each of two charts, three kinds in the third, two of them by position, and a difference";
   EXPECT_NE(page.dom.find("different lengths"), std::string::npos);
   write_file(in("outline"), "# One\nrun " + in("plain") + "\nrun " + in("long") + "\n# Two\nrun " + in("short") + "\n");
   ASSERT_EQ(run("./report --outline " + in("outline") + " -o " + in("sections.html")).exit_status, 0);
   const OpenedPage sections = open(in("sections.html"));
   EXPECT_EQ(sections.console, "");
-  EXPECT_EQ(attribute(sections, "data-series"), "9") << "six of two runs, and three of one";
+  EXPECT_EQ(attribute(sections, "data-series"), "12") << "nine of two runs, and three of one";
 }
 
 // A run that is stopped by a signal, and one whose report cannot be written.

@@ -243,29 +243,32 @@ TEST_F(Compare, SaysWhichRunsFailedAndDoesTheOthers) {
 
 // SIZE=tiny with shorter sequences and fewer channels.
 TEST_F(Scripts, MakeTablesAtEqualFlopsAndEqualKv) {
-  write_program("smaller", "set -- \"${@/#1024/32}\"; set -- \"${@/#256/16}\"; exec build/fp32/train_gpt2_sla_cpu \"${@/#128/32}\"");
+  write_program("smaller", "set -- \"${@/#512/64}\"; exec build/fp32/train_gpt2_sla_cpu \"${@/#128/32}\"");
   setenv("TRAINER", in("smaller").c_str(), 1);
+  setenv("EVALUATOR", "build/fp32/evaluate_gpt2_sla_cpu", 1);
   setenv("STEPS", "40", 1);
   setenv("SEEDS", "1", 1);
   const Outcome o = run("scripts/paper.sh tiny");
   ASSERT_EQ(o.exit_status, 0) << o.out << o.err;
   const std::string page = read_file(in("out/paper.html"));
-  for (const char* title : {"Table 1: n_l, of 8 layers", "Table 2: n_h, of 8 heads", "Table 3: --layers 4 --heads 4 --channels 128 --vocab-size 257, T = 256",
-                            "Table 3: --layers 8 --heads 8 --channels 128 --vocab-size 257, T = 1024", "Table 4a: ", "Table 4b: "})
+  for (const char* title : {"Table 1: n_l, of 8 layers", "Table 2: n_h, of 8 heads", "Table 3: --layers 4 --heads 4 --channels 128 --vocab-size 257, T = 128",
+                            "Table 3: --layers 8 --heads 8 --channels 128 --vocab-size 257, T = 512", "Table 4a: ", "Table 4b: "})
     EXPECT_NE(page.find(std::string("<h2>") + title), std::string::npos) << title;
   EXPECT_EQ(page.find("class=\"warn\""), std::string::npos) << "all have run to their ends";
   const auto description = [&](const std::string& run) { return read_log(in("out/" + run)).at(0).at("run"); };
   const auto flops = [&](const std::string& run) {
-    const json d = description("equal-flops/" + run);
+    const json d = description(run);
     return d.at("flops_per_token").get<double>() * d.at("steps").get<double>();
   };
-  for (const char* run : {"sla_6_6-1", "gqa_4-1", "also_2_4-1", "reuse_2-1", "topk_64-1", "window_256_SSSL-1"})
-    EXPECT_NEAR(flops(run) / flops("plain-1"), 1, 0.02) << run;
+  for (const char* run : {"sla_6_6-1", "gqa_4-1", "also_2_4-1", "reuse_2-1", "topk_32-1", "window_128_SSSL-1"})
+    EXPECT_NEAR(flops(std::string("equal-flops/") + run) / flops("T512/plain-1"), 1, 0.02) << run;
   EXPECT_NE(description("equal-flops/gqa_4-1").at("steps"), 40);
-  const double plain = description("T1024/plain-1").at("kv_bytes_per_token");
-  for (const char* run : {"T1024/sla_4_8-1", "T1024/share_2-1", "T1024/gqa_4-1"})
+  const double plain = description("T512/plain-1").at("kv_bytes_per_token");
+  for (const char* run : {"T512/sla_4_8-1", "T512/share_2-1", "T512/gqa_4-1"})
     EXPECT_EQ(description(run).at("kv_bytes_per_token"), plain / 2) << run;
-  EXPECT_EQ(names_in(in("out")).size(), 1 + 3 + 1 + 2u) << "T1024, three of table 3, equal-flops, the outline and the page";
+  EXPECT_EQ(names_in(in("out")).size(), 1 + 3 + 1 + 2u) << "T512, three of table 3, equal-flops, the outline and the page";
+  EXPECT_NE(read_file(in("out/equal-flops/gqa_4-1/positions.csv")).find("\n64,"), std::string::npos) << "the last position of the context";
+  EXPECT_NE(page.find("Loss by position"), std::string::npos);
   EXPECT_NE(run("scripts/paper.sh huge").err.find("SIZE=huge: it must be"), std::string::npos);
   EXPECT_NE(run("scripts/paper.sh tiny 5").err.find("table 5: there are"), std::string::npos);
 }

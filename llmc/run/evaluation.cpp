@@ -9,7 +9,6 @@
 #include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/error.h"  // user_error
 #include "llmc/utils/files.h"  // read_whole_file
-#include "llmc/utils/text.h"   // shortest
 
 using nlohmann::ordered_json;
 
@@ -28,6 +27,7 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.add_option("--context", o.context, "tokens that the model reads at most; 0: its context length");
   app.add_option("--stride", o.stride, "texts are scored in windows of --context tokens that begin so many tokens apart; each token "
                  "is scored once, after at least context - stride tokens, or all there are; 0: the context, so that windows do not overlap");
+  app.add_option("--windows", o.windows, "score at most so many windows of each text, at even distances; 0: all");
   app.add_option("--slots", o.slots, "sequences that are computed at a time");
   app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
   app.add_option("--json", o.json, "write the results to this file");
@@ -42,6 +42,7 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
   if (!parse_command_line(app, argc, argv)) return false;
   if (o.context < 0) user_error("--context %lld: it cannot be negative", (long long)o.context);
   if (o.stride < 0) user_error("--stride %lld: it cannot be negative", (long long)o.stride);
+  if (o.windows < 0) user_error("--windows %lld: it cannot be negative", (long long)o.windows);
   if (o.slots < 1 || o.slots > 4096) user_error("--slots %d: it must lie between 1 and 4096", o.slots);
   const bool has_files = !o.files.empty() || !o.lambada.empty();
   if (has_files == o.serve) user_error(o.serve ? "--serve takes no files" : "name a file to evaluate, --lambada FILE or --serve");
@@ -76,25 +77,6 @@ static TextResult total_of(const std::vector<TextResult>& texts) {
   }
   if (!total.knows_bytes) total.bytes = 0;
   return total;
-}
-
-// Positions first ... last, and the mean loss there.
-struct PositionRange {
-  int64_t first, last, tokens;
-  double loss;
-};
-
-// 1, 2 to 3, 4 to 7, ...; ranges without tokens are left out.
-static std::vector<PositionRange> ranges_of(const PositionLosses& positions) {
-  std::vector<PositionRange> ranges;
-  const int64_t context = int64_t(positions.counts.size()) - 1;
-  for (int64_t first = 1; first <= context; first *= 2) {
-    PositionRange range = {first, std::min(2 * first - 1, context), 0, 0};
-    for (int64_t p = range.first; p <= range.last; p++) range.tokens += positions.counts[p], range.loss += positions.sums[p];
-    range.loss /= double(range.tokens);
-    if (range.tokens > 0) ranges.push_back(range);
-  }
-  return ranges;
 }
 
 static std::string number_or_dash(const char* fmt, double x) {
@@ -167,14 +149,6 @@ std::string results_json(const EvaluationResults& r) {
   for (const PositionRange& range : ranges_of(r.positions))
     json["positions"].push_back({{"first", range.first}, {"last", range.last}, {"tokens", range.tokens}, {"loss", range.loss}});
   return dump(json, 1) + "\n";
-}
-
-std::string positions_csv(const PositionLosses& positions) {
-  std::string csv = "position,tokens,loss\n";
-  for (size_t p = 1; p < positions.counts.size(); p++)
-    if (const int64_t count = positions.counts[p]; count > 0)
-      csv += format("%zu,%lld,%s\n", p, (long long)count, shortest(positions.sums[p] / double(count)).c_str());
-  return csv;
 }
 
 // ----------------------------------------------------------------------------

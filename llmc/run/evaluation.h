@@ -6,6 +6,7 @@
 #include <string>                // std::string
 #include <utility>               // std::pair
 #include <vector>                // std::vector
+#include "position_losses.h"     // PositionLosses
 #include "sampling.h"            // SampleOptions, Tokenizer
 
 struct EvaluateOptions {
@@ -15,6 +16,7 @@ struct EvaluateOptions {
   bool serve = false;
   int64_t context = 0;             // tokens that the model reads at most; 0: its context length
   int64_t stride = 0;              // between the windows of a text; 0: the context
+  int64_t windows = 0;             // of each text that are scored, at most; 0: all
   int slots = 8;                   // sequences at a time
   std::string tokenizer, json, positions;
   bool quiet = false;
@@ -22,15 +24,6 @@ struct EvaluateOptions {
 
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError.
 bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& options);
-
-// Sums of losses, in nats, by how many tokens the model read before the one that is predicted: 1 ... context.
-struct PositionLosses {
-  std::vector<int64_t> counts;
-  std::vector<double> sums;
-
-  explicit PositionLosses(int64_t context) : counts(size_t(context) + 1), sums(size_t(context) + 1) {}
-  void add(int64_t position, double loss) { counts[position]++, sums[position] += loss; }
-};
 
 // Of a text or a token file. Bits per byte leave out tokens that stand for no text, which are ends of texts.
 struct TextResult {
@@ -75,9 +68,8 @@ struct EvaluationResults {
 // Prints tables for people.
 void print_results(const EvaluationResults& results);
 
-// The results as JSON, and the losses by position as CSV: position, tokens, loss. Numbers have all their digits; what is not known is null.
+// The results as JSON. Numbers have all their digits; what is not known is null.
 std::string results_json(const EvaluationResults& results);
-std::string positions_csv(const PositionLosses& positions);
 
 // The texts of a file of JSON lines with a field "text", split before the last word: (context, " " and the word). Throws UserError.
 std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path);

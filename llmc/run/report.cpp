@@ -72,9 +72,9 @@ std::string string_in(const json& object, const char* key) {
 
 // ----------------------------------------------------------------------------
 // Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "place", "series": [{"name", "colour", "style", ...}]}]}. A chart
-// is drawn in the element with the id `place`; one with the title of its x axis is of dots, the others are curves over steps. A series has
+// is drawn in the element with the id `place`; one with the title of its x axis is of x and y, the others are curves over steps. A series has
 // either x and y, or for each y its step s, seconds t and tokens k, and the FLOPs of a token, f. Style: line, faint, points (a line with
-// points) or dots.
+// points) or dots. logX: the x axis is logarithmic at first.
 
 // Six digits are more than a screen shows.
 json rounded(double x) { return std::isfinite(x) ? json(std::stod(format("%.6g", x))) : json(nullptr); }
@@ -143,6 +143,22 @@ std::vector<json> noisy(const RunHistory& run, double TrainPoint::*what, const s
                                                      name + format(", mean of %zu steps", smoothing_steps(run)), colour, "line")};
 }
 
+// Losses by position, a point for each range, at its (geometric) middle.
+json by_position(const std::vector<PositionRange>& positions) {
+  json s = {{"x", json::array()}, {"y", json::array()}};
+  for (const PositionRange& range : positions) {
+    s["x"].push_back(std::round(std::sqrt(double(range.first) * double(range.last))));
+    s["y"].push_back(rounded(range.loss));
+  }
+  return s;
+}
+
+void add_position_chart(json& charts, const std::string& title, std::vector<json> all) {
+  const size_t before = charts.size();
+  add_chart(charts, title, "nats a token", std::move(all), "tokens before, in the context");
+  if (charts.size() > before) charts.back()["logX"] = true;
+}
+
 json charts_of(const RunHistory& run) {
   json charts = json::array();
   std::vector<json> losses = noisy(run, &TrainPoint::loss, "training", 0);
@@ -154,6 +170,7 @@ json charts_of(const RunHistory& run) {
   add_chart(charts, "Learning rate", "learning rate", {styled(rate, "learning rate", 2, "line")});
   add_chart(charts, "Speed", "tokens/s", noisy(run, &TrainPoint::tokens_per_second, "tokens/s", 0));
   add_chart(charts, "Share of the GEMM rate measured at the start", "share", noisy(run, &TrainPoint::gemm_share, "share", 4));
+  add_position_chart(charts, "Loss by position", {styled(by_position(run.positions), "loss", 1, "points")});
   return charts;
 }
 
@@ -296,8 +313,9 @@ struct Kind {
   nlohmann::json key;                       // the description without the seed
   std::string label;
   std::map<int64_t, double> losses;         // by seed: the final ones of runs that are finished
-  double tokens = 0, seconds = 0;           // of training, of those runs
+  std::vector<double> speeds;               // tokens/s of those runs, each its median step's: other programs' bursts do not count
   double kv_bytes = NAN;                    // of a token
+  std::map<int64_t, std::vector<PositionRange>> positions;  // by seed: of the runs where they have been measured
 };
 
 // What follows from the rest of a description, and so says nothing more about what differs.
@@ -327,11 +345,14 @@ std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>
   for (const RunHistory& run : runs) {
     const nlohmann::json key = key_of(run);
     auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
-    if (it == kinds.end()) it = kinds.insert(kinds.end(), {key, "", {}, 0, 0, run.number("kv_bytes_per_token", NAN)});
+    if (it == kinds.end()) it = kinds.insert(kinds.end(), {key, "", {}, {}, run.number("kv_bytes_per_token", NAN), {}});
     kind_of_run.push_back(int(it - kinds.begin()));
     if (!run.is_finished() || !std::isfinite(run.final_loss())) continue;
     it->losses.emplace(int64_t(run.number("seed", 0)), run.final_loss());
-    it->tokens += run.tokens(), it->seconds += run.seconds();
+    std::vector<double> speeds;
+    for (const TrainPoint& p : run.steps) speeds.push_back(p.tokens_per_second);
+    it->speeds.push_back(median(speeds));
+    if (!run.positions.empty()) it->positions.emplace(int64_t(run.number("seed", 0)), run.positions);
   }
   for (Kind& kind : kinds) kind.label = label_of(kind, kinds);
   return kinds;
@@ -364,21 +385,27 @@ std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
 }
 
-// How many pairs have an interval that is smaller than their mean, if mean and spread stay as they are; 0 if 10,000 are too few.
-int pairs_needed(const Estimate& difference, size_t pairs) {
-  const double spread = difference.interval / t_of_95_percent(double(pairs) - 1) * std::sqrt(double(pairs));
-  for (int n = 2; n <= 10000; n++)
-    if (t_of_95_percent(n - 1) * spread / std::sqrt(double(n)) < std::fabs(difference.mean)) return n;
-  return 0;
-}
-
 // In words, what a difference to the first kind shows.
 std::string verdict(const Estimate& difference, size_t pairs) {
   if (!std::isfinite(difference.interval)) return "one pair shows nothing about other seeds";
   if (std::fabs(difference.mean) > difference.interval) return difference.mean < 0 ? "lower" : "higher";
-  const int needed = pairs_needed(difference, pairs);
+  const int needed = pairs_needed(difference.mean, difference.deviation);
   return "no difference is shown: 0 lies in the interval" +
-         (needed > 0 ? format("; if it is as large as it looks, %d seeds would show it", needed) : std::string());
+         (needed > int(pairs) ? format("; if it is as large as it looks, it takes %d seeds", needed) : std::string());
+}
+
+// What it would take to see differences of some sizes, up to the largest that the paper found, if all vary from seed to seed as these do.
+std::string seeds_for(double squares, int freedom) {
+  if (freedom < 1 || squares <= 0) return "";
+  const double deviation = std::sqrt(squares / freedom);
+  std::string text = format("<p>From seed to seed, differences vary with a standard deviation of %.4f nats (of all rows together). ", deviation);
+  const char* before = "To find a true difference with p &lt; 0.05 in four of five experiments takes";
+  for (const auto& [nats, name] : {std::pair(0.01, "0.01 nats"), {0.05, "0.05"}, {0.133, "0.133, the largest in the paper on skip-layer attention"}}) {
+    const int pairs = pairs_needed(nats, deviation);
+    text += before + (pairs > 0 ? format(" %d pairs for ", pairs) : std::string(" over 10,000 pairs for ")) + name;
+    before = ",";
+  }
+  return text + ".</p>\n";
 }
 
 // Means over seeds; nothing if no kind has two.
@@ -389,6 +416,8 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
   auto with_interval = [](const Estimate& e, const std::string& mean) {
     return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
   };
+  double squares = 0;
+  int freedom = 0;
   for (const Kind& kind : kinds) {
     std::vector<double> losses, differences;
     for (const auto& [seed, loss] : kind.losses) {
@@ -404,19 +433,40 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
       cells[4] = format("%zu", differences.size());
       cells[5] = std::isfinite(difference.p) ? format("%.3g", difference.p) : "-";
       cells[8] = verdict(difference, differences.size());
+      const int more = int(differences.size()) - 1;
+      if (more > 0) squares += difference.deviation * difference.deviation * more, freedom += more;
     }
-    const double speed = kind.tokens / kind.seconds / (kinds[0].tokens / kinds[0].seconds), kv = kind.kv_bytes / kinds[0].kv_bytes;
+    const double speed = median(kind.speeds) / median(kinds[0].speeds), kv = kind.kv_bytes / kinds[0].kv_bytes;
     if (&kind != &kinds[0] && std::isfinite(speed)) cells[6] = format("%.2f", speed);
     if (&kind != &kinds[0] && std::isfinite(kv)) cells[7] = format("%.1f %%", 100 * kv);
     rows += row(cells);
   }
   return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p that of the paired t-test. "
-         "Only runs that are finished count.</p>\n<div class=\"wide\"><table class=\"seeds\">\n" + rows + "</table></div>\n";
+         "Speeds are medians, over steps and then over runs. Only runs that are finished count.</p>\n<div class=\"wide\"><table class=\"seeds\">\n" + rows + "</table></div>\n" +
+         seeds_for(squares, freedom);
 }
 
+// Means over seeds of the losses by position; with `first`, of the differences to those of its runs with the same seed.
+std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind* first) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<double>> values;  // of each range
+  for (const auto& [seed, positions] : kind.positions) {
+    if (first == nullptr)
+      for (const PositionRange& range : positions) values[{range.first, range.last}].push_back(range.loss);
+    else if (const auto it = first->positions.find(seed); it != first->positions.end())
+      for (const PositionRange& range : positions)
+        for (const PositionRange& of_first : it->second)
+          if (of_first.first == range.first && of_first.last == range.last)
+            values[{range.first, range.last}].push_back(range.loss - of_first.loss);
+  }
+  std::vector<PositionRange> means;
+  for (const auto& [range, losses] : values) means.push_back({range.first, range.second, 0, estimate(losses).mean});
+  return means;
+}
+
+// runs_of_page: how many runs the page has curves of, that all together are below 2 MB.
 json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<std::string>& names, const std::vector<Kind>& kinds,
-                       const std::vector<int>& kind_of_run) {
-  const size_t buckets = std::clamp<size_t>(6000 / runs.size(), 100, buckets_of_a_run);  // all runs together are below 2 MB
+                       const std::vector<int>& kind_of_run, size_t runs_of_page) {
+  const size_t buckets = std::clamp<size_t>(6000 / runs_of_page, 50, buckets_of_a_run);
   std::vector<json> val, train, scatter(kinds.size());
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
@@ -433,6 +483,13 @@ json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<st
   add_chart(charts, "Validation loss", "nats a token", std::move(val));
   add_chart(charts, "Training loss, smoothed", "nats a token", std::move(train));
   add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V a token");
+  std::vector<json> positions, differences;
+  for (size_t k = 0; k < kinds.size(); k++) {
+    positions.push_back(styled(by_position(mean_by_position(kinds[k], nullptr)), kinds[k].label, int(k), "points"));
+    if (k > 0) differences.push_back(styled(by_position(mean_by_position(kinds[k], &kinds[0])), kinds[k].label, int(k), "points"));
+  }
+  add_position_chart(charts, "Loss by position, mean over seeds", std::move(positions));
+  add_position_chart(charts, "The same, minus the first's", std::move(differences));
   return charts;
 }
 
@@ -459,7 +516,7 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
               section("Over seeds", over_seeds(kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
               section("Final losses", final_losses(runs, names, kind_of_run)) +
               section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"),
-              comparison_charts(runs, names, kinds, kind_of_run));
+              comparison_charts(runs, names, kinds, kind_of_run, runs.size()));
 }
 
 // ----------------------------------------------------------------------------
@@ -487,6 +544,8 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
   std::string body = "<h1>" + html(title) + "</h1>\n" + axes;
   json charts = json::array();
   std::map<std::string, RunHistory> all;  // by folder: sections share runs
+  size_t runs_of_page = 0;
+  for (const ReportSection& s : sections) runs_of_page += s.folders.size();
   for (size_t i = 0; i < sections.size(); i++) {
     std::vector<RunHistory> runs;
     for (const std::string& folder : sections[i].folders) {
@@ -506,7 +565,7 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     for (const RunHistory& run : runs) body += notices(run);
     const std::string over = over_seeds(kinds);
     body += (over.empty() ? final_losses(runs, names, kind_of_run) : over) + format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
-    for (json& chart : comparison_charts(runs, names, kinds, kind_of_run)) {
+    for (json& chart : comparison_charts(runs, names, kinds, kind_of_run, runs_of_page)) {
       chart["place"] = format("charts-%zu", i);
       charts.push_back(std::move(chart));
     }

@@ -5,12 +5,12 @@
 #include <vector>         // std::vector
 #include "run_history.h"  // RunHistory
 
-// The page of a run: losses, learning rate, gradient norm and speed over steps, tokens, time and FLOPs; memory, wiring, samples, options and
-// the machine; and what is wrong with its log, if anything is.
+// The page of a run: losses, learning rate, gradient norm and speed over steps, tokens, time and FLOPs; losses by position, if they have been
+// measured; memory, wiring, samples, options and the machine; and what is wrong with its log, if anything is.
 std::string report_page(const RunHistory& run);
 
-// Runs side by side: their losses, final losses with differences to the first run, K/V bytes a token against loss; and where runs differ by
-// their seed alone, means with 95 % confidence intervals and a paired t-test against the runs of the first one's kind.
+// Runs side by side: their losses, final losses with differences to the first run, K/V bytes a token against loss, losses by position; and
+// where runs differ by their seed alone, means with 95 % confidence intervals and a paired t-test against the runs of the first one's kind.
 std::string comparison_page(const std::vector<RunHistory>& runs);
 
 // A part of a page: a heading, paragraphs, and runs to compare.

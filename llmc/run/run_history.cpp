@@ -103,6 +103,8 @@ RunHistory read_run(const std::string& out) {
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   run.description = run.process = json::object();
   run.options = try_read_file(out + "/config.toml").value_or("");
+  const std::string positions = out + "/positions.csv";
+  if (const auto csv = try_read_file(positions)) run.positions = ranges_of(parse_positions(positions, *csv));
   size_t begin = 0;
   for (size_t end; (end = log->find('\n', begin)) != std::string::npos; begin = end + 1) {
     const json line = json::parse(log->begin() + long(begin), log->begin() + long(end), nullptr, /*allow_exceptions=*/false);

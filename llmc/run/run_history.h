@@ -1,9 +1,11 @@
-// What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains, too.
+// What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains, too; and from
+// OUT/positions.csv, if evaluate_gpt2_sla --positions has written it.
 #pragma once
 #include <cstdint>            // int64_t
 #include <nlohmann/json.hpp>  // nlohmann::ordered_json
 #include <string>             // std::string
 #include <vector>             // std::vector
+#include "position_losses.h"  // PositionRange
 
 // Values that the log has not, or as null because they were not finite, are NaN.
 struct TrainPoint {
@@ -34,6 +36,7 @@ struct RunHistory {
   std::vector<TrainPoint> steps;        // ascending, each step once
   std::vector<ValPoint> validations;    // likewise
   std::vector<Sample> samples;          // likewise
+  std::vector<PositionRange> positions; // losses by position in the context; empty where nobody has measured them
   int64_t num_repeated = 0;             // steps that are there twice, for a process resumed before them: the later ones count
   int64_t num_unreadable = 0;           // lines that are not valid, but for an incomplete last one
   bool ends_in_mid_line = false;        // as a killed process leaves the log
@@ -49,5 +52,5 @@ struct RunHistory {
   std::vector<int64_t> steps_not_finite() const;  // whose loss or norm was not
 };
 
-// Reads folder `out`. Throws UserError if it has no log.
+// Reads folder `out`. Throws UserError if it has no log, or losses by position that cannot be read.
 RunHistory read_run(const std::string& out);

@@ -58,6 +58,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/run/evaluation", {{"build/test_evaluate", "*"}}},
       {"llmc/run/sampling", {{"build/test_sampling", "*"}}},
       {"llmc/run/report", {{"build/test_report", "*"}}},
+      {"llmc/run/position_losses", {{"build/test_report", "*Position*"}, {"build/test_evaluate", "*Position*"}}},
       {"llmc/run/run_history", {{"build/test_report", "Report.*"}}},
       {"llmc/run/statistics.h", {{"build/test_report", "Statistics.*"}, {"build/test_report", "Report.OverSeeds*"}}},
       {"llmc/run/thin.h", {{"build/test_report", "Thinning.*:Report.Of18000*"}}},

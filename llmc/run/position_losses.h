@@ -1,0 +1,29 @@
+// Losses by how many tokens the model read before the one that is predicted: what evaluate_gpt2_sla measures and reports show.
+#pragma once
+#include <cstdint>  // int64_t
+#include <string>   // std::string
+#include <vector>   // std::vector
+
+// Sums of losses, in nats, at each position: 1 ... context tokens before.
+struct PositionLosses {
+  std::vector<int64_t> counts;
+  std::vector<double> sums;
+
+  explicit PositionLosses(int64_t context) : counts(size_t(context) + 1), sums(size_t(context) + 1) {}
+  void add(int64_t position, double loss) { counts[position]++, sums[position] += loss; }
+};
+
+// Positions first ... last, and the mean loss there.
+struct PositionRange {
+  int64_t first, last, tokens;
+  double loss;
+};
+
+// 1, 2 to 3, 4 to 7, ...; ranges without tokens are left out.
+std::vector<PositionRange> ranges_of(const PositionLosses& positions);
+
+// As CSV: position, tokens, loss. Numbers have all their digits.
+std::string positions_csv(const PositionLosses& positions);
+
+// Reads what positions_csv wrote; `path` is for errors. Throws UserError, with the line, for anything else.
+PositionLosses parse_positions(const std::string& path, const std::string& csv);
