@@ -129,14 +129,14 @@ write_page() {
 # ----------------------------------------------------------------------------
 # The runs
 
-# measure_positions <folder> <length>: losses by position, of a quarter of a million tokens of each file of the validation data, as
+# measure_positions <folder> <length>: losses by position, of 65,536 tokens at even distances in each file of the validation data, as
 # OUT/FOLDER/RUN/positions.csv where the run's last checkpoint is newer.
 measure_positions() {
   local run last
   for run in "$out/$1"/*/; do
     last=$(ls -d "$run"step_*/ 2>/dev/null | tail -n 1)
     if [ -n "$last" ] && ! [ "${run}positions.csv" -nt "$last" ]; then
-      "$evaluator" "$last" "$data"/val_*.bin --windows $((262144 / $2)) --positions "${run}positions.csv" -q >/dev/null || return
+      "$evaluator" "$last" "$data"/val_*.bin --windows $((65536 / $2)) --positions "${run}positions.csv" -q >/dev/null || return
     fi
   done
 }
