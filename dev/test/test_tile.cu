@@ -138,6 +138,7 @@ static void check_offsets() {
       EXPECT_TRUE(offset % 16 == 0 && 1024 + row * D * 2 <= offset && offset < 1024 + (row + 1) * D * 2) << "outside its row";
       EXPECT_TRUE(offsets.insert(offset).second) << "two chunks at one offset";
       EXPECT_EQ(tile.from_row(row / 8 * 8).at(row % 8, chunk), offset);
+      EXPECT_EQ(tile.further(tile.at(row, chunk % 2), chunk / 2 * 2), offset);
     }
   // What ldmatrix reads at once is in different banks.
   for (int row = 0; row < 64; row += 8)
