@@ -6,12 +6,13 @@
 #include <fcntl.h>      // fcntl
 #include <sys/wait.h>   // waitpid
 #include <unistd.h>     // fork, pipe
-#include <algorithm>    // std::nth_element
+#include <algorithm>    // std::max, std::min
 #include <iterator>     // std::istream_iterator
 #include <sstream>      // std::istringstream
 #include <utility>      // std::exchange
 #include "profile.h"        // profile; before the trainer, whose calls it wraps
 #include "../../train_gpt2_sla.cu"
+#include "llmc/run/statistics.h"  // median
 #include "random_tokens.h"  // random_tokens
 
 struct Setting {
@@ -176,8 +177,7 @@ void serve_steps(const std::vector<std::string>& a) {
       training.step();
       times.push_back(seconds_now() - begin);
     }
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    printf("%.6f %.4g\n", times[times.size() / 2], gemm_peak(0.2));
+    printf("%.6f %.4g\n", median(times), gemm_peak(0.2));
     fflush(stdout);
   }
 }
@@ -222,11 +222,7 @@ struct Worker {
     gemm = std::max(gemm, rate);
     return true;
   }
-  double median() const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
-  }
+  double step_seconds() const { return median(seconds); }
 };
 
 void compare(const std::string& folder, const std::string& python, int rounds, double seconds) {
@@ -248,11 +244,11 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
       for (Worker& worker : workers)
         if (!worker.measure(round == 0 ? 0.1 : seconds, round > 0)) user_error("%s: no answer", worker.name.c_str());
     double best = 1e30;
-    for (size_t i = 2; i < workers.size(); i++) best = std::min(best, workers[i].median());
+    for (size_t i = 2; i < workers.size(); i++) best = std::min(best, workers[i].step_seconds());
     for (const Worker& worker : workers)
-      printf("| %s | %s | %.1f | %.0f | %s | %s |\n", shape.name, worker.name.c_str(), worker.median() * 1e3, shape.tokens / worker.median(),
-             has_torch ? format("%.2f", best / worker.median()).c_str() : "",
-             worker.gemm > 0 ? format("%.0f %%", 100 * flops_of_step(shape) / worker.median() / worker.gemm).c_str() : "");
+      printf("| %s | %s | %.1f | %.0f | %s | %s |\n", shape.name, worker.name.c_str(), worker.step_seconds() * 1e3, shape.tokens / worker.step_seconds(),
+             has_torch ? format("%.2f", best / worker.step_seconds()).c_str() : "",
+             worker.gemm > 0 ? format("%.0f %%", 100 * flops_of_step(shape) / worker.step_seconds() / worker.gemm).c_str() : "");
     fflush(stdout);
   }
 }

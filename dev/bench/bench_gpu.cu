@@ -8,10 +8,11 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <algorithm>              // std::min_element, std::sort
+#include <algorithm>              // std::min_element
 #include <functional>             // std::function
 #include <nlohmann/json.hpp>      // nlohmann::json
 #include "dev/bench/gpu_model.h"  // modelled_step, GpuSpec
+#include "llmc/run/statistics.h"  // median
 #include "random_tokens.h"        // random_tokens
 
 using nlohmann::json;
@@ -50,8 +51,7 @@ double time_of(const std::function<void()>& run, double seconds, size_t least_ru
     times.push_back(timer.seconds());
     spent += times.back();
   }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return median(times);
 }
 
 // Bytes a second, read and written, of a device-to-device copy.

@@ -95,9 +95,9 @@ __device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int quer
 // In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory, as on an A100 or
 // H100, and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for either, with the same bits.
 //
-// A tile's columns are multiplied in steps, so that only the scores of a step must be in registers beside the results. A warp has 32 rows,
-// so that each fragment of k and v that it loads from shared memory serves two rows of fragments. Of more than 64 channels, its registers
-// hold out but not q.
+// A tile's columns are multiplied in steps, so that only the scores of a step must be in registers beside the results: with 128 channels those
+// of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k and v that it loads from shared memory serves two rows of
+// fragments. Of more than 64 channels, its registers hold out but not q.
 template <int D, bool Large>
 struct ForwardTiles {
   static constexpr bool q_in_registers = D <= 64;

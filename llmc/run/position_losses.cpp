@@ -1,6 +1,5 @@
 #include "position_losses.h"
 #include <algorithm>           // std::min
-#include <cmath>               // std::isfinite
 #include <cstdio>              // sscanf
 #include <sstream>             // std::istringstream
 #include "llmc/utils/error.h"  // format, user_error
@@ -39,7 +38,7 @@ PositionLosses parse_positions(const std::string& path, const std::string& csv) 
     double loss;
     int length = 0;
     const bool is_read = sscanf(line.c_str(), "%lld,%lld,%lf%n", &position, &tokens, &loss, &length) == 3 && size_t(length) == line.size();
-    if (number == 1 || !is_read || position < int64_t(positions.counts.size()) || position < 1 || position > most || tokens < 1)
+    if (number == 1 || !is_read || position < int64_t(positions.counts.size()) || position > most || tokens < 1)
       user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them", path.c_str(), number);
     positions.counts.resize(size_t(position) + 1), positions.sums.resize(size_t(position) + 1);
     positions.counts[size_t(position)] = tokens, positions.sums[size_t(position)] = loss * double(tokens);

@@ -446,18 +446,23 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
          seeds_for(squares, freedom);
 }
 
+// The loss at the positions of `range` in the run of a kind with this seed; NaN where it has not been measured.
+double loss_at(const Kind& kind, int64_t seed, const PositionRange& range) {
+  const auto run = kind.positions.find(seed);
+  if (run == kind.positions.end()) return NAN;
+  for (const PositionRange& r : run->second)
+    if (r.first == range.first && r.last == range.last) return r.loss;
+  return NAN;
+}
+
 // Means over seeds of the losses by position; with `first`, of the differences to those of its runs with the same seed.
 std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind* first) {
   std::map<std::pair<int64_t, int64_t>, std::vector<double>> values;  // of each range
-  for (const auto& [seed, positions] : kind.positions) {
-    if (first == nullptr)
-      for (const PositionRange& range : positions) values[{range.first, range.last}].push_back(range.loss);
-    else if (const auto it = first->positions.find(seed); it != first->positions.end())
-      for (const PositionRange& range : positions)
-        for (const PositionRange& of_first : it->second)
-          if (of_first.first == range.first && of_first.last == range.last)
-            values[{range.first, range.last}].push_back(range.loss - of_first.loss);
-  }
+  for (const auto& [seed, positions] : kind.positions)
+    for (const PositionRange& range : positions) {
+      const double loss = range.loss - (first == nullptr ? 0 : loss_at(*first, seed, range));
+      if (std::isfinite(loss)) values[{range.first, range.last}].push_back(loss);
+    }
   std::vector<PositionRange> means;
   for (const auto& [range, losses] : values) means.push_back({range.first, range.second, 0, estimate(losses).mean});
   return means;
