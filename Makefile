@@ -87,7 +87,7 @@ CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(
 LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_machine_code test_scripts)
 TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
-TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu report data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants
+TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu report data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
 # The same for `make test`.
 QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
@@ -313,6 +313,15 @@ $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/
 
 endef
 $(eval $(foreach p,fp32 bf16,$(call emulated_programs,$(p))))
+
+# An emulated AMX unit, to be preloaded, and where in oneDNN it must answer for the CPU.
+
+$(BUILD)/emulated_amx.so: dev/emu_amx/amx.cpp $(BUILD)/flags
+	$(CXX) $(CXXSTD) $(WARNINGS) -O2 -march=native -fPIC -shared -Wl,-z,initfirst $< -ldl -o $@
+
+$(BUILD)/onednn_cpuid.txt: $(shell $(CXX) -print-file-name=libdnnl.so)
+	@mkdir -p $(@D)
+	objdump -d --no-show-raw-insn $< | awk '$$2 == "cpuid" || $$2 == "xgetbv" { print $$1, $$2 }' > $@
 
 # On a GPU
 

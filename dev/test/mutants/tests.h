@@ -82,6 +82,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/text/", {{"build/test_data", "TokenShardsOf.*:Loader.*:Shuffle.*"}}},
       {"data/convert", {{"build/test_formats", "*"}}},
       {"data/", {{"build/test_data", "Tokenize.*"}, {"build/test_corpus", "*"}}},
+      {"dev/emu_amx/", {{"build/test_amx", "Tiles.*"}, {"build/test_amx", "*operations"}}},
       {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
       {"dev/emu/", {{"build/test_emu", "*"}, {"build/bf16/test_tile_emu", "*"}}},
       {"llmc/attention_mask.h", {{"build/test_plan", "AttentionMask.*"}, {"build/fp32/test_attention_cpu", "*"}, {"build/fp32/test_attention_emu", quick_attention}}},
@@ -107,6 +108,7 @@ inline std::vector<std::string> programs_run_by(const std::string& test) {
   if (test == "build/test_evaluate")
     return {"build/fp32/evaluate_gpt2_sla_cpu", "build/fp32/evaluate_gpt2_sla_emu", "build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu",
             "data/convert"};
+  if (test == "build/test_amx") return {"build/emulated_amx.so", "build/onednn_cpuid.txt", "build/bf16/test_ops_cpu"};
   if (test == "build/test_formats") return {"data/convert"};
   if (test == "build/test_report") return {"build/fp32/train_gpt2_sla_cpu", "report"};
   if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
