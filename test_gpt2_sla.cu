@@ -529,6 +529,70 @@ std::vector<GraphCase> update_cases() {
 
 INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(update_cases()), name_of);
 
+// Muon for the matrices of the layers, q, k and v one each, whichever of their rows a wiring has; AdamW for the rest.
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(x, next);` -> ``
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/utils/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
+TEST(Updates, OfMatricesFollowTheReferenceByMuon) {
+  for (const char* wiring : {"sla(2,3)", "gqa(2)", "reuse(2)", "gate"}) {
+    SCOPED_TRACE(wiring);
+    const ModelConfig config = four_layers(wiring);
+    PlanOptions plan = {2, 17};
+    plan.muon = true;
+    GPT2 model;
+    gpt2_plan(model, config, plan);
+    gpt2_allocate(model);
+    gpt2_init_weights(model, 5);
+    auto by_adamw = make_model(config, 2, 17);
+    gpt2_init_weights(*by_adamw, 5);
+    const UpdateOptions o = {1e-2, 0.9, 0.95, 1e-3, 0.1, 0.5, 0.9};
+    auto matrix_of = [&](const float* arena, const MuonMatrix& matrix) { return to_floats(arena + matrix.begin, size_t(matrix.count())); };
+    std::vector<std::vector<double>> momenta(model.matrices.size());
+    for (int step = 1; step <= 3; step++) {
+      const auto tokens = random_tokens(34, config.vocab_size, uint32_t(step));
+      for (GPT2* one : {&model, by_adamw.get()}) {
+        gpt2_zero_grad(*one);
+        micro_step(*one, tokens, tokens, 2, 17, 1);
+      }
+      const double clip = std::min(1.0, o.grad_clip / (grad_norm(model) + 1e-6));
+      std::vector<std::vector<double>> expected, before;
+      for (size_t i = 0; i < model.matrices.size(); i++) {
+        const MuonMatrix& matrix = model.matrices[i];
+        const std::vector<float> weights = matrix_of(model.master_memory, matrix), grads = matrix_of(model.grad_memory, matrix);
+        std::vector<double> w(weights.begin(), weights.end()), g(grads.begin(), grads.end());
+        for (double& x : g) x *= clip;
+        before.push_back(w);
+        momenta[i].resize(w.size(), 0.0);
+        reference::muon(w, momenta[i], g, matrix.rows, matrix.columns, {o.learning_rate, o.momentum, o.weight_decay});
+        expected.push_back(std::move(w));
+      }
+      gpt2_update(model, step, o);
+      gpt2_update(*by_adamw, step, o);
+      for (size_t i = 0; i < model.matrices.size(); i++) {
+        const std::vector<float> found = matrix_of(model.master_memory, model.matrices[i]);
+        std::vector<double> moved, expected_move;
+        for (size_t j = 0; j < found.size(); j++)
+          moved.push_back(double(found[j]) - before[i][j]), expected_move.push_back(expected[i][j] - before[i][j]);
+        // The iteration enlarges the small singular values of gradients of a few tokens, and what rounding adds to them, by up to 3.4445 each
+        // time: PyTorch's, in bf16, is off by 0.01 to 0.48 on matrices like these.
+        EXPECT_LE(relative_error(moved, expected_move), is_bf16 ? 0.2 : 1e-4) << "step " << step << ", matrix " << i;
+        EXPECT_LE(relative_error(matrix_of(model.m_memory, model.matrices[i]), momenta[i]), 1e-6) << "step " << step;
+        const std::vector<floatX> rounded(found.begin(), found.end());
+        EXPECT_EQ(to_floats(model.weight_memory + model.matrices[i].begin, found.size()), std::vector<float>(rounded.begin(), rounded.end()));
+      }
+      if (step > 1) continue;  // then the gradients differ
+      std::set<int64_t> begins;
+      for (const MuonMatrix& matrix : model.matrices) begins.insert(matrix.begin);
+      for (int i = 0; i < model.num_tensors(); i++) {
+        const TensorSpec& tensor = model.tensor(i);
+        const bool is_matrix = tensor.shape.size() == 2 && tensor.shape[0] > 1 && tensor.name.compare(0, 2, "h.") == 0;
+        EXPECT_EQ(begins.count(tensor.element_offset()), is_matrix) << tensor.name;
+        if (is_matrix) continue;
+        EXPECT_LE(relative_error(full_tensor(model, model.master_memory, i), full_tensor(*by_adamw, by_adamw->master_memory, i)), 1e-7);
+      }
+    }
+  }
+}
+
 // ----------------------------------------------------------------------------
 // Dead rows
 
@@ -970,7 +1034,7 @@ TEST(Steps, WithANormThatIsNotFiniteChangeNothingEither) {
   auto model = make_model(three_layers(), 2, 9);
   loss_curve(*model, 1, 5);
   const auto tokens = random_tokens(18, 101, 1);
-  const AdamWOptions options = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0};
+  const UpdateOptions options = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0};
   gpt2_zero_grad(*model);
   EXPECT_TRUE(std::isfinite(micro_step(*model, tokens, tokens, 2, 9, 1)));
   const auto before = state_of(*model);

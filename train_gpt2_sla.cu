@@ -21,7 +21,8 @@
 #include "llmc/model/change_wiring.h"  // plan_wiring_change, describe, read_weights_for_new_wiring
 #include "llmc/model/config_json.h"  // model_config, read_config_json, model_text_files, same_model
 #include "llmc/model/flops.h"        // flops_per_token
-#include "llmc/model/parameters.h"   // make_parameter_table, Params, LayerParams
+#include "llmc/model/orthogonalize.h"  // orthogonalize
+#include "llmc/model/parameters.h"   // make_parameter_table, muon_matrices, Params, LayerParams
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
 #include "llmc/model/plan.h"         // LayerPlan, Norm, Projection
 #include "llmc/model/print_model.h"  // print_model
@@ -52,6 +53,7 @@ struct PlanOptions {
   int64_t max_length = 0;                     //   and their length;
   bool losses = false;                        //   logits are computed of every token, in chunks, not only of each sequence's last one
   size_t sampling_bytes = 0;                  // training: what the plan that draws samples takes
+  bool muon = false;                          //   Muon updates the layers' matrices; not with a shard
 };
 
 // Generation with the weights of a plan for training; {} for those of one that has none. It computes so many tokens of a prompt at a time:
@@ -72,7 +74,8 @@ struct GPT2 : ModelShape {
   float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
   Params<floatX> params;                           // operations read them through weights(l), norm(l), embeddings()
   Params<float> grads;
-  DeviceArray<ParameterChunk> chunks;
+  DeviceArray<ParameterChunk> chunks;              // AdamW's, then those of the matrices that Muon updates
+  int64_t num_adamw_chunks = 0;
 
   ArenaLayout activation_layout;
   char* activation_memory = nullptr;
@@ -132,6 +135,8 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   model.cache = o.slots > 0 ? plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.T) : KVCache();
   model.parameters = make_parameter_table(config, model.attention_plan, o.shard);
   model.buckets_awaited = model.parameters.buckets.size();
+  CHECK(!o.muon || o.shard.count == 1);
+  model.matrices = o.muon ? muon_matrices(model.parameters) : std::vector<MuonMatrix>();
 
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
   const int64_t most_logit_rows = o.slots > 0 && !o.losses ? o.slots : int64_t(o.B) * o.T;
@@ -204,7 +209,10 @@ void allocate_parameters(GPT2& model) {
   model.m_memory = state_arena();
   model.v_memory = state_arena();
   model.grads = parameter_pointers(model.config, model.attention_plan, model.parameters, model.grad_memory);
-  model.chunks = DeviceArray<ParameterChunk>(parameter_chunks(model.parameters));
+  std::vector<ParameterChunk> chunks = parameter_chunks(model.parameters, /*muon=*/!model.matrices.empty());
+  model.num_adamw_chunks = int64_t(chunks.size());
+  append_chunks(chunks, model.matrices);
+  model.chunks = DeviceArray<ParameterChunk>(chunks);
 }
 
 // Allocates what gpt2_plan laid out, and sets all pointers. Weights, gradients and moments are zero; but the weights are those of
@@ -586,9 +594,10 @@ void gpt2_request_stop(GPT2& model, bool asks) {
 // ----------------------------------------------------------------------------
 // Update
 
-struct AdamWOptions {
+struct UpdateOptions {
   double learning_rate, beta1, beta2, eps, weight_decay;
-  double grad_clip;  // 0: none
+  double grad_clip;        // 0: none
+  double momentum = 0.95;  // of Muon
 };
 
 // acts.stats->grad_squares = the square of the gradients' 2-norm, of those in this rank's shard.
@@ -613,10 +622,25 @@ void gpt2_gather_weights(GPT2& model) {
   model.buckets_awaited = 0;
 }
 
-// AdamW's update number `step`, from 1, with gradients clipped by their norm, but left as they are; weights of two or more
-// dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_stats tells. Waits for nothing. Every rank takes the
-// same decision and has the same weights afterwards: acts.stats becomes the sum over ranks before anything depends on it.
-void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
+// Muon's part of an update. What it makes of a matrix's gradient before the iteration takes that gradient's place.
+void gpt2_update_matrices(GPT2& model, const MuonStep& s) {
+  const Activations& a = model.acts;
+  const ParameterChunk* chunks = model.chunks.data;
+  muon_momentum(model.grad_memory, model.m_memory, chunks + model.num_adamw_chunks, int64_t(model.chunks.size) - model.num_adamw_chunks, s,
+                a.stats);
+  for (size_t i = 0; i < model.matrices.size(); i++) {
+    const MuonMatrix& matrix = model.matrices[i];
+    sum_of_squares(a.muon_squares + i, model.grad_memory, chunks + matrix.first_chunk, matrix.num_chunks);
+    const floatX* direction = orthogonalize(a, model.grad_memory + matrix.begin, a.muon_squares + i, matrix);
+    muon_update(model.weight_memory + matrix.begin, model.master_memory + matrix.begin, direction, matrix.rows, matrix.columns, s, a.stats);
+  }
+}
+
+// Update number `step`, from 1, by AdamW and, of the matrices that are planned so, by Muon, with gradients clipped by their norm, but left as
+// AdamW found them; weights of two or more dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_stats tells.
+// Waits for nothing. Every rank takes the same decision and has the same weights afterwards: acts.stats becomes the sum over ranks before
+// anything depends on it.
+void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   AdamWStep s;
   s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
   s.bias_correction1 = float(1 - std::pow(o.beta1, double(step)));
@@ -629,7 +653,9 @@ void gpt2_update(GPT2& model, int64_t step, const AdamWOptions& o) {
   if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, 3);
   else gpt2_sum_over_ranks(model, &model.acts.stats->loss, 2);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
-               model.grad_memory, model.chunks.data, int64_t(model.chunks.size), s, model.acts.stats);
+               model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
+  if (!model.matrices.empty())
+    gpt2_update_matrices(model, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
   if (is_sharded) gpt2_gather_weights(model);
 }
 
@@ -840,7 +866,8 @@ StepResult train_step(Trainer& t) {
                     i + 1 == run.grad_accum_steps);
   }
   gpt2_request_stop(model, stop_signal() != 0);
-  gpt2_update(model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
+  gpt2_update(model, run.step + 1 - run.skipped_steps,
+              {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
   const StepStats stats = gpt2_read_stats(model);
   model.timeline.end_step();
   result.loss = stats.loss / double(run.num_micro_batches());
@@ -907,6 +934,9 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
+  plan.muon = o.optimizer == "muon";
+  if (plan.muon && o.zero == 1 && run.ranks.size > 1)
+    user_error("--optimizer muon: takes whole matrices, but with %d ranks each keeps a part of every layer; add --zero 0", run.ranks.size);
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
   check_parameters_fit(config, plan.shard);
   if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights

@@ -9,6 +9,7 @@
 #include "llmc/cpu/gelu.h"        // gelu_forward, gelu_backward
 #include "llmc/cpu/layernorm.h"   // layernorm_forward, residual_layernorm_forward, layernorm_backward, layernorm_backward_scratch
 #include "llmc/cpu/matmul.h"      // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_gelu_backward, gemm, gemm_peak
+#include "llmc/cpu/muon.h"        // muon_momentum, muon_normalize, muon_polynomial, muon_update
 #include "llmc/cpu/optimizer.h"   // adamw_update, sum_of_squares
 #else
 #include "llmc/cuda/attention.h"
@@ -19,6 +20,7 @@
 #include "llmc/cuda/gelu.h"
 #include "llmc/cuda/layernorm.h"
 #include "llmc/cuda/matmul.h"
+#include "llmc/cuda/muon.h"
 #include "llmc/cuda/optimizer.h"
 #endif
 #if defined(SLA_NCCL) && !defined(SLA_CPU)

@@ -4,7 +4,7 @@
 # DATA=tinyshakespeare on that instead of the dictionary; STEPS=n trains longer; OUT=folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-DATA=${DATA:-gcide} STEPS=${STEPS:-2400}
+DATA=${DATA:-gcide} STEPS=${STEPS:-800}
 trainer=./train_gpt2_sla_cpu
 if command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then trainer=./train_gpt2_sla; fi
 say() { printf '\n== %s\n' "$*"; }
@@ -30,7 +30,7 @@ OUT=${OUT:-runs/$(basename "$data")-$STEPS}
 say "training"
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
   --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --skip-layers 6 --skip-heads 6
-  -t 256 -b 2 -x "$STEPS" -l 7e-4 -u 100 -c 0.1 -v 400 -m 80 -s 800 -g 256 --temperature 0.7 -n 400)
+  -t 256 -b 4 -x "$STEPS" --optimizer muon -l 4e-3 -u 60 -c 0.1 -v 100 -m 40 -s 200 -g 256 --temperature 0.7 -n 200)
 echo "$trainer ${options[*]} -o $OUT -y"
 "$trainer" "${options[@]}" -o "$OUT" -y
 
@@ -43,7 +43,7 @@ this run's options:                             $OUT/config.toml
 corpus, as tokens:                              $data
 
 what to try next:
-  make train STEPS=10000           train longer
+  make train STEPS=4000            train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
   make $(basename ${trainer/train/sample}) && ${trainer/train/sample} $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)

@@ -460,7 +460,7 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   for (const char* option :
        {"-i,", "-j,", "-e,", "-o,", "-b,", "-t,", "-d,", "-x,", "-k,", "-l,", "-u,", "-q,", "-c,", "-v,", "-m,", "-s,", "-g,", "-n,",
         "-y,", "--config", "--wiring", "--skip-layers", "--skip-heads", "--dry-run", "--no-bias", "--layers", "--heads", "--channels", "--vocab-size",
-        "--max-seq-len", "--seed", "--shuffle", "--grad-clip", "--beta1", "--beta2", "--eps", "--max-bad-steps", "--resume-from",
+        "--max-seq-len", "--seed", "--shuffle", "--grad-clip", "--optimizer", "--momentum", "--beta1", "--beta2", "--eps", "--max-bad-steps", "--resume-from",
         "--keep ", "--keep-every", "--stop-on-save-error", "--tensorboard"})
     EXPECT_NE(o.out.find(option), std::string::npos) << option;
 }
@@ -611,7 +611,18 @@ TEST_F(CommandLine, EveryOptionOfARunChangesItsResults) {
                               "--wiring 'fixed(6,2)'", "--wiring 'fixed(6,1)'", "--wiring 'topk(4)'", "--wiring 'reuse(2)'",
                               "--wiring 'blend(0.3)'", "--wiring gate"})
     EXPECT_NE(results(options), as_it_is) << options;
+  const std::string by_muon = results("--optimizer muon");
+  EXPECT_NE(by_muon, as_it_is);
+  EXPECT_EQ(results("--optimizer muon --momentum 0.95"), by_muon);
+  EXPECT_NE(results("--optimizer muon --momentum 0.5"), by_muon);
   for (const char* data : {"-i ", "-j "}) EXPECT_NE(results(data + in("other.bin")), as_it_is) << data;
+}
+
+TEST_F(CommandLine, ARunByMuonResumesWithTheSameBits) {
+  write_file(in("tokens.bin"), shard_bytes(4000));
+  const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 3 --optimizer muon -l 1e-2 ";
+  ASSERT_EQ(run(common + "-x 3 -o " + in("out")).exit_status, 0);
+  expect_the_end_of_an_undisturbed_run(common, 6);
 }
 
 // Those that trade memory for time: another plan and the same losses.

@@ -370,6 +370,17 @@ TEST_F(Training, InBf16HasTheSameBitsWithoutZero) {
   expect_the_same_checkpoint(in("with_zero"), in("whole"), 5);
 }
 
+// A rank's shard of a layer is no matrix.
+TEST_F(Training, ByMuonNeedsWholeMatricesOnEachRank) {
+  const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-d 32 --optimizer muon -o " + in("never")));
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("error: --optimizer muon: takes whole matrices, but with 2 ranks each keeps a part of every layer; add --zero 0\n"),
+            std::string::npos) << o.err;
+  EXPECT_FALSE(fs::exists(in("never")));
+  const std::vector<json> alone = train(1, "1", "-x 6 --optimizer muon");
+  expect_the_same_curve(train(2, "2", "-x 6 --optimizer muon --zero 0"), alone, 6);
+}
+
 TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
   const std::vector<json> expected = steps_of(train(2, "mpi", "-x 2 -j ''"));
   write_file(in("rendezvous"), "0123456789abcdef 29500 127.0.0.1\n");  // of an earlier run

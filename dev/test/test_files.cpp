@@ -927,6 +927,8 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "-k", "cosin"}), "-k cosin");
   EXPECT_ERROR(parse({"-i", "x", "-x", "-1"}), "-x -1");
   EXPECT_ERROR(parse({"-i", "x", "--beta1", "1"}), "--beta1 1");
+  EXPECT_ERROR(parse({"-i", "x", "--optimizer", "sgd"}), "--optimizer sgd: it must be adamw or muon");
+  EXPECT_ERROR(parse({"-i", "x", "--momentum", "1"}), "--momentum 1");
   EXPECT_ERROR(parse({"-i", "x", "--temperature", "-1"}), "--temperature -1");
   EXPECT_ERROR(parse({"-i", "x", "-n", "5"}), "-n: checkpoints need a folder");
   EXPECT_ERROR(parse({"-i", "x", "--keep", "2"}), "--keep: checkpoints need a folder");

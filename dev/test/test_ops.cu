@@ -1073,7 +1073,7 @@ static float grad_scale_of(const StepStats& sums, double grad_clip) {
   return new_m[0];
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, s.grad_clip / (norm + 1e-6))` -> `s.grad_clip / (norm + 1e-6)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, grad_clip / (std::sqrt(sums.grad_squares) + 1e-6))` -> `grad_clip / (std::sqrt(sums.grad_squares) + 1e-6)`
 TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({16, 3}, 1), float(1 / (4 + 1e-6)));
   EXPECT_EQ(grad_scale_of({2, 3}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));
@@ -1088,6 +1088,116 @@ TEST(AdamW, ChangesNothingIfLossOrNormIsNotFinite) {
       EXPECT_EQ(grad_scale_of({16, bad}, grad_clip), 7) << bad;
       EXPECT_EQ(grad_scale_of({bad, 3}, grad_clip), 7) << bad;
     }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Muon
+
+constexpr StepStats finite_stats = {16, 2.5};  // the norm is 4
+constexpr MuonStep muon_step = {0.05f, 0.9f, 0.1f, 2 * (1 + 1e-6 / 4)};  // gradients are clipped to a half
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `grads[i] = s.momentum * m_new + rest * g;` -> `grads[i] = m_new;`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `(1.0f - s.momentum) * g;\n    m[` -> `(1.0f - s.momentum) * grads[chunk.begin + i];\n    m[`
+TEST(Muon, MomentumIsNesterovs) {
+  const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 256, 257});
+  const auto grads = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2);
+  const DeviceArray<ParameterChunk> chunks(arena.chunks);
+  auto moved = [&](const StepStats& stats) {
+    return in_any_order([&] {
+      const DeviceArray<StepStats> sums(std::vector<StepStats>{stats});
+      DeviceArray<float> d_grads(grads), d_m(m);
+      muon_momentum(d_grads.data, d_m.data, chunks.data, int64_t(chunks.size), muon_step, sums.data);
+      return std::make_tuple(d_grads.to_host(), d_m.to_host());
+    });
+  };
+  std::vector<double> e_grads = doubles(grads), e_m = doubles(m);
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk == nullptr) return;
+    const double g = 0.5 * double(grads[i]);
+    e_m[i] = 0.9 * e_m[i] + 0.1 * g;
+    e_grads[i] = 0.9 * e_m[i] + 0.1 * g;
+  });
+  const auto [new_grads, new_m] = moved(finite_stats);
+  EXPECT_LE(relative_error(new_grads, e_grads), 2e-7);
+  EXPECT_LE(relative_error(new_m, e_m), 2e-7);
+  for (const StepStats& bad : {StepStats{16, NAN}, StepStats{INFINITY, 2.5}}) {
+    const auto [same_grads, same_m] = moved(bad);
+    EXPECT_TRUE(same_bits(same_grads, grads) && same_bits(same_m, m));
+  }
+}
+
+// What lies beside a tile, and a matrix of several tiles; as tall as wide, taller and wider.
+constexpr std::pair<int64_t, int64_t> muon_shapes[] = {{1, 1}, {3, 40}, {40, 3}, {32, 32}, {33, 65}, {65, 33}, {64, 128}};
+
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `from_float(x[(first_line + i) * line_length + place], transposed ?` -> `from_float(x[(first_line + i) * line_length + place], !transposed ?`
+TEST(Muon, NormalizesTheWiderWay) {
+  for (auto [rows, columns] : muon_shapes) {
+    const auto u = random_values<float>(rows * columns, 3);
+    const bool transposed = rows > columns;
+    std::vector<double> expected(u.size());
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++) expected[size_t(transposed ? j * rows + i : i * columns + j)] = double(u[size_t(i * columns + j)]) / 4;
+    const DeviceArray<float> d_u(u);
+    for (double squares : {16.0, 0.0}) {
+      const DeviceArray<double> d_squares(std::vector<double>{squares});
+      const int64_t r = rows, c = columns;  // a structured binding cannot be captured
+      const auto [x] = in_any_order([&] {
+        DeviceArray<floatX> d_x(nans<floatX>(r * c));
+        muon_normalize(d_x.data, d_u.data, d_squares.data, r, c);
+        return std::make_tuple(d_x.to_host());
+      }, 3);
+      std::vector<double> of_norm = expected;
+      if (squares == 0) for (double& value : of_norm) value *= 4 / muon_least_norm;
+      EXPECT_LE(relative_error(x, of_norm), has_master_weights ? 3e-3 : 2e-7) << rows << " x " << columns << ", " << squares;
+    }
+  }
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `(i == j ? muon_a : 0.0f)` -> `muon_a`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `(i / n == i % n ? muon_a : 0.0f)` -> `0.0f`
+TEST(Muon, PolynomialHasItsConstantOnTheDiagonal) {
+  for (int64_t n : {1, 5, 40}) {
+    const auto a = random_values<floatX>(n * n, 1), squared = random_values<floatX>(n * n, 2);
+    const DeviceArray<floatX> d_a(a), d_squared(squared);
+    DeviceArray<floatX> p(nans<floatX>(n * n));
+    muon_polynomial(p.data, d_a.data, d_squared.data, n);
+    std::vector<double> expected;
+    for (int64_t i = 0; i < n * n; i++)
+      expected.push_back(-4.7750 * real(a[size_t(i)]) + 2.0315 * real(squared[size_t(i)]) + (i / n == i % n ? 3.4445 : 0));
+    EXPECT_LE(relative_error(p.to_host(), expected), has_master_weights ? 3e-3 : 2e-7) << n;
+  }
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `w = w * keep - step` -> `w = w - step`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `muon_read_tile(tile, columns, rows, first_column, first_row, read)` -> `muon_read_tile(tile, columns, rows, first_row, first_column, read)`
+TEST(Muon, MovesWeightsByTheDirection) {
+  for (auto [rows, columns] : muon_shapes) {
+    const auto weights = random_values<float>(rows * columns, 1);
+    const auto x = random_values<floatX>(rows * columns, 2);
+    const std::vector<floatX> params(weights.begin(), weights.end());
+    const DeviceArray<floatX> d_x(x);
+    const int64_t r = rows, c = columns;
+    auto moved = [&](const StepStats& stats) {
+      return in_any_order([&] {
+        const DeviceArray<StepStats> sums(std::vector<StepStats>{stats});
+        DeviceArray<float> d_weights(weights);
+        DeviceArray<floatX> d_params(params);
+        muon_update(d_params.data, has_master_weights ? d_weights.data : nullptr, d_x.data, r, c, muon_step, sums.data);
+        return std::make_tuple(d_weights.to_host(), d_params.to_host());
+      }, 3);
+    };
+    const auto [new_weights, new_params] = moved(finite_stats);
+    std::vector<double> expected;
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++)
+        expected.push_back(double(weights[size_t(i * columns + j)]) * (1 - 0.05 * 0.1) -
+                           0.05 * 0.2 * std::sqrt(double(std::max(rows, columns))) * real(x[size_t(rows > columns ? j * rows + i : i * columns + j)]));
+    const std::vector<float> updated = has_master_weights ? new_weights : std::vector<float>(new_params.begin(), new_params.end());
+    EXPECT_LE(relative_error(updated, expected), 2e-7) << rows << " x " << columns;
+    EXPECT_TRUE(same_bits(new_params, std::vector<floatX>(updated.begin(), updated.end()))) << "rounded masters";
+    const auto [same_weights, same_params] = moved({16, NAN});
+    EXPECT_TRUE(same_bits(same_weights, weights) && same_bits(same_params, params));
   }
 }
 

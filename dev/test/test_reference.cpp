@@ -394,6 +394,38 @@ TEST(Reference, ClippingAddsPyTorchsEpsilonToTheNorm) {
 }
 
 // ----------------------------------------------------------------------------
+// Muon, of matrices whose singular values and vectors are known
+
+// The five polynomials act on the singular values alone; by hand, for values s on the diagonal of a matrix with rotated rows.
+// BUG llmc/model/reference.h: `Real(2.0315) * fifth[i]` -> `Real(2.0315) * cubed[i]`
+TEST(Reference, MuonBringsSingularValuesNearOne) {
+  const double c = std::cos(0.7), s = std::sin(0.7), values[] = {3, 0.2}, norm = std::hypot(3, 0.2);
+  const std::vector<double> g = {c * 3, -s * 0.2, 0, s * 3, c * 0.2, 0};  // (2, 3): a rotation times diag(3, 0.2)
+  auto polynomials = [](double x) {
+    for (int i = 0; i < 5; i++) x = 3.4445 * x - 4.7750 * std::pow(x, 3) + 2.0315 * std::pow(x, 5);
+    return x;
+  };
+  const double p0 = polynomials(values[0] / norm), p1 = polynomials(values[1] / norm);
+  for (double p : {p0, p1}) EXPECT_NEAR(p, 0.9, 0.25);
+  const std::vector<double> o = {c * p0, -s * p1, 0, s * p0, c * p1, 0};
+  std::vector<double> w = {1, 2, 3, 4, 5, 6}, m(6, 0.0);
+  reference::muon(w, m, g, 2, 3, {0.01, 0.9, 0.5});
+  for (int i = 0; i < 6; i++) {
+    EXPECT_NEAR(w[i], (i + 1) * (1 - 0.005) - 0.01 * 0.2 * std::sqrt(3.0) * o[i], 1e-12) << i;  // u is g times a number: 0.9 * 0.1 + 0.1
+    EXPECT_NEAR(m[i], 0.1 * g[i], 1e-15) << i;
+  }
+  std::vector<double> transposed_w = {1, 4, 2, 5, 3, 6}, transposed_m(6, 0.0);
+  const std::vector<double> transposed_g = {g[0], g[3], g[1], g[4], g[2], g[5]};
+  reference::muon(transposed_w, transposed_m, transposed_g, 3, 2, {0.01, 0.9, 0.5});
+  for (int i = 0; i < 6; i++) EXPECT_NEAR(transposed_w[i % 3 * 2 + i / 3], w[i], 1e-12) << i;
+  // Momentum: the second step's u is momentum m + (1 - momentum) g of the new m, here 0.9 (0.09 - 0.1) + 0.1 (-1) = -0.109 times g.
+  std::vector<double> opposite(6), second = w;
+  for (int i = 0; i < 6; i++) opposite[i] = -g[i];
+  reference::muon(second, m, opposite, 2, 3, {0.01, 0.9, 0});
+  for (int i = 0; i < 6; i++) EXPECT_NEAR(second[i], w[i] + 0.01 * 0.2 * std::sqrt(3.0) * o[i], 1e-12) << i;
+}
+
+// ----------------------------------------------------------------------------
 // The golden cases
 
 // The case's parameters as the reference holds them; without the bias tensors of a model without biases.

@@ -61,10 +61,13 @@ __device__ inline void adamw_element(float& p, float& m, float& v, float grad, c
   p = p * f.keep - f.step_size * m / (sqrtf(v) * f.v_scale + f.eps);
 }
 
-// The factor that clips the gradients; NaN if the loss or the norm is not finite, so that nothing is to be updated.
+// The loss and the gradients' norm are finite; else a step changes nothing.
+__device__ inline bool is_finite(const StepStats& sums) { return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares); }
+
+// The factor that clips the gradients; NaN if nothing is to be updated.
 __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
+  if (!is_finite(sums)) return NAN;
   const double norm = sqrt(sums.grad_squares);
-  if (!std::isfinite(sums.loss) || !std::isfinite(norm)) return NAN;
   const double scale = grad_clip / (norm + 1e-6);
   return grad_clip > 0 && scale < 1 ? float(scale) : 1.0f;
 }

@@ -71,6 +71,10 @@ struct Activations {
   float* exact_map_out = nullptr;          // (B, T, C): a map's output before it is rounded; of gate, whose gradient is the difference of two
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, B, T): of gate
   float* dmap_weights = nullptr;           // (L, B, T): gradients of the weights of each map in one layer
+  // only with Muon, for one matrix after the other; n: the largest of their shorter sides
+  floatX *muon_x = nullptr, *muon_next = nullptr;                                                // (elements of the largest matrix)
+  floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;  // (n, n)
+  double* muon_squares = nullptr;          // (matrices): of each matrix's norm
 };
 
 // A model's shape: what it computes, and what its activations have room for.
@@ -81,6 +85,7 @@ struct ModelShape {
   Recompute recompute = Recompute::nothing;
   KVCache cache;                             // of generation
   int64_t logit_rows = 0, logit_stride = 0;  // of the chunk in which logits are computed
+  std::vector<MuonMatrix> matrices;          // that Muon updates; none: AdamW updates all parameters
 };
 
 // How many of `rows` rows of logits, each of row_bytes, are computed, differentiated and dropped at a time: chunks of about equal size, as
@@ -211,4 +216,13 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
     if (has_master_weights) declare(backward, "exact_map_out", a.exact_map_out, {B, T, C});
   }
   if (mixes_maps) declare(backward, "dmap_weights", a.dmap_weights, {c.num_layers, B, T});
+  if (model.matrices.empty()) return;
+  int64_t count = 0, n = 0;
+  for (const MuonMatrix& matrix : model.matrices) count = std::max(count, matrix.count()), n = std::max(n, matrix.shorter());
+  declare(backward, "muon_x", a.muon_x, {count});
+  declare(backward, "muon_next", a.muon_next, {count});
+  declare(backward, "muon_gram", a.muon_gram, {n, n});
+  declare(backward, "muon_gram_squared", a.muon_gram_squared, {n, n});
+  declare(backward, "muon_polynomial", a.muon_polynomial, {n, n});
+  declare(backward, "muon_squares", a.muon_squares, {int64_t(model.matrices.size())});
 }

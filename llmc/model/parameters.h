@@ -90,12 +90,13 @@ struct ParameterTableBuilder {
     add_bias(name, channels, channels, {});
   }
   void linear(const std::string& name, int64_t in, int64_t out, double std) {
-    add(name + ".weight", {out, in}, {0, {in, out}, true, true, true, std, {}});
+    add(name + ".weight", {out, in}, {0, {in, out}, true, true, true, std, {}, 0, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()});
     add_bias(name, out, out, {});
   }
-  // A linear weight of which only `rows` of the full-size one exist.
-  void linear_of_rows(const std::string& name, int64_t in, const std::vector<int>& rows, int64_t file_out, double std) {
-    add(name + ".weight", {int64_t(rows.size()), in}, {0, {in, file_out}, true, true, true, std, rows});
+  // A linear weight of which only `rows` of the full-size one exist; matrix_rows: those of its matrices, one below the other.
+  void linear_of_rows(const std::string& name, int64_t in, const std::vector<int>& rows, std::vector<int64_t> matrix_rows, int64_t file_out,
+                      double std) {
+    add(name + ".weight", {int64_t(rows.size()), in}, {0, {in, file_out}, true, true, true, std, rows, 0, std::move(matrix_rows)});
     add_bias(name, int64_t(rows.size()), file_out, rows);
   }
   void end_bucket() {
@@ -120,7 +121,9 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const Attention
   for (int l = 0; l < c.num_layers; l++) {
     const std::string h = "h." + std::to_string(l) + ".";
     b.layernorm(h + "ln_1", C);
-    b.linear_of_rows(h + "attn.c_attn", C, full_qkv_rows(c, plan, l), full_qkv_size(c, plan), weight_std);
+    std::vector<int64_t> matrix_rows;
+    for (Part part : all_parts) matrix_rows.push_back(int64_t(plan.projected[part][l].size()) * c.head_size());
+    b.linear_of_rows(h + "attn.c_attn", C, full_qkv_rows(c, plan, l), matrix_rows, full_qkv_size(c, plan), weight_std);
     if (has_map_gate(plan, l)) b.linear(h + "attn.map_gate", C, 1, weight_std);
     b.linear(h + "attn.c_proj", C, C, residual_std);
     b.layernorm(h + "ln_2", C);

@@ -713,4 +713,42 @@ double adamw(Tensors<Real>& params, const Tensors<Real>& grads, Tensors<Real>& m
   return norm;
 }
 
+struct MuonOptions {
+  double learning_rate = 1e-3;
+  double momentum = 0.95;
+  double weight_decay = 0.1;
+};
+
+// One step of Muon as torch.optim.Muon takes it, with nesterov and adjust_lr_fn="match_rms_adamw", of a matrix w (rows, columns) whose momentum
+// m starts as zeros; g: the gradient, clipped. Unlike there all is computed in Real, and no matrix is transposed: with u / ||u|| = U S V^T both
+// ways give U p(S) V^T, p being the five polynomials one after the other.
+template <class Real>
+void muon(std::vector<Real>& w, std::vector<Real>& m, const std::vector<Real>& g, int64_t rows, int64_t columns, const MuonOptions& o) {
+  std::vector<Real> x(g.size());
+  double squares = 0;
+  for (size_t i = 0; i < g.size(); i++) {
+    m[i] += Real(1 - o.momentum) * (g[i] - m[i]);
+    x[i] = g[i] + Real(o.momentum) * (m[i] - g[i]);
+    squares += double(x[i]) * double(x[i]);
+  }
+  for (Real& value : x) value /= Real(std::max(std::sqrt(squares), 1e-7));
+  auto product = [](const std::vector<Real>& a, const std::vector<Real>& b, int64_t inner, int64_t n) {  // (., inner) (inner, n)
+    std::vector<Real> c(a.size() / size_t(inner) * size_t(n), Real(0));
+    for (size_t i = 0; i < c.size() / size_t(n); i++)
+      for (int64_t k = 0; k < inner; k++)
+        for (int64_t j = 0; j < n; j++) c[i * size_t(n) + size_t(j)] += a[i * size_t(inner) + size_t(k)] * b[size_t(k * n + j)];
+    return c;
+  };
+  for (int step = 0; step < 5; step++) {
+    std::vector<Real> transposed(x.size());
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++) transposed[size_t(j * rows + i)] = x[size_t(i * columns + j)];
+    const std::vector<Real> gram = product(x, transposed, columns, rows), cubed = product(gram, x, rows, columns);
+    const std::vector<Real> fifth = product(gram, cubed, rows, columns);
+    for (size_t i = 0; i < x.size(); i++) x[i] = Real(3.4445) * x[i] - Real(4.7750) * cubed[i] + Real(2.0315) * fifth[i];
+  }
+  const double step_size = o.learning_rate * 0.2 * std::sqrt(double(std::max(rows, columns)));
+  for (size_t i = 0; i < w.size(); i++) w[i] = w[i] * Real(1 - o.learning_rate * o.weight_decay) - Real(step_size) * x[i];
+}
+
 }  // namespace reference

@@ -65,6 +65,9 @@ static void declare_options(CLI::App& app, TrainOptions& o, std::string& resume)
   app.add_option("--grad-clip", o.grad_clip, "clip the gradient's global norm to this; 0: don't")->group(optimizer);
   app.add_option("--max-bad-steps", o.max_bad_steps,
                  "a step whose loss or norm is not finite is skipped; stop after so many in a row")->group(optimizer);
+  app.add_option("--optimizer", o.optimizer,
+                 "adamw, or muon: Muon for the matrices of the layers, whose step costs more and gains more; AdamW for the rest")->group(optimizer);
+  app.add_option("--momentum", o.momentum, "Muon's momentum")->group(optimizer);
   app.add_option("--beta1", o.beta1, "AdamW's decay of the first moment")->group(optimizer);
   app.add_option("--beta2", o.beta2, "AdamW's decay of the second moment")->group(optimizer);
   app.add_option("--eps", o.eps, "AdamW's epsilon")->group(optimizer);
@@ -148,6 +151,8 @@ static void check_options(const TrainOptions& o) {
   between("--grad-clip", o.grad_clip, 0, 1e30);
   for (double beta : {o.beta1, o.beta2})
     if (!(beta >= 0 && beta < 1)) user_error("--beta1 %g --beta2 %g: both must lie in [0, 1)", o.beta1, o.beta2);
+  if (o.optimizer != "adamw" && o.optimizer != "muon") user_error("--optimizer %s: it must be adamw or muon", o.optimizer.c_str());
+  if (!(o.momentum >= 0 && o.momentum < 1)) user_error("--momentum %g: it must lie in [0, 1)", o.momentum);
   if (!(o.eps > 0 && std::isfinite(o.eps))) user_error("--eps %g: it must be greater than 0", o.eps);
   if (o.out.empty() && !o.resume_from.empty()) user_error("--resume-from: names a checkpoint in a folder; name that too, with -o");
   if (o.resume && o.train_data.empty()) user_error("-y: resumes training; name its data with -i");

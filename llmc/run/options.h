@@ -24,6 +24,8 @@ struct TrainOptions {
   std::optional<int64_t> steps;
   std::string schedule = "cosine";
   double learning_rate = 3e-4, final_fraction = 0.0, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  std::string optimizer = "adamw";  // or "muon"
+  double momentum = 0.95;
   double grad_clip = 1.0;
   int64_t warmup_steps = 0, max_bad_steps = 10;
   int64_t seed = 1337;

@@ -6,6 +6,7 @@
 #include <vector>        // std::vector
 #include "arena.h"       // ArenaLayout
 #include "llmc/adamw.h"  // ParameterChunk
+#include "llmc/muon.h"   // MuonMatrix
 
 // One parameter: its place in the arena and its form in a file, which is full-size GPT-2 in Conv1D layout (in, out).
 struct ParameterSpec {
@@ -17,6 +18,7 @@ struct ParameterSpec {
   double init_std;
   std::vector<int> full_rows;       // of each row here, the row of the full-size tensor, (out, in); empty: the same
   int bucket = 0;                   // index into ParameterTable::buckets
+  std::vector<int64_t> matrix_rows = {};  // of the matrices, one below the other, that Muon updates (llmc/muon.h); empty: it updates none
 
   int64_t full_row(int64_t row) const { return full_rows.empty() ? row : full_rows[row]; }
 };
@@ -71,15 +73,41 @@ inline ShardRange shard_range(const ParameterTable& table, const ParameterSpec& 
   return {begin, bucket.begin / table.shard.count + (begin - first), std::max<int64_t>(0, end - begin)};
 }
 
-// The shard in pieces that one block of threads updates each.
-inline std::vector<ParameterChunk> parameter_chunks(const ParameterTable& table) {
+// Parameters in pieces that one block of threads updates each.
+inline void append_chunks(std::vector<ParameterChunk>& chunks, const ShardRange& part, bool decays) {
+  for (int64_t i = 0; i < part.count; i += parameter_chunk_size)
+    chunks.push_back({part.begin + i, part.state + i, int(std::min<int64_t>(parameter_chunk_size, part.count - i)), decays});
+}
+
+// Those of the shard; without the tensors of matrices that Muon updates, if `muon`.
+inline std::vector<ParameterChunk> parameter_chunks(const ParameterTable& table, bool muon = false) {
   std::vector<ParameterChunk> chunks;
-  for (const ParameterSpec& spec : table.specs) {
-    const ShardRange part = shard_range(table, spec);
-    for (int64_t i = 0; i < part.count; i += parameter_chunk_size)
-      chunks.push_back({part.begin + i, part.state + i, int(std::min<int64_t>(parameter_chunk_size, part.count - i)), spec.decay});
-  }
+  for (const ParameterSpec& spec : table.specs)
+    if (!muon || spec.matrix_rows.empty()) append_chunks(chunks, shard_range(table, spec), spec.decay);
   return chunks;
+}
+
+// The matrices that Muon updates, without their chunks.
+inline std::vector<MuonMatrix> muon_matrices(const ParameterTable& table) {
+  std::vector<MuonMatrix> matrices;
+  for (const ParameterSpec& spec : table.specs) {
+    const TensorSpec& tensor = table.layout.tensors[spec.tensor];
+    int64_t begin = tensor.element_offset();
+    for (int64_t rows : spec.matrix_rows) {
+      if (rows > 0) matrices.push_back({begin, rows, tensor.shape[1]});
+      begin += rows * tensor.shape[1];
+    }
+  }
+  return matrices;
+}
+
+// Appends the matrices' chunks, of arenas that are not sharded, and tells each matrix which they are.
+inline void append_chunks(std::vector<ParameterChunk>& chunks, std::vector<MuonMatrix>& matrices) {
+  for (MuonMatrix& matrix : matrices) {
+    matrix.first_chunk = int64_t(chunks.size());
+    append_chunks(chunks, {matrix.begin, matrix.begin, matrix.count()}, /*decays=*/true);
+    matrix.num_chunks = int64_t(chunks.size()) - matrix.first_chunk;
+  }
 }
 
 // In a build that checks bounds: no access to what belongs to no parameter in an arena of masters or moments.
