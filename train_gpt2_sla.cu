@@ -866,8 +866,8 @@ StepResult train_step(Trainer& t) {
                     i + 1 == run.grad_accum_steps);
   }
   gpt2_request_stop(model, stop_signal() != 0);
-  gpt2_update(model, run.step + 1 - run.skipped_steps,
-              {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
+  gpt2_update(model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip,
+                                                        o.momentum});
   const StepStats stats = gpt2_read_stats(model);
   model.timeline.end_step();
   result.loss = stats.loss / double(run.num_micro_batches());

@@ -1098,7 +1098,7 @@ constexpr StepStats finite_stats = {16, 2.5};  // the norm is 4
 constexpr MuonStep muon_step = {0.05f, 0.9f, 0.1f, 2 * (1 + 1e-6 / 4)};  // gradients are clipped to a half
 
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `grads[i] = s.momentum * m_new + rest * g;` -> `grads[i] = m_new;`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `(1.0f - s.momentum) * g;\n    m[` -> `(1.0f - s.momentum) * grads[chunk.begin + i];\n    m[`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `m_new = s.momentum * m[chunk.state + i] + (1.0f - s.momentum) * g;` -> `m_new = s.momentum * m[chunk.state + i] + g;`
 TEST(Muon, MomentumIsNesterovs) {
   const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 256, 257});
   const auto grads = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2);
