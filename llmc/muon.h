@@ -1,5 +1,5 @@
 // Muon (Jordan et al. 2024) for the matrices of the layers, as torch.optim.Muon computes it with nesterov and adjust_lr_fn="match_rms_adamw"
-// (Liu et al. 2025), whose learning rates are of AdamW's size. For each matrix W (rows, columns):
+// (Liu et al. 2025), by which elements move about as far as AdamW's at the same learning rate. For each matrix W (rows, columns):
 //
 //   g = gradient, clipped as for AdamW
 //   m = momentum m + (1 - momentum) g
@@ -32,7 +32,7 @@ struct MuonStep {
   double grad_clip;  // largest norm; 0: none
 };
 
-// Of x^2 and x^4 beside 1: what takes singular values of 0.003 and more to between 0.68 and 1.13 in five steps.
+// In five steps x (a + b x^2 + c x^4) takes singular values of 0.002 and more to between 0.68 and 1.21.
 constexpr int muon_iterations = 5;
 constexpr float muon_a = 3.4445f, muon_b = -4.7750f, muon_c = 2.0315f;
 constexpr double muon_least_norm = 1e-7;  // by which u is divided at least
