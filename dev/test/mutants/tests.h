@@ -110,7 +110,7 @@ inline std::vector<std::string> programs_run_by(const std::string& test) {
   if (test == "build/test_evaluate")
     return {"build/fp32/evaluate_gpt2_sla_cpu", "build/fp32/evaluate_gpt2_sla_emu", "build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu",
             "data/convert"};
-  if (test == "build/test_amx") return {"build/emulated_amx.so", "build/onednn_cpuid.txt", "build/bf16/test_ops_cpu"};
+  if (test == "build/test_amx") return {"build/emulated_amx.so", "build/onednn_cpuid.txt", "build/bf16/test_ops_cpu", "build/bf16/train_gpt2_sla_cpu"};
   if (test == "build/test_formats") return {"data/convert"};
   if (test == "build/test_report") return {"build/fp32/train_gpt2_sla_cpu", "report"};
   if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
