@@ -829,7 +829,7 @@ void save_checkpoint(Trainer& t) {
   auto fetch_copied = [&model, weights](int i, float* values) {
     memcpy(values, weights + model.tensor(i).element_offset(), model.tensor(i).bytes());
   };
-  start_checkpoint(t.run, model.parameters, {RunState(), model_text_files(model.config), fetch_copied, m, v});
+  start_checkpoint(t.run, model.parameters, {{}, model_text_files(model.config), fetch_copied, m, v});
 }
 
 // This rank's tokens of the next step.

@@ -405,7 +405,7 @@ TEST_F(CommandLine, WhatIsNotUsedIsSaid) {
             "warning: -u 11: the warm-up is longer than the run, which has 10 steps; the learning rate only reaches 0.000909091 of -l 0.001\n");
 }
 
-// BUG llmc/run/run.cpp: `saved.optimizer == now.optimizer` -> `true`
+// BUG llmc/run/run.cpp: `saved.muon == now.muon` -> `true`
 TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("other.bin"), shard_bytes(10000));

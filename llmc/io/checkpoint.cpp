@@ -40,7 +40,7 @@ static std::string state_text(const RunState& state, const json& checksums) {
             {"seed", state.seed},
             {"skipped_steps", state.skipped_steps},
             {"bad_steps_in_row", state.bad_steps_in_row},
-            {"optimizer", state.optimizer}};
+            {"optimizer", state.muon ? "muon" : "adamw"}};
   if (state.learning_rate) j["learning_rate"] = *state.learning_rate;
   if (state.total_batch) j["total_batch"] = *state.total_batch;
   j["checksums"] = checksums;
@@ -296,7 +296,7 @@ RunState read_run_state(const std::string& checkpoint) {
   RunState state;
   with_state(checkpoint, [&](const json& j) {
     state = {j.at("step"), j.at("next_window"), j.at("num_windows"),   j.at("seq_len"),
-             j.at("shuffle"), j.at("seed"),     j.at("skipped_steps"), j.at("bad_steps_in_row"), {}, {}, j.value("optimizer", "adamw")};
+             j.at("shuffle"), j.at("seed"),     j.at("skipped_steps"), j.at("bad_steps_in_row"), {}, {}, j.value("optimizer", "adamw") == "muon"};
     if (j.contains("learning_rate")) state.learning_rate = j["learning_rate"].get<double>();
     if (j.contains("total_batch")) state.total_batch = j["total_batch"].get<int64_t>();
   });

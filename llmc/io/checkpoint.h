@@ -30,7 +30,7 @@ struct RunState {
   // What may differ in a run that is resumed, but should be noticed; no value: an older version of this program did not say.
   std::optional<double> learning_rate = {};  // the schedule's peak
   std::optional<int64_t> total_batch = {};   // tokens in an update
-  std::string optimizer = "adamw";           // whose moments they are; must be the same
+  bool muon = false;                         // whose moments the matrices have: Muon's or AdamW's; must be the same
 };
 
 // What a checkpoint is made of, in host memory or a copy away.

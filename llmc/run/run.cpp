@@ -143,7 +143,7 @@ void resume_progress(Run& run, const std::string& checkpoint) {
   check(saved.seed == now.seed, "seed (--seed)");
   check(saved.shuffle == now.shuffle, "order of the data (--shuffle)");
   check(saved.num_sequences == now.num_sequences, "training data (-i)");
-  check(saved.optimizer == now.optimizer, "optimizer (--optimizer)");
+  check(saved.muon == now.muon, "optimizer (--optimizer)");
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
   if (saved.learning_rate.value_or(o.learning_rate) != o.learning_rate)
@@ -385,7 +385,7 @@ void print_sample(Run& run, const std::vector<int>& tokens) {
 
 RunState run_state(const Run& run) {
   return {run.step, run.train->next_sequence, run.train->num_sequences, run.T, run.options.shuffle, uint64_t(run.options.seed),
-          run.skipped_steps, run.bad_steps_in_row, run.options.learning_rate, run.tokens_per_step(), run.options.optimizer};
+          run.skipped_steps, run.bad_steps_in_row, run.options.learning_rate, run.tokens_per_step(), run.options.optimizer == "muon"};
 }
 
 // How rank 0 talks to those that write their shards beside it.
