@@ -79,6 +79,13 @@ TEST_F(WatchdogTest, ReportsTheRankForWhichOthersWait) {
   EXPECT_EQ(after(9, {at(8, 7), at(7, 7), at(8, 7)}), "110: <1> has not reached collective number 8, where <0> has waited for 10 s");
 }
 
+// Its last heartbeat is younger than the wait: both are due, and the wait first.
+// BUG llmc/dist/watchdog.h: `if (now - last.last_heartbeat >= hang_seconds_ / 2) return "";` -> ``
+TEST_F(WatchdogTest, ARankThatIsStoppedWhileOthersWaitForItIsSilent) {
+  EXPECT_EQ(after(2, {at(8, 7), at(7, 7), at(8, 7)}), "");
+  EXPECT_EQ(after(100, {at(8, 7), at(7, 7), at(8, 7)}, 1), "12: <1> has not answered for 10 s: it is stopped, or its machine is gone");
+}
+
 TEST_F(WatchdogTest, ARankThatIsLateEachTimeIsNotHanging) {
   for (uint64_t n = 0; n < 20; n++) {
     EXPECT_EQ(after(8, {at(n + 1, n), at(n, n), at(n + 1, n)}), "");

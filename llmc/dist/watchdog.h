@@ -75,6 +75,8 @@ struct Watchdog {
       all_wait = all_wait && r.report.begun == first.report.begun && r.report.done + 1 == r.report.begun;
       all_wait_since = std::max(all_wait_since, r.last_progress);
     }
+    // A rank that is silent too is stopped: verdict() says that, when it has been silent for as long.
+    if (now - last.last_heartbeat >= hang_seconds_ / 2) return "";
     if (now - last.waited_for_since >= hang_seconds_)
       return format("%s has not reached collective number %llu, where %s has waited for %.0f s", last.name.c_str(),
                     (unsigned long long)last.report.begun + 1, first.name.c_str(), now - last.waited_for_since);
