@@ -3,7 +3,7 @@
 //
 //   g = gradient, clipped as for AdamW
 //   m = momentum m + (1 - momentum) g
-//   u = momentum m + (1 - momentum) g
+//   u = momentum m + (1 - momentum) g, of the new m
 //   O = the matrix nearest to u of those whose singular values are all 1, about: five steps of a Newton-Schulz iteration
 //   W = W (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, columns)) O
 //
