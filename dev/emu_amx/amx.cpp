@@ -19,12 +19,11 @@
 #include <ucontext.h>     // ucontext_t
 #include <unistd.h>       // write, _exit
 #include <atomic>         // std::atomic
-#include <cerrno>         // errno
 #include <cstdarg>        // va_list
 #include <cstdint>        // uint8_t
 #include <cstdio>         // snprintf
 #include <cstring>        // memcpy, strcmp, strncmp
-#include <initializer_list>
+#include <initializer_list>  // std::initializer_list
 
 namespace {
 
