@@ -72,9 +72,9 @@ struct Activations {
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, B, T): of gate
   float* dmap_weights = nullptr;           // (L, B, T): gradients of the weights of each map in one layer
   // only with Muon, for one matrix after the other; n: the largest of their shorter sides
-  floatX *muon_x = nullptr, *muon_next = nullptr;                                                // (elements of the largest matrix)
-  floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;  // (n, n)
-  double* muon_squares = nullptr;          // (matrices): of each matrix's norm
+  floatX *muon_x = nullptr, *muon_next = nullptr;  // (elements of the largest matrix): X before and after a step of the iteration
+  floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;  // (n, n): A, A A, a I + b A + c A A
+  double* muon_squares = nullptr;          // (matrices): the square of each one's norm
 };
 
 // A model's shape: what it computes, and what its activations have room for.
