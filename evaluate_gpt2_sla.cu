@@ -1,18 +1,20 @@
-// Evaluates a trained model: how likely texts are to it, by position too; which of several answers; the last word of texts; and requests of
-// another program. All of it is the loss of the last tokens of sequences, which are computed several at a time by the graph of
-// train_gpt2_sla.cu, planned for generation: of different lengths, without padding, and long ones in parts, through the K/V cache.
+// Evaluates a trained model: how likely texts are to it, by position too; which of several answers; the last word of
+// texts; and requests of another program. All of it is the loss of the last tokens of sequences, which are computed
+// several at a time by the graph of train_gpt2_sla.cu, planned for generation: of different lengths, without padding,
+// and long ones in parts, through the K/V cache.
 #define SLA_NO_SAMPLER_MAIN
 #include "sample_gpt2_sla.cu"
-#include <iostream>                  // std::cin
-#include "llmc/run/evaluation.h"     // EvaluateOptions, EvaluationResults, ServeRequest
-#include "llmc/text/choice_file.h"   // ChoiceQuestion, read_choice_file
-#include "llmc/text/dataloader.h"    // TokenFile, check_tokens
-#include "llmc/text/scored_text.h"   // ScoredSequence, TextWindows
+#include <iostream>                 // std::cin
+#include "llmc/run/evaluation.h"    // EvaluateOptions, EvaluationResults, ServeRequest
+#include "llmc/text/choice_file.h"  // ChoiceQuestion, read_choice_file
+#include "llmc/text/dataloader.h"   // TokenFile, check_tokens
+#include "llmc/text/scored_text.h"  // ScoredSequence, TextWindows
 
 // ----------------------------------------------------------------------------
 // Scoring
 
-// Generation with the losses of all tokens. A pass has so many of them, of several sequences: enough for matmuls to run at their full rate.
+// Generation with the losses of all tokens. A pass has so many of them, of several sequences: enough for matmuls to run
+// at their full rate.
 constexpr int64_t scoring_rows = 1024;
 PlanOptions scoring_plan(int slots, int64_t max_length) {
   PlanOptions o = generation_plan(slots, max_length);
@@ -27,7 +29,8 @@ struct Scoring {
   int slot;                        // in the K/V cache
   int64_t read = 0;                // inputs that have been computed
   std::vector<float> losses = {};  // of the scored tokens so far, in nats
-  bool all_likeliest = true;       // if the sequence wants to know: each of them is the token with the highest logit, of equal ones the first
+  bool all_likeliest = true;  // if the sequence wants to know: each of them is the token with the highest logit, of
+                              // equal ones the first
 
   bool is_done() const { return read == sequence.inputs(); }
   double nats() const {
@@ -41,7 +44,8 @@ struct Scoring {
 bool are_likeliest(GPT2& model, int64_t first_row, const std::vector<int>& targets) {
   const int64_t V = model.config.vocab_size, count = int64_t(targets.size());
   for (int64_t row = 0; row < count; row += model.logit_rows) {
-    const std::vector<float> logits = gpt2_fetch_logits(model, first_row + row, std::min(model.logit_rows, count - row));
+    const std::vector<float> logits =
+        gpt2_fetch_logits(model, first_row + row, std::min(model.logit_rows, count - row));
     for (auto begin = logits.begin(); begin != logits.end(); begin += V)
       if (std::max_element(begin, begin + V) - begin != targets[row + (begin - logits.begin()) / V]) return false;
   }
@@ -82,7 +86,8 @@ struct ScoringPass {
       const int64_t begin = part.row + part.first_scored, end = part.row + part.count;
       for (int64_t row = begin; row < end; row++)
         if (!std::isfinite(losses[row]))
-          user_error("the loss of a token is not finite: the model's weights, or what it computes from them, have become NaN or infinite: take an "
+          user_error("the loss of a token is not finite: the model's weights, or what it computes from them, have "
+                     "become NaN or infinite: take an "
                      "earlier checkpoint");
       s.losses.insert(s.losses.end(), losses.begin() + begin, losses.begin() + end);
       if (s.sequence.wants_greedy && s.all_likeliest)
@@ -91,11 +96,12 @@ struct ScoringPass {
   }
 };
 
-// Scores sequences 0 ... count - 1, which make(i) returns, as many at a time as fit, and calls finished(i, scoring) of each, in their order.
-// Their lengths must fit into the cache.
+// Scores sequences 0 ... count - 1, which make(i) returns, as many at a time as fit, and calls finished(i, scoring) of
+// each, in their order. Their lengths must fit into the cache.
 template <class Make, class Finished>
 void score_sequences(GPT2& model, int64_t count, Make make, Finished finished) {
-  std::deque<Scoring> open;  // in a pass all but the last are computed to their ends, so these are consecutive ones, and no slot is taken twice
+  std::deque<Scoring> open;  // in a pass all but the last are computed to their ends, so these are consecutive ones,
+                             // and no slot is taken twice
   for (int64_t next = 0, done = 0; done < count;) {
     ScoringPass pass;
     for (size_t i = 0; i < size_t(model.cache.slots) && pass.rows() < model.T; i++) {
@@ -154,7 +160,7 @@ struct Evaluator {
   std::vector<TextToScore> texts;
   std::vector<ChoicesToScore> choices;
   std::vector<LastWordsToScore> last_words;
-  int64_t longest = 1;                 // inputs of a sequence
+  int64_t longest = 1;  // inputs of a sequence
   int64_t tokens_read = 0;
   double start = seconds_now(), shown = start;  // when the progress was last printed
 
@@ -175,7 +181,8 @@ struct Evaluator {
 // The vocabulary, if something needs it (then throws UserError where none is known), or one is known.
 void choose_tokenizer(Evaluator& e, int vocab_size, bool is_needed) {
   const EvaluateOptions& o = e.options;
-  if (!e.tokenizer && (is_needed || !o.tokenizer.empty() || vocab_size == byte_vocab_size || !Tokenizer::file_in(o.model).empty()))
+  if (!e.tokenizer &&
+      (is_needed || !o.tokenizer.empty() || vocab_size == byte_vocab_size || !Tokenizer::file_in(o.model).empty()))
     e.tokenizer.emplace(model_tokenizer(o.model, o.tokenizer, vocab_size));
 }
 
@@ -188,7 +195,8 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
   if (magic_number_of(path) == choice_file_magic) {
     ChoicesToScore choices = {path, read_choice_file(path, config.vocab_size), {}};
     for (size_t question = 0; question < choices.questions.size(); question++)
-      for (size_t answer = 0; answer < choices.questions[question].answers.size(); answer++) choices.answers.push_back({question, answer});
+      for (size_t answer = 0; answer < choices.questions[question].answers.size(); answer++)
+        choices.answers.push_back({question, answer});
     e.choices.push_back(std::move(choices));
     return;
   }
@@ -200,11 +208,13 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     choose_tokenizer(e, config.vocab_size, /*is_needed=*/true);
     const std::string bytes = read_whole_file(path);
     if (bytes.find('\0') != std::string::npos)
-      user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin", path.c_str());
+      user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin",
+                 path.c_str());
     text.encoded = encode_document(*e.tokenizer, bytes);
   }
   if (text.count() < 2)
-    user_error(text.file ? "%s: has one token, and there is none before it that could predict it" : "%s: is empty: there is nothing to predict",
+    user_error(text.file ? "%s: has one token, and there is none before it that could predict it"
+                         : "%s: is empty: there is nothing to predict",
                path.c_str());
   e.texts.push_back(std::move(text));
 }
@@ -214,22 +224,24 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   const EvaluateOptions& o = e.options;
   int64_t &context = e.results.context, &stride = e.results.stride;
   context = o.context > 0 ? o.context : config.max_seq_len, stride = o.stride > 0 ? o.stride : context;
-  if (context > config.max_seq_len) user_error("--context %lld: the model's context length is %d", (long long)context, config.max_seq_len);
+  if (context > config.max_seq_len)
+    user_error("--context %lld: the model's context length is %d", (long long)context, config.max_seq_len);
   if (stride > context)
-    user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window", (long long)stride,
-               (long long)context);
+    user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window",
+               (long long)stride, (long long)context);
   choose_tokenizer(e, config.vocab_size, o.serve || !o.lambada.empty());
   e.results.positions = PositionLosses(context);
   for (const std::string& path : o.files) add_file(e, path, config);
   for (const std::string& path : o.lambada) {
     e.last_words.push_back({path, {}});
-    for (const auto& [text, word] : read_last_words(path)) e.last_words.back().texts.push_back(encode_continuation(*e.tokenizer, text, word));
+    for (const auto& [text, word] : read_last_words(path))
+      e.last_words.back().texts.push_back(encode_continuation(*e.tokenizer, text, word));
   }
   for (const TextToScore& text : e.texts) e.longest = std::max(e.longest, text.count() - 1);
   auto see = [&](const std::string& path, const char* what, size_t number, const ScoredSequence& s) {
     if (s.scored > context)
-      user_error("%s: %s %zu: what is to be predicted has %lld tokens, but the context length is %lld", path.c_str(), what, number,
-                 (long long)s.scored, (long long)context);
+      user_error("%s: %s %zu: what is to be predicted has %lld tokens, but the context length is %lld", path.c_str(),
+                 what, number, (long long)s.scored, (long long)context);
     e.longest = std::max(e.longest, s.inputs());
   };
   for (const ChoicesToScore& c : e.choices)
@@ -259,13 +271,15 @@ void evaluate_text(Evaluator& e, const TextToScore& text) {
     }
     e.count(s);
   };
-  score_sequences(e.model, count, [&](int64_t i) { return sequence_of(window_of(i), text.tokens()); }, add);
+  score_sequences(
+      e.model, count, [&](int64_t i) { return sequence_of(window_of(i), text.tokens()); }, add);
   CHECK(count < all || r.tokens == windows.num_scored());
   e.results.texts.push_back(r);
 }
 
 // What ChoiceScore divides the log-likelihood of an answer by.
-std::array<double, size_t(ChoiceScore::count)> divisors_of(const std::vector<uint16_t>& answer, const Tokenizer* tokenizer) {
+std::array<double, size_t(ChoiceScore::count)> divisors_of(const std::vector<uint16_t>& answer,
+                                                           const Tokenizer* tokenizer) {
   std::array<double, size_t(ChoiceScore::count)> divisors = {1, double(answer.size()), 1, 1};
   if (tokenizer == nullptr) return divisors;
   std::string text;
@@ -282,7 +296,8 @@ void evaluate_choices(Evaluator& e, const ChoicesToScore& c) {
   const Tokenizer* tokenizer = e.tokenizer ? &*e.tokenizer : nullptr;
   ChoiceResult r = {c.path, int64_t(c.questions.size())};
   r.knows_bytes = tokenizer != nullptr;
-  std::array<double, size_t(ChoiceScore::count)> best = {};  // of the question's answers so far, of equal ones the first
+  std::array<double, size_t(ChoiceScore::count)> best = {};  // of the question's answers so far, of equal ones the
+                                                             // first
   std::array<size_t, size_t(ChoiceScore::count)> chosen = {};
   auto add = [&](int64_t i, const Scoring& s) {
     const auto [question, answer] = c.answers[i];
@@ -328,8 +343,9 @@ std::string answer_loglikelihood(Evaluator& e, const ServeRequest& request) {
     s.shorten(e.results.context);
     return s;
   };
-  score_sequences(e.model, int64_t(request.pairs.size()), make,
-                  [&](int64_t, const Scoring& s) { scores.push_back({-s.nats(), s.all_likeliest}); });
+  score_sequences(e.model, int64_t(request.pairs.size()), make, [&](int64_t, const Scoring& s) {
+    scores.push_back({-s.nats(), s.all_likeliest});
+  });
   return serve_answer(request.name, scores);
 }
 
@@ -339,22 +355,27 @@ std::string answer_rolling(Evaluator& e, const ServeRequest& request) {
   std::vector<std::pair<size_t, TextWindows::Window>> windows;  // of which text
   for (const std::string& text : request.texts) {
     texts.push_back(encode_prompt(*e.tokenizer, text));
-    const TextWindows of_text = {int64_t(texts.back().size()), e.results.context, e.results.context, /*last_is_full=*/true};
+    const TextWindows of_text = {int64_t(texts.back().size()), e.results.context, e.results.context,
+                                 /*last_is_full=*/true};
     for (int64_t i = 0; i < of_text.count(); i++) windows.push_back({texts.size() - 1, of_text[i]});
   }
   std::vector<double> sums(texts.size(), 0);
-  score_sequences(e.model, int64_t(windows.size()), [&](int64_t i) { return sequence_of(windows[i].second, texts[windows[i].first].data()); },
-                  [&](int64_t i, const Scoring& s) { sums[windows[i].first] -= s.nats(); });
+  score_sequences(
+      e.model, int64_t(windows.size()),
+      [&](int64_t i) { return sequence_of(windows[i].second, texts[windows[i].first].data()); },
+      [&](int64_t i, const Scoring& s) { sums[windows[i].first] -= s.nats(); });
   return serve_answer(request.name, sums);
 }
 
-// A text's end fits before what is to be drawn. Those that follow each other with the same options are sampled together.
+// A text's end fits before what is to be drawn. Those that follow each other with the same options are sampled
+// together.
 std::string answer_generate(Evaluator& e, const ServeRequest& request) {
   std::vector<std::string> texts;
   for (size_t first = 0, next; first < request.generate.size(); first = next) {
     const SampleOptions& o = request.generate[first].options;
     const int64_t room = e.results.context - o.tokens;
-    if (room < 1) user_error("max_tokens %lld: the context length is %lld", (long long)o.tokens, (long long)e.results.context);
+    if (room < 1)
+      user_error("max_tokens %lld: the context length is %lld", (long long)o.tokens, (long long)e.results.context);
     std::vector<SampleRequest> requests;
     for (next = first; next < request.generate.size() && same_sampling(request.generate[next].options, o); next++) {
       const std::string& context = request.generate[next].context;
@@ -377,9 +398,7 @@ void serve(Evaluator& e) {
       if (request.name == "loglikelihood") answer = answer_loglikelihood(e, request);
       else if (request.name == "loglikelihood_rolling") answer = answer_rolling(e, request);
       else answer = answer_generate(e, request);
-    } catch (const UserError& error) {
-      answer = serve_error(error.what());
-    }
+    } catch (const UserError& error) { answer = serve_error(error.what()); }
     printf("%s\n", answer.c_str());
     fflush(stdout);
   }
@@ -396,8 +415,9 @@ void write_results(const Evaluator& e) {
   if (!o.positions.empty()) write_file_durably(o.positions, positions_csv(e.results.positions));
   if (o.quiet) return;
   const double seconds = seconds_now() - e.start;
-  fprintf(stderr, "%lld tokens read in %s, %.0f tokens/s; %s, %s; context %lld, stride %lld\n", (long long)e.tokens_read, time_text(seconds).c_str(),
-          double(e.tokens_read) / seconds, precision_name, device_name(), (long long)e.results.context, (long long)e.results.stride);
+  fprintf(stderr, "%lld tokens read in %s, %.0f tokens/s; %s, %s; context %lld, stride %lld\n",
+          (long long)e.tokens_read, time_text(seconds).c_str(), double(e.tokens_read) / seconds, precision_name,
+          device_name(), (long long)e.results.context, (long long)e.results.stride);
 }
 
 int run_evaluator(int argc, char** argv) {

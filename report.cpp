@@ -1,12 +1,13 @@
-// report: pages of HTML from the folders of runs. Of one run, what the trainer writes as OUT/report.html; of several, a comparison.
-#include <CLI/CLI.hpp>          // CLI::App
-#include <cstdio>               // printf, fprintf
-#include <filesystem>           // std::filesystem::path
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "llmc/run/report.h"    // report_page, comparison_page, sections_page, write_page
+// report: pages of HTML from the folders of runs. Of one run, what the trainer writes as OUT/report.html; of several, a
+// comparison.
+#include <CLI/CLI.hpp>                // CLI::App
+#include <cstdio>                     // printf, fprintf
+#include <filesystem>                 // std::filesystem::path
+#include <string>                     // std::string
+#include <vector>                     // std::vector
+#include "llmc/run/report.h"          // report_page, comparison_page, sections_page, write_page
 #include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"   // user_error, UserError
+#include "llmc/utils/error.h"         // user_error, UserError
 
 static int run_report(int argc, char** argv) {
   std::vector<std::string> folders;
@@ -14,17 +15,21 @@ static int run_report(int argc, char** argv) {
   CLI::App app("Shows training runs as a page of HTML, one file for a browser: a single run, or several side by side.\n"
                "Example: ./report runs/plain runs/sla -o compare.html");
   app.add_option("RUN", folders, "folders of runs (-o of the trainer); differences are to the first");
-  app.add_option("--outline", outline, "in place of RUN: a file that says what the page's sections are: lines `# TITLE`, `run FOLDER`, and text");
+  app.add_option("--outline", outline,
+                 "in place of RUN: a file that says what the page's sections are: lines `# TITLE`, `run FOLDER`, and "
+                 "text");
   app.add_option("-o,--out", out, "the page; default, for a single run: RUN/report.html");
   if (!parse_command_line(app, argc, argv)) return 0;
-  if (folders.empty() == outline.empty()) user_error("name the folders of runs, or an --outline; --help lists the options");
+  if (folders.empty() == outline.empty())
+    user_error("name the folders of runs, or an --outline; --help lists the options");
   if (out.empty() && !outline.empty()) user_error("--outline: name the page, with -o");
   if (!outline.empty()) {
     write_page(out, sections_page(std::filesystem::path(out).stem().string(), read_outline(outline)));
     printf("wrote %s\n", out.c_str());
     return 0;
   }
-  if (out.empty() && folders.size() > 1) user_error("%zu runs: name the page that compares them, with -o", folders.size());
+  if (out.empty() && folders.size() > 1)
+    user_error("%zu runs: name the page that compares them, with -o", folders.size());
   if (out.empty()) out = folders[0] + "/report.html";
   std::vector<RunHistory> runs;
   for (const std::string& folder : folders) runs.push_back(read_run(folder));

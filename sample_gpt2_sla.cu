@@ -1,5 +1,6 @@
-// Continues text with a trained model: the graph of train_gpt2_sla.cu, planned for generation, and a K/V cache in which several texts are
-// sampled at a time. Prompts are computed one by one, in chunks; then each pass through the model draws a token of every text.
+// Continues text with a trained model: the graph of train_gpt2_sla.cu, planned for generation, and a K/V cache in which
+// several texts are sampled at a time. Prompts are computed one by one, in chunks; then each pass through the model
+// draws a token of every text.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include <poll.h>                   // poll
@@ -13,7 +14,7 @@ struct Sampled {
   SampleRequest request;
   std::vector<int> tokens;  // with the prompt
   TextStream stream;
-  std::string ended_by;     // "" while it goes on
+  std::string ended_by;  // "" while it goes on
   int64_t drawn() const { return int64_t(tokens.size() - request.tokens.size()); }
 };
 
@@ -81,16 +82,19 @@ struct SamplingEngine {
 
   // All weights are read but most of the position embedding's.
   double weight_bytes_of_a_pass() const {
-    return (double(model.parameters.num_parameters) - double(model.config.max_seq_len) * model.config.channels) * sizeof(floatX);
+    return (double(model.parameters.num_parameters) - double(model.config.max_seq_len) * model.config.channels) *
+           sizeof(floatX);
   }
   double kv_bytes_of(int slot) const {
     double bytes = 0;
     for (int l = 0; l < model.config.num_layers; l++)
-      bytes += double(model.cache.lengths[slot] - model.cache.first_position(slot, l)) * double(model.layers[l].store_kv.width) * sizeof(floatX);
+      bytes += double(model.cache.lengths[slot] - model.cache.first_position(slot, l)) *
+               double(model.layers[l].store_kv.width) * sizeof(floatX);
     return bytes;
   }
 
-  // Samples every request, several at a time, and calls finished(text) in the order of the requests. Ends early if a signal asks for it.
+  // Samples every request, several at a time, and calls finished(text) in the order of the requests. Ends early if a
+  // signal asks for it.
   template <class Finished>
   void run(const std::vector<SampleRequest>& requests, bool show, Finished finished) {
     std::deque<Sampled> texts;
@@ -145,8 +149,8 @@ void load_model(GPT2& model, const std::string& folder, const ModelConfig& confi
   gpt2_plan(model, config, plan);
   const size_t needed = model.memory.total(), available = device_memory_available() + device_workspace_bytes();
   if (needed > available)
-    user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts", bytes_text(double(needed)).c_str(),
-               bytes_text(double(available)).c_str(), device_name());
+    user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts",
+               bytes_text(double(needed)).c_str(), bytes_text(double(available)).c_str(), device_name());
   gpt2_allocate(model);
   read_weights(folder, model.parameters, store_weights(model));
 }
@@ -154,15 +158,19 @@ void load_model(GPT2& model, const std::string& folder, const ModelConfig& confi
 void print_speed(const SamplingEngine& engine) {
   const SamplingSpeed& s = engine.speed;
   const GPT2& model = engine.model;
-  fprintf(stderr, "prompt: %lld tokens, %.0f tokens/s; drawn: %lld tokens, %.1f tokens/s, %s/s of weights and K/V read; %s, %s; K/V cache %s, "
+  fprintf(stderr,
+          "prompt: %lld tokens, %.0f tokens/s; drawn: %lld tokens, %.1f tokens/s, %s/s of weights and K/V read; %s, "
+          "%s; K/V cache %s, "
           "%.0f bytes a token\n",
-          (long long)s.prompt_tokens, double(s.prompt_tokens) / std::max(s.prompt_seconds, 1e-9), (long long)s.drawn_tokens,
-          double(s.drawn_tokens) / std::max(s.drawing_seconds, 1e-9), bytes_text(s.bytes_read / std::max(s.drawing_seconds, 1e-9)).c_str(),
-          precision_name, device_name(), bytes_text(double(model.memory[MemoryGroup::kv_cache])).c_str(),
+          (long long)s.prompt_tokens, double(s.prompt_tokens) / std::max(s.prompt_seconds, 1e-9),
+          (long long)s.drawn_tokens, double(s.drawn_tokens) / std::max(s.drawing_seconds, 1e-9),
+          bytes_text(s.bytes_read / std::max(s.drawing_seconds, 1e-9)).c_str(), precision_name, device_name(),
+          bytes_text(double(model.memory[MemoryGroup::kv_cache])).c_str(),
           double(kv_elements_per_token(model.config, model.attention_plan)) * sizeof(floatX));
 }
 
-// A line that is typed, after "> ". Returns false at the end of the input, or when a signal asks to stop, which ends no system call.
+// A line that is typed, after "> ". Returns false at the end of the input, or when a signal asks to stop, which ends no
+// system call.
 bool read_line(std::string& line) {
   static std::string typed;
   fputs("> ", stdout);
@@ -213,10 +221,9 @@ int run_sampler(int argc, char** argv) {
   } else {
     for (std::string line; read_line(line);) {
       try {
-        engine.run({sample_request(o, tokenizer, line, uint64_t(o.seed), config.max_seq_len)}, /*show=*/true, [](const Sampled&) {});
-      } catch (const UserError& e) {
-        fprintf(stderr, "error: %s\n", e.what());
-      }
+        engine.run({sample_request(o, tokenizer, line, uint64_t(o.seed), config.max_seq_len)}, /*show=*/true,
+                   [](const Sampled&) {});
+      } catch (const UserError& e) { fprintf(stderr, "error: %s\n", e.what()); }
     }
   }
   if (!o.quiet) print_speed(engine);

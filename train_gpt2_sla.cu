@@ -1,28 +1,30 @@
-// GPT-2 with skip-layer attention (SLA): the model, its forward and backward pass, the optimizer, generation, the training loop and the
-// command line. Read from top to bottom it is: the model's memory; the forward pass; the backward pass; the update; generation;
-// training; main. Which activations there are, and what each layer needs of them, is in llmc/model/ (activations.h, plan.h).
+// GPT-2 with skip-layer attention (SLA): the model, its forward and backward pass, the optimizer, generation, the
+// training loop and the command line. Read from top to bottom it is: the model's memory; the forward pass; the backward
+// pass; the update; generation; training; main. Which activations there are, and what each layer needs of them, is in
+// llmc/model/ (activations.h, plan.h).
 //
-// The graph is written once. What it calls (matmul_forward, attention_backward, ...) is a set of operations of the same names and
-// signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels without one), llmc/cpu/
-// for the host. What a job needs and a model does not know (options, data, log, checkpoints, what is printed) is in llmc/run/.
+// The graph is written once. What it calls (matmul_forward, attention_backward, ...) is a set of operations of the same
+// names and signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels
+// without one), llmc/cpu/ for the host. What a job needs and a model does not know (options, data, log, checkpoints,
+// what is printed) is in llmc/run/.
 //
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
-#include <algorithm>                 // std::min
-#include <cmath>                     // std::isfinite, std::sqrt
-#include <cstdio>                    // printf
-#include <cstring>                   // memcpy
-#include <optional>                  // std::optional
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "llmc/io/checkpoint.h"      // read_weights, read_moments, checkpoint_checksum
-#include "llmc/model/activations.h"  // ModelShape, Activations, Recompute, for_each_activation, logit_chunk_rows
+#include <algorithm>                    // std::min
+#include <cmath>                        // std::isfinite, std::sqrt
+#include <cstdio>                       // printf
+#include <cstring>                      // memcpy
+#include <optional>                     // std::optional
+#include <string>                       // std::string
+#include <vector>                       // std::vector
+#include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum
+#include "llmc/model/activations.h"     // ModelShape, Activations, Recompute, for_each_activation, logit_chunk_rows
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
-#include "llmc/model/change_wiring.h"  // plan_wiring_change, describe, read_weights_for_new_wiring
-#include "llmc/model/config_json.h"  // model_config, read_config_json, model_text_files, same_model
-#include "llmc/model/flops.h"        // flops_per_token
-#include "llmc/model/orthogonalize.h"  // orthogonalize
-#include "llmc/model/parameters.h"   // make_parameter_table, muon_matrices, Params, LayerParams
+#include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
+#include "llmc/model/config_json.h"     // model_config, read_config_json, model_text_files, same_model
+#include "llmc/model/flops.h"           // flops_per_token
+#include "llmc/model/orthogonalize.h"   // orthogonalize
+#include "llmc/model/parameters.h"      // make_parameter_table, muon_matrices, Params, LayerParams
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
 #include "llmc/model/plan.h"         // LayerPlan, Norm, Projection
 #include "llmc/model/print_model.h"  // print_model
@@ -44,20 +46,20 @@
 // The model's memory
 
 struct PlanOptions {
-  int B = 1, T = 1;                           // what the activations have room for; in generation 1, and the tokens computed at a time
+  int B = 1, T = 1;  // what the activations have room for; in generation 1, and the tokens computed at a time
   Recompute recompute = Recompute::nothing;
   bool keep_dead_kv = false;                  // project K/V heads that no query head attends to
   Shard shard = {};                           // what of the optimizer state is in this process
   int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
   int slots = 0;                              // generation: sequences in the K/V cache,
   int64_t max_length = 0;                     //   and their length;
-  bool losses = false;                        //   logits are computed of every token, in chunks, not only of each sequence's last one
-  size_t sampling_bytes = 0;                  // training: what the plan that draws samples takes
-  bool muon = false;                          //   Muon updates the layers' matrices; not with a shard
+  bool losses = false;        //   logits are computed of every token, in chunks, not only of each sequence's last one
+  size_t sampling_bytes = 0;  // training: what the plan that draws samples takes
+  bool muon = false;          //   Muon updates the layers' matrices; not with a shard
 };
 
-// Generation with the weights of a plan for training; {} for those of one that has none. It computes so many tokens of a prompt at a time:
-// enough for matmuls to run at their full rate.
+// Generation with the weights of a plan for training; {} for those of one that has none. It computes so many tokens of
+// a prompt at a time: enough for matmuls to run at their full rate.
 constexpr int64_t prompt_chunk = 256;
 PlanOptions generation_plan(int slots, int64_t max_length, PlanOptions o = {}) {
   o.B = 1, o.T = int(std::max<int64_t>(slots, std::min(max_length, prompt_chunk)));
@@ -67,26 +69,27 @@ PlanOptions generation_plan(int slots, int64_t max_length, PlanOptions o = {}) {
 
 struct GPT2 : ModelShape {
   ParameterTable parameters;
-  floatX* weight_memory = nullptr;                 // (parameters)
-  bool owns_weights = true;                        // else they are those of another GPT2, which must outlive this one
-  float* master_memory = nullptr;                  // (state): the weights in full precision; weight_memory if that is float
-  float* grad_memory = nullptr;                    // (parameters)
+  floatX* weight_memory = nullptr;  // (parameters)
+  bool owns_weights = true;         // else they are those of another GPT2, which must outlive this one
+  float* master_memory = nullptr;   // (state): the weights in full precision; weight_memory if that is float
+  float* grad_memory = nullptr;     // (parameters)
   float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
   Params<floatX> params;                           // operations read them through weights(l), norm(l), embeddings()
   Params<float> grads;
-  DeviceArray<ParameterChunk> chunks;              // AdamW's, then those of the matrices that Muon updates
+  DeviceArray<ParameterChunk> chunks;  // AdamW's, then those of the matrices that Muon updates
   int64_t num_adamw_chunks = 0;
 
   ArenaLayout activation_layout;
   char* activation_memory = nullptr;
   Activations acts;
   MemoryPlan memory;
-  std::vector<LayerPlan> layers;                  // (L)
-  std::vector<Norm> norms;                        // (L + 1): the first LayerNorm of each layer, and the final one
-  CudaGraph<int, int, float> forward_backward;    // of gpt2_forward_backward with B, T, dloss
-  PinnedBuffer<StepStats> host_stats;             // (1): where gpt2_read_stats reads them to
-  Collectives collectives;                        // of the ranks that train together
-  size_t buckets_awaited = 0;                     // of weights that ranks gather after an update: 0 right after it; all, where none gathers
+  std::vector<LayerPlan> layers;                // (L)
+  std::vector<Norm> norms;                      // (L + 1): the first LayerNorm of each layer, and the final one
+  CudaGraph<int, int, float> forward_backward;  // of gpt2_forward_backward with B, T, dloss
+  PinnedBuffer<StepStats> host_stats;           // (1): where gpt2_read_stats reads them to
+  Collectives collectives;                      // of the ranks that train together
+  size_t buckets_awaited = 0;  // of weights that ranks gather after an update: 0 right after it; all, where none
+                               // gathers
   Timeline timeline;
 
   GPT2() = default;
@@ -106,8 +109,8 @@ struct GPT2 : ModelShape {
   const TensorSpec& tensor(int index) const { return parameters.tensor(index); }
   int num_tensors() const { return parameters.size(); }
 
-  // The weights to compute with. With ZeRO-1 they may still be arriving from other ranks: each accessor makes the operations that are called
-  // after it wait for its bucket, which costs nothing once that has been awaited.
+  // The weights to compute with. With ZeRO-1 they may still be arriving from other ranks: each accessor makes the
+  // operations that are called after it wait for its bucket, which costs nothing once that has been awaited.
   const Params<floatX>& embeddings() { return await_weights(0), params; }
   const LayerParams<floatX>& weights(int l) { return await_weights(l + 1), params.layers[l]; }
   const Norm& norm(int l) { return await_weights(l + 1), norms[l]; }  // before layer l; l = L: the final one
@@ -115,23 +118,25 @@ struct GPT2 : ModelShape {
 
  private:
   void await_weights(size_t bucket) {
-    for (; buckets_awaited <= bucket && buckets_awaited < parameters.buckets.size(); buckets_awaited++) collectives.await(buckets_awaited);
+    for (; buckets_awaited <= bucket && buckets_awaited < parameters.buckets.size(); buckets_awaited++)
+      collectives.await(buckets_awaited);
   }
 };
 
-// Fixes the model's shape and lays out its memory, without allocating any of it. Throws UserError for a shape that the device's
-// kernels don't take.
+// Fixes the model's shape and lays out its memory, without allocating any of it. Throws UserError for a shape that the
+// device's kernels don't take.
 void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   validate(config);
   CHECK(1 <= o.B && 1 <= o.T && o.recompute < Recompute::above_all_levels);
   CHECK(o.slots == 0 ? o.T <= config.max_seq_len : o.B == 1 && 1 <= o.max_length && o.max_length <= config.max_seq_len);
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
-    user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here", config.channels,
-               config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
+    user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here",
+               config.channels, config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.attention_plan = make_attention_plan(config, o.keep_dead_kv);
-  model.B = o.B, model.T = o.T, model.recompute = o.slots > 0 ? Recompute::block : o.recompute;  // which shares what it does not keep
+  model.B = o.B, model.T = o.T, model.recompute = o.slots > 0 ? Recompute::block : o.recompute;  // which shares what it
+                                                                                                 // does not keep
   model.cache = o.slots > 0 ? plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.T) : KVCache();
   model.parameters = make_parameter_table(config, model.attention_plan, o.shard);
   model.buckets_awaited = model.parameters.buckets.size();
@@ -141,7 +146,8 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
   const int64_t most_logit_rows = o.slots > 0 && !o.losses ? o.slots : int64_t(o.B) * o.T;
   model.logit_rows = logit_chunk_rows(most_logit_rows, model.logit_stride * int64_t(sizeof(floatX)), o.logit_bytes);
-  if (o.slots > 0) model.logit_rows = std::max<int64_t>(model.logit_rows, o.slots);  // those of a pass that draws are fetched at once
+  if (o.slots > 0)
+    model.logit_rows = std::max<int64_t>(model.logit_rows, o.slots);  // those of a pass that draws are fetched at once
 
   model.memory = {};
   model.memory[MemoryGroup::weights] = model.weight_bytes();
@@ -153,11 +159,12 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   }
   model.memory[MemoryGroup::workspaces] = device_workspace_bytes();
   model.activation_layout = ArenaLayout();
-  for_each_activation(model, model.acts, [&](MemoryGroup group, const char* name, auto*& pointer, std::vector<int64_t> shape) {
-    const size_t before = model.activation_layout.bytes;
-    model.activation_layout.add(name, std::move(shape), sizeof *pointer);
-    model.memory[group] += model.activation_layout.bytes - before;
-  });
+  for_each_activation(model, model.acts,
+                      [&](MemoryGroup group, const char* name, auto*& pointer, std::vector<int64_t> shape) {
+                        const size_t before = model.activation_layout.bytes;
+                        model.activation_layout.add(name, std::move(shape), sizeof *pointer);
+                        model.memory[group] += model.activation_layout.bytes - before;
+                      });
 }
 
 // What B sequences would take, without allocating any of it.
@@ -215,9 +222,9 @@ void allocate_parameters(GPT2& model) {
   model.chunks = DeviceArray<ParameterChunk>(chunks);
 }
 
-// Allocates what gpt2_plan laid out, and sets all pointers. Weights, gradients and moments are zero; but the weights are those of
-// `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the activations with NaN, so that one that is read before it is
-// written shows.
+// Allocates what gpt2_plan laid out, and sets all pointers. Weights, gradients and moments are zero; but the weights
+// are those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the activations with
+// NaN, so that one that is read before it is written shows.
 void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
   model.owns_weights = weights_of == nullptr;
   if (model.owns_weights) allocate_parameters(model);
@@ -270,8 +277,8 @@ StoreTensor store_weights(GPT2& model) {
   };
 }
 
-// A tensor's values in GPT-2's initialisation. Each weight depends on the seed, its tensor and its place in the full-size tensor alone:
-// models with and without dead rows begin as the same function.
+// A tensor's values in GPT-2's initialisation. Each weight depends on the seed, its tensor and its place in the
+// full-size tensor alone: models with and without dead rows begin as the same function.
 std::vector<float> initial_values(const GPT2& model, int index, uint64_t seed) {
   const ParameterSpec& spec = model.parameters.specs[index];
   const TensorSpec& tensor = model.tensor(index);
@@ -288,22 +295,24 @@ std::vector<float> initial_values(const GPT2& model, int index, uint64_t seed) {
 }
 
 void gpt2_init_weights(GPT2& model, uint64_t seed) {
-  for (int index = 0; index < model.num_tensors(); index++) store_weights(model)(index, initial_values(model, index, seed).data());
+  for (int index = 0; index < model.num_tensors(); index++)
+    store_weights(model)(index, initial_values(model, index, seed).data());
 }
 
-// The weights of `in_folder`, the model in that folder, which may have been trained with another wiring: what that leaves without trained
-// values is initialised.
+// The weights of `in_folder`, the model in that folder, which may have been trained with another wiring: what that
+// leaves without trained values is initialised.
 void gpt2_read_weights(GPT2& model, const std::string& folder, const ModelConfig& in_folder, uint64_t seed) {
   if (same_model(in_folder, model.config)) return read_weights(folder, model.parameters, store_weights(model));
-  read_weights_for_new_wiring(folder, plan_wiring_change(in_folder, model.attention_plan), model.parameters,
-                              [&](int index) { return initial_values(model, index, seed); }, store_weights(model));
+  read_weights_for_new_wiring(
+      folder, plan_wiring_change(in_folder, model.attention_plan), model.parameters,
+      [&](int index) { return initial_values(model, index, seed); }, store_weights(model));
 }
 
 // ----------------------------------------------------------------------------
 // Forward
 
-// What is computed at once: in training B sequences of T tokens, in generation parts of sequences in the K/V cache. Its tokens are the rows
-// of every activation, in this order.
+// What is computed at once: in training B sequences of T tokens, in generation parts of sequences in the K/V cache. Its
+// tokens are the rows of every activation, in this order.
 struct Batch {
   int64_t B = 0, T = 0;
   std::vector<SequencePart> parts = {};  // in generation
@@ -327,7 +336,8 @@ void for_each_part(const Batch& s, Visit visit) {
 }
 
 // A part's queries, and the keys from position first_key on, which is the first that layers keep.
-AttentionArgs<floatX> attention_args(const LayerAttention& attention, const SequencePart& part, int64_t B, int64_t row, int64_t first_key) {
+AttentionArgs<floatX> attention_args(const LayerAttention& attention, const SequencePart& part, int64_t B, int64_t row,
+                                     int64_t first_key) {
   AttentionArgs<floatX> args = attention.args;
   args.B = B, args.first_query = part.first - first_key, args.T = args.first_query + part.count;
   args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
@@ -340,8 +350,8 @@ AttentionArgs<floatX> attention_args(const LayerPlan& layer, size_t i, const Bat
   return attention_args(layer.attentions_of_slot[0][i], {0, 0, s.T}, s.B, /*row=*/0, /*first_key=*/0);
 }
 
-// Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual stream with the next
-// LayerNorm. When the backward pass computes a block again, K/V has been kept.
+// Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual
+// stream with the next LayerNorm. When the backward pass computes a block again, K/V has been kept.
 void attention_block_forward(GPT2& model, int l, const Batch& s, bool is_recomputed = false) {
   const LayerParams<floatX>& w = model.weights(l);
   const LayerPlan& layer = model.layers[l];
@@ -350,10 +360,13 @@ void attention_block_forward(GPT2& model, int l, const Batch& s, bool is_recompu
   for (const Projection& p : layer.projections)
     if (!(p.is_kept && is_recomputed)) matmul_forward(p.out, a.ln1, p.weight, p.bias, N, C, p.OC);
   const StoreKV& kv = layer.store_kv;
-  auto first_key = [&](const SequencePart& part) { return generates(model) ? model.cache.first_position(part.slot, l) : 0; };
+  auto first_key = [&](const SequencePart& part) {
+    return generates(model) ? model.cache.first_position(part.slot, l) : 0;
+  };
   for_each_part(s, [&](const SequencePart& part, int64_t, int64_t row) {
     if (kv.width > 0)
-      copy_rows(kv.row(part.slot, part.first - first_key(part)), kv.width, kv.src + row * kv.src_stride, kv.src_stride, part.count, kv.width);
+      copy_rows(kv.row(part.slot, part.first - first_key(part)), kv.width, kv.src + row * kv.src_stride, kv.src_stride,
+                part.count, kv.width);
   });
   if (layer.gate != nullptr) map_gate_forward(layer.gate, a.ln1, w.gatew, w.gateb, N, C);
   const size_t attentions = layer.attentions_of_slot[0].size();
@@ -363,11 +376,12 @@ void attention_block_forward(GPT2& model, int l, const Batch& s, bool is_recompu
     });
     const int map_layer = layer.attentions_of_slot[0][i].map_layer;
     if (layer.mixes_maps)
-      mix_map_forward(model.acts.map_sum, a.att, layer.map_out, layer.map_weights, map_layer, i == 0, i + 1 == attentions, N, C);
+      mix_map_forward(model.acts.map_sum, a.att, layer.map_out, layer.map_weights, map_layer, i == 0,
+                      i + 1 == attentions, N, C);
   }
   matmul_forward(model.acts.sublayer, a.att, w.attprojw, w.attprojb, N, C, C);
-  residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, layer.residual, model.acts.sublayer, w.ln2w, w.ln2b, N, C,
-                             float(model.config.layer_norm_eps));
+  residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, layer.residual, model.acts.sublayer, w.ln2w,
+                             w.ln2b, N, C, float(model.config.layer_norm_eps));
 }
 
 // Layer l from ln2 to the MLP's hidden units.
@@ -381,7 +395,8 @@ void mlp_hidden_forward(GPT2& model, int l, const Batch& s) {
 // The final hidden states (acts.lnf) of acts.tokens, a row each.
 void gpt2_forward(GPT2& model, const Batch& s) {
   const ModelConfig& c = model.config;
-  CHECK(1 <= s.rows() && s.rows() <= int64_t(model.B) * model.T && s.T <= c.max_seq_len && s.parts.empty() != generates(model));
+  CHECK(1 <= s.rows() && s.rows() <= int64_t(model.B) * model.T && s.T <= c.max_seq_len &&
+        s.parts.empty() != generates(model));
   const int64_t C = c.channels, N = s.rows();
   const float eps = float(c.layer_norm_eps);
   const Activations& a = model.acts;
@@ -401,8 +416,8 @@ void gpt2_forward(GPT2& model, const Batch& s) {
     mlp_hidden_forward(model, l, s);
     matmul_forward(a.sublayer, layer.fch_gelu, w.fcprojw, w.fcprojb, N, 4 * C, C);
     const Norm& next = model.norm(l + 1);  // the next layer's first LayerNorm, or the final one
-    residual_layernorm_forward(layer.residual3, next.out, next.mean, next.rstd, layer.residual2, a.sublayer, next.weight, next.bias, N, C,
-                               eps);
+    residual_layernorm_forward(layer.residual3, next.out, next.mean, next.rstd, layer.residual2, a.sublayer,
+                               next.weight, next.bias, N, C, eps);
   }
 }
 
@@ -419,7 +434,8 @@ void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   matmul_forward(model.acts.logits, model.acts.lnf + first_row * C, model.params.wte, nullptr, count, C, Vp);
 }
 
-// From the gradients of those logits, in acts.logits, those of the rows of acts.lnf, in acts.dsublayer =, and grads.wte +=.
+// From the gradients of those logits, in acts.logits, those of the rows of acts.lnf, in acts.dsublayer =, and grads.wte
+// +=.
 void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
   const int64_t C = model.config.channels, Vp = model.logit_stride;
   const Activations& a = model.acts;
@@ -427,15 +443,16 @@ void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
   gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + first_row * C, C, true, model.grads.wte, C);
 }
 
-// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their sum / divisor. With `backward` also the head's
-// gradients of dloss * sum(losses): acts.dsublayer = that of lnf, grads.wte +=.
+// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their sum / divisor. With `backward`
+// also the head's gradients of dloss * sum(losses): acts.dsublayer = that of lnf, grads.wte +=.
 void gpt2_loss(GPT2& model, const Batch& s, double divisor, bool backward, float dloss = 0) {
   const int64_t N = s.rows();
   Activations& a = model.acts;
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     gpt2_logits(model, row, count);
-    classifier(a.losses + row, a.logits, a.targets + row, count, model.config.vocab_size, model.logit_stride, dloss, backward);
+    classifier(a.losses + row, a.logits, a.targets + row, count, model.config.vocab_size, model.logit_stride, dloss,
+               backward);
     if (backward) gpt2_logits_backward(model, row, count);
   }
   add_losses(&a.stats->loss, a.losses, N, divisor);
@@ -476,8 +493,8 @@ void recompute_layer(GPT2& model, int l, const Batch& s) {
   if (model.recompute >= Recompute::gelu) gelu_forward(a.fch_gelu, a.fch, N * 4 * C);
 }
 
-// Begins the sum of a bucket's gradients over the ranks, beside the operations that follow: each rank will have that of its shard, or
-// with one shard of all.
+// Begins the sum of a bucket's gradients over the ranks, beside the operations that follow: each rank will have that of
+// its shard, or with one shard of all.
 void gpt2_reduce_bucket(GPT2& model, size_t index) {
   const ParameterBucket& bucket = model.parameters.buckets[index];
   Collectives& c = model.collectives;
@@ -492,7 +509,8 @@ void attention_block_backward(GPT2& model, int l, const Batch& s) {
   const LayerPlan& layer = model.layers[l];
   const Activations& d = model.acts;
   const int64_t C = model.config.channels, N = s.rows();
-  for (const RowCopy& copy : layer.load_dqkv) copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
+  for (const RowCopy& copy : layer.load_dqkv)
+    copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
   for (size_t i = 0; i < layer.attentions_of_slot[0].size(); i++) {
     const int map_layer = layer.attentions_of_slot[0][i].map_layer;
     AttentionArgs<floatX> args = attention_args(layer, i, s);
@@ -521,27 +539,30 @@ void layer_backward(GPT2& model, int l, const Batch& s) {
 
   matmul_gelu_backward(d.dfch, g.fcprojw, g.fcprojb, d.dresidual, a.fch_gelu, a.fch, w.fcprojw, N, 4 * C, C);
   matmul_backward(d.dsublayer, g.fcw, g.fcb, d.dfch, a.ln2, w.fcw, N, C, 4 * C);
-  layernorm_backward(d.dresidual, g.ln2w, g.ln2b, d.dsublayer, a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2w, d.layernorm_scratch, N, C);
+  layernorm_backward(d.dresidual, g.ln2w, g.ln2b, d.dsublayer, a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2w,
+                     d.layernorm_scratch, N, C);
 
   matmul_backward(d.dsublayer, g.attprojw, g.attprojb, d.dresidual, a.att, w.attprojw, N, C, C);
   attention_block_backward(model, l, s);
   matmul_backward(d.dsublayer, g.qkvw, g.qkvb, d.dqkv, a.ln1, w.qkvw, N, C, layer.QKV);
-  if (layer.gate != nullptr) map_gate_backward(d.dsublayer, g.gatew, g.gateb, layer.dgate, layer.gate, a.ln1, w.gatew, N, C);
-  layernorm_backward(d.dresidual, g.ln1w, g.ln1b, d.dsublayer, layer.residual, a.ln1_mean, a.ln1_rstd, w.ln1w, d.layernorm_scratch,
-                     N, C);
+  if (layer.gate != nullptr)
+    map_gate_backward(d.dsublayer, g.gatew, g.gateb, layer.dgate, layer.gate, a.ln1, w.gatew, N, C);
+  layernorm_backward(d.dresidual, g.ln1w, g.ln1b, d.dsublayer, layer.residual, a.ln1_mean, a.ln1_rstd, w.ln1w,
+                     d.layernorm_scratch, N, C);
 }
 
-// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dsublayer holds the gradient of lnf. With
-// `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
+// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dsublayer holds the gradient of lnf.
+// With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
 void gpt2_backward(GPT2& model, const Batch& s, bool sum_over_ranks = false) {
   const ModelConfig& c = model.config;
   const int64_t C = c.channels, N = s.rows();
   const Activations& a = model.acts;
 
   device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));
-  if (a.dmap_gates != nullptr) device_memset(a.dmap_gates, 0, size_t(c.num_layers * model.layers[0].map_weights.gates_stride) * sizeof(float));
-  layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dsublayer, a.layers.back().residual3, a.lnf_mean, a.lnf_rstd,
-                     model.params.lnfw, a.layernorm_scratch, N, C);
+  if (a.dmap_gates != nullptr)
+    device_memset(a.dmap_gates, 0, size_t(c.num_layers * model.layers[0].map_weights.gates_stride) * sizeof(float));
+  layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dsublayer, a.layers.back().residual3,
+                     a.lnf_mean, a.lnf_rstd, model.params.lnfw, a.layernorm_scratch, N, C);
   if (sum_over_ranks) gpt2_reduce_bucket(model, c.num_layers + 1);
   for (int l = c.num_layers - 1; l >= 0; l--) {
     const Timeline::Scope span = model.timeline.span("backward", l + 1);
@@ -555,26 +576,29 @@ void gpt2_backward(GPT2& model, const Batch& s, bool sum_over_ranks = false) {
 
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
-// What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the gradients of
-// dloss * sum(losses).
+// What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the
+// gradients of dloss * sum(losses).
 void gpt2_forward_backward(GPT2& model, const Batch& s, float dloss, bool sum_over_ranks = false) {
   gpt2_forward(model, s);
   gpt2_loss(model, s, double(s.rows()), /*backward=*/true, dloss);
   gpt2_backward(model, s, sum_over_ranks);
 }
 
-// One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads += as above. Waits
-// for nothing: inputs and targets (B, T) lie in host memory, and if it is a PinnedBuffer's they stay as they are until gpt2_read_stats has
-// returned. After a rank's last one gradients are summed over the ranks, and before its first one weights come from them; these two
-// run eagerly, because they take two streams; the others are captured and replayed as a CUDA graph.
-void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches, bool last = true) {
+// One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
+// as above. Waits for nothing: inputs and targets (B, T) lie in host memory, and if it is a PinnedBuffer's they stay as
+// they are until gpt2_read_stats has returned. After a rank's last one gradients are summed over the ranks, and before
+// its first one weights come from them; these two run eagerly, because they take two streams; the others are captured
+// and replayed as a CUDA graph.
+void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
+                     bool last = true) {
   Activations& a = model.acts;
   CHECK(1 <= B && 1 <= T && int64_t(B) * T <= int64_t(model.B) * model.T);
   const size_t count = size_t(B) * size_t(T);
   upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
-  if (sum_over_ranks || weights_are_coming || model.timeline.on) gpt2_forward_backward(model, {B, T}, dloss, sum_over_ranks);
+  if (sum_over_ranks || weights_are_coming || model.timeline.on)
+    gpt2_forward_backward(model, {B, T}, dloss, sum_over_ranks);
   else model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, {b, t}, d); }, B, T, dloss);
 }
 
@@ -585,7 +609,8 @@ void gpt2_sum_over_ranks(GPT2& model, double* x, int64_t count) {
   model.collectives.compute_waits_for_comm();
 }
 
-// After gpt2_update acts.stats->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same step.
+// After gpt2_update acts.stats->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same
+// step.
 void gpt2_request_stop(GPT2& model, bool asks) {
   double& requests = model.acts.stats->stop_requests;
   device_memset(&requests, asks ? 0x3f : 0, sizeof requests);  // eight bytes 0x3f are a small positive number
@@ -605,7 +630,8 @@ void gpt2_square_grads(GPT2& model) {
   sum_of_squares(&model.acts.stats->grad_squares, model.grad_memory, model.chunks.data, int64_t(model.chunks.size));
 }
 
-// Sends this rank's shard of the new weights to the others, bucket by bucket in the order in which the next forward pass awaits them.
+// Sends this rank's shard of the new weights to the others, bucket by bucket in the order in which the next forward
+// pass awaits them.
 void gpt2_gather_weights(GPT2& model) {
   const ParameterTable& table = model.parameters;
   Collectives& c = model.collectives;
@@ -626,20 +652,21 @@ void gpt2_gather_weights(GPT2& model) {
 void gpt2_update_matrices(GPT2& model, const MuonStep& s) {
   const Activations& a = model.acts;
   const ParameterChunk* chunks = model.chunks.data;
-  muon_momentum(model.grad_memory, model.m_memory, chunks + model.num_adamw_chunks, int64_t(model.chunks.size) - model.num_adamw_chunks, s,
-                a.stats);
+  muon_momentum(model.grad_memory, model.m_memory, chunks + model.num_adamw_chunks,
+                int64_t(model.chunks.size) - model.num_adamw_chunks, s, a.stats);
   for (size_t i = 0; i < model.matrices.size(); i++) {
     const MuonMatrix& matrix = model.matrices[i];
     sum_of_squares(a.muon_squares + i, model.grad_memory, chunks + matrix.first_chunk, matrix.num_chunks);
     const floatX* direction = orthogonalize(a, model.grad_memory + matrix.begin, a.muon_squares + i, matrix);
-    muon_update(model.weight_memory + matrix.begin, model.master_memory + matrix.begin, direction, matrix.rows, matrix.columns, s, a.stats);
+    muon_update(model.weight_memory + matrix.begin, model.master_memory + matrix.begin, direction, matrix.rows,
+                matrix.columns, s, a.stats);
   }
 }
 
-// Update number `step`, from 1, by AdamW and, of the matrices that are planned so, by Muon, with gradients clipped by their norm, but left as
-// AdamW found them; weights of two or more dimensions decay. Changes nothing if the loss or the norm is not finite: gpt2_read_stats tells.
-// Waits for nothing. Every rank takes the same decision and has the same weights afterwards: acts.stats becomes the sum over ranks before
-// anything depends on it.
+// Update number `step`, from 1, by AdamW and, of the matrices that are planned so, by Muon, with gradients clipped by
+// their norm, but left as AdamW found them; weights of two or more dimensions decay. Changes nothing if the loss or the
+// norm is not finite: gpt2_read_stats tells. Waits for nothing. Every rank takes the same decision and has the same
+// weights afterwards: acts.stats becomes the sum over ranks before anything depends on it.
 void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   AdamWStep s;
   s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
@@ -659,8 +686,8 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   if (is_sharded) gpt2_gather_weights(model);
 }
 
-// host (parameters) = the masters, on rank 0, for a checkpoint. Every rank that has a shard calls it. They go by way of the gradients'
-// arena, whose contents are not needed between two updates.
+// host (parameters) = the masters, on rank 0, for a checkpoint. Every rank that has a shard calls it. They go by way of
+// the gradients' arena, whose contents are not needed between two updates.
 void gpt2_gather_masters(GPT2& model, float* host) {
   const ParameterTable& table = model.parameters;
   const float* arena = model.master_memory;
@@ -680,8 +707,8 @@ void gpt2_gather_masters(GPT2& model, float* host) {
 // ----------------------------------------------------------------------------
 // Generation
 
-// Computes the next `tokens` of sequences in the K/V cache, one part after the other: acts.lnf (tokens, C) = their final hidden states.
-// `counts`: how many tokens of which slots; model.T in all at most.
+// Computes the next `tokens` of sequences in the K/V cache, one part after the other: acts.lnf (tokens, C) = their
+// final hidden states. `counts`: how many tokens of which slots; model.T in all at most.
 void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<std::pair<int, int64_t>>& counts) {
   Batch batch;
   std::vector<KVCacheMove> moves;
@@ -689,7 +716,8 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
   CHECK(int64_t(tokens.size()) == batch.rows());
   for (const KVCacheMove& move : moves) {
     const StoreKV& kv = model.layers[move.layer].store_kv;
-    if (kv.width > 0) copy_rows(kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, move.count, kv.width);
+    if (kv.width > 0)
+      copy_rows(kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, move.count, kv.width);
   }
   gpt2_forward(model, tokens.data(), batch);
 }
@@ -701,7 +729,8 @@ std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t cou
   std::vector<floatX> padded(size_t(count * Vp));
   copy_to_host(padded.data(), model.acts.logits, padded.size() * sizeof(floatX));
   std::vector<float> logits;
-  for (int64_t row = 0; row < count; row++) logits.insert(logits.end(), padded.begin() + row * Vp, padded.begin() + row * Vp + V);
+  for (int64_t row = 0; row < count; row++)
+    logits.insert(logits.end(), padded.begin() + row * Vp, padded.begin() + row * Vp + V);
   return logits;
 }
 
@@ -716,9 +745,10 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
   return gpt2_fetch_logits(model, count - 1, 1);
 }
 
-// Continues `tokens` until there are `length` of them, in the cache's first slot. Every token goes through the model once. The n-th token is
-// drawn with the n-th random number of (seed, step).
-void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options, uint64_t seed, int64_t step) {
+// Continues `tokens` until there are `length` of them, in the cache's first slot. Every token goes through the model
+// once. The n-th token is drawn with the n-th random number of (seed, step).
+void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options, uint64_t seed,
+                   int64_t step) {
   CHECK(!tokens.empty());
   std::vector<float> logits = gpt2_read_prompt(model, 0, tokens);
   while (int(tokens.size()) < length) {
@@ -738,45 +768,51 @@ struct Trainer {
   GPT2 model;
   std::optional<GPT2> sampler;          // on rank 0, if samples are asked for: the same weights, planned for generation
   PinnedBuffer<int> step_tokens;        // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
-  PinnedBuffer<float> checkpoint_copy;  // m and v (state), and rank 0's weights (parameters): the writer's while it writes a checkpoint
+  PinnedBuffer<float> checkpoint_copy;  // m and v (state), and rank 0's weights (parameters): the writer's while it
+                                        // writes a checkpoint
   Run run;
   std::optional<StepLoader> step_loader;  // from the first step on
 };
 
-// What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank 0, which also has
-// all weights.
+// What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank
+// 0, which also has all weights.
 size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
   if (rank > 0 && model.parameters.shard.count == 1) return 0;
   return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
 }
 
-// Throws UserError for a model whose parameters alone are too many, before anything is built of it: a list of its tensors may already take
-// all of the memory, or minutes.
+// Throws UserError for a model whose parameters alone are too many, before anything is built of it: a list of its
+// tensors may already take all of the memory, or minutes.
 void check_parameters_fit(const ModelConfig& c, const Shard& shard) {
   const double state = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / shard.count;  // masters, m and v
   const double least = least_parameters(c) * (sizeof(floatX) + sizeof(float) + state);
   const size_t available = device_memory_available() + device_workspace_bytes();
   if (least > double(available))
-    user_error("%d layers of %d channels and a vocabulary of %d take at least %s for weights, gradients and moments, but %s are free on the "
-               "%s; take a smaller model", c.num_layers, c.channels, c.vocab_size, bytes_text(least).c_str(),
-               bytes_text(double(available)).c_str(), device_name());
+    user_error("%d layers of %d channels and a vocabulary of %d take at least %s for weights, gradients and moments, "
+               "but %s are free on the "
+               "%s; take a smaller model",
+               c.num_layers, c.channels, c.vocab_size, bytes_text(least).c_str(), bytes_text(double(available)).c_str(),
+               device_name());
 }
 
-// `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into what is free.
+// `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into
+// what is free.
 void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
-  const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken already
+  const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken
+                                                                                  // already
   const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
   auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
   printf("memory plan for B %d, T %d, recompute level %d:\n", model.B, model.T, int(model.recompute));
   const double bytes_per_sequence = double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]) / model.B;
-  print_memory_plan(model.memory, {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
-                                   largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
+  print_memory_plan(model.memory,
+                    {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
+                     largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
                     model.recompute < Recompute::block);
 }
 
-// The mean loss over the tokens of -m micro-batches at even distances in the validation data (a corpus in the order of its documents may begin
-// with another kind of text than the rest), or with -m 0 of all of it: the incomplete micro-batch at the end and what full sequences leave of
-// each file too. Ranks deal the batches out among themselves.
+// The mean loss over the tokens of -m micro-batches at even distances in the validation data (a corpus in the order of
+// its documents may begin with another kind of text than the rest), or with -m 0 of all of it: the incomplete
+// micro-batch at the end and what full sequences leave of each file too. Ranks deal the batches out among themselves.
 void validate_model(Trainer& t) {
   Run& run = t.run;
   const double start = seconds_now();
@@ -809,12 +845,13 @@ void sample(Trainer& t) {
   const WatchdogPause pause(run.channel);
   std::vector<int> tokens = run.prompt;
   t.model.await_all_weights();
-  gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), {1, run.options.temperature}, uint64_t(run.options.seed), run.step);
+  gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), {1, run.options.temperature},
+                uint64_t(run.options.seed), run.step);
   print_sample(run, tokens);
 }
 
-// Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest happens while training continues. Every
-// rank that has a shard writes its own; the rest, and with --zero 0 all of it, is rank 0's.
+// Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest happens while
+// training continues. Every rank that has a shard writes its own; the rest, and with --zero 0 all of it, is rank 0's.
 void save_checkpoint(Trainer& t) {
   const double start = seconds_now();
   report_saved(t.run, /*wait=*/true);
@@ -844,9 +881,10 @@ StepTokens next_tokens(Trainer& t) {
   return t.step_loader->next();
 }
 
-// One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is queued.
-// If the loss or the norm is not finite, the device has changed nothing. The step is skipped then: it counts for the data and the
-// learning rate, which continue as if it had been a good one, but not as one of AdamW's updates, whose moments don't include it.
+// One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is
+// queued. If the loss or the norm is not finite, the device has changed nothing. The step is skipped then: it counts
+// for the data and the learning rate, which continue as if it had been a good one, but not as one of AdamW's updates,
+// whose moments don't include it.
 StepResult train_step(Trainer& t) {
   const double start = seconds_now();
   Run& run = t.run;
@@ -866,8 +904,8 @@ StepResult train_step(Trainer& t) {
                     i + 1 == run.grad_accum_steps);
   }
   gpt2_request_stop(model, stop_signal() != 0);
-  gpt2_update(model, run.step + 1 - run.skipped_steps, {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip,
-                                                        o.momentum});
+  gpt2_update(model, run.step + 1 - run.skipped_steps,
+              {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
   const StepStats stats = gpt2_read_stats(model);
   model.timeline.end_step();
   result.loss = stats.loss / double(run.num_micro_batches());
@@ -918,30 +956,34 @@ void train(Trainer& t) {
 // ----------------------------------------------------------------------------
 // main
 
-// Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "". `in_folder`: the
-// model in the folder that -e names.
+// Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "".
+// `in_folder`: the model in the folder that -e names.
 std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   Run& run = t.run;
   const TrainOptions& o = run.options;
   run.channel.check_same_on_all_ranks("options", o.as_toml);
   const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
-  if (!checkpoint.empty()) run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
+  if (!checkpoint.empty())
+    run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   const ModelConfig config = model_config(o.model, in_folder);
   if (!checkpoint.empty() && !same_model(read_config_json(checkpoint), config))
-    user_error("-y: %s is of another model than the options describe; its wiring is %s, the options' is %s", checkpoint.c_str(),
-               read_config_json(checkpoint).wiring.text.c_str(), config.wiring.text.c_str());
+    user_error("-y: %s is of another model than the options describe; its wiring is %s, the options' is %s",
+               checkpoint.c_str(), read_config_json(checkpoint).wiring.text.c_str(), config.wiring.text.c_str());
   plan_batches(run, config.max_seq_len, in_folder.has_value());
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
   plan.muon = o.optimizer == "muon";
   if (plan.muon && o.zero == 1 && run.ranks.size > 1)
-    user_error("--optimizer muon: takes whole matrices, but with %d ranks each keeps a part of every layer; add --zero 0", run.ranks.size);
+    user_error("--optimizer muon: takes whole matrices, but with %d ranks each keeps a part of every layer; add --zero "
+               "0",
+               run.ranks.size);
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
   check_parameters_fit(config, plan.shard);
   if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
     gpt2_plan(t.sampler.emplace(), config, generation_plan(1, o.sample_length, plan));
-    plan.sampling_bytes = t.sampler->memory.total() - t.sampler->memory[MemoryGroup::weights] - device_workspace_bytes();
+    plan.sampling_bytes =
+        t.sampler->memory.total() - t.sampler->memory[MemoryGroup::weights] - device_workspace_bytes();
   }
   gpt2_plan(t.model, config, plan);
   if (o.tf32) gemm_allow_tf32();
@@ -1009,12 +1051,14 @@ int run_trainer(int argc, char** argv, Trainer& t) {
   handle_stop_signals();  // before MPI and others have threads, which would be given the signals
   run.ranks = init_ranks(run.options.ranks);
   Collectives::check_supported(run.ranks);
-  if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr) user_error("cannot open /dev/null");  // only rank 0 prints
+  if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr)
+    user_error("cannot open /dev/null");  // only rank 0 prints
   run.channel.open(run.ranks, run.options.hang_timeout);
   std::optional<ModelConfig> in_folder;
   const std::string checkpoint = check_and_plan(t, in_folder);
   if (run.options.dry_run) return finalize(t), 0;
-  if (run.ranks.rank == 0) run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
+  if (run.ranks.rank == 0)
+    run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
   allocate(t);
   load_or_init_weights(t, in_folder, checkpoint);
   open_output(run, checkpoint, describe(t));

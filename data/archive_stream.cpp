@@ -11,7 +11,7 @@
 #include "llmc/utils/error.h"   // user_error
 #include "llmc/utils/utf8.h"    // printable
 
-constexpr size_t tar_block = 512;       // bytes of a tar header
+constexpr size_t tar_block = 512;  // bytes of a tar header
 constexpr size_t input_bytes = 1 << 18;
 
 struct FreeArchive {
@@ -19,20 +19,20 @@ struct FreeArchive {
 };
 using Archive = std::unique_ptr<archive, FreeArchive>;
 
-// One file. Bytes come from the disk or from the archive one level up, are decompressed by `unpacked`, and, if the file is a tar file, are
-// parsed by `entries`.
+// One file. Bytes come from the disk or from the archive one level up, are decompressed by `unpacked`, and, if the file
+// is a tar file, are parsed by `entries`.
 struct ArchiveStream::Level {
   std::string name;
-  Level* outer = nullptr;     // nullptr: it is a source, read from fd
+  Level* outer = nullptr;  // nullptr: it is a source, read from fd
   int fd = -1;
-  int read_error = 0;         // errno
-  int64_t bytes_read = 0;     // from fd
-  uint32_t checksum = 0;      // of these bytes
+  int read_error = 0;      // errno
+  int64_t bytes_read = 0;  // from fd
+  uint32_t checksum = 0;   // of these bytes
   Archive unpacked, entries;
   std::vector<char> input, unpacked_input;
-  char head[tar_block];       // the first bytes, decompressed, by which tar files are detected
+  char head[tar_block];  // the first bytes, decompressed, by which tar files are detected
   size_t head_bytes = 0, head_given = 0;
-  bool at_end = false;        // of the decompressed file
+  bool at_end = false;  // of the decompressed file
 
   ~Level() {
     entries.reset();
@@ -44,7 +44,8 @@ struct ArchiveStream::Level {
     for (const Level* level = this; level; level = level->outer)
       if (level->read_error) user_error("%s: cannot read: %s", level->name.c_str(), strerror(level->read_error));
     const char* why = archive_error_string(a);
-    user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name.c_str(), why ? why : "unknown error");
+    user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name.c_str(),
+               why ? why : "unknown error");
   }
 
   // Reads bytes before decompression. -1 on error.
@@ -106,7 +107,8 @@ int64_t ArchiveStream::bytes_read() const { return bytes_read_ + (levels_.empty(
 
 void ArchiveStream::open_level(const std::string& name, int fd) {
   if (levels_.size() == max_nesting)
-    user_error("%s: is nested %zu files deep, more than are opened; unpack the outer ones", name.c_str(), max_nesting + 1);
+    user_error("%s: is nested %zu files deep, more than are opened; unpack the outer ones", name.c_str(),
+               max_nesting + 1);
   levels_.push_back(std::make_unique<Level>());
   Level& level = *levels_.back();
   level.name = name;

@@ -1,5 +1,5 @@
-// Files as streams of bytes: decompressed, and of tar files the files in them, also nested. Nothing is written to disk, and names in archives
-// are used only in messages.
+// Files as streams of bytes: decompressed, and of tar files the files in them, also nested. Nothing is written to disk,
+// and names in archives are used only in messages.
 #pragma once
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t, uint32_t
@@ -11,15 +11,16 @@
 constexpr size_t max_nesting = 8;
 
 struct SourceFile {
-  std::string path;        // "-" for standard input
-  int64_t bytes = 0;       // size on disk; of standard input 0
+  std::string path;   // "-" for standard input
+  int64_t bytes = 0;  // size on disk; of standard input 0
   int64_t mtime_ns = 0;
-  uint32_t checksum = 0;   // CRC-32C of the file on disk, once it has been read to its end
+  uint32_t checksum = 0;  // CRC-32C of the file on disk, once it has been read to its end
 };
 
-// The files in `sources`, one after the other, beginning with sources[first]. Compression by gzip, bzip2, xz or zstd, and tar files are detected
-// by content. All functions throw UserError, naming the source and the file in it, for a file that cannot be read, is damaged or truncated, or
-// is nested too deep. Sets the checksum of each source when it has been read.
+// The files in `sources`, one after the other, beginning with sources[first]. Compression by gzip, bzip2, xz or zstd,
+// and tar files are detected by content. All functions throw UserError, naming the source and the file in it, for a
+// file that cannot be read, is damaged or truncated, or is nested too deep. Sets the checksum of each source when it
+// has been read.
 struct ArchiveStream {
   ArchiveStream(std::vector<SourceFile>& sources, int64_t first);
   ~ArchiveStream();
@@ -29,9 +30,9 @@ struct ArchiveStream {
   // bytes (size) = the next bytes of that file. Returns their number: less than `size` only at its end.
   size_t read(char* bytes, size_t size);
 
-  int64_t source() const { return source_; }          // index of the source that is the file or contains it
-  std::string name() const;                           // "corpus.tar.xz: a/b.txt"
-  int64_t bytes_read() const;                         // of the sources, on disk
+  int64_t source() const { return source_; }  // index of the source that is the file or contains it
+  std::string name() const;                   // "corpus.tar.xz: a/b.txt"
+  int64_t bytes_read() const;                 // of the sources, on disk
 
  private:
   struct Level;

@@ -1,23 +1,23 @@
-// data/convert: models from and to the files of other programs. IN is a model's folder (Hugging Face's GPT-2 format, in which the trainer
-// saves) or a model of llm.c; OUT's name says what is written: NAME.bin a model of llm.c, NAME.gguf one for llama.cpp, another a folder.
-// And multiple-choice questions: from HellaSwag's NAME.jsonl to llm.c's NAME.bin.
-#include <CLI/CLI.hpp>                // CLI::App
-#include <csignal>                    // signal
-#include <cstdio>                     // printf, fprintf
-#include <cstring>                    // memcpy
-#include <filesystem>                 // is_directory, exists, remove_all
-#include <new>                        // std::bad_alloc
-#include <nlohmann/json.hpp>          // nlohmann::json
-#include <sstream>                    // std::istringstream
-#include "llmc/io/checkpoint.h"       // read_weights
-#include "llmc/model/config_json.h"   // read_config_json, model_text_files
-#include "llmc/model/gguf_file.h"     // write_gguf_file
-#include "llmc/model/llmc_file.h"     // read_llmc_config, read_llmc_weights, write_llmc_file
-#include "llmc/model/parameters.h"    // make_parameter_table
-#include "llmc/text/choice_file.h"    // ChoiceQuestion, write_choice_file
-#include "llmc/text/tokenizer.h"      // Tokenizer, Encoder
-#include "llmc/utils/error.h"         // user_error, UserError
-#include "llmc/utils/files.h"         // read_whole_file, write_file_durably, rename_durably
+// data/convert: models from and to the files of other programs. IN is a model's folder (Hugging Face's GPT-2 format, in
+// which the trainer saves) or a model of llm.c; OUT's name says what is written: NAME.bin a model of llm.c, NAME.gguf
+// one for llama.cpp, another a folder. And multiple-choice questions: from HellaSwag's NAME.jsonl to llm.c's NAME.bin.
+#include <CLI/CLI.hpp>               // CLI::App
+#include <csignal>                   // signal
+#include <cstdio>                    // printf, fprintf
+#include <cstring>                   // memcpy
+#include <filesystem>                // is_directory, exists, remove_all
+#include <new>                       // std::bad_alloc
+#include <nlohmann/json.hpp>         // nlohmann::json
+#include <sstream>                   // std::istringstream
+#include "llmc/io/checkpoint.h"      // read_weights
+#include "llmc/model/config_json.h"  // read_config_json, model_text_files
+#include "llmc/model/gguf_file.h"    // write_gguf_file
+#include "llmc/model/llmc_file.h"    // read_llmc_config, read_llmc_weights, write_llmc_file
+#include "llmc/model/parameters.h"   // make_parameter_table
+#include "llmc/text/choice_file.h"   // ChoiceQuestion, write_choice_file
+#include "llmc/text/tokenizer.h"     // Tokenizer, Encoder
+#include "llmc/utils/error.h"        // user_error, UserError
+#include "llmc/utils/files.h"        // read_whole_file, write_file_durably, rename_durably
 
 struct Options {
   std::string in, out, tokenizer, type;
@@ -83,21 +83,23 @@ static void write_folder(const std::string& folder, HostModel& model) {
   }
 }
 
-// A line of HellaSwag: the text in "ctx", four or so in "endings", and the index of the right one in "label". As llm.c has it, the endings are
-// encoded by themselves, after a space.
+// A line of HellaSwag: the text in "ctx", four or so in "endings", and the index of the right one in "label". As llm.c
+// has it, the endings are encoded by themselves, after a space.
 static ChoiceQuestion read_question(const std::string& line, Encoder& encoder) {
   const nlohmann::json json = nlohmann::json::parse(line);
   ChoiceQuestion question;
   question.right = json.at("label");
   encoder.encode(json.at("ctx").get<std::string>(), question.context);
   for (const std::string ending : json.at("endings")) encoder.encode(" " + ending, question.answers.emplace_back());
-  if (question.context.empty() || question.answers.size() < 2 || question.right < 0 || question.right >= int(question.answers.size()))
+  if (question.context.empty() || question.answers.size() < 2 || question.right < 0 ||
+      question.right >= int(question.answers.size()))
     user_error("ctx must be a text, endings two or more, and label the index of one");
   return question;
 }
 
 static void convert_questions(const Options& o) {
-  if (o.tokenizer.empty()) user_error("%s: questions become tokens; name the vocabulary with --tokenizer", o.in.c_str());
+  if (o.tokenizer.empty())
+    user_error("%s: questions become tokens; name the vocabulary with --tokenizer", o.in.c_str());
   if (!ends_with(o.out, ".bin")) user_error("%s: a file of questions is NAME.bin", o.out.c_str());
   const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
   Encoder encoder(tokenizer);
@@ -117,30 +119,44 @@ static void convert_questions(const Options& o) {
 
 static void convert_model(const Options& o) {
   const bool to_llmc = ends_with(o.out, ".bin"), to_gguf = ends_with(o.out, ".gguf"), is_bf16 = o.type == "bf16";
-  if (!to_llmc && !to_gguf && is_bf16) user_error("--type bf16: a folder has float32 weights; it is for NAME.bin and NAME.gguf");
+  if (!to_llmc && !to_gguf && is_bf16)
+    user_error("--type bf16: a folder has float32 weights; it is for NAME.bin and NAME.gguf");
   HostModel model = read_model(o);
-  if (to_llmc) write_llmc_file(o.out, model.config, model.table, model.fetch(), is_bf16 ? LlmcType::bf16 : LlmcType::fp32);
+  if (to_llmc)
+    write_llmc_file(o.out, model.config, model.table, model.fetch(), is_bf16 ? LlmcType::bf16 : LlmcType::fp32);
   else if (to_gguf)
-    write_gguf_file(o.out, model.config, model.table, model.fetch(), model.tokenizer_json, is_bf16 ? GgufType::bf16 : GgufType::fp32);
+    write_gguf_file(o.out, model.config, model.table, model.fetch(), model.tokenizer_json,
+                    is_bf16 ? GgufType::bf16 : GgufType::fp32);
   else write_folder(o.out, model);
   const ModelConfig& c = model.config;
-  printf("%s: %lld parameters, %d layers, %d heads, %d channels, vocabulary %d (%s), context length %d, wiring %s, %s\n", o.out.c_str(),
-         (long long)model.table.num_parameters, c.num_layers, c.num_heads, c.channels, c.vocab_size,
-         to_llmc ? "a file of its own in llm.c" : model.tokenizer_json.empty() ? "unknown" : "written with it", c.max_seq_len,
-         c.wiring.text.c_str(), is_bf16 ? "bf16" : "float32");
+  printf("%s: %lld parameters, %d layers, %d heads, %d channels, vocabulary %d (%s), context length %d, wiring %s, "
+         "%s\n",
+         o.out.c_str(), (long long)model.table.num_parameters, c.num_layers, c.num_heads, c.channels, c.vocab_size,
+         to_llmc                        ? "a file of its own in llm.c"
+         : model.tokenizer_json.empty() ? "unknown"
+                                        : "written with it",
+         c.max_seq_len, c.wiring.text.c_str(), is_bf16 ? "bf16" : "float32");
 }
 
 int main(int argc, char** argv) {
   Options o;
   CLI::App app("Models from and to the files of other programs, and multiple-choice questions.\n"
-               "Example: data/convert gpt2_124M.bin models/gpt2; data/convert runs/plain/step_00002000 plain.gguf --type bf16");
-  app.add_option("IN", o.in, "a model's folder (config.json, model.safetensors), or a model of llm.c (version 3 or 5); or NAME.jsonl, questions like "
-                 "HellaSwag's")->required();
-  app.add_option("OUT", o.out, "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp; otherwise a folder. Must not "
-                 "exist")->required();
-  app.add_option("--tokenizer", o.tokenizer, "the vocabulary to write with it, in any format that data/tokenize takes; default: the folder's");
+               "Example: data/convert gpt2_124M.bin models/gpt2; data/convert runs/plain/step_00002000 plain.gguf "
+               "--type bf16");
+  app.add_option("IN", o.in,
+                 "a model's folder (config.json, model.safetensors), or a model of llm.c (version 3 or 5); or "
+                 "NAME.jsonl, questions like "
+                 "HellaSwag's")
+      ->required();
+  app.add_option("OUT", o.out,
+                 "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp; otherwise a folder. Must not "
+                 "exist")
+      ->required();
+  app.add_option("--tokenizer", o.tokenizer,
+                 "the vocabulary to write with it, in any format that data/tokenize takes; default: the folder's");
   app.add_option("--type", o.type, "of weights in NAME.bin and NAME.gguf; bf16 rounds them")
-      ->check(CLI::IsMember({"fp32", "bf16"}))->default_val("fp32");
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->default_val("fp32");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -151,7 +167,8 @@ int main(int argc, char** argv) {
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
   signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), with a message and a clean exit
   try {
-    if (std::filesystem::exists(o.out)) user_error("%s: exists already; remove it, or choose another name", o.out.c_str());
+    if (std::filesystem::exists(o.out))
+      user_error("%s: exists already; remove it, or choose another name", o.out.c_str());
     ends_with(o.in, ".jsonl") ? convert_questions(o) : convert_model(o);
   } catch (const UserError& e) {
     fprintf(stderr, "error: %s\n", e.what());

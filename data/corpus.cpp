@@ -55,7 +55,8 @@ CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions
   if (begin.document > 0 || begin.offset > 0) skip_to(begin);
 }
 
-// Fills rest_ from the open file, or opens the next one; false at the corpus's end. At the end of a file rest_ is empty and the file is closed.
+// Fills rest_ from the open file, or opens the next one; false at the corpus's end. At the end of a file rest_ is empty
+// and the file is closed.
 bool CorpusReader::next_block() {
   if (interrupted) user_error("interrupted");
   if (!file_open_) {
@@ -87,7 +88,8 @@ void CorpusReader::skip_to(const Position& place) {
   bool counts = false;
   std::string_view text;
   while (documents < place.source_document || offset < place.offset) {
-    if (rest_.empty() && !next_block()) user_error("the input has changed since the run was started; --force starts again");
+    if (rest_.empty() && !next_block())
+      user_error("the input has changed since the run was started; --force starts again");
     const bool last = documents == place.source_document;
     const std::string_view whole = rest_;
     bool ends = take(text) || !file_open_;
@@ -137,7 +139,8 @@ void CorpusReader::end_part(Batch& batch, bool ends) {
     part.val = position_.in_tail;
   } else if (split_.every > 0) {
     const uint64_t row = uint64_t(position_.document / split_.every);
-    part.val = position_.document % split_.every == random_words(split_seed, RandomStream::split, 0, row).word[0] % uint32_t(split_.every);
+    part.val = position_.document % split_.every ==
+               random_words(split_seed, RandomStream::split, 0, row).word[0] % uint32_t(split_.every);
   }
   if (!options_.field.empty()) {
     const std::string file = stream_.name();
@@ -167,7 +170,8 @@ void CorpusReader::end_document(Batch& batch) {
   line_++;
 }
 
-// If the open part crosses CorpusSplit::train_bytes, ends it there, at the beginning of a character, and begins another document.
+// If the open part crosses CorpusSplit::train_bytes, ends it there, at the beginning of a character, and begins another
+// document.
 void CorpusReader::cut_tail(Batch& batch) {
   const int64_t open = int64_t(batch.text.size() - part_begin_);
   if (split_.train_bytes < 0 || position_.in_tail || position_.bytes + open <= split_.train_bytes) return;
@@ -185,8 +189,8 @@ void CorpusReader::cut_tail(Batch& batch) {
 bool CorpusReader::finish(Batch& batch) {
   const std::string_view open = std::string_view(batch.text).substr(part_begin_);
   if (!options_.field.empty() && open.size() > longest_line)
-    user_error("%s: line %lld is longer than %zu MB; JSON lines (--field) have a document a line", stream_.name().c_str(), (long long)line_,
-               longest_line >> 20);
+    user_error("%s: line %lld is longer than %zu MB; JSON lines (--field) have a document a line",
+               stream_.name().c_str(), (long long)line_, longest_line >> 20);
   size_t cut = open.empty() || !options_.field.empty() ? 0 : tokenizer_.last_cut(open, no_cut_before_);
   if (cut == 0 && open.size() >= longest_run && options_.field.empty()) {
     cut = open.size() - 4;  // the last character may be incomplete
@@ -204,13 +208,14 @@ bool CorpusReader::finish(Batch& batch) {
   return true;
 }
 
-// "\ud83d" and other surrogates that are not part of a pair are no characters, and an error for JSON parsers. Replaces them by U+FFFD and
-// returns their number.
+// "\ud83d" and other surrogates that are not part of a pair are no characters, and an error for JSON parsers. Replaces
+// them by U+FFFD and returns their number.
 static int64_t replace_lone_surrogates(std::string& json_text) {
   auto unit_at = [&](size_t at) -> int {  // the value of \uXXXX at an offset; -1 if it is none
     if (json_text.compare(at, 2, "\\u") != 0 || at + 6 > json_text.size()) return -1;
     const std::string digits = json_text.substr(at + 2, 4);
-    return digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos ? std::stoi(digits, nullptr, 16) : -1;
+    return digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos ? std::stoi(digits, nullptr, 16)
+                                                                                   : -1;
   };
   int64_t replaced = 0;
   for (size_t at = json_text.find('\\'); at < json_text.size(); at = json_text.find('\\', at)) {

@@ -1,5 +1,5 @@
-// A corpus as batches of documents, in an order that depends on the corpus alone. Memory is bounded by the size of a batch, however long
-// documents are.
+// A corpus as batches of documents, in an order that depends on the corpus alone. Memory is bounded by the size of a
+// batch, however long documents are.
 #pragma once
 #include <csignal>                // sig_atomic_t
 #include <cstdint>                // int64_t, uint32_t
@@ -10,9 +10,10 @@
 #include "archive_stream.h"       // ArchiveStream, SourceFile
 #include "llmc/text/tokenizer.h"  // Tokenizer
 
-constexpr size_t batch_bytes = 1 << 20;   // of ordinary documents
-constexpr size_t longest_run = 16 << 20;  // bytes without a place to cut at, as in one endless word; a longer run is cut anyway
-constexpr size_t longest_line = 32 << 20; // bytes, of JSON
+constexpr size_t batch_bytes = 1 << 20;    // of ordinary documents
+constexpr size_t longest_run = 16 << 20;   // bytes without a place to cut at, as in one endless word; a longer run is
+                                           // cut anyway
+constexpr size_t longest_line = 32 << 20;  // bytes, of JSON
 
 // Set by a signal handler: CorpusReader::next then throws UserError.
 inline volatile sig_atomic_t interrupted = 0;
@@ -48,32 +49,33 @@ struct Part {
 };
 
 struct Batch {
-  std::string text;           // the parts, concatenated; with CorpusOptions::field, lines of JSON
+  std::string text;  // the parts, concatenated; with CorpusOptions::field, lines of JSON
   std::vector<Part> parts;
-  Position end;               // after its last part
-  int64_t runs_cut = 0;       // runs longer than longest_run that were cut
+  Position end;          // after its last part
+  int64_t runs_cut = 0;  // runs longer than longest_run that were cut
   struct Lines {
     size_t first_part;
     std::string file;
-    int64_t line;             // of the first part
+    int64_t line;  // of the first part
   };
-  std::vector<Lines> lines;   // with CorpusOptions::field: where parts come from, for messages
+  std::vector<Lines> lines;  // with CorpusOptions::field: where parts come from, for messages
 
   size_t memory() const { return text.size() + parts.size() * sizeof(Part); }
 };
 
-// The regular files that `paths` name, in that order; those of a folder, with its subfolders, sorted by path. Throws UserError, naming the
-// path, if one does not exist or cannot be read.
+// The regular files that `paths` name, in that order; those of a folder, with its subfolders, sorted by path. Throws
+// UserError, naming the path, if one does not exist or cannot be read.
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);
 
-// Reads the corpus from `begin` on. `sources` and `tokenizer`, which determines where documents may be cut, must outlive it. Throws UserError
-// for files that cannot be read (see ArchiveStream), for JSON lines that are too long, and if `begin` does not exist in the corpus.
+// Reads the corpus from `begin` on. `sources` and `tokenizer`, which determines where documents may be cut, must
+// outlive it. Throws UserError for files that cannot be read (see ArchiveStream), for JSON lines that are too long, and
+// if `begin` does not exist in the corpus.
 struct CorpusReader {
-  CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split, const Tokenizer& tokenizer,
-               const Position& begin = {});
+  CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
+               const Tokenizer& tokenizer, const Position& begin = {});
 
-  // The next batch; false at the end. Where batches end depends on the corpus alone. Except for runs_cut and CorpusSplit::train_bytes, a
-  // document is cut only where that changes no token.
+  // The next batch; false at the end. Where batches end depends on the corpus alone. Except for runs_cut and
+  // CorpusSplit::train_bytes, a document is cut only where that changes no token.
   bool next(Batch& batch);
 
   int64_t bytes_read() const { return stream_.bytes_read(); }
@@ -83,15 +85,15 @@ struct CorpusReader {
   const CorpusSplit split_;
   const Tokenizer& tokenizer_;
   ArchiveStream stream_;
-  Position position_;              // after the last part of the batch
+  Position position_;  // after the last part of the batch
   int64_t line_ = 0;
   bool file_open_ = false;
   std::vector<char> block_;
-  std::string_view rest_;          // of block_, not processed yet
-  std::string carried_;            // the beginning of the next batch
-  size_t part_begin_ = 0;          // in the batch's text: what follows is in no part yet
-  size_t no_cut_before_ = 1;       // before this offset the open part has no place to cut at
-  bool in_document_ = false;       // an earlier part belongs to the same document
+  std::string_view rest_;     // of block_, not processed yet
+  std::string carried_;       // the beginning of the next batch
+  size_t part_begin_ = 0;     // in the batch's text: what follows is in no part yet
+  size_t no_cut_before_ = 1;  // before this offset the open part has no place to cut at
+  bool in_document_ = false;  // an earlier part belongs to the same document
 
   bool next_block();
   void skip_to(const Position& place);
@@ -102,6 +104,6 @@ struct CorpusReader {
   bool finish(Batch& batch);
 };
 
-// document = the string in `field` of a line of JSON, in UTF-8. Invalid UTF-8 and unpaired surrogates become U+FFFD, and `replaced` is
-// incremented by their number. Returns false if the line is no JSON object or has no such string.
+// document = the string in `field` of a line of JSON, in UTF-8. Invalid UTF-8 and unpaired surrogates become U+FFFD,
+// and `replaced` is incremented by their number. Returns false if the line is no JSON object or has no such string.
 bool document_of_line(std::string_view line, const std::string& field, std::string& document, int64_t& replaced);

@@ -44,7 +44,9 @@ ShardWriter::~ShardWriter() {
 
 std::string ShardWriter::name() const { return format("%s_%06zu.bin", prefix_.c_str(), shards_.size()); }
 
-void ShardWriter::fail() const { user_error("%s: cannot write: %s", (folder_ + "/" + name()).c_str(), strerror(errno)); }
+void ShardWriter::fail() const {
+  user_error("%s: cannot write: %s", (folder_ + "/" + name()).c_str(), strerror(errno));
+}
 
 void ShardWriter::add(const uint16_t* tokens, int64_t count) {
   while (count > 0) {
@@ -73,7 +75,8 @@ void ShardWriter::flush() {
   const size_t bytes = buffer_.size() * sizeof(uint16_t);
   checksum_ = crc32c(buffer_.data(), bytes, checksum_);
   if (write_all(fd_, buffer_.data(), bytes) != bytes) fail();
-  sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);  // starts writing to the disk, so that fsync has less to wait for; only a hint
+  sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);  // starts writing to the disk, so that fsync has less to wait for;
+                                                      // only a hint
   buffer_.clear();
 }
 
@@ -81,7 +84,8 @@ void ShardWriter::finish_shard() {
   flush();
   const int32_t header[shard_header_ints] = {shard_magic, shard_version, int32_t(in_shard_)};
   if (write_all(fd_, header, sizeof header, 0) != sizeof header) fail();
-  const uint32_t checksum = crc32c_combine(crc32c(header, sizeof header), checksum_, uint64_t(in_shard_) * sizeof(uint16_t));
+  const uint32_t checksum =
+      crc32c_combine(crc32c(header, sizeof header), checksum_, uint64_t(in_shard_) * sizeof(uint16_t));
   const bool synced = fsync(fd_) == 0;
   const bool closed = close(fd_) == 0;
   fd_ = -1;
@@ -107,7 +111,8 @@ bool ShardWriter::resume(const json& state) {
   for (const json& shard : state.at("complete")) {
     shards_.push_back({shard.at("name"), shard.at("tokens"), shard.at("crc32c")});
     const Shard& s = shards_.back();
-    if (!checksum_of_file(folder_ + "/" + s.name, 0, bytes_of(s.tokens), checksum) || checksum != s.checksum) return false;
+    if (!checksum_of_file(folder_ + "/" + s.name, 0, bytes_of(s.tokens), checksum) || checksum != s.checksum)
+      return false;
     total_ += s.tokens;
   }
   in_shard_ = state.at("part_tokens");
@@ -115,7 +120,8 @@ bool ShardWriter::resume(const json& state) {
   total_ += in_shard_;
   checksum_ = state.at("part_crc32c");
   rename((folder_ + "/" + name()).c_str(), part_path().c_str());  // if it was completed after state()
-  if (!checksum_of_file(part_path(), shard_header_bytes, bytes_of(in_shard_), checksum) || checksum != checksum_) return false;
+  if (!checksum_of_file(part_path(), shard_header_bytes, bytes_of(in_shard_), checksum) || checksum != checksum_)
+    return false;
   fd_ = open(part_path().c_str(), O_WRONLY | O_CLOEXEC);
   if (fd_ < 0 || ftruncate(fd_, bytes_of(in_shard_)) != 0 || lseek(fd_, 0, SEEK_END) < 0) fail();
   return true;
@@ -141,15 +147,15 @@ static void remove_shard_folder(const std::string& folder) noexcept {
     unlink((folder + "/PROGRESS.json").c_str());  // first: it must not describe files that are deleted
     for (const std::string& name : list_folder(folder))
       if (is_ours(name)) unlink((folder + "/" + name).c_str());
-  } catch (const UserError&) {
-  }
+  } catch (const UserError&) {}
   rmdir(folder.c_str());
 }
 
 OutputFolder::OutputFolder(const std::string& final_path) : final_(final_path), path_(final_path + ".tmp") {
   for (;;) {
     if (mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST)
-      user_error("%s: cannot create the folder: %s; --out needs a writable parent folder", path_.c_str(), strerror(errno));
+      user_error("%s: cannot create the folder: %s; --out needs a writable parent folder", path_.c_str(),
+                 strerror(errno));
     fd_ = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd_ < 0 && errno == ENOENT) continue;  // another run has just renamed it
     if (fd_ < 0) user_error("%s: cannot open the folder: %s; move it away", path_.c_str(), strerror(errno));
@@ -177,7 +183,8 @@ OutputFolder::~OutputFolder() {
 void OutputFolder::clear() {
   unlink(progress_path().c_str());
   for (const std::string& name : list_folder(path_))
-    if (unlink((path_ + "/" + name).c_str()) != 0) user_error("%s/%s: cannot delete: %s", path_.c_str(), name.c_str(), strerror(errno));
+    if (unlink((path_ + "/" + name).c_str()) != 0)
+      user_error("%s/%s: cannot delete: %s", path_.c_str(), name.c_str(), strerror(errno));
 }
 
 void OutputFolder::publish() {

@@ -1,5 +1,6 @@
-// Token shards in llm.c's format, in a folder DIR that is created complete, by renaming. An interrupted run leaves DIR.tmp for the next one: the
-// complete shards, incomplete ones (*.part), and PROGRESS.json, the position up to which they are written.
+// Token shards in llm.c's format, in a folder DIR that is created complete, by renaming. An interrupted run leaves
+// DIR.tmp for the next one: the complete shards, incomplete ones (*.part), and PROGRESS.json, the position up to which
+// they are written.
 #pragma once
 #include <cstdint>            // int64_t, uint16_t, uint32_t
 #include <nlohmann/json.hpp>  // nlohmann::ordered_json
@@ -7,28 +8,28 @@
 #include <vector>             // std::vector
 
 struct Shard {
-  std::string name;       // train_000000.bin
+  std::string name;  // train_000000.bin
   int64_t tokens = 0;
   uint32_t checksum = 0;  // CRC-32C of the file
 };
 
-// Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`. All functions throw UserError, with the
-// file and the system's reason, if writing fails.
+// Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`. All functions
+// throw UserError, with the file and the system's reason, if writing fails.
 struct ShardWriter {
   ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
 
   void add(const uint16_t* tokens, int64_t count);  // appends tokens (count)
-  void finish();  // completes the last shard
+  void finish();                                    // completes the last shard
 
-  int64_t total() const { return total_; }                   // tokens
+  int64_t total() const { return total_; }                      // tokens
   const std::vector<Shard>& shards() const { return shards_; }  // the complete ones
 
   // The state from which resume() of another writer continues. Everything added so far is on disk when it returns.
   nlohmann::ordered_json state();
-  // Continues after `state`. Verifies the checksums of the shards in it, and truncates what was written later. Returns false, and the writer
-  // is of no use, if a file is missing or differs.
+  // Continues after `state`. Verifies the checksums of the shards in it, and truncates what was written later. Returns
+  // false, and the writer is of no use, if a file is missing or differs.
   bool resume(const nlohmann::ordered_json& state);
 
  private:
@@ -47,9 +48,10 @@ struct ShardWriter {
   void finish_shard();
 };
 
-// DIR.tmp, locked while the object exists, so that a folder that a killed run has left can be told from one that another run is writing. The
-// destructor keeps it if it has a PROGRESS.json, and removes it otherwise, unless publish() has renamed it to DIR. The constructor throws
-// UserError if another run has the lock, or the folder cannot be created or holds other files than shards.
+// DIR.tmp, locked while the object exists, so that a folder that a killed run has left can be told from one that
+// another run is writing. The destructor keeps it if it has a PROGRESS.json, and removes it otherwise, unless publish()
+// has renamed it to DIR. The constructor throws UserError if another run has the lock, or the folder cannot be created
+// or holds other files than shards.
 struct OutputFolder {
   explicit OutputFolder(const std::string& final_path);
   ~OutputFolder();
@@ -58,7 +60,8 @@ struct OutputFolder {
   const std::string& path() const { return path_; }
   std::string progress_path() const { return path_ + "/PROGRESS.json"; }
   void clear();    // removes the files of an earlier run
-  void publish();  // renames DIR.tmp to DIR, durably. An existing DIR, which holds only files of this program, is deleted
+  void publish();  // renames DIR.tmp to DIR, durably. An existing DIR, which holds only files of this program, is
+                   // deleted
 
  private:
   std::string final_, path_;

@@ -1,9 +1,9 @@
-// data/tokenize: text -> DIR/train_000000.bin, ... and DIR/val_000000.bin, ..., token shards in llm.c's format, with their vocabulary in
-// DIR/tokenizer.json, and DIR/MANIFEST.json.
+// data/tokenize: text -> DIR/train_000000.bin, ... and DIR/val_000000.bin, ..., token shards in llm.c's format, with
+// their vocabulary in DIR/tokenizer.json, and DIR/MANIFEST.json.
 //
-// Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait for those before them: the
-// output is the same with any number of threads. After each complete shard the position is written to PROGRESS.json, from which an interrupted
-// run resumes.
+// Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait
+// for those before them: the output is the same with any number of threads. After each complete shard the position is
+// written to PROGRESS.json, from which an interrupted run resumes.
 #include <unistd.h>               // isatty
 #include <CLI/CLI.hpp>            // CLI::App
 #include <cmath>                  // std::lround
@@ -40,15 +40,15 @@ struct Options {
   CorpusOptions corpus;
 };
 
-constexpr int64_t few_documents = 200;          // with fewer documents, the split is by bytes
+constexpr int64_t few_documents = 200;            // with fewer documents, the split is by bytes
 constexpr size_t max_bytes_in_flight = 64 << 20;  // of text that is read and not yet written; most batches have 1 MiB
 
 // Counts over the documents encoded so far.
 struct Counts {
-  int64_t empty = 0;             // empty documents, which have no token
-  int64_t bytes = 0;             // of text
-  int64_t replaced = 0;          // invalid sequences of UTF-8, which became U+FFFD
-  int64_t runs_cut = 0;          // longer than longest_run
+  int64_t empty = 0;     // empty documents, which have no token
+  int64_t bytes = 0;     // of text
+  int64_t replaced = 0;  // invalid sequences of UTF-8, which became U+FFFD
+  int64_t runs_cut = 0;  // longer than longest_run
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counts, empty, bytes, replaced, runs_cut)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Position, source, source_document, offset, document, bytes, files, in_tail)
@@ -60,8 +60,8 @@ struct EncodedBatch {
   std::vector<uint16_t> train, val;
   Counts counts;
   Position end;
-  size_t memory = 0;   // of the batch before encoding
-  int64_t read = 0;    // bytes of the sources, up to the end of the batch
+  size_t memory = 0;  // of the batch before encoding
+  int64_t read = 0;   // bytes of the sources, up to the end of the batch
 };
 
 struct BatchEncoder {
@@ -98,7 +98,8 @@ struct BatchEncoder {
         const Batch::Lines& lines = batch.lines[line];
         if (!document_of_line(text, options.corpus.field, document, result.counts.replaced))
           user_error("%s: line %lld is no JSON object with a string named \"%s\"; name the right field with --field",
-                     lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)), options.corpus.field.c_str());
+                     lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)),
+                     options.corpus.field.c_str());
         text = document;
         result.counts.empty += text.empty();
         if (text.empty()) continue;
@@ -120,12 +121,13 @@ struct Run {
   CorpusSplit split;
   OutputFolder folder;
   std::optional<ShardWriter> train, val;
-  Counts counts;        // of the text in the shards
-  Position position;    // after it
+  Counts counts;      // of the text in the shards
+  Position position;  // after it
   std::string tokenizer_json;
   double start = seconds_now();
 
-  Run(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
+  Run(const Options& o, const Tokenizer& t)
+      : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
 
   int64_t documents() const { return position.document - counts.empty; }
   bool reads_stdin() const {
@@ -149,13 +151,14 @@ struct Run {
   int64_t tokens_before_ = 0, bytes_before_ = 0, read_before_ = 0;  // of an earlier run that this one resumes
 };
 
-// With fewer than few_documents documents, the last bytes are validation data, which requires counting all bytes first; that ends when enough
-// documents are counted.
+// With fewer than few_documents documents, the last bytes are validation data, which requires counting all bytes first;
+// that ends when enough documents are counted.
 void Run::choose_split() {
   if (options.val_fraction && *options.val_fraction == 0) return;
   const double documents = options.val_fraction.value_or(0.05), bytes = options.val_fraction.value_or(0.1);
   split.every = std::lround(1 / documents);
-  if (reads_stdin() || !options.corpus.field.empty()) return;  // cannot be read twice; the text's size is unknown before parsing
+  if (reads_stdin() || !options.corpus.field.empty())
+    return;  // cannot be read twice; the text's size is unknown before parsing
   std::vector<SourceFile> counted = sources;
   const Tokenizer bytes_tokenizer = Tokenizer::bytes();
   CorpusReader reader(counted, options.corpus, {}, bytes_tokenizer);
@@ -172,22 +175,32 @@ void Run::choose_split() {
 json Run::identity() const {
   json files = json::array();
   for (const SourceFile& source : sources) files.push_back({source.path, source.bytes, source.mtime_ns});
-  return {{"vocabulary_crc32c", tokenizer.checksum()}, {"separator", options.separator}, {"field", options.corpus.field},
-          {"end_of_text", options.end_of_text}, {"val_every", split.every}, {"train_bytes", split.train_bytes},
-          {"shard_tokens", options.shard_tokens}, {"sources", files}};
+  return {{"vocabulary_crc32c", tokenizer.checksum()},
+          {"separator", options.separator},
+          {"field", options.corpus.field},
+          {"end_of_text", options.end_of_text},
+          {"val_every", split.every},
+          {"train_bytes", split.train_bytes},
+          {"shard_tokens", options.shard_tokens},
+          {"sources", files}};
 }
 
 // Called where batches end.
 void Run::save_progress() {
   json checksums = json::array();
   for (int64_t i = 0; i < position.source; i++) checksums.push_back(sources[i].checksum);
-  const json progress = {{"run", identity()}, {"position", nlohmann::json(position)}, {"counts", nlohmann::json(counts)},
-                         {"source_crc32c", checksums}, {"train", train->state()}, {"val", val->state()}};
+  const json progress = {{"run", identity()},
+                         {"position", nlohmann::json(position)},
+                         {"counts", nlohmann::json(counts)},
+                         {"source_crc32c", checksums},
+                         {"train", train->state()},
+                         {"val", val->state()}};
   write_file_durably(folder.progress_path() + ".tmp", progress.dump() + "\n");
   rename_durably(folder.progress_path() + ".tmp", folder.progress_path());
 }
 
-// Resumes an interrupted run from PROGRESS.json. False if there is none, it belongs to another corpus, or files are damaged.
+// Resumes an interrupted run from PROGRESS.json. False if there is none, it belongs to another corpus, or files are
+// damaged.
 bool Run::resume() {
   const std::optional<std::string> text = try_read_file(folder.progress_path());
   if (!text || reads_stdin()) return false;
@@ -197,10 +210,9 @@ bool Run::resume() {
     if (!train->resume(progress.at("train")) || !val->resume(progress.at("val"))) return false;
     position = nlohmann::json(progress.at("position")).get<Position>();
     counts = nlohmann::json(progress.at("counts")).get<Counts>();
-    for (size_t i = 0; i < progress.at("source_crc32c").size(); i++) sources.at(i).checksum = progress["source_crc32c"][i];
-  } catch (const std::exception&) {
-    return false;
-  }
+    for (size_t i = 0; i < progress.at("source_crc32c").size(); i++)
+      sources.at(i).checksum = progress["source_crc32c"][i];
+  } catch (const std::exception&) { return false; }
   bytes_before_ = counts.bytes;
   tokens_before_ = train->total() + val->total();
   for (int64_t i = 0; i < position.source; i++) read_before_ += sources[i].bytes;
@@ -226,12 +238,20 @@ void Run::write_manifest() {
   for (const ShardWriter* writer : {&*train, &*val})
     for (const Shard& shard : writer->shards())
       shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
-  const json manifest = {
-      {"tokenizer", {{"vocabulary", options.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"end_of_text", tokenizer.end_of_text()},
-                     {"crc32c", crc32c_hex(tokenizer.checksum())}}},
-      {"end_of_text", options.end_of_text}, {"documents", documents()}, {"bytes_of_text", counts.bytes},
-      {"invalid_utf8_replaced", counts.replaced}, {"runs_cut", counts.runs_cut}, {"train_tokens", train->total()},
-      {"val_tokens", val->total()}, {"sources", files}, {"shards", shards}};
+  const json manifest = {{"tokenizer",
+                          {{"vocabulary", options.tokenizer},
+                           {"vocab_size", tokenizer.vocab_size()},
+                           {"end_of_text", tokenizer.end_of_text()},
+                           {"crc32c", crc32c_hex(tokenizer.checksum())}}},
+                         {"end_of_text", options.end_of_text},
+                         {"documents", documents()},
+                         {"bytes_of_text", counts.bytes},
+                         {"invalid_utf8_replaced", counts.replaced},
+                         {"runs_cut", counts.runs_cut},
+                         {"train_tokens", train->total()},
+                         {"val_tokens", val->total()},
+                         {"sources", files},
+                         {"shards", shards}};
   write_file_durably(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
 }
 
@@ -266,14 +286,14 @@ void Run::show_progress(int64_t bytes_read) {
           double(tokens - tokens_before_) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
 }
 
-// State that the threads share: the corpus, which one thread at a time reads, and the shards, to which batches are written in the corpus's
-// order.
+// State that the threads share: the corpus, which one thread at a time reads, and the shards, to which batches are
+// written in the corpus's order.
 struct Pipeline {
   Run& run;
   CorpusReader reader;
   std::mutex reading, state;
-  std::condition_variable room;               // in_flight has decreased, or there was an error
-  std::map<int64_t, EncodedBatch> waiting;    // by number, for the batches before them
+  std::condition_variable room;             // in_flight has decreased, or there was an error
+  std::map<int64_t, EncodedBatch> waiting;  // by number, for the batches before them
   int64_t next_read = 0, next_written = 0;
   size_t in_flight = 0;
   bool at_end = false;
@@ -282,7 +302,8 @@ struct Pipeline {
 
   explicit Pipeline(Run& r) : run(r), reader(r.sources, r.options.corpus, r.split, r.tokenizer, r.position) {}
 
-  // Reads the next batch; number: its number; read: bytes of the sources read so far. False at the end, or after an error of any thread.
+  // Reads the next batch; number: its number; read: bytes of the sources read so far. False at the end, or after an
+  // error of any thread.
   bool take(Batch& batch, int64_t& number, int64_t& read) {
     std::lock_guard<std::mutex> turn(reading);
     std::unique_lock<std::mutex> lock(state);
@@ -303,7 +324,8 @@ struct Pipeline {
   void put(int64_t number, EncodedBatch&& encoded) {
     std::lock_guard<std::mutex> lock(state);
     waiting.emplace(number, std::move(encoded));
-    for (auto first = waiting.begin(); first != waiting.end() && first->first == next_written; first = waiting.erase(first)) {
+    for (auto first = waiting.begin(); first != waiting.end() && first->first == next_written;
+         first = waiting.erase(first)) {
       if (error) return;
       run.write(first->second);
       in_flight -= first->second.memory;
@@ -311,7 +333,8 @@ struct Pipeline {
     }
     room.notify_all();
   }
-  // The body of every thread; one of them makes tokenizer.json first, while the others encode. An exception in one of them ends all.
+  // The body of every thread; one of them makes tokenizer.json first, while the others encode. An exception in one of
+  // them ends all.
   void work(bool make_tokenizer_json) {
     try {
       if (make_tokenizer_json) run.tokenizer_json = run.tokenizer.to_json();
@@ -349,8 +372,8 @@ void Run::print_summary() const {
   if (counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)counts.replaced);
   if (counts.runs_cut > 0)
     printf("cut: %lld runs of more than %zu MB without a break\n", (long long)counts.runs_cut, longest_run >> 20);
-  printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n", (long long)train->total(),
-         train->shards().size(), (long long)val->total(), val->shards().size(), seconds,
+  printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n",
+         (long long)train->total(), train->shards().size(), (long long)val->total(), val->shards().size(), seconds,
          double(counts.bytes - bytes_before_) / 1e6 / seconds);
 }
 
@@ -368,7 +391,8 @@ void tokenize(const Options& options) {
     run.encode_all();
   } catch (const UserError& e) {
     const bool kept = std::filesystem::exists(run.folder.progress_path());
-    user_error("%s; %s", e.what(), kept ? "the same command resumes after the shards that are written" : "nothing was written");
+    user_error("%s; %s", e.what(),
+               kept ? "the same command resumes after the shards that are written" : "nothing was written");
   }
   if (run.counts.bytes == 0)
     user_error("%s%s: no text in it: %lld files, 0 bytes", options.corpus.paths[0].c_str(),
@@ -386,43 +410,59 @@ void tokenize(const Options& options) {
 
 void define_options(CLI::App& app, Options& options) {
   app.add_option("--tokenizer", options.tokenizer,
-                 "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. Otherwise GPT-2's vocabulary: tiktoken's ranks "
-                 "(r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside it, tokenizer.json, or a folder with these")
-      ->capture_default_str()->type_name("bytes|PATH");
+                 "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. Otherwise GPT-2's "
+                 "vocabulary: tiktoken's ranks "
+                 "(r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside it, tokenizer.json, or a "
+                 "folder with these")
+      ->capture_default_str()
+      ->type_name("bytes|PATH");
   app.add_option("--out", options.out,
                  "folder to write; it is created when everything is done. If it exists already, nothing "
                  "happens. What an interrupted run wrote is in DIR.tmp, from which the same command resumes")
-      ->required()->type_name("DIR");
+      ->required()
+      ->type_name("DIR");
   app.add_option("--separator", options.separator,
                  "what separates the documents within a file; none: a file is one document; nul: a NUL byte. Empty "
                  "documents are left out")
-      ->check(CLI::IsMember({"none", "nul"}))->capture_default_str();
+      ->check(CLI::IsMember({"none", "nul"}))
+      ->capture_default_str();
   app.add_option("--field", options.corpus.field,
                  "files hold JSON lines: one object per line, with a document in this field")
       ->type_name("NAME");
   app.add_option("--end-of-text", options.end_of_text,
                  "where the end-of-text token is: before each document, as in llm.c, or after it, as in nanoGPT")
-      ->check(CLI::IsMember({"before", "after"}))->capture_default_str();
+      ->check(CLI::IsMember({"before", "after"}))
+      ->capture_default_str();
   app.add_option("--val-fraction", options.val_fraction,
-                 "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON lines and from "
-                 "standard input, one of k documents goes there, k = 1/fraction, rounded, the same ones each time; with fewer, the "
+                 "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON "
+                 "lines and from "
+                 "standard input, one of k documents goes there, k = 1/fraction, rounded, the same ones each time; "
+                 "with fewer, the "
                  "last bytes of the whole. Default: one of 20 documents, or the last 0.1 of the bytes")
-      ->check(CLI::Range(0.0, 0.5))->type_name("0..0.5");
+      ->check(CLI::Range(0.0, 0.5))
+      ->type_name("0..0.5");
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
-      ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))->capture_default_str()->type_name("N");
+      ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))
+      ->capture_default_str()
+      ->type_name("N");
   app.add_option("--threads", options.threads, "threads; the output is the same with any number")
-      ->check(CLI::Range(1, 1024))->capture_default_str()->type_name("N");
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->type_name("N");
   app.add_flag("--force", options.force, "replace DIR if it exists; an error if it holds anything but shards");
   app.add_option("PATH", options.corpus.paths,
-                 "text files, folders (all regular files in them, however deep, sorted by path; links to files are followed, to folders "
-                 "not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar file is read as what is in it, also inside a "
+                 "text files, folders (all regular files in them, however deep, sorted by path; links to files are "
+                 "followed, to folders "
+                 "not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar file is read as what "
+                 "is in it, also inside a "
                  "tar file. Any bytes are text; invalid UTF-8 becomes U+FFFD, except with --tokenizer bytes")
       ->required();
 }
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Turns text into token shards: DIR/train_000000.bin, ... and DIR/val_000000.bin, in llm.c's format, with MANIFEST.json\n"
+  CLI::App app("Turns text into token shards: DIR/train_000000.bin, ... and DIR/val_000000.bin, in llm.c's format, "
+               "with MANIFEST.json\n"
                "and tokenizer.json.\n"
                "Example: data/tokenize --out data/mine notes.txt books/");
   define_options(app, options);

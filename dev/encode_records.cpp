@@ -1,8 +1,8 @@
 // Encodes what it is given on standard input, for dev/tokenizer_compare.py to compare: encode_records VOCABULARY.
 //
-// A record is 4 bytes with a length, and as many bytes of any kind. For each it prints the number of sequences that are no UTF-8, the
-// number of tokens and the tokens, as uint32, of the text with U+FFFD in their place; and checks that the bytes themselves come back
-// from their tokens, and that cutting the text where last_cut says changes nothing.
+// A record is 4 bytes with a length, and as many bytes of any kind. For each it prints the number of sequences that are
+// no UTF-8, the number of tokens and the tokens, as uint32, of the text with U+FFFD in their place; and checks that the
+// bytes themselves come back from their tokens, and that cutting the text where last_cut says changes nothing.
 #include <cstdio>                 // fread, fwrite
 #include <string>                 // std::string
 #include <vector>                 // std::vector

@@ -1,20 +1,20 @@
 // AdamW (Loshchilov & Hutter 2019), as PyTorch computes it. For each parameter, at step t = 1, 2, ...:
 //
-//   g = gradient * min(1, grad_clip / (norm + 1e-6)), as clip_grad_norm_ does; norm: of all parameters' gradients together
-//   m = beta1 m + (1 - beta1) g
-//   v = beta2 v + (1 - beta2) g^2
-//   parameter = parameter (1 - learning_rate weight_decay)
+//   g = gradient * min(1, grad_clip / (norm + 1e-6)), as clip_grad_norm_ does; norm: of all parameters' gradients
+//   together m = beta1 m + (1 - beta1) g v = beta2 v + (1 - beta2) g^2 parameter = parameter (1 - learning_rate
+//   weight_decay)
 //             - learning_rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
 // weight_decay is 0 for biases and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
 #pragma once
 #include <cstdint>  // int64_t
 
-// A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over. Indices
-// count elements of the float arenas.
+// A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over.
+// Indices count elements of the float arenas.
 struct ParameterChunk {
   int64_t begin;  // of weights and gradients; a multiple of 64
-  int64_t state;  // of masters and moments, a multiple of 64: another index where their arenas hold only this process's shard
+  int64_t state;  // of masters and moments, a multiple of 64: another index where their arenas hold only this process's
+                  // shard
   int count;      // at most parameter_chunk_size
   int decays;     // weight decay applies
 };
@@ -28,8 +28,8 @@ struct AdamWStep {
   float weight_decay;                        // of the tensors that decay
 };
 
-// Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them up in one
-// collective, from the first or the second on.
+// Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them
+// up in one collective, from the first or the second on.
 struct StepStats {
   double grad_squares;       // of the squares of all gradients
   double loss;               // of the micro-batches' mean losses, in nats

@@ -1,15 +1,15 @@
 // The operands of attention_forward and attention_backward, the same for every device.
 #pragma once
-#include <algorithm>            // std::max
-#include <cstdint>              // int64_t
-#include <utility>              // std::move
-#include <vector>               // std::vector
-#include "attention_mask.h"     // AttentionMask
-#include "device_memory.h"      // DeviceArray
-#include "llmc/utils/error.h"   // CHECK
+#include <algorithm>           // std::max
+#include <cstdint>             // int64_t
+#include <utility>             // std::move
+#include <vector>              // std::vector
+#include "attention_mask.h"    // AttentionMask
+#include "device_memory.h"     // DeviceArray
+#include "llmc/utils/error.h"  // CHECK
 
-// One K/V head, wherever its k and its v were projected. Row (b, t) of k is at `k + (b * T + t) * k_stride` and has HS elements; v, dk and
-// dv likewise.
+// One K/V head, wherever its k and its v were projected. Row (b, t) of k is at `k + (b * T + t) * k_stride` and has HS
+// elements; v, dk and dv likewise.
 template <class Element>
 struct KVHead {
   Element *k, *v;
@@ -17,11 +17,12 @@ struct KVHead {
   Element *dk, *dv;
   int64_t dk_stride, dv_stride;
   bool dk_accumulate, dv_accumulate;      // dk, dv are +=; else =
-  int first_query_head, num_query_heads;  // its query heads are query_heads[first_query_head, first_query_head + num_query_heads)
+  int first_query_head, num_query_heads;  // its query heads are query_heads[first_query_head, first_query_head +
+                                          // num_query_heads)
 };
 
-// Up to so many queries at the end of a sequence are few, as when generation draws tokens: their attention is bound by reading k and v, and
-// each device has a way of its own for it. A prompt's part has more.
+// Up to so many queries at the end of a sequence are few, as when generation draws tokens: their attention is bound by
+// reading k and v, and each device has a way of its own for it. A prompt's part has more.
 constexpr int most_few_queries = 4;
 
 template <class Element>
@@ -31,34 +32,37 @@ struct AttentionArgs {
   int64_t NH = 0, HS = 0;  // query heads and their size
   int64_t first_query = 0;
 
-  // The K/V heads, on the device: what KVHeads::set_args sets. A query head attends to all its K/V heads at once: one softmax over the keys
-  // of all of them.
+  // The K/V heads, on the device: what KVHeads::set_args sets. A query head attends to all its K/V heads at once: one
+  // softmax over the keys of all of them.
   const KVHead<Element>* kv_heads = nullptr;  // (num_kv_heads)
   int num_kv_heads = 0;
   const int* query_heads = nullptr;      // query heads, grouped by K/V head
   const int* kv_of_head = nullptr;       // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
   int kv_per_head = 1;                   // the most that a query head has
   const AttentionMask* masks = nullptr;  // (NH): of each query head; null: all are causal
-  bool is_general = false;               // more than one K/V head a query head, a mask, or another stride for v than for k
-  int largest_stride = 0;                // the largest s of masks with MaskPattern::stride; 0: there are none
+  bool is_general = false;  // more than one K/V head a query head, a mask, or another stride for v than for k
+  int largest_stride = 0;   // the largest s of masks with MaskPattern::stride; 0: there are none
 
-  // Of the keys that a query sees, only the `topk` with the highest scores, of equal ones those that come first, by K/V head and position;
-  // 0: all. The forward pass leaves what the backward pass needs to find them again.
+  // Of the keys that a query sees, only the `topk` with the highest scores, of equal ones those that come first, by K/V
+  // head and position; 0: all. The forward pass leaves what the backward pass needs to find them again.
   int topk = 0;
-  float* topk_score = nullptr;  // (B, NH, Q): the lowest score that is taken, of raw scores as this device computes them
-  int* topk_last = nullptr;     // (B, NH, Q): of keys with that score, the last one taken: T * (which K/V head of the query head) + position
+  float* topk_score = nullptr;  // (B, NH, Q): the lowest score that is taken, of raw scores as this device computes
+                                // them
+  int* topk_last = nullptr;     // (B, NH, Q): of keys with that score, the last one taken: T * (which K/V head of the
+                                // query head) + position
 
-  // q, out and their gradients have rows for the queries alone: with Q = T - first_query, row (b, t) is row b * Q + t - first_query.
-  // Head i has HS elements of it, from i * HS on.
+  // q, out and their gradients have rows for the queries alone: with Q = T - first_query, row (b, t) is row b * Q + t -
+  // first_query. Head i has HS elements of it, from i * HS on.
   const Element* q = nullptr;  // (B, Q, NH * HS), rows q_stride apart
   int64_t q_stride = 0;
-  Element* out = nullptr;  // (B, Q, NH * HS)
-  float* exact_out = nullptr;  // (B, Q, NH * HS): out before it is rounded to Element, of probabilities with twice bf16's digits; null: not
-                               // asked for. Where Element is float, out is that
-  float* lse = nullptr;    // (B, NH, Q): the log of the sum of the exponentials of a query's scaled scores, natural. A query that sees
-                           // no key has out 0 and lse +inf, so that exp(score - lse) is 0
+  Element* out = nullptr;      // (B, Q, NH * HS)
+  float* exact_out = nullptr;  // (B, Q, NH * HS): out before it is rounded to Element, of probabilities with twice
+                               // bf16's digits; null: not asked for. Where Element is float, out is that
+  float* lse = nullptr;  // (B, NH, Q): the log of the sum of the exponentials of a query's scaled scores, natural. A
+                         // query that sees no key has out 0 and lse +inf, so that exp(score - lse) is 0
 
-  // Null, or attention_partials(...) floats, where the attention of a few queries leaves what it has of parts of the keys.
+  // Null, or attention_partials(...) floats, where the attention of a few queries leaves what it has of parts of the
+  // keys.
   float* partials = nullptr;
 
   // Backward only, which needs first_query = 0.
@@ -71,14 +75,16 @@ struct AttentionArgs {
                                // sums of dk and dv, to be added up in a fixed order
 };
 
-// Whether each query head of a K/V head that has this many leaves a partial sum of dk and dv in `scratch`. Each device folder defines it.
+// Whether each query head of a K/V head that has this many leaves a partial sum of dk and dv in `scratch`. Each device
+// folder defines it.
 bool has_partial_sums(int64_t query_heads);
 
-// The size of `scratch`, in floats, for that many partial sums: one for each pair of a query head and such a K/V head of it. Each device
-// folder defines it.
+// The size of `scratch`, in floats, for that many partial sums: one for each pair of a query head and such a K/V head
+// of it. Each device folder defines it.
 int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums);
 
-// The size of `partials`, in floats, for sequences of up to T positions; 0: the device has no use for them. Each device folder defines it.
+// The size of `partials`, in floats, for sequences of up to T positions; 0: the device has no use for them. Each device
+// folder defines it.
 int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, int64_t kv_per_head);
 
 // Aborts if the device's attention cannot use a K/V head with these strides. Each device folder defines it.
@@ -99,7 +105,8 @@ struct KVHeads {
 
   KVHeads() = default;
   // `masks`: (NH), or none if all heads are causal.
-  KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads, const std::vector<AttentionMask>& masks = {})
+  KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads,
+          const std::vector<AttentionMask>& masks = {})
       : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)) {
     for (int head : query_heads) num_query_heads = std::max(num_query_heads, head + 1);
     auto of_head = std::vector<std::vector<int>>(size_t(num_query_heads));

@@ -1,5 +1,5 @@
-// Which keys a query sees: a predicate, and what it means for tiles of queries and keys, so that kernels neither load nor multiply tiles
-// that it hides. The same for every device.
+// Which keys a query sees: a predicate, and what it means for tiles of queries and keys, so that kernels neither load
+// nor multiply tiles that it hides. The same for every device.
 #pragma once
 #include <climits>  // INT_MAX
 #include <cstdint>  // int64_t
@@ -13,16 +13,16 @@
 // Besides being causal (key j <= query t). Sparse Transformer's terms (Child et al. 2019).
 enum class MaskPattern : int {
   all,
-  stride,          // (t - j) % s == 0
-  local_or_stride, // t - j <= s, or stride
-  block,           // j / s == t / s
-  column,          // j % s >= s - c
+  stride,           // (t - j) % s == 0
+  local_or_stride,  // t - j <= s, or stride
+  block,            // j / s == t / s
+  column,           // j % s >= s - c
   block_or_column
 };
 
-// What some neighbouring queries see, as comparisons of a key's position and of its remainder by s, for loops that must neither branch nor
-// divide: of the keys in [first, end) those from `near` on, and those whose remainder is one of the `residues` from `residue` on (after
-// s - 1 comes 0) or at least `column`.
+// What some neighbouring queries see, as comparisons of a key's position and of its remainder by s, for loops that must
+// neither branch nor divide: of the keys in [first, end) those from `near` on, and those whose remainder is one of the
+// `residues` from `residue` on (after s - 1 comes 0) or at least `column`.
 struct SeenKeys {
   int first, end, near;
   int residue, residues, column, s;
@@ -67,7 +67,8 @@ struct AttentionMask {
     if (pattern == MaskPattern::all) keys.near = 0;
     if (pattern == MaskPattern::local_or_stride) keys.near = q0 - s;
     if (pattern == MaskPattern::block || pattern == MaskPattern::block_or_column) keys.near = q0 / s * s;
-    if (pattern == MaskPattern::stride || pattern == MaskPattern::local_or_stride) keys.residue = q0 % s, keys.residues = q1 - q0;
+    if (pattern == MaskPattern::stride || pattern == MaskPattern::local_or_stride)
+      keys.residue = q0 % s, keys.residues = q1 - q0;
     if (pattern == MaskPattern::column || pattern == MaskPattern::block_or_column) keys.column = s - c;
     return keys;
   }
@@ -75,7 +76,8 @@ struct AttentionMask {
   // Whether the keys that a query sees are neighbours.
   SLA_HOST_DEVICE bool is_interval() const { return pattern == MaskPattern::all || pattern == MaskPattern::block; }
 
-  // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for different pairs.
+  // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for
+  // different pairs.
   SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
     if (k0 >= q1) return false;
     if (k1 > q1) k1 = q1;
@@ -146,7 +148,7 @@ struct AttentionMask {
   int64_t visible_keys(int64_t t) const {
     const int64_t first = window > 0 && t >= window ? t - window + 1 : 0;  // the lowest key of the window
     auto columns_before = [&](int64_t j) { return j / s * c + (j % s > s - c ? j % s - (s - c) : 0); };  // of [0, j)
-    const int64_t local = t - s > first ? t - s : first;         // the lowest that is at most s away
+    const int64_t local = t - s > first ? t - s : first;          // the lowest that is at most s away
     const int64_t block = t / s * s > first ? t / s * s : first;  // the block's lowest key in the window
     switch (pattern) {
       case MaskPattern::all: return t - first + 1;

@@ -1,6 +1,6 @@
-// Memory of the device that the program is compiled for: what llmc/cpu/device.h and llmc/cuda/device.h each define, and an array
-// that owns some. "Device" is a GPU, or the host itself in a build for the CPU. This header includes neither folder, so that both
-// can include it.
+// Memory of the device that the program is compiled for: what llmc/cpu/device.h and llmc/cuda/device.h each define, and
+// an array that owns some. "Device" is a GPU, or the host itself in a build for the CPU. This header includes neither
+// folder, so that both can include it.
 #pragma once
 #include <cstddef>  // size_t
 #include <utility>  // std::swap
@@ -27,8 +27,8 @@ inline size_t device_memory_available();
 // What the operations' own workspaces take, in bytes, beside what device_malloc returns to the model.
 inline size_t device_workspace_bytes();
 
-// What is to be kept free beside the plan, in bytes, for what others allocate when they first need it: the kernels' code, which is loaded
-// when one is launched, CUDA graphs, and NCCL.
+// What is to be kept free beside the plan, in bytes, for what others allocate when they first need it: the kernels'
+// code, which is loaded when one is launched, CUDA graphs, and NCCL.
 inline size_t device_reserve_bytes();
 
 // An array on the device, copied from the host and freed with its owner. Not copyable.

@@ -1,17 +1,20 @@
-// Muon (Jordan et al. 2024) for the matrices of the layers, as torch.optim.Muon computes it with nesterov and adjust_lr_fn="match_rms_adamw"
-// (Liu et al. 2025), by which elements move about as far as AdamW's at the same learning rate. For each matrix W (rows, columns):
+// Muon (Jordan et al. 2024) for the matrices of the layers, as torch.optim.Muon computes it with nesterov and
+// adjust_lr_fn="match_rms_adamw" (Liu et al. 2025), by which elements move about as far as AdamW's at the same learning
+// rate. For each matrix W (rows, columns):
 //
 //   g = gradient, clipped as for AdamW
 //   m = momentum m + (1 - momentum) g
 //   u = momentum m + (1 - momentum) g, of the new m
-//   O = the matrix nearest to u of those whose singular values are all 1, about: five steps of a Newton-Schulz iteration
-//   W = W (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, columns)) O
+//   O = the matrix nearest to u of those whose singular values are all 1, about: five steps of a Newton-Schulz
+//   iteration W = W (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, columns)) O
 //
-// The iteration: X = u / ||u||, of which the longer side is its columns (else it is transposed); then five times, in floatX,
+// The iteration: X = u / ||u||, of which the longer side is its columns (else it is transposed); then five times, in
+// floatX,
 //
 //   A = X X^T,   X = (a I + b A + c A A) X
 //
-// q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not used.
+// q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not
+// used.
 #pragma once
 #include <algorithm>  // std::min
 #include <cstdint>    // int64_t

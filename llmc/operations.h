@@ -1,16 +1,16 @@
 // The operations of the device that the program is compiled for: the same names and signatures in each folder.
 #pragma once
 #ifdef SLA_CPU
-#include "llmc/cpu/attention.h"   // attention_forward, attention_backward, copy_rows
-#include "llmc/cpu/attention_maps.h"  // map_gate_forward, map_gate_backward, mix_map_forward, mix_map_backward, mix_gates_backward
-#include "llmc/cpu/classifier.h"  // classifier, add_losses
-#include "llmc/cpu/device.h"      // device_malloc, copy_to_device, ...
-#include "llmc/cpu/embedding.h"   // embedding_forward, embedding_backward
-#include "llmc/cpu/gelu.h"        // gelu_forward, gelu_backward
-#include "llmc/cpu/layernorm.h"   // layernorm_forward, residual_layernorm_forward, layernorm_backward, layernorm_backward_scratch
-#include "llmc/cpu/matmul.h"      // matmul_forward, matmul_gelu_forward, matmul_backward, matmul_gelu_backward, gemm, gemm_peak
-#include "llmc/cpu/muon.h"        // muon_momentum, muon_normalize, muon_polynomial, muon_update
-#include "llmc/cpu/optimizer.h"   // adamw_update, sum_of_squares
+#include "llmc/cpu/attention.h"       // attention_forward, attention_backward, copy_rows
+#include "llmc/cpu/attention_maps.h"  // map_gate_forward, mix_map_forward, mix_map_backward, ...
+#include "llmc/cpu/classifier.h"      // classifier, add_losses
+#include "llmc/cpu/device.h"          // device_malloc, copy_to_device, ...
+#include "llmc/cpu/embedding.h"       // embedding_forward, embedding_backward
+#include "llmc/cpu/gelu.h"            // gelu_forward, gelu_backward
+#include "llmc/cpu/layernorm.h"       // layernorm_forward, residual_layernorm_forward, layernorm_backward, ...
+#include "llmc/cpu/matmul.h"          // matmul_forward, matmul_gelu_forward, matmul_backward, gemm, ...
+#include "llmc/cpu/muon.h"            // muon_momentum, muon_normalize, muon_polynomial, muon_update
+#include "llmc/cpu/optimizer.h"       // adamw_update, sum_of_squares
 #else
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/attention_maps.h"

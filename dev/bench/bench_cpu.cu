@@ -1,19 +1,20 @@
-// Speed on the CPU, as Markdown tables. `make bench-cpu` runs it: first `compare`, whole training steps (forward, backward, norm, AdamW) in both
-// precisions beside PyTorch's; then for each precision steps of GPT-2 124M on short and long sequences and of a small model on very long
-// ones, plain (baseline) and with skip-layer attention, beside the rate of oneDNN's matmul in that precision, measured in the same run
-// before and after each model; and attention alone with each kind of wiring.
+// Speed on the CPU, as Markdown tables. `make bench-cpu` runs it: first `compare`, whole training steps (forward,
+// backward, norm, AdamW) in both precisions beside PyTorch's; then for each precision steps of GPT-2 124M on short and
+// long sequences and of a small model on very long ones, plain (baseline) and with skip-layer attention, beside the
+// rate of oneDNN's matmul in that precision, measured in the same run before and after each model; and attention alone
+// with each kind of wiring.
 #define SLA_NO_MAIN
-#include <fcntl.h>      // fcntl
-#include <sys/wait.h>   // waitpid
-#include <unistd.h>     // fork, pipe
-#include <algorithm>    // std::max, std::min
-#include <iterator>     // std::istream_iterator
-#include <sstream>      // std::istringstream
-#include <utility>      // std::exchange
-#include "profile.h"        // profile; before the trainer, whose calls it wraps
+#include <fcntl.h>     // fcntl
+#include <sys/wait.h>  // waitpid
+#include <unistd.h>    // fork, pipe
+#include <algorithm>   // std::max, std::min
+#include <iterator>    // std::istream_iterator
+#include <sstream>     // std::istringstream
+#include <utility>     // std::exchange
+#include "profile.h"   // profile; before the trainer, whose calls it wraps
 #include "../../train_gpt2_sla.cu"
 #include "llmc/run/statistics.h"  // median
-#include "random_tokens.h"  // random_tokens
+#include "random_tokens.h"        // random_tokens
 
 struct Setting {
   const char* name;
@@ -79,8 +80,8 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   best.gemm = std::max(best.gemm, gemm_rate(2048, 0.5));
 }
 
-// Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096. The wirings take turns, and each one's fastest round
-// counts. FLOPs are those of pairs of a query and a key that see each other.
+// Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096. The wirings take turns, and
+// each one's fastest round counts. FLOPs are those of pairs of a query and a key that see each other.
 void bench_attention(int rounds) {
   const int T = 4096;
   struct Layer {
@@ -89,8 +90,8 @@ void bench_attention(int rounds) {
     double seconds = 1e30, flops = 0;
   };
   std::vector<Layer> layers;
-  for (const char* wiring : {"plain", "sla(1,3)", "gqa(1)", "also(1,3)", "window(256)", "strided(64)", "strided(64,union)", "fixed(64,8)",
-                             "topk(64)", "reuse(2)"}) {
+  for (const char* wiring : {"plain", "sla(1,3)", "gqa(1)", "also(1,3)", "window(256)", "strided(64)",
+                             "strided(64,union)", "fixed(64,8)", "topk(64)", "reuse(2)"}) {
     Layer layer = {wiring, std::make_unique<GPT2>()};
     ModelConfig config;
     config.num_layers = 2, config.num_heads = 4, config.channels = 256, config.vocab_size = 257, config.max_seq_len = T;
@@ -116,11 +117,14 @@ void bench_attention(int rounds) {
       layer.seconds = std::min(layer.seconds, seconds_now() - begin);
     }
   }
-  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | plain / this | GFLOP/s | share of %s GEMM (%.0f GFLOP/s) |\n"
-         "| --- | --: | --: | --: | --: |\n", T, precision_name, gemm * 1e-9);
+  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | plain / this | GFLOP/s | share of "
+         "%s GEMM (%.0f GFLOP/s) |\n"
+         "| --- | --: | --: | --: | --: |\n",
+         T, precision_name, gemm * 1e-9);
   for (const Layer& layer : layers)
-    printf("| %s | %.1f | %.2f | %.0f | %.1f %% |\n", layer.wiring.c_str(), layer.seconds * 1e3, layers[0].seconds / layer.seconds,
-           layer.flops / layer.seconds * 1e-9, 100 * layer.flops / layer.seconds / gemm);
+    printf("| %s | %.1f | %.2f | %.0f | %.1f %% |\n", layer.wiring.c_str(), layer.seconds * 1e3,
+           layers[0].seconds / layer.seconds, layer.flops / layer.seconds * 1e-9,
+           100 * layer.flops / layer.seconds / gemm);
 }
 
 // ----------------------------------------------------------------------------
@@ -134,7 +138,8 @@ struct Shape {
 };
 constexpr Shape compared[] = {{"124M, B 4, T 64", "12 12 768 50257 64 4 plain", 256},
                               {"124M, B 1, T 1,024", "12 12 768 50257 1024 1 plain", 1024},
-                              {"that of `make train`: 8 layers, 256 channels, bytes, B 2, T 256", "8 8 256 257 256 2 sla(6,6)", 512}};
+                              {"that of `make train`: 8 layers, 256 channels, bytes, B 2, T 256",
+                               "8 8 256 257 256 2 sla(6,6)", 512}};
 
 ModelConfig config_of(const std::vector<std::string>& a) {
   ModelConfig config;
@@ -158,7 +163,8 @@ struct Training {
   int64_t steps = 0;
 
   explicit Training(const std::vector<std::string>& a)
-      : config(config_of(a)), B(std::stoi(a[5])), T(config.max_seq_len), tokens(random_tokens(int64_t(B) * T + 1, config.vocab_size)) {
+      : config(config_of(a)), B(std::stoi(a[5])), T(config.max_seq_len),
+        tokens(random_tokens(int64_t(B) * T + 1, config.vocab_size)) {
     gpt2_plan(model, config, {B, T});
     gpt2_allocate(model);
     gpt2_init_weights(model, 1);
@@ -167,7 +173,8 @@ struct Training {
   void step() { training_step(model, tokens, B, T, ++steps); }
 };
 
-// For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step and FLOP/s of a matmul.
+// For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step and FLOP/s of a
+// matmul.
 void serve_steps(const std::vector<std::string>& a) {
   Training training(a);
   for (double seconds; scanf("%lf", &seconds) == 1;) {
@@ -206,7 +213,8 @@ struct Worker {
     fcntl(in[1], F_SETFD, FD_CLOEXEC), fcntl(out[0], F_SETFD, FD_CLOEXEC);
     to = fdopen(in[1], "w"), from = fdopen(out[0], "r");
   }
-  Worker(Worker&& o) noexcept : name(o.name), to(std::exchange(o.to, nullptr)), from(std::exchange(o.from, nullptr)), child(o.child) {}
+  Worker(Worker&& o) noexcept
+      : name(o.name), to(std::exchange(o.to, nullptr)), from(std::exchange(o.from, nullptr)), child(o.child) {}
   ~Worker() {
     if (to == nullptr) return;
     fclose(to), fclose(from);  // it ends where its stdin does
@@ -228,10 +236,12 @@ struct Worker {
 void compare(const std::string& folder, const std::string& python, int rounds, double seconds) {
   const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
   if (!has_torch) fprintf(stderr, "%s has no PyTorch to compare with\n", python.c_str());
-  printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of its own GEMM rate |\n| --- | --- | --: | --: | --: | --: |\n");
+  printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of its own GEMM rate |\n| --- | --- | "
+         "--: | --: | --: | --: |\n");
   for (const Shape& shape : compared) {
     const std::string of_shape = std::string(" steps ") + shape.arguments;
-    const std::string quoted = of_shape.substr(0, of_shape.rfind(' ')) + " '" + of_shape.substr(of_shape.rfind(' ') + 1) + "'";
+    const std::string quoted =
+        of_shape.substr(0, of_shape.rfind(' ')) + " '" + of_shape.substr(of_shape.rfind(' ') + 1) + "'";
     std::vector<Worker> workers;
     for (const char* precision : {"bf16", "fp32"})
       workers.emplace_back(precision, folder + "/" + precision + "/bench_cpu" + quoted);
@@ -246,9 +256,12 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
     double best = 1e30;
     for (size_t i = 2; i < workers.size(); i++) best = std::min(best, workers[i].step_seconds());
     for (const Worker& worker : workers)
-      printf("| %s | %s | %.1f | %.0f | %s | %s |\n", shape.name, worker.name.c_str(), worker.step_seconds() * 1e3, shape.tokens / worker.step_seconds(),
+      printf("| %s | %s | %.1f | %.0f | %s | %s |\n", shape.name, worker.name.c_str(), worker.step_seconds() * 1e3,
+             shape.tokens / worker.step_seconds(),
              has_torch ? format("%.2f", best / worker.step_seconds()).c_str() : "",
-             worker.gemm > 0 ? format("%.0f %%", 100 * flops_of_step(shape) / worker.step_seconds() / worker.gemm).c_str() : "");
+             worker.gemm > 0
+                 ? format("%.0f %%", 100 * flops_of_step(shape) / worker.step_seconds() / worker.gemm).c_str()
+                 : "");
     fflush(stdout);
   }
 }
@@ -271,8 +284,9 @@ double copy_bandwidth() {
   return 2.0 * double(bytes) / best;
 }
 
-// Bytes of weights, gradients and moments that a step of one micro-batch reads and writes at least, with its operations as they are: the
-// gradients are zeroed, added to, read for their norm and by AdamW; the weights are read by the forward and by the backward pass.
+// Bytes of weights, gradients and moments that a step of one micro-batch reads and writes at least, with its operations
+// as they are: the gradients are zeroed, added to, read for their norm and by AdamW; the weights are read by the
+// forward and by the backward pass.
 double bytes_of_parameters(const GPT2& model) {
   const double adamw = 3 * 2 * 4 + 4 + (has_master_weights ? sizeof(floatX) : 0);
   return double(model.parameters.num_parameters) * (2 * sizeof(floatX) + 4 + 2 * 4 + 4 + adamw);
@@ -285,23 +299,28 @@ void bench_profile(const Shape& shape, double seconds) {
   const double gemm = gemm_peak(0.3), copy = copy_bandwidth(), start = seconds_now();
   int steps = 0;
   for (; steps < 3 || seconds_now() - start < seconds; steps++) training.step();
-  const double step = (seconds_now() - start) / steps, flops = flops_of_step(shape), bytes = bytes_of_parameters(training.model);
+  const double step = (seconds_now() - start) / steps, flops = flops_of_step(shape),
+               bytes = bytes_of_parameters(training.model);
   printf("\n| %s, %s | calls | ms/step | of the step |\n| --- | --: | --: | --: |\n", shape.name, precision_name);
   double others = step;
   for (const Profile::Operation& o : profile.sorted()) {
-    printf("| %s | %lld | %.2f | %.1f %% |\n", o.name.c_str(), (long long)(o.calls / steps), o.seconds / steps * 1e3, 100 * o.seconds / steps / step);
+    printf("| %s | %lld | %.2f | %.1f %% |\n", o.name.c_str(), (long long)(o.calls / steps), o.seconds / steps * 1e3,
+           100 * o.seconds / steps / step);
     others -= o.seconds / steps;
   }
-  printf("| all else | | %.2f | %.1f %% |\n| **whole step** | | **%.1f** | |\n", others * 1e3, 100 * others / step, step * 1e3);
-  printf("| its FLOPs at the GEMM rate of this run, %.0f GFLOP/s | | %.1f | %.1f %% |\n", gemm * 1e-9, flops / gemm * 1e3, 100 * flops / gemm / step);
-  printf("| %s of weights, gradients and moments at the copy bandwidth, %.1f GB/s | | %.1f | %.1f %% |\n", bytes_text(bytes).c_str(), copy * 1e-9,
-         bytes / copy * 1e3, 100 * bytes / copy / step);
+  printf("| all else | | %.2f | %.1f %% |\n| **whole step** | | **%.1f** | |\n", others * 1e3, 100 * others / step,
+         step * 1e3);
+  printf("| its FLOPs at the GEMM rate of this run, %.0f GFLOP/s | | %.1f | %.1f %% |\n", gemm * 1e-9,
+         flops / gemm * 1e3, 100 * flops / gemm / step);
+  printf("| %s of weights, gradients and moments at the copy bandwidth, %.1f GB/s | | %.1f | %.1f %% |\n",
+         bytes_text(bytes).c_str(), copy * 1e-9, bytes / copy * 1e3, 100 * bytes / copy / step);
   fflush(stdout);
 }
 
-// bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside FOLDER/{bf16,fp32}/bench_cpu and PyTorch.
-// bench_cpu steps SHAPE: a worker of that. bench_cpu profile SECONDS: the time of each operation in steps of the shapes that are compared.
-// bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
+// bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside
+// FOLDER/{bf16,fp32}/bench_cpu and PyTorch. bench_cpu steps SHAPE: a worker of that. bench_cpu profile SECONDS: the
+// time of each operation in steps of the shapes that are compared. bench_cpu ceilings: the rate of matmuls in FLOP/s,
+// and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -321,7 +340,8 @@ int main(int argc, char** argv) {
                               {"124M", d12, 1, 1024, 12},
                               {"8 layers, 256 channels, bytes", small, 1, 4096, 6},
                               {"8 layers, 256 channels, bytes", small, 1, 8192, 12}};
-  printf("| model | B | T | attention | ms/step | tokens/s | GFLOP/s | %s GEMM GFLOP/s | share | SLA / baseline | peak memory | planned |\n",
+  printf("| model | B | T | attention | ms/step | tokens/s | GFLOP/s | %s GEMM GFLOP/s | share | SLA / baseline | peak "
+         "memory | planned |\n",
          precision_name);
   printf("| --- | --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |\n");
   for (const Setting& s : settings) {
@@ -332,10 +352,10 @@ int main(int argc, char** argv) {
       const Measurement& x = m[skips];
       const double rate = x.flops / x.step_seconds, gemm = std::max(m[0].gemm, m[1].gemm);
       const std::string name = skips ? s.config.wiring.text : "plain";
-      printf("| %s | %d | %d | %s | %.0f | %.0f | %.0f | %.0f | %.1f %% | %s | %s | %s |\n", s.name, s.B, s.T, name.c_str(),
-             x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, gemm * 1e-9, 100 * rate / gemm,
-             skips ? format("%.3f", m[0].step_seconds / x.step_seconds).c_str() : "", bytes_text(x.peak_bytes).c_str(),
-             bytes_text(x.planned_bytes).c_str());
+      printf("| %s | %d | %d | %s | %.0f | %.0f | %.0f | %.0f | %.1f %% | %s | %s | %s |\n", s.name, s.B, s.T,
+             name.c_str(), x.step_seconds * 1e3, s.B * s.T / x.step_seconds, rate * 1e-9, gemm * 1e-9,
+             100 * rate / gemm, skips ? format("%.3f", m[0].step_seconds / x.step_seconds).c_str() : "",
+             bytes_text(x.peak_bytes).c_str(), bytes_text(x.planned_bytes).c_str());
       fflush(stdout);
     }
   }

@@ -1,10 +1,13 @@
-// How fast the trainer is on this GPU, against ceilings that are measured in the same run: operations one by one as shares of the copy
-// bandwidth or of the GEMM rate, the matmuls' algorithms, attention alone, whole training steps as shares of the GEMM rate; and operations
-// and steps beside what they should take by arithmetic (gpu_model.h). `make gpu-check` runs it.
+// How fast the trainer is on this GPU, against ceilings that are measured in the same run: operations one by one as
+// shares of the copy bandwidth or of the GEMM rate, the matmuls' algorithms, attention alone, whole training steps as
+// shares of the GEMM rate; and operations and steps beside what they should take by arithmetic (gpu_model.h). `make
+// gpu-check` runs it.
 //
-//   bench_gpu [--tiny] [--json FILE]      --tiny: a model of a few thousand parameters, to see that the benchmark itself runs
+//   bench_gpu [--tiny] [--json FILE]      --tiny: a model of a few thousand parameters, to see that the benchmark
+//   itself runs
 //
-// Markdown goes to stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the same bits each time.
+// Markdown goes to stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the same
+// bits each time.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
@@ -25,7 +28,7 @@ struct Scale {
   int repeats;                   // of a matmul whose bits are compared
   double seconds_per_operation;  // timed for about so long, after one run that is not
   double seconds_per_training;
-  size_t least_runs;             // that are timed
+  size_t least_runs;  // that are timed
 };
 
 Scale scale_124m() {
@@ -40,7 +43,8 @@ Scale scale_tiny() {
   return s;
 }
 
-// Seconds that `run` takes: the median of runs that fill about `seconds`, at least `least_runs`, after one that is not counted.
+// Seconds that `run` takes: the median of runs that fill about `seconds`, at least `least_runs`, after one that is not
+// counted.
 double time_of(const std::function<void()>& run, double seconds, size_t least_runs) {
   GpuTimer timer;
   std::vector<double> times;
@@ -58,7 +62,8 @@ double time_of(const std::function<void()>& run, double seconds, size_t least_ru
 double copy_bandwidth(size_t bytes) {
   char* memory = static_cast<char*>(device_malloc(2 * bytes));
   const double seconds = time_of(
-      [&] { CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream)); }, 0.2, 3);
+      [&] { CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream)); }, 0.2,
+      3);
   device_free(memory, 2 * bytes);
   return 2.0 * double(bytes) / seconds;
 }
@@ -68,7 +73,8 @@ struct Ceilings {
   double gemm;  // FLOP/s
 };
 
-// q k^T and p v of layer l, of pairs of a query and a key that see each other. The backward pass has five such products to their two.
+// q k^T and p v of layer l, of pairs of a query and a key that see each other. The backward pass has five such products
+// to their two.
 double attention_flops_of(const GPT2& model, int l, int64_t B, int64_t T) {
   return 4.0 * double(B) * attention_pairs(model.attention_plan, l, T).scored * model.config.head_size();
 }
@@ -77,7 +83,8 @@ double attention_flops_of(const GPT2& model, int l, int64_t B, int64_t T) {
 std::vector<std::string> wirings_of(const ModelConfig& c) {
   int kv_heads = std::max(1, c.num_heads / 3);
   while (c.num_heads % kv_heads != 0) kv_heads--;
-  return {"plain", default_wiring(c.num_layers, c.num_heads).text, format("gqa(%d)", kv_heads), "window(256)", "strided(64)"};
+  return {"plain", default_wiring(c.num_layers, c.num_heads).text, format("gqa(%d)", kv_heads), "window(256)",
+          "strided(64)"};
 }
 
 // Each operation of a training step with the shapes of the last layer, whose last heads use the K/V of another one.
@@ -99,7 +106,8 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const LayerActs& s = a.layers[l];
   const LayerParams<floatX>& p = model.params.layers[l];
   const LayerParams<float>& g = model.grads.layers[l];
-  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.attention_plan, l), Vp = model.logit_stride;
+  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.attention_plan, l),
+                Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
   const AttentionArgs<floatX> attention = attention_args(model.layers[l], 0, {B, T});
   const double attention_flops = attention_flops_of(model, l, B, T);
@@ -112,51 +120,59 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
     const double seconds = time_of(run, scale.seconds_per_operation, scale.least_runs);
     const double bandwidth = double(bytes) / seconds, rate = flops / seconds;
     const double share = flops > 0 ? rate / ceilings.gemm : bandwidth / ceilings.copy;
-    printf("| %s | %.1f | %s | %s | %.1f %% of %s |\n", name, seconds * 1e6, flops > 0 ? "" : format("%.0f", bandwidth * 1e-9).c_str(),
+    printf("| %s | %.1f | %s | %s | %.1f %% of %s |\n", name, seconds * 1e6,
+           flops > 0 ? "" : format("%.0f", bandwidth * 1e-9).c_str(),
            flops > 0 ? format("%.1f", rate * 1e-12).c_str() : "", 100 * share, flops > 0 ? "GEMM" : "copy");
     fflush(stdout);
-    results.push_back({{"operation", name}, {"seconds", seconds}, {"bytes", bytes}, {"flops", flops}, {"share", share}});
+    results.push_back(
+        {{"operation", name}, {"seconds", seconds}, {"bytes", bytes}, {"flops", flops}, {"share", share}});
   };
   auto matmul = [&](int64_t in, int64_t out) { return 2.0 * double(N) * double(in) * double(out); };
 
-  bench("embedding_forward", N * (3 * C * x + 4), 0, [&] {
-    embedding_forward(a.embedded, a.tokens, model.params.wte, model.params.wpe, B, T, C, 0); });
-  bench("layernorm_forward", N * (2 * C * x + 8), 0, [&] {
-    layernorm_forward(s.ln1, s.ln1_mean, s.ln1_rstd, s.residual2, p.ln1w, p.ln1b, N, C, eps); });
+  bench("embedding_forward", N * (3 * C * x + 4), 0,
+        [&] { embedding_forward(a.embedded, a.tokens, model.params.wte, model.params.wpe, B, T, C, 0); });
+  bench("layernorm_forward", N * (2 * C * x + 8), 0,
+        [&] { layernorm_forward(s.ln1, s.ln1_mean, s.ln1_rstd, s.residual2, p.ln1w, p.ln1b, N, C, eps); });
   bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] {
-    residual_layernorm_forward(s.residual2, s.ln2, s.ln2_mean, s.ln2_rstd, a.embedded, a.sublayer, p.ln2w, p.ln2b, N, C, eps); });
+    residual_layernorm_forward(s.residual2, s.ln2, s.ln2_mean, s.ln2_rstd, a.embedded, a.sublayer, p.ln2w, p.ln2b, N, C,
+                               eps);
+  });
   bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { matmul_forward(s.qkv, s.ln1, p.qkvw, p.qkvb, N, C, QKV); });
   bench("attention_forward", 0, attention_flops, [&] { attention_forward(attention); });
-  bench("matmul_forward, attproj", 0, matmul(C, C), [&] { matmul_forward(a.sublayer, s.att, p.attprojw, p.attprojb, N, C, C); });
+  bench("matmul_forward, attproj", 0, matmul(C, C),
+        [&] { matmul_forward(a.sublayer, s.att, p.attprojw, p.attprojb, N, C, C); });
   std::vector<bool> gelu_ways = {false};
   if (has_master_weights) gelu_ways.push_back(true);  // cuBLASLt fuses it in bf16
   for (bool fused : gelu_ways)
-    bench(fused ? "matmul_gelu_forward, fc, fused" : "matmul_gelu_forward, fc", 0, matmul(C, 4 * C), [&] {
-      matmul_gelu_forward(s.fch_gelu, s.fch, s.ln2, p.fcw, p.fcb, N, C, 4 * C, fused); });
-  bench("matmul_forward, fcproj", 0, matmul(4 * C, C), [&] {
-    matmul_forward(a.sublayer, s.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C); });
+    bench(fused ? "matmul_gelu_forward, fc, fused" : "matmul_gelu_forward, fc", 0, matmul(C, 4 * C),
+          [&] { matmul_gelu_forward(s.fch_gelu, s.fch, s.ln2, p.fcw, p.fcb, N, C, 4 * C, fused); });
+  bench("matmul_forward, fcproj", 0, matmul(4 * C, C),
+        [&] { matmul_forward(a.sublayer, s.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C); });
   bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_forward(s.fch_gelu, s.fch, N * 4 * C); });
   const double head_flops = 2.0 * double(rows) * double(Vp) * double(C);
   bench("head logits, one chunk", 0, head_flops, [&] { gpt2_logits(model, 0, rows); });
-  bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
-    classifier(a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true); });
+  bench("classifier, one chunk", rows * Vp * 2 * x, 0,
+        [&] { classifier(a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true); });
   bench("head gradients, one chunk", 0, 2 * head_flops, [&] { gpt2_logits_backward(model, 0, rows); });
   bench("gelu_backward", N * 4 * C * 3 * x, 0, [&] { gelu_backward(a.dfch, s.fch, N * 4 * C); });
   for (bool fused : gelu_ways)
     bench(fused ? "matmul_gelu_backward, fcproj, fused" : "matmul_gelu_backward, fcproj", 0, 2 * matmul(4 * C, C), [&] {
-      matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C, fused); });
-  bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C), [&] {
-    matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
+      matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C, fused);
+    });
+  bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C),
+        [&] { matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] {
-    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w, a.layernorm_scratch, N, C); });
-  bench("attention_backward", 0, 2.5 * attention_flops, [&] {
-    attention_backward(attention); });
-  bench("embedding_backward", N * (C * x + 4), 0, [&] {
-    embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C); });
+    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w,
+                       a.layernorm_scratch, N, C);
+  });
+  bench("attention_backward", 0, 2.5 * attention_flops, [&] { attention_backward(attention); });
+  bench("embedding_backward", N * (C * x + 4), 0,
+        [&] { embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C); });
   bench("sum_of_squares", P * 4, 0, [&] { gpt2_square_grads(model); });
   bench("adamw_update", P * (4 * 4 + 3 * 4 + (has_master_weights ? x : 0)), 0, [&] {
-    adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
-                 model.grad_memory, model.chunks.data, int64_t(model.chunks.size), step, a.stats); });
+    adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory,
+                 model.v_memory, model.grad_memory, model.chunks.data, int64_t(model.chunks.size), step, a.stats);
+  });
   return results;
 }
 
@@ -180,7 +196,8 @@ struct DeviceBytes {
   // Queues copies of `source`, one after the other until this is full.
   void fill(const DeviceBytes& source) const {
     for (size_t at = 0; at < size; at += source.size)
-      CUDA_CHECK(cudaMemcpyAsync(data + at, source.data, std::min(source.size, size - at), cudaMemcpyDeviceToDevice, gpu().stream));
+      CUDA_CHECK(cudaMemcpyAsync(data + at, source.data, std::min(source.size, size - at), cudaMemcpyDeviceToDevice,
+                                 gpu().stream));
   }
 };
 
@@ -188,15 +205,18 @@ struct DeviceBytes {
 template <class T>
 std::vector<T> random_pattern() {
   std::vector<T> values(1 << 19);
-  for (size_t i = 0; i < values.size(); i++) from_float(values[i], float(2 * random_uniform(1, RandomStream::test, 1, i) - 1));
+  for (size_t i = 0; i < values.size(); i++)
+    from_float(values[i], float(2 * random_uniform(1, RandomStream::test, 1, i) - 1));
   return values;
 }
 
 constexpr int compare_threads = 256;
 
 // *differ = 1 if a (n) and b (n) have different bits. A thread owns every (gridDim.x * 256)th element.
-__global__ void __launch_bounds__(compare_threads) compare_bits_kernel(int* differ, const uint4* a, const uint4* b, int64_t n) {
-  for (int64_t i = int64_t(blockIdx.x) * compare_threads + threadIdx.x; i < n; i += int64_t(gridDim.x) * compare_threads) {
+__global__ void __launch_bounds__(compare_threads)
+    compare_bits_kernel(int* differ, const uint4* a, const uint4* b, int64_t n) {
+  for (int64_t i = int64_t(blockIdx.x) * compare_threads + threadIdx.x; i < n;
+       i += int64_t(gridDim.x) * compare_threads) {
     const uint4 x = a[i], y = b[i];
     if (x.x != y.x || x.y != y.y || x.z != y.z || x.w != y.w) *differ = 1;
   }
@@ -206,8 +226,8 @@ void compare_bits(int* differ, const DeviceBytes& a, const DeviceBytes& b) {
   CHECK(a.size == b.size && a.size % sizeof(uint4) == 0);
   const int64_t n = int64_t(a.size / sizeof(uint4));
   const dim3 grid(unsigned(std::min<int64_t>(ceil_div(n, compare_threads), 8 * gpu().multiprocessors)));
-  launch(compare_bits_kernel, grid, dim3(compare_threads), 0, gpu().stream, differ, reinterpret_cast<const uint4*>(a.data),
-         reinterpret_cast<const uint4*>(b.data), n);
+  launch(compare_bits_kernel, grid, dim3(compare_threads), 0, gpu().stream, differ,
+         reinterpret_cast<const uint4*>(a.data), reinterpret_cast<const uint4*>(b.data), n);
 }
 
 // A shape of matmuls with operands of its own.
@@ -220,9 +240,11 @@ struct GemmBench {
   static size_t bytes(cudaDataType type, int64_t elements) { return size_t(elements) * (type == CUDA_R_32F ? 4 : 2); }
   GemmBench(const GemmShape& s, const GemmPlan& plan)
       : shape(s), plan(plan), in_values(random_pattern<floatX>()),
-        out_values(s.out_type == CUDA_R_32F ? DeviceBytes(random_pattern<float>()) : DeviceBytes(random_pattern<floatX>())),
+        out_values(s.out_type == CUDA_R_32F ? DeviceBytes(random_pattern<float>())
+                                            : DeviceBytes(random_pattern<floatX>())),
         a(bytes(s.type, s.lda * (s.op_a == 'T' ? s.m : s.k))), b(bytes(s.type, s.ldb * (s.op_b == 'T' ? s.k : s.n))),
-        c(bytes(s.out_type, s.ldc * s.n)), bias(bytes(s.type, s.align_bias > 0 ? s.m : 0)), aux(s.align_aux > 0 ? c.size : 0) {
+        c(bytes(s.out_type, s.ldc * s.n)), bias(bytes(s.type, s.align_bias > 0 ? s.m : 0)),
+        aux(s.align_aux > 0 ? c.size : 0) {
     a.fill(in_values), b.fill(in_values), bias.fill(in_values);
     set_outputs();
     set_epilogue_pointers(plan, {cublasLtEpilogue_t(s.epilogue), bias.data, aux.data});
@@ -245,14 +267,16 @@ struct GemmBench {
   }
 };
 
-// Every shape of matmuls that bench_operations has called: whether its bits are the same each time, and what choosing the fastest of the
-// first eight algorithms by measurement would win over the one that the heuristic puts first, which training uses. Shapes are those that
-// cuBLASLt is given: column-major.
+// Every shape of matmuls that bench_operations has called: whether its bits are the same each time, and what choosing
+// the fastest of the first eight algorithms by measurement would win over the one that the heuristic puts first, which
+// training uses. Shapes are those that cuBLASLt is given: column-major.
 json bench_algorithms(const Scale& scale) {
   json results = json::array();
   double sum_of_first = 0, sum_of_fastest = 0;
-  printf("\n| matmul: m, n, k | operations | epilogue | bits of %d runs | first algorithm, us | TFLOP/s | fastest, us | which |\n"
-         "| --- | --- | --: | --- | --: | --: | --: | --: |\n", scale.repeats);
+  printf("\n| matmul: m, n, k | operations | epilogue | bits of %d runs | first algorithm, us | TFLOP/s | fastest, us "
+         "| which |\n"
+         "| --- | --- | --: | --- | --: | --: | --: | --: |\n",
+         scale.repeats);
   for (const auto& [shape, plan] : gemm_plans()) {
     const GemmBench bench(shape, plan);
     const bool same = bench.has_the_same_bits(scale.repeats);
@@ -262,24 +286,31 @@ json bench_algorithms(const Scale& scale) {
     const size_t fastest = size_t(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
     sum_of_first += seconds[0], sum_of_fastest += seconds[fastest];
     const double flops = 2.0 * double(shape.m) * double(shape.n) * double(shape.k);
-    printf("| %lld, %lld, %lld | %c %c%s | %d | %s | %.1f | %.1f | %.1f | %zu of %zu |\n", (long long)shape.m, (long long)shape.n,
-           (long long)shape.k, shape.op_a, shape.op_b, shape.accumulate ? ", +=" : "", shape.epilogue, same ? "the same" : "NOT THE SAME",
-           seconds[0] * 1e6, flops / seconds[0] * 1e-12, seconds[fastest] * 1e6, fastest + 1, seconds.size());
+    printf("| %lld, %lld, %lld | %c %c%s | %d | %s | %.1f | %.1f | %.1f | %zu of %zu |\n", (long long)shape.m,
+           (long long)shape.n, (long long)shape.k, shape.op_a, shape.op_b, shape.accumulate ? ", +=" : "",
+           shape.epilogue, same ? "the same" : "NOT THE SAME", seconds[0] * 1e6, flops / seconds[0] * 1e-12,
+           seconds[fastest] * 1e6, fastest + 1, seconds.size());
     fflush(stdout);
-    results.push_back({{"m", shape.m}, {"n", shape.n}, {"k", shape.k}, {"operations", std::string{shape.op_a, shape.op_b}},
-                       {"accumulate", shape.accumulate}, {"epilogue", shape.epilogue}, {"same_bits", same}, {"seconds", seconds}});
+    results.push_back({{"m", shape.m},
+                       {"n", shape.n},
+                       {"k", shape.k},
+                       {"operations", std::string{shape.op_a, shape.op_b}},
+                       {"accumulate", shape.accumulate},
+                       {"epilogue", shape.epilogue},
+                       {"same_bits", same},
+                       {"seconds", seconds}});
   }
-  printf("\nEach once: %.1f us by the first algorithms, %.1f us by the fastest of the first eight, %.1f %% less.\n", sum_of_first * 1e6,
-         sum_of_fastest * 1e6, 100 * (1 - sum_of_fastest / sum_of_first));
+  printf("\nEach once: %.1f us by the first algorithms, %.1f us by the fastest of the first eight, %.1f %% less.\n",
+         sum_of_first * 1e6, sum_of_fastest * 1e6, 100 * (1 - sum_of_fastest / sum_of_first));
   return results;
 }
 
 // ----------------------------------------------------------------------------
 // Attention and training
 
-// Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with fewer K/V heads and
-// with masks, forward and forward with backward; with the model's heads and with half as many of twice the size. dev/bench/torch_sla.py
-// times PyTorch's with the same shapes.
+// Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with
+// fewer K/V heads and with masks, forward and forward with backward; with the model's heads and with half as many of
+// twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
@@ -295,7 +326,8 @@ json bench_attention(const Scale& scale) {
         gpt2_plan(model, config, {B, T});
         gpt2_allocate(model);
         gpt2_init_weights(model, 1);
-        gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});  // q, k and v as they are in training
+        gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});  // q, k and v as they are in
+                                                                                      // training
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
         AttentionArgs<floatX> attention = attention_args(model.layers[1], 0, {B, T});
@@ -310,11 +342,17 @@ json bench_attention(const Scale& scale) {
         const double flops = attention_flops_of(model, 1, B, T);
         const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
         const std::string name = config.wiring.text;
-        printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(), name.c_str(),
-               seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
+        printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(),
+               name.c_str(), seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
         fflush(stdout);
-        results.push_back({{"B", B}, {"T", T}, {"heads", heads}, {"head_size", config.head_size()}, {"attention", name},
-                           {"forward_seconds", seconds}, {"forward_flops", rate}, {"forward_backward_seconds", both_seconds},
+        results.push_back({{"B", B},
+                           {"T", T},
+                           {"heads", heads},
+                           {"head_size", config.head_size()},
+                           {"attention", name},
+                           {"forward_seconds", seconds},
+                           {"forward_flops", rate},
+                           {"forward_backward_seconds", both_seconds},
                            {"forward_backward_flops", both_rate}});
       }
     }
@@ -341,23 +379,35 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
       gpt2_init_weights(model, 1);
       const std::vector<int> tokens = random_tokens(B * T, config.vocab_size);
       int64_t step = 0;
-      const double seconds = time_of([&] {
-        gpt2_zero_grad(model);
-        gpt2_zero_loss(model);
-        gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);
-        gpt2_update(model, ++step, {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0});
-        gpt2_read_stats(model); }, scale.seconds_per_training, scale.least_runs);
+      const double seconds = time_of(
+          [&] {
+            gpt2_zero_grad(model);
+            gpt2_zero_loss(model);
+            gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);
+            gpt2_update(model, ++step, {1e-5, 0.9, 0.95, 1e-8, 0.1, 1.0});
+            gpt2_read_stats(model);
+          },
+          scale.seconds_per_training, scale.least_runs);
       const double used = double(free_before) - double(device_memory_available());
       const double planned = double(model.memory.total() - device_workspace_bytes());
-      const double rate = double(scale.tokens) / seconds, flops = rate * flops_per_token(config, model.attention_plan, T);
+      const double rate = double(scale.tokens) / seconds,
+                   flops = rate * flops_per_token(config, model.attention_plan, T);
       if (config.wiring.is_plain()) baseline = rate;
       const std::string name = config.wiring.text;
-      printf("| %d | %d | %s | %.1f | %.0f | %.1f | %.1f %% | %s | %s | %s |\n", B, T, name.c_str(), seconds * 1e3, rate,
-             flops * 1e-12, 100 * flops / ceilings.gemm, config.wiring.is_plain() ? "" : format("%.3f", rate / baseline).c_str(),
-             bytes_text(planned).c_str(), bytes_text(used).c_str());
+      printf("| %d | %d | %s | %.1f | %.0f | %.1f | %.1f %% | %s | %s | %s |\n", B, T, name.c_str(), seconds * 1e3,
+             rate, flops * 1e-12, 100 * flops / ceilings.gemm,
+             config.wiring.is_plain() ? "" : format("%.3f", rate / baseline).c_str(), bytes_text(planned).c_str(),
+             bytes_text(used).c_str());
       fflush(stdout);
-      results.push_back({{"B", B}, {"T", T}, {"attention", name}, {"seconds_per_step", seconds}, {"tokens_per_second", rate},
-                         {"flops", flops}, {"share_of_gemm", flops / ceilings.gemm}, {"planned_bytes", planned}, {"used_bytes", used}});
+      results.push_back({{"B", B},
+                         {"T", T},
+                         {"attention", name},
+                         {"seconds_per_step", seconds},
+                         {"tokens_per_second", rate},
+                         {"flops", flops},
+                         {"share_of_gemm", flops / ceilings.gemm},
+                         {"planned_bytes", planned},
+                         {"used_bytes", used}});
     }
   }
   return results;
@@ -379,7 +429,8 @@ GpuSpec modelled_gpu(const Ceilings& ceilings) {
 }
 
 // A step of B sequences of T tokens, without allocating anything.
-std::vector<ModelledOperation> modelled_step_of(const GpuSpec& gpu, ModelConfig config, const std::string& wiring, int B, int T) {
+std::vector<ModelledOperation> modelled_step_of(const GpuSpec& gpu, ModelConfig config, const std::string& wiring,
+                                                int B, int T) {
   config.max_seq_len = T;
   config.wiring = parse_wiring(wiring);
   GPT2 model;
@@ -392,8 +443,8 @@ struct ModelledCall {
   int calls = 0;  // in a step
 };
 
-// An operation of a step, or a part of one, by the name that its measurement has: "..., one chunk" is of the first chunk of logits, others
-// are of the last layer, or of what there is once. No calls: the step has none of that name.
+// An operation of a step, or a part of one, by the name that its measurement has: "..., one chunk" is of the first
+// chunk of logits, others are of the last layer, or of what there is once. No calls: the step has none of that name.
 ModelledCall modelled_call(const std::vector<ModelledOperation>& step, std::string name, int last_layer) {
   const size_t chunk = name.find(", one chunk");
   if (chunk != std::string::npos) name.resize(chunk);
@@ -413,8 +464,8 @@ ModelledCall modelled_call(const std::vector<ModelledOperation>& step, std::stri
   return call;
 }
 
-// The operations and steps of `report` beside what they should take. Where a row is much above 1, this GPU is slower than it should be; the
-// last column says what that costs a step.
+// The operations and steps of `report` beside what they should take. Where a row is much above 1, this GPU is slower
+// than it should be; the last column says what that costs a step.
 json compare_with_model(const Scale& scale, const Ceilings& ceilings, const json& report) {
   const GpuSpec gpu = modelled_gpu(ceilings);
   const int T = scale.lengths[0], B = scale.tokens / T, last_layer = scale.config.num_layers - 1;
@@ -422,12 +473,14 @@ json compare_with_model(const Scale& scale, const Ceilings& ceilings, const json
   const std::vector<ModelledOperation> step = modelled_step_of(gpu, scale.config, wiring, B, T);
   json results = json::array();
   const auto row = [&](const std::string& what, int calls, double measured, double modelled) {
-    printf("| %s | %d | %.3f | %.3f | %.2f | %.2f |\n", what.c_str(), calls, measured * 1e3, modelled * 1e3, measured / modelled,
-           calls * (measured - modelled) * 1e3);
-    results.push_back({{"what", what}, {"calls", calls}, {"measured_seconds", measured}, {"modelled_seconds", modelled}});
+    printf("| %s | %d | %.3f | %.3f | %.2f | %.2f |\n", what.c_str(), calls, measured * 1e3, modelled * 1e3,
+           measured / modelled, calls * (measured - modelled) * 1e3);
+    results.push_back(
+        {{"what", what}, {"calls", calls}, {"measured_seconds", measured}, {"modelled_seconds", modelled}});
   };
   printf("\nMeasured beside modelled (dev/bench/gpu-model.md), for %s: %d x %d tokens, %s.\n\n"
-         "| operation | calls a step | measured, ms | modelled, ms | ratio | slower by, ms a step |\n| --- | --: | --: | --: | --: | --: |\n",
+         "| operation | calls a step | measured, ms | modelled, ms | ratio | slower by, ms a step |\n| --- | --: | --: "
+         "| --: | --: | --: |\n",
          gpu.name.c_str(), B, T, wiring.c_str());
   for (const json& operation : report.at("operations")) {
     const std::string name = operation.at("operation");
@@ -457,7 +510,9 @@ int main(int argc, char** argv) {
     const Ceilings ceilings = {copy_bandwidth(scale.copy_bytes), gemm_peak(0.3)};
     printf("%s, %s. Ceilings of this run: copy %.0f GB/s, GEMM %.1f TFLOP/s.\n\n", device_name(), precision_name,
            ceilings.copy * 1e-9, ceilings.gemm * 1e-12);
-    json report = {{"device", device_name()}, {"precision", precision_name}, {"copy_bytes_per_second", ceilings.copy},
+    json report = {{"device", device_name()},
+                   {"precision", precision_name},
+                   {"copy_bytes_per_second", ceilings.copy},
                    {"gemm_flops", ceilings.gemm}};
     gemm_plans().clear();  // those of the ceilings
     report["operations"] = bench_operations(scale, ceilings);
@@ -467,7 +522,8 @@ int main(int argc, char** argv) {
     if (has_master_weights) report["modelled"] = compare_with_model(scale, ceilings, report);  // the model is of bf16
     if (!json_path.empty()) write_file_durably(json_path, report.dump(2) + "\n");
     for (const json& matmul : report["algorithms"])
-      if (!matmul["same_bits"]) user_error("a matmul does not give the same bits each time; see the table of algorithms");
+      if (!matmul["same_bits"])
+        user_error("a matmul does not give the same bits each time; see the table of algorithms");
     return 0;
   } catch (const UserError& e) {
     fprintf(stderr, "error: %s\n", e.what());

@@ -1,5 +1,5 @@
-// How long a training step should take on a GPU, by operation and by arithmetic (gpu_model.h), from the trainer's own plan. Nothing is
-// allocated and no GPU is needed.
+// How long a training step should take on a GPU, by operation and by arithmetic (gpu_model.h), from the trainer's own
+// plan. Nothing is allocated and no GPU is needed.
 //
 //   gpu_model                   dev/bench/gpu-model.md to stdout; `make gpu-model` writes it
 //   gpu_model --model d24 --wiring 'sla(18,12)' -b 8 -t 1024        the tables of one model; --help
@@ -35,7 +35,8 @@ double matmul_seconds(const Column& column) {
 
 std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus = {h100_sxm(), a100_sxm()}) {
   ModelConfig config;
-  if (!config_from_preset(c.model, config)) user_error("--model %s: no such model; d12, d24, d36, d48 or gpt3:768 and so on", c.model.c_str());
+  if (!config_from_preset(c.model, config))
+    user_error("--model %s: no such model; d12, d24, d36, d48 or gpt3:768 and so on", c.model.c_str());
   config.max_seq_len = std::max(config.max_seq_len, c.T);
   std::vector<std::string> wirings = c.wirings;
   if (wirings.empty()) wirings = {config.wiring.text, "plain"};
@@ -54,7 +55,9 @@ std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus =
   return columns;
 }
 
-std::string thousands(int64_t n) { return n < 1000 ? format("%d", int(n)) : thousands(n / 1000) + format(",%03d", int(n % 1000)); }
+std::string thousands(int64_t n) {
+  return n < 1000 ? format("%d", int(n)) : thousands(n / 1000) + format(",%03d", int(n % 1000));
+}
 
 // ----------------------------------------------------------------------------
 // Tables
@@ -121,15 +124,21 @@ void print_step(const std::vector<Column>& columns) {
   }
   print_row(columns, "**sum**", [](const Column& c) { return format("**%.1f**", c.seconds() * 1e3); });
   print_row(columns, "tokens/s", [](const Column& c) { return thousands(int64_t(double(c.tokens) / c.seconds())); });
-  print_row(columns, "share of peak", [](const Column& c) { return format("%.0f %%", 100 * c.flops / c.seconds() / c.gpu.peak_flops); });
+  print_row(columns, "share of peak",
+            [](const Column& c) { return format("%.0f %%", 100 * c.flops / c.seconds() / c.gpu.peak_flops); });
   const auto sum_where = [](const Column& c, auto predicate) {
     double sum = 0;
-    for_each_part(c, [&](const RowKey&, const ModelledPart& part) { if (predicate(part)) sum += part.seconds; });
+    for_each_part(c, [&](const RowKey&, const ModelledPart& part) {
+      if (predicate(part)) sum += part.seconds;
+    });
     return format("%.1f", sum * 1e3);
   };
   print_row(columns, "of it: matmuls", [](const Column& c) { return format("%.1f", matmul_seconds(c) * 1e3); });
-  print_row(columns, "of it: attention", [&](const Column& c) { return sum_where(c, [](const ModelledPart& p) { return p.tiles.m == 0 && p.flops > 0; }); });
-  print_row(columns, "of it: the rest", [&](const Column& c) { return sum_where(c, [](const ModelledPart& p) { return p.flops == 0; }); });
+  print_row(columns, "of it: attention", [&](const Column& c) {
+    return sum_where(c, [](const ModelledPart& p) { return p.tiles.m == 0 && p.flops > 0; });
+  });
+  print_row(columns, "of it: the rest",
+            [&](const Column& c) { return sum_where(c, [](const ModelledPart& p) { return p.flops == 0; }); });
   print_row(columns, "of it: between kernels", [](const Column& c) {
     int kernels = 0;
     for_each_part(c, [&](const RowKey&, const ModelledPart& part) { kernels += part.kernels; });
@@ -140,24 +149,28 @@ void print_step(const std::vector<Column>& columns) {
 // Tiles and waves of the matmuls, by shape.
 void print_matmuls(const std::vector<Column>& columns) {
   printf("\n### Matmuls, %s\n\n", columns[0].wiring.c_str());
-  printf("| matmul | m x n x k | GPU | tile | parts along k | tiles | waves | us | TFLOP/s |\n| --- | --- | --- | --- | --: | --: | --: | --: | --: |\n");
+  printf("| matmul | m x n x k | GPU | tile | parts along k | tiles | waves | us | TFLOP/s |\n| --- | --- | --- | --- "
+         "| --: | --: | --: | --: | --: |\n");
   for (const Column& column : columns) {
     if (column.wiring != columns[0].wiring) continue;
     std::vector<std::string> seen;
     for_each_part(column, [&](const RowKey& key, const ModelledPart& part) {
       const MatmulTiles& t = part.tiles;
-      const std::string shape = format("| %s | %s x %s x %s |", key.text().c_str(), thousands(t.m).c_str(), thousands(t.n).c_str(), thousands(t.k).c_str());
+      const std::string shape = format("| %s | %s x %s x %s |", key.text().c_str(), thousands(t.m).c_str(),
+                                       thousands(t.n).c_str(), thousands(t.k).c_str());
       if (t.m == 0 || std::find(seen.begin(), seen.end(), shape) != seen.end()) return;
       seen.push_back(shape);
-      printf("%s %s | %d x %d | %d | %lld | %lld | %.1f | %.0f |\n", shape.c_str(), column.gpu.name.c_str(), t.rows, t.columns, t.splits, (long long)t.tiles,
-             (long long)t.waves, part.seconds * 1e6, part.flops / part.seconds * 1e-12);
+      printf("%s %s | %d x %d | %d | %lld | %lld | %.1f | %.0f |\n", shape.c_str(), column.gpu.name.c_str(), t.rows,
+             t.columns, t.splits, (long long)t.tiles, (long long)t.waves, part.seconds * 1e6,
+             part.flops / part.seconds * 1e-12);
     });
   }
 }
 
 void print_case(const Case& c) {
   const std::vector<Column> columns = columns_of(c);
-  printf("\n## %s, %d x %s tokens%s\n\n", c.model.c_str(), c.B, thousands(c.T).c_str(), c.recompute > 0 ? format(", -r %d", c.recompute).c_str() : "");
+  printf("\n## %s, %d x %s tokens%s\n\n", c.model.c_str(), c.B, thousands(c.T).c_str(),
+         c.recompute > 0 ? format(", -r %d", c.recompute).c_str() : "");
   print_step(columns);
 }
 
@@ -178,15 +191,20 @@ void print_assumptions() {
   row("memory", "GB", 1e-9, &GpuSpec::memory_bytes, "NVIDIA's data sheets");
   row("its bandwidth", "TB/s", 1e-12, &GpuSpec::bandwidth, "NVIDIA's data sheets");
   row("of dense bf16, in a wave of 128 x 256 tiles", "", 1, &GpuSpec::matmul_share,
-      "an assumption: for cuBLAS and matrices of 8,192, rates of about 720 TFLOP/s are reported on an H100 and of 260 to 270 on an A100");
-  row("of the bandwidth, when much is read and written", "", 1, &GpuSpec::copy_share, "an assumption: device-to-device copies are reported at 88 to 93 %");
+      "an assumption: for cuBLAS and matrices of 8,192, rates of about 720 TFLOP/s are reported on an H100 and of 260 "
+      "to 270 on an A100");
+  row("of the bandwidth, when much is read and written", "", 1, &GpuSpec::copy_share,
+      "an assumption: device-to-device copies are reported at 88 to 93 %");
   const auto rates = [&](const char* what, AttentionRate GpuSpec::*field) {
     for (int i = 0; i < 3; i++) {
       const char* names[] = {"limit for long sequences", "overhead", "ours / FlashAttention-2"};
       printf("| %s: %s |", what, names[i]);
       for (const GpuSpec& gpu : gpus) {
         const AttentionRate& r = gpu.*field;
-        printf(" %s |", (i == 0 ? format("%.0f TFLOP/s", r.limit * 1e-12) : i == 1 ? format("%.0f keys", r.overhead) : format("%.2f", r.ratio)).c_str());
+        printf(" %s |", (i == 0   ? format("%.0f TFLOP/s", r.limit * 1e-12)
+                         : i == 1 ? format("%.0f keys", r.overhead)
+                                  : format("%.2f", r.ratio))
+                            .c_str());
       }
       printf(" %s |\n", i == 2 ? "machine code, replayed on a model of a multiprocessor" : "see below");
     }
@@ -195,26 +213,36 @@ void print_assumptions() {
   rates("attention backward, 64 channels", &GpuSpec::backward64);
   rates("attention forward, 128 channels", &GpuSpec::forward128);
   rates("attention backward, 128 channels", &GpuSpec::backward128);
-  printf("| between two kernels of a graph | %.1f us | %.1f us | an assumption |\n", seconds_between_kernels * 1e6, seconds_between_kernels * 1e6);
+  printf("| between two kernels of a graph | %.1f us | %.1f us | an assumption |\n", seconds_between_kernels * 1e6,
+         seconds_between_kernels * 1e6);
   using Counts = InstructionCounts;
-  printf("\nA matmul takes the fastest of the tilings that cuBLASLt's kernels have, in whole waves of one tile a multiprocessor; a tile costs as\n"
-         "much as %.0f more k for its first loads and its end; smaller tiles than 128 x 256 reach 0.9, 0.75 or 0.6 of that one's rate; up to %d parts\n"
-         "along k are written in fp32 and added up. These are assumptions, too. Other kernels take what their bytes or their instructions take,\n"
-         "whichever is more. A thread issues so many for eight elements, counted in the machine code for sm_90: GELU %.0f and %.0f in the\n"
+  printf("\nA matmul takes the fastest of the tilings that cuBLASLt's kernels have, in whole waves of one tile a "
+         "multiprocessor; a tile costs as\n"
+         "much as %.0f more k for its first loads and its end; smaller tiles than 128 x 256 reach 0.9, 0.75 or 0.6 of "
+         "that one's rate; up to %d parts\n"
+         "along k are written in fp32 and added up. These are assumptions, too. Other kernels take what their bytes or "
+         "their instructions take,\n"
+         "whichever is more. A thread issues so many for eight elements, counted in the machine code for sm_90: GELU "
+         "%.0f and %.0f in the\n"
          "backward pass, LayerNorm %.0f and %.0f, the classifier %.0f, AdamW %.0f.\n",
-         matmul_tile_overhead, most_matmul_splits, Counts::gelu_forward, Counts::gelu_backward, Counts::layernorm_forward, Counts::layernorm_backward,
-         Counts::classifier, Counts::adamw);
+         matmul_tile_overhead, most_matmul_splits, Counts::gelu_forward, Counts::gelu_backward,
+         Counts::layernorm_forward, Counts::layernorm_backward, Counts::classifier, Counts::adamw);
 }
 
 // FlashAttention-2's published rates beside the formula's.
 void print_attention_fit() {
   printf("\n### Attention\n\n"
-         "A query that sees n keys is computed at `limit * n / (n + overhead)`. Limit and overhead are chosen so that this gives the rates\n"
-         "that were published for FlashAttention-2 with a causal mask, in TFLOP/s: forward on an H100 in the paper of FlashAttention-3 (Shah et\n"
+         "A query that sees n keys is computed at `limit * n / (n + overhead)`. Limit and overhead are chosen so that "
+         "this gives the rates\n"
+         "that were published for FlashAttention-2 with a causal mask, in TFLOP/s: forward on an H100 in the paper of "
+         "FlashAttention-3 (Shah et\n"
          "al. 2024, figure 5), forward and backward on an A100 in its own (Dao 2023, figure 4).\n"
-         "The backward pass on an H100 was published without a mask only (with 64 channels 198, 238 and 264 TFLOP/s at T 512, 1,024 and\n"
-         "2,048; with 128 channels 214 at 512 and 322 at 16,384). From what fits those the limit is taken 5 %% lower and the overhead 90 to 100\n"
-         "keys higher, which is what the mask does to the forward pass. Our rate is that times the ratio of our machine code's to\n"
+         "The backward pass on an H100 was published without a mask only (with 64 channels 198, 238 and 264 TFLOP/s at "
+         "T 512, 1,024 and\n"
+         "2,048; with 128 channels 214 at 512 and 322 at 16,384). From what fits those the limit is taken 5 %% lower "
+         "and the overhead 90 to 100\n"
+         "keys higher, which is what the mask does to the forward pass. Our rate is that times the ratio of our "
+         "machine code's to\n"
          "FlashAttention-2's on a model of a multiprocessor, which is good to 7 to 10 %%.\n\n"
          "| T | 512 | 1,024 | 2,048 | 4,096 | 8,192 | 16,384 |\n| --- | --: | --: | --: | --: | --: | --: |\n");
   const GpuSpec h100 = h100_sxm(), a100 = a100_sxm();
@@ -224,14 +252,17 @@ void print_attention_fit() {
     for (double p : published) printf(" %.0f / %.0f |", p, rate(T / 2.0) * 1e-12), T *= 2;
     printf("\n");
   };
-  const auto forward = [](const AttentionRate& r) { return [&r](double keys) { return flash_attention_rate(r, keys); }; };
+  const auto forward = [](const AttentionRate& r) {
+    return [&r](double keys) { return flash_attention_rate(r, keys); };
+  };
   const auto both = [](const AttentionRate& f, const AttentionRate& b) {
     return [&](double keys) { return 3.5 / (1 / flash_attention_rate(f, keys) + 2.5 / flash_attention_rate(b, keys)); };
   };
   row("H100, forward, 64 channels", {180, 229, 262, 284, 295, 299}, forward(h100.forward64));
   row("H100, forward, 128 channels", {191, 260, 298, 319, 333, 335}, forward(h100.forward128));
   row("A100, forward and backward, 64 channels", {88, 119, 140, 156, 165, 171}, both(a100.forward64, a100.backward64));
-  row("A100, forward and backward, 128 channels", {99, 133, 155, 173, 182, 189}, both(a100.forward128, a100.backward128));
+  row("A100, forward and backward, 128 channels", {99, 133, 155, 173, 182, 189},
+      both(a100.forward128, a100.backward128));
 }
 
 // What a step would take if an assumption were worse.
@@ -243,12 +274,18 @@ void print_sensitivity(const std::vector<Case>& cases) {
   const Change changes[] = {{"as assumed", [](GpuSpec&) {}},
                             {"matmuls at 0.9 of the assumed rate", [](GpuSpec& g) { g.matmul_share *= 0.9; }},
                             {"bandwidth at 0.9 of the assumed", [](GpuSpec& g) { g.copy_share *= 0.9; }},
-                            {"attention at 0.9 of the assumed rate", [](GpuSpec& g) {
-                               for (AttentionRate* r : {&g.forward64, &g.backward64, &g.forward128, &g.backward128}) r->ratio *= 0.9; }},
+                            {"attention at 0.9 of the assumed rate",
+                             [](GpuSpec& g) {
+                               for (AttentionRate* r : {&g.forward64, &g.backward64, &g.forward128, &g.backward128})
+                                 r->ratio *= 0.9;
+                             }},
                             {"attention as fast as FlashAttention-2", [](GpuSpec& g) {
-                               for (AttentionRate* r : {&g.forward64, &g.backward64, &g.forward128, &g.backward128}) r->ratio = 1; }}};
+                               for (AttentionRate* r : {&g.forward64, &g.backward64, &g.forward128, &g.backward128})
+                                 r->ratio = 1;
+                             }}};
   printf("\n## If an assumption is wrong\n\n| ms a step, %s |", default_wiring(12, 12).text.c_str());
-  for (const Case& c : cases) printf(" H100, %d x %s | A100, %d x %s |", c.B, thousands(c.T).c_str(), c.B, thousands(c.T).c_str());
+  for (const Case& c : cases)
+    printf(" H100, %d x %s | A100, %d x %s |", c.B, thousands(c.T).c_str(), c.B, thousands(c.T).c_str());
   printf("\n| --- |");
   for (size_t i = 0; i < cases.size(); i++) printf(" --: | --: |");
   printf("\n");
@@ -267,16 +304,24 @@ void print_sensitivity(const std::vector<Case>& cases) {
 void print_page() {
   Case short_sequences, long_sequence;
   long_sequence.B = 1, long_sequence.T = 16384;
-  const Column short_column = columns_of(short_sequences, {h100_sxm()})[0], long_column = columns_of(long_sequence, {h100_sxm()})[0];
-  const double by_hand = 40, ms = short_column.seconds() * 1e3, matmuls = matmul_seconds(short_column) * 1e3;  // of the former
+  const Column short_column = columns_of(short_sequences, {h100_sxm()})[0],
+               long_column = columns_of(long_sequence, {h100_sxm()})[0];
+  const double by_hand = 40, ms = short_column.seconds() * 1e3, matmuls = matmul_seconds(short_column) * 1e3;  // of the
+                                                                                                               // former
   printf("# How long a step should take on a GPU\n\n"
-         "Nothing here has been measured: no GPU has run the trainer yet. `make gpu-model` writes this page from the trainer's own plan\n"
-         "(`dev/bench/gpu_model.h`); `make gpu-check` prints what it measures beside the same figures. Weights and activations in %s.\n\n"
-         "On an H100 a step of 16 x 1,024 tokens takes %.0f ms and one of 1 x 16,384 takes %.0f ms. Estimates by hand had been %.0f and 100 ms;\n"
-         "the former comes out here if matmuls reach %.2f of peak within a wave, and not the %.2f that is assumed. llm.c's record run took\n"
-         "35.4 ms, for plain GPT-2 with cuDNN's attention. The page is no more exact than its assumptions; the table after the matmuls shows what\n"
+         "Nothing here has been measured: no GPU has run the trainer yet. `make gpu-model` writes this page from the "
+         "trainer's own plan\n"
+         "(`dev/bench/gpu_model.h`); `make gpu-check` prints what it measures beside the same figures. Weights and "
+         "activations in %s.\n\n"
+         "On an H100 a step of 16 x 1,024 tokens takes %.0f ms and one of 1 x 16,384 takes %.0f ms. Estimates by hand "
+         "had been %.0f and 100 ms;\n"
+         "the former comes out here if matmuls reach %.2f of peak within a wave, and not the %.2f that is assumed. "
+         "llm.c's record run took\n"
+         "35.4 ms, for plain GPT-2 with cuDNN's attention. The page is no more exact than its assumptions; the table "
+         "after the matmuls shows what\n"
          "each of them is worth.\n",
-         precision_name, ms, long_column.seconds() * 1e3, by_hand, h100_sxm().matmul_share * matmuls / (matmuls + by_hand - ms), h100_sxm().matmul_share);
+         precision_name, ms, long_column.seconds() * 1e3, by_hand,
+         h100_sxm().matmul_share * matmuls / (matmuls + by_hand - ms), h100_sxm().matmul_share);
   print_case(short_sequences);
   print_case(long_sequence);
   print_matmuls(columns_of(short_sequences));
@@ -286,7 +331,8 @@ void print_page() {
 }
 
 int main(int argc, char** argv) {
-  CLI::App app("How long a training step should take on an H100 and an A100, by operation; without options dev/bench/gpu-model.md");
+  CLI::App app("How long a training step should take on an H100 and an A100, by operation; without options "
+               "dev/bench/gpu-model.md");
   Case c;
   app.add_option("--model", c.model, "a preset: d12, d24, d36, d48, gpt3:768 and so on")->capture_default_str();
   app.add_option("--wiring", c.wirings, "more than once for more than one; the model's own and plain");

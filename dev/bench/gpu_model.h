@@ -1,12 +1,13 @@
-// How long each operation of a training step should take on a GPU, by arithmetic: bytes over bandwidth, products in waves of tiles over the
-// rate of tensor cores, instructions over the rate at which they are issued, attention at the published rate of FlashAttention-2 times
-// the ratio that our machine code has to its. Shapes are those of the model's own plan, so that it works for every wiring, size, B and T.
+// How long each operation of a training step should take on a GPU, by arithmetic: bytes over bandwidth, products in
+// waves of tiles over the rate of tensor cores, instructions over the rate at which they are issued, attention at the
+// published rate of FlashAttention-2 times the ratio that our machine code has to its. Shapes are those of the model's
+// own plan, so that it works for every wiring, size, B and T.
 //
-// What is assumed of a GPU is in `GpuSpec`, with its sources in dev/bench/gpu-model.md, the page that gpu_model.cu prints. bench_gpu prints
-// what it has measured beside this.
+// What is assumed of a GPU is in `GpuSpec`, with its sources in dev/bench/gpu-model.md, the page that gpu_model.cu
+// prints. bench_gpu prints what it has measured beside this.
 //
-// Not modelled: what L2 saves (an activation of 16 x 1,024 tokens and 768 channels is 25 MB, an H100's L2 50 MB), clocks that fall under
-// load, the host, communication between ranks, and what kernels for masks lose to those without.
+// Not modelled: what L2 saves (an activation of 16 x 1,024 tokens and 768 channels is 25 MB, an H100's L2 50 MB),
+// clocks that fall under load, the host, communication between ranks, and what kernels for masks lose to those without.
 #pragma once
 #include <algorithm>                     // std::find_if, std::max, std::min
 #include <cmath>                         // std::pow
@@ -25,8 +26,8 @@
 // ----------------------------------------------------------------------------
 // GPUs
 
-// Of a pass of attention, with heads of 64 or 128 channels. A query that sees n keys is computed at limit * n / (n + overhead): the
-// overhead is what a block's start and end and the tiles that a mask cuts cost.
+// Of a pass of attention, with heads of 64 or 128 channels. A query that sees n keys is computed at limit * n / (n +
+// overhead): the overhead is what a block's start and end and the tiles that a mask cuts cost.
 struct AttentionRate {
   double limit;     // FLOP/s, of FlashAttention-2
   double overhead;  // keys
@@ -34,15 +35,17 @@ struct AttentionRate {
 };
 
 // FlashAttention-2 with a causal mask, FLOP/s that count the pairs below the diagonal.
-inline double flash_attention_rate(const AttentionRate& rate, double keys) { return rate.limit * keys / (keys + rate.overhead); }
+inline double flash_attention_rate(const AttentionRate& rate, double keys) {
+  return rate.limit * keys / (keys + rate.overhead);
+}
 
 struct GpuSpec {
   std::string name;
   std::vector<std::string> device_names;  // what the driver calls it
   int multiprocessors;
-  double clock;         // Hz, that peak_flops is for
-  double peak_flops;    // dense bf16
-  double bandwidth;     // bytes/s
+  double clock;       // Hz, that peak_flops is for
+  double peak_flops;  // dense bf16
+  double bandwidth;   // bytes/s
   double memory_bytes;
   double matmul_share;  // of peak_flops, inside a wave of large tiles
   double copy_share;    // of bandwidth
@@ -50,18 +53,41 @@ struct GpuSpec {
 };
 
 inline GpuSpec h100_sxm() {
-  return {"H100 SXM", {"NVIDIA H100 80GB HBM3"}, 132, 1.83e9, 989.4e12, 3.35e12, 80e9, 0.75, 0.90,
-          {308e12, 192, 1.10}, {281e12, 350, 0.96}, {342e12, 160, 1.01}, {313e12, 365, 0.75}};
+  return {"H100 SXM",
+          {"NVIDIA H100 80GB HBM3"},
+          132,
+          1.83e9,
+          989.4e12,
+          3.35e12,
+          80e9,
+          0.75,
+          0.90,
+          {308e12, 192, 1.10},
+          {281e12, 350, 0.96},
+          {342e12, 160, 1.01},
+          {313e12, 365, 0.75}};
 }
 
 inline GpuSpec a100_sxm() {
-  return {"A100 SXM 80 GB", {"NVIDIA A100-SXM4-80GB"}, 108, 1.41e9, 312e12, 2.04e12, 80e9, 0.85, 0.88,
-          {182e12, 192, 1.11}, {174e12, 270, 0.94}, {211e12, 160, 1.01}, {188e12, 265, 0.77}};
+  return {"A100 SXM 80 GB",
+          {"NVIDIA A100-SXM4-80GB"},
+          108,
+          1.41e9,
+          312e12,
+          2.04e12,
+          80e9,
+          0.85,
+          0.88,
+          {182e12, 192, 1.11},
+          {174e12, 270, 0.94},
+          {211e12, 160, 1.01},
+          {188e12, 265, 0.77}};
 }
 
-// A GPU that is none of these, by the rates of a large matmul and of a copy that were measured on it; attention as on an A100, in
-// proportion to the former.
-inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double matmul_flops, double copy_bytes_per_second) {
+// A GPU that is none of these, by the rates of a large matmul and of a copy that were measured on it; attention as on
+// an A100, in proportion to the former.
+inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double matmul_flops,
+                         double copy_bytes_per_second) {
   GpuSpec gpu = a100_sxm();
   gpu.name = name, gpu.device_names = {name}, gpu.multiprocessors = multiprocessors;
   const double scale = matmul_flops / gpu.matmul_share / gpu.peak_flops;
@@ -92,34 +118,44 @@ struct ModelledPart {
   MatmulTiles tiles = {};  // of a matmul
 };
 
-// A kernel that does little with each element: `bytes` read and written, and instructions of a thread for each of `groups` groups of eight
-// elements.
-inline ModelledPart streamed(const GpuSpec& gpu, const char* name, double bytes, double groups, double instructions, int kernels = 1) {
+// A kernel that does little with each element: `bytes` read and written, and instructions of a thread for each of
+// `groups` groups of eight elements.
+inline ModelledPart streamed(const GpuSpec& gpu, const char* name, double bytes, double groups, double instructions,
+                             int kernels = 1) {
   const double by_memory = bytes / (gpu.bandwidth * gpu.copy_share);
-  const double by_issue = groups * instructions / 32 / (gpu.clock * 4 * gpu.multiprocessors);  // four schedulers issue a warp's each
-  return {name, std::max(by_memory, by_issue) + kernels * seconds_between_kernels, 0, bytes, kernels, by_memory > by_issue ? "memory" : "issue"};
+  const double by_issue = groups * instructions / 32 / (gpu.clock * 4 * gpu.multiprocessors);  // four schedulers issue
+                                                                                               // a warp's each
+  return {name,    std::max(by_memory, by_issue) + kernels * seconds_between_kernels,
+          0,       bytes,
+          kernels, by_memory > by_issue ? "memory" : "issue"};
 }
 
-// Tiles that cuBLASLt's kernels have, and how much of the rate of the largest they reach: smaller ones load more for each product.
+// Tiles that cuBLASLt's kernels have, and how much of the rate of the largest they reach: smaller ones load more for
+// each product.
 struct MatmulTile {
   int rows, columns;
   double share;
 };
-constexpr MatmulTile matmul_tiles[] = {{128, 256, 1}, {256, 128, 1}, {128, 128, 0.9}, {64, 128, 0.75}, {128, 64, 0.75}, {64, 64, 0.6}};
+constexpr MatmulTile matmul_tiles[] = {{128, 256, 1},   {256, 128, 1},   {128, 128, 0.9},
+                                       {64, 128, 0.75}, {128, 64, 0.75}, {64, 64, 0.6}};
 constexpr int most_matmul_splits = 8;
 constexpr double matmul_tile_overhead = 128;  // as many k as a tile's first loads and its epilogue take the time of
 
-// c (m, n) = or += a b, the sum over k, a and b in floatX; elements of c have out_bytes. The fastest of the tilings above, in whole
-// waves; parts along k are written in fp32 and added up.
-inline ModelledPart modelled_matmul(const GpuSpec& gpu, const char* name, int64_t m, int64_t n, int64_t k, size_t out_bytes, bool accumulate) {
+// c (m, n) = or += a b, the sum over k, a and b in floatX; elements of c have out_bytes. The fastest of the tilings
+// above, in whole waves; parts along k are written in fp32 and added up.
+inline ModelledPart modelled_matmul(const GpuSpec& gpu, const char* name, int64_t m, int64_t n, int64_t k,
+                                    size_t out_bytes, bool accumulate) {
   ModelledPart best;
   best.flops = 2.0 * double(m) * double(n) * double(k);
   const double x = sizeof(floatX), c_bytes = double(m * n) * double(out_bytes) * (accumulate ? 2 : 1);
-  const double bandwidth = gpu.bandwidth * gpu.copy_share, sm_rate = gpu.peak_flops * gpu.matmul_share / gpu.multiprocessors;
+  const double bandwidth = gpu.bandwidth * gpu.copy_share,
+               sm_rate = gpu.peak_flops * gpu.matmul_share / gpu.multiprocessors;
   for (const MatmulTile& tile : matmul_tiles)
     for (int splits = 1; splits <= most_matmul_splits; splits++) {
-      const int64_t tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns) * splits, waves = ceil_div(tiles, gpu.multiprocessors);
-      const double of_tile = 2.0 * tile.rows * tile.columns * (double(k) / splits + matmul_tile_overhead) / (sm_rate * tile.share);
+      const int64_t tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns) * splits,
+                    waves = ceil_div(tiles, gpu.multiprocessors);
+      const double of_tile =
+          2.0 * tile.rows * tile.columns * (double(k) / splits + matmul_tile_overhead) / (sm_rate * tile.share);
       const double part_bytes = splits > 1 ? 2.0 * splits * double(m * n) * sizeof(float) : 0;
       const double bytes = double(m * k + n * k) * x + c_bytes + part_bytes;
       const double by_tiles = double(waves) * of_tile + part_bytes / bandwidth, by_memory = bytes / bandwidth;
@@ -134,16 +170,18 @@ inline ModelledPart modelled_matmul(const GpuSpec& gpu, const char* name, int64_
 
 enum class Pass { forward, backward };
 
-// Attention of a layer, all its maps: 2 products of scored and of multiplied pairs forward, of which topk scores four times more, and 5
-// backward. Heads whose size is neither 64 nor 128 are computed as if they were.
+// Attention of a layer, all its maps: 2 products of scored and of multiplied pairs forward, of which topk scores four
+// times more, and 5 backward. Heads whose size is neither 64 nor 128 are computed as if they were.
 inline ModelledPart modelled_attention(const GpuSpec& gpu, const ModelShape& model, int l, Pass pass) {
   const AttentionPlan& plan = model.attention_plan;
-  const int hs = model.config.head_size(), D = hs <= 64 ? 64 : 128, heads = plan.num_heads * int(plan.attentions[l].size());
+  const int hs = model.config.head_size(), D = hs <= 64 ? 64 : 128,
+            heads = plan.num_heads * int(plan.attentions[l].size());
   const AttentionPairs pairs = attention_pairs(plan, l, model.T);
   const bool is_forward = pass == Pass::forward;
   const double scored = pairs.scored * (plan.table.topk == 0 ? 1 : is_forward ? 5 : 1);
   const double products = is_forward ? scored + pairs.multiplied : scored + 4 * pairs.multiplied;
-  const AttentionRate& rate = D == 64 ? (is_forward ? gpu.forward64 : gpu.backward64) : (is_forward ? gpu.forward128 : gpu.backward128);
+  const AttentionRate& rate =
+      D == 64 ? (is_forward ? gpu.forward64 : gpu.backward64) : (is_forward ? gpu.forward128 : gpu.backward128);
   const double keys = pairs.scored / heads / model.T;
   ModelledPart part;
   part.name = is_forward ? "attention_forward" : "attention_backward";
@@ -174,14 +212,16 @@ struct ModelledOperation {
   }
 };
 
-// Instructions that a thread issues for eight elements, without those of a loop over the rest of a tensor: counted in the machine code for
-// sm_90, from which sm_80's differs by less than a twentieth.
+// Instructions that a thread issues for eight elements, without those of a loop over the rest of a tensor: counted in
+// the machine code for sm_90, from which sm_80's differs by less than a twentieth.
 struct InstructionCounts {
-  static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, layernorm_forward = 90, layernorm_backward = 270,
-                          bias_backward = 21, adamw = 230, sum_of_squares = 44, embedding = 52, comparison = 20, copy = 20;
+  static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, layernorm_forward = 90,
+                          layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
+                          embedding = 52, comparison = 20, copy = 20;
 };
 
-// The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update call.
+// The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
+// call.
 class StepModel {
  public:
   StepModel(const GpuSpec& gpu, const ModelShape& model, const ParameterTable& parameters)
@@ -201,22 +241,29 @@ class StepModel {
   const double x;  // bytes of a weight or activation
   using Counts = InstructionCounts;
 
-  void add(const char* name, int instance, std::vector<ModelledPart> parts) { operations.push_back({name, instance, std::move(parts)}); }
+  void add(const char* name, int instance, std::vector<ModelledPart> parts) {
+    operations.push_back({name, instance, std::move(parts)});
+  }
   // Of a tensor (rows, columns): `bytes` an element.
-  ModelledPart elementwise(const char* name, double rows, double columns, double bytes, double instructions, int kernels = 1) const {
+  ModelledPart elementwise(const char* name, double rows, double columns, double bytes, double instructions,
+                           int kernels = 1) const {
     return streamed(gpu, name, rows * columns * bytes, rows * columns / 8, instructions, kernels);
   }
   ModelledPart matmul_of(const char* name, int64_t m, int64_t n, int64_t k, bool is_weight_gradient = false) const {
     return modelled_matmul(gpu, name, m, n, k, is_weight_gradient ? sizeof(float) : sizeof(floatX), is_weight_gradient);
   }
   // A linear layer from `in` to `out` channels.
-  void linear_forward(const char* name, int l, int64_t in, int64_t out) { add(name, l, {matmul_of("matmul", N, out, in)}); }
+  void linear_forward(const char* name, int l, int64_t in, int64_t out) {
+    add(name, l, {matmul_of("matmul", N, out, in)});
+  }
   std::vector<ModelledPart> linear_backward(int64_t in, int64_t out) const {
     std::vector<ModelledPart> parts = {matmul_of("dinp", N, in, out), matmul_of("dweight", out, in, N, true)};
     if (model.config.bias) parts.push_back(elementwise("dbias", double(N), double(out), x, Counts::bias_backward, 2));
     return parts;
   }
-  ModelledPart gelu_forward() const { return elementwise("gelu_forward", double(N), 4.0 * C, 2 * x, Counts::gelu_forward); }
+  ModelledPart gelu_forward() const {
+    return elementwise("gelu_forward", double(N), 4.0 * C, 2 * x, Counts::gelu_forward);
+  }
 
   void zero_gradients(const ParameterTable& parameters) {
     add("zero gradients", 0, {streamed(gpu, "zero gradients", double(parameters.layout.bytes), 0, 0)});
@@ -227,7 +274,8 @@ class StepModel {
   }
   // Reads and writes the gradient, reads that of the output and the input; blocks' sums are added up by another kernel.
   void layernorm_backward(int l) {
-    add("layernorm_backward", l, {elementwise("layernorm_backward", double(N), double(C), 4 * x, Counts::layernorm_backward, 2)});
+    add("layernorm_backward", l,
+        {elementwise("layernorm_backward", double(N), double(C), 4 * x, Counts::layernorm_backward, 2)});
   }
 
   void attention_block_forward(int l, bool kv_is_kept = false) {
@@ -235,7 +283,8 @@ class StepModel {
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * model.config.head_size();
     const int64_t projected = kv_is_kept ? (keeps_qkv(model, l) ? 0 : q) : qkv_rows(model.config, plan, l);
     if (projected > 0) linear_forward("matmul_forward, qkv", l, C, projected);
-    if (has_map_gate(plan, l)) add("map_gate_forward", l, {elementwise("map_gate_forward", double(N), double(C), x, Counts::copy)});
+    if (has_map_gate(plan, l))
+      add("map_gate_forward", l, {elementwise("map_gate_forward", double(N), double(C), x, Counts::copy)});
     add("attention_forward", l, {modelled_attention(gpu, model, l, Pass::forward)});
     mix_maps("mix maps", l, 2 * x + 4);
     linear_forward("matmul_forward, attproj", l, C, C);
@@ -249,7 +298,9 @@ class StepModel {
     add(name, l, {elementwise(name, double(N) * maps, double(C), bytes, Counts::copy, int(maps))});
   }
 
-  void mlp_hidden_forward(int l) { add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_forward()}); }
+  void mlp_hidden_forward(int l) {
+    add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_forward()});
+  }
 
   void forward() {
     add("embedding_forward", 0, {elementwise("embedding_forward", double(N), double(C), 3 * x, Counts::embedding)});
@@ -291,7 +342,8 @@ class StepModel {
     for (Part part : all_parts) copies += !plan.shared[part][l].empty();
     if (copies == 0) return;
     const double width = double(plan.num_shared(l)) * model.config.head_size();
-    add("load shared gradients", l, {elementwise("load shared gradients", double(N), width, 2 * x, Counts::copy, copies)});
+    add("load shared gradients", l,
+        {elementwise("load shared gradients", double(N), width, 2 * x, Counts::copy, copies)});
   }
 
   void layer_backward(int l) {
@@ -302,7 +354,8 @@ class StepModel {
     layernorm_backward(l);
     add("matmul_backward, attproj", l, linear_backward(C, C));
     load_accumulator(l);
-    if (model.attention_plan.table.mix != WiringTable::Mix::none) add("attention_forward", l, {modelled_attention(gpu, model, l, Pass::forward)});
+    if (model.attention_plan.table.mix != WiringTable::Mix::none)
+      add("attention_forward", l, {modelled_attention(gpu, model, l, Pass::forward)});
     mix_maps("mix maps backward", l, 3 * x);
     add("attention_backward", l, {modelled_attention(gpu, model, l, Pass::backward)});
     add("matmul_backward, qkv", l, linear_backward(C, qkv_rows(model.config, model.attention_plan, l)));
@@ -319,23 +372,26 @@ class StepModel {
       if (l + 1 < layers) recompute(l);
       layer_backward(l);
     }
-    // Tokens as if drawn evenly, which is more different ones than text has. The first of each is found by about 2 N comparisons, four in a
-    // thread.
+    // Tokens as if drawn evenly, which is more different ones than text has. The first of each is found by about 2 N
+    // comparisons, four in a thread.
     const double V = model.config.vocab_size, different = V * (1 - std::pow(1 - 1 / V, double(N)));
     add("embedding_backward", 0,
         {elementwise("wpe", double(N + 4 * model.T), double(C), x, Counts::embedding),
-         streamed(gpu, "wte", double(N * C) * x + different * double(C) * 8, different * 2 * double(N) / 4, Counts::comparison)});
+         streamed(gpu, "wte", double(N * C) * x + different * double(C) * 8, different * 2 * double(N) / 4,
+                  Counts::comparison)});
   }
 
   void update(const ParameterTable& parameters) {
     const double P = double(parameters.num_parameters), owned = P / parameters.shard.count;
     add("sum_of_squares", 0, {streamed(gpu, "sum_of_squares", owned * 4, owned / 8, Counts::sum_of_squares, 2)});
     // Reads master, m, v and the gradient, writes the first three and the weight.
-    add("adamw_update", 0, {streamed(gpu, "adamw_update", owned * (7 * 4 + (has_master_weights ? x : 0)), owned / 8, Counts::adamw)});
+    add("adamw_update", 0,
+        {streamed(gpu, "adamw_update", owned * (7 * 4 + (has_master_weights ? x : 0)), owned / 8, Counts::adamw)});
   }
 };
 
-inline std::vector<ModelledOperation> modelled_step(const GpuSpec& gpu, const ModelShape& model, const ParameterTable& parameters) {
+inline std::vector<ModelledOperation> modelled_step(const GpuSpec& gpu, const ModelShape& model,
+                                                    const ParameterTable& parameters) {
   return StepModel(gpu, model, parameters).operations;
 }
 

@@ -1,5 +1,5 @@
-// The largest micro-batch that fits on GPUs of several sizes, by the trainer's own plan: what it would print before it allocates, for
-// the bf16 build. Nothing is allocated and no GPU is needed.
+// The largest micro-batch that fits on GPUs of several sizes, by the trainer's own plan: what it would print before it
+// allocates, for the bf16 build. Nothing is allocated and no GPU is needed.
 //
 //   memory_table      Markdown to stdout; `make memory-table` builds and runs it
 #define SLA_NO_MAIN
@@ -41,11 +41,16 @@ void print_table(const char* preset, const char* name) {
 
 int main() {
   printf("# The largest micro-batch that fits\n\n"
-         "In sequences of T tokens, by the memory plan that the trainer prints and allocates, weights, gradients and AdamW's state\n"
-         "included, in %s. A GB is 10^9 bytes. A dash: not one sequence fits. Printed by `make memory-table`, without a GPU.\n\n"
-         "As in the trainer's plan, %s are kept free for the kernels' code, graphs and NCCL. What the plan does not hold is CUDA's\n"
-         "context, some hundred megabytes that depend on the GPU and the driver. The trainer compares its plan with what the driver says\n"
-         "is free after that, so that its own limit can lie a little below this table's.\n", precision_name, bytes_text(double(device_reserve_bytes())).c_str());
+         "In sequences of T tokens, by the memory plan that the trainer prints and allocates, weights, gradients and "
+         "AdamW's state\n"
+         "included, in %s. A GB is 10^9 bytes. A dash: not one sequence fits. Printed by `make memory-table`, without "
+         "a GPU.\n\n"
+         "As in the trainer's plan, %s are kept free for the kernels' code, graphs and NCCL. What the plan does not "
+         "hold is CUDA's\n"
+         "context, some hundred megabytes that depend on the GPU and the driver. The trainer compares its plan with "
+         "what the driver says\n"
+         "is free after that, so that its own limit can lie a little below this table's.\n",
+         precision_name, bytes_text(double(device_reserve_bytes())).c_str());
   print_table("d12", "GPT-2 124M");
   print_table("d24", "GPT-2 350M");
   print_table("d36", "GPT-2 774M");

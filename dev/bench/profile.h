@@ -1,13 +1,14 @@
-// The time of each operation of a training step on the CPU, where it runs: included before the trainer, whose calls of the operations
-// below it wraps. The operations' headers come first, so calls from one operation to another are part of the first.
+// The time of each operation of a training step on the CPU, where it runs: included before the trainer, whose calls of
+// the operations below it wraps. The operations' headers come first, so calls from one operation to another are part of
+// the first.
 #pragma once
-#include <algorithm>              // std::find_if, std::sort
-#include <cstdint>                // int64_t
-#include <string>                 // std::string
-#include <vector>                 // std::vector
-#include "llmc/device_memory.h"   // declares one of them
-#include "llmc/operations.h"      // the operations
-#include "llmc/utils/clock.h"     // seconds_now
+#include <algorithm>             // std::find_if, std::sort
+#include <cstdint>               // int64_t
+#include <string>                // std::string
+#include <vector>                // std::vector
+#include "llmc/device_memory.h"  // declares one of them
+#include "llmc/operations.h"     // the operations
+#include "llmc/utils/clock.h"    // seconds_now
 
 struct Profile {
   struct Operation {
@@ -37,7 +38,8 @@ struct Profile {
   // Those that took longest first.
   std::vector<Operation> sorted() const {
     std::vector<Operation> result = operations;
-    std::sort(result.begin(), result.end(), [](const Operation& a, const Operation& b) { return a.seconds > b.seconds; });
+    std::sort(result.begin(), result.end(),
+              [](const Operation& a, const Operation& b) { return a.seconds > b.seconds; });
     return result;
   }
 };

@@ -1,8 +1,8 @@
 // Runs one kernel: its blocks one after another in a random order, the threads of a block as fibers.
 //
-// A thread runs until it has to wait for others: at a barrier of the block, or in a collective of its warp. Then a thread
-// drawn from those that can continue does so. A fiber whose thread has ended starts the next thread itself: a kernel without
-// barriers runs on one fiber and costs a function call per thread.
+// A thread runs until it has to wait for others: at a barrier of the block, or in a collective of its warp. Then a
+// thread drawn from those that can continue does so. A fiber whose thread has ended starts the next thread itself: a
+// kernel without barriers runs on one fiber and costs a function call per thread.
 #include <boost/context/fiber.hpp>                      // boost::context::fiber
 #include <boost/context/protected_fixedsize_stack.hpp>  // stacks with a guard page
 #include <cstdio>                                       // snprintf
@@ -22,7 +22,8 @@ const int warpSize = 32;
 namespace emu {
 namespace {
 
-// Functions that run at every switch are compiled without ASan's checks, which would take as long as the work: they access only `block`.
+// Functions that run at every switch are compiled without ASan's checks, which would take as long as the work: they
+// access only `block`.
 #define FAST __attribute__((no_sanitize("address")))
 
 constexpr uint32_t max_threads = 1024;
@@ -41,7 +42,7 @@ struct Thread {
   enum State { unstarted, able, at_barrier, in_collective, ended };
   State state;
   uint3 index;
-  Fiber* fiber;     // from its start to its end
+  Fiber* fiber;          // from its start to its end
   SyncPoint sync_point;  // while it waits: where
   uint32_t barrier;      // at a barrier: which
   Site site;
@@ -56,8 +57,8 @@ struct Group {
   unsigned mask, arrived;
 };
 
-// The groups of a warp that are not complete. Masks may overlap: while half a warp is still in a collective of its own, the
-// other half may already wait for the whole warp.
+// The groups of a warp that are not complete. Masks may overlap: while half a warp is still in a collective of its own,
+// the other half may already wait for the whole warp.
 struct Warp {
   Group groups[32];
   uint32_t num_groups;
@@ -77,9 +78,9 @@ struct Block {
   Thread threads[max_threads];
   uint32_t ready[max_threads / 32];  // warps with threads that are ready, in no order
   uint32_t num_ready;
-  bool hurries;     // one warp runs as far as it can before another does
+  bool hurries;      // one warp runs as far as it can before another does
   bool copies_late;  // asynchronous copies run when they are waited for; else at once
-  uint32_t runner;  // the warp that was drawn last
+  uint32_t runner;   // the warp that was drawn last
   Barrier barriers[num_barriers];
   int predicates;  // at barrier 0: how many are true
   Warp warps[max_threads / 32];
@@ -161,11 +162,12 @@ FAST Fiber& take_fiber(uint32_t thread) {
 constexpr uint32_t nobody = ~0u;
 
 // Draws the thread that continues or starts; none if all threads that have not ended wait.
-// In every other block the warps advance at about the same rate; in the rest, one runs until its threads wait at a barrier or have
-// ended, which shows what a warp that is a phase ahead of the others would overwrite.
+// In every other block the warps advance at about the same rate; in the rest, one runs until its threads wait at a
+// barrier or have ended, which shows what a warp that is a phase ahead of the others would overwrite.
 FAST uint32_t draw() {
   if (block.num_ready == 0) return nobody;
-  if (!block.hurries || block.warps[block.runner].num_ready == 0) block.runner = block.ready[rng.below(block.num_ready)];
+  if (!block.hurries || block.warps[block.runner].num_ready == 0)
+    block.runner = block.ready[rng.below(block.num_ready)];
   Warp& warp = block.warps[block.runner];
   uint32_t& drawn = warp.ready[rng.below(warp.num_ready)];
   const uint32_t thread = drawn;
@@ -213,7 +215,8 @@ FAST void run_threads() {
   }
 }
 
-// The running thread has reached a synchronization; its state says whether it can continue. Runs others until it is drawn.
+// The running thread has reached a synchronization; its state says whether it can continue. Runs others until it is
+// drawn.
 FAST void wait() {
   const uint32_t self = current->thread;
   const uint32_t next = draw();
@@ -302,16 +305,18 @@ const char* describe(uint32_t number, char (&text)[512]) {
   else if (t.state == Thread::at_barrier)
     snprintf(text + n, sizeof text - n, "waits in %s at %s:%d", name_of(t.sync_point), t.site.file, t.site.line);
   else if (t.state == Thread::in_collective)
-    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d, mask 0x%08x", name_of(t.sync_point), t.site.file, t.site.line,
-             t.mask);
+    snprintf(text + n, sizeof text - n, "waits in %s at %s:%d, mask 0x%08x", name_of(t.sync_point), t.site.file,
+             t.site.line, t.mask);
   else snprintf(text + n, sizeof text - n, "has not come");
   return text;
 }
 
-FAST bool is_at_barrier(const Thread& t, uint32_t barrier) { return t.state == Thread::at_barrier && t.barrier == barrier; }
+FAST bool is_at_barrier(const Thread& t, uint32_t barrier) {
+  return t.state == Thread::at_barrier && t.barrier == barrier;
+}
 
-// No thread can continue, and not all have ended. Names a thread that waits, and one that it waits for. Threads in a collective are
-// named first: if others wait at a barrier, they are the reason.
+// No thread can continue, and not all have ended. Names a thread that waits, and one that it waits for. Threads in a
+// collective are named first: if others wait at a barrier, they are the reason.
 [[noreturn]] void explain_deadlock() {
   char other[512];
   for (uint32_t i = 0; i < block.num_threads; i++) {
@@ -319,16 +324,16 @@ FAST bool is_at_barrier(const Thread& t, uint32_t barrier) { return t.state == T
     if (t.state != Thread::in_collective) continue;
     threadIdx = t.index;
     const unsigned absent = t.mask & ~group_of(block.warps[i / 32], t.mask).arrived;
-    fatal("deadlock: waits in %s at %s:%d, mask 0x%08x, for lanes 0x%08x, among them %s", name_of(t.sync_point), t.site.file,
-          t.site.line, t.mask, absent, describe(i / 32 * 32 + uint32_t(__builtin_ctz(absent)), other));
+    fatal("deadlock: waits in %s at %s:%d, mask 0x%08x, for lanes 0x%08x, among them %s", name_of(t.sync_point),
+          t.site.file, t.site.line, t.mask, absent, describe(i / 32 * 32 + uint32_t(__builtin_ctz(absent)), other));
   }
   uint32_t waiting = 0, missing = 0;
   while (block.threads[waiting].state != Thread::at_barrier) waiting++;
   const Thread& t = block.threads[waiting];
   while (missing < block.num_threads && is_at_barrier(block.threads[missing], t.barrier)) missing++;
   threadIdx = t.index;
-  fatal("deadlock: waits in %s at %s:%d, where %u of %u threads are, for %s", name_of(t.sync_point), t.site.file, t.site.line,
-        block.barriers[t.barrier].arrived, block.barriers[t.barrier].threads, describe(missing, other));
+  fatal("deadlock: waits in %s at %s:%d, where %u of %u threads are, for %s", name_of(t.sync_point), t.site.file,
+        t.site.line, block.barriers[t.barrier].arrived, block.barriers[t.barrier].threads, describe(missing, other));
 }
 
 FAST bool same_file(Site a, Site b) { return a.file == b.file || strcmp(a.file, b.file) == 0; }
@@ -390,7 +395,8 @@ FAST void complete(SyncPoint sync_point, Thread* lanes, unsigned mask) {
     else run_ldmatrix(operands, sync_point == SyncPoint::ldmatrix_trans);
   } else if (shuffles) {
     uint64_t brought[32];
-    for (unsigned rest = mask; rest != 0; rest &= rest - 1) brought[__builtin_ctz(rest)] = lanes[__builtin_ctz(rest)].value;
+    for (unsigned rest = mask; rest != 0; rest &= rest - 1)
+      brought[__builtin_ctz(rest)] = lanes[__builtin_ctz(rest)].value;
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
       const int lane = __builtin_ctz(rest);
       const int source = source_lane(lanes[lane], lane);
@@ -415,7 +421,8 @@ FAST int meet_barrier(uint32_t number, uint32_t threads, SyncPoint sync_point, i
     while (!is_at_barrier(block.threads[first], number)) first++;
     check_same_statement(block.threads[first], sync_point, site);
     if (barrier.threads != threads)
-      fatal("%s at %s:%d: %u threads, where the first one said %u", name_of(sync_point), site.file, site.line, threads, barrier.threads);
+      fatal("%s at %s:%d: %u threads, where the first one said %u", name_of(sync_point), site.file, site.line, threads,
+            barrier.threads);
   }
   self.state = Thread::at_barrier;
   self.sync_point = sync_point;
@@ -442,8 +449,10 @@ FAST int meet_block(SyncPoint sync_point, int predicate, Site site) {
 }
 
 void bar_sync(int barrier, int threads, Site site) {
-  if (barrier < 1 || barrier >= int(num_barriers) || threads < 32 || threads % 32 != 0 || threads > int(block.num_threads))
-    fatal("bar.sync at %s:%d: barrier %d of %d threads, in a block of %u", site.file, site.line, barrier, threads, block.num_threads);
+  if (barrier < 1 || barrier >= int(num_barriers) || threads < 32 || threads % 32 != 0 ||
+      threads > int(block.num_threads))
+    fatal("bar.sync at %s:%d: barrier %d of %d threads, in a block of %u", site.file, site.line, barrier, threads,
+          block.num_threads);
   meet_barrier(uint32_t(barrier), uint32_t(threads), SyncPoint::bar_sync, 0, site);
 }
 

@@ -1,9 +1,10 @@
-// cuBLASLt on oneDNN's sgemm: operands become fp32, the product and the epilogue are computed in fp32, and the result is
-// rounded once. Before anything is read, alignments are compared with what the preference, and the pointers of bias and aux, promised when
-// the algorithm was chosen, and every column of every operand with the device's allocations.
+// cuBLASLt on oneDNN's sgemm: operands become fp32, the product and the epilogue are computed in fp32, and the result
+// is rounded once. Before anything is read, alignments are compared with what the preference, and the pointers of bias
+// and aux, promised when the algorithm was chosen, and every column of every operand with the device's allocations.
 //
-// The heuristic offers several algorithms: a product in one sequence, and products split along k whose parts are added up in fp32, in the
-// output's type, or in place. The last, if it is allowed, comes first, and adds the parts up in an order drawn at random.
+// The heuristic offers several algorithms: a product in one sequence, and products split along k whose parts are added
+// up in fp32, in the output's type, or in place. The last, if it is allowed, comes first, and adds the parts up in an
+// order drawn at random.
 #include "cublasLt.h"
 #include <dnnl.h>       // dnnl_sgemm
 #include <algorithm>    // std::max, std::min
@@ -69,8 +70,9 @@ bool is_epilogue(int epilogue) {
 // Shapes that fit together, and a combination of types that is emulated.
 cublasStatus_t check_problem(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
   const uint64_t k = desc.op_a == CUBLAS_OP_N ? a.cols : a.rows;
-  if ((desc.op_a == CUBLAS_OP_N ? a.rows : a.cols) != d.rows || (desc.op_b == CUBLAS_OP_N ? b.cols : b.rows) != d.cols ||
-      (desc.op_b == CUBLAS_OP_N ? b.rows : b.cols) != k || c.rows != d.rows || c.cols != d.cols) {
+  if ((desc.op_a == CUBLAS_OP_N ? a.rows : a.cols) != d.rows ||
+      (desc.op_b == CUBLAS_OP_N ? b.cols : b.rows) != d.cols || (desc.op_b == CUBLAS_OP_N ? b.rows : b.cols) != k ||
+      c.rows != d.rows || c.cols != d.cols) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
@@ -161,7 +163,8 @@ void check_operands(const Matmul& m) {
   if (has_aux(m.desc))
     check_matrix("cublasLtMatmul: epilogue's aux", m.desc.aux,
                  {m.d_layout.type, m.d_layout.rows, m.d_layout.cols, m.desc.aux_ld});
-  if (m.algo.workspace_bytes != 0) emu::check_device_range("cublasLtMatmul: workspace", m.workspace, m.algo.workspace_bytes);
+  if (m.algo.workspace_bytes != 0)
+    emu::check_device_range("cublasLtMatmul: workspace", m.workspace, m.algo.workspace_bytes);
 }
 
 // op(A) op(B), column-major without gaps: its parts along k are added up as the algorithm does it.
@@ -180,12 +183,14 @@ std::vector<float> product_of(const Matmul& m) {
   for (int64_t split : order) {
     const int64_t first = split * k / splits, length = (split + 1) * k / splits - first;
     // dnnl_sgemm is row-major, and a column-major matrix read by rows is its transpose: D^T = op(B)^T op(A)^T.
-    if (dnnl_sgemm(op_b, op_a, cols, rows, length, 1.0f, b + first * next_b, ldb, a + first * next_a, lda, 0.0f, part.data(), rows) !=
-        dnnl_success)
+    if (dnnl_sgemm(op_b, op_a, cols, rows, length, 1.0f, b + first * next_b, ldb, a + first * next_a, lda, 0.0f,
+                   part.data(), rows) != dnnl_success)
       emu::fatal("oneDNN refused a product of %ld x %ld x %ld", long(rows), long(cols), long(length));
     if (sum.empty()) sum = part;
-    else for (size_t i = 0; i < sum.size(); i++) sum[i] += part[i];
-    const bool rounds = m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE || m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    else
+      for (size_t i = 0; i < sum.size(); i++) sum[i] += part[i];
+    const bool rounds = m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE ||
+                        m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
     if (rounds && m.d_layout.type == CUDA_R_16BF)
       for (float& x : sum) x = float(__nv_bfloat16(x));
   }
@@ -293,8 +298,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
   return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows, uint64_t cols,
-                                          int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
   if (rows == 0 || cols == 0 || ld < int64_t(rows)) return CUBLAS_STATUS_INVALID_VALUE;
   *layout = new Layout{type, rows, cols, ld};
   return CUBLAS_STATUS_SUCCESS;
@@ -321,8 +326,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int* returned) {
   *returned = 0;
@@ -330,28 +336,34 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
   if (!is_epilogue(desc->epilogue)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (const cublasStatus_t status = check_problem(*desc, *a, *b, *c, *d)) return status;
-  // The real one takes null for a pointer with every alignment, and may choose an algorithm that the later pointer does not suit.
-  if ((has_bias(*desc) && desc->bias == nullptr) || (has_aux(*desc) && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
-  const uint32_t align_bias = has_bias(*desc) ? alignment_of(desc->bias) : 256, align_aux = has_aux(*desc) ? alignment_of(desc->aux) : 256;
+  // The real one takes null for a pointer with every alignment, and may choose an algorithm that the later pointer does
+  // not suit.
+  if ((has_bias(*desc) && desc->bias == nullptr) || (has_aux(*desc) && desc->aux == nullptr))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  const uint32_t align_bias = has_bias(*desc) ? alignment_of(desc->bias) : 256,
+                 align_aux = has_aux(*desc) ? alignment_of(desc->aux) : 256;
   if (align_bias < 16 || align_aux < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
   for (uint32_t bytes : preference->alignment)
     if (bytes == 0 || (bytes & (bytes - 1)) != 0) return CUBLAS_STATUS_INVALID_VALUE;
 
   const uint64_t k = desc->op_a == CUBLAS_OP_N ? a->cols : a->rows, part_bytes = d->rows * d->cols * sizeof(float);
-  const uint64_t most = preference->max_workspace_bytes, wanted = 1 << 20;  // bytes; uses as much as it may up to this, and overwrites it
+  const uint64_t most = preference->max_workspace_bytes, wanted = 1 << 20;  // bytes; uses as much as it may up to this,
+                                                                            // and overwrites it
   struct Candidate {
     cublasLtReductionScheme_t reduction;
     uint16_t splits;
   };
-  for (const Candidate& candidate : {Candidate{CUBLASLT_REDUCTION_SCHEME_INPLACE, 3}, {CUBLASLT_REDUCTION_SCHEME_NONE, 1},
-                                     {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2}, {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 4},
+  for (const Candidate& candidate : {Candidate{CUBLASLT_REDUCTION_SCHEME_INPLACE, 3},
+                                     {CUBLASLT_REDUCTION_SCHEME_NONE, 1},
+                                     {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2},
+                                     {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 4},
                                      {CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 2}}) {
     const bool is_in_place = candidate.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE;
     const uint64_t least = candidate.splits > 1 && !is_in_place ? candidate.splits * part_bytes : 0;  // of workspace
     const bool is_allowed = (candidate.reduction & ~preference->reductions) == 0;
     if (*returned == requested || !is_allowed || candidate.splits > k || least > most) continue;
-    Algo algo = {algo_magic, hash_problem(*desc, *a, *b, *c, *d), std::max(least, std::min(most, wanted)), {}, candidate.splits,
-                 uint16_t(candidate.reduction)};
+    Algo algo = {algo_magic,       hash_problem(*desc, *a, *b, *c, *d), std::max(least, std::min(most, wanted)), {},
+                 candidate.splits, uint16_t(candidate.reduction)};
     memcpy(algo.alignment, preference->alignment, sizeof preference->alignment);
     algo.alignment[4] = align_bias, algo.alignment[5] = align_aux;
     cublasLtMatmulHeuristicResult_t& result = results[(*returned)++];
@@ -370,13 +382,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo, void* workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
-  if (algo == nullptr) emu::fatal("cublasLtMatmul: without an algorithm, which is not emulated; use one that the heuristic returns");
+  if (algo == nullptr)
+    emu::fatal("cublasLtMatmul: without an algorithm, which is not emulated; use one that the heuristic returns");
   Algo chosen;
   memcpy(&chosen, algo, sizeof chosen);
   if (chosen.magic != algo_magic) return CUBLAS_STATUS_INVALID_VALUE;
   if (chosen.problem != hash_problem(*desc, *a_layout, *b_layout, *c_layout, *d_layout)) {
-    emu::fatal(
-        "cublasLtMatmul: the algorithm was chosen for another problem (types, shapes, operations or epilogue differ)");
+    emu::fatal("cublasLtMatmul: the algorithm was chosen for another problem (types, shapes, operations or epilogue "
+               "differ)");
   }
   if (workspace_bytes < chosen.workspace_bytes) return CUBLAS_STATUS_INVALID_VALUE;
 

@@ -95,7 +95,8 @@ struct OpenMemory {
   OpenMemory(const OpenMemory&) = delete;
 };
 
-// Device and pinned host memory. The first two return nullptr if not enough memory is left, the others false if p was not allocated here.
+// Device and pinned host memory. The first two return nullptr if not enough memory is left, the others false if p was
+// not allocated here.
 void* allocate(size_t bytes);
 void* allocate_pinned(size_t bytes);
 bool release(void* p);
@@ -104,15 +105,16 @@ bool release_pinned(void* p);
 size_t memory_available();  // bytes: of SLA_EMU_MEMORY, or of the machine
 size_t memory_total();
 
-// What the real libraries allocate on the device when they are first used: a kernel's code is loaded at the first launch, NCCL connects in
-// init or at the first collective. False if not enough memory is left.
+// What the real libraries allocate on the device when they are first used: a kernel's code is loaded at the first
+// launch, NCCL connects in init or at the first collective. False if not enough memory is left.
 enum class Library { modules, graphs, nccl };
 bool take_for(Library library);
 
 bool is_device_memory(const void* p);  // in the reserved range, allocated or not
 bool is_pinned(const void* p, size_t bytes);
 
-// Aborts, naming `what`, unless the bytes are within one device allocation and, with Gaps::refuse, none of them is poisoned.
+// Aborts, naming `what`, unless the bytes are within one device allocation and, with Gaps::refuse, none of them is
+// poisoned.
 enum class Gaps { refuse, allow };
 void check_device_range(const char* what, const void* p, size_t bytes, Gaps gaps = Gaps::refuse);
 
@@ -159,10 +161,11 @@ void run_ldmatrix(void* const (&operands)[32], bool transposed);
 // ----------------------------------------------------------------------------
 // runtime.cpp
 
-// Queues an operation on a stream, or makes it a node of the graph that is being captured there: then it runs as often as the graph is
-// launched. `name` is a string constant. Fails if the capture has been lost.
+// Queues an operation on a stream, or makes it a node of the graph that is being captured there: then it runs as often
+// as the graph is launched. `name` is a string constant. Fails if the capture has been lost.
 cudaError_t enqueue(const char* name, cudaStream_t stream, std::function<void()> run);
-cudaError_t enqueue_launch(const char* name, cudaStream_t stream, std::function<void()> run);  // a kernel or a matmul: counted
+cudaError_t enqueue_launch(const char* name, cudaStream_t stream, std::function<void()> run);  // a kernel or a matmul:
+                                                                                               // counted
 Counters& mutable_counters();
 
 }  // namespace emu

@@ -1,5 +1,6 @@
-// Device memory. It has a range of addresses of its own, with a poisoned red zone before and after each allocation, so that
-// AddressSanitizer finds every access of a kernel outside of its allocations. While host code runs, the range has no access rights.
+// Device memory. It has a range of addresses of its own, with a poisoned red zone before and after each allocation, so
+// that AddressSanitizer finds every access of a kernel outside of its allocations. While host code runs, the range has
+// no access rights.
 #include <sys/mman.h>  // mmap, mprotect, madvise
 #include <algorithm>   // std::max, std::min
 #include <cstdio>      // snprintf, sscanf
@@ -39,7 +40,9 @@ DeviceMemory& memory() {
     m->base = reinterpret_cast<uintptr_t>(p);
     if (const char* sizes = getenv("SLA_EMU_MEMORY")) {
       if (sscanf(sizes, "%zu,%zu,%zu,%zu", &m->most, &m->libraries[0], &m->libraries[1], &m->libraries[2]) < 1)
-        fatal("SLA_EMU_MEMORY is \"%s\"; it should be the GPU's megabytes, and those of modules, graphs and NCCL: 1200,600,100,200", sizes);
+        fatal("SLA_EMU_MEMORY is \"%s\"; it should be the GPU's megabytes, and those of modules, graphs and NCCL: "
+              "1200,600,100,200",
+              sizes);
       m->most *= 1000000;
       for (size_t& bytes : m->libraries) bytes *= 1000000;
     }

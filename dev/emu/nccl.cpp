@@ -1,6 +1,6 @@
-// NCCL on MPI. A collective is an operation of its stream: when it runs, the process waits for the other ranks, all exchange which
-// collective they have called, and only then data moves. Sums are taken in the order of the ranks with NCCL_NVLS_ENABLE=0; otherwise in an
-// order drawn from the seed, as on a machine whose NVSwitch adds up.
+// NCCL on MPI. A collective is an operation of its stream: when it runs, the process waits for the other ranks, all
+// exchange which collective they have called, and only then data moves. Sums are taken in the order of the ranks with
+// NCCL_NVLS_ENABLE=0; otherwise in an order drawn from the seed, as on a machine whose NVSwitch adds up.
 #include "nccl.h"
 #include <mpi.h>        // MPI_Iallgather, MPI_Alltoall, ...
 #include <unistd.h>     // usleep, getpid
@@ -18,9 +18,9 @@
 struct ncclComm {
   MPI_Comm mpi;
   int rank, size;
-  bool owns_mpi;                                                       // MPI was initialised for it
+  bool owns_mpi;  // MPI was initialised for it
   bool sums_in_any_order;
-  std::shared_ptr<uint64_t> left = std::make_shared<uint64_t>(0);      // collectives that are queued
+  std::shared_ptr<uint64_t> left = std::make_shared<uint64_t>(0);  // collectives that are queued
   uint64_t done = 0;
 };
 
@@ -34,7 +34,8 @@ struct Call {
 
 std::string text_of(const Call& call) {
   char text[96];
-  snprintf(text, sizeof text, "%s of %lld elements of type %lld", call.what, (long long)call.count, (long long)call.type);
+  snprintf(text, sizeof text, "%s of %lld elements of type %lld", call.what, (long long)call.count,
+           (long long)call.type);
   return text;
 }
 
@@ -49,8 +50,8 @@ double patience_seconds() {
   return seconds != nullptr ? atof(seconds) : 120;
 }
 
-// Waits for all ranks. Sleeps in between, as cores may be fewer than ranks. Aborts if a rank does not call a collective before the
-// timeout, or calls another one.
+// Waits for all ranks. Sleeps in between, as cores may be fewer than ranks. Aborts if a rank does not call a collective
+// before the timeout, or calls another one.
 void meet(ncclComm& comm, const Call& call) {
   std::vector<Call> calls(size_t(comm.size));
   MPI_Request request;
@@ -69,11 +70,13 @@ void meet(ncclComm& comm, const Call& call) {
 
 size_t element_bytes(ncclDataType_t type) { return type == ncclDouble ? 8 : type == ncclFloat ? 4 : 2; }
 
-// Without ASan's checks, as a bucket of gradients has gaps between its tensors. Copies whole floats and doubles if it can.
+// Without ASan's checks, as a bucket of gradients has gaps between its tensors. Copies whole floats and doubles if it
+// can.
 template <class T>
 __attribute__((no_sanitize("address"))) void copy_elements(void* to, const void* from, size_t count) {
   for (size_t i = 0; i < count; i++)
-    static_cast<volatile T*>(to)[i] = static_cast<const volatile T*>(from)[i];  // volatile: or it becomes a call of memcpy
+    static_cast<volatile T*>(to)[i] = static_cast<const volatile T*>(from)[i];  // volatile: or it becomes a call of
+                                                                                // memcpy
 }
 void copy(void* to, const void* from, size_t count, ncclDataType_t type) {
   if (type == ncclDouble) copy_elements<uint64_t>(to, from, count);
@@ -131,8 +134,9 @@ void all_gather(const ncclComm& comm, const void* sent, void* received, size_t c
   copy(received, gathered(comm, mine).data(), count * size_t(comm.size), type);
 }
 
-// Queues `run`, which reads `sent_parts` times count elements and writes `received_parts` times as many. Ranges are checked now and
-// when it runs. Buffers that overlap must do so as NCCL allows it: a part of the larger one that is this rank's, or all of it.
+// Queues `run`, which reads `sent_parts` times count elements and writes `received_parts` times as many. Ranges are
+// checked now and when it runs. Buffers that overlap must do so as NCCL allows it: a part of the larger one that is
+// this rank's, or all of it.
 ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent, size_t sent_parts, void* received,
                    size_t received_parts, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
   if (comm == nullptr || (type != ncclFloat && type != ncclDouble && type != ncclBfloat16)) return ncclInvalidArgument;
@@ -143,7 +147,8 @@ ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent
   };
   check();
   if (!emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
-  if (part * size_t(comm->size) > size_t(1) << 30) emu::fatal("%s: %zu elements are more than the emulator moves at once", name, count);
+  if (part * size_t(comm->size) > size_t(1) << 30)
+    emu::fatal("%s: %zu elements are more than the emulator moves at once", name, count);
   const auto *s = static_cast<const char*>(sent), *r = static_cast<const char*>(received);
   const size_t place = size_t(comm->rank) * part;
   const char* in_place = sent_parts > received_parts ? s + place : r + (received_parts > sent_parts ? place : 0);
@@ -152,7 +157,8 @@ ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent
   if (logs_collectives()) {
     int priority = 0;
     cudaStreamGetPriority(stream, &priority);
-    printf("NCCL INFO %s: count %zu datatype %d nranks %d stream priority %d\n", name + strlen("nccl"), count, int(type), comm->size, priority);
+    printf("NCCL INFO %s: count %zu datatype %d nranks %d stream priority %d\n", name + strlen("nccl"), count,
+           int(type), comm->size, priority);
   }
   Call call = {};
   snprintf(call.what, sizeof call.what, "%s", name);
@@ -186,7 +192,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-// All of mpirun's processes make the communicator together. As with NCCL, no two of them may use the same GPU of a machine.
+// All of mpirun's processes make the communicator together. As with NCCL, no two of them may use the same GPU of a
+// machine.
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
   *comm = nullptr;
   if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return ncclInvalidArgument;
@@ -195,10 +202,12 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
   if (!is_initialized) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
   MPI_Query_thread(&threads);
   if (threads < MPI_THREAD_FUNNELED)
-    emu::fatal("ncclCommInitRank: MPI was initialized for a process of one thread, but NCCL starts others; call MPI_Init_thread");
+    emu::fatal("ncclCommInitRank: MPI was initialized for a process of one thread, but NCCL starts others; call "
+               "MPI_Init_thread");
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   if (world != num_ranks)
-    emu::fatal("ncclCommInitRank for %d ranks, but mpirun has started %d processes, which are the emulated ranks", num_ranks, world);
+    emu::fatal("ncclCommInitRank for %d ranks, but mpirun has started %d processes, which are the emulated ranks",
+               num_ranks, world);
 
   struct Member {
     ncclUniqueId id;
@@ -217,17 +226,21 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
   for (int other = 0; other < num_ranks; other++) {
     const Member& m = all[size_t(other)];
     if (m.rank != other) emu::fatal("ncclCommInitRank: no process is rank %d of %d", other, num_ranks);
-    if (memcmp(&m.id, &id, sizeof id) != 0) emu::fatal("ncclCommInitRank: ranks %d and %d have not the same id", rank, other);
+    if (memcmp(&m.id, &id, sizeof id) != 0)
+      emu::fatal("ncclCommInitRank: ranks %d and %d have not the same id", rank, other);
     if (other != rank && m.device == me.device && strcmp(m.host, me.host) == 0) return ncclInvalidUsage;
   }
-  const char* late = getenv("NCCL_RUNTIME_CONNECT");  // by default NCCL connects, and allocates, at the first collective
+  const char* late = getenv("NCCL_RUNTIME_CONNECT");  // by default NCCL connects, and allocates, at the first
+                                                      // collective
   if (late != nullptr && strcmp(late, "0") == 0 && !emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
   *comm = made;
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  if (*comm->left > 0) emu::fatal("ncclCommDestroy with %llu collectives that have not run; synchronize first", (unsigned long long)*comm->left);
+  if (*comm->left > 0)
+    emu::fatal("ncclCommDestroy with %llu collectives that have not run; synchronize first",
+               (unsigned long long)*comm->left);
   Call call = {};
   snprintf(call.what, sizeof call.what, "ncclCommDestroy");
   meet(*comm, call);
@@ -237,16 +250,19 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclAllReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t,
+                           ncclComm_t comm, cudaStream_t stream) {
   return queue("ncclAllReduce", all_reduce, sent, 1, received, 1, count, type, comm, stream);
 }
 
-ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
-                               cudaStream_t stream) {
-  return queue("ncclReduceScatter", reduce_scatter, sent, comm != nullptr ? size_t(comm->size) : 0, received, 1, count, type, comm, stream);
+ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t,
+                               ncclComm_t comm, cudaStream_t stream) {
+  return queue("ncclReduceScatter", reduce_scatter, sent, comm != nullptr ? size_t(comm->size) : 0, received, 1, count,
+               type, comm, stream);
 }
 
-ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
-  return queue("ncclAllGather", all_gather, sent, 1, received, comm != nullptr ? size_t(comm->size) : 0, count, type, comm, stream);
+ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return queue("ncclAllGather", all_gather, sent, 1, received, comm != nullptr ? size_t(comm->size) : 0, count, type,
+               comm, stream);
 }

@@ -1,5 +1,6 @@
-// Reports the kernel, block and thread in which something went wrong. Other tools find the fault (AddressSanitizer, UBSan's
-// alignment check, the MMU); they know addresses and lines of code, and this adds where in the emulated program it happened.
+// Reports the kernel, block and thread in which something went wrong. Other tools find the fault (AddressSanitizer,
+// UBSan's alignment check, the MMU); they know addresses and lines of code, and this adds where in the emulated program
+// it happened.
 #include <signal.h>  // sigaction, sigaltstack
 #include <unistd.h>  // write
 #include <cstdarg>   // va_list
@@ -18,7 +19,8 @@ namespace {
 
 bool reported = false;  // one line per process: abort() or a second tool must not add another
 
-// `emulated GPU: in <where>: <what>`. Called from signal handlers and from inside ASan's report: no allocation, no stdio.
+// `emulated GPU: in <where>: <what>`. Called from signal handlers and from inside ASan's report: no allocation, no
+// stdio.
 void report(const char* what) {
   if (reported) return;
   reported = true;
@@ -31,7 +33,8 @@ void report(const char* what) {
   } else if (r.kernel != nullptr) {
     n = snprintf(line, sizeof line, "emulated GPU: in kernel %s: %s\n", r.kernel, what);
   } else {
-    n = snprintf(line, sizeof line, "emulated GPU: in %s: %s\n", r.operation != nullptr ? r.operation : "host code", what);
+    n = snprintf(line, sizeof line, "emulated GPU: in %s: %s\n", r.operation != nullptr ? r.operation : "host code",
+                 what);
   }
   const size_t length = n < int(sizeof line) ? size_t(n) : sizeof line - 1;
   if (write(STDERR_FILENO, line, length) < 0) _exit(134);  // stderr is closed
@@ -54,7 +57,8 @@ void on_segv(int, siginfo_t* info, void*) {
     snprintf(what, sizeof what, "accesses address %p, which is not mapped", info->si_addr);
   }
   report(what);
-  // Back to the faulting instruction, which faults again: ASan's handler, or the default, then prints the stack and ends it.
+  // Back to the faulting instruction, which faults again: ASan's handler, or the default, then prints the stack and
+  // ends it.
   sigaction(SIGSEGV, &previous_handler, nullptr);
 }
 
@@ -90,8 +94,9 @@ void install_signal_handler() {
 }  // namespace emu
 
 #if defined(__SANITIZE_ADDRESS__)
-// A program leaves its device, its streams and its cuBLASLt plans to the end of the process, as with a driver: no leak to report. And
-// locals live on the fibers' own stacks, not on ASan's fake ones, which would cost a switch several times its price.
+// A program leaves its device, its streams and its cuBLASLt plans to the end of the process, as with a driver: no leak
+// to report. And locals live on the fibers' own stacks, not on ASan's fake ones, which would cost a switch several
+// times its price.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0:detect_stack_use_after_return=0"; }
 
 // ASan calls this before it prints its report, and UBSan the other.

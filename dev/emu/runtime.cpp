@@ -1,8 +1,8 @@
 // The runtime API: streams, events, graphs, copies, launches.
 //
-// An operation is a closure in its stream's queue. Nothing runs until the host waits for something; then streams whose first
-// operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks an event
-// wait meets stale data under some seed.
+// An operation is a closure in its stream's queue. Nothing runs until the host waits for something; then streams whose
+// first operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks
+// an event wait meets stale data under some seed.
 #include <cxxabi.h>       // abi::__cxa_demangle
 #include <dlfcn.h>        // dladdr
 #include <algorithm>      // std::find
@@ -64,7 +64,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
   std::shared_ptr<const std::vector<Operation>> nodes;
-  cudaStream_t stream = nullptr;  // of the last launch
+  cudaStream_t stream = nullptr;                                            // of the last launch
   std::shared_ptr<uint64_t> launches_left = std::make_shared<uint64_t>(0);  // which have not run yet
 };
 
@@ -114,7 +114,8 @@ CUstream_st& checked(cudaStream_t stream, const char* name) {
           name);
   }
   const auto& streams = runtime().streams;
-  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) fatal("%s on a stream that does not exist", name);
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end())
+    fatal("%s on a stream that does not exist", name);
   return *stream;
 }
 
@@ -144,8 +145,8 @@ bool held_up(const CUstream_st& stream) {
   return first.wait_for != nullptr && !first.wait_for->done;
 }
 
-// The stream that must advance for `stream` to advance: itself, or the one that records the event it waits for. This ends, as
-// an operation waits only for what was queued before it.
+// The stream that must advance for `stream` to advance: itself, or the one that records the event it waits for. This
+// ends, as an operation waits only for what was queued before it.
 cudaStream_t needed_for(cudaStream_t stream) {
   while (held_up(*stream)) stream = stream->queue.front().wait_for->stream;
   return stream;
@@ -168,8 +169,8 @@ cudaStream_t draw_stream(cudaStream_t avoided) {
   return able.empty() ? nullptr : able[rng.below(uint32_t(able.size()))];
 }
 
-// Runs operations until `stream` has done its first `count` ones. Draws how eager the device is: as lazy as it may be, as
-// eager on other streams as it can be, or anything between.
+// Runs operations until `stream` has done its first `count` ones. Draws how eager the device is: as lazy as it may be,
+// as eager on other streams as it can be, or anything between.
 void run_until(CUstream_st& stream, uint64_t count) {
   if (stream.num_done >= count) return;
   OpenMemory open;
@@ -202,7 +203,8 @@ Kernel& kernel_of(const void* function) {
     free(demangled);
     return kernel;
   }
-  // Static functions, and all of them if the program was linked without -rdynamic, are known to the debug information alone.
+  // Static functions, and all of them if the program was linked without -rdynamic, are known to the debug information
+  // alone.
   char name[1024] = "with an unknown name (static, or linked without -rdynamic)";
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_symbolize_pc(const_cast<void*>(function), "%f", name, sizeof name);
@@ -324,7 +326,8 @@ cudaError_t cudaGetLastError() {
 // Device
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  const char* processes = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");  // a machine has a GPU for each process that mpirun starts on it
+  const char* processes = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");  // a machine has a GPU for each process that mpirun
+                                                                 // starts on it
   *count = processes != nullptr ? max(1, atoi(processes)) : 1;
   return cudaSuccess;
 }
@@ -357,7 +360,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[15] = char(device);
   properties->major = runtime().major;
   properties->minor = runtime().minor;
-  properties->multiProcessorCount = 6;  // few: a kernel that launches blocks per multiprocessor should not take long here
+  properties->multiProcessorCount = 6;  // few: a kernel that launches blocks per multiprocessor should not take long
+                                        // here
   properties->warpSize = warpSize;
   properties->l2CacheSize = (runtime().major >= 9 ? 50 : 40) << 20;
   properties->totalGlobalMem = memory_total();
@@ -390,7 +394,9 @@ cudaError_t cudaDeviceSynchronize() {
 // ----------------------------------------------------------------------------
 // Streams and events
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
 
 // Streams advance in random order whatever their priorities are: a GPU promises none.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
@@ -491,7 +497,8 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   CUstream_st& s = checked(stream, "cudaStreamBeginCapture");
-  if (mode != cudaStreamCaptureModeGlobal && mode != cudaStreamCaptureModeThreadLocal) return failed(cudaErrorInvalidValue);
+  if (mode != cudaStreamCaptureModeGlobal && mode != cudaStreamCaptureModeThreadLocal)
+    return failed(cudaErrorInvalidValue);
   if (s.capture != nullptr) return failed(cudaErrorIllegalState);
   s.capture = std::make_unique<Capture>();
   return cudaSuccess;
@@ -590,9 +597,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
-// Pageable host memory is written before the call returns, and read before it returns or when the copy runs, as the seed has it: CUDA
-// promises neither. Pinned memory is read and written when the copy runs; a capture refuses pageable memory. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a
-// graph may be after they were freed.
+// Pageable host memory is written before the call returns, and read before it returns or when the copy runs, as the
+// seed has it: CUDA promises neither. Pinned memory is read and written when the copy runs; a capture refuses pageable
+// memory. Ranges are checked now, while the caller is on the stack, and again when the copy runs, which in a graph may
+// be after they were freed.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   static const char* const name = "cudaMemcpyAsync";
   CUstream_st& s = checked(stream, name);

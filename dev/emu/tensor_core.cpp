@@ -1,10 +1,11 @@
-// Tensor cores and asynchronous copies. Fragment layouts are those of the PTX manual's section on warp-level matrix instructions: with
-// group = lane / 4 and i = lane % 4,
+// Tensor cores and asynchronous copies. Fragment layouts are those of the PTX manual's section on warp-level matrix
+// instructions: with group = lane / 4 and i = lane % 4,
 //
 //   a (16 x 16)   register r holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next
 //   b (16 x 8)    register r holds column group, rows 2 i + 8 r and the next
 //   d (16 x 8)    element e is at row group + 8 (e / 2), column 2 i + e % 2
-//   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 i and the next; transposed, column group, rows 2 i
+//   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 i and the next; transposed, column
+//   group, rows 2 i
 //                 and the next. Lane n passes the address of row n % 8 of matrix n / 8.
 #include <cstring>  // memcpy, memset
 #include "emu.h"
@@ -48,7 +49,8 @@ void copy_now(const AsyncCopy& copy) {
 
 }  // namespace
 
-// Products are exact in float, as on the tensor core. The order of a tensor core's additions is not documented; here it is that of k.
+// Products are exact in float, as on the tensor core. The order of a tensor core's additions is not documented; here it
+// is that of k.
 FAST void run_mma(void* const (&operands)[32]) {
   using Row = float __attribute__((vector_size(32)));
   float a[16][16];
@@ -73,7 +75,8 @@ FAST void run_mma(void* const (&operands)[32]) {
       static_cast<const MmaOperands*>(operands[lane])->d[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
 }
 
-// Shared memory has 32 banks of 4 bytes: the eight rows of a matrix are read at once if they are in different eighths of 128 bytes.
+// Shared memory has 32 banks of 4 bytes: the eight rows of a matrix are read at once if they are in different eighths
+// of 128 bytes.
 void run_ldmatrix(void* const (&operands)[32], bool transposed) {
   uint16_t rows[4][8][8];
   for (int matrix = 0; matrix < 4; matrix++) {
@@ -104,8 +107,8 @@ void ldmatrix_x4(unsigned (&d)[4], const void* row, bool transposed, Site site) 
   if (!is_shared(row, 16) || reinterpret_cast<uintptr_t>(row) % 16 != 0)
     fatal("ldmatrix at %s:%d: %p is not 16 aligned bytes of shared memory", site.file, site.line, row);
   LdmatrixOperands operands = {d, static_cast<const unsigned char*>(row)};
-  meet_warp(transposed ? SyncPoint::ldmatrix_trans : SyncPoint::ldmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&operands), 0, 32,
-            site);
+  meet_warp(transposed ? SyncPoint::ldmatrix_trans : SyncPoint::ldmatrix, 0xffffffffu,
+            reinterpret_cast<uint64_t>(&operands), 0, 32, site);
 }
 
 void cp_async(void* shared, const void* global, int bytes, int bytes_read) {
@@ -114,7 +117,8 @@ void cp_async(void* shared, const void* global, int bytes, int bytes_read) {
     fatal("cp.async of %d bytes, %d of them read", bytes, bytes_read);
   if (!is_shared(shared, size_t(bytes)) || reinterpret_cast<uintptr_t>(shared) % size_t(bytes) != 0)
     fatal("cp.async to %p, which is not %d aligned bytes of shared memory", shared, bytes);
-  if (reinterpret_cast<uintptr_t>(global) % size_t(bytes) != 0) fatal("cp.async of %d bytes from %p, which is not aligned", bytes, global);
+  if (reinterpret_cast<uintptr_t>(global) % size_t(bytes) != 0)
+    fatal("cp.async of %d bytes from %p, which is not aligned", bytes, global);
   mutable_counters().bytes_read_async += uint64_t(bytes_read);
   const AsyncCopy copy = {shared, global, bytes, bytes_read};
   if (copies_are_late()) copies_of_thread().pending.push_back(copy);

@@ -1,28 +1,30 @@
-// An emulated AMX unit, for CPUs with AVX512-BF16 and without AMX: oneDNN's kernels for AMX run there, instruction by instruction.
+// An emulated AMX unit, for CPUs with AVX512-BF16 and without AMX: oneDNN's kernels for AMX run there, instruction by
+// instruction.
 //
 //   ONEDNN_CPUID=build/onednn_cpuid.txt LD_PRELOAD=build/emulated_amx.so PROGRAM
 //
-// ONEDNN_CPUID lists where oneDNN asks for the CPU's features (the Makefile makes it with objdump). Those instructions are replaced by illegal
-// ones before main(). The CPU does not know AMX's instructions either: each raises SIGILL, whose handler does what the instruction does (Intel's
-// Software Developer's Manual, volume 2) on tiles that each thread has. A trap takes some microseconds; all other code runs at full speed.
+// ONEDNN_CPUID lists where oneDNN asks for the CPU's features (the Makefile makes it with objdump). Those instructions
+// are replaced by illegal ones before main(). The CPU does not know AMX's instructions either: each raises SIGILL,
+// whose handler does what the instruction does (Intel's Software Developer's Manual, volume 2) on tiles that each
+// thread has. A trap takes some microseconds; all other code runs at full speed.
 //
-// What the manual calls #UD or #GP ends the program with a message: tiles used before LDTILECFG or before Linux has allowed it (arch_prctl),
-// shapes that do not fit, and instructions other than those that bf16 takes. At the program's end the number of instructions of each kind goes
-// to stderr.
-#include <cpuid.h>        // __cpuid_count
-#include <dlfcn.h>        // dlsym
-#include <immintrin.h>    // _mm_setcsr
-#include <link.h>         // dl_iterate_phdr
-#include <signal.h>       // sigaction
-#include <sys/mman.h>     // mprotect
-#include <sys/syscall.h>  // SYS_arch_prctl
-#include <ucontext.h>     // ucontext_t
-#include <unistd.h>       // write, _exit
-#include <atomic>         // std::atomic
-#include <cstdarg>        // va_list
-#include <cstdint>        // uint8_t
-#include <cstdio>         // snprintf
-#include <cstring>        // memcpy, strcmp, strncmp
+// What the manual calls #UD or #GP ends the program with a message: tiles used before LDTILECFG or before Linux has
+// allowed it (arch_prctl), shapes that do not fit, and instructions other than those that bf16 takes. At the program's
+// end the number of instructions of each kind goes to stderr.
+#include <cpuid.h>           // __cpuid_count
+#include <dlfcn.h>           // dlsym
+#include <immintrin.h>       // _mm_setcsr
+#include <link.h>            // dl_iterate_phdr
+#include <signal.h>          // sigaction
+#include <sys/mman.h>        // mprotect
+#include <sys/syscall.h>     // SYS_arch_prctl
+#include <ucontext.h>        // ucontext_t
+#include <unistd.h>          // write, _exit
+#include <atomic>            // std::atomic
+#include <cstdarg>           // va_list
+#include <cstdint>           // uint8_t
+#include <cstdio>            // snprintf
+#include <cstring>           // memcpy, strcmp, strncmp
 #include <initializer_list>  // std::initializer_list
 
 namespace {
@@ -43,7 +45,8 @@ thread_local Unit unit __attribute__((tls_model("initial-exec")));
 std::atomic<bool> allowed{false};  // by arch_prctl
 
 enum Kind { ldtilecfg, tilerelease, tilezero, tileload, tilestore, tdpbf16ps, num_kinds };
-const char* const kind_names[num_kinds] = {"LDTILECFG", "TILERELEASE", "TILEZERO", "TILELOADD", "TILESTORED", "TDPBF16PS"};
+const char* const kind_names[num_kinds] = {"LDTILECFG", "TILERELEASE", "TILEZERO",
+                                           "TILELOADD", "TILESTORED",  "TDPBF16PS"};
 std::atomic<long long> counts[num_kinds];
 
 // Ends the program; for use in a signal handler.
@@ -57,8 +60,8 @@ std::atomic<long long> counts[num_kinds];
 // ----------------------------------------------------------------------------
 // Instructions
 
-// The operand of LDTILECFG: byte 0 is the palette, 1 the row to begin with after an interrupted load, 2 to 15 are reserved; then 16 times
-// bytes a row, uint16, and 16 times rows, uint8.
+// The operand of LDTILECFG: byte 0 is the palette, 1 the row to begin with after an interrupted load, 2 to 15 are
+// reserved; then 16 times bytes a row, uint16, and 16 times rows, uint8.
 void configure(const uint8_t* config, const void* at) {
   unit.configured = config[0] != 0;
   if (!unit.configured) return;
@@ -69,7 +72,8 @@ void configure(const uint8_t* config, const void* at) {
     uint16_t bytes;
     memcpy(&bytes, config + 16 + 2 * t, sizeof bytes);
     const int rows = config[48 + t];
-    if (t >= num_tiles ? bytes != 0 || rows != 0 : bytes > bytes_of_row || rows > max_rows || (bytes == 0) != (rows == 0))
+    if (t >= num_tiles ? bytes != 0 || rows != 0
+                       : bytes > bytes_of_row || rows > max_rows || (bytes == 0) != (rows == 0))
       fail("LDTILECFG of a tile that is too large or half empty", at);
     if (t < num_tiles) unit.rows[t] = rows, unit.bytes[t] = bytes;
   }
@@ -82,20 +86,23 @@ void check_configured(int tile, const void* at) {
 
 void load(int tile, const uint8_t* memory, int64_t stride) {
   memset(unit.tiles[tile], 0, sizeof unit.tiles[tile]);
-  for (int row = 0; row < unit.rows[tile]; row++) memcpy(unit.tiles[tile][row], memory + row * stride, size_t(unit.bytes[tile]));
+  for (int row = 0; row < unit.rows[tile]; row++)
+    memcpy(unit.tiles[tile][row], memory + row * stride, size_t(unit.bytes[tile]));
 }
 
 void store(int tile, uint8_t* memory, int64_t stride) {
-  for (int row = 0; row < unit.rows[tile]; row++) memcpy(memory + row * stride, unit.tiles[tile][row], size_t(unit.bytes[tile]));
+  for (int row = 0; row < unit.rows[tile]; row++)
+    memcpy(memory + row * stride, unit.tiles[tile][row], size_t(unit.bytes[tile]));
 }
 
-// d (rows, n) += a (rows, 2 k) b (2 k, n) in fp32, where b's rows 2 i and 2 i + 1 lie interleaved in its tile's row i. The sums over even and
-// odd rows of b are formed apart, from zero on, and added in the end; subnormal numbers count as zero. Products of bf16 are exact in fp32.
+// d (rows, n) += a (rows, 2 k) b (2 k, n) in fp32, where b's rows 2 i and 2 i + 1 lie interleaved in its tile's row i.
+// The sums over even and odd rows of b are formed apart, from zero on, and added in the end; subnormal numbers count as
+// zero. Products of bf16 are exact in fp32.
 void multiply(int d, int a, int b, const void* at) {
   for (int tile : {d, a, b}) check_configured(tile, at);
   if (d == a || d == b || a == b) fail("TDPBF16PS of a tile and itself", at);
-  if (unit.bytes[d] % 4 != 0 || unit.bytes[a] % 4 != 0 || unit.bytes[b] != unit.bytes[d] || unit.rows[a] != unit.rows[d] ||
-      unit.bytes[a] != 4 * unit.rows[b])
+  if (unit.bytes[d] % 4 != 0 || unit.bytes[a] % 4 != 0 || unit.bytes[b] != unit.bytes[d] ||
+      unit.rows[a] != unit.rows[d] || unit.bytes[a] != 4 * unit.rows[b])
     fail("TDPBF16PS of tiles whose shapes do not fit", at);
   _mm_setcsr(_mm_getcsr() | 0x8040);  // flush to zero, denormals are zero; the kernel restores the program's
   using Words = uint32_t __attribute__((vector_size(bytes_of_row)));
@@ -118,7 +125,8 @@ void multiply(int d, int a, int b, const void* at) {
 }
 
 // ----------------------------------------------------------------------------
-// Decoding: C4, then R X B (inverted) and the opcode's map, then W, vvvv (inverted), L and the prefix, then opcode and ModRM
+// Decoding: C4, then R X B (inverted) and the opcode's map, then W, vvvv (inverted), L and the prefix, then opcode and
+// ModRM
 
 using Registers = greg_t*;
 
@@ -161,13 +169,15 @@ int run_amx(Registers registers, const uint8_t* code) {
   if (code[0] != 0xc4 || (code[1] & 0x1f) != 2 || (code[2] & 0x84) != 0) return 0;
   enum { no_prefix, prefix_66, prefix_f3, prefix_f2 };
   const bool x = (code[1] & 0x40) == 0, b = (code[1] & 0x20) == 0, in_memory = code[4] >> 6 != 3;
-  const int prefix = code[2] & 3, third = ~(code[2] >> 3) & 15, opcode = code[3], reg = code[4] >> 3 & 7, rm = code[4] & 7;
+  const int prefix = code[2] & 3, third = ~(code[2] >> 3) & 15, opcode = code[3], reg = code[4] >> 3 & 7,
+            rm = code[4] & 7;
   Kind kind;
   Operand memory = {nullptr, 0, 1};
   if (opcode == 0x49 && prefix == no_prefix) kind = in_memory ? ldtilecfg : tilerelease;
   else if (opcode == 0x49 && prefix == prefix_f2 && !in_memory) kind = tilezero;
   else if (opcode == 0x4b && in_memory && prefix == prefix_f3) kind = tilestore;
-  else if (opcode == 0x4b && in_memory && prefix != no_prefix) kind = tileload;  // with 66 a hint that the data will not be used again
+  else if (opcode == 0x4b && in_memory && prefix != no_prefix)
+    kind = tileload;  // with 66 a hint that the data will not be used again
   else if (opcode == 0x5c && prefix == prefix_f3 && !in_memory) kind = tdpbf16ps;
   else return 0;
   if (!allowed) fail("an instruction of AMX before arch_prctl has allowed it", code);
@@ -185,10 +195,11 @@ int run_amx(Registers registers, const uint8_t* code) {
 }
 
 // ----------------------------------------------------------------------------
-// What the CPU says of itself: this CPU's own features with AMX, and the caches and two cores of a Sapphire Rapids, for whose sizes oneDNN
-// chooses its blocks
+// What the CPU says of itself: this CPU's own features with AMX, and the caches and two cores of a Sapphire Rapids, for
+// whose sizes oneDNN chooses its blocks
 
-constexpr uint8_t illegal[2] = {0x0f, 0x0b}, after_xgetbv = 0x06;  // ud2; xgetbv has a third byte, and 06 begins no instruction
+constexpr uint8_t illegal[2] = {0x0f, 0x0b}, after_xgetbv = 0x06;  // ud2; xgetbv has a third byte, and 06 begins no
+                                                                   // instruction
 
 void run_cpuid(Registers registers) {
   const auto leaf = uint32_t(registers[REG_RAX]), sub = uint32_t(registers[REG_RCX]);
@@ -201,10 +212,10 @@ void run_cpuid(Registers registers) {
     case 0: a = 0x1f, b = 0x756e6547, d = 0x49656e69, c = 0x6c65746e; break;  // GenuineIntel
     case 4:
       a = b = c = d = 0;
-      if (sub == 0) cache(1, 1, 12, 64, 1);          // 48 KB for data
-      if (sub == 1) cache(2, 1, 8, 64, 1);           // 32 KB for instructions
-      if (sub == 2) cache(3, 2, 16, 2048, 1);        // 2 MB
-      if (sub == 3) cache(3, 3, 15, 57344, 2);       // 52.5 MB
+      if (sub == 0) cache(1, 1, 12, 64, 1);     // 48 KB for data
+      if (sub == 1) cache(2, 1, 8, 64, 1);      // 32 KB for instructions
+      if (sub == 2) cache(3, 2, 16, 2048, 1);   // 2 MB
+      if (sub == 3) cache(3, 3, 15, 57344, 2);  // 52.5 MB
       break;
     case 7:
       if (sub == 0) d |= 1 << 22 | 1 << 24 | 1 << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
@@ -265,13 +276,14 @@ int replace_in_onednn(dl_phdr_info* library, size_t, void* path) {
   if (file == nullptr) fail("ONEDNN_CPUID names no file");
   unsigned long long address;
   char name[16];
-  while (fscanf(file, "%llx: %15s", &address, name) == 2) replace(reinterpret_cast<uint8_t*>(library->dlpi_addr + address), name);
+  while (fscanf(file, "%llx: %15s", &address, name) == 2)
+    replace(reinterpret_cast<uint8_t*>(library->dlpi_addr + address), name);
   fclose(file);
   return 1;
 }
 
-// Runs before oneDNN's own constructors, which ask for the features (the linker's option -z initfirst), and so before getenv works. Programs
-// without oneDNN, such as a shell that starts the one in question, run as they would.
+// Runs before oneDNN's own constructors, which ask for the features (the linker's option -z initfirst), and so before
+// getenv works. Programs without oneDNN, such as a shell that starts the one in question, run as they would.
 __attribute__((constructor)) void begin(int, char**, char** environment) {
   constexpr char name[] = "ONEDNN_CPUID=";
   while (*environment != nullptr && strncmp(*environment, name, strlen(name)) != 0) environment++;
@@ -286,7 +298,8 @@ __attribute__((constructor)) void begin(int, char**, char** environment) {
 __attribute__((destructor)) void end() {
   if (counts[ldtilecfg] == 0) return;
   fprintf(stderr, "emulated AMX:");
-  for (int kind = 0; kind < num_kinds; kind++) fprintf(stderr, " %lld %s%s", counts[kind].load(), kind_names[kind], kind + 1 < num_kinds ? "," : "\n");
+  for (int kind = 0; kind < num_kinds; kind++)
+    fprintf(stderr, " %lld %s%s", counts[kind].load(), kind_names[kind], kind + 1 < num_kinds ? "," : "\n");
 }
 
 }  // namespace
@@ -300,7 +313,8 @@ extern "C" long syscall(long number, ...) {
   va_end(list);
   constexpr long get_permission = 0x1022, request_permission = 0x1023, tile_data = 18;
   if (number == SYS_arch_prctl && a[0] == request_permission && a[1] == tile_data) return allowed = true, 0;
-  if (number == SYS_arch_prctl && a[0] == get_permission) return *reinterpret_cast<uint64_t*>(a[1]) = allowed ? tile_state : 0, 0;
+  if (number == SYS_arch_prctl && a[0] == get_permission)
+    return *reinterpret_cast<uint64_t*>(a[1]) = allowed ? tile_state : 0, 0;
   static const auto real = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
   return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

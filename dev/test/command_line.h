@@ -1,17 +1,17 @@
-// Tests of programs as users run them: a process with arguments, files and an exit status. They run from the repository's root, where
-// build/fp32/train_gpt2_sla_cpu lies.
+// Tests of programs as users run them: a process with arguments, files and an exit status. They run from the
+// repository's root, where build/fp32/train_gpt2_sla_cpu lies.
 #pragma once
-#include <gtest/gtest.h>       // testing::Test
-#include <sys/wait.h>          // WIFEXITED
-#include <cstdio>              // snprintf
-#include <cstdlib>             // system, setenv
-#include <filesystem>          // exists
-#include <fstream>             // std::ifstream
-#include <nlohmann/json.hpp>   // nlohmann::json
-#include <set>                 // std::set
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "files.h"             // FolderTest, read_file, write_file, names_in
+#include <gtest/gtest.h>      // testing::Test
+#include <sys/wait.h>         // WIFEXITED
+#include <cstdio>             // snprintf
+#include <cstdlib>            // system, setenv
+#include <filesystem>         // exists
+#include <fstream>            // std::ifstream
+#include <nlohmann/json.hpp>  // nlohmann::json
+#include <set>                // std::set
+#include <string>             // std::string
+#include <vector>             // std::vector
+#include "files.h"            // FolderTest, read_file, write_file, names_in
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -62,7 +62,8 @@ inline void expect_the_same_checkpoint(const std::string& a, const std::string& 
   for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "state.json"})
     EXPECT_TRUE(names.count(file)) << a << name << "/" << file;
   for (const std::string& file : names)
-    EXPECT_TRUE(read_file(a + name + "/" + file) == read_file(b + name + "/" + file)) << file << " of " << a << " and " << b;
+    EXPECT_TRUE(read_file(a + name + "/" + file) == read_file(b + name + "/" + file))
+        << file << " of " << a << " and " << b;
 }
 
 // Runs programs; each test has a folder of its own.
@@ -73,7 +74,8 @@ class CommandLine : public FolderTest {
     int status = system(("{ " + command + "\n} >'" + in("stdout") + "' 2>'" + in("stderr") + "' </dev/null").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in("stdout")), read_file(in("stderr"))};
   }
-  // Resumes the run of `command` in the folder "out" to step `last`, and expects the bits of a run without an interruption.
+  // Resumes the run of `command` in the folder "out" to step `last`, and expects the bits of a run without an
+  // interruption.
   void expect_the_end_of_an_undisturbed_run(const std::string& command, int64_t last) const {
     const std::string to_the_end = command + "-x " + std::to_string(last);
     ASSERT_EQ(run(to_the_end + " -y -o " + in("out")).exit_status, 0);
@@ -92,10 +94,11 @@ class CommandLine : public FolderTest {
   }
 };
 
-// Sets the environment for mpirun: it may run as root, with one thread a process, and does not read other processes' memory, which a
-// container may forbid.
+// Sets the environment for mpirun: it may run as root, with one thread a process, and does not read other processes'
+// memory, which a container may forbid.
 inline void allow_mpirun() {
-  for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"}) setenv(name, "1", 1);
+  for (const char* name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMP_NUM_THREADS"})
+    setenv(name, "1", 1);
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
 }
 

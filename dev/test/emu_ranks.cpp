@@ -1,5 +1,5 @@
-// Cases for the emulated NCCL, which test_dist starts with mpirun: `emu_ranks CASE`. Either the case passes, and the program exits with 0, or
-// it makes a mistake that the emulator must report.
+// Cases for the emulated NCCL, which test_dist starts with mpirun: `emu_ranks CASE`. Either the case passes, and the
+// program exits with 0, or it makes a mistake that the emulator must report.
 #include <mpi.h>                     // MPI_Init_thread, MPI_Finalize
 #include <nccl.h>                    // ncclAllReduce, ...
 #include <unistd.h>                  // sleep
@@ -47,7 +47,8 @@ std::vector<T> to_host(const T* p, size_t count) {
 template <class T>
 std::vector<T> numbers_of(int r, size_t count) {
   std::vector<T> x;
-  for (size_t i = 0; i < count; i++) x.push_back(T(float((i * 37 + size_t(r) * 101) % 113 - 56.5) * (r % 2 == 0 ? 1e6f : 0.37f)));
+  for (size_t i = 0; i < count; i++)
+    x.push_back(T(float((i * 37 + size_t(r) * 101) % 113 - 56.5) * (r % 2 == 0 ? 1e6f : 0.37f)));
   return x;
 }
 
@@ -60,7 +61,9 @@ std::vector<T> sum_in_order_of_ranks(size_t count) {
 }
 
 template <class T>
-bool same_bits(const std::vector<T>& a, const T* b) { return memcmp(a.data(), b, a.size() * sizeof(T)) == 0; }
+bool same_bits(const std::vector<T>& a, const T* b) {
+  return memcmp(a.data(), b, a.size() * sizeof(T)) == 0;
+}
 
 template <class T>
 void collectives_of(ncclDataType_t type, ncclComm_t comm) {
@@ -85,7 +88,8 @@ void collectives_of(ncclDataType_t type, ncclComm_t comm) {
   check(cudaFree(apart));
 }
 
-// Under how many of 20 seeds a collective on another stream reads x before the copy, which was queued first, has written it.
+// Under how many of 20 seeds a collective on another stream reads x before the copy, which was queued first, has
+// written it.
 int seeds_that_read_early(ncclComm_t comm, bool wait) {
   float* ones;
   check(cudaMallocHost(&ones, 8 * sizeof(float)));
@@ -156,7 +160,9 @@ void run(const std::string& name) {
   if (name == "other_id") id.internal[0] = char('A' + rank);
   ncclComm_t comm = make_communicator();
   float* x = to_device(std::vector<float>(64, 1.0f));
-  auto reduce = [&](float* from, float* to, size_t count) { check(ncclAllReduce(from, to, count, ncclFloat, ncclSum, comm, stream)); };
+  auto reduce = [&](float* from, float* to, size_t count) {
+    check(ncclAllReduce(from, to, count, ncclFloat, ncclSum, comm, stream));
+  };
   if (name == "collectives") {
     collectives_of<float>(ncclFloat, comm);
     collectives_of<double>(ncclDouble, comm);
@@ -201,7 +207,8 @@ void run(const std::string& name) {
 int main(int argc, char** argv) {
   CHECK(argc == 2);
   int threads = 0;
-  MPI_Init_thread(nullptr, nullptr, strcmp(argv[1], "no_threads") == 0 ? MPI_THREAD_SINGLE : MPI_THREAD_FUNNELED, &threads);
+  MPI_Init_thread(nullptr, nullptr, strcmp(argv[1], "no_threads") == 0 ? MPI_THREAD_SINGLE : MPI_THREAD_FUNNELED,
+                  &threads);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
   check(ncclGetUniqueId(&id));

@@ -1,5 +1,5 @@
-// Fuzzes SafetensorsFile. It may refuse a file with UserError, but never crash, read outside of it or allocate memory by
-// a size that it claims; a file that it accepts must be valid, and its floats those of the file.
+// Fuzzes SafetensorsFile. It may refuse a file with UserError, but never crash, read outside of it or allocate memory
+// by a size that it claims; a file that it accepts must be valid, and its floats those of the file.
 //
 // With libFuzzer:
 //   clang++ -std=c++17 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
@@ -114,21 +114,65 @@ static std::string with_length(const std::string& header, const std::string& dat
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-static const char* const kInterestingNumbers[] = {
-    "0", "1", "2", "4", "8", "63", "64", "255", "65536", "2147483648", "4294967295", "4294967296", "-1", "-0", "1.5",
-    "1e3", "1e999", "4611686018427387904", "9223372036854775807", "9223372036854775808", "18446744073709551615",
-    "18446744073709551616", "[]", "{}", "null", "true", "\"1\"", "[[1]]"};
-static const char* const kInterestingPieces[] = {
-    "\"__metadata__\":{\"a\":\"b\"},", "\"__metadata__\":", "\"dtype\":\"F16\",", "\"shape\":[0],", "\"shape\":[],",
-    "\"data_offsets\":[0,0],", "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\xff", "\xef\xbb\xbf", "\\",
-    "[[[[[[[[[[[[[[[[", "{\"a\":{\"a\":{\"a\":", "\n", " "};
+static const char* const kInterestingNumbers[] = {"0",
+                                                  "1",
+                                                  "2",
+                                                  "4",
+                                                  "8",
+                                                  "63",
+                                                  "64",
+                                                  "255",
+                                                  "65536",
+                                                  "2147483648",
+                                                  "4294967295",
+                                                  "4294967296",
+                                                  "-1",
+                                                  "-0",
+                                                  "1.5",
+                                                  "1e3",
+                                                  "1e999",
+                                                  "4611686018427387904",
+                                                  "9223372036854775807",
+                                                  "9223372036854775808",
+                                                  "18446744073709551615",
+                                                  "18446744073709551616",
+                                                  "[]",
+                                                  "{}",
+                                                  "null",
+                                                  "true",
+                                                  "\"1\"",
+                                                  "[[1]]"};
+static const char* const kInterestingPieces[] = {"\"__metadata__\":{\"a\":\"b\"},",
+                                                 "\"__metadata__\":",
+                                                 "\"dtype\":\"F16\",",
+                                                 "\"shape\":[0],",
+                                                 "\"shape\":[],",
+                                                 "\"data_offsets\":[0,0],",
+                                                 "{",
+                                                 "}",
+                                                 "[",
+                                                 "]",
+                                                 ",",
+                                                 ":",
+                                                 "\"",
+                                                 "\\u0000",
+                                                 "\\ud800",
+                                                 "\xff",
+                                                 "\xef\xbb\xbf",
+                                                 "\\",
+                                                 "[[[[[[[[[[[[[[[[",
+                                                 "{\"a\":{\"a\":{\"a\":",
+                                                 "\n",
+                                                 " "};
 
 // A file of up to five tensors: the dtypes and shapes by chance, offsets in order. It is valid unless *overlap is true
 // and stays so: then some tensor begins inside the one before it, which no chance mutation brings about without
 // leaving a hole elsewhere.
 static std::string make_file(bool* overlap) {
-  static const struct { const char* name; size_t bytes; } dtypes[] = {{"F32", 4}, {"F16", 2}, {"BF16", 2},
-                                                                      {"F32", 4}, {"I64", 8}, {"U8", 1}};
+  static const struct {
+    const char* name;
+    size_t bytes;
+  } dtypes[] = {{"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F32", 4}, {"I64", 8}, {"U8", 1}};
   std::string header = "{", data;
   const bool may_overlap = std::exchange(*overlap, false);
   if (one_in(3)) header += "\"__metadata__\":{\"format\":\"pt\"}";
@@ -195,7 +239,10 @@ static void mutate(std::string& bytes) {
   const bool sound = bytes.size() >= 8 && length <= bytes.size() - 8;
   static const uint64_t lies[] = {0, 1, 7, 8, 100'000'000, 100'000'001, 1ull << 32, 1ull << 63, ~0ull, ~0ull - 7};
   switch (sound ? below(8) : 4 + below(4)) {
-    case 0: case 1: case 2: case 3: {
+    case 0:
+    case 1:
+    case 2:
+    case 3: {
       std::string header = bytes.substr(8, length);
       const std::string data = bytes.substr(8 + length);
       mutate_header(header);
@@ -237,7 +284,7 @@ int main(int argc, char** argv) {
     current = make_file(&overlap);
     const size_t accepted_before = accepted;
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(current.data()), current.size());
-    CHECK(accepted == accepted_before + !overlap);  // a valid file must pass
+    CHECK(accepted == accepted_before + !overlap);                       // a valid file must pass
     for (size_t mutations = 1 + below(6); mutations > 0; mutations--) {  // each one on top of the last
       mutate(current);
       LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(current.data()), current.size());

@@ -1,5 +1,6 @@
-// Reads the golden cases of dev/test/golden (its README.md describes the files): what an independent float64 implementation computed from
-// float32 weights, which the reference and the trainer are compared with. Tests run from the repository's root.
+// Reads the golden cases of dev/test/golden (its README.md describes the files): what an independent float64
+// implementation computed from float32 weights, which the reference and the trainer are compared with. Tests run from
+// the repository's root.
 #pragma once
 #include <cstdint>                // int64_t, uint16_t
 #include <fstream>                // std::ifstream
@@ -35,9 +36,11 @@ struct GoldenCase {
 };
 
 inline const std::vector<std::string>& golden_case_names() {
-  static const std::vector<std::string> names = {
-      "baseline", "paper_default", "adjacent", "overlap", "all_heads", "odd_shapes", "no_bias_accum",
-      "w_also", "w_blend", "w_fixed", "w_gate", "w_gqa_sla", "w_reuse", "w_share_window", "w_strided", "w_topk", "w_two_distances"};
+  static const std::vector<std::string> names = {"baseline",       "paper_default",  "adjacent",      "overlap",
+                                                 "all_heads",      "odd_shapes",     "no_bias_accum", "w_also",
+                                                 "w_blend",        "w_fixed",        "w_gate",        "w_gqa_sla",
+                                                 "w_reuse",        "w_share_window", "w_strided",     "w_topk",
+                                                 "w_two_distances"};
   return names;
 }
 
@@ -83,7 +86,9 @@ inline GoldenCase read_golden_case(const std::string& name) {
   golden.config.max_seq_len = config.at("n_positions");
   golden.config.bias = config.at("bias");
   golden.config.wiring = config.contains("wiring") ? parse_wiring(config.at("wiring"))
-                                                   : skip_layer_wiring(config.at("num_skip_layer"), config.at("num_skip_head"));
+                                                   : skip_layer_wiring(config.at("num_skip_layer"), config.at("num_"
+                                                                                                              "skip_"
+                                                                                                              "head"));
   golden.config.layer_norm_eps = config.at("layer_norm_epsilon");
   validate(golden.config);
 
@@ -109,8 +114,8 @@ inline GoldenCase read_golden_case(const std::string& name) {
   return golden;
 }
 
-// Micro-batch s of the file: row b is tokens[(s*B + b)*T + 0 ... T - 1], and its targets are the tokens that follow each of them.
-// inputs, targets (B, T) are `=`.
+// Micro-batch s of the file: row b is tokens[(s*B + b)*T + 0 ... T - 1], and its targets are the tokens that follow
+// each of them. inputs, targets (B, T) are `=`.
 inline void golden_micro_batch(const GoldenCase& golden, int s, std::vector<int>& inputs, std::vector<int>& targets) {
   const auto first = golden.tokens.begin() + int64_t(s) * golden.batch_size * golden.seq_len;
   const int64_t count = int64_t(golden.batch_size) * golden.seq_len;  // the rows of a micro-batch follow each other

@@ -16,14 +16,12 @@ template <class F>
 std::string error_of(F f) {
   try {
     f();
-  } catch (const UserError& e) {
-    return e.what();
-  }
+  } catch (const UserError& e) { return e.what(); }
   return "";
 }
 
-#define EXPECT_ERROR(statement, part)                                                             \
-  do {                                                                                            \
-    std::string message = error_of([&] { statement; });                                           \
-    EXPECT_NE(message.find(part), std::string::npos) << "the message is: \"" << message << "\"";  \
+#define EXPECT_ERROR(statement, part)                                                            \
+  do {                                                                                           \
+    std::string message = error_of([&] { statement; });                                          \
+    EXPECT_NE(message.find(part), std::string::npos) << "the message is: \"" << message << "\""; \
   } while (0)

@@ -1,28 +1,28 @@
-// Can the tests fail? Derives mutants from source files, plants one after another in a copy of the tree, builds the tests that cover the
-// file and runs them. A mutant that all of them pass is a survivor: a test is missing, or the mutant changes nothing. `make mutants`;
-// dev/README.md says how to read what it prints.
-#include <fcntl.h>      // open
-#include <signal.h>     // sigaction, kill
-#include <sys/prctl.h>  // prctl
-#include <sys/wait.h>   // waitpid
-#include <unistd.h>     // fork, execl, setpgid, usleep
-#include <atomic>       // std::atomic
-#include <cerrno>       // errno
-#include <cstdio>       // printf
-#include <cstring>      // strcmp
-#include <exception>    // std::exception_ptr
-#include <filesystem>   // copy_file, remove_all, exists
-#include <fstream>      // std::ifstream, std::ofstream
-#include <functional>   // std::hash
-#include <iterator>     // std::istreambuf_iterator
-#include <map>          // std::map
-#include <mutex>        // std::mutex
-#include <random>       // std::mt19937_64
-#include <set>          // std::set
-#include <sstream>      // std::istringstream
-#include <string>       // std::string
-#include <thread>       // std::thread
-#include <vector>       // std::vector
+// Can the tests fail? Derives mutants from source files, plants one after another in a copy of the tree, builds the
+// tests that cover the file and runs them. A mutant that all of them pass is a survivor: a test is missing, or the
+// mutant changes nothing. `make mutants`; dev/README.md says how to read what it prints.
+#include <fcntl.h>                    // open
+#include <signal.h>                   // sigaction, kill
+#include <sys/prctl.h>                // prctl
+#include <sys/wait.h>                 // waitpid
+#include <unistd.h>                   // fork, execl, setpgid, usleep
+#include <atomic>                     // std::atomic
+#include <cerrno>                     // errno
+#include <cstdio>                     // printf
+#include <cstring>                    // strcmp
+#include <exception>                  // std::exception_ptr
+#include <filesystem>                 // copy_file, remove_all, exists
+#include <fstream>                    // std::ifstream, std::ofstream
+#include <functional>                 // std::hash
+#include <iterator>                   // std::istreambuf_iterator
+#include <map>                        // std::map
+#include <mutex>                      // std::mutex
+#include <random>                     // std::mt19937_64
+#include <set>                        // std::set
+#include <sstream>                    // std::istringstream
+#include <string>                     // std::string
+#include <thread>                     // std::thread
+#include <vector>                     // std::vector
 #include "dev/test/mutants/bugs.h"    // WrittenBug, collect_bugs, locate_bug
 #include "dev/test/mutants/derive.h"  // Mutant, derive_mutants, changed_lines
 #include "dev/test/mutants/tests.h"   // TestRun, tests_of, programs_run_by
@@ -41,7 +41,8 @@ static const char usage[] =
     "  --seed N             of that draw (1)\n"
     "  --only TEXT          only mutants whose kind, place, changed line or first test holds TEXT\n"
     "  --list               print the mutants, and run nothing\n"
-    "  --test PROGRAM[:FILTER]  run these tests of build/PROGRAM, in place of those in dev/test/mutants/tests.h; may be repeated\n"
+    "  --test PROGRAM[:FILTER]  run these tests of build/PROGRAM, in place of those in dev/test/mutants/tests.h; may "
+    "be repeated\n"
     "  --equivalent FILE    the mutants that are known to change nothing (dev/test/mutants/equivalent.txt)\n"
     "  -j N                 try N mutants at a time, each in a copy of its own (1)\n";
 
@@ -68,7 +69,8 @@ struct Trial {
 };
 
 // Quick to build is what counts here. The test programs of the emulated GPU run twice as fast with -O1 as with -O0.
-static const char make_flags[] = "OPTIMIZE='-O1 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast' EMU_OPTIMIZE=-O1";
+static const char make_flags[] = "OPTIMIZE='-O1 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast' "
+                                 "EMU_OPTIMIZE=-O1";
 // A test takes too long after this many times what it takes without a mutant, and these many seconds more.
 constexpr double patience = 10, patience_seconds = 20;
 constexpr double longest_build = 900;  // seconds
@@ -78,7 +80,8 @@ constexpr double longest_build = 900;  // seconds
 
 static std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file || fs::is_directory(path)) user_error("%s: cannot be read; name a source file, from the repository's root", path.c_str());
+  if (!file || fs::is_directory(path))
+    user_error("%s: cannot be read; name a source file, from the repository's root", path.c_str());
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -100,7 +103,8 @@ struct Finished {
   std::string output;  // stdout and stderr
 };
 
-// Runs a shell's command in `folder`, as a process group of its own, which is killed after `seconds` or when this program is interrupted.
+// Runs a shell's command in `folder`, as a process group of its own, which is killed after `seconds` or when this
+// program is interrupted.
 static Finished run(const std::string& command, const std::string& folder, double seconds) {
   const std::string log = folder + "/.output";
   Finished result;
@@ -139,7 +143,8 @@ static std::vector<std::string> git(const std::string& arguments) {
   FILE* pipe = popen(("git " + arguments).c_str(), "r");
   std::string text;
   for (int c; pipe != nullptr && (c = fgetc(pipe)) != EOF;) text += char(c);
-  if (pipe == nullptr || pclose(pipe) != 0) user_error("git %s: failed; run this in the repository's root, with a commit it knows", arguments.c_str());
+  if (pipe == nullptr || pclose(pipe) != 0)
+    user_error("git %s: failed; run this in the repository's root, with a commit it knows", arguments.c_str());
   std::vector<std::string> lines;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
@@ -206,7 +211,8 @@ static Options parse(int argc, char** argv) {
     } else if (option[0] == '-') user_error("%s: no such option\n%s", option.c_str(), usage);
     else o.files.push_back(option);
   }
-  if (o.files.empty() && o.changed_since.empty() && !o.bugs) user_error("nothing to do; name files, --changed or --bugs\n%s", usage);
+  if (o.files.empty() && o.changed_since.empty() && !o.bugs)
+    user_error("nothing to do; name files, --changed or --bugs\n%s", usage);
   return o;
 }
 
@@ -219,12 +225,14 @@ static bool is_source(const std::string& path) {
 static std::set<std::string> files_to_mutate(const Options& o) {
   std::set<std::string> files(o.files.begin(), o.files.end());
   for (const std::string& file : files) {
-    if (!is_source(file)) user_error("%s: is no C++ source; mutants are derived from .h, .cpp and .cu files", file.c_str());
+    if (!is_source(file))
+      user_error("%s: is no C++ source; mutants are derived from .h, .cpp and .cu files", file.c_str());
     if (o.tests.empty() && mutants::tests_of(file).empty())
       user_error("%s: no test covers it; name one (--test), or add it to dev/test/mutants/tests.h", file.c_str());
   }
   if (o.changed_since.empty()) return files;
-  for (const std::string& file : git("-c core.quotePath=false diff --name-only --diff-filter=d '" + o.changed_since + "' --")) {
+  for (const std::string& file :
+       git("-c core.quotePath=false diff --name-only --diff-filter=d '" + o.changed_since + "' --")) {
     if (!is_source(file) || files.count(file)) continue;
     if (mutants::tests_of(file).empty()) printf("no test covers it: %s\n", file.c_str());
     else files.insert(file);
@@ -232,7 +240,8 @@ static std::set<std::string> files_to_mutate(const Options& o) {
   return files;
 }
 
-static Trial make_trial(const std::string& file, const std::string& source, const Mutant& m, std::vector<TestRun> tests) {
+static Trial make_trial(const std::string& file, const std::string& source, const Mutant& m,
+                        std::vector<TestRun> tests) {
   const auto [before, after] = mutants::changed_lines(source, m);
   return {file, m, std::move(tests), mutants::line_of(source, m.begin), before, after};
 }
@@ -255,7 +264,8 @@ static std::vector<Trial> find_trials(const Options& o) {
     }
   if (!o.only.empty()) {
     const auto is_other = [&](const Trial& t) {
-      return (t.mutant.kind + (" " + t.place()) + " " + t.before + " " + t.first_test()).find(o.only) == std::string::npos;
+      return (t.mutant.kind + (" " + t.place()) + " " + t.before + " " + t.first_test()).find(o.only) ==
+             std::string::npos;
     };
     trials.erase(std::remove_if(trials.begin(), trials.end(), is_other), trials.end());
   }
@@ -295,7 +305,9 @@ static Equivalent read_equivalent(const std::string& path) {
     }
     if (!entry.empty()) {
       if (entry.size() != 4 || entry[1].compare(0, 2, "- ") != 0 || entry[2].compare(0, 2, "+ ") != 0)
-        user_error("%s:%d: the entry above is not four lines; write the file, `- line`, `+ line` and why it changes nothing", path.c_str(), n);
+        user_error("%s:%d: the entry above is not four lines; write the file, `- line`, `+ line` and why it changes "
+                   "nothing",
+                   path.c_str(), n);
       known[{entry[0], entry[1].substr(2), entry[2].substr(2)}] = entry[3];
       entry.clear();
     }
@@ -310,8 +322,8 @@ static void print_outdated(const Equivalent& equivalent, const std::vector<Trial
   for (const Trial& t : trials) files.insert(t.file), mutants.insert({t.file, t.before, t.after});
   for (const auto& [mutant, reason] : equivalent)
     if (files.count(mutant[0]) && !mutants.count(mutant))
-      printf("no longer a mutant, remove it from the list of those that change nothing: %s\n- %s\n+ %s\n", mutant[0].c_str(),
-             mutant[1].c_str(), mutant[2].c_str());
+      printf("no longer a mutant, remove it from the list of those that change nothing: %s\n- %s\n+ %s\n",
+             mutant[0].c_str(), mutant[1].c_str(), mutant[2].c_str());
 }
 
 // ----------------------------------------------------------------------------
@@ -336,7 +348,8 @@ class Workplace {
         if (!built_.count(test.program)) {
           const Finished done = build(test.program);
           if (done.exit_status != 0)
-            user_error("%s: does not build without a mutant either; repair the tree first\n%s", test.program.c_str(), last_lines(done).c_str());
+            user_error("%s: does not build without a mutant either; repair the tree first\n%s", test.program.c_str(),
+                       last_lines(done).c_str());
           built_[test.program] = hash_of(test.program);
         }
         if (!seconds_.count(key(test))) time_without_mutant(test);
@@ -363,7 +376,9 @@ class Workplace {
  private:
   static std::string key(const TestRun& test) { return test.program + " " + test.filter; }
 
-  static std::string last_lines(const Finished& f) { return f.output.substr(f.output.size() - std::min<size_t>(f.output.size(), 2000)); }
+  static std::string last_lines(const Finished& f) {
+    return f.output.substr(f.output.size() - std::min<size_t>(f.output.size(), 2000));
+  }
 
   Finished build(const std::string& program) const {
     std::string command = "make -s " + std::string(make_flags) + " " + program;
@@ -385,9 +400,11 @@ class Workplace {
   void time_without_mutant(const TestRun& which) {
     const Finished done = test(which, 3600);
     if (done.exit_status != 0)
-      user_error("%s %s: fails without a mutant; repair the tree first\n%s", which.program.c_str(), which.filter.c_str(), last_lines(done).c_str());
+      user_error("%s %s: fails without a mutant; repair the tree first\n%s", which.program.c_str(),
+                 which.filter.c_str(), last_lines(done).c_str());
     if (done.output.find("[  PASSED  ] 0 tests.") != std::string::npos)
-      user_error("%s: %s fits none of its tests; correct dev/test/mutants/tests.h", which.program.c_str(), which.filter.c_str());
+      user_error("%s: %s fits none of its tests; correct dev/test/mutants/tests.h", which.program.c_str(),
+                 which.filter.c_str());
     seconds_[key(which)] = done.seconds;
     printf("%7.1f s  %s %s\n", done.seconds, which.program.c_str(), which.filter.c_str());
     fflush(stdout);
@@ -417,7 +434,8 @@ class Workplace {
       const size_t begin = at + strlen(failed);
       return done.output.substr(begin, done.output.find_first_of(" ,\n", begin) - begin);
     }
-    const std::string how = done.exit_status > 128 ? format("signal %d", done.exit_status - 128) : format("status %d", done.exit_status);
+    const std::string how =
+        done.exit_status > 128 ? format("signal %d", done.exit_status - 128) : format("status %d", done.exit_status);
     if (last == std::string::npos) return "an end with " + how + " of " + which.program;
     const size_t begin = last + strlen(began);
     return "an end with " + how + " in " + done.output.substr(begin, done.output.find('\n', begin) - begin);
@@ -430,7 +448,8 @@ class Workplace {
 
 static void print_trial(const char* what, const Trial& t, const std::string& how) {
   const std::string test = strcmp(t.mutant.kind, "bug") == 0 ? " for " + t.first_test() : "";
-  printf("%s%s (%s%s)%s\n- %s\n+ %s\n", what, t.place().c_str(), t.mutant.kind, test.c_str(), how.c_str(), t.before.c_str(), t.after.c_str());
+  printf("%s%s (%s%s)%s\n- %s\n+ %s\n", what, t.place().c_str(), t.mutant.kind, test.c_str(), how.c_str(),
+         t.before.c_str(), t.after.c_str());
   fflush(stdout);
 }
 
@@ -455,8 +474,10 @@ struct Tally {
   void print(size_t all) const {
     if (!survivors.empty()) printf("\nSurvivors\n");
     for (const Trial& t : survivors) print_trial("", t, "");
-    printf("\n%d mutants of %zu: %d killed, %zu survived, %d known to change nothing, %d that compile to the same program, "
-           "%d that do not compile\n", tried, all, killed, survivors.size(), known, same_program, did_not_compile);
+    printf("\n%d mutants of %zu: %d killed, %zu survived, %d known to change nothing, %d that compile to the same "
+           "program, "
+           "%d that do not compile\n",
+           tried, all, killed, survivors.size(), known, same_program, did_not_compile);
   }
 };
 
@@ -515,7 +536,8 @@ int main(int argc, char** argv) {
   struct sigaction action = {};
   action.sa_handler = interrupt;
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
-  for (const char* name : {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}) unsetenv(name);  // of the make that runs this
+  for (const char* name : {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"})
+    unsetenv(name);  // of the make that runs this
   setenv("GTEST_FAIL_FAST", "1", 1);
   setenv("OMP_WAIT_POLICY", "passive", 1);
   setenv("FAULTS_KILLS", "5", 1);  // enough to see a run that does not resume where it was

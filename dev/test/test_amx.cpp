@@ -1,5 +1,5 @@
-// The bf16 programs on an emulated AMX unit (dev/emu_amx): the unit against the manual, then oneDNN's kernels for AMX in the operations, the
-// model and the trainer. Every process of this test runs with it.
+// The bf16 programs on an emulated AMX unit (dev/emu_amx): the unit against the manual, then oneDNN's kernels for AMX
+// in the operations, the model and the trainer. Every process of this test runs with it.
 #include <sys/syscall.h>           // SYS_arch_prctl
 #include <unistd.h>                // execv, syscall
 #include <algorithm>               // std::min
@@ -29,14 +29,17 @@ struct TileConfig {
   uint16_t bytes[16] = {};  // of a row
   uint8_t rows[16] = {};
 
-  void set(int tile, int num_rows, int bytes_of_row) { rows[tile] = uint8_t(num_rows), bytes[tile] = uint16_t(bytes_of_row); }
+  void set(int tile, int num_rows, int bytes_of_row) {
+    rows[tile] = uint8_t(num_rows), bytes[tile] = uint16_t(bytes_of_row);
+  }
 };
 
 static void allow_amx() { ASSERT_EQ(syscall(SYS_arch_prctl, 0x1023, 18), 0); }
 static void configure(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
 static void multiply_tiles() { asm volatile("tdpbf16ps %tmm7, %tmm6, %tmm1"); }  // tile 1 += tile 6 * tile 7
 
-// BUG dev/emu_amx/amx.cpp: `Floats(a_two & 0xffff0000) * Floats(b_two & 0xffff0000)` -> `Floats(a_two << 16) * Floats(b_two & 0xffff0000)`
+// BUG dev/emu_amx/amx.cpp: `Floats(a_two & 0xffff0000) * Floats(b_two & 0xffff0000)` -> `Floats(a_two << 16) *
+// Floats(b_two & 0xffff0000)`
 TEST(Tiles, AddTheProductOfPairsOfBf16) {
   allow_amx();
   for (auto [m, n, pairs] : {std::tuple(16, 16, 16), {5, 7, 3}, {1, 1, 1}, {16, 3, 16}}) {
@@ -61,15 +64,18 @@ TEST(Tiles, AddTheProductOfPairsOfBf16) {
     for (int i = 0; i < m; i++)
       for (int j = 0; j < n; j++)
         for (int k = 0; k < 2 * pairs; k++)
-          expected[size_t(i * stride / 4 + j)] += 2.0 * double(float_from_bf16(a_bits[size_t(i * 2 * pairs + k)])) * double(float_from_bf16(bf16_from_float(b[size_t(k * n + j)])));
+          expected[size_t(i * stride / 4 + j)] += 2.0 * double(float_from_bf16(a_bits[size_t(i * 2 * pairs + k)])) *
+                                                  double(float_from_bf16(bf16_from_float(b[size_t(k * n + j)])));
     EXPECT_LE(relative_error(c, expected), 2e-7);
     for (int i = 0; i < 16; i++)
       for (int j = i < m ? n : 0; j < stride / 4; j++)
-        EXPECT_EQ(c[size_t(i * stride / 4 + j)], before[size_t(i * stride / 4 + j)]) << "row " << i << ", column " << j << " is none of the tile's";
+        EXPECT_EQ(c[size_t(i * stride / 4 + j)], before[size_t(i * stride / 4 + j)])
+            << "row " << i << ", column " << j << " is none of the tile's";
   }
 }
 
-// BUG dev/emu_amx/amx.cpp: `if (mod == 1) address += int8_t(modrm[operand.length])` -> `if (mod == 1) address += uint8_t(modrm[operand.length])`
+// BUG dev/emu_amx/amx.cpp: `if (mod == 1) address += int8_t(modrm[operand.length])` -> `if (mod == 1) address +=
+// uint8_t(modrm[operand.length])`
 TEST(Tiles, AreLoadedAndStoredByEveryKindOfAddress) {
   allow_amx();
   TileConfig config;
@@ -86,14 +92,14 @@ TEST(Tiles, AreLoadedAndStoredByEveryKindOfAddress) {
   auto expect_row = [&](int row, int64_t from) {
     for (int i = 0; i < 8; i++) EXPECT_EQ(stored[row][i], middle[from + i]) << "row " << row << ", byte " << i;
   };
-#define EXPECT_TILE_AT(address, base_register, index_register, first, bytes_between)                            \
-  {                                                                                                             \
-    SCOPED_TRACE(address);                                                                                      \
-    register const uint8_t* base asm(base_register) = middle;                                                   \
-    register int64_t index asm(index_register) = stride;                                                        \
-    asm volatile("tileloadd " address ", %%tmm3" : : "r"(base), "r"(index) : "memory");                         \
-    asm volatile("tilestored %%tmm3, (%0,%1,1)" : : "r"(stored), "r"(int64_t(8)) : "memory");                   \
-    expect_row(0, first), expect_row(1, first + (bytes_between));                                               \
+#define EXPECT_TILE_AT(address, base_register, index_register, first, bytes_between)          \
+  {                                                                                           \
+    SCOPED_TRACE(address);                                                                    \
+    register const uint8_t* base asm(base_register) = middle;                                 \
+    register int64_t index asm(index_register) = stride;                                      \
+    asm volatile("tileloadd " address ", %%tmm3" : : "r"(base), "r"(index) : "memory");       \
+    asm volatile("tilestored %%tmm3, (%0,%1,1)" : : "r"(stored), "r"(int64_t(8)) : "memory"); \
+    expect_row(0, first), expect_row(1, first + (bytes_between));                             \
   }
   EXPECT_TILE_AT("(%%rax,%%rcx,1)", "rax", "rcx", 0, stride)
   EXPECT_TILE_AT("(%%r12,%%rbx,2)", "r12", "rbx", 0, 2 * stride)
@@ -133,18 +139,21 @@ TEST(Tiles, AreRefusedWhereACpuWouldStop) {
   const auto stops = testing::ExitedWithCode(98);
   EXPECT_EXIT(configure(TileConfig()), stops, "before arch_prctl has allowed it");
   EXPECT_EXIT(allow_amx(); multiply_tiles(), stops, "LDTILECFG has not configured");
-  EXPECT_EXIT(allow_amx(); configure(TileConfig()); asm volatile("tilezero %tmm2"), stops, "LDTILECFG has not configured");
+  EXPECT_EXIT(allow_amx(); configure(TileConfig());
+              asm volatile("tilezero %tmm2"), stops, "LDTILECFG has not configured");
   EXPECT_EXIT(of_shapes(4, 16, 4, 8, 3, 16), stops, "shapes do not fit");  // a has 2 pairs a row, b has 3 rows
   EXPECT_EXIT(of_shapes(4, 16, 5, 12, 3, 16), stops, "shapes do not fit");
   EXPECT_EXIT(of_shapes(4, 16, 4, 12, 3, 20), stops, "shapes do not fit");
   EXPECT_EXIT(of_shapes(17, 16, 4, 12, 3, 16), stops, "too large");
   EXPECT_EXIT(of_shapes(4, 68, 4, 12, 3, 16), stops, "too large");
-  EXPECT_EXIT({
-    TileConfig config;
-    config.palette = 2;
-    allow_amx();
-    configure(config);
-  }, stops, "unknown palette");
+  EXPECT_EXIT(
+      {
+        TileConfig config;
+        config.palette = 2;
+        allow_amx();
+        configure(config);
+      },
+      stops, "unknown palette");
   EXPECT_EXIT(allow_amx(); asm volatile("tdpbssd %tmm7, %tmm6, %tmm1"), stops, "none of AMX's for bf16");
 }
 
@@ -155,7 +164,8 @@ class OnTiles : public CommandLine {
  protected:
   // oneDNN's kernels for AMX use instructions of AVX512-BF16 as well.
   void SetUp() override {
-    if (system("grep -qw avx512_bf16 /proc/cpuinfo") != 0) GTEST_SKIP() << "this CPU has no AVX512-BF16, which kernels for AMX use as well";
+    if (system("grep -qw avx512_bf16 /proc/cpuinfo") != 0)
+      GTEST_SKIP() << "this CPU has no AVX512-BF16, which kernels for AMX use as well";
   }
   // How many products of tiles a program's processes have made.
   static long long products(const Outcome& o) {
@@ -176,19 +186,23 @@ TEST_P(ProgramsOnTiles, PassTheirTests) {
   EXPECT_GT(products(o), 1000) << o.err;
 }
 
-INSTANTIATE_TEST_SUITE_P(Bf16, ProgramsOnTiles, testing::Values(
-    ProgramOfTests{"operations", "test_ops_cpu", "*"},
-    ProgramOfTests{"attention", "test_attention_cpu", "Attention.MatchesTheFormulaForSeveral*:Attention.W*:AttentionMasks.L*:AttentionTopK.F*"},
-    ProgramOfTests{"golden_cases", "test_gpt2_sla_cpu", "Case/*"},
-    ProgramOfTests{"every_wiring", "test_gpt2_sla_cpu", "Wiring/Graph.HasTheLosses*"},
-    ProgramOfTests{"bits", "test_gpt2_sla_cpu", "Bits*:Steps*:Generation*"}),
-  [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Bf16, ProgramsOnTiles,
+                         testing::Values(ProgramOfTests{"operations", "test_ops_cpu", "*"},
+                                         ProgramOfTests{"attention", "test_attention_cpu",
+                                                        "Attention.MatchesTheFormulaForSeveral*:Attention.W*:"
+                                                        "AttentionMasks.L*:AttentionTopK.F*"},
+                                         ProgramOfTests{"golden_cases", "test_gpt2_sla_cpu", "Case/*"},
+                                         ProgramOfTests{"every_wiring", "test_gpt2_sla_cpu",
+                                                        "Wiring/Graph.HasTheLosses*"},
+                                         ProgramOfTests{"bits", "test_gpt2_sla_cpu", "Bits*:Steps*:Generation*"}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // Another order of sums than AVX512-BF16's: other bits, the same losses to a few roundings.
 TEST_F(OnTiles, TheTrainerTrainsAsWithoutThem) {
   write("data.bin", shard_bytes(4000));
   const std::string command = bf16_trainer + "-i " + in("data.bin") +
-                              " --layers 4 --heads 4 --channels 64 --vocab-size 256 --max-seq-len 32 -t 32 -b 4 -x 20 -l 3e-3 -v 0 -o ";
+                              " --layers 4 --heads 4 --channels 64 --vocab-size 256 --max-seq-len 32 -t 32 -b 4 -x 20 "
+                              "-l 3e-3 -v 0 -o ";
   const Outcome tiled = run(command + in("tiles")), other = run("env -u LD_PRELOAD " + command + in("other"));
   ASSERT_EQ(tiled.exit_status, 0) << tiled.err;
   ASSERT_EQ(other.exit_status, 0) << other.err;
@@ -197,7 +211,7 @@ TEST_F(OnTiles, TheTrainerTrainsAsWithoutThem) {
   const std::vector<json> a = steps_of(read_log(in("tiles"))), b = steps_of(read_log(in("other")));
   ASSERT_EQ(a.size(), 20u);
   ASSERT_EQ(b.size(), 20u);
-EXPECT_LT(a[19].at("loss").get<double>(), a[0].at("loss").get<double>() - 0.1);
+  EXPECT_LT(a[19].at("loss").get<double>(), a[0].at("loss").get<double>() - 0.1);
   for (size_t step = 0; step < 20; step++)
     EXPECT_NEAR(a[step].at("loss").get<double>(), b[step].at("loss").get<double>(), 2e-3) << "step " << step + 1;
 }
@@ -211,7 +225,8 @@ TEST_F(OnTiles, TheTrainerDoesWithoutThemWhereTheyAreHidden) {
   EXPECT_EQ(products(o), 0) << o.err;
 }
 
-// BUG dev/emu_amx/amx.cpp: `if (is_cpuid ? memcmp(code, cpuid, sizeof cpuid) != 0 : memcmp(code, xgetbv, sizeof xgetbv) != 0)` -> `if (false)`
+// BUG dev/emu_amx/amx.cpp: `if (is_cpuid ? memcmp(code, cpuid, sizeof cpuid) != 0 : memcmp(code, xgetbv, sizeof xgetbv)
+// != 0)` -> `if (false)`
 TEST_F(OnTiles, AListOfAnotherOnednnsInstructionsIsRefused) {
   write("list", "1000: cpuid\n");
   const Outcome o = run("env ONEDNN_CPUID=" + in("list") + " " + bf16_trainer + "--help");

@@ -1,8 +1,9 @@
-// Attention and its gradients against the formula in double, on the device that this is compiled for: the CPU, the emulated
-// GPU or a real one. The inputs are rounded to floatX first, so that what is compared is the kernels' arithmetic alone.
-#include <gtest/gtest.h>          // TEST
+// Attention and its gradients against the formula in double, on the device that this is compiled for: the CPU, the
+// emulated GPU or a real one. The inputs are rounded to floatX first, so that what is compared is the kernels'
+// arithmetic alone.
+#include <gtest/gtest.h>  // TEST
 #ifdef SLA_CPU
-#include <omp.h>                  // omp_set_num_threads
+#include <omp.h>  // omp_set_num_threads
 #endif
 #include <algorithm>              // std::max, std::max_element, std::sort
 #include <climits>                // INT_MAX
@@ -17,8 +18,8 @@
 #include "llmc/operations.h"      // attention_forward, attention_backward, copy_rows
 #include "llmc/precision.h"       // floatX
 
-// Relative, of a tensor's norm. In bf16 the limit is also 1.5 times the error of the formula in double with bf16 only where the
-// kernels must have it.
+// Relative, of a tensor's norm. In bf16 the limit is also 1.5 times the error of the formula in double with bf16 only
+// where the kernels must have it.
 constexpr bool is_bf16 = sizeof(floatX) == 2;
 constexpr double tolerance = is_bf16 ? 8e-3 : 1e-5;
 
@@ -69,8 +70,8 @@ struct Case {
   bool dq_accumulate = false;
   std::vector<AttentionMask> masks = {};  // (NH), or none
   int topk = 0;
-  bool v_apart = false;         // v, dv of all K/V heads are in buffers of their own, and where dk is =, dv is +=
-  bool whole_numbers = false;   // q and k are, so that scores are exact, and many of them equal
+  bool v_apart = false;        // v, dv of all K/V heads are in buffers of their own, and where dk is =, dv is +=
+  bool whole_numbers = false;  // q and k are, so that scores are exact, and many of them equal
 
   int64_t NH() const { return int64_t(kv_of_head.size()); }
   int num_kv_heads() const {
@@ -89,16 +90,16 @@ static Case with_mask(Case c, const AttentionMask& mask) {
 }
 
 static std::ostream& operator<<(std::ostream& out, const Case& c) {
-  out << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", K/V heads " << testing::PrintToString(c.kv_of_head) << ", "
-      << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
+  out << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", K/V heads " << testing::PrintToString(c.kv_of_head)
+      << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
   for (const AttentionMask& m : c.masks)
     out << ", mask (window " << m.window << ", pattern " << int(m.pattern) << ", s " << m.s << ", c " << m.c << ")";
   return out << ", topk " << c.topk;
 }
 
-// qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for shared K/V; their
-// gradients dqkv and shared_dkv likewise, with other strides. Odd K/V heads have a gradient already, which is added to; so has q
-// with dq_accumulate.
+// qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
+// shared K/V; their gradients dqkv and shared_dkv likewise, with other strides. Odd K/V heads have a gradient already,
+// which is added to; so has q with dq_accumulate.
 struct Layer {
   Case c;
   int64_t own, shared, q_stride, source_stride, shared_dkv_stride, apart_stride;
@@ -112,7 +113,8 @@ struct Layer {
 
   explicit Layer(const Case& c)
       : c(c), own(c.own_kv_heads), shared(c.num_kv_heads() - own), q_stride((c.NH() + 2 * own) * c.HS + 8),
-        source_stride(2 * shared * c.HS + 16), shared_dkv_stride(2 * shared * c.HS + 24), apart_stride((own + shared) * c.HS + 32) {
+        source_stride(2 * shared * c.HS + 16), shared_dkv_stride(2 * shared * c.HS + 24),
+        apart_stride((own + shared) * c.HS + 32) {
     qkv = drawn_values(c.rows() * q_stride, 1);
     source_kv = drawn_values(c.rows() * source_stride, 2);
     dout = drawn_values(c.rows() * C(), 3);
@@ -165,9 +167,18 @@ struct Layer {
     for (int n = 0; n < c.num_kv_heads(); n++) {
       floatX *k_from = n < own ? d_qkv.data : d_source_kv.data, *v_from = c.v_apart ? d_apart_v.data : k_from;
       floatX *k_to = n < own ? d_dqkv.data : d_shared_dkv.data, *v_to = c.v_apart ? d_apart_dv.data : k_to;
-      KVHead<floatX> head = {k_from + k(n).offset, v_from + v(n).offset, k(n).stride, v(n).stride, k_to + dk(n).offset,
-                             v_to + dv(n).offset, dk(n).stride, dv(n).stride, dk_accumulates(n), dv_accumulates(n),
-                             int(query_heads.size()), 0};
+      KVHead<floatX> head = {k_from + k(n).offset,
+                             v_from + v(n).offset,
+                             k(n).stride,
+                             v(n).stride,
+                             k_to + dk(n).offset,
+                             v_to + dv(n).offset,
+                             dk(n).stride,
+                             dv(n).stride,
+                             dk_accumulates(n),
+                             dv_accumulates(n),
+                             int(query_heads.size()),
+                             0};
       for (int i = 0; i < int(c.NH()); i++)
         for (int source : c.kv_of_head[i])
           if (source == n) query_heads.push_back(i), head.num_query_heads++;
@@ -178,9 +189,11 @@ struct Layer {
     d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
     args.B = c.B, args.T = c.T, args.HS = c.HS;
     kv_heads.set_args(args);
-    args.q = d_qkv.data, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data, args.dout = d_dout.data;
+    args.q = d_qkv.data, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data,
+    args.dout = d_dout.data;
     args.dq = d_dqkv.data, args.dq_stride = q_stride, args.dq_accumulate = c.dq_accumulate, args.delta = d_delta.data;
-    args.topk = c.topk, args.topk_score = d_topk_score.data, args.topk_last = d_topk_last.data, args.scratch = d_scratch.data;
+    args.topk = c.topk, args.topk_score = d_topk_score.data, args.topk_last = d_topk_last.data,
+    args.scratch = d_scratch.data;
   }
 
   void forward() { attention_forward(args); }
@@ -214,7 +227,8 @@ struct Layer {
 
 // What the patterns say, as they are written in the paper (Child et al. 2019), of a query and a key with j <= t.
 static bool sees(const AttentionMask& m, int64_t t, int64_t j) {
-  const bool local = t - j <= m.s, stride = (t - j) % m.s == 0, block = j / m.s == t / m.s, column = j % m.s >= m.s - m.c;
+  const bool local = t - j <= m.s, stride = (t - j) % m.s == 0, block = j / m.s == t / m.s,
+             column = j % m.s >= m.s - m.c;
   if (m.window > 0 && t - j >= m.window) return false;
   switch (m.pattern) {
     case MaskPattern::all: return true;
@@ -227,11 +241,12 @@ static bool sees(const AttentionMask& m, int64_t t, int64_t j) {
   return false;
 }
 
-// The formula's results, each (B*T, ...) without gaps. `rounded`: with results in floatX, and the probabilities and ds in floatX where
-// they are an operand of a matmul, and nothing else: the error that any kernel in floatX has.
+// The formula's results, each (B*T, ...) without gaps. `rounded`: with results in floatX, and the probabilities and ds
+// in floatX where they are an operand of a matmul, and nothing else: the error that any kernel in floatX has.
 struct Expected {
   const bool rounded;
-  // ||p dp k|| / sqrt(HS) and ||p dp q|| / sqrt(HS) over the queries that see one key, whose ds is the difference of two equal terms
+  // ||p dp k|| / sqrt(HS) and ||p dp q|| / sqrt(HS) over the queries that see one key, whose ds is the difference of
+  // two equal terms
   double lone_dq_terms = 0, lone_dk_terms = 0;
   std::vector<double> out, lse, delta, dq;
   std::vector<std::vector<double>> dk, dv;
@@ -260,7 +275,8 @@ struct Expected {
               const int64_t key = first_key + j * HS;
               if (sees(c.mask(head), t, j)) keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], 0, 0});
             }
-          attend(&out[at], lse[(b * NH + head) * c.T + t], delta[(b * NH + head) * c.T + t], &dq[at], &q[at], &dout[at], HS);
+          attend(&out[at], lse[(b * NH + head) * c.T + t], delta[(b * NH + head) * c.T + t], &dq[at], &q[at], &dout[at],
+                 HS);
         }
     lone_dq_terms = std::sqrt(lone_dq_terms), lone_dk_terms = std::sqrt(lone_dk_terms);
     round_all(dq);
@@ -276,15 +292,16 @@ struct Expected {
   const int topk;
   std::vector<Key> keys;  // those that a query sees
 
-  __attribute__((no_sanitize("address")))
-  double round(double x) const { return rounded ? double(float(floatX(float(x)))) : x; }
+  __attribute__((no_sanitize("address"))) double round(double x) const {
+    return rounded ? double(float(floatX(float(x)))) : x;
+  }
   void round_all(std::vector<double>& values) const {
     for (double& x : values) x = round(x);
   }
 
   // One query and the keys that it sees. Without AddressSanitizer, or it would take longer than the emulated kernels.
-  __attribute__((no_sanitize("address")))
-  void attend(double* out, double& lse, double& delta, double* dq, const double* q, const double* dout, int64_t HS) {
+  __attribute__((no_sanitize("address"))) void attend(double* out, double& lse, double& delta, double* dq,
+                                                      const double* q, const double* dout, int64_t HS) {
     const double scale = 1 / std::sqrt(double(HS));
     for (Key& key : keys) {
       double score = 0, dprob = 0;
@@ -332,20 +349,19 @@ static void check(const Case& c, double slack = 1) {
   SCOPED_TRACE(testing::Message() << c);
   Layer layer(c);
   const Expected exact(layer), rounded = is_bf16 ? Expected(layer, /*rounded=*/true) : exact;
-  auto compare = [&](const char* what, const auto& values, const std::vector<double>& expected, const std::vector<double>& best,
-                     double cancelled = 0) {
-    // Of queries that see one key, as for T = 1, the terms of dq and dk cancel: where these terms are larger than the sum of all others,
-    // errors are relative to their size.
+  auto compare = [&](const char* what, const auto& values, const std::vector<double>& expected,
+                     const std::vector<double>& best, double cancelled = 0) {
+    // Of queries that see one key, as for T = 1, the terms of dq and dk cancel: where these terms are larger than the
+    // sum of all others, errors are relative to their size.
     double norm = 0;
     for (double x : expected) norm += x * x;
     norm = std::sqrt(norm);
-    const double factor = norm > 0 && cancelled > norm ? norm / cancelled : 1, norm_if_zero = cancelled > 0 ? cancelled : 1;
+    const double factor = norm > 0 && cancelled > norm ? norm / cancelled : 1,
+                 norm_if_zero = cancelled > 0 ? cancelled : 1;
     // Where a query sees two or three keys, rounding to bf16 alone may cost more than the tolerance.
     const double error = factor * relative_error(values, expected, norm_if_zero);
     const double of_the_format = is_bf16 ? factor * relative_error(best, expected, norm_if_zero) : 0;
-    if (of_the_format <= tolerance * slack) {
-      EXPECT_LE(error, tolerance * slack) << what;
-    }
+    if (of_the_format <= tolerance * slack) { EXPECT_LE(error, tolerance * slack) << what; }
     EXPECT_LE(error, is_bf16 ? 1.5 * of_the_format + 1e-5 : INFINITY) << what;
   };
   layer.forward();
@@ -359,7 +375,8 @@ static void check(const Case& c, double slack = 1) {
   EXPECT_LE(relative_error(lse, exact_lse), 1e-5) << "lse";
   compare("out", layer.d_out.to_host(), exact.out, rounded.out);
   compare("delta", layer.d_delta.to_host(), exact.delta, rounded.delta);
-  std::vector<floatX> dqkv = layer.d_dqkv.to_host(), shared_dkv = layer.d_shared_dkv.to_host(), apart_dv = layer.d_apart_dv.to_host();
+  std::vector<floatX> dqkv = layer.d_dqkv.to_host(), shared_dkv = layer.d_shared_dkv.to_host(),
+                      apart_dv = layer.d_apart_dv.to_host();
   compare("dq", take(dqkv, layer.q()), exact.dq, rounded.dq, exact.lone_dq_terms);
   take(layer.dqkv, layer.q());
   for (int n = 0; n < c.num_kv_heads(); n++) {
@@ -368,7 +385,8 @@ static void check(const Case& c, double slack = 1) {
     compare("dv", take(dv, layer.dv(n)), exact.dv[n], rounded.dv[n]);
     take(layer.dk_buffer(n), layer.dk(n)), take(layer.dv_buffer(n), layer.dv(n));
   }
-  EXPECT_TRUE(same_bits(dqkv, layer.dqkv) && same_bits(shared_dkv, layer.shared_dkv) && same_bits(apart_dv, layer.apart_dv))
+  EXPECT_TRUE(same_bits(dqkv, layer.dqkv) && same_bits(shared_dkv, layer.shared_dkv) &&
+              same_bits(apart_dv, layer.apart_dv))
       << "wrote to unused columns";
 }
 
@@ -379,15 +397,17 @@ TEST(Attention, MatchesTheFormulaForSeveralLengths) {
 }
 
 TEST(Attention, MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
-  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},         // plain: dk and dv of the first K/V head are =, of the second +=
-                                     {0, 0, 0, {0, 1}, 0},         // all K/V from the source layer
-                                     {0, 0, 0, {0, 1, 2}, 1},      // as with SLA: that of the last heads
-                                     {0, 0, 0, {0, 0, 1, 1}, 1},   // grouped-query attention
-                                     {0, 0, 0, {1, 0, 1}, 2}};     // in no order
+  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},     // plain: dk and dv of the first K/V head are =, of the
+                                                               // second +=
+                                     {0, 0, 0, {0, 1}, 0},     // all K/V from the source layer
+                                     {0, 0, 0, {0, 1, 2}, 1},  // as with SLA: that of the last heads
+                                     {0, 0, 0, {0, 0, 1, 1}, 1},  // grouped-query attention
+                                     {0, 0, 0, {1, 0, 1}, 2}};    // in no order
   size_t i = 0;
   for (int64_t T : {1, 7, 64, 127, 128, 129, 300})
     for (int64_t HS : {32, 64, 80, 96, 128})
-      for (size_t n = 0; n < (T < 300 && is_bf16 ? wirings.size() : 2); n++, i++) {  // two in turn where all would take minutes
+      for (size_t n = 0; n < (T < 300 && is_bf16 ? wirings.size() : 2); n++, i++) {  // two in turn where all would take
+                                                                                     // minutes
         Case c = wirings[i % wirings.size()];
         c.B = 1 + int64_t(i) % 3, c.T = T, c.HS = HS, c.dq_accumulate = i % 2 == 1;
         check(c);
@@ -420,16 +440,16 @@ TEST(Attention, SetsDqOrAddsToIt) {
 
 TEST(Attention, SumsAKVHeadsGradientsOverItsQueryHeads) {
   check({2, 70, 8, {0, 0, 1, 1}, 1});
-  check({2, 70, 8, {0, 0, 0}, 1});     // multi-query
+  check({2, 70, 8, {0, 0, 0}, 1});  // multi-query
   check({1, 70, 8, {2, 0, 1, 0}, 1});
   check({1, 129, 96, {1, 0, 1}, 1});
 }
 
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `exp2_approx(s.x[m][n][i] * to_exp2 - shift)` ->
 //   `exp2_approx(s.x[m][n][i] * to_exp2)`
-// |q k| is up to 1e4. A score that large has an absolute error near 1e-3 in float, and so has log p; and where p is almost 1,
-// dp - delta is a difference of almost equal numbers, one of which was rounded to floatX with out, which costs as many digits in an
-// otherwise exact computation.
+// |q k| is up to 1e4. A score that large has an absolute error near 1e-3 in float, and so has log p; and where p is
+// almost 1, dp - delta is a difference of almost equal numbers, one of which was rounded to floatX with out, which
+// costs as many digits in an otherwise exact computation.
 TEST(Attention, StaysFiniteAndRightForHugeScores) {
   const double slack = is_bf16 ? 15 : 30;
   check({1, 130, 16, {0, 1}, 1, 30, 30}, slack);
@@ -456,8 +476,9 @@ TEST(Attention, OfASinglePositionIsItsValue) {
   }
 }
 
-// Results for the queries [first_query, T) of `layer`, whose keys are the positions [0, T) of each sequence. q, out and lse are compact,
-// between elements that must not be read (NaN) or written (7): the first of q, the last of out and lse.
+// Results for the queries [first_query, T) of `layer`, whose keys are the positions [0, T) of each sequence. q, out and
+// lse are compact, between elements that must not be read (NaN) or written (7): the first of q, the last of out and
+// lse.
 struct PartialForward {
   int64_t rows, C, NH, queries;
   std::vector<floatX> out;  // (B, Q, C)
@@ -474,7 +495,8 @@ struct PartialForward {
       }
     const DeviceArray<floatX> d_q(q), d_out(std::vector<floatX>(rows * C + gap, floatX(7.0f)));
     const DeviceArray<float> d_lse(std::vector<float>(rows * NH + gap, 7.0f));
-    const DeviceArray<float> d_partials(nans<float>(attention_partials(layer.c.B, NH, layer.c.HS, T, layer.args.kv_per_head)));
+    const DeviceArray<float> d_partials(
+        nans<float>(attention_partials(layer.c.B, NH, layer.c.HS, T, layer.args.kv_per_head)));
     AttentionArgs<floatX> args = layer.args;
     args.partials = d_partials.data;
     args.T = T, args.first_query = first_query;
@@ -492,14 +514,16 @@ struct PartialForward {
 static double finite(float lse) { return std::isinf(lse) ? 1e3 : double(lse); }
 
 // Compares with the same rows of a forward pass of all positions: out (B, T, C) and lse (B, NH, T).
-static void check_partial(const PartialForward& part, int64_t T, const std::vector<floatX>& out, const std::vector<float>& lse) {
+static void check_partial(const PartialForward& part, int64_t T, const std::vector<floatX>& out,
+                          const std::vector<float>& lse) {
   const int64_t first_query = T - part.queries;
   std::vector<double> expected, expected_lse, lse_of_part;
   for (int64_t row = 0; row < part.rows; row++)
     for (int64_t i = 0; i < part.C; i++)
       expected.push_back(real(float(out[(row / part.queries * T + first_query + row % part.queries) * part.C + i])));
   for (int64_t i = 0; i < part.rows * part.NH; i++)
-    expected_lse.push_back(finite(lse[i / part.queries * T + first_query + i % part.queries])), lse_of_part.push_back(finite(part.lse[i]));
+    expected_lse.push_back(finite(lse[i / part.queries * T + first_query + i % part.queries])),
+        lse_of_part.push_back(finite(part.lse[i]));
   EXPECT_LE(relative_error(part.out, expected), tolerance);
   EXPECT_LE(relative_error(lse_of_part, expected_lse), 1e-6);
 }
@@ -518,8 +542,8 @@ TEST(Attention, OfTheLastQueriesIsThatOfTheWhole) {
     }
 }
 
-// As generation does: a prompt at once, then position by position, then several together. The cache grows with each, and beside
-// multiples of 64, the keys of a tile, by one: a mask that is off by one shows there alone.
+// As generation does: a prompt at once, then position by position, then several together. The cache grows with each,
+// and beside multiples of 64, the keys of a tile, by one: a mask that is off by one shows there alone.
 TEST(Attention, OfAGrowingSequenceIsThatOfTheWhole) {
   Layer layer({1, 140, 24, {0, 1, 0}, 1});
   layer.forward();
@@ -529,7 +553,8 @@ TEST(Attention, OfAGrowingSequenceIsThatOfTheWhole) {
   for (int64_t end : {5, 6, 7, 60, 61, 62, 63, 64, 65, 66, 70, 126, 127, 128, 129, 140}) {
     SCOPED_TRACE(testing::Message() << "positions " << first << " to " << end);
     std::vector<float> lse_of_keys;  // (NH, end)
-    for (int64_t head = 0; head < 3; head++) lse_of_keys.insert(lse_of_keys.end(), &lse[head * 140], &lse[head * 140] + end);
+    for (int64_t head = 0; head < 3; head++)
+      lse_of_keys.insert(lse_of_keys.end(), &lse[head * 140], &lse[head * 140] + end);
     check_partial(PartialForward(layer, first, end), end, out, lse_of_keys);
     first = end;
   }
@@ -563,7 +588,8 @@ constexpr size_t every = 1;
 
 static std::vector<AttentionMask> many_masks() {
   std::vector<AttentionMask> masks;
-  for (int window : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000}) masks.push_back({window});
+  for (int window : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000})
+    masks.push_back({window});
   for (int window : {0, 40})
     for (int s : {1, 7, 16, 63, 64, 65, 100, 400}) {
       for (MaskPattern pattern : {MaskPattern::stride, MaskPattern::local_or_stride, MaskPattern::block})
@@ -577,7 +603,10 @@ static std::vector<AttentionMask> many_masks() {
 
 TEST(AttentionMasks, MatchTheFormulaForEveryPatternAndLength) {
   const std::vector<int64_t> lengths = {1, 2, 63, 64, 65, 127, 130, 257, 299}, head_sizes = {8, 16, 40};
-  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2}, {0, 0, 0, {0, 0}, 1}, {0, 0, 0, {0, {0, 1}}, 1}, {0, 0, 0, {0}, 0}};
+  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},
+                                     {0, 0, 0, {0, 0}, 1},
+                                     {0, 0, 0, {0, {0, 1}}, 1},
+                                     {0, 0, 0, {0}, 0}};
   size_t i = 0;
   for (const AttentionMask& mask : many_masks())
     for (bool longest : {false, true}) {
@@ -597,7 +626,8 @@ TEST(AttentionMasks, NameTheNextKeyAndQueryThatCount) {
         for (int c : {1, 4}) {
           if (c > s) continue;
           const AttentionMask mask = {window, MaskPattern(pattern), s, c};
-          SCOPED_TRACE(testing::Message() << "pattern " << pattern << ", window " << window << ", s " << s << ", c " << c);
+          SCOPED_TRACE(testing::Message()
+                       << "pattern " << pattern << ", window " << window << ", s " << s << ", c " << c);
           for (int first = 0; first < 40; first += 3)
             for (int end : {first + 1, first + 8})
               for (int from = 0; from < 48; from++) {
@@ -615,20 +645,27 @@ TEST(AttentionMasks, NameTheNextKeyAndQueryThatCount) {
                 const int key = mask.next_key(first, end, from), query = mask.next_query(first, end, from);
                 ASSERT_GE(key, from);
                 ASSERT_GE(query, from);
-                for (int j = from; j < std::min(key, end); j++) ASSERT_FALSE(key_is_seen(j)) << first << " " << end << " " << j;
-                for (int t = from; t < std::min(query, 100); t++) ASSERT_FALSE(query_sees(t)) << first << " " << end << " " << t;
-                // Windows beside a pattern may hide what either of them shows; a tile's columns may come after its first query.
+                for (int j = from; j < std::min(key, end); j++)
+                  ASSERT_FALSE(key_is_seen(j)) << first << " " << end << " " << j;
+                for (int t = from; t < std::min(query, 100); t++)
+                  ASSERT_FALSE(query_sees(t)) << first << " " << end << " " << t;
+                // Windows beside a pattern may hide what either of them shows; a tile's columns may come after its
+                // first query.
                 if (window > 0 && mask.pattern != MaskPattern::all) continue;
-                const bool columns = mask.pattern == MaskPattern::column || mask.pattern == MaskPattern::block_or_column;
+                const bool columns =
+                    mask.pattern == MaskPattern::column || mask.pattern == MaskPattern::block_or_column;
                 ASSERT_TRUE(key >= end || key_is_seen(key)) << first << " " << end << " " << from;
                 ASSERT_TRUE(columns || query == INT_MAX || query_sees(query)) << first << " " << end << " " << from;
               }
         }
 }
 
-// Of at least 8 and at most T / 16: GPUs work on the positions with one remainder at a time, where all query heads of a K/V head have the same.
+// Of at least 8 and at most T / 16: GPUs work on the positions with one remainder at a time, where all query heads of a
+// K/V head have the same.
 TEST(AttentionMasks, WithStridesMatchTheFormula) {
-  const std::vector<AttentionMask> masks = {{0, MaskPattern::stride, 8}, {40, MaskPattern::stride, 12}, {0, MaskPattern::stride, 16},
+  const std::vector<AttentionMask> masks = {{0, MaskPattern::stride, 8},
+                                            {40, MaskPattern::stride, 12},
+                                            {0, MaskPattern::stride, 16},
                                             {100, MaskPattern::local_or_stride, 12}};
   for (int64_t T : {131, 300})
     for (int topk : {0, 3}) {
@@ -644,7 +681,12 @@ TEST(AttentionMasks, WithStridesMatchTheFormula) {
 TEST(AttentionMasks, DifferByQueryHead) {
   for (int64_t T : {70, 300}) {
     Case c = {2, T, 32, {0, 0, 1, {0, 1}, 2, 2}, 1};
-    c.masks = {{0}, {1}, {100}, {0, MaskPattern::stride, 10}, {0, MaskPattern::column, 9, 2}, {64, MaskPattern::block_or_column, 40, 3}};
+    c.masks = {{0},
+               {1},
+               {100},
+               {0, MaskPattern::stride, 10},
+               {0, MaskPattern::column, 9, 2},
+               {64, MaskPattern::block_or_column, 40, 3}};
     check(c);
   }
 }
@@ -704,8 +746,13 @@ TEST(AttentionSources, HaveSeparateStridesForKAndV) {
 // All have masks and sources of their own.
 static Case general_case(int64_t B, int64_t T, int64_t HS) {
   Case c = {B, T, HS, {0, {0, 1}, {1, 2}, 2, 0, 1, {0, 2}}, 1};
-  c.masks = {{0}, {37}, {0, MaskPattern::stride, 6}, {0, MaskPattern::local_or_stride, 20}, {50, MaskPattern::block, 33},
-             {0, MaskPattern::column, 70, 3}, {0, MaskPattern::block_or_column, 12, 2}};
+  c.masks = {{0},
+             {37},
+             {0, MaskPattern::stride, 6},
+             {0, MaskPattern::local_or_stride, 20},
+             {50, MaskPattern::block, 33},
+             {0, MaskPattern::column, 70, 3},
+             {0, MaskPattern::block_or_column, 12, 2}};
   return c;
 }
 
@@ -732,7 +779,8 @@ TEST(AttentionDecode, IsThatOfTheWhole) {
   size_t i = 0;
   for (int64_t HS : {8, 24, 64, 80, 128})
     for (int64_t T : {1, 2, 64, 65, 127, 200}) {
-      Case grouped = {1, T, HS, std::vector<Sources>(11, 0), 0}, masked = general_case(2, T, HS), apart = general_case(1, T, HS);
+      Case grouped = {1, T, HS, std::vector<Sources>(11, 0), 0}, masked = general_case(2, T, HS),
+           apart = general_case(1, T, HS);
       apart.v_apart = true;
       apart.masks[2] = {0, MaskPattern::column, 300, 1};  // no query sees a key
       for (const Case& c : {Case{2, T, HS, {0, 1, 0}, 1}, grouped, masked, apart}) {
@@ -752,7 +800,8 @@ TEST(AttentionDecode, IsThatOfTheWhole) {
 
 // A sequence's results do not depend on those beside it.
 TEST(AttentionDecode, HasTheSameBitsAloneAndBesideOthers) {
-  Layer alone(general_case(1, 140, 24)), beside(general_case(2, 140, 24));  // the first sequence of both has the same values
+  Layer alone(general_case(1, 140, 24)), beside(general_case(2, 140, 24));  // the first sequence of both has the same
+                                                                            // values
   const PartialForward a(alone, 139, 140), b(beside, 139, 140);
   EXPECT_TRUE(same_bits(a.out, {b.out.begin(), b.out.begin() + a.C}));
 }
@@ -763,7 +812,8 @@ TEST(AttentionTopK, MatchesTheFormulaWhereScoresAreExact) {
   for (int topk : {1, 2, 5, 63, 64, 65, 128, 300, 1000})
     for (int64_t T : {1, 7, 64, 130, 300})
       for (int64_t HS : {8, 64}) {
-        // With a single query, the error of dk would be that of one or two roundings: too few to compare with the error of `rounded`.
+        // With a single query, the error of dk would be that of one or two roundings: too few to compare with the error
+        // of `rounded`.
         Case c = i % 2 == 0 ? Case{2, T, HS, {0, {0, 1}, 1}, 1} : general_case(1, std::max<int64_t>(T, 3), HS);
         if (i++ % every > 0) continue;
         c.topk = topk, c.whole_numbers = true, c.dq_accumulate = i % 4 == 1, c.v_apart = i % 3 == 0;
@@ -771,8 +821,8 @@ TEST(AttentionTopK, MatchesTheFormulaWhereScoresAreExact) {
       }
 }
 
-// The lowest score that is taken is compared with itself, so that one rounded otherwise in any kernel, the one with the transposed product
-// included, loses or wins a key.
+// The lowest score that is taken is compared with itself, so that one rounded otherwise in any kernel, the one with the
+// transposed product included, loses or wins a key.
 TEST(AttentionTopK, ComparesTheSameBitsInEveryKernel) {
   for (int topk : {1, 2, 20})
     for (int64_t HS : {40, 64, 96}) {
@@ -790,14 +840,15 @@ TEST(AttentionTopK, OfEqualScoresTakesTheFirstKeys) {
   }
 }
 
-// With v and dout of rows of the identity matrix, HS of them at a time, out and dv are the probabilities that the forward and the backward
-// pass use.
+// With v and dout of rows of the identity matrix, HS of them at a time, out and dv are the probabilities that the
+// forward and the backward pass use.
 TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
   const int64_t T = 140, HS = 64;
   for (int topk : {1, 5, 63}) {
     Case c = {1, T, HS, {0}, 1};
     c.topk = topk;
-    std::vector<std::vector<int>> used(size_t(T), std::vector<int>(size_t(T), 0));  // of each query and key: 1 in forward, 2 in backward
+    std::vector<std::vector<int>> used(size_t(T), std::vector<int>(size_t(T), 0));  // of each query and key: 1 in
+                                                                                    // forward, 2 in backward
     for (int64_t part = 0; part < T; part += HS) {
       Layer layer(c);
       for (int64_t t = 0; t < T; t++)
@@ -817,7 +868,8 @@ TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
     for (int64_t t = 0; t < T; t++) {
       int64_t keys = 0;
       for (int64_t j = 0; j < T; j++) {
-        EXPECT_TRUE(used[t][j] == 0 || used[t][j] == 3) << "topk " << topk << ", query " << t << ", key " << j << ": " << used[t][j];
+        EXPECT_TRUE(used[t][j] == 0 || used[t][j] == 3)
+            << "topk " << topk << ", query " << t << ", key " << j << ": " << used[t][j];
         keys += used[t][j] != 0;
       }
       EXPECT_EQ(keys, std::min<int64_t>(topk, t + 1)) << "topk " << topk << ", query " << t;
@@ -900,8 +952,10 @@ TEST(Attention, HasTheSameBitsForAnyNumberOfThreads) {
       const std::vector<std::vector<floatX>> results = layer.results();
       const std::vector<std::vector<float>> statistics = {layer.d_lse.to_host(), layer.d_delta.to_host()};
       if (expected.empty()) expected = results, expected_statistics = statistics;
-      for (size_t i = 0; i < 2; i++) EXPECT_TRUE(same_bits(statistics[i], expected_statistics[i])) << threads << " threads, statistic " << i;
-      for (size_t i = 0; i < results.size(); i++) EXPECT_TRUE(same_bits(results[i], expected[i])) << threads << " threads, result " << i;
+      for (size_t i = 0; i < 2; i++)
+        EXPECT_TRUE(same_bits(statistics[i], expected_statistics[i])) << threads << " threads, statistic " << i;
+      for (size_t i = 0; i < results.size(); i++)
+        EXPECT_TRUE(same_bits(results[i], expected[i])) << threads << " threads, result " << i;
     }
   }
   omp_set_num_threads(all);
@@ -909,8 +963,9 @@ TEST(Attention, HasTheSameBitsForAnyNumberOfThreads) {
 #endif
 
 #ifdef SLA_EMU
-// A copy of shared K/V would take more launches, or more reads. The kernels load each tile of queries once, with the k and v of the keys
-// that it sees, and in the backward pass also each tile of keys with the q and dout of the queries that see it.
+// A copy of shared K/V would take more launches, or more reads. The kernels load each tile of queries once, with the k
+// and v of the keys that it sees, and in the backward pass also each tile of keys with the q and dout of the queries
+// that see it.
 TEST(Attention, ReadsSharedKVInPlace) {
   const Case own = {2, 300, 64, {0, 1, 2, 3}, 4}, shared = {2, 300, 64, {0, 1, 2, 3}, 1};
   std::vector<emu::Counters> counts;
@@ -944,7 +999,8 @@ TEST(Attention, ReadsSharedKVInPlace) {
     rows += uint64_t(2 * (end - k0) + 2 * (own.T - k0));
     floats += uint64_t(2 * (own.T - k0));
   }
-  EXPECT_EQ(counts[0].bytes_read_async, uint64_t(own.B * own.NH()) * (rows * 64 * sizeof(bf16) + floats * sizeof(float)));
+  EXPECT_EQ(counts[0].bytes_read_async,
+            uint64_t(own.B * own.NH()) * (rows * 64 * sizeof(bf16) + floats * sizeof(float)));
 #endif
 }
 
@@ -986,8 +1042,8 @@ TEST(AttentionDecode, ReadsWhatIsSeenOnce) {
 }
 
 #ifdef PRECISION_BF16
-// With a window of w the kernels read, for each tile of queries, the keys from the tile that the first query's window begins in; and for
-// each tile of keys, the queries up to the end of the tile that the last key's window ends in.
+// With a window of w the kernels read, for each tile of queries, the keys from the tile that the first query's window
+// begins in; and for each tile of keys, the queries up to the end of the tile that the last key's window ends in.
 TEST(AttentionMasks, ReadTheWindowsTilesAlone) {
   const int64_t T = 600, HS = 64;
   for (int w : {1, 60, 64, 65, 200}) {
@@ -1003,16 +1059,19 @@ TEST(AttentionMasks, ReadTheWindowsTilesAlone) {
     // Of a head in a sequence, with tiles of `queries` queries and `keys` keys.
     auto key_rows = [&](int64_t queries, int64_t keys) {
       int64_t rows = 0;
-      for (int64_t q0 = 0; q0 < T; q0 += queries) rows += std::min(T, q0 + queries) - std::max<int64_t>(0, q0 - w + 1) / keys * keys;
+      for (int64_t q0 = 0; q0 < T; q0 += queries)
+        rows += std::min(T, q0 + queries) - std::max<int64_t>(0, q0 - w + 1) / keys * keys;
       return rows;
     };
     int64_t query_rows = 0;
     for (int64_t k0 = 0; k0 < T; k0 += DkdvTiles<64, false>::keys) {
       const int64_t last_query = std::min<int64_t>(T, k0 + DkdvTiles<64, false>::keys) - 1 + w - 1;
-      query_rows += std::min<int64_t>(T, (last_query / DkdvTiles<64, false>::queries + 1) * DkdvTiles<64, false>::queries) - k0;
+      query_rows +=
+          std::min<int64_t>(T, (last_query / DkdvTiles<64, false>::queries + 1) * DkdvTiles<64, false>::queries) - k0;
     }
     const int64_t heads = 2 * 2, kv_heads = 2, row = HS * int64_t(sizeof(bf16));
-    const int64_t forward = heads * (T + 2 * key_rows(ForwardTiles<64, false>::queries, ForwardTiles<64, false>::keys)) * row;
+    const int64_t forward =
+        heads * (T + 2 * key_rows(ForwardTiles<64, false>::queries, ForwardTiles<64, false>::keys)) * row;
     const int64_t dq = heads * (2 * T + 2 * key_rows(DqTiles<64, false>::queries, DqTiles<64, false>::keys)) * row;
     const int64_t dkdv = kv_heads * 2 * T * row + heads * 2 * query_rows * (row + int64_t(sizeof(float)));
     EXPECT_EQ(read[1] - read[0], uint64_t(forward)) << "window " << w;
@@ -1046,7 +1105,8 @@ TEST(AttentionMasks, WithStridesReadEachRowOnce) {
   before = emu::counters().bytes_read_async;
   layer.backward();
   layer.d_out.to_host();
-  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(T) * (8 * HS * sizeof(bf16) + 2 * sizeof(float)));  // q, k, v, dout by two kernels
+  EXPECT_EQ(emu::counters().bytes_read_async - before,
+            uint64_t(T) * (8 * HS * sizeof(bf16) + 2 * sizeof(float)));  // q, k, v, dout by two kernels
 }
 
 TEST(AttentionMasks, HaveNoBankConflicts) {
@@ -1067,13 +1127,15 @@ TEST(AttentionMasks, HaveNoBankConflicts) {
 
 // The selection alone, of any scores and indices: the reference sorts.
 TEST(AttentionTopK, FindsTheKeyOfEveryRank) {
-  const std::vector<float> values = {0.0f, -0.0f, 1.0f, -1.0f, 1e-40f, -1e-40f, 3e38f, -3e38f, INFINITY, 1.0000001f, -1.0000001f, 5.5f};
+  const std::vector<float> values = {0.0f,  -0.0f,  1.0f,     -1.0f,      1e-40f,      -1e-40f,
+                                     3e38f, -3e38f, INFINITY, 1.0000001f, -1.0000001f, 5.5f};
   for (int indices : {100, 256, 257, 500, 65536, 130000, INT_MAX})
     for (int count : {1, 40, 100})
       for (int topk : {1, 2, 22, 39, 40, 41, 55, 100}) {  // 22 of 40 and 55 of 100: amid zeros of both signs
-        std::vector<std::pair<float, int>> keys;  // minus the score, and the index, of keys in no order
+        std::vector<std::pair<float, int>> keys;          // minus the score, and the index, of keys in no order
         for (int i = 0; i < count; i++)
-          keys.push_back({-values[size_t(i * 7 % 12)] * float(i % 3 == 0 ? 0.5 : 1), int((int64_t(i) * 37 % count + 1) * indices / count - 1)});
+          keys.push_back({-values[size_t(i * 7 % 12)] * float(i % 3 == 0 ? 0.5 : 1),
+                          int((int64_t(i) * 37 % count + 1) * indices / count - 1)});
         RadixSearch search = {0, topk};
         float score = NAN;
         int last = -7;

@@ -20,7 +20,8 @@ struct Entry {
   std::string name, bytes;
 };
 
-// A tar file of the entries, or, of a single one without a name, just its bytes; compressed by `filter`, for example ARCHIVE_FILTER_XZ.
+// A tar file of the entries, or, of a single one without a name, just its bytes; compressed by `filter`, for example
+// ARCHIVE_FILTER_XZ.
 static std::string packed(const std::vector<Entry>& entries, int filter = ARCHIVE_FILTER_NONE) {
   size_t size = 1 << 16, used = 0;
   for (const Entry& e : entries) size += 2 * e.bytes.size() + 4096;
@@ -48,8 +49,8 @@ static std::string packed(const std::vector<Entry>& entries, int filter = ARCHIV
 
 // `n` documents of words of different lengths; no two are the same.
 static std::vector<std::string> make_documents(int n, int longest_in_words, unsigned seed) {
-  static const char* words[] = {"the", " layer", " attends", "'s", " to", " keys", "\n", " and", " values", " 42", ".", ",  ",
-                                "\u4e2d\u6587", " caf\u00e9", "\t"};
+  static const char* words[] = {"the",     " layer", " attends", "'s",  " to",          " keys",      "\n", " and",
+                                " values", " 42",    ".",        ",  ", "\u4e2d\u6587", " caf\u00e9", "\t"};
   std::mt19937 random(seed);
   std::vector<std::string> documents;
   for (int i = 0; i < n; i++) {
@@ -106,7 +107,8 @@ class Corpus : public CommandLine {
     for (const auto& entry : fs::directory_iterator(in(a))) {
       const std::string name = entry.path().filename();
       if (name == "MANIFEST.json" && !manifest) continue;
-      EXPECT_TRUE(read_file(in(a) + "/" + name) == read_file(in(b) + "/" + name)) << a << " and " << b << " differ in " << name;
+      EXPECT_TRUE(read_file(in(a) + "/" + name) == read_file(in(b) + "/" + name))
+          << a << " and " << b << " differ in " << name;
       shards++;
     }
     EXPECT_GE(shards, 2);
@@ -135,20 +137,23 @@ TEST_F(Corpus, AnyPackingOfTheSameDocumentsGivesTheSameShards) {
   const size_t half = nul.find('\0', 5000);
   tokenize("of_files", in("plain"));
   EXPECT_EQ(documents_in("of_files", "val").size(), 15u);
-  struct Way { std::string name, arguments; };
-  for (const Way& way : std::vector<Way>{
-           {"tar", write("a.tar", packed(files))},
-           {"gz", write("b", packed(files, ARCHIVE_FILTER_GZIP))},  // detected by content, not by name
-           {"bz2", write("k", packed(files, ARCHIVE_FILTER_BZIP2))},
-           {"xz", write("c", packed(files, ARCHIVE_FILTER_XZ))},
-           {"zst", write("d", packed(files, ARCHIVE_FILTER_ZSTD))},
-           {"tars", write("e", packed(tars))},
-           {"nul", "--separator nul " + write("f", nul)},
-           {"nul.zst", "--separator nul " + write("g", packed({{"", nul}}, ARCHIVE_FILTER_ZSTD))},
-           {"nul.tar", "--separator nul " + write("h", packed({{"first", nul.substr(0, half)}, {"second", nul.substr(half + 1)}}))},
-           {"jsonl", "--field text " + write("i", lines)},
-           {"jsonl.gz", "--field text " + write("j", packed({{"", lines}}, ARCHIVE_FILTER_GZIP))},
-           {"files", in("plain") + "/0000* " + in("plain") + "/000[1-9]* " + in("plain") + "/00[1-9]*"}}) {
+  struct Way {
+    std::string name, arguments;
+  };
+  for (const Way& way :
+       std::vector<Way>{{"tar", write("a.tar", packed(files))},
+                        {"gz", write("b", packed(files, ARCHIVE_FILTER_GZIP))},  // detected by content, not by name
+                        {"bz2", write("k", packed(files, ARCHIVE_FILTER_BZIP2))},
+                        {"xz", write("c", packed(files, ARCHIVE_FILTER_XZ))},
+                        {"zst", write("d", packed(files, ARCHIVE_FILTER_ZSTD))},
+                        {"tars", write("e", packed(tars))},
+                        {"nul", "--separator nul " + write("f", nul)},
+                        {"nul.zst", "--separator nul " + write("g", packed({{"", nul}}, ARCHIVE_FILTER_ZSTD))},
+                        {"nul.tar", "--separator nul " + write("h", packed({{"first", nul.substr(0, half)},
+                                                                            {"second", nul.substr(half + 1)}}))},
+                        {"jsonl", "--field text " + write("i", lines)},
+                        {"jsonl.gz", "--field text " + write("j", packed({{"", lines}}, ARCHIVE_FILTER_GZIP))},
+                        {"files", in("plain") + "/0000* " + in("plain") + "/000[1-9]* " + in("plain") + "/00[1-9]*"}}) {
     tokenize("of_" + way.name, way.arguments);
     expect_same("of_files", "of_" + way.name);
   }
@@ -161,8 +166,13 @@ TEST_F(Corpus, AnyPackingOfTheSameDocumentsGivesTheSameShards) {
 
 TEST_F(Corpus, TextThatBeginsLikeAnArchiveIsText) {
   const std::string blocks(10240, '\0');  // an empty tar file is this, too
-  const std::vector<std::string> texts = {blocks + "text behind zeros", "\x1F\x8B", "BZh9, bzip2 says", "#mtree\n./a type=file\n",
-                                          "PK\x03\x04 zip", std::string(257, 'a') + "ustar" + std::string(300, 'b'), "070707 cpio"};
+  const std::vector<std::string> texts = {blocks + "text behind zeros",
+                                          "\x1F\x8B",
+                                          "BZh9, bzip2 says",
+                                          "#mtree\n./a type=file\n",
+                                          "PK\x03\x04 zip",
+                                          std::string(257, 'a') + "ustar" + std::string(300, 'b'),
+                                          "070707 cpio"};
   for (const std::string& text : texts) {
     fs::remove_all(in("out"));
     tokenize("out", "--val-fraction 0 " + write("text", text));
@@ -229,23 +239,28 @@ TEST_F(Corpus, TheSplitByBytesCutsNoCharacter) {
 TEST_F(Corpus, AJsonLineIsADocumentWithItsEscapesDecoded) {
   const std::string lines = "{\"text\": \"a\\n\\\"b\\u00e9\\ud83d\\ude00\", \"id\": 1}\r\n\n  \n"
                             "{\"id\": 2, \"text\": \"half \\ud83d, \\ude00 and \\\\ud83d\\nd83d\"}\n"
-                            "{\"text\": \"\"}\n{\"text\": \"\xFF\", \"more\": {\"text\": [1, 2]}}\n{\"text\": \"no newline\"}";
+                            "{\"text\": \"\"}\n{\"text\": \"\xFF\", \"more\": {\"text\": [1, 2]}}\n{\"text\": \"no "
+                            "newline\"}";
   const Outcome o = tokenize("out", "--val-fraction 0 --field text " + write("in", lines));
   EXPECT_EQ(documents_in("out", "train"),
-            (std::vector<std::string>{"a\n\"b\u00e9\U0001f600", "half \uFFFD, \uFFFD and \\ud83d\nd83d", "\uFFFD", "no newline"}));
+            (std::vector<std::string>{"a\n\"b\u00e9\U0001f600", "half \uFFFD, \uFFFD and \\ud83d\nd83d", "\uFFFD",
+                                      "no newline"}));
   EXPECT_NE(o.out.find("documents: 4, "), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("not UTF-8: 3 sequences"), std::string::npos) << o.out;
 }
 
 TEST_F(Corpus, AJsonLineWithoutTheFieldIsNamed) {
   const std::string good = "{\"text\": \"fine\"}\n";
-  expect_failure("--field text " + write("a", good + "\n" + good + "{\"txt\": \"x\"}\n"),
-                 {in("a") + ": line 4 is no JSON object with a string named \"text\""});
+  expect_failure("--field text " + write("a", good + "\n" + good + "{\"txt\": \"x\"}\n"), {in("a") + ": line 4 is no "
+                                                                                                     "JSON object with "
+                                                                                                     "a string named "
+                                                                                                     "\"text\""});
   expect_failure("--field text " + write("b", good + "{\"text\": 7}\n"), {"line 2"});
   expect_failure("--field text " + write("c", "just text\n"), {"line 1"});
   expect_failure("--field text " + write("d.tar", packed({{"x/one", good}, {"x/two", good + "{\"text\": \"cut"}})),
                  {in("d.tar") + ": x/two: line 2"});
-  expect_failure("--field text " + write("e", "{\"text\": \"" + std::string(34 << 20, 'x')), {"line 1 is longer than 32 MB"});
+  expect_failure("--field text " + write("e", "{\"text\": \"" + std::string(34 << 20, 'x')), {"line 1 is longer than "
+                                                                                              "32 MB"});
 }
 
 // ----------------------------------------------------------------------------
@@ -321,9 +336,11 @@ class Interrupted : public Corpus {
     write("d.tar", packed({files.begin() + long(half), files.end()}));
     arguments = "--shard-tokens 50000 " + in("a.tar.gz") + " " + in("b") + " " + in("c") + " " + in("d.tar");
   }
-  // Runs the program into `out` and signals it after `microseconds`. Returns waitpid's status; its output is in the file "said".
+  // Runs the program into `out` and signals it after `microseconds`. Returns waitpid's status; its output is in the
+  // file "said".
   int tokenize_and_signal(const std::string& out, int signal, int microseconds, const std::string& more = "") const {
-    return run_and_signal(program + more + " --out " + in(out) + " " + arguments + " >" + in("said") + " 2>&1", signal, microseconds);
+    return run_and_signal(program + more + " --out " + in(out) + " " + arguments + " >" + in("said") + " 2>&1", signal,
+                          microseconds);
   }
 };
 
@@ -335,7 +352,8 @@ TEST_F(Interrupted, KilledThirtyTimesItWritesTheSameShards) {
   int kills = 0, continued = 0;
   for (int tries = 0; kills < 30 || continued < 5; tries++) {
     ASSERT_LT(tries, 300);
-    const int status = tokenize_and_signal("out", SIGKILL, int(random() % unsigned(moment)), kills % 2 ? "--threads 2" : "--threads 1");
+    const int status = tokenize_and_signal("out", SIGKILL, int(random() % unsigned(moment)),
+                                           kills % 2 ? "--threads 2" : "--threads 1");
     const std::string said = read_file(in("said"));
     continued += said.find("resuming after") != std::string::npos;
     if (WIFSIGNALED(status)) {
@@ -378,14 +396,19 @@ TEST_F(Interrupted, AStoppedRunSaysHowToResumeAndResumes) {
 
 TEST_F(Interrupted, DamagedOrForeignProgressIsDiscarded) {
   tokenize("good", arguments);
-  struct Change { const char* what; std::string command; bool resumes; };
-  for (const Change& change : std::vector<Change>{
-           {"nothing", "true", true},
-           {"a shard", "printf x | dd of=%/train_000000.bin bs=1 seek=5000 conv=notrunc", false},
-           {"what is not complete", "for f in %/*.part; do printf x | dd of=$f bs=1 seek=1030 conv=notrunc; done", false},
-           {"a shard's length", "truncate -s 3000 %/train_000001.bin", false},
-           {"the progress", "truncate -s 100 %/PROGRESS.json", false},
-           {"a source", "touch " + in("b"), false}}) {
+  struct Change {
+    const char* what;
+    std::string command;
+    bool resumes;
+  };
+  for (const Change& change :
+       std::vector<Change>{{"nothing", "true", true},
+                           {"a shard", "printf x | dd of=%/train_000000.bin bs=1 seek=5000 conv=notrunc", false},
+                           {"what is not complete",
+                            "for f in %/*.part; do printf x | dd of=$f bs=1 seek=1030 conv=notrunc; done", false},
+                           {"a shard's length", "truncate -s 3000 %/train_000001.bin", false},
+                           {"the progress", "truncate -s 100 %/PROGRESS.json", false},
+                           {"a source", "touch " + in("b"), false}}) {
     bool kept = false;
     for (int tries = 0, moment = 20000; !kept; tries++, moment += moment / 8) {
       ASSERT_LT(tries, 300);
@@ -439,11 +462,17 @@ TEST_F(Corpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
   const std::string limit = "ulimit -v 1000000; ";  // kB, of which threads reserve some 200,000 as they start
   std::string documents(5 << 20, '\0');
   for (size_t i = 0; i < documents.size(); i += 2) documents[i] = 'x';
-  struct Input { std::string arguments, printed; };
-  for (const Input& input : std::vector<Input>{
-           {"--separator nul " + write("tiny", documents), "documents: 2621440, bytes of text: 2621440,"},
-           {"--separator nul " + write("empty", std::string(20 << 20, '\0') + "one"), "documents: 1, bytes of text: 3,"},
-           {write("nuls", std::string(40 << 20, '\0')), "cut: 2 runs of more than 16 MB without a break\ntrain: 41943041 tokens"}}) {
+  struct Input {
+    std::string arguments, printed;
+  };
+  for (const Input& input :
+       std::vector<Input>{{"--separator nul " + write("tiny", documents), "documents: 2621440, bytes of text: "
+                                                                          "2621440,"},
+                          {"--separator nul " + write("empty", std::string(20 << 20, '\0') + "one"), "documents: 1, "
+                                                                                                     "bytes of text: "
+                                                                                                     "3,"},
+                          {write("nuls", std::string(40 << 20, '\0')), "cut: 2 runs of more than 16 MB without a "
+                                                                       "break\ntrain: 41943041 tokens"}}) {
     fs::remove_all(in("out"));
     const Outcome o = run(limit + program + "--threads 2 --val-fraction 0 --out " + in("out") + " " + input.arguments);
     EXPECT_EQ(o.exit_status, 0) << o.err;

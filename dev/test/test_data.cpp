@@ -1,20 +1,20 @@
 // Token files, the loader's order, and the programs under data/ that make token files.
 #include <gtest/gtest.h>
-#include <signal.h>            // SIGKILL, SIGTERM
-#include <sys/stat.h>          // mkdir, mkfifo, chmod
-#include <sys/wait.h>          // WIFSIGNALED
-#include <unistd.h>            // seteuid, usleep
-#include <algorithm>           // std::count, std::remove, std::replace
-#include <chrono>              // std::chrono::steady_clock
-#include <filesystem>          // std::filesystem::remove_all, rename
-#include <fstream>             // std::ifstream, std::ofstream
-#include <functional>          // std::function
-#include <random>              // std::mt19937
-#include <set>                 // std::set
-#include <type_traits>         // std::is_copy_constructible_v
-#include "child.h"             // run_and_signal
-#include "files.h"  // FolderTest, read_file, names_in
-#include "helpers.h"           // error_of
+#include <signal.h>     // SIGKILL, SIGTERM
+#include <sys/stat.h>   // mkdir, mkfifo, chmod
+#include <sys/wait.h>   // WIFSIGNALED
+#include <unistd.h>     // seteuid, usleep
+#include <algorithm>    // std::count, std::remove, std::replace
+#include <chrono>       // std::chrono::steady_clock
+#include <filesystem>   // std::filesystem::remove_all, rename
+#include <fstream>      // std::ifstream, std::ofstream
+#include <functional>   // std::function
+#include <random>       // std::mt19937
+#include <set>          // std::set
+#include <type_traits>  // std::is_copy_constructible_v
+#include "child.h"      // run_and_signal
+#include "files.h"      // FolderTest, read_file, names_in
+#include "helpers.h"    // error_of
 #include "llmc/text/dataloader.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/tokenizer.h"
@@ -52,7 +52,8 @@ static std::vector<uint16_t> counting(int n, int first = 0) {
 static void expect_error(const std::function<void()>& call, const std::vector<std::string>& parts) {
   const std::string message = error_of(call);
   EXPECT_NE(message, "") << "no error";
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
+  for (const std::string& part : parts)
+    EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
 }
 
 struct Finished {
@@ -146,8 +147,11 @@ TEST_F(TokenShardsOf, AShardWithoutAPositiveNumberOfTokensIsRefused) {
 }
 
 TEST_F(TokenShardsOf, AShardShorterThanItsHeaderSaysIsRefused) {
-  expect_error([&] { TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, 1), 10); },
-               {"/a.bin: truncated", "says 4 tokens, which take 1032 bytes, but the file has 1030"});
+  expect_error(
+      [&] {
+        TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, 1), 10);
+      },
+      {"/a.bin: truncated", "says 4 tokens, which take 1032 bytes, but the file has 1030"});
   expect_error([&] { TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, INT32_MAX - 3), 10); }, {"truncated"});
 }
 
@@ -159,19 +163,24 @@ TEST_F(TokenShardsOf, AShardCutAnywhereInItsHeaderIsRefused) {
 }
 
 TEST_F(TokenShardsOf, AShardLongerThanItsHeaderSaysIsRefused) {
-  expect_error([&] { TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, -1), 10); },
-               {"/a.bin: longer than its header says", "says 2 tokens"});
+  expect_error(
+      [&] {
+        TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, -1), 10);
+      },
+      {"/a.bin: longer than its header says", "says 2 tokens"});
 }
 
 TEST_F(TokenShardsOf, AnotherVersionIsRefused) {
-  expect_error([&] { TokenShards(write_shard("a.bin", {1}, 20240520, 2), 10); },
-               {"/a.bin", "version 2", "version 1"});
+  expect_error([&] { TokenShards(write_shard("a.bin", {1}, 20240520, 2), 10); }, {"/a.bin", "version 2", "version 1"});
 }
 
 TEST_F(TokenShardsOf, OtherFilesOfLlmcAreRefusedByTheirMagic) {
   for (int magic : {20240801, 20240522, 20240326})
-    expect_error([&] { TokenShards(write_shard("a.bin", {1, 2}, magic), 65536); },
-                 {"/a.bin: bad magic " + std::to_string(magic), "begins with 20240520"});
+    expect_error(
+        [&] {
+          TokenShards(write_shard("a.bin", {1, 2}, magic), 65536);
+        },
+        {"/a.bin: bad magic " + std::to_string(magic), "begins with 20240520"});
 }
 
 TEST_F(TokenShardsOf, AHeaderlessFileOfOddSizeIsRefused) {
@@ -239,7 +248,8 @@ TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
           for (int i = 0; i < accumulation; i++) {
             std::vector<int> batch(inputs.begin() + i * B * T, inputs.begin() + (i + 1) * B * T);
             batch.insert(batch.end(), targets.begin() + i * B * T, targets.begin() + (i + 1) * B * T);
-            EXPECT_EQ(batch, sequences(loader, first + (i * ranks + rank) * B, B)) << "step " << step << ", rank " << rank;
+            EXPECT_EQ(batch, sequences(loader, first + (i * ranks + rank) * B, B))
+                << "step " << step << ", rank " << rank;
           }
         }
       }
@@ -314,7 +324,8 @@ TEST_F(Loader, ASavedPositionResumesWithTheNextStep) {
     DataLoader second(path, 1000, T, shuffle, 11);
     second.next_sequence = first.next_sequence;
     StepLoader resumed(second, 1, B, 0, 1, other_slots.both());
-    for (int s = 0; s < 60; s++) ASSERT_EQ(other_slots.tokens(resumed.next()), slots.tokens(steps.next())) << "step " << s;
+    for (int s = 0; s < 60; s++)
+      ASSERT_EQ(other_slots.tokens(resumed.next()), slots.tokens(steps.next())) << "step " << s;
   }
 }
 
@@ -326,7 +337,8 @@ TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
   StepLoader steps(data, accumulation, B, 1, ranks, slots.both());
   for (int s = 0; s < 3; s++) {
     std::vector<int> expected(2 * slots.n);
-    data.load_batches(s * accumulation * ranks * B, accumulation, expected.data(), expected.data() + slots.n, B, 1, ranks);
+    data.load_batches(s * accumulation * ranks * B, accumulation, expected.data(), expected.data() + slots.n, B, 1,
+                      ranks);
     ASSERT_EQ(slots.tokens(steps.next()), expected);
     ASSERT_EQ(data.next_sequence, (s + 1) * accumulation * ranks * B);
   }
@@ -339,10 +351,12 @@ TEST_F(Loader, TheNextStepIsLoadedWithoutOverwritingTheCurrentOne) {
   Slots slots(B * T);
   StepLoader steps(data, 1, B, 0, 1, slots.both());
   for (int s = 0; s < 10; s++) {
-    const StepTokens now = steps.next(), other = now.inputs == slots.both()[0].inputs ? slots.both()[1] : slots.both()[0];
+    const StepTokens now = steps.next(),
+                     other = now.inputs == slots.both()[0].inputs ? slots.both()[1] : slots.both()[0];
     const std::vector<int> expected = sequences(data, (s + 1) * B, B);
     const auto begin = std::chrono::steady_clock::now();
-    while (slots.tokens(other) != expected && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)) usleep(100);
+    while (slots.tokens(other) != expected && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10))
+      usleep(100);
     EXPECT_EQ(slots.tokens(other), expected) << "the next step has not been requested";
     EXPECT_EQ(slots.tokens(now), sequences(data, s * B, B));
     EXPECT_EQ(data.next_sequence, (s + 1) * B) << "loading ahead does not count";
@@ -481,7 +495,8 @@ static std::vector<int> numbers(const std::string& text, int documents) {
 TEST_F(Tokenize, With200DocumentsOneOfEachTwentyIsValidation) {
   for (int documents : {199, 200, 411}) {
     std::string all;
-    for (int i = 0; i < documents; i++) all += "document " + std::to_string(i) + "\n" + (i + 1 < documents ? std::string(1, '\0') : "");
+    for (int i = 0; i < documents; i++)
+      all += "document " + std::to_string(i) + "\n" + (i + 1 < documents ? std::string(1, '\0') : "");
     std::string out = folder + "/out" + std::to_string(documents), in = write("in", all);
     ASSERT_EQ(shell("data/tokenize --separator nul --out " + out + " " + in).exit_code, 0);
     if (documents < 200) {
@@ -557,7 +572,8 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
   // No shard of the larger set.
-  EXPECT_EQ(names_in(out), (std::set<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
+  EXPECT_EQ(names_in(out),
+            (std::set<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
 }
 
@@ -579,7 +595,9 @@ TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
 TEST_F(Tokenize, BadInputIsAnErrorAndLeavesNoFiles) {
   std::string empty = write("empty", ""), text = write("text", random_text(1000, 4)), one = write("one", "x");
   mkdir((folder + "/hollow").c_str(), 0755);
-  struct Case { std::string arguments, message; };
+  struct Case {
+    std::string arguments, message;
+  };
   const std::string out = "--out " + folder + "/out ";
   std::vector<Case> cases = {
       {out + folder + "/none", "error: " + folder + "/none: no such file or folder"},
@@ -626,7 +644,8 @@ TEST_F(Tokenize, AKilledRunLeavesNoPartialFolder) {
   ASSERT_EQ(shell("data/tokenize --out " + good + " " + in).exit_code, 0);
   double longest = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   auto complete = [&] {
-    return names_in(out) == names_in(good) && read_file(out + "/train_000000.bin") == read_file(good + "/train_000000.bin") &&
+    return names_in(out) == names_in(good) &&
+           read_file(out + "/train_000000.bin") == read_file(good + "/train_000000.bin") &&
            read_file(out + "/val_000000.bin") == read_file(good + "/val_000000.bin");
   };
   std::mt19937 random(7);
@@ -661,8 +680,10 @@ TEST_F(Tokenize, KilledWhileReplacingLeavesOldNewOrNoFolder) {
     tokenize_and_signal(in, out, SIGKILL, int(random() % 40000));
     if (!std::filesystem::exists(out)) continue;
     std::string train = read_file(out + "/train_000000.bin"), val = read_file(out + "/val_000000.bin");
-    bool is_old = train == read_file(folder + "/old/train_000000.bin") && val == read_file(folder + "/old/val_000000.bin");
-    bool is_new = train == read_file(folder + "/new/train_000000.bin") && val == read_file(folder + "/new/val_000000.bin");
+    bool is_old = train == read_file(folder + "/old/train_000000.bin") && val == read_file(folder + "/old/"
+                                                                                                    "val_000000.bin");
+    bool is_new = train == read_file(folder + "/new/train_000000.bin") && val == read_file(folder + "/new/"
+                                                                                                    "val_000000.bin");
     EXPECT_TRUE(is_old || is_new) << "kill " << i;
   }
   ASSERT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
@@ -695,8 +716,8 @@ TEST_F(Tokenize, TwoRunsAtOnceDoNotDisturbEachOther) {
 
 static std::string copy_scripts(const std::string& folder) {
   std::filesystem::create_directories(folder + "/root/data");
-  for (const char* name : {"common.sh", "gpt2.sh", "gcide.sh", "tinyshakespeare.sh", "text.sh", "linux.sh", "fineweb.sh",
-                           "openwebtext.sh", "tokenize"})
+  for (const char* name : {"common.sh", "gpt2.sh", "gcide.sh", "tinyshakespeare.sh", "text.sh", "linux.sh",
+                           "fineweb.sh", "openwebtext.sh", "tokenize"})
     std::filesystem::copy_file(std::string("data/") + name, folder + "/root/data/" + name);
   return folder + "/root/data";
 }
@@ -736,18 +757,22 @@ TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {
   EXPECT_EQ(shell("TINYSHAKESPEARE_URL=file:///none " + data + "/tinyshakespeare.sh").exit_code, 1);
 }
 
-// A replacement for apt-get that makes the package: a licence, then entries, of which every tenth has a head of two lines.
+// A replacement for apt-get that makes the package: a licence, then entries, of which every tenth has a head of two
+// lines.
 static void fake_apt_get(const std::string& folder, int entries) {
   std::filesystem::create_directories(folder + "/bin");
   std::string path = folder + "/bin/apt-get";
   std::ofstream(path) << "#!/bin/bash\nset -e\nmkdir -p p/DEBIAN p/usr/share/dictd\n"
-      "printf '%s: x\\n' Maintainer Description >p/DEBIAN/control\n"
-      "printf 'Package: dict-gcide\\nVersion: 1\\nArchitecture: all\\n' >>p/DEBIAN/control\n"
-      "{ printf '00-database-info\\n   Licence\\n\\nMore licence\\n  --Locke.\\n0 \\\\0\\\\ adj.\\n   zero\\n\\n'\n"
-      "  seq " << entries - 1 << " | awk '{ printf \"%d \\\\%d\\\\,\", $1, $1\n"
-      "    if ($1 % 10 == 0) printf \"\\n\\\\more\\\\\"\n"
-      "    print \" n.\\n   A number.\\n\" }'; } | gzip -1 >p/usr/share/dictd/gcide.dict.dz\n"
-      "dpkg-deb -Znone --build p dict-gcide_1_all.deb\n";
+                         "printf '%s: x\\n' Maintainer Description >p/DEBIAN/control\n"
+                         "printf 'Package: dict-gcide\\nVersion: 1\\nArchitecture: all\\n' >>p/DEBIAN/control\n"
+                         "{ printf '00-database-info\\n   Licence\\n\\nMore licence\\n  --Locke.\\n0 \\\\0\\\\ adj.\\n "
+                         "  zero\\n\\n'\n"
+                         "  seq "
+                      << entries - 1
+                      << " | awk '{ printf \"%d \\\\%d\\\\,\", $1, $1\n"
+                         "    if ($1 % 10 == 0) printf \"\\n\\\\more\\\\\"\n"
+                         "    print \" n.\\n   A number.\\n\" }'; } | gzip -1 >p/usr/share/dictd/gcide.dict.dz\n"
+                         "dpkg-deb -Znone --build p dict-gcide_1_all.deb\n";
   chmod(path.c_str(), 0755);
 }
 
@@ -808,10 +833,13 @@ TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   std::filesystem::create_directories(folder + "/bin");
   std::ofstream(folder + "/bin/apt-cache") << "#!/bin/sh\nprintf 'linux-source\\n  Depends: linux-source-9.9\\n'\n";
   std::ofstream(folder + "/bin/apt-get") << "#!/bin/bash\nset -e\nmkdir -p p/DEBIAN p/usr/src s/linux-source-9.9\n"
-      "printf 'Package: linux-source-9.9\\nVersion: 1\\nArchitecture: all\\nMaintainer: x\\nDescription: x\\n' >p/DEBIAN/control\n"
-      "for i in $(seq 300 599); do echo \"file $i\" >s/linux-source-9.9/$i.c; done\n"
-      "tar --sort=name -cjf p/usr/src/linux-source-9.9.tar.bz2 -C s linux-source-9.9\nrm -r s\n"
-      "dpkg-deb -Znone --build p linux-source-9.9_1_all.deb\nrm -r p\n";
+                                            "printf 'Package: linux-source-9.9\\nVersion: 1\\nArchitecture: "
+                                            "all\\nMaintainer: x\\nDescription: x\\n' >p/DEBIAN/control\n"
+                                            "for i in $(seq 300 599); do echo \"file $i\" >s/linux-source-9.9/$i.c; "
+                                            "done\n"
+                                            "tar --sort=name -cjf p/usr/src/linux-source-9.9.tar.bz2 -C s "
+                                            "linux-source-9.9\nrm -r s\n"
+                                            "dpkg-deb -Znone --build p linux-source-9.9_1_all.deb\nrm -r p\n";
   for (const char* name : {"apt-cache", "apt-get"}) chmod((folder + "/bin/" + name).c_str(), 0755);
   Finished done = shell("PATH=" + folder + "/bin:$PATH " + data + "/linux.sh");
   ASSERT_EQ(done.exit_code, 0) << done.output;
@@ -850,10 +878,13 @@ TEST_F(Scripts, OpenwebtextsArchivesAreReadAsTheyAre) {
   if (shell("command -v tar && command -v xz").exit_code != 0) GTEST_SKIP() << "no tar or xz";
   std::string data = copy_scripts(folder);
   use_small_vocabulary(data);
-  ASSERT_EQ(shell("cd " + folder + " && mkdir web pages && for a in 00 01; do for x in 1 2; do rm -f pages/*; "
+  ASSERT_EQ(shell("cd " + folder +
+                  " && mkdir web pages && for a in 00 01; do for x in 1 2; do rm -f pages/*; "
                   "for p in $(seq 100 199); do echo \"page $p of $x in $a\" >pages/$p.txt; done; "
                   "tar --sort=name -cJf urlsf_subset$a-${x}_data.xz -C pages .; done; "
-                  "tar --sort=name -cf web/urlsf_subset$a.tar urlsf_subset$a-*; done").exit_code, 0);
+                  "tar --sort=name -cf web/urlsf_subset$a.tar urlsf_subset$a-*; done")
+                .exit_code,
+            0);
   std::string command = "OPENWEBTEXT_URL=file://" + folder + "/web " + data + "/openwebtext.sh ";
   Finished done = shell(command + "2");
   ASSERT_EQ(done.exit_code, 0) << done.output;

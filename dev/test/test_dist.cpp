@@ -1,5 +1,5 @@
-// Several ranks, each a process that mpirun starts with its own emulated GPU: tests of the emulated NCCL and of the trainer on it. Runs from
-// the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
+// Several ranks, each a process that mpirun starts with its own emulated GPU: tests of the emulated NCCL and of the
+// trainer on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
 #include <gtest/gtest.h>       // TEST_F
 #include <signal.h>            // kill
 #include <unistd.h>            // getpid, usleep
@@ -19,7 +19,8 @@ class Ranks : public CommandLine {
     setenv("SLA_EMU_NCCL_TIMEOUT", "60", 1);
   }
   Outcome run_ranks(int ranks, const std::string& command, const std::string& environment = "") const {
-    return run(format("env %s timeout 300 mpirun --oversubscribe -np %d %s", environment.c_str(), ranks, command.c_str()));
+    return run(
+        format("env %s timeout 300 mpirun --oversubscribe -np %d %s", environment.c_str(), ranks, command.c_str()));
   }
   void expect_death(int ranks, const std::string& name, const std::vector<std::string>& parts,
                     const std::string& environment = "") const {
@@ -59,13 +60,16 @@ TEST_F(EmulatedNccl, ReadsOldDataUnderSomeSeedWithoutAnEvent) {
 }
 
 TEST_F(EmulatedNccl, NamesRanksThatCallDifferentCollectives) {
-  expect_death(2, "other_count", {"ncclAllReduce of 64 elements of type 7 on rank 0", "ncclAllReduce of 32 elements of type 7 on rank 1"});
+  expect_death(2, "other_count",
+               {"ncclAllReduce of 64 elements of type 7 on rank 0", "ncclAllReduce of 32 elements of type 7 on rank "
+                                                                    "1"});
   expect_death(2, "other_collective", {"ncclAllReduce of 1 elements", "ncclAllGather of 1 elements"});
   expect_death(2, "one_more", {"ncclAllReduce of 64 elements", "ncclCommDestroy"});
 }
 
 TEST_F(EmulatedNccl, NamesARankThatWaitsTooLong) {
-  expect_death(2, "not_called", {"rank 0 of 2 has waited 1 s", "collective number 1, ncclAllReduce of 64 elements"}, "SLA_EMU_NCCL_TIMEOUT=1");
+  expect_death(2, "not_called", {"rank 0 of 2 has waited 1 s", "collective number 1, ncclAllReduce of 64 elements"},
+               "SLA_EMU_NCCL_TIMEOUT=1");
 }
 
 TEST_F(EmulatedNccl, ChecksRangesAndOverlaps) {
@@ -87,7 +91,8 @@ using CollectivesOfTheTrainer = Ranks;
 
 TEST_F(CollectivesOfTheTrainer, ReportTheGpusProgressToTheChannel) {
   expect_death(3, "one_reduce_is_missing",
-               {"error: rank 2 (pid ", " has not reached collective number 4, where rank 0 (pid ", " has waited for 2 s"},
+               {"error: rank 2 (pid ", " has not reached collective number 4, where rank 0 (pid ",
+                " has waited for 2 s"},
                "SLA_EMU_NCCL_TIMEOUT=15");
 }
 
@@ -102,17 +107,20 @@ class Training : public Ranks {
     write_file(in("tokens.bin"), shard_bytes(2000, 60));
   }
   std::string arguments(const std::string& more) const {
-    return " -i " + in("tokens.bin") + " -j " + in("tokens.bin") + " --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8" +
+    return " -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
+           " --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8" +
            " -t 8 -b 1 -d 32 -l 1e-2 --skip-layers 1 --skip-heads 1 -k constant -m 5 -v 20 " + more;
   }
   // A run's log; of the fp32 trainer unless `program` says otherwise.
-  std::vector<json> train(int ranks, const std::string& out, const std::string& more, const std::string& environment = "",
+  std::vector<json> train(int ranks, const std::string& out, const std::string& more,
+                          const std::string& environment = "",
                           const std::string& program = "build/fp32/train_gpt2_sla_emu") const {
     const Outcome o = run_ranks(ranks, program + arguments(more + " -o " + in(out)), environment);
     EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
     return read_log(in(out));
   }
-  // Two ranks train, and `signal` is sent to one of them. A rank that is stopped by SIGSTOP is killed once the other has printed an error.
+  // Two ranks train, and `signal` is sent to one of them. A rank that is stopped by SIGSTOP is killed once the other
+  // has printed an error.
   // --enable-recovery keeps mpirun from ending the others itself.
   Outcome run_and_signal(int rank, int signal, const std::string& more) const {
     const auto await = [](const auto& condition) {
@@ -128,9 +136,11 @@ class Training : public Ranks {
       await([&] { return read_file(in("stderr")).find("error:") != std::string::npos; });
       kill(pid, SIGKILL);
     });
-    const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out") + " " + more);
-    const Outcome o = run("timeout 100 mpirun --enable-recovery --oversubscribe -np 2 sh -c '" + command + " & echo $! >" +
-                          in("pid.$OMPI_COMM_WORLD_RANK") + "; wait $!; echo $? >" + in("status.$OMPI_COMM_WORLD_RANK") + "'");
+    const std::string command =
+        "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out") + " " + more);
+    const Outcome o =
+        run("timeout 100 mpirun --enable-recovery --oversubscribe -np 2 sh -c '" + command + " & echo $! >" +
+            in("pid.$OMPI_COMM_WORLD_RANK") + "; wait $!; echo $? >" + in("status.$OMPI_COMM_WORLD_RANK") + "'");
     sender.join();
     return o;
   }
@@ -184,12 +194,15 @@ TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanks) {
 
 // A gate's parameters, K/V heads of groups, gradients of shared q, and masks.
 TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
-  const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") + " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
+  const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
+                          " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
                           "--max-seq-len 8 -t 8 -b 1 -d 32 -l 1e-2 -k constant -m 5 -v 6 ";
   for (const char* wiring : {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)"}) {
     SCOPED_TRACE(wiring);
     const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
-      const Outcome o = run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + own + format("--wiring '%s' -o ", wiring) + in(out) + more, "");
+      const Outcome o =
+          run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + own + format("--wiring '%s' -o ", wiring) + in(out) + more,
+                    "");
       EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
       return read_log(in(out));
     };
@@ -202,8 +215,8 @@ TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
   }
 }
 
-// The data are 29 sequences, the rest of the first file and two short files: no number of ranks or of sequences in a micro-batch divides
-// them. What one rank computes of them one after the other is the loss of all.
+// The data are 29 sequences, the rest of the first file and two short files: no number of ranks or of sequences in a
+// micro-batch divides them. What one rank computes of them one after the other is the loss of all.
 TEST_F(Training, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {
   fs::create_directory(in("val"));
   write_file(in("val/a.bin"), shard_bytes(8 * 29 + 6, 60));
@@ -224,8 +237,8 @@ TEST_F(Training, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {
   }
 }
 
-// A checkpoint that 4 ranks wrote after 6 updates resumes on 4, 1, 2 and 3 ranks, and the last three's checkpoints on 4 again: with the same
-// bits on the same number of ranks, with the same curve on any. An update has 12 micro-batches.
+// A checkpoint that 4 ranks wrote after 6 updates resumes on 4, 1, 2 and 3 ranks, and the last three's checkpoints on 4
+// again: with the same bits on the same number of ranks, with the same curve on any. An update has 12 micro-batches.
 TEST_F(Training, ResumesOnAnyNumberOfRanks) {
   const auto resume = [&](int ranks, const std::string& from, int step) {
     const std::string out = format("%s_then_%d", from.c_str(), ranks), checkpoint = format("/step_%08d", step);
@@ -239,7 +252,8 @@ TEST_F(Training, ResumesOnAnyNumberOfRanks) {
   for (int ranks : {1, 2, 3}) expect_the_same_curve(resume(4, format("4_then_%d", ranks), 8), all, 2);
 }
 
-// The seed determines when collectives run relative to operations. A missing wait for an event would show in the losses.
+// The seed determines when collectives run relative to operations. A missing wait for an event would show in the
+// losses.
 TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
   for (const char* zero : {"0", "1"}) {
     std::vector<json> expected;
@@ -257,11 +271,13 @@ TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
 TEST_F(Training, HasTheSameBitsUnlessNvlsIsOn) {
   const auto outcome_of = [&](const char* nvls, int seed) {
     fs::remove_all(in("out"));
-    Outcome o = run_ranks(3, "build/fp32/train_gpt2_sla_emu" + arguments("-x 3 -d 24 -v 0 -o " + in("out")), format("%s SLA_EMU_SEED=%d", nvls, seed));
+    Outcome o = run_ranks(3, "build/fp32/train_gpt2_sla_emu" + arguments("-x 3 -d 24 -v 0 -o " + in("out")),
+                          format("%s SLA_EMU_SEED=%d", nvls, seed));
     EXPECT_EQ(o.exit_status, 0) << o.err;
     return o;
   };
-  const std::string note = "NCCL_NVLS_ENABLE=1: NCCL may add up in another order in each run, so that the bits of two runs may differ\n";
+  const std::string note = "NCCL_NVLS_ENABLE=1: NCCL may add up in another order in each run, so that the bits of two "
+                           "runs may differ\n";
   std::vector<double> expected;
   int differ = 0;
   for (int seed = 1; seed <= 3; seed++) {
@@ -278,14 +294,18 @@ TEST_F(Training, HasTheSameBitsUnlessNvlsIsOn) {
   EXPECT_GT(differ, 0);
 }
 
-// Under a GPU's memory of which libraries take all but 1 MB of what the plan keeps free, after the plan has been checked; NCCL's part is
-// taken before. Three micro-batches: the first is eager, the second captured, the third summed over ranks.
+// Under a GPU's memory of which libraries take all but 1 MB of what the plan keeps free, after the plan has been
+// checked; NCCL's part is taken before. Three micro-batches: the first is eager, the second captured, the third summed
+// over ranks.
 TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
   write_file(in("tokens.bin"), shard_bytes(30000, 60));
   for (int ranks : {1, 2}) {
     const std::string memory = ranks == 1 ? "SLA_EMU_MEMORY=1052,998,1" : "SLA_EMU_MEMORY=1055,998,1,3";
     const auto outcome_of = [&](int b, const char* more) {
-      return run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + arguments(format("-v 0 -b %d -d %d -x 2 %s", b, b * 8 * ranks * 3, more)), memory);
+      return run_ranks(ranks,
+                       "build/fp32/train_gpt2_sla_emu" +
+                           arguments(format("-v 0 -b %d -d %d -x 2 %s", b, b * 8 * ranks * 3, more)),
+                       memory);
     };
     const Outcome plan = outcome_of(1, "--dry-run");
     ASSERT_EQ(plan.exit_status, 0) << plan.err;
@@ -302,24 +322,27 @@ TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
   }
 }
 
-// 8,000 rows of 201,216 bytes on each rank, in chunks of a 32nd of 8 GB, also where NCCL has taken 3 GB before the plan is made: the
-// gradients are summed in the same order, however much is free.
+// 8,000 rows of 201,216 bytes on each rank, in chunks of a 32nd of 8 GB, also where NCCL has taken 3 GB before the plan
+// is made: the gradients are summed in the same order, however much is free.
 TEST_F(Training, ChunksLogitsByTheGpusMemoryNotByWhatIsFree) {
   write_file(in("tokens.bin"), shard_bytes(30000, 60));
   for (const auto& [memory, free] : {std::pair("8000", "of 8.00 GB free"), {"8000,0,0,3000", "of 5.00 GB free"}}) {
-    const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-v 0 -b 1000 -d 16000 --vocab-size 50257 --dry-run"),
-                                std::string("SLA_EMU_MEMORY=") + memory);
+    const Outcome o =
+        run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-v 0 -b 1000 -d 16000 --vocab-size 50257 --dry-run"),
+                  std::string("SLA_EMU_MEMORY=") + memory);
     ASSERT_EQ(o.exit_status, 0) << o.err;
     EXPECT_NE(o.out.find(free), std::string::npos) << o.out;
-    EXPECT_NE(o.out.find("  logits                       206.0 MB\n"), std::string::npos) << "chunks of 1,024 rows\n" << o.out;
+    EXPECT_NE(o.out.find("  logits                       206.0 MB\n"), std::string::npos) << "chunks of 1,024 rows\n"
+                                                                                          << o.out;
   }
 }
 
 // Loss and request to stop, with shards the gradients' squares as well; doubles are reduced for nothing else.
 TEST_F(Training, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
   for (const char* zero : {"0", "1"}) {
-    const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments(format("-x 3 -d 16 -v 0 --zero %s", zero)),
-                                "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL");
+    const Outcome o =
+        run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments(format("-x 3 -d 16 -v 0 --zero %s", zero)),
+                  "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=COLL");
     EXPECT_EQ(o.exit_status, 0) << o.err;
     const auto count = [&](const std::string& text) {
       int n = 0;
@@ -333,9 +356,9 @@ TEST_F(Training, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
   }
 }
 
-// From the timeline in the debug log. A layer's gradients are reduced while the layers below run backward, and its weights are gathered while
-// the layers before it run forward, as often as the seed allows; a reduce begins after its gradients exist, a gather ends before its weights
-// are used.
+// From the timeline in the debug log. A layer's gradients are reduced while the layers below run backward, and its
+// weights are gathered while the layers before it run forward, as often as the seed allows; a reduce begins after its
+// gradients exist, a gather ends before its weights are used.
 TEST_F(Training, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
   const std::vector<json> log = train(2, "out", "-x 20 -d 16 -v 0 --layers 4 --log-level debug");
   struct Span {
@@ -343,7 +366,8 @@ TEST_F(Training, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
   };
   std::map<std::tuple<int, std::string, std::string>, Span> spans;  // by step, what and of what
   for (const json& line : log)
-    if (line.contains("span")) spans[{line.at("step"), line.at("span"), line.at("of")}] = {line.at("begin_ms"), line.at("end_ms")};
+    if (line.contains("span"))
+      spans[{line.at("step"), line.at("span"), line.at("of")}] = {line.at("begin_ms"), line.at("end_ms")};
   int sums_beside = 0, gathers_beside = 0;
   for (int step = 1; step <= 20; step++) {
     for (int layer = 1; layer < 4; layer++) {
@@ -372,10 +396,13 @@ TEST_F(Training, InBf16HasTheSameBitsWithoutZero) {
 
 // A rank's shard of a layer is no matrix.
 TEST_F(Training, ByMuonNeedsWholeMatricesOnEachRank) {
-  const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-d 32 --optimizer muon -o " + in("never")));
+  const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-d 32 --optimizer muon -o " + in("neve"
+                                                                                                               "r")));
   EXPECT_EQ(o.exit_status, 1);
-  EXPECT_NE(o.err.find("error: --optimizer muon: takes whole matrices, but with 2 ranks each keeps a part of every layer; add --zero 0\n"),
-            std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("error: --optimizer muon: takes whole matrices, but with 2 ranks each keeps a part of every "
+                       "layer; add --zero 0\n"),
+            std::string::npos)
+      << o.err;
   EXPECT_FALSE(fs::exists(in("never")));
   const std::vector<json> alone = train(1, "1", "-x 6 --optimizer muon");
   expect_the_same_curve(train(2, "2", "-x 6 --optimizer muon --zero 0"), alone, 6);
@@ -387,10 +414,12 @@ TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
   int port = 20000 + int(getpid()) % 20000;
   for (const std::string& place : {"file:" + in("rendezvous"), format("tcp:localhost:%d", port)}) {
     const std::string out = place.substr(0, 3);
-    const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 2 -j '' -o " + in(out) + " --rendezvous " + place);
+    const std::string command =
+        "build/fp32/train_gpt2_sla_emu" + arguments("-x 2 -j '' -o " + in(out) + " --rendezvous " + place);
     // One rank from options, the other from Slurm's variables; each has its own GPU.
-    const Outcome o = run("timeout 300 mpirun --oversubscribe -np 1 " + command + " --rank 1 --ranks 2 --local-rank 1 : -np 1 env " +
-                          "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 " + command);
+    const Outcome o =
+        run("timeout 300 mpirun --oversubscribe -np 1 " + command + " --rank 1 --ranks 2 --local-rank 1 : -np 1 env " +
+            "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 " + command);
     ASSERT_EQ(o.exit_status, 0) << o.err;
     EXPECT_EQ(steps_of(read_log(in(out))), expected) << place;
   }
@@ -398,15 +427,19 @@ TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
 }
 
 TEST_F(Training, TwoRanksOnOneGpuAreRefusedByName) {
-  const std::string command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 24 --rendezvous file:" + in("rendezvous")) + " --ranks 3";
+  const std::string command =
+      "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 24 --rendezvous file:" + in("rendezvous")) + " --ranks 3";
   auto ranks_on_gpus = [&](int gpu0, int gpu1, int gpu2) {
     std::string all = "timeout 300 mpirun --oversubscribe";
     for (int rank = 0; rank < 3; rank++)
-      all += format("%s -np 1 %s --rank %d --local-rank %d", rank == 0 ? "" : " :", command.c_str(), rank, std::vector<int>{gpu0, gpu1, gpu2}[rank]);
+      all += format("%s -np 1 %s --rank %d --local-rank %d", rank == 0 ? "" : " :", command.c_str(), rank,
+                    std::vector<int>{gpu0, gpu1, gpu2}[rank]);
     return run(all);
   };
   const std::string error = "error: GPU (--local-rank, or CUDA_VISIBLE_DEVICES): rank ";
-  for (const auto& [gpus, names] : std::map<std::vector<int>, std::vector<std::string>>{{{0, 0, 1}, {"0 (pid ", "rank 1 (pid "}}, {{2, 1, 1}, {"1 (pid ", "rank 2 (pid "}}}) {
+  for (const auto& [gpus, names] :
+       std::map<std::vector<int>, std::vector<std::string>>{{{0, 0, 1}, {"0 (pid ", "rank 1 (pid "}},
+                                                            {{2, 1, 1}, {"1 (pid ", "rank 2 (pid "}}}) {
     const Outcome o = ranks_on_gpus(gpus[0], gpus[1], gpus[2]);
     EXPECT_EQ(o.exit_status, 1);
     const size_t at = o.err.find(error + names[0]), end = o.err.find('\n', at);
@@ -414,14 +447,19 @@ TEST_F(Training, TwoRanksOnOneGpuAreRefusedByName) {
     EXPECT_LT(o.err.find(names[1], at), end) << o.err;
     char host[256] = "";
     gethostname(host, sizeof host - 1);
-    EXPECT_LT(o.err.find(format("have the same one, GPU-00000000-0000-0000-0000-00000000000%d on %s; each rank needs", gpus[1], host), at), end) << o.err;
+    EXPECT_LT(o.err.find(format("have the same one, GPU-00000000-0000-0000-0000-00000000000%d on %s; each rank needs",
+                                gpus[1], host),
+                         at),
+              end)
+        << o.err;
     EXPECT_EQ(o.err.find("error:", end), std::string::npos) << "one error\n" << o.err;
   }
 }
 
 TEST_F(Training, NamesARankThatIsKilled) {
   for (int rank : {0, 1}) {
-    expect_one_error(run_and_signal(rank, SIGKILL, "-n 2"), rank, " has died; the run ends, and -y resumes from its last checkpoint");
+    expect_one_error(run_and_signal(rank, SIGKILL, "-n 2"), rank,
+                     " has died; the run ends, and -y resumes from its last checkpoint");
     if (rank == 0) fs::remove_all(in("out"));
   }
   int step = 0;
@@ -429,7 +467,9 @@ TEST_F(Training, NamesARankThatIsKilled) {
     const std::string name = entry.path().filename().string();
     if (name.rfind("step_", 0) == 0) step = std::max(step, atoi(name.c_str() + 5));
   }
-  EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2) << "-y resumes";
+  EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2) << "-y "
+                                                                                                               "resume"
+                                                                                                               "s";
 }
 
 TEST_F(Training, NamesARankThatIsStopped) {
@@ -440,8 +480,8 @@ TEST_F(Training, NamesARankThatIsStopped) {
 TEST_F(Training, NamesARankThatSeesOtherFiles) {
   const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
     const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");
-    return run("timeout 100 mpirun --oversubscribe -np 1 -wdir " + in("a") + " " + program + more + " : -np 1 -wdir " + in("b") +
-               " " + program + more + more_of_second);
+    return run("timeout 100 mpirun --oversubscribe -np 1 -wdir " + in("a") + " " + program + more + " : -np 1 -wdir " +
+               in("b") + " " + program + more + more_of_second);
   };
   const auto expect_names = [&](const Outcome& o, const std::string& what) {
     EXPECT_EQ(o.exit_status, 1);
@@ -457,17 +497,23 @@ TEST_F(Training, NamesARankThatSeesOtherFiles) {
     write_file(in(name) + "/same.bin", shard_bytes(2000, 60));
   }
   write_file(in("a") + "/only_here.bin", shard_bytes(2000, 60));
-  expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "has \"learning-rate = 2e-2\", where rank 0 has \"learning-rate = 1e-2\"");
+  expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "has \"learning-rate = 2e-2\", where rank 0 has "
+                                                               "\"learning-rate = 1e-2\"");
   expect_names(run_in_folders("-i here.bin -x 2 ", ""), "has \"1000 training tokens");
   expect_names(run_in_folders("-i only_here.bin -x 2 ", ""), "only_here.bin");
   const Outcome unsaved = run_in_folders("-i same.bin -x 2 -o unsaved ", "");
   EXPECT_EQ(unsaved.exit_status, 1);
-  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its shard: unsaved/unfinished_step_00000002/optimizer.safetensors"),
-            std::string::npos) << unsaved.err;
-  EXPECT_FALSE(fs::exists(in("a") + "/unsaved/step_00000002") || fs::exists(in("a") + "/unsaved/unfinished_step_00000002"));
+  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its shard: "
+                             "unsaved/unfinished_step_00000002/optimizer.safetensors"),
+            std::string::npos)
+      << unsaved.err;
+  EXPECT_FALSE(fs::exists(in("a") + "/unsaved/step_00000002") || fs::exists(in("a") + "/unsaved/"
+                                                                                      "unfinished_step_00000002"));
   for (const char* name : {"a", "b"})  // a run of one process in each, with other initial weights
     ASSERT_EQ(run("cd " + in(name) + " && " + fs::absolute("build/fp32/train_gpt2_sla_emu").string() +
-                  arguments("-d 16 -v 0 -i same.bin -x 2 -o out --seed " + std::string(name[0] == 'a' ? "1337" : "5"))).exit_status, 0);
+                  arguments("-d 16 -v 0 -i same.bin -x 2 -o out --seed " + std::string(name[0] == 'a' ? "1337" : "5")))
+                  .exit_status,
+              0);
   expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "the checkpoint's checksum");
   fs::remove_all(in("b") + "/out");
   expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "out/step_00000002/state.json: cannot be read");
@@ -476,7 +522,8 @@ TEST_F(Training, NamesARankThatSeesOtherFiles) {
 TEST_F(Training, ABatchThatRanksCannotDivideIsOneError) {
   const Outcome o = run_ranks(4, "build/fp32/train_gpt2_sla_emu" + arguments("-d 48 -o " + in("never")));
   EXPECT_EQ(o.exit_status, 1);
-  const std::string message = "error: -d 48 is not a multiple of B * T * ranks = 1 * 8 * 4 = 32 tokens; take one that is\n";
+  const std::string message = "error: -d 48 is not a multiple of B * T * ranks = 1 * 8 * 4 = 32 tokens; take one that "
+                              "is\n";
   const size_t at = o.err.find(message);
   EXPECT_NE(at, std::string::npos) << o.err;
   EXPECT_EQ(o.err.find("error:", at + 1), std::string::npos) << o.err;
@@ -486,7 +533,8 @@ TEST_F(Training, ABatchThatRanksCannotDivideIsOneError) {
 TEST_F(Training, OnlyRankZeroPrints) {
   const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 16 -j '' -s 1 -g 4"));
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* line : {"memory plan", "1 micro-batches of 1 x 8 tokens on each of 2 ranks", "step 1/1 |", "--- sample", "done: 1 steps"}) {
+  for (const char* line : {"memory plan", "1 micro-batches of 1 x 8 tokens on each of 2 ranks", "step 1/1 |",
+                           "--- sample", "done: 1 steps"}) {
     const size_t at = o.out.find(line);
     EXPECT_NE(at, std::string::npos) << line << "\n" << o.out;
     EXPECT_EQ(o.out.find(line, at + 1), std::string::npos) << line << "\n" << o.out;
@@ -494,11 +542,13 @@ TEST_F(Training, OnlyRankZeroPrints) {
   EXPECT_EQ(o.out.find('\033'), std::string::npos) << "escape sequences of a terminal";
 }
 
-// A cluster's signal may reach only one rank. All stop after the same step and write a checkpoint, from which the run resumes.
+// A cluster's signal may reach only one rank. All stop after the same step and write a checkpoint, from which the run
+// resumes.
 TEST_F(Training, ASignalToOneRankStopsAllRanks) {
-  const std::string trainer_command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out"));
+  const std::string trainer_command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("ou"
+                                                                                                                  "t"));
   const Outcome o = run_ranks(2, "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 4; kill -USR1 $$) & fi; exec " +
-                                   trainer_command + "'");
+                                     trainer_command + "'");
   EXPECT_NE(o.exit_status, 0);
   const size_t at = o.out.find("stopped by a signal after step ");
   ASSERT_NE(at, std::string::npos) << o.out.substr(o.out.size() - std::min<size_t>(o.out.size(), 400)) << o.err;
@@ -516,7 +566,8 @@ TEST_F(Training, WithoutNcclSeveralRanksAreAnError) {
 }
 
 TEST_F(Training, WithoutNcclNoRankWaitsForOthers) {
-  const Outcome alone = run("timeout -s KILL 20 " + trainer + arguments("-x 1 --rendezvous file:" + in("rendezvous") + " --rank 1 --ranks 2"));
+  const Outcome alone = run("timeout -s KILL 20 " + trainer +
+                            arguments("-x 1 --rendezvous file:" + in("rendezvous") + " --rank 1 --ranks 2"));
   EXPECT_EQ(alone.exit_status, 1);
   EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
 }

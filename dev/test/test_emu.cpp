@@ -57,8 +57,8 @@ struct Array {
 };
 
 template <class... Parameters, class... Args>
-static cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                          Args... args) {
+static cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                          cudaStream_t stream, Args... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
@@ -208,7 +208,9 @@ TEST(EmuOrder, AFloatSumByAtomicsHasTheSeedsBits) {
   EXPECT_GT(different, 0);
 }
 
-__global__ void draw_order(int* out, int* count) { out[atomicAdd(count, 1)] = int(blockIdx.x * blockDim.x + threadIdx.x); }
+__global__ void draw_order(int* out, int* count) {
+  out[atomicAdd(count, 1)] = int(blockIdx.x * blockDim.x + threadIdx.x);
+}
 
 static std::vector<int> order_under(int seed) {
   emu::set_seed(uint64_t(seed));
@@ -228,7 +230,8 @@ TEST(EmuOrder, BlocksAndThreadsWithoutBarriersRunInRandomOrder) {
   for (int seed = 1; seed <= num_seeds; seed++) {
     const std::vector<int> order = order_under(seed);
     threads_in_order += std::is_sorted(order.begin(), order.begin() + 16);
-    blocks_in_order += order[0] / 16 < order[16] / 16 && order[16] / 16 < order[32] / 16 && order[32] / 16 < order[48] / 16;
+    blocks_in_order +=
+        order[0] / 16 < order[16] / 16 && order[16] / 16 < order[32] / 16 && order[32] / 16 < order[48] / 16;
   }
   EXPECT_EQ(threads_in_order, 0);
   EXPECT_LT(blocks_in_order, 5);  // by chance, one of 24
@@ -289,26 +292,28 @@ struct EmuMemoryDeathTest : EmuDeathTest {};
 TEST_F(EmuMemoryDeathTest, AReadPastTheEndNamesKernelBlockAndThread) {
   Array<float> x(100), out(128);
   run(read_at<float>, 4, 32, 0, out.data, x.data, 99, 69);
-  EXPECT_DEATH(
-      run(read_at<float>, 4, 32, 0, out.data, x.data, 100, 69),
-      "emulated GPU: in kernel void read_at<float>.*, block \\(2,0,0\\), thread \\(5,0,0\\): reads 4 byte\\(s\\).* 0 bytes "
-      "past the end of a device allocation of 400 bytes");
-  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x.data, -1, 69), "4 bytes before a device allocation of 400 bytes");
+  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x.data, 100, 69), "emulated GPU: in kernel void "
+                                                                         "read_at<float>.*, block \\(2,0,0\\), thread "
+                                                                         "\\(5,0,0\\): reads 4 byte\\(s\\).* 0 bytes "
+                                                                         "past the end of a device allocation of 400 "
+                                                                         "bytes");
+  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x.data, -1, 69), "4 bytes before a device allocation of 400 "
+                                                                        "bytes");
 }
 
 TEST_F(EmuMemoryDeathTest, AReadFarFromAnyAllocationDies) {
   Array<float> x(100), out(128);
-  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x.data, 1 << 30, 69),
-               "in kernel void read_at<float>.*nothing has been");
+  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x.data, 1 << 30, 69), "in kernel void read_at<float>.*nothing "
+                                                                             "has been");
 }
 
 TEST_F(EmuMemoryDeathTest, AReadInAGapThatTheProgramPoisonedDies) {
   Array<float> x(128), out(128);
   ASAN_POISON_MEMORY_REGION(x.data + 100, 28 * sizeof(float));
   run(read_at<float>, 4, 32, 0, out.data, x.data, 99, 69);
-  EXPECT_DEATH(
-      run(read_at<float>, 4, 32, 0, out.data, x.data, 100, 69),
-      "thread \\(5,0,0\\): reads .*byte 400 of a device allocation of 512 bytes, which the program itself has poisoned");
+  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x.data, 100, 69), "thread \\(5,0,0\\): reads .*byte 400 of a "
+                                                                         "device allocation of 512 bytes, which the "
+                                                                         "program itself has poisoned");
 }
 
 TEST_F(EmuMemoryDeathTest, AUseAfterFreeDies) {
@@ -316,8 +321,8 @@ TEST_F(EmuMemoryDeathTest, AUseAfterFreeDies) {
   float* x;
   check(cudaMalloc(&x, 400));
   check(cudaFree(x));
-  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x, 99, 69),
-               "in kernel void read_at<float>.*not allocated, or no longer");
+  EXPECT_DEATH(run(read_at<float>, 4, 32, 0, out.data, x, 99, 69), "in kernel void read_at<float>.*not allocated, or "
+                                                                   "no longer");
 }
 
 TEST_F(EmuMemoryDeathTest, AMisalignedVectorLoadDies) {
@@ -325,7 +330,8 @@ TEST_F(EmuMemoryDeathTest, AMisalignedVectorLoadDies) {
   const auto* vectors = reinterpret_cast<const float4*>(x.data);
   run(read_at<float4>, 4, 32, 0, out.data, vectors, 1, 69);
   const auto* misaligned = reinterpret_cast<const float4*>(x.data + 2);
-  EXPECT_DEATH(run(read_at<float4>, 4, 32, 0, out.data, misaligned, 1, 69), "in kernel void read_at<float4>.*misaligned");
+  EXPECT_DEATH(run(read_at<float4>, 4, 32, 0, out.data, misaligned, 1, 69), "in kernel void "
+                                                                            "read_at<float4>.*misaligned");
 }
 
 __global__ void read_shared(float* out, int index) {
@@ -337,14 +343,14 @@ __global__ void read_shared(float* out, int index) {
 TEST_F(EmuMemoryDeathTest, AReadPastTheLaunchsSharedMemoryDies) {
   Array<float> out(1);
   run(read_shared, 1, 100, 100, out.data, 99);
-  EXPECT_DEATH(run(read_shared, 1, 100, 100, out.data, 100), "in kernel read_shared.*, thread \\(3,0,0\\): reads 1 byte");
+  EXPECT_DEATH(run(read_shared, 1, 100, 100, out.data, 100), "in kernel read_shared.*, thread \\(3,0,0\\): reads 1 "
+                                                             "byte");
 }
 
 TEST_F(EmuMemoryDeathTest, HostCodeThatTouchesDeviceMemoryDies) {
   Array<float> x(100);
-  EXPECT_DEATH(
-      printf("%f", double(x.data[25])),
-      "emulated GPU: in host code: host code accesses device memory at .*byte 100 of a device allocation of 400 bytes");
+  EXPECT_DEATH(printf("%f", double(x.data[25])), "emulated GPU: in host code: host code accesses device memory at "
+                                                 ".*byte 100 of a device allocation of 400 bytes");
   EXPECT_DEATH(shared_memory[0] = 1, "emulated GPU: in host code: writes 1 byte");
 }
 
@@ -367,14 +373,16 @@ TEST_F(EmuMemoryDeathTest, ACopyOrMemsetThatLeavesItsAllocationDies) {
   const auto copy = [&](void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     cudaMemcpyAsync(to, from, bytes, kind, stream);
   };
-  EXPECT_DEATH(copy(x, host.data(), 404, cudaMemcpyHostToDevice),
-               "in host code: cudaMemcpyAsync: destination .* has 404 bytes, 4 more than are left");
-  EXPECT_DEATH(copy(x, y + 1, 400, cudaMemcpyDeviceToDevice),
-               "cudaMemcpyAsync: source .* has 400 bytes, 4 more than are left");
+  EXPECT_DEATH(copy(x, host.data(), 404, cudaMemcpyHostToDevice), "in host code: cudaMemcpyAsync: destination .* has "
+                                                                  "404 bytes, 4 more than are left");
+  EXPECT_DEATH(copy(x, y + 1, 400, cudaMemcpyDeviceToDevice), "cudaMemcpyAsync: source .* has 400 bytes, 4 more than "
+                                                              "are left");
   EXPECT_DEATH(copy(x, host.data(), 400, cudaMemcpyDeviceToDevice), "cudaMemcpyAsync: source .* is not device memory");
-  EXPECT_DEATH(copy(host.data(), x, 400, cudaMemcpyHostToDevice), "cudaMemcpyAsync: destination .* is not device memory");
+  EXPECT_DEATH(copy(host.data(), x, 400, cudaMemcpyHostToDevice), "cudaMemcpyAsync: destination .* is not device "
+                                                                  "memory");
   EXPECT_DEATH(copy(host.data(), host.data() + 100, 404, cudaMemcpyHostToDevice), "is not device memory");
-  EXPECT_DEATH(cudaMemsetAsync(x, 0, 404, stream), "cudaMemsetAsync: destination .* has 404 bytes, 4 more than are left");
+  EXPECT_DEATH(cudaMemsetAsync(x, 0, 404, stream), "cudaMemsetAsync: destination .* has 404 bytes, 4 more than are "
+                                                   "left");
 }
 
 TEST_F(EmuMemoryDeathTest, AMemsetMayCrossAGapAndACopyNot) {
@@ -383,9 +391,9 @@ TEST_F(EmuMemoryDeathTest, AMemsetMayCrossAGapAndACopyNot) {
   ASAN_POISON_MEMORY_REGION(x.data + 50, 10 * sizeof(float));
   check(cudaMemsetAsync(x, 0, 512, stream));
   check(cudaStreamSynchronize(stream));
-  EXPECT_DEATH(
-      cudaMemcpyAsync(y, x, 512, cudaMemcpyDeviceToDevice, stream),
-      "cudaMemcpyAsync: source .* among them byte 200 of a device allocation of 512 bytes, which the program itself");
+  EXPECT_DEATH(cudaMemcpyAsync(y, x, 512, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync: source .* among them "
+                                                                             "byte 200 of a device allocation of 512 "
+                                                                             "bytes, which the program itself");
   check(cudaMemcpyAsync(y, x, 200, cudaMemcpyDeviceToDevice, stream));
   EXPECT_EQ(y.to_host(stream)[49], 0.0f);
 }
@@ -582,12 +590,13 @@ TEST(EmuStreams, WhatTheHostWaitsForIsCounted) {
   EXPECT_EQ(waits([&] { check(cudaDeviceSynchronize()); }), 1u);
   EXPECT_EQ(waits([&] { x.to_host(stream); }), 1u) << "to pageable memory";
   EXPECT_EQ(waits([&] {
-    check(cudaMemcpyAsync(pinned, x, 40, cudaMemcpyDeviceToHost, stream));
-    check(cudaMemcpyAsync(x, pinned, 40, cudaMemcpyHostToDevice, stream));
-    check(cudaEventRecord(event, stream));
-    check(cudaStreamWaitEvent(stream, event));
-    check(launch(set_to, 1, 1, 0, stream, x.data, 3.0f));
-  }), 0u);
+              check(cudaMemcpyAsync(pinned, x, 40, cudaMemcpyDeviceToHost, stream));
+              check(cudaMemcpyAsync(x, pinned, 40, cudaMemcpyHostToDevice, stream));
+              check(cudaEventRecord(event, stream));
+              check(cudaStreamWaitEvent(stream, event));
+              check(launch(set_to, 1, 1, 0, stream, x.data, 3.0f));
+            }),
+            0u);
   EXPECT_EQ(waits([&] { check(cudaEventSynchronize(event)); }), 1u);
   EXPECT_EQ(waits([&] { check(cudaFreeHost(pinned)); }), 1u);
 }
@@ -747,8 +756,11 @@ TEST(EmuGraphs, WhatCannotBeCapturedIsRefusedAndEndsTheCapture) {
   EXPECT_TRUE(refused([&] { return cudaFreeHost(pinned); }));
   EXPECT_TRUE(refused([&] { return cudaMemcpyAsync(x, &pageable, 4, cudaMemcpyHostToDevice, stream); }));
   EXPECT_TRUE(refused([&] { return cudaMemcpyAsync(&pageable, x, 4, cudaMemcpyDeviceToHost, stream); }));
-  EXPECT_EQ(end_after([&] { return cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream); }, cudaSuccess), cudaSuccess);
-  EXPECT_EQ(end_after([&] { return cudaMemcpyAsync(to_free, &pageable, 4, cudaMemcpyHostToDevice, other); }, cudaSuccess), cudaSuccess);
+  EXPECT_EQ(end_after([&] { return cudaMemcpyAsync(x, pinned, 4, cudaMemcpyHostToDevice, stream); }, cudaSuccess),
+            cudaSuccess);
+  EXPECT_EQ(end_after([&] { return cudaMemcpyAsync(to_free, &pageable, 4, cudaMemcpyHostToDevice, other); },
+                      cudaSuccess),
+            cudaSuccess);
   EXPECT_EQ(end_after([&] { return cudaEventRecord(event, other); }, cudaSuccess), cudaSuccess);
 
   EXPECT_EQ(x.to_host(stream)[0], 0.0f) << "and afterwards the stream works as before";
@@ -793,9 +805,12 @@ TEST_F(EmuGraphsDeathTest, WhatIsNotEmulatedDies) {
   check(cudaEventRecord(event, other));
   Graph graph(stream, [&] { check(launch(add_to, 1, 1, 0, stream, x.data, 1.0f)); });
   const auto capture = [&](auto queue) { Graph captured(stream, queue); };
-  EXPECT_DEATH(capture([&] { cudaEventRecord(event, stream); }), "cudaEventRecord in a capture: one of several streams");
-  EXPECT_DEATH(capture([&] { cudaStreamWaitEvent(stream, event); }), "cudaStreamWaitEvent in a capture: one of several streams");
-  EXPECT_DEATH(capture([&] { cudaGraphLaunch(graph.exec, stream); }), "cudaGraphLaunch in a capture: graphs within graphs");
+  EXPECT_DEATH(capture([&] { cudaEventRecord(event, stream); }), "cudaEventRecord in a capture: one of several "
+                                                                 "streams");
+  EXPECT_DEATH(capture([&] { cudaStreamWaitEvent(stream, event); }), "cudaStreamWaitEvent in a capture: one of several "
+                                                                     "streams");
+  EXPECT_DEATH(capture([&] { cudaGraphLaunch(graph.exec, stream); }), "cudaGraphLaunch in a capture: graphs within "
+                                                                      "graphs");
   EXPECT_DEATH(capture([&] { cudaStreamDestroy(stream); }), "cudaStreamDestroy on a stream that is being captured");
   EXPECT_DEATH(
       {
@@ -845,7 +860,8 @@ TEST(EmuLaunch, TheDeviceIsWhatItIsToldToBe) {
   check(cudaGetDeviceProperties(&properties, 0));
   EXPECT_EQ(properties.major, 8);
   EXPECT_EQ(properties.sharedMemPerBlockOptin, 163u * 1024);
-  EXPECT_EQ(cudaFuncSetAttribute(set_to, cudaFuncAttributeMaxDynamicSharedMemorySize, 164 * 1024), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFuncSetAttribute(set_to, cudaFuncAttributeMaxDynamicSharedMemorySize, 164 * 1024),
+            cudaErrorInvalidValue);
   emu::set_compute_capability(9, 0);
   int value;
   check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
@@ -862,7 +878,9 @@ TEST(EmuLaunch, AKernelsNameIsItsMangledOne) {
 struct Table {
   float values[64];
 };
-__global__ void add_table(float* out, const __grid_constant__ Table table) { out[threadIdx.x] = table.values[threadIdx.x]; }
+__global__ void add_table(float* out, const __grid_constant__ Table table) {
+  out[threadIdx.x] = table.values[threadIdx.x];
+}
 
 TEST(EmuLaunch, ParametersAreCopiedAtTheLaunch) {
   Stream stream;
@@ -886,10 +904,10 @@ __global__ void leave_before_barrier(int leaver) {
 
 TEST_F(EmuDivergenceDeathTest, AThreadThatEndsBeforeABarrierOfOthersDies) {
   run(leave_before_barrier, 1, 64, 0, -1);
-  EXPECT_DEATH(
-      run(leave_before_barrier, 2, 64, 0, 33),
-      "in kernel leave_before_barrier.*, block .*, thread .*: deadlock: waits in __syncthreads at .*test_emu.cpp:.*, where "
-      "63 of 64 threads are, for thread \\(33,0,0\\), which has ended");
+  EXPECT_DEATH(run(leave_before_barrier, 2, 64, 0, 33), "in kernel leave_before_barrier.*, block .*, thread .*: "
+                                                        "deadlock: waits in __syncthreads at .*test_emu.cpp:.*, where "
+                                                        "63 of 64 threads are, for thread \\(33,0,0\\), which has "
+                                                        "ended");
 }
 
 __global__ void two_barriers() {
@@ -908,8 +926,8 @@ __global__ void some_warps(int barrier, int threads, int come) {
 
 TEST_F(EmuDivergenceDeathTest, ABarrierOfSomeWarpsDiesWithoutOneOrWithAnother) {
   run(some_warps, 1, 96, 0, 15, 64, 64);
-  EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 63),
-               "deadlock: waits in bar.sync at .*, where 63 of 64 threads are, for thread \\(63,0,0\\)");
+  EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 63), "deadlock: waits in bar.sync at .*, where 63 of 64 threads are, "
+                                                     "for thread \\(63,0,0\\)");
   EXPECT_DEATH(run(some_warps, 1, 96, 0, 3, 64, 96), "deadlock: waits in bar.sync at .*, where 32 of 64 threads are");
   EXPECT_DEATH(run(some_warps, 1, 96, 0, 0, 64, 64), "bar.sync at .*: barrier 0 of 64 threads");
   EXPECT_DEATH(run(some_warps, 1, 96, 0, 16, 64, 64), "bar.sync at .*: barrier 16 of 64 threads");
@@ -924,12 +942,11 @@ __global__ void shuffle_without(int absent, bool waits_at_barrier) {
 
 TEST_F(EmuDivergenceDeathTest, AShuffleDiesWithoutALaneOfItsMask) {
   run(shuffle_without, 1, 32, 0, -1, false);
-  EXPECT_DEATH(
-      run(shuffle_without, 1, 32, 0, 5, false),
-      "deadlock: waits in __shfl_xor_sync at .*, mask 0xffffffff, for lanes 0x00000020, among them thread \\(5,0,0\\), "
-      "which has ended");
-  EXPECT_DEATH(run(shuffle_without, 1, 32, 0, 5, true),
-               "thread \\(5,0,0\\), which waits in __syncthreads at .*test_emu.cpp");
+  EXPECT_DEATH(run(shuffle_without, 1, 32, 0, 5, false), "deadlock: waits in __shfl_xor_sync at .*, mask 0xffffffff, "
+                                                         "for lanes 0x00000020, among them thread \\(5,0,0\\), "
+                                                         "which has ended");
+  EXPECT_DEATH(run(shuffle_without, 1, 32, 0, 5, true), "thread \\(5,0,0\\), which waits in __syncthreads at "
+                                                        ".*test_emu.cpp");
   EXPECT_DEATH(run(shuffle_without, 1, 48, 0, -1, false), "thread number 48, which the block of 48 does not have");
 }
 
@@ -942,8 +959,8 @@ __global__ void different_masks() { __syncwarp(threadIdx.x == 7 ? 0xff : all_lan
 __global__ void foreign_mask() { __syncwarp(0xf0); }
 
 TEST_F(EmuDivergenceDeathTest, LanesInDifferentCollectivesOrWithDifferentMasksDie) {
-  EXPECT_DEATH(run(different_collectives, 1, 32, 0),
-               "divergence: is in __a.._sync at .* and should synchronize with thread");
+  EXPECT_DEATH(run(different_collectives, 1, 32, 0), "divergence: is in __a.._sync at .* and should synchronize with "
+                                                     "thread");
   EXPECT_DEATH(run(different_masks, 1, 32, 0), "deadlock: waits in __syncwarp at .*, mask 0x");
   EXPECT_DEATH(run(foreign_mask, 1, 4, 0), "with mask 0x000000f0, which is without that lane");
 }
@@ -991,7 +1008,8 @@ TEST(EmuWarp, ShufflesFollowTheirDefinitions) {
       EXPECT_EQ(s[i].exchanged, i ^ 17);
       EXPECT_EQ(s[i].narrow, i / 8 * 8 + 1);
       EXPECT_EQ(s[i].narrow_down, i % 4 < 2 ? i + 2 : i);
-      EXPECT_EQ(s[i].narrow_exchanged, lane / 8 % 2 != 0 ? i ^ 12 : i) << "an earlier segment may be read, no later one";
+      EXPECT_EQ(s[i].narrow_exchanged, lane / 8 % 2 != 0 ? i ^ 12 : i) << "an earlier segment may be read, no later "
+                                                                          "one";
       EXPECT_EQ(s[i].wide, 1.0 / (1 + (i ^ 1)));
       EXPECT_EQ(s[i].long_one, (1ll << 40) + (i % 16 == 0 ? i : i - 1));
     }
@@ -1119,7 +1137,8 @@ TEST(EmuIntrinsics, AreWhatTheirNamesSay) {
 // ----------------------------------------------------------------------------
 // Tensor cores and asynchronous copies. What the instructions compute is compared with the manual in test_tile.cu.
 
-// The tiles of `x` (tiles, 32) pass through two buffers while their sum grows, a thread a column, each of which another thread reads.
+// The tiles of `x` (tiles, 32) pass through two buffers while their sum grows, a thread a column, each of which another
+// thread reads.
 enum class Mistake { none, no_wait, no_barrier, waits_for_the_older };
 template <Mistake mistake>
 __global__ void sum_tiles(float* sum, const float* x, int tiles) {
@@ -1304,7 +1323,9 @@ static std::vector<double> download(const void* p, size_t n, cudaDataType type, 
                              : std::vector<double>(floats.begin(), floats.end());
 }
 
-static void check(cublasStatus_t status) { ASSERT_EQ(status, CUBLAS_STATUS_SUCCESS) << cublasLtGetStatusString(status); }
+static void check(cublasStatus_t status) {
+  ASSERT_EQ(status, CUBLAS_STATUS_SUCCESS) << cublasLtGetStatusString(status);
+}
 
 struct Problem {
   cudaDataType in = CUDA_R_32F, out = CUDA_R_32F;
@@ -1316,16 +1337,17 @@ struct Problem {
   bool poison_b = false;    // poisons B's last element (fp32), and the 4 bytes after it: ASan marks units of 8
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // allowed
-  size_t algorithm = 0;                                           // of those that the heuristic offers
-  int offset_bias = 0, offset_aux = 0;                            // bytes by which they move once the algorithm is chosen
-  bool null_bias = false, null_aux = false;                       // until then
+  size_t algorithm = 0;                                          // of those that the heuristic offers
+  int offset_bias = 0, offset_aux = 0;       // bytes by which they move once the algorithm is chosen
+  bool null_bias = false, null_aux = false;  // until then
 };
 
 static double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 
-// Runs the problem for D (9, 7) and compares D, aux and the gaps between D's columns with the same in double. Returns what
-// the heuristic said, raises *worst_error to the largest error, and sets *result to D.
-static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr, std::vector<double>* result_d = nullptr) {
+// Runs the problem for D (9, 7) and compares D, aux and the gaps between D's columns with the same in double. Returns
+// what the heuristic said, raises *worst_error to the largest error, and sets *result to D.
+static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr,
+                                 std::vector<double>* result_d = nullptr) {
   const int m = 9, n = 7, k = 11;
   const bool with_bias = p.epilogue & CUBLASLT_EPILOGUE_BIAS, with_aux = p.epilogue & 128;
   const bool dgelu = p.epilogue == CUBLASLT_EPILOGUE_DGELU;
@@ -1334,10 +1356,12 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
   Matrix c(m, n, 11, p.out, 0.3), aux(m, n, 16, p.out, 0.4), bias(m, 1, m, p.out, 0.5);
 
   Stream stream;
-  void *da = upload(a.values, p.in, stream), *db = upload(b.values, p.in, stream), *dc = upload(c.values, p.out, stream);
+  void *da = upload(a.values, p.in, stream), *db = upload(b.values, p.in, stream),
+       *dc = upload(c.values, p.out, stream);
   void *daux = upload(aux.values, p.out, stream), *dbias = upload(bias.values, p.out, stream), *workspace;
   check(cudaMalloc(&workspace, 4096));
-  if (p.beta == 0.0f) check(cudaMemsetAsync(dc, 0xff, c.values.size() * bytes_of(p.out), stream));  // NaN must not be read
+  if (p.beta == 0.0f)
+    check(cudaMemsetAsync(dc, 0xff, c.values.size() * bytes_of(p.out), stream));  // NaN must not be read
 
   cublasLtHandle_t handle;
   cublasLtMatmulDesc_t desc;
@@ -1352,7 +1376,9 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
   set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
   const auto set_bias = [&](int offset) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<char*>(dbias) + offset); };
-  const auto set_aux = [&](int offset) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<char*>(daux) + offset); };
+  const auto set_aux = [&](int offset) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<char*>(daux) + offset);
+  };
   if (with_bias && !p.null_bias) set_bias(0);
   if (with_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.out);
   if (with_aux && !p.null_aux) set_aux(0);
@@ -1367,7 +1393,8 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
                                              sizeof workspace_bytes));
   check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p.alignment,
                                              sizeof p.alignment));
-  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &p.reductions, sizeof p.reductions));
+  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &p.reductions,
+                                             sizeof p.reductions));
 
   cublasLtMatmulHeuristicResult_t results[8];
   int returned;
@@ -1414,14 +1441,16 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
 }
 
 TEST(EmuCublasLt, EveryCombinationOfTypesOperationsAndEpiloguesIsTheFormula) {
-  for (const auto& [in, out] : {std::pair(CUDA_R_32F, CUDA_R_32F), {CUDA_R_16BF, CUDA_R_16BF}, {CUDA_R_16BF, CUDA_R_32F}}) {
+  for (const auto& [in, out] :
+       {std::pair(CUDA_R_32F, CUDA_R_32F), {CUDA_R_16BF, CUDA_R_16BF}, {CUDA_R_16BF, CUDA_R_32F}}) {
     for (bool transpose_a : {false, true}) {
       for (bool transpose_b : {false, true}) {
-        for (cublasLtEpilogue_t epilogue : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
-                                            CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+        for (cublasLtEpilogue_t epilogue :
+             {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
+              CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
           for (float beta : {0.0f, 1.0f, -0.5f}) {
-            SCOPED_TRACE(testing::Message() << "types " << in << " " << out << ", operations " << transpose_a << transpose_b
-                                            << ", epilogue " << epilogue << ", beta " << beta);
+            SCOPED_TRACE(testing::Message() << "types " << in << " " << out << ", operations " << transpose_a
+                                            << transpose_b << ", epilogue " << epilogue << ", beta " << beta);
             Problem p;
             p.in = in, p.out = out, p.transpose_a = transpose_a, p.transpose_b = transpose_b;
             p.epilogue = epilogue, p.alpha = 0.75f, p.beta = beta;
@@ -1468,13 +1497,15 @@ TEST(EmuCublasLt, ASumInPlaceHasNoFixedOrder) {
       emu::set_seed(seed);
       std::vector<double> d;
       EXPECT_EQ(run_matmul(p, nullptr, &d), CUBLAS_STATUS_SUCCESS);
-      std::replace_if(d.begin(), d.end(), [](double x) { return std::isnan(x); }, 0.0);  // between columns
+      std::replace_if(
+          d.begin(), d.end(), [](double x) { return std::isnan(x); }, 0.0);  // between columns
       results.insert(d);
     }
     return results.size();
   };
   EXPECT_GT(distinct_results(CUBLASLT_REDUCTION_SCHEME_MASK, 0), 1u);
-  for (size_t algorithm : {0, 1, 2}) EXPECT_EQ(distinct_results(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, algorithm), 1u) << algorithm;
+  for (size_t algorithm : {0, 1, 2})
+    EXPECT_EQ(distinct_results(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, algorithm), 1u) << algorithm;
 }
 
 struct EmuCublasLtDeathTest : EmuDeathTest {};
@@ -1495,7 +1526,8 @@ TEST_F(EmuCublasLtDeathTest, ABiasOrAuxThatIsLessAlignedThanBeforeDies) {
   p.offset_bias = 16;
   EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: bias at .* is not aligned to the .* bytes that were promised");
   p.offset_bias = 0, p.offset_aux = 16;
-  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: the epilogue's aux at .* is not aligned to the .* bytes that were promised");
+  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: the epilogue's aux at .* is not aligned to the .* bytes that were "
+                              "promised");
 }
 
 TEST_F(EmuCublasLtDeathTest, AnOperandThatLeavesItsMemoryDiesByName) {
@@ -1504,6 +1536,6 @@ TEST_F(EmuCublasLtDeathTest, AnOperandThatLeavesItsMemoryDiesByName) {
   EXPECT_DEATH(run_matmul(p), "in host code: cublasLtMatmul: A at .* more than are left");
   p = {};
   p.poison_b = true;
-  EXPECT_DEATH(run_matmul(p),
-               "in host code: cublasLtMatmul: B at .* among them byte .* which the program itself has poisoned");
+  EXPECT_DEATH(run_matmul(p), "in host code: cublasLtMatmul: B at .* among them byte .* which the program itself has "
+                              "poisoned");
 }

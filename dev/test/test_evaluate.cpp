@@ -1,21 +1,23 @@
-// The program that evaluates, as users run it: against the naive reference in double, and models whose losses can be computed by hand.
-#include <algorithm>                  // std::max_element, std::count
-#include <cmath>                      // std::log, std::exp
-#include <cstring>                    // memcpy
-#include <map>                        // std::map
-#include <sstream>                    // std::istringstream
-#include "command_line.h"             // CommandLine, shard_bytes
-#include "golden_case.h"              // read_golden_case
-#include "helpers.h"                  // EXPECT_ERROR
-#include "llmc/io/model_file.h"       // write_weight_file
-#include "llmc/model/config_json.h"   // config_json
-#include "llmc/model/parameters.h"    // make_parameter_table
-#include "llmc/model/reference.h"     // reference::forward
-#include "llmc/text/choice_file.h"    // read_choice_file, write_choice_file
-#include "llmc/text/scored_text.h"    // encode_document
+// The program that evaluates, as users run it: against the naive reference in double, and models whose losses can be
+// computed by hand.
+#include <algorithm>                 // std::max_element, std::count
+#include <cmath>                     // std::log, std::exp
+#include <cstring>                   // memcpy
+#include <map>                       // std::map
+#include <sstream>                   // std::istringstream
+#include "command_line.h"            // CommandLine, shard_bytes
+#include "golden_case.h"             // read_golden_case
+#include "helpers.h"                 // EXPECT_ERROR
+#include "llmc/io/model_file.h"      // write_weight_file
+#include "llmc/model/config_json.h"  // config_json
+#include "llmc/model/parameters.h"   // make_parameter_table
+#include "llmc/model/reference.h"    // reference::forward
+#include "llmc/text/choice_file.h"   // read_choice_file, write_choice_file
+#include "llmc/text/scored_text.h"   // encode_document
 
 static const std::string program = "build/fp32/evaluate_gpt2_sla_cpu ", emulated = "build/fp32/evaluate_gpt2_sla_emu ";
-static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", small_vocabulary = "dev/test/tokenizer/small.tiktoken";
+static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", small_vocabulary = "dev/test/tokenizer/"
+                                                                                         "small.tiktoken";
 static const std::string plain = "dev/test/golden/baseline";  // of bytes, context length 32
 constexpr double float_error = 1e-5;
 
@@ -24,7 +26,8 @@ struct ReferenceModel {
   GoldenCase golden;
   reference::Tensors<double> params;
 
-  explicit ReferenceModel(const std::string& name) : golden(read_golden_case(name)), params(reference::make_parameters<double>(golden.config)) {
+  explicit ReferenceModel(const std::string& name)
+      : golden(read_golden_case(name)), params(reference::make_parameters<double>(golden.config)) {
     for (auto& [tensor_name, tensor] : params) {
       const std::vector<float>& data = golden.model.at(tensor_name).data;
       tensor.data.assign(data.begin(), data.end());
@@ -81,9 +84,11 @@ class Evaluation : public CommandLine {
     return positions;
   }
   // The answers of --serve.
-  std::vector<json> serve(const std::string& model, const std::vector<json>& requests, const std::string& program_name = program) const {
+  std::vector<json> serve(const std::string& model, const std::vector<json>& requests,
+                          const std::string& program_name = program) const {
     std::string lines;
-    for (const json& request : requests) lines += (request.is_string() ? request.get<std::string>() : request.dump()) + "\n";
+    for (const json& request : requests)
+      lines += (request.is_string() ? request.get<std::string>() : request.dump()) + "\n";
     write("requests", lines);
     const Outcome o = run(program_name + model + " --serve < " + in("requests"));
     EXPECT_EQ(o.exit_status, 0) << o.err;
@@ -97,7 +102,8 @@ class Evaluation : public CommandLine {
   // A folder with a model that reads nothing of its input: token v has the logit logits[v] everywhere.
   std::string model_of(const std::string& name, const std::vector<float>& logits, const std::string& vocabulary) const {
     ModelConfig config;
-    config.num_layers = 1, config.num_heads = 1, config.channels = 16, config.max_seq_len = 16, config.vocab_size = int(logits.size());
+    config.num_layers = 1, config.num_heads = 1, config.channels = 16, config.max_seq_len = 16,
+    config.vocab_size = int(logits.size());
     config.wiring = Wiring();
     const std::string model = in(name);
     fs::create_directory(model);
@@ -144,7 +150,8 @@ static std::vector<float> different_logits(int n) {
 TEST_F(Evaluation, HasTheLossesOfEveryGoldenCase) {
   for (const std::string& name : golden_case_names()) {
     const GoldenCase golden = read_golden_case(name);
-    const json r = evaluate(golden.folder + " " + golden.folder + "/tokens.bin --context " + std::to_string(golden.seq_len) + " --slots 3");
+    const json r = evaluate(golden.folder + " " + golden.folder + "/tokens.bin --context " +
+                            std::to_string(golden.seq_len) + " --slots 3");
     EXPECT_NEAR(r["texts"][0]["loss"].get<double>() / golden.val_loss, 1, float_error) << name;
     EXPECT_EQ(r["texts"][0]["tokens"], golden.num_micro_batches() * golden.batch_size * golden.seq_len) << name;
   }
@@ -164,8 +171,10 @@ TEST_F(Evaluation, RunsTheKernelsOnTheEmulatedGpu) {
 
 // Target t of windows of `context` inputs that begin `stride` apart is scored in the first window that has it.
 TEST_F(Evaluation, HasTheReferencesLossesByPositionWithAnyStride) {
-  const struct { int tokens, context, stride; } cases[] = {{100, 32, 32}, {100, 32, 1}, {100, 20, 7}, {97, 32, 16}, {98, 32, 16},
-                                                           {33, 32, 5},   {34, 32, 5},  {12, 32, 8},  {2, 32, 32},  {90, 1, 1}};
+  const struct {
+    int tokens, context, stride;
+  } cases[] = {{100, 32, 32}, {100, 32, 1}, {100, 20, 7}, {97, 32, 16}, {98, 32, 16},
+               {33, 32, 5},   {34, 32, 5},  {12, 32, 8},  {2, 32, 32},  {90, 1, 1}};
   for (const char* name : {"baseline", "paper_default"}) {
     const ReferenceModel model(name);
     for (const auto& c : cases) {
@@ -179,7 +188,8 @@ TEST_F(Evaluation, HasTheReferencesLossesByPositionWithAnyStride) {
         expected[t - begin].first++, expected[t - begin].second += loss, sum += loss;
       }
       const std::string options = " --context " + std::to_string(c.context) + " --stride " + std::to_string(c.stride);
-      const json r = evaluate(model.golden.folder + " " + write("tokens.bin", shard_of(tokens)) + options + " --positions " + in("positions.csv"));
+      const json r = evaluate(model.golden.folder + " " + write("tokens.bin", shard_of(tokens)) + options +
+                              " --positions " + in("positions.csv"));
       const std::string what = name + options + " of " + std::to_string(c.tokens);
       EXPECT_EQ(r["texts"][0]["tokens"], c.tokens - 1) << what;
       EXPECT_NEAR(r["texts"][0]["loss"].get<double>() / (sum / (c.tokens - 1)), 1, float_error) << what;
@@ -187,7 +197,8 @@ TEST_F(Evaluation, HasTheReferencesLossesByPositionWithAnyStride) {
       ASSERT_EQ(positions.size(), expected.size()) << what;
       for (const auto& [position, value] : expected) {
         EXPECT_EQ(positions.at(position).first, value.first) << what << " at " << position;
-        EXPECT_NEAR(positions.at(position).second / (value.second / double(value.first)), 1, float_error) << what << " at " << position;
+        EXPECT_NEAR(positions.at(position).second / (value.second / double(value.first)), 1, float_error)
+            << what << " at " << position;
       }
     }
   }
@@ -200,7 +211,8 @@ TEST_F(Evaluation, ScoresSomeWindowsAtEvenDistances) {
   double sum = 0;
   for (int window : {0, 3, 6})
     for (double loss : model.losses({tokens.begin() + 8 * window, tokens.begin() + 8 * window + 9})) sum += loss;
-  const std::string command = model.golden.folder + " " + write("tokens.bin", shard_of(tokens)) + " --context 8 --windows ";
+  const std::string command =
+      model.golden.folder + " " + write("tokens.bin", shard_of(tokens)) + " --context 8 --windows ";
   const json some = evaluate(command + "3")["texts"][0], all = evaluate(command + "11")["texts"][0];
   EXPECT_EQ(some["tokens"], 24);
   EXPECT_NEAR(some["loss"].get<double>() / (sum / 24), 1, float_error);
@@ -218,7 +230,8 @@ TEST_F(Evaluation, SumsPositionsUpInRangesOfPowersOfTwo) {
     int64_t tokens = 0;
     double sum = 0;
     for (int64_t p = range["first"]; p <= range["last"]; p++)
-      if (positions.count(p)) tokens += positions.at(p).first, sum += double(positions.at(p).first) * positions.at(p).second;
+      if (positions.count(p))
+        tokens += positions.at(p).first, sum += double(positions.at(p).first) * positions.at(p).second;
     EXPECT_EQ(range["tokens"], tokens);
     EXPECT_NEAR(range["loss"].get<double>(), sum / double(tokens), 1e-9);
   }
@@ -232,7 +245,8 @@ TEST_F(Evaluation, HasTheTrainersValidationLoss) {
   const size_t at = o.out.find("val loss ");
   ASSERT_NE(at, std::string::npos) << o.out << o.err;
   sscanf(o.out.c_str() + at, "val loss %lf", &loss);
-  EXPECT_NEAR(evaluate("dev/test/golden/paper_default " + data)["texts"][0]["loss"].get<double>(), loss, 6e-6);  // it prints five digits
+  EXPECT_NEAR(evaluate("dev/test/golden/paper_default " + data)["texts"][0]["loss"].get<double>(), loss,
+              6e-6);  // it prints five digits
 }
 
 // Tokens that stand for several bytes, parts of a character, and U+FFFD in place of what is no UTF-8.
@@ -242,7 +256,10 @@ TEST_F(Evaluation, CountsBytesOfTextNotTokens) {
   const std::vector<float> logits = different_logits(tokenizer.vocab_size());
   const std::vector<double> losses = losses_of(logits);
   const std::string model = model_of("model", logits, small_vocabulary);
-  const struct { std::string text; int64_t bytes; } cases[] = {{text, int64_t(text.size())}, {broken, int64_t(broken.size()) + 2}, {"t", 1}};
+  const struct {
+    std::string text;
+    int64_t bytes;
+  } cases[] = {{text, int64_t(text.size())}, {broken, int64_t(broken.size()) + 2}, {"t", 1}};
   double all_nats = 0;
   int64_t all_tokens = 0, all_bytes = 0;
   std::string files;
@@ -275,7 +292,9 @@ TEST_F(Evaluation, LeavesEndsOfTextsOutOfBitsPerByte) {
   EXPECT_EQ(r["bytes"], 3);
   EXPECT_NEAR(r["loss"].get<double>(), (of_bytes + losses[256]) / 4, float_error);
   EXPECT_NEAR(r["bits_per_byte"].get<double>(), of_bytes / std::log(2.0) / 3, float_error);
-  EXPECT_EQ(evaluate(model + " " + write("headerless.bin", shard_of({256, 'a', 'b', 256, 'c'}).substr(1024)))["texts"][0]["loss"], r["loss"]);
+  EXPECT_EQ(evaluate(model + " " +
+                     write("headerless.bin", shard_of({256, 'a', 'b', 256, 'c'}).substr(1024)))["texts"][0]["loss"],
+            r["loss"]);
 }
 
 TEST_F(Evaluation, NeedsNoVocabularyForTheLossOfTokens) {
@@ -297,7 +316,8 @@ static std::vector<uint16_t> ids(const std::string& bytes) {
 // All tokens are equally likely: an answer of n tokens has n times the loss of one.
 TEST_F(Evaluation, ChoosesByTheSumAndByEachNormalisation) {
   const std::string model = model_of("model", std::vector<float>(byte_vocab_size, 0.0f), "");
-  // Of equal scores the first one counts. A space in front is a token, but no character and no byte; a u with dots is two tokens and bytes.
+  // Of equal scores the first one counts. A space in front is a token, but no character and no byte; a u with dots is
+  // two tokens and bytes.
   const std::string answers[] = {" abc", " de", "\xC3\xBC\xC3\xBC\xC3\xBC", "fghi"};
   const auto accuracies = [&](int right) {
     ChoiceQuestion q = {ids("context"), {}, right};
@@ -334,8 +354,10 @@ TEST_F(Evaluation, HasTheReferencesAccuracies) {
       const std::vector<double> losses = model.losses(sequence);
       double sum = 0, characters = 0, bytes = 0;
       for (size_t i = losses.size() - answer.size(); i < losses.size(); i++) sum -= losses[i];
-      for (size_t i = 1; i < answer.size(); i++) bytes += answer[i] < 256, characters += answer[i] < 256 && (answer[i] & 0xC0) != 0x80;
-      const double scores[4] = {sum, sum / double(answer.size()), sum / std::max(1.0, characters), sum / std::max(1.0, bytes)};
+      for (size_t i = 1; i < answer.size(); i++)
+        bytes += answer[i] < 256, characters += answer[i] < 256 && (answer[i] & 0xC0) != 0x80;
+      const double scores[4] = {sum, sum / double(answer.size()), sum / std::max(1.0, characters),
+                                sum / std::max(1.0, bytes)};
       for (int k = 0; k < 4; k++)
         if (a == 0 || scores[k] > best[k]) best[k] = scores[k], chosen[k] = a;
       q.answers.push_back(answer);
@@ -356,7 +378,8 @@ TEST_F(Evaluation, HasTheReferencesAccuracies) {
 TEST_F(Evaluation, ReadsAndWritesLlmcsFormat) {
   const std::vector<ChoiceQuestion> questions = {{{10, 11}, {{20}, {30, 31}}, 1}, {{12}, {{1}, {2}, {3, 4}}, 0}};
   write_choice_file(in("q.bin"), questions);
-  const std::vector<uint16_t> numbers = {65535, 26, 0, 1, 2, 2, 10, 11, 1, 20, 2, 30, 31, 65535, 28, 1, 0, 3, 1, 12, 1, 1, 1, 2, 2, 3, 4};
+  const std::vector<uint16_t> numbers = {65535, 26, 0, 1, 2, 2,  10, 11, 1, 20, 2, 30, 31, 65535,
+                                         28,    1,  0, 3, 1, 12, 1,  1,  1, 2,  2, 3,  4};
   std::string expected(1024, '\0');
   const int32_t header[] = {20240522, 1, 2, 28};
   memcpy(&expected[0], header, sizeof header);
@@ -382,7 +405,8 @@ TEST_F(Evaluation, PredictsLastWordsGreedily) {
   logits[the[0]] = 6;  // the likeliest token
   const std::vector<double> losses = losses_of(logits);
   const std::string model = model_of("model", logits, small_vocabulary);
-  write("words.jsonl", "{\"text\": \"one two the\"}\n{\"text\": \"one the the end\"}\n{\"text\": \"1 2 3 4 5 6 7 8 9 1 2 3 4 5 6 7 8 9 the\"}\n");
+  write("words.jsonl", "{\"text\": \"one two the\"}\n{\"text\": \"one the the end\"}\n{\"text\": \"1 2 3 4 5 6 7 8 9 1 "
+                       "2 3 4 5 6 7 8 9 the\"}\n");
   const json r = evaluate(model + " --lambada " + in("words.jsonl"))["last_words"][0];
   double nats = 2 * losses[the[0]];
   for (uint16_t token : end) nats += losses[token];
@@ -397,7 +421,11 @@ TEST_F(Evaluation, PredictsLastWordsGreedily) {
 
 TEST_F(Evaluation, AnswersWithTheReferencesLikelihoods) {
   const ReferenceModel model("paper_default");
-  const Pairs pairs = {{"abc", "de"}, {"", "x"}, {"two  ", "words"}, {std::string(50, 'y') + "z", "end"}, {"a", std::string(31, 'b')}};
+  const Pairs pairs = {{"abc", "de"},
+                       {"", "x"},
+                       {"two  ", "words"},
+                       {std::string(50, 'y') + "z", "end"},
+                       {"a", std::string(31, 'b')}};
   const std::vector<json> answers = serve(model.golden.folder, {loglikelihood(pairs)});
   ASSERT_EQ(answers[0]["loglikelihood"].size(), pairs.size());
   for (size_t i = 0; i < pairs.size(); i++) {
@@ -405,13 +433,16 @@ TEST_F(Evaluation, AnswersWithTheReferencesLikelihoods) {
     std::vector<int> tokens = context.empty() ? std::vector<int>{256} : tokens_of(ids(context));
     for (int token : tokens_of(ids(continuation))) tokens.push_back(token);
     if (tokens.size() > 33) tokens.erase(tokens.begin(), tokens.end() - 33);
-    const size_t scored = continuation.size() + (context == "two  " ? 2 : 0);  // white space belongs to the continuation
+    const size_t scored = continuation.size() + (context == "two  " ? 2 : 0);  // white space belongs to the
+                                                                               // continuation
     std::vector<bool> likeliest;
     const std::vector<double> losses = model.losses(tokens, &likeliest);
     double sum = 0;
     for (size_t t = losses.size() - scored; t < losses.size(); t++) sum -= losses[t];
     EXPECT_NEAR(answers[0]["loglikelihood"][i][0].get<double>() / sum, 1, float_error) << context;
-    EXPECT_EQ(answers[0]["loglikelihood"][i][1].get<bool>(), std::count(likeliest.end() - long(scored), likeliest.end(), false) == 0) << context;
+    EXPECT_EQ(answers[0]["loglikelihood"][i][1].get<bool>(),
+              std::count(likeliest.end() - long(scored), likeliest.end(), false) == 0)
+        << context;
   }
 }
 
@@ -420,8 +451,13 @@ TEST_F(Evaluation, SaysWhetherAContinuationIsTheLikeliest) {
   std::vector<float> logits = different_logits(tokenizer.vocab_size());
   logits[encode_document(tokenizer, " the").back()] = 6;
   const std::string model = model_of("model", logits, small_vocabulary);
-  const json answer = serve(model, {loglikelihood({{"one", " the"}, {"one", " end"}, {"the", " the the the"}, {"", " the"}, {"one", " the end"},
-                                                   {"one", " end the"}, {"one two", " the end the"}})})[0]["loglikelihood"];
+  const json answer = serve(model, {loglikelihood({{"one", " the"},
+                                                   {"one", " end"},
+                                                   {"the", " the the the"},
+                                                   {"", " the"},
+                                                   {"one", " the end"},
+                                                   {"one", " end the"},
+                                                   {"one two", " the end the"}})})[0]["loglikelihood"];
   std::vector<bool> greedy;
   for (const json& score : answer) greedy.push_back(score[1]);
   EXPECT_EQ(greedy, (std::vector<bool>{true, false, true, true, false, false, false}));
@@ -450,15 +486,18 @@ TEST_F(Evaluation, AnswersWithTheLikelihoodOfLongTexts) {
 
 TEST_F(Evaluation, GeneratesAsTheSamplerDoes) {
   auto sampled = [&](const std::string& prompt, int n) {
-    const std::string out = run(sampler + plain + " --no-end-of-text --temperature 0 -q -n " + std::to_string(n) + " --batch " +
-                                write("prompt", prompt + "\n")).out;
+    const std::string out = run(sampler + plain + " --no-end-of-text --temperature 0 -q -n " + std::to_string(n) +
+                                " --batch " + write("prompt", prompt + "\n"))
+                                .out;
     return json::parse(out).at("text").get<std::string>();
   };
-  const std::string text = sampled("abc", 12), letter = text.substr(text.find_first_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), 1);
-  const json requests = json::array({{{"context", "abc"}, {"max_tokens", 12}},
-                                     {{"context", "xyz"}, {"max_tokens", 12}},
-                                     {{"context", "abc"}, {"max_tokens", 12}, {"until", json::array({"never", letter})}},
-                                     {{"context", std::string(40, 'q') + "abc"}, {"max_tokens", 30}}});
+  const std::string text = sampled("abc", 12),
+                    letter = text.substr(text.find_first_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), 1);
+  const json requests =
+      json::array({{{"context", "abc"}, {"max_tokens", 12}},
+                   {{"context", "xyz"}, {"max_tokens", 12}},
+                   {{"context", "abc"}, {"max_tokens", 12}, {"until", json::array({"never", letter})}},
+                   {{"context", std::string(40, 'q') + "abc"}, {"max_tokens", 30}}});
   const json request = {{"generate_until", requests}};
   const json answer = serve(plain, {request})[0]["generate_until"];
   EXPECT_EQ(answer[0], text);
@@ -468,11 +507,21 @@ TEST_F(Evaluation, GeneratesAsTheSamplerDoes) {
 }
 
 TEST_F(Evaluation, AnswersWhatIsWrongWithARequest) {
-  const std::vector<json> answers = serve(plain, {"not json", {{"loglikelihood", 5}}, {{"sing", json::array()}}, loglikelihood({{"a", ""}}),
-                                                  {{"generate_until", json::array({{{"context", "a"}, {"max_tokens", 32}}})}},
-                                                  {{"generate_until", json::array({{{"context", "a"}, {"temperature", -1}}})}},
-                                                  loglikelihood({{"a", std::string(40, 'b')}}), {{"loglikelihood_rolling", json::array({"fine"})}}});
-  const char* messages[] = {"parse error", "is no list", "no such request", "makes no token", "context length is 32", "--temperature -1",
+  const std::vector<json> answers =
+      serve(plain, {"not json",
+                    {{"loglikelihood", 5}},
+                    {{"sing", json::array()}},
+                    loglikelihood({{"a", ""}}),
+                    {{"generate_until", json::array({{{"context", "a"}, {"max_tokens", 32}}})}},
+                    {{"generate_until", json::array({{{"context", "a"}, {"temperature", -1}}})}},
+                    loglikelihood({{"a", std::string(40, 'b')}}),
+                    {{"loglikelihood_rolling", json::array({"fine"})}}});
+  const char* messages[] = {"parse error",
+                            "is no list",
+                            "no such request",
+                            "makes no token",
+                            "context length is 32",
+                            "--temperature -1",
                             "40 tokens are to be scored at once"};
   for (size_t i = 0; i + 1 < answers.size(); i++)
     EXPECT_NE(answers[i].value("error", "").find(messages[i]), std::string::npos) << answers[i];
@@ -482,9 +531,10 @@ TEST_F(Evaluation, AnswersWhatIsWrongWithARequest) {
 // ----------------------------------------------------------------------------
 // The files that are fetched
 
-static const std::string two_questions =
-    "{\"ind\": 4, \"ctx_a\": \"One\", \"ctx_b\": \"two\", \"ctx\": \"One two\", \"label\": 1, \"endings\": [\"a.\", \"bc.\", \"d\", \"e\"]}\n"
-    "{\"ctx\": \"na\u00EFve\", \"label\": 0, \"endings\": [\"f\", \"\u00E9\", \"g\", \"h\"]}\n";
+static const std::string two_questions = "{\"ind\": 4, \"ctx_a\": \"One\", \"ctx_b\": \"two\", \"ctx\": \"One two\", "
+                                         "\"label\": 1, \"endings\": [\"a.\", \"bc.\", \"d\", \"e\"]}\n"
+                                         "{\"ctx\": \"na\u00EFve\", \"label\": 0, \"endings\": [\"f\", \"\u00E9\", "
+                                         "\"g\", \"h\"]}\n";
 
 TEST_F(Evaluation, ConvertsQuestionsAsLlmcDoes) {
   const std::string convert = "data/convert " + write("q.jsonl", two_questions) + " " + in("q.bin") + " --tokenizer ";
@@ -503,9 +553,11 @@ TEST_F(Evaluation, ConvertsQuestionsAsLlmcDoes) {
   const std::vector<uint16_t> context = read_choice_file(in("q.bin"), tokenizer.vocab_size())[0].context;
   EXPECT_EQ(tokenizer.decode(context.data(), context.size()), "One two");
   EXPECT_LT(context.size(), 7u);
-  for (const char* line : {"no JSON", "{\"ctx\": \"a\", \"label\": 2, \"endings\": [\"b\", \"c\"]}", "{\"ctx\": \"a\", \"label\": 0}",
-                           "{\"ctx\": \"\", \"label\": 0, \"endings\": [\"b\", \"c\"]}"}) {
-    const Outcome o = run("data/convert " + write("bad.jsonl", two_questions + line + "\n") + " " + in("bad.bin") + " --tokenizer bytes");
+  for (const char* line :
+       {"no JSON", "{\"ctx\": \"a\", \"label\": 2, \"endings\": [\"b\", \"c\"]}", "{\"ctx\": \"a\", \"label\": 0}",
+        "{\"ctx\": \"\", \"label\": 0, \"endings\": [\"b\", \"c\"]}"}) {
+    const Outcome o = run("data/convert " + write("bad.jsonl", two_questions + line + "\n") + " " + in("bad.bin") +
+                          " --tokenizer bytes");
     EXPECT_EQ(o.exit_status, 1) << line;
     EXPECT_NE(o.err.find("line 3 is no question of HellaSwag"), std::string::npos) << o.err;
     EXPECT_FALSE(fs::exists(in("bad.bin")));
@@ -515,13 +567,15 @@ TEST_F(Evaluation, ConvertsQuestionsAsLlmcDoes) {
 TEST_F(Evaluation, ScriptsCheckWhatTheyFetch) {
   const std::string data = in("root/data");
   fs::create_directories(data + "/.download");
-  for (const char* name : {"common.sh", "hellaswag.sh", "lambada.sh", "convert"}) fs::copy_file(std::string("data/") + name, data + "/" + name);
+  for (const char* name : {"common.sh", "hellaswag.sh", "lambada.sh", "convert"})
+    fs::copy_file(std::string("data/") + name, data + "/" + name);
   write("q.jsonl", two_questions);
   const std::string hellaswag = "TOKENIZER=bytes HELLASWAG_URL=file://" + in("q.jsonl") + " " + data + "/hellaswag.sh";
   Outcome o = run(hellaswag);
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("with another checksum than expected"), std::string::npos) << o.err;
-  write_file(data + "/.download/hellaswag_val.jsonl", two_questions);  // as an interrupted run leaves it when it has been checked
+  write_file(data + "/.download/hellaswag_val.jsonl", two_questions);  // as an interrupted run leaves it when it has
+                                                                       // been checked
   o = run(hellaswag);
   EXPECT_EQ(o.out, data + "/hellaswag/hellaswag_val.bin\n") << o.err;
   EXPECT_EQ(read_choice_file(data + "/hellaswag/hellaswag_val.bin", byte_vocab_size).size(), 2u);
@@ -546,38 +600,46 @@ TEST_F(Evaluation, RefusesWhatCannotBe) {
   };
   std::string version = good;
   version[4] = 9;
-  const struct { std::string arguments, message; } cases[] = {
-      {"", "MODEL"},
-      {plain, "name a file to evaluate"},
-      {plain + " --serve " + text, "--serve takes no files"},
-      {in("nowhere") + " " + text, "config.json: cannot be read"},
-      {"dev/test/golden/odd_shapes " + text, "has no vocabulary"},
-      {"dev/test/golden/odd_shapes --serve", "has no vocabulary"},
-      {plain + " " + in("missing"), "cannot be read"},
-      {plain + " " + write("empty", ""), "is empty: there is nothing to predict"},
-      {plain + " " + write("one.bin", shard_of({5})), "has one token"},
-      {plain + " " + write("beyond.bin", shard_of({5, 300})), "token 300 at position 1 is outside the vocabulary of 257"},
-      {plain + " " + write("short.bin", shard_bytes(50).substr(0, 1100)), "truncated"},
-      {plain + " " + text + " --context 33", "the model's context length is 32"},
-      {plain + " " + text + " --context 16 --stride 17", "it must be at most the context, 16"},
-      {plain + " " + text + " --stride -1", "cannot be negative"},
-      {plain + " " + text + " --slots 0", "--slots 0"},
-      {questions("q1", good.substr(0, good.size() - 2)), "question 1: the file ends in it: it is truncated"},
-      {questions("q2", good.substr(0, 1000)), "it is truncated or empty"},
-      {questions("q3", good + "ab"), "longer than its 2 questions"},
-      {questions("q4", version), "version 9"},
-      {questions("q5", good, 1, 1), "question 0: it does not begin with 65535"},
-      {questions("q6", good, 2, 24), "it says 24 bytes, but has 26"},
-      {questions("q7", good, 3, 1), "it says that it is question 1"},
-      {questions("q8", good, 4, 2), "the right one is 2, counted from 0"},
-      {questions("q9", good, 6, 0), "its context has no token"},
-      {questions("q10", good, 7, 257), "token 257 of its context is outside the model's vocabulary of 257"},
-      {plain + " " + write("magic.bin", "\x0F" + good.substr(1)), "token 55311 at position 0 is outside"},  // headerless tokens, by its name
-      {plain + " " + write("magic", "\x0F" + good.substr(1)), "is no text: it has bytes of zero"},
-      {plain + " --lambada " + write("w1", "{\"text\": 5}\n"), "line 1 is no JSON object with a text"},
-      {plain + " --lambada " + write("w2", "{\"text\": \"a b\"}\n{\"text\": \"word\"}\n"), "line 2: \"word\" has no last word"},
-      {plain + " --lambada " + write("w3", ""), "has no line"},
-      {plain + " --lambada " + write("w4", "{\"text\": \"a " + std::string(40, 'b') + "\"}\n"), "line 1: what is to be predicted has 41 tokens"}};
+  const struct {
+    std::string arguments, message;
+  } cases[] = {{"", "MODEL"},
+               {plain, "name a file to evaluate"},
+               {plain + " --serve " + text, "--serve takes no files"},
+               {in("nowhere") + " " + text, "config.json: cannot be read"},
+               {"dev/test/golden/odd_shapes " + text, "has no vocabulary"},
+               {"dev/test/golden/odd_shapes --serve", "has no vocabulary"},
+               {plain + " " + in("missing"), "cannot be read"},
+               {plain + " " + write("empty", ""), "is empty: there is nothing to predict"},
+               {plain + " " + write("one.bin", shard_of({5})), "has one token"},
+               {plain + " " + write("beyond.bin", shard_of({5, 300})), "token 300 at position 1 is outside the "
+                                                                       "vocabulary of 257"},
+               {plain + " " + write("short.bin", shard_bytes(50).substr(0, 1100)), "truncated"},
+               {plain + " " + text + " --context 33", "the model's context length is 32"},
+               {plain + " " + text + " --context 16 --stride 17", "it must be at most the context, 16"},
+               {plain + " " + text + " --stride -1", "cannot be negative"},
+               {plain + " " + text + " --slots 0", "--slots 0"},
+               {questions("q1", good.substr(0, good.size() - 2)), "question 1: the file ends in it: it is truncated"},
+               {questions("q2", good.substr(0, 1000)), "it is truncated or empty"},
+               {questions("q3", good + "ab"), "longer than its 2 questions"},
+               {questions("q4", version), "version 9"},
+               {questions("q5", good, 1, 1), "question 0: it does not begin with 65535"},
+               {questions("q6", good, 2, 24), "it says 24 bytes, but has 26"},
+               {questions("q7", good, 3, 1), "it says that it is question 1"},
+               {questions("q8", good, 4, 2), "the right one is 2, counted from 0"},
+               {questions("q9", good, 6, 0), "its context has no token"},
+               {questions("q10", good, 7, 257), "token 257 of its context is outside the model's vocabulary of 257"},
+               {plain + " " + write("magic.bin", "\x0F" + good.substr(1)),
+                "token 55311 at position 0 is outside"},  // headerless tokens, by its name
+               {plain + " " + write("magic", "\x0F" + good.substr(1)), "is no text: it has bytes of zero"},
+               {plain + " --lambada " + write("w1", "{\"text\": 5}\n"), "line 1 is no JSON object with a text"},
+               {plain + " --lambada " + write("w2", "{\"text\": \"a b\"}\n{\"text\": \"word\"}\n"), "line 2: \"word\" "
+                                                                                                    "has no last word"},
+               {plain + " --lambada " + write("w3", ""), "has no line"},
+               {plain + " --lambada " + write("w4", "{\"text\": \"a " + std::string(40, 'b') + "\"}\n"), "line 1: what "
+                                                                                                         "is to be "
+                                                                                                         "predicted "
+                                                                                                         "has 41 "
+                                                                                                         "tokens"}};
   for (const auto& c : cases) expect_error(c.arguments, c.message);
 }
 

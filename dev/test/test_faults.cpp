@@ -1,6 +1,6 @@
-// A run of several ranks that is killed 60 times and stopped by a signal 12 times, at random moments, and resumed each time, ends with the
-// bits of an undisturbed run. FAULTS_SEED=n is the seed, FAULTS_KILLS=n the number of kills; there are a fifth as many stops. Runs from the
-// repository's root, where the trainer on an emulated GPU is.
+// A run of several ranks that is killed 60 times and stopped by a signal 12 times, at random moments, and resumed each
+// time, ends with the bits of an undisturbed run. FAULTS_SEED=n is the seed, FAULTS_KILLS=n the number of kills; there
+// are a fifth as many stops. Runs from the repository's root, where the trainer on an emulated GPU is.
 #include <gtest/gtest.h>       // TEST_F
 #include <signal.h>            // kill
 #include <unistd.h>            // usleep
@@ -35,10 +35,13 @@ class Faults : public CommandLine {
   // With a checkpoint after every step, so that one is nearly always being written and another one removed.
   // The disturbed runs have no end of their own.
   std::string command(const std::string& out, const std::string& mpirun_options = "", int64_t steps = 1000000) const {
-    return format("timeout -k 5 120 mpirun --oversubscribe -np %d %s sh -c 'echo $$ >\"%s.$OMPI_COMM_WORLD_RANK\"; exec \"$@\"' rank "
-                  "build/fp32/train_gpt2_sla_emu -i %s --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8 -t 8 -b 1 -d 16 "
+    return format("timeout -k 5 120 mpirun --oversubscribe -np %d %s sh -c 'echo $$ >\"%s.$OMPI_COMM_WORLD_RANK\"; "
+                  "exec \"$@\"' rank "
+                  "build/fp32/train_gpt2_sla_emu -i %s --layers 2 --heads 2 --channels 16 --vocab-size 64 "
+                  "--max-seq-len 8 -t 8 -b 1 -d 16 "
                   "-l 1e-2 -k constant --shuffle --skip-layers 1 --skip-heads 1 -v 0 -n 1 --keep 2 -x %lld -o %s -y",
-                  ranks, mpirun_options.c_str(), in("pid").c_str(), in("tokens.bin").c_str(), (long long)steps, in(out).c_str());
+                  ranks, mpirun_options.c_str(), in("pid").c_str(), in("tokens.bin").c_str(), (long long)steps,
+                  in(out).c_str());
   }
   std::string pid_file(int rank) const { return in("pid") + "." + std::to_string(rank); }
 
@@ -46,9 +49,10 @@ class Faults : public CommandLine {
     int signal, rank;
     bool others_alone;  // mpirun does not end the others: they must detect the fault themselves
     Outcome outcome;
-    double time;        // of the signal, seconds since 1970; 0: the process had ended before
+    double time;  // of the signal, seconds since 1970; 0: the process had ended before
   };
-  // Resumes the run, and signals a rank at a random moment: after its start, after the next step in the log, or while a checkpoint is written.
+  // Resumes the run, and signals a rank at a random moment: after its start, after the next step in the log, or while a
+  // checkpoint is written.
   Fault disturb(int signal) {
     Fault f = {signal, below(ranks), false, {}, 0};
     const int moment = below(3);
@@ -56,18 +60,19 @@ class Faults : public CommandLine {
     f.others_alone = moment > 0 && below(2) == 0;
     const std::string runs = "kill -0 $run";
     const std::string lines = format("$(cat '%s/log.jsonl' 2>&1 | wc -l)", in("out").c_str());
-    const std::string until_steps = format("lines=%s; while %s && [ %s -le $lines ]; do sleep 0.01; done; ", lines.c_str(), runs.c_str(),
-                                           lines.c_str());
-    const std::string until_saving = format("while %s && ! ls -d '%s'/unfinished_* 2>&1; do sleep 0.001; done; ", runs.c_str(),
-                                            in("out").c_str());
+    const std::string until_steps = format("lines=%s; while %s && [ %s -le $lines ]; do sleep 0.01; done; ",
+                                           lines.c_str(), runs.c_str(), lines.c_str());
+    const std::string until_saving =
+        format("while %s && ! ls -d '%s'/unfinished_* 2>&1; do sleep 0.001; done; ", runs.c_str(), in("out").c_str());
     std::string until = moment == 0 ? "" : until_steps;
     if (moment == 2) until += until_saving;
     for (int rank = 0; rank < ranks; rank++) fs::remove(pid_file(rank));
     const std::string file = pid_file(f.rank);
     f.outcome = run(format("%s & run=$!; while %s && ! [ -s '%s' ]; do sleep 0.01; done; %s sleep %.3f; "
                            "kill -%d $(cat '%s') && date +%%s.%%N >'%s'; wait $run",
-                           command("out", f.others_alone ? "--enable-recovery" : "").c_str(), runs.c_str(), file.c_str(), until.c_str(),
-                           moment == 2 ? below(20) * 1e-3 : below(1000) * 1e-3, signal, file.c_str(), in("struck").c_str()));
+                           command("out", f.others_alone ? "--enable-recovery" : "").c_str(), runs.c_str(),
+                           file.c_str(), until.c_str(), moment == 2 ? below(20) * 1e-3 : below(1000) * 1e-3, signal,
+                           file.c_str(), in("struck").c_str()));
     f.time = atof(read_file(in("struck")).c_str());
     fs::remove(in("struck"));
     return f;
@@ -94,7 +99,8 @@ TEST_F(Faults, DoNotChangeABitOfTheFinalCheckpoint) {
   while ((kills < num_kills || stops < num_stops) && !HasFailure()) {
     const bool stop = kills == num_kills || (stops < num_stops && below(num_kills + num_stops) < num_stops);
     const Fault f = disturb(stop ? SIGTERM : SIGKILL);
-    SCOPED_TRACE(format("%s of rank %d, number %d\n", stop ? "SIGTERM" : "SIGKILL", f.rank, kills + stops + 1) + f.outcome.err);
+    SCOPED_TRACE(format("%s of rank %d, number %d\n", stop ? "SIGTERM" : "SIGKILL", f.rank, kills + stops + 1) +
+                 f.outcome.err);
     const double seconds = expect_all_gone(f);
     ASSERT_NE(f.time, 0) << "the run ended by itself";
     longest = std::max(longest, seconds);
@@ -105,7 +111,8 @@ TEST_F(Faults, DoNotChangeABitOfTheFinalCheckpoint) {
     // Where mpirun ends the others, it says so, in one of two ways; else they name the rank that died.
     const std::string named = format("rank %d", f.rank), aborted = "the job has been aborted";
     if (f.others_alone) EXPECT_NE(f.outcome.err.find("error: " + named + " (pid "), std::string::npos);
-    else EXPECT_TRUE(f.outcome.err.find(named) != std::string::npos || f.outcome.err.find(aborted) != std::string::npos);
+    else
+      EXPECT_TRUE(f.outcome.err.find(named) != std::string::npos || f.outcome.err.find(aborted) != std::string::npos);
   }
   const int64_t steps_disturbed = int64_t(steps_of(read_log(in("out"))).size()), steps = steps_disturbed + 3;
   const Outcome last = run(command("out", "", steps));
@@ -115,6 +122,7 @@ TEST_F(Faults, DoNotChangeABitOfTheFinalCheckpoint) {
   expect_the_same_checkpoint(in("out"), in("undisturbed"), steps);
   EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
   EXPECT_EQ(logged_checkpoints(read_log(in("out"))), logged_checkpoints(read_log(in("undisturbed"))));
-  printf("%d kills, %d of them without mpirun's help; %d stops; %lld of %lld steps; the longest took %.1f s until all had ended\n", kills,
-         alone, stops, (long long)steps_disturbed, (long long)steps, longest);
+  printf("%d kills, %d of them without mpirun's help; %d stops; %lld of %lld steps; the longest took %.1f s until all "
+         "had ended\n",
+         kills, alone, stops, (long long)steps_disturbed, (long long)steps, longest);
 }

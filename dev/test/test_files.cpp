@@ -14,13 +14,13 @@
 #include <nlohmann/json.hpp>             // nlohmann::json, nlohmann::ordered_json
 #include <random>                        // std::mt19937
 #include <set>                           // std::set
-#include "files.h"            // TemporaryFolder, read_file, names_in
+#include "files.h"                       // TemporaryFolder, read_file, names_in
 #include "helpers.h"                     // make_config, EXPECT_ERROR
 #include "llmc/run/background_writer.h"  // BackgroundWriter
 #include "llmc/io/checkpoint.h"          // write_checkpoint, write_checkpoint_shard, newest_checkpoint
 #include "llmc/model/config_json.h"      // read_config_json, config_json
 #include "llmc/utils/crc32c.h"           // crc32c, crc32c_by_table, crc32c_combine
-#include "llmc/run/config_toml.h"         // read_config_toml, ConfigEntry
+#include "llmc/run/config_toml.h"        // read_config_toml, ConfigEntry
 #include "llmc/run/logger.h"             // RunLog
 #include "llmc/io/model_file.h"          // read_weight_files, write_weight_file, own_moment
 #include "llmc/run/options.h"            // parse_options
@@ -94,7 +94,13 @@ struct DiskModel {
   }
   std::string write(const std::string& out, const RunState& state_of_run, const OtherRanks& others = {}) const {
     const std::vector<float> m = state(2), v = state(3);
-    return write_checkpoint(out, table, {state_of_run, {{"config.json", config_json(config)}, {"tokenizer.json", "{}\n"}}, fetch(1), m.data(), v.data()}, others);
+    return write_checkpoint(out, table,
+                            {state_of_run,
+                             {{"config.json", config_json(config)}, {"tokenizer.json", "{}\n"}},
+                             fetch(1),
+                             m.data(),
+                             v.data()},
+                            others);
   }
 };
 
@@ -114,7 +120,8 @@ TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
     std::vector<float> values(size_t(file.tensors()[i].num_elements()));
     file.read_f32(file.tensors()[i], values.data());
     writer.write_f32(i, values.data(), 0, int64_t(values.size()));
-    if (file.tensors()[i].name == "wte.weight") writer.write_f32(specs.size() - 1, values.data(), 0, int64_t(values.size()));
+    if (file.tensors()[i].name == "wte.weight")
+      writer.write_f32(specs.size() - 1, values.data(), 0, int64_t(values.size()));
   }
   writer.finish();
   for (const char* name : {"/model.safetensors", "/hub.safetensors"}) {
@@ -140,7 +147,8 @@ TEST(ModelOnDisk, ComesBackFromSeveralFilesWithAnIndex) {
   nlohmann::json index;
   auto write_half = [&](const std::string& name, size_t begin, size_t end) {
     std::vector<SafetensorsSpec> specs;
-    for (size_t i = begin; i < end; i++) specs.push_back({tensors[i].name, tensors[i].shape}), index["weight_map"][tensors[i].name] = name;
+    for (size_t i = begin; i < end; i++)
+      specs.push_back({tensors[i].name, tensors[i].shape}), index["weight_map"][tensors[i].name] = name;
     SafetensorsWriter writer(folder.path + "/" + name, specs);
     for (size_t i = begin; i < end; i++) {
       std::vector<float> values(size_t(tensors[i].num_elements()));
@@ -165,10 +173,12 @@ TEST(ModelOnDisk, ComesBackFromSeveralFilesWithAnIndex) {
 
   auto nothing = [](int, const float*) {};
   write_half("model-00002-of-00002.safetensors", half - 1, tensors.size());
-  EXPECT_ERROR(read_weight_files(weight_files(folder.path), model.table, nothing), "is in this file twice, or in another one too");
+  EXPECT_ERROR(read_weight_files(weight_files(folder.path), model.table, nothing), "is in this file twice, or in "
+                                                                                   "another one too");
   std::filesystem::remove(folder.path + "/model-00002-of-00002.safetensors");
   EXPECT_ERROR(read_weight_files(weight_files(folder.path), model.table, nothing), "model-00002-of-00002.safetensors");
-  for (const char* text : {"{}", "[", "{\"weight_map\":{\"wte.weight\":\"../other.safetensors\"}}", "{\"weight_map\":{\"wte.weight\":3}}"}) {
+  for (const char* text : {"{}", "[", "{\"weight_map\":{\"wte.weight\":\"../other.safetensors\"}}",
+                           "{\"weight_map\":{\"wte.weight\":3}}"}) {
     write_file(index_path, text);
     EXPECT_ERROR(weight_files(folder.path), "has no weight_map of tensors and files beside it");
   }
@@ -245,7 +255,8 @@ TEST(ConfigJson, OfAWiringNamesTheModulesThatLoadIt) {
   const nlohmann::json config = nlohmann::json::parse(files.at("config.json"));
   EXPECT_EQ(config.at("model_type"), "gpt2_sla");
   for (const auto& [key, module] : config.at("auto_map").items()) {
-    const std::string text = module, file = text.substr(0, text.find('.')) + ".py", name = text.substr(text.find('.') + 1);
+    const std::string text = module, file = text.substr(0, text.find('.')) + ".py",
+                      name = text.substr(text.find('.') + 1);
     EXPECT_NE(files.at(file).find("class " + name), std::string::npos) << key;
   }
   for (const char* name : {"gpt2_sla.py", "configuration_gpt2_sla.py", "modeling_gpt2_sla.py"})
@@ -259,8 +270,13 @@ TEST(ConfigJson, OfAWiringNamesTheModulesThatLoadIt) {
 TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   TemporaryFolder folder;
   auto config_with = [&](const char* key, nlohmann::json value) {
-    nlohmann::json j = {{"n_layer", 12}, {"n_head", 12}, {"n_embd", 768}, {"n_positions", 1024}, {"vocab_size", 50257},
-                        {"attn_pdrop", 0.1}, {"activation_function", "gelu_new"}};
+    nlohmann::json j = {{"n_layer", 12},
+                        {"n_head", 12},
+                        {"n_embd", 768},
+                        {"n_positions", 1024},
+                        {"vocab_size", 50257},
+                        {"attn_pdrop", 0.1},
+                        {"activation_function", "gelu_new"}};
     if (key != nullptr) j[key] = std::move(value);
     std::ofstream(folder.path + "/config.json") << j;
     return read_config_json(folder.path);
@@ -270,7 +286,8 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   EXPECT_ERROR(config_with("activation_function", "relu"), "activation_function is \"relu\"");
   EXPECT_ERROR(config_with("n_inner", 1000), "n_inner");
   EXPECT_ERROR(config_with("tie_word_embeddings", false), "tie_word_embeddings");
-  for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"}) EXPECT_ERROR(config_with(key, true), key);
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"})
+    EXPECT_ERROR(config_with(key, true), key);
   EXPECT_ERROR(config_with("scale_attn_weights", false), "scale_attn_weights");
   EXPECT_ERROR(config_with("n_layer", "twelve"), "\"n_layer\" is \"twelve\"");
   EXPECT_ERROR(config_with("n_layer", -3), "\"n_layer\" is -3");
@@ -294,7 +311,9 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   EXPECT_EQ(newest, folder.path + "/step_00001000");
   EXPECT_EQ(newest_checkpoint(folder.path, 1000), folder.path + "/step_00000200");
   EXPECT_EQ(newest_checkpoint(folder.path, 9), "");
-  EXPECT_EQ(checkpoint_step(folder.path, folder.path + "/../" + fs::path(folder.path).filename().string() + "/step_00000200/"), 200);
+  EXPECT_EQ(checkpoint_step(folder.path,
+                            folder.path + "/../" + fs::path(folder.path).filename().string() + "/step_00000200/"),
+            200);
   EXPECT_ERROR(checkpoint_step(folder.path, folder.path + "/step_of_another_kind"), "is not a checkpoint in");
   remove_unfinished_checkpoints(folder.path);
   EXPECT_FALSE(fs::exists(folder.path + "/unfinished_step_00002000"));
@@ -328,12 +347,14 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
 // The ranks of a run: rank 0 and, from when it tells them to begin, a thread for each of the others.
 struct WritingRanks {
   std::deque<DiskModel> models;
-  std::vector<std::string> outs;                                 // the output folder as each of them sees it
-  std::function<void()> before_weights = [] {};                  // is called on rank 0 while the others write
+  std::vector<std::string> outs;                 // the output folder as each of them sees it
+  std::function<void()> before_weights = [] {};  // is called on rank 0 while the others write
   std::function<void(std::vector<std::string>&)> alter = [](std::vector<std::string>&) {};  // the reports on their way
 
-  WritingRanks(const std::string& out, int count, bool bias = true, bool keep_dead_kv = false) : outs(size_t(count), out) {
-    for (int rank = 0; rank < count; rank++) models.emplace_back(bias, /*channels=*/20, keep_dead_kv, Shard{rank, count});
+  WritingRanks(const std::string& out, int count, bool bias = true, bool keep_dead_kv = false)
+      : outs(size_t(count), out) {
+    for (int rank = 0; rank < count; rank++)
+      models.emplace_back(bias, /*channels=*/20, keep_dead_kv, Shard{rank, count});
   }
 
   // Rank 0's error, if there is one.
@@ -352,7 +373,8 @@ struct WritingRanks {
     auto reports = [&] {
       std::vector<std::string> all;
       for (std::future<std::string>& part : parts) all.push_back(part.get());
-      EXPECT_TRUE(fs::exists(outs[0] + format("/unfinished_step_%08d", int(step)))) << "another rank could still have written to it";
+      EXPECT_TRUE(fs::exists(outs[0] + format("/unfinished_step_%08d", int(step)))) << "another rank could still have "
+                                                                                       "written to it";
       alter(all);
       return all;
     };
@@ -364,10 +386,12 @@ struct WritingRanks {
       const RunState state = {step, 1, 2, 5, false, 3};
       const OtherRanks others = models.size() > 1 ? OtherRanks{tell, reports} : OtherRanks{};
       const std::vector<float> m = models[0].state(2), v = models[0].state(3);
-      write_checkpoint(outs[0], models[0].table, {state, {{"config.json", config_json(models[0].config)}}, fetch, m.data(), v.data()}, others);
+      write_checkpoint(outs[0], models[0].table,
+                       {state, {{"config.json", config_json(models[0].config)}}, fetch, m.data(), v.data()}, others);
     });
     EXPECT_EQ(times_told, models.size() > 1);
-    for (std::future<std::string>& part : parts) EXPECT_FALSE(part.valid()) << "a report is left for the next checkpoint";
+    for (std::future<std::string>& part : parts)
+      EXPECT_FALSE(part.valid()) << "a report is left for the next checkpoint";
     return error;
   }
 };
@@ -388,7 +412,8 @@ TEST(Shard, OfAnyNumberOfRanksWriteTheSameFiles) {
       std::map<std::string, std::string> whole;
       const std::string checkpoint = folder.path + "/step_00000007";
       for (int ranks : {1, 2, 3, 4, 7}) {
-        SCOPED_TRACE(format("%d ranks, %s, %s", ranks, bias ? "biases" : "no biases", keep_dead_kv ? "dead K/V" : "no dead K/V"));
+        SCOPED_TRACE(format("%d ranks, %s, %s", ranks, bias ? "biases" : "no biases",
+                            keep_dead_kv ? "dead K/V" : "no dead K/V"));
         fs::remove_all(checkpoint);
         ASSERT_EQ(WritingRanks(folder.path, ranks, bias, keep_dead_kv).write(7), "");
         EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
@@ -427,8 +452,10 @@ TEST(Shard, ThatCannotBeWrittenEndTheCheckpointNamingTheRank) {
   };
   for (size_t rank : {1, 2, 3}) {
     ranks.outs[rank] = folder.path + "/nowhere";
-    expect_error(ranks.write(2), format("rank %zu could not write its shard: %s/nowhere/unfinished_step_00000002/optimizer.safetensors: "
-                                        "no such file", rank, folder.path.c_str()));
+    expect_error(ranks.write(2), format("rank %zu could not write its shard: "
+                                        "%s/nowhere/unfinished_step_00000002/optimizer.safetensors: "
+                                        "no such file",
+                                        rank, folder.path.c_str()));
     ranks.outs[rank] = folder.path;
   }
   // Rank 0 itself: while the others write, and before they are told to.
@@ -473,9 +500,10 @@ TEST(Shard, WhoseReportsAreNotOfThemAreRefused) {
   wrong_piece({count, 1ll << 32});
   wrong_piece({count, -1});
   wrong_piece({count, 5, 5});
-  const std::vector<std::function<void(Json&)>> omissions = {
-      [](Json& report) { report.erase("step"); }, [](Json& report) { report.erase("pieces"); },
-      [&](Json& report) { report["pieces"].erase(tensor); }, [&](Json& report) { report["pieces"][tensor].erase(1); }};
+  const std::vector<std::function<void(Json&)>> omissions = {[](Json& report) { report.erase("step"); },
+                                                             [](Json& report) { report.erase("pieces"); },
+                                                             [&](Json& report) { report["pieces"].erase(tensor); },
+                                                             [&](Json& report) { report["pieces"][tensor].erase(1); }};
   for (const auto& omit : omissions) {
     const std::string error = with_report(omit);
     EXPECT_NE(error.find("rank 2 did not report what it wrote"), std::string::npos) << error;
@@ -505,8 +533,11 @@ TEST(Crc32c, IsTheStandardsByInstructionAndByTableInPiecesOfAnyLength) {
   std::string ascending(32, '\0'), text(1000, '\0');
   for (int i = 0; i < 32; i++) ascending[i] = char(i);
   // RFC 3720, B.4, and the check value of the catalogues.
-  const std::map<std::string, uint32_t> known = {{std::string(32, '\0'), 0x8a9136aau}, {std::string(32, '\xff'), 0x62a8ab43u},
-                                                 {ascending, 0x46dd794eu}, {"123456789", 0xe3069283u}, {"", 0}};
+  const std::map<std::string, uint32_t> known = {{std::string(32, '\0'), 0x8a9136aau},
+                                                 {std::string(32, '\xff'), 0x62a8ab43u},
+                                                 {ascending, 0x46dd794eu},
+                                                 {"123456789", 0xe3069283u},
+                                                 {"", 0}};
   for (const auto& [bytes, crc] : known) {
     EXPECT_EQ(crc32c(bytes.data(), bytes.size()), crc);
     EXPECT_EQ(crc32c_by_table(bytes.data(), bytes.size()), crc);
@@ -527,7 +558,8 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
     const size_t end = i < 20 ? size_t(i) : random() % (text.size() + 1), begin = i % 7 == 0 ? 0 : random() % (end + 1);
     const size_t cut = i % 5 == 0 ? begin : i % 5 == 1 ? end : begin + random() % (end - begin + 1);
     const uint32_t a = crc32c(text.data() + begin, cut - begin), b = crc32c(text.data() + cut, end - cut);
-    ASSERT_EQ(crc32c_combine(a, b, end - cut), crc32c(text.data() + begin, end - begin)) << begin << " " << cut << " " << end;
+    ASSERT_EQ(crc32c_combine(a, b, end - cut), crc32c(text.data() + begin, end - begin))
+        << begin << " " << cut << " " << end;
   }
   // 8 GiB of zeros, by the MiB and by doubling: a length that does not fit into 32 bits.
   const std::string zeros(1 << 20, '\0');
@@ -538,8 +570,10 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
   EXPECT_EQ(doubled, added);
 }
 
-// BUG llmc/io/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header = crc32c(file_.get(), 8);`
-// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors"}) {` -> `{"model.safetensors"}) {`
+// BUG llmc/io/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header =
+// crc32c(file_.get(), 8);`
+// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors"}) {` ->
+// `{"model.safetensors"}) {`
 // BUG llmc/io/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
 //   `full.assign(size_t(num_elements(specs[i].shape)), 1.0f);`
 TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
@@ -549,7 +583,8 @@ TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   int flips = 0;
   std::set<std::string> damaged;
-  for (const char* name : {"config.json", "tokenizer.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
+  for (const char* name :
+       {"config.json", "tokenizer.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
     const std::string path = checkpoint + "/" + name, whole = read_file(path);
     const bool is_safetensors = std::string(name).find(".safetensors") != std::string::npos;
     const size_t header = is_safetensors ? SafetensorsFile(path).data_offset() : whole.size();
@@ -558,7 +593,8 @@ TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
       flipped[at] = char(flipped[at] ^ 1 << flips++ % 8);
       std::ofstream(path, std::ios::binary) << flipped;
       const std::string message = error_of([&] { verify_checkpoint(checkpoint); });
-      ASSERT_EQ(message.compare(0, path.size(), path), 0) << "byte " << at << " of " << name << ": \"" << message << "\"";
+      ASSERT_EQ(message.compare(0, path.size(), path), 0)
+          << "byte " << at << " of " << name << ": \"" << message << "\"";
       if (at < header) continue;
       std::string expected;
       const SafetensorsFile file(path);
@@ -570,7 +606,8 @@ TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
     std::ofstream(path, std::ios::binary) << whole;
   }
   EXPECT_GT(flips, 1500);
-  EXPECT_TRUE(damaged.count("wte.weight") && damaged.count("h.2.mlp.c_fc.bias") && damaged.count("h.1.attn.c_attn.weight.v"));
+  EXPECT_TRUE(damaged.count("wte.weight") && damaged.count("h.2.mlp.c_fc.bias") &&
+              damaged.count("h.1.attn.c_attn.weight.v"));
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   for (const char* name : {"tokenizer.json", "config.json"}) {
     fs::remove(checkpoint + "/" + name);
@@ -582,8 +619,9 @@ TEST(Checkpoint, OfAModelWithoutAVocabularyHasNone) {
   TemporaryFolder folder;
   const DiskModel model;
   const std::vector<float> m = model.state(2), v = model.state(3);
-  const std::string checkpoint = write_checkpoint(
-      folder.path, model.table, {{7, 1, 2, 5, false, 3}, model_text_files(model.config), model.fetch(1), m.data(), v.data()});
+  const std::string checkpoint =
+      write_checkpoint(folder.path, model.table,
+                       {{7, 1, 2, 5, false, 3}, model_text_files(model.config), model.fetch(1), m.data(), v.data()});
   EXPECT_FALSE(fs::exists(checkpoint + "/tokenizer.json"));
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
 }
@@ -634,8 +672,8 @@ TEST(Checkpoints, AreSetAsideUnderNamesOfTheirOwn) {
     EXPECT_EQ(set_aside_checkpoints_after(folder.path, 2).size(), 1u);
     EXPECT_EQ(newest_checkpoint(folder.path), folder.path + "/step_00000002");
   }
-  EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"set_aside_step_00000003", "set_aside_step_00000003.1", "step_00000001",
-                                                          "step_00000002"}));
+  EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"set_aside_step_00000003", "set_aside_step_00000003.1",
+                                                          "step_00000001", "step_00000002"}));
 }
 
 // ----------------------------------------------------------------------------
@@ -718,11 +756,12 @@ TEST(Log, OfAnEarlierRunIsKeptOrContinued) {
   std::ofstream(folder.path + "/log.jsonl", std::ios::app) << "{\"step\":5,\"lo";  // killed in mid-line
   {
     RunLog log;
-    EXPECT_EQ(log.resume(folder.path, 2).checkpoints, std::set<int64_t>({2})) << "not that of step 4, whose line is dropped";
+    EXPECT_EQ(log.resume(folder.path, 2).checkpoints, std::set<int64_t>({2})) << "not that of step 4, whose line is "
+                                                                                 "dropped";
     log.write({{"step", int64_t(3)}, {"again", true}});
   }
-  EXPECT_EQ(read_file(folder.path + "/log.jsonl"),
-            "{\"run\":{\"n\":2}}\n{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"checkpoint\":\"c\"}\n{\"step\":3,\"again\":true}\n");
+  EXPECT_EQ(read_file(folder.path + "/log.jsonl"), "{\"run\":{\"n\":2}}\n{\"step\":1}\n{\"step\":2}\n{\"step\":2,"
+                                                   "\"checkpoint\":\"c\"}\n{\"step\":3,\"again\":true}\n");
 }
 
 // BUG llmc/run/logger.cpp: `damaged += line + "\n", found.num_damaged++;` -> `break;`
@@ -790,8 +829,9 @@ static TrainOptions parse(std::vector<std::string> words) {
 
 TEST(Options, WrittenAsTomlReadBackTheSame) {
   TemporaryFolder folder;
-  const TrainOptions first = parse({"-i", "data/*.bin", "-e", "d24", "--layers", "8", "--shuffle", "-l", "0.00015", "-t", "77", "-k",
-                                    "wsd", "--skip-heads", "0", "-d", "154", "-b", "2", "--seed", "9"});
+  const TrainOptions first =
+      parse({"-i", "data/*.bin", "-e",           "d24", "--layers", "8",   "--shuffle", "-l", "0.00015", "-t", "77",
+             "-k", "wsd",        "--skip-heads", "0",   "-d",       "154", "-b",        "2",  "--seed",  "9"});
   EXPECT_EQ(first.as_toml.find("=\"\""), std::string::npos) << "options that were not given are not there";
   std::ofstream(folder.path + "/config.toml") << first.as_toml;
   const TrainOptions second = parse({"--config", folder.path + "/config.toml"});
@@ -803,15 +843,16 @@ TEST(Options, WrittenAsTomlReadBackTheSame) {
   EXPECT_EQ(second.model.skip_heads, 0);
   EXPECT_TRUE(second.shuffle);
   EXPECT_FALSE(second.model.no_bias);
-  EXPECT_EQ(parse({"--config", folder.path + "/config.toml", "-l", "0.5"}).learning_rate, 0.5) << "the command line wins";
+  EXPECT_EQ(parse({"--config", folder.path + "/config.toml", "-l", "0.5"}).learning_rate, 0.5) << "the command line "
+                                                                                                  "wins";
 }
 
 // BUG llmc/run/config_toml.cpp: `line << toml::value<std::string>(value);` -> `line << '"' << value << '"';`
 TEST(Options, AnyTextComesBackFromToml) {
   TemporaryFolder folder;
   const std::string path = folder.path + "/config.toml";
-  for (const char* text : {"a # b", "two\nlines", "say \"so\"", "it's", "back\\slash", "tab\t", "'''", "\"\"\"", "[x]", " = ", "12", "true",
-                           "-x", "gr\xc3\xbc\xc3\x9f", "\x01", "\r\n"}) {
+  for (const char* text : {"a # b", "two\nlines", "say \"so\"", "it's", "back\\slash", "tab\t", "'''", "\"\"\"", "[x]",
+                           " = ", "12", "true", "-x", "gr\xc3\xbc\xc3\x9f", "\x01", "\r\n"}) {
     const TrainOptions first = parse({"-i", text, "-s", "1", "--prompt", text, "-l", ".5", "--tokenizer", "a b"});
     write_file(path, first.as_toml);
     const TrainOptions second = parse({"--config", path});
@@ -843,11 +884,13 @@ TEST(Options, AConfigFileThatIsNotUnderstoodIsRefused) {
   EXPECT_ERROR(parse({"-i", "x", "--config", folder.path + "/nowhere"}), "nowhere");
 }
 
-// A byte, a name or a value of a config file is changed: it is an error, or every entry means what it says and all others are as they were.
+// A byte, a name or a value of a config file is changed: it is an error, or every entry means what it says and all
+// others are as they were.
 TEST(Options, AChangedConfigFileIsRefusedOrMeansWhatItSays) {
   TemporaryFolder folder;
   const std::string path = folder.path + "/c.toml", other = folder.path + "/other.toml";
-  const std::string whole = parse({"-i", "data/*.bin", "-x", "7", "-s", "1", "--prompt", "a # b", "--layers", "3", "-o", "out"}).as_toml;
+  const std::string whole =
+      parse({"-i", "data/*.bin", "-x", "7", "-s", "1", "--prompt", "a # b", "--layers", "3", "-o", "out"}).as_toml;
   std::mt19937 random(5);
   auto drawn = [&](size_t below) { return size_t(random() % below); };
   auto entries_of = [](const std::string& file) {
@@ -880,12 +923,11 @@ TEST(Options, AChangedConfigFileIsRefusedOrMeansWhatItSays) {
     const auto said = entries_of(path), meant = entries_of(other);
     for (const auto& [name, value] : said) {
       const auto it = meant.find(name);
-      EXPECT_TRUE(value.empty() || (it != meant.end() && same(it->second, value))) << name << " = " << value << " in\n" << text;
+      EXPECT_TRUE(value.empty() || (it != meant.end() && same(it->second, value))) << name << " = " << value << " in\n"
+                                                                                   << text;
     }
     for (const auto& entry : meant) {
-      if (said.count(entry.first) == 0) {
-        EXPECT_NE(before.find(entry.first), before.end()) << entry.first;
-      }
+      if (said.count(entry.first) == 0) { EXPECT_NE(before.find(entry.first), before.end()) << entry.first; }
     }
   }
   printf("%d of 1000 changed files were refused, %d were taken as they are\n", refused, taken);
@@ -933,8 +975,10 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "-n", "5"}), "-n: checkpoints need a folder");
   EXPECT_ERROR(parse({"-i", "x", "--keep", "2"}), "--keep: checkpoints need a folder");
   EXPECT_ERROR(parse({"-i", "x", "-o", "out", "--keep", "-1"}), "--keep -1");
-  EXPECT_ERROR(parse({"-i", "x", "-o", "out", "--keep-every", "100"}), "--keep-every: says which of those that --keep removes are kept");
-  EXPECT_ERROR(parse({"-i", "x", "--resume-from", "out/step_00000001"}), "--resume-from: names a checkpoint in a folder");
+  EXPECT_ERROR(parse({"-i", "x", "-o", "out", "--keep-every", "100"}), "--keep-every: says which of those that --keep "
+                                                                       "removes are kept");
+  EXPECT_ERROR(parse({"-i", "x", "--resume-from", "out/step_00000001"}), "--resume-from: names a checkpoint in a "
+                                                                         "folder");
   EXPECT_ERROR(parse({"-i", "x", "--max-bad-steps", "0"}), "--max-bad-steps 0");
   EXPECT_ERROR(parse({"-i", "x", "--config", "/nowhere.toml"}), "nowhere.toml");
 }

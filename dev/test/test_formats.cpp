@@ -1,17 +1,17 @@
 // Models in the files of other programs: llm.c's and GGUF, and data/convert.
 #include <gtest/gtest.h>
-#include <cstring>                    // memcpy
-#include <map>                        // std::map
-#include "command_line.h"             // CommandLine
-#include "golden_case.h"              // read_golden_tensors
-#include "helpers.h"                  // EXPECT_ERROR
-#include "llmc/io/checkpoint.h"       // read_weights
-#include "llmc/model/config_json.h"   // read_config_json
-#include "llmc/model/gguf_file.h"     // write_gguf_file
-#include "llmc/model/llmc_file.h"     // write_llmc_file, read_llmc_config, read_llmc_weights
-#include "llmc/model/parameters.h"    // make_parameter_table
-#include "llmc/text/tokenizer.h"      // Tokenizer
-#include "llmc/utils/bf16_bits.h"     // bf16_from_float
+#include <cstring>                   // memcpy
+#include <map>                       // std::map
+#include "command_line.h"            // CommandLine
+#include "golden_case.h"             // read_golden_tensors
+#include "helpers.h"                 // EXPECT_ERROR
+#include "llmc/io/checkpoint.h"      // read_weights
+#include "llmc/model/config_json.h"  // read_config_json
+#include "llmc/model/gguf_file.h"    // write_gguf_file
+#include "llmc/model/llmc_file.h"    // write_llmc_file, read_llmc_config, read_llmc_weights
+#include "llmc/model/parameters.h"   // make_parameter_table
+#include "llmc/text/tokenizer.h"     // Tokenizer
+#include "llmc/utils/bf16_bits.h"    // bf16_from_float
 
 static const std::string plain = "dev/test/golden/baseline", no_bias = "dev/test/golden/no_bias_accum";
 
@@ -24,7 +24,8 @@ struct FolderModel {
   explicit FolderModel(const std::string& folder) : config(read_config_json(folder)) {
     table = make_parameter_table(config, make_attention_plan(config, /*keep_dead=*/true));
     values.resize(size_t(table.size()));
-    read_weights(folder, table, [&](int i, const float* v) { values[i].assign(v, v + table.tensor(i).num_elements()); });
+    read_weights(folder, table,
+                 [&](int i, const float* v) { values[i].assign(v, v + table.tensor(i).num_elements()); });
   }
   FetchTensor fetch() const {
     return [this](int i, float* to) { std::copy(values[i].begin(), values[i].end(), to); };
@@ -56,11 +57,25 @@ TEST(LlmcFile, HasTheTensorsInLlmcsOrder) {
   const int32_t header[] = {20240326, 3, 32, 257, 4, 4, 64, 384, 0};
   for (int i = 0; i < 9; i++) EXPECT_EQ(at<int32_t>(bytes, i * 4), header[i]) << i;
 
-  const struct { const char* name; int64_t layers, out, in; } sizes[] = {
-      {"wte.weight", 0, Vp, C}, {"wpe.weight", 0, T, C}, {"ln_1.weight", L, C, 1}, {"ln_1.bias", L, C, 1}, {"attn.c_attn.weight", L, 3 * C, C},
-      {"attn.c_attn.bias", L, 3 * C, 1}, {"attn.c_proj.weight", L, C, C}, {"attn.c_proj.bias", L, C, 1}, {"ln_2.weight", L, C, 1},
-      {"ln_2.bias", L, C, 1}, {"mlp.c_fc.weight", L, 4 * C, C}, {"mlp.c_fc.bias", L, 4 * C, 1}, {"mlp.c_proj.weight", L, C, 4 * C},
-      {"mlp.c_proj.bias", L, C, 1}, {"ln_f.weight", 0, C, 1}, {"ln_f.bias", 0, C, 1}};
+  const struct {
+    const char* name;
+    int64_t layers, out, in;
+  } sizes[] = {{"wte.weight", 0, Vp, C},
+               {"wpe.weight", 0, T, C},
+               {"ln_1.weight", L, C, 1},
+               {"ln_1.bias", L, C, 1},
+               {"attn.c_attn.weight", L, 3 * C, C},
+               {"attn.c_attn.bias", L, 3 * C, 1},
+               {"attn.c_proj.weight", L, C, C},
+               {"attn.c_proj.bias", L, C, 1},
+               {"ln_2.weight", L, C, 1},
+               {"ln_2.bias", L, C, 1},
+               {"mlp.c_fc.weight", L, 4 * C, C},
+               {"mlp.c_fc.bias", L, 4 * C, 1},
+               {"mlp.c_proj.weight", L, C, 4 * C},
+               {"mlp.c_proj.bias", L, C, 1},
+               {"ln_f.weight", 0, C, 1},
+               {"ln_f.bias", 0, C, 1}};
   const GoldenTensors golden = read_golden_tensors(plain + "/model.safetensors");  // (in, out)
   size_t offset = 1024;
   for (const auto& s : sizes) {
@@ -94,7 +109,9 @@ TEST(LlmcFile, ComesBackInBothTypes) {
       EXPECT_TRUE(c.wiring.is_plain());
       const ParameterTable table = make_parameter_table(c, make_attention_plan(c));
       std::map<std::string, std::vector<float>> read;
-      read_llmc_weights(path, c, table, [&](int i, const float* v) { read[table.tensor(i).name].assign(v, v + table.tensor(i).num_elements()); });
+      read_llmc_weights(path, c, table, [&](int i, const float* v) {
+        read[table.tensor(i).name].assign(v, v + table.tensor(i).num_elements());
+      });
       EXPECT_EQ(int(read.size()), table.size());
       for (int i = 0; i < model.table.size(); i++) {
         std::vector<float> expected = model.values[i];
@@ -102,9 +119,7 @@ TEST(LlmcFile, ComesBackInBothTypes) {
           for (float& x : expected) x = float_from_bf16(bf16_from_float(x));
         EXPECT_EQ(read.at(model.table.tensor(i).name), expected) << model.table.tensor(i).name;
       }
-      if (!model.config.bias) {
-        EXPECT_EQ(read.at("ln_f.bias"), std::vector<float>(size_t(c.channels), 0.0f));
-      }
+      if (!model.config.bias) { EXPECT_EQ(read.at("ln_f.bias"), std::vector<float>(size_t(c.channels), 0.0f)); }
     }
   }
 }
@@ -134,7 +149,9 @@ TEST(LlmcFile, RefusesWhatIsNone) {
   }
   FolderModel wired(plain);
   wired.config.wiring = parse_wiring("sla(2,2)");
-  EXPECT_ERROR(write_llmc_file(broken + "2", wired.config, wired.table, wired.fetch(), LlmcType::fp32), "llm.c knows plain GPT-2 only");
+  EXPECT_ERROR(write_llmc_file(broken + "2", wired.config, wired.table, wired.fetch(), LlmcType::fp32), "llm.c knows "
+                                                                                                        "plain GPT-2 "
+                                                                                                        "only");
   EXPECT_ERROR(write_llmc_file(path, model.config, model.table, model.fetch(), LlmcType::fp32), "exists already");
   EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"model.bin", "broken.bin"}));
 }
@@ -144,7 +161,11 @@ struct GgufReader {
   std::string bytes;
   size_t next = 0;
   std::map<std::string, json> metadata;
-  struct Tensor { std::vector<uint64_t> shape; uint32_t type; uint64_t offset; };
+  struct Tensor {
+    std::vector<uint64_t> shape;
+    uint32_t type;
+    uint64_t offset;
+  };
   std::map<std::string, Tensor> tensors;
   size_t data = 0;
 
@@ -205,7 +226,8 @@ TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
   TemporaryFolder folder;
   const FolderModel model(plain);
   const GoldenTensors golden = read_golden_tensors(plain + "/model.safetensors");
-  const FolderModel odd = as_plain("dev/test/golden/odd_shapes");  // tensors that do not end at multiples of the alignment
+  const FolderModel odd = as_plain("dev/test/golden/odd_shapes");  // tensors that do not end at multiples of the
+                                                                   // alignment
   write_gguf_file(folder.path + "/odd.gguf", odd.config, odd.table, odd.fetch(), "", GgufType::bf16);
   const GgufReader odd_file(folder.path + "/odd.gguf");
   EXPECT_EQ(odd_file.metadata.at("tokenizer.ggml.model"), "none");
@@ -225,15 +247,23 @@ TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
     EXPECT_EQ(file.metadata.at("tokenizer.ggml.token_type").at(256), 3);
     EXPECT_EQ(file.metadata.at("tokenizer.ggml.eos_token_id"), 256);
     EXPECT_EQ(file.tensors.size(), golden.size() - golden.count("lm_head.weight"));
-    const struct { const char *name, *source; size_t in, out; bool transposed; } tensors[] = {
-        {"token_embd.weight", "wte.weight", 64, 257, false}, {"position_embd.weight", "wpe.weight", 64, 32, false},
-        {"blk.3.attn_qkv.weight", "h.3.attn.c_attn.weight", 64, 192, true}, {"blk.0.attn_output.weight", "h.0.attn.c_proj.weight", 64, 64, true},
-        {"blk.1.ffn_up.weight", "h.1.mlp.c_fc.weight", 64, 256, true}, {"blk.2.ffn_down.weight", "h.2.mlp.c_proj.weight", 256, 64, true},
-        {"blk.2.attn_norm.bias", "h.2.ln_1.bias", 64, 1, false}, {"blk.2.ffn_norm.weight", "h.2.ln_2.weight", 64, 1, false},
-        {"output_norm.weight", "ln_f.weight", 64, 1, false}};
+    const struct {
+      const char *name, *source;
+      size_t in, out;
+      bool transposed;
+    } tensors[] = {{"token_embd.weight", "wte.weight", 64, 257, false},
+                   {"position_embd.weight", "wpe.weight", 64, 32, false},
+                   {"blk.3.attn_qkv.weight", "h.3.attn.c_attn.weight", 64, 192, true},
+                   {"blk.0.attn_output.weight", "h.0.attn.c_proj.weight", 64, 64, true},
+                   {"blk.1.ffn_up.weight", "h.1.mlp.c_fc.weight", 64, 256, true},
+                   {"blk.2.ffn_down.weight", "h.2.mlp.c_proj.weight", 256, 64, true},
+                   {"blk.2.attn_norm.bias", "h.2.ln_1.bias", 64, 1, false},
+                   {"blk.2.ffn_norm.weight", "h.2.ln_2.weight", 64, 1, false},
+                   {"output_norm.weight", "ln_f.weight", 64, 1, false}};
     for (const auto& t : tensors) {
       const GgufReader::Tensor& tensor = file.tensors.at(t.name);
-      EXPECT_EQ(tensor.shape, t.out == 1 ? std::vector<uint64_t>{t.in} : std::vector<uint64_t>({t.in, t.out})) << t.name;
+      EXPECT_EQ(tensor.shape, t.out == 1 ? std::vector<uint64_t>{t.in} : std::vector<uint64_t>({t.in, t.out}))
+          << t.name;
       const bool is_bf16 = type == GgufType::bf16 && t.out > 1 && t.source != std::string("wpe.weight");
       EXPECT_EQ(tensor.type, is_bf16 ? 30u : 0u) << t.name;
       int64_t wrong = 0;
@@ -248,9 +278,12 @@ TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
 }
 
 TEST(Bf16Bits, RoundToTheNearestEven) {
-  const struct { uint32_t bits; uint16_t expected; } cases[] = {
-      {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f808001, 0x3f81}, {0x3f818000, 0x3f82}, {0x3f817fff, 0x3f81},
-      {0x7f7fffff, 0x7f80}, {0xff800000, 0xff80}, {0x80000000, 0x8000}, {0x7f800001, 0x7fc0}, {0xffc12345, 0xffc1}};
+  const struct {
+    uint32_t bits;
+    uint16_t expected;
+  } cases[] = {{0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f808001, 0x3f81}, {0x3f818000, 0x3f82},
+               {0x3f817fff, 0x3f81}, {0x7f7fffff, 0x7f80}, {0xff800000, 0xff80}, {0x80000000, 0x8000},
+               {0x7f800001, 0x7fc0}, {0xffc12345, 0xffc1}};
   for (const auto& c : cases) {
     float value;
     memcpy(&value, &c.bits, 4);
@@ -263,7 +296,9 @@ TEST_F(CommandLine, ConvertGoesThereAndBack) {
   ASSERT_EQ(run("data/convert " + golden + in("model.bin")).exit_status, 0);
   const Outcome back = run("data/convert " + in("model.bin") + " " + in("back") + " --tokenizer bytes");
   ASSERT_EQ(back.exit_status, 0) << back.err;
-  EXPECT_NE(back.out.find("218560 parameters, 4 layers, 4 heads, 64 channels, vocabulary 257 (written with it)"), std::string::npos) << back.out;
+  EXPECT_NE(back.out.find("218560 parameters, 4 layers, 4 heads, 64 channels, vocabulary 257 (written with it)"),
+            std::string::npos)
+      << back.out;
   EXPECT_EQ(names_in(in("back")), (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
   EXPECT_EQ(FolderModel(in("back")).values, FolderModel(plain).values);
   ASSERT_EQ(run("data/convert " + in("back/") + " " + in("model.gguf") + " --type bf16").exit_status, 0);
@@ -272,17 +307,18 @@ TEST_F(CommandLine, ConvertGoesThereAndBack) {
 
 TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
   write("text.bin", "no model");
-  const struct { std::string arguments, message; } cases[] = {
-      {in("text.bin") + " " + in("out"), "neither a model's folder nor a model of llm.c"},
-      {in("nowhere") + " " + in("out"), "neither a model's folder nor a model of llm.c"},
-      {plain + " " + in("text.bin"), "exists already"},
-      {plain + " " + in("out") + " --type bf16", "a folder has float32 weights"},
-      {plain + " " + in("out") + " --type int8", "--type"},
-      {"dev/test/golden/w_gate " + in("out.bin"), "the model's wiring is gate; llm.c knows plain GPT-2 only"},
-      {"dev/test/golden/w_gate " + in("out.gguf"), "llama.cpp knows plain GPT-2 only"},
-      {plain + " " + in("missing/out.gguf"), "cannot be written"},
-      {plain + " /dev/full/out", ""},
-      {plain, "OUT"}};
+  const struct {
+    std::string arguments, message;
+  } cases[] = {{in("text.bin") + " " + in("out"), "neither a model's folder nor a model of llm.c"},
+               {in("nowhere") + " " + in("out"), "neither a model's folder nor a model of llm.c"},
+               {plain + " " + in("text.bin"), "exists already"},
+               {plain + " " + in("out") + " --type bf16", "a folder has float32 weights"},
+               {plain + " " + in("out") + " --type int8", "--type"},
+               {"dev/test/golden/w_gate " + in("out.bin"), "the model's wiring is gate; llm.c knows plain GPT-2 only"},
+               {"dev/test/golden/w_gate " + in("out.gguf"), "llama.cpp knows plain GPT-2 only"},
+               {plain + " " + in("missing/out.gguf"), "cannot be written"},
+               {plain + " /dev/full/out", ""},
+               {plain, "OUT"}};
   for (const auto& c : cases) {
     const Outcome o = run("data/convert " + c.arguments);
     EXPECT_EQ(o.exit_status, 1) << c.arguments;

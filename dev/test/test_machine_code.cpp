@@ -1,15 +1,16 @@
-// The machine code that nvcc makes of attention's kernels: registers, spills, and what the main loop spends per tensor instruction. A
-// pragma that is lost, or a register too many, changes no result and costs time on a GPU. The figures are compared with those of
-// dev/test/machine_code.txt. Today's are written to build/machine_code.txt, from where a change that is wanted is copied.
-#include <gtest/gtest.h>  // TEST
-#include <algorithm>      // std::count_if, std::max
-#include <cstdio>         // sscanf
-#include <cstdlib>        // getenv
-#include <map>            // std::map
-#include <set>            // std::set
-#include <sstream>        // std::istringstream
-#include <string>         // std::string
-#include <vector>         // std::vector
+// The machine code that nvcc makes of attention's kernels: registers, spills, and what the main loop spends per tensor
+// instruction. A pragma that is lost, or a register too many, changes no result and costs time on a GPU. The figures
+// are compared with those of dev/test/machine_code.txt. Today's are written to build/machine_code.txt, from where a
+// change that is wanted is copied.
+#include <gtest/gtest.h>       // TEST
+#include <algorithm>           // std::count_if, std::max
+#include <cstdio>              // sscanf
+#include <cstdlib>             // getenv
+#include <map>                 // std::map
+#include <set>                 // std::set
+#include <sstream>             // std::istringstream
+#include <string>              // std::string
+#include <vector>              // std::vector
 #include "command_line.h"      // Outcome
 #include "files.h"             // TemporaryFolder, read_file, write_file
 #include "llmc/utils/error.h"  // format
@@ -18,7 +19,7 @@ static const std::vector<int> architectures = {80, 90};  // compute capability, 
 
 // What is recorded of a kernel. A negative number is not known.
 struct Figures {
-  int registers = -1, spilled_bytes = -1;              // of a thread; the latter stored and loaded
+  int registers = -1, spilled_bytes = -1;               // of a thread; the latter stored and loaded
   double instructions = -1, shared_memory_cycles = -1;  // of the main loop, per tensor instruction
 };
 using Table = std::map<std::string, Figures>;  // by architecture and kernel: "sm_80 forward<64,0,1>"
@@ -34,7 +35,8 @@ static Outcome shell(const std::string& command, const TemporaryFolder& folder) 
 
 static std::string nvcc() { return getenv("NVCC") != nullptr ? getenv("NVCC") : "nvcc"; }
 
-// attention_forward_kernel<64, false, true> of its mangled name as "forward<64,0,1>"; "" if `text` holds none of attention's kernels.
+// attention_forward_kernel<64, false, true> of its mangled name as "forward<64,0,1>"; "" if `text` holds none of
+// attention's kernels.
 static std::string kernel_in(const std::string& text) {
   for (const char* name : {"forward", "topk", "dq", "dkdv"}) {
     const std::string prefix = format("attention_%s_kernelI", name);
@@ -42,7 +44,8 @@ static std::string kernel_in(const std::string& text) {
     if (at == std::string::npos) continue;
     std::string parameters;
     int value = 0;
-    for (at += prefix.size(); at + 2 < text.size() && text[at] == 'L'; at = text.find('E', at) + 1) {  // Li64E: an int; Lb1E: a bool
+    for (at += prefix.size(); at + 2 < text.size() && text[at] == 'L'; at = text.find('E', at) + 1) {  // Li64E: an int;
+                                                                                                       // Lb1E: a bool
       sscanf(text.c_str() + at + 2, "%d", &value);
       parameters += (parameters.empty() ? "" : ",") + std::to_string(value);
     }
@@ -62,7 +65,8 @@ static void read_registers(const std::string& log, const std::string& prefix, Ta
     }
     if (figures == nullptr) continue;
     int stack = 0, stores = 0, loads = 0;
-    if (sscanf(line.c_str(), " %d bytes stack frame, %d bytes spill stores, %d bytes spill loads", &stack, &stores, &loads) == 3)
+    if (sscanf(line.c_str(), " %d bytes stack frame, %d bytes spill stores, %d bytes spill loads", &stack, &stores,
+               &loads) == 3)
       figures->spilled_bytes = stores + loads;
     const size_t used = line.find("Used ");
     if (used != std::string::npos) figures->registers = atoi(line.c_str() + used + 5);
@@ -77,15 +81,19 @@ struct Instruction {
   std::string name, target;  // LDSM.16.M88.4; the label that it jumps to, or ""
 
   bool is(const char* operation) const { return name == operation || name.rfind(std::string(operation) + ".", 0) == 0; }
-  bool jumps() const { return is("BRA") || (is("CALL") && is_predicated && !target.empty()); }  // ptxas leaves some loops by such a call
+  bool jumps() const {
+    return is("BRA") || (is("CALL") && is_predicated && !target.empty());
+  }  // ptxas leaves some loops by such a call
   bool ends() const { return is("EXIT") || is("RET") || is("BRX") || is("JMP"); }
 };
 
-// Cycles of the one pipe to an SM's shared memory, which moves 128 bytes in each: a warp's 32 words, or one 8 x 8 matrix of an ldmatrix.
+// Cycles of the one pipe to an SM's shared memory, which moves 128 bytes in each: a warp's 32 words, or one 8 x 8
+// matrix of an ldmatrix.
 static int shared_memory_cycles(const Instruction& i) {
   auto has = [&](const char* part) { return i.name.find(part) != std::string::npos; };
   if (i.is("LDSM")) return has(".4") ? 4 : has(".2") ? 2 : 1;
-  if (i.is("LDGSTS") || i.is("LDS") || i.is("STS") || i.is("LDL") || i.is("STL")) return has(".128") ? 4 : has(".64") ? 2 : 1;
+  if (i.is("LDGSTS") || i.is("LDS") || i.is("STS") || i.is("LDL") || i.is("STL"))
+    return has(".128") ? 4 : has(".64") ? 2 : 1;
   return i.is("SHFL") || i.is("ATOMS") || i.is("REDS") ? 1 : 0;
 }
 
@@ -105,7 +113,8 @@ static std::map<std::string, Code> read_code(const std::string& text) {
       code = kernel.empty() ? nullptr : &kernels[kernel];
     } else if (code != nullptr && line.rfind(".L_", 0) == 0) {
       code->labels[line.substr(0, line.find(':'))] = code->instructions.size();
-    } else if (const size_t comment = line.find("*/"); code != nullptr && comment != std::string::npos && line.find("/*") < comment) {
+    } else if (const size_t comment = line.find("*/");
+               code != nullptr && comment != std::string::npos && line.find("/*") < comment) {
       std::istringstream words(line.substr(comment + 2));
       Instruction i = {false, "", ""};
       words >> i.name;
@@ -119,7 +128,8 @@ static std::map<std::string, Code> read_code(const std::string& text) {
   return kernels;
 }
 
-// Instructions [first, end) that are entered at the first and left after the last, and the blocks that may follow and precede.
+// Instructions [first, end) that are entered at the first and left after the last, and the blocks that may follow and
+// precede.
 struct Block {
   size_t first, end;
   std::vector<size_t> next, before;
@@ -142,7 +152,8 @@ static std::vector<Block> blocks_of(const Code& code) {
   }
   for (size_t b = 0; b < blocks.size(); b++) {
     const Instruction& last = code.instructions[blocks[b].end - 1];
-    if (last.jumps() && code.labels.count(last.target)) blocks[b].next.push_back(block_at.at(code.labels.at(last.target)));
+    if (last.jumps() && code.labels.count(last.target))
+      blocks[b].next.push_back(block_at.at(code.labels.at(last.target)));
     const bool goes_on = last.is_predicated || !(last.jumps() || last.ends());
     if (goes_on && b + 1 < blocks.size()) blocks[b].next.push_back(b + 1);
   }
@@ -169,8 +180,8 @@ static std::vector<std::vector<bool>> dominators_of(const std::vector<Block>& bl
   return dominators;
 }
 
-// The loops, as the blocks of each: a jump back to a block that dominates it makes one, of all blocks that lead to it. Jumps to the same
-// block are one loop.
+// The loops, as the blocks of each: a jump back to a block that dominates it makes one, of all blocks that lead to it.
+// Jumps to the same block are one loop.
 static std::vector<std::set<size_t>> loops_of(const std::vector<Block>& blocks) {
   const std::vector<std::vector<bool>> dominators = dominators_of(blocks);
   std::map<size_t, std::set<size_t>> loops;  // by their first block
@@ -182,7 +193,8 @@ static std::vector<std::set<size_t>> loops_of(const std::vector<Block>& blocks) 
       for (std::vector<size_t> todo = {b}; !todo.empty();) {
         const size_t block = todo.back();
         todo.pop_back();
-        if (loop.insert(block).second) todo.insert(todo.end(), blocks[block].before.begin(), blocks[block].before.end());
+        if (loop.insert(block).second)
+          todo.insert(todo.end(), blocks[block].before.begin(), blocks[block].before.end());
       }
     }
   std::vector<std::set<size_t>> result;
@@ -199,8 +211,11 @@ static std::vector<Instruction> main_loop(const Code& code) {
     for (size_t b : loop)
       instructions.insert(instructions.end(), code.instructions.begin() + std::ptrdiff_t(blocks[b].first),
                           code.instructions.begin() + std::ptrdiff_t(blocks[b].end));
-    auto has = [&](const char* name) { return std::any_of(instructions.begin(), instructions.end(), [&](auto& i) { return i.is(name); }); };
-    if (has("HMMA") && has("LDGSTS") && (shortest.empty() || instructions.size() < shortest.size())) shortest = instructions;
+    auto has = [&](const char* name) {
+      return std::any_of(instructions.begin(), instructions.end(), [&](auto& i) { return i.is(name); });
+    };
+    if (has("HMMA") && has("LDGSTS") && (shortest.empty() || instructions.size() < shortest.size()))
+      shortest = instructions;
   }
   return shortest;
 }
@@ -235,15 +250,18 @@ static Measured measure() {
   if (!m.reason_to_skip.empty()) return m;
   m.version = atoi(version.out.c_str() + release + 8);
 
-  write_file(folder.path + "/kernels.cu", "#include \"llmc/cuda/attention.h\"\n");  // its launchers instantiate what the program uses
+  write_file(folder.path + "/kernels.cu", "#include \"llmc/cuda/attention.h\"\n");  // its launchers instantiate what
+                                                                                    // the program uses
   std::string compile;
   for (int arch : architectures) {
     const std::string out = format("%s/%d", folder.path.c_str(), arch);
-    compile += format("%s -std=c++17 -O3 -DPRECISION_BF16 -arch=sm_%d -cubin -Xptxas -v -I. '%s/kernels.cu' -o '%s.cubin' 2>'%s.log' & ",
+    compile += format("%s -std=c++17 -O3 -DPRECISION_BF16 -arch=sm_%d -cubin -Xptxas -v -I. '%s/kernels.cu' -o "
+                      "'%s.cubin' 2>'%s.log' & ",
                       nvcc().c_str(), arch, folder.path.c_str(), out.c_str(), out.c_str());
   }
   shell(compile + "wait", folder);
-  const Outcome found = shell("command -v nvdisasm || ls \"$(dirname \"$(command -v " + nvcc() + ")\")/nvdisasm\"", folder);
+  const Outcome found =
+      shell("command -v nvdisasm || ls \"$(dirname \"$(command -v " + nvcc() + ")\")/nvdisasm\"", folder);
   if (found.exit_status != 0) m.reason_without_loops = "no nvdisasm";
   for (int arch : architectures) {
     const std::string at = folder.path + "/" + std::to_string(arch), prefix = format("sm_%d ", arch);
@@ -261,7 +279,8 @@ static const Measured& measured() {
 }
 
 static std::string line_of(const std::string& kernel, const Figures& f) {
-  return format("%-24s %9d %7d %12.2f %13.2f\n", kernel.c_str(), f.registers, f.spilled_bytes, f.instructions, f.shared_memory_cycles);
+  return format("%-24s %9d %7d %12.2f %13.2f\n", kernel.c_str(), f.registers, f.spilled_bytes, f.instructions,
+                f.shared_memory_cycles);
 }
 
 // The recorded figures, and for which nvcc.
@@ -288,7 +307,8 @@ class MachineCode : public testing::Test {
     const Measured& m = measured();
     if (!m.reason_to_skip.empty()) GTEST_SKIP() << m.reason_to_skip;
     ASSERT_EQ(m.error, "");
-    if (version != m.version) GTEST_SKIP() << "the figures are nvcc " << version << "'s, and this is nvcc " << m.version;
+    if (version != m.version)
+      GTEST_SKIP() << "the figures are nvcc " << version << "'s, and this is nvcc " << m.version;
   }
 };
 

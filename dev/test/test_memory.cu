@@ -1,5 +1,6 @@
-// What long contexts rest on: the plan says what the program takes, and what it takes grows with T and not with T * T. By plan
-// for GPT-2's sizes; by what the emulated GPU has handed out for small models. And what is modelled of a step's time from that plan.
+// What long contexts rest on: the plan says what the program takes, and what it takes grows with T and not with T * T.
+// By plan for GPT-2's sizes; by what the emulated GPU has handed out for small models. And what is modelled of a step's
+// time from that plan.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
@@ -23,7 +24,9 @@ static ModelConfig small_config(int positions) {
 }
 
 // All of the arena but the logits, in bytes.
-static double activation_bytes(const GPT2& model) { return double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]); }
+static double activation_bytes(const GPT2& model) {
+  return double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]);
+}
 
 static std::string describe(const GPT2& model) {
   return format("%d layers, %d channels, %s, B %d, T %d, recompute level %d", model.config.num_layers,
@@ -49,7 +52,8 @@ struct Shape {
   int B, T;
 };
 static std::vector<Shape> shapes(int T) {
-  ModelConfig adjacent = make_config(4, 2, 16, 1, 1), plain = make_config(2, 4, 32, 0, 0), without_bias = make_config(6, 2, 16, 4, 2);
+  ModelConfig adjacent = make_config(4, 2, 16, 1, 1), plain = make_config(2, 4, 32, 0, 0),
+              without_bias = make_config(6, 2, 16, 4, 2);
   adjacent.vocab_size = 101, plain.vocab_size = 257, without_bias.vocab_size = 1000, without_bias.bias = false;
   return {{adjacent, 1, T}, {plain, 2, T / 2 + 3}, {without_bias, 3, T / 3}};
 }
@@ -149,7 +153,8 @@ TEST(LongContexts, TakeActivationsInProportionToLengthByPlan) {
         SCOPED_TRACE(describe(model));
         if (a_token == 0) a_token = activation_bytes(model) / T;
         EXPECT_NEAR(activation_bytes(model) / T / a_token, 1, 0.01);
-        EXPECT_LE(model.memory[MemoryGroup::logits], size_t(logit_chunk_bytes()) + guard_bytes + ArenaLayout::alignment);
+        EXPECT_LE(model.memory[MemoryGroup::logits],
+                  size_t(logit_chunk_bytes()) + guard_bytes + ArenaLayout::alignment);
       }
     }
   }
@@ -192,7 +197,8 @@ TEST(LongContexts, HaveNoTensorThatGrowsFasterThanLength) {
   }
 }
 
-// An operation that took memory for T * T scores, if only while it runs, would take more per token of the longer sequence.
+// An operation that took memory for T * T scores, if only while it runs, would take more per token of the longer
+// sequence.
 TEST(LongContexts, TakeNothingQuadraticDuringAStep) {
   std::vector<double> a_token;
   for (int T : {64, 256}) {
@@ -244,7 +250,8 @@ TEST(LogitChunks, AreFewAndEqualInWholeTiles) {
     plan.logit_bytes = logit_chunk_bytes(size_t(gb) * 1000000000);
     GPT2 model;
     gpt2_plan(model, config, plan);
-    EXPECT_LE(model.memory[MemoryGroup::logits], size_t(model.logit_rows) * 100608 + guard_bytes + ArenaLayout::alignment);
+    EXPECT_LE(model.memory[MemoryGroup::logits],
+              size_t(model.logit_rows) * 100608 + guard_bytes + ArenaLayout::alignment);
     return model.logit_rows;
   };
   EXPECT_EQ(rows(16, 1024, 80), 8192) << "two chunks, of at most 10,496 rows";
@@ -262,7 +269,8 @@ TEST(LogitChunks, AreFewAndEqualInWholeTiles) {
 // The largest micro-batch
 
 TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
-  ModelConfig wide_vocabulary = small_config(64);  // the chunk of logits outweighs sequences, and its bytes go up and down with B:
+  ModelConfig wide_vocabulary = small_config(64);  // the chunk of logits outweighs sequences, and its bytes go up and
+                                                   // down with B:
   wide_vocabulary.vocab_size = 50257;              // 12 sequences are one of 768 rows, 13 are two of 512
   for (const ModelConfig& config : {small_config(64), wide_vocabulary}) {
     for (int recompute : {0, 3}) {
@@ -294,7 +302,9 @@ struct ModelledModel {
   std::vector<ModelledOperation> step;
   double tokens;
 
-  ModelledModel(const char* wiring, int B, int T, Recompute recompute = Recompute::nothing, const GpuSpec& gpu = h100_sxm()) : tokens(double(B) * T) {
+  ModelledModel(const char* wiring, int B, int T, Recompute recompute = Recompute::nothing,
+                const GpuSpec& gpu = h100_sxm())
+      : tokens(double(B) * T) {
     config = preset("d12", std::max(1024, T));
     config.wiring = parse_wiring(wiring);
     GPT2 model;
@@ -316,7 +326,8 @@ struct ModelledModel {
 
 // What a step needs, and the rows of the head that pad the vocabulary.
 TEST(ModelledStep, HasTheArithmeticThatTheModelNeeds) {
-  for (const char* wiring : {"plain", "sla(9,9)", "gqa(4)", "window(100)", "strided(32)", "share(2) window(256, SSL)", "also(3,6)", "reuse(2)"})
+  for (const char* wiring : {"plain", "sla(9,9)", "gqa(4)", "window(100)", "strided(32)", "share(2) window(256, SSL)",
+                             "also(3,6)", "reuse(2)"})
     for (int T : {1024, 1000, 8192}) {
       const ModelledModel m(wiring, 3, T);
       const double padding = 6.0 * double(padded_vocab_size(m.config) - m.config.vocab_size) * m.config.channels;
@@ -327,7 +338,8 @@ TEST(ModelledStep, HasTheArithmeticThatTheModelNeeds) {
 
 TEST(ModelledStep, ComputesAgainWhatIsRecomputed) {
   const double all_kept = ModelledModel("sla(9,9)", 2, 1024).flops();
-  for (Recompute level : {Recompute::gelu, Recompute::layernorm}) EXPECT_EQ(ModelledModel("sla(9,9)", 2, 1024, level).flops(), all_kept);
+  for (Recompute level : {Recompute::gelu, Recompute::layernorm})
+    EXPECT_EQ(ModelledModel("sla(9,9)", 2, 1024, level).flops(), all_kept);
   const ModelledModel blocks("sla(9,9)", 2, 1024, Recompute::block);
   // q, the projection and the MLP's first matmul of all layers but the last, which is still there, and their attention.
   const double C = blocks.config.channels, layers = blocks.config.num_layers - 1;
@@ -342,7 +354,8 @@ TEST(ModelledStep, IsNotFasterThanTheGpu) {
       const ModelledModel m(wiring, 2, 2048, Recompute::nothing, gpu);
       m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {
         EXPECT_GE(part.seconds, part.bytes / (gpu.bandwidth * gpu.copy_share)) << operation.name << ": " << part.name;
-        EXPECT_GE(part.seconds, part.flops / (gpu.peak_flops * gpu.matmul_share)) << operation.name << ": " << part.name;
+        EXPECT_GE(part.seconds, part.flops / (gpu.peak_flops * gpu.matmul_share))
+            << operation.name << ": " << part.name;
         EXPECT_GE(part.kernels, 1) << operation.name << ": " << part.name;
         return 0.0;
       });
@@ -356,7 +369,10 @@ TEST(ModelledStep, MultipliesInWholeWavesOfTiles) {
   const ModelledPart full = modelled_matmul(gpu, "", 128 * 12, 256 * 11, 4096, sizeof(floatX), false);  // 132 tiles
   EXPECT_EQ(full.tiles.tiles, 132);
   EXPECT_EQ(full.tiles.waves, 1);
-  EXPECT_NEAR(full.seconds, 2.0 * 128 * 256 * (4096 + matmul_tile_overhead) / (gpu.peak_flops * gpu.matmul_share / 132) + seconds_between_kernels, 1e-9);
+  EXPECT_NEAR(full.seconds,
+              2.0 * 128 * 256 * (4096 + matmul_tile_overhead) / (gpu.peak_flops * gpu.matmul_share / 132) +
+                  seconds_between_kernels,
+              1e-9);
   const ModelledPart one_more = modelled_matmul(gpu, "", 128 * 12, 256 * 11 + 1, 4096, sizeof(floatX), false);
   EXPECT_GT(one_more.seconds, 1.1 * full.seconds);
   const ModelledModel m("sla(9,9)", 5, 1000);
@@ -380,7 +396,8 @@ TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
   };
   const ModelledModel long_sequence("plain", 1, 8192), short_sequences("plain", 8, 1024);
   EXPECT_GT(seconds(long_sequence, true), 5 * seconds(short_sequences, true));
-  EXPECT_LT(seconds(long_sequence, true), 6.5 * seconds(short_sequences, true));  // of 8 times the pairs: fewer start and end
+  EXPECT_LT(seconds(long_sequence, true), 6.5 * seconds(short_sequences, true));  // of 8 times the pairs: fewer start
+                                                                                  // and end
   EXPECT_NEAR(seconds(long_sequence, false) / seconds(short_sequences, false), 1, 0.02);  // AdamW has more rows of wpe
   EXPECT_LT(seconds(ModelledModel("window(1024)", 1, 8192), true), 2.5 * seconds(short_sequences, true));
 }

@@ -39,7 +39,9 @@ TEST(Mutants, OfBarriersWaitsAndEventsAreNamedSo) {
 }
 
 TEST(Mutants, OfDeclarationsDropNothing) {
-  EXPECT_EQ(mutants_of("int x(y); std::vector<int> v = w; const T *p = q; Tile<D> t{u}; T* r; using namespace a; return x;"), Texts());
+  EXPECT_EQ(mutants_of("int x(y); std::vector<int> v = w; const T *p = q; Tile<D> t{u}; T* r; using namespace a; "
+                       "return x;"),
+            Texts());
 }
 
 TEST(Mutants, OfAssignmentsSetForAddAndAddForSet) {
@@ -82,7 +84,9 @@ TEST(Mutants, LeaveTextCommentsDirectivesTemplatesAndInvariantsAlone) {
   EXPECT_EQ(mutants_of("return x;\n#if 1 + 2 > \\\n 4\n#endif\n"), Texts());
   EXPECT_EQ(mutants_of("return R\"(1 + 2)\";"), Texts());
   EXPECT_EQ(mutants_of("using A = B<C<D>>; CHECK(a < 2 && b);"), Texts());
-  EXPECT_EQ(mutants::derive_mutants("template <class T, int D> struct X { static constexpr bool a = b<T> && D; };").size(), 1u);
+  EXPECT_EQ(mutants::derive_mutants("template <class T, int D> struct X { static constexpr bool a = b<T> && D; };")
+                .size(),
+            1u);
 }
 
 TEST(Mutants, FindStatementsInLambdasButNotInTypesAndInitialisers) {
@@ -100,9 +104,10 @@ TEST(Mutants, KeepTheNumberOfLines) {
 }
 
 TEST(WrittenBugs, BelongToTheTestThatFollows) {
-  const auto bugs = mutants::collect_bugs("dev/test/test_x.cpp",
-                                          "// BUG a.h: `x < y` -> `x > y`\n// What it shows.\nTEST(Suite, Name) {\n"
-                                          "// BUG (build/fp32/test_x_emu) b.h: `f(\"->\")` ->\n// `g()`\n\nTEST_P(Cases, Other) {\n");
+  const auto bugs = mutants::collect_bugs("dev/test/test_x.cpp", "// BUG a.h: `x < y` -> `x > y`\n// What it "
+                                                                 "shows.\nTEST(Suite, Name) {\n"
+                                                                 "// BUG (build/fp32/test_x_emu) b.h: `f(\"->\")` "
+                                                                 "->\n// `g()`\n\nTEST_P(Cases, Other) {\n");
   ASSERT_EQ(bugs.size(), 2u);
   EXPECT_EQ(bugs[0].file + "|" + bugs[0].from + "|" + bugs[0].to + "|" + bugs[0].program + "|" + bugs[0].filter,
             "a.h|x < y|x > y|build/test_x|Suite.Name");
@@ -159,18 +164,22 @@ TEST_F(SmallProject, AKnownEquivalentMutantIsNoSurvivor) {
 }
 
 TEST_F(SmallProject, NoCompilationOrTheSameProgramIsNoKill) {
-  write_file(in("half.h"), "inline int half(int x) {\n#ifdef NEVER\n  g();\n#endif\n  const int y[] = {x, 2};\n  return y[0] / y[1];\n}\n");
-  write_file(in("checks.cpp"), "#include \"half.h\"\nint main() { static_assert(sizeof half(8) == 4); return half(8) == 4 ? 0 : 1; }\n");
+  write_file(in("half.h"), "inline int half(int x) {\n#ifdef NEVER\n  g();\n#endif\n  const int y[] = {x, 2};\n  "
+                           "return y[0] / y[1];\n}\n");
+  write_file(in("checks.cpp"), "#include \"half.h\"\nint main() { static_assert(sizeof half(8) == 4); return half(8) "
+                               "== 4 ? 0 : 1; }\n");
   const Outcome same = mutate("half.h --test checks --only statement");
   EXPECT_NE(same.out.find("the same program: half.h:3 (statement)"), std::string::npos) << same.out << same.err;
-  EXPECT_NE(same.out.find("1 mutants of 1: 0 killed, 0 survived, 0 known to change nothing, 1 that"), std::string::npos) << same.out;
+  EXPECT_NE(same.out.find("1 mutants of 1: 0 killed, 0 survived, 0 known to change nothing, 1 that"), std::string::npos)
+      << same.out;
   write_file(in("half.h"), "inline int half(int x) {\n  const int* y = &x;\n  return *(0 + y) / 2;\n}\n");
   const Outcome broken = mutate("half.h --test checks --only sign");
   EXPECT_NE(broken.out.find("did not compile: half.h:3 (sign)"), std::string::npos) << broken.out << broken.err;
 }
 
 TEST_F(SmallProject, ASampleIsDrawnBySeedAndListedOnly) {
-  const Outcome all = mutate("half.h --test checks --list"), one = mutate("half.h --test checks --list --sample 1 --seed 3");
+  const Outcome all = mutate("half.h --test checks --list"), one = mutate("half.h --test checks --list --sample 1 "
+                                                                          "--seed 3");
   EXPECT_NE(all.out.find("3 mutants of 3\n"), std::string::npos) << all.out << all.err;
   EXPECT_NE(one.out.find("1 mutants of 3\n"), std::string::npos) << one.out;
   EXPECT_EQ(one.out, mutate("half.h --test checks --list --sample 1 --seed 3").out);
@@ -211,10 +220,12 @@ TEST_F(SmallProject, BadInputIsAnErrorThatSaysWhatToDo) {
 }
 
 TEST_F(SmallProject, AnInterruptLeavesNothingAndTheTreeAsItWas) {
-  write_file(in("checks.cpp"), "#include \"half.h\"\n#include <unistd.h>\nint main() { sleep(half(8) == 4 ? 0 : 60); return 0; }\n");
+  write_file(in("checks.cpp"), "#include \"half.h\"\n#include <unistd.h>\nint main() { sleep(half(8) == 4 ? 0 : 60); "
+                               "return 0; }\n");
   const std::string half = read_file(in("half.h"));
   const double start = seconds_now();
-  const Outcome o = run("cd '" + folder + "' && mkdir -p tmp && TMPDIR=$PWD/tmp exec timeout -s INT 4 '" + program + "' half.h --test checks");
+  const Outcome o = run("cd '" + folder + "' && mkdir -p tmp && TMPDIR=$PWD/tmp exec timeout -s INT 4 '" + program +
+                        "' half.h --test checks");
   EXPECT_LT(seconds_now() - start, 15);
   EXPECT_NE(o.err.find("interrupted"), std::string::npos) << o.out << o.err;
   EXPECT_TRUE(fs::is_empty(in("tmp")));

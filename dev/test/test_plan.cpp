@@ -1,20 +1,20 @@
 // What is pure arithmetic: shapes, wiring, layout, random numbers, schedules, sampling.
-#include <gtest/gtest.h>            // TEST
-#include <cmath>                    // std::sqrt
-#include <set>                      // std::set
-#include "helpers.h"                // make_config, EXPECT_ERROR
-#include "llmc/utils/arena.h"       // ArenaLayout
+#include <gtest/gtest.h>                // TEST
+#include <cmath>                        // std::sqrt
+#include <set>                          // std::set
+#include "helpers.h"                    // make_config, EXPECT_ERROR
+#include "llmc/utils/arena.h"           // ArenaLayout
 #include "llmc/model/attention_plan.h"  // make_attention_plan
-#include "llmc/model/change_wiring.h"  // plan_wiring_change, describe
-#include "llmc/model/config.h"      // ModelConfig
-#include "llmc/model/flops.h"       // attention_pairs
-#include "llmc/model/kv_cache.h"    // plan_kv_cache
-#include "llmc/model/parameters.h"  // make_parameter_table
-#include "llmc/utils/random.h"      // philox
-#include "llmc/text/sampler.h"      // sample_token
-#include "llmc/text/text_stream.h"  // TextStream
-#include "llmc/run/print.h"         // count_text, bytes_text, time_text
-#include "llmc/run/schedule.h"      // Schedule
+#include "llmc/model/change_wiring.h"   // plan_wiring_change, describe
+#include "llmc/model/config.h"          // ModelConfig
+#include "llmc/model/flops.h"           // attention_pairs
+#include "llmc/model/kv_cache.h"        // plan_kv_cache
+#include "llmc/model/parameters.h"      // make_parameter_table
+#include "llmc/utils/random.h"          // philox
+#include "llmc/text/sampler.h"          // sample_token
+#include "llmc/text/text_stream.h"      // TextStream
+#include "llmc/run/print.h"             // count_text, bytes_text, time_text
+#include "llmc/run/schedule.h"          // Schedule
 
 // ----------------------------------------------------------------------------
 // Config
@@ -27,8 +27,8 @@ TEST(Config, PresetsAreGpt2AndGpt3) {
   EXPECT_EQ(c.channels, 1280);
   EXPECT_EQ(c.max_seq_len, 1024);
   EXPECT_EQ(c.wiring.text, "sla(27,15)");
-  for (const char* name : {"d12", "d24", "d36", "d48", "gpt3:384", "gpt3:768", "gpt3:1024", "gpt3:1536", "gpt3:2048", "gpt3:2560",
-                           "gpt3:4096", "gpt3:5120", "gpt3:12288"}) {
+  for (const char* name : {"d12", "d24", "d36", "d48", "gpt3:384", "gpt3:768", "gpt3:1024", "gpt3:1536", "gpt3:2048",
+                           "gpt3:2560", "gpt3:4096", "gpt3:5120", "gpt3:12288"}) {
     ASSERT_TRUE(config_from_preset(name, c)) << name;
     EXPECT_EQ(error_of([&] { validate(c); }), "") << name;
     EXPECT_EQ(c.wiring.text, format("sla(%d,%d)", c.num_layers * 3 / 4, c.num_heads * 3 / 4)) << name;
@@ -43,7 +43,8 @@ TEST(Config, RefusesImpossibleModels) {
     EXPECT_ERROR(validate(make_config(12, 12, 768, n_l, n_h)), format("sla(%d,%d)", n_l, n_h));
   EXPECT_ERROR(validate(make_config(0, 12, 768, 0, 0)), "--layers");
   EXPECT_ERROR(validate(make_config(1, 12, 768, 1, 1)), "a model of 1 layer");
-  EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 99, 0)); }), "") << "without skip heads any n_l is plain GPT-2";
+  EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 99, 0)); }), "") << "without skip heads any n_l is plain "
+                                                                                "GPT-2";
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 11, 12)); }), "");
 }
 
@@ -190,10 +191,13 @@ TEST(AttentionPlan, IsDrawnWithItsSourceLayers) {
   EXPECT_NE(text.find("3 |  .  0  0  0 | projects 1 of 4\n"), std::string::npos) << text;
   EXPECT_NE(text.find("0 |  .  .  .  . | projects 4 of 4, shares 3\n"), std::string::npos) << text;
   EXPECT_NE(draw(plan_of("also(1,1)", 2, 2)).find("1 |  . 0+. | projects 2 of 2\n"), std::string::npos);
-  EXPECT_NE(draw(plan_of("reuse(2) gqa(1)", 2, 2)).find("1 |  .  . | projects k 0, v 1 of 1, no q, attention map of layer 0\n"),
+  EXPECT_NE(draw(plan_of("reuse(2) gqa(1)", 2, 2))
+                .find("1 |  .  . | projects k 0, v 1 of 1, no q, attention map of layer 0\n"),
             std::string::npos);
   const std::string masks = draw(plan_of("strided(8) topk(3)", 1, 3));
-  EXPECT_NE(masks.find("keys: heads 0 to 1: last 9; heads 2 to 2: every 8, of these 3 with the highest scores\n"), std::string::npos) << masks;
+  EXPECT_NE(masks.find("keys: heads 0 to 1: last 9; heads 2 to 2: every 8, of these 3 with the highest scores\n"),
+            std::string::npos)
+      << masks;
 }
 
 // ----------------------------------------------------------------------------
@@ -205,16 +209,21 @@ TEST(WiringChange, IsSaidByLayers) {
     model.wiring = parse_wiring(before), config.wiring = parse_wiring(now);
     return describe(plan_wiring_change(model, make_attention_plan(config)));
   };
-  EXPECT_EQ(text("plain", "sla(2,3)"), "  layers 2 to 3: 3 heads attend to K/V of other layers than before; 48 rows of c_attn are not used any more\n");
-  EXPECT_EQ(text("sla(2,3)", "plain"), "  layers 2 to 3: 3 heads attend to K/V of other layers than before; 48 rows of c_attn have no trained "
+  EXPECT_EQ(text("plain", "sla(2,3)"), "  layers 2 to 3: 3 heads attend to K/V of other layers than before; 48 rows of "
+                                       "c_attn are not used any more\n");
+  EXPECT_EQ(text("sla(2,3)", "plain"), "  layers 2 to 3: 3 heads attend to K/V of other layers than before; 48 rows of "
+                                       "c_attn have no trained "
                                        "values and start as in a new model\n");
   EXPECT_EQ(text("plain", "gqa(3)"), "  layers 0 to 3: 2 heads of k and v are means of 2 each\n");
   EXPECT_EQ(text("plain", "gqa(1)"), "  layers 0 to 3: 2 heads of k and v are means of 4 each\n");
   EXPECT_EQ(text("gqa(2)", "plain"), "  layers 0 to 3: 4 heads of k and v are copies of others\n");
-  EXPECT_EQ(text("plain", "reuse(2)"), "  layers 1, 3: 4 heads have another mask or attention map; 64 rows of c_attn are not used any more\n");
+  EXPECT_EQ(text("plain", "reuse(2)"), "  layers 1, 3: 4 heads have another mask or attention map; 64 rows of c_attn "
+                                       "are not used any more\n");
   EXPECT_EQ(text("gate", "window(9,SLLL)"), "  layer 0: 4 heads have another mask or attention map\n"
-                                                  "  layers 1 to 3: 4 heads have another mask or attention map; its gate is dropped\n");
-  EXPECT_EQ(text("plain", "gate"), "  layers 1 to 3: 4 heads have another mask or attention map; a gate that starts as in a new model\n");
+                                            "  layers 1 to 3: 4 heads have another mask or attention map; its gate is "
+                                            "dropped\n");
+  EXPECT_EQ(text("plain", "gate"), "  layers 1 to 3: 4 heads have another mask or attention map; a gate that starts as "
+                                   "in a new model\n");
   EXPECT_EQ(text("topk(3)", "topk(4)"), "  layers 0 to 3: 4 heads have another mask or attention map\n");
   EXPECT_EQ(text("sla(2,3)", "sla(2,1:4)"), "  nothing\n");
 }
@@ -230,37 +239,38 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
       validate(c);
     });
   };
-  const struct { const char *text, *term, *right; } cases[] = {
-      {"window(0)", "window(0), at character 1", "at least 1"},
-      {"plain(3)", "plain(3), at character 1", "it is plain"},
-      {"gqa(4)  sla(12, 3)", "sla(12,3), at character 9", "1 to 11 layers below"},
-      {"sla(9,13)", "sla(9,13), at character 1", "1 to 12 of them"},
-      {"sla(9,5:13)", "sla(9,5:13)", "can end at 12"},
-      {"sla(9,5:5)", "sla(9,5:5)", "holds no head"},
-      {"sla(9)", "sla(9)", "sla(distance, heads)"},
-      {"sla(9,-1)", "sla(9,-1)", "at least 1"},
-      {"sla(9,x)", "sla(9,x)", "\"x\" is not a whole number"},
-      {"gqa(5)", "gqa(5), at character 1", "1, 2, 3, 4, 6, 12"},
-      {"layers(0_0_3_2)", "layers(0_0_3_2)", "layers 0 to 2"},
-      {"layers(0_0)", "layers(0_0)", "the model has 12"},
-      {"share(13)", "share(13)", "1 to 12"},
-      {"reuse(2) sla(3,3)", "sla(3,3), at character 10", "reuse(2), at character 1"},
-      {"also(1,1) gate", "gate, at character 11", "also(1,1), at character 1"},
-      {"reuse(2) blend(0.5)", "blend(0.5), at character 10", "reuse(2)"},
-      {"strided(4) fixed(8,1)", "fixed(8,1), at character 12", "strided(4)"},
-      {"fixed(8, 9)", "fixed(8, 9), at character 1", "1 to 8"},
-      {"fixed(8)", "fixed(8)", "fixed(block, columns)"},
-      {"strided(8, all)", "strided(8, all)", "heads, layers or union"},
-      {"window(4) topk(3) window(5)", "window(5), at character 19", "window(4), at character 1"},
-      {"window(4, SXL)", "window(4, SXL)", "letters S (window) and L (no window)"},
-      {"blend(1.5)", "blend(1.5)", "between 0 and 1"},
-      {"blend(nan)", "blend(nan)", "between 0 and 1"},
-      {"plain gqa(4)", "plain, at character 1", "leave it out"},
-      {"windw(4)", "windw, at character 1", "is it window?"},
-      {"sla(9,9", "sla(9,9, at character 1", "not closed"},
-      {"sla(9,9)gqa(4)", "sla(9,9)g, at character 1", "a space"},
-      {"topk(99999999999)", "topk(99999999999)", "not a whole number"},
-      {" ", "empty", "plain"}};
+  const struct {
+    const char *text, *term, *right;
+  } cases[] = {{"window(0)", "window(0), at character 1", "at least 1"},
+               {"plain(3)", "plain(3), at character 1", "it is plain"},
+               {"gqa(4)  sla(12, 3)", "sla(12,3), at character 9", "1 to 11 layers below"},
+               {"sla(9,13)", "sla(9,13), at character 1", "1 to 12 of them"},
+               {"sla(9,5:13)", "sla(9,5:13)", "can end at 12"},
+               {"sla(9,5:5)", "sla(9,5:5)", "holds no head"},
+               {"sla(9)", "sla(9)", "sla(distance, heads)"},
+               {"sla(9,-1)", "sla(9,-1)", "at least 1"},
+               {"sla(9,x)", "sla(9,x)", "\"x\" is not a whole number"},
+               {"gqa(5)", "gqa(5), at character 1", "1, 2, 3, 4, 6, 12"},
+               {"layers(0_0_3_2)", "layers(0_0_3_2)", "layers 0 to 2"},
+               {"layers(0_0)", "layers(0_0)", "the model has 12"},
+               {"share(13)", "share(13)", "1 to 12"},
+               {"reuse(2) sla(3,3)", "sla(3,3), at character 10", "reuse(2), at character 1"},
+               {"also(1,1) gate", "gate, at character 11", "also(1,1), at character 1"},
+               {"reuse(2) blend(0.5)", "blend(0.5), at character 10", "reuse(2)"},
+               {"strided(4) fixed(8,1)", "fixed(8,1), at character 12", "strided(4)"},
+               {"fixed(8, 9)", "fixed(8, 9), at character 1", "1 to 8"},
+               {"fixed(8)", "fixed(8)", "fixed(block, columns)"},
+               {"strided(8, all)", "strided(8, all)", "heads, layers or union"},
+               {"window(4) topk(3) window(5)", "window(5), at character 19", "window(4), at character 1"},
+               {"window(4, SXL)", "window(4, SXL)", "letters S (window) and L (no window)"},
+               {"blend(1.5)", "blend(1.5)", "between 0 and 1"},
+               {"blend(nan)", "blend(nan)", "between 0 and 1"},
+               {"plain gqa(4)", "plain, at character 1", "leave it out"},
+               {"windw(4)", "windw, at character 1", "is it window?"},
+               {"sla(9,9", "sla(9,9, at character 1", "not closed"},
+               {"sla(9,9)gqa(4)", "sla(9,9)g, at character 1", "a space"},
+               {"topk(99999999999)", "topk(99999999999)", "not a whole number"},
+               {" ", "empty", "plain"}};
   for (const auto& c : cases) {
     EXPECT_NE(error(c.text).find(c.term), std::string::npos) << c.text << ": " << error(c.text);
     EXPECT_NE(error(c.text).find(c.right), std::string::npos) << c.text << ": " << error(c.text);
@@ -271,8 +281,8 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   const Wiring w = parse_wiring(" gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(w.text, " gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(canonical_text(w), "gqa(4) window(512,SSSL) strided(8)");
-  for (const char* text : {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
-                           "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate"})
+  for (const char* text : {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)",
+                           "strided(8,union)", "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());
@@ -287,26 +297,29 @@ static KVCache kv_cache_of(const char* wiring, int64_t max_length, int64_t rows,
 }
 
 TEST(KVCache, HoldsAsManyPositionsAsTheMasksReach) {
-  const struct { const char* wiring; std::vector<int64_t> capacity; } cases[] = {
-      {"plain", {1000, 1000, 1000, 1000}},
-      {"window(10)", {26, 26, 26, 26}},                   // 2 * (9 + 1) and the 6 rows that are computed at a time
-      {"window(10,SSSL)", {26, 26, 26, 1000}},
-      {"window(10,SL)", {26, 1000, 26, 1000}},
-      {"share(2) window(10,SLLL)", {1000, 1000, 1000, 1000}},  // layer 1 sees all of layer 0's
-      {"sla(2,1) window(10,SSSL)", {26, 1000, 26, 1000}}, // layer 3 sees all of layer 1's
-      {"reuse(2) window(10,SLLL)", {26, 26, 1000, 1000}},  // of a group the mask of its first layer
-      {"blend(0.3) window(10)", {26, 26, 26, 26}},
-      {"fixed(8,2)", {1000, 1000, 1000, 1000}},
-      {"window(10) fixed(8,2)", {40, 40, 40, 40}},        // 2 * (9 + 8) + 6: blocks of 8 must stay whole
-      {"strided(8)", {1000, 1000, 1000, 1000}},
-      {"window(600)", {1000, 1000, 1000, 1000}}};
+  const struct {
+    const char* wiring;
+    std::vector<int64_t> capacity;
+  } cases[] = {{"plain", {1000, 1000, 1000, 1000}},
+               {"window(10)", {26, 26, 26, 26}},  // 2 * (9 + 1) and the 6 rows that are computed at a time
+               {"window(10,SSSL)", {26, 26, 26, 1000}},
+               {"window(10,SL)", {26, 1000, 26, 1000}},
+               {"share(2) window(10,SLLL)", {1000, 1000, 1000, 1000}},  // layer 1 sees all of layer 0's
+               {"sla(2,1) window(10,SSSL)", {26, 1000, 26, 1000}},      // layer 3 sees all of layer 1's
+               {"reuse(2) window(10,SLLL)", {26, 26, 1000, 1000}},      // of a group the mask of its first layer
+               {"blend(0.3) window(10)", {26, 26, 26, 26}},
+               {"fixed(8,2)", {1000, 1000, 1000, 1000}},
+               {"window(10) fixed(8,2)", {40, 40, 40, 40}},  // 2 * (9 + 8) + 6: blocks of 8 must stay whole
+               {"strided(8)", {1000, 1000, 1000, 1000}},
+               {"window(600)", {1000, 1000, 1000, 1000}}};
   for (const auto& c : cases) {
     const KVCache cache = kv_cache_of(c.wiring, 1000, 6);
     for (int l = 0; l < 4; l++) EXPECT_EQ(cache.capacity(l), c.capacity[l]) << c.wiring << ", layer " << l;
   }
 }
 
-// Every position that a query may see is where the cache says, whatever is appended; rows move rarely, and never onto themselves.
+// Every position that a query may see is where the cache says, whatever is appended; rows move rarely, and never onto
+// themselves.
 TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
   for (const char* wiring : {"window(10,SSSL)", "window(7) fixed(4,1)", "window(1)"}) {
     KVCache cache = kv_cache_of(wiring, 500, 6, 2);
@@ -333,7 +346,8 @@ TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
         for (int64_t p = part.first; p < part.first + count; p++) rows[slot][l].at(size_t(p - first)) = p;
         const KVCacheGroup& group = cache.groups[cache.group_of_layer[l]];
         EXPECT_EQ(first % group.alignment, 0);
-        for (int64_t p = std::max<int64_t>(0, group.reach == 0 ? 0 : part.first - group.reach + 1); p < part.first + count; p++)
+        for (int64_t p = std::max<int64_t>(0, group.reach == 0 ? 0 : part.first - group.reach + 1);
+             p < part.first + count; p++)
           ASSERT_EQ(rows[slot][l][p - first], p) << wiring << ", layer " << l;
       }
     }
@@ -350,21 +364,27 @@ TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
 
 TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
   const int L = 4, h = 4, T = 50;
-  struct Case { const char* wiring; int maps, kv_heads; };  // in all layers: attention maps that are computed; k and v heads that are projected
-  for (const Case& c : {Case{"plain", 4, 32}, Case{"sla(3,3)", 4, 26}, Case{"also(1,2)", 4, 32}, Case{"share(2)", 4, 16}, Case{"gqa(2)", 4, 16},
-                        Case{"window(9,SL)", 4, 32}, Case{"strided(7)", 4, 32}, Case{"fixed(8,3,union)", 4, 32}, Case{"topk(6)", 4, 32},
-                        Case{"topk(6) also(2,3) window(9)", 4, 32}, Case{"reuse(2) window(5,SL)", 4, 24}, Case{"blend(0.5)", 10, 32},
-                        Case{"gate gqa(1) window(5,SL)", 10, 8}}) {
+  struct Case {
+    const char* wiring;
+    int maps, kv_heads;
+  };  // in all layers: attention maps that are computed; k and v heads that are projected
+  for (const Case& c :
+       {Case{"plain", 4, 32}, Case{"sla(3,3)", 4, 26}, Case{"also(1,2)", 4, 32}, Case{"share(2)", 4, 16},
+        Case{"gqa(2)", 4, 16}, Case{"window(9,SL)", 4, 32}, Case{"strided(7)", 4, 32}, Case{"fixed(8,3,union)", 4, 32},
+        Case{"topk(6)", 4, 32}, Case{"topk(6) also(2,3) window(9)", 4, 32}, Case{"reuse(2) window(5,SL)", 4, 24},
+        Case{"blend(0.5)", 10, 32}, Case{"gate gqa(1) window(5,SL)", 10, 8}}) {
     SCOPED_TRACE(c.wiring);
     const AttentionPlan plan = plan_of(c.wiring, L, h);
     double scored = 0, multiplied = 0;
     int maps = 0;
     for (int l = 0; l < L; l++)
-      for (int map = c.maps == L ? plan.table.map_layer[l] : 0; map <= (c.maps == L ? plan.table.map_layer[l] : l); map++, maps++)
+      for (int map = c.maps == L ? plan.table.map_layer[l] : 0; map <= (c.maps == L ? plan.table.map_layer[l] : l);
+           map++, maps++)
         for (int i = 0; i < h; i++)
           for (int t = 0; t < T; t++) {
             int keys = 0;
-            for (int j = 0; j < T; j++) keys += plan.table.masks[map * h + i].sees(t, j) * int(plan.table.source_layers[l * h + i].size());
+            for (int j = 0; j < T; j++)
+              keys += plan.table.masks[map * h + i].sees(t, j) * int(plan.table.source_layers[l * h + i].size());
             scored += keys;
             multiplied += plan.table.topk > 0 ? std::min(keys, plan.table.topk) : keys;
           }
@@ -382,14 +402,17 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
 TEST(AttentionMask, TilesAndCountsAreThoseOfThePredicate) {
   for (uint64_t i = 0; i < 20000; i++) {
     const Philox words[] = {random_words(1, RandomStream::test, 1, i), random_words(1, RandomStream::test, 2, i)};
-    auto draw = [&](int n, int least, int end) { return least + int(words[n / 4].word[n % 4] % uint32_t(end - least)); };
+    auto draw = [&](int n, int least, int end) {
+      return least + int(words[n / 4].word[n % 4] % uint32_t(end - least));
+    };
     AttentionMask m;
     m.window = draw(0, -20, 20) > 0 ? draw(1, 1, 20) : 0;
     m.pattern = MaskPattern(draw(2, 0, 6));
     m.s = draw(3, 1, 12), m.c = 1 + i % m.s;
-    const int T = draw(4, 1, 60), q0 = draw(5, 0, 40), q1 = q0 + draw(6, 1, 20), k0 = draw(7, 0, 40), k1 = k0 + 1 + int(i / 7 % 20);
-    SCOPED_TRACE(format("window %d, pattern %d, s %d, c %d, T %d, queries %d to %d, keys %d to %d", m.window, int(m.pattern), m.s, m.c, T, q0,
-                        q1, k0, k1));
+    const int T = draw(4, 1, 60), q0 = draw(5, 0, 40), q1 = q0 + draw(6, 1, 20), k0 = draw(7, 0, 40),
+              k1 = k0 + 1 + int(i / 7 % 20);
+    SCOPED_TRACE(format("window %d, pattern %d, s %d, c %d, T %d, queries %d to %d, keys %d to %d", m.window,
+                        int(m.pattern), m.s, m.c, T, q0, q1, k0, k1));
     int64_t pairs = 0;
     for (int t = 0; t < T; t++)
       for (int j = 0; j < T; j++) pairs += m.sees(t, j);
@@ -447,7 +470,8 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
       const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {0, ranks});
       EXPECT_EQ(num_owned, table.num_parameters);
       for (const TensorSpec& tensor : table.layout.tensors)
-        for (int64_t i = 0; i < tensor.num_elements(); i++) EXPECT_EQ(owners[tensor.element_offset() + i], 1) << tensor.name;
+        for (int64_t i = 0; i < tensor.num_elements(); i++)
+          EXPECT_EQ(owners[tensor.element_offset() + i], 1) << tensor.name;
     }
   }
 }
@@ -477,7 +501,8 @@ TEST(Random, IsPhilox4x32WithItsPublishedKnownAnswers) {
   };
   expect(philox(0, 0, 0), {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   expect(philox(~0ull, ~0ull, ~0ull), {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
-  expect(philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88), {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+  expect(philox(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88),
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
 TEST(Random, NormalsHaveMeanZeroAndVarianceOne) {
@@ -513,13 +538,17 @@ TEST(Schedule, WarmsUpThenFollowsItsShape) {
 
 TEST(Sampler, DrawsByTheCumulativeDistribution) {
   const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};
-  const struct { double uniform; int token; } cases[] = {{0.0, 0}, {0.19, 0}, {0.21, 1}, {0.69, 1}, {0.71, 2}, {0.9999999999999999, 2}};
+  const struct {
+    double uniform;
+    int token;
+  } cases[] = {{0.0, 0}, {0.19, 0}, {0.21, 1}, {0.69, 1}, {0.71, 2}, {0.9999999999999999, 2}};
   for (const auto& c : cases) EXPECT_EQ(sample_token(logits, c.uniform, {}), c.token) << c.uniform;
 }
 
 TEST(Sampler, NeverDrawsATokenOfProbabilityZero) {
   const float none = -INFINITY;
-  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token({none, 0, none}, uniform, {}), 1) << uniform;
+  for (double uniform : {0.0, 0.5, 0.9999999999999999})
+    EXPECT_EQ(sample_token({none, 0, none}, uniform, {}), 1) << uniform;
 }
 
 TEST(Sampler, RefusesLogitsThatMakeNoDistribution) {
@@ -533,19 +562,26 @@ TEST(Sampler, RefusesLogitsThatMakeNoDistribution) {
   EXPECT_ERROR(sample_token({-INFINITY, -INFINITY}, 0.5, {}), "the model's logits are not finite");
 }
 
-// BUG llmc/text/sampler.h: `sum += weights[i] = std::exp(double(logits[i] - max) / divisor);` -> `sum += weights[i] = std::exp(double(logits[i] - max));`
+// BUG llmc/text/sampler.h: `sum += weights[i] = std::exp(double(logits[i] - max) / divisor);` -> `sum += weights[i] =
+// std::exp(double(logits[i] - max));`
 TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
-  const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of 0.38
-  const struct { double uniform; int token; } cases[] = {{0.10, 0}, {0.11, 1}, {0.76, 1}, {0.77, 2}};
+  const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of
+                                                                                       // 0.38
+  const struct {
+    double uniform;
+    int token;
+  } cases[] = {{0.10, 0}, {0.11, 1}, {0.76, 1}, {0.77, 2}};
   for (const auto& c : cases) EXPECT_EQ(sample_token(logits, c.uniform, {1, 0.5}), c.token) << c.uniform;
 }
 
 TEST(Sampler, TakesTheLikeliestTokenAtTemperatureZero) {
-  for (double uniform : {0.0, 0.5, 0.9999999999999999}) EXPECT_EQ(sample_token({-2, 3, -1, 3, 2.9f}, uniform, {1, 0}), 1) << uniform;
+  for (double uniform : {0.0, 0.5, 0.9999999999999999})
+    EXPECT_EQ(sample_token({-2, 3, -1, 3, 2.9f}, uniform, {1, 0}), 1) << uniform;
 }
 
 // The share of a fine grid of uniform numbers that each token gets.
-static std::vector<double> shares(const std::vector<float>& logits, const SamplingOptions& o, const std::vector<int>& tokens = {}) {
+static std::vector<double> shares(const std::vector<float>& logits, const SamplingOptions& o,
+                                  const std::vector<int>& tokens = {}) {
   std::vector<double> counts(logits.size());
   for (int i = 0; i < 10000; i++) counts[sample_token(logits, (i + 0.5) / 10000, o, tokens)] += 1e-4;
   return counts;
@@ -587,11 +623,11 @@ TEST(Sampler, PenalizesTokensThatOccurAlready) {
 
 TEST(TextStream, HoldsBackBrokenCharactersUntilTheyAreWhole) {
   TextStream stream;
-  EXPECT_EQ(stream.add("a\xE2"), "a");          // the beginning of a euro sign
+  EXPECT_EQ(stream.add("a\xE2"), "a");  // the beginning of a euro sign
   EXPECT_EQ(stream.add("\x82"), "");
   EXPECT_EQ(stream.add("\xAC!"), "\xE2\x82\xAC!");
-  EXPECT_EQ(stream.add("\xF0\x9F\x98"), "");  // three of four bytes
-  EXPECT_EQ(stream.add("x"), "\xF0\x9F\x98x");  // which never come
+  EXPECT_EQ(stream.add("\xF0\x9F\x98"), "");                              // three of four bytes
+  EXPECT_EQ(stream.add("x"), "\xF0\x9F\x98x");                            // which never come
   EXPECT_EQ(stream.add("\xFF\x80\x80\x80\x80"), "\xFF\x80\x80\x80\x80");  // no character begins so
   EXPECT_EQ(stream.add("\xC3"), "");
   EXPECT_EQ(stream.finish(), "\xC3");
@@ -617,7 +653,7 @@ TEST(TextStream, EndsBeforeTheTextToStopAt) {
   TextStream several({"yz", "", "xyz!", "no"});
   EXPECT_EQ(several.add("n, xy"), "n, ");  // the longest beginning of one is held back
   EXPECT_EQ(several.add("zn"), "x");
-  EXPECT_EQ(several.text(), "n, x");       // and the first place that one stands at is the end
+  EXPECT_EQ(several.text(), "n, x");  // and the first place that one stands at is the end
 }
 
 // ----------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// The control channel of ranks, and how a run ends when a rank dies or hangs. The ranks are forked processes, with a rendezvous file or port
-// on this machine.
+// The control channel of ranks, and how a run ends when a rank dies or hangs. The ranks are forked processes, with a
+// rendezvous file or port on this machine.
 #include <arpa/inet.h>               // htonl
 #include <gtest/gtest.h>             // TEST_F
 #include <netinet/in.h>              // sockaddr_in
@@ -76,14 +76,16 @@ TEST_F(WatchdogTest, TimeInWhichTheWatchdogWasStoppedDoesNotCount) {
 TEST_F(WatchdogTest, ReportsTheRankForWhichOthersWait) {
   EXPECT_EQ(after(100, {at(7, 7), at(7, 7), at(7, 7)}), "") << "all compute";
   EXPECT_EQ(after(9, {at(8, 7), at(7, 7), at(7, 7)}), "");
-  EXPECT_EQ(after(9, {at(8, 7), at(7, 7), at(8, 7)}), "110: <1> has not reached collective number 8, where <0> has waited for 10 s");
+  EXPECT_EQ(after(9, {at(8, 7), at(7, 7), at(8, 7)}), "110: <1> has not reached collective number 8, where <0> has "
+                                                      "waited for 10 s");
 }
 
 // Its last heartbeat is younger than the wait: both are due, and the wait first.
 // BUG llmc/dist/watchdog.h: `if (now - last.last_heartbeat >= hang_seconds_ / 2) return "";` -> ``
 TEST_F(WatchdogTest, ARankThatIsStoppedWhileOthersWaitForItIsSilent) {
   EXPECT_EQ(after(2, {at(8, 7), at(7, 7), at(8, 7)}), "");
-  EXPECT_EQ(after(100, {at(8, 7), at(7, 7), at(8, 7)}, 1), "12: <1> has not answered for 10 s: it is stopped, or its machine is gone");
+  EXPECT_EQ(after(100, {at(8, 7), at(7, 7), at(8, 7)}, 1), "12: <1> has not answered for 10 s: it is stopped, or its "
+                                                           "machine is gone");
 }
 
 TEST_F(WatchdogTest, ARankThatIsLateEachTimeIsNotHanging) {
@@ -92,20 +94,22 @@ TEST_F(WatchdogTest, ARankThatIsLateEachTimeIsNotHanging) {
     EXPECT_EQ(after(1, {at(n + 1, n + 1), at(n + 1, n + 1), at(n + 1, n + 1)}), "");
   }
   for (uint64_t n = 20; n < 40; n++)
-    EXPECT_EQ(after(8, {at(n + 2, n + 1), at(n + 1, n), at(n + 2, n + 1)}), "") << "nor if it is always one collective later";
+    EXPECT_EQ(after(8, {at(n + 2, n + 1), at(n + 1, n), at(n + 2, n + 1)}), "") << "nor if it is always one collective "
+                                                                                   "later";
 }
 
 TEST_F(WatchdogTest, TheTimeoutBeginsWhenAPauseEnds) {
   EXPECT_EQ(after(9, {at(7, 7), at(8, 7), at(8, 7)}), "");
   EXPECT_EQ(after(100, {at(7, 7, true), at(8, 7), at(8, 7)}), "");
   EXPECT_EQ(after(9, {at(7, 7), at(8, 7), at(8, 7)}), "");
-  EXPECT_EQ(after(9, {at(7, 7), at(8, 7), at(8, 7)}), "119: <0> has not reached collective number 8, where <1> has waited for 10 s");
+  EXPECT_EQ(after(9, {at(7, 7), at(8, 7), at(8, 7)}), "119: <0> has not reached collective number 8, where <1> has "
+                                                      "waited for 10 s");
 }
 
 TEST_F(WatchdogTest, ACollectiveThatDoesNotEndIsNoRanksFault) {
   EXPECT_EQ(after(5, {at(8, 7), at(8, 7), at(7, 7)}), "");
-  EXPECT_EQ(after(100, {at(8, 7), at(8, 7), at(8, 7)}),
-            "16: all ranks have waited 10 s in collective number 8, which does not end: look at the network (NCCL_DEBUG=INFO)");
+  EXPECT_EQ(after(100, {at(8, 7), at(8, 7), at(8, 7)}), "16: all ranks have waited 10 s in collective number 8, which "
+                                                        "does not end: look at the network (NCCL_DEBUG=INFO)");
 }
 
 TEST_F(WatchdogTest, ACollectiveThatOneRankHasFinishedIsNotHanging) {
@@ -162,7 +166,8 @@ class Channel : public CommandLine {
   Process start_rank(const Rendezvous& rendezvous, int rank, const Body& body, double delay = 0) {
     return start([=](RankChannel& channel) {
       sleep_for(delay);
-      channel.open({rank, rendezvous.size, 0, rendezvous.address, false}, rendezvous.hang_seconds, rendezvous.timeout_seconds);
+      channel.open({rank, rendezvous.size, 0, rendezvous.address, false}, rendezvous.hang_seconds,
+                   rendezvous.timeout_seconds);
       body(channel, rank);
       channel.finalize();
     });
@@ -199,13 +204,14 @@ class Channel : public CommandLine {
         EXPECT_NE(err.find(part), std::string::npos) << part << "\n" << err;
     }
   }
-  // Every rank but the victim ends with status 1, and prints a line with the victim's name and `text`: only rank 0 does, or, if it is the
-  // victim, all others.
+  // Every rank but the victim ends with status 1, and prints a line with the victim's name and `text`: only rank 0
+  // does, or, if it is the victim, all others.
   static void expect_end_after_loss_of(size_t victim, const std::vector<Process>& all, const std::string& text) {
     for (size_t rank = 0; rank < all.size(); rank++) {
       if (rank == victim) continue;
       EXPECT_EQ(wait_for(all[rank]), 1) << "rank " << rank << " without rank " << victim;
-      const std::string err = read_file(all[rank].err_path), expected = format("rank %d (pid %d on ", int(victim), int(all[victim].pid));
+      const std::string err = read_file(all[rank].err_path),
+                        expected = format("rank %d (pid %d on ", int(victim), int(all[victim].pid));
       if (rank > 0 && victim > 0) {
         EXPECT_EQ(err, "") << rank;
         continue;
@@ -224,10 +230,12 @@ class Channel : public CommandLine {
   }
 };
 
-// Counts as a GPU would write them: collectives in which each rank waits for the others. `before` is called before each, with its number.
+// Counts as a GPU would write them: collectives in which each rank waits for the others. `before` is called before
+// each, with its number.
 struct Collectives {
   volatile uint64_t begun = 0, done = 0;
-  void run(RankChannel& channel, uint64_t count, const std::function<void(uint64_t)>& before = [](uint64_t) {}) {
+  void run(
+      RankChannel& channel, uint64_t count, const std::function<void(uint64_t)>& before = [](uint64_t) {}) {
     channel.watch_progress(&begun, &done);
     while (done < count) {
       before(done + 1);
@@ -252,7 +260,8 @@ TEST_F(Channel, RanksConnectBroadcastAndFinalizeSilently) {
     Collectives().run(channel, 20);
   };
   for (int size : {1, 2, 5}) {
-    for (const std::string& address : {"file:" + in("rendezvous"), free_port_at("localhost"), free_port_at("127.0.0.1"), free_port_at("[::1]")}) {
+    for (const std::string& address :
+         {"file:" + in("rendezvous"), free_port_at("localhost"), free_port_at("127.0.0.1"), free_port_at("[::1]")}) {
       SCOPED_TRACE(address);
       expect_clean_shutdown(start_ranks({address, size}, body));
     }
@@ -265,7 +274,8 @@ TEST_F(Channel, RanksMayConnectInAnyOrderAndLate) {
     const Rendezvous rendezvous = {address, 4};
     const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
     std::vector<Process> all;
-    for (int rank = 0; rank < 4; rank++) all.push_back(start_rank(rendezvous, rank, body, rank == 0 ? 0.4 : rank == 2 ? 0.8 : 0));
+    for (int rank = 0; rank < 4; rank++)
+      all.push_back(start_rank(rendezvous, rank, body, rank == 0 ? 0.4 : rank == 2 ? 0.8 : 0));
     expect_clean_shutdown(all);
   }
 }
@@ -289,8 +299,9 @@ TEST_F(Channel, AnEarlierRunsRendezvousFileIsHarmless) {
   listen(of_another_run.fd, 10);  // accepts connections and does not answer
   const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
   int case_number = 0;
-  for (const std::string& text : {std::string(), std::string("nonsense"), format("0123 %d 127.0.0.1\n", not_listening.port),
-                                  format("0123 %d 127.0.0.1\n", of_another_run.port)}) {
+  for (const std::string& text :
+       {std::string(), std::string("nonsense"), format("0123 %d 127.0.0.1\n", not_listening.port),
+        format("0123 %d 127.0.0.1\n", of_another_run.port)}) {
     const Rendezvous rendezvous = {"file:" + in(format("rendezvous%d", case_number++)), 2};
     write_file(rendezvous.address.substr(5), text);
     const Process second = start_rank(rendezvous, 1, body);
@@ -300,7 +311,8 @@ TEST_F(Channel, AnEarlierRunsRendezvousFileIsHarmless) {
   }
 }
 
-// Rank 1 reads the rendezvous file of another run whose rank 0 is listening, with another token: it must not join that run.
+// Rank 1 reads the rendezvous file of another run whose rank 0 is listening, with another token: it must not join that
+// run.
 TEST_F(Channel, ATokenTellsOneRunFromAnother) {
   const Rendezvous one = {"file:" + in("one"), 2}, other = {"file:" + in("other"), 2};
   const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
@@ -319,7 +331,8 @@ static int connection_to(const std::string& address) {
   at.sin_family = AF_INET, at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   at.sin_port = htons(uint16_t(atoi(address.c_str() + address.rfind(':') + 1)));
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  for (const double end = seconds_now() + 5; connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) != 0; sleep_for(0.01))
+  for (const double end = seconds_now() + 5; connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) != 0;
+       sleep_for(0.01))
     if (seconds_now() > end) return -1;
   return fd;
 }
@@ -328,7 +341,8 @@ TEST_F(Channel, OtherConnectionsAreIgnoredAndDelayNoRank) {
   const Rendezvous rendezvous = {free_port_at("localhost"), 2};
   const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
   const Process first = start_rank(rendezvous, 0, body);
-  const int silent = connection_to(rendezvous.address), invalid = connection_to(rendezvous.address), gone = connection_to(rendezvous.address);
+  const int silent = connection_to(rendezvous.address), invalid = connection_to(rendezvous.address),
+            gone = connection_to(rendezvous.address);
   const std::string request(100, 'G');
   EXPECT_EQ(send(invalid, request.data(), request.size(), MSG_NOSIGNAL), ssize_t(request.size()));
   close(gone);
@@ -340,7 +354,8 @@ TEST_F(Channel, OtherConnectionsAreIgnoredAndDelayNoRank) {
   close(silent), close(invalid);
 }
 
-// Rank 1 repeats the handshake when it gets no answer; its first connection, which it has closed, must not count as its death.
+// Rank 1 repeats the handshake when it gets no answer; its first connection, which it has closed, must not count as its
+// death.
 TEST_F(Channel, ARankZeroThatWasStoppedStillAcceptsTheOthers) {
   const Rendezvous rendezvous = {"file:" + in("rendezvous"), 2};
   const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
@@ -358,8 +373,9 @@ TEST_F(Channel, AnotherNumberOfRanksIsRejectedWithTheReason) {
     const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
     const Process first = start_rank({address, 2}, 0, body), wrong = start_rank({address, 3}, 1, body);
     EXPECT_EQ(wait_for(wrong), 1);
-    EXPECT_EQ(read_file(wrong.err_path),
-              "error: --rendezvous " + address + ": rank 1 of 3 has connected to rank 0 of 2; start all with the same --ranks\n");
+    EXPECT_EQ(read_file(wrong.err_path), "error: --rendezvous " + address +
+                                             ": rank 1 of 3 has connected to rank 0 of 2; start all with the same "
+                                             "--ranks\n");
     expect_clean_shutdown({first, start_rank({address, 2}, 1, body)});
   }
 }
@@ -370,15 +386,18 @@ TEST_F(Channel, ASecondProcessOfTheSameRankIsRejected) {
     channel.broadcast("");
     Collectives().run(channel, 3);
   };
-  const Process first = start_rank(rendezvous, 0, body), one = start_rank(rendezvous, 1, [this, body](RankChannel& channel, int rank) {
-    write_file(in("rank_1_is_connected"), "");
-    body(channel, rank);
-  });
+  const Process first = start_rank(rendezvous, 0, body),
+                one = start_rank(rendezvous, 1, [this, body](RankChannel&channel, int rank) {
+                  write_file(in("rank_1_is_connected"), "");
+                  body(channel, rank);
+                });
   await_file("rank_1_is_connected");
   const Process other = start_rank(rendezvous, 1, body);
   EXPECT_EQ(wait_for(other), 1);
   const std::string err = read_file(other.err_path);
-  EXPECT_NE(err.find(format("two processes are rank 1, this one and rank 1 (pid %d on ", int(one.pid))), std::string::npos) << err;
+  EXPECT_NE(err.find(format("two processes are rank 1, this one and rank 1 (pid %d on ", int(one.pid))),
+            std::string::npos)
+      << err;
   expect_clean_shutdown({first, one, start_rank(rendezvous, 2, body)});
 }
 
@@ -400,7 +419,8 @@ TEST_F(Channel, AnImpossibleRendezvousIsAnError) {
     for (int rank : {0, 1}) {
       const Process p = start_rank({address, 2}, rank, compute);
       EXPECT_EQ(wait_for(p), 1) << address;
-      EXPECT_NE(read_file(p.err_path).find("it must be tcp:HOST:PORT, with a port from 1 to 65535"), std::string::npos) << address;
+      EXPECT_NE(read_file(p.err_path).find("it must be tcp:HOST:PORT, with a port from 1 to 65535"), std::string::npos)
+          << address;
     }
   const Process lost = start_rank({"tcp:no-such-host.invalid:29500", 2}, 1, compute);
   EXPECT_EQ(wait_for(lost), 1);
@@ -432,7 +452,8 @@ TEST_F(Channel, MessagesKeepTheirOrderAndTopicsAreIndependent) {
     if (rank == 0) {
       channel.send(1, Topic::checkpoint, "first");
       channel.send(1, Topic::run, "second");
-    } else if (rank == 1 && (channel.receive(0, Topic::run) != "second" || channel.receive(0, Topic::checkpoint) != "first")) {
+    } else if (rank == 1 &&
+               (channel.receive(0, Topic::run) != "second" || channel.receive(0, Topic::checkpoint) != "first")) {
       throw UserError("mixed up");
     }
     channel.check_same_on_all_ranks("end", "");
@@ -444,9 +465,7 @@ TEST_F(Channel, ADifferenceIsTheSameErrorOnEveryRank) {
     channel.check_same_on_all_ranks("options", "a=1\nb=2\n");
     try {
       channel.check_same_on_all_ranks("options", rank < 2 ? "a=1\nb=2\nc=3\n" : format("a=1\nb=%d\nc=3\n", rank + 1));
-    } catch (const UserError& e) {
-      write_file(in(format("error_%d", rank)), e.what());
-    }
+    } catch (const UserError& e) { write_file(in(format("error_%d", rank)), e.what()); }
   });
   expect_clean_shutdown(all);
   const std::string error = read_file(in("error_0"));
@@ -479,9 +498,12 @@ TEST_F(Channel, WhenARankIsKilledAtAnyTimeAllEnd) {
     std::vector<Run> runs;
     for (int i = 0; i < 8; i++) {
       const int size = 2 + int(random() % 4);
-      const Rendezvous rendezvous = {i % 2 == 0 ? free_port_at("localhost") : "file:" + in(format("rendezvous_%d_%d", batch, i)), size, 30, 1};
+      const Rendezvous rendezvous = {i % 2 == 0 ? free_port_at("localhost")
+                                                : "file:" + in(format("rendezvous_%d_%d", batch, i)),
+                                     size, 30, 1};
       Run run = {{}, random() % size_t(size), 0};
-      for (int rank = 0; rank < size; rank++) run.all.push_back(start_rank(rendezvous, rank, compute, double(random() % 50) * 1e-3));
+      for (int rank = 0; rank < size; rank++)
+        run.all.push_back(start_rank(rendezvous, rank, compute, double(random() % 50) * 1e-3));
       run.kill_at = seconds_now() + double(random() % 160) * 1e-3;
       runs.push_back(run);
     }
@@ -501,9 +523,11 @@ TEST_F(Channel, WhenARankIsKilledAtAnyTimeAllEnd) {
           EXPECT_EQ(err, "");
           continue;
         }
-        const std::string missed = run.victim > 0 ? format("not connected within 1 s: %d;", int(run.victim)) : "has waited 1 s for rank 0";
+        const std::string missed =
+            run.victim > 0 ? format("not connected within 1 s: %d;", int(run.victim)) : "has waited 1 s for rank 0";
         const bool says_missed = err.find(missed) != std::string::npos;
-        const bool says_died = err.find(died) == 0 && err.find(" has died; the run ends, and -y resumes") != std::string::npos;
+        const bool says_died =
+            err.find(died) == 0 && err.find(" has died; the run ends, and -y resumes") != std::string::npos;
         EXPECT_TRUE(says_missed || says_died) << err;
         EXPECT_EQ(lines_in(err), 1u) << err;
         before_connecting += says_missed, after_connecting += says_died;
@@ -516,11 +540,12 @@ TEST_F(Channel, WhenARankIsKilledAtAnyTimeAllEnd) {
 
 TEST_F(Channel, ADeathIsDetectedAtOnce) {
   for (size_t victim : {0u, 2u}) {
-    const std::vector<Process> all = start_ranks({"file:" + in("rendezvous"), 3}, [this](RankChannel& channel, int rank) {
-      channel.check_same_on_all_ranks("rendezvousing", "");
-      if (rank == 1) write_file(in("is_connected"), "");
-      sleep_for(30);
-    });
+    const std::vector<Process> all =
+        start_ranks({"file:" + in("rendezvous"), 3}, [this](RankChannel& channel, int rank) {
+          channel.check_same_on_all_ranks("rendezvousing", "");
+          if (rank == 1) write_file(in("is_connected"), "");
+          sleep_for(30);
+        });
     await_file("is_connected");
     const double start = seconds_now();
     kill(all[victim].pid, SIGKILL);
@@ -533,13 +558,15 @@ TEST_F(Channel, ADeathIsDetectedAtOnce) {
 // Otherwise it would try to connect until its timeout.
 TEST_F(Channel, ARankThatConnectsAfterADeathEndsToo) {
   const Rendezvous rendezvous = {"file:" + in("rendezvous"), 3};
-  std::vector<Process> all = {start_rank(rendezvous, 0, compute), start_rank(rendezvous, 1, [this](RankChannel& channel, int rank) {
-    write_file(in("rank_1_is_connected"), "");
-    compute(channel, rank);
-  })};
+  std::vector<Process> all = {start_rank(rendezvous, 0, compute),
+                              start_rank(rendezvous, 1, [this](RankChannel& channel, int rank) {
+                                write_file(in("rank_1_is_connected"), "");
+                                compute(channel, rank);
+                              })};
   await_file("rank_1_is_connected");
   kill(all[1].pid, SIGKILL);
-  for (const double end = seconds_now() + 5; read_file(all[0].err_path).empty() && seconds_now() < end;) sleep_for(0.01);
+  for (const double end = seconds_now() + 5; read_file(all[0].err_path).empty() && seconds_now() < end;)
+    sleep_for(0.01);
   EXPECT_EQ(lines_in(read_file(all[0].err_path)), 1u) << "the death is printed at once";
   all.push_back(start_rank(rendezvous, 2, compute));
   expect_end_after_loss_of(1, all, " has died; the run ends");
@@ -547,16 +574,19 @@ TEST_F(Channel, ARankThatConnectsAfterADeathEndsToo) {
 
 TEST_F(Channel, AStoppedRankIsNamed) {
   std::vector<std::vector<Process>> runs;
-  for (size_t victim : {0u, 1u}) runs.push_back(start_ranks({"file:" + in(format("rendezvous%d", int(victim))), 3, 2}, compute));
+  for (size_t victim : {0u, 1u})
+    runs.push_back(start_ranks({"file:" + in(format("rendezvous%d", int(victim))), 3, 2}, compute));
   sleep_for(1);
   for (size_t victim : {0u, 1u}) kill(runs[victim][victim].pid, SIGSTOP);
   const double start = seconds_now();
   for (size_t victim : {0u, 1u})
-    expect_end_after_loss_of(victim, runs[victim], " has not answered for 2 s: it is stopped, or its machine is gone; the run ends");
+    expect_end_after_loss_of(victim, runs[victim],
+                             " has not answered for 2 s: it is stopped, or its machine is gone; the run ends");
   EXPECT_LT(seconds_now() - start, 6);
 }
 
-// A training thread that hangs while its process lives; and a collective that hangs on all ranks, which is no rank's fault.
+// A training thread that hangs while its process lives; and a collective that hangs on all ranks, which is no rank's
+// fault.
 TEST_F(Channel, ARankThatDoesNotReachACollectiveIsNamed) {
   const std::vector<Process> all_wait = start_ranks({"file:" + in("rendezvous"), 3, 2}, [](RankChannel& channel, int) {
     volatile uint64_t begun = 8, done = 7;
@@ -565,15 +595,18 @@ TEST_F(Channel, ARankThatDoesNotReachACollectiveIsNamed) {
   });
   std::vector<std::vector<Process>> runs;
   for (int victim : {0, 1})
-    runs.push_back(start_ranks({"file:" + in(format("rendezvous%d", victim)), 3, 2}, [victim](RankChannel& channel, int rank) {
-      Collectives().run(channel, 100, [=](uint64_t n) {
-        if (rank == victim && n == 8) sleep_for(30);
-      });
-    }));
+    runs.push_back(
+        start_ranks({"file:" + in(format("rendezvous%d", victim)), 3, 2}, [victim](RankChannel& channel, int rank) {
+          Collectives().run(channel, 100, [=](uint64_t n) {
+            if (rank == victim && n == 8) sleep_for(30);
+          });
+        }));
   for (int victim : {0, 1})
-    expect_one_error(runs[victim], {format("error: rank %d (pid %d on ", victim, int(runs[victim][victim].pid)),
-                                            " has not reached collective number 8, where ", " has waited for 2 s; the run ends"});
-  expect_one_error(all_wait, {"error: all ranks have waited 2 s in collective number 8, which does not end: look at the network"});
+    expect_one_error(runs[victim],
+                     {format("error: rank %d (pid %d on ", victim, int(runs[victim][victim].pid)),
+                      " has not reached collective number 8, where ", " has waited for 2 s; the run ends"});
+  expect_one_error(all_wait, {"error: all ranks have waited 2 s in collective number 8, which does not end: look at "
+                              "the network"});
 }
 
 TEST_F(Channel, APausedRankIsNotReported) {
@@ -632,7 +665,8 @@ TEST_F(Channel, FinalizeWaitsForTheOthersButAtMostFiveSeconds) {
     });
   };
   const double start = seconds_now();
-  const std::vector<Process> first_later = finalize_after("first_later", 6, 0), second_later = finalize_after("second_later", 0, 30);
+  const std::vector<Process> first_later = finalize_after("first_later", 6, 0),
+                             second_later = finalize_after("second_later", 0, 30);
   expect_clean_shutdown(finalize_after("together", 0.5, 0));
   EXPECT_LT(seconds_now() - start, 2);
   expect_clean_shutdown({second_later[0]});

@@ -106,7 +106,6 @@ struct Problem {
     reference::backward(config, params, cache, grads);
     return grads;
   }
-
 };
 
 struct ReferenceWiring : testing::TestWithParam<WiringCase> {};
@@ -167,8 +166,8 @@ TEST_P(ReferenceWiring, GradientsAreCentralDifferencesOfTheLoss) {
   printf("%s: worst relative error of a tensor's gradient %.1e\n", GetParam().name, worst);
 }
 
-// What is dead is written beside the case, and everything else has to matter: each head's q, k and v of each layer, moved
-// by themselves.
+// What is dead is written beside the case, and everything else has to matter: each head's q, k and v of each layer,
+// moved by themselves.
 TEST_P(ReferenceWiring, DeadHeadsHaveNoGradientAndNoEffect) {
   Problem problem(GetParam());
   const ModelConfig& config = problem.config;
@@ -219,7 +218,8 @@ TEST_P(ReferenceWiring, NoLossDependsOnLaterPositions) {
   const Result<double> result =
       reference::forward(problem.config, problem.params, problem.inputs, problem.targets, B, T, &cache);
   for (int t = 0; t < T; t++) {
-    // Where the probabilities are those of the targets, a loss has no gradient: what remains is that of the losses at t.
+    // Where the probabilities are those of the targets, a loss has no gradient: what remains is that of the losses at
+    // t.
     Cache<double> cache_t = cache;
     for (int n = 0; n < B * T; n++)
       for (int token = 0; n % T != t && token < V; token++) cache_t.probs[n * V + token] = token == problem.targets[n];
@@ -316,7 +316,8 @@ TEST(Reference, MasksAreAsDrawn) {
       EXPECT_EQ(mask_text("fixed(3,1,union)", l, head), fixed_union);
     }
   }
-  EXPECT_EQ(mask_text("window(4) strided(2)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");  // hidden by any of them
+  EXPECT_EQ(mask_text("window(4) strided(2)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");  // hidden by any of
+                                                                                                    // them
   EXPECT_EQ(mask_text("strided(2) window(4)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");
 }
 
@@ -396,7 +397,8 @@ TEST(Reference, ClippingAddsPyTorchsEpsilonToTheNorm) {
 // ----------------------------------------------------------------------------
 // Muon, of matrices whose singular values and vectors are known
 
-// The five polynomials act on the singular values alone; by hand, for values s on the diagonal of a matrix with rotated rows.
+// The five polynomials act on the singular values alone; by hand, for values s on the diagonal of a matrix with rotated
+// rows.
 // BUG llmc/model/reference.h: `Real(2.0315) * fifth[i]` -> `Real(2.0315) * cubed[i]`
 TEST(Reference, MuonBringsSingularValuesNearOne) {
   const double c = std::cos(0.7), s = std::sin(0.7), values[] = {3, 0.2}, norm = std::hypot(3, 0.2);
@@ -411,14 +413,17 @@ TEST(Reference, MuonBringsSingularValuesNearOne) {
   std::vector<double> w = {1, 2, 3, 4, 5, 6}, m(6, 0.0);
   reference::muon(w, m, g, 2, 3, {0.01, 0.9, 0.5});
   for (int i = 0; i < 6; i++) {
-    EXPECT_NEAR(w[i], (i + 1) * (1 - 0.005) - 0.01 * 0.2 * std::sqrt(3.0) * o[i], 1e-12) << i;  // u is g times a number: 0.9 * 0.1 + 0.1
+    EXPECT_NEAR(w[i], (i + 1) * (1 - 0.005) - 0.01 * 0.2 * std::sqrt(3.0) * o[i], 1e-12) << i;  // u is g times a
+                                                                                                // number: 0.9 * 0.1 +
+                                                                                                // 0.1
     EXPECT_NEAR(m[i], 0.1 * g[i], 1e-15) << i;
   }
   std::vector<double> transposed_w = {1, 4, 2, 5, 3, 6}, transposed_m(6, 0.0);
   const std::vector<double> transposed_g = {g[0], g[3], g[1], g[4], g[2], g[5]};
   reference::muon(transposed_w, transposed_m, transposed_g, 3, 2, {0.01, 0.9, 0.5});
   for (int i = 0; i < 6; i++) EXPECT_NEAR(transposed_w[i % 3 * 2 + i / 3], w[i], 1e-12) << i;
-  // Momentum: the second step's u is momentum m + (1 - momentum) g of the new m, here 0.9 (0.09 - 0.1) + 0.1 (-1) = -0.109 times g.
+  // Momentum: the second step's u is momentum m + (1 - momentum) g of the new m, here 0.9 (0.09 - 0.1) + 0.1 (-1) =
+  // -0.109 times g.
   std::vector<double> opposite(6), second = w;
   for (int i = 0; i < 6; i++) opposite[i] = -g[i];
   reference::muon(second, m, opposite, 2, 3, {0.01, 0.9, 0});
@@ -510,17 +515,16 @@ TEST_P(ReferenceGolden, InDoubleItComputesWhatTheIndependentImplementationDid) {
     EXPECT_LE(error, float_rounding) << name;
     grad_error = std::max(grad_error, error);
   }
-  printf("%s: off by %.1e in a loss, %.1e in a norm, %.1e in a gradient\n", GetParam().c_str(), loss_error,
-         norm_error, grad_error);
+  printf("%s: off by %.1e in a loss, %.1e in a norm, %.1e in a gradient\n", GetParam().c_str(), loss_error, norm_error,
+         grad_error);
 }
 
 TEST_P(ReferenceGolden, InFloatItsLossesAreThoseOfDouble) {
   const GoldenCase golden = read_golden_case(GetParam());
   const GoldenRun<float> run = run_golden<float>(golden);
-  // The untrained w_topk has two scores 2.6e-8 apart, of which rounding takes the other: the loss of its eighth micro-batch moves by 3.4e-5.
-  if (GetParam() != "w_topk") {
-    EXPECT_NEAR(run.val_loss, golden.val_loss, 2e-6);
-  }
+  // The untrained w_topk has two scores 2.6e-8 apart, of which rounding takes the other: the loss of its eighth
+  // micro-batch moves by 3.4e-5.
+  if (GetParam() != "w_topk") { EXPECT_NEAR(run.val_loss, golden.val_loss, 2e-6); }
   for (size_t i = 0; i < golden.losses.size(); i++)
     EXPECT_NEAR(run.losses[i], golden.losses[i], 2e-6) << "step " << i + 1;
 }

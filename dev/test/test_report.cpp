@@ -1,27 +1,28 @@
-// Reports: what is read of a run's log, the statistics over seeds, the pages, and how a browser shows them. Runs from the repository's root,
-// where the trainer and `report` are.
-#include <gtest/gtest.h>                 // TEST, TEST_F
-#include <signal.h>                      // kill
-#include <sys/wait.h>                    // waitpid
-#include <unistd.h>                      // fork, usleep
-#include <algorithm>                     // std::count
-#include <cmath>                         // NAN
-#include <cstring>                       // memcpy
-#include <limits>                        // std::numeric_limits
-#include "browser.h"                     // BrowserTest, CommandLine
-#include "helpers.h"                     // EXPECT_ERROR
-#include "llmc/model/wiring_picture.h"   // wiring_picture
-#include "llmc/run/report.h"             // report_page, comparison_page, write_page, read_run
-#include "llmc/run/statistics.h"         // estimate, t_of_95_percent, two_sided_p
-#include "llmc/run/thin.h"               // thin
-#include "llmc/utils/crc32c.h"           // crc32c_by_table
+// Reports: what is read of a run's log, the statistics over seeds, the pages, and how a browser shows them. Runs from
+// the repository's root, where the trainer and `report` are.
+#include <gtest/gtest.h>                // TEST, TEST_F
+#include <signal.h>                     // kill
+#include <sys/wait.h>                   // waitpid
+#include <unistd.h>                     // fork, usleep
+#include <algorithm>                    // std::count
+#include <cmath>                        // NAN
+#include <cstring>                      // memcpy
+#include <limits>                       // std::numeric_limits
+#include "browser.h"                    // BrowserTest, CommandLine
+#include "helpers.h"                    // EXPECT_ERROR
+#include "llmc/model/wiring_picture.h"  // wiring_picture
+#include "llmc/run/report.h"            // report_page, comparison_page, write_page, read_run
+#include "llmc/run/statistics.h"        // estimate, t_of_95_percent, two_sided_p
+#include "llmc/run/thin.h"              // thin
+#include "llmc/utils/crc32c.h"          // crc32c_by_table
 
 // ----------------------------------------------------------------------------
 // Statistics
 
 // Percentiles of Student's t, as in every table.
 TEST(Statistics, HaveThePercentilesOfStudentsTables) {
-  const std::pair<double, double> table[] = {{1, 12.7062}, {2, 4.30265}, {4, 2.77645}, {9, 2.26216}, {30, 2.04227}, {1000, 1.96234}};
+  const std::pair<double, double> table[] = {{1, 12.7062}, {2, 4.30265},  {4, 2.77645},
+                                             {9, 2.26216}, {30, 2.04227}, {1000, 1.96234}};
   for (const auto& [freedom, t] : table) {
     EXPECT_NEAR(t_of_95_percent(freedom), t, 1e-5 * t) << freedom;
     EXPECT_NEAR(two_sided_p(t, freedom), 0.05, 1e-6) << freedom;
@@ -30,8 +31,8 @@ TEST(Statistics, HaveThePercentilesOfStudentsTables) {
   EXPECT_NEAR(two_sided_p(-4.0621277, 9), 0.002832890, 1e-8);
 }
 
-// Student's own example (1908), the hours of sleep that two drugs give ten patients: t = -4.0621, p = 0.002833, 95 % interval -2.4599 to
-// -0.7001.
+// Student's own example (1908), the hours of sleep that two drugs give ten patients: t = -4.0621, p = 0.002833, 95 %
+// interval -2.4599 to -0.7001.
 TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
   const Estimate e = estimate({-1.2, -2.4, -1.3, -1.3, 0.0, -1.0, -1.8, -0.8, -4.6, -1.4});
   EXPECT_NEAR(e.mean, -1.58, 1e-12);
@@ -43,9 +44,11 @@ TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
   EXPECT_TRUE(std::isnan(estimate({}).mean));
 }
 
-// Sample sizes of paired t-tests at a power of 0.8, as programs for them and tables have, for effects of 0.5, 0.8, 1 and 2 deviations.
+// Sample sizes of paired t-tests at a power of 0.8, as programs for them and tables have, for effects of 0.5, 0.8, 1
+// and 2 deviations.
 TEST(Statistics, PairsNeededAreThoseOfPowerTables) {
-  for (const auto& [effect, pairs] : {std::pair(0.5, 34), {0.8, 15}, {1.0, 10}, {2.0, 5}}) EXPECT_EQ(pairs_needed(effect * 0.03, 0.03), pairs) << effect;
+  for (const auto& [effect, pairs] : {std::pair(0.5, 34), {0.8, 15}, {1.0, 10}, {2.0, 5}})
+    EXPECT_EQ(pairs_needed(effect * 0.03, 0.03), pairs) << effect;
   EXPECT_EQ(pairs_needed(-0.03, 0.03), 10) << "the sign does not matter";
   EXPECT_EQ(pairs_needed(1e-6, 1), 0);
   EXPECT_EQ(pairs_needed(0, 1), 0);
@@ -87,17 +90,24 @@ struct LogOf {
   int kv_bytes = 512;
 
   std::string head() const {
-    return format(R"({"run":{"model":"d12","num_layers":4,"num_heads":4,"channels":32,"wiring":"%s","num_parameters":10000,"micro_batch":2,)"
-                  R"("seq_len":8,"grad_accum_steps":1,"ranks":1,"steps":%lld,"learning_rate":0.001,"seed":%lld,"flops_per_token":1000,)"
-                  R"("kv_bytes_per_token":%d,"precision":"fp32","device":"CPU","memory":{"weights":4000,"activations":12000},)"
-                  R"("process":{"host":"node1","cpu":"A CPU","processors":2,"ranks":1,"gemm_peak":1000000}}})" "\n",
-                  wiring.c_str(), (long long)planned, (long long)seed, kv_bytes);
+    return format(
+        R"({"run":{"model":"d12","num_layers":4,"num_heads":4,"channels":32,"wiring":"%s","num_parameters":10000,)"
+        R"("micro_batch":2,)"
+        R"("seq_len":8,"grad_accum_steps":1,"ranks":1,"steps":%lld,"learning_rate":0.001,"seed":%lld,)"
+        R"("flops_per_token":1000,)"
+        R"("kv_bytes_per_token":%d,"precision":"fp32","device":"CPU","memory":{"weights":4000,"activations":12000},)"
+        R"("process":{"host":"node1","cpu":"A CPU","processors":2,"ranks":1,"gemm_peak":1000000}}})"
+        "\n",
+        wiring.c_str(), (long long)planned, (long long)seed, kv_bytes);
   }
   static std::string step(int64_t n, const std::string& loss, const std::string& norm = "1.5") {
-    return format(R"({"step":%lld,"loss":%s,"grad_norm":%s,"lr":0.001,"ms":20,"data_ms":0,"tokens_per_second":800})" "\n", (long long)n,
-                  loss.c_str(), norm.c_str());
+    return format(R"({"step":%lld,"loss":%s,"grad_norm":%s,"lr":0.001,"ms":20,"data_ms":0,"tokens_per_second":800})"
+                  "\n",
+                  (long long)n, loss.c_str(), norm.c_str());
   }
-  static std::string val(int64_t n, const std::string& loss) { return format("{\"step\":%lld,\"val_loss\":%s}\n", (long long)n, loss.c_str()); }
+  static std::string val(int64_t n, const std::string& loss) {
+    return format("{\"step\":%lld,\"val_loss\":%s}\n", (long long)n, loss.c_str());
+  }
   static std::string steps(int64_t from, int64_t to, double loss = 3) {
     std::string text;
     for (int64_t n = from; n <= to; n++) text += step(n, std::to_string(loss - 0.01 * double(n)));
@@ -159,8 +169,9 @@ TEST_F(Report, ATornLastLineIsLeftOutAndSaid) {
 
 // A run that was killed after step 8 and resumed after step 5.
 TEST_F(Report, OfStepsTrainedTwiceTheLaterCount) {
-  const RunHistory run = read(LogOf().head() + LogOf::steps(1, 6) + LogOf::val(6, "7.5") + LogOf::steps(7, 8) +
-                              "{\"step\":5,\"process\":{\"host\":\"node2\",\"ranks\":1,\"gemm_peak\":2000000}}\n" + LogOf::steps(6, 7, 9));
+  const RunHistory run =
+      read(LogOf().head() + LogOf::steps(1, 6) + LogOf::val(6, "7.5") + LogOf::steps(7, 8) +
+           "{\"step\":5,\"process\":{\"host\":\"node2\",\"ranks\":1,\"gemm_peak\":2000000}}\n" + LogOf::steps(6, 7, 9));
   ASSERT_EQ(run.steps.size(), 7u);
   EXPECT_NEAR(run.steps[4].loss, 2.95, 1e-9);
   EXPECT_NEAR(run.steps[5].loss, 8.94, 1e-9);
@@ -175,11 +186,12 @@ TEST_F(Report, OfStepsTrainedTwiceTheLaterCount) {
 }
 
 TEST_F(Report, LossesThatAreNotFiniteAreGapsAndSaid) {
-  const RunHistory run = read(LogOf().head() + LogOf::steps(1, 3) + LogOf::step(4, "null", "null") + LogOf::step(5, "2.9", "null") +
-                              LogOf::steps(6, 10) + LogOf::val(10, "null"));
+  const RunHistory run = read(LogOf().head() + LogOf::steps(1, 3) + LogOf::step(4, "null", "null") +
+                              LogOf::step(5, "2.9", "null") + LogOf::steps(6, 10) + LogOf::val(10, "null"));
   EXPECT_EQ(run.steps_not_finite(), (std::vector<int64_t>{4, 5}));
   const std::string page = report_page(run);
-  EXPECT_TRUE(has(page, "2 of 10 steps had a loss or a norm that was not finite and were skipped; curves have gaps there: 4, 5."));
+  EXPECT_TRUE(has(page, "2 of 10 steps had a loss or a norm that was not finite and were skipped; curves have gaps "
+                        "there: 4, 5."));
   EXPECT_TRUE(has(page, "the validation loss after step 10 is not finite"));
   const json loss = charts(page).at(0).at("series").at(0), norm = charts(page).at(1).at("series").at(0);
   for (int step = 1; step <= 10; step++) {
@@ -193,7 +205,8 @@ TEST_F(Report, LossesThatAreNotFiniteAreGapsAndSaid) {
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string evil = "</script><script>alert(1)</script><b title=\"x\" & 'y'>";
   const std::string sample = json(evil + " \u00fc\u4e2d\U0001F600").dump();
-  const std::string log = LogOf().head() + LogOf::steps(1, 10) + LogOf::val(10, "2.5") + "{\"step\":10,\"sample\":" + sample + "}\n";
+  const std::string log =
+      LogOf().head() + LogOf::steps(1, 10) + LogOf::val(10, "2.5") + "{\"step\":10,\"sample\":" + sample + "}\n";
   const std::string folder = write_run("<b>run&amp", log);
   write_file(folder + "/config.toml", "prompt = \"" + evil + "\xff\"\n");
   const RunHistory run = read_run(folder);
@@ -204,7 +217,8 @@ TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
     EXPECT_TRUE(has(text, "&lt;b&gt;run&amp;amp"));
   }
   EXPECT_EQ(count(page, "alert(1)"), 2u);
-  EXPECT_EQ(count(page, "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;&lt;b title=&quot;x&quot; &amp; 'y'&gt;"), 2u);
+  EXPECT_EQ(count(page, "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;&lt;b title=&quot;x&quot; &amp; 'y'&gt;"),
+            2u);
   EXPECT_TRUE(has(page, "\u00fc\u4e2d\U0001F600"));
   EXPECT_FALSE(has(page, "\xff"));
   EXPECT_EQ(charts(two).at(0).at("series").at(0).at("name"), "<b>run&amp");
@@ -216,7 +230,8 @@ TEST_F(Report, Of18000StepsIsSmallAndLosesNoSpike) {
   of.planned = 18000;
   std::string log = of.head();
   for (int64_t n = 1; n <= 18000; n++) {
-    log += n == 9001 ? LogOf::step(n, "77.5", "88.5") : LogOf::step(n, std::to_string(3 + 8 / double(n) + 1e-3 * double(n % 7)), "1.2345678");
+    log += n == 9001 ? LogOf::step(n, "77.5", "88.5")
+                     : LogOf::step(n, std::to_string(3 + 8 / double(n) + 1e-3 * double(n % 7)), "1.2345678");
     if (n % 250 == 0) log += LogOf::val(n, std::to_string(3 + 8 / double(n)));
   }
   const RunHistory run = read(log);
@@ -235,29 +250,38 @@ TEST_F(Report, Of18000StepsIsSmallAndLosesNoSpike) {
 // Comparisons
 
 // Three seeds of two wirings. The paired differences are -0.1, -0.2 and -0.3, whose mean is -0.2 with an interval of
-// 4.30265 * 0.1 / sqrt(3) = 0.24842, t = -3.4641 and p = 0.0742; the means of the kinds are 2.5 and 2.3, each +- 4.30265 * s / sqrt(3).
+// 4.30265 * 0.1 / sqrt(3) = 0.24842, t = -3.4641 and p = 0.0742; the means of the kinds are 2.5 and 2.3, each
+// +- 4.30265 * s / sqrt(3).
 TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
   std::vector<RunHistory> runs;
   auto add = [&](const std::string& wiring, int64_t seed, const char* loss, int64_t steps = 10) {
     LogOf of;
     of.wiring = wiring, of.seed = seed, of.kv_bytes = wiring == "plain" ? 512 : 256;
-    runs.push_back(read_run(write_run(wiring + std::to_string(seed), of.head() + LogOf::steps(1, steps) + LogOf::val(steps, loss))));
+    runs.push_back(read_run(
+        write_run(wiring + std::to_string(seed), of.head() + LogOf::steps(1, steps) + LogOf::val(steps, loss))));
   };
   add("plain", 1, "2.4"), add("plain", 2, "2.5"), add("plain", 3, "2.6");
   add("sla(3,3)", 3, "2.3"), add("sla(3,3)", 1, "2.3"), add("sla(3,3)", 2, "2.3");
   add("sla(3,3)", 4, "1.1", 5);
   const std::string page = comparison_page(runs);
-  EXPECT_TRUE(has(page, "<tr><td>plain</td><td>3</td><td>2.50000 &#177; 0.24841</td><td></td>")) << page.substr(page.find("Over seeds"), 1200);
-  EXPECT_TRUE(has(page, "<tr><td>sla(3,3)</td><td>3</td><td>2.30000 &#177; 0.00000</td><td>-0.20000 &#177; 0.24841</td><td>3</td><td>0.0742</td>"
-                        "<td>1.00</td><td>50.0 %</td><td>no difference is shown: 0 lies in the interval; if it is as large as it looks, it takes 5 "
-                        "seeds</td>")) << page.substr(page.find("Over seeds"), 1200);
-  EXPECT_TRUE(has(page, "a standard deviation of 0.1000 nats (of all rows together). To find a true difference with p &lt; 0.05 in four of five "
-                        "experiments takes 787 pairs for 0.01 nats, 34 pairs for 0.05, 7 pairs for 0.133, the largest")) << page.substr(page.find("From seed"), 400);
+  EXPECT_TRUE(has(page, "<tr><td>plain</td><td>3</td><td>2.50000 &#177; 0.24841</td><td></td>"))
+      << page.substr(page.find("Over seeds"), 1200);
+  EXPECT_TRUE(has(page, "<tr><td>sla(3,3)</td><td>3</td><td>2.30000 &#177; 0.00000</td><td>-0.20000 &#177; "
+                        "0.24841</td><td>3</td><td>0.0742</td>"
+                        "<td>1.00</td><td>50.0 %</td><td>no difference is shown: 0 lies in the interval; if it is as "
+                        "large as it looks, it takes 5 "
+                        "seeds</td>"))
+      << page.substr(page.find("Over seeds"), 1200);
+  EXPECT_TRUE(has(page, "a standard deviation of 0.1000 nats (of all rows together). To find a true difference with p "
+                        "&lt; 0.05 in four of five "
+                        "experiments takes 787 pairs for 0.01 nats, 34 pairs for 0.05, 7 pairs for 0.133, the largest"))
+      << page.substr(page.find("From seed"), 400);
   EXPECT_TRUE(has(page, "<td>2.30000</td><td>-0.10000</td>")) << "sla(3,3) with seed 3, less the first run, of seed 1";
   EXPECT_TRUE(has(page, "<td>5 of 10</td>"));
   EXPECT_TRUE(has(page, "not finished: 5 of 10 steps"));
   runs.erase(runs.begin() + 1, runs.begin() + 3);
-  EXPECT_TRUE(has(comparison_page(runs), "<td>-0.10000</td><td>1</td><td>-</td><td>1.00</td><td>50.0 %</td><td>one pair shows nothing about other seeds</td>"));
+  EXPECT_TRUE(has(comparison_page(runs), "<td>-0.10000</td><td>1</td><td>-</td><td>1.00</td><td>50.0 %</td><td>one "
+                                         "pair shows nothing about other seeds</td>"));
   EXPECT_FALSE(has(comparison_page({runs[0], runs[1]}), "Over seeds"));
 }
 
@@ -268,7 +292,8 @@ TEST_F(Report, LossesByPositionAreMeansOverSeedsAndDifferencesOfPairs) {
     for (int64_t seed : {1, 2, 3}) {
       LogOf of;
       of.wiring = wiring, of.seed = seed;
-      folders.push_back(write_run(wiring + std::to_string(seed), of.head() + LogOf::steps(1, 10) + LogOf::val(10, "2.5")));
+      folders.push_back(
+          write_run(wiring + std::to_string(seed), of.head() + LogOf::steps(1, 10) + LogOf::val(10, "2.5")));
       // Positions 2 and 3 are one range; position 4 is there for plain alone.
       PositionLosses positions(folders.size() <= 3 ? 4 : 3);
       const double loss = double(seed) * (folders.size() <= 3 ? 1 : 1.5);
@@ -292,8 +317,13 @@ TEST_F(Report, LossesByPositionAreMeansOverSeedsAndDifferencesOfPairs) {
   EXPECT_EQ(at(all[4], 0, "y"), json({3.0, 1.25})) << "halves of plain's, of seeds 1 and 2";
   EXPECT_EQ(charts(comparison_page({runs[0], runs[5]})).size(), 4u) << "no differences where one has not been measured";
   const std::string path = folders[5] + "/positions.csv", head = "position,tokens,loss\n";
-  for (const auto& [csv, line] : {std::pair(head + "1,2,3.5\n2,", 3), {head + "2,1,3\n2,1,3\n", 3}, {head + "0,1,3\n", 2}, {head + "1,0,3\n", 2},
-                                  {head + "1,1,3 4\n", 2}, {std::string("1,1,3\n"), 1}, {head + "99999999,1,3\n", 2}}) {
+  for (const auto& [csv, line] : {std::pair(head + "1,2,3.5\n2,", 3),
+                                  {head + "2,1,3\n2,1,3\n", 3},
+                                  {head + "0,1,3\n", 2},
+                                  {head + "1,0,3\n", 2},
+                                  {head + "1,1,3 4\n", 2},
+                                  {std::string("1,1,3\n"), 1},
+                                  {head + "99999999,1,3\n", 2}}) {
     write_file(path, csv);
     EXPECT_ERROR(read_run(folders[5]), format("positions.csv:%d: is not a line of losses by position", line).c_str());
   }
@@ -305,12 +335,14 @@ TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
   second.seed = 2;
   const std::string rest = LogOf::steps(1, 10) + LogOf::val(10, "2.5"), a = write_run("a", LogOf().head() + rest),
                     b = write_run("b", second.head() + rest);
-  write_file(in("outline"), "# First <table>\n\nWhat it is.\nrun " + a + "\nrun " + b + "\n# Second\nrun " + in("none") + "\n# Third\nrun " + b + "\n");
+  write_file(in("outline"), "# First <table>\n\nWhat it is.\nrun " + a + "\nrun " + b + "\n# Second\nrun " +
+                                in("none") + "\n# Third\nrun " + b + "\n");
   const Outcome o = run("./report --outline " + in("outline") + " -o " + in("paper.html"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   const std::string page = read_file(in("paper.html"));
   EXPECT_TRUE(has(page, "<h2>First &lt;table&gt;</h2>\n<p>What it is.</p>\n<p>Means"));
-  EXPECT_TRUE(has(page, "<h2>Second</h2>\n<p class=\"warn\">None of these runs has begun.</p>\n<h2>Third</h2>\n<div class=\"wide\"><table class=\"runs\">"));
+  EXPECT_TRUE(has(page, "<h2>Second</h2>\n<p class=\"warn\">None of these runs has begun.</p>\n<h2>Third</h2>\n<div "
+                        "class=\"wide\"><table class=\"runs\">"));
   std::vector<std::string> places;
   for (const json& chart : charts(page)) places.push_back(chart.at("place"));
   EXPECT_EQ(places, (std::vector<std::string>{"charts-0", "charts-0", "charts-0", "charts-2", "charts-2", "charts-2"}));
@@ -325,9 +357,11 @@ TEST_F(Report, RunsThatDifferByMoreThanTheirSeedAreNotAveraged) {
   const std::string rest = LogOf::steps(1, 10) + LogOf::val(10, "2.5");
   LogOf second;
   second.seed = 2;
-  const std::string page = comparison_page({read_run(write_run("a", LogOf().head() + rest)), read_run(write_run("b", second.head() + rest)),
-                                            read_run(write_run("c", other + rest))});
-  EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.001</td><td>2</td>")) << page.substr(page.find("Over seeds"), 1200);
+  const std::string page =
+      comparison_page({read_run(write_run("a", LogOf().head() + rest)), read_run(write_run("b", second.head() + rest)),
+                       read_run(write_run("c", other + rest))});
+  EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.001</td><td>2</td>"))
+      << page.substr(page.find("Over seeds"), 1200);
   EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.002</td><td>1</td>"));
 }
 
@@ -361,24 +395,31 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
     }
     return texts;
   };
-  for (const Case& c : {Case{"plain", {"that its own layer projects"}}, {"sla(2,1)", {"layers above use it too", "projects none"}},
-                        {"also(2,1)", {"in one softmax"}}, {"gqa(1) window(8)", {"1 K/V heads a layer", "does not see all", "keys: last 8"}},
-                        {"reuse(2)", {"attention map of the layer named"}}, {"topk(3)", {"the 3 with the highest scores"}},
-                        {"blend(0.25)", {"mixed with 0.25 of the one below"}}, {"gate", {"a share that is learned"}}}) {
+  for (const Case& c : {Case{"plain", {"that its own layer projects"}},
+                        {"sla(2,1)", {"layers above use it too", "projects none"}},
+                        {"also(2,1)", {"in one softmax"}},
+                        {"gqa(1) window(8)", {"1 K/V heads a layer", "does not see all", "keys: last 8"}},
+                        {"reuse(2)", {"attention map of the layer named"}},
+                        {"topk(3)", {"the 3 with the highest scores"}},
+                        {"blend(0.25)", {"mixed with 0.25 of the one below"}},
+                        {"gate", {"a share that is learned"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");
-    for (const char* words : c.words) EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;
+    for (const char* words : c.words)
+      EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;
   }
   EXPECT_EQ(cells(wiring_picture(parse_wiring("sla(2,1)"), 3, 2, "w")), "2 0 1 1 0 0 ");
   EXPECT_EQ(cells(wiring_picture(parse_wiring("also(1,1)"), 3, 2, "w")), "2 1+2 1 0+1 0 0 ");
   EXPECT_EQ(cells(wiring_picture(parse_wiring("reuse(2)"), 3, 2, "w")), "2 2 0 0 0 0 ");
-  EXPECT_EQ(wiring_picture(parse_wiring("plain"), 3, 2, "w").find("projects none"), std::string::npos) << "only what occurs";
+  EXPECT_EQ(wiring_picture(parse_wiring("plain"), 3, 2, "w").find("projects none"), std::string::npos) << "only what "
+                                                                                                          "occurs";
 }
 
 // ----------------------------------------------------------------------------
 // Writing
 
 // A process that rewrites a page all the time, with one text and another, is killed at random moments.
-// BUG llmc/run/report.cpp: `write_file_durably(path + ".tmp", page);` -> `write_file_durably(path, page); write_file_durably(path + ".tmp", page);`
+// BUG llmc/run/report.cpp: `write_file_durably(path + ".tmp", page);` -> `write_file_durably(path, page);
+// write_file_durably(path + ".tmp", page);`
 TEST_F(Report, KilledWhileItIsWrittenIsTheOldOneOrTheNew) {
   const std::string path = in("report.html"), a(300000, 'a'), b(500000, 'b');
   write_page(path, a);
@@ -405,7 +446,8 @@ TEST_F(Report, KilledWhileItIsWrittenIsTheOldOneOrTheNew) {
 class TrainedReport : public BrowserTest {
  protected:
   const std::string options = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") +
-                              " --layers 4 --heads 4 --channels 32 --vocab-size 257 --max-seq-len 32 -t 32 -b 2 -l 1e-3 -v 10 -m 2 -s 20 -g 24 ";
+                              " --layers 4 --heads 4 --channels 32 --vocab-size 257 --max-seq-len 32 -t 32 -b 2 -l "
+                              "1e-3 -v 10 -m 2 -s 20 -g 24 ";
 
   void SetUp() override {
     BrowserTest::SetUp();
@@ -425,9 +467,11 @@ TEST_F(TrainedReport, IsDrawnByABrowserWithoutAnError) {
   const OpenedPage page = open(in("sla/report.html"));
   EXPECT_EQ(page.console, "");
   EXPECT_EQ(attribute(page, "data-charts"), "5");
-  EXPECT_EQ(attribute(page, "data-series"), "10") << "three losses, the learning rate, and norm, speed and share with their means";
-  for (const char* part : {"<h2>Wiring</h2>", "sla(3,3)", "<h2>Memory</h2>", "activations", "after step 240", "<h2>Machine</h2>", "GFLOP/s a rank",
-                           "seed = 5", "Permission is hereby granted", "240 of 240"})
+  EXPECT_EQ(attribute(page, "data-series"), "10") << "three losses, the learning rate, and norm, speed and share with "
+                                                     "their means";
+  for (const char* part :
+       {"<h2>Wiring</h2>", "sla(3,3)", "<h2>Memory</h2>", "activations", "after step 240", "<h2>Machine</h2>",
+        "GFLOP/s a rank", "seed = 5", "Permission is hereby granted", "240 of 240"})
     EXPECT_NE(page.dom.find(part), std::string::npos) << part;
   // The page, and the curves of the gradient's norm and of the learning rate, in the colours of report.css.
   const std::vector<int> light = pixels(in("sla/report.html"), false, {"#ffffff", "#8250df", "#1a7f37"});
@@ -443,13 +487,16 @@ TEST_F(TrainedReport, OfSeveralRunsIsDrawnWithAllSeries) {
   ASSERT_NO_FATAL_FAILURE(train("plain", "--wiring plain -x 20"));
   train("short", "--wiring 'gqa(2)' -x 10 --seed 2");
   train("long", "--wiring 'gqa(2)' -x 40 -y");
-  for (const char* measured : {"plain", "long"}) write_file(in(measured) + std::string("/positions.csv"), "position,tokens,loss\n1,2,5\n2,2,4.5\n32,1,4\n");
-  const Outcome o = run("./report " + in("plain") + " " + in("short") + " " + in("long") + "/ -o " + in("compare.html"));
+  for (const char* measured : {"plain", "long"})
+    write_file(in(measured) + std::string("/positions.csv"), "position,tokens,loss\n1,2,5\n2,2,4.5\n32,1,4\n");
+  const Outcome o =
+      run("./report " + in("plain") + " " + in("short") + " " + in("long") + "/ -o " + in("compare.html"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   const OpenedPage page = open(in("compare.html"));
   EXPECT_EQ(page.console, "");
   EXPECT_EQ(attribute(page, "data-charts"), "5");
-  EXPECT_EQ(attribute(page, "data-series"), "12") << "three runs in each of two charts, three kinds in the third, two of them by position, and a difference";
+  EXPECT_EQ(attribute(page, "data-series"), "12") << "three runs in each of two charts, three kinds in the third, two "
+                                                     "of them by position, and a difference";
   EXPECT_NE(page.dom.find("different lengths"), std::string::npos);
   write_file(in("outline"), "# One\nrun " + in("plain") + "\nrun " + in("long") + "\n# Two\nrun " + in("short") + "\n");
   ASSERT_EQ(run("./report --outline " + in("outline") + " -o " + in("sections.html")).exit_status, 0);
@@ -462,12 +509,13 @@ TEST_F(TrainedReport, OfSeveralRunsIsDrawnWithAllSeries) {
 TEST_F(Report, IsWrittenAtEachValidationAndAtTheEnd) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") +
-                              " --layers 2 --heads 2 --channels 16 --vocab-size 257 --max-seq-len 16 -t 16 -b 1 -m 1 -k constant ";
+                              " --layers 2 --heads 2 --channels 16 --vocab-size 257 --max-seq-len 16 -t 16 -b 1 -m 1 "
+                              "-k constant ";
   const std::string page = in("out/report.html");
-  const Outcome o = run(command + "-x 1000000 -v 20 -o " + in("out") + " & run=$!\n" +
-                        "until [ -e " + page + " ]; do kill -0 $run || exit 9; sleep 0.01; done; cp " + page + " " + in("first.html") + "\n" +
-                        "until grep -q '[2-9][0-9] of 1000000' " + page + "; do kill -0 $run || exit 9; sleep 0.01; done\n" +
-                        "kill -TERM $run; wait $run");
+  const Outcome o = run(command + "-x 1000000 -v 20 -o " + in("out") + " & run=$!\n" + "until [ -e " + page +
+                        " ]; do kill -0 $run || exit 9; sleep 0.01; done; cp " + page + " " + in("first.html") + "\n" +
+                        "until grep -q '[2-9][0-9] of 1000000' " + page +
+                        "; do kill -0 $run || exit 9; sleep 0.01; done\n" + "kill -TERM $run; wait $run");
   EXPECT_EQ(o.exit_status, 128 + SIGTERM) << o.err;
   EXPECT_TRUE(has(read_file(in("first.html")), "of 1000000</b>"));
   const int64_t last = steps_of(read_log(in("out"))).back().at("step");
@@ -478,8 +526,10 @@ TEST_F(Report, IsWrittenAtEachValidationAndAtTheEnd) {
   fs::create_directories(in("taken/report.html.tmp"));
   const Outcome taken = run(command + "-x 5 -v 0 -o " + in("taken"));
   EXPECT_EQ(taken.exit_status, 0) << taken.err;
-  EXPECT_EQ(taken.err, "warning: " + in("taken") + "/report.html.tmp: cannot be written: Is a directory; training is not affected\n");
-  EXPECT_EQ(names_in(in("taken")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html.tmp", "step_00000005"}));
+  EXPECT_EQ(taken.err, "warning: " + in("taken") +
+                           "/report.html.tmp: cannot be written: Is a directory; training is not affected\n");
+  EXPECT_EQ(names_in(in("taken")),
+            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html.tmp", "step_00000005"}));
 }
 
 // ----------------------------------------------------------------------------
@@ -563,8 +613,10 @@ std::vector<std::string> read(const std::string& path) {
 // BUG llmc/run/event_file.cpp: `(crc >> 15 | crc << 17) + 0xa282ead8u` -> `crc`
 TEST_F(Report, EventFilesHaveWhatTheLogHas) {
   write_file(in("tokens.bin"), shard_bytes(20000));
-  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + " --layers 2 --heads 2 --channels 16 --vocab-size 257 "
-                              "--max-seq-len 16 -t 16 -b 1 -m 1 -v 100 -k constant --tensorboard -y -o " + in("out");
+  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") +
+                              " --layers 2 --heads 2 --channels 16 --vocab-size 257 "
+                              "--max-seq-len 16 -t 16 -b 1 -m 1 -v 100 -k constant --tensorboard -y -o " +
+                              in("out");
   const auto event_files = [&] {
     std::vector<std::string> paths;
     for (const std::string& name : names_in(in("out")))
@@ -577,7 +629,9 @@ TEST_F(Report, EventFilesHaveWhatTheLogHas) {
   std::vector<std::string> expected = {"version brain.Event:2", "start 1"};
   for (const json& line : read_log(in("out"))) {
     const auto add = [&](const char* tag, const char* key) {
-      if (line.contains(key)) expected.push_back(std::to_string(line.at("step").get<int>()) + " " + tag + " " + json(line.at(key).get<float>()).dump());
+      if (line.contains(key))
+        expected.push_back(std::to_string(line.at("step").get<int>()) + " " + tag + " " +
+                           json(line.at(key).get<float>()).dump());
     };
     add("train/loss", "loss"), add("train/grad_norm", "grad_norm"), add("train/learning_rate", "lr");
     add("train/tokens_per_second", "tokens_per_second"), add("val/loss", "val_loss");

@@ -13,7 +13,7 @@
 #include <functional>          // std::function
 #include <limits>              // std::numeric_limits
 #include <thread>              // std::thread
-#include "files.h"  // FolderTest, read_file, write_file
+#include "files.h"             // FolderTest, read_file, write_file
 #include "dev/test/helpers.h"  // error_of
 #include "llmc/utils/error.h"  // UserError, format
 #include "llmc/io/safetensors.h"
@@ -135,8 +135,7 @@ TEST_F(Safetensors, TheHeaderIsPaddedWithSpacesToEightBytes) {
     EXPECT_EQ(bytes.size(), 8 + length + 8);
     const std::string header = bytes.substr(8, length);
     EXPECT_EQ(header.substr(0, header.find_last_not_of(' ') + 1),
-              R"({"__metadata__":{"format":"pt"},")" + name +
-                  R"(":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})");
+              R"({"__metadata__":{"format":"pt"},")" + name + R"(":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})");
   }
 }
 
@@ -151,7 +150,8 @@ TEST_F(Safetensors, SeveralWritersInAnyOrderMakeTheSameFile) {
   const std::string expected = get();
 
   SafetensorsWriter first(path, specs);
-  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {  // as other processes do, beginning with the last range
+  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {  // as other processes do, beginning with the last
+                                                                  // range
     const pid_t child = fork();
     if (child == 0) {
       SafetensorsWriter writer = SafetensorsWriter::attach(path);
@@ -260,10 +260,10 @@ TEST_F(Safetensors, AnIntegerTensorIsListedButNotReadAsFloats) {
   SafetensorsFile file(path);
   EXPECT_EQ(file.tensors()[0].num_elements(), 3);
   float out[3];
-  EXPECT_EQ(error_of([&] { file.read_f32(file.tensors()[0], out); }),
-            path + ": tensor 'mask' is U8; only F32, F16 and BF16 can be read as floats");
-  EXPECT_EQ(error_of([&] { SafetensorsWriter::attach(path); }),
-            path + ": tensor 'mask' is U8; only F32 can be written");
+  EXPECT_EQ(error_of([&] { file.read_f32(file.tensors()[0], out); }), path + ": tensor 'mask' is U8; only F32, F16 and "
+                                                                             "BF16 can be read as floats");
+  EXPECT_EQ(error_of([&] { SafetensorsWriter::attach(path); }), path + ": tensor 'mask' is U8; only F32 can be "
+                                                                       "written");
 }
 
 TEST_F(Safetensors, AllGoldenModelsLoad) {
@@ -299,9 +299,7 @@ TEST_F(Safetensors, AnyOrderWhiteSpaceAndEmptyTensorsAreValid) {
 // ----------------------------------------------------------------------------
 // Refusals: the file
 
-TEST_F(Safetensors, RefusesAFileThatDoesNotExist) {
-  EXPECT_EQ(open_complaint(), path + ": no such file");
-}
+TEST_F(Safetensors, RefusesAFileThatDoesNotExist) { EXPECT_EQ(open_complaint(), path + ": no such file"); }
 
 TEST_F(Safetensors, RefusesAFolder) {
   path = folder;
@@ -326,9 +324,11 @@ TEST_F(Safetensors, RefusesAFileOfFewerThanEightBytes) {
 
 TEST_F(Safetensors, RefusesAHeaderLongerThanTheFile) {
   for (uint64_t length : {uint64_t(3), uint64_t(1) << 40, UINT64_MAX, UINT64_MAX - 7})
-    EXPECT_EQ(refusal_of_bytes(bytes_of(std::vector<uint64_t>{length}) + "{}"),
-              format("is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has 2",
-                     (unsigned long long)length));
+    EXPECT_EQ(refusal_of_bytes(bytes_of(std::vector<uint64_t>{length}) + "{}"), format("is not a safetensors file, or "
+                                                                                       "is cut short: its header "
+                                                                                       "should have %llu bytes, and "
+                                                                                       "the file has 2",
+                                                                                       (unsigned long long)length));
 }
 
 TEST_F(Safetensors, RefusesAHeaderOfMoreThan100MB) {
@@ -376,8 +376,8 @@ TEST_F(Safetensors, RefusesDeepNestingAtOnce) {
   std::string objects = "{";
   for (size_t i = 0; i < deep / 5; i++) objects += "\"a\":{";
   EXPECT_EQ(refusal(objects), "tensor 'a' has an unknown field 'a'");
-  EXPECT_EQ(refusal("{\"a\":{\"shape\":" + std::string(deep, '[')),
-            "tensor 'a': its shape is not a list of integers between 0 and 2^63 - 1");
+  EXPECT_EQ(refusal("{\"a\":{\"shape\":" + std::string(deep, '[')), "tensor 'a': its shape is not a list of integers "
+                                                                    "between 0 and 2^63 - 1");
 }
 
 TEST_F(Safetensors, RefusesTheSameKeyTwice) {
@@ -427,10 +427,10 @@ TEST_F(Safetensors, RefusesAWrongDtype) {
 }
 
 TEST_F(Safetensors, RefusesAWrongShape) {
-  for (const char* shape : {"2", "\"2\"", "{}", "null", "[-2]", "[-0]", "[2.0]", "[\"2\"]", "[null]", "[true]",
-                            "[[2]]", "[{}]", "[9223372036854775808]", "[18446744073709551618]", "[1e0]"})
-    EXPECT_EQ(refusal_of("\"F32\"", shape, "[0,8]"),
-              "tensor 'a': its shape is not a list of integers between 0 and 2^63 - 1")
+  for (const char* shape : {"2", "\"2\"", "{}", "null", "[-2]", "[-0]", "[2.0]", "[\"2\"]", "[null]", "[true]", "[[2]]",
+                            "[{}]", "[9223372036854775808]", "[18446744073709551618]", "[1e0]"})
+    EXPECT_EQ(refusal_of("\"F32\"", shape, "[0,8]"), "tensor 'a': its shape is not a list of integers between 0 and "
+                                                     "2^63 - 1")
         << shape;
 }
 
@@ -452,8 +452,8 @@ TEST_F(Safetensors, RefusesMoreThan64Dimensions) {
 TEST_F(Safetensors, RefusesWrongDataOffsets) {
   for (const char* offsets : {"8", "\"0,8\"", "{}", "null", "[]", "[8]", "[0,8,8]", "[0,-8]", "[0,8.0]", "[0,\"8\"]",
                               "[[0,8]]", "[0,9223372036854775808]", "[0,18446744073709551624]"})
-    EXPECT_EQ(refusal_of("\"F32\"", "[2]", offsets),
-              "tensor 'a': its data_offsets are not two integers between 0 and 2^63 - 1")
+    EXPECT_EQ(refusal_of("\"F32\"", "[2]", offsets), "tensor 'a': its data_offsets are not two integers between 0 and "
+                                                     "2^63 - 1")
         << offsets;
 }
 
@@ -462,10 +462,12 @@ TEST_F(Safetensors, RefusesATensorThatEndsBeforeItBegins) {
 }
 
 TEST_F(Safetensors, RefusesATensorThatEndsPastTheData) {
-  EXPECT_EQ(refusal_of("\"F32\"", "[2]", "[0,8]", 7),
-            "tensor 'a' ends at byte 8, but the file has 7 bytes of data; it may be cut short");
-  EXPECT_EQ(refusal_of("\"U8\"", "[9223372036854775807]", "[0,9223372036854775807]"),
-            "tensor 'a' ends at byte 9223372036854775807, but the file has 8 bytes of data; it may be cut short");
+  EXPECT_EQ(refusal_of("\"F32\"", "[2]", "[0,8]", 7), "tensor 'a' ends at byte 8, but the file has 7 bytes of data; it "
+                                                      "may be cut short");
+  EXPECT_EQ(refusal_of("\"U8\"", "[9223372036854775807]", "[0,9223372036854775807]"), "tensor 'a' ends at byte "
+                                                                                      "9223372036854775807, but the "
+                                                                                      "file has 8 bytes of data; it "
+                                                                                      "may be cut short");
 }
 
 TEST_F(Safetensors, RefusesASizeThatDoesNotFitShapeAndDtype) {
@@ -476,10 +478,10 @@ TEST_F(Safetensors, RefusesASizeThatDoesNotFitShapeAndDtype) {
 }
 
 TEST_F(Safetensors, KnowsTheSizeOfEveryDtype) {
-  const std::map<std::string, int> bits = {
-      {"BOOL", 8}, {"U8", 8},   {"I8", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
-      {"I16", 16}, {"U16", 16}, {"F16", 16},  {"BF16", 16},   {"I32", 32},    {"U32", 32},
-      {"F32", 32}, {"I64", 64}, {"U64", 64},  {"F64", 64},    {"C64", 64}};
+  const std::map<std::string, int> bits = {{"BOOL", 8},    {"U8", 8},   {"I8", 8},   {"F8_E4M3", 8}, {"F8_E5M2", 8},
+                                           {"F8_E8M0", 8}, {"I16", 16}, {"U16", 16}, {"F16", 16},    {"BF16", 16},
+                                           {"I32", 32},    {"U32", 32}, {"F32", 32}, {"I64", 64},    {"U64", 64},
+                                           {"F64", 64},    {"C64", 64}};
   for (const auto& [dtype, size] : bits)
     EXPECT_EQ(refusal_of("\"" + dtype + "\"", "[3]", "[0,8]"),
               format("tensor 'a' has 8 bytes, but its shape and dtype need %d", 3 * size / 8));
@@ -500,7 +502,8 @@ TEST_F(Safetensors, RefusesBytesThatBelongToNoTensor) {
   EXPECT_EQ(refusal("{}", 8), "the last 8 bytes belong to no tensor");
   EXPECT_EQ(refusal_of("\"F32\"", "[2]", "[4,12]", 12), "bytes 0 to 4, before tensor 'a', belong to no tensor");
   EXPECT_EQ(refusal(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]},)"
-                    R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 16),
+                    R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+                    16),
             "bytes 8 to 12, before tensor 'b', belong to no tensor");
 }
 
@@ -509,8 +512,7 @@ TEST_F(Safetensors, HostileNamesAreEscapedAndCutInMessages) {
             R"(tensor '\x1b[31m\x0a\x00'\\\xe2\x80\xae\x7f' is not an object)");
   EXPECT_EQ(refusal("{\"" + std::string(1'000'000, 'n') + "\":1}"),
             "tensor '" + std::string(80, 'n') + "...' is not an object");
-  EXPECT_EQ(refusal("{\"" + std::string(80, 'n') + "\":1}"),
-            "tensor '" + std::string(80, 'n') + "' is not an object");
+  EXPECT_EQ(refusal("{\"" + std::string(80, 'n') + "\":1}"), "tensor '" + std::string(80, 'n') + "' is not an object");
   EXPECT_EQ(refusal_of("\"" + std::string(1000, 'd') + "\"", "[2]", "[0,8]"),
             "tensor 'a' has the unknown dtype '" + std::string(80, 'd') + "...'");
   EXPECT_EQ(refusal("{\"%s%n\":1}"), "tensor '%s%n' is not an object");
@@ -554,24 +556,34 @@ static std::string complaint_with_limit(size_t bytes, const std::function<void()
 }
 
 TEST_F(Safetensors, ADiskTooFullForTheTensorsIsDetectedFirst) {
-  EXPECT_EQ(complaint_with_limit(4096, [&] { SafetensorsWriter(path, {{"a", {1024}}}); }),
+  EXPECT_EQ(complaint_with_limit(4096,
+                                 [&] {
+                                   SafetensorsWriter(path, {{"a", {1024}}});
+                                 }),
             path + ": cannot write it: File too large");
 }
 
 TEST_F(Safetensors, ADiskTooFullForTheHeaderIsAnError) {
-  EXPECT_EQ(complaint_with_limit(16, [&] { SafetensorsWriter(path, {{"a", {0}}}); }),
+  EXPECT_EQ(complaint_with_limit(16,
+                                 [&] {
+                                   SafetensorsWriter(path, {{"a", {0}}});
+                                 }),
             path + ": cannot write it: File too large");
-  EXPECT_EQ(error_of([&] { SafetensorsWriter("/dev/full", {{"a", {1024}}}); }),
+  EXPECT_EQ(error_of([&] {
+              SafetensorsWriter("/dev/full", {{"a", {1024}}});
+            }),
             "/dev/full: cannot write it: No space left on device");
 }
 
 TEST_F(Safetensors, APartialWriteIsAnError) {
   const std::vector<float> values(4096, 1.0f);
   SafetensorsWriter writer(path, {{"a", {4096}}});
-  EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 0, 4096); }),
-            path + ": cannot write it: File too large");
-  EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 4000, 96); }),
-            path + ": cannot write it: File too large");
+  EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 0, 4096); }), path + ": cannot write "
+                                                                                                     "it: File too "
+                                                                                                     "large");
+  EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 4000, 96); }), path + ": cannot write "
+                                                                                                      "it: File too "
+                                                                                                      "large");
   EXPECT_EQ(complaint_with_limit(8192, [&] { writer.write_f32(0, values.data(), 0, 96); }), "");
   writer.write_f32(0, values.data(), 0, 4096);  // without the limit everything is written
   writer.finish();
@@ -614,10 +626,15 @@ TEST_F(Safetensors, ErrorsOfFsyncAndCloseAreUserErrors) {
 TEST_F(Safetensors, WithoutReservedSpaceTheFileStillHasItsFullSize) {
   fallocate_error = EOPNOTSUPP;
   SafetensorsWriter writer(path, {{"a", {1024}}});
-  EXPECT_EQ(complaint_with_limit(2048, [&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
+  EXPECT_EQ(complaint_with_limit(2048,
+                                 [&] {
+                                   SafetensorsWriter(folder + "/other", {{"a", {1024}}});
+                                 }),
             folder + "/other: cannot write it: File too large");
   fallocate_error = ENOSPC;
-  EXPECT_EQ(error_of([&] { SafetensorsWriter(folder + "/other", {{"a", {1024}}}); }),
+  EXPECT_EQ(error_of([&] {
+              SafetensorsWriter(folder + "/other", {{"a", {1024}}});
+            }),
             folder + "/other: cannot write it: No space left on device");
   fallocate_error = 0;
   writer.finish();
@@ -626,14 +643,15 @@ TEST_F(Safetensors, WithoutReservedSpaceTheFileStillHasItsFullSize) {
 
 TEST_F(Safetensors, WritingIntoAMissingFolderIsAUserError) {
   path = folder + "/missing/model.safetensors";
-  EXPECT_EQ(error_of([&] { SafetensorsWriter(path, {{"a", {1}}}); }),
+  EXPECT_EQ(error_of([&] {
+              SafetensorsWriter(path, {{"a", {1}}});
+            }),
             path + ": cannot write it: No such file or directory");
   EXPECT_EQ(error_of([&] { SafetensorsWriter::attach(path); }), path + ": no such file");
 }
 
 TEST_F(Safetensors, WritingToAFolderIsAUserError) {
-  EXPECT_EQ(error_of([&] { SafetensorsWriter(folder, {{"a", {1}}}); }),
-            folder + ": cannot write it: Is a directory");
+  EXPECT_EQ(error_of([&] { SafetensorsWriter(folder, {{"a", {1}}}); }), folder + ": cannot write it: Is a directory");
 }
 
 // Broken invariants abort.

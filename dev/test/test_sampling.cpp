@@ -4,7 +4,8 @@
 #include "command_line.h"  // CommandLine
 
 // A model with random weights, of bytes: its folder has no vocabulary, and needs none.
-static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", plain = "dev/test/golden/baseline ";  // context length 32
+static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", plain = "dev/test/golden/baseline ";  // context
+                                                                                                            // length 32
 
 class Sampling : public CommandLine {
  protected:
@@ -18,7 +19,8 @@ class Sampling : public CommandLine {
 
 TEST_F(Sampling, IsTheSameWhateverIsSampledBesideIt) {
   std::string prompts = "a\nbcd\n\nlonger than the others\ne\n";
-  for (int i = 0; i < 20; i++) prompts += std::string(size_t(1 + i % 7), char('a' + i)) + "\n";  // more than are computed in a pass
+  for (int i = 0; i < 20; i++)
+    prompts += std::string(size_t(1 + i % 7), char('a' + i)) + "\n";  // more than are computed in a pass
   write("prompts", prompts);
   for (const std::string& model : {plain, std::string("dev/test/golden/paper_default ")}) {
     const std::string command = sampler + model + "--batch " + in("prompts") + " -n 20 --seed 5 --slots ";
@@ -59,11 +61,13 @@ TEST_F(Sampling, SaysWhyATextEnds) {
   EXPECT_EQ(ended_by("-n 7 --temperature 0"), "number of tokens, 7");
   EXPECT_EQ(ended_by("-n 100 --temperature 0"), "context length, 28");  // of 32, 4 are the prompt's
   // The first letter that the model draws: no token before it has that byte.
-  const std::string text = json::parse(run(sampler + plain + "--batch " + in("prompt") + " -n 28 --temperature 0").out).at("text");
+  const std::string text =
+      json::parse(run(sampler + plain + "--batch " + in("prompt") + " -n 28 --temperature 0").out).at("text");
   const size_t letter = text.find_first_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ");
   ASSERT_NE(letter, std::string::npos);
   EXPECT_EQ(ended_by("-n 28 --temperature 0 --stop " + text.substr(letter, 1)).substr(0, 9), "stop text");
-  EXPECT_EQ(ended_by("-n 28 --temperature 0 --stop " + text.substr(letter, 1) + " --stop never").substr(0, 9), "stop text");
+  EXPECT_EQ(ended_by("-n 28 --temperature 0 --stop " + text.substr(letter, 1) + " --stop never").substr(0, 9), "stop "
+                                                                                                               "text");
 }
 
 // At a high temperature each of the 257 tokens is as likely as another.
@@ -104,40 +108,48 @@ TEST_F(Sampling, TakesLinesThatAreTyped) {
   EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '>'), 3) << o.out;
   const Outcome too_long = run("printf '%040d\\nab\\n' 7 | " + sampler + plain + "-i -n 3 -q");
   EXPECT_EQ(too_long.exit_status, 0);
-  EXPECT_NE(too_long.err.find("error: the prompt makes 41 tokens, and the model's context length is 32"), std::string::npos) << too_long.err;
+  EXPECT_NE(too_long.err.find("error: the prompt makes 41 tokens, and the model's context length is 32"),
+            std::string::npos)
+      << too_long.err;
 }
 
 TEST_F(Sampling, StopsAtASignal) {
   ASSERT_EQ(run(trainer + "-i " + write("data.bin", shard_bytes(9000)) +
-                " --layers 2 --heads 2 --channels 32 --vocab-size 257 --max-seq-len 60000 -t 64 -b 1 -x 1 -v 0 -o " + in("run")).exit_status, 0);
-  const Outcome o = run("timeout -s INT 0.6 " + sampler + in("run/step_00000001") + " -n 59000 --ignore-end-of-text; echo \"status $?\"");
+                " --layers 2 --heads 2 --channels 32 --vocab-size 257 --max-seq-len 60000 -t 64 -b 1 -x 1 -v 0 -o " +
+                in("run"))
+                .exit_status,
+            0);
+  const Outcome o = run("timeout -s INT 0.6 " + sampler + in("run/step_00000001") +
+                        " -n 59000 --ignore-end-of-text; echo \"status $?\"");
   EXPECT_NE(o.out.find("status 124"), std::string::npos) << o.out.substr(0, 200);  // timeout's own
   const size_t drawn = o.err.find("drawn: ");
   ASSERT_NE(drawn, std::string::npos) << o.err;
   EXPECT_LT(std::stoi(o.err.substr(drawn + 7)), 58000) << o.err;
   const std::string keyboard = in("keyboard");  // on which nobody types; status 137: it had to be killed
-  const Outcome idle = run("mkfifo " + keyboard + "; sleep 20 > " + keyboard + " & timeout -k 5 -s INT 0.3 " + sampler + plain + "-i < " + keyboard +
-                           "; echo \"status $?\"; kill $!");
+  const Outcome idle = run("mkfifo " + keyboard + "; sleep 20 > " + keyboard + " & timeout -k 5 -s INT 0.3 " + sampler +
+                           plain + "-i < " + keyboard + "; echo \"status $?\"; kill $!");
   EXPECT_NE(idle.out.find("status 124"), std::string::npos) << idle.out;
 }
 
 TEST_F(Sampling, RefusesWhatCannotBe) {
   write("prompts", "ab\n" + std::string(50, 'x') + "\n");
   write("empty", "");
-  const struct { std::string arguments, message; } cases[] = {
-      {"", "MODEL"},
-      {in("nowhere"), "config.json: cannot be read"},
-      {"dev/test/golden/odd_shapes", "has no vocabulary"},
-      {plain + "--tokenizer " + in("nothing"), "cannot be read"},
-      {plain + "--prompt a -i", "give one of them"},
-      {plain + "--prompt " + std::string(40, 'x'), "the prompt makes 41 tokens, and the model's context length is 32"},
-      {plain + "--batch " + in("prompts"), "line 2: the prompt makes 51 tokens"},
-      {plain + "--batch " + in("empty"), "has no line"},
-      {plain + "--prompt-file " + in("nothing"), "cannot be read"},
-      {plain + "-n 0", "-n 0: it must lie between"},
-      {plain + "--temperature -1", "--temperature -1"},
-      {plain + "--top-p 1.5", "--top-p 1.5"},
-      {plain + "--slots 0", "--slots 0"}};
+  const struct {
+    std::string arguments, message;
+  } cases[] = {{"", "MODEL"},
+               {in("nowhere"), "config.json: cannot be read"},
+               {"dev/test/golden/odd_shapes", "has no vocabulary"},
+               {plain + "--tokenizer " + in("nothing"), "cannot be read"},
+               {plain + "--prompt a -i", "give one of them"},
+               {plain + "--prompt " + std::string(40, 'x'), "the prompt makes 41 tokens, and the model's context "
+                                                            "length is 32"},
+               {plain + "--batch " + in("prompts"), "line 2: the prompt makes 51 tokens"},
+               {plain + "--batch " + in("empty"), "has no line"},
+               {plain + "--prompt-file " + in("nothing"), "cannot be read"},
+               {plain + "-n 0", "-n 0: it must lie between"},
+               {plain + "--temperature -1", "--temperature -1"},
+               {plain + "--top-p 1.5", "--top-p 1.5"},
+               {plain + "--slots 0", "--slots 0"}};
   for (const auto& c : cases) {
     const Outcome o = run(sampler + c.arguments);
     EXPECT_EQ(o.exit_status, 1) << c.arguments;

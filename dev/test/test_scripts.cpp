@@ -1,6 +1,6 @@
-// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; the check on a GPU,
-// with the emulated one and a few lines of shell in place of CUDA's tools; and what the Makefile finds on a machine, likewise. Runs from
-// the repository's root, where the trainers are.
+// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; the
+// check on a GPU, with the emulated one and a few lines of shell in place of CUDA's tools; and what the Makefile finds
+// on a machine, likewise. Runs from the repository's root, where the trainers are.
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
@@ -22,8 +22,10 @@ class Scripts : public CommandLine {
     fs::create_directories(in("data"));
     for (const char* name : {"train_000.bin", "val_000.bin"}) write_file(in("data/") + name, shard_bytes(4000, 63));
   }
-  // Of 12 layers and heads, so that the scripts' wiring fits; 6 updates of 2 micro-batches, a checkpoint after every second.
-  const std::string small = " --layers 12 --heads 12 --channels 96 --vocab-size 64 --max-seq-len 8 -t 8 -d 16 -b 1 -x 6 -n 2 -v 0 -u 0";
+  // Of 12 layers and heads, so that the scripts' wiring fits; 6 updates of 2 micro-batches, a checkpoint after every
+  // second.
+  const std::string small = " --layers 12 --heads 12 --channels 96 --vocab-size 64 --max-seq-len 8 -t 8 -d 16 -b 1 -x "
+                            "6 -n 2 -v 0 -u 0";
 
   void write_program(const std::string& name, const std::string& text) const {
     write_file(in(name), "#!/usr/bin/env bash\n" + text);
@@ -31,7 +33,8 @@ class Scripts : public CommandLine {
   }
   // Runs `command`, and sends it `signal` once the run in `out` has done a step.
   Outcome run_and_signal(const std::string& command, const std::string& out, const char* signal) const {
-    return run(format("%s & run=$!; while kill -0 $run && ! grep -qs loss '%s/log.jsonl'; do sleep 0.05; done; kill -%s $run; wait $run",
+    return run(format("%s & run=$!; while kill -0 $run && ! grep -qs loss '%s/log.jsonl'; do sleep 0.05; done; kill "
+                      "-%s $run; wait $run",
                       command.c_str(), out.c_str(), signal));
   }
 };
@@ -43,14 +46,19 @@ TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   };
   write_program("show", "echo \"$*\"");
   setenv("TRAINER", in("show").c_str(), 1);
-  for (const Case& c : {Case{"124M_sla", "d12", 9, 9}, {"124M", "d12", 9, 0}, {"350M_sla", "d24", 18, 12}, {"350M", "d24", 18, 0},
-                        {"774M_sla", "d36", 27, 15}, {"774M", "d36", 27, 0}}) {
+  for (const Case& c : {Case{"124M_sla", "d12", 9, 9},
+                        {"124M", "d12", 9, 0},
+                        {"350M_sla", "d24", 18, 12},
+                        {"350M", "d24", 18, 0},
+                        {"774M_sla", "d36", 27, 15},
+                        {"774M", "d36", 27, 0}}) {
     for (int T : {4096, 8192, 16384}) {
       const Outcome o = run(format("scripts/run_gpt2_%s.sh %d --seed 5", c.script, T));
       EXPECT_EQ(o.exit_status, 0) << o.err;
-      for (const std::string& part : {format("-e %s --skip-layers %d --skip-heads %d --max-seq-len %d ", c.preset, c.skip_layers,
-                                             c.skip_heads, T),
-                                      format(" -t %d -b 1 -d 524288 -x 18000 -l 1.5e-4 ", T), " -o " + in("out") + " -y --seed 5\n"})
+      for (const std::string& part :
+           {format("-e %s --skip-layers %d --skip-heads %d --max-seq-len %d ", c.preset, c.skip_layers, c.skip_heads,
+                   T),
+            format(" -t %d -b 1 -d 524288 -x 18000 -l 1.5e-4 ", T), " -o " + in("out") + " -y --seed 5\n"})
         EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
     }
   }
@@ -89,7 +97,9 @@ TEST_F(Scripts, ResumeAfterAKillWithTheSameBits) {
   setenv("TRAINER", in("killed_once").c_str(), 1);
   const Outcome killed = run("scripts/run_gpt2_124M_sla.sh" + small);
   EXPECT_EQ(killed.exit_status, 0) << killed.err;
-  EXPECT_NE(killed.err.find("the run ended with status 137; it resumes from " + in("out") + "/step_"), std::string::npos) << killed.err;
+  EXPECT_NE(killed.err.find("the run ended with status 137; it resumes from " + in("out") + "/step_"),
+            std::string::npos)
+      << killed.err;
   setenv("TRAINER", "build/fp32/train_gpt2_sla_cpu", 1);
   setenv("OUT", in("undisturbed").c_str(), 1);
   EXPECT_EQ(run("scripts/run_gpt2_124M_sla.sh" + small).exit_status, 0);
@@ -109,7 +119,9 @@ TEST_F(Scripts, StopWhenTheTrainingIsStoppedByASignal) {
 TEST_F(Scripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
   const Outcome o = run("scripts/run_gpt2_350M.sh --no-such-option");
   EXPECT_EQ(o.exit_status, 1);
-  EXPECT_NE(o.err.find("ended three times in a row without a new checkpoint, the last time with status 1"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("ended three times in a row without a new checkpoint, the last time with status 1"),
+            std::string::npos)
+      << o.err;
   int restarts = 0;
   for (size_t at = 0; (at = o.err.find("; it starts again in 1 s", at)) != std::string::npos; at++) restarts++;
   EXPECT_EQ(restarts, 2);
@@ -118,14 +130,16 @@ TEST_F(Scripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
   EXPECT_NE(run("scripts/run_gpt2_350M.sh").err.find("no train_*.bin in it"), std::string::npos);
 }
 
-// Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one resumes. Ranks
-// agree to stop with the next step that they queue, so that it may take two steps.
+// Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one
+// resumes. Ranks agree to stop with the next step that they queue, so that it may take two steps.
 TEST_F(Scripts, UnderSlurmRequeueWhenWarned) {
   // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
   write_program("srun", R"(
     pmix=
-    while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || pmix=SLURM_STEP_NUM_TASKS=2; shift; done
-    exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 SLURM_LOCALID=$OMPI_COMM_WORLD_RANK \
+    while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || pmix=SLURM_STEP_NUM_TASKS=2
+       shift; done
+    exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 \
+       SLURM_LOCALID=$OMPI_COMM_WORLD_RANK \
       exec env -u OMPI_COMM_WORLD_SIZE '"$pmix"' "$@"' task "$@"
   )");
   write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
@@ -135,7 +149,8 @@ TEST_F(Scripts, UnderSlurmRequeueWhenWarned) {
   for (const char* job : {"slurm_pmix", "slurm"}) {
     fs::remove(in("queue"));
     setenv("OUT", in(job).c_str(), 1);
-    const std::string command = format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2_124M_sla.sh %s", job, small.c_str());
+    const std::string command =
+        format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2_124M_sla.sh %s", job, small.c_str());
     const Outcome warned = run_and_signal(command, in(job), "USR1");
     EXPECT_NE(warned.exit_status, 0) << warned.err;
     EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
@@ -161,10 +176,11 @@ TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {
 TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
   write_program("mpirun", "echo \"mpirun $*\"");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
-  const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh 16384");
+  const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh "
+                        "16384");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* part : {"mpirun --host node1:8,node2:8 ", " --bind-to none ", "--mca btl_tcp_if_include eth7", "-x NCCL_SOCKET_IFNAME=eth7",
-                           "build/fp32/train_gpt2_sla_cpu -e d36"})
+  for (const char* part : {"mpirun --host node1:8,node2:8 ", " --bind-to none ", "--mca btl_tcp_if_include eth7",
+                           "-x NCCL_SOCKET_IFNAME=eth7", "build/fp32/train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
 }
@@ -175,13 +191,15 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
 class Compare : public Scripts {
  protected:
   const std::string options = " -- -i " + in("data/train_000.bin") + " -j " + in("data/val_000.bin") +
-                              " --layers 4 --heads 4 --channels 32 --vocab-size 64 --max-seq-len 8 -t 8 -b 1 --shuffle -v 10 -m 2 ";
+                              " --layers 4 --heads 4 --channels 32 --vocab-size 64 --max-seq-len 8 -t 8 -b 1 --shuffle "
+                              "-v 10 -m 2 ";
 
   // A trainer that notes which runs it is started for, and on which GPU.
   void SetUp() override {
     Scripts::SetUp();
-    write_program("noting", "echo \"${CUDA_VISIBLE_DEVICES-}$(sed 's/.* -o [^ ]*\\/\\([^ ]*\\) -y/ \\1/' <<<\"$*\")\" >>'" + in("started") +
-                                "'; exec build/fp32/train_gpt2_sla_cpu \"$@\"");
+    write_program("noting", "echo \"${CUDA_VISIBLE_DEVICES-}$(sed 's/.* -o [^ ]*\\/\\([^ ]*\\) -y/ \\1/' <<<\"$*\")\" "
+                            ">>'" +
+                                in("started") + "'; exec build/fp32/train_gpt2_sla_cpu \"$@\"");
     setenv("TRAINER", in("noting").c_str(), 1);
   }
   std::string compare(const std::string& out, const std::string& wirings, const std::string& more) const {
@@ -191,7 +209,8 @@ class Compare : public Scripts {
 
 // Stopped in the second run, and resumed with the same command.
 TEST_F(Compare, RunsInterleavedAndResumesWhereItWasStopped) {
-  const std::string wirings = "plain; sla(3,3);; gqa(2) window(4) ", command = compare("c", wirings, "-x 400 -n 100 -k constant");
+  const std::string wirings = "plain; sla(3,3);; gqa(2) window(4) ",
+                    command = compare("c", wirings, "-x 400 -n 100 -k constant");
   const Outcome stopped = run_and_signal(command, in("c/sla_3_3-1"), "TERM");
   EXPECT_EQ(stopped.exit_status, 138) << stopped.out << stopped.err;
   EXPECT_NE(stopped.err.find("stopped; the same command resumes"), std::string::npos) << stopped.err;
@@ -200,7 +219,8 @@ TEST_F(Compare, RunsInterleavedAndResumesWhereItWasStopped) {
   fs::remove(in("started"));
   const Outcome o = run(command);
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  EXPECT_EQ(read_file(in("started")), " plain-1\n sla_3_3-1\n gqa_2_window_4-1\n plain-2\n sla_3_3-2\n gqa_2_window_4-2\n");
+  EXPECT_EQ(read_file(in("started")), " plain-1\n sla_3_3-1\n gqa_2_window_4-1\n plain-2\n sla_3_3-2\n "
+                                      "gqa_2_window_4-2\n");
   EXPECT_NE(o.out.find("plain, seed 1: validation loss "), std::string::npos) << o.out;
   EXPECT_NE(o.out.find(" after step 400\n"), std::string::npos) << o.out;
   const std::string page = read_file(in("c/compare.html"));
@@ -216,7 +236,8 @@ TEST_F(Compare, GivesEachGpuARunOfItsOwn) {
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run(compare("c", "plain; gqa(2); share(2)", "-x 2") + " && sort " + in("started"));
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* started : {"0 plain-1\n", "1 gqa_2-1\n", "0 share_2-1\n", "1 plain-2\n", "0 gqa_2-2\n", "1 share_2-2\n"})
+  for (const char* started :
+       {"0 plain-1\n", "1 gqa_2-1\n", "0 share_2-1\n", "1 plain-2\n", "0 gqa_2-2\n", "1 share_2-2\n"})
     EXPECT_NE(o.out.find(started), std::string::npos) << started << o.out;
 }
 
@@ -251,8 +272,10 @@ TEST_F(Scripts, MakeTablesAtEqualFlopsAndEqualKv) {
   const Outcome o = run("scripts/paper.sh tiny");
   ASSERT_EQ(o.exit_status, 0) << o.out << o.err;
   const std::string page = read_file(in("out/paper.html"));
-  for (const char* title : {"Table 1: n_l, of 8 layers", "Table 2: n_h, of 8 heads", "Table 3: --layers 4 --heads 4 --channels 128 --vocab-size 257, T = 128",
-                            "Table 3: --layers 8 --heads 8 --channels 128 --vocab-size 257, T = 512", "Table 4a: ", "Table 4b: "})
+  for (const char* title :
+       {"Table 1: n_l, of 8 layers", "Table 2: n_h, of 8 heads",
+        "Table 3: --layers 4 --heads 4 --channels 128 --vocab-size 257, T = 128",
+        "Table 3: --layers 8 --heads 8 --channels 128 --vocab-size 257, T = 512", "Table 4a: ", "Table 4b: "})
     EXPECT_NE(page.find(std::string("<h2>") + title), std::string::npos) << title;
   EXPECT_EQ(page.find("class=\"warn\""), std::string::npos) << "all have run to their ends";
   const auto description = [&](const std::string& run) { return read_log(in("out/" + run)).at(0).at("run"); };
@@ -266,8 +289,11 @@ TEST_F(Scripts, MakeTablesAtEqualFlopsAndEqualKv) {
   const double plain = description("T512/plain-1").at("kv_bytes_per_token");
   for (const char* run : {"T512/sla_4_8-1", "T512/share_2-1", "T512/gqa_4-1"})
     EXPECT_EQ(description(run).at("kv_bytes_per_token"), plain / 2) << run;
-  EXPECT_EQ(names_in(in("out")).size(), 1 + 3 + 1 + 2u) << "T512, three of table 3, equal-flops, the outline and the page";
-  EXPECT_NE(read_file(in("out/equal-flops/gqa_4-1/positions.csv")).find("\n64,"), std::string::npos) << "the last position of the context";
+  EXPECT_EQ(names_in(in("out")).size(), 1 + 3 + 1 + 2u) << "T512, three of table 3, equal-flops, the outline and the "
+                                                           "page";
+  EXPECT_NE(read_file(in("out/equal-flops/gqa_4-1/positions.csv")).find("\n64,"), std::string::npos) << "the last "
+                                                                                                        "position of "
+                                                                                                        "the context";
   EXPECT_NE(page.find("Loss by position"), std::string::npos);
   EXPECT_NE(run("scripts/paper.sh huge").err.find("SIZE=huge: it must be"), std::string::npos);
   EXPECT_NE(run("scripts/paper.sh tiny 5").err.find("table 5: there are"), std::string::npos);
@@ -276,8 +302,8 @@ TEST_F(Scripts, MakeTablesAtEqualFlopsAndEqualKv) {
 // ----------------------------------------------------------------------------
 // gpu-check
 
-// scripts/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules for a GPU let nvcc
-// build is a script that runs the emulated GPU's program of the same name.
+// scripts/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules
+// for a GPU let nvcc build is a script that runs the emulated GPU's program of the same name.
 class GpuCheck : public CommandLine {
  protected:
   const std::string bin = in("bin"), report = in("results/emulated-gpu-9000.md");
@@ -288,7 +314,8 @@ class GpuCheck : public CommandLine {
     python = run("command -v python3").out;
     python = python.substr(0, python.find('\n'));
     for (const char* name : {"bin", "build"}) fs::create_directory(in(name));
-    fs::create_directory_symlink(fs::absolute("build/obj"), in("build/obj"));  // the host code is what all programs share
+    fs::create_directory_symlink(fs::absolute("build/obj"), in("build/obj"));  // the host code is what all programs
+                                                                               // share
     setenv("PATH", (bin + ":" + getenv("PATH")).c_str(), 1);
     setenv("BUILD", in("build").c_str(), 1);
     setenv("RESULTS", in("results").c_str(), 1);
@@ -312,8 +339,8 @@ class GpuCheck : public CommandLine {
     write_file(bin + "/" + name, "#!/usr/bin/env bash\n" + text + "\n");
     chmod((bin + "/" + name).c_str(), 0755);
   }
-  // nvcc, which is to compile x.cu with `-o build/bf16/x`: it writes a script that does `program`, where $p is bf16 and $x the program's
-  // name.
+  // nvcc, which is to compile x.cu with `-o build/bf16/x`: it writes a script that does `program`, where $p is bf16 and
+  // $x the program's name.
   void write_nvcc(const std::string& program) const {
     write_file(in("program"), program + "\n");
     write_tool("nvcc", R"sh(
@@ -321,14 +348,16 @@ class GpuCheck : public CommandLine {
       while [ "$1" != -o ]; do [[ "$1" != *.cu ]] || source=$1; shift; done
       p=$(basename "$(dirname "$2")") x=$(basename "$2")
       [ -e "$source" ] && [ "$(basename "$source" .cu)" = $x ] || exit 3
-      printf '%s\n' '#!/usr/bin/env bash' "p=$p x=$x" ". )sh" + in("program") + R"sh(" >"$2"
+      printf '%s\n' '#!/usr/bin/env bash' "p=$p x=$x" ". )sh" +
+                           in("program") + R"sh(" >"$2"
       chmod +x "$2")sh");
   }
   Outcome check() const { return run("scripts/gpu_check.sh"); }
 };
 
-// Of each program that GoogleTest runs the first test that the script asks for; where it asks for all, of the model's one that is quick.
-// The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1 MB of what the plan keeps free.
+// Of each program that GoogleTest runs the first test that the script asks for; where it asks for all, of the model's
+// one that is quick. The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1
+// MB of what the plan keeps free.
 TEST_F(GpuCheck, RunsEachStepOnTheEmulatedGpu) {
   write_nvcc(R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
     case "$x $*" in
@@ -350,14 +379,16 @@ TEST_F(GpuCheck, RunsEachStepOnTheEmulatedGpu) {
     for (const char* what : {"model, bf16", "model, fp32", "test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
       steps.push_back(format("compute-sanitizer %s, %s", tool, what));
   steps.push_back("benchmark");
-  for (const std::string& step : steps) EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;
-  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9, driver 999.9.", "| PyTorch | not timed |", "| attention_backward |",
-                           "\n| operation | calls a step | measured, ms | modelled, ms |", "\n| matmul_backward, fc | 4 | ",
-                           "\n| step, 1 x 128, sla(3,3) | 1 | ", "\nAll green.\n"})
+  for (const std::string& step : steps)
+    EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;
+  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9, driver 999.9.", "| PyTorch | not timed |",
+                           "| attention_backward |", "\n| operation | calls a step | measured, ms | modelled, ms |",
+                           "\n| matmul_backward, fc | 4 | ", "\n| step, 1 x 128, sla(3,3) | 1 | ", "\nAll green.\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_EQ(text.find("RED"), std::string::npos) << text;
   const json figures = json::parse(read_file(in("results/emulated-gpu-9000.json")));
-  for (const char* part : {"operations", "attention", "training", "modelled"}) EXPECT_FALSE(figures.at(part).empty()) << part;
+  for (const char* part : {"operations", "attention", "training", "modelled"})
+    EXPECT_FALSE(figures.at(part).empty()) << part;
 }
 
 // What is not under test does nothing here, with success.
@@ -367,10 +398,13 @@ TEST_F(GpuCheck, SaysRedWhenAStepFails) {
   };
   for (const Case& c : {Case{"test_ops, fp32", "[ $p/$x = fp32/test_ops ] && exit 1"},
                         {"test_tile, bf16", "[ $x = test_tile ] && echo \"[  PASSED  ] 0 tests.\" && exit"},
-                        {"compute-sanitizer racecheck, model, bf16", "[ $p/$x = bf16/test_gpt2_sla ] && [ \"$TOOL\" = racecheck ] && exit 1"},
+                        {"compute-sanitizer racecheck, model, bf16", "[ $p/$x = bf16/test_gpt2_sla ] && [ \"$TOOL\" = "
+                                                                     "racecheck ] && exit 1"},
                         {"the subset's tests exist", "[ \"$1\" = --gtest_list_tests ] && exit"},
-                        {"train_gpt2_sla, a golden case", "[ $x = train_gpt2_sla ] && [ $4 = dev/test/golden/paper_default/tokens.bin ] && exit 1"},
-                        {"train_gpt2_sla, the largest micro-batch", "[ $x = train_gpt2_sla ] && [ \"${11}\" = -x ] && exit 1"},
+                        {"train_gpt2_sla, a golden case", "[ $x = train_gpt2_sla ] && [ $4 = "
+                                                          "dev/test/golden/paper_default/tokens.bin ] && exit 1"},
+                        {"train_gpt2_sla, the largest micro-batch", "[ $x = train_gpt2_sla ] && [ \"${11}\" = -x ] && "
+                                                                    "exit 1"},
                         {"train_gpt2_sla, the largest micro-batch", "[[ $x$* = train_gpt2_sla*--dry-run ]] && exit 1"},
                         {"benchmark", "[ $x = bench_gpu ] && exit 1"}}) {
     write_tool("compute-sanitizer", "TOOL=$2 exec \"${@:5}\"");
@@ -407,7 +441,8 @@ TEST_F(GpuCheck, EndsWhereItCannotBegin) {
   expect_error("nvidia-smi shows no GPU");
 }
 
-// PyTorch has a GPU here and nothing else: torch_sla.py reads its command line, the wirings and the benchmark's figures, and no more.
+// PyTorch has a GPU here and nothing else: torch_sla.py reads its command line, the wirings and the benchmark's
+// figures, and no more.
 TEST_F(GpuCheck, CallsThePeerInPyTorchWithOptionsThatItHas) {
   if (python.empty()) GTEST_SKIP() << "no python3";
   write_file(in("peer.py"), R"py(
@@ -426,12 +461,14 @@ if arguments.command != "check":
 print("peer:", arguments.command, *wirings)
 )py");
   write_tool("python3", "[ \"$1\" = -c ] || exec " + python + " '" + in("peer.py") + "' \"$@\"");
-  write_nvcc(R"sh(if [ $x = bench_gpu ]; then echo '{"attention": [], "training": []}' >"$2"; else echo "  Test"; fi)sh");
+  write_nvcc(
+      R"sh(if [ $x = bench_gpu ]; then echo '{"attention": [], "training": []}' >"$2"; else echo "  Test"; fi)sh");
   const Outcome o = check();
   EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
   const std::string text = read_file(report);
-  for (const char* part : {"| PyTorch computes the same function | green |", "| PyTorch, attention | green |", "| PyTorch, training | green |",
-                           "\npeer: attention\n\npeer: attention\n\npeer: train plain sla(9,9)\n"})
+  for (const char* part :
+       {"| PyTorch computes the same function | green |", "| PyTorch, attention | green |",
+        "| PyTorch, training | green |", "\npeer: attention\n\npeer: attention\n\npeer: train plain sla(9,9)\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }
 
@@ -446,7 +483,8 @@ TEST_F(MakefileTest, LinksNcclOnlyWhereItsHeaderIs) {
   write_file(in("cuda/bin/nvcc"), "#!/bin/sh\n");
   chmod(in("cuda/bin/nvcc").c_str(), 0755);
   const auto make = [&] {
-    return run("env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") + "':\"$PATH\" make -n NVCC=nvcc CXX='g++ -nostdinc' build/bf16/train_gpt2_sla");
+    return run("env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") +
+               "':\"$PATH\" make -n NVCC=nvcc CXX='g++ -nostdinc' build/bf16/train_gpt2_sla");
   };
   const auto has = [](const Outcome& o, const char* text) { return o.out.find(text) != std::string::npos; };
   const Outcome without = make();

@@ -1,5 +1,5 @@
-// llmc/cuda/tile.h against what the PTX manual says of the instructions, and against products in double. Runs on the emulated GPU,
-// whose instructions it compares with the manual, and on a real one.
+// llmc/cuda/tile.h against what the PTX manual says of the instructions, and against products in double. Runs on the
+// emulated GPU, whose instructions it compares with the manual, and on a real one.
 #include <gtest/gtest.h>         // TEST
 #include <set>                   // std::set
 #include <vector>                // std::vector
@@ -11,8 +11,9 @@
 // ----------------------------------------------------------------------------
 // Instructions
 
-// d (16, 8) = a (16, 16) b (16, 8) + c (16, 8). Elements go into registers and out of them as "Matrix Fragments for mma.m16n8k16 with
-// floating point type" has it: a lane has a0 .. a7, two in a register, b0 .. b3 likewise, and c0 .. c3.
+// d (16, 8) = a (16, 16) b (16, 8) + c (16, 8). Elements go into registers and out of them as "Matrix Fragments for
+// mma.m16n8k16 with floating point type" has it: a lane has a0 .. a7, two in a register, b0 .. b3 likewise, and c0 ..
+// c3.
 static __global__ void mma_kernel(float* d, const bf16* a, const bf16* b, const float* c) {
   const int group = int(threadIdx.x) >> 2, thread_in_group = int(threadIdx.x) % 4;
   unsigned a_regs[4] = {}, b_regs[2] = {};
@@ -65,17 +66,20 @@ static __global__ void ldmatrix_kernel(unsigned* registers) {
   for (int r = 0; r < 4; r++) registers[int(threadIdx.x) * 4 + r] = x[r];
 }
 
-// "Each thread holds a fragment of a row": thread 4 r + p has elements 2 p and 2 p + 1 of row r; with .trans, of column r.
+// "Each thread holds a fragment of a row": thread 4 r + p has elements 2 p and 2 p + 1 of row r; with .trans, of column
+// r.
 TEST(Ldmatrix, GivesEachLaneItsFragmentOfARowOrColumn) {
   for (bool transposed : {false, true}) {
     const DeviceArray<unsigned> d_registers(std::vector<unsigned>(128));
-    launch(transposed ? ldmatrix_kernel<true> : ldmatrix_kernel<false>, 1, warp_size, 512, gpu().stream, d_registers.data);
+    launch(transposed ? ldmatrix_kernel<true> : ldmatrix_kernel<false>, 1, warp_size, 512, gpu().stream,
+           d_registers.data);
     const std::vector<unsigned> registers = d_registers.to_host();
     for (unsigned lane = 0; lane < 32; lane++)
       for (unsigned matrix = 0; matrix < 4; matrix++) {
         const unsigned r = lane / 4, p = lane % 4;
         const unsigned low = transposed ? 2 * p * 8 + r : r * 8 + 2 * p, high = transposed ? low + 8 : low + 1;
-        EXPECT_EQ(registers[lane * 4 + matrix], (matrix * 64 + low) | (matrix * 64 + high) << 16) << lane << ", " << matrix;
+        EXPECT_EQ(registers[lane * 4 + matrix], (matrix * 64 + low) | (matrix * 64 + high) << 16)
+            << lane << ", " << matrix;
       }
   }
 }
@@ -101,8 +105,8 @@ TEST(CopyAsync, CopiesWhatExistsAndZerosOtherwise) {
   for (size_t i = 0; i < 8; i++) EXPECT_EQ(to[128 + i], i < 5 ? from[2 + i] : 0.0f) << i;
 }
 
-// Two groups of two warps, the second of which meets more often than the first: in each round a thread adds what the other warp of its
-// group has stored. sums (128).
+// Two groups of two warps, the second of which meets more often than the first: in each round a thread adds what the
+// other warp of its group has stored. sums (128).
 static __global__ void sync_kernel(int* sums) {
   int* stored = reinterpret_cast<int*>(shared_memory);  // (2, 128): in turn
   const int i = int(threadIdx.x), group = i / 64, partner = i ^ 32;
@@ -135,7 +139,8 @@ static void check_offsets() {
   for (int row = 0; row < 64; row++)
     for (int chunk = 0; chunk < tile.chunks; chunk++) {
       const int offset = tile.at(row, chunk);
-      EXPECT_TRUE(offset % 16 == 0 && 1024 + row * D * 2 <= offset && offset < 1024 + (row + 1) * D * 2) << "outside its row";
+      EXPECT_TRUE(offset % 16 == 0 && 1024 + row * D * 2 <= offset && offset < 1024 + (row + 1) * D * 2) << "outside "
+                                                                                                            "its row";
       EXPECT_TRUE(offsets.insert(offset).second) << "two chunks at one offset";
       EXPECT_EQ(tile.from_row(row / 8 * 8).at(row % 8, chunk), offset);
       EXPECT_EQ(tile.further(tile.at(row, chunk % 2), chunk / 2 * 2), offset);
@@ -153,12 +158,13 @@ TEST(Tile, GivesEveryChunkAnOffsetWithoutBankConflicts) {
   check_offsets<32>(), check_offsets<64>(), check_offsets<96>(), check_offsets<128>();
 }
 
-// One warp: ab (16 M, D) = or += round(2 a b^T masked to column <= row + 3) c, with a (16 M, D), b and c (32, D), of which only HS channels
-// and `rows` rows exist. Each form of the A operand, registers and shared memory, computes half of the scores. The result's channels are
-// the halves of two products if they can be; the first has its A operand in registers, the second in shared memory.
+// One warp: ab (16 M, D) = or += round(2 a b^T masked to column <= row + 3) c, with a (16 M, D), b and c (32, D), of
+// which only HS channels and `rows` rows exist. Each form of the A operand, registers and shared memory, computes half
+// of the scores. The result's channels are the halves of two products if they can be; the first has its A operand in
+// registers, the second in shared memory.
 template <int M, int D>
-static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b, const bf16* c, int64_t stride, int rows, int HS,
-                                      bool accumulate) {
+static __global__ void product_kernel(bf16* result, const bf16* a, const bf16* b, const bf16* c, int64_t stride,
+                                      int rows, int HS, bool accumulate) {
   const Tile<D> a_tile = {0}, b_tile = a_tile.from_row(32), c_tile = b_tile.from_row(32);
   load_tile_async<32, 128>(a_tile, a, stride, 0, rows, HS);
   load_tile_async<32, 128>(b_tile, b, stride, 0, 32, HS);
@@ -196,12 +202,13 @@ template <int M, int D>
 static void check_product(int rows, int HS) {
   SCOPED_TRACE(testing::Message() << "M = " << M << ", D = " << D << ", HS = " << HS << ", rows = " << rows);
   const int64_t stride = HS + 8;
-  const auto a = random_values<bf16>(rows * stride, 1), b = random_values<bf16>(32 * stride, 2), c = random_values<bf16>(32 * stride, 3);
+  const auto a = random_values<bf16>(rows * stride, 1), b = random_values<bf16>(32 * stride, 2),
+             c = random_values<bf16>(32 * stride, 3);
   for (bool accumulate : {false, true}) {
     const auto before = random_values<bf16>(rows * stride, 4);
     const DeviceArray<bf16> d_a(a), d_b(b), d_c(c), d_result(before);
-    launch(product_kernel<M, D>, 1, 128, size_t(3 * 32) * D * 2, gpu().stream, d_result.data, d_a.data, d_b.data, d_c.data, stride,
-           rows, HS, accumulate);
+    launch(product_kernel<M, D>, 1, 128, size_t(3 * 32) * D * 2, gpu().stream, d_result.data, d_a.data, d_b.data,
+           d_c.data, stride, rows, HS, accumulate);
     std::vector<double> expected(before.size());
     for (size_t i = 0; i < before.size(); i++) expected[i] = double(float(before[i]));
     for (int row = 0; row < rows; row++)
@@ -220,15 +227,18 @@ static void check_product(int rows, int HS) {
   }
 }
 TEST(Products, OfTilesAndRegistersAreThoseOfMatrices) {
-  check_product<2, 32>(32, 32), check_product<2, 64>(32, 64), check_product<2, 96>(32, 96), check_product<2, 128>(32, 128);
-  check_product<2, 32>(29, 8), check_product<2, 64>(17, 40), check_product<2, 96>(32, 80), check_product<2, 128>(5, 104);
+  check_product<2, 32>(32, 32), check_product<2, 64>(32, 64), check_product<2, 96>(32, 96),
+      check_product<2, 128>(32, 128);
+  check_product<2, 32>(29, 8), check_product<2, 64>(17, 40), check_product<2, 96>(32, 80),
+      check_product<2, 128>(5, 104);
   check_product<1, 96>(16, 96), check_product<1, 128>(11, 128);
 }
 
 #ifdef SLA_EMU
 TEST(Products, HaveNoBankConflicts) {
   const emu::Counters before = emu::counters();
-  check_product<2, 32>(32, 32), check_product<2, 64>(32, 64), check_product<2, 96>(32, 96), check_product<2, 128>(32, 128);
+  check_product<2, 32>(32, 32), check_product<2, 64>(32, 64), check_product<2, 96>(32, 96),
+      check_product<2, 128>(32, 128);
   EXPECT_GT(emu::counters().matrices_loaded, before.matrices_loaded);
   EXPECT_EQ(emu::counters().bank_conflicts, before.bank_conflicts);
 }

@@ -1,5 +1,5 @@
-// The tokenizer against tiktoken: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's ids, all written by
-// dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
+// The tokenizer against tiktoken: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's
+// ids, all written by dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
 #include <gtest/gtest.h>
 #include <algorithm>           // std::mismatch, std::shuffle, std::count
 #include <climits>             // INT_MAX
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>   // nlohmann::json
 #include <set>                 // std::set
 #include <sstream>             // std::istringstream
-#include "files.h"  // FolderTest, read_file
+#include "files.h"             // FolderTest, read_file
 #include "dev/test/helpers.h"  // EXPECT_ERROR
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/unicode_classes.h"
@@ -54,7 +54,8 @@ static std::vector<Case> cases() {
 
 // Words of random lengths from a few letters, some of them with other characters between.
 static std::string random_words(int words, unsigned seed) {
-  static const std::vector<std::string> between = {" ", " ", " ", "  ", "\n", "'s ", ".", "1", "\u4e2d", "\u00e9", "\u3000", "\t\n "};
+  static const std::vector<std::string> between = {" ", " ", " ",      "  ",     "\n",     "'s ",
+                                                   ".", "1", "\u4e2d", "\u00e9", "\u3000", "\t\n "};
   std::mt19937 random(seed);
   std::string text;
   for (int i = 0; i < words; i++) {
@@ -127,7 +128,8 @@ TEST(Encode, TheCacheDoesNotChangeTheTokens) {
 
 TEST(Encode, AHugePieceTakesNoQuadraticTime) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest that threads merge at the same time, and a longer one
+  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest that threads merge at the same time,
+                                                                    // and a longer one
     std::string word(length, '\0');
     std::mt19937 random(3);
     for (char& c : word) c = "aeinorst"[random() % 8];
@@ -177,7 +179,8 @@ TEST_F(Vocabulary, OnlyLowerCaseContractionsKeepTheirApostrophe) {
   std::vector<std::string> contractions = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}, others;
   for (char a : std::string("stmdrvlaeRSLV"))
     for (char b : std::string("elaEL")) {
-      for (const std::string& token : {std::string{'\'', a}, std::string{'\'', a, b}}) ranks.emplace(token, int(ranks.size()));
+      for (const std::string& token : {std::string{'\'', a}, std::string{'\'', a, b}})
+        ranks.emplace(token, int(ranks.size()));
       const bool begins = std::count(contractions.begin(), contractions.end(), std::string{'\'', a}) > 0;
       const std::string all = {'\'', a, b};
       if (!begins && std::count(contractions.begin(), contractions.end(), all) == 0) others.push_back(all);
@@ -188,7 +191,8 @@ TEST_F(Vocabulary, OnlyLowerCaseContractionsKeepTheirApostrophe) {
   EXPECT_EQ(others.size(), 9u * 5 - 3);
 }
 
-// In a trained vocabulary a token has a higher id than those it is made of. Here a merge can make a pair of lower rank than its own.
+// In a trained vocabulary a token has a higher id than those it is made of. Here a merge can make a pair of lower rank
+// than its own.
 TEST_F(Vocabulary, TheLowestIdIsMergedFirstFromTheLeft) {
   std::mt19937 random(8);
   int earlier = 0;
@@ -272,11 +276,28 @@ TEST(LastCut, ACutDoesNotChangeTheTokens) {
 
 TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  struct Expected { std::string text; size_t cut; };
-  for (const Expected& e : std::vector<Expected>{
-           {"one two", 3}, {"word", 0}, {"", 0}, {"a", 0}, {"ab  ", 2}, {"ab 12", 2}, {"ab12", 2}, {"12;ab", 3}, {"it's", 2}, {"'s", 0},
-           {"'1", 1}, {"a\n\n", 1}, {"\n\nab", 0}, {"\u4e2d\u3002\n", 6}, {"\u4e2d\u3002\u4e2d.", 9}, {"\u4e2d\u4e2d", 0},
-           {"a\u00a0\u00a0", 1}, {"a \xC2", 1}})
+  struct Expected {
+    std::string text;
+    size_t cut;
+  };
+  for (const Expected& e : std::vector<Expected>{{"one two", 3},
+                                                 {"word", 0},
+                                                 {"", 0},
+                                                 {"a", 0},
+                                                 {"ab  ", 2},
+                                                 {"ab 12", 2},
+                                                 {"ab12", 2},
+                                                 {"12;ab", 3},
+                                                 {"it's", 2},
+                                                 {"'s", 0},
+                                                 {"'1", 1},
+                                                 {"a\n\n", 1},
+                                                 {"\n\nab", 0},
+                                                 {"\u4e2d\u3002\n", 6},
+                                                 {"\u4e2d\u3002\u4e2d.", 9},
+                                                 {"\u4e2d\u4e2d", 0},
+                                                 {"a\u00a0\u00a0", 1},
+                                                 {"a \xC2", 1}})
     EXPECT_EQ(tokenizer.last_cut(e.text), e.cut) << e.text;
 }
 
@@ -285,24 +306,28 @@ TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {
 
 // BUG llmc/utils/utf8.h: `lead == 0xE0 ? 0xA0` -> `lead == 0xE0 ? 0x80`
 TEST(Utf8, EachInvalidSequenceIsReplacedOnce) {
-  struct Expected { std::string bytes, text; int count; };
+  struct Expected {
+    std::string bytes, text;
+    int count;
+  };
   const std::string r = "\uFFFD";
-  for (const Expected& e : std::vector<Expected>{
-           {"plain ASCII, and long enough", "plain ASCII, and long enough", 0},
-           {"\u00e9\u4e2d\U0001f600\uFFFD", "\u00e9\u4e2d\U0001f600\uFFFD", 0},
-           {"a\xFFz", "a" + r + "z", 1},
-           {"\x80\x80", r + r, 2},
-           {"\xE2\x82z", r + "z", 1},
-           {"\xF0\x9F\x98", r, 1},
-           {"\xF0\x9F\x98\xF0\x9F\x98\x80", r + "\U0001f600", 1},
-           {"\xC0\xAF", r + r, 2},
-           {"\xE0\x80\xAF", r + r + r, 3},
-           {"\xED\xA0\x80", r + r + r, 3},
-           {"\xED\x9F\xBF\xEE\x80\x80", "\uD7FF\uE000", 0},
-           {"\xF4\x8F\xBF\xBF", "\U0010FFFF", 0},
-           {"\xF4\x90\x80\x80", r + r + r + r, 4},
-           {"\xF0\x80\x80\x80", r + r + r + r, 4},
-           {"01234567\xC3" "89abcdef\xC3\xA9", "01234567" + r + "89abcdef\u00e9", 1}}) {
+  for (const Expected& e : std::vector<Expected>{{"plain ASCII, and long enough", "plain ASCII, and long enough", 0},
+                                                 {"\u00e9\u4e2d\U0001f600\uFFFD", "\u00e9\u4e2d\U0001f600\uFFFD", 0},
+                                                 {"a\xFFz", "a" + r + "z", 1},
+                                                 {"\x80\x80", r + r, 2},
+                                                 {"\xE2\x82z", r + "z", 1},
+                                                 {"\xF0\x9F\x98", r, 1},
+                                                 {"\xF0\x9F\x98\xF0\x9F\x98\x80", r + "\U0001f600", 1},
+                                                 {"\xC0\xAF", r + r, 2},
+                                                 {"\xE0\x80\xAF", r + r + r, 3},
+                                                 {"\xED\xA0\x80", r + r + r, 3},
+                                                 {"\xED\x9F\xBF\xEE\x80\x80", "\uD7FF\uE000", 0},
+                                                 {"\xF4\x8F\xBF\xBF", "\U0010FFFF", 0},
+                                                 {"\xF4\x90\x80\x80", r + r + r + r, 4},
+                                                 {"\xF0\x80\x80\x80", r + r + r + r, 4},
+                                                 {"01234567\xC3"
+                                                  "89abcdef\xC3\xA9",
+                                                  "01234567" + r + "89abcdef\u00e9", 1}}) {
     std::string text = "before";
     EXPECT_EQ(replace_invalid_utf8(e.bytes, text), e.count) << e.text;
     EXPECT_EQ(e.count > 0 ? text : e.bytes, e.text);
@@ -331,7 +356,8 @@ TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
     EXPECT_LT(end, 0x110000);
     return code_points;
   };
-  // The counts that the Unicode Character Database states at the end of each category of DerivedGeneralCategory-16.0.0.txt, added up.
+  // The counts that the Unicode Character Database states at the end of each category of
+  // DerivedGeneralCategory-16.0.0.txt, added up.
   EXPECT_EQ(count(unicode_letters), 1858 + 2258 + 31 + 404 + 136477);  // Lu, Ll, Lt, Lm, Lo
   EXPECT_EQ(count(unicode_numbers), 760 + 236 + 915);                  // Nd, Nl, No
   EXPECT_EQ(count(unicode_white_space), 25);
@@ -371,8 +397,10 @@ TEST_F(Vocabulary, AFolderOfRanksIsReadFromItsFirstFile) {
 // The fixture's was written by Hugging Face tokenizers.
 TEST_F(Vocabulary, ATokenizerJsonHasHuggingFacesMergesAndRoundTrips) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  nlohmann::json ours = nlohmann::json::parse(tokenizer.to_json()), theirs = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
-  for (nlohmann::json& merge : theirs["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  nlohmann::json ours = nlohmann::json::parse(tokenizer.to_json()),
+                 theirs = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
+  for (nlohmann::json& merge : theirs["model"]["merges"])
+    merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
   theirs["model"]["vocab"]["<|endoftext|>"] = 656;  // which is only among its added tokens
   EXPECT_EQ(ours["model"]["vocab"], theirs["model"]["vocab"]);
   EXPECT_EQ(ours["model"]["merges"], theirs["model"]["merges"]);
@@ -397,7 +425,8 @@ TEST_F(Vocabulary, ATokenWithoutAMergeHasNoTokenizerJson) {
   for (int byte = 0; byte < 256; byte++) ranks[std::string(1, char(byte))] = byte;
   ranks["abc"] = 256;
   ranks["ab"] = 257;
-  EXPECT_ERROR(Tokenizer::load(write("ranks", ranks_file(ranks))).to_json(), "token 256 of the vocabulary is not made by merging");
+  EXPECT_ERROR(Tokenizer::load(write("ranks", ranks_file(ranks))).to_json(), "token 256 of the vocabulary is not made "
+                                                                             "by merging");
   std::swap(ranks["abc"], ranks["ab"]);
   EXPECT_NO_THROW(Tokenizer::load(write("ranks", ranks_file(ranks))).to_json());
 }
@@ -425,20 +454,25 @@ TEST_F(Vocabulary, AnInvalidVocabularyIsAnErrorThatNamesTheFile) {
   EXPECT_ERROR(Tokenizer::load(write("text", "Just a text.\n")), "text: line 1 is not a token in base64");
   EXPECT_ERROR(Tokenizer::load(write("empty", "")), "empty: no token for the byte 0x00");
   EXPECT_ERROR(Tokenizer::load(write("cut", read_file(fixture + "small.tiktoken").substr(0, 700))), "cut: ");
-  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "")), "small.tiktoken: no token for the byte 0x21");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "")), "small.tiktoken: no token for the byte "
+                                                                           "0x21");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "IQ== 1\n")), "id 1 occurs twice");
-  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "Ig== 0\n")), "the ids 0 and 1 are the same token");
-  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 65536\n")), "id 65536: token shards hold ids below 65536");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", "IQ== 0\n", "Ig== 0\n")), "the ids 0 and 1 are the same "
+                                                                                   "token");
+  EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 65536\n")), "id 65536: token shards hold ids "
+                                                                                 "below 65536");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 6x\n")), "line 656 is not a token");
   EXPECT_ERROR(Tokenizer::load(write("half.json", "{\"model\": {")), "half.json: is not a whole JSON object");
   EXPECT_ERROR(Tokenizer::load(write("encoder.json", "{\"a\": 1}")), "encoder.json: needs vocab.bpe beside it");
   EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\nx y\n")), "encoder.json: has no <|endoftext|>");
   fs::copy_file(fixture + "encoder.json", folder + "/encoder.json", fs::copy_options::overwrite_existing);
-  EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\n\u00ffx y\n")), "vocab.bpe: \"\u00ffxy\" is merged, but is no token");
+  EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\n\u00ffx y\n")), "vocab.bpe: \"\u00ffxy\" is merged, but "
+                                                                             "is no token");
   const std::string merges = read_file(fixture + "vocab.bpe");
   const size_t first = merges.find('\n') + 1, second = merges.find('\n', first) + 1;
-  EXPECT_ERROR(Tokenizer::load(write("vocab.bpe", merges.substr(0, first) + merges.substr(second))),
-               "400 tokens of several bytes, but 399 merges");
+  EXPECT_ERROR(Tokenizer::load(write("vocab.bpe", merges.substr(0, first) + merges.substr(second))), "400 tokens of "
+                                                                                                     "several bytes, "
+                                                                                                     "but 399 merges");
   const size_t third = merges.find('\n', second) + 1;
   const std::string swapped = merges.substr(second, third - second) + merges.substr(first, second - first);
   EXPECT_ERROR(Tokenizer::load(write("vocab.bpe", merges.substr(0, first) + swapped)), "not in the merges' order");
@@ -446,15 +480,24 @@ TEST_F(Vocabulary, AnInvalidVocabularyIsAnErrorThatNamesTheFile) {
 
 TEST_F(Vocabulary, ATokenizerJsonOfAnotherKindIsRefused) {
   const std::string original = "\"add_prefix_space\":false";
-  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", original, "\"add_prefix_space\":true")), "add_prefix_space is true; only GPT-2's");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", original, "\"add_prefix_space\":true")), "add_prefix_space is "
+                                                                                                  "true; only GPT-2's");
   EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}")),
                "a normalizer is set");
   const std::string splits = "\"pre_tokenizer\":{\"type\":";
-  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", splits + "\"ByteLevel\"", splits + "\"Whitespace\"")), "pre_tokenizer is not ByteLevel");
-  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"use_regex\":true", "\"use_regex\":false")), "pre_tokenizer is not ByteLevel");
-  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"type\":\"BPE\"", "\"type\":\"Unigram\"")), "model.type is not BPE");
-  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"byte_fallback\":false", "\"byte_fallback\":true")),
-               "model.byte_fallback is set");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", splits + "\"ByteLevel\"", splits + "\"Whitespace\"")),
+               "pre_tokenizer is not ByteLevel");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"use_regex\":true", "\"use_regex\":false")), "pre_tokenizer "
+                                                                                                        "is not "
+                                                                                                        "ByteLevel");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"type\":\"BPE\"", "\"type\":\"Unigram\"")), "model.type is "
+                                                                                                       "not BPE");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"byte_fallback\":false", "\"byte_fallback\":true")), "model."
+                                                                                                                "byte_"
+                                                                                                                "fallba"
+                                                                                                                "ck is "
+                                                                                                                "set");
   EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "<|endoftext|>", "<|end|>")), "no <|endoftext|>");
-  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"merges\":[", "\"merges\":[7,")), "tokenizer.json: is not a tokenizer.json");
+  EXPECT_ERROR(Tokenizer::load(changed("tokenizer.json", "\"merges\":[", "\"merges\":[7,")), "tokenizer.json: is not a "
+                                                                                             "tokenizer.json");
 }

@@ -23,8 +23,8 @@ std::vector<T> nans(int64_t n) {
 inline double real(float x) { return double(x); }
 inline double real(double x) { return x; }
 
-// ||a - expected|| / ||expected||; where the expected values are all zero, ||a|| / norm_if_zero, which is infinite by default unless a is
-// zero as well. NaN if a has one.
+// ||a - expected|| / ||expected||; where the expected values are all zero, ||a|| / norm_if_zero, which is infinite by
+// default unless a is zero as well. NaN if a has one.
 template <class A, class B>
 double relative_error(const A& a, const B& expected, double norm_if_zero = 0) {
   EXPECT_EQ(a.size(), expected.size());

@@ -1,7 +1,7 @@
-// Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against tiles of the keys that they see
-// with an online softmax, so that memory is linear in T. k and v are read where they were projected; of a tile whose keys are not
-// neighbours they are copied.
-// Shapes and strides: llmc/attention_args.h; any head size and stride will do.
+// Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against tiles of the
+// keys that they see with an online softmax, so that memory is linear in T. k and v are read where they were projected;
+// of a tile whose keys are not neighbours they are copied. Shapes and strides: llmc/attention_args.h; any head size and
+// stride will do.
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
@@ -22,16 +22,18 @@
 template <class Element>
 void check_kv_head(const KVHead<Element>&) {}  // any strides will do
 
-// A thread owns a query head. Where a K/V head has several, or where dk and dv are bf16, which would round each addition, it leaves a
-// partial sum of them in the scratch memory.
+// A thread owns a query head. Where a K/V head has several, or where dk and dv are bf16, which would round each
+// addition, it leaves a partial sum of them in the scratch memory.
 inline bool has_partial_sums(int64_t query_heads) { return has_master_weights || query_heads > 1; }
-inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums) { return 2 * B * T * HS * partial_sums; }
+inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums) {
+  return 2 * B * T * HS * partial_sums;
+}
 inline int64_t attention_partials(int64_t, int64_t, int64_t, int64_t, int64_t) { return 0; }
 
-// Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and oneDNN's
-// sgemm runs such tiles near its full rate (measured: 180 to 220 of 223 GFLOP/s). In bf16 products take half as long, and starting one does
-// not: with twice the queries attention takes 5 % (T 256) to 13 % (T 2,048) less. Each thread keeps one or two tiles, 64 KB each in fp32,
-// 192 KB in bf16, whatever the model's size.
+// Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and
+// oneDNN's sgemm runs such tiles near its full rate (measured: 180 to 220 of 223 GFLOP/s). In bf16 products take half
+// as long, and starting one does not: with twice the queries attention takes 5 % (T 256) to 13 % (T 2,048) less. Each
+// thread keeps one or two tiles, 64 KB each in fp32, 192 KB in bf16, whatever the model's size.
 constexpr int64_t query_block = has_master_weights ? 128 : 64, key_block = 256;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -39,8 +41,9 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 // ----------------------------------------------------------------------------
 // Queries, and tiles of the keys that they see
 
-// The positions first, first + step, ... of a query head in one sequence, numbered from 0: all of them, but for the stride pattern. There
-// positions see each other only if they are equal modulo s, and those that are are a causal problem of their own, with rows `step` apart.
+// The positions first, first + step, ... of a query head in one sequence, numbered from 0: all of them, but for the
+// stride pattern. There positions see each other only if they are equal modulo s, and those that are are a causal
+// problem of their own, with rows `step` apart.
 struct HeadPositions {
   const AttentionArgs<floatX>& a;
   int64_t b, head, first, step, length;
@@ -54,11 +57,16 @@ struct HeadPositions {
     if (mask.window > 0) mask.window = (mask.window - 1) / mask.s + 1;
   }
   static int64_t step_of(const AttentionArgs<floatX>& a, int64_t head) {
-    return a.masks != nullptr && a.masks[head].pattern == MaskPattern::stride ? std::min<int64_t>(a.masks[head].s, a.T) : 1;
+    return a.masks != nullptr && a.masks[head].pattern == MaskPattern::stride ? std::min<int64_t>(a.masks[head].s, a.T)
+                                                                              : 1;
   }
   int64_t position(int64_t i) const { return first + i * step; }
-  int64_t query_row(int64_t i) const { return b * (a.T - a.first_query) + position(i) - a.first_query; }  // of q, out and their gradients
-  int64_t statistic(int64_t i) const { return (b * a.NH + head) * (a.T - a.first_query) + position(i) - a.first_query; }  // in lse, ...
+  int64_t query_row(int64_t i) const {
+    return b * (a.T - a.first_query) + position(i) - a.first_query;
+  }  // of q, out and their gradients
+  int64_t statistic(int64_t i) const {
+    return (b * a.NH + head) * (a.T - a.first_query) + position(i) - a.first_query;
+  }                                                                   // in lse, ...
   int64_t key_row(int64_t i) const { return b * a.T + position(i); }  // of k, v and their gradients
 };
 
@@ -66,7 +74,8 @@ struct HeadPositions {
 struct KeyTile {
   int source, kv_head;              // it is the query head's K/V head number `source`, and a.kv_heads[kv_head]
   int64_t keys, first;              // how many, at most key_block, and the number of the first
-  const int *numbers, *remainders;  // (keys): of each, and the same modulo the mask's s; null if they are first, first + 1, ...
+  const int *numbers, *remainders;  // (keys): of each, and the same modulo the mask's s; null if they are first, first
+                                    // + 1, ...
 
   bool is_contiguous() const { return numbers == nullptr || numbers[keys - 1] - numbers[0] == keys - 1; }
 };
@@ -81,7 +90,8 @@ inline const std::vector<KeyTile>& key_tiles(const HeadPositions& at, int64_t q0
   int64_t keys = q1 - first;
   if (!is_interval) {
     numbers.clear(), remainders.clear();
-    for (int j = seen.first, remainder = j % seen.s; j < seen.end; j++, remainder = remainder + 1 < seen.s ? remainder + 1 : 0)
+    for (int j = seen.first, remainder = j % seen.s; j < seen.end;
+         j++, remainder = remainder + 1 < seen.s ? remainder + 1 : 0)
       if (seen.includes(j, remainder)) numbers.push_back(j), remainders.push_back(remainder);
     keys = int64_t(numbers.size());
   }
@@ -116,12 +126,12 @@ inline Rows<const floatX> key_rows(const HeadPositions& at, const KeyTile& tile,
 }
 
 // The tile's rows of dx, which is dk or dv, += weights^T x, of weights (rows, key_block) and x (rows, HS).
-inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride, const floatX* weights,
-                                 const Rows<const floatX>& x, int64_t rows) {
+inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, float* dx, int64_t stride,
+                                 const floatX* weights, const Rows<const floatX>& x, int64_t rows) {
   const int64_t HS = at.a.HS;
   if (tile.is_contiguous()) {
-    gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 1.0f, dx + at.key_row(tile.first) * stride,
-         at.step * stride);
+    gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 1.0f,
+         dx + at.key_row(tile.first) * stride, at.step * stride);
     return;
   }
   thread_local std::vector<float> sums;
@@ -134,8 +144,8 @@ inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, f
   }
 }
 
-// A tile of scores, probabilities or their gradients (query_block, key_block), and the same as the next matmul reads it: rounded, in a tile
-// of its own, if Element is not float.
+// A tile of scores, probabilities or their gradients (query_block, key_block), and the same as the next matmul reads
+// it: rounded, in a tile of its own, if Element is not float.
 template <class Element>
 struct ScoreTile {
   static constexpr bool is_rounded = !std::is_same_v<Element, float>;
@@ -149,7 +159,8 @@ struct ScoreTile {
   }
 };
 
-// Where a block's rows of x (HS) are summed up in fp32: in x itself if it is float, else in `memory` until store_sums rounds them.
+// Where a block's rows of x (HS) are summed up in fp32: in x itself if it is float, else in `memory` until store_sums
+// rounds them.
 inline Rows<float> sums_of(const Rows<float>& x, std::vector<float>&, int64_t) { return x; }
 inline Rows<float> sums_of(const Rows<bfloat16>&, std::vector<float>& memory, int64_t HS) {
   memory.resize(size_t(query_block * HS));
@@ -158,7 +169,8 @@ inline Rows<float> sums_of(const Rows<bfloat16>&, std::vector<float>& memory, in
 
 // x (rows, HS) = or += factor sums; nothing where they are in x.
 inline void store_sums(const Rows<float>&, const Rows<float>&, int64_t, int64_t, float, bool) {}
-inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t rows, int64_t HS, float factor, bool accumulate) {
+inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t rows, int64_t HS, float factor,
+                       bool accumulate) {
   for (int64_t r = 0; r < rows; r++) {
     bfloat16* row = x.data + r * x.stride;
     const float* sum = sums.data + r * sums.stride;
@@ -175,9 +187,10 @@ inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.T - a.fir
 // So many rows ahead k and v are asked for. A head's are far from each other, with those of other heads between them.
 constexpr int64_t prefetch_rows = 16;
 
-// Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are scaled, but for topk,
-// where scores that are equal must stay equal.
-inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows, const Rows<const floatX>& k, float* scores) {
+// Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are
+// scaled, but for topk, where scores that are equal must stay equal.
+inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows,
+                           const Rows<const floatX>& k, float* scores) {
   const AttentionArgs<floatX>& a = at.a;
   if (has_few_queries(a)) {
     thread_local std::vector<float> q;
@@ -187,12 +200,14 @@ inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t
       for (int64_t i = 0; i < a.HS; i++) q[i] = to_float(query[i]);
       const float scale = a.topk > 0 ? 1.0f : score_scale(a);
       for (int64_t j = 0; j < tile.keys; j++)
-        scores[r * key_block + j] = scale * dot_product(q.data(), k.data + j * k.stride, a.HS, size_t(prefetch_rows * k.stride) * sizeof(floatX));
+        scores[r * key_block + j] = scale * dot_product(q.data(), k.data + j * k.stride, a.HS,
+                                                        size_t(prefetch_rows * k.stride) * sizeof(floatX));
     }
     return;
   }
-  gemm('N', 'T', rows, tile.keys, a.HS, a.topk > 0 ? 1.0f : score_scale(a), a.q + at.query_row(q0) * a.q_stride + at.head * a.HS,
-       at.step * a.q_stride, k.data, k.stride, 0.0f, scores, key_block);
+  gemm('N', 'T', rows, tile.keys, a.HS, a.topk > 0 ? 1.0f : score_scale(a),
+       a.q + at.query_row(q0) * a.q_stride + at.head * a.HS, at.step * a.q_stride, k.data, k.stride, 0.0f, scores,
+       key_block);
 }
 
 struct KeyRange {
@@ -217,7 +232,8 @@ inline int key_index(const HeadPositions& at, const KeyTile& tile, int64_t j) {
   return int(at.a.T * tile.source + at.position(tile.numbers == nullptr ? tile.first + j : tile.numbers[j]));
 }
 
-// The same for those that are not among its `topk`; the others are scaled then. NaN is kept, so that it reaches the loss.
+// The same for those that are not among its `topk`; the others are scaled then. NaN is kept, so that it reaches the
+// loss.
 inline KeyRange hide_unseen(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
   const KeyRange keys = hide_masked(at, tile, t, scores);
   if (at.a.topk == 0) return keys;
@@ -225,7 +241,8 @@ inline KeyRange hide_unseen(const HeadPositions& at, const KeyTile& tile, int64_
   const int last = at.a.topk_last[at.statistic(t)];
   const float scale = score_scale(at.a);
   for (int64_t j = keys.begin; j < keys.end; j++)
-    scores[j] = scores[j] < lowest || (scores[j] == lowest && key_index(at, tile, j) > last) ? -infinity : scores[j] * scale;
+    scores[j] =
+        scores[j] < lowest || (scores[j] == lowest && key_index(at, tile, j) > last) ? -infinity : scores[j] * scale;
   return keys;
 }
 
@@ -243,14 +260,16 @@ struct HighestScores {
 
   void drop_others(int64_t wanted) {
     if (int64_t(keys.size()) <= wanted) return;
-    std::nth_element(keys.begin(), keys.begin() + (wanted - 1), keys.end(),
-                     [](const Key& x, const Key& y) { return x.score > y.score || (x.score == y.score && x.index < y.index); });
+    std::nth_element(keys.begin(), keys.begin() + (wanted - 1), keys.end(), [](const Key& x, const Key& y) {
+      return x.score > y.score || (x.score == y.score && x.index < y.index);
+    });
     last = keys[wanted - 1];
     keys.resize(size_t(wanted));
   }
 };
 
-// topk_score =, topk_last = of the queries [q0, q1); -inf and the largest int of those that see no more than `topk` keys.
+// topk_score =, topk_last = of the queries [q0, q1); -inf and the largest int of those that see no more than `topk`
+// keys.
 inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local std::vector<float> score_tile(query_block * key_block);
   thread_local std::vector<floatX> copies;
@@ -266,7 +285,9 @@ inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
       HighestScores& of_query = highest[r];
       for (int64_t j = seen.begin; j < seen.end; j++) {
         if (scores[j] <= of_query.last.score) continue;
-        of_query.keys.push_back({std::isnan(scores[j]) ? infinity : scores[j], key_index(at, tile, j)});  // NaN would have no order
+        of_query.keys.push_back({std::isnan(scores[j]) ? infinity : scores[j], key_index(at, tile, j)});  // NaN would
+                                                                                                          // have no
+                                                                                                          // order
       }
       if (int64_t(of_query.keys.size()) > 2 * a.topk) of_query.drop_others(a.topk);
     }
@@ -278,7 +299,8 @@ inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   }
 }
 
-// Of a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes what rounding has left.
+// Of a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes what
+// rounding has left.
 inline void keep_rounding_errors(ScoreTile<floatX>& tile, const float* shifts, int64_t rows, int64_t keys) {
   for (int64_t r = 0; r < rows; r++) {
     const float *scores = tile.row(r), shift = shifts[r];
@@ -292,9 +314,10 @@ inline void keep_rounding_errors(ScoreTile<floatX>& tile, const float* shifts, i
 }
 
 // sums (rows, HS) = or += p v, of p (rows, key_block) and a tile's v (keys, HS).
-inline void add_values(const Rows<float>& sums, const floatX* p, const Rows<const floatX>& v, int64_t rows, int64_t keys, int64_t HS,
-                       bool few_queries, bool accumulate) {
-  if (!few_queries) return gemm('N', 'N', rows, HS, keys, p, key_block, v.data, v.stride, accumulate, sums.data, sums.stride);
+inline void add_values(const Rows<float>& sums, const floatX* p, const Rows<const floatX>& v, int64_t rows,
+                       int64_t keys, int64_t HS, bool few_queries, bool accumulate) {
+  if (!few_queries)
+    return gemm('N', 'N', rows, HS, keys, p, key_block, v.data, v.stride, accumulate, sums.data, sums.stride);
   constexpr int64_t width = 64;  // channels whose sums stay in registers
   for (int64_t r = 0; r < rows; r++) {
     for (int64_t first = 0; first < HS; first += width) {
@@ -335,7 +358,8 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
       float max = is_first ? -infinity : row_max[r];
 #pragma omp simd reduction(max : max)
       for (int64_t j = keys.begin; j < keys.end; j++) max = scores[j] > max ? scores[j] : max;
-      const float shift = max == -infinity ? 0.0f : max;  // no key yet: exp(-inf - 0) is 0, exp(-inf + inf) would be NaN
+      const float shift = max == -infinity ? 0.0f : max;  // no key yet: exp(-inf - 0) is 0, exp(-inf + inf) would be
+                                                          // NaN
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t j = keys.begin; j < keys.end; j++) {
@@ -378,20 +402,23 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
   }
   store_sums(out, sums, rows, HS, 1.0f, /*accumulate=*/false);
   if (has_master_weights && a.exact_out != nullptr)
-    for (int64_t r = 0; r < rows; r++) std::copy_n(sums.data + r * sums.stride, HS, a.exact_out + first + r * out.stride);
+    for (int64_t r = 0; r < rows; r++)
+      std::copy_n(sums.data + r * sums.stride, HS, a.exact_out + first + r * out.stride);
 }
 
-// out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block of queries of one
-// head in one sequence; blocks with the most keys are started first.
+// out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block
+// of queries of one head in one sequence; blocks with the most keys are started first.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
-  // Of keys and values that few queries read. A head's rows are far from each other: a byte takes four times as long as in sequence.
+  // Of keys and values that few queries read. A head's rows are far from each other: a byte takes four times as long as
+  // in sequence.
   const int64_t bytes = has_few_queries(a) ? 4 * 2 * int64_t(sizeof(floatX)) * a.B * a.NH * a.HS * a.T : 0;
   int64_t units = 0;  // the most blocks that a head has
   for (int64_t head = 0; head < a.NH; head++) {
     const int64_t step = HeadPositions::step_of(a, head);
     units = std::max(units, step * ((HeadPositions(a, 0, head, 0).length + query_block - 1) / query_block));
   }
-#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(bytes, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
+#pragma omp parallel for schedule(dynamic, \
+                                  1) if (is_worth_threads(bytes, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
   for (int64_t task = 0; task < units * a.B * a.NH; task++) {
     const int64_t head = task % a.NH, unit = units - 1 - task / (a.B * a.NH), step = HeadPositions::step_of(a, head);
     const HeadPositions at(a, task / a.NH % a.B, head, unit % step);
@@ -406,20 +433,21 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
 // ----------------------------------------------------------------------------
 // Backward
 
-// Where a query head adds to the gradients of one of its K/V heads: dk and dv themselves, or partial sums of them. Rows (b, t).
+// Where a query head adds to the gradients of one of its K/V heads: dk and dv themselves, or partial sums of them. Rows
+// (b, t).
 struct KeyGradients {
   float *dk, *dv;
   int64_t dk_stride, dv_stride;
 };
 
-// The factor of the sums of ds k and ds^T q that is not in ds: all of 1 / sqrt(HS) where ds is rounded, so that a head size whose root is no
-// power of two costs no second rounding.
+// The factor of the sums of ds k and ds^T q that is not in ds: all of 1 / sqrt(HS) where ds is rounded, so that a head
+// size whose root is no power of two costs no second rounding.
 inline float score_gradient_scale(const AttentionArgs<floatX>& a) { return has_master_weights ? score_scale(a) : 1.0f; }
 
-// One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is dout v^T,
-// ds = p (dp - delta) factor. If floatX is float, p may be scores and ds may be dp.
-inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores, const float* dp, int64_t visible, float lse, float delta,
-                                      float factor) {
+// One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is
+// dout v^T, ds = p (dp - delta) factor. If floatX is float, p may be scores and ds may be dp.
+inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores, const float* dp, int64_t visible,
+                                      float lse, float delta, float factor) {
 #pragma omp simd
   for (int64_t j = 0; j < visible; j++) {
     const float probability = vec_exp(scores[j] - lse), gradient = dp[j];
@@ -436,7 +464,8 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   thread_local std::vector<float> dq_sums;
   const AttentionArgs<floatX>& a = at.a;
   const int64_t rows = q1 - q0, HS = a.HS, C = a.NH * HS, row = at.query_row(q0), column = at.head * HS;
-  const Rows<const floatX> q = {a.q + row * a.q_stride + column, at.step * a.q_stride}, dout = {a.dout + row * C + column, at.step * C};
+  const Rows<const floatX> q = {a.q + row * a.q_stride + column, at.step * a.q_stride},
+                           dout = {a.dout + row * C + column, at.step * C};
   const floatX* out = a.out + row * C + column;
   const float* lse = a.lse + at.statistic(q0);
   float* delta = a.delta + at.statistic(q0);
@@ -453,15 +482,16 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   bool has_sums = !has_master_weights && a.dq_accumulate;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
     const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
-    const Rows<const floatX> k = key_rows(at, tile, kv.k, kv.k_stride, k_copies), v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
+    const Rows<const floatX> k = key_rows(at, tile, kv.k, kv.k_stride, k_copies),
+                             v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
     compute_scores(at, tile, q0, rows, k, probabilities.row(0));
     gemm('N', 'T', rows, tile.keys, HS, dout.data, dout.stride, v.data, v.stride, false, dscores.row(0), key_block);
     for (int64_t r = 0; r < rows; r++) {
       float *scores = probabilities.row(r), *dp = dscores.row(r);
       floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
       const KeyRange keys = hide_unseen(at, tile, q0 + r, scores);
-      attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin, keys.end - keys.begin,
-                                lse[r * at.step], delta[r * at.step], scale);
+      attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
+                                keys.end - keys.begin, lse[r * at.step], delta[r * at.step], scale);
       for (floatX* x : {p, ds}) {
         std::fill(x, x + keys.begin, floatX(0.0f));
         std::fill(x + keys.end, x + tile.keys, floatX(0.0f));
@@ -470,7 +500,8 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     const KeyGradients& to = gradients[tile.source];
     add_to_key_gradients(at, tile, to.dv, to.dv_stride, probabilities.operand(), dout, rows);
     add_to_key_gradients(at, tile, to.dk, to.dk_stride, dscores.operand(), q, rows);
-    gemm('N', 'N', rows, HS, tile.keys, dscores.operand(), key_block, k.data, k.stride, has_sums, sums.data, sums.stride);
+    gemm('N', 'N', rows, HS, tile.keys, dscores.operand(), key_block, k.data, k.stride, has_sums, sums.data,
+         sums.stride);
     has_sums = true;
   }
   if (!has_sums)  // they see no key
@@ -485,7 +516,8 @@ inline std::vector<int> partial_sum_indices(const AttentionArgs<floatX>& a) {
   int n = 0;
   for (int i = 0; i < a.num_kv_heads; i++) {
     CHECK(a.kv_heads[i].first_query_head == int(partials.size()));
-    for (int r = 0; r < a.kv_heads[i].num_query_heads; r++) partials.push_back(has_partial_sums(a.kv_heads[i].num_query_heads) ? n++ : -1);
+    for (int r = 0; r < a.kv_heads[i].num_query_heads; r++)
+      partials.push_back(has_partial_sums(a.kv_heads[i].num_query_heads) ? n++ : -1);
   }
   CHECK(n == 0 || a.scratch != nullptr);
   return partials;
@@ -510,7 +542,8 @@ inline void clear_key_gradients(const AttentionArgs<floatX>& a, int64_t b, float
 }
 
 // One query head in sequence b: delta =, dq = or +=, and its part of dk and dv.
-inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, int64_t head, const std::vector<int>& partials) {
+inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, int64_t head,
+                                    const std::vector<int>& partials) {
   std::vector<KeyGradients> gradients;
   for (int source = 0; source < a.kv_per_head; source++) {
     const int n = a.kv_of_head[head * a.kv_per_head + source];
@@ -531,7 +564,8 @@ inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, i
 }
 
 // A K/V head's dk and dv = or += the sum of its query heads' partial sums, in their order.
-inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX>& kv, const std::vector<int>& partials, int64_t row) {
+inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX>& kv, const std::vector<int>& partials,
+                             int64_t row) {
   floatX *dk = kv.dk + row * kv.dk_stride, *dv = kv.dv + row * kv.dv_stride;
   thread_local std::vector<float> sums;  // (2, HS): dk, dv
   sums.assign(size_t(2 * a.HS), 0.0f);
@@ -547,8 +581,9 @@ inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX
   for (int64_t i = 0; i < a.HS; i++) from_float(dk[i], sums[i]), from_float(dv[i], sums[a.HS + i]);
 }
 
-// delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its partial sums of dk and dv, so no two
-// threads write to the same address, and the order of the sums does not depend on the number of threads.
+// delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its partial sums
+// of dk and dv, so no two threads write to the same address, and the order of the sums does not depend on the number of
+// threads.
 inline void attention_backward(const AttentionArgs<floatX>& a) {
   CHECK(a.first_query == 0);
   const std::vector<int> partials = partial_sum_indices(a);
@@ -557,13 +592,15 @@ inline void attention_backward(const AttentionArgs<floatX>& a) {
   for (int n = 0; n < a.num_kv_heads; n++) {
     const KVHead<floatX>& kv = a.kv_heads[n];
     if (!has_partial_sums(kv.num_query_heads)) continue;
-#pragma omp parallel for schedule(static) if (is_worth_threads(2 * a.B * a.T * a.HS * (kv.num_query_heads + 1) * int64_t(sizeof(float))))
+#pragma omp parallel for schedule( \
+    static) if (is_worth_threads(2 * a.B * a.T * a.HS * (kv.num_query_heads + 1) * int64_t(sizeof(float))))
     for (int64_t row = 0; row < a.B * a.T; row++) add_partial_sums(a, kv, partials, row);
   }
 }
 
 // dst (rows, width) = src (rows, width), or zeros if src is null.
-inline void copy_rows(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows, int64_t width) {
+inline void copy_rows(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows,
+                      int64_t width) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * rows * width))
   for (int64_t i = 0; i < rows; i++) {
     if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(width) * sizeof(floatX));

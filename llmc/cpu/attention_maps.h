@@ -1,4 +1,5 @@
-// Sums of the outputs of several attention maps in a layer, and the gates that weigh them (`blend` and `gate`; llmc/map_weights.h).
+// Sums of the outputs of several attention maps in a layer, and the gates that weigh them (`blend` and `gate`;
+// llmc/map_weights.h).
 //
 //   map_gate_forward:   gate =
 //   map_gate_backward:  dx, dweight, dbias +=
@@ -13,7 +14,8 @@
 #include "vec.h"               // to_float, from_float
 
 // gate (N) = sigmoid(x . weight + bias); x (N, C), weight (C), bias (1) or null.
-inline void map_gate_forward(float* gate, const floatX* x, const floatX* weight, const floatX* bias, int64_t N, int64_t C) {
+inline void map_gate_forward(float* gate, const floatX* x, const floatX* weight, const floatX* bias, int64_t N,
+                             int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 4))
   for (int64_t n = 0; n < N; n++) {
     float sum = 0;
@@ -24,8 +26,8 @@ inline void map_gate_forward(float* gate, const floatX* x, const floatX* weight,
 }
 
 // dgate (N) becomes the gradient of x . weight + bias; dx (N, C), dweight (C), dbias (1) or null +=.
-inline void map_gate_backward(floatX* dx, float* dweight, float* dbias, float* dgate, const float* gate, const floatX* x, const floatX* weight,
-                              int64_t N, int64_t C) {
+inline void map_gate_backward(floatX* dx, float* dweight, float* dbias, float* dgate, const float* gate,
+                              const floatX* x, const floatX* weight, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 8))
   for (int64_t n = 0; n < N; n++) {
     const float d = dgate[n] *= gate[n] * (1 - gate[n]);
@@ -45,8 +47,8 @@ inline void map_gate_backward(floatX* dx, float* dweight, float* dbias, float* d
 }
 
 // sum (N, C) = or, unless `first`, += weight(map) map_out (N, C); if `last`, that is out (N, C) instead.
-inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, const MapWeights& weights, int map, bool first, bool last,
-                            int64_t N, int64_t C) {
+inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, const MapWeights& weights, int map,
+                            bool first, bool last, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 8))
   for (int64_t n = 0; n < N; n++) {
     const float w = weights.weight(map, n);
@@ -60,8 +62,8 @@ inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, cons
 
 // Of a map's output: dmap_out (N, C) = weight(map) dout (N, C); dmap_weight (N) = rowsum(dout * map_out).
 template <class Element>
-inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX* dout, const Element* map_out, const MapWeights& weights, int map,
-                             int64_t N, int64_t C) {
+inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX* dout, const Element* map_out,
+                             const MapWeights& weights, int map, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(N * C * 12))
   for (int64_t n = 0; n < N; n++) {
     const float w = weights.weight(map, n);

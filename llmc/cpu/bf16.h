@@ -1,5 +1,5 @@
-// bfloat16 on the CPU, where there is no cuda_bf16.h. Conversions are shifts and integer additions, which the compiler turns into vector
-// instructions of any CPU: they need no instruction for bf16.
+// bfloat16 on the CPU, where there is no cuda_bf16.h. Conversions are shifts and integer additions, which the compiler
+// turns into vector instructions of any CPU: they need no instruction for bf16.
 #pragma once
 #include <cstdint>                 // uint16_t
 #include "llmc/utils/bf16_bits.h"  // float_from_bf16, bf16_from_float

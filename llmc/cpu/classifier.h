@@ -18,7 +18,8 @@ inline void add_losses(double* sum, const float* losses, int64_t count, double d
   *sum += total / divisor;
 }
 
-// Where a thread keeps the exponentials of a row of n logits: in the row itself if it is float, else in memory of the thread's own.
+// Where a thread keeps the exponentials of a row of n logits: in the row itself if it is float, else in memory of the
+// thread's own.
 inline float* exponentials_of(float* row, int64_t) { return row; }
 inline float* exponentials_of(bfloat16*, int64_t n) {
   thread_local std::vector<float> exponentials;
@@ -26,11 +27,11 @@ inline float* exponentials_of(bfloat16*, int64_t n) {
   return exponentials.data();
 }
 
-// losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, ld) of which the columns [0, V) are the
-// vocabulary. With `write_gradient` the logits become their gradient, (softmax(logits) - onehot(target)) * dloss, and 0 in the columns
-// [V, ld).
-inline void classifier(float* losses, floatX* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
-                       bool write_gradient) {
+// losses (rows) = logsumexp(logits) - logits[target], in nats, for logits (rows, ld) of which the columns [0, V) are
+// the vocabulary. With `write_gradient` the logits become their gradient, (softmax(logits) - onehot(target)) * dloss,
+// and 0 in the columns [V, ld).
+inline void classifier(float* losses, floatX* logits, const int* targets, int64_t rows, int64_t V, int64_t ld,
+                       float dloss, bool write_gradient) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * rows * V))
   for (int64_t n = 0; n < rows; n++) {
     floatX* row = logits + n * ld;

@@ -1,5 +1,5 @@
-// The memory that operations work on, here the host's: the functions of llmc/device_memory.h, and what copies, events and graphs are
-// where every operation is done when its call returns.
+// The memory that operations work on, here the host's: the functions of llmc/device_memory.h, and what copies, events
+// and graphs are where every operation is done when its call returns.
 #pragma once
 #include <sys/mman.h>            // mmap, madvise
 #include <unistd.h>              // sysconf
@@ -44,7 +44,8 @@ inline void device_memset(void* p, int value, size_t bytes) {
 inline void copy_to_device(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
 inline void copy_to_host(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
 
-// `size` elements of host memory. On a GPU they are pinned, so that copies run beside computation; here they are like any other.
+// `size` elements of host memory. On a GPU they are pinned, so that copies run beside computation; here they are like
+// any other.
 template <class T>
 struct PinnedBuffer {
   T* data = nullptr;
@@ -77,7 +78,8 @@ inline void upload(std::initializer_list<Upload> uploads) {
 
 inline void uploads_wait_for_compute() {}  // every operation is done when its call returns
 
-// Work that is queued repeatedly with the same arguments (Key...) on the same memory. On a GPU it becomes a CUDA graph; here it is eager.
+// Work that is queued repeatedly with the same arguments (Key...) on the same memory. On a GPU it becomes a CUDA graph;
+// here it is eager.
 template <class... Key>
 struct CudaGraph {
   template <class Enqueue>
@@ -90,7 +92,9 @@ struct CudaGraph {
 struct GpuEvent {
   std::chrono::steady_clock::time_point time;
   void record() { time = std::chrono::steady_clock::now(); }
-  double ms_since(const GpuEvent& earlier) const { return std::chrono::duration<double, std::milli>(time - earlier.time).count(); }
+  double ms_since(const GpuEvent& earlier) const {
+    return std::chrono::duration<double, std::milli>(time - earlier.time).count();
+  }
 };
 
 constexpr bool device_memory_is_host_memory = true;

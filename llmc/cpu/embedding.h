@@ -6,8 +6,8 @@
 #include "vec.h"      // to_float, from_float
 
 // out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
-inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B, int64_t T,
-                              int64_t C, int64_t first_position) {
+inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B,
+                              int64_t T, int64_t C, int64_t first_position) {
 #pragma omp parallel for collapse(2) schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * B * T * C))
   for (int64_t b = 0; b < B; b++) {
     for (int64_t t = 0; t < T; t++) {
@@ -20,7 +20,8 @@ inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte,
   }
 }
 
-// dwte[tokens] += dout (B, T, C); dwpe[t] += dout. A thread owns channels: tokens repeat, so rows of dwte have no other owner.
+// dwte[tokens] += dout (B, T, C); dwpe[t] += dout. A thread owns channels: tokens repeat, so rows of dwte have no other
+// owner.
 inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,
                                int64_t C) {
   const int64_t width = 64;

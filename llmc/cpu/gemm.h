@@ -1,5 +1,5 @@
-// Matrix products on oneDNN: sgemm for floats, its matmul primitive for bf16, with sums in fp32. Matrices are row-major; op: 'N' as it is,
-// 'T' transposed; ld: elements from one row to the next.
+// Matrix products on oneDNN: sgemm for floats, its matmul primitive for bf16, with sums in fp32. Matrices are
+// row-major; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 #pragma once
 #include <dnnl.hpp>            // dnnl_sgemm, dnnl::matmul
 #include <omp.h>               // omp_get_max_threads, omp_set_num_threads
@@ -39,8 +39,8 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float al
 // ----------------------------------------------------------------------------
 // bf16
 
-// Whether oneDNN multiplies bf16 with instructions for it, AVX512-BF16 or AMX. It takes the better of what the CPU has and what
-// ONEDNN_MAX_CPU_ISA allows. Elsewhere it has no bf16 matmul, or one that is slower than sgemm.
+// Whether oneDNN multiplies bf16 with instructions for it, AVX512-BF16 or AMX. It takes the better of what the CPU has
+// and what ONEDNN_MAX_CPU_ISA allows. Elsewhere it has no bf16 matmul, or one that is slower than sgemm.
 inline bool has_bf16_matmuls() {
   static const int isa = int(dnnl_get_effective_cpu_isa());
   return (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
@@ -54,20 +54,21 @@ struct Bf16Block {
   bool accumulate;
 
   bool operator==(const Bf16Block& o) const {
-    return m == o.m && n == o.n && k == o.k && lda == o.lda && ldb == o.ldb && ldc == o.ldc && alpha == o.alpha && op_a == o.op_a &&
-           op_b == o.op_b && accumulate == o.accumulate;
+    return m == o.m && n == o.n && k == o.k && lda == o.lda && ldb == o.ldb && ldc == o.ldc && alpha == o.alpha &&
+           op_a == o.op_a && op_b == o.op_b && accumulate == o.accumulate;
   }
 };
 struct Bf16BlockHash {
   size_t operator()(const Bf16Block& s) const {
     size_t hash = size_t(s.op_a == 'T') + 2 * size_t(s.op_b == 'T') + 4 * size_t(s.accumulate);
-    for (int64_t x : {s.m, s.n, s.k, s.lda, s.ldb, s.ldc}) hash = (hash ^ size_t(x)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
+    for (int64_t x : {s.m, s.n, s.k, s.lda, s.ldb, s.ldc})
+      hash = (hash ^ size_t(x)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
     return hash;
   }
 };
 
-// oneDNN's primitive for blocks of one shape, in the thread that made it: primitives are compiled when they are made, and their memory
-// objects are told new addresses for each run.
+// oneDNN's primitive for blocks of one shape, in the thread that made it: primitives are compiled when they are made,
+// and their memory objects are told new addresses for each run.
 class Bf16Primitive {
  public:
   explicit Bf16Primitive(const Bf16Block& s) {
@@ -111,7 +112,8 @@ class Bf16Primitive {
     if (scratch.size() < scratch_bytes_ + 64) scratch.resize(scratch_bytes_ + 64);
     void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
     const void* const addresses[] = {a, b, c, aligned};
-    for (int i = 0; i < 4; i++) CHECK(dnnl_memory_set_data_handle(memories_[i].get(), const_cast<void*>(addresses[i])) == dnnl_success);
+    for (int i = 0; i < 4; i++)
+      CHECK(dnnl_memory_set_data_handle(memories_[i].get(), const_cast<void*>(addresses[i])) == dnnl_success);
     const OneThread alone;
     CHECK(dnnl_primitive_execute(primitive_.get(), stream_.get(), 4, args_) == dnnl_success);
   }
@@ -124,7 +126,8 @@ class Bf16Primitive {
   size_t scratch_bytes_;
 };
 
-inline const float* to_floats(std::vector<float>& floats, const bfloat16* x, int64_t rows, int64_t columns, int64_t ld) {
+inline const float* to_floats(std::vector<float>& floats, const bfloat16* x, int64_t rows, int64_t columns,
+                              int64_t ld) {
   floats.resize(size_t(rows * columns));
   for (int64_t i = 0; i < rows; i++) {
 #pragma omp simd
@@ -141,10 +144,12 @@ inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bflo
   for (int64_t first = 0; first < s.k; first += depth) {
     const int64_t k = std::min(depth, s.k - first);
     const bool a_is_n = s.op_a == 'N', b_is_n = s.op_b == 'N';
-    const int64_t a_rows = a_is_n ? s.m : k, a_columns = a_is_n ? k : s.m, b_rows = b_is_n ? k : s.n, b_columns = b_is_n ? s.n : k;
+    const int64_t a_rows = a_is_n ? s.m : k, a_columns = a_is_n ? k : s.m, b_rows = b_is_n ? k : s.n,
+                  b_columns = b_is_n ? s.n : k;
     const float* a_part = to_floats(a_floats, a + first * (a_is_n ? 1 : s.lda), a_rows, a_columns, s.lda);
     const float* b_part = to_floats(b_floats, b + first * (b_is_n ? s.ldb : 1), b_rows, b_columns, s.ldb);
-    gemm(s.op_a, s.op_b, s.m, s.n, k, s.alpha, a_part, a_columns, b_part, b_columns, s.accumulate || first > 0 ? 1.0f : 0.0f, c, s.ldc);
+    gemm(s.op_a, s.op_b, s.m, s.n, k, s.alpha, a_part, a_columns, b_part, b_columns,
+         s.accumulate || first > 0 ? 1.0f : 0.0f, c, s.ldc);
   }
 }
 
@@ -156,34 +161,40 @@ inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16
   it->second.run(a, b, c);
 }
 
-// The size of the blocks that c (m, n) is cut into: as large as a core's caches like, but small enough for several threads. It depends on
-// the shape alone, and so do the bits. Measured on Zen 5 with 256 to 1,024 tokens; what the best sizes for each shape gain is below 5 %.
+// The size of the blocks that c (m, n) is cut into: as large as a core's caches like, but small enough for several
+// threads. It depends on the shape alone, and so do the bits. Measured on Zen 5 with 256 to 1,024 tokens; what the best
+// sizes for each shape gain is below 5 %.
 struct BlockSize {
   int64_t rows, columns;
 };
 inline BlockSize block_size(char op_a, char op_b, int64_t m, int64_t n) {
-  const int64_t most_columns = op_a == 'T' ? 768 : op_b == 'T' ? 192 : 384, column_blocks = (n + most_columns - 1) / most_columns;
+  const int64_t most_columns = op_a == 'T'   ? 768
+                               : op_b == 'T' ? 192
+                                             : 384,
+                column_blocks = (n + most_columns - 1) / most_columns;
   const bool few = (m + 255) / 256 * column_blocks < 8;
   return {op_a == 'T' || few ? 128 : 256, ((n + column_blocks - 1) / column_blocks + 63) / 64 * 64};
 }
 
-// op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column), of which block.ldc, alpha and accumulate are to be set.
+// op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column), of which block.ldc, alpha and
+// accumulate are to be set.
 template <class Multiply>
-void for_each_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda, const bfloat16* b, int64_t ldb,
-                    const Multiply& multiply) {
+void for_each_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
+                    const bfloat16* b, int64_t ldb, const Multiply& multiply) {
   const BlockSize size = block_size(op_a, op_b, m, n);
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
   for (int64_t column = 0; column < n; column += size.columns) {
     for (int64_t row = 0; row < m; row += size.rows) {
-      const Bf16Block block = {std::min(size.rows, m - row), std::min(size.columns, n - column), k, lda, ldb, 0, 1.0f, op_a, op_b, false};
+      const Bf16Block block =
+          {std::min(size.rows, m - row), std::min(size.columns, n - column), k, lda, ldb, 0, 1.0f, op_a, op_b, false};
       multiply(block, a + (op_a == 'N' ? row * lda : row), b + (op_b == 'N' ? column : column * ldb), row, column);
     }
   }
 }
 
 // c (m, n) = alpha op(a) op(b) + beta c, beta being 0 or 1.
-inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const bfloat16* a, int64_t lda, const bfloat16* b,
-                 int64_t ldb, float beta, float* c, int64_t ldc) {
+inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const bfloat16* a, int64_t lda,
+                 const bfloat16* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   for_each_block(op_a, op_b, m, n, k, a, lda, b, ldb,
                  [=](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column) {
                    block.alpha = alpha, block.accumulate = beta != 0, block.ldc = ldc;
@@ -191,11 +202,11 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float al
                  });
 }
 
-// c (m, n) = op(a) op(b), which store(row, column, sums, count) rounds: `count` elements of a row from `column` on. A thread keeps a block's
-// sums in its cache, where they lie side by side: oneDNN's fastest matmul demands it.
+// c (m, n) = op(a) op(b), which store(row, column, sums, count) rounds: `count` elements of a row from `column` on. A
+// thread keeps a block's sums in its cache, where they lie side by side: oneDNN's fastest matmul demands it.
 template <class Store>
-void gemm_and_store(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda, const bfloat16* b, int64_t ldb,
-                    const Store& store) {
+void gemm_and_store(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
+                    const bfloat16* b, int64_t ldb, const Store& store) {
   for_each_block(op_a, op_b, m, n, k, a, lda, b, ldb,
                  [&](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column) {
                    thread_local std::vector<float> sums;
@@ -211,32 +222,35 @@ void gemm_and_store(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const
 
 // c (m, n) = op(a) op(b), or c += with `accumulate`.
 template <class In>
-void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb, bool accumulate,
-          float* c, int64_t ldc) {
+void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb,
+          bool accumulate, float* c, int64_t ldc) {
   gemm(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
 }
-inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda, const bfloat16* b, int64_t ldb,
-                 bool accumulate, bfloat16* c, int64_t ldc) {
-  gemm_and_store(op_a, op_b, m, n, k, a, lda, b, ldb, [=](int64_t row, int64_t column, const float* sums, int64_t count) {
-    bfloat16* to = c + row * ldc + column;
+inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
+                 const bfloat16* b, int64_t ldb, bool accumulate, bfloat16* c, int64_t ldc) {
+  gemm_and_store(op_a, op_b, m, n, k, a, lda, b, ldb,
+                 [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+                   bfloat16* to = c + row * ldc + column;
 #pragma omp simd
-    for (int64_t j = 0; j < count; j++) from_float(to[j], accumulate ? to_float(to[j]) + sums[j] : sums[j]);
-  });
+                   for (int64_t j = 0; j < count; j++)
+                     from_float(to[j], accumulate ? to_float(to[j]) + sums[j] : sums[j]);
+                 });
 }
 
 // c (m, n) = op(a) op(b) + bias (n).
-inline void gemm_with_bias(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
-                           const float* bias, float* c, int64_t ldc) {
+inline void gemm_with_bias(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                           const float* b, int64_t ldb, const float* bias, float* c, int64_t ldc) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(4 * m * n))
   for (int64_t i = 0; i < m; i++) memcpy(c + i * ldc, bias, size_t(n) * sizeof(float));
   gemm(op_a, op_b, m, n, k, a, lda, b, ldb, true, c, ldc);
 }
-inline void gemm_with_bias(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda, const bfloat16* b,
-                           int64_t ldb, const bfloat16* bias, bfloat16* c, int64_t ldc) {
-  gemm_and_store(op_a, op_b, m, n, k, a, lda, b, ldb, [=](int64_t row, int64_t column, const float* sums, int64_t count) {
-    bfloat16* to = c + row * ldc + column;
-    const bfloat16* shift = bias + column;
+inline void gemm_with_bias(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
+                           const bfloat16* b, int64_t ldb, const bfloat16* bias, bfloat16* c, int64_t ldc) {
+  gemm_and_store(op_a, op_b, m, n, k, a, lda, b, ldb,
+                 [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+                   bfloat16* to = c + row * ldc + column;
+                   const bfloat16* shift = bias + column;
 #pragma omp simd
-    for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] + to_float(shift[j]));
-  });
+                   for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] + to_float(shift[j]));
+                 });
 }

@@ -11,8 +11,8 @@
 #include "vec.h"      // to_float, from_float
 
 // One row: out (C) =, mean and rstd =.
-inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* weight, const floatX* bias,
-                          int64_t C, float eps) {
+inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* weight,
+                          const floatX* bias, int64_t C, float eps) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < C; i++) sum += to_float(x[i]);
@@ -23,7 +23,8 @@ inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x
   const float s = 1.0f / std::sqrt(squares / float(C) + eps);
   if (bias != nullptr) {
 #pragma omp simd
-    for (int64_t i = 0; i < C; i++) from_float(out[i], (to_float(x[i]) - m) * s * to_float(weight[i]) + to_float(bias[i]));
+    for (int64_t i = 0; i < C; i++)
+      from_float(out[i], (to_float(x[i]) - m) * s * to_float(weight[i]) + to_float(bias[i]));
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < C; i++) from_float(out[i], (to_float(x[i]) - m) * s * to_float(weight[i]));
@@ -60,8 +61,9 @@ inline int64_t layernorm_blocks(int64_t N) { return (N + layernorm_block_rows - 
 inline int64_t layernorm_backward_scratch(int64_t N, int64_t C) { return layernorm_blocks(N) * 2 * C; }
 
 // dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). With xhat = (inp - mean) rstd and g = dout * weight:
-// dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums over rows go through partial sums of fixed blocks of rows,
-// so that the result does not depend on the number of threads. scratch: layernorm_backward_scratch(N, C) floats, overwritten.
+// dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums over rows go through partial sums of fixed blocks of
+// rows, so that the result does not depend on the number of threads. scratch: layernorm_backward_scratch(N, C) floats,
+// overwritten.
 inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                                const float* mean, const float* rstd, const floatX* weight, float* scratch, int64_t N,
                                int64_t C) {
@@ -87,7 +89,8 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const
         const float xhat = (to_float(x[i]) - m) * s, di = to_float(d[i]);
         dw[i] += di * xhat;
         db[i] += di;
-        from_float(dinp[n * C + i], to_float(dinp[n * C + i]) + s * (di * to_float(weight[i]) - mean_g - xhat * mean_gx));
+        from_float(dinp[n * C + i],
+                   to_float(dinp[n * C + i]) + s * (di * to_float(weight[i]) - mean_g - xhat * mean_gx));
       }
     }
   }

@@ -19,42 +19,44 @@
 inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF32"); }
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
-inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
-                           int64_t OC) {
+inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N,
+                           int64_t C, int64_t OC) {
   if (N <= most_few_rows) few_rows_forward(out, inp, weight, bias, N, C, OC);
   else if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, out, OC);
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC);
 }
 
-// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu): in bf16 of what pre_gelu is before it is rounded, while it is in the
-// cache, as fused epilogues of GPUs do. bias may be null.
-inline void gelu_of_gemm(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias, int64_t N, int64_t C,
-                                int64_t OC) {
+// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu): in bf16 of what pre_gelu is before it is
+// rounded, while it is in the cache, as fused epilogues of GPUs do. bias may be null.
+inline void gelu_of_gemm(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias,
+                         int64_t N, int64_t C, int64_t OC) {
   if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, pre_gelu, OC);
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, pre_gelu, OC);
   gelu_forward(out, pre_gelu, N * OC);
 }
-inline void gelu_of_gemm(bfloat16* out, bfloat16* pre_gelu, const bfloat16* inp, const bfloat16* weight, const bfloat16* bias, int64_t N,
-                         int64_t C, int64_t OC) {
-  gemm_and_store('N', 'T', N, OC, C, inp, C, weight, C, [=](int64_t row, int64_t column, const float* sums, int64_t count) {
-    bfloat16 *to = out + row * OC + column, *before = pre_gelu + row * OC + column;
-    const bfloat16* shift = bias + column;
-    if (bias == nullptr) {
+inline void gelu_of_gemm(bfloat16* out, bfloat16* pre_gelu, const bfloat16* inp, const bfloat16* weight,
+                         const bfloat16* bias, int64_t N, int64_t C, int64_t OC) {
+  gemm_and_store('N', 'T', N, OC, C, inp, C, weight, C,
+                 [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+                   bfloat16 *to = out + row * OC + column, *before = pre_gelu + row * OC + column;
+                   const bfloat16* shift = bias + column;
+                   if (bias == nullptr) {
 #pragma omp simd
-      for (int64_t j = 0; j < count; j++) from_float(before[j], sums[j]), from_float(to[j], gelu(sums[j]));
-    } else {
+                     for (int64_t j = 0; j < count; j++)
+                       from_float(before[j], sums[j]), from_float(to[j], gelu(sums[j]));
+                   } else {
 #pragma omp simd
-      for (int64_t j = 0; j < count; j++) {
-        const float x = sums[j] + to_float(shift[j]);
-        from_float(before[j], x), from_float(to[j], gelu(x));
-      }
-    }
-  });
+                     for (int64_t j = 0; j < count; j++) {
+                       const float x = sums[j] + to_float(shift[j]);
+                       from_float(before[j], x), from_float(to[j], gelu(x));
+                     }
+                   }
+                 });
 }
 
 // The same; of a few rows gelu is that of the rounded pre_gelu.
-inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
-                                int64_t OC) {
+inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight,
+                                const floatX* bias, int64_t N, int64_t C, int64_t OC) {
   if (N > most_few_rows) return gelu_of_gemm(out, pre_gelu, inp, weight, bias, N, C, OC);
   few_rows_forward(pre_gelu, inp, weight, bias, N, C, OC);
   gelu_forward(out, pre_gelu, N * OC);
@@ -76,7 +78,8 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
 }
 
 // dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.
-inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N, int64_t C, int64_t OC) {
+inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N,
+                                   int64_t C, int64_t OC) {
   gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C);
   if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
 }
@@ -89,19 +92,20 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const fl
 }
 
 // dinp (N, C) = (dout weight) * gelu'(pre_gelu): in bf16 rounded once, while the product is in the cache.
-inline void matmul_gelu_backward_input(float* dinp, const float* dout, const float* pre_gelu, const float* weight, int64_t N, int64_t C,
-                                       int64_t OC) {
+inline void matmul_gelu_backward_input(float* dinp, const float* dout, const float* pre_gelu, const float* weight,
+                                       int64_t N, int64_t C, int64_t OC) {
   gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
   gelu_backward(dinp, pre_gelu, N * C);
 }
-inline void matmul_gelu_backward_input(bfloat16* dinp, const bfloat16* dout, const bfloat16* pre_gelu, const bfloat16* weight, int64_t N,
-                                       int64_t C, int64_t OC) {
-  gemm_and_store('N', 'N', N, C, OC, dout, OC, weight, C, [=](int64_t row, int64_t column, const float* sums, int64_t count) {
-    bfloat16* to = dinp + row * C + column;
-    const bfloat16* x = pre_gelu + row * C + column;
+inline void matmul_gelu_backward_input(bfloat16* dinp, const bfloat16* dout, const bfloat16* pre_gelu,
+                                       const bfloat16* weight, int64_t N, int64_t C, int64_t OC) {
+  gemm_and_store('N', 'N', N, C, OC, dout, OC, weight, C,
+                 [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+                   bfloat16* to = dinp + row * C + column;
+                   const bfloat16* x = pre_gelu + row * C + column;
 #pragma omp simd
-    for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] * gelu_slope(to_float(x[j])));
-  });
+                   for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] * gelu_slope(to_float(x[j])));
+                 });
 }
 
 // The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
@@ -113,11 +117,13 @@ inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, con
 
 // What matmuls compute in, for people.
 inline const char* matmul_precision() {
-  if (has_master_weights && !has_bf16_matmuls()) return "fp32, to which bf16 is converted: oneDNN finds no AVX512-BF16 or AMX here";
+  if (has_master_weights && !has_bf16_matmuls())
+    return "fp32, to which bf16 is converted: oneDNN finds no AVX512-BF16 or AMX here";
   return precision_name;
 }
 
-// The rate of a matmul of n x n matrices, in FLOP/s: the best of `seconds` seconds of runs. Takes 3 n^2 numbers while it runs.
+// The rate of a matmul of n x n matrices, in FLOP/s: the best of `seconds` seconds of runs. Takes 3 n^2 numbers while
+// it runs.
 inline double gemm_rate(int64_t n, double seconds) {
   const std::vector<floatX> a(size_t(n * n), floatX(0.5f)), b(size_t(n * n), floatX(0.25f));
   std::vector<floatX> c(size_t(n * n), floatX(0.0f));
@@ -131,9 +137,10 @@ inline double gemm_rate(int64_t n, double seconds) {
   return 2.0 * double(n) * double(n) * double(n) / best;
 }
 
-// The machine's highest rate of matmuls, in FLOP/s, which a step's speed is reported as a share of: the sum of what each thread reaches alone in
-// `seconds` seconds, with matrices that stay in its cache. Its best run is shorter than a time slice, and waits for no other thread: a matmul
-// of all threads is as slow as the one that another process delays, and steps were faster than a peak measured so on a busy machine.
+// The machine's highest rate of matmuls, in FLOP/s, which a step's speed is reported as a share of: the sum of what
+// each thread reaches alone in `seconds` seconds, with matrices that stay in its cache. Its best run is shorter than a
+// time slice, and waits for no other thread: a matmul of all threads is as slow as the one that another process delays,
+// and steps were faster than a peak measured so on a busy machine.
 inline double gemm_peak(double seconds) {
   constexpr int64_t n = 384;
   double peak = 0;

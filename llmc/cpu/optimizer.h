@@ -1,14 +1,14 @@
-// AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written, not the gaps
-// between tensors.
+// AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written,
+// not the gaps between tensors.
 #pragma once
-#include <algorithm>     // std::min
-#include <cmath>         // sqrt, isfinite
-#include <cstdint>       // int64_t
-#include <vector>        // std::vector
-#include "llmc/adamw.h"  // AdamWStep, ParameterChunk, StepStats
+#include <algorithm>         // std::min
+#include <cmath>             // sqrt, isfinite
+#include <cstdint>           // int64_t
+#include <vector>            // std::vector
+#include "llmc/adamw.h"      // AdamWStep, ParameterChunk, StepStats
 #include "llmc/precision.h"  // floatX, has_master_weights
-#include "threads.h"     // is_worth_threads
-#include "vec.h"         // from_float
+#include "threads.h"         // is_worth_threads
+#include "vec.h"             // from_float
 
 inline int64_t num_elements(const ParameterChunk* chunks, int64_t num_chunks) {
   int64_t sum = 0;
@@ -16,9 +16,9 @@ inline int64_t num_elements(const ParameterChunk* chunks, int64_t num_chunks) {
   return sum;
 }
 
-// sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on any number
-// of threads. They are kept in a temporary array of a double a chunk, 1/4,096 of what x takes (120 KB for GPT-2 124M), which the
-// memory plan leaves out.
+// sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on
+// any number of threads. They are kept in a temporary array of a double a chunk, 1/4,096 of what x takes (120 KB for
+// GPT-2 124M), which the memory plan leaves out.
 inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   std::vector<double> partial(num_chunks);
 #pragma omp parallel for schedule(static) if (is_worth_threads(4 * num_elements(chunks, num_chunks)))
@@ -45,9 +45,9 @@ inline float clip_factor(const StepStats& sums, double grad_clip) {
   return grad_clip > 0 ? float(std::min(1.0, grad_clip / (std::sqrt(sums.grad_squares) + 1e-6))) : 1.0f;
 }
 
-// One step of AdamW over the chunks, as llmc/adamw.h says. params, master, m, v and grads are the arenas' bases: params and grads are
-// indexed by a chunk's begin, the others by its state. If floatX is float, params themselves are updated and master is not used;
-// else params = master, rounded, in the same pass.
+// One step of AdamW over the chunks, as llmc/adamw.h says. params, master, m, v and grads are the arenas' bases: params
+// and grads are indexed by a chunk's begin, the others by its state. If floatX is float, params themselves are updated
+// and master is not used; else params = master, rounded, in the same pass.
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
                          const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   if (!is_finite(*sums)) return;

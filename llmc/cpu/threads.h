@@ -11,9 +11,10 @@
 #include <limits>      // std::numeric_limits
 #include <string>      // std::string, std::to_string, std::stod
 
-// To wake threads and to wait for the last of them takes 10 us to 100 us, and a time slice where the machine has other work. What a core
-// does in less runs on the thread that calls it: operations of fewer bytes read and written, or FLOPs in matmuls. It is all threads or
-// one, because libgomp ends those that a smaller team does not need and starts new ones for the next.
+// To wake threads and to wait for the last of them takes 10 us to 100 us, and a time slice where the machine has other
+// work. What a core does in less runs on the thread that calls it: operations of fewer bytes read and written, or FLOPs
+// in matmuls. It is all threads or one, because libgomp ends those that a smaller team does not need and starts new
+// ones for the next.
 constexpr int64_t least_parallel_bytes = 2 << 20, least_parallel_flops = 16 << 20;
 
 // For OpenMP's `if`. No result depends on it: the order of each sum depends on the shape alone.
@@ -21,9 +22,13 @@ inline bool is_worth_threads(int64_t bytes, int64_t flops = 0) {
   return bytes >= least_parallel_bytes || flops >= least_parallel_flops;
 }
 
-// How many processors' time the control group of this process and those above it allow, as containers are limited; infinite if they do not
-// say. `membership` and `root`: where the kernel says which group that is, and what each allows (cgroup v2).
-inline double processors_allowed(const std::string& membership = "/proc/self/cgroup", const std::string& root = "/sys/fs/cgroup") {
+// How many processors' time the control group of this process and those above it allow, as containers are limited;
+// infinite if they do not say. `membership` and `root`: where the kernel says which group that is, and what each allows
+// (cgroup v2).
+inline double processors_allowed(const std::string& membership = "/proc/self/cgroup", const std::string& root = "/sys/"
+                                                                                                                "fs/"
+                                                                                                                "cgrou"
+                                                                                                                "p") {
   double least = std::numeric_limits<double>::infinity();
   std::ifstream groups(membership);
   for (std::string line; std::getline(groups, line);) {
@@ -38,14 +43,16 @@ inline double processors_allowed(const std::string& membership = "/proc/self/cgr
   return least;
 }
 
-// Sets how many threads there are and how they wait, where the program's user has not. libgomp counts the processors that the process may
-// run on, but not how much of their time it may have: with more threads than that all of them are stopped for most of the time. And libgomp's
-// threads spin for milliseconds while they wait, where other programs run on the core of the very thread that they wait for. So many looks
-// for work, about 10 us, bridge the time between two operations: on an idle machine steps take 5 % longer than with threads that never
-// sleep, and 20 % longer with threads that sleep at once. Threads are not bound to cores: where other programs took their turns on two cores,
-// steps of bound threads took 1.5 to 4 times as long. libgomp reads the environment when it is loaded: this starts the program anew,
-// as the same process, unless nothing is to be changed. `argv`: main's. `spins`: how many looks; generation, whose operations are as short as
-// the time in between, takes ten times as many: it draws up to a tenth more tokens a second then.
+// Sets how many threads there are and how they wait, where the program's user has not. libgomp counts the processors
+// that the process may run on, but not how much of their time it may have: with more threads than that all of them are
+// stopped for most of the time. And libgomp's threads spin for milliseconds while they wait, where other programs run
+// on the core of the very thread that they wait for. So many looks for work, about 10 us, bridge the time between two
+// operations: on an idle machine steps take 5 % longer than with threads that never sleep, and 20 % longer with threads
+// that sleep at once. Threads are not bound to cores: where other programs took their turns on two cores, steps of
+// bound threads took 1.5 to 4 times as long. libgomp reads the environment when it is loaded: this starts the program
+// anew, as the same process, unless nothing is to be changed. `argv`: main's. `spins`: how many looks; generation,
+// whose operations are as short as the time in between, takes ten times as many: it draws up to a tenth more tokens a
+// second then.
 inline void configure_threads(char** argv, const char* spins = "2000") {
   bool changed = false;
   const double allowed = std::max(1.0, std::ceil(processors_allowed()));
@@ -56,6 +63,7 @@ inline void configure_threads(char** argv, const char* spins = "2000") {
     changed |= setenv("GOMP_SPINCOUNT", spins, 1) == 0;
   if (!changed) return;
   std::error_code error;
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);  // by its own name, which `ps` shows
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);  // by its own name, which `ps`
+                                                                                       // shows
   execv(program.c_str(), argv);  // it returns if that cannot be done: slower on a busy machine, and otherwise the same
 }

@@ -1,4 +1,5 @@
-// Conversions and elementary functions as straight-line code that the compiler turns into vector instructions inside `omp simd` loops.
+// Conversions and elementary functions as straight-line code that the compiler turns into vector instructions inside
+// `omp simd` loops.
 #pragma once
 #include <cstdint>  // uint32_t
 #include <cstring>  // memcpy
@@ -8,13 +9,14 @@
 inline float to_float(float x) { return x; }
 inline void from_float(float& y, float x) { y = x; }
 
-// exp(x), relative error below 3e-7; 0 below -87.33, inf above 88.72; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2, with ln 2
-// in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r). Outside those limits what is computed means nothing, and is
-// not what is returned.
+// exp(x), relative error below 3e-7; 0 below -87.33, inf above 88.72; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2,
+// with ln 2 in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r). Outside those limits what is
+// computed means nothing, and is not what is returned.
 inline float vec_exp(float x) {
-  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the addition rounds to an integer, which is in the lowest bits
+  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the addition rounds to an integer, which is in
+                                                        // the lowest bits
   const float n = shifted - 12582912.0f;
-  float r = x - n * 0.693145751953125f;                 // the upper 16 bits of ln 2
+  float r = x - n * 0.693145751953125f;  // the upper 16 bits of ln 2
   r = r - n * 1.42860677e-6f;
   float p = 1.0f / 720;
   p = p * r + 1.0f / 120;

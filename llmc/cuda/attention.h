@@ -1,23 +1,26 @@
-// Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): a block keeps a tile of rows and loops over tiles of
-// columns. One launch serves all heads of a layer, those with K/V from another layer too: each reads k and v where they were
-// projected.
+// Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): a block keeps a tile of rows and loops
+// over tiles of columns. One launch serves all heads of a layer, those with K/V from another layer too: each reads k
+// and v where they were projected.
 //
-//   forward    s = q k^T / sqrt(HS), of the keys that the query sees;  lse = log sum exp(s);  p = exp(s - lse);  out = p v
-//   backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
+//   forward    s = q k^T / sqrt(HS), of the keys that the query sees;  lse = log sum exp(s);  p = exp(s - lse);  out =
+//   p v backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
 //              dq = ds k / sqrt(HS);  dk = ds^T q / sqrt(HS);  dv = p^T dout
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
 //
-// A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer attention); the
-// general one has masks, several K/V heads for a query head, and topk. Each kernel is a template of which `General` is a parameter, so that
-// plain attention pays nothing for it. In general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a
-// kernel before the forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of their
-// own, for either kind and both precisions (attention_decode.h).
+// A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
+// attention); the general one has masks, several K/V heads for a query head, and topk. Each kernel is a template of
+// which `General` is a parameter, so that plain attention pays nothing for it. In general, tiles that a mask hides are
+// neither loaded nor multiplied (attention_tiles.h), and a kernel before the forward one finds the topk keys of each
+// query (attention_topk.h). A few queries after a K/V cache have kernels of their own, for either kind and both
+// precisions (attention_decode.h).
 //
-// Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most 128.
+// Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most
+// 128.
 //
-// The kernels are those of floatX: on tensor cores in bf16, with FMAs in fp32. The results' bits are always the same in both.
+// The kernels are those of floatX: on tensor cores in bf16, with FMAs in fp32. The results' bits are always the same in
+// both.
 #pragma once
 #include <climits>                // INT_MAX
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
@@ -38,14 +41,17 @@ inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { 
 
 template <class Element>
 void check_kv_head(const KVHead<Element>& kv_head) {
-  CHECK(kv_head.k_stride % 8 == 0 && kv_head.v_stride % 8 == 0 && kv_head.dk_stride % 8 == 0 && kv_head.dv_stride % 8 == 0);
+  CHECK(kv_head.k_stride % 8 == 0 && kv_head.v_stride % 8 == 0 && kv_head.dk_stride % 8 == 0 &&
+        kv_head.dv_stride % 8 == 0);
 }
 
 inline void check_attention(const AttentionArgs<floatX>& a) {
   CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
   CHECK(0 < a.T && a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
-  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_stride) <= 65535);  // a grid's y and z are as large as that
-  CHECK(a.topk == 0 || (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
+  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_stride) <= 65535);  // a grid's y and z are
+                                                                                                // as large as that
+  CHECK(a.topk == 0 ||
+        (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
 }
 
 // out = softmax(q k^T / sqrt(HS)) v, over the keys that each query sees; lse =.
@@ -65,10 +71,10 @@ inline void attention_backward(const AttentionArgs<floatX>& a) {
 // ----------------------------------------------------------------------------
 // Copies of rows
 
-// dst = src, or zeros if src is null. A block owns blockDim.y rows, threads with the same threadIdx.y one of them, and neighbouring
-// threads copy neighbouring 16 bytes, so that a warp's accesses are coalesced.
-static __global__ void copy_rows_kernel(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows,
-                                        int pieces) {
+// dst = src, or zeros if src is null. A block owns blockDim.y rows, threads with the same threadIdx.y one of them, and
+// neighbouring threads copy neighbouring 16 bytes, so that a warp's accesses are coalesced.
+static __global__ void copy_rows_kernel(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride,
+                                        int64_t rows, int pieces) {
   const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= rows) return;
   uint4* to = reinterpret_cast<uint4*>(dst + row * dst_stride);
@@ -78,11 +84,12 @@ static __global__ void copy_rows_kernel(floatX* dst, int64_t dst_stride, const f
 }
 
 // dst (rows, width) = src (rows, width), or zeros if src is null. Width and strides are multiples of 8.
-inline void copy_rows(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows, int64_t width) {
+inline void copy_rows(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows,
+                      int64_t width) {
   CHECK(width % 8 == 0 && dst_stride % 8 == 0 && src_stride % 8 == 0);
   if (rows == 0 || width == 0) return;
   const int pieces = int(width * int64_t(sizeof(floatX)) / int64_t(sizeof(uint4)));
   const dim3 block(unsigned(pieces < 256 ? pieces : 256), unsigned(pieces < 256 ? 256 / pieces : 1));
-  launch(copy_rows_kernel, dim3(unsigned(ceil_div(rows, block.y))), block, 0, gpu().stream, dst, dst_stride, src, src_stride,
-         rows, pieces);
+  launch(copy_rows_kernel, dim3(unsigned(ceil_div(rows, block.y))), block, 0, gpu().stream, dst, dst_stride, src,
+         src_stride, rows, pieces);
 }

@@ -1,15 +1,16 @@
-// Attention in bf16 on tensor cores (sm_80 and up). Formulas, shapes, limits and which gradients are = or += are in attention.h; the types
-// and functions that the kernels are written with, in tile.h.
+// Attention in bf16 on tensor cores (sm_80 and up). Formulas, shapes, limits and which gradients are = or += are in
+// attention.h; the types and functions that the kernels are written with, in tile.h.
 //
-// A block has four or eight warps, and each warp owns 16 M rows of the block's tile. They stay in registers or shared memory while the
-// block loops over tiles of columns, which are double-buffered: one is multiplied while the next is copied. Scores and probabilities never
-// leave the registers of their warp, except in the one kernel whose warps share rows in pairs (DkdvTiles).
+// A block has four or eight warps, and each warp owns 16 M rows of the block's tile. They stay in registers or shared
+// memory while the block loops over tiles of columns, which are double-buffered: one is multiplied while the next is
+// copied. Scores and probabilities never leave the registers of their warp, except in the one kernel whose warps share
+// rows in pairs (DkdvTiles).
 //
-// The backward pass is two kernels, one with a block per tile of queries (dq) and one with a block per tile of keys (dk and dv). Each
-// computes the scores and dp itself: seven matmuls, 1.4 times the five of a single kernel. A single kernel would have to add each
-// tile's part of dq to memory with atomics, whose order differs from run to run, or in turn, or into a buffer for each part of
-// the keys. Here every result is written once, by the one block that owns it: the bits are always the same, and delta is the
-// only buffer.
+// The backward pass is two kernels, one with a block per tile of queries (dq) and one with a block per tile of keys (dk
+// and dv). Each computes the scores and dp itself: seven matmuls, 1.4 times the five of a single kernel. A single
+// kernel would have to add each tile's part of dq to memory with atomics, whose order differs from run to run, or in
+// turn, or into a buffer for each part of the keys. Here every result is written once, by the one block that owns it:
+// the bits are always the same, and delta is the only buffer.
 #pragma once
 #include <cmath>                  // sqrt, logf
 #include <type_traits>            // std::integral_constant
@@ -24,8 +25,9 @@
 constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
 constexpr int attention_warps = 4, attention_threads = attention_warps * warp_size;
 
-// In every grid here x is a head (a query head or a K/V head), y a sequence and z a tile of rows. z changes slowest, so the tiles with
-// the most columns, which come first in z, are started first for all heads: the short ones fill the GPU at the end.
+// In every grid here x is a head (a query head or a K/V head), y a sequence and z a tile of rows. z changes slowest, so
+// the tiles with the most columns, which come first in z, are started first for all heads: the short ones fill the GPU
+// at the end.
 __device__ inline int warp_index() { return int(threadIdx.x) / warp_size; }
 __device__ inline bool first_of_row() { return threadIdx.x % 4 == 0; }  // one of the four lanes that hold a row
 
@@ -36,13 +38,14 @@ __device__ inline void finish_copies() {
   __syncthreads();
 }
 
-// Scores s of keys that a query does not see become -inf, where `t` is the query of s's first row and `j` the key of its first column; with
-// `transposed`, t is that of the first column and j of the first row.
+// Scores s of keys that a query does not see become -inf, where `t` is the query of s's first row and `j` the key of
+// its first column; with `transposed`, t is that of the first column and j of the first row.
 template <bool transposed, int M, int N>
 __device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& mask, int t, int j) {
   if (mask.pattern == MaskPattern::all) {
     const unsigned window = mask.window > 0 ? mask.window : INT_MAX;
-    ::mask(s, [&](int row, int column) { return unsigned(t - j + (transposed ? column - row : row - column)) >= window; });
+    ::mask(s,
+           [&](int row, int column) { return unsigned(t - j + (transposed ? column - row : row - column)) >= window; });
     return;
   }
   // A loop over the thread's columns, with a bit for each element: unrolled, it would be thousands of instructions.
@@ -57,7 +60,8 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& ma
 #pragma unroll
     for (int r = 0; r < 2 * M; r++) {
       const int row = s.row(r / 2, r % 2 * 2);
-      const bool sees = transposed ? mask.sees(t + column, j + row, rest, rests[r]) : mask.sees(t + row, j + column, rests[r], rest);
+      const bool sees =
+          transposed ? mask.sees(t + column, j + row, rest, rests[r]) : mask.sees(t + row, j + column, rests[r], rest);
       seen |= Bits(sees) << (2 * M * c + r);
     }
   }
@@ -70,8 +74,9 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& ma
         if (!(seen >> (2 * M * (2 * n + i % 2) + 2 * m + i / 2) & 1)) s.x[m][n][i] = -INFINITY;
 }
 
-// Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row (with `transposed`:
-// column), of which `queries` exist; `j` is the index of the key of its first column (row). Queries and keys are `step` apart.
+// Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row
+// (with `transposed`: column), of which `queries` exist; `j` is the index of the key of its first column (row). Queries
+// and keys are `step` apart.
 template <bool transposed, int M, int N>
 __device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int queries, int j, int step) {
 #pragma unroll
@@ -92,12 +97,13 @@ __device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int quer
 // ----------------------------------------------------------------------------
 // Forward
 
-// In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory, as on an A100 or
-// H100, and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for either, with the same bits.
+// In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory,
+// as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for
+// either, with the same bits.
 //
-// A tile's columns are multiplied in steps, so that only the scores of a step must be in registers beside the results: with 128 channels those
-// of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k and v that it loads from shared memory serves two rows of
-// fragments. Of more than 64 channels, its registers hold out but not q.
+// A tile's columns are multiplied in steps, so that only the scores of a step must be in registers beside the results:
+// with 128 channels those of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k and v that
+// it loads from shared memory serves two rows of fragments. Of more than 64 channels, its registers hold out but not q.
 template <int D, bool Large>
 struct ForwardTiles {
   static constexpr bool q_in_registers = D <= 64;
@@ -114,14 +120,17 @@ __device__ inline void keep_rounding_errors(Accumulator<M, N>& s) {
       for (float& x : s.x[m][n]) x -= __bfloat162float(__float2bfloat16_rn(x));
 }
 
-// The warp's rows of dst (fp32), from `first` on, = acc: those before `end`, and the channels below HS. dst points to the sequence's row 0.
+// The warp's rows of dst (fp32), from `first` on, = acc: those before `end`, and the channels below HS. dst points to
+// the sequence's row 0.
 template <int M, int N>
-__device__ inline void store_exact(float* dst, int64_t stride, int first, int end, int HS, const Accumulator<M, N>& acc) {
+__device__ inline void store_exact(float* dst, int64_t stride, int first, int end, int HS,
+                                   const Accumulator<M, N>& acc) {
   for (int m = 0; m < M; m++)
     for (int n = 0; n < N; n++)
       for (int i = 0; i < 4; i += 2) {
         const int row = first + acc.row(m, i), column = acc.column(n, 0);
-        if (row < end && column < HS) *reinterpret_cast<float2*>(dst + row * stride + column) = make_float2(acc.x[m][n][i], acc.x[m][n][i + 1]);
+        if (row < end && column < HS)
+          *reinterpret_cast<float2*>(dst + row * stride + column) = make_float2(acc.x[m][n][i], acc.x[m][n][i + 1]);
       }
 }
 
@@ -135,9 +144,9 @@ struct OnlineSoftmax {
       for (int h = 0; h < 2; h++) max.x[m][h] = -INFINITY, sum.x[m][h] = 0;
   }
 
-  // s = exp((s - max) * scale), with the maximum over all columns up to these, and acc, which has the maximum before these, is rescaled.
-  // to_exp2 = scale * log2_e. In plain attention every query sees key 0, so the maximum is finite from the first tile on; in general it may
-  // be -inf, and then all of s is, of which the differences would be NaN.
+  // s = exp((s - max) * scale), with the maximum over all columns up to these, and acc, which has the maximum before
+  // these, is rescaled. to_exp2 = scale * log2_e. In plain attention every query sees key 0, so the maximum is finite
+  // from the first tile on; in general it may be -inf, and then all of s is, of which the differences would be NaN.
   template <int N, int O>
   __device__ void update(Accumulator<M, N>& s, Accumulator<M, O>& acc, float to_exp2) {
     const ColumnVector<M> before = max;
@@ -184,27 +193,31 @@ struct OnlineSoftmax {
   }
 };
 
-// out =, lse =. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements of the warp's
-// fragments (tile.h). q, the maxima, the sums and the rows of out stay in registers over the whole loop over keys, so memory is read
-// once per tile and written once; the copy of the next k and v runs beside the multiplications.
+// out =, lse =. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements
+// of the warp's fragments (tile.h). q, the maxima, the sums and the rows of out stay in registers over the whole loop
+// over keys, so memory is read once per tile and written once; the copy of the next k and v runs beside the
+// multiplications.
 template <int D, bool General, bool Large>
 __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blocks_per_sm)
-attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
+    attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = ForwardTiles<D, Large>;
   constexpr int M = Tiles::M;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
-  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
-  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
+            step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query),
+            first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.y) * a.T,
+                first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
   if (General && own.tile * Tiles::queries >= queries) return;
 
   const Tile<D> q_tile = {0};
   const Tile<D> k_tiles = q_tile.from_row(Tiles::queries), v_tiles = k_tiles.from_row(2 * Tiles::keys);
   const Tile<D> warp_q = q_tile.from_row(warp_index() * Tiles::warp_queries);
-  // The block's queries are the rows [q0, q0 + Tiles::queries) of q and out; `query` and `end` are positions: of the warp's first query,
-  // and after the block's last query, which is also the end of the keys that they see.
+  // The block's queries are the rows [q0, q0 + Tiles::queries) of q and out; `query` and `end` are positions: of the
+  // warp's first query, and after the block's last query, which is also the end of the keys that they see.
   const int q0 = own.tile * Tiles::queries;
   const int query = first_query + q0 + warp_index() * Tiles::warp_queries;
   const int end = first_query + min(queries, q0 + Tiles::queries);
@@ -217,8 +230,8 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
     load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, queries,
-                                                      HS);
+  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS,
+                                                     step * a.q_stride, q0, queries, HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
@@ -271,13 +284,15 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
       for (int n = 0; n < D / 8; n++)
         for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= inverse;
       if (first_of_row() && query + row < end)
-        a.lse[int64_t(blockIdx.y) * all_queries * a.NH + int64_t(head) * all_queries + positions.at(query + row) - int(a.first_query)] =
-            sees_none ? INFINITY : softmax.max.x[m][h] * scale + logf(sum);
+        a.lse[int64_t(blockIdx.y) * all_queries * a.NH + int64_t(head) * all_queries + positions.at(query + row) -
+              int(a.first_query)] = sees_none ? INFINITY : softmax.max.x[m][h] * scale + logf(sum);
     }
   if constexpr (General)
     if (a.exact_out != nullptr)
-      store_exact(a.exact_out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, acc);
-  const RowsOut rows = {a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, false};
+      store_exact(a.exact_out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query,
+                  end - first_query, HS, acc);
+  const RowsOut rows =
+      {a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, false};
   store_rows(rows, acc, warp_q);
 }
 
@@ -287,21 +302,25 @@ attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
 template <int D>
 struct TopKTiles {
   static constexpr int queries = 16 * attention_warps, keys = 32;
-  static constexpr size_t bytes =
-      (queries + 2 * keys) * D * sizeof(bf16) + queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // D = 128: 97 KB
+  static constexpr size_t bytes = (queries + 2 * keys) * D * sizeof(bf16) +
+                                  queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // D = 128: 97 KB
 };
 
-// topk_score =, topk_last =. A block owns 64 queries of one head in one sequence and their histograms, a warp 16 of them, a thread its
-// elements of the warp's fragments. A pass is the forward kernel's loop over keys up to the scores, whose bits are the same.
+// topk_score =, topk_last =. A block owns 64 queries of one head in one sequence and their histograms, a warp 16 of
+// them, a thread its elements of the warp's fragments. A pass is the forward kernel's loop over keys up to the scores,
+// whose bits are the same.
 template <int D>
 __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<bf16> a) {
   using Tiles = TopKTiles<D>;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(step_of(a, head), int(gridDim.z - 1 - blockIdx.z));
   const Positions positions = own.positions;
-  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
-  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
+            step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query),
+            first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.y) * a.T,
+                first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
   const int q0 = own.tile * Tiles::queries, row = int(threadIdx.x);
   if (q0 >= queries) return;
   const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + Tiles::queries);
@@ -316,11 +335,12 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
   const VisibleKeyTiles<Tiles::keys, bf16> tiles(a, head, first_key_row, positions, first_query + q0, end);
   auto start_loading = [&](auto tile) {
     const KVRows<bf16> kv = tiles.rows(tile);
-    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride, tile.k0, end, HS);
+    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride,
+                                                    tile.k0, end, HS);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, queries,
-                                                      HS);
+  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS,
+                                                     step * a.q_stride, q0, queries, HS);
   if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
   RegisterTile<1, D / 16> q_rows;
@@ -340,7 +360,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
 
       Accumulator<1, Tiles::keys / 8> s = {};
       mma_ABt(s, q_rows, k_tiles.from_row(tile.stage() * Tiles::keys));
-      if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys)) hide_unseen<false>(s, tiles.mask, query, tile.k0);
+      if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+        hide_unseen<false>(s, tiles.mask, query, tile.k0);
       for (int h = 0; h < 2; h++) {
         const int query_row = warp_index() * 16 + s.row(0, 2 * h);
         const RadixSearch search = searches[query_row];
@@ -353,7 +374,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
       }
     }
     __syncthreads();  // all keys are counted
-    unfinished = owns_query && choose_digit(histograms + row * histogram_stride, searches[row], pass, chosen.score, chosen.last);
+    unfinished =
+        owns_query && choose_digit(histograms + row * histogram_stride, searches[row], pass, chosen.score, chosen.last);
     unfinished = __syncthreads_or(unfinished);
   }
   finish_copies();
@@ -362,8 +384,9 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
 // ----------------------------------------------------------------------------
 // Backward
 
-// Of more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which an SM has room for one
-// block then: of eight warps, as two blocks of four have. Without that much shared memory a warp has 16 rows.
+// Of more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which an
+// SM has room for one block then: of eight warps, as two blocks of four have. Without that much shared memory a warp
+// has 16 rows.
 template <int D, bool Large>
 struct DqTiles {
   static constexpr bool rows_in_registers = D <= 64 || !Large;  // q and dout
@@ -373,19 +396,24 @@ struct DqTiles {
   static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 64 KB, 128: 64 or 160 KB
 };
 
-// dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each step, each computes the scores and dp
-// of half of the queries, they exchange p and ds through shared memory, and each adds up half of the channels of dk and dv, as in
-// FlashAttention-2. So each fragment that is loaded serves 32 rows here, too. Without that much shared memory a warp has 16 keys.
+// dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each step, each computes
+// the scores and dp of half of the queries, they exchange p and ds through shared memory, and each adds up half of the
+// channels of dk and dv, as in FlashAttention-2. So each fragment that is loaded serves 32 rows here, too. Without that
+// much shared memory a warp has 16 keys.
 template <int D, bool Large>
 struct DkdvTiles {
-  static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;  // warps that share their keys; how many such groups a block has
-  static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D <= 64 || Large ? 64 : 32, columns = 32, step = columns * share;
+  static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;  // warps that share their keys; how many such
+                                                                     // groups a block has
+  static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D <= 64 || Large ? 64 : 32, columns = 32,
+                       step = columns * share;
   static_assert(share == 1 || step == queries, "p and ds are read before the barrier of the next tile");
   static constexpr int threads = groups * share * warp_size, blocks_per_sm = 2 / share;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D / share;
-  static constexpr size_t exchanged = share > 1 ? 2 * keys * step * sizeof(bf16) : 0;
-  static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
-  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;  // D = 64: 65 KB, 128: 65 or 161 KB
+  static constexpr size_t exchanged = share > 1 ? 2 * keys* step * sizeof(bf16) : 0;
+  static constexpr size_t floats = 4 * queries * sizeof(float);                                      // lse and delta
+  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;  // D = 64: 65 KB,
+                                                                                                     // 128: 65 or 161
+                                                                                                     // KB
 };
 
 // The sum over dout * out of a row, for the four lanes that hold it. Both pointers are to the row's first channel.
@@ -400,12 +428,12 @@ __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
   return sum;
 }
 
-// delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its elements of the warp's
-// fragments. dq, and of few channels q and dout, of the warp's rows stay in registers over the whole loop over k and v, as in the forward
-// pass. delta is summed first, straight from memory.
+// delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its
+// elements of the warp's fragments. dq, and of few channels q and dout, of the warp's rows stay in registers over the
+// whole loop over k and v, as in the forward pass. delta is summed first, straight from memory.
 template <int D, bool General, bool Large>
 __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>::blocks_per_sm)
-attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
+    attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DqTiles<D, Large>;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
   const int HS = int(a.HS), head = int(blockIdx.x);
@@ -435,7 +463,8 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
     load_tile_async<Tiles::keys, Tiles::threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, end, HS);
+  load_tile_async<Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
+                                                  q0, end, HS);
   load_tile_async<Tiles::queries, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
@@ -461,7 +490,8 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
     next = tiles.after(tile);
     if (tiles.contains(next)) start_loading(next);
-    if (Tiles::rows_in_registers && tile.is_first()) load_register_tile(q_rows, warp_q), load_register_tile(dout_rows, warp_dout);
+    if (Tiles::rows_in_registers && tile.is_first())
+      load_register_tile(q_rows, warp_q), load_register_tile(dout_rows, warp_dout);
     if (query >= end) continue;
     const int k0 = tile.k0;
 #pragma unroll 1
@@ -495,39 +525,47 @@ attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   }
   if constexpr (General) finish_copies();
   ::scale(acc, scale);
-  store_rows({a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate}, acc, warp_q);
+  store_rows({a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate}, acc,
+             warp_q);
 }
 
-// dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a group of one or two warps 16 M of them, a warp its part of
-// their channels, a thread its elements of the warp's fragments. It loops over the tiles of q and dout of every query head of the K/V head,
-// from the block's first key on. dk and dv stay in registers throughout, and are written once. The scores are transposed, with a key per
-// row, so that they are A operands of the products for dk and dv, in the registers where they were computed or in shared memory.
+// dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a group of one or two warps 16 M of
+// them, a warp its part of their channels, a thread its elements of the warp's fragments. It loops over the tiles of q
+// and dout of every query head of the K/V head, from the block's first key on. dk and dv stay in registers throughout,
+// and are written once. The scores are transposed, with a key per row, so that they are A operands of the products for
+// dk and dv, in the registers where they were computed or in shared memory.
 template <int D, bool General, bool Large>
 __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Large>::blocks_per_sm)
-attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
+    attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DkdvTiles<D, Large>;
   constexpr int M = Tiles::M, N = Tiles::columns / 8;
-  const int HS = int(a.HS), group = warp_index() / Tiles::share, part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
-  const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];  // not a copy: dk, dv and their stride are loaded at the end, not kept in registers
+  const int HS = int(a.HS), group = warp_index() / Tiles::share,
+            part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
+  const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];  // not a copy: dk, dv and their stride are loaded at the end, not
+                                                    // kept in registers
   const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int64_t first_row = int64_t(blockIdx.y) * a.T + positions.first, q_stride = step * a.q_stride, out_stride = step * a.NH * a.HS;
+  const int64_t first_row = int64_t(blockIdx.y) * a.T + positions.first, q_stride = step * a.q_stride,
+                out_stride = step * a.NH * a.HS;
   const bf16 *q = a.q + first_row * a.q_stride, *dout = a.dout + first_row * a.NH * a.HS;
   if (General && own.tile * Tiles::keys >= T) return;
 
   const Tile<D> k_tile = {0};
   const Tile<D> v_tile = k_tile.from_row(Tiles::keys), q_tiles = v_tile.from_row(Tiles::keys);
   const Tile<D> dout_tiles = q_tiles.from_row(2 * Tiles::queries);
-  const int lse_tiles = dout_tiles.from_row(2 * Tiles::queries).offset, delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
+  const int lse_tiles = dout_tiles.from_row(2 * Tiles::queries).offset,
+            delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
   const Tile<D> group_k = k_tile.from_row(group * Tiles::group_keys);
   const Tile<D> group_v = v_tile.from_row(group * Tiles::group_keys);
-  const Tile<Tiles::step> p_tile = {delta_tiles + 2 * Tiles::queries * int(sizeof(float))}, ds_tile = p_tile.from_row(Tiles::keys);
+  const Tile<Tiles::step> p_tile = {delta_tiles + 2 * Tiles::queries * int(sizeof(float))},
+                          ds_tile = p_tile.from_row(Tiles::keys);
   const Tile<Tiles::step> group_p = p_tile.from_row(group * Tiles::group_keys);
   const Tile<Tiles::step> group_ds = ds_tile.from_row(group * Tiles::group_keys);
   const int k0 = own.tile * Tiles::keys, end = min(T, k0 + Tiles::keys);
   const int key = k0 + group * Tiles::group_keys;
-  const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // where the warp's part begins: of a step; of dk and dv
+  const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // where the warp's part begins: of
+                                                                                    // a step; of dk and dv
 
   const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
   auto start_loading = [&](auto tile) {
@@ -535,7 +573,8 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
     // Computed here, or its 64 bits would be kept in registers and spill.
     const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T + positions.first;
     load_tile_async<Tiles::queries, Tiles::threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
-    load_tile_async<Tiles::queries, Tiles::threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T, HS);
+    load_tile_async<Tiles::queries, Tiles::threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T,
+                                                    HS);
     load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, step);
     load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T, step);
     commit_copies();
@@ -567,7 +606,8 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
       mma_ABt(s, group_k, q_tiles.from_row(row + part_column));
       mma_ABt(dp, group_v, dout_tiles.from_row(row + part_column));
       if constexpr (General) {
-        if (!head_mask.sees_all(query, query + Tiles::columns, key, key + Tiles::group_keys)) hide_unseen<true>(s, head_mask, query, key);
+        if (!head_mask.sees_all(query, query + Tiles::columns, key, key + Tiles::group_keys))
+          hide_unseen<true>(s, head_mask, query, key);
         const int head = tiles.head(tile);
         if (a.topk > 0)
           hide_unchosen<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
@@ -575,11 +615,13 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
       } else if (query < key + Tiles::group_keys - 1) {
         mask(s, [&](int row, int column) { return key + row > query + column; });
       }
-      // From T on the tiles of q, dout, lse and delta are zeros: p is 1 there, and adds p * dout = 0 to dv and ds * q = 0 to dk.
+      // From T on the tiles of q, dout, lse and delta are zeros: p is 1 there, and adds p * dout = 0 to dv and ds * q =
+      // 0 to dk.
       for (int n = 0; n < N; n++)
         for (int c = 0; c < 2; c++) {
           const int column = (row + part_column + s.column(n, c)) * int(sizeof(float));
-          const float log2_sum = shared_float(lse_tiles + column) * log2_e, column_delta = shared_float(delta_tiles + column);
+          const float log2_sum = shared_float(lse_tiles + column) * log2_e,
+                      column_delta = shared_float(delta_tiles + column);
           for (int m = 0; m < M; m++)
             for (int h = 0; h < 2; h++) {
               float &x = s.x[m][n][2 * h + c], &y = dp.x[m][n][2 * h + c];
@@ -602,8 +644,10 @@ attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   if constexpr (General) finish_copies();
   ::scale(dk, scale);
   // Through the place of k and v, which all warps of the group had read before they last exchanged p and ds.
-  store_rows({kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, group_k, channel);
-  store_rows({kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv, group_v, channel);
+  store_rows({kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, group_k,
+             channel);
+  store_rows({kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv, group_v,
+             channel);
 }
 
 // ----------------------------------------------------------------------------
@@ -626,28 +670,32 @@ inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t 
 template <int D, bool General, bool Large>
 void launch_forward_kernel(const AttentionArgs<bf16>& a, float scale) {
   using Tiles = ForwardTiles<D, Large>;
-  launch(attention_forward_kernel<D, General, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries), attention_threads,
-         Tiles::bytes, gpu().stream, a, scale);
+  launch(attention_forward_kernel<D, General, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
+         attention_threads, Tiles::bytes, gpu().stream, a, scale);
 }
 
 template <int D, bool General, bool Large>
 void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
   using Dq = DqTiles<D, Large>;
   using Dkdv = DkdvTiles<D, Large>;
-  static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes, "what has_large_shared_memory promises");
-  launch(attention_dq_kernel<D, General, Large>, attention_grid(a, a.NH, a.T, Dq::queries), Dq::threads, Dq::bytes, gpu().stream, a, scale);
-  launch(attention_dkdv_kernel<D, General, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads, Dkdv::bytes,
+  static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes, "what "
+                                                                                                "has_large_shared_"
+                                                                                                "memory promises");
+  launch(attention_dq_kernel<D, General, Large>, attention_grid(a, a.NH, a.T, Dq::queries), Dq::threads, Dq::bytes,
          gpu().stream, a, scale);
+  launch(attention_dkdv_kernel<D, General, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
+         Dkdv::bytes, gpu().stream, a, scale);
 }
 
 inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
     if (a.topk > 0)
-      launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
-             TopKTiles<D>::bytes, gpu().stream, a);
+      launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries),
+             attention_threads, TopKTiles<D>::bytes, gpu().stream, a);
     if (is_general(a)) launch_forward_kernel<D, true, false>(a, scale);
-    else if (gpu().has_large_shared_memory) launch_forward_kernel<D, false, D <= 64>(a, scale);  // of more channels there is one shape
+    else if (gpu().has_large_shared_memory)
+      launch_forward_kernel<D, false, D <= 64>(a, scale);  // of more channels there is one shape
     else launch_forward_kernel<D, false, false>(a, scale);
   });
 }
@@ -656,7 +704,8 @@ inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
     if (is_general(a)) launch_backward_kernels<D, true, false>(a, scale);
-    else if (gpu().has_large_shared_memory) launch_backward_kernels<D, false, (D > 64)>(a, scale);  // of fewer channels there is one shape
+    else if (gpu().has_large_shared_memory)
+      launch_backward_kernels<D, false, (D > 64)>(a, scale);  // of fewer channels there is one shape
     else launch_backward_kernels<D, false, false>(a, scale);
   });
 }

@@ -1,12 +1,13 @@
-// Attention of a few queries at the end of a sequence, as when generation draws tokens: flash-decoding (Dao, Haziza, Massa, Sizov 2023).
-// The kernels of attention_bf16.h and attention_fp32.h give a block a tile of queries, of which there is one here; these give each block a
-// tile of keys, so that a long cache is read by the whole GPU, and a second kernel merges what the blocks leave:
+// Attention of a few queries at the end of a sequence, as when generation draws tokens: flash-decoding (Dao, Haziza,
+// Massa, Sizov 2023). The kernels of attention_bf16.h and attention_fp32.h give a block a tile of queries, of which
+// there is one here; these give each block a tile of keys, so that a long cache is read by the whole GPU, and a second
+// kernel merges what the blocks leave:
 //
 //   of tile i:   m_i = max s;  l_i = sum exp(s - m_i);  o_i = sum exp(s - m_i) v
 //   m = max m_i;  out = sum_i exp(m_i - m) o_i / sum_i exp(m_i - m) l_i;  lse = m + log sum_i exp(m_i - m) l_i
 //
-// The tiles have the same keys and are merged in the same order whatever runs beside, so the bits are always the same. All query heads of a
-// K/V head are served by one read of it. Keys that none of them sees are not read.
+// The tiles have the same keys and are merged in the same order whatever runs beside, so the bits are always the same.
+// All query heads of a K/V head are served by one read of it. Keys that none of them sees are not read.
 //
 // In fp32 and bf16: products and sums are fp32, probabilities too.
 #pragma once
@@ -19,11 +20,12 @@
 #include "vec.h"                  // load4, load8, warp_max, warp_sum, ceil_div
 
 constexpr int decode_keys = 64, decode_threads = 128;
-constexpr int decode_rows = 8;          // queries of query heads that a block works on at a time
+constexpr int decode_rows = 8;  // queries of query heads that a block works on at a time
 
 // Of a tile of keys, for one query of a query head: o_i (HS), m_i, l_i.
 template <class Element>
-__device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, int head, int query, int source, int tile) {
+__device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, int head, int query, int source,
+                                    int tile) {
   const int64_t queries = a.T - a.first_query, tiles = (a.T + decode_keys - 1) / decode_keys;
   return a.partials + ((((b * a.NH + head) * queries + query) * a.kv_per_head + source) * tiles + tile) * (a.HS + 2);
 }
@@ -34,8 +36,8 @@ __device__ inline bool sees_tile(const AttentionArgs<Element>& a, int head, int 
   return mask_of(a, head).sees_some(int(a.first_query), int(a.T), tile * decode_keys, (tile + 1) * decode_keys);
 }
 
-// Shared memory: the tile's k and v with 16 bytes after each row, so that neighbouring rows begin on other banks; q and the scores of
-// `decode_rows` rows; and which keys are seen.
+// Shared memory: the tile's k and v with 16 bytes after each row, so that neighbouring rows begin on other banks; q and
+// the scores of `decode_rows` rows; and which keys are seen.
 template <class Element>
 struct DecodeMemory {
   static __host__ __device__ int stride(int HS) { return HS + 16 / int(sizeof(Element)); }
@@ -68,11 +70,11 @@ __device__ inline bool row_sees(const AttentionArgs<Element>& a, const DecodeRow
   return mask_of(a, row.head).sees(int(a.first_query) + row.query, key);
 }
 
-// The tile's rows of k and v that some row of the block sees, and zeros for the others, which are not read: by asynchronous copies, so that
-// many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes.
+// The tile's rows of k and v that some row of the block sees, and zeros for the others, which are not read: by
+// asynchronous copies, so that many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes.
 template <class Element>
-__device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv, const DecodeMemory<Element>& memory,
-                                        int k0) {
+__device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv,
+                                        const DecodeMemory<Element>& memory, int k0) {
   const int HS = int(a.HS), rows = kv.num_query_heads * int(a.T - a.first_query);
   if (int(threadIdx.x) < decode_keys) {
     bool seen = false;
@@ -110,10 +112,12 @@ __device__ inline float decode_score(const float* q, const Element* k, int HS) {
   return s;
 }
 
-// partials =. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads' rows eight at a time. Of
-// the scores, a thread owns one key and every second row, of the softmax a warp whole rows, and of the results a thread single channels.
+// partials =. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads' rows
+// eight at a time. Of the scores, a thread owns one key and every second row, of the softmax a warp whole rows, and of
+// the results a thread single channels.
 template <class Element>
-static __global__ void __launch_bounds__(decode_threads) attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
+static __global__ void __launch_bounds__(decode_threads)
+    attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
   const KVHead<Element> kv = a.kv_heads[blockIdx.y];
   const int HS = int(a.HS), tile = int(blockIdx.x), k0 = tile * decode_keys, stride = DecodeMemory<Element>::stride(HS);
   bool is_seen = false;
@@ -123,7 +127,8 @@ static __global__ void __launch_bounds__(decode_threads) attention_decode_kernel
   load_decode_tile(a, kv, memory, k0);
 
   const int64_t queries = a.T - a.first_query;
-  const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
+  const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size,
+            lane = int(threadIdx.x) % warp_size;
   for (int first = 0; first < all_rows; first += decode_rows) {
     const int rows = min(decode_rows, all_rows - first);
     for (int i = int(threadIdx.x); i < rows * HS; i += decode_threads) {
@@ -167,7 +172,8 @@ static __global__ void __launch_bounds__(decode_threads) attention_decode_kernel
 
 // out =, lse =, of the partials. A block owns a query of one head in one sequence, a thread one of its channels.
 template <class Element>
-static __global__ void __launch_bounds__(largest_head_size) attention_merge_kernel(AttentionArgs<Element> a, float scale, float to_exp2) {
+static __global__ void __launch_bounds__(largest_head_size)
+    attention_merge_kernel(AttentionArgs<Element> a, float scale, float to_exp2) {
   const int query = int(blockIdx.x), head = int(blockIdx.y), c = int(threadIdx.x), HS = int(a.HS);
   const int64_t queries = a.T - a.first_query;
   const int tiles = int((a.T + decode_keys - 1) / decode_keys);
@@ -203,7 +209,8 @@ template <class Element>
 void launch_attention_decode(const AttentionArgs<Element>& a) {
   const float scale = float(1 / std::sqrt(double(a.HS))), to_exp2 = scale * 1.44269504f;  // exp(x) = exp2(x * log2(e))
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
-  launch(attention_decode_kernel<Element>, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream, a, to_exp2);
-  launch(attention_merge_kernel<Element>, dim3(unsigned(a.T - a.first_query), unsigned(a.NH), unsigned(a.B)), unsigned(a.HS), 0,
-         gpu().stream, a, scale, to_exp2);
+  launch(attention_decode_kernel<Element>, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream,
+         a, to_exp2);
+  launch(attention_merge_kernel<Element>, dim3(unsigned(a.T - a.first_query), unsigned(a.NH), unsigned(a.B)),
+         unsigned(a.HS), 0, gpu().stream, a, scale, to_exp2);
 }

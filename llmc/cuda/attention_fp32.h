@@ -1,9 +1,9 @@
-// Attention in fp32, with plain FMAs: for exact checks, and for training in fp32. Formulas, shapes, limits and which gradients are = or +=
-// are in attention.h.
+// Attention in fp32, with plain FMAs: for exact checks, and for training in fp32. Formulas, shapes, limits and which
+// gradients are = or += are in attention.h.
 //
-// No sum depends on the order in which blocks run, and no two blocks write to the same address, so the results' bits are always the
-// same. The backward pass is two kernels, each of which computes the scores itself: seven matmuls instead of five, but neither
-// atomics nor a buffer.
+// No sum depends on the order in which blocks run, and no two blocks write to the same address, so the results' bits
+// are always the same. The backward pass is two kernels, each of which computes the scores itself: seven matmuls
+// instead of five, but neither atomics nor a buffer.
 #pragma once
 #include <cmath>                  // sqrt
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
@@ -16,9 +16,10 @@
 // ----------------------------------------------------------------------------
 // Tiles and products
 //
-// A tile is rows of up to 64 G channels as floats in shared memory, G = 1 or 2, at a stride that is known to the compiler. A
-// half-warp owns four rows of the block's tile, so a warp owns eight. Only it reads what it computes for them, so that the block
-// has barriers only when it loads tiles. In a product, a thread owns of its half-warp's four rows
+// A tile is rows of up to 64 G channels as floats in shared memory, G = 1 or 2, at a stride that is known to the
+// compiler. A half-warp owns four rows of the block's tile, so a warp owns eight. Only it reads what it computes for
+// them, so that the block has barriers only when it loads tiles. In a product, a thread owns of its half-warp's four
+// rows
 //
 //   scores (4 x columns):    the columns lane, lane + 16, ...
 //   results (4 x 64 G):      the channels 4 lane .. 4 lane + 3, and with G = 2 the same plus 64
@@ -51,8 +52,8 @@ __device__ inline Thread this_thread() {
 constexpr int warp_rows = 2 * rows_per_thread;
 __device__ inline int warp_first(int first) { return first + int(threadIdx.x) / warp_size * warp_rows; }
 
-// tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end` on,
-// which are not read. Called by the whole block: neighbouring threads load neighbouring groups of eight channels.
+// tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end`
+// on, which are not read. Called by the whole block: neighbouring threads load neighbouring groups of eight channels.
 template <int G, int Rows, int Threads>
 __device__ inline void load_tile(float* tile, const float* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = 64 * G / 8, rows_at_once = Threads / threads_per_row;
@@ -68,9 +69,9 @@ __device__ inline void load_tile(float* tile, const float* src, int64_t stride, 
   }
 }
 
-// s (4 x columns) = a b^T over HS channels. `a` points to the thread's first row, `b` to the tile's first. Here and in mul_add_AB
-// a step of the loop is 64 FMAs. Longer steps would take more registers, and fewer blocks, which hide the latency of the loads,
-// would fit on a multiprocessor.
+// s (4 x columns) = a b^T over HS channels. `a` points to the thread's first row, `b` to the tile's first. Here and in
+// mul_add_AB a step of the loop is 64 FMAs. Longer steps would take more registers, and fewer blocks, which hide the
+// latency of the loads, would fit on a multiprocessor.
 template <int G, int N>
 __device__ inline void mul_ABt(float (&s)[rows_per_thread][N], const float* a, const float* b, int HS) {
   b += int(threadIdx.x) % half_warp * tile_stride<G>;
@@ -87,10 +88,12 @@ __device__ inline void mul_ABt(float (&s)[rows_per_thread][N], const float* a, c
   }
 }
 
-// acc (4 x 64 G) += p b with p (4 x columns) at the thread's first row. A thread without channels does nothing. A thread with a first
-// group of channels but no second computes the second from the head's last four channels, and store_rows drops it.
+// acc (4 x 64 G) += p b with p (4 x columns) at the thread's first row. A thread without channels does nothing. A
+// thread with a first group of channels but no second computes the second from the head's last four channels, and
+// store_rows drops it.
 template <int G, int Columns>
-__device__ inline void mul_add_AB(float (&acc)[rows_per_thread][G][4], const float* p, const float* b, int HS, int columns) {
+__device__ inline void mul_add_AB(float (&acc)[rows_per_thread][G][4], const float* p, const float* b, int HS,
+                                  int columns) {
   int channel[G];
   for (int g = 0; g < G; g++) channel[g] = min(64 * g + int(threadIdx.x) % half_warp * 4, HS - 4);
   if (int(threadIdx.x) % half_warp * 4 >= HS) return;
@@ -122,8 +125,8 @@ __device__ inline void hide_keys_after_columns(float (&s)[rows_per_thread][N], i
       if (key + i > query + j * half_warp) s[i][j] = -INFINITY;
 }
 
-// Scores of keys that a query does not see become -inf. Rows of s are queries and columns are keys, or `transposed`; t and j are the
-// positions of the thread's first query and key.
+// Scores of keys that a query does not see become -inf. Rows of s are queries and columns are keys, or `transposed`; t
+// and j are the positions of the thread's first query and key.
 template <bool transposed, int N>
 __device__ inline void hide_unseen(float (&s)[rows_per_thread][N], const AttentionMask& mask, int t, int j) {
   int row_rests[rows_per_thread];
@@ -131,13 +134,15 @@ __device__ inline void hide_unseen(float (&s)[rows_per_thread][N], const Attenti
   for (int n = 0; n < N; n++) {
     const int column = n * half_warp, rest = ((transposed ? t : j) + column) % mask.s;
     for (int r = 0; r < rows_per_thread; r++)
-      if (!(transposed ? mask.sees(t + column, j + r, rest, row_rests[r]) : mask.sees(t + r, j + column, row_rests[r], rest)))
+      if (!(transposed ? mask.sees(t + column, j + r, rest, row_rests[r])
+                       : mask.sees(t + r, j + column, row_rests[r], rest)))
         s[r][n] = -INFINITY;
   }
 }
 
-// Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the thread's first query, of whose tile
-// `queries` are left from there on; `j` is the index of the thread's first key. Queries and keys are `step` apart.
+// Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the thread's first query,
+// of whose tile `queries` are left from there on; `j` is the index of the thread's first key. Queries and keys are
+// `step` apart.
 template <bool transposed, int N>
 __device__ inline void hide_unchosen(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j, int step) {
   for (int i = 0; i < (transposed ? N : rows_per_thread); i++) {
@@ -152,7 +157,8 @@ __device__ inline void hide_unchosen(float (&s)[rows_per_thread][N], TopK chosen
   }
 }
 
-// Stores scores for the other lanes of the half-warp, in the layout that mul_add_AB reads, which it may do after a __syncwarp().
+// Stores scores for the other lanes of the half-warp, in the layout that mul_add_AB reads, which it may do after a
+// __syncwarp().
 template <int Columns, int N>
 __device__ inline void store_scores(float* p, const float (&s)[rows_per_thread][N]) {
   static_assert(N * half_warp == Columns, "a half-warp owns whole rows");
@@ -167,8 +173,8 @@ __device__ inline void scale_row(float (&row)[G][4], float factor) {
     for (float& x : vector) x *= factor;
 }
 
-// The thread's rows of dst, from `first` on, = or += acc: those before `end`, and the channels below HS. dst points to the sequence's
-// row 0.
+// The thread's rows of dst, from `first` on, = or += acc: those before `end`, and the channels below HS. dst points to
+// the sequence's row 0.
 template <int G>
 __device__ inline void store_rows(float* dst, int64_t stride, int first, int end, int HS, bool accumulate,
                                   const float (&acc)[rows_per_thread][G][4]) {
@@ -194,20 +200,23 @@ struct ForwardTiles {
   static constexpr int floats = (queries + 2 * keys) * tile_stride<G> + queries * scores_stride<keys>;  // 70 and 77 KB
 };
 
-// out =, lse =. A block owns 64 queries of one head in one sequence; blocks with the most keys are started first. A warp owns eight
-// queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in registers over the whole loop over
-// keys, so memory is read once per tile and written once. Each lane sums the probabilities that it computed; the sixteen sums of a
-// row are added at the end.
+// out =, lse =. A block owns 64 queries of one head in one sequence; blocks with the most keys are started first. A
+// warp owns eight queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in registers
+// over the whole loop over keys, so memory is read once per tile and written once. Each lane sums the probabilities
+// that it computed; the sixteen sums of a row are added at the end.
 template <int G, bool General>
 __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blocks_per_sm)
-attention_forward_kernel(AttentionArgs<float> a, float scale) {
+    attention_forward_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = ForwardTiles<G>;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
-  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
-  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
+            step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query),
+            first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T,
+                first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
   if (General && own.tile * Tiles::queries >= queries) return;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
@@ -216,13 +225,14 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
   const Thread thread = this_thread();
   float* p = v_tile + Tiles::keys * tile_stride<G> + thread.row * scores_stride<Tiles::keys>;
 
-  // The block's queries are the rows [first, first + Tiles::queries) of q and out; q0, `query` and `end` are positions: of the block's
-  // and of the thread's first query, and after the block's last query, which is also the end of the keys that they see.
+  // The block's queries are the rows [first, first + Tiles::queries) of q and out; q0, `query` and `end` are positions:
+  // of the block's and of the thread's first query, and after the block's last query, which is also the end of the keys
+  // that they see.
   const int first = own.tile * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
   const int end = first_query + min(queries, first + Tiles::queries);
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, first, queries,
-                                              HS);
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
+                                               first, queries, HS);
 
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
@@ -240,15 +250,16 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
     float s[rows_per_thread][Tiles::keys / half_warp];
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
     if constexpr (General) {
-      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys)) hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
+      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys))
+        hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
       if (a.topk > 0)
         hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::keys > q0 + 1) {
       hide_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
-    // In plain attention every query sees key 0, so that from the first tile on `row_max` is finite. In general it may be -inf, and then all
-    // of s is, of which the differences would be NaN.
+    // In plain attention every query sees key 0, so that from the first tile on `row_max` is finite. In general it may
+    // be -inf, and then all of s is, of which the differences would be NaN.
     for (int i = 0; i < rows_per_thread; i++) {
       float new_max = s[i][0];
       for (float x : s[i]) new_max = fmaxf(new_max, x);
@@ -276,7 +287,8 @@ attention_forward_kernel(AttentionArgs<float> a, float scale) {
       a.lse[(blockIdx.z * a.NH + head) * all_queries + first_row_of_q + (query - first_query + i) * step] =
           sees_none ? INFINITY : row_max[i] * scale + logf(row_sum[i]);
   }
-  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS,
+  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query,
+                HS,
                 /*accumulate=*/false, acc);
 }
 
@@ -290,17 +302,21 @@ struct TopKTiles {
                                   queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // 91 and 65 KB
 };
 
-// topk_score =, topk_last =. A block owns 64 / G queries of one head in one sequence and their histograms, a warp eight of them, a thread
-// its elements of the scores' layout. A pass is the forward kernel's loop over keys up to the scores, whose bits are the same.
+// topk_score =, topk_last =. A block owns 64 / G queries of one head in one sequence and their histograms, a warp eight
+// of them, a thread its elements of the scores' layout. A pass is the forward kernel's loop over keys up to the scores,
+// whose bits are the same.
 template <int G>
 __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kernel(AttentionArgs<float> a) {
   using Tiles = TopKTiles<G>;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(step_of(a, head), int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;
-  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query, step = positions.step;
-  const int all_queries = int(a.T) - int(a.first_query), first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
+  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
+            step = positions.step;
+  const int all_queries = int(a.T) - int(a.first_query),
+            first_row_of_q = positions.at(first_query) - int(a.first_query);
+  const int64_t first_key_row = int64_t(blockIdx.z) * a.T,
+                first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
   if (own.tile * Tiles::queries >= queries) return;
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
@@ -312,8 +328,8 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
   const int end = first_query + min(queries, first + Tiles::queries), row = int(threadIdx.x);
   const bool owns_query = row < Tiles::queries && q0 + row < end;  // whose search it makes
   const TopK chosen = chosen_from(a, blockIdx.z, head, positions.at(q0 + row));
-  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, first, queries,
-                                              HS);
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
+                                               first, queries, HS);
   if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
   const VisibleKeyTiles<Tiles::keys, float> tiles(a, head, first_key_row, positions, q0, end);
@@ -335,12 +351,14 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
         const RadixSearch search = searches[thread.row + i];
         for (int j = 0; j < Tiles::keys / half_warp; j++) {
           const int index = tile.source * int(a.T) + positions.at(tile.k0 + thread.lane + j * half_warp);
-          if (s[i][j] != -INFINITY) count_key(histograms + (thread.row + i) * histogram_stride, search, pass, s[i][j], index);
+          if (s[i][j] != -INFINITY)
+            count_key(histograms + (thread.row + i) * histogram_stride, search, pass, s[i][j], index);
         }
       }
     }
     __syncthreads();  // all keys are counted
-    unfinished = owns_query && choose_digit(histograms + row * histogram_stride, searches[row], pass, chosen.score, chosen.last);
+    unfinished =
+        owns_query && choose_digit(histograms + row * histogram_stride, searches[row], pass, chosen.score, chosen.last);
     unfinished = __syncthreads_or(unfinished);
   }
 }
@@ -348,7 +366,8 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
 // ----------------------------------------------------------------------------
 // Backward
 
-// For heads of more than 64 channels smaller than the forward pass's, because four tiles must fit: 32 rows and half as many warps.
+// For heads of more than 64 channels smaller than the forward pass's, because four tiles must fit: 32 rows and half as
+// many warps.
 template <int G>
 struct BackwardTiles {
   static constexpr int rows = 64 / G, columns = 64 / G, threads = rows / rows_per_thread * half_warp;
@@ -359,12 +378,12 @@ struct BackwardTiles {
 // exp(s * scale - lse) for raw scores; 0 where s is -inf or lse is +inf.
 __device__ inline float probability(float s, float scale, float lse) { return exp2f((s * scale - lse) * log2_e); }
 
-// delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, those with the most keys first, and keeps their q and
-// dout in shared memory over the loop over k and v. A warp owns eight queries, a thread the elements of the layouts above; dq stays in
-// registers and is written once. delta is summed first, straight from memory.
+// delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, those with the most keys first, and
+// keeps their q and dout in shared memory over the loop over k and v. A warp owns eight queries, a thread the elements
+// of the layouts above; dq stays in registers and is written once. delta is summed first, straight from memory.
 template <int G, bool General>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
-attention_dq_kernel(AttentionArgs<float> a, float scale) {
+    attention_dq_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
@@ -386,7 +405,8 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
 
   const int q0 = own.tile * Tiles::rows, query = q0 + thread.row, end = min(T, q0 + Tiles::rows);
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0,
+                                            end, HS);
   load_tile<G, Tiles::rows, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
 
   float row_lse[rows_per_thread], row_delta[rows_per_thread], acc[rows_per_thread][G][4] = {};
@@ -420,7 +440,8 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
     mul_ABt<G>(dp, dout_tile + thread.row * tile_stride<G>, v_tile, channels);
     if constexpr (General) {
-      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns)) hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
+      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns))
+        hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
       if (a.topk > 0)
         hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
@@ -438,12 +459,13 @@ attention_dq_kernel(AttentionArgs<float> a, float scale) {
   store_rows<G>(a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate, acc);
 }
 
-// dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence and keeps their k and v in shared memory over the loop over
-// q and dout: of every query head of the K/V head, the tiles of queries from the block's first key on. A warp owns eight keys, a
-// thread the elements of the layouts above, of the transposed scores too; dk and dv stay in registers and are written once.
+// dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence and keeps their k and v in shared memory
+// over the loop over q and dout: of every query head of the K/V head, the tiles of queries from the block's first key
+// on. A warp owns eight keys, a thread the elements of the layouts above, of the transposed scores too; dk and dv stay
+// in registers and are written once.
 template <int G, bool General>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
-attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
+    attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G>;
   const int HS = int(a.HS);
   const KVHead<float>& kv = a.kv_heads[blockIdx.y];
@@ -532,10 +554,10 @@ void launch_forward(const AttentionArgs<float>& a) {
   const int64_t queries = a.T - a.first_query;
   const auto kernel = is_general(a) ? attention_forward_kernel<G, true> : attention_forward_kernel<G, false>;
   if (a.topk > 0)
-    launch(attention_topk_kernel<G>, attention_grid(a, queries, TopKTiles<G>::queries, a.NH), TopKTiles<G>::threads, TopKTiles<G>::bytes,
-           gpu().stream, a);
-  launch(kernel, attention_grid(a, queries, Tiles::queries, a.NH), Tiles::threads, Tiles::floats * sizeof(float), gpu().stream, a,
-         float(1 / sqrt(double(a.HS))));
+    launch(attention_topk_kernel<G>, attention_grid(a, queries, TopKTiles<G>::queries, a.NH), TopKTiles<G>::threads,
+           TopKTiles<G>::bytes, gpu().stream, a);
+  launch(kernel, attention_grid(a, queries, Tiles::queries, a.NH), Tiles::threads, Tiles::floats * sizeof(float),
+         gpu().stream, a, float(1 / sqrt(double(a.HS))));
 }
 
 template <int G>
@@ -546,7 +568,8 @@ void launch_backward(const AttentionArgs<float>& a) {
   const auto dq_kernel = is_general(a) ? attention_dq_kernel<G, true> : attention_dq_kernel<G, false>;
   const auto dkdv_kernel = is_general(a) ? attention_dkdv_kernel<G, true> : attention_dkdv_kernel<G, false>;
   launch(dq_kernel, attention_grid(a, a.T, Tiles::rows, a.NH), Tiles::threads, shared_bytes, gpu().stream, a, scale);
-  launch(dkdv_kernel, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads, shared_bytes, gpu().stream, a, scale);
+  launch(dkdv_kernel, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads, shared_bytes, gpu().stream,
+         a, scale);
 }
 
 inline void launch_attention_forward(const AttentionArgs<float>& a) {

@@ -1,6 +1,6 @@
-// Which tiles of keys, or of queries, the loops of attention's kernels go through. Plain attention has one K/V head for a query head, of
-// which each query sees all keys up to its own. General attention has several, and masks; tiles that a mask hides are neither loaded nor
-// multiplied.
+// Which tiles of keys, or of queries, the loops of attention's kernels go through. Plain attention has one K/V head for
+// a query head, of which each query sees all keys up to its own. General attention has several, and masks; tiles that a
+// mask hides are neither loaded nor multiplied.
 #pragma once
 #include <algorithm>              // std::min
 #include <type_traits>            // std::conditional_t
@@ -10,9 +10,10 @@
 // ----------------------------------------------------------------------------
 // Positions
 
-// The positions that a block works on: all of a sequence, or those with one remainder by `step`. The latter serves masks by which a query
-// sees only keys with its own remainder by s: every tile of neighbouring positions has some of them, but those with one remainder are among
-// themselves a plain sequence of T / s positions. The i-th of them is position first + i * step.
+// The positions that a block works on: all of a sequence, or those with one remainder by `step`. The latter serves
+// masks by which a query sees only keys with its own remainder by s: every tile of neighbouring positions has some of
+// them, but those with one remainder are among themselves a plain sequence of T / s positions. The i-th of them is
+// position first + i * step.
 struct Positions {
   int first = 0, step = 1;
 
@@ -20,12 +21,13 @@ struct Positions {
   __device__ int count(int end) const { return (end - first + step - 1) / step; }  // how many are below `end`
 };
 
-// Whether a mask with remainders by s is worth blocks of one remainder each: of few positions, their tiles would be nearly empty, and with a
-// small s as much of a tile of neighbours is visible.
+// Whether a mask with remainders by s is worth blocks of one remainder each: of few positions, their tiles would be
+// nearly empty, and with a small s as much of a tile of neighbours is visible.
 constexpr int smallest_step = 8, fewest_positions = 16;
 __device__ inline bool has_step(int s, int64_t T) { return s >= smallest_step && s <= T / fewest_positions; }
 
-// The most tiles of Size rows that a head has of `rows` rows of a sequence of T, if the masks' remainders are by largest_s or less.
+// The most tiles of Size rows that a head has of `rows` rows of a sequence of T, if the masks' remainders are by
+// largest_s or less.
 inline int64_t most_tiles(int64_t rows, int64_t size, int64_t T, int largest_s) {
   const int64_t step = std::min<int64_t>(largest_s, T / fewest_positions);
   return step < smallest_step ? ceil_div(rows, size) : ceil_div(rows + step, size) + step;
@@ -106,7 +108,8 @@ struct CausalKeyTiles {
   int q1;
 
   // first_row: the sequence's first row in k and v.
-  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions, int, int q1) : q1(q1) {
+  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions, int, int q1)
+      : q1(q1) {
     const KVHead<Element> of_head = a.kv_heads[a.kv_of_head[head]];
     const int64_t stride = of_head.k_stride;  // which is v's
     kv = {of_head.k + first_row * stride, of_head.v + first_row * stride, stride, stride};
@@ -138,7 +141,8 @@ struct VisibleKeyTiles {
   int step, q0, q1;
   AttentionMask mask;
 
-  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions positions, int q0, int q1)
+  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions positions, int q0,
+                             int q1)
       : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
         first_row(first_row + positions.first), step(positions.step), q0(q0), q1(q1), mask(mask_of(a, head, step)) {}
   __device__ Tile first() const { return {visible_key_tile<Size>(mask, q0, q1, 0), 0, 0}; }
@@ -147,13 +151,19 @@ struct VisibleKeyTiles {
     if (k0 < q1) return {k0, tile.source, tile.index + 1};
     return {first().k0, tile.source + 1, tile.index + 1};
   }
-  __device__ bool contains(Tile tile) const { return tile.k0 < q1 && tile.source < num_sources && sources[tile.source] >= 0; }
+  __device__ bool contains(Tile tile) const {
+    return tile.k0 < q1 && tile.source < num_sources && sources[tile.source] >= 0;
+  }
   __device__ KVRows<Element> rows(Tile tile) const {
     const KVHead<Element>& kv = kv_heads[sources[tile.source]];
     return {kv.k + first_row * kv.k_stride, kv.v + first_row * kv.v_stride, step * kv.k_stride, step * kv.v_stride};
   }
-  __device__ bool hides_all(int query, int queries, int k0, int k1) const { return !mask.sees_some(query, query + queries, k0, k1); }
-  __device__ bool hides_some(int query, int queries, int k0, int k1) const { return !mask.sees_all(query, query + queries, k0, k1); }
+  __device__ bool hides_all(int query, int queries, int k0, int k1) const {
+    return !mask.sees_some(query, query + queries, k0, k1);
+  }
+  __device__ bool hides_some(int query, int queries, int k0, int k1) const {
+    return !mask.sees_all(query, query + queries, k0, k1);
+  }
 };
 
 template <int Size, class Element, bool General>
@@ -175,8 +185,11 @@ struct CausalQueryTiles {
   const KVHead<Element>& kv;
   int k0;
 
-  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int) : a(a), kv(kv), k0(k0) {}
-  __device__ Tile first() const { return {k0, kv.first_query_head, unsigned((int(a.T) - k0 + Size - 1) / Size * kv.num_query_heads)}; }
+  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int)
+      : a(a), kv(kv), k0(k0) {}
+  __device__ Tile first() const {
+    return {k0, kv.first_query_head, unsigned((int(a.T) - k0 + Size - 1) / Size * kv.num_query_heads)};
+  }
   __device__ Tile after(Tile tile) const {
     if (tile.start + Size < int(a.T)) return {tile.start + Size, tile.query_head, tile.left - 1};
     return {k0, tile.query_head + 1, tile.left - 1};
@@ -190,7 +203,7 @@ struct CausalQueryTiles {
 template <int Size, class Element>
 struct VisibleQueryTiles {
   struct Tile {
-    int start;     // its first query
+    int start;       // its first query
     int head_of_kv;  // which of the K/V head's query heads
     int index;       // which tile of the loop
     __device__ int stage() const { return index % 2; }
@@ -200,8 +213,10 @@ struct VisibleQueryTiles {
   Positions positions;
   int k0, k1;
 
-  __device__ VisibleQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions positions, int k0, int k1)
-      : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), positions(positions), k0(k0), k1(k1) {}
+  __device__ VisibleQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions positions, int k0,
+                               int k1)
+      : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), positions(positions), k0(k0),
+        k1(k1) {}
   __device__ Tile first() const { return from({k0, 0, 0}); }
   __device__ Tile after(Tile tile) const { return from({tile.start + Size, tile.head_of_kv, tile.index + 1}); }
   __device__ bool contains(Tile tile) const { return tile.head_of_kv < num_query_heads; }

@@ -1,9 +1,11 @@
-// Of the keys that a query sees, the topk with the highest scores: what the kernels that find them, and those that use them, share.
+// Of the keys that a query sees, the topk with the highest scores: what the kernels that find them, and those that use
+// them, share.
 //
-// A query's keys are ranked by 64 bits: the score, higher ones first, and the key's index, T * (which K/V head of the query head) +
-// position. A radix selection finds the one of rank topk without storing scores: each pass computes all scores, counts in a histogram a
-// digit of 8 bits, of the keys that have all digits so far in common with the one that is sought, and so learns the next digit. After
-// four passes the score is known, and only where it is the score of more keys than are to be taken does the index need passes, too.
+// A query's keys are ranked by 64 bits: the score, higher ones first, and the key's index, T * (which K/V head of the
+// query head) + position. A radix selection finds the one of rank topk without storing scores: each pass computes all
+// scores, counts in a histogram a digit of 8 bits, of the keys that have all digits so far in common with the one that
+// is sought, and so learns the next digit. After four passes the score is known, and only where it is the score of more
+// keys than are to be taken does the index need passes, too.
 #pragma once
 #include <climits>                // INT_MAX
 #include <cstdint>                // uint64_t
@@ -16,8 +18,8 @@ bool is_general(const AttentionArgs<Element>& a) {
   return a.is_general || a.topk > 0 || a.exact_out != nullptr;
 }
 
-// What the kernels know of the chosen keys: those with a higher score than `score`, or with this score and an index up to `last`. One for
-// each query.
+// What the kernels know of the chosen keys: those with a higher score than `score`, or with this score and an index up
+// to `last`. One for each query.
 struct TopK {
   float* score;
   int* last;
@@ -41,8 +43,8 @@ __device__ inline int first_index(const AttentionArgs<Element>& a, int head, int
 // ----------------------------------------------------------------------------
 // Selection
 
-constexpr int digits = 256;                    // values of a digit
-constexpr int histogram_stride = digits + 1;   // the same digit of neighbouring queries is in different banks
+constexpr int digits = 256;                   // values of a digit
+constexpr int histogram_stride = digits + 1;  // the same digit of neighbouring queries is in different banks
 constexpr int score_passes = 4, passes = 8;
 
 // How far the search for a query's last chosen key has come.
@@ -56,7 +58,9 @@ __device__ inline unsigned rank_of_score(float score) {
   const unsigned bits = __float_as_uint(score == 0 ? 0.0f : score);
   return bits >> 31 ? bits : ~bits & 0x7fffffffu;
 }
-__device__ inline float score_of_rank(unsigned rank) { return __uint_as_float(rank >> 31 ? rank : ~rank & 0x7fffffffu); }
+__device__ inline float score_of_rank(unsigned rank) {
+  return __uint_as_float(rank >> 31 ? rank : ~rank & 0x7fffffffu);
+}
 
 __device__ inline int digit_of(uint64_t key, int pass) { return int(key >> (56 - 8 * pass)) & (digits - 1); }
 
@@ -67,8 +71,8 @@ __device__ inline void count_key(int* histogram, const RadixSearch& search, int 
   if (search.rank > 0 && same_digits) atomicAdd(&histogram[digit_of(key, pass)], 1);
 }
 
-// After a pass: the digit, by one thread, which writes *score and *last as soon as they are known. Returns whether the query needs the next
-// pass.
+// After a pass: the digit, by one thread, which writes *score and *last as soon as they are known. Returns whether the
+// query needs the next pass.
 __device__ inline bool choose_digit(const int* histogram, RadixSearch& search, int pass, float* score, int* last) {
   if (search.rank == 0) return false;
   int digit = 0, before = 0;  // how many keys have a lower digit

@@ -1,7 +1,9 @@
-// Softmax and cross-entropy over the vocabulary, for a chunk of rows: loss and gradient with one read of the logits from memory.
+// Softmax and cross-entropy over the vocabulary, for a chunk of rows: loss and gradient with one read of the logits
+// from memory.
 //
 //   losses (rows) = logsumexp(logits) - logits[target], in nats
-//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in place, 0 in the columns [V, ld); only with write_gradient,
+//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in place, 0 in the columns [V, ld); only with
+//   write_gradient,
 //     otherwise they are unchanged
 //
 // Every exponential is of a logit minus the row's largest, so that none overflows.
@@ -14,10 +16,11 @@
 #include "launch.h"            // launch, shared_memory
 #include "vec.h"               // load8, store8, to_float, block_max, block_sum, block_sum_of
 
-// What a chunk of logits may take, in bytes: a GiB, or a 32nd of the GPU's memory where that is less. Each chunk is a pass over the fp32
-// gradient of the head's weight: with 124M 309 MB, read and written, 0.09 ms at 3.35 TB/s. The three matmuls of a GiB's 10,496 rows take an
-// H100 3.5 ms at 700 TFLOP/s, those of 64 MiB 0.2 ms. It depends on how much memory there is and not on what others have taken of it, for
-// the chunks are the order in which that gradient is summed: another chunk, other bits.
+// What a chunk of logits may take, in bytes: a GiB, or a 32nd of the GPU's memory where that is less. Each chunk is a
+// pass over the fp32 gradient of the head's weight: with 124M 309 MB, read and written, 0.09 ms at 3.35 TB/s. The three
+// matmuls of a GiB's 10,496 rows take an H100 3.5 ms at 700 TFLOP/s, those of 64 MiB 0.2 ms. It depends on how much
+// memory there is and not on what others have taken of it, for the chunks are the order in which that gradient is
+// summed: another chunk, other bits.
 inline int64_t logit_chunk_bytes(size_t device_memory = device_memory_total()) {
   return int64_t(std::min<size_t>(1 << 30, device_memory / 32));
 }
@@ -25,10 +28,11 @@ constexpr int64_t logit_row_multiple = 256;  // rows of the largest tiles that m
 
 constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
 
-// A block owns a row, a warp 32 neighbouring groups of eight columns of each pass over the row, a thread every blockDim.x-th group. The
-// first loop computes the maximum and the sum together: each thread rescales its sum when its maximum grows, and all of them once more
-// at the end. The second loop reads the row from L1 or L2 (100 KB of bf16 for GPT-2's vocabulary), so that memory is read once and
-// written once. Rows are padded to whole groups: the last one is read whole, and columns from V on count as -inf.
+// A block owns a row, a warp 32 neighbouring groups of eight columns of each pass over the row, a thread every
+// blockDim.x-th group. The first loop computes the maximum and the sum together: each thread rescales its sum when its
+// maximum grows, and all of them once more at the end. The second loop reads the row from L1 or L2 (100 KB of bf16 for
+// GPT-2's vocabulary), so that memory is read once and written once. Rows are padded to whole groups: the last one is
+// read whole, and columns from V on count as -inf.
 __global__ void __launch_bounds__(classifier_threads)
     classifier_kernel(float* losses, floatX* logits, const int* targets, int V, int64_t ld, float dloss,
                       bool write_gradient) {
@@ -50,7 +54,8 @@ __global__ void __launch_bounds__(classifier_threads)
     max = larger;
   }
   const float row_max = block_max(max, shared);
-  const float row_sum = block_sum(sum * __expf(max - row_max), shared);  // a thread without columns adds 0 * exp(-inf) = 0
+  const float row_sum = block_sum(sum * __expf(max - row_max), shared);  // a thread without columns adds 0 * exp(-inf)
+                                                                         // = 0
   if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + (row_max - target_logit);
   if (!write_gradient) return;
 
@@ -80,15 +85,16 @@ __global__ void __launch_bounds__(classifier_threads)
 
 // sum (1) += the sum of losses (count) / divisor, in double; sum and losses are on the device.
 inline void add_losses(double* sum, const float* losses, int64_t count, double divisor) {
-  launch(add_losses_kernel, dim3(1), dim3(classifier_threads), classifier_threads / warp_size * sizeof(double), gpu().stream, sum,
-         losses, count, divisor);
+  launch(add_losses_kernel, dim3(1), dim3(classifier_threads), classifier_threads / warp_size * sizeof(double),
+         gpu().stream, sum, losses, count, divisor);
 }
 
-// losses =, logits = as the head says. The columns [0, V) are the vocabulary, 0 <= targets < V; ld is a multiple of 64 (whole tiles of the head's matmuls).
-inline void classifier(float* losses, floatX* logits, const int* targets, int64_t rows, int64_t V, int64_t ld, float dloss,
-                       bool write_gradient) {
+// losses =, logits = as the head says. The columns [0, V) are the vocabulary, 0 <= targets < V; ld is a multiple of 64
+// (whole tiles of the head's matmuls).
+inline void classifier(float* losses, floatX* logits, const int* targets, int64_t rows, int64_t V, int64_t ld,
+                       float dloss, bool write_gradient) {
   CHECK(V <= ld && ld % 64 == 0);
   const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(V, 8 * warp_size) * warp_size));
-  launch(classifier_kernel, dim3(unsigned(rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float), gpu().stream,
-         losses, logits, targets, V, ld, dloss, write_gradient);
+  launch(classifier_kernel, dim3(unsigned(rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float),
+         gpu().stream, losses, logits, targets, V, ld, dloss, write_gradient);
 }

@@ -1,22 +1,23 @@
-// The memory that operations work on, here a GPU's (the functions of llmc/device_memory.h), and the stream that they run in.
+// The memory that operations work on, here a GPU's (the functions of llmc/device_memory.h), and the stream that they
+// run in.
 //
-// Attention takes heads of up to 128 elements, in multiples of 8, so that rows are whole 16-byte vectors in both precisions. LayerNorm
-// takes up to 8,192 channels.
+// Attention takes heads of up to 128 elements, in multiples of 8, so that rows are whole 16-byte vectors in both
+// precisions. LayerNorm takes up to 8,192 channels.
 //
-// Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits for
-// everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
+// Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits
+// for everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
 #pragma once
-#include <cuda_runtime.h>        // cudaMalloc, cudaMemcpyAsync, ...
-#include <array>                 // std::array
-#include <initializer_list>      // std::initializer_list
-#include <optional>              // std::optional
-#include <string>                // std::string
-#include <tuple>                 // std::tuple
-#include <utility>               // std::exchange, std::swap
-#include "llmc/device_memory.h"  // the memory functions that are defined here
-#include "llmc/utils/error.h"    // CHECK, user_error, format
+#include <cuda_runtime.h>          // cudaMalloc, cudaMemcpyAsync, ...
+#include <array>                   // std::array
+#include <initializer_list>        // std::initializer_list
+#include <optional>                // std::optional
+#include <string>                  // std::string
+#include <tuple>                   // std::tuple
+#include <utility>                 // std::exchange, std::swap
+#include "llmc/device_memory.h"    // the memory functions that are defined here
+#include "llmc/utils/error.h"      // CHECK, user_error, format
 #include "llmc/utils/host_name.h"  // host_name
-#include "launch.h"              // CUDA_CHECK
+#include "launch.h"                // CUDA_CHECK
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
 
@@ -32,7 +33,8 @@ inline int& gpu_index() {
 struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
-  static constexpr size_t large_shared_bytes = 162 << 10;   // a block of an A100 can have 163 KB, of an H100 227, of 8.6 and 8.9 99
+  static constexpr size_t large_shared_bytes = 162 << 10;  // a block of an A100 can have 163 KB, of an H100 227, of 8.6
+                                                           // and 8.9 99
   std::string name;
   std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
   int multiprocessors = 0;
@@ -40,7 +42,8 @@ struct Gpu {
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
-  cudaEvent_t uploaded[num_staging_buffers], consumed[num_staging_buffers];  // of each staging buffer: last filled, last copied from
+  cudaEvent_t uploaded[num_staging_buffers], consumed[num_staging_buffers];  // of each staging buffer: last filled,
+                                                                             // last copied from
   int next_staging_buffer = 0;
 
   Gpu() {
@@ -50,12 +53,14 @@ struct Gpu {
       user_error("no GPU can be used (%s); train_gpt2_sla_cpu trains without one", cudaGetErrorString(status));
     const int index = gpu_index() % count;  // Slurm may show each of its tasks a single GPU, the first
     CUDA_CHECK(cudaSetDevice(index));
-    CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));  // the host sleeps while it waits, and leaves its core to other threads
+    CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));  // the host sleeps while it waits, and leaves its
+                                                                     // core to other threads
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
     id = "GPU-";
-    for (int i = 0; i < 16; i++) id += format(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", (unsigned char)properties.uuid.bytes[i]);
+    for (int i = 0; i < 16; i++)
+      id += format(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", (unsigned char)properties.uuid.bytes[i]);
     id += " on " + host_name();
     multiprocessors = properties.multiProcessorCount;
     has_large_shared_memory = properties.sharedMemPerBlockOptin >= large_shared_bytes;
@@ -91,7 +96,9 @@ T* device_scratch(size_t count) {
   return static_cast<T*>(gpu().scratch);
 }
 
-inline void device_memset(void* p, int value, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(p, value, bytes, gpu().stream)); }
+inline void device_memset(void* p, int value, size_t bytes) {
+  CUDA_CHECK(cudaMemsetAsync(p, value, bytes, gpu().stream));
+}
 
 inline void* device_malloc(size_t bytes) {
   if (bytes == 0) return nullptr;
@@ -106,8 +113,8 @@ inline void* device_malloc(size_t bytes) {
 
 inline void device_free(void* p, size_t) { cudaFree(p); }
 
-// Queues device = host. Pageable memory has been read when this returns, which waits for it: CUDA may read it later. Pinned memory is read
-// when the stream comes to it.
+// Queues device = host. Pageable memory has been read when this returns, which waits for it: CUDA may read it later.
+// Pinned memory is read when the stream comes to it.
 inline void copy_from_host(void* device, const void* host, size_t bytes, cudaStream_t stream) {
   CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
   cudaPointerAttributes source;
@@ -115,15 +122,17 @@ inline void copy_from_host(void* device, const void* host, size_t bytes, cudaStr
   if (source.type != cudaMemoryTypeHost) CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-inline void copy_to_device(void* device, const void* host, size_t bytes) { copy_from_host(device, host, bytes, gpu().stream); }
+inline void copy_to_device(void* device, const void* host, size_t bytes) {
+  copy_from_host(device, host, bytes, gpu().stream);
+}
 
 inline void copy_to_host(void* host, const void* device, size_t bytes) {
   CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu().stream));
   CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 }
 
-// `size` elements of pinned host memory, which asynchronous copies read and write when the stream reaches them. After upload(), the host
-// may change the source only when a later copy_to_host has returned.
+// `size` elements of pinned host memory, which asynchronous copies read and write when the stream reaches them. After
+// upload(), the host may change the source only when a later copy_to_host has returned.
 template <class T>
 struct PinnedBuffer {
   T* data = nullptr;
@@ -154,17 +163,16 @@ struct Upload {
   size_t count;
 };
 
-// A double-buffered upload: operations that are called from here on read `uploads` on the device. The copies from the host run in a
-// stream of their own, beside earlier operations, into one of two staging buffers by turns; they wait only for the upload before the
-// last one to be copied out of theirs. In the operations' stream there is only a small copy from the staging buffer. From a
-// PinnedBuffer this returns at once.
+// A double-buffered upload: operations that are called from here on read `uploads` on the device. The copies from the
+// host run in a stream of their own, beside earlier operations, into one of two staging buffers by turns; they wait
+// only for the upload before the last one to be copied out of theirs. In the operations' stream there is only a small
+// copy from the staging buffer. From a PinnedBuffer this returns at once.
 inline void upload(std::initializer_list<Upload> uploads) {
   Gpu& g = gpu();
   const int i = g.next_staging_buffer;
   g.next_staging_buffer = (i + 1) % num_staging_buffers;
   CUDA_CHECK(cudaStreamWaitEvent(g.upload_stream, g.consumed[i], 0));
-  for (const Upload& u : uploads)
-    copy_from_host(u.staging[i], u.host, u.count * sizeof(int), g.upload_stream);
+  for (const Upload& u : uploads) copy_from_host(u.staging[i], u.host, u.count * sizeof(int), g.upload_stream);
   CUDA_CHECK(cudaEventRecord(g.uploaded[i], g.upload_stream));
   CUDA_CHECK(cudaStreamWaitEvent(g.stream, g.uploaded[i], 0));
   for (const Upload& u : uploads)
@@ -172,15 +180,17 @@ inline void upload(std::initializer_list<Upload> uploads) {
   CUDA_CHECK(cudaEventRecord(g.consumed[i], g.stream));
 }
 
-// Uploads that are called from here on wait for the operations before: needed if those write to the memory of the staging buffers.
+// Uploads that are called from here on wait for the operations before: needed if those write to the memory of the
+// staging buffers.
 inline void uploads_wait_for_compute() {
   for (cudaEvent_t event : gpu().consumed) CUDA_CHECK(cudaEventRecord(event, gpu().stream));
 }
 
-// Work that is queued repeatedly with the same arguments (Key...) on the same memory, as one CUDA graph, so that small kernels run without
-// gaps. The first run is eager: it calls enqueue(key...), which lets libraries initialise and modules load. The second captures what
-// enqueue queues, and this and all later runs replay the graph. Another key starts over. enqueue must depend on nothing else that
-// changes, and must neither wait nor copy from or to pageable memory.
+// Work that is queued repeatedly with the same arguments (Key...) on the same memory, as one CUDA graph, so that small
+// kernels run without gaps. The first run is eager: it calls enqueue(key...), which lets libraries initialise and
+// modules load. The second captures what enqueue queues, and this and all later runs replay the graph. Another key
+// starts over. enqueue must depend on nothing else that changes, and must neither wait nor copy from or to pageable
+// memory.
 template <class... Key>
 struct CudaGraph {
   CudaGraph() = default;

@@ -3,8 +3,8 @@
 //   embedding_forward:  out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
 //   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
 //
-// Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes from run to run;
-// here each token that occurs has one owner, which adds its rows in the order of their positions.
+// Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes
+// from run to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
 #pragma once
 #include <algorithm>           // std::min
 #include <cstdint>             // int64_t, uintptr_t
@@ -15,8 +15,8 @@
 #include "vec.h"               // load8, store8, ceil_div, full_warp
 
 // A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
-__global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, unsigned T,
-                                         int64_t C, int64_t first_position) {
+__global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
+                                         unsigned T, int64_t C, int64_t first_position) {
   const int64_t n = blockIdx.x;
   const floatX* token = wte + tokens[n] * C;
   const floatX* position = wpe + (first_position + blockIdx.x % T) * C;
@@ -29,8 +29,8 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
   }
 }
 
-// dwpe += . A block owns a position t, a thread eight channels of dwpe[t]: it adds up the sequences' rows in registers, several loads at a
-// time, and writes once.
+// dwpe += . A block owns a position t, a thread eight channels of dwpe[t]: it adds up the sequences' rows in registers,
+// several loads at a time, and writes once.
 __global__ void embedding_backward_wpe_kernel(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
   const int64_t t = blockIdx.x;
   for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
@@ -57,14 +57,15 @@ __device__ inline int4 load_tokens(const int* tokens, int64_t i, int64_t end) {
                    i + 2 < end ? tokens[i + 2] : no_token, no_token);
 }
 
-// dwte += . A block owns the token at position n, unless the token has occurred before: then it returns. The owner searches the
-// positions from n on in rounds of 1,024, collects those of its token in shared memory in ascending order, and adds their rows; a
-// thread owns eight channels, and has several loads in flight, as the list is complete before the sum begins.
+// dwte += . A block owns the token at position n, unless the token has occurred before: then it returns. The owner
+// searches the positions from n on in rounds of 1,024, collects those of its token in shared memory in ascending order,
+// and adds their rows; a thread owns eight channels, and has several loads in flight, as the list is complete before
+// the sum begins.
 //
-// The search compares ints that are read from L1 or L2. The search backwards ends with the round of the token's first occurrence, and
-// only first occurrences search forwards: about 2 N comparisons for each different token, at most N^2. For N = 65,536 that is 4e9, an
-// estimated millisecond of an H100, and text repeats itself enough for a fraction of that; a step of GPT-2 124M over as many tokens
-// takes some 300 ms.
+// The search compares ints that are read from L1 or L2. The search backwards ends with the round of the token's first
+// occurrence, and only first occurrences search forwards: about 2 N comparisons for each different token, at most N^2.
+// For N = 65,536 that is 4e9, an estimated millisecond of an H100, and text repeats itself enough for a fraction of
+// that; a step of GPT-2 124M over as many tokens takes some 300 ms.
 __global__ void __launch_bounds__(wte_threads)
     embedding_backward_wte_kernel(float* dwte, const floatX* dout, const int* tokens, int64_t N, int64_t C) {
   int* matches_of_warp = reinterpret_cast<int*>(shared_memory);  // (warps)
@@ -121,10 +122,10 @@ inline dim3 embedding_block(int64_t C) {
 }
 
 // out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
-inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B, int64_t T,
-                              int64_t C, int64_t first_position) {
-  launch(embedding_forward_kernel, dim3(unsigned(B * T)), embedding_block(C), 0, gpu().stream, out, tokens, wte, wpe, T, C,
-         first_position);
+inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B,
+                              int64_t T, int64_t C, int64_t first_position) {
+  launch(embedding_forward_kernel, dim3(unsigned(B * T)), embedding_block(C), 0, gpu().stream, out, tokens, wte, wpe, T,
+         C, first_position);
 }
 
 // dwte[tokens] += dout (B, T, C); dwpe[t] += dout. tokens is 16-byte aligned.

@@ -21,8 +21,9 @@ __device__ inline float gelu(float x) {
   return __fdividef(x, 1.0f + __expf(-two_u));
 }
 
-// With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s, which loses no digits where s is near 1. Beyond +-9
-// gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons with NaN are false: it remains NaN.)
+// With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s, which loses no digits where s is near 1. Beyond
+// +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons with NaN are false:
+// it remains NaN.)
 __device__ inline float gelu_derivative(float x) {
   x = x > 9.0f ? 9.0f : x < -9.0f ? -9.0f : x;
   const float e = __expf(-2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x));
@@ -31,8 +32,8 @@ __device__ inline float gelu_derivative(float x) {
   return s + 2.0f * x * s * (e * s) * du;
 }
 
-// A thread owns eight elements, 16 bytes of bf16, so that a warp's accesses are coalesced. Memory bounds it: exp and the division are
-// the hardware's approximations, good to a few units in the last place of a float.
+// A thread owns eight elements, 16 bytes of bf16, so that a warp's accesses are coalesced. Memory bounds it: exp and
+// the division are the hardware's approximations, good to a few units in the last place of a float.
 __global__ void __launch_bounds__(gelu_threads) gelu_forward_kernel(floatX* out, const floatX* inp, int64_t n) {
   const int64_t i = (int64_t(blockIdx.x) * gelu_threads + threadIdx.x) * 8;
   if (i >= n) return;

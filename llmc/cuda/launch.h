@@ -1,10 +1,11 @@
 // The one function that launches kernels, and the checks of CUDA's errors.
 //
-// CUDA 12.3 or later. What the trainer calls has the same signatures in 12.3, 12.8, 13.0 and 13.5, and nothing is compiled by version; of it
-// these differ, or are missing in older ones:
+// CUDA 12.3 or later. What the trainer calls has the same signatures in 12.3, 12.8, 13.0 and 13.5, and nothing is
+// compiled by version; of it these differ, or are missing in older ones:
 //   cudaFuncGetName           is new in 12.3
 //   cudaGraphInstantiate      has three parameters since 12.0
-//   cudaGetDeviceProperties   is a macro in 12; its cudaDeviceProp has no clockRate, memoryClockRate and others in 13, of which none is used
+//   cudaGetDeviceProperties   is a macro in 12; its cudaDeviceProp has no clockRate, memoryClockRate and others in 13,
+//   of which none is used
 // dev/cuda_versions.sh compiles with versions that a machine has not.
 #pragma once
 #include <cuda_runtime.h>      // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName
@@ -15,12 +16,13 @@
 
 inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {
   if (status != cudaSuccess)
-    user_error("CUDA: %s (%s) from %s at %s:%d", cudaGetErrorString(status), cudaGetErrorName(status), what, file, line);
+    user_error("CUDA: %s (%s) from %s at %s:%d", cudaGetErrorString(status), cudaGetErrorName(status), what, file,
+               line);
 }
 #define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
 
-// Every kernel's shared memory, in the size that its launch gives. No kernel declares a __shared__ array of its own: dev/emu checks the
-// bounds of dynamic shared memory only.
+// Every kernel's shared memory, in the size that its launch gives. No kernel declares a __shared__ array of its own:
+// dev/emu checks the bounds of dynamic shared memory only.
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // A kernel's name as in the source.
@@ -35,9 +37,9 @@ std::string kernel_name(void (*kernel)(Params...)) {
   return name;
 }
 
-// Runs kernel(args...) on `stream`, with blocks of `block` threads and `shared_bytes` bytes of shared memory. Returns at once. A launch
-// that CUDA refuses throws UserError with the kernel's name; an error while it runs is returned by a later call, so a debug
-// build (make DEBUG=1) waits for the kernel here.
+// Runs kernel(args...) on `stream`, with blocks of `block` threads and `shared_bytes` bytes of shared memory. Returns
+// at once. A launch that CUDA refuses throws UserError with the kernel's name; an error while it runs is returned by a
+// later call, so a debug build (make DEBUG=1) waits for the kernel here.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args... args) {
   constexpr size_t without_asking = 48 << 10;  // shared memory that a kernel has without cudaFuncSetAttribute
@@ -54,7 +56,8 @@ void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_byte
   if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
 #endif
   if (status != cudaSuccess)
-    user_error("CUDA: %s (%s) from the kernel %s with %u x %u x %u blocks of %u x %u x %u threads and %zu bytes of shared memory",
-               cudaGetErrorString(status), cudaGetErrorName(status), kernel_name(kernel).c_str(), grid.x, grid.y, grid.z, block.x,
-               block.y, block.z, shared_bytes);
+    user_error("CUDA: %s (%s) from the kernel %s with %u x %u x %u blocks of %u x %u x %u threads and %zu bytes of "
+               "shared memory",
+               cudaGetErrorString(status), cudaGetErrorName(status), kernel_name(kernel).c_str(), grid.x, grid.y,
+               grid.z, block.x, block.y, block.z, shared_bytes);
 }

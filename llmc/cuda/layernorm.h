@@ -1,12 +1,13 @@
-// LayerNorm over the C channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps).
-// C is a multiple of 8, at most 8,192. Statistics and sums are in fp32.
+// LayerNorm over the C channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var +
+// eps). C is a multiple of 8, at most 8,192. Statistics and sums are in fp32.
 //
 //   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
 //   residual_layernorm_forward: residual (N, C) = a + b in floatX; out, mean, rstd = the LayerNorm of residual
 //   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 //
 // Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
-//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of dout
+//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of
+//   dout
 #pragma once
 #include <algorithm>           // std::max, std::min
 #include <cstdint>             // int64_t
@@ -20,14 +21,16 @@
 // ----------------------------------------------------------------------------
 // Forward
 
-// A row of C floats that a warp keeps in shared memory: channels [i, i + 8) belong to lane i / 8 % 32. A lane reads back
-// only what it has written itself, so no barrier is needed. The eight are stored as two halves, the lanes' first halves side
-// by side, so that the 16-byte accesses of a warp are to consecutive addresses, without bank conflicts.
+// A row of C floats that a warp keeps in shared memory: channels [i, i + 8) belong to lane i / 8 % 32. A lane reads
+// back only what it has written itself, so no barrier is needed. The eight are stored as two halves, the lanes' first
+// halves side by side, so that the 16-byte accesses of a warp are to consecutive addresses, without bank conflicts.
 struct WarpRow {
   static constexpr int step = 8 * warp_size;  // channels that a warp accesses at once
   float4* mine;
 
-  __host__ __device__ static constexpr size_t bytes(int64_t C) { return size_t(ceil_div(C, step) * step) * sizeof(float); }
+  __host__ __device__ static constexpr size_t bytes(int64_t C) {
+    return size_t(ceil_div(C, step) * step) * sizeof(float);
+  }
   __device__ WarpRow(int warp, int lane, int C)
       : mine(reinterpret_cast<float4*>(shared_memory + size_t(warp) * bytes(C)) + lane) {}
 
@@ -53,12 +56,13 @@ __device__ inline float rounded(float x) {
 
 constexpr int layernorm_warps = 4;
 
-// A block owns four rows, a warp one of them, a lane eight channels of every 256. Global memory is read once: the row stays in shared
-// memory for the second pass, in which the variance is taken around the mean (without cancellation), and for the third, which
-// normalises. With `adds` the row is a + b rounded to floatX, as residual holds it, so that a later LayerNorm of residual gives the
-// same bits. For the same reason products and sums are written as fmaf: their rounding must not be the compiler's choice.
+// A block owns four rows, a warp one of them, a lane eight channels of every 256. Global memory is read once: the row
+// stays in shared memory for the second pass, in which the variance is taken around the mean (without cancellation),
+// and for the third, which normalises. With `adds` the row is a + b rounded to floatX, as residual holds it, so that a
+// later LayerNorm of residual gives the same bits. For the same reason products and sums are written as fmaf: their
+// rounding must not be the compiler's choice.
 template <bool adds>
-__global__ void __launch_bounds__(layernorm_warps * warp_size)
+__global__ void __launch_bounds__(layernorm_warps* warp_size)
     layernorm_forward_kernel(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
                              const floatX* weight, const floatX* bias, int64_t N, int C, float eps) {
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
@@ -102,17 +106,18 @@ __global__ void __launch_bounds__(layernorm_warps * warp_size)
 // ----------------------------------------------------------------------------
 // Backward
 
-// dinp (N, C) +=; partial (blocks, 2, C) = the blocks' dweight and dbias. A block owns a run of rows, a thread eight channels of all of
-// them: its sums for dweight and dbias stay in registers, each element is read once, and no two threads write to one address. The
-// means of a row, mean(g) and mean(g * xhat), go through shared memory: each warp stores its sums, and after a barrier a lane of each
-// warp adds up those of one row and kind in the order of the warps, divides, and hands the mean to the others. `together` rows share a
-// barrier, and all their loads are issued before it; the sums alternate between two buffers, so that one barrier per group of rows is
-// enough.
+// dinp (N, C) +=; partial (blocks, 2, C) = the blocks' dweight and dbias. A block owns a run of rows, a thread eight
+// channels of all of them: its sums for dweight and dbias stay in registers, each element is read once, and no two
+// threads write to one address. The means of a row, mean(g) and mean(g * xhat), go through shared memory: each warp
+// stores its sums, and after a barrier a lane of each warp adds up those of one row and kind in the order of the warps,
+// divides, and hands the mean to the others. `together` rows share a barrier, and all their loads are issued before it;
+// the sums alternate between two buffers, so that one barrier per group of rows is enough.
 template <int together, int threads>
 __global__ void __launch_bounds__(threads)
     layernorm_backward_kernel(float* partial, floatX* dinp, const floatX* dout, const floatX* inp, const float* mean,
                               const float* rstd, const floatX* weight, int64_t N, int C, int rows_per_block) {
-  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size,
+            warps = int(blockDim.x) / warp_size;
   float* sums = reinterpret_cast<float*>(shared_memory);  // (2, warps, together, 2): of g and of g * xhat
   const int channel = int(threadIdx.x) * 8;
   const int64_t first = int64_t(blockIdx.x) * rows_per_block;
@@ -121,7 +126,8 @@ __global__ void __launch_bounds__(threads)
   if (channel < C) load8(w, weight + channel);
 
   for (int row = 0; row < rows; row += together) {
-    float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};  // 0 for rows past the end
+    float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};  // 0 for rows past the
+                                                                                                // end
 #pragma unroll
     for (int r = 0; r < together; r++) {
       if (channel >= C || row + r >= rows) continue;
@@ -171,8 +177,9 @@ template <bool adds>
 void launch_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
                               const floatX* weight, const floatX* bias, int64_t N, int64_t C, float eps) {
   CHECK(C % 8 == 0 && C <= largest_channels);
-  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(N, layernorm_warps))), dim3(layernorm_warps * warp_size),
-         layernorm_warps * WarpRow::bytes(C), gpu().stream, residual, out, mean, rstd, a, b, weight, bias, N, C, eps);
+  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(N, layernorm_warps))),
+         dim3(layernorm_warps * warp_size), layernorm_warps * WarpRow::bytes(C), gpu().stream, residual, out, mean,
+         rstd, a, b, weight, bias, N, C, eps);
 }
 
 // out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.
@@ -188,35 +195,38 @@ inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mea
   launch_layernorm_forward<true>(residual, out, mean, rstd, a, b, weight, bias, N, C, eps);
 }
 
-// How many floats of scratch layernorm_backward takes from the memory plan: none. Its partial sums are in the GPU's own scratch, which
-// the plan counts as a workspace and which other reductions use in turn.
+// How many floats of scratch layernorm_backward takes from the memory plan: none. Its partial sums are in the GPU's own
+// scratch, which the plan counts as a workspace and which other reductions use in turn.
 inline int64_t layernorm_backward_scratch(int64_t, int64_t) { return 0; }
 
-// The most threads of a block that has two rows in flight. The kernel's registers allow as many threads on a multiprocessor, of one
-// block or of several smaller ones.
+// The most threads of a block that has two rows in flight. The kernel's registers allow as many threads on a
+// multiprocessor, of one block or of several smaller ones.
 constexpr int two_row_threads = 640;
 
-// How many rows a block of layernorm_backward takes: so many that all blocks run at once, with none left for a second wave, and their
-// partial sums have room in device_scratch, but at least 16, so that these are few.
+// How many rows a block of layernorm_backward takes: so many that all blocks run at once, with none left for a second
+// wave, and their partial sums have room in device_scratch, but at least 16, so that these are few.
 inline int64_t layernorm_backward_rows(int64_t N, int64_t C, int64_t multiprocessors) {
-  const int64_t threads = ceil_div(C, 8 * warp_size) * warp_size, room = int64_t(Gpu::scratch_bytes / sizeof(float)) / (2 * C);
+  const int64_t threads = ceil_div(C, 8 * warp_size) * warp_size,
+                room = int64_t(Gpu::scratch_bytes / sizeof(float)) / (2 * C);
   const int64_t at_once = multiprocessors * std::max<int64_t>(1, two_row_threads / threads);
   return rows_of_block(N, 16, std::min(at_once, room));
 }
 
-// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). See the head. How the rows are divided among blocks, and with it the order
-// of the sums for dweight and dbias, depends on N, C and how many multiprocessors the GPU has. scratch is not used.
+// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). See the head. How the rows are divided among blocks,
+// and with it the order of the sums for dweight and dbias, depends on N, C and how many multiprocessors the GPU has.
+// scratch is not used.
 inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                               const float* mean, const float* rstd, const floatX* weight, float* /*scratch*/, int64_t N,
-                               int64_t C) {
+                               const float* mean, const float* rstd, const floatX* weight, float* /*scratch*/,
+                               int64_t N, int64_t C) {
   CHECK(C % 8 == 0 && C <= largest_channels);
   const int64_t rows_per_block = layernorm_backward_rows(N, C, gpu().multiprocessors);
   const int64_t blocks = ceil_div(N, rows_per_block), warps = ceil_div(C, 8 * warp_size);
   float* partial = device_scratch<float>(blocks * 2 * C);
 
   auto run = [&](auto kernel, int together) {
-    launch(kernel, dim3(unsigned(blocks)), dim3(unsigned(warps * warp_size)), size_t(2 * warps * together) * sizeof(float2),
-           gpu().stream, partial, dinp, dout, inp, mean, rstd, weight, N, C, rows_per_block);
+    launch(kernel, dim3(unsigned(blocks)), dim3(unsigned(warps * warp_size)),
+           size_t(2 * warps * together) * sizeof(float2), gpu().stream, partial, dinp, dout, inp, mean, rstd, weight, N,
+           C, rows_per_block);
   };
   if (warps * warp_size <= two_row_threads) run(layernorm_backward_kernel<2, two_row_threads>, 2);
   else run(layernorm_backward_kernel<1, 1024>, 1);  // 1,024 threads have 64 registers each, enough for one row

@@ -1,5 +1,5 @@
-// Linear layers on cuBLASLt. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias. Accumulation is in fp32; fp32
-// operands stay fp32 (no TF32) until gemm_allow_tf32.
+// Linear layers on cuBLASLt. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias. Accumulation is in
+// fp32; fp32 operands stay fp32 (no TF32) until gemm_allow_tf32.
 //
 //   matmul_forward, matmul_gelu_forward:   out (N, OC) =, pre_gelu (N, OC) =
 //   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
@@ -53,8 +53,8 @@ struct GemmShape {
   int align_a, align_b, align_c, align_bias, align_aux;  // bytes that the pointers are multiples of; 0: null
 
   auto key() const {
-    return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, accumulate, type, out_type, epilogue, tf32, align_a, align_b, align_c, align_bias,
-                    align_aux);
+    return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, accumulate, type, out_type, epilogue, tf32, align_a, align_b,
+                    align_c, align_bias, align_aux);
   }
   bool operator<(const GemmShape& o) const { return key() < o.key(); }
 };
@@ -95,9 +95,11 @@ inline void set_epilogue_pointers(const GemmPlan& plan, const GemmEpilogue& epil
 // The descriptors of a shape, without an algorithm.
 inline GemmPlan describe_gemm(const GemmShape& s) {
   GemmPlan plan;
-  const cublasOperation_t op_a = s.op_a == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = s.op_b == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t op_a = s.op_a == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N,
+                          op_b = s.op_b == 'T' ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasLtEpilogue_t epilogue = cublasLtEpilogue_t(s.epilogue);
-  CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, s.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+                                        CUDA_R_32F));
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
@@ -106,17 +108,20 @@ inline GemmPlan describe_gemm(const GemmShape& s) {
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, s.ldc);
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, s.out_type);
   }
-  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, s.type, uint64_t(s.op_a == 'T' ? s.k : s.m), uint64_t(s.op_a == 'T' ? s.m : s.k), s.lda));
-  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, s.type, uint64_t(s.op_b == 'T' ? s.n : s.k), uint64_t(s.op_b == 'T' ? s.k : s.n), s.ldb));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, s.type, uint64_t(s.op_a == 'T' ? s.k : s.m),
+                                          uint64_t(s.op_a == 'T' ? s.m : s.k), s.lda));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, s.type, uint64_t(s.op_b == 'T' ? s.n : s.k),
+                                          uint64_t(s.op_b == 'T' ? s.k : s.n), s.ldb));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.c, s.out_type, uint64_t(s.m), uint64_t(s.n), s.ldc));
   return plan;
 }
 
-// At most `most` algorithms for a shape, in the heuristic's order; throws UserError if there is none. The heuristic takes the alignment of
-// bias and aux from their pointers in plan.operation. Of the ways to add up the parts of a product that is split along k, those are
-// excluded that do so in the output or its type: parts in bf16 would be rounded before they are added, and a sum in place may depend on
-// which part comes first.
-inline std::vector<cublasLtMatmulHeuristicResult_t> gemm_algorithms(const GemmShape& s, const GemmPlan& plan, int most) {
+// At most `most` algorithms for a shape, in the heuristic's order; throws UserError if there is none. The heuristic
+// takes the alignment of bias and aux from their pointers in plan.operation. Of the ways to add up the parts of a
+// product that is split along k, those are excluded that do so in the output or its type: parts in bf16 would be
+// rounded before they are added, and a sum in place may depend on which part comes first.
+inline std::vector<cublasLtMatmulHeuristicResult_t> gemm_algorithms(const GemmShape& s, const GemmPlan& plan,
+                                                                    int most) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -131,12 +136,13 @@ inline std::vector<cublasLtMatmulHeuristicResult_t> gemm_algorithms(const GemmSh
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(s.align_c));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(cublaslt(), plan.operation, plan.a, plan.b, plan.c, plan.c, preference, most, results.data(), &found);
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cublaslt(), plan.operation, plan.a, plan.b, plan.c,
+                                                               plan.c, preference, most, results.data(), &found);
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
   if (status != CUBLAS_STATUS_SUCCESS || found == 0)
-    user_error("cuBLASLt has no algorithm for a matmul of %lld x %lld x %lld, operations %c %c, epilogue %d: %s", (long long)s.m,
-               (long long)s.n, (long long)s.k, s.op_a, s.op_b, s.epilogue, cublasLtGetStatusString(status));
+    user_error("cuBLASLt has no algorithm for a matmul of %lld x %lld x %lld, operations %c %c, epilogue %d: %s",
+               (long long)s.m, (long long)s.n, (long long)s.k, s.op_a, s.op_b, s.epilogue,
+               cublasLtGetStatusString(status));
   results.resize(size_t(found));
   return results;
 }
@@ -147,9 +153,10 @@ inline std::map<GemmShape, GemmPlan>& gemm_plans() {
   return plans;
 }
 
-// The plan of a shape, with the algorithm that the heuristic puts first: the same in every run with one version of cuBLASLt on one kind of
-// GPU, and with it the bits. The fastest by measurement would not be: where two are about as fast, each run would choose anew, so that
-// choices would have to be stored with the run. What they would win, dev/bench/bench_gpu.cu measures.
+// The plan of a shape, with the algorithm that the heuristic puts first: the same in every run with one version of
+// cuBLASLt on one kind of GPU, and with it the bits. The fastest by measurement would not be: where two are about as
+// fast, each run would choose anew, so that choices would have to be stored with the run. What they would win,
+// dev/bench/bench_gpu.cu measures.
 inline const GemmPlan& gemm_plan(const GemmShape& shape, const GemmEpilogue& epilogue) {
   auto it = gemm_plans().find(shape);
   if (it != gemm_plans().end()) return it->second;
@@ -160,11 +167,11 @@ inline const GemmPlan& gemm_plan(const GemmShape& shape, const GemmEpilogue& epi
 }
 
 // c = op(a) op(b), or c += if the shape says so, column-major, by one of the shape's algorithms.
-inline void run_gemm(const GemmShape& shape, const GemmPlan& plan, const cublasLtMatmulAlgo_t& algo, const void* a, const void* b,
-                     void* c) {
+inline void run_gemm(const GemmShape& shape, const GemmPlan& plan, const cublasLtMatmulAlgo_t& algo, const void* a,
+                     const void* b, void* c) {
   const float alpha = 1, beta = shape.accumulate ? 1 : 0;
-  CUBLAS_CHECK(cublasLtMatmul(cublaslt(), plan.operation, &alpha, a, plan.a, b, plan.b, &beta, c, plan.c, c, plan.c, &algo,
-                              gpu().gemm_workspace, Gpu::gemm_workspace_bytes, gpu().stream));
+  CUBLAS_CHECK(cublasLtMatmul(cublaslt(), plan.operation, &alpha, a, plan.a, b, plan.b, &beta, c, plan.c, c, plan.c,
+                              &algo, gpu().gemm_workspace, Gpu::gemm_workspace_bytes, gpu().stream));
 }
 
 // The largest power of two, up to 256, that an address is a multiple of; 0 for null.
@@ -175,13 +182,29 @@ inline int alignment_of(const void* p) {
   return alignment;
 }
 
-// c (m, n) = op(a) op(b), or c += with `accumulate`; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next. Row-major, which is
-// cuBLAS's column-major c^T = op(b)^T op(a)^T.
+// c (m, n) = op(a) op(b), or c += with `accumulate`; op: 'N' as it is, 'T' transposed; ld: elements from one row to the
+// next. Row-major, which is cuBLAS's column-major c^T = op(b)^T op(a)^T.
 template <class In, class Out>
 void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb,
           bool accumulate, Out* c, int64_t ldc, const GemmEpilogue& epilogue = {}) {
-  const GemmShape shape = {op_b, op_a, n, m, k, ldb, lda, ldc, accumulate, cuda_type<In>, cuda_type<Out>, int(epilogue.kind), gemm_tf32(),
-                           alignment_of(b), alignment_of(a), alignment_of(c), alignment_of(epilogue.bias), alignment_of(epilogue.aux)};
+  const GemmShape shape = {op_b,
+                           op_a,
+                           n,
+                           m,
+                           k,
+                           ldb,
+                           lda,
+                           ldc,
+                           accumulate,
+                           cuda_type<In>,
+                           cuda_type<Out>,
+                           int(epilogue.kind),
+                           gemm_tf32(),
+                           alignment_of(b),
+                           alignment_of(a),
+                           alignment_of(c),
+                           alignment_of(epilogue.bias),
+                           alignment_of(epilogue.aux)};
   const GemmPlan& plan = gemm_plan(shape, epilogue);
   set_epilogue_pointers(plan, epilogue);
   run_gemm(shape, plan, plan.algo, b, a, c);
@@ -190,27 +213,29 @@ void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, in
 // ----------------------------------------------------------------------------
 // Linear layers
 
-// So many texts are sampled in a pass: all of them. cuBLASLt's algorithms depend on how many there are, and with them the rounding of each;
-// to sample one at a time would cost a GPU most of its speed.
+// So many texts are sampled in a pass: all of them. cuBLASLt's algorithms depend on how many there are, and with them
+// the rounding of each; to sample one at a time would cost a GPU most of its speed.
 constexpr size_t most_texts_of_a_pass = SIZE_MAX;
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
-inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
-                           int64_t OC) {
+inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N,
+                           int64_t C, int64_t OC) {
   GemmEpilogue epilogue;
   if (bias != nullptr) epilogue.kind = CUBLASLT_EPILOGUE_BIAS, epilogue.bias = bias;
   gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
 }
 
-// Whether GELU and its derivative are epilogues of the matmul before them, which cuBLASLt has for bf16, or operations of their own. They
-// are operations, as in llm.c, which fused them from Hopper on and has withdrawn it. dev/bench/bench_gpu.cu times both.
+// Whether GELU and its derivative are epilogues of the matmul before them, which cuBLASLt has for bf16, or operations
+// of their own. They are operations, as in llm.c, which fused them from Hopper on and has withdrawn it.
+// dev/bench/bench_gpu.cu times both.
 constexpr bool gelu_is_fused = false;
 
 // pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu).
-inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias,
-                                int64_t N, int64_t C, int64_t OC, bool fused = gelu_is_fused) {
+inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight,
+                                const floatX* bias, int64_t N, int64_t C, int64_t OC, bool fused = gelu_is_fused) {
   if (fused) {
-    GemmEpilogue epilogue = {bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias, pre_gelu};
+    GemmEpilogue epilogue = {bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias,
+                             pre_gelu};
     gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
   } else {
     matmul_forward(pre_gelu, inp, weight, bias, N, C, OC);
@@ -218,16 +243,17 @@ inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp
   }
 }
 
-// partial (gridDim.y, OC) = the column sums of each block's rows. A block owns 256 columns of rows_per_block rows, a warp every eighth
-// row of them, a lane eight columns, so that loads are coalesced and many are in flight. The warps' sums go through shared memory
-// (8, 256), where each thread adds up one column.
+// partial (gridDim.y, OC) = the column sums of each block's rows. A block owns 256 columns of rows_per_block rows, a
+// warp every eighth row of them, a lane eight columns, so that loads are coalesced and many are in flight. The warps'
+// sums go through shared memory (8, 256), where each thread adds up one column.
 constexpr int bias_warps = 8, bias_columns = warp_size * 8;
-__global__ void __launch_bounds__(bias_warps * warp_size)
+__global__ void __launch_bounds__(bias_warps* warp_size)
     bias_backward_kernel(float* partial, const floatX* dout, int64_t N, int64_t OC, int rows_per_block) {
   float* sums = reinterpret_cast<float*>(shared_memory);
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
   const int64_t column = int64_t(blockIdx.x) * bias_columns + lane * 8;
-  const int64_t first = int64_t(blockIdx.y) * rows_per_block, last = first + rows_per_block < N ? first + rows_per_block : N;
+  const int64_t first = int64_t(blockIdx.y) * rows_per_block,
+                last = first + rows_per_block < N ? first + rows_per_block : N;
   float sum[8] = {};
   if (column < OC) {
 #pragma unroll 4
@@ -252,14 +278,15 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
   const int rows_per_block = int(rows_of_block(N, 64, std::min<int64_t>(256, most)));
   const int blocks = int(ceil_div(N, rows_per_block));
   float* partial = device_scratch<float>(blocks * OC);
-  launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)), dim3(bias_warps * warp_size),
-         bias_warps * bias_columns * sizeof(float), gpu().stream, partial, dout, N, OC, rows_per_block);
+  launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)),
+         dim3(bias_warps * warp_size), bias_warps * bias_columns * sizeof(float), gpu().stream, partial, dout, N, OC,
+         rows_per_block);
   add_column_sums(dbias, nullptr, partial, blocks, OC, OC);
 }
 
 // dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.
-inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N, int64_t C,
-                                   int64_t OC) {
+inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N,
+                                   int64_t C, int64_t OC) {
   gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C);
   if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
 }
@@ -288,7 +315,8 @@ inline const char* matmul_precision() { return precision_name; }
 // The rate of an n x n x n matmul in FLOP/s, the best of `seconds` seconds of runs.
 inline double gemm_rate(int64_t n, double seconds) {
   std::vector<floatX> values(n * n);  // many different bits: zeros would take less power and run at a higher clock
-  for (size_t i = 0; i < values.size(); i++) from_float(values[i], float(int(i * 2654435761u >> 8) % 2001 - 1000) * 1e-3f);
+  for (size_t i = 0; i < values.size(); i++)
+    from_float(values[i], float(int(i * 2654435761u >> 8) % 2001 - 1000) * 1e-3f);
   const DeviceArray<floatX> a(values), b(values), c(values);
   GpuTimer timer;
   double best = 1e30, spent = 0;
@@ -302,7 +330,8 @@ inline double gemm_rate(int64_t n, double seconds) {
   return 2.0 * double(n) * double(n) * double(n) / best;
 }
 
-// The rate of a matmul that is large enough for the GPU's highest rate, in FLOP/s. A step's speed is reported as a share of it.
+// The rate of a matmul that is large enough for the GPU's highest rate, in FLOP/s. A step's speed is reported as a
+// share of it.
 inline double gemm_peak(double seconds) {
   int64_t n = 512;
   while (n < 8192 && 2.0 * double(n) * double(n) * double(n) / gemm_rate(n, 0) < 0.5e-3) n *= 2;

@@ -1,5 +1,5 @@
-// AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written, not the gaps
-// between tensors.
+// AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written,
+// not the gaps between tensors.
 //
 // Weights and gradients are indexed by a chunk's begin, masters and moments by its state.
 //
@@ -16,11 +16,11 @@
 #include "launch.h"          // launch, shared_memory
 #include "vec.h"             // load4, load8, store4, block_sum, block_sum_of
 
-constexpr int chunk_threads = 256;          // the block that owns a chunk
+constexpr int chunk_threads = 256;  // the block that owns a chunk
 constexpr int sum_partials_threads = 1024;
 
-// partial (chunks) = the sum of a chunk's squares, in double, where a float's square is exact. A block owns a chunk, a thread every
-// 256th group of eight, so that a warp's loads are coalesced.
+// partial (chunks) = the sum of a chunk's squares, in double, where a float's square is exact. A block owns a chunk, a
+// thread every 256th group of eight, so that a warp's loads are coalesced.
 __global__ void __launch_bounds__(chunk_threads)
     sum_of_squares_kernel(double* partial, const float* x, const ParameterChunk* chunks) {
   const ParameterChunk chunk = chunks[blockIdx.x];
@@ -62,7 +62,9 @@ __device__ inline void adamw_element(float& p, float& m, float& v, float grad, c
 }
 
 // The loss and the gradients' norm are finite; else a step changes nothing.
-__device__ inline bool is_finite(const StepStats& sums) { return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares); }
+__device__ inline bool is_finite(const StepStats& sums) {
+  return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares);
+}
 
 // The factor that clips the gradients; NaN if nothing is to be updated.
 __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
@@ -72,10 +74,10 @@ __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
   return grad_clip > 0 && scale < 1 ? float(scale) : 1.0f;
 }
 
-// A block owns a chunk, a thread every 256th group of four elements, so that a warp's load is of 512 consecutive bytes. It loads two groups
-// before it computes: 128 bytes in flight, and of four blocks on a multiprocessor 131 KB. Each element is read and written once. weights:
-// the masters, or params themselves if they are float. The clipping factor takes operations in double, for which a GPU may have few units,
-// so one thread of a block computes it.
+// A block owns a chunk, a thread every 256th group of four elements, so that a warp's load is of 512 consecutive bytes.
+// It loads two groups before it computes: 128 bytes in flight, and of four blocks on a multiprocessor 131 KB. Each
+// element is read and written once. weights: the masters, or params themselves if they are float. The clipping factor
+// takes operations in double, for which a GPU may have few units, so one thread of a block computes it.
 __global__ void __launch_bounds__(chunk_threads, 4)
     adamw_kernel(floatX* params, float* weights, float* m, float* v, const float* grads, const ParameterChunk* chunks,
                  AdamWStep s, const StepStats* sums) {
@@ -85,8 +87,13 @@ __global__ void __launch_bounds__(chunk_threads, 4)
   if (std::isnan(*scale)) return;
   const ParameterChunk chunk = chunks[blockIdx.x];
   const float weight_decay = chunk.decays ? s.weight_decay : 0.0f;
-  const AdamWFactors f = {s.beta1, s.beta2, s.eps, *scale, 1.0f - s.learning_rate * weight_decay,
-                          s.learning_rate / s.bias_correction1, 1.0f / sqrtf(s.bias_correction2)};
+  const AdamWFactors f = {s.beta1,
+                          s.beta2,
+                          s.eps,
+                          *scale,
+                          1.0f - s.learning_rate * weight_decay,
+                          s.learning_rate / s.bias_correction1,
+                          1.0f / sqrtf(s.bias_correction2)};
   params += chunk.begin, grads += chunk.begin, m += chunk.state, v += chunk.state;
   weights += has_master_weights ? chunk.state : chunk.begin;
   constexpr int groups = 2, next = chunk_threads * 4;  // elements from a thread's group to its next one
@@ -95,7 +102,8 @@ __global__ void __launch_bounds__(chunk_threads, 4)
 #pragma unroll
     for (int k = 0; k < groups; k++) {
       const int i = first + k * next;
-      if (i + 4 <= chunk.count) load4(p4[k], weights + i), load4(m4[k], m + i), load4(v4[k], v + i), load4(g4[k], grads + i);
+      if (i + 4 <= chunk.count)
+        load4(p4[k], weights + i), load4(m4[k], m + i), load4(v4[k], v + i), load4(g4[k], grads + i);
     }
 #pragma unroll
     for (int k = 0; k < groups; k++) {
@@ -106,7 +114,8 @@ __global__ void __launch_bounds__(chunk_threads, 4)
       if constexpr (has_master_weights) store4(params + i, p4[k]);
     }
   }
-  const int i = chunk.count / 4 * 4 + int(threadIdx.x);  // of the last group, unless it is whole: a thread owns an element
+  const int i = chunk.count / 4 * 4 + int(threadIdx.x);  // of the last group, unless it is whole: a thread owns an
+                                                         // element
   if (i >= chunk.count) return;
   adamw_element(weights[i], m[i], v[i], grads[i], f);
   if constexpr (has_master_weights) from_float(params[i], weights[i]);
@@ -115,17 +124,17 @@ __global__ void __launch_bounds__(chunk_threads, 4)
 // sum (1) = the sum of squares over the chunks of x. sum and chunks are device pointers.
 inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   double* partial = device_scratch<double>(num_chunks);
-  launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), chunk_threads / warp_size * sizeof(double),
-         gpu().stream, partial, x, chunks);
+  launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads),
+         chunk_threads / warp_size * sizeof(double), gpu().stream, partial, x, chunks);
   launch(sum_partials_kernel, dim3(1), dim3(sum_partials_threads), sum_partials_threads / warp_size * sizeof(double),
          gpu().stream, sum, partial, num_chunks);
 }
 
-// One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks and sums are device pointers.
-// If floatX is float, params themselves are updated and master is not used.
-inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads, const ParameterChunk* chunks,
-                         int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
+// One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks and sums are device
+// pointers. If floatX is float, params themselves are updated and master is not used.
+inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
+                         const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);
-  launch(adamw_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, params, weights, m, v,
-         grads, chunks, s, sums);
+  launch(adamw_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, params, weights, m,
+         v, grads, chunks, s, sums);
 }

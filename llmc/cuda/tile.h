@@ -1,5 +1,6 @@
-// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program. A warp owns 16 M rows of a
-// product; the tiles that it multiplies them with are in shared memory, filled by asynchronous copies while it computes.
+// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program. A warp
+// owns 16 M rows of a product; the tiles that it multiplies them with are in shared memory, filled by asynchronous
+// copies while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
 //   RegisterTile<M, K>   16 M x 16 K bf16s in a warp's registers, an A operand
@@ -9,10 +10,10 @@
 //   mma_ABt(acc, a, b)   acc += a b^T,    a: RegisterTile or Tile, b: the Tile's first 8 N rows
 //   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile or Tile, b: the Tile's first 16 K rows, all columns or some
 //
-// Which element of a matrix is in which register of which lane is fixed by the instructions ("Matrix Fragments for mma.m16n8k16" in
-// the PTX manual): lane = 4 group + i holds, of each 16 x 8 accumulator, rows group and group + 8, columns 2 i and 2 i + 1.
-// Two neighbouring accumulators, rounded, are a 16 x 16 A operand as they are: the probabilities go from one product into the
-// next without leaving the registers.
+// Which element of a matrix is in which register of which lane is fixed by the instructions ("Matrix Fragments for
+// mma.m16n8k16" in the PTX manual): lane = 4 group + i holds, of each 16 x 8 accumulator, rows group and group + 8,
+// columns 2 i and 2 i + 1. Two neighbouring accumulators, rounded, are a 16 x 16 A operand as they are: the
+// probabilities go from one product into the next without leaving the registers.
 #pragma once
 #include <cuda_bf16.h>  // __nv_bfloat16
 #include <cstdint>      // int64_t
@@ -22,13 +23,17 @@
 typedef __nv_bfloat16 bf16;
 
 // ----------------------------------------------------------------------------
-// Instructions. Shared memory is addressed by an offset in bytes from its start: arithmetic in 32 bits, with constants that become part
-// of the instruction, where a pointer would have to be converted each time.
+// Instructions. Shared memory is addressed by an offset in bytes from its start: arithmetic in 32 bits, with constants
+// that become part of the instruction, where a pointer would have to be converted each time.
 
 #ifdef SLA_EMU
-__device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { emu::mma_m16n8k16(d, a, b); }
+__device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  emu::mma_m16n8k16(d, a, b);
+}
 template <bool transposed>
-__device__ inline void ldmatrix(unsigned (&d)[4], int row) { emu::ldmatrix_x4(d, shared_memory + row, transposed); }
+__device__ inline void ldmatrix(unsigned (&d)[4], int row) {
+  emu::ldmatrix_x4(d, shared_memory + row, transposed);
+}
 template <int bytes>
 __device__ inline void copy_async(int to, const void* from, bool exists) {
   emu::cp_async(shared_memory + to, from, bytes, exists ? bytes : 0);
@@ -37,27 +42,37 @@ __device__ inline void commit_copies() { emu::cp_async_commit_group(); }
 __device__ inline void wait_for_copies() { emu::cp_async_wait_group(0); }
 __device__ inline float exp2_approx(float x) { return exp2f(x); }
 template <int threads>
-__device__ inline void sync_threads(int barrier) { emu::bar_sync(barrier, threads); }
+__device__ inline void sync_threads(int barrier) {
+  emu::bar_sync(barrier, threads);
+}
 #else
 
-__device__ inline unsigned shared_address(int offset) { return unsigned(__cvta_generic_to_shared(shared_memory)) + unsigned(offset); }
+__device__ inline unsigned shared_address(int offset) {
+  return unsigned(__cvta_generic_to_shared(shared_memory)) + unsigned(offset);
+}
 
 // d (16 x 8) += a (16 x 16) b (16 x 8), by a whole warp.
 __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+               "%1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8 x 8 matrices from shared memory, one per register, by a whole warp: lane i passes the offset of row i % 8 of matrix i / 8.
+// Four 8 x 8 matrices from shared memory, one per register, by a whole warp: lane i passes the offset of row i % 8 of
+// matrix i / 8.
 template <bool transposed>
 __device__ inline void ldmatrix(unsigned (&d)[4], int row) {
   if constexpr (transposed)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(shared_address(row))
+                 : "memory");
   else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(shared_address(row))
+                 : "memory");
 }
 
 // Starts a copy of 4 or 16 bytes from global to shared memory; if not `exists`, nothing is read and zeros are written.
@@ -67,8 +82,7 @@ __device__ inline void copy_async(int to, const void* from, bool exists) {
   const unsigned address = shared_address(to), size = exists ? bytes : 0;
   if constexpr (bytes == 16)  // not through L1: a block reads each row once
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(size) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(size) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(size) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -84,7 +98,9 @@ __device__ inline float exp2_approx(float x) {
 
 // A barrier for some of a block's warps: waits until `threads` threads have come to the one with this number, 1 to 15.
 template <int threads>
-__device__ inline void sync_threads(int barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory"); }
+__device__ inline void sync_threads(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
 #endif
 
 // ----------------------------------------------------------------------------
@@ -148,32 +164,36 @@ __device__ inline void mask(Accumulator<M, N>& acc, Hidden hidden) {
 // ----------------------------------------------------------------------------
 // Shared memory
 
-// Rows of D channels without gaps. A row is made of chunks of eight channels, 16 bytes, in an order that depends on the row (a swizzle):
-// the same chunk of eight consecutive rows is in eight different eighths of the banks, so that ldmatrix reads them without bank
-// conflicts. Rows whose distance is a multiple of 8 have the same order.
+// Rows of D channels without gaps. A row is made of chunks of eight channels, 16 bytes, in an order that depends on the
+// row (a swizzle): the same chunk of eight consecutive rows is in eight different eighths of the banks, so that
+// ldmatrix reads them without bank conflicts. Rows whose distance is a multiple of 8 have the same order.
 template <int D>
 struct Tile {
   static_assert(D % 32 == 0, "rows are whole quarters of the banks");
   static constexpr int columns = D, chunks = D / 8, row_bytes = D * int(sizeof(bf16));
   static constexpr int ordered = D % 64 == 0 ? 8 : 4;  // neighbouring chunks that change places
-  int offset;  // of row 0, in bytes
+  int offset;                                          // of row 0, in bytes
 
   __device__ int at(int row, int chunk) const {
     const int order = D % 64 == 0 ? row % 8 : row / 2 % 4;  // two rows of 64 bytes fill the banks together
     return offset + row * row_bytes + (chunk ^ order) * 16;
   }
-  // at(row, chunk + n) from address = at(row, chunk), for chunk 0 or 1 and an even n. Loops over chunks go through this: where n is a constant
-  // it is an instruction, while of at() the compiler would keep a register for each n.
-  static __device__ int further(int address, int n) { return (address ^ n % ordered * 16) + n / ordered * ordered * 16; }
+  // at(row, chunk + n) from address = at(row, chunk), for chunk 0 or 1 and an even n. Loops over chunks go through
+  // this: where n is a constant it is an instruction, while of at() the compiler would keep a register for each n.
+  static __device__ int further(int address, int n) {
+    return (address ^ n % ordered * 16) + n / ordered * ordered * 16;
+  }
   __device__ Tile from_row(int row) const { return {offset + row * row_bytes}; }  // row: a multiple of 8
 };
 
-// tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end` on and the channels
-// from HS on, which are not read. Called by the whole block: neighbouring threads copy neighbouring chunks.
+// tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end`
+// on and the channels from HS on, which are not read. Called by the whole block: neighbouring threads copy neighbouring
+// chunks.
 template <int Rows, int Threads, int D>
 __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = Threads / threads_per_row;
-  static_assert(Rows % rows_at_once == 0 || rows_at_once % Rows == 0, "every thread has as many rows, or there is one for some");
+  static_assert(Rows % rows_at_once == 0 || rows_at_once % Rows == 0, "every thread has as many rows, or there is one "
+                                                                      "for some");
   static_assert(rows_at_once % 8 == 0, "a thread's rows have the same order of chunks");
   const int row = int(threadIdx.x) / threads_per_row, column = int(threadIdx.x) % threads_per_row;
   if (rows_at_once > Rows && row >= Rows) return;
@@ -183,11 +203,12 @@ __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t st
   for (int i = 0; i < Rows; i += rows_at_once, from += rows_at_once * stride)
 #pragma unroll
     for (int chunk = 0; chunk < tile.chunks; chunk += threads_per_row)
-      copy_async<16>(to + i * tile.row_bytes + chunk * 16, from + chunk * 8, first + row + i < end && (column + chunk) * 8 < HS);
+      copy_async<16>(to + i * tile.row_bytes + chunk * 16, from + chunk * 8,
+                     first + row + i < end && (column + chunk) * 8 < HS);
 }
 
-// The floats at `offset` = elements [first, first + Count) of src, which are `step` apart, and zeros for those from `end` on. Called by the
-// whole block, of which the first Count threads copy.
+// The floats at `offset` = elements [first, first + Count) of src, which are `step` apart, and zeros for those from
+// `end` on. Called by the whole block, of which the first Count threads copy.
 template <int Count>
 __device__ inline void load_vector_async(int offset, const float* src, int first, int end, int step = 1) {
   const int i = int(threadIdx.x);
@@ -231,7 +252,8 @@ __device__ inline void store_register_tile(Tile<D> tile, int first, const Regist
       }
 }
 
-// Where a product's rows go: rows [first, end) of dst, which points to the sequence's row 0, and of these the channels below HS.
+// Where a product's rows go: rows [first, end) of dst, which points to the sequence's row 0, and of these the channels
+// below HS.
 struct RowsOut {
   bf16* dst;
   int64_t stride;
@@ -239,8 +261,8 @@ struct RowsOut {
   bool accumulate;  // +=; else =
 };
 
-// Channels [channel, channel + 8 N) of `out` = or += the warp's rows of acc, as far as they exist. `stage`: 16 M rows in shared memory of
-// which only this warp uses these channels, through which the stores become 16 bytes wide.
+// Channels [channel, channel + 8 N) of `out` = or += the warp's rows of acc, as far as they exist. `stage`: 16 M rows
+// in shared memory of which only this warp uses these channels, through which the stores become 16 bytes wide.
 template <int M, int N, int D>
 __device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Tile<D> stage, int channel = 0) {
   const int lane = int(threadIdx.x) % warp_size;
@@ -271,7 +293,8 @@ __device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Ti
 // ----------------------------------------------------------------------------
 // Products
 
-// acc (16 M x 8 N) += a (16 M x D) b^T, b: rows [0, 8 N) of the tile. Each fragment of b that is loaded serves 16 M rows.
+// acc (16 M x 8 N) += a (16 M x D) b^T, b: rows [0, 8 N) of the tile. Each fragment of b that is loaded serves 16 M
+// rows.
 template <class A, int M, int N, int D>
 __device__ inline void mma_ABt(Accumulator<M, N>& acc, const A& a, Tile<D> b) {
   static_assert(N % 2 == 0, "an ldmatrix loads 16 rows of b");
@@ -295,8 +318,8 @@ __device__ inline void mma_ABt(Accumulator<M, N>& acc, const A& a, Tile<D> b) {
   }
 }
 
-// acc (16 M x 8 N) += a (16 M x 16 K) b, b: rows [0, 16 K) of the tile, channels [channel, channel + 8 N), which are columns of the
-// instruction's B operand: hence the transposition.
+// acc (16 M x 8 N) += a (16 M x 16 K) b, b: rows [0, 16 K) of the tile, channels [channel, channel + 8 N), which are
+// columns of the instruction's B operand: hence the transposition.
 template <class A, int M, int N, int D>
 __device__ inline void mma_AB(Accumulator<M, N>& acc, const A& a, Tile<D> b, int channel = 0) {
   static_assert(N % 2 == 0, "an ldmatrix loads 16 channels of b");

@@ -12,8 +12,8 @@ constexpr unsigned full_warp = 0xffffffffu;
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many of N rows a block sums up in a reduction over rows: at least `least`, and so many that there are at most `most_blocks`
-// blocks. The last block may have fewer.
+// How many of N rows a block sums up in a reduction over rows: at least `least`, and so many that there are at most
+// `most_blocks` blocks. The last block may have fewer.
 constexpr int64_t rows_of_block(int64_t N, int64_t least, int64_t most_blocks) {
   const int64_t rows = ceil_div(N, most_blocks);
   return rows > least ? rows : least;
@@ -24,7 +24,9 @@ __device__ inline void load4(float (&x)[4], const float* p) {
   const float4 a = *reinterpret_cast<const float4*>(p);
   x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
 }
-__device__ inline void store4(float* p, const float (&x)[4]) { *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]); }
+__device__ inline void store4(float* p, const float (&x)[4]) {
+  *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
+}
 
 // Eight consecutive elements as floats: one 16-byte access for bf16, two for float. p is aligned to the eight of them.
 __device__ inline void load8(float (&x)[8], const float* p) {
@@ -66,8 +68,8 @@ __device__ inline void store4(__nv_bfloat16* p, const float (&x)[4]) {
   *reinterpret_cast<uint2*>(p) = make_uint2(pack2(x[0], x[1]), pack2(x[2], x[3]));
 }
 
-// Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of the additions is
-// fixed, and so are the bits.
+// Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of
+// the additions is fixed, and so are the bits.
 template <int lanes = warp_size, class T>
 __device__ inline T warp_sum(T x) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
@@ -83,7 +85,8 @@ __device__ inline float warp_max(float x) {
 // meanwhile.
 template <class T>
 __device__ inline T block_sum(T x, T* shared) {
-  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size,
+            warps = int(blockDim.x) / warp_size;
   x = warp_sum(x);
   __syncthreads();  // all threads have finished the last use of `shared`
   if (lane == 0) shared[warp] = x;
@@ -91,7 +94,8 @@ __device__ inline T block_sum(T x, T* shared) {
   return warp_sum(lane < warps ? shared[lane] : T(0));
 }
 __device__ inline float block_max(float x, float* shared) {
-  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, warps = int(blockDim.x) / warp_size;
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size,
+            warps = int(blockDim.x) / warp_size;
   x = warp_max(x);
   __syncthreads();
   if (lane == 0) shared[warp] = x;

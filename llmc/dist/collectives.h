@@ -1,6 +1,6 @@
-// Collectives of the ranks of a data-parallel run, by NCCL. They have their own stream and run concurrently with operations: operations must
-// not touch what collectives read or write between comm_waits_for_compute and a later compute_waits_for_comm, or await of a mark that follows
-// them.
+// Collectives of the ranks of a data-parallel run, by NCCL. They have their own stream and run concurrently with
+// operations: operations must not touch what collectives read or write between comm_waits_for_compute and a later
+// compute_waits_for_comm, or await of a mark that follows them.
 //
 // Every rank calls the same collectives in the same order. They are asynchronous, and do nothing in a single process.
 #pragma once
@@ -19,7 +19,8 @@
 #include "llmc/cuda/launch.h"  // launch
 
 inline void nccl_check(ncclResult_t status, const char* what) {
-  if (status != ncclSuccess) user_error("NCCL: %s from %s; NCCL_DEBUG=INFO says more", ncclGetErrorString(status), what);
+  if (status != ncclSuccess)
+    user_error("NCCL: %s from %s; NCCL_DEBUG=INFO says more", ncclGetErrorString(status), what);
 }
 #define NCCL_CHECK(call) nccl_check(call, #call)
 
@@ -34,14 +35,17 @@ struct Collectives {
   // Throws UserError if this build cannot train with these ranks; this one can.
   static void check_supported(const Ranks&) {}
 
-  // Creates the communicator of all ranks, which must be called on every rank before the GPU is used: it is selected here. From then on the
-  // channel checks that all ranks reach the same collectives. Throws UserError if two ranks have the same GPU, or NCCL fails.
+  // Creates the communicator of all ranks, which must be called on every rank before the GPU is used: it is selected
+  // here. From then on the channel checks that all ranks reach the same collectives. Throws UserError if two ranks have
+  // the same GPU, or NCCL fails.
   void init(const Ranks& ranks, RankChannel& channel) {
     if (ranks.size == 1) return;
     rank_ = ranks.rank, size_ = ranks.size;
     gpu_index() = ranks.local_rank;
-    channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);  // NCCL says "invalid usage"
-    int least = 0, greatest = 0;  // priority: a collective that is ready takes the next blocks that become free, and the others wait for it
+    channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);  // NCCL says "invalid
+                                                                                                   // usage"
+    int least = 0, greatest = 0;  // priority: a collective that is ready takes the next blocks that become free, and
+                                  // the others wait for it
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
@@ -71,7 +75,8 @@ struct Collectives {
     CUDA_CHECK(cudaEventRecord(collectives_, stream_));
     CUDA_CHECK(cudaStreamWaitEvent(gpu().stream, collectives_, 0));
   }
-  // Operations that are called after await(index) see what the collectives called before the latest mark(index) have written.
+  // Operations that are called after await(index) see what the collectives called before the latest mark(index) have
+  // written.
   void mark(size_t index) {
     if (size_ == 1) return;
     while (marks_.size() <= index) {
@@ -93,11 +98,13 @@ struct Collectives {
     if (size_ == 1) return;
     noted([&] { NCCL_CHECK(ncclAllReduce(x, x, size_t(count), type<T>(), ncclSum, comm_, stream_)); });
   }
-  // Part rank() of x (count, in size() equal parts) = the sum of all ranks' x; the other parts are undefined afterwards.
+  // Part rank() of x (count, in size() equal parts) = the sum of all ranks' x; the other parts are undefined
+  // afterwards.
   void reduce_scatter(float* x, int64_t count) {
     if (size_ == 1) return;
     const int64_t part = count / size_;
-    noted([&] { NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_)); });
+    noted(
+        [&] { NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_)); });
   }
   // x (count) = the ranks' parts (count / size()), concatenated; a rank's own may lie at its place in x.
   template <class T>
@@ -125,17 +132,20 @@ struct Collectives {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t operations_ = nullptr, collectives_ = nullptr;  // the latest of each that the others wait for
   std::vector<cudaEvent_t> marks_;
-  uint64_t num_collectives_ = 0;   // that have been called
-  PinnedBuffer<uint64_t> progress_;   // (2): how many of them the GPU has come to, and how many it has ended
+  uint64_t num_collectives_ = 0;     // that have been called
+  PinnedBuffer<uint64_t> progress_;  // (2): how many of them the GPU has come to, and how many it has ended
 
-  // NCCL's own settings, unless the user has set them. NVLS, in which the switch of NVLink adds up, has no fixed order of sums. Without
-  // connections at run time NCCL allocates all it needs in init, before the memory plan is compared with what is free.
+  // NCCL's own settings, unless the user has set them. NVLS, in which the switch of NVLink adds up, has no fixed order
+  // of sums. Without connections at run time NCCL allocates all it needs in init, before the memory plan is compared
+  // with what is free.
   static void set_nccl_environment() {
     setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
     setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
     const std::string nvls = getenv("NCCL_NVLS_ENABLE");
     if (nvls != "0")
-      printf("NCCL_NVLS_ENABLE=%s: NCCL may add up in another order in each run, so that the bits of two runs may differ\n", nvls.c_str());
+      printf("NCCL_NVLS_ENABLE=%s: NCCL may add up in another order in each run, so that the bits of two runs may "
+             "differ\n",
+             nvls.c_str());
   }
 
   template <class Call>

@@ -15,8 +15,10 @@ struct Collectives {
   // Throws UserError if there are several ranks.
   static void check_supported(const Ranks& ranks) {
     if (ranks.size > 1)
-      user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it without mpirun "
-                 "and --rendezvous", ranks.size);
+      user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it "
+                 "without mpirun "
+                 "and --rendezvous",
+                 ranks.size);
   }
   void init(const Ranks&, RankChannel&) {}
   constexpr int rank() const { return 0; }

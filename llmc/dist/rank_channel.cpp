@@ -1,29 +1,29 @@
 #include "rank_channel.h"
-#include <netdb.h>             // gai_strerror
-#include <poll.h>              // poll
-#include <signal.h>            // pthread_sigmask
-#include <sys/eventfd.h>       // eventfd
-#include <unistd.h>            // close, unlink, usleep, write, _exit
-#include <algorithm>           // std::min
-#include <cerrno>              // errno
-#include <chrono>              // std::chrono::duration
-#include <condition_variable>  // std::condition_variable
-#include <cstdlib>             // atoi
-#include <cstring>             // memcpy, strerror
-#include <deque>               // std::deque
-#include <map>                 // std::map
-#include <mutex>               // std::mutex
-#include <random>              // std::random_device
-#include <sstream>             // std::istringstream
-#include <thread>              // std::thread
-#include <utility>             // std::exchange
-#include <vector>              // std::vector
-#include "llmc/utils/clock.h"  // seconds_now
-#include "llmc/utils/error.h"  // user_error, CHECK, format
-#include "llmc/utils/files.h"  // try_read_file, write_all, write_file_durably, rename_durably
+#include <netdb.h>                 // gai_strerror
+#include <poll.h>                  // poll
+#include <signal.h>                // pthread_sigmask
+#include <sys/eventfd.h>           // eventfd
+#include <unistd.h>                // close, unlink, usleep, write, _exit
+#include <algorithm>               // std::min
+#include <cerrno>                  // errno
+#include <chrono>                  // std::chrono::duration
+#include <condition_variable>      // std::condition_variable
+#include <cstdlib>                 // atoi
+#include <cstring>                 // memcpy, strerror
+#include <deque>                   // std::deque
+#include <map>                     // std::map
+#include <mutex>                   // std::mutex
+#include <random>                  // std::random_device
+#include <sstream>                 // std::istringstream
+#include <thread>                  // std::thread
+#include <utility>                 // std::exchange
+#include <vector>                  // std::vector
+#include "llmc/utils/clock.h"      // seconds_now
+#include "llmc/utils/error.h"      // user_error, CHECK, format
+#include "llmc/utils/files.h"      // try_read_file, write_all, write_file_durably, rename_durably
 #include "llmc/utils/host_name.h"  // host_name
-#include "tcp.h"               // Connection, connect_to, listen_at
-#include "watchdog.h"          // Watchdog, RankReport
+#include "tcp.h"                   // Connection, connect_to, listen_at
+#include "watchdog.h"              // Watchdog, RankReport
 
 namespace {
 
@@ -69,7 +69,8 @@ Parsed parse_message(std::string& in, Message& message, uint64_t max_bytes = uin
   Header header;
   if (in.size() < sizeof header) return Parsed::incomplete;
   memcpy(&header, in.data(), sizeof header);
-  if (header.magic != channel_magic || header.topic > Topic::checkpoint || header.bytes > max_bytes) return Parsed::invalid;
+  if (header.magic != channel_magic || header.topic > Topic::checkpoint || header.bytes > max_bytes)
+    return Parsed::invalid;
   if (in.size() < sizeof header + header.bytes) return Parsed::incomplete;
   message = {header.kind, header.topic, in.substr(sizeof header, header.bytes)};
   in.erase(0, sizeof header + header.bytes);
@@ -96,14 +97,17 @@ Parsed await_message(Connection& c, Message& message, double seconds) {
 const char no_token[] = "-";
 
 // PATH of file:PATH; otherwise "".
-std::string rendezvous_file(const Ranks& ranks) { return ranks.rendezvous.rfind("file:", 0) == 0 ? ranks.rendezvous.substr(5) : ""; }
+std::string rendezvous_file(const Ranks& ranks) {
+  return ranks.rendezvous.rfind("file:", 0) == 0 ? ranks.rendezvous.substr(5) : "";
+}
 
 // The rendezvous, in messages.
 std::string rendezvous_name(const Ranks& ranks) { return ranks.by_mpi ? "mpirun" : "--rendezvous " + ranks.rendezvous; }
 
 // What to check after a timeout.
 const char* timeout_hint(const Ranks& ranks) {
-  return ranks.by_mpi ? "can the machines reach each other by TCP?" : "were all processes started, with the same --rendezvous?";
+  return ranks.by_mpi ? "can the machines reach each other by TCP?"
+                      : "were all processes started, with the same --rendezvous?";
 }
 
 struct HostAndPort {
@@ -116,7 +120,8 @@ HostAndPort host_and_port_of(const Ranks& ranks) {
   const size_t colon = address.rfind(':');
   HostAndPort at;
   if (colon != std::string::npos) at = {address.substr(0, colon), address.substr(colon + 1)};
-  if (at.host.size() > 1 && at.host.front() == '[' && at.host.back() == ']') at.host = at.host.substr(1, at.host.size() - 2);
+  if (at.host.size() > 1 && at.host.front() == '[' && at.host.back() == ']')
+    at.host = at.host.substr(1, at.host.size() - 2);
   const int port = atoi(at.port.c_str());
   if (at.host.empty() || port < 1 || port > 65535)
     user_error("%s: it must be tcp:HOST:PORT, with a port from 1 to 65535", rendezvous_name(ranks).c_str());
@@ -148,7 +153,8 @@ std::string random_token() {
   return format("%08x%08x%08x%08x", random(), random(), random(), random());
 }
 
-// The endpoint as of now: a rendezvous file may not exist yet, or be an earlier run's. `by_mpi` is the text that MPI has broadcast.
+// The endpoint as of now: a rendezvous file may not exist yet, or be an earlier run's. `by_mpi` is the text that MPI
+// has broadcast.
 Endpoint current_endpoint(const Ranks& ranks, const std::string& by_mpi) {
   if (ranks.by_mpi) return parse_endpoint(by_mpi);
   if (!rendezvous_file(ranks).empty()) return parse_endpoint(try_read_file(rendezvous_file(ranks)).value_or(""));
@@ -156,19 +162,25 @@ Endpoint current_endpoint(const Ranks& ranks, const std::string& by_mpi) {
   return {no_token, at.port, {at.host}};
 }
 
-std::string name_of(int rank, int pid, const std::string& host) { return format("rank %d (pid %d on %s)", rank, pid, host.c_str()); }
+std::string name_of(int rank, int pid, const std::string& host) {
+  return format("rank %d (pid %d on %s)", rank, pid, host.c_str());
+}
 
 constexpr double message_seconds = 5;    // within which a short message arrives from a live process
 constexpr double handshake_seconds = 2;  // likewise, where it is tried again
 
-// A connection to `address` that rank 0 of this run has accepted; fd is -1 if there is none. Throws UserError if rank 0 rejects this rank.
-Connection handshake(const Ranks& ranks, const std::string& token, const Address& address, std::string& name_of_rank_0) {
+// A connection to `address` that rank 0 of this run has accepted; fd is -1 if there is none. Throws UserError if rank 0
+// rejects this rank.
+Connection handshake(const Ranks& ranks, const std::string& token, const Address& address,
+                     std::string& name_of_rank_0) {
   Connection c = connect_to(address, handshake_seconds);
   if (c.fd < 0) return c;
-  c.out = framed(Kind::hello, format("%s %d %d %d %s", token.c_str(), ranks.rank, ranks.size, int(getpid()), host_name().c_str()));
+  c.out = framed(Kind::hello,
+                 format("%s %d %d %d %s", token.c_str(), ranks.rank, ranks.size, int(getpid()), host_name().c_str()));
   Message answer;
   const Parsed parsed = await_message(c, answer, handshake_seconds);
-  if (parsed == Parsed::message && answer.kind == Kind::reject) user_error("%s: %s", rendezvous_name(ranks).c_str(), answer.bytes.c_str());
+  if (parsed == Parsed::message && answer.kind == Kind::reject)
+    user_error("%s: %s", rendezvous_name(ranks).c_str(), answer.bytes.c_str());
   if (parsed != Parsed::message || answer.kind != Kind::accept) return Connection();
   std::istringstream in(answer.bytes);
   int pid = 0;
@@ -179,7 +191,8 @@ Connection handshake(const Ranks& ranks, const std::string& token, const Address
 }
 
 // Tries to connect to rank 0 until it succeeds. Throws UserError after timeout_seconds.
-Connection connect_to_rank_0(const Ranks& ranks, const std::string& by_mpi, double timeout_seconds, std::string& name_of_rank_0) {
+Connection connect_to_rank_0(const Ranks& ranks, const std::string& by_mpi, double timeout_seconds,
+                             std::string& name_of_rank_0) {
   for (const double start = seconds_now(); seconds_now() - start < timeout_seconds; usleep(20000)) {
     const Endpoint endpoint = current_endpoint(ranks, by_mpi);
     for (const std::string& host : endpoint.hosts) {
@@ -188,11 +201,12 @@ Connection connect_to_rank_0(const Ranks& ranks, const std::string& by_mpi, doub
         Connection c = handshake(ranks, endpoint.token, address, name_of_rank_0);
         if (c.fd >= 0) return c;
       }
-      if (error != 0 && endpoint.token == no_token) user_error("%s: %s", rendezvous_name(ranks).c_str(), gai_strerror(error));
+      if (error != 0 && endpoint.token == no_token)
+        user_error("%s: %s", rendezvous_name(ranks).c_str(), gai_strerror(error));
     }
   }
-  user_error("%s: rank %d of %d has waited %.0f s for rank 0; %s", rendezvous_name(ranks).c_str(), ranks.rank, ranks.size, timeout_seconds,
-             timeout_hint(ranks));
+  user_error("%s: rank %d of %d has waited %.0f s for rank 0; %s", rendezvous_name(ranks).c_str(), ranks.rank,
+             ranks.size, timeout_seconds, timeout_hint(ranks));
 }
 
 void print_error(const std::string& error) {
@@ -219,19 +233,19 @@ struct RankChannel::State {
   const Ranks ranks;
   const double hang_seconds, heartbeat_seconds;
   std::mutex mutex;
-  std::condition_variable changed;     // a rank has connected or finalized, or a message has arrived
+  std::condition_variable changed;  // a rank has connected or finalized, or a message has arrived
   Watchdog watchdog;
-  std::vector<Peer> peers;             // by rank: on rank 0 all others, on the others rank 0
-  std::string token;                   // that a hello must contain
-  int listener = -1;                   // of rank 0, until all are connected
-  std::vector<Connection> pending;     // connections without a handshake so far
+  std::vector<Peer> peers;          // by rank: on rank 0 all others, on the others rank 0
+  std::string token;                // that a hello must contain
+  int listener = -1;                // of rank 0, until all are connected
+  std::vector<Connection> pending;  // connections without a handshake so far
   const volatile uint64_t *begun = nullptr, *done = nullptr;
-  int num_pauses = 0;                  // WatchdogPause objects
+  int num_pauses = 0;  // WatchdogPause objects
   double next_heartbeat = 0;
-  bool has_failed = false;             // end_run has been called here
+  bool has_failed = false;  // end_run has been called here
   std::string own_error, others_error;
   double others_error_time = 0;
-  bool is_aborting = false;            // the error has been printed
+  bool is_aborting = false;  // the error has been printed
   bool is_finalizing = false, stops = false;
   int wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // readable: the thread has something to do
   std::thread thread;
@@ -316,7 +330,8 @@ void RankChannel::State::wait_for_events(std::unique_lock<std::mutex>& lock) {
   if (listener >= 0) fds.push_back({listener, POLLIN, 0});
   for (const Connection& c : pending) fds.push_back({c.fd, POLLIN, 0});
   for (const Peer& p : peers)
-    if (p.connection.fd >= 0) fds.push_back({p.connection.fd, short(POLLIN | (p.connection.out.empty() ? 0 : POLLOUT)), 0});
+    if (p.connection.fd >= 0)
+      fds.push_back({p.connection.fd, short(POLLIN | (p.connection.out.empty() ? 0 : POLLOUT)), 0});
   lock.unlock();
   poll(fds.data(), fds.size(), 100);  // ms: the precision of heartbeats and timeouts
   lock.lock();
@@ -325,7 +340,8 @@ void RankChannel::State::wait_for_events(std::unique_lock<std::mutex>& lock) {
 }
 
 void RankChannel::State::serve_pending() {
-  for (int fd; (fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) pending.push_back(Connection(fd));
+  for (int fd; (fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;)
+    pending.push_back(Connection(fd));
   for (size_t i = 0; i < pending.size();) {
     Connection& c = pending[i];
     const bool is_open = c.read_some();
@@ -350,7 +366,8 @@ void RankChannel::State::answer_hello(Connection& connection, const std::string&
   if (!in || its_token != token) return;
   std::string reason;
   if (size != ranks.size)
-    reason = format("rank %d of %d has connected to rank 0 of %d; start all with the same --ranks", rank, size, ranks.size);
+    reason =
+        format("rank %d of %d has connected to rank 0 of %d; start all with the same --ranks", rank, size, ranks.size);
   else if (rank < 1 || rank >= size || peers[rank].is_connected)
     reason = format("two processes are rank %d, this one and %s; give each its own --rank", rank,
                     rank == 0 ? "the one that listens" : watchdog.name(rank).c_str());
@@ -374,7 +391,8 @@ void RankChannel::State::serve_peer(int rank) {
   if (is_open) return;
   peer.connection.close_now();
   // If a rank has reported an error, that is why this one is gone.
-  if (!peer.has_finalized && !is_finalizing && others_error.empty()) abort_run(watchdog.name(rank) + " has died" + run_ends);
+  if (!peer.has_finalized && !is_finalizing && others_error.empty())
+    abort_run(watchdog.name(rank) + " has died" + run_ends);
 }
 
 void RankChannel::State::handle(int rank, const Message& message) {
@@ -389,7 +407,8 @@ void RankChannel::State::handle(int rank, const Message& message) {
       break;
     }
     case Kind::error:
-      if (others_error.empty()) others_error = watchdog.name(rank) + ": " + message.bytes, others_error_time = seconds_now();
+      if (others_error.empty())
+        others_error = watchdog.name(rank) + ": " + message.bytes, others_error_time = seconds_now();
       break;
     case Kind::abort: _exit(1);
     case Kind::finalize:
@@ -423,8 +442,8 @@ void RankChannel::State::check_for_errors() {
   if (!verdict.empty()) abort_run(verdict + run_ends);
 }
 
-// Prints the error, once, and ends this process and, if it is rank 0, all others. Returns while ranks are still to connect, which then get
-// the abort message, too: they would otherwise try to connect until their timeout.
+// Prints the error, once, and ends this process and, if it is rank 0, all others. Returns while ranks are still to
+// connect, which then get the abort message, too: they would otherwise try to connect until their timeout.
 void RankChannel::State::abort_run(const std::string& error) {
   if (!std::exchange(is_aborting, true)) print_error(error);
   if (ranks.rank > 0) _exit(1);
@@ -483,13 +502,14 @@ void RankChannel::State::connect_as_rank_0(double timeout_seconds) {
     rename_durably(path + ".new", path);
   }
   std::unique_lock lock(mutex);
-  const bool all_connected = changed.wait_for(lock, std::chrono::duration<double>(timeout_seconds), [this] { return missing_ranks().empty(); });
+  const bool all_connected = changed.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
+                                              [this] { return missing_ranks().empty(); });
   if (!path.empty()) unlink(path.c_str());
   close(std::exchange(listener, -1));
   pending.clear();
   if (!all_connected)
-    user_error("%s: of %d ranks these have not connected within %.0f s: %s; %s", rendezvous_name(ranks).c_str(), ranks.size,
-               timeout_seconds, missing_ranks().c_str(), timeout_hint(ranks));
+    user_error("%s: of %d ranks these have not connected within %.0f s: %s; %s", rendezvous_name(ranks).c_str(),
+               ranks.size, timeout_seconds, missing_ranks().c_str(), timeout_hint(ranks));
 }
 
 void RankChannel::send(int to, Topic topic, const std::string& bytes) {
@@ -526,15 +546,16 @@ void RankChannel::broadcast(void* bytes, size_t count) {
 }
 
 // The error for `theirs` of rank `name`, which differs from `mine`: the first lines that differ.
-static std::string difference(const std::string& name, const char* what, const std::string& theirs, const std::string& mine) {
+static std::string difference(const std::string& name, const char* what, const std::string& theirs,
+                              const std::string& mine) {
   std::istringstream a(theirs), b(mine);
   std::string its_line, my_line;
   do {
     if (!std::getline(a, its_line)) its_line.clear();
     if (!std::getline(b, my_line)) my_line.clear();
   } while (its_line == my_line && (a || b));
-  return format("%s: %s has \"%s\", where rank 0 has \"%s\"; all ranks need the same", what, name.c_str(), its_line.c_str(),
-                my_line.c_str());
+  return format("%s: %s has \"%s\", where rank 0 has \"%s\"; all ranks need the same", what, name.c_str(),
+                its_line.c_str(), my_line.c_str());
 }
 
 void RankChannel::check_same_on_all_ranks(const char* what, const std::string& mine) {

@@ -22,8 +22,10 @@ static Ranks ranks_of_mpi() {
   Ranks r;
 #ifdef SLA_MPI
   int threads = 0;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);  // other threads load data and watch the ranks; this one calls MPI
-  if (threads < MPI_THREAD_FUNNELED) user_error("MPI allows this process no threads; build OpenMPI with them, or give --rendezvous");
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);  // other threads load data and watch the ranks;
+                                                                     // this one calls MPI
+  if (threads < MPI_THREAD_FUNNELED)
+    user_error("MPI allows this process no threads; build OpenMPI with them, or give --rendezvous");
   MPI_Comm neighbours;
   MPI_Comm_rank(MPI_COMM_WORLD, &r.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &r.size);
@@ -42,8 +44,10 @@ Ranks init_ranks(const RankOptions& o) {
     const int processes = started_by_mpi();
     if (processes == 1) return {};
 #ifndef SLA_MPI
-    user_error("started as one of %d processes, but this program was built without MPI; install OpenMPI (libopenmpi-dev) and build "
-               "again, or give --rendezvous", processes);
+    user_error("started as one of %d processes, but this program was built without MPI; install OpenMPI "
+               "(libopenmpi-dev) and build "
+               "again, or give --rendezvous",
+               processes);
 #endif
     return ranks_of_mpi();
   }

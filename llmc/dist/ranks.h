@@ -1,5 +1,5 @@
-// The processes of a data-parallel run, one per GPU: which rank this one is, and how they find each other. NCCL moves tensors between them
-// (collectives.h); a TCP channel carries control messages (rank_channel.h).
+// The processes of a data-parallel run, one per GPU: which rank this one is, and how they find each other. NCCL moves
+// tensors between them (collectives.h); a TCP channel carries control messages (rank_channel.h).
 //
 //   mpirun -np 8 ./train_gpt2_sla ...          MPI assigns the ranks, and tells where rank 0 is
 //   ... --rendezvous file:/shared/run7         without MPI: a path that all can read and write
@@ -16,13 +16,13 @@ struct RankOptions {
 
 struct Ranks {
   int rank = 0, size = 1;
-  int local_rank = 0;      // among the processes on this machine: the index of its GPU
+  int local_rank = 0;  // among the processes on this machine: the index of its GPU
   std::string rendezvous;
-  bool by_mpi = false;     // started by MPI, which has been initialized
+  bool by_mpi = false;  // started by MPI, which has been initialized
 };
 
-// Determines this process's rank, and initializes MPI if MPI has started it. Throws UserError if the options and the environment do not
-// determine the rank, or if MPI is needed and this program was built without it.
+// Determines this process's rank, and initializes MPI if MPI has started it. Throws UserError if the options and the
+// environment do not determine the rank, or if MPI is needed and this program was built without it.
 Ranks init_ranks(const RankOptions& options);
 
 // text = rank 0's text. Called by every rank that MPI has started; otherwise it does nothing.

@@ -1,16 +1,16 @@
 #include "tcp.h"
-#include <arpa/inet.h>         // htons
-#include <ifaddrs.h>           // getifaddrs
-#include <net/if.h>            // IFF_UP, IFF_LOOPBACK
-#include <netdb.h>             // getaddrinfo, getnameinfo
-#include <netinet/in.h>        // sockaddr_in6
-#include <netinet/tcp.h>       // TCP_NODELAY
-#include <poll.h>              // poll
-#include <unistd.h>            // close
-#include <cerrno>              // errno
-#include <cstring>             // memcpy
-#include <utility>             // std::exchange, std::swap
-#include "llmc/utils/error.h"  // CHECK
+#include <arpa/inet.h>             // htons
+#include <ifaddrs.h>               // getifaddrs
+#include <net/if.h>                // IFF_UP, IFF_LOOPBACK
+#include <netdb.h>                 // getaddrinfo, getnameinfo
+#include <netinet/in.h>            // sockaddr_in6
+#include <netinet/tcp.h>           // TCP_NODELAY
+#include <poll.h>                  // poll
+#include <unistd.h>                // close
+#include <cerrno>                  // errno
+#include <cstring>                 // memcpy
+#include <utility>                 // std::exchange, std::swap
+#include "llmc/utils/error.h"      // CHECK
 #include "llmc/utils/host_name.h"  // host_name
 
 Connection::Connection(int descriptor) : fd(descriptor) {

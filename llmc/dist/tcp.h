@@ -5,9 +5,10 @@
 #include <vector>              // std::vector
 #include "llmc/utils/clock.h"  // seconds_now
 
-// A non-blocking socket with the bytes that were received and not yet processed, and those that are to be sent. Closed when destroyed.
+// A non-blocking socket with the bytes that were received and not yet processed, and those that are to be sent. Closed
+// when destroyed.
 struct Connection {
-  int fd = -1;                   // -1: closed
+  int fd = -1;  // -1: closed
   std::string in, out;
   double since = seconds_now();  // when it was opened
 
@@ -18,8 +19,8 @@ struct Connection {
   ~Connection() { close_now(); }
 
   void close_now();
-  // Appends received bytes, at most a megabyte, to `in`. Returns false if the other end has closed the connection or it has failed; what
-  // was received before that is in `in`.
+  // Appends received bytes, at most a megabyte, to `in`. Returns false if the other end has closed the connection or it
+  // has failed; what was received before that is in `in`.
   bool read_some();
   // Sends as much of `out` as fits into the system's buffer. A lost connection is reported by read_some.
   void write_some();
@@ -41,5 +42,6 @@ int listen_at(int port, int backlog);
 // The port of a listening socket.
 int port_of(int listener);
 
-// This machine's addresses as numbers, and its name, best first. Loopback is last: it is of use only to a run on a single machine.
+// This machine's addresses as numbers, and its name, best first. Loopback is last: it is of use only to a run on a
+// single machine.
 std::vector<std::string> own_addresses();

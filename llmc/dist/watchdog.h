@@ -1,4 +1,5 @@
-// Decides from the ranks' heartbeats whether one of them has died or hangs. It uses no clock of its own: all times are passed in, in seconds.
+// Decides from the ranks' heartbeats whether one of them has died or hangs. It uses no clock of its own: all times are
+// passed in, in seconds.
 #pragma once
 #include <algorithm>           // std::max_element, std::min_element
 #include <cstdint>             // uint64_t
@@ -10,11 +11,12 @@
 struct RankReport {
   uint64_t begun = 0, done = 0;  // collectives that its GPU has reached, and has finished
   bool is_watched = false;       // these counts are valid
-  bool is_paused = false;        // the rank is doing something that the others don't, which may take long (WatchdogPause)
+  bool is_paused = false;  // the rank is doing something that the others don't, which may take long (WatchdogPause)
 };
 
 struct Watchdog {
-  // Reports a rank after hang_seconds without a heartbeat or without progress; 0: never. Ranks that have not been added are not checked.
+  // Reports a rank after hang_seconds without a heartbeat or without progress; 0: never. Ranks that have not been added
+  // are not checked.
   Watchdog(int num_ranks, double hang_seconds) : hang_seconds_(hang_seconds), ranks_(num_ranks) {}
 
   // Rank `rank` has connected.
@@ -38,15 +40,18 @@ struct Watchdog {
 
   // What is wrong, and with which rank; "" if nothing is. To be called several times per hang_seconds.
   std::string verdict(double now) {
-    // A process that was itself stopped, by a debugger for example, has received no heartbeats meanwhile: that time does not count.
+    // A process that was itself stopped, by a debugger for example, has received no heartbeats meanwhile: that time
+    // does not count.
     const double since_last = last_verdict_ > 0 ? now - last_verdict_ : 0;
     last_verdict_ = now;
     if (hang_seconds_ == 0) return "";
     if (since_last > hang_seconds_ / 4)
-      for (Rank& r : ranks_) r.last_heartbeat += since_last, r.last_progress += since_last, r.waited_for_since += since_last;
+      for (Rank& r : ranks_)
+        r.last_heartbeat += since_last, r.last_progress += since_last, r.waited_for_since += since_last;
     for (const Rank& r : ranks_)
       if (r.is_added && now - r.last_heartbeat >= hang_seconds_)
-        return format("%s has not answered for %.0f s: it is stopped, or its machine is gone", r.name.c_str(), now - r.last_heartbeat);
+        return format("%s has not answered for %.0f s: it is stopped, or its machine is gone", r.name.c_str(),
+                      now - r.last_heartbeat);
     return progress_verdict(now);
   }
 
@@ -81,7 +86,8 @@ struct Watchdog {
       return format("%s has not reached collective number %llu, where %s has waited for %.0f s", last.name.c_str(),
                     (unsigned long long)last.report.begun + 1, first.name.c_str(), now - last.waited_for_since);
     if (all_wait && now - all_wait_since >= hang_seconds_)
-      return format("all ranks have waited %.0f s in collective number %llu, which does not end: look at the network (NCCL_DEBUG=INFO)",
+      return format("all ranks have waited %.0f s in collective number %llu, which does not end: look at the network "
+                    "(NCCL_DEBUG=INFO)",
                     now - all_wait_since, (unsigned long long)first.report.begun);
     return "";
   }

@@ -24,8 +24,8 @@ static json to_json(const SafetensorsChecksums& sums) {
   return {{"header", crc32c_hex(sums.header)}, {"tensors", tensors}};
 }
 
-// A JSON object's text, less the "\n}" at its end, completed by its own checksum as the last member. The checksum is of what stands
-// before it, and what stands after it is always the same: any changed byte is noticed.
+// A JSON object's text, less the "\n}" at its end, completed by its own checksum as the last member. The checksum is of
+// what stands before it, and what stands after it is always the same: any changed byte is noticed.
 static std::string sealed(const std::string& body) {
   return body + ",\n \"checksum\": \"" + crc32c_hex(crc32c(body.data(), body.size())) + "\"\n}\n";
 }
@@ -61,7 +61,8 @@ static std::string report_text(int64_t step, const ParameterTable& table, const 
   return json({{"step", step}, {"pieces", by_tensor}}).dump();
 }
 
-std::string write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m, const float* v) {
+std::string write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m,
+                                   const float* v) {
   try {
     const std::string path = folder_in(out, unfinished_prefix, step) + "/optimizer.safetensors";
     return report_text(step, table, write_moment_shard(path, table, m, v));
@@ -70,8 +71,10 @@ std::string write_checkpoint_shard(const std::string& out, int64_t step, const P
   }
 }
 
-// What a rank reports to have written, in the order of moment_specs. Throws UserError if that is an error, or not what its shard holds.
-static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step, const ParameterTable& table) {
+// What a rank reports to have written, in the order of moment_specs. Throws UserError if that is an error, or not what
+// its shard holds.
+static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step,
+                                            const ParameterTable& table) {
   if (report.rfind(error_prefix, 0) == 0)
     user_error("rank %d could not write its shard: %s", rank, report.c_str() + strlen(error_prefix));
   ParameterTable its_table = table;
@@ -80,7 +83,8 @@ static std::vector<MomentPiece> read_report(const std::string& report, int rank,
   std::vector<MomentPiece> pieces;
   try {
     const json j = json::parse(report), &by_tensor = j.at("pieces");
-    if (j.at("step") != step) user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump().c_str(), (long long)step);
+    if (j.at("step") != step)
+      user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump().c_str(), (long long)step);
     for (size_t i = 0; i < specs.size(); i++) {
       const json& piece = by_tensor.at(specs[i].name);
       const FilePart part = own_moment(its_table, int(i % table.specs.size()));
@@ -89,14 +93,13 @@ static std::vector<MomentPiece> read_report(const std::string& report, int rank,
         user_error("rank %d reports %s for tensor %s, of which its shard has %lld elements", rank, piece.dump().c_str(),
                    specs[i].name.c_str(), (long long)part.count);
     }
-  } catch (const json::exception& e) {
-    user_error("rank %d did not report what it wrote (%s)", rank, e.what());
-  }
+  } catch (const json::exception& e) { user_error("rank %d did not report what it wrote (%s)", rank, e.what()); }
   return pieces;
 }
 
 // The tensors' checksums from those of their pieces, [rank][tensor].
-static SafetensorsChecksums join_pieces(uint32_t header, const ParameterTable& table, const std::vector<std::vector<MomentPiece>>& pieces) {
+static SafetensorsChecksums join_pieces(uint32_t header, const ParameterTable& table,
+                                        const std::vector<std::vector<MomentPiece>>& pieces) {
   SafetensorsChecksums sums;
   sums.header = header;
   for (const SafetensorsSpec& spec : moment_specs(table)) {
@@ -110,12 +113,14 @@ static SafetensorsChecksums join_pieces(uint32_t header, const ParameterTable& t
   return sums;
 }
 
-// Writes all files but state.json into the folder `temporary`. Returns what state.json says of them. `tell` and `reports` as in OtherRanks,
-// or null in a process alone.
-static json write_files(const std::string& temporary, const ParameterTable& table, const CheckpointContents& c, const OtherRanks& others) {
+// Writes all files but state.json into the folder `temporary`. Returns what state.json says of them. `tell` and
+// `reports` as in OtherRanks, or null in a process alone.
+static json write_files(const std::string& temporary, const ParameterTable& table, const CheckpointContents& c,
+                        const OtherRanks& others) {
   const std::string moments = temporary + "/optimizer.safetensors";
   make_folders(temporary);
-  const uint32_t header = lay_out_moment_file(moments, table);  // on disk before the other ranks, maybe on other machines, look for it
+  const uint32_t header = lay_out_moment_file(moments, table);  // on disk before the other ranks, maybe on other
+                                                                // machines, look for it
   if (others.tell) others.tell(true);
   json checksums;
   for (const auto& [name, text] : c.files) {
@@ -127,7 +132,8 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
   if (others.tell) {
     const std::vector<std::string> reports = others.reports();
     CHECK(int(reports.size()) == table.shard.count - 1);
-    for (const std::string& report : reports) pieces.push_back(read_report(report, int(pieces.size()), c.state.step, table));
+    for (const std::string& report : reports)
+      pieces.push_back(read_report(report, int(pieces.size()), c.state.step, table));
   }
   checksums["optimizer.safetensors"] = to_json(join_pieces(header, table, pieces));
   return checksums;
@@ -171,7 +177,8 @@ std::string write_checkpoint(const std::string& out, const ParameterTable& table
 // The step of a folder named step_<digits>, or -1.
 static int64_t step_of(const std::string& name) {
   const std::string prefix = "step_";
-  if (name.size() <= prefix.size() || name.size() > prefix.size() + 18 || name.compare(0, prefix.size(), prefix) != 0) return -1;
+  if (name.size() <= prefix.size() || name.size() > prefix.size() + 18 || name.compare(0, prefix.size(), prefix) != 0)
+    return -1;
   for (size_t i = prefix.size(); i < name.size(); i++)
     if (!isdigit((unsigned char)name[i])) return -1;
   return std::stoll(name.substr(prefix.size()));
@@ -256,15 +263,14 @@ static void with_state(const std::string& checkpoint, F f) {
   const json j = read_state(path);
   try {
     f(j);
-  } catch (const json::exception& e) {
-    user_error("%s: is not a run's state (%s)", path.c_str(), e.what());
-  }
+  } catch (const json::exception& e) { user_error("%s: is not a run's state (%s)", path.c_str(), e.what()); }
 }
 
 static void demand_equal(const std::string& what, uint32_t found, const json& expected) {
   const std::string text = expected.get<std::string>();
   if (crc32c_hex(found) != text)
-    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), crc32c_hex(found).c_str(), text.c_str());
+    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), crc32c_hex(found).c_str(),
+               text.c_str());
 }
 
 void verify_checkpoint(const std::string& checkpoint) {
@@ -295,13 +301,23 @@ std::string checkpoint_checksum(const std::string& checkpoint) {
 RunState read_run_state(const std::string& checkpoint) {
   RunState state;
   with_state(checkpoint, [&](const json& j) {
-    state = {j.at("step"), j.at("next_window"), j.at("num_windows"),   j.at("seq_len"),
-             j.at("shuffle"), j.at("seed"),     j.at("skipped_steps"), j.at("bad_steps_in_row"), {}, {}, j.value("optimizer", "adamw") == "muon"};
+    state = {j.at("step"),
+             j.at("next_window"),
+             j.at("num_windows"),
+             j.at("seq_len"),
+             j.at("shuffle"),
+             j.at("seed"),
+             j.at("skipped_steps"),
+             j.at("bad_steps_in_row"),
+             {},
+             {},
+             j.value("optimizer", "adamw") == "muon"};
     if (j.contains("learning_rate")) state.learning_rate = j["learning_rate"].get<double>();
     if (j.contains("total_batch")) state.total_batch = j["total_batch"].get<int64_t>();
   });
-  if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.seq_len < 1 || state.skipped_steps < 0 ||
-      state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps)
+  if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.seq_len < 1 ||
+      state.skipped_steps < 0 || state.skipped_steps > state.step || state.bad_steps_in_row < 0 ||
+      state.bad_steps_in_row > state.skipped_steps)
     user_error("%s/state.json: holds an impossible state", checkpoint.c_str());
   return state;
 }
@@ -310,6 +326,7 @@ void read_weights(const std::string& folder, const ParameterTable& table, const 
   read_weight_files(weight_files(folder), table, store_weight);
 }
 
-void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m, const StoreTensor& store_v) {
+void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m,
+                  const StoreTensor& store_v) {
   read_moment_shard(checkpoint + "/optimizer.safetensors", table, store_m, store_v);
 }

@@ -25,7 +25,8 @@ FilePart own_moment(const ParameterTable& table, int index) {
   const TensorSpec& tensor = table.tensor(index);
   const ShardRange part = shard_range(table, spec);
   if (part.count == 0) return {};
-  auto place = [&](int64_t element) {  // in the file; the first element begins, and the last ends, with the file's tensor
+  auto place = [&](int64_t element) {  // in the file; the first element begins, and the last ends, with the file's
+                                       // tensor
     if (element == 0) return int64_t(0);
     if (element == tensor.num_elements()) return num_elements(spec.file_shape);
     const int64_t columns = columns_of(tensor);
@@ -35,8 +36,8 @@ FilePart own_moment(const ParameterTable& table, int index) {
   return {false, begin, end, place(begin), place(end) - place(begin)};
 }
 
-// One walk over the part's rows, or what it has of them, for both directions: visit(place among its elements in the arena, place among
-// those in the file, length, stride in the file).
+// One walk over the part's rows, or what it has of them, for both directions: visit(place among its elements in the
+// arena, place among those in the file, length, stride in the file).
 template <class Visit>
 static void walk_rows(const ParameterTable& table, int index, const FilePart& part, Visit visit) {
   const ParameterSpec& spec = table.specs[index];
@@ -120,7 +121,8 @@ uint32_t lay_out_moment_file(const std::string& path, const ParameterTable& tabl
   return writer.header_checksum();
 }
 
-std::vector<MomentPiece> write_moment_shard(const std::string& path, const ParameterTable& table, const float* m, const float* v) {
+std::vector<MomentPiece> write_moment_shard(const std::string& path, const ParameterTable& table, const float* m,
+                                            const float* v) {
   SafetensorsWriter writer = SafetensorsWriter::attach(path);
   std::vector<MomentPiece> pieces;
   std::vector<float> full;
@@ -176,7 +178,8 @@ struct OpenFiles {
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   std::map<std::string, Tensor> by_name;
 
-  explicit OpenFiles(const std::vector<std::string>& paths) : name(paths.size() == 1 ? paths[0] : parent_folder(paths[0])) {
+  explicit OpenFiles(const std::vector<std::string>& paths)
+      : name(paths.size() == 1 ? paths[0] : parent_folder(paths[0])) {
     for (const std::string& path : paths) {
       files.push_back(std::make_unique<SafetensorsFile>(path));
       for (const SafetensorsTensor& tensor : files.back()->tensors())
@@ -208,7 +211,8 @@ struct OpenFiles {
 };
 
 // Hands the part of a tensor to `store`.
-static void read_part(const OpenFiles::Tensor& source, const ParameterTable& table, int index, const FilePart& part, const StoreTensor& store) {
+static void read_part(const OpenFiles::Tensor& source, const ParameterTable& table, int index, const FilePart& part,
+                      const StoreTensor& store) {
   std::vector<float> full(size_t(part.count)), values(size_t(part.end - part.begin));
   source.read(full.data(), part.first, part.count);
   from_file_layout(table, index, part, full.data(), values.data());
@@ -248,7 +252,8 @@ void read_weight_files(const std::vector<std::string>& paths, const ParameterTab
   for (size_t i = 0; i < sources.size(); i++) read_part(sources[i], table, int(i), whole_weight(table, int(i)), store);
 }
 
-void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m, const StoreTensor& store_v) {
+void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m,
+                       const StoreTensor& store_v) {
   OpenFiles in({path});
   const std::vector<OpenFiles::Tensor> sources = in.take_all(moment_specs(table));
   in.check_no_others();
@@ -268,8 +273,10 @@ std::vector<std::string> weight_files(const std::string& folder) {
   std::set<std::string> names;
   if (json.is_object() && json.contains("weight_map") && json["weight_map"].is_object())
     for (const nlohmann::json& name : json["weight_map"])
-      names.insert(name.is_string() && name.get<std::string>().find('/') == std::string::npos ? name.get<std::string>() : "");
-  if (names.empty() || names.count("")) user_error("%s: has no weight_map of tensors and files beside it", index.c_str());
+      names.insert(name.is_string() && name.get<std::string>().find('/') == std::string::npos ? name.get<std::string>()
+                                                                                              : "");
+  if (names.empty() || names.count(""))
+    user_error("%s: has no weight_map of tensors and files beside it", index.c_str());
   std::vector<std::string> paths;
   for (const std::string& name : names) paths.push_back(folder + "/" + name);
   return paths;

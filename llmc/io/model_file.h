@@ -1,8 +1,10 @@
-// The tensors of models on disk: safetensors with GPT-2's names. Files are full-size: dead K/V rows are there, as zeros.
+// The tensors of models on disk: safetensors with GPT-2's names. Files are full-size: dead K/V rows are there, as
+// zeros.
 //
-// A file of weights is Hugging Face's: linear weights as Conv1D (in, out), lm_head tied to wte, and the biases of a model without
-// any are zeros, so that any implementation of GPT-2 loads it. A file of moments (AdamW's m and v, as <name>.m and <name>.v) has linear
-// weights as the arenas have them, (out, in): what a process's shard has of a tensor is one run of the file's elements, which it writes.
+// A file of weights is Hugging Face's: linear weights as Conv1D (in, out), lm_head tied to wte, and the biases of a
+// model without any are zeros, so that any implementation of GPT-2 loads it. A file of moments (AdamW's m and v, as
+// <name>.m and <name>.v) has linear weights as the arenas have them, (out, in): what a process's shard has of a tensor
+// is one run of the file's elements, which it writes.
 #pragma once
 #include <cstdint>                       // int64_t, uint32_t
 #include <functional>                    // std::function
@@ -11,16 +13,17 @@
 #include "llmc/utils/parameter_table.h"  // ParameterTable
 #include "safetensors.h"                 // SafetensorsChecksums, SafetensorsSpec
 
-// Elements begin ... end - 1 of a parameter in the arena, and where they lie in a file's tensor: among elements first ...
-// first + count - 1, with the zeros of dead rows.
+// Elements begin ... end - 1 of a parameter in the arena, and where they lie in a file's tensor: among elements first
+// ... first + count - 1, with the zeros of dead rows.
 struct FilePart {
   bool transposed;  // (in, out) in the file, (out, in) in the arena
   int64_t begin, end;
   int64_t first, count;
 };
 
-// Of the parameter `index` of the table: all of it, in a file of weights; and in one of moments what this process's shard has,
-// with the dead rows after it, and of the first shard those before it. The parts of all shards, in their order, are the whole tensor.
+// Of the parameter `index` of the table: all of it, in a file of weights; and in one of moments what this process's
+// shard has, with the dead rows after it, and of the first shard those before it. The parts of all shards, in their
+// order, are the whole tensor.
 FilePart whole_weight(const ParameterTable& table, int index);
 FilePart own_moment(const ParameterTable& table, int index);
 
@@ -32,22 +35,24 @@ void from_file_layout(const ParameterTable& table, int index, const FilePart& pa
 using FetchTensor = std::function<void(int index, float* values)>;
 using StoreTensor = std::function<void(int index, const float* values)>;
 
-// Writes the weights as float32. Returns the checksums of what was handed to the system, which a disk that does its work gives back.
+// Writes the weights as float32. Returns the checksums of what was handed to the system, which a disk that does its
+// work gives back.
 SafetensorsChecksums write_weight_file(const std::string& path, const ParameterTable& table, const FetchTensor& fetch);
 
-// Reads F32, F16 or BF16, from one file or from several that share the tensors out. Throws UserError, naming file and tensor, if one is
-// missing, is there twice or has another shape, if a file holds a tensor that is no part of GPT-2, an untied lm_head, or non-zero biases for
-// a model without any.
+// Reads F32, F16 or BF16, from one file or from several that share the tensors out. Throws UserError, naming file and
+// tensor, if one is missing, is there twice or has another shape, if a file holds a tensor that is no part of GPT-2, an
+// untied lm_head, or non-zero biases for a model without any.
 void read_weight_files(const std::vector<std::string>& paths, const ParameterTable& table, const StoreTensor& store);
 
-// A model folder's files of weights: model.safetensors, or those that its model.safetensors.index.json names, as Hugging Face splits large
-// models. Throws UserError for an index that names none, or files elsewhere.
+// A model folder's files of weights: model.safetensors, or those that its model.safetensors.index.json names, as
+// Hugging Face splits large models. Throws UserError for an index that names none, or files elsewhere.
 std::vector<std::string> weight_files(const std::string& folder);
 
 // The tensors of a file of moments, in its order: every m, then every v.
 std::vector<SafetensorsSpec> moment_specs(const ParameterTable& table);
 
-// Makes that file, on disk and of full size, for the processes that then write their shards of it. Returns its header's checksum.
+// Makes that file, on disk and of full size, for the processes that then write their shards of it. Returns its header's
+// checksum.
 uint32_t lay_out_moment_file(const std::string& path, const ParameterTable& table);
 
 // What a process has written of a tensor.
@@ -56,10 +61,12 @@ struct MomentPiece {
   uint32_t checksum;  // CRC-32C of their bytes, as handed to the system
 };
 
-// Writes this process's shard of m and v, host copies of arenas of state, and forces them to the disk. Returns the pieces in the order
-// of moment_specs. Throws UserError.
-std::vector<MomentPiece> write_moment_shard(const std::string& path, const ParameterTable& table, const float* m, const float* v);
+// Writes this process's shard of m and v, host copies of arenas of state, and forces them to the disk. Returns the
+// pieces in the order of moment_specs. Throws UserError.
+std::vector<MomentPiece> write_moment_shard(const std::string& path, const ParameterTable& table, const float* m,
+                                            const float* v);
 
-// Reads this process's shard alone: `store_m` and `store_v` get (index, what of that parameter is in the shard), and are not called for
-// a parameter that has nothing in it. Throws UserError like read_weight_files.
-void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m, const StoreTensor& store_v);
+// Reads this process's shard alone: `store_m` and `store_v` get (index, what of that parameter is in the shard), and
+// are not called for a parameter that has nothing in it. Throws UserError like read_weight_files.
+void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m,
+                       const StoreTensor& store_v);

@@ -1,32 +1,33 @@
 #include "safetensors.h"
-#include <fcntl.h>              // open, fallocate
-#include <sys/mman.h>           // mmap, munmap
-#include <sys/stat.h>           // fstat
-#include <unistd.h>             // fsync, ftruncate, close
-#include <algorithm>            // std::sort, std::count
-#include <cerrno>               // errno
-#include <cstring>              // memcpy, memchr, strerror
-#include <nlohmann/json.hpp>    // nlohmann::json, ordered_json
-#include <set>                  // std::set
+#include <fcntl.h>                 // open, fallocate
+#include <sys/mman.h>              // mmap, munmap
+#include <sys/stat.h>              // fstat
+#include <unistd.h>                // fsync, ftruncate, close
+#include <algorithm>               // std::sort, std::count
+#include <cerrno>                  // errno
+#include <cstring>                 // memcpy, memchr, strerror
+#include <nlohmann/json.hpp>       // nlohmann::json, ordered_json
+#include <set>                     // std::set
 #include "llmc/utils/bf16_bits.h"  // float_from_bf16
-#include "llmc/utils/crc32c.h"  // crc32c
-#include "llmc/utils/error.h"   // user_error, format, CHECK
-#include "llmc/utils/files.h"   // FileDescriptor, write_all
+#include "llmc/utils/crc32c.h"     // crc32c
+#include "llmc/utils/error.h"      // user_error, format, CHECK
+#include "llmc/utils/files.h"      // FileDescriptor, write_all
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors files are little-endian, and so is this code");
 
 using nlohmann::json;
 
-static const size_t kLengthBytes = 8;                // the header's length, a uint64
-static const size_t kMaxHeaderBytes = 100'000'000;   // the format's own limit
-static const size_t kMaxDimensions = 64;             // what PyTorch can hold
-static const size_t kMaxPrinted = 80;                // characters of a file's strings that reach a terminal
+static const size_t kLengthBytes = 8;               // the header's length, a uint64
+static const size_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
+static const size_t kMaxDimensions = 64;            // what PyTorch can hold
+static const size_t kMaxPrinted = 80;               // characters of a file's strings that reach a terminal
 static const char* const kMetadataKey = "__metadata__";
 
 // ----------------------------------------------------------------------------
 // Helpers: quoting names, dtypes, sizes, conversions
 
-// A string from a file, for a message: in quotes, everything but printable ASCII escaped, cut after kMaxPrinted characters.
+// A string from a file, for a message: in quotes, everything but printable ASCII escaped, cut after kMaxPrinted
+// characters.
 static std::string escaped(const std::string& text) {
   std::string shown;
   for (unsigned char c : text) {
@@ -39,10 +40,11 @@ static std::string escaped(const std::string& text) {
 
 // Bytes per element; 0 for an unknown dtype.
 static int64_t dtype_bytes(const std::string& dtype) {
-  static const std::map<std::string, int64_t> bytes = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
-      {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8},
-      {"C64", 8}};
+  static const std::map<std::string, int64_t> bytes = {{"BOOL", 1},    {"U8", 1},      {"I8", 1},  {"F8_E4M3", 1},
+                                                       {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+                                                       {"F16", 2},     {"BF16", 2},    {"I32", 4}, {"U32", 4},
+                                                       {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8},
+                                                       {"C64", 8}};
   auto found = bytes.find(dtype);
   return found == bytes.end() ? 0 : found->second;
 }
@@ -113,8 +115,7 @@ struct HeaderReader : nlohmann::json_sax<json> {
       field = text;
       if (field != "dtype" && field != "shape" && field != "data_offsets")
         fail("tensor %s has an unknown field %s", escaped(name).c_str(), escaped(field).c_str());
-      if (!fields.insert(field).second)
-        fail("tensor %s has its %s twice", escaped(name).c_str(), field.c_str());
+      if (!fields.insert(field).second) fail("tensor %s has its %s twice", escaped(name).c_str(), field.c_str());
     } else {
       field = text;
       if (metadata.count(field)) fail("%s has %s twice", kMetadataKey, escaped(field).c_str());
@@ -160,7 +161,7 @@ struct HeaderReader : nlohmann::json_sax<json> {
     return true;
   }
 
-  bool number_integer(int64_t) override { wrong_type(); }  // called for negative numbers only
+  bool number_integer(int64_t) override { wrong_type(); }                   // called for negative numbers only
   bool number_float(double, const std::string&) override { wrong_type(); }  // and for integers of more than 64 bits
   bool null() override { wrong_type(); }
   bool boolean(bool) override { wrong_type(); }
@@ -183,8 +184,7 @@ struct HeaderReader : nlohmann::json_sax<json> {
     const std::string tensor = escaped(name);
     if (place == kTop) fail("tensor %s is not an object", tensor.c_str());
     if (field == "dtype") fail("tensor %s: its dtype is not a string", tensor.c_str());
-    if (field == "shape")
-      fail("tensor %s: its shape is not a list of integers between 0 and 2^63 - 1", tensor.c_str());
+    if (field == "shape") fail("tensor %s: its shape is not a list of integers between 0 and 2^63 - 1", tensor.c_str());
     fail("tensor %s: its data_offsets are not two integers between 0 and 2^63 - 1", tensor.c_str());
   }
 
@@ -197,7 +197,7 @@ struct HeaderReader : nlohmann::json_sax<json> {
 
   enum Place { kOutside, kTop, kMetadata, kTensor, kList };  // a list is a shape or data_offsets
   Place place = kOutside;
-  std::string name, field;       // the keys of the current value
+  std::string name, field;  // the keys of the current value
   bool seen_metadata = false;
   std::set<std::string> fields;  // of the current tensor, so far
   std::vector<size_t> offsets;
@@ -260,8 +260,7 @@ static std::unique_ptr<const uint8_t[], Unmap> map_file(const std::string& path)
   if (S_ISDIR(info.st_mode)) user_error("%s: is a folder, not a safetensors file", path.c_str());
   if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", path.c_str());
   const size_t bytes = info.st_size;
-  if (bytes < kLengthBytes)
-    user_error("%s: is not a safetensors file: it has only %zu bytes", path.c_str(), bytes);
+  if (bytes < kLengthBytes) user_error("%s: is not a safetensors file: it has only %zu bytes", path.c_str(), bytes);
   void* start = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
   if (start == MAP_FAILED) user_error("%s: cannot map its %zu bytes: %s", path.c_str(), bytes, strerror(errno));
   return {static_cast<const uint8_t*>(start), Unmap{bytes}};
@@ -272,11 +271,12 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(m
   uint64_t header_bytes;
   memcpy(&header_bytes, file_.get(), kLengthBytes);
   if (header_bytes > after_length)
-    user_error("%s: is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has %zu",
+    user_error("%s: is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has "
+               "%zu",
                path.c_str(), (unsigned long long)header_bytes, after_length);
   if (header_bytes > kMaxHeaderBytes)
-    user_error("%s: its header of %zu bytes is longer than the format's limit, %zu", path.c_str(),
-               size_t(header_bytes), kMaxHeaderBytes);
+    user_error("%s: its header of %zu bytes is longer than the format's limit, %zu", path.c_str(), size_t(header_bytes),
+               kMaxHeaderBytes);
   const char* header = reinterpret_cast<const char*>(file_.get()) + kLengthBytes;
   data_ = file_.get() + kLengthBytes + header_bytes;
   data_bytes_ = after_length - header_bytes;

@@ -23,8 +23,8 @@ struct SafetensorsTensor {
   int64_t num_elements() const;  // the product of the shape
 };
 
-// CRC-32C checksums that cover every byte of a file: of the header with the eight bytes before it, and of each tensor's bytes, in the
-// header's order.
+// CRC-32C checksums that cover every byte of a file: of the header with the eight bytes before it, and of each tensor's
+// bytes, in the header's order.
 struct SafetensorsChecksums {
   uint32_t header = 0;
   std::vector<std::pair<std::string, uint32_t>> tensors;
@@ -62,7 +62,7 @@ struct SafetensorsFile {
   const uint8_t* data_ = nullptr;                 // its data part
   size_t data_bytes_ = 0;
   std::vector<SafetensorsTensor> tensors_;
-  std::map<std::string, size_t> index_;           // name -> place in tensors_
+  std::map<std::string, size_t> index_;  // name -> place in tensors_
   std::map<std::string, std::string> metadata_;
 };
 
@@ -87,8 +87,8 @@ struct SafetensorsWriter {
   // the file is not a valid safetensors file of F32 tensors, or cannot be opened for writing.
   static SafetensorsWriter attach(const std::string& path);
 
-  // Elements first ... first + count - 1 of tensor `index` (in specs) = data[0 ... count - 1]. Safe to call from several
-  // threads at once for ranges that do not overlap. Throws UserError if writing fails.
+  // Elements first ... first + count - 1 of tensor `index` (in specs) = data[0 ... count - 1]. Safe to call from
+  // several threads at once for ranges that do not overlap. Throws UserError if writing fails.
   void write_f32(size_t index, const float* data, int64_t first, int64_t count) const;
 
   // The CRC-32C of the header as passed to the system; it is not read back.

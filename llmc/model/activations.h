@@ -1,7 +1,9 @@
-// The activations of GPT-2: which there are, their shapes, what they are for, and which of them each level of recomputation keeps.
+// The activations of GPT-2: which there are, their shapes, what they are for, and which of them each level of
+// recomputation keeps.
 //
-// B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: what a layer projects of q, k and v
-// for a token. In generation B is 1 and T the most tokens that are computed at a time, of whatever sequences; only K/V is kept for longer.
+// B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: what a layer
+// projects of q, k and v for a token. In generation B is 1 and T the most tokens that are computed at a time, of
+// whatever sequences; only K/V is kept for longer.
 #pragma once
 #include <algorithm>                 // std::max, std::min
 #include <array>                     // std::array
@@ -21,7 +23,7 @@ enum class Recompute {
   nothing,
   gelu,
   layernorm,
-  block,           // everything in a block but its K/V and the residual stream
+  block,  // everything in a block but its K/V and the residual stream
   above_all_levels
 };
 
@@ -29,16 +31,16 @@ enum class Recompute {
 struct LayerActs {
   floatX* ln1 = nullptr;                           // (B, T, C)
   float *ln1_mean = nullptr, *ln1_rstd = nullptr;  // (B, T)
-  floatX* qkv = nullptr;                           // (B, T, QKV): q | k | v of the projected heads; null with Recompute::block, unless
-                                                   //   other layers use q, where
-  floatX *q = nullptr, *kv = nullptr;              //   q (B, T, C) and kv (B, T, QKV - C) are tensors of their own. In generation
-                                                   //   qkv holds the new tokens', and kv (slots, capacity, QKV - C) is the cache
-  floatX* att = nullptr;                           // (B, T, C)
-  float* lse = nullptr;                            // (B, h, T)
-  float* topk_score = nullptr;                     // (B, h, T): of topk
-  int* topk_last = nullptr;                        // (B, h, T)
-  floatX* residual2 = nullptr;                     // (B, T, C): after attention
-  floatX* ln2 = nullptr;                           // (B, T, C)
+  floatX* qkv = nullptr;  // (B, T, QKV): q | k | v of the projected heads; null with Recompute::block, unless
+                          //   other layers use q, where
+  floatX *q = nullptr, *kv = nullptr;  //   q (B, T, C) and kv (B, T, QKV - C) are tensors of their own. In generation
+                                       //   qkv holds the new tokens', and kv (slots, capacity, QKV - C) is the cache
+  floatX* att = nullptr;               // (B, T, C)
+  float* lse = nullptr;                // (B, h, T)
+  float* topk_score = nullptr;         // (B, h, T): of topk
+  int* topk_last = nullptr;            // (B, h, T)
+  floatX* residual2 = nullptr;         // (B, T, C): after attention
+  floatX* ln2 = nullptr;               // (B, T, C)
   float *ln2_mean = nullptr, *ln2_rstd = nullptr;  // (B, T)
   floatX* fch = nullptr;                           // (B, T, 4C)
   floatX* fch_gelu = nullptr;                      // (B, T, 4C)
@@ -46,35 +48,40 @@ struct LayerActs {
 };
 
 struct Activations {
-  int *tokens, *targets;                   // (B, T)
-  std::array<int*, num_staging_buffers> staged_tokens, staged_targets;  // each (B, T): uploaded while others are computed on
-  floatX* embedded;                        // (B, T, C)
-  std::vector<LayerActs> layers;           // (L)
-  floatX* lnf;                             // (B, T, C)
-  float *lnf_mean, *lnf_rstd;              // (B, T)
-  float* losses;                           // (B, T)
-  StepStats* stats;                        // (1)
-  floatX* sublayer;                        // (B, T, C): the output of attention or the MLP, before it is added to the residual stream
-  floatX* logits;                          // (logit_rows, logit_stride): a chunk of rows at a time
-  float* attention_partials = nullptr;     // (attention_partials(...)): in generation
+  int *tokens, *targets;                                                // (B, T)
+  std::array<int*, num_staging_buffers> staged_tokens, staged_targets;  // each (B, T): uploaded while others are
+                                                                        // computed on
+  floatX* embedded;                                                     // (B, T, C)
+  std::vector<LayerActs> layers;                                        // (L)
+  floatX* lnf;                                                          // (B, T, C)
+  float *lnf_mean, *lnf_rstd;                                           // (B, T)
+  float* losses;                                                        // (B, T)
+  StepStats* stats;                                                     // (1)
+  floatX* sublayer;  // (B, T, C): the output of attention or the MLP, before it is added to the residual stream
+  floatX* logits;    // (logit_rows, logit_stride): a chunk of rows at a time
+  float* attention_partials = nullptr;  // (attention_partials(...)): in generation
   // backward only
-  floatX* dresidual = nullptr;             // (B, T, C): gradient of the residual stream
-  floatX* dsublayer = nullptr;             // (B, T, C)
-  floatX* dfch = nullptr;                  // (B, T, 4C)
-  floatX* dqkv = nullptr;                  // (B, T, the largest QKV)
-  float* delta = nullptr;                  // (B, h, T): attention's rowsum(dout * out)
-  float* layernorm_scratch = nullptr;      // (layernorm_backward_scratch(B T, C))
-  float* attention_scratch = nullptr;      // (attention_backward_scratch(...))
-  std::vector<floatX*> accumulators;       // (num_accumulators), each (B, T, accumulator_heads * hs): dq | dk | dv of a layer's shared heads
+  floatX* dresidual = nullptr;         // (B, T, C): gradient of the residual stream
+  floatX* dsublayer = nullptr;         // (B, T, C)
+  floatX* dfch = nullptr;              // (B, T, 4C)
+  floatX* dqkv = nullptr;              // (B, T, the largest QKV)
+  float* delta = nullptr;              // (B, h, T): attention's rowsum(dout * out)
+  float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(B T, C))
+  float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
+  std::vector<floatX*> accumulators;   // (num_accumulators), each (B, T, accumulator_heads * hs): dq | dk | dv of a
+                                       // layer's shared heads
   // only with several attention maps a layer
-  float* map_sum = nullptr;                // (B, T, C): of the maps' outputs, weighted
-  float* exact_map_out = nullptr;          // (B, T, C): a map's output before it is rounded; of gate, whose gradient is the difference of two
+  float* map_sum = nullptr;        // (B, T, C): of the maps' outputs, weighted
+  float* exact_map_out = nullptr;  // (B, T, C): a map's output before it is rounded; of gate, whose gradient is the
+                                   // difference of two
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, B, T): of gate
-  float* dmap_weights = nullptr;           // (L, B, T): gradients of the weights of each map in one layer
+  float* dmap_weights = nullptr;                      // (L, B, T): gradients of the weights of each map in one layer
   // only with Muon, for one matrix after the other; n: the largest of their shorter sides
-  floatX *muon_x = nullptr, *muon_next = nullptr;  // (elements of the largest matrix): X before and after a step of the iteration
-  floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;  // (n, n): A, A A, a I + b A + c A A
-  double* muon_squares = nullptr;          // (matrices): the square of each one's norm
+  floatX *muon_x = nullptr, *muon_next = nullptr;  // (elements of the largest matrix): X before and after a step of the
+                                                   // iteration
+  floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;  // (n, n): A, A A, a I + b A +
+                                                                                          // c A A
+  double* muon_squares = nullptr;  // (matrices): the square of each one's norm
 };
 
 // A model's shape: what it computes, and what its activations have room for.
@@ -88,8 +95,9 @@ struct ModelShape {
   std::vector<MuonMatrix> matrices;          // that Muon updates; none: AdamW updates all parameters
 };
 
-// How many of `rows` rows of logits, each of row_bytes, are computed, differentiated and dropped at a time: chunks of about equal size, as
-// few as chunk_bytes allows, in multiples of the device's logit_row_multiple; but at least 64 if there are so many.
+// How many of `rows` rows of logits, each of row_bytes, are computed, differentiated and dropped at a time: chunks of
+// about equal size, as few as chunk_bytes allows, in multiples of the device's logit_row_multiple; but at least 64 if
+// there are so many.
 inline int64_t logit_chunk_rows(int64_t rows, int64_t row_bytes, int64_t chunk_bytes) {
   const auto in_multiples = [](int64_t n) { return n / logit_row_multiple * logit_row_multiple; };
   const int64_t most = std::max(std::max<int64_t>(64, logit_row_multiple), in_multiples(chunk_bytes / row_bytes));
@@ -125,8 +133,8 @@ inline int64_t most_kv_per_head(const AttentionPlan& plan) {
   return int64_t(most);
 }
 
-// The one list of activations: calls declare(group of the memory plan, name, pointer to set, shape) for each. gpt2_plan walks it to
-// lay them out, gpt2_allocate to set the pointers.
+// The one list of activations: calls declare(group of the memory plan, name, pointer to set, shape) for each. gpt2_plan
+// walks it to lay them out, gpt2_allocate to set the pointers.
 template <class Declare>
 void for_each_activation(const ModelShape& model, Activations& a, Declare declare) {
   const ModelConfig& c = model.config;
@@ -149,15 +157,18 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
     LayerActs& layer = a.layers[l];
     const int64_t QKV = qkv_rows(c, plan, l);
     largest_qkv = std::max(largest_qkv, QKV);
-    // A tensor that is not kept from a level of recomputation on: all layers then use that of the first layer that has one.
-    auto declare_layer = [&](Recompute dropped_from, const char* name, auto LayerActs::*tensor, std::vector<int64_t> shape) {
+    // A tensor that is not kept from a level of recomputation on: all layers then use that of the first layer that has
+    // one.
+    auto declare_layer = [&](Recompute dropped_from, const char* name, auto LayerActs::*tensor,
+                             std::vector<int64_t> shape) {
       const auto [first, is_first] = first_layer.insert({name, l});
       if (!is_first && model.recompute >= dropped_from) layer.*tensor = a.layers[first->second].*tensor;
       else declare(activations, name, layer.*tensor, std::move(shape));
     };
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * hs;
     const bool q_is_shared = !plan.shared[Part::q][l].empty();
-    // What the backward pass of attention needs of the forward pass. With several attention maps it runs that again, one by one.
+    // What the backward pass of attention needs of the forward pass. With several attention maps it runs that again,
+    // one by one.
     const Recompute attention_dropped_from = mixes_maps ? Recompute::nothing : Recompute::block;
     declare_layer(Recompute::layernorm, "ln1", &LayerActs::ln1, {B, T, C});
     declare_layer(kept, "ln1_mean", &LayerActs::ln1_mean, {B, T});
@@ -218,7 +229,8 @@ void for_each_activation(const ModelShape& model, Activations& a, Declare declar
   if (mixes_maps) declare(backward, "dmap_weights", a.dmap_weights, {c.num_layers, B, T});
   if (model.matrices.empty()) return;
   int64_t count = 0, n = 0;
-  for (const MuonMatrix& matrix : model.matrices) count = std::max(count, matrix.count()), n = std::max(n, matrix.shorter());
+  for (const MuonMatrix& matrix : model.matrices)
+    count = std::max(count, matrix.count()), n = std::max(n, matrix.shorter());
   declare(backward, "muon_x", a.muon_x, {count});
   declare(backward, "muon_next", a.muon_next, {count});
   declare(backward, "muon_gram", a.muon_gram, {n, n});

@@ -1,9 +1,10 @@
-// What follows from a wiring: which q, k and v heads each layer projects, which of them other layers use, which attentions a layer computes,
-// and where the gradients of shared heads wait in the backward pass. Whole numbers only; pointers are plan.h's.
+// What follows from a wiring: which q, k and v heads each layer projects, which of them other layers use, which
+// attentions a layer computes, and where the gradients of shared heads wait in the backward pass. Whole numbers only;
+// pointers are plan.h's.
 //
-// A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is dead: it is not projected, so its rows
-// exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so the function, the loss curve and the
-// gradient norm are those of the full model.
+// A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is dead: it is not
+// projected, so its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so
+// the function, the loss curve and the gradient norm are those of the full model.
 #pragma once
 #include <algorithm>           // std::find, std::max
 #include <array>               // std::array
@@ -36,8 +37,8 @@ struct KVUse {
   bool dk_accumulate, dv_accumulate;  // +=, for what ran earlier in the backward pass has written there; else =
 };
 
-// One softmax for each query head of a layer. A layer has one; with `blend` and `gate` one for its own attention map and those of the layers
-// below, whose outputs are summed with weights.
+// One softmax for each query head of a layer. A layer has one; with `blend` and `gate` one for its own attention map
+// and those of the layers below, whose outputs are summed with weights.
 struct PlannedAttention {
   int map_layer;            // whose q and masks
   std::vector<KVUse> uses;  // by layer of k, then head
@@ -51,16 +52,17 @@ struct AttentionPlan {
   PerPart<std::vector<std::vector<int>>> projected;       // (L): heads that the layer projects, ascending
   PerPart<std::vector<std::vector<int>>> shared;          // (L): those of them that other layers use, ascending
 
-  // Gradients of shared heads are summed in accumulators, from the backward of the highest layer that uses them down to that of the layer
-  // that projected them, which loads the sum before it writes to any accumulator: one that it frees can serve the next in the same layer.
+  // Gradients of shared heads are summed in accumulators, from the backward of the highest layer that uses them down to
+  // that of the layer that projected them, which loads the sum before it writes to any accumulator: one that it frees
+  // can serve the next in the same layer.
   std::vector<int> accumulator;  // (L): that of the layer's shared heads; -1 if it shares none
   int num_accumulators = 0;
-  int accumulator_heads = 0;     // q, k and v heads in an accumulator: the most that any layer shares
+  int accumulator_heads = 0;  // q, k and v heads in an accumulator: the most that any layer shares
 
   int num_projected(int layer) const { return count(projected, layer); }  // q, k and v heads
   int num_shared(int layer) const { return count(shared, layer); }
-  // Where a head stands among the layer's projected ones, or in its accumulator, in heads; -1 if it is not there. Those of q come first,
-  // then k, then v.
+  // Where a head stands among the layer's projected ones, or in its accumulator, in heads; -1 if it is not there. Those
+  // of q come first, then k, then v.
   int projected_index(Part part, const ProjectedHead& h) const { return index_in(projected, part, h); }
   int shared_index(Part part, const ProjectedHead& h) const { return index_in(shared, part, h); }
   // Heads that are projected although no attention uses them; none unless the plan was told to keep them.
@@ -97,13 +99,15 @@ inline std::vector<int> AttentionPlan::unused(Part part, int layer) const {
   for (int head : projected[part][layer]) {
     bool used = shared_index(part, {layer, head}) >= 0;
     for (const PlannedAttention& attention : attentions[layer])
-      for_each_head(attention, [&](Part p, const ProjectedHead& h) { used |= p == part && h.layer == layer && h.head == head; });
+      for_each_head(attention,
+                    [&](Part p, const ProjectedHead& h) { used |= p == part && h.layer == layer && h.head == head; });
     if (!used) heads.push_back(head);
   }
   return heads;
 }
 
-// What layer l's attention output has of the attention map of layer `map` with blend(a), where all layers' a are the same.
+// What layer l's attention output has of the attention map of layer `map` with blend(a), where all layers' a are the
+// same.
 inline double blend_coefficient(double a, int map, int l) { return std::pow(a, l - map) * (map > 0 ? 1 - a : 1); }
 
 // The attentions of layer l.
@@ -122,7 +126,8 @@ inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, i
         KVUse use = {{own_map ? layer : map_layer, kv_head}, {layer, kv_head}, {}, false, false};
         for (int i = 0; i < num_heads; i++) {
           const std::vector<int>& sources = table.sources(l, i);
-          if (table.kv_head(i) == kv_head && std::find(sources.begin(), sources.end(), layer) != sources.end()) use.query_heads.push_back(i);
+          if (table.kv_head(i) == kv_head && std::find(sources.begin(), sources.end(), layer) != sources.end())
+            use.query_heads.push_back(i);
         }
         if (!use.query_heads.empty()) attention.uses.push_back(std::move(use));
       }
@@ -154,7 +159,8 @@ inline void assign_accumulators(AttentionPlan& plan) {
   plan.num_accumulators = int(busy.size());
 }
 
-// Which gradients begin with = and which continue with +=, in the order of the backward pass: layers downwards, then attentions.
+// Which gradients begin with = and which continue with +=, in the order of the backward pass: layers downwards, then
+// attentions.
 inline void plan_accumulation(AttentionPlan& plan) {
   PerPart<std::vector<char>> written;
   for (Part part : all_parts) written[part].resize(size_t(plan.num_layers * plan.num_heads));
@@ -164,8 +170,10 @@ inline void plan_accumulation(AttentionPlan& plan) {
   };
   for (int l = plan.num_layers - 1; l >= 0; l--)
     for (PlannedAttention& attention : plan.attentions[l]) {
-      for (int head = 0; head < plan.num_heads; head++) attention.dq_accumulate = write(Part::q, {attention.map_layer, head});
-      for (KVUse& use : attention.uses) use.dk_accumulate = write(Part::k, use.k), use.dv_accumulate = write(Part::v, use.v);
+      for (int head = 0; head < plan.num_heads; head++)
+        attention.dq_accumulate = write(Part::q, {attention.map_layer, head});
+      for (KVUse& use : attention.uses)
+        use.dk_accumulate = write(Part::k, use.k), use.dv_accumulate = write(Part::v, use.v);
     }
 }
 
@@ -181,7 +189,8 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   for (int l = 0; l < L; l++) {
     plan.attentions.push_back(plan_attentions(plan.table, l));
     for (const PlannedAttention& attention : plan.attentions[l])
-      for_each_head(attention, [&](Part part, const ProjectedHead& head) { highest_use[part][head.layer * h + head.head] = l; });
+      for_each_head(attention,
+                    [&](Part part, const ProjectedHead& head) { highest_use[part][head.layer * h + head.head] = l; });
   }
   for (Part part : all_parts) {
     plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
@@ -226,14 +235,16 @@ inline std::string masks_text(const AttentionPlan& plan, int layer) {
 // Elements of k and v that generation keeps of a token, in all layers.
 inline int64_t kv_elements_per_token(const ModelConfig& c, const AttentionPlan& plan) {
   int64_t heads = 0;
-  for (int l = 0; l < plan.num_layers; l++) heads += int64_t(plan.projected[Part::k][l].size() + plan.projected[Part::v][l].size());
+  for (int l = 0; l < plan.num_layers; l++)
+    heads += int64_t(plan.projected[Part::k][l].size() + plan.projected[Part::v][l].size());
   return heads * c.head_size();
 }
 
-// The plan as text: a row a layer, top layer first, a column a head; after the bar, what the layer projects of each, how many K/V heads of it
-// other layers use, and its masks and attention maps.
+// The plan as text: a row a layer, top layer first, a column a head; after the bar, what the layer projects of each,
+// how many K/V heads of it other layers use, and its masks and attention maps.
 inline std::string draw(const AttentionPlan& plan) {
-  std::string text = "whose K/V each head attends to (rows: layers; columns: heads; \".\": its own layer's; a number: that layer's)\n";
+  std::string text = "whose K/V each head attends to (rows: layers; columns: heads; \".\": its own layer's; a number: "
+                     "that layer's)\n";
   for (int l = plan.num_layers - 1; l >= 0; l--) {
     text += format("  %3d |", l);
     for (int i = 0; i < plan.num_heads; i++) {

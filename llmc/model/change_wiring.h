@@ -1,25 +1,26 @@
-// A trained model continued with another wiring than it was trained with: GPT-2 as a model with skip-layer attention, say. Most of its
-// weights stay as they are. Of a layer's c_attn
+// A trained model continued with another wiring than it was trained with: GPT-2 as a model with skip-layer attention,
+// say. Most of its weights stay as they are. Of a layer's c_attn
 //   - the rows of a head of q, k or v that the new wiring uses too stay, whichever layers attend to it now;
 //   - rows that no attention uses any more are dead, as in every model with that wiring;
-//   - a K/V head takes the mean of what its query heads had, which is the mean pooling of grouped-query attention (Ainslie et al. 2023,
+//   - a K/V head takes the mean of what its query heads had, which is the mean pooling of grouped-query attention
+//   (Ainslie et al. 2023,
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
 // Gates that the model did not have are those of a new model as well.
 #pragma once
-#include <algorithm>               // std::find_if, std::max, std::min
-#include <cstdint>                 // int64_t
-#include <functional>              // std::function
-#include <map>                     // std::map
-#include <set>                     // std::set
-#include <string>                  // std::string
-#include <utility>                 // std::pair
-#include <vector>                  // std::vector
-#include "attention_plan.h"        // AttentionPlan, Part
-#include "config.h"                // ModelConfig
-#include "llmc/io/checkpoint.h"    // read_weights, StoreTensor
-#include "llmc/utils/error.h"      // CHECK, format
-#include "parameters.h"            // make_parameter_table, has_map_gate
+#include <algorithm>             // std::find_if, std::max, std::min
+#include <cstdint>               // int64_t
+#include <functional>            // std::function
+#include <map>                   // std::map
+#include <set>                   // std::set
+#include <string>                // std::string
+#include <utility>               // std::pair
+#include <vector>                // std::vector
+#include "attention_plan.h"      // AttentionPlan, Part
+#include "config.h"              // ModelConfig
+#include "llmc/io/checkpoint.h"  // read_weights, StoreTensor
+#include "llmc/utils/error.h"    // CHECK, format
+#include "parameters.h"          // make_parameter_table, has_map_gate
 
 struct WiringChange {
   ModelConfig model;     // as it was trained
@@ -34,8 +35,8 @@ inline WiringChange plan_wiring_change(const ModelConfig& model, const Attention
   return {model, plan, make_parameter_table(model, plan), new_plan};
 }
 
-// The trained heads whose mean a head of the new model is, one for each of its query heads that had one: heads of the same part and layer.
-// Empty: its rows have no trained values.
+// The trained heads whose mean a head of the new model is, one for each of its query heads that had one: heads of the
+// same part and layer. Empty: its rows have no trained values.
 inline std::vector<int> trained_heads(const WiringChange& c, Part part, int layer, int head) {
   std::vector<int> heads;
   for (int i = 0; i < c.plan.num_heads; i++) {
@@ -46,9 +47,11 @@ inline std::vector<int> trained_heads(const WiringChange& c, Part part, int laye
   return heads;
 }
 
-// Sets the rows of a layer's c_attn that have trained values; the others stay. `trained` and `values`: its weight or its bias in the arena
-// of the trained and of the new model; `head_elements`: what of it a head takes, hs * C of the weight and hs of the bias.
-inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_elements, const float* trained, float* values) {
+// Sets the rows of a layer's c_attn that have trained values; the others stay. `trained` and `values`: its weight or
+// its bias in the arena of the trained and of the new model; `head_elements`: what of it a head takes, hs * C of the
+// weight and hs of the bias.
+inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_elements, const float* trained,
+                              float* values) {
   for (Part part : all_parts) {
     for (int head : c.new_plan.projected[part][layer]) {
       std::vector<const float*> sources;
@@ -64,10 +67,11 @@ inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_ele
   }
 }
 
-// Reads the trained model in `folder` for the parameters `table` of the new one and hands each of them to `store`. `initial(index)`: what
-// that parameter is in a new model. Throws UserError as read_weight_files does.
+// Reads the trained model in `folder` for the parameters `table` of the new one and hands each of them to `store`.
+// `initial(index)`: what that parameter is in a new model. Throws UserError as read_weight_files does.
 inline void read_weights_for_new_wiring(const std::string& folder, const WiringChange& c, const ParameterTable& table,
-                                        const std::function<std::vector<float>(int)>& initial, const StoreTensor& store) {
+                                        const std::function<std::vector<float>(int)>& initial,
+                                        const StoreTensor& store) {
   std::map<std::string, int> without_values;  // parameters of the new model
   for (int i = 0; i < table.size(); i++) without_values[table.tensor(i).name] = i;
   read_weights(folder, c.table, [&](int from, const float* trained) {
@@ -90,12 +94,13 @@ inline void read_weights_for_new_wiring(const std::string& folder, const WiringC
 
 // How many heads of a layer ...
 struct LayerChange {
-  int moved = 0;                  // query heads that attend to K/V of other layers
-  int remapped = 0;               // query heads that have another mask, or another attention map in its place or beside it
-  int averaged = 0;               // K/V heads: heads of k and v that are means of several,
-  int least = 0, most = 0;        //   of so many
-  int repeated = 0;               // heads of k and v that are copies of one that another head is a copy of, too
-  int unused = 0, fresh = 0;      // heads of q, k and v that the layer projected and that no attention uses now; and without trained values
+  int moved = 0;              // query heads that attend to K/V of other layers
+  int remapped = 0;           // query heads that have another mask, or another attention map in its place or beside it
+  int averaged = 0;           // K/V heads: heads of k and v that are means of several,
+  int least = 0, most = 0;    //   of so many
+  int repeated = 0;           // heads of k and v that are copies of one that another head is a copy of, too
+  int unused = 0, fresh = 0;  // heads of q, k and v that the layer projected and that no attention uses now; and
+                              // without trained values
 };
 
 inline LayerChange layer_change(const WiringChange& c, int l) {
@@ -135,12 +140,14 @@ inline std::string layer_change_text(const WiringChange& c, int l) {
   if (change.moved > 0) parts.push_back(format("%d heads attend to K/V of other layers than before", change.moved));
   if (change.remapped > 0) parts.push_back(format("%d heads have another mask or attention map", change.remapped));
   if (change.averaged > 0) {
-    const std::string of = change.least == change.most ? format("%d", change.most) : format("%d to %d", change.least, change.most);
+    const std::string of =
+        change.least == change.most ? format("%d", change.most) : format("%d to %d", change.least, change.most);
     parts.push_back(format("%d heads of k and v are means of %s each", change.averaged, of.c_str()));
   }
   if (change.repeated > 0) parts.push_back(format("%d heads of k and v are copies of others", change.repeated));
   if (change.unused > 0) parts.push_back(format("%d rows of c_attn are not used any more", change.unused * hs));
-  if (change.fresh > 0) parts.push_back(format("%d rows of c_attn have no trained values and start as in a new model", change.fresh * hs));
+  if (change.fresh > 0)
+    parts.push_back(format("%d rows of c_attn have no trained values and start as in a new model", change.fresh * hs));
   if (has_map_gate(c.new_plan, l) && !has_map_gate(c.plan, l)) parts.push_back("a gate that starts as in a new model");
   if (has_map_gate(c.plan, l) && !has_map_gate(c.new_plan, l)) parts.push_back("its gate is dropped");
   std::string text;

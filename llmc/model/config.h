@@ -21,17 +21,23 @@ struct ModelConfig {
   int head_size() const { return channels / num_heads; }
 };
 
-// Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs are read, written,
-// compared, logged and changed by options. `c` may be const. The wiring is not among them.
+// Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs
+// are read, written, compared, logged and changed by options. `c` may be const. The wiring is not among them.
 template <class Config, class Visit>
 void visit_fields(Config& c, Visit visit) {
   visit(ConfigField{"n_layer", "num_layers", "--layers", "layers, in place of the preset's", true}, c.num_layers);
-  visit(ConfigField{"n_head", "num_heads", "--heads", "attention heads a layer, in place of the preset's", true}, c.num_heads);
-  visit(ConfigField{"n_embd", "channels", "--channels", "channels, a multiple of the heads, in place of the preset's", true}, c.channels);
-  visit(ConfigField{"vocab_size", "vocab_size", "--vocab-size", "tokens in the vocabulary, in place of the preset's 50257", true},
+  visit(ConfigField{"n_head", "num_heads", "--heads", "attention heads a layer, in place of the preset's", true},
+        c.num_heads);
+  visit(ConfigField{"n_embd", "channels", "--channels", "channels, a multiple of the heads, in place of the preset's",
+                    true},
+        c.channels);
+  visit(ConfigField{"vocab_size", "vocab_size", "--vocab-size",
+                    "tokens in the vocabulary, in place of the preset's 50257", true},
         c.vocab_size);
-  visit(ConfigField{"n_positions", "max_seq_len", "--max-seq-len", "context length in tokens, at least T, in place of the preset's 1024 "
-                    "or 2048", true},
+  visit(ConfigField{"n_positions", "max_seq_len", "--max-seq-len",
+                    "context length in tokens, at least T, in place of the preset's 1024 "
+                    "or 2048",
+                    true},
         c.max_seq_len);
   visit(ConfigField{"layer_norm_epsilon", "layer_norm_eps", nullptr, nullptr, false}, c.layer_norm_eps);
   visit(ConfigField{"bias", "bias", nullptr, nullptr, false}, c.bias);
@@ -39,19 +45,21 @@ void visit_fields(Config& c, Visit visit) {
 
 // What a command line says of the model.
 struct ModelOptions {
-  std::string model = "d12";                             // a preset or a folder
-  std::map<std::string, std::optional<int>> overrides;   // by option: those of the fields above that have one
-  std::optional<std::string> wiring;                     // none: the model's
-  std::optional<int> skip_layers, skip_heads;            // a short way to write sla(skip_layers, skip_heads)
+  std::string model = "d12";                            // a preset or a folder
+  std::map<std::string, std::optional<int>> overrides;  // by option: those of the fields above that have one
+  std::optional<std::string> wiring;                    // none: the model's
+  std::optional<int> skip_layers, skip_heads;           // a short way to write sla(skip_layers, skip_heads)
   bool no_bias = false;
 };
 
-// `d12`, `d24`, `d36`, `d48`: GPT-2 by depth (Radford et al. 2019), context length 1,024. `gpt3:768` and so on: the GPT-3 series by
-// channels (Brown et al. 2020, table 2.1, and a 384-channel one below it), context length 2,048; that table's heads and head size
-// do not multiply to its channels for 1.3B and 13B: here both have heads of 128. Returns false for a name that is neither. The wiring is
-// the default.
+// `d12`, `d24`, `d36`, `d48`: GPT-2 by depth (Radford et al. 2019), context length 1,024. `gpt3:768` and so on: the
+// GPT-3 series by channels (Brown et al. 2020, table 2.1, and a 384-channel one below it), context length 2,048; that
+// table's heads and head size do not multiply to its channels for 1.3B and 13B: here both have heads of 128. Returns
+// false for a name that is neither. The wiring is the default.
 inline bool config_from_preset(const std::string& name, ModelConfig& config) {
-  struct Shape { int layers, heads, channels; };
+  struct Shape {
+    int layers, heads, channels;
+  };
   static const Shape gpt2[] = {{12, 12, 768}, {24, 16, 1024}, {36, 20, 1280}, {48, 25, 1600}};
   static const Shape gpt3[] = {{6, 6, 384},    {12, 12, 768},  {24, 16, 1024}, {24, 16, 1536}, {24, 16, 2048},
                                {32, 32, 2560}, {32, 32, 4096}, {40, 40, 5120}, {96, 96, 12288}};

@@ -14,11 +14,13 @@ static T config_value(const json& config, const std::string& path, const char* k
     if (fallback != nullptr) return *fallback;
     user_error("%s: no \"%s\"; a GPT-2 config has one", path.c_str(), key);
   }
-  bool fits = std::is_same_v<T, bool>  ? it->is_boolean()
-              : std::is_same_v<T, int> ? it->is_number_integer() && it->get<double>() >= 0 && it->get<double>() < 1 << 30
+  bool fits = std::is_same_v<T, bool> ? it->is_boolean()
+              : std::is_same_v<T, int>
+                  ? it->is_number_integer() && it->get<double>() >= 0 && it->get<double>() < 1 << 30
               : std::is_same_v<T, std::string> ? it->is_string()
                                                : it->is_number();
-  if (!fits) user_error("%s: \"%s\" is %s, which is not a value for it", path.c_str(), key, it->dump().substr(0, 80).c_str());
+  if (!fits)
+    user_error("%s: \"%s\" is %s, which is not a value for it", path.c_str(), key, it->dump().substr(0, 80).c_str());
   return it->get<T>();
 }
 
@@ -26,7 +28,8 @@ static T config_value(const json& config, const std::string& path, const char* k
 static void check_known_function(const json& config, const std::string& path, const ModelConfig& c) {
   auto optional = [&](const char* key, auto fallback) { return config_value(config, path, key, &fallback); };
   const std::string type = optional("model_type", std::string("gpt2"));
-  if (type != "gpt2" && type != "gpt2_sla") user_error("%s: model_type is \"%s\"; only gpt2 and gpt2_sla are known", path.c_str(), type.c_str());
+  if (type != "gpt2" && type != "gpt2_sla")
+    user_error("%s: model_type is \"%s\"; only gpt2 and gpt2_sla are known", path.c_str(), type.c_str());
   const std::string act = optional("activation_function", std::string("gelu_new"));
   if (act != "gelu_new" && act != "gelu_pytorch_tanh")
     user_error("%s: activation_function is \"%s\"; only gelu_new is known", path.c_str(), act.c_str());
@@ -38,20 +41,24 @@ static void check_known_function(const json& config, const std::string& path, co
     if (optional(key, false)) user_error("%s: %s is true; it is not known", path.c_str(), key);
   if (!optional("tie_word_embeddings", true))
     user_error("%s: tie_word_embeddings is false; only a tied lm_head is known", path.c_str());
-  if (optional("add_cross_attention", false)) user_error("%s: add_cross_attention is true; it is not known", path.c_str());
+  if (optional("add_cross_attention", false))
+    user_error("%s: add_cross_attention is true; it is not known", path.c_str());
 }
 
-// Its "wiring", or what num_skip_layer and num_skip_head say, the paper's two numbers; without them it is a plain GPT-2.
+// Its "wiring", or what num_skip_layer and num_skip_head say, the paper's two numbers; without them it is a plain
+// GPT-2.
 static Wiring config_wiring(const json& config, const std::string& path) {
   const int none = 0;
   const std::string no_text;
-  const int n_l = config_value(config, path, "num_skip_layer", &none), n_h = config_value(config, path, "num_skip_head", &none);
+  const int n_l = config_value(config, path, "num_skip_layer", &none),
+            n_h = config_value(config, path, "num_skip_head", &none);
   const std::string text = config_value(config, path, "wiring", &no_text);
   const Wiring numbers = skip_layer_wiring(n_l, n_h);
   if (!config.contains("wiring")) return numbers;
   const Wiring wiring = parse_wiring(text);
   if (n_h > 0 && canonical_text(numbers) != canonical_text(wiring))
-    user_error("\"wiring\" is \"%s\", but num_skip_layer and num_skip_head mean %s", text.c_str(), numbers.text.c_str());
+    user_error("\"wiring\" is \"%s\", but num_skip_layer and num_skip_head mean %s", text.c_str(),
+               numbers.text.c_str());
   return wiring;
 }
 
@@ -71,9 +78,7 @@ ModelConfig read_config_json(const std::string& folder) {
   try {
     c.wiring = config_wiring(config, path);
     validate(c);
-  } catch (const UserError& e) {
-    user_error("%s: %s", path.c_str(), e.what());
-  }
+  } catch (const UserError& e) { user_error("%s: %s", path.c_str(), e.what()); }
   return c;
 }
 
@@ -115,15 +120,14 @@ static Wiring option_wiring(const ModelOptions& o, const ModelConfig& c) {
   const bool is_sla = of_model.terms.size() == 1 && term.kind == WiringTerm::Kind::sla && term.last_heads > 0;
   const bool becomes_plain = o.skip_heads && *o.skip_heads == 0;
   if (!is_sla && !becomes_plain && !(o.skip_layers && o.skip_heads))
-    user_error("the model's wiring is %s; both --skip-layers and --skip-heads are needed to change it", of_model.text.c_str());
+    user_error("the model's wiring is %s; both --skip-layers and --skip-heads are needed to change it",
+               of_model.text.c_str());
   const int n_l = o.skip_layers.value_or(term.n), n_h = o.skip_heads.value_or(term.last_heads);
   try {
     const Wiring wiring = skip_layer_wiring(n_l, n_h);
     validate(wiring, c.num_layers, c.num_heads);
     return wiring;
-  } catch (const UserError& e) {
-    user_error("--skip-layers %d, --skip-heads %d: %s", n_l, n_h, e.what());
-  }
+  } catch (const UserError& e) { user_error("--skip-layers %d, --skip-heads %d: %s", n_l, n_h, e.what()); }
 }
 
 bool same_model(const ModelConfig& a, const ModelConfig& b) {
@@ -145,8 +149,10 @@ ModelConfig model_config(const ModelOptions& o, std::optional<ModelConfig>& in_f
   in_folder.reset();
   if (!config_from_preset(o.model, c)) {
     if (!std::filesystem::is_directory(o.model))
-      user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder; data/convert makes a folder of "
-                 "a model of llm.c", o.model.c_str());
+      user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder; data/convert makes a "
+                 "folder of "
+                 "a model of llm.c",
+                 o.model.c_str());
     c = *(in_folder = read_config_json(o.model));
     visit_fields(c, [&](const ConfigField& field, auto&) {
       if (field.option == nullptr) return;

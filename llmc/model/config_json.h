@@ -1,27 +1,28 @@
-// A model folder's config.json: Hugging Face's GPT-2 keys plus those of the wiring and `bias`. Plain GPT-2 is of the type "gpt2", which
-// other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain GPT-2.
+// A model folder's config.json: Hugging Face's GPT-2 keys plus those of the wiring and `bias`. Plain GPT-2 is of the
+// type "gpt2", which other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain
+// GPT-2.
 #pragma once
-#include <optional>  // std::optional
-#include <string>    // std::string
-#include <vector>    // std::vector
-#include "config.h"  // ModelConfig, ModelOptions
+#include <optional>            // std::optional
+#include <string>              // std::string
+#include <vector>              // std::vector
+#include "config.h"            // ModelConfig, ModelOptions
 #include "llmc/utils/files.h"  // TextFile
 
-// Reads FOLDER/config.json. A GPT-2 that says nothing of a wiring is plain. Throws UserError if there is no such file, it is not
-// valid, or it describes something that this program does not compute.
+// Reads FOLDER/config.json. A GPT-2 that says nothing of a wiring is plain. Throws UserError if there is no such file,
+// it is not valid, or it describes something that this program does not compute.
 ModelConfig read_config_json(const std::string& folder);
 
 // The text of such a file.
 std::string config_json(const ModelConfig& config);
 
-// What a model's folder holds beside its weights: config.json, and for another wiring than plain the modules in Python with which
-// transformers loads it, model/huggingface/.
+// What a model's folder holds beside its weights: config.json, and for another wiring than plain the modules in Python
+// with which transformers loads it, model/huggingface/.
 std::vector<TextFile> model_text_files(const ModelConfig& config);
 
 // Whether two configs describe the same model; how a wiring is written makes no difference.
 bool same_model(const ModelConfig& a, const ModelConfig& b);
 
-// The model that the command line describes: a preset, changed by --layers and so on, or a folder's config.json, whose shape cannot be
-// changed but whose wiring can. `in_folder`: what a folder's config.json says, whose weights are then read; none: they are initialised.
-// Throws UserError.
+// The model that the command line describes: a preset, changed by --layers and so on, or a folder's config.json, whose
+// shape cannot be changed but whose wiring can. `in_folder`: what a folder's config.json says, whose weights are then
+// read; none: they are initialised. Throws UserError.
 ModelConfig model_config(const ModelOptions& options, std::optional<ModelConfig>& in_folder);

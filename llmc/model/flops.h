@@ -1,5 +1,5 @@
-// The arithmetic of a model, in floating-point operations: what a perfect implementation would have to do, no recomputation
-// counted but the flash backward's, no dead K/V rows.
+// The arithmetic of a model, in floating-point operations: what a perfect implementation would have to do, no
+// recomputation counted but the flash backward's, no dead K/V rows.
 #pragma once
 #include <algorithm>         // std::min
 #include <map>               // std::map
@@ -23,7 +23,8 @@ struct AttentionPairs {
   double multiplied = 0;  // whose values are used: with topk fewer
 };
 
-// Of a query head with such a mask and so many K/V heads: topk, if not 0, is the most keys that a query takes of all of them.
+// Of a query head with such a mask and so many K/V heads: topk, if not 0, is the most keys that a query takes of all of
+// them.
 inline AttentionPairs pairs_of_head(const AttentionMask& mask, int64_t kv_heads, int64_t topk, int64_t T) {
   const double visible = double(kv_heads * mask.visible_pairs(T));
   if (topk == 0) return {visible, visible};
@@ -57,9 +58,10 @@ inline AttentionPairs attention_pairs(const AttentionPlan& plan, int64_t T) {
   return sum;
 }
 
-// A token of a sequence of T, forward and backward: 2 and 4 operations a weight; attention multiplies 2 matrices forward and 5 backward (of
-// which one rebuilds the scores), each 2 operations a channel of a head for each pair of a query and a key that it sees: C * (T + 1) a
-// token and layer where all are causal. topk scores all of them once, and multiplies the chosen ones.
+// A token of a sequence of T, forward and backward: 2 and 4 operations a weight; attention multiplies 2 matrices
+// forward and 5 backward (of which one rebuilds the scores), each 2 operations a channel of a head for each pair of a
+// query and a key that it sees: C * (T + 1) a token and layer where all are causal. topk scores all of them once, and
+// multiplies the chosen ones.
 inline double flops_per_token(const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
   const AttentionPairs pairs = attention_pairs(plan, T);
   const double chosen = plan.table.topk > 0 ? 6 * pairs.multiplied + pairs.scored : 7 * pairs.scored;

@@ -13,7 +13,14 @@ using nlohmann::json;
 // Metadata
 
 // GGUF's numbers for types of values, of tensors, and of tokens.
-enum ValueType : uint32_t { value_uint32 = 4, value_int32 = 5, value_float32 = 6, value_bool = 7, value_string = 8, value_array = 9 };
+enum ValueType : uint32_t {
+  value_uint32 = 4,
+  value_int32 = 5,
+  value_float32 = 6,
+  value_bool = 7,
+  value_string = 8,
+  value_array = 9
+};
 enum TensorType : uint32_t { tensor_f32 = 0, tensor_bf16 = 30 };
 enum TokenType : int32_t { token_normal = 1, token_control = 3, token_unused = 5 };
 static constexpr uint32_t file_all_f32 = 0, file_mostly_bf16 = 32;
@@ -77,7 +84,8 @@ static void add_vocabulary(Metadata& metadata, int vocab_size, const std::string
   metadata.add_array("tokenizer.ggml.tokens", value_string, tokens);
   metadata.add_array("tokenizer.ggml.token_type", value_int32, types);
   metadata.add_array("tokenizer.ggml.merges", value_string, model.at("merges").get<std::vector<std::string>>());
-  for (const char* key : {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"}) metadata.add(key, value_uint32, end_of_text);
+  for (const char* key : {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"})
+    metadata.add(key, value_uint32, end_of_text);
   metadata.add("tokenizer.ggml.add_bos_token", value_bool, char(0));
 }
 
@@ -101,7 +109,7 @@ static Metadata metadata_of(const ModelConfig& c, const std::string& tokenizer_j
 // Tensors
 
 struct GgufTensor {
-  std::string name, source;   // llama.cpp's and GPT-2's
+  std::string name, source;  // llama.cpp's and GPT-2's
   std::vector<int64_t> shape;
   TensorType type;
   uint64_t bytes() const { return uint64_t(num_elements(shape)) * (type == tensor_f32 ? 4 : 2); }
@@ -110,8 +118,9 @@ struct GgufTensor {
 static uint64_t padded(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
 static std::vector<GgufTensor> tensors_of(const ModelConfig& c, const NamedTensors& source, GgufType type) {
-  static const std::map<std::string, std::string> names = {{"ln_1", "attn_norm"},          {"attn.c_attn", "attn_qkv"}, {"mlp.c_fc", "ffn_up"},
-                                                           {"attn.c_proj", "attn_output"}, {"ln_2", "ffn_norm"},        {"mlp.c_proj", "ffn_down"}};
+  static const std::map<std::string, std::string> names = {{"ln_1", "attn_norm"},  {"attn.c_attn", "attn_qkv"},
+                                                           {"mlp.c_fc", "ffn_up"}, {"attn.c_proj", "attn_output"},
+                                                           {"ln_2", "ffn_norm"},   {"mlp.c_proj", "ffn_down"}};
   std::vector<GgufTensor> tensors;
   auto add = [&](const std::string& name, const std::string& from, bool always_fp32 = false) {
     const std::vector<int64_t> shape = source.shape(from);
@@ -123,13 +132,14 @@ static std::vector<GgufTensor> tensors_of(const ModelConfig& c, const NamedTenso
   for (int l = 0; l < c.num_layers; l++)
     for (const std::string& sublayer : sublayer_names())
       for (const char* part : {".weight", ".bias"})
-        add("blk." + std::to_string(l) + "." + names.at(sublayer) + part, "h." + std::to_string(l) + "." + sublayer + part);
+        add("blk." + std::to_string(l) + "." + names.at(sublayer) + part,
+            "h." + std::to_string(l) + "." + sublayer + part);
   for (const char* part : {".weight", ".bias"}) add(std::string("output_norm") + part, std::string("ln_f") + part);
   return tensors;
 }
 
-void write_gguf_file(const std::string& path, const ModelConfig& config, const ParameterTable& table, const FetchTensor& fetch,
-                     const std::string& tokenizer_json, GgufType type) {
+void write_gguf_file(const std::string& path, const ModelConfig& config, const ParameterTable& table,
+                     const FetchTensor& fetch, const std::string& tokenizer_json, GgufType type) {
   const NamedTensors source(config, table, "llama.cpp");
   const std::vector<GgufTensor> tensors = tensors_of(config, source, type);
   const Metadata metadata = metadata_of(config, tokenizer_json, type);
@@ -142,7 +152,8 @@ void write_gguf_file(const std::string& path, const ModelConfig& config, const P
   for (const GgufTensor& tensor : tensors) {
     append(head, tensor.name);
     append(head, uint32_t(tensor.shape.size()));
-    for (size_t i = tensor.shape.size(); i-- > 0;) append(head, uint64_t(tensor.shape[i]));  // the fastest dimension first
+    for (size_t i = tensor.shape.size(); i-- > 0;)
+      append(head, uint64_t(tensor.shape[i]));  // the fastest dimension first
     append(head, uint32_t(tensor.type));
     append(head, offset);
     offset += padded(tensor.bytes());

@@ -1,14 +1,16 @@
-// The K/V cache of generation: how many positions each layer keeps of a sequence, and which. A layer whose keys only windows see keeps no more
-// than those reach: its rows are moved to the front when they have filled it, which costs less than a copied row for each new one.
+// The K/V cache of generation: how many positions each layer keeps of a sequence, and which. A layer whose keys only
+// windows see keeps no more than those reach: its rows are moved to the front when they have filled it, which costs
+// less than a copied row for each new one.
 #pragma once
-#include <algorithm>         // std::find, std::max, std::min
-#include <cstdint>           // int64_t
-#include <numeric>           // std::lcm
-#include <vector>            // std::vector
-#include "attention_plan.h"  // AttentionPlan, for_each_head
+#include <algorithm>           // std::find, std::max, std::min
+#include <cstdint>             // int64_t
+#include <numeric>             // std::lcm
+#include <vector>              // std::vector
+#include "attention_plan.h"    // AttentionPlan, for_each_head
 #include "llmc/utils/error.h"  // CHECK
 
-// Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same position.
+// Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same
+// position.
 struct KVCacheGroup {
   std::vector<int> layers;
   int64_t reach = 1;      // the query at t sees no key before t - reach + 1; 0: it may see all
@@ -18,7 +20,7 @@ struct KVCacheGroup {
 
 // The positions [first, first + count) of a sequence, to be computed.
 struct SequencePart {
-  int slot;               // of the cache
+  int slot;  // of the cache
   int64_t first, count;
 };
 
@@ -29,12 +31,12 @@ struct KVCacheMove {
 };
 
 struct KVCache {
-  int slots = 0;                           // sequences; 0: a plan for training, which has none
-  int64_t max_length = 0;                  // of a sequence
+  int slots = 0;           // sequences; 0: a plan for training, which has none
+  int64_t max_length = 0;  // of a sequence
   std::vector<KVCacheGroup> groups;
-  std::vector<int> group_of_layer;         // (L)
-  std::vector<int64_t> lengths;            // (slots): positions whose K/V has been computed
-  std::vector<std::vector<int64_t>> first; // (slots, groups): the position in the first row
+  std::vector<int> group_of_layer;          // (L)
+  std::vector<int64_t> lengths;             // (slots): positions whose K/V has been computed
+  std::vector<std::vector<int64_t>> first;  // (slots, groups): the position in the first row
 
   int64_t capacity(int layer) const { return groups[group_of_layer[layer]].capacity; }
   int64_t first_position(int slot, int layer) const { return first[slot][group_of_layer[layer]]; }
@@ -44,7 +46,8 @@ struct KVCache {
     std::fill(first[slot].begin(), first[slot].end(), 0);
   }
 
-  // Makes room for the next `count` positions of a sequence and counts them. The moves are to be made before anything is written.
+  // Makes room for the next `count` positions of a sequence and counts them. The moves are to be made before anything
+  // is written.
   SequencePart append(int slot, int64_t count, std::vector<KVCacheMove>& moves) {
     const int64_t length = lengths[slot];
     CHECK(length + count <= max_length);
@@ -53,7 +56,8 @@ struct KVCache {
       int64_t& begin = first[slot][g];
       if (length + count - begin <= group.capacity) continue;
       const int64_t needed = std::max<int64_t>(0, length - group.reach + 1) / group.alignment * group.alignment;
-      CHECK(group.reach > 0 && length + count - needed <= group.capacity && needed - begin >= length - needed);  // they do not overlap
+      CHECK(group.reach > 0 && length + count - needed <= group.capacity &&
+            needed - begin >= length - needed);  // they do not overlap
       for (int layer : group.layers) moves.push_back({layer, slot, needed - begin, length - needed});
       begin = needed;
     }
@@ -105,7 +109,8 @@ inline KVCache plan_kv_cache(const AttentionPlan& plan, int slots, int64_t max_l
         const AttentionMask& mask = plan.table.mask(attention.map_layer, head);
         const int64_t reach = reach_of(mask);
         group.reach = group.reach == 0 || reach == 0 ? 0 : std::max(group.reach, reach);
-        if (mask.pattern != MaskPattern::all) group.alignment = std::min<int64_t>(std::lcm<int64_t>(group.alignment, mask.s), max_length);
+        if (mask.pattern != MaskPattern::all)
+          group.alignment = std::min<int64_t>(std::lcm<int64_t>(group.alignment, mask.s), max_length);
       }
     }
   for (KVCacheGroup& group : cache.groups) {

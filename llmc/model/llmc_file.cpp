@@ -40,7 +40,8 @@ bool is_llmc_file(const std::string& path) {
 
 // In double, which no header can overflow.
 static double expected_bytes(const Header& h, LlmcType type) {
-  const double C = h.channels, parameters = (double(h.padded_vocab_size) + h.max_seq_len + 2) * C + h.num_layers * (12 * C * C + 13 * C);
+  const double C = h.channels, parameters = (double(h.padded_vocab_size) + h.max_seq_len + 2) * C +
+                                            h.num_layers * (12 * C * C + 13 * C);
   return sizeof(Header) + parameters * double(element_bytes(type));
 }
 
@@ -52,14 +53,17 @@ static LlmcType type_of(const std::string& path, const Header& header) {
 
 static Header checked_header(const std::string& path) {
   Header h;
-  if (!read_header(path, h)) user_error("%s: is no model of llm.c: it does not begin with %d", path.c_str(), model_magic);
+  if (!read_header(path, h))
+    user_error("%s: is no model of llm.c: it does not begin with %d", path.c_str(), model_magic);
   const LlmcType type = type_of(path, h);
   for (int32_t value : {h.max_seq_len, h.vocab_size, h.num_layers, h.num_heads, h.channels})
     if (value < 1) user_error("%s: the header's numbers make no model; copy the file again", path.c_str());
-  if (h.padded_vocab_size < h.vocab_size) user_error("%s: the padded vocabulary is smaller than the vocabulary", path.c_str());
+  if (h.padded_vocab_size < h.vocab_size)
+    user_error("%s: the padded vocabulary is smaller than the vocabulary", path.c_str());
   const double bytes = double(std::filesystem::file_size(path)), expected = expected_bytes(h, type);
   if (bytes != expected)
-    user_error("%s: has %.0f bytes, but its header describes a model of %.0f; copy the file again", path.c_str(), bytes, expected);
+    user_error("%s: has %.0f bytes, but its header describes a model of %.0f; copy the file again", path.c_str(), bytes,
+               expected);
   return h;
 }
 
@@ -70,13 +74,12 @@ ModelConfig read_llmc_config(const std::string& path) {
   c.vocab_size = h.vocab_size, c.max_seq_len = h.max_seq_len;
   try {
     validate(c);
-  } catch (const UserError& e) {
-    user_error("%s: %s", path.c_str(), e.what());
-  }
+  } catch (const UserError& e) { user_error("%s: %s", path.c_str(), e.what()); }
   return c;
 }
 
-void read_llmc_weights(const std::string& path, const ModelConfig& config, const ParameterTable& table, const StoreTensor& store) {
+void read_llmc_weights(const std::string& path, const ModelConfig& config, const ParameterTable& table,
+                       const StoreTensor& store) {
   const Header header = checked_header(path);
   const LlmcType type = type_of(path, header);
   const NamedTensors tensors(config, table, "llm.c");
@@ -85,7 +88,8 @@ void read_llmc_weights(const std::string& path, const ModelConfig& config, const
   std::vector<char> bytes;
   std::vector<float> values;
   for (const std::string& name : tensor_order(config.num_layers)) {
-    const int64_t count = name == "wte.weight" ? int64_t(header.padded_vocab_size) * config.channels : tensors.size(name);
+    const int64_t count =
+        name == "wte.weight" ? int64_t(header.padded_vocab_size) * config.channels : tensors.size(name);
     bytes.resize(size_t(count * element_bytes(type)));
     if (!file.read(bytes.data(), std::streamsize(bytes.size()))) user_error("%s: cannot be read", path.c_str());
     values.resize(size_t(count));
@@ -98,11 +102,14 @@ void read_llmc_weights(const std::string& path, const ModelConfig& config, const
   }
 }
 
-void write_llmc_file(const std::string& path, const ModelConfig& c, const ParameterTable& table, const FetchTensor& fetch, LlmcType type) {
+void write_llmc_file(const std::string& path, const ModelConfig& c, const ParameterTable& table,
+                     const FetchTensor& fetch, LlmcType type) {
   const NamedTensors tensors(c, table, "llm.c");
   const int64_t padded = (c.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
   NewFile file(path);
-  const Header header = {model_magic, version_of(type), c.max_seq_len, c.vocab_size, c.num_layers, c.num_heads, c.channels, int32_t(padded), {}};
+  const Header header = {model_magic,  version_of(type), c.max_seq_len,
+                         c.vocab_size, c.num_layers,     c.num_heads,
+                         c.channels,   int32_t(padded),  {}};
   file.write(&header, sizeof header);
   std::vector<uint16_t> halves;
   for (const std::string& name : tensor_order(c.num_layers)) {

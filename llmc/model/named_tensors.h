@@ -1,5 +1,5 @@
-// The tensors of a plain GPT-2 by their names, for the file formats of other programs. Those formats always have biases: a model without
-// any has zeros there.
+// The tensors of a plain GPT-2 by their names, for the file formats of other programs. Those formats always have
+// biases: a model without any has zeros there.
 #pragma once
 #include <map>                           // std::map
 #include <string>                        // std::string
@@ -38,6 +38,7 @@ struct NamedTensors {
 
 // A layer's linear and LayerNorm layers, each of which has .weight and .bias after the name, in llm.c's order.
 inline const std::vector<std::string>& sublayer_names() {
-  static const std::vector<std::string> names = {"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"};
+  static const std::vector<std::string> names = {"ln_1", "attn.c_attn", "attn.c_proj",
+                                                 "ln_2", "mlp.c_fc",    "mlp.c_proj"};
   return names;
 }

@@ -1,11 +1,13 @@
 // The iteration of Muon (llmc/muon.h), of matmuls and operations that every device has.
 #pragma once
-#include <utility>               // std::swap
-#include "activations.h"         // Activations
-#include "llmc/operations.h"     // gemm, muon_normalize, muon_polynomial
+#include <utility>            // std::swap
+#include "activations.h"      // Activations
+#include "llmc/operations.h"  // gemm, muon_normalize, muon_polynomial
 
-// Returns the workspace that has O of u (rows, columns), in floatX; transposed if there are more rows than columns. squares (1): ||u||^2.
-inline const floatX* orthogonalize(const Activations& a, const float* u, const double* squares, const MuonMatrix& matrix) {
+// Returns the workspace that has O of u (rows, columns), in floatX; transposed if there are more rows than columns.
+// squares (1): ||u||^2.
+inline const floatX* orthogonalize(const Activations& a, const float* u, const double* squares,
+                                   const MuonMatrix& matrix) {
   const int64_t n = matrix.shorter(), length = matrix.count() / n;
   floatX *x = a.muon_x, *next = a.muon_next;
   muon_normalize(x, u, squares, matrix.rows, matrix.columns);

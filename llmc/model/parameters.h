@@ -8,8 +8,9 @@
 #include "attention_plan.h"              // AttentionPlan
 #include "llmc/utils/parameter_table.h"  // ParameterTable, ParameterSpec, Shard
 
-// Pointers into an arena of parameters (weights, gradients or optimizer state alike). Linear weights are (out, in), row-major.
-// The rows of qkvw are q | k | v of the heads that the layer projects, QKV in all. Biases are null without --bias.
+// Pointers into an arena of parameters (weights, gradients or optimizer state alike). Linear weights are (out, in),
+// row-major. The rows of qkvw are q | k | v of the heads that the layer projects, QKV in all. Biases are null without
+// --bias.
 template <class T>
 struct LayerParams {
   T *ln1w, *ln1b;          // (C)
@@ -29,7 +30,8 @@ struct Params {
   T *lnfw, *lnfb;                      // (C)
 };
 
-// The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the logits'.
+// The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the
+// logits'.
 inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 63) / 64 * 64; }
 
 // QKV of a layer: the rows of its c_attn.
@@ -37,8 +39,8 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
   return int64_t(c.head_size()) * plan.num_projected(layer);
 }
 
-// At least so many parameters does a model have, whatever its wiring: embeddings, and each layer's projection and MLP, of which each
-// tensor takes at least its alignment.
+// At least so many parameters does a model have, whatever its wiring: embeddings, and each layer's projection and MLP,
+// of which each tensor takes at least its alignment.
 inline double least_parameters(const ModelConfig& c) {
   const double C = c.channels, least = 6 * double(ArenaLayout::alignment) / sizeof(float);
   return (double(c.vocab_size) + c.max_seq_len) * C + c.num_layers * std::max(9 * C * C, least);
@@ -90,13 +92,16 @@ struct ParameterTableBuilder {
     add_bias(name, channels, channels, {});
   }
   void linear(const std::string& name, int64_t in, int64_t out, double std) {
-    add(name + ".weight", {out, in}, {0, {in, out}, true, true, true, std, {}, 0, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()});
+    add(name + ".weight", {out, in},
+        {0, {in, out}, true, true, true, std, {}, 0, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()});
     add_bias(name, out, out, {});
   }
-  // A linear weight of which only `rows` of the full-size one exist; matrix_rows: those of its matrices, one below the other.
-  void linear_of_rows(const std::string& name, int64_t in, const std::vector<int>& rows, std::vector<int64_t> matrix_rows, int64_t file_out,
-                      double std) {
-    add(name + ".weight", {int64_t(rows.size()), in}, {0, {in, file_out}, true, true, true, std, rows, 0, std::move(matrix_rows)});
+  // A linear weight of which only `rows` of the full-size one exist; matrix_rows: those of its matrices, one below the
+  // other.
+  void linear_of_rows(const std::string& name, int64_t in, const std::vector<int>& rows,
+                      std::vector<int64_t> matrix_rows, int64_t file_out, double std) {
+    add(name + ".weight", {int64_t(rows.size()), in},
+        {0, {in, file_out}, true, true, true, std, rows, 0, std::move(matrix_rows)});
     add_bias(name, int64_t(rows.size()), file_out, rows);
   }
   void end_bucket() {

@@ -282,8 +282,9 @@ Array<Real> gelu_backward(const Array<Real>& in, const Array<Real>& d_out) {
 // Attention, of one head: q (B, T, hs), k and v (B, S * T, hs), where key s * T + j is that at position j of source s,
 // and an attention map (B, T, S * T), zero where a query does not see a key.
 
-// map[t] = softmax of q[t].k[j] / sqrt(hs) over the keys j that t sees: those that `visible` (T, T) has, of every source
-// alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the first. All zero if t sees none.
+// map[t] = softmax of q[t].k[j] / sqrt(hs) over the keys j that t sees: those that `visible` (T, T) has, of every
+// source alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the first. All zero if t
+// sees none.
 template <class Real>
 Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const std::vector<bool>& visible, int topk,
                           int64_t B, int64_t T, int64_t hs) {
@@ -314,10 +315,12 @@ Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const std:
   return map;
 }
 
-// d_q, d_k (=): d_score = p * (d_p - sum_j p d_p), which is zero for keys that are not seen, and through it d_q and d_k.
+// d_q, d_k (=): d_score = p * (d_p - sum_j p d_p), which is zero for keys that are not seen, and through it d_q and
+// d_k.
 template <class Real>
-void attention_map_backward(const Array<Real>& q, const Array<Real>& k, const Array<Real>& map, const Array<Real>& d_map,
-                            Array<Real>& d_q, Array<Real>& d_k, int64_t B, int64_t T, int64_t hs) {
+void attention_map_backward(const Array<Real>& q, const Array<Real>& k, const Array<Real>& map,
+                            const Array<Real>& d_map, Array<Real>& d_q, Array<Real>& d_k, int64_t B, int64_t T,
+                            int64_t hs) {
   const int64_t keys = k.size() / (B * hs);
   d_q.assign(q.size(), 0);
   d_k.assign(k.size(), 0);
@@ -406,7 +409,8 @@ Array<Real> sigmoid_backward(const Array<Real>& out, const Array<Real>& d_out) {
 
 // A head's `hs` columns, from `first` on, of each of the S `matrices` (B, T, width), concatenated: (B, S * T, hs).
 template <class Real>
-Array<Real> take_columns(const std::vector<const Array<Real>*>& matrices, int64_t first, int64_t B, int64_t T, int64_t hs) {
+Array<Real> take_columns(const std::vector<const Array<Real>*>& matrices, int64_t first, int64_t B, int64_t T,
+                         int64_t hs) {
   const int64_t S = matrices.size(), width = matrices[0]->size() / (B * T);
   Array<Real> out(B * S * T * hs);
   for (int64_t b = 0; b < B; b++)
@@ -454,18 +458,18 @@ struct LayerCache {
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
-  Array<Real> fc;                      // (B, T, 4C)    before GELU
-  Array<Real> fc_gelu;                 // (B, T, 4C)
+  Array<Real> fc;       // (B, T, 4C)    before GELU
+  Array<Real> fc_gelu;  // (B, T, 4C)
 };
 
 template <class Real>
 struct Cache {
   int B = 0, T = 0;
-  std::vector<int> inputs, targets;       // (B, T)
-  std::vector<LayerCache<Real>> layers;   // (L)
-  Norm<Real> ln_f;                        // ln_f.out: the last hidden state
-  Array<Real> logits;                     // (B, T, V)
-  Array<Real> probs;                      // (B, T, V)  softmax of the logits
+  std::vector<int> inputs, targets;      // (B, T)
+  std::vector<LayerCache<Real>> layers;  // (L)
+  Norm<Real> ln_f;                       // ln_f.out: the last hidden state
+  Array<Real> logits;                    // (B, T, V)
+  Array<Real> probs;                     // (B, T, V)  softmax of the logits
 };
 
 template <class Real>
@@ -538,7 +542,8 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     layer.ln_1 = layernorm(params, h + ".ln_1", x, config.layer_norm_eps);
     layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
     if (l > 0 && find_term(config, Kind::blend)) layer.mix.assign(N, Real(find_term(config, Kind::blend)->a));
-    if (l > 0 && find_term(config, Kind::gate)) layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
+    if (l > 0 && find_term(config, Kind::gate))
+      layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
     attention(config, acts.layers, l, B, T);
     add_into(x, linear(params, h + ".attn.c_proj", layer.heads_out));
     // x += c_proj(gelu(c_fc(ln_2(x))))
@@ -602,7 +607,8 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
     }
     Array<Real> d_own_map = d_map;
     if (!layer.mix.empty())
-      mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, d_mix, shared.d_map[l - 1][i], d_own_map);
+      mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, d_mix, shared.d_map[l - 1][i],
+                        d_own_map);
     attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, B, T, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, d_q, B, T, hs);
     add_columns(d_sources, columns.k, d_k, B, T, hs);
@@ -719,11 +725,13 @@ struct MuonOptions {
   double weight_decay = 0.1;
 };
 
-// One step of Muon as torch.optim.Muon takes it, with nesterov and adjust_lr_fn="match_rms_adamw", of a matrix w (rows, columns) whose momentum
-// m starts as zeros; g: the gradient, clipped. Unlike there all is computed in Real, and no matrix is transposed: with u / ||u|| = U S V^T both
-// ways give U p(S) V^T, p being the five polynomials one after the other.
+// One step of Muon as torch.optim.Muon takes it, with nesterov and adjust_lr_fn="match_rms_adamw", of a matrix w (rows,
+// columns) whose momentum m starts as zeros; g: the gradient, clipped. Unlike there all is computed in Real, and no
+// matrix is transposed: with u / ||u|| = U S V^T both ways give U p(S) V^T, p being the five polynomials one after the
+// other.
 template <class Real>
-void muon(std::vector<Real>& w, std::vector<Real>& m, const std::vector<Real>& g, int64_t rows, int64_t columns, const MuonOptions& o) {
+void muon(std::vector<Real>& w, std::vector<Real>& m, const std::vector<Real>& g, int64_t rows, int64_t columns,
+          const MuonOptions& o) {
   std::vector<Real> x(g.size());
   double squares = 0;
   for (size_t i = 0; i < g.size(); i++) {
@@ -732,11 +740,13 @@ void muon(std::vector<Real>& w, std::vector<Real>& m, const std::vector<Real>& g
     squares += double(x[i]) * double(x[i]);
   }
   for (Real& value : x) value /= Real(std::max(std::sqrt(squares), 1e-7));
-  auto product = [](const std::vector<Real>& a, const std::vector<Real>& b, int64_t inner, int64_t n) {  // (., inner) (inner, n)
+  auto product = [](const std::vector<Real>& a, const std::vector<Real>& b, int64_t inner, int64_t n) {  // (., inner)
+                                                                                                         // (inner, n)
     std::vector<Real> c(a.size() / size_t(inner) * size_t(n), Real(0));
     for (size_t i = 0; i < c.size() / size_t(n); i++)
       for (int64_t k = 0; k < inner; k++)
-        for (int64_t j = 0; j < n; j++) c[i * size_t(n) + size_t(j)] += a[i * size_t(inner) + size_t(k)] * b[size_t(k * n + j)];
+        for (int64_t j = 0; j < n; j++)
+          c[i * size_t(n) + size_t(j)] += a[i * size_t(inner) + size_t(k)] * b[size_t(k * n + j)];
     return c;
   };
   for (int step = 0; step < 5; step++) {
@@ -745,10 +755,12 @@ void muon(std::vector<Real>& w, std::vector<Real>& m, const std::vector<Real>& g
       for (int64_t j = 0; j < columns; j++) transposed[size_t(j * rows + i)] = x[size_t(i * columns + j)];
     const std::vector<Real> gram = product(x, transposed, columns, rows), cubed = product(gram, x, rows, columns);
     const std::vector<Real> fifth = product(gram, cubed, rows, columns);
-    for (size_t i = 0; i < x.size(); i++) x[i] = Real(3.4445) * x[i] - Real(4.7750) * cubed[i] + Real(2.0315) * fifth[i];
+    for (size_t i = 0; i < x.size(); i++)
+      x[i] = Real(3.4445) * x[i] - Real(4.7750) * cubed[i] + Real(2.0315) * fifth[i];
   }
   const double step_size = o.learning_rate * 0.2 * std::sqrt(double(std::max(rows, columns)));
-  for (size_t i = 0; i < w.size(); i++) w[i] = w[i] * Real(1 - o.learning_rate * o.weight_decay) - Real(step_size) * x[i];
+  for (size_t i = 0; i < w.size(); i++)
+    w[i] = w[i] * Real(1 - o.learning_rate * o.weight_decay) - Real(step_size) * x[i];
 }
 
 }  // namespace reference

@@ -25,7 +25,8 @@ const TermSyntax syntaxes[] = {
     {"gqa", Kind::gqa, 1, 1, "gqa(K/V heads), such as gqa(4)"},
     {"window", Kind::window, 1, 2, "window(keys) or window(keys, pattern of S and L), such as window(512, SSSL)"},
     {"strided", Kind::strided, 1, 2, "strided(stride) or strided(stride, heads|layers|union), such as strided(64)"},
-    {"fixed", Kind::fixed, 2, 3, "fixed(block, columns) or fixed(block, columns, heads|layers|union), such as fixed(64, 8)"},
+    {"fixed", Kind::fixed, 2, 3,
+     "fixed(block, columns) or fixed(block, columns, heads|layers|union), such as fixed(64, 8)"},
     {"topk", Kind::topk, 1, 1, "topk(keys), such as topk(64)"},
     {"reuse", Kind::reuse, 1, 1, "reuse(layers in a group), such as reuse(2)"},
     {"blend", Kind::blend, 1, 1, "blend(share of the layer below), such as blend(0.3)"},
@@ -47,7 +48,9 @@ std::string arguments_text(const WiringTerm& t) {
   switch (t.kind) {
     case Kind::sla:
     case Kind::also:
-      return n + "," + (t.last_heads > 0 ? std::to_string(t.last_heads) : std::to_string(t.first_head) + ":" + std::to_string(t.end_head));
+      return n + "," +
+             (t.last_heads > 0 ? std::to_string(t.last_heads)
+                               : std::to_string(t.first_head) + ":" + std::to_string(t.end_head));
     case Kind::layers: {
       std::string layers;
       for (int layer : t.layers) layers += (layers.empty() ? "" : "_") + std::to_string(layer);
@@ -72,8 +75,8 @@ struct Parser {
   size_t at = 0, term_begin = 0, term_end = 0;
 
   [[noreturn]] void error(const std::string& what) const {
-    user_error("wiring \"%s\": %s, at character %zu: %s", text.c_str(), text.substr(term_begin, term_end - term_begin).c_str(),
-               term_begin + 1, what.c_str());
+    user_error("wiring \"%s\": %s, at character %zu: %s", text.c_str(),
+               text.substr(term_begin, term_end - term_begin).c_str(), term_begin + 1, what.c_str());
   }
 
   void skip_spaces() {
@@ -116,14 +119,16 @@ struct Parser {
     t.first_head = whole_number(argument.substr(0, colon), 0, s);
     t.end_head = whole_number(argument.substr(colon + 1), 1, s);
     if (t.first_head >= t.end_head)
-      error(format("%d:%d holds no head; a range begins with its first head and ends before its second number", t.first_head, t.end_head));
+      error(format("%d:%d holds no head; a range begins with its first head and ends before its second number",
+                   t.first_head, t.end_head));
   }
 
   void read_layers(WiringTerm& t, const std::string& argument, const TermSyntax& s) const {
     for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
       end = argument.find('_', begin);
       const int layer = whole_number(argument.substr(begin, end - begin), 0, s), l = int(t.layers.size());
-      if (layer > l) error(format("layer %d cannot attend to layer %d, which is above it; it can to layers 0 to %d", l, layer, l));
+      if (layer > l)
+        error(format("layer %d cannot attend to layer %d, which is above it; it can to layers 0 to %d", l, layer, l));
       t.layers.push_back(layer);
     }
   }
@@ -140,7 +145,8 @@ struct Parser {
     while (at < text.size() && text[at] != ' ' && text[at] != '\t' && text[at] != '(') at++;
     term_end = at;
     const std::string name = text.substr(term_begin, at - term_begin);
-    const auto s = std::find_if(std::begin(syntaxes), std::end(syntaxes), [&](const TermSyntax& x) { return name == x.name; });
+    const auto s =
+        std::find_if(std::begin(syntaxes), std::end(syntaxes), [&](const TermSyntax& x) { return name == x.name; });
     if (s == std::end(syntaxes)) {
       std::vector<std::string> names;
       for (const TermSyntax& x : syntaxes) names.push_back(x.name);
@@ -191,7 +197,9 @@ struct Parser {
 
 bool is_sparse(Kind kind) { return kind == Kind::strided || kind == Kind::fixed; }
 // A term that decides whose K/V heads attend to, and one that decides whose attention map a layer uses.
-bool moves_kv(Kind kind) { return kind == Kind::sla || kind == Kind::also || kind == Kind::share || kind == Kind::layers; }
+bool moves_kv(Kind kind) {
+  return kind == Kind::sla || kind == Kind::also || kind == Kind::share || kind == Kind::layers;
+}
 bool moves_maps(Kind kind) { return kind == Kind::reuse || kind == Kind::blend || kind == Kind::gate; }
 
 [[noreturn]] void term_error(const Wiring& w, const WiringTerm& t, const std::string& what) {
@@ -212,8 +220,10 @@ void check_combinations(const Wiring& w) {
       if (moves_maps(t.kind) && moves_maps(before.kind))
         term_error(w, t, "does not combine with " + other + ": reuse, blend and gate each decide on the attention map");
       if ((moves_maps(t.kind) && moves_kv(before.kind)) || (moves_kv(t.kind) && moves_maps(before.kind)))
-        term_error(w, t, "does not combine with " + other + ": attention maps of other layers need their own layer's keys; "
-                         "gqa, topk and masks do combine with reuse, blend and gate");
+        term_error(w, t,
+                   "does not combine with " + other +
+                       ": attention maps of other layers need their own layer's keys; "
+                       "gqa, topk and masks do combine with reuse, blend and gate");
     }
   }
 }
@@ -247,16 +257,21 @@ void validate(const Wiring& w, int num_layers, int num_heads) {
       case Kind::sla:
       case Kind::also:
         if (num_layers == 1) error("a model of 1 layer has no other layer's K/V; plain is what it can be");
-        if (t.n > num_layers - 1) error(format("of %d layers the source can lie 1 to %d layers below", num_layers, num_layers - 1));
-        if (t.last_heads > num_heads) error(format("the model has %d heads; it can be 1 to %d of them", num_heads, num_heads));
-        if (t.end_head > num_heads) error(format("the model has %d heads; a range can end at %d", num_heads, num_heads));
+        if (t.n > num_layers - 1)
+          error(format("of %d layers the source can lie 1 to %d layers below", num_layers, num_layers - 1));
+        if (t.last_heads > num_heads)
+          error(format("the model has %d heads; it can be 1 to %d of them", num_heads, num_heads));
+        if (t.end_head > num_heads)
+          error(format("the model has %d heads; a range can end at %d", num_heads, num_heads));
         break;
       case Kind::share:
       case Kind::reuse:
-        if (t.n > num_layers) error(format("the model has %d layers; a group can have 1 to %d", num_layers, num_layers));
+        if (t.n > num_layers)
+          error(format("the model has %d layers; a group can have 1 to %d", num_layers, num_layers));
         break;
       case Kind::layers:
-        if (int(t.layers.size()) != num_layers) error(format("it names %zu layers; the model has %d", t.layers.size(), num_layers));
+        if (int(t.layers.size()) != num_layers)
+          error(format("it names %zu layers; the model has %d", t.layers.size(), num_layers));
         break;
       case Kind::gqa:
         if (num_heads % t.n != 0) {
@@ -318,7 +333,8 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
           sources.push_back(l - t.n);
         if (t.kind == Kind::share) sources = {l / t.n * t.n};
         if (t.kind == Kind::layers) sources = {t.layers[l]};
-        if (t.kind == Kind::window && (t.pattern.empty() || t.pattern[l % t.pattern.size()] == 'S')) narrow_window(mask, t.n);
+        if (t.kind == Kind::window && (t.pattern.empty() || t.pattern[l % t.pattern.size()] == 'S'))
+          narrow_window(mask, t.n);
         if (t.kind == Kind::strided || t.kind == Kind::fixed) add_sparse_mask(mask, t, l, i, num_heads);
       }
       if (t.kind == Kind::reuse) table.map_layer[l] = l / t.n * t.n;

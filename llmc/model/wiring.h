@@ -1,76 +1,84 @@
-// The wiring of attention: whose keys and values each query head attends to, which of their positions, and by whose attention map. It is a
-// text of terms, such as `gqa(4) window(512,SSSL)`, applied from left to right to plain GPT-2. No other file of the trainer decides it: the
-// forward pass, the backward pass, the memory plan, generation and the FLOP count ask the plan that follows from it (attention_plan.h).
+// The wiring of attention: whose keys and values each query head attends to, which of their positions, and by whose
+// attention map. It is a text of terms, such as `gqa(4) window(512,SSSL)`, applied from left to right to plain GPT-2.
+// No other file of the trainer decides it: the forward pass, the backward pass, the memory plan, generation and the
+// FLOP count ask the plan that follows from it (attention_plan.h).
 //
 // Layers and heads count from 0. L layers, h heads.
 //
 //   plain                GPT-2: head i of layer l attends to the K/V that its own layer projected for head i
-//   sla(n, k)            skip-layer attention: from layer n on, the last k heads attend to the K/V of the layer n below, same head. For k
+//   sla(n, k)            skip-layer attention: from layer n on, the last k heads attend to the K/V of the layer n
+//   below, same head. For k
 //                        also a range of heads a:b, from a on and before b. Several such terms make several distances
 //                        ("Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers")
-//   also(n, k)           likewise, beside what the head attends to already: one softmax over the keys of all its sources
-//   share(f)             cross-layer attention (Brandon et al. 2024): all heads attend to the K/V of the first layer of their group of f
-//   layers(0_0_2_2)      all heads of layer l attend to the K/V of the layer named for it, which is l or below
-//   gqa(k)               grouped-query attention (Ainslie et al. 2023): k K/V heads; query head i attends to K/V head i*k/h
-//   window(w[, SSL])     the last w keys, the query's own among them; with a pattern, which repeats over the layers, only where it says S
-//   strided(s[, how])    Sparse Transformer (Child et al. 2019): A1: t - s <= j;  A2: (t - j) % s == 0
-//   fixed(s, c[, how])   the same paper's: A1: j/s == t/s;  A2: j % s >= s - c.  how: `heads` (the default): the first ceil(h/2) heads A1,
+//   also(n, k)           likewise, beside what the head attends to already: one softmax over the keys of all its
+//   sources share(f)             cross-layer attention (Brandon et al. 2024): all heads attend to the K/V of the first
+//   layer of their group of f layers(0_0_2_2)      all heads of layer l attend to the K/V of the layer named for it,
+//   which is l or below gqa(k)               grouped-query attention (Ainslie et al. 2023): k K/V heads; query head i
+//   attends to K/V head i*k/h window(w[, SSL])     the last w keys, the query's own among them; with a pattern, which
+//   repeats over the layers, only where it says S strided(s[, how])    Sparse Transformer (Child et al. 2019): A1: t -
+//   s <= j;  A2: (t - j) % s == 0 fixed(s, c[, how])   the same paper's: A1: j/s == t/s;  A2: j % s >= s - c.  how:
+//   `heads` (the default): the first ceil(h/2) heads A1,
 //                        the others A2; `layers`: even layers A1, odd ones A2; `union`: A1 or A2
 //   topk(k)              of the keys that a query sees, the k with the highest scores, of equal ones the first
-//   reuse(g)             in groups of g layers all use the attention map (q, k, mask) of the group's first on their own v
-//   blend(a)             attention map P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0
+//   reuse(g)             in groups of g layers all use the attention map (q, k, mask) of the group's first on their own
+//   v blend(a)             attention map P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0
 //   gate                 the same with a = sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input
 //
 // A layer shares what it projected itself, never what it uses of another layer. Masks hide what any of them hides.
 #pragma once
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "llmc/attention_mask.h"     // AttentionMask
+#include <string>                 // std::string
+#include <vector>                 // std::vector
+#include "llmc/attention_mask.h"  // AttentionMask
 
 struct WiringTerm {
   enum class Kind { plain, sla, also, share, layers, gqa, window, strided, fixed, topk, reuse, blend, gate };
   enum class How { heads, layers, both };  // of strided and fixed; both: union
 
   Kind kind = Kind::plain;
-  int n = 0;                       // sla, also: the distance in layers; share, reuse: layers in a group; gqa: K/V heads; window: w;
-                                   // strided, fixed: s; topk: k
-  int c = 0;                       // fixed
-  int last_heads = 0;              // sla, also: how many heads, the last ones; 0 if it is a range:
+  int n = 0;           // sla, also: the distance in layers; share, reuse: layers in a group; gqa: K/V heads; window: w;
+                       // strided, fixed: s; topk: k
+  int c = 0;           // fixed
+  int last_heads = 0;  // sla, also: how many heads, the last ones; 0 if it is a range:
   int first_head = 0, end_head = 0;  //   first_head and after the last one
-  std::vector<int> layers;         // layers
-  std::string pattern;             // window: of S and L; empty: S for all layers
+  std::vector<int> layers;           // layers
+  std::string pattern;               // window: of S and L; empty: S for all layers
   How how = How::heads;
-  double a = 0;                    // blend
-  int character = 1;               // where the term begins in the text, counted from 1
+  double a = 0;       // blend
+  int character = 1;  // where the term begins in the text, counted from 1
 };
 
 struct Wiring {
-  std::string text = "plain";      // as it was given
+  std::string text = "plain";  // as it was given
   std::vector<WiringTerm> terms = {WiringTerm()};
 
   bool is_plain() const { return terms.size() == 1 && terms[0].kind == WiringTerm::Kind::plain; }
 };
 
-// Reads the text. Throws UserError, which says which term, at which character, and what would be right; what depends on the number of layers
-// and heads is validate's.
+// Reads the text. Throws UserError, which says which term, at which character, and what would be right; what depends on
+// the number of layers and heads is validate's.
 Wiring parse_wiring(const std::string& text);
 
 // sla(num_skip_layer, num_skip_head), the paper's n_l and n_h; plain for num_skip_head = 0.
 Wiring skip_layer_wiring(int num_skip_layer, int num_skip_head);
 
-// The paper's recommendation, n_l = 3/4 L and n_h = 3/4 h, rounded down. A model of a single layer or a single head has no other
-// layer's K/V to attend to and stays plain.
+// The paper's recommendation, n_l = 3/4 L and n_h = 3/4 h, rounded down. A model of a single layer or a single head has
+// no other layer's K/V to attend to and stays plain.
 Wiring default_wiring(int num_layers, int num_heads);
 
 // Throws UserError, as parse_wiring does, unless the wiring fits a model of so many layers and heads.
 void validate(const Wiring& w, int num_layers, int num_heads);
 
-// The wiring in the one way to write it, without what a reader may leave out: equal for texts that say the same in the same order.
+// The wiring in the one way to write it, without what a reader may leave out: equal for texts that say the same in the
+// same order.
 std::string canonical_text(const Wiring& w);
 
 // What the terms come to.
 struct WiringTable {
-  enum class Mix { none, blend, gate };  // whether a layer's attention map is its own, or that and the one of the layer below
+  enum class Mix {
+    none,
+    blend,
+    gate
+  };  // whether a layer's attention map is its own, or that and the one of the layer below
 
   int num_layers = 0, num_heads = 0, num_kv_heads = 0;
   std::vector<std::vector<int>> source_layers;  // (L, h): the layers whose K/V the head attends to, ascending
@@ -78,7 +86,7 @@ struct WiringTable {
   int topk = 0;                                 // 0: all keys
   std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
   Mix mix = Mix::none;
-  double blend = 0;                             // a
+  double blend = 0;  // a
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }

@@ -34,7 +34,10 @@ Head head_of(const WiringTable& t, int l, int i) {
   const std::vector<int>& sources = t.sources(l, i);
   std::string text;
   for (int layer : sources) text += (text.empty() ? "" : "+") + std::to_string(layer);
-  const Kind kind = sources.size() > 1 ? Kind::several : sources[0] != l ? Kind::below : is_used_above(t, l, i) ? Kind::source : Kind::own;
+  const Kind kind = sources.size() > 1       ? Kind::several
+                    : sources[0] != l        ? Kind::below
+                    : is_used_above(t, l, i) ? Kind::source
+                                             : Kind::own;
   return {kind, text, sources[0], is_masked};
 }
 
@@ -42,26 +45,35 @@ Head head_of(const WiringTable& t, int l, int i) {
 std::string box(const Head& h, double x, double y, double size, const std::string& id) {
   const std::string colour = format("var(--source-%d)", h.layer % num_colours);
   std::string style = "fill:var(--cell);stroke:var(--quiet)";
-  if (h.kind == Kind::source) style = format("fill:%s;fill-opacity:.35;stroke:%s;stroke-width:2", colour.c_str(), colour.c_str());
-  if (h.kind == Kind::below) style = format("fill:url(#%s-%d);stroke:%s", id.c_str(), h.layer % num_colours, colour.c_str());
-  if (h.kind == Kind::several) style = format("fill:url(#%s-%d);stroke:%s;stroke-width:2.5", id.c_str(), h.layer % num_colours, colour.c_str());
+  if (h.kind == Kind::source)
+    style = format("fill:%s;fill-opacity:.35;stroke:%s;stroke-width:2", colour.c_str(), colour.c_str());
+  if (h.kind == Kind::below)
+    style = format("fill:url(#%s-%d);stroke:%s", id.c_str(), h.layer % num_colours, colour.c_str());
+  if (h.kind == Kind::several)
+    style = format("fill:url(#%s-%d);stroke:%s;stroke-width:2.5", id.c_str(), h.layer % num_colours, colour.c_str());
   if (h.kind == Kind::map) style = format("fill:none;stroke:%s;stroke-width:2;stroke-dasharray:4 2", colour.c_str());
-  std::string svg = format("<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"%g\" rx=\"3\" style=\"%s\"/>", x, y, size, size, style.c_str());
+  std::string svg = format("<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"%g\" rx=\"3\" style=\"%s\"/>", x, y, size,
+                           size, style.c_str());
   if (h.is_masked) svg += format("<path d=\"M%g %gh5l-5 5z\" style=\"fill:var(--ink)\"/>", x + 1.5, y + 1.5);
   return svg;
 }
 
-std::string label(double x, double y, const char* anchor, const std::string& text, const char* colour = "--quiet", double size = 12) {
-  return format("<text x=\"%g\" y=\"%g\" text-anchor=\"%s\" style=\"font-size:%gpx;fill:var(%s)\">", x, y, anchor, size, colour) + text + "</text>\n";
+std::string label(double x, double y, const char* anchor, const std::string& text, const char* colour = "--quiet",
+                  double size = 12) {
+  return format("<text x=\"%g\" y=\"%g\" text-anchor=\"%s\" style=\"font-size:%gpx;fill:var(%s)\">", x, y, anchor, size,
+                colour) +
+         text + "</text>\n";
 }
 
 // Diagonal lines of each colour.
 std::string patterns(const std::string& id) {
   std::string svg = "<defs>";
   for (int i = 0; i < num_colours; i++)
-    svg += format("<pattern id=\"%s-%d\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
+    svg += format("<pattern id=\"%s-%d\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
+                  "patternTransform=\"rotate(45)\">"
                   "<rect width=\"6\" height=\"6\" style=\"fill:var(--source-%d);fill-opacity:.12\"/>"
-                  "<rect width=\"2\" height=\"6\" style=\"fill:var(--source-%d);fill-opacity:.45\"/></pattern>", id.c_str(), i, i, i);
+                  "<rect width=\"2\" height=\"6\" style=\"fill:var(--source-%d);fill-opacity:.45\"/></pattern>",
+                  id.c_str(), i, i, i);
   return svg + "</defs>\n";
 }
 
@@ -79,9 +91,12 @@ const char* words_of(Kind kind) {
 // What holds for all heads, and the layers' masks.
 std::vector<std::string> notes(const WiringTable& t) {
   std::vector<std::string> lines;
-  if (t.num_kv_heads < t.num_heads) lines.push_back(format("%d K/V heads a layer: query heads between two bars share one", t.num_kv_heads));
-  if (t.mix == WiringTable::Mix::blend) lines.push_back(format("each attention map is mixed with %g of the one below", t.blend));
-  if (t.mix == WiringTable::Mix::gate) lines.push_back("each attention map is mixed with the one below, in a share that is learned");
+  if (t.num_kv_heads < t.num_heads)
+    lines.push_back(format("%d K/V heads a layer: query heads between two bars share one", t.num_kv_heads));
+  if (t.mix == WiringTable::Mix::blend)
+    lines.push_back(format("each attention map is mixed with %g of the one below", t.blend));
+  if (t.mix == WiringTable::Mix::gate)
+    lines.push_back("each attention map is mixed with the one below, in a share that is learned");
   if (t.topk > 0) lines.push_back(format("of the keys that a query sees, the %d with the highest scores", t.topk));
   std::vector<std::string> masks;
   for (int l = 0; l < t.num_layers; l++)
@@ -106,7 +121,8 @@ std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, 
     for (int i = 0; i < num_heads; i++) {
       const Head head = head_of(t, l, i);
       const int x = left + i * step;
-      svg += box(head, x, y, cell, id) + label(x + cell / 2.0, y + 15, "middle", head.text, "--ink", head.text.size() > 2 ? 8 : 11);
+      svg += box(head, x, y, cell, id) +
+             label(x + cell / 2.0, y + 15, "middle", head.text, "--ink", head.text.size() > 2 ? 8 : 11);
       if (i > 0 && t.kv_head(i) != t.kv_head(i - 1) && t.num_kv_heads < num_heads)
         svg += format("<path d=\"M%g %dv%d\" style=\"stroke:var(--ink);stroke-width:1.5\"/>", x - 1.5, y - 1, cell + 2);
       kinds.emplace(head.kind, head);
@@ -125,6 +141,8 @@ std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, 
   if (any_masked) add_row(box({Kind::own, "", 0, true}, 8, y, 14, id), "does not see all earlier positions");
   for (const std::string& line : notes(t)) add_row("", line);
   const int width = std::max(left + num_heads * step + 4, 420);
-  return format("<svg class=\"wiring\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n<title>whose K/V each head attends to</title>\n",
-                width, y, width, y) + svg + "</svg>\n";
+  return format("<svg class=\"wiring\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n<title>whose "
+                "K/V each head attends to</title>\n",
+                width, y, width, y) +
+         svg + "</svg>\n";
 }

@@ -19,12 +19,13 @@ std::vector<ConfigEntry> read_config_toml(const std::string& path) {
       else if (const auto* real = node.as_floating_point()) entry.value = shortest(real->get());
       else if (const auto* flag = node.as_boolean()) entry.value = flag->get() ? "true" : "false";
       else
-        user_error("%s:%d: %s: is a section, a list or a date; an option has text, a number, true or false", path.c_str(), entry.line,
-                   entry.name.c_str());
+        user_error("%s:%d: %s: is a section, a list or a date; an option has text, a number, true or false",
+                   path.c_str(), entry.line, entry.name.c_str());
       entries.push_back(std::move(entry));
     }
   } catch (const toml::parse_error& e) {
-    user_error("%s:%d: is not TOML: %s", path.c_str(), int(e.source().begin.line), std::string(e.description()).c_str());
+    user_error("%s:%d: is not TOML: %s", path.c_str(), int(e.source().begin.line),
+               std::string(e.description()).c_str());
   }
   std::sort(entries.begin(), entries.end(), [](const ConfigEntry& a, const ConfigEntry& b) { return a.line < b.line; });
   return entries;

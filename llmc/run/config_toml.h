@@ -8,10 +8,10 @@ struct ConfigEntry {
   int line;                 // in the file, from 1
 };
 
-// The entries of a file, in its order. Throws UserError, with the line, for a file that cannot be read, text that is not TOML (a name
-// given twice, too), sections, and values that are not text, a number, true or false.
+// The entries of a file, in its order. Throws UserError, with the line, for a file that cannot be read, text that is
+// not TOML (a name given twice, too), sections, and values that are not text, a number, true or false.
 std::vector<ConfigEntry> read_config_toml(const std::string& path);
 
-// The line that read_config_toml reads as this entry: any text comes back as it was. `is_text`: the option takes text, so that the value is
-// quoted even if it is a number.
+// The line that read_config_toml reads as this entry: any text comes back as it was. `is_text`: the option takes text,
+// so that the value is quoted even if it is a number.
 std::string config_toml_line(const std::string& name, const std::string& value, bool is_text);

@@ -1,14 +1,14 @@
 #include "evaluation.h"
-#include <CLI/CLI.hpp>         // CLI::App
-#include <algorithm>           // std::max, std::min
-#include <cmath>               // std::exp, std::log
-#include <cstdio>              // printf
-#include <limits>              // std::numeric_limits
-#include <nlohmann/json.hpp>   // nlohmann::ordered_json
-#include <sstream>             // std::istringstream
+#include <CLI/CLI.hpp>                // CLI::App
+#include <algorithm>                  // std::max, std::min
+#include <cmath>                      // std::exp, std::log
+#include <cstdio>                     // printf
+#include <limits>                     // std::numeric_limits
+#include <nlohmann/json.hpp>          // nlohmann::ordered_json
+#include <sstream>                    // std::istringstream
 #include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"  // user_error
-#include "llmc/utils/files.h"  // read_whole_file
+#include "llmc/utils/error.h"         // user_error
+#include "llmc/utils/files.h"         // read_whole_file
 
 using nlohmann::ordered_json;
 
@@ -18,26 +18,39 @@ using nlohmann::ordered_json;
 static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
-  app.add_option("FILE", o.files, "files to evaluate: text, llm.c's token shards, llm.c's multiple-choice questions, or headerless uint16 tokens if "
-                 "the name ends in .bin")->take_all()->default_str("");
-  app.add_option("--lambada", o.lambada, "a file of JSON lines with the field \"text\", whose last word is to be predicted; may be "
+  app.add_option("FILE", o.files,
+                 "files to evaluate: text, llm.c's token shards, llm.c's multiple-choice questions, or headerless "
+                 "uint16 tokens if "
+                 "the name ends in .bin")
+      ->take_all()
+      ->default_str("");
+  app.add_option("--lambada", o.lambada,
+                 "a file of JSON lines with the field \"text\", whose last word is to be predicted; may be "
                  "given several times")
-      ->take_all()->allow_extra_args(false)->default_str("");
-  app.add_flag("--serve", o.serve, "answer requests, a JSON object a line, from stdin to stdout (llmc/run/evaluation.h)");
+      ->take_all()
+      ->allow_extra_args(false)
+      ->default_str("");
+  app.add_flag("--serve", o.serve,
+               "answer requests, a JSON object a line, from stdin to stdout (llmc/run/evaluation.h)");
   app.add_option("--context", o.context, "tokens that the model reads at most; 0: its context length");
-  app.add_option("--stride", o.stride, "texts are scored in windows of --context tokens that begin so many tokens apart; each token "
-                 "is scored once, after at least context - stride tokens, or all there are; 0: the context, so that windows do not overlap");
+  app.add_option("--stride", o.stride,
+                 "texts are scored in windows of --context tokens that begin so many tokens apart; each token "
+                 "is scored once, after at least context - stride tokens, or all there are; 0: the context, so that "
+                 "windows do not overlap");
   app.add_option("--windows", o.windows, "score at most so many windows of each text, at even distances; 0: all");
   app.add_option("--slots", o.slots, "sequences that are computed at a time");
-  app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
+  app.add_option("--tokenizer", o.tokenizer,
+                 "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
   app.add_option("--json", o.json, "write the results to this file");
   app.add_option("--positions", o.positions, "write the losses by position in the window to this file, as CSV");
   app.add_flag("-q,--quiet", o.quiet, "do not tell the progress and the speed");
 }
 
 bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
-  CLI::App app("Evaluates a trained model: perplexity and bits per byte of texts, multiple choice by likelihood, the last word of texts.\n"
-               "Example: ./evaluate_gpt2_sla_cpu runs/gcide-800/step_00000800 'data/gcide/val_000000.bin' --stride 128");
+  CLI::App app("Evaluates a trained model: perplexity and bits per byte of texts, multiple choice by likelihood, the "
+               "last word of texts.\n"
+               "Example: ./evaluate_gpt2_sla_cpu runs/gcide-800/step_00000800 'data/gcide/val_000000.bin' --stride "
+               "128");
   declare_options(app, o);
   if (!parse_command_line(app, argc, argv)) return false;
   if (o.context < 0) user_error("--context %lld: it cannot be negative", (long long)o.context);
@@ -45,7 +58,8 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
   if (o.windows < 0) user_error("--windows %lld: it cannot be negative", (long long)o.windows);
   if (o.slots < 1 || o.slots > 4096) user_error("--slots %d: it must lie between 1 and 4096", o.slots);
   const bool has_files = !o.files.empty() || !o.lambada.empty();
-  if (has_files == o.serve) user_error(o.serve ? "--serve takes no files" : "name a file to evaluate, --lambada FILE or --serve");
+  if (has_files == o.serve)
+    user_error(o.serve ? "--serve takes no files" : "name a file to evaluate, --lambada FILE or --serve");
   return true;
 }
 
@@ -89,8 +103,8 @@ static void print_texts(const EvaluationResults& r) {
   size_t width = 4;
   for (const TextResult& t : r.texts) width = std::max(width, t.file.size());
   auto print = [&](const TextResult& t) {
-    printf("%-*s %12lld %9.5f %11.3f %10s\n", int(width), t.file.c_str(), (long long)t.tokens, t.loss(), std::exp(t.loss()),
-           number_or_dash("%.5f", t.bits_per_byte()).c_str());
+    printf("%-*s %12lld %9.5f %11.3f %10s\n", int(width), t.file.c_str(), (long long)t.tokens, t.loss(),
+           std::exp(t.loss()), number_or_dash("%.5f", t.bits_per_byte()).c_str());
   };
   printf("%-*s %12s %9s %11s %10s\n", int(width), "text", "tokens", "loss", "perplexity", "bits/byte");
   for (const TextResult& t : r.texts) print(t);
@@ -109,30 +123,41 @@ void print_results(const EvaluationResults& r) {
   for (const ChoiceResult& c : r.choices) {
     printf("%s: %lld questions;", c.file.c_str(), (long long)c.questions);
     for (int s = 0; s < int(ChoiceScore::count); s++)
-      printf("%s %s %s", s > 0 ? "," : "", name_of(ChoiceScore(s)), number_or_dash("%.4f", accuracy(c, ChoiceScore(s))).c_str());
-    printf("%s\n", c.shortened > 0 ? format("; %lld answers after a context without its beginning", (long long)c.shortened).c_str() : "");
+      printf("%s %s %s", s > 0 ? "," : "", name_of(ChoiceScore(s)),
+             number_or_dash("%.4f", accuracy(c, ChoiceScore(s))).c_str());
+    printf("%s\n", c.shortened > 0
+                       ? format("; %lld answers after a context without its beginning", (long long)c.shortened).c_str()
+                       : "");
   }
   for (const LastWordResult& w : r.last_words)
-    printf("%s: %lld last words; acc %.4f, perplexity %.3f%s\n", w.file.c_str(), (long long)w.texts, double(w.right) / double(w.texts),
-           std::exp(w.nats / double(w.texts)),
+    printf("%s: %lld last words; acc %.4f, perplexity %.3f%s\n", w.file.c_str(), (long long)w.texts,
+           double(w.right) / double(w.texts), std::exp(w.nats / double(w.texts)),
            w.shortened > 0 ? format("; %lld after a text without its beginning", (long long)w.shortened).c_str() : "");
 }
 
 static ordered_json number_or_null(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(nullptr); }
 
 static ordered_json json_of(const TextResult& t) {
-  return {{"file", t.file}, {"tokens", t.tokens}, {"bytes", t.knows_bytes ? ordered_json(t.bytes) : ordered_json(nullptr)}, {"loss", t.loss()},
-          {"perplexity", std::exp(t.loss())}, {"bits_per_byte", number_or_null(t.bits_per_byte())}};
+  return {{"file", t.file},
+          {"tokens", t.tokens},
+          {"bytes", t.knows_bytes ? ordered_json(t.bytes) : ordered_json(nullptr)},
+          {"loss", t.loss()},
+          {"perplexity", std::exp(t.loss())},
+          {"bits_per_byte", number_or_null(t.bits_per_byte())}};
 }
 
 static ordered_json json_of(const ChoiceResult& c) {
   ordered_json json = {{"file", c.file}, {"questions", c.questions}, {"shortened", c.shortened}};
-  for (int s = 0; s < int(ChoiceScore::count); s++) json[name_of(ChoiceScore(s))] = number_or_null(accuracy(c, ChoiceScore(s)));
+  for (int s = 0; s < int(ChoiceScore::count); s++)
+    json[name_of(ChoiceScore(s))] = number_or_null(accuracy(c, ChoiceScore(s)));
   return json;
 }
 
 static ordered_json json_of(const LastWordResult& w) {
-  return {{"file", w.file}, {"texts", w.texts}, {"shortened", w.shortened}, {"acc", double(w.right) / double(w.texts)},
+  return {{"file", w.file},
+          {"texts", w.texts},
+          {"shortened", w.shortened},
+          {"acc", double(w.right) / double(w.texts)},
           {"perplexity", std::exp(w.nats / double(w.texts))}};
 }
 
@@ -147,7 +172,8 @@ std::string results_json(const EvaluationResults& r) {
   for (const ChoiceResult& c : r.choices) json["choices"].push_back(json_of(c));
   for (const LastWordResult& w : r.last_words) json["last_words"].push_back(json_of(w));
   for (const PositionRange& range : ranges_of(r.positions))
-    json["positions"].push_back({{"first", range.first}, {"last", range.last}, {"tokens", range.tokens}, {"loss", range.loss}});
+    json["positions"].push_back(
+        {{"first", range.first}, {"last", range.last}, {"tokens", range.tokens}, {"loss", range.loss}});
   return dump(json, 1) + "\n";
 }
 
@@ -197,16 +223,20 @@ ServeRequest parse_serve_request(const std::string& line) {
     else if (request.name == "loglikelihood_rolling") request.texts = items;
     else if (request.name == "generate_until")
       for (const ordered_json& item : items) request.generate.push_back(generate_request(item));
-    else user_error("%s: no such request; there are loglikelihood, loglikelihood_rolling and generate_until", request.name.c_str());
+    else
+      user_error("%s: no such request; there are loglikelihood, loglikelihood_rolling and generate_until",
+                 request.name.c_str());
     return request;
-  } catch (const ordered_json::exception& e) {
-    user_error("%s", e.what());
-  }
+  } catch (const ordered_json::exception& e) { user_error("%s", e.what()); }
 }
 
 std::string serve_answer(const std::string& name, const std::vector<std::pair<double, bool>>& scores) {
   return dump({{name, ordered_json(scores)}}, -1);
 }
-std::string serve_answer(const std::string& name, const std::vector<double>& sums) { return dump({{name, ordered_json(sums)}}, -1); }
-std::string serve_answer(const std::string& name, const std::vector<std::string>& texts) { return dump({{name, ordered_json(texts)}}, -1); }
+std::string serve_answer(const std::string& name, const std::vector<double>& sums) {
+  return dump({{name, ordered_json(sums)}}, -1);
+}
+std::string serve_answer(const std::string& name, const std::vector<std::string>& texts) {
+  return dump({{name, ordered_json(texts)}}, -1);
+}
 std::string serve_error(const std::string& what) { return dump({{"error", what}}, -1); }

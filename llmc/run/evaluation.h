@@ -1,23 +1,23 @@
 // What the program that evaluates is asked for, what it finds out, and how that is written.
 #pragma once
-#include <array>                 // std::array
-#include <cstdint>               // int64_t
-#include <optional>              // std::optional
-#include <string>                // std::string
-#include <utility>               // std::pair
-#include <vector>                // std::vector
-#include "position_losses.h"     // PositionLosses
-#include "sampling.h"            // SampleOptions, Tokenizer
+#include <array>              // std::array
+#include <cstdint>            // int64_t
+#include <optional>           // std::optional
+#include <string>             // std::string
+#include <utility>            // std::pair
+#include <vector>             // std::vector
+#include "position_losses.h"  // PositionLosses
+#include "sampling.h"         // SampleOptions, Tokenizer
 
 struct EvaluateOptions {
   std::string model;               // a folder
   std::vector<std::string> files;  // texts, token files, multiple-choice questions
   std::vector<std::string> lambada;
   bool serve = false;
-  int64_t context = 0;             // tokens that the model reads at most; 0: its context length
-  int64_t stride = 0;              // between the windows of a text; 0: the context
-  int64_t windows = 0;             // of each text that are scored, at most; 0: all
-  int slots = 8;                   // sequences at a time
+  int64_t context = 0;  // tokens that the model reads at most; 0: its context length
+  int64_t stride = 0;   // between the windows of a text; 0: the context
+  int64_t windows = 0;  // of each text that are scored, at most; 0: all
+  int slots = 8;        // sequences at a time
   std::string tokenizer, json, positions;
   bool quiet = false;
 };
@@ -28,18 +28,18 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& options);
 // Of a text or a token file. Bits per byte leave out tokens that stand for no text, which are ends of texts.
 struct TextResult {
   std::string file;
-  int64_t tokens = 0;          // scored
-  double nats = 0;             // the sum of their losses
-  bool knows_bytes = false;    // a vocabulary is known
-  int64_t bytes = 0;           // of the tokens that stand for text
-  double nats_of_bytes = 0;    // the sum of those tokens' losses
+  int64_t tokens = 0;        // scored
+  double nats = 0;           // the sum of their losses
+  bool knows_bytes = false;  // a vocabulary is known
+  int64_t bytes = 0;         // of the tokens that stand for text
+  double nats_of_bytes = 0;  // the sum of those tokens' losses
 
   double loss() const { return nats / double(tokens); }
   double bits_per_byte() const;  // NaN if bytes are not known, or 0
 };
 
-// By which score an answer is chosen: the sum of its tokens' log-likelihoods, or that divided by its number of tokens, of characters or of bytes.
-// A space at the answer's beginning is no character and no byte of it.
+// By which score an answer is chosen: the sum of its tokens' log-likelihoods, or that divided by its number of tokens,
+// of characters or of bytes. A space at the answer's beginning is no character and no byte of it.
 enum class ChoiceScore { sum, per_token, per_character, per_byte, count };
 
 struct ChoiceResult {
@@ -71,13 +71,16 @@ void print_results(const EvaluationResults& results);
 // The results as JSON. Numbers have all their digits; what is not known is null.
 std::string results_json(const EvaluationResults& results);
 
-// The texts of a file of JSON lines with a field "text", split before the last word: (context, " " and the word). Throws UserError.
+// The texts of a file of JSON lines with a field "text", split before the last word: (context, " " and the word).
+// Throws UserError.
 std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path);
 
 // What --serve is asked for, a JSON object a line with one of these names, and answers in the same order:
-//   {"loglikelihood": [[context, continuation], ...]}  ->  {"loglikelihood": [[sum of log-likelihoods, all are the likeliest tokens], ...]}
+//   {"loglikelihood": [[context, continuation], ...]}  ->  {"loglikelihood": [[sum of log-likelihoods, all are the
+//   likeliest tokens], ...]}
 //   {"loglikelihood_rolling": [text, ...]}             ->  {"loglikelihood_rolling": [sum of log-likelihoods, ...]}
-//   {"generate_until": [{"context": text, "until": [text, ...], "max_tokens": n, "temperature": x, "top_k": n, "top_p": x}, ...]}
+//   {"generate_until": [{"context": text, "until": [text, ...], "max_tokens": n, "temperature": x, "top_k": n, "top_p":
+//   x}, ...]}
 //                                                      ->  {"generate_until": [text, ...]}
 // A request that cannot be answered gets {"error": text}.
 struct GenerateRequest {

@@ -1,12 +1,12 @@
 #include "event_file.h"
-#include <fcntl.h>               // open
-#include <unistd.h>              // getpid
-#include <cerrno>                // errno
-#include <chrono>                // std::chrono::system_clock
-#include <cstdio>                // fprintf
-#include <cstring>               // memcpy, strerror
-#include "llmc/utils/crc32c.h"   // crc32c
-#include "llmc/utils/error.h"    // user_error, format
+#include <fcntl.h>                 // open
+#include <unistd.h>                // getpid
+#include <cerrno>                  // errno
+#include <chrono>                  // std::chrono::system_clock
+#include <cstdio>                  // fprintf
+#include <cstring>                 // memcpy, strerror
+#include "llmc/utils/crc32c.h"     // crc32c
+#include "llmc/utils/error.h"      // user_error, format
 #include "llmc/utils/host_name.h"  // host_name
 
 // ----------------------------------------------------------------------------
@@ -37,13 +37,15 @@ static std::string text_field(int field, const std::string& value) {
 // Event: wall_time = 1, step = 2, and one of file_version = 3, summary = 5, session_log = 7.
 static std::string event(int64_t step, int what, const std::string& value) {
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  return key(1, Encoding::fixed64) + bytes_of(now) + key(2, Encoding::varint) + varint(uint64_t(step)) + text_field(what, value);
+  return key(1, Encoding::fixed64) + bytes_of(now) + key(2, Encoding::varint) + varint(uint64_t(step)) +
+         text_field(what, value);
 }
 
 // ----------------------------------------------------------------------------
 
 void EventFile::open(const std::string& out, int64_t step) {
-  const auto now = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   path_ = out + format("/events.out.tfevents.%010lld.%s.%d", (long long)now, host_name().c_str(), int(getpid()));
   file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (file_.fd < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
@@ -67,8 +69,10 @@ static std::string masked_crc(const std::string& bytes) {
 }
 
 void EventFile::write_record(const std::string& event) {
-  const std::string length = bytes_of(uint64_t(event.size())), record = length + masked_crc(length) + event + masked_crc(event);
+  const std::string length = bytes_of(uint64_t(event.size())),
+                    record = length + masked_crc(length) + event + masked_crc(event);
   if (write_all(file_.fd, record.data(), record.size()) == record.size()) return;
-  fprintf(stderr, "warning: %s: cannot be written: %s; it ends here, log.jsonl has all\n", path_.c_str(), strerror(errno));
+  fprintf(stderr, "warning: %s: cannot be written: %s; it ends here, log.jsonl has all\n", path_.c_str(),
+          strerror(errno));
   file_ = FileDescriptor();
 }

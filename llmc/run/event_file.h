@@ -1,19 +1,21 @@
-// Scalars for TensorBoard: OUT/events.out.tfevents.*, a record for each step. A record is its length (8 bytes, little-endian), the length's
-// masked CRC-32C, that many bytes, and theirs (TensorFlow's record_writer.h); the bytes are an Event of TensorFlow's event.proto.
+// Scalars for TensorBoard: OUT/events.out.tfevents.*, a record for each step. A record is its length (8 bytes,
+// little-endian), the length's masked CRC-32C, that many bytes, and theirs (TensorFlow's record_writer.h); the bytes
+// are an Event of TensorFlow's event.proto.
 #pragma once
-#include <cstdint>              // int64_t
-#include <string>               // std::string
-#include <utility>              // std::pair
-#include <vector>               // std::vector
-#include "llmc/utils/files.h"   // FileDescriptor
+#include <cstdint>             // int64_t
+#include <string>              // std::string
+#include <utility>             // std::pair
+#include <vector>              // std::vector
+#include "llmc/utils/files.h"  // FileDescriptor
 
 // Until open() is called, scalars are discarded.
 struct EventFile {
-  // Makes a file in folder `out` for a process that begins after `step` updates: TensorBoard drops what earlier files have of later steps.
-  // Throws UserError if it cannot.
+  // Makes a file in folder `out` for a process that begins after `step` updates: TensorBoard drops what earlier files
+  // have of later steps. Throws UserError if it cannot.
   void open(const std::string& out, int64_t step);
 
-  // Values of a step, by tag. If they cannot be written, stderr says so, and that is the end of the file: the log has all of them.
+  // Values of a step, by tag. If they cannot be written, stderr says so, and that is the end of the file: the log has
+  // all of them.
   void write(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
 
  private:

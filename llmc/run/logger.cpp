@@ -65,10 +65,12 @@ ResumedLog RunLog::resume(const std::string& out, int64_t step) {
 static json to_json(const LogFields& fields) {
   json j = json::object();
   for (const LogField& field : fields)
-    std::visit([&](const auto& value) {
-      if constexpr (std::is_same_v<decltype(value), const LogFields&>) j[field.key] = to_json(value);
-      else j[field.key] = value;
-    }, field.value);
+    std::visit(
+        [&](const auto& value) {
+          if constexpr (std::is_same_v<decltype(value), const LogFields&>) j[field.key] = to_json(value);
+          else j[field.key] = value;
+        },
+        field.value);
   return j;
 }
 
@@ -84,8 +86,10 @@ void RunLog::write_line(const std::string& line) {
   waiting_.erase(0, write_all(fd_, waiting_.data(), waiting_.size()));
   const bool was_full = std::exchange(disk_full_, !waiting_.empty());
   if (!disk_full_) return;
-  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
-  if (!was_full) fprintf(stderr, "error: %s: cannot be written: %s; its lines wait for room\n", path_.c_str(), strerror(errno));
+  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)
+    user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+  if (!was_full)
+    fprintf(stderr, "error: %s: cannot be written: %s; its lines wait for room\n", path_.c_str(), strerror(errno));
 }
 
 void RunLog::finish() {

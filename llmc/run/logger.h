@@ -14,26 +14,28 @@ struct LogField {
 };
 
 struct ResumedLog {
-  int num_damaged = 0;             // lines that were moved to log.damaged.jsonl
-  std::set<int64_t> checkpoints;   // steps whose checkpoint has a line
+  int num_damaged = 0;            // lines that were moved to log.damaged.jsonl
+  std::set<int64_t> checkpoints;  // steps whose checkpoint has a line
 };
 
-// Until create() or resume() is called, lines are discarded. When write() returns, the line has been passed to the system; if the disk is
-// full, it is kept in memory until there is room, and stderr says so once. Any other failure is a UserError.
+// Until create() or resume() is called, lines are discarded. When write() returns, the line has been passed to the
+// system; if the disk is full, it is kept in memory until there is room, and stderr says so once. Any other failure is
+// a UserError.
 struct RunLog {
   RunLog() = default;
   ~RunLog();
   RunLog(const RunLog&) = delete;
   RunLog& operator=(const RunLog&) = delete;
 
-  // Starts a new log in folder `out`; an existing one is renamed to log.1.jsonl, log.2.jsonl, ... Throws UserError if it cannot.
+  // Starts a new log in folder `out`; an existing one is renamed to log.1.jsonl, log.2.jsonl, ... Throws UserError if
+  // it cannot.
   void create(const std::string& out);
-  // Continues the log of a run that is resumed after `step` updates. Lines of later steps are dropped, and an incomplete last line, as a
-  // killed process leaves it. Other lines that are not valid are moved to log.damaged.jsonl.
+  // Continues the log of a run that is resumed after `step` updates. Lines of later steps are dropped, and an
+  // incomplete last line, as a killed process leaves it. Other lines that are not valid are moved to log.damaged.jsonl.
   ResumedLog resume(const std::string& out, int64_t step);
 
-  void write(const LogFields& fields);                    // {"key": value, ...}
-  void write(const char* key, const LogFields& fields);   // {key: {"key": value, ...}}
+  void write(const LogFields& fields);                   // {"key": value, ...}
+  void write(const char* key, const LogFields& fields);  // {key: {"key": value, ...}}
 
   // Throws UserError if the disk still has no room for some lines.
   void finish();
@@ -41,8 +43,8 @@ struct RunLog {
  private:
   std::string path_;
   int fd_ = -1;
-  std::string waiting_;      // lines that the disk had no room for
-  bool disk_full_ = false;   // and stderr has said so
+  std::string waiting_;     // lines that the disk had no room for
+  bool disk_full_ = false;  // and stderr has said so
   void open(int flags);
   void write_line(const std::string& line);
 };

@@ -51,6 +51,6 @@ struct TrainOptions {
   std::string as_toml;  // all of the above but that, as --config reads it
 };
 
-// Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError for anything
-// that is not a valid command line; whatever can be judged without looking at files is judged here.
+// Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError for
+// anything that is not a valid command line; whatever can be judged without looking at files is judged here.
 bool parse_options(int argc, char** argv, TrainOptions& options);

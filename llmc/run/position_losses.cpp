@@ -10,7 +10,8 @@ std::vector<PositionRange> ranges_of(const PositionLosses& positions) {
   const int64_t context = int64_t(positions.counts.size()) - 1;
   for (int64_t first = 1; first <= context; first *= 2) {
     PositionRange range = {first, std::min(2 * first - 1, context), 0, 0};
-    for (int64_t p = range.first; p <= range.last; p++) range.tokens += positions.counts[p], range.loss += positions.sums[p];
+    for (int64_t p = range.first; p <= range.last; p++)
+      range.tokens += positions.counts[p], range.loss += positions.sums[p];
     range.loss /= double(range.tokens);
     if (range.tokens > 0) ranges.push_back(range);
   }
@@ -37,9 +38,11 @@ PositionLosses parse_positions(const std::string& path, const std::string& csv) 
     long long position, tokens;
     double loss;
     int length = 0;
-    const bool is_read = sscanf(line.c_str(), "%lld,%lld,%lf%n", &position, &tokens, &loss, &length) == 3 && size_t(length) == line.size();
+    const bool is_read = sscanf(line.c_str(), "%lld,%lld,%lf%n", &position, &tokens, &loss, &length) == 3 &&
+                         size_t(length) == line.size();
     if (number == 1 || !is_read || position < int64_t(positions.counts.size()) || position > most || tokens < 1)
-      user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them", path.c_str(), number);
+      user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them",
+                 path.c_str(), number);
     positions.counts.resize(size_t(position) + 1), positions.sums.resize(size_t(position) + 1);
     positions.counts[size_t(position)] = tokens, positions.sums[size_t(position)] = loss * double(tokens);
   }

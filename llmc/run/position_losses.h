@@ -1,4 +1,5 @@
-// Losses by how many tokens the model read before the one that is predicted: what evaluate_gpt2_sla measures and reports show.
+// Losses by how many tokens the model read before the one that is predicted: what evaluate_gpt2_sla measures and
+// reports show.
 #pragma once
 #include <cstdint>  // int64_t
 #include <string>   // std::string

@@ -28,7 +28,8 @@ inline std::string time_text(double seconds) {
 // A terminal that people look at: mpirun gives its processes one, too, whatever becomes of the output.
 inline bool on_terminal() { return isatty(STDOUT_FILENO) && getenv("OMPI_COMM_WORLD_RANK") == nullptr; }
 
-// Prints a line, without its newline if another is to overwrite it. On a terminal it overwrites the line of progress there.
+// Prints a line, without its newline if another is to overwrite it. On a terminal it overwrites the line of progress
+// there.
 inline void print_over_progress(const std::string& text) {
   if (on_terminal()) fputs("\r\033[K", stdout);
   fputs(text.c_str(), stdout);

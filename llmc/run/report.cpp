@@ -1,26 +1,26 @@
 #include "report.h"
-#include <unistd.h>                      // unlink
-#include <algorithm>                     // std::any_of, std::clamp, std::find_if
-#include <cmath>                         // std::isfinite
-#include <filesystem>                    // std::filesystem::path
-#include <functional>                    // std::function
-#include <map>                           // std::map
-#include <set>                           // std::set
-#include <sstream>                       // std::istringstream
-#include "llmc/model/wiring_picture.h"   // wiring_picture
-#include "llmc/utils/embed.h"            // EMBED
-#include "llmc/utils/error.h"            // format, UserError
-#include "llmc/utils/files.h"            // write_file_durably, rename_durably
-#include "llmc/utils/utf8.h"             // printable
-#include "print.h"                       // count_text, bytes_text, time_text
-#include "statistics.h"                  // estimate, Estimate
-#include "thin.h"                        // thin
+#include <unistd.h>                     // unlink
+#include <algorithm>                    // std::any_of, std::clamp, std::find_if
+#include <cmath>                        // std::isfinite
+#include <filesystem>                   // std::filesystem::path
+#include <functional>                   // std::function
+#include <map>                          // std::map
+#include <set>                          // std::set
+#include <sstream>                      // std::istringstream
+#include "llmc/model/wiring_picture.h"  // wiring_picture
+#include "llmc/utils/embed.h"           // EMBED
+#include "llmc/utils/error.h"           // format, UserError
+#include "llmc/utils/files.h"           // write_file_durably, rename_durably
+#include "llmc/utils/utf8.h"            // printable
+#include "print.h"                      // count_text, bytes_text, time_text
+#include "statistics.h"                 // estimate, Estimate
+#include "thin.h"                       // thin
 
 using json = nlohmann::ordered_json;
 
 EMBED(sla_report_css, "llmc/run/report.css");
 EMBED(sla_report_js, "llmc/run/report.js");
-EMBED(sla_chart_js, "chart.js");              // of the package, by the Makefile; empty where there is none
+EMBED(sla_chart_js, "chart.js");                // of the package, by the Makefile; empty where there is none
 EMBED(sla_chart_licence, "chart_licence.txt");  // likewise
 
 namespace {
@@ -46,7 +46,8 @@ std::string html(const std::string& text) {
 // JSON in a <script>, which ends at the first "</script", wherever that stands.
 std::string json_in_script(const json& value) {
   std::string text;
-  for (char c : value.dump(-1, ' ', false, json::error_handler_t::replace)) text += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  for (char c : value.dump(-1, ' ', false, json::error_handler_t::replace))
+    text += c == '<' ? std::string("\\u003c") : std::string(1, c);
   return text;
 }
 
@@ -71,10 +72,11 @@ std::string string_in(const json& object, const char* key) {
 }
 
 // ----------------------------------------------------------------------------
-// Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "place", "series": [{"name", "colour", "style", ...}]}]}. A chart
-// is drawn in the element with the id `place`; one with the title of its x axis is of x and y, the others are curves over steps. A series has
-// either x and y, or for each y its step s, seconds t and tokens k, and the FLOPs of a token, f. Style: line, faint, points (a line with
-// points) or dots. logX: the x axis is logarithmic at first.
+// Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "place", "series": [{"name", "colour",
+// "style", ...}]}]}. A chart is drawn in the element with the id `place`; one with the title of its x axis is of x and
+// y, the others are curves over steps. A series has either x and y, or for each y its step s, seconds t and tokens k,
+// and the FLOPs of a token, f. Style: line, faint, points (a line with points) or dots. logX: the x axis is logarithmic
+// at first.
 
 // Six digits are more than a screen shows.
 json rounded(double x) { return std::isfinite(x) ? json(std::stod(format("%.6g", x))) : json(nullptr); }
@@ -83,10 +85,15 @@ constexpr size_t buckets_of_a_run = 1000;  // a chart is about half as many pixe
 
 // What of a run's points a series shows.
 template <class Point>
-json series(const RunHistory& run, const std::vector<Point>& points, size_t buckets, const std::function<double(size_t)>& value) {
+json series(const RunHistory& run, const std::vector<Point>& points, size_t buckets,
+            const std::function<double(size_t)>& value) {
   std::vector<double> values;
   for (size_t i = 0; i < points.size(); i++) values.push_back(value(i));
-  json s = {{"f", run.number("flops_per_token", 0)}, {"s", json::array()}, {"t", json::array()}, {"k", json::array()}, {"y", json::array()}};
+  json s = {{"f", run.number("flops_per_token", 0)},
+            {"s", json::array()},
+            {"t", json::array()},
+            {"k", json::array()},
+            {"y", json::array()}};
   for (size_t i : thin(values, buckets)) {
     s["s"].push_back(points[i].step);
     s["t"].push_back(rounded(points[i].seconds));
@@ -104,7 +111,8 @@ json styled(json s, const std::string& name, int colour, const char* style, bool
 
 size_t smoothing_steps(const RunHistory& run) { return std::max<size_t>(1, run.steps.size() / 100); }
 
-// Means of each step's value and those before it, a hundredth of the run; without what is not finite, and NaN where the step's own is not.
+// Means of each step's value and those before it, a hundredth of the run; without what is not finite, and NaN where the
+// step's own is not.
 std::vector<double> smoothed(const RunHistory& run, double TrainPoint::*what) {
   const size_t window = smoothing_steps(run);
   std::vector<double> smooth;
@@ -126,7 +134,8 @@ bool any_finite(const json& s) {
 }
 
 // Adds a chart of those series that have a value; none if no one has.
-void add_chart(json& charts, const std::string& title, const std::string& y, std::vector<json> all, const std::string& x = "") {
+void add_chart(json& charts, const std::string& title, const std::string& y, std::vector<json> all,
+               const std::string& x = "") {
   json chart = {{"title", title}, {"y", y}, {"place", "charts"}, {"series", json::array()}};
   if (!x.empty()) chart["x"] = x;
   for (json& s : all)
@@ -139,8 +148,9 @@ std::vector<json> noisy(const RunHistory& run, double TrainPoint::*what, const s
   const json all = series(run, run.steps, buckets_of_a_run, [&run, what](size_t i) { return run.steps[i].*what; });
   if (smoothing_steps(run) == 1) return {styled(all, name, colour, "line")};
   const std::vector<double> smooth = smoothed(run, what);
-  return {styled(all, name, colour, "faint"), styled(series(run, run.steps, buckets_of_a_run, [&](size_t i) { return smooth[i]; }),
-                                                     name + format(", mean of %zu steps", smoothing_steps(run)), colour, "line")};
+  return {styled(all, name, colour, "faint"),
+          styled(series(run, run.steps, buckets_of_a_run, [&](size_t i) { return smooth[i]; }),
+                 name + format(", mean of %zu steps", smoothing_steps(run)), colour, "line")};
 }
 
 // Losses by position, a point for each range, at its (geometric) middle.
@@ -169,7 +179,8 @@ json charts_of(const RunHistory& run) {
   const json rate = series(run, run.steps, buckets_of_a_run, [&](size_t i) { return run.steps[i].learning_rate; });
   add_chart(charts, "Learning rate", "learning rate", {styled(rate, "learning rate", 2, "line")});
   add_chart(charts, "Speed", "tokens/s", noisy(run, &TrainPoint::tokens_per_second, "tokens/s", 0));
-  add_chart(charts, "Share of the GEMM rate measured at the start", "share", noisy(run, &TrainPoint::gemm_share, "share", 4));
+  add_chart(charts, "Share of the GEMM rate measured at the start", "share",
+            noisy(run, &TrainPoint::gemm_share, "share", 4));
   add_position_chart(charts, "Loss by position", {styled(by_position(run.positions), "loss", 1, "points")});
   return charts;
 }
@@ -180,10 +191,12 @@ json charts_of(const RunHistory& run) {
 std::string page(const std::string& title, const std::string& body, const json& charts) {
   const std::string licence(sla_chart_licence, sla_chart_licence_end), chart_js(sla_chart_js, sla_chart_js_end);
   std::string text = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" + html(title) + "</title>\n<style>\n";
+                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
+                     html(title) + "</title>\n<style>\n";
   text.append(sla_report_css, sla_report_css_end).append("</style>\n</head>\n<body>\n").append(body);
   if (!licence.empty())
-    text += "<details class=\"quiet\"><summary>Charts are drawn by Chart.js, which this page contains; its licence</summary><pre>" +
+    text += "<details class=\"quiet\"><summary>Charts are drawn by Chart.js, which this page contains; its "
+            "licence</summary><pre>" +
             html(licence) + "</pre></details>\n";
   text += "<script type=\"application/json\" id=\"data\">" + json_in_script({{"charts", charts}}) + "</script>\n";
   return text + script(chart_js) + script({sla_report_js, sla_report_js_end}) + "</body>\n</html>\n";
@@ -215,27 +228,37 @@ std::string notices(const RunHistory& run) {
   if (!bad.empty()) {
     std::string steps;
     for (size_t i = 0; i < bad.size() && i < 10; i++) steps += format("%s%lld", i > 0 ? ", " : "", (long long)bad[i]);
-    lines.push_back(format("%zu of %zu steps had a loss or a norm that was not finite and were skipped; curves have gaps there: %s%s", bad.size(),
-                           run.steps.size(), steps.c_str(), bad.size() > 10 ? ", ..." : ""));
+    lines.push_back(format("%zu of %zu steps had a loss or a norm that was not finite and were skipped; curves have "
+                           "gaps there: %s%s",
+                           bad.size(), run.steps.size(), steps.c_str(), bad.size() > 10 ? ", ..." : ""));
   }
   for (const ValPoint& p : run.validations)
-    if (!std::isfinite(p.loss)) lines.push_back(format("the validation loss after step %lld is not finite", (long long)p.step));
-  if (run.num_repeated > 0) lines.push_back(format("%lld steps are in the log twice; what was trained later counts", (long long)run.num_repeated));
-  if (run.num_unreadable > 0) lines.push_back(format("%lld lines of the log cannot be read", (long long)run.num_unreadable));
+    if (!std::isfinite(p.loss))
+      lines.push_back(format("the validation loss after step %lld is not finite", (long long)p.step));
+  if (run.num_repeated > 0)
+    lines.push_back(
+        format("%lld steps are in the log twice; what was trained later counts", (long long)run.num_repeated));
+  if (run.num_unreadable > 0)
+    lines.push_back(format("%lld lines of the log cannot be read", (long long)run.num_unreadable));
   if (run.ends_in_mid_line) lines.push_back("the log ends in the middle of a line, which is left out");
   if (!run.is_finished())
-    lines.push_back(format("not finished: %lld of %lld steps", (long long)run.last_step(), (long long)run.planned_steps()));
+    lines.push_back(
+        format("not finished: %lld of %lld steps", (long long)run.last_step(), (long long)run.planned_steps()));
   std::string text;
-  for (const std::string& line : lines) text += "<p class=\"warn\">" + html(folder_name(run.name) + ": " + line) + ".</p>\n";
+  for (const std::string& line : lines)
+    text += "<p class=\"warn\">" + html(folder_name(run.name) + ": " + line) + ".</p>\n";
   return text;
 }
 
 std::string facts(const RunHistory& run) {
-  const double last = run.steps.empty() ? NAN : smoothed(run, &TrainPoint::loss).back(), rate = run.tokens() / run.seconds();
+  const double last = run.steps.empty() ? NAN : smoothed(run, &TrainPoint::loss).back(),
+               rate = run.tokens() / run.seconds();
   const double kv = run.number("kv_bytes_per_token", NAN), flops = run.number("flops_per_token", NAN);
-  return "<div class=\"facts\">\n" + fact("steps", format("%lld of %lld", (long long)run.last_step(), (long long)run.planned_steps())) +
+  return "<div class=\"facts\">\n" +
+         fact("steps", format("%lld of %lld", (long long)run.last_step(), (long long)run.planned_steps())) +
          fact("validation loss", loss_text(run.final_loss())) + fact("training loss, mean", loss_text(last)) +
-         fact("tokens", count_text(run.tokens())) + fact("training time", std::isfinite(run.seconds()) ? time_text(run.seconds()) : "") +
+         fact("tokens", count_text(run.tokens())) +
+         fact("training time", std::isfinite(run.seconds()) ? time_text(run.seconds()) : "") +
          fact("tokens/s", std::isfinite(rate) ? count_text(rate) : "") +
          fact("parameters", count_text(run.number("num_parameters", 0))) +
          fact("a token's FLOPs", std::isfinite(flops) ? count_text(flops) : "") +
@@ -266,15 +289,14 @@ std::string picture_of(const RunHistory& run, const std::string& id) {
     if (layers < 1 || heads < 1) return "";
     validate(wiring, layers, heads);
     return "<p><code>" + html(wiring.text) + "</code></p>\n" + wiring_picture(wiring, layers, heads, id);
-  } catch (const UserError&) {
-    return "";
-  }
+  } catch (const UserError&) { return ""; }
 }
 
 std::string samples(const RunHistory& run) {
   std::string text;
   for (size_t i = run.samples.size(), n = 0; i-- > 0 && n < 3; n++)
-    text += format("<p class=\"quiet\">after step %lld</p>\n<pre>", (long long)run.samples[i].step) + html(run.samples[i].text) + "</pre>\n";
+    text += format("<p class=\"quiet\">after step %lld</p>\n<pre>", (long long)run.samples[i].step) +
+            html(run.samples[i].text) + "</pre>\n";
   return text;
 }
 
@@ -285,22 +307,27 @@ std::string machine(const RunHistory& run) {
   };
   add("device", string_in(run.description, "device"));
   add("weights and activations", string_in(run.description, "precision"));
-  for (const auto& [key, what] : {std::pair("host", "host"), {"cpu", "CPU"}, {"processors", "processors"}, {"ranks", "ranks"}})
+  for (const auto& [key, what] :
+       {std::pair("host", "host"), {"cpu", "CPU"}, {"processors", "processors"}, {"ranks", "ranks"}})
     add(what, string_in(run.process, key));
   if (run.process.contains("gemm_peak") && run.process["gemm_peak"].is_number())
-    add("GEMM rate measured at the start", format("%.0f GFLOP/s a rank", run.process["gemm_peak"].get<double>() * 1e-9));
+    add("GEMM rate measured at the start",
+        format("%.0f GFLOP/s a rank", run.process["gemm_peak"].get<double>() * 1e-9));
   return rows.empty() ? "" : "<table class=\"left\">\n" + rows + "</table>\n";
 }
 
 }  // namespace
 
 std::string report_page(const RunHistory& run) {
-  return page(folder_name(run.name), "<h1>" + html(folder_name(run.name)) + "</h1>\n<p class=\"quiet\">" +
-              html(format("%g layers, %g heads, %g channels, T = %g", run.number("num_layers", 0), run.number("num_heads", 0),
-                          run.number("channels", 0), run.number("seq_len", 0))) + "</p>\n" +
-              notices(run) + facts(run) + axes + chart_places + section("Wiring", picture_of(run, "wiring")) + section("Memory", memory_table(run)) +
-              section("Last samples", samples(run)) + section("Machine", machine(run)) +
-              section("Options", run.options.empty() ? "" : "<pre>" + html(run.options) + "</pre>\n"), charts_of(run));
+  return page(folder_name(run.name),
+              "<h1>" + html(folder_name(run.name)) + "</h1>\n<p class=\"quiet\">" +
+                  html(format("%g layers, %g heads, %g channels, T = %g", run.number("num_layers", 0),
+                              run.number("num_heads", 0), run.number("channels", 0), run.number("seq_len", 0))) +
+                  "</p>\n" + notices(run) + facts(run) + axes + chart_places +
+                  section("Wiring", picture_of(run, "wiring")) + section("Memory", memory_table(run)) +
+                  section("Last samples", samples(run)) + section("Machine", machine(run)) +
+                  section("Options", run.options.empty() ? "" : "<pre>" + html(run.options) + "</pre>\n"),
+              charts_of(run));
 }
 
 // ----------------------------------------------------------------------------
@@ -310,11 +337,11 @@ namespace {
 
 // Runs that differ by their seed alone.
 struct Kind {
-  nlohmann::json key;                       // the description without the seed
+  nlohmann::json key;  // the description without the seed
   std::string label;
-  std::map<int64_t, double> losses;         // by seed: the final ones of runs that are finished
-  std::vector<double> speeds;               // tokens/s of those runs, each its median step's: other programs' bursts do not count
-  double kv_bytes = NAN;                    // of a token
+  std::map<int64_t, double> losses;  // by seed: the final ones of runs that are finished
+  std::vector<double> speeds;  // tokens/s of those runs, each its median step's: other programs' bursts do not count
+  double kv_bytes = NAN;       // of a token
   std::map<int64_t, std::vector<PositionRange>> positions;  // by seed: of the runs where they have been measured
 };
 
@@ -332,7 +359,9 @@ nlohmann::json key_of(const RunHistory& run) {
 std::string label_of(const Kind& kind, const std::vector<Kind>& kinds) {
   std::string label = string_in(kind.key, "wiring");
   for (const auto& [name, value] : kind.key.items()) {
-    const auto has_it = [&, n = name, v = value](const Kind& other) { return other.key.contains(n) && other.key[n] == v; };
+    const auto has_it = [&, n = name, v = value](const Kind& other) {
+      return other.key.contains(n) && other.key[n] == v;
+    };
     if (name != "wiring" && !std::all_of(kinds.begin(), kinds.end(), has_it))
       label += (label.empty() ? "" : ", ") + name + " " + (value.is_string() ? value.get<std::string>() : value.dump());
   }
@@ -367,19 +396,26 @@ std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
   return names;
 }
 
-std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<std::string>& names, const std::vector<int>& kind_of_run) {
-  std::string rows = row({"run", "wiring", "seed", "steps", "tokens", "training", "tokens/s", "parameters", "K/V a token", "FLOPs a token",
-                          "validation loss", "difference to the first"}, "th");
+std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<std::string>& names,
+                         const std::vector<int>& kind_of_run) {
+  std::string rows = row({"run", "wiring", "seed", "steps", "tokens", "training", "tokens/s", "parameters",
+                          "K/V a token", "FLOPs a token", "validation loss", "difference to the first"},
+                         "th");
   const double first = runs[0].final_loss();
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
-    auto count = [&](const char* key) { return std::isfinite(run.number(key, NAN)) ? count_text(run.number(key, NAN)) : std::string("-"); };
+    auto count = [&](const char* key) {
+      return std::isfinite(run.number(key, NAN)) ? count_text(run.number(key, NAN)) : std::string("-");
+    };
     const bool timed = std::isfinite(run.seconds()) && run.seconds() > 0;
-    rows += row({format("<span class=\"key\" style=\"background:var(--series-%d)\"></span>", kind_of_run[i] % 8) + html(names[i]),
+    rows += row({format("<span class=\"key\" style=\"background:var(--series-%d)\"></span>", kind_of_run[i] % 8) +
+                     html(names[i]),
                  html(string_in(run.description, "wiring")), html(string_in(run.description, "seed")),
-                 format("%lld", (long long)run.last_step()) + (run.is_finished() ? "" : format(" of %lld", (long long)run.planned_steps())),
-                 count_text(run.tokens()), timed ? time_text(run.seconds()) : "-", timed ? count_text(run.tokens() / run.seconds()) : "-",
-                 count("num_parameters"), count("kv_bytes_per_token"), count("flops_per_token"), loss_text(run.final_loss()),
+                 format("%lld", (long long)run.last_step()) +
+                     (run.is_finished() ? "" : format(" of %lld", (long long)run.planned_steps())),
+                 count_text(run.tokens()), timed ? time_text(run.seconds()) : "-",
+                 timed ? count_text(run.tokens() / run.seconds()) : "-", count("num_parameters"),
+                 count("kv_bytes_per_token"), count("flops_per_token"), loss_text(run.final_loss()),
                  i == 0 ? "" : signed_text(run.final_loss() - first)});
   }
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
@@ -394,13 +430,18 @@ std::string verdict(const Estimate& difference, size_t pairs) {
          (needed > int(pairs) ? format("; if it is as large as it looks, it takes %d seeds", needed) : std::string());
 }
 
-// What it would take to see differences of some sizes, up to the largest that the paper found, if all vary from seed to seed as these do.
+// What it would take to see differences of some sizes, up to the largest that the paper found, if all vary from seed to
+// seed as these do.
 std::string seeds_for(double squares, int freedom) {
   if (freedom < 1 || squares <= 0) return "";
   const double deviation = std::sqrt(squares / freedom);
-  std::string text = format("<p>From seed to seed, differences vary with a standard deviation of %.4f nats (of all rows together). ", deviation);
+  std::string text = format("<p>From seed to seed, differences vary with a standard deviation of %.4f nats (of all "
+                            "rows together). ",
+                            deviation);
   const char* before = "To find a true difference with p &lt; 0.05 in four of five experiments takes";
-  for (const auto& [nats, name] : {std::pair(0.01, "0.01 nats"), {0.05, "0.05"}, {0.133, "0.133, the largest in the paper on skip-layer attention"}}) {
+  for (const auto& [nats, name] : {std::pair(0.01, "0.01 nats"),
+                                   {0.05, "0.05"},
+                                   {0.133, "0.133, the largest in the paper on skip-layer attention"}}) {
     const int pairs = pairs_needed(nats, deviation);
     text += before + (pairs > 0 ? format(" %d pairs for ", pairs) : std::string(" over 10,000 pairs for ")) + name;
     before = ",";
@@ -411,8 +452,10 @@ std::string seeds_for(double squares, int freedom) {
 // Means over seeds; nothing if no kind has two.
 std::string over_seeds(const std::vector<Kind>& kinds) {
   if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
-  std::string rows = row({"runs that differ by seed alone", "seeds", "mean validation loss", "difference to the first, by pairs", "pairs", "p",
-                          "tokens/s, to the first's", "K/V, to the first's", ""}, "th");
+  std::string rows =
+      row({"runs that differ by seed alone", "seeds", "mean validation loss", "difference to the first, by pairs",
+           "pairs", "p", "tokens/s, to the first's", "K/V, to the first's", ""},
+          "th");
   auto with_interval = [](const Estimate& e, const std::string& mean) {
     return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
   };
@@ -426,7 +469,8 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
       if (first != kinds[0].losses.end()) differences.push_back(loss - first->second);
     }
     const Estimate mean = estimate(losses), difference = estimate(differences);
-    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()), with_interval(mean, loss_text(mean.mean))};
+    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()),
+                                      with_interval(mean, loss_text(mean.mean))};
     cells.resize(9);
     if (&kind != &kinds[0] && !differences.empty()) {
       cells[3] = with_interval(difference, signed_text(difference.mean));
@@ -441,9 +485,11 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
     if (&kind != &kinds[0] && std::isfinite(kv)) cells[7] = format("%.1f %%", 100 * kv);
     rows += row(cells);
   }
-  return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p that of the paired t-test. "
-         "Speeds are medians, over steps and then over runs. Only runs that are finished count.</p>\n<div class=\"wide\"><table class=\"seeds\">\n" + rows + "</table></div>\n" +
-         seeds_for(squares, freedom);
+  return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p "
+         "that of the paired t-test. "
+         "Speeds are medians, over steps and then over runs. Only runs that are finished count.</p>\n<div "
+         "class=\"wide\"><table class=\"seeds\">\n" +
+         rows + "</table></div>\n" + seeds_for(squares, freedom);
 }
 
 // The loss at the positions of `range` in the run of a kind with this seed; NaN where it has not been measured.
@@ -469,20 +515,24 @@ std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind* first)
 }
 
 // runs_of_page: how many runs the page has curves of, that all together are below 2 MB.
-json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<std::string>& names, const std::vector<Kind>& kinds,
-                       const std::vector<int>& kind_of_run, size_t runs_of_page) {
+json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<std::string>& names,
+                       const std::vector<Kind>& kinds, const std::vector<int>& kind_of_run, size_t runs_of_page) {
   const size_t buckets = std::clamp<size_t>(6000 / runs_of_page, 50, buckets_of_a_run);
   std::vector<json> val, train, scatter(kinds.size());
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
     const std::vector<double> smooth = smoothed(run, &TrainPoint::loss);
     const int colour = kind_of_run[i];
-    val.push_back(styled(series(run, run.validations, buckets, [&](size_t j) { return run.validations[j].loss; }), names[i], colour, "points"));
-    train.push_back(styled(series(run, run.steps, buckets, [&](size_t j) { return smooth[j]; }), names[i], colour, "line"));
+    val.push_back(styled(series(run, run.validations, buckets, [&](size_t j) { return run.validations[j].loss; }),
+                         names[i], colour, "points"));
+    train.push_back(
+        styled(series(run, run.steps, buckets, [&](size_t j) { return smooth[j]; }), names[i], colour, "line"));
     json& dots = scatter[size_t(colour)];
-    if (dots.is_null()) dots = styled({{"x", json::array()}, {"y", json::array()}}, kinds[size_t(colour)].label, colour, "dots");
+    if (dots.is_null())
+      dots = styled({{"x", json::array()}, {"y", json::array()}}, kinds[size_t(colour)].label, colour, "dots");
     dots["x"].push_back(rounded(run.number("kv_bytes_per_token", NAN)));
-    dots["y"].push_back(std::isfinite(run.number("kv_bytes_per_token", NAN)) ? rounded(run.final_loss()) : json(nullptr));
+    dots["y"].push_back(std::isfinite(run.number("kv_bytes_per_token", NAN)) ? rounded(run.final_loss())
+                                                                             : json(nullptr));
   }
   json charts = json::array();
   add_chart(charts, "Validation loss", "nats a token", std::move(val));
@@ -491,7 +541,9 @@ json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<st
   std::vector<json> positions, differences;
   for (size_t k = 0; k < kinds.size(); k++) {
     positions.push_back(styled(by_position(mean_by_position(kinds[k], nullptr)), kinds[k].label, int(k), "points"));
-    if (k > 0) differences.push_back(styled(by_position(mean_by_position(kinds[k], &kinds[0])), kinds[k].label, int(k), "points"));
+    if (k > 0)
+      differences.push_back(
+          styled(by_position(mean_by_position(kinds[k], &kinds[0])), kinds[k].label, int(k), "points"));
   }
   add_position_chart(charts, "Loss by position, mean over seeds", std::move(positions));
   add_position_chart(charts, "The same, minus the first's", std::move(differences));
@@ -509,7 +561,8 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
   std::set<int64_t> lengths;
   for (const RunHistory& run : runs) all_notices += notices(run), lengths.insert(run.last_step());
   if (lengths.size() > 1)
-    all_notices += "<p class=\"warn\">The runs have different lengths; each one's final loss is that at its own end.</p>\n";
+    all_notices += "<p class=\"warn\">The runs have different lengths; each one's final loss is that at its own "
+                   "end.</p>\n";
   std::set<std::string> drawn;
   for (const RunHistory& run : runs) {
     const std::string id = format("wiring-%zu", drawn.size());
@@ -517,10 +570,11 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
     const std::string picture = picture_of(run, id);
     if (!picture.empty()) pictures += "<div>" + picture + "</div>\n";
   }
-  return page(format("%zu runs", runs.size()), format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
-              section("Over seeds", over_seeds(kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
-              section("Final losses", final_losses(runs, names, kind_of_run)) +
-              section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"),
+  return page(format("%zu runs", runs.size()),
+              format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
+                  section("Over seeds", over_seeds(kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
+                  section("Final losses", final_losses(runs, names, kind_of_run)) +
+                  section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"),
               comparison_charts(runs, names, kinds, kind_of_run, runs.size()));
 }
 
@@ -569,7 +623,8 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
     for (const RunHistory& run : runs) body += notices(run);
     const std::string over = over_seeds(kinds);
-    body += (over.empty() ? final_losses(runs, names, kind_of_run) : over) + format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
+    body += (over.empty() ? final_losses(runs, names, kind_of_run) : over) +
+            format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
     for (json& chart : comparison_charts(runs, names, kinds, kind_of_run, runs_of_page)) {
       chart["place"] = format("charts-%zu", i);
       charts.push_back(std::move(chart));

@@ -1,16 +1,19 @@
-// Pages of HTML that show runs, each in one file that needs no server and no network: OUT/report.html of one run, and several side by side.
-// Charts are drawn by Chart.js, which the build puts into the program with its licence; without it the pages have numbers only.
+// Pages of HTML that show runs, each in one file that needs no server and no network: OUT/report.html of one run, and
+// several side by side. Charts are drawn by Chart.js, which the build puts into the program with its licence; without
+// it the pages have numbers only.
 #pragma once
 #include <string>         // std::string
 #include <vector>         // std::vector
 #include "run_history.h"  // RunHistory
 
-// The page of a run: losses, learning rate, gradient norm and speed over steps, tokens, time and FLOPs; losses by position, if they have been
-// measured; memory, wiring, samples, options and the machine; and what is wrong with its log, if anything is.
+// The page of a run: losses, learning rate, gradient norm and speed over steps, tokens, time and FLOPs; losses by
+// position, if they have been measured; memory, wiring, samples, options and the machine; and what is wrong with its
+// log, if anything is.
 std::string report_page(const RunHistory& run);
 
-// Runs side by side: their losses, final losses with differences to the first run, K/V bytes a token against loss, losses by position; and
-// where runs differ by their seed alone, means with 95 % confidence intervals and a paired t-test against the runs of the first one's kind.
+// Runs side by side: their losses, final losses with differences to the first run, K/V bytes a token against loss,
+// losses by position; and where runs differ by their seed alone, means with 95 % confidence intervals and a paired
+// t-test against the runs of the first one's kind.
 std::string comparison_page(const std::vector<RunHistory>& runs);
 
 // A part of a page: a heading, paragraphs, and runs to compare.
@@ -20,14 +23,14 @@ struct ReportSection {
   std::vector<std::string> folders;
 };
 
-// An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, and other lines are paragraphs. Throws
-// UserError, with the line, for a folder or a paragraph before the first title.
+// An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, and other lines are
+// paragraphs. Throws UserError, with the line, for a folder or a paragraph before the first title.
 std::vector<ReportSection> read_outline(const std::string& path);
 
-// Sections below each other, with the runs over seeds and their validation losses in each, and all final losses at the end. A section
-// without a run that has begun says so.
+// Sections below each other, with the runs over seeds and their validation losses in each, and all final losses at the
+// end. A section without a run that has begun says so.
 std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections);
 
-// Writes a page as PATH.tmp, syncs and renames it: a process that is killed leaves the old page or the new one. Throws UserError, and leaves
-// no PATH.tmp then.
+// Writes a page as PATH.tmp, syncs and renames it: a process that is killed leaves the old page or the new one. Throws
+// UserError, and leaves no PATH.tmp then.
 void write_page(const std::string& path, const std::string& page);

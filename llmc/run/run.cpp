@@ -1,16 +1,16 @@
 #include "run.h"
-#include <algorithm>           // std::max, std::min
-#include <cmath>               // std::isfinite
-#include <filesystem>          // is_directory
-#include <fstream>             // std::ifstream
-#include <thread>              // std::thread::hardware_concurrency
-#include "llmc/utils/files.h"  // make_folders, parent_folder, write_file_durably
-#include "llmc/utils/clock.h"  // seconds_now
-#include "llmc/utils/error.h"  // user_error, UserError
+#include <algorithm>               // std::max, std::min
+#include <cmath>                   // std::isfinite
+#include <filesystem>              // is_directory
+#include <fstream>                 // std::ifstream
+#include <thread>                  // std::thread::hardware_concurrency
+#include "llmc/utils/files.h"      // make_folders, parent_folder, write_file_durably
+#include "llmc/utils/clock.h"      // seconds_now
+#include "llmc/utils/error.h"      // user_error, UserError
 #include "llmc/utils/host_name.h"  // host_name
-#include "print.h"             // print_line, count_text, time_text
-#include "report.h"            // read_run, report_page, write_page
-#include "stop_signal.h"       // stop_signal, signal_name
+#include "print.h"                 // print_line, count_text, time_text
+#include "report.h"                // read_run, report_page, write_page
+#include "stop_signal.h"           // stop_signal, signal_name
 
 // ----------------------------------------------------------------------------
 // Before anything is written
@@ -22,18 +22,21 @@ void plan_batches(Run& run, int context_length, bool from_folder) {
   if (run.T > context_length)
     user_error("-t %d, but the model's context length is %d; take a shorter sequence%s", run.T, context_length,
                from_folder ? "" : ", or a longer context (--max-seq-len)");
-  const int64_t micro_tokens = int64_t(run.B) * run.T * run.ranks.size, total_batch = o.total_batch.value_or(micro_tokens);
+  const int64_t micro_tokens = int64_t(run.B) * run.T * run.ranks.size,
+                total_batch = o.total_batch.value_or(micro_tokens);
   if (total_batch % micro_tokens != 0)
-    user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is", (long long)total_batch,
-               run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
+    user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is",
+               (long long)total_batch, run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
                run.ranks.size > 1 ? format(" * %d", run.ranks.size).c_str() : "", (long long)micro_tokens);
   if (o.sample_every > 0 && o.sample_length > context_length)
-    user_error("-g %lld: a sample can be at most as long as the context, %d tokens", (long long)o.sample_length, context_length);
+    user_error("-g %lld: a sample can be at most as long as the context, %d tokens", (long long)o.sample_length,
+               context_length);
   run.grad_accum_steps = total_batch / micro_tokens;
 }
 
-// The tokenizer that --tokenizer names, or the model's folder has (a checkpoint to resume from, if there is one), or the data's. Those
-// that exist must have the same tokens. Where none exists, a model of 257 tokens is one of bytes, and what others' stand for is unknown.
+// The tokenizer that --tokenizer names, or the model's folder has (a checkpoint to resume from, if there is one), or
+// the data's. Those that exist must have the same tokens. Where none exists, a model of 257 tokens is one of bytes, and
+// what others' stand for is unknown.
 static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& model_folder, int vocab_size) {
   const TrainOptions& o = run.options;
   if (o.tokenizer == "none") return std::nullopt;
@@ -51,18 +54,22 @@ static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::stri
     if (path.empty()) continue;
     Tokenizer tokenizer = Tokenizer::load(path);
     if (chosen && !chosen->agrees_with(tokenizer))
-      user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none they are not compared, "
-                 "and samples are numbers", from.c_str(), path.c_str());
+      user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none "
+                 "they are not compared, "
+                 "and samples are numbers",
+                 from.c_str(), path.c_str());
     if (!chosen) chosen = std::move(tokenizer), from = path;
   }
   if (!chosen && vocab_size == byte_vocab_size) return Tokenizer::bytes();
   if (chosen && chosen->vocab_size() > vocab_size)
-    user_error("%s: has %d tokens, the model %d; give the model as many (--vocab-size), or name its own vocabulary (--tokenizer)",
+    user_error("%s: has %d tokens, the model %d; give the model as many (--vocab-size), or name its own vocabulary "
+               "(--tokenizer)",
                from.c_str(), chosen->vocab_size(), vocab_size);
   return chosen;
 }
 
-// What samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's vocabulary, and --prompt.
+// What samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's vocabulary, and
+// --prompt.
 static std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
   const TrainOptions& o = run.options;
   if (!run.tokenizer && !o.prompt.empty())
@@ -70,8 +77,9 @@ static std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
   if (!run.tokenizer) return {vocab_size - 1};
   std::vector<int> tokens = encode_prompt(*run.tokenizer, o.prompt);
   if (!o.prompt.empty() && int64_t(tokens.size()) >= o.sample_length)
-    user_error("--prompt: makes %zu tokens with the end of text before it, and a sample has %lld; take a longer one (-g)", tokens.size(),
-               (long long)o.sample_length);
+    user_error("--prompt: makes %zu tokens with the end of text before it, and a sample has %lld; take a longer one "
+               "(-g)",
+               tokens.size(), (long long)o.sample_length);
   return tokens;
 }
 
@@ -85,8 +93,8 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
   if (!o.val_data.empty()) {
     run.val = std::make_unique<DataLoader>(o.val_data, vocab_size, run.T);
     if (run.val->num_sequences < run.B)
-      user_error("-j %s: has %lld sequences of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text", o.val_data.c_str(),
-                 (long long)run.val->num_sequences, run.T, run.B);
+      user_error("-j %s: has %lld sequences of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
+                 o.val_data.c_str(), (long long)run.val->num_sequences, run.T, run.B);
   }
   run.tokenizer = choose_tokenizer(run, model_folder, vocab_size);
   if (run.tokenizer && !o.out.empty() && run.ranks.rank == 0) run.tokenizer_json = run.tokenizer->to_json();
@@ -100,9 +108,7 @@ static std::string damage(const std::string& checkpoint) {
   try {
     verify_checkpoint(checkpoint);
     return "";
-  } catch (const UserError& e) {
-    return e.what();
-  }
+  } catch (const UserError& e) { return e.what(); }
 }
 
 std::string checkpoint_to_resume(Run& run) {
@@ -136,8 +142,9 @@ void resume_progress(Run& run, const std::string& checkpoint) {
   const TrainOptions& o = run.options;
   const RunState saved = read_run_state(checkpoint), now = run_state(run);
   auto check = [&](bool same, const char* what) {
-    if (!same) user_error("-y: %s was written with another %s; give the same, or start anew in another folder",
-                          checkpoint.c_str(), what);
+    if (!same)
+      user_error("-y: %s was written with another %s; give the same, or start anew in another folder",
+                 checkpoint.c_str(), what);
   };
   check(saved.seq_len == now.seq_len, "sequence length (-t)");
   check(saved.seed == now.seed, "seed (--seed)");
@@ -145,13 +152,14 @@ void resume_progress(Run& run, const std::string& checkpoint) {
   check(saved.num_sequences == now.num_sequences, "training data (-i)");
   check(saved.muon == now.muon, "optimizer (--optimizer)");
   if (saved.step > run.steps)
-    user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(), (long long)run.steps);
+    user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(),
+               (long long)run.steps);
   if (saved.learning_rate.value_or(o.learning_rate) != o.learning_rate)
     warn(run, "-y: %s was trained with a peak learning rate of %g (-l); training continues with %g", checkpoint.c_str(),
          *saved.learning_rate, o.learning_rate);
   if (saved.total_batch.value_or(run.tokens_per_step()) != run.tokens_per_step())
-    warn(run, "-y: %s was trained with %lld tokens in an update (-d, or -b * -t); training continues with %lld", checkpoint.c_str(),
-         (long long)*saved.total_batch, (long long)run.tokens_per_step());
+    warn(run, "-y: %s was trained with %lld tokens in an update (-d, or -b * -t); training continues with %lld",
+         checkpoint.c_str(), (long long)*saved.total_batch, (long long)run.tokens_per_step());
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
@@ -189,14 +197,15 @@ LogFields describe_run(const Run& run) {
 // How many checkpoints are kept; 0: all. Amid skipped steps any older one may be the one that is needed.
 static int64_t checkpoints_to_keep(const Run& run) { return run.bad_steps_in_row > 0 ? 0 : run.options.keep; }
 
-// Checkpoints that are not kept go first: a disk that they fill has no room for the log, nor for the next one. A run that was killed
-// between writing a checkpoint and its line in the log has that line written now.
+// Checkpoints that are not kept go first: a disk that they fill has no room for the log, nor for the next one. A run
+// that was killed between writing a checkpoint and its line in the log has that line written now.
 static void resume_log(Run& run) {
   const std::string& out = run.options.out;
   const std::map<int64_t, std::string> checkpoints = checkpoints_in(out);
   remove_old_checkpoints(out, checkpoints_to_keep(run), run.options.keep_every);
   const ResumedLog log = run.log.resume(out, run.step);
-  if (log.num_damaged > 0) printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", out.c_str(), log.num_damaged);
+  if (log.num_damaged > 0)
+    printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", out.c_str(), log.num_damaged);
   for (const auto& [step, folder] : checkpoints)
     if (log.checkpoints.count(step) == 0) run.log.write({{"step", step}, {"checkpoint", folder}});
 }
@@ -205,7 +214,8 @@ static void resume_log(Run& run) {
 static std::string cpu_name() {
   std::ifstream cpus("/proc/cpuinfo");
   for (std::string line; std::getline(cpus, line);)
-    if (line.compare(0, 10, "model name") == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+    if (line.compare(0, 10, "model name") == 0 && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
   return "";
 }
 
@@ -223,11 +233,14 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
   if (o.out.empty() || run.ranks.rank > 0) return;
   make_folders(o.out);
   run.lock.take(o.out);
-  if (checkpoint.empty() && !newest_checkpoint(o.out).empty())  // another run has made the folder, and ended, since this one looked
-    user_error("-o %s: another process has trained there meanwhile; resume it (-y), or name another folder", o.out.c_str());
+  if (checkpoint.empty() && !newest_checkpoint(o.out).empty())  // another run has made the folder, and ended, since
+                                                                // this one looked
+    user_error("-o %s: another process has trained there meanwhile; resume it (-y), or name another folder",
+               o.out.c_str());
   remove_unfinished_checkpoints(o.out);
   if (!checkpoint.empty()) {
-    for (const std::string& name : set_aside_checkpoints_after(o.out, run.step)) printf("set aside: %s\n", name.c_str());
+    for (const std::string& name : set_aside_checkpoints_after(o.out, run.step))
+      printf("set aside: %s\n", name.c_str());
     resume_log(run);
     run.log.write({{"step", run.step}, {"process", describe_process(run)}});
   } else {
@@ -239,11 +252,13 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
   if (o.tensorboard) run.events.open(o.out, run.step);
 }
 
-static long long num_tokens(const std::unique_ptr<DataLoader>& data) { return data ? (long long)data->shards.num_tokens : 0; }
+static long long num_tokens(const std::unique_ptr<DataLoader>& data) {
+  return data ? (long long)data->shards.num_tokens : 0;
+}
 
 void check_same_data(Run& run) {
-  run.channel.check_same_on_all_ranks(
-      "data", format("%lld training tokens and %lld to validate with", num_tokens(run.train), num_tokens(run.val)));
+  run.channel.check_same_on_all_ranks("data", format("%lld training tokens and %lld to validate with",
+                                                     num_tokens(run.train), num_tokens(run.val)));
 }
 
 // Files of the data that are too short to be used.
@@ -251,16 +266,20 @@ static void warn_of_short_files(const Run& run, const char* option, const DataLo
   if (data == nullptr) return;
   const std::vector<std::string> files = data->files_shorter_than(least_tokens);
   if (files.empty()) return;
-  warn(run, "%s %s: %zu of %zu files are not used, for they have fewer than %lld tokens: %s%s", option, data->shards.pattern.c_str(),
-       files.size(), data->shards.files.size(), (long long)least_tokens, files[0].c_str(), files.size() > 1 ? ", ..." : "");
+  warn(run, "%s %s: %zu of %zu files are not used, for they have fewer than %lld tokens: %s%s", option,
+       data->shards.pattern.c_str(), files.size(), data->shards.files.size(), (long long)least_tokens, files[0].c_str(),
+       files.size() > 1 ? ", ..." : "");
 }
 
 static void warn_of_unusual_options(const Run& run) {
   const TrainOptions& o = run.options;
   warn_of_short_files(run, "-i", run.train.get(), run.T + 1);
-  warn_of_short_files(run, "-j", run.val.get(), o.val_batches == 0 ? 2 : run.T + 1);  // -m 0 takes the rest of each file, too
+  warn_of_short_files(run, "-j", run.val.get(), o.val_batches == 0 ? 2 : run.T + 1);  // -m 0 takes the rest of each
+                                                                                      // file, too
   if (run.steps > 0 && o.warmup_steps > run.steps)
-    warn(run, "-u %lld: the warm-up is longer than the run, which has %lld steps; the learning rate only reaches %g of -l %g",
+    warn(run,
+         "-u %lld: the warm-up is longer than the run, which has %lld steps; the learning rate only reaches %g of -l "
+         "%g",
          (long long)o.warmup_steps, (long long)run.steps, run.schedule(run.steps), o.learning_rate);
 }
 
@@ -296,16 +315,20 @@ static void log_step(Run& run, const StepResult& r) {
                               {"train/grad_norm", r.grad_norm},
                               {"train/learning_rate", r.learning_rate},
                               {"train/tokens_per_second", double(run.tokens_per_step()) / r.seconds}});
-  if (r.skipped) run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
+  if (r.skipped)
+    run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
 }
 
 static std::string progress_text(const Run& run, const StepResult& r) {
-  const double rate = double(run.tokens_per_step()) / r.seconds, share = rate * run.flops_per_token / (run.gemm_peak * run.ranks.size);
+  const double rate = double(run.tokens_per_step()) / r.seconds,
+               share = rate * run.flops_per_token / (run.gemm_peak * run.ranks.size);
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
-  std::string text = format("step %lld/%lld | loss %.5f | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM peak | "
-                            "%.0f%%, %s left", (long long)run.step, (long long)run.steps, r.loss, r.grad_norm, r.learning_rate,
-                            r.seconds * 1e3, count_text(rate).c_str(), 100 * share, 100.0 * double(run.step) / double(run.steps),
-                            time_text(left).c_str());
+  std::string text = format("step %lld/%lld | loss %.5f | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM "
+                            "peak | "
+                            "%.0f%%, %s left",
+                            (long long)run.step, (long long)run.steps, r.loss, r.grad_norm, r.learning_rate,
+                            r.seconds * 1e3, count_text(rate).c_str(), 100 * share,
+                            100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
   if (r.skipped)
     text += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,
                    (long long)run.skipped_steps);
@@ -327,9 +350,12 @@ void report_step(Run& run, const StepResult& r) {
 
 void check_progress(const Run& run, const StepResult& result) {
   if (run.bad_steps_in_row < run.options.max_bad_steps) return;
-  user_error("step %lld: the loss is %g and the gradient's norm %g; %lld such steps in a row were skipped, and training stops before "
-             "the weights take harm (--max-bad-steps); resume from an earlier checkpoint (--resume-from), or try a lower learning "
-             "rate (-l) or more warm-up (-u)", (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
+  user_error("step %lld: the loss is %g and the gradient's norm %g; %lld such steps in a row were skipped, and "
+             "training stops before "
+             "the weights take harm (--max-bad-steps); resume from an earlier checkpoint (--resume-from), or try a "
+             "lower learning "
+             "rate (-l) or more warm-up (-u)",
+             (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
 }
 
 // Says so if a report could not be written. Nothing else depends on it, and `./report` can write it later.
@@ -344,18 +370,22 @@ static void write_report(Run& run) {
   const std::string& out = run.options.out;
   if (out.empty() || run.ranks.rank > 0) return;
   warn_of_unwritten_report(run.report_writer.result(/*wait=*/true));
-  run.report_writer.start(run.step, [&out](SaveResult&) { write_page(out + "/report.html", report_page(read_run(out))); });
+  run.report_writer.start(run.step,
+                          [&out](SaveResult&) { write_page(out + "/report.html", report_page(read_run(out))); });
 }
 
 void report_validation(Run& run, double loss, int64_t tokens, double seconds) {
   run.log.write({{"step", run.step}, {"val_loss", loss}});
   run.events.write(run.step, {{"val/loss", loss}});
-  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens, time_text(seconds).c_str());
+  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens,
+             time_text(seconds).c_str());
   if (!run.report_writer.is_busy()) write_report(run);
   if (std::isfinite(loss)) return;
-  const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier checkpoint "
+  const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier "
+                              "checkpoint "
                               "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
-  user_error("the validation loss after step %lld is %g: the weights, or what the model computes from them, have become NaN or infinite%s",
+  user_error("the validation loss after step %lld is %g: the weights, or what the model computes from them, have "
+             "become NaN or infinite%s",
              (long long)run.step, loss, run.step > 0 ? nothing_saved : "; take another model (-e)");
 }
 
@@ -384,8 +414,17 @@ void print_sample(Run& run, const std::vector<int>& tokens) {
 // Checkpoints
 
 RunState run_state(const Run& run) {
-  return {run.step, run.train->next_sequence, run.train->num_sequences, run.T, run.options.shuffle, uint64_t(run.options.seed),
-          run.skipped_steps, run.bad_steps_in_row, run.options.learning_rate, run.tokens_per_step(), run.options.optimizer == "muon"};
+  return {run.step,
+          run.train->next_sequence,
+          run.train->num_sequences,
+          run.T,
+          run.options.shuffle,
+          uint64_t(run.options.seed),
+          run.skipped_steps,
+          run.bad_steps_in_row,
+          run.options.learning_rate,
+          run.tokens_per_step(),
+          run.options.optimizer == "muon"};
 }
 
 // How rank 0 talks to those that write their shards beside it.
@@ -411,15 +450,17 @@ void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents 
   if (run.ranks.rank > 0) {  // what becomes of it, rank 0 reports
     run.writer.start(run.step, [&o, &channel, &table, contents](SaveResult&) {
       if (channel.receive(0, Topic::checkpoint) == "begin")
-        channel.send(0, Topic::checkpoint, write_checkpoint_shard(o.out, contents.state.step, table, contents.m, contents.v));
+        channel.send(0, Topic::checkpoint,
+                     write_checkpoint_shard(o.out, contents.state.step, table, contents.m, contents.v));
     });
     return;
   }
   const int64_t keep = checkpoints_to_keep(run);
-  run.writer.start(run.step, [&o, &table, contents, keep, others = other_ranks(channel, table.shard.count)](SaveResult& result) {
-    result.folder = write_checkpoint(o.out, table, contents, others);
-    remove_old_checkpoints(o.out, keep, o.keep_every);
-  });
+  run.writer.start(run.step,
+                   [&o, &table, contents, keep, others = other_ranks(channel, table.shard.count)](SaveResult& result) {
+                     result.folder = write_checkpoint(o.out, table, contents, others);
+                     remove_old_checkpoints(o.out, keep, o.keep_every);
+                   });
 }
 
 void report_saved(Run& run, bool wait) {
@@ -432,8 +473,8 @@ void report_saved(Run& run, bool wait) {
                    {"checkpoint", saved->folder},
                    {"stall_ms", run.stall_seconds * 1e3},
                    {"write_ms", saved->seconds * 1e3}});
-    print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder.c_str(), run.stall_seconds,
-               saved->seconds);
+    print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder.c_str(),
+               run.stall_seconds, saved->seconds);
   }
   if (!run.save_failed) return;
   run.log.write({{"step", saved->step}, {"save_error", saved->error}});
@@ -455,10 +496,11 @@ int finish_run(Run& run, double seconds) {
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y resumes\n", signal_name(stop_signal()), (long long)run.step,
                (long long)run.steps);
-    if (run.ranks.rank > 0) return 0;  // rank 0's status counts: mpirun would end it in mid-sentence if another failed first
+    if (run.ranks.rank > 0)
+      return 0;  // rank 0's status counts: mpirun would end it in mid-sentence if another failed first
     return 128 + (stop_signal() != 0 ? stop_signal() : SIGTERM);  // where only another rank had one
   }
-  print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step), time_text(seconds).c_str(),
-             time_text(run.training_seconds).c_str());
+  print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step),
+             time_text(seconds).c_str(), time_text(run.training_seconds).c_str());
   return 0;
 }

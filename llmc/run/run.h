@@ -1,5 +1,6 @@
-// A training run, whatever it trains: the options, the data and the vocabulary, how far it has come, its log and its checkpoints. What it
-// knows of the model is its vocabulary, its context length and, for files, its table of parameters.
+// A training run, whatever it trains: the options, the data and the vocabulary, how far it has come, its log and its
+// checkpoints. What it knows of the model is its vocabulary, its context length and, for files, its table of
+// parameters.
 #pragma once
 #include <cstdint>                   // int64_t
 #include <memory>                    // std::unique_ptr
@@ -38,7 +39,7 @@ struct Run {
   double training_seconds = 0;
   int64_t first_step = 0;
   double last_line = 0;  // when a line of progress last stayed on the terminal
-  RunLock lock;  // of the output folder, on rank 0
+  RunLock lock;          // of the output folder, on rank 0
   // checkpoints
   double stall_seconds = 0;  // for which training waited for the last one
   bool save_failed = false;  // of the last one whose outcome is known
@@ -61,25 +62,27 @@ struct StepResult {
 // ----------------------------------------------------------------------------
 // Before anything is written: everything that can be wrong is found here, as a UserError
 
-// What the options say of batches: B, T and grad_accum_steps. `context_length`: the model's; `from_folder`: it cannot be changed.
+// What the options say of batches: B, T and grad_accum_steps. `context_length`: the model's; `from_folder`: it cannot
+// be changed.
 void plan_batches(Run& run, int context_length, bool from_folder);
 
-// Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of steps.
+// Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of
+// steps.
 void open_data(Run& run, const std::string& model_folder, int vocab_size);
 
-// The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts anew. Takes the lock
-// of the output folder, if that exists, before it looks.
+// The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts
+// anew. Takes the lock of the output folder, if that exists, before it looks.
 std::string checkpoint_to_resume(Run& run);
 
 // ----------------------------------------------------------------------------
 // Output
 
-// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other data, order or length; warns if with
-// another learning rate or batch.
+// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other data, order or
+// length; warns if with another learning rate or batch.
 void resume_progress(Run& run, const std::string& checkpoint);
 
-// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from `checkpoint`; and in the
-// log what this process is and its machine.
+// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from
+// `checkpoint`; and in the log what this process is and its machine.
 void open_output(Run& run, const std::string& checkpoint, LogFields description);
 
 // Beside the model's fields: what the log says of a new run.
@@ -94,22 +97,23 @@ void print_start(const Run& run, const std::string& checkpoint, const char* prec
 // Counts a step, and whether it was skipped.
 void count_step(Run& run, const StepResult& result);
 
-// The step's line in the log and on the terminal. On a terminal steps overwrite each other, and one stays every few seconds; elsewhere
-// every tenth step has a line.
+// The step's line in the log and on the terminal. On a terminal steps overwrite each other, and one stays every few
+// seconds; elsewhere every tenth step has a line.
 void report_step(Run& run, const StepResult& result);
 
 // Throws UserError if too many steps in a row were skipped.
 void check_progress(const Run& run, const StepResult& result);
 
-// The line of a validation, over so many tokens, in the log and on the terminal; then the report is written anew, on another thread. Throws
-// UserError if the loss is not finite: the weights may be what is wrong, so that no checkpoint of them may replace another.
+// The line of a validation, over so many tokens, in the log and on the terminal; then the report is written anew, on
+// another thread. Throws UserError if the loss is not finite: the weights may be what is wrong, so that no checkpoint
+// of them may replace another.
 void report_validation(Run& run, double loss, int64_t tokens, double seconds);
 
 // True after every `every`-th step and after the last one; never if `every` is 0.
 bool due(const Run& run, int64_t every);
 
-// True if the run is to stop after this step. A process alone looks at its signals at any time; ranks go by what they told each other in
-// the step.
+// True if the run is to stop after this step. A process alone looks at its signals at any time; ranks go by what they
+// told each other in the step.
 bool must_stop(const Run& run, const StepResult& result);
 
 // True if a checkpoint is due. Amid skipped steps only the run's last one is: these weights may be what is wrong.
@@ -124,17 +128,17 @@ void print_sample(Run& run, const std::vector<int>& tokens);
 // The position and the counters, for state.json.
 RunState run_state(const Run& run);
 
-// Begins to write a checkpoint on another thread. `contents` (without the state and the vocabulary, which are added) stay as they are
-// until report_saved has told of it. Every rank with a shard calls it; rank 0 writes the rest.
+// Begins to write a checkpoint on another thread. `contents` (without the state and the vocabulary, which are added)
+// stay as they are until report_saved has told of it. Every rank with a shard calls it; rank 0 writes the rest.
 void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents);
 
-// Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be written and
-// the options say to stop then.
+// Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be
+// written and the options say to stop then.
 void report_saved(Run& run, bool wait);
 
 // Waits for the last checkpoint and the log, and writes the report, whatever ended the training.
 void finish_output(Run& run);
 
-// The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws UserError if the last
-// checkpoint could not be written.
+// The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws
+// UserError if the last checkpoint could not be written.
 int finish_run(Run& run, double seconds);

@@ -41,9 +41,10 @@ static void add_step(RunHistory& run, const json& line, int64_t step) {
   drop_from(run.validations, step);
   drop_from(run.samples, step);
   const double rate = number_in(line, "tokens_per_second");
-  const double share = rate * run.number("flops_per_token", NAN) / (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
-  run.steps.push_back({step, number_in(line, "loss"), number_in(line, "grad_norm"), number_in(line, "lr"), number_in(line, "ms") * 1e-3, rate,
-                       share, 0, 0});
+  const double share = rate * run.number("flops_per_token", NAN) /
+                       (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
+  run.steps.push_back({step, number_in(line, "loss"), number_in(line, "grad_norm"), number_in(line, "lr"),
+                       number_in(line, "ms") * 1e-3, rate, share, 0, 0});
 }
 
 // Takes over a line of the log; returns false if it is none.
@@ -72,10 +73,12 @@ static bool add_line(RunHistory& run, const json& line) {
   return true;
 }
 
-// Time and tokens up to each point. A step's tokens are its rate times its time; where the log has no times, those of the description.
+// Time and tokens up to each point. A step's tokens are its rate times its time; where the log has no times, those of
+// the description.
 static void add_up(RunHistory& run) {
   double tokens_per_step = 1;
-  for (const char* factor : {"micro_batch", "seq_len", "grad_accum_steps", "ranks"}) tokens_per_step *= run.number(factor, 1);
+  for (const char* factor : {"micro_batch", "seq_len", "grad_accum_steps", "ranks"})
+    tokens_per_step *= run.number(factor, 1);
   double seconds = 0, tokens = 0;
   size_t next = 0;
   auto add_until = [&](int64_t step) {
@@ -107,7 +110,8 @@ RunHistory read_run(const std::string& out) {
   if (const auto csv = try_read_file(positions)) run.positions = ranges_of(parse_positions(positions, *csv));
   size_t begin = 0;
   for (size_t end; (end = log->find('\n', begin)) != std::string::npos; begin = end + 1) {
-    const json line = json::parse(log->begin() + long(begin), log->begin() + long(end), nullptr, /*allow_exceptions=*/false);
+    const json line =
+        json::parse(log->begin() + long(begin), log->begin() + long(end), nullptr, /*allow_exceptions=*/false);
     run.num_unreadable += !add_line(run, line);
   }
   run.ends_in_mid_line = begin < log->size();

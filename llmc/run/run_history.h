@@ -1,5 +1,5 @@
-// What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains, too; and from
-// OUT/positions.csv, if evaluate_gpt2_sla --positions has written it.
+// What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains,
+// too; and from OUT/positions.csv, if evaluate_gpt2_sla --positions has written it.
 #pragma once
 #include <cstdint>            // int64_t
 #include <nlohmann/json.hpp>  // nlohmann::ordered_json
@@ -11,10 +11,10 @@
 struct TrainPoint {
   int64_t step;
   double loss, grad_norm, learning_rate;
-  double step_seconds;        // of this step
+  double step_seconds;  // of this step
   double tokens_per_second;
-  double gemm_share;          // of the GEMM rate measured when the process began; 0 to 1
-  double seconds, tokens;     // of all steps up to this one
+  double gemm_share;       // of the GEMM rate measured when the process began; 0 to 1
+  double seconds, tokens;  // of all steps up to this one
 };
 
 struct ValPoint {
@@ -29,17 +29,17 @@ struct Sample {
 };
 
 struct RunHistory {
-  std::string name;                     // the folder, as it was given
-  nlohmann::ordered_json description;   // the log's first line, but for the process; an empty object if it has none
-  nlohmann::ordered_json process;       // of the last process that trained: the machine, and how fast it multiplies
-  std::string options;                  // config.toml
-  std::vector<TrainPoint> steps;        // ascending, each step once
-  std::vector<ValPoint> validations;    // likewise
-  std::vector<Sample> samples;          // likewise
-  std::vector<PositionRange> positions; // losses by position in the context; empty where nobody has measured them
-  int64_t num_repeated = 0;             // steps that are there twice, for a process resumed before them: the later ones count
-  int64_t num_unreadable = 0;           // lines that are not valid, but for an incomplete last one
-  bool ends_in_mid_line = false;        // as a killed process leaves the log
+  std::string name;                      // the folder, as it was given
+  nlohmann::ordered_json description;    // the log's first line, but for the process; an empty object if it has none
+  nlohmann::ordered_json process;        // of the last process that trained: the machine, and how fast it multiplies
+  std::string options;                   // config.toml
+  std::vector<TrainPoint> steps;         // ascending, each step once
+  std::vector<ValPoint> validations;     // likewise
+  std::vector<Sample> samples;           // likewise
+  std::vector<PositionRange> positions;  // losses by position in the context; empty where nobody has measured them
+  int64_t num_repeated = 0;       // steps that are there twice, for a process resumed before them: the later ones count
+  int64_t num_unreadable = 0;     // lines that are not valid, but for an incomplete last one
+  bool ends_in_mid_line = false;  // as a killed process leaves the log
 
   // A number of the description; `otherwise` if it has none.
   double number(const char* key, double otherwise) const;
@@ -48,7 +48,7 @@ struct RunHistory {
   bool is_finished() const { return !steps.empty() && last_step() >= planned_steps(); }
   double tokens() const { return steps.empty() ? 0 : steps.back().tokens; }
   double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
-  double final_loss() const;  // of the last validation; NaN if there is none
+  double final_loss() const;                      // of the last validation; NaN if there is none
   std::vector<int64_t> steps_not_finite() const;  // whose loss or norm was not
 };
 

@@ -1,16 +1,14 @@
 #include "run_lock.h"
-#include <fcntl.h>             // open, fcntl, F_OFD_SETLK
-#include <unistd.h>            // getpid, ftruncate, usleep
-#include <cerrno>              // errno
-#include <cstdio>              // fprintf
-#include <cstring>             // strerror
-#include "llmc/utils/error.h"  // user_error, format
+#include <fcntl.h>                 // open, fcntl, F_OFD_SETLK
+#include <unistd.h>                // getpid, ftruncate, usleep
+#include <cerrno>                  // errno
+#include <cstdio>                  // fprintf
+#include <cstring>                 // strerror
+#include "llmc/utils/error.h"      // user_error, format
 #include "llmc/utils/host_name.h"  // host_name
 
 // "process 1234 on node7", for whoever is refused.
-static std::string this_process() {
-  return format("process %d on %s", int(getpid()), host_name().c_str());
-}
+static std::string this_process() { return format("process %d on %s", int(getpid()), host_name().c_str()); }
 
 void RunLock::take(const std::string& out) {
   if (file_.fd >= 0) return;
@@ -27,10 +25,11 @@ void RunLock::take(const std::string& out) {
       user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out.c_str(),
                  holder.empty() ? "another process" : holder.c_str());
     }
-    fprintf(stderr, "warning: %s: this file system has no locks (%s): make sure that no other process writes to %s\n", path.c_str(),
-            strerror(errno), out.c_str());
+    fprintf(stderr, "warning: %s: this file system has no locks (%s): make sure that no other process writes to %s\n",
+            path.c_str(), strerror(errno), out.c_str());
   }
-  const std::string holder = this_process();  // its name is for messages alone: a full disk or a late reader does no harm
+  const std::string holder = this_process();  // its name is for messages alone: a full disk or a late reader does no
+                                              // harm
   if (ftruncate(file.fd, 0) == 0) write_all(file.fd, holder.data(), holder.size(), 0);
   file_ = std::move(file);
 }

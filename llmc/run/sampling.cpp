@@ -1,12 +1,12 @@
 #include "sampling.h"
-#include <CLI/CLI.hpp>         // CLI::App
-#include <cmath>               // std::isfinite
-#include <nlohmann/json.hpp>   // nlohmann::ordered_json
-#include <sstream>             // std::istringstream
-#include <tuple>               // std::tie
+#include <CLI/CLI.hpp>                // CLI::App
+#include <cmath>                      // std::isfinite
+#include <nlohmann/json.hpp>          // nlohmann::ordered_json
+#include <sstream>                    // std::istringstream
+#include <tuple>                      // std::tie
 #include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"  // user_error
-#include "llmc/utils/files.h"  // read_whole_file
+#include "llmc/utils/error.h"         // user_error
+#include "llmc/utils/files.h"         // read_whole_file
 
 static void declare_options(CLI::App& app, SampleOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -14,23 +14,35 @@ static void declare_options(CLI::App& app, SampleOptions& o) {
   const char* text = "Text to continue";
   app.add_option("--prompt", o.prompt, "this text; without any option of this group: nothing")->group(text);
   app.add_option("--prompt-file", o.prompt_file, "the text of a file")->group(text);
-  app.add_option("--batch", o.batch, "each line of a file; the output is a JSON object a line, in the order of the lines")->group(text);
+  app.add_option("--batch", o.batch,
+                 "each line of a file; the output is a JSON object a line, in the order of the lines")
+      ->group(text);
   app.add_flag("-i,--interactive", o.interactive, "each line that is typed")->group(text);
-  app.add_flag("--no-end-of-text", o.no_end_of_text, "begin with the prompt itself, without the end of text that training documents "
-               "begin with")->group(text);
+  app.add_flag("--no-end-of-text", o.no_end_of_text,
+               "begin with the prompt itself, without the end of text that training documents "
+               "begin with")
+      ->group(text);
   const char* sampling = "Sampling";
   app.add_option("-n,--tokens", o.tokens, "tokens to draw, at most")->group(sampling);
-  app.add_option("--temperature", o.sampling.temperature, "divide logits by this; 0: always the likeliest token")->group(sampling);
+  app.add_option("--temperature", o.sampling.temperature, "divide logits by this; 0: always the likeliest token")
+      ->group(sampling);
   app.add_option("--top-k", o.sampling.top_k, "draw only from the k likeliest tokens; 0: from all")->group(sampling);
-  app.add_option("--top-p", o.sampling.top_p, "draw only from the likeliest tokens that have this probability together")->group(sampling);
-  app.add_option("--repetition-penalty", o.sampling.repetition_penalty, "divide the positive logits of tokens that occur already by this, and "
-                 "multiply the negative ones")->group(sampling);
+  app.add_option("--top-p", o.sampling.top_p, "draw only from the likeliest tokens that have this probability together")
+      ->group(sampling);
+  app.add_option("--repetition-penalty", o.sampling.repetition_penalty,
+                 "divide the positive logits of tokens that occur already by this, and "
+                 "multiply the negative ones")
+      ->group(sampling);
   app.add_option("--seed", o.seed, "the same seed and prompt give the same text")->group(sampling);
-  app.add_option("--stop", o.stop, "end before this text; may be given several times")->group(sampling)->take_all()->allow_extra_args(false)
+  app.add_option("--stop", o.stop, "end before this text; may be given several times")
+      ->group(sampling)
+      ->take_all()
+      ->allow_extra_args(false)
       ->default_str("");
   app.add_flag("--ignore-end-of-text", o.ignore_end_of_text, "do not end at an end of text")->group(sampling);
   app.add_option("--slots", o.slots, "with --batch: texts that are sampled at a time")->group(sampling);
-  app.add_option("--tokenizer", o.tokenizer, "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
+  app.add_option("--tokenizer", o.tokenizer,
+                 "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
   app.add_flag("-q,--quiet", o.quiet, "do not tell the speed at the end");
 }
 
@@ -66,17 +78,22 @@ bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
 Tokenizer model_tokenizer(const std::string& folder, const std::string& named, int vocab_size) {
   const std::string path = !named.empty() ? named : Tokenizer::file_in(folder);
   if (path.empty() && vocab_size == byte_vocab_size) return Tokenizer::bytes();
-  if (path.empty()) user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer", folder.c_str());
+  if (path.empty())
+    user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer",
+               folder.c_str());
   Tokenizer tokenizer = Tokenizer::load(path);
   if (tokenizer.vocab_size() > vocab_size)
-    user_error("%s has %d tokens, the model %d; name the model's own vocabulary with --tokenizer", path.c_str(), tokenizer.vocab_size(), vocab_size);
+    user_error("%s has %d tokens, the model %d; name the model's own vocabulary with --tokenizer", path.c_str(),
+               tokenizer.vocab_size(), vocab_size);
   return tokenizer;
 }
 
-SampleRequest sample_request(const SampleOptions& o, const Tokenizer& tokenizer, const std::string& prompt, uint64_t seed, int context_length) {
+SampleRequest sample_request(const SampleOptions& o, const Tokenizer& tokenizer, const std::string& prompt,
+                             uint64_t seed, int context_length) {
   std::vector<int> tokens = encode_prompt(tokenizer, prompt, /*begins_with_end=*/!o.no_end_of_text || prompt.empty());
   if (int64_t(tokens.size()) >= context_length)
-    user_error("the prompt makes %zu tokens, and the model's context length is %d; shorten it", tokens.size(), context_length);
+    user_error("the prompt makes %zu tokens, and the model's context length is %d; shorten it", tokens.size(),
+               context_length);
   return {prompt, std::move(tokens), seed};
 }
 
@@ -90,16 +107,18 @@ std::vector<SampleRequest> sample_requests(const SampleOptions& o, const Tokeniz
   for (std::string line; std::getline(lines, line);) {
     try {
       requests.push_back(sample_request(o, tokenizer, line, uint64_t(o.seed) + requests.size(), context_length));
-    } catch (const UserError& e) {
-      user_error("%s: line %zu: %s", o.batch.c_str(), requests.size() + 1, e.what());
-    }
+    } catch (const UserError& e) { user_error("%s: line %zu: %s", o.batch.c_str(), requests.size() + 1, e.what()); }
   }
   if (requests.empty()) user_error("%s: has no line", o.batch.c_str());
   return requests;
 }
 
-std::string sample_json(const SampleRequest& request, const std::string& text, int64_t tokens, const std::string& ended_by) {
-  const nlohmann::ordered_json line = {
-      {"prompt", request.prompt}, {"seed", request.seed}, {"text", text}, {"tokens", tokens}, {"ended_by", ended_by}};
+std::string sample_json(const SampleRequest& request, const std::string& text, int64_t tokens,
+                        const std::string& ended_by) {
+  const nlohmann::ordered_json line = {{"prompt", request.prompt},
+                                       {"seed", request.seed},
+                                       {"text", text},
+                                       {"tokens", tokens},
+                                       {"ended_by", ended_by}};
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

@@ -8,14 +8,14 @@
 #include "llmc/text/tokenizer.h"  // Tokenizer
 
 struct SampleOptions {
-  std::string model;                        // a folder
-  std::string prompt, prompt_file, batch;   // at most one of them
+  std::string model;                       // a folder
+  std::string prompt, prompt_file, batch;  // at most one of them
   bool interactive = false;
-  int64_t tokens = 128;                     // to draw
+  int64_t tokens = 128;  // to draw
   SamplingOptions sampling;
   int64_t seed = 1337;
-  std::vector<std::string> stop;            // texts
-  int slots = 8;                            // sequences at a time
+  std::vector<std::string> stop;  // texts
+  int slots = 8;                  // sequences at a time
   std::string tokenizer;
   bool no_end_of_text = false, ignore_end_of_text = false;
   bool quiet = false;
@@ -30,23 +30,27 @@ bool same_sampling(const SampleOptions& a, const SampleOptions& b);
 // Throws UserError, naming the option, for a number that is out of range.
 void check_sampling(const SampleOptions& options);
 
-// The vocabulary of a model's folder, or, if `named` is not "", the one at that path; without either and with 257 tokens, bytes. Throws
-// UserError if there is none, or it has more tokens than the model.
+// The vocabulary of a model's folder, or, if `named` is not "", the one at that path; without either and with 257
+// tokens, bytes. Throws UserError if there is none, or it has more tokens than the model.
 Tokenizer model_tokenizer(const std::string& folder, const std::string& named, int vocab_size);
 
-// A text to continue. The n-th token of the sequence is drawn with the n-th random number of the seed, whatever is sampled beside it.
+// A text to continue. The n-th token of the sequence is drawn with the n-th random number of the seed, whatever is
+// sampled beside it.
 struct SampleRequest {
   std::string prompt;
   std::vector<int> tokens;
   uint64_t seed;
 };
 
-// The tokens of a prompt, after an end of text, with which training documents begin. Throws UserError if they leave no room for another.
-SampleRequest sample_request(const SampleOptions& options, const Tokenizer& tokenizer, const std::string& prompt, uint64_t seed,
-                             int context_length);
+// The tokens of a prompt, after an end of text, with which training documents begin. Throws UserError if they leave no
+// room for another.
+SampleRequest sample_request(const SampleOptions& options, const Tokenizer& tokenizer, const std::string& prompt,
+                             uint64_t seed, int context_length);
 
 // Those of --prompt, --prompt-file or --batch, whose lines have seeds of their own: --seed, --seed + 1, ...
-std::vector<SampleRequest> sample_requests(const SampleOptions& options, const Tokenizer& tokenizer, int context_length);
+std::vector<SampleRequest> sample_requests(const SampleOptions& options, const Tokenizer& tokenizer,
+                                           int context_length);
 
 // A line of JSON: a sample, why it ends, and how it began. Invalid UTF-8 becomes U+FFFD.
-std::string sample_json(const SampleRequest& request, const std::string& text, int64_t tokens, const std::string& ended_by);
+std::string sample_json(const SampleRequest& request, const std::string& text, int64_t tokens,
+                        const std::string& ended_by);

@@ -8,7 +8,8 @@
 //   constant   base
 //   cosine     from base to final_fraction * base along half a cosine
 //   linear     from base to final_fraction * base along a line
-//   wsd        base, then over the last fifth of the run down to final_fraction * base as 1 - sqrt ("warm-up, stable, decay":
+//   wsd        base, then over the last fifth of the run down to final_fraction * base as 1 - sqrt ("warm-up, stable,
+//   decay":
 //              Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations")
 struct Schedule {
   std::string kind = "cosine";
@@ -22,8 +23,8 @@ struct Schedule {
     return kind == "constant" || kind == "cosine" || kind == "linear" || kind == "wsd";
   }
 
-  // The learning rate of the step-th update; updates count from 1. Of w warm-up steps the first has base / w and the last base. The decay
-  // would reach final_fraction * base in step total_steps + 1.
+  // The learning rate of the step-th update; updates count from 1. Of w warm-up steps the first has base / w and the
+  // last base. The decay would reach final_fraction * base in step total_steps + 1.
   double operator()(int64_t step) const {
     if (step <= warmup_steps) return learning_rate * double(step) / double(warmup_steps);
     if (kind == "constant") return learning_rate;

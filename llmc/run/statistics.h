@@ -4,8 +4,9 @@
 #include <cmath>      // std::lgamma, std::sqrt
 #include <vector>     // std::vector
 
-// The regularized incomplete beta function I_x(a, b), by its continued fraction with Lentz's method (Abramowitz and Stegun 26.5.8), which
-// converges fast for x < (a + 1) / (a + b + 2); beyond, I_x(a, b) = 1 - I_(1-x)(b, a). Relative error about 1e-14.
+// The regularized incomplete beta function I_x(a, b), by its continued fraction with Lentz's method (Abramowitz and
+// Stegun 26.5.8), which converges fast for x < (a + 1) / (a + b + 2); beyond, I_x(a, b) = 1 - I_(1-x)(b, a). Relative
+// error about 1e-14.
 inline double incomplete_beta(double a, double b, double x) {
   if (x <= 0) return 0;
   if (x >= 1) return 1;
@@ -26,11 +27,15 @@ inline double incomplete_beta(double a, double b, double x) {
     }
     if (std::fabs(change - 1) < 1e-15) break;
   }
-  return std::exp(a * std::log(x) + b * std::log1p(-x) + std::lgamma(a + b) - std::lgamma(a) - std::lgamma(b)) * fraction / a;
+  return std::exp(a * std::log(x) + b * std::log1p(-x) + std::lgamma(a + b) - std::lgamma(a) - std::lgamma(b)) *
+         fraction / a;
 }
 
-// The probability that |t| is at least this large, of Student's t with `freedom` degrees of freedom: the p of a two-sided test.
-inline double two_sided_p(double t, double freedom) { return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)); }
+// The probability that |t| is at least this large, of Student's t with `freedom` degrees of freedom: the p of a
+// two-sided test.
+inline double two_sided_p(double t, double freedom) {
+  return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t));
+}
 
 // The t that is exceeded on either side with probability p in all; by bisection.
 inline double t_of(double p, double freedom) {
@@ -43,8 +48,9 @@ inline double t_of(double p, double freedom) {
 }
 inline double t_of_95_percent(double freedom) { return t_of(0.05, freedom); }
 
-// How many pairs it takes to find a mean difference with p < 0.05 in four of five experiments, if the differences have this standard deviation:
-// the textbooks' sample size, which takes the t distribution of the test as shifted, not as noncentral. 0 if 10,000 are too few.
+// How many pairs it takes to find a mean difference with p < 0.05 in four of five experiments, if the differences have
+// this standard deviation: the textbooks' sample size, which takes the t distribution of the test as shifted, not as
+// noncentral. 0 if 10,000 are too few.
 inline int pairs_needed(double difference, double deviation) {
   auto are_enough = [&](int n) {
     return (t_of(0.05, n - 1) + t_of(0.4, n - 1)) * deviation <= std::fabs(difference) * std::sqrt(double(n));
@@ -68,9 +74,10 @@ inline double median(std::vector<double> values) {
 
 struct Estimate {
   double mean;
-  double interval;  // the mean of all possible samples lies within mean +- interval, with 95 % confidence; NaN for a single value
-  double p;         // of the test whether that mean is 0; NaN for a single value
-  double deviation; // standard deviation of the values; NaN for a single one
+  double interval;   // the mean of all possible samples lies within mean +- interval, with 95 % confidence; NaN for a
+                     // single value
+  double p;          // of the test whether that mean is 0; NaN for a single value
+  double deviation;  // standard deviation of the values; NaN for a single one
 };
 
 // Of values that are independent and about normally distributed; of the differences of pairs this is the paired t-test.
@@ -81,5 +88,9 @@ inline Estimate estimate(const std::vector<double>& values) {
   for (double v : values) squares += (v - mean) * (v - mean);
   if (values.size() < 2) return {values.empty() ? NAN : mean, NAN, NAN, NAN};
   const double deviation = std::sqrt(squares / (n - 1)), error = deviation / std::sqrt(n);
-  return {mean, t_of_95_percent(n - 1) * error, error > 0 ? two_sided_p(mean / error, n - 1) : mean == 0 ? 1.0 : 0.0, deviation};
+  return {mean, t_of_95_percent(n - 1) * error,
+          error > 0   ? two_sided_p(mean / error, n - 1)
+          : mean == 0 ? 1.0
+                      : 0.0,
+          deviation};
 }

@@ -1,10 +1,11 @@
-// SIGTERM, SIGINT, SIGHUP (the terminal is gone) and SIGUSR1 (which Slurm can send before a time limit) ask a run to stop after the current
-// step, with a checkpoint to resume from. A second signal, at least a second after the first, ends the process at once, with the exit status
-// that a shell reports for it: 128 + the signal's number. One that arrives sooner is ignored: timeout and mpirun signal a process and its
-// group, which is twice.
+// SIGTERM, SIGINT, SIGHUP (the terminal is gone) and SIGUSR1 (which Slurm can send before a time limit) ask a run to
+// stop after the current step, with a checkpoint to resume from. A second signal, at least a second after the first,
+// ends the process at once, with the exit status that a shell reports for it: 128 + the signal's number. One that
+// arrives sooner is ignored: timeout and mpirun signal a process and its group, which is twice.
 //
-// There is no signal handler: a thread waits for these signals, and all others block them. oneDNN's generated code keeps values below the
-// stack pointer, where the kernel would put a handler's frame, and the emulated GPU's fibers have small stacks.
+// There is no signal handler: a thread waits for these signals, and all others block them. oneDNN's generated code
+// keeps values below the stack pointer, where the kernel would put a handler's frame, and the emulated GPU's fibers
+// have small stacks.
 #pragma once
 #include <pthread.h>  // pthread_sigmask
 #include <signal.h>   // sigwait, sigaction
@@ -43,8 +44,8 @@ inline void wait_for_stop_signals(sigset_t signals) {
   }
 }
 
-// Starts to handle these signals. Must be called before any thread is started: threads inherit the blocked signals. A signal that the parent
-// process has set to be ignored stays ignored, as SIGINT does for a shell's background jobs.
+// Starts to handle these signals. Must be called before any thread is started: threads inherit the blocked signals. A
+// signal that the parent process has set to be ignored stays ignored, as SIGINT does for a shell's background jobs.
 inline void handle_stop_signals() {
   sigset_t signals;
   sigemptyset(&signals);

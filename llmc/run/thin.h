@@ -5,8 +5,9 @@
 #include <cstddef>    // size_t
 #include <vector>     // std::vector
 
-// The indexes, ascending, of the values to draw: of each of `buckets` pieces of equal length the lowest and the highest value, and one that
-// is not finite, if there is one; the first and the last of all. All of them if they are at most twice as many as buckets.
+// The indexes, ascending, of the values to draw: of each of `buckets` pieces of equal length the lowest and the highest
+// value, and one that is not finite, if there is one; the first and the last of all. All of them if they are at most
+// twice as many as buckets.
 inline std::vector<size_t> thin(const std::vector<double>& values, size_t buckets) {
   const size_t n = values.size();
   std::vector<size_t> kept;

@@ -1,5 +1,6 @@
-// When the parts of a step ran on the device, for --log-level debug. A part is a bucket of parameters (parameters.h) and what was done with
-// it: "forward", "backward", "reduce" (of its gradients over the ranks), "gather" (of its weights).
+// When the parts of a step ran on the device, for --log-level debug. A part is a bucket of parameters (parameters.h)
+// and what was done with it: "forward", "backward", "reduce" (of its gradients over the ranks), "gather" (of its
+// weights).
 #pragma once
 #include <cstddef>            // size_t
 #include <cstdint>            // int64_t
@@ -30,8 +31,8 @@ struct Timeline {
       if (timeline != nullptr) record(timeline->current_.spans[index].end, collectives);
     }
   };
-  // Begins a span of bucket `bucket` that ends with the returned object, on the collectives' stream if they are given, otherwise on the
-  // stream of operations.
+  // Begins a span of bucket `bucket` that ends with the returned object, on the collectives' stream if they are given,
+  // otherwise on the stream of operations.
   Scope span(const char* what, size_t bucket, Collectives* collectives = nullptr) {
     if (!in_step_) return {nullptr, 0, nullptr};
     current_.spans.push_back({what, bucket, {}, {}});
@@ -53,8 +54,8 @@ struct Timeline {
   // The step before the one that was started last; -1: none.
   int64_t previous_step() const { return previous_.zero ? previous_.step : -1; }
 
-  // The spans of previous_step(). Their events have completed: the last are those of collectives, which the step that was started last has
-  // waited for.
+  // The spans of previous_step(). Their events have completed: the last are those of collectives, which the step that
+  // was started last has waited for.
   std::vector<TimelineSpan> previous_spans() const {
     std::vector<TimelineSpan> spans;
     for (const Span& s : previous_.spans)

@@ -30,7 +30,8 @@ struct ChoiceReader {
     std::vector<uint16_t> tokens;
     for (int i = 0; i < count; i++) {
       tokens.push_back(uint16_t(next()));
-      if (tokens.back() >= vocab_size) fail("token %d of its %s is outside the model's vocabulary of %d", int(tokens.back()), what, vocab_size);
+      if (tokens.back() >= vocab_size)
+        fail("token %d of its %s is outside the model's vocabulary of %d", int(tokens.back()), what, vocab_size);
     }
     return tokens;
   }
@@ -42,10 +43,12 @@ struct ChoiceReader {
     if (const int index = next(); index != question) fail("it says that it is question %d", index);
     q.right = next();
     const int answers = next();
-    if (answers < 2 || q.right >= answers) fail("it has %d answers, and says that the right one is %d, counted from 0", answers, q.right);
+    if (answers < 2 || q.right >= answers)
+      fail("it has %d answers, and says that the right one is %d, counted from 0", answers, q.right);
     q.context = next_tokens("context");
     for (int i = 0; i < answers; i++) q.answers.push_back(next_tokens("answer"));
-    if (const size_t read = (at - begin) * sizeof(uint16_t); read != size_t(bytes)) fail("it says %d bytes, but has %zu", bytes, read);
+    if (const size_t read = (at - begin) * sizeof(uint16_t); read != size_t(bytes))
+      fail("it says %d bytes, but has %zu", bytes, read);
     return q;
   }
 };
@@ -55,12 +58,16 @@ std::vector<ChoiceQuestion> read_choice_file(const std::string& path, int vocab_
   int32_t header[3] = {0, 0, 0};  // magic, version, number of questions
   const size_t header_bytes = header_ints * sizeof(int32_t);
   memcpy(header, bytes.data(), std::min(bytes.size(), sizeof header));
-  if (header[0] != choice_file_magic) user_error("%s: bad magic %d; a file of questions begins with %d", path.c_str(), header[0], choice_file_magic);
+  if (header[0] != choice_file_magic)
+    user_error("%s: bad magic %d; a file of questions begins with %d", path.c_str(), header[0], choice_file_magic);
   if (header[1] != choice_file_version)
-    user_error("%s: is a file of questions of version %d; only version %d is known", path.c_str(), header[1], choice_file_version);
+    user_error("%s: is a file of questions of version %d; only version %d is known", path.c_str(), header[1],
+               choice_file_version);
   if (bytes.size() < header_bytes || bytes.size() % 2 != 0 || header[2] < 1)
-    user_error("%s: has %zu bytes and says %d questions: it is truncated or empty; make it again", path.c_str(), bytes.size(), header[2]);
-  ChoiceReader reader = {path.c_str(), vocab_size, std::vector<uint16_t>((bytes.size() - header_bytes) / sizeof(uint16_t))};
+    user_error("%s: has %zu bytes and says %d questions: it is truncated or empty; make it again", path.c_str(),
+               bytes.size(), header[2]);
+  ChoiceReader reader = {path.c_str(), vocab_size,
+                         std::vector<uint16_t>((bytes.size() - header_bytes) / sizeof(uint16_t))};
   memcpy(reader.numbers.data(), bytes.data() + header_bytes, bytes.size() - header_bytes);
   std::vector<ChoiceQuestion> questions;
   for (; reader.question < header[2]; reader.question++) questions.push_back(reader.next_question());
@@ -70,7 +77,8 @@ std::vector<ChoiceQuestion> read_choice_file(const std::string& path, int vocab_
 }
 
 void write_choice_file(const std::string& path, const std::vector<ChoiceQuestion>& questions) {
-  if (questions.size() > 65535) user_error("%s: %zu questions, but the format has room for 65535", path.c_str(), questions.size());
+  if (questions.size() > 65535)
+    user_error("%s: %zu questions, but the format has room for 65535", path.c_str(), questions.size());
   std::vector<uint16_t> numbers;
   size_t longest = 0;
   auto add_tokens = [&](const std::vector<uint16_t>& tokens) {
@@ -84,11 +92,13 @@ void write_choice_file(const std::string& path, const std::vector<ChoiceQuestion
     add_tokens(q.context);
     for (const std::vector<uint16_t>& answer : q.answers) add_tokens(answer);
     const size_t bytes = (numbers.size() - begin) * sizeof(uint16_t);
-    if (bytes > 65535) user_error("%s: question %zu takes %zu bytes, but the format has room for 65535", path.c_str(), i, bytes);
+    if (bytes > 65535)
+      user_error("%s: question %zu takes %zu bytes, but the format has room for 65535", path.c_str(), i, bytes);
     numbers[begin + 1] = uint16_t(bytes);
     longest = std::max(longest, bytes);
   }
-  const int32_t header[header_ints] = {choice_file_magic, choice_file_version, int32_t(questions.size()), int32_t(longest)};
+  const int32_t header[header_ints] = {choice_file_magic, choice_file_version, int32_t(questions.size()),
+                                       int32_t(longest)};
   NewFile file(path);
   file.write(header, sizeof header);
   file.write(numbers.data(), numbers.size() * sizeof(uint16_t));

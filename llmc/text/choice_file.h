@@ -1,6 +1,7 @@
-// Multiple-choice questions as tokens, in llm.c's format for evaluation (HellaSwag, MMLU): 256 int32 (magic, version, number of questions,
-// bytes of the longest one, zeros), then uint16. A question is 65535, its bytes, its index, the index of the right answer, the number of
-// answers, the number of tokens of the context and those, and likewise for each answer.
+// Multiple-choice questions as tokens, in llm.c's format for evaluation (HellaSwag, MMLU): 256 int32 (magic, version,
+// number of questions, bytes of the longest one, zeros), then uint16. A question is 65535, its bytes, its index, the
+// index of the right answer, the number of answers, the number of tokens of the context and those, and likewise for
+// each answer.
 #pragma once
 #include <cstdint>  // int32_t, int64_t, uint16_t
 #include <string>   // std::string
@@ -14,9 +15,11 @@ struct ChoiceQuestion {
   int right = 0;                               // the index of the right one
 };
 
-// Throws UserError, naming the file and the question, if it is not of this format, is shorter or longer than it says, or has a token that is
-// not below `vocab_size`. Each question has a context, two answers or more, and none of them is empty.
+// Throws UserError, naming the file and the question, if it is not of this format, is shorter or longer than it says,
+// or has a token that is not below `vocab_size`. Each question has a context, two answers or more, and none of them is
+// empty.
 std::vector<ChoiceQuestion> read_choice_file(const std::string& path, int vocab_size);
 
-// Throws UserError for more than 65,535 questions, or one of more than 65,535 bytes: the format has no room for them; and if the file exists.
+// Throws UserError for more than 65,535 questions, or one of more than 65,535 bytes: the format has no room for them;
+// and if the file exists.
 void write_choice_file(const std::string& path, const std::vector<ChoiceQuestion>& questions);

@@ -1,9 +1,9 @@
 // Batches of tokens from memory-mapped files.
 //
-// The tokens of each file are cut into sequences of T inputs and, shifted by one, T targets. Sequence i of a file begins
-// at its token i*T, so that it shares one token with the next; none crosses the end of a file. The loader's only state is
-// one integer, the number of the next sequence; numbers continue from epoch to epoch, and the tokens of a number are a
-// pure function of it.
+// The tokens of each file are cut into sequences of T inputs and, shifted by one, T targets. Sequence i of a file
+// begins at its token i*T, so that it shares one token with the next; none crosses the end of a file. The loader's only
+// state is one integer, the number of the next sequence; numbers continue from epoch to epoch, and the tokens of a
+// number are a pure function of it.
 #pragma once
 #include <fcntl.h>              // open
 #include <glob.h>               // glob, globfree
@@ -98,11 +98,14 @@ struct TokenFile {
       int64_t expected = shard_header_bytes + num_tokens * 2;
       if (mapped_bytes_ != expected)
         user_error("%s: %s: its header says %lld tokens, which take %lld bytes, but the file has %lld; make it again",
-                   name, mapped_bytes_ < expected ? "truncated" : "longer than its header says",
-                   (long long)num_tokens, (long long)expected, (long long)mapped_bytes_);
+                   name, mapped_bytes_ < expected ? "truncated" : "longer than its header says", (long long)num_tokens,
+                   (long long)expected, (long long)mapped_bytes_);
       return;
     }
-    struct Other { int32_t magic; const char* what; };
+    struct Other {
+      int32_t magic;
+      const char* what;
+    };
     static const Other others[] = {{20240801, "an llm.c shard of uint32 tokens (Llama 3)"},
                                    {20240522, "an llm.c file of multiple-choice questions (HellaSwag)"},
                                    {20240326, "an llm.c model"}};
@@ -117,8 +120,7 @@ struct TokenFile {
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
                  "uint16 tokens; data/text.sh makes tokens of text",
                  name, (long long)mapped_bytes_, header[0], shard_magic);
-    if (looks_like_text())
-      user_error("%s: is text, not tokens; data/text.sh makes tokens of it", name);
+    if (looks_like_text()) user_error("%s: is text, not tokens; data/text.sh makes tokens of it", name);
     tokens = static_cast<const uint16_t*>(mapping_);
     num_tokens = mapped_bytes_ / 2;
   }
@@ -226,15 +228,16 @@ struct SequenceRest {
 };
 
 // Reads sequences in the order of their numbers. Number s belongs to epoch s / num_sequences; unshuffled it is sequence
-// s % num_sequences (with one file, row b of micro-batch m of rank r of N begins at token ((m*N + r)*B + b)*T), shuffled
-// each epoch has another order.
+// s % num_sequences (with one file, row b of micro-batch m of rank r of N begins at token ((m*N + r)*B + b)*T),
+// shuffled each epoch has another order.
 struct DataLoader {
   TokenShards shards;
-  int T;                    // tokens in a sequence
+  int T;  // tokens in a sequence
   bool shuffle;
-  uint64_t seed;            // of the shuffled orders
+  uint64_t seed;              // of the shuffled orders
   int64_t num_sequences = 0;  // in one epoch
-  int64_t next_sequence = 0;  // the position, counted from 0 over all epochs. The caller advances it, saves it, and sets it to resume
+  int64_t next_sequence = 0;  // the position, counted from 0 over all epochs. The caller advances it, saves it, and
+                              // sets it to resume
 
   // Throws UserError as TokenShards does, and if no file has the T + 1 tokens of a sequence.
   DataLoader(const std::string& glob_pattern, int vocab_size, int seq_len, bool shuffled = false,
@@ -274,9 +277,11 @@ struct DataLoader {
     }
   }
 
-  // inputs, targets (micro_batches, B, T) = the part of rank `rank` in `micro_batches` micro-batches of all `ranks`, which begin with sequence
-  // `first`. In a micro-batch B sequences of each rank follow those of the rank before. Does not read or change next_sequence.
-  void load_batches(int64_t first, int64_t micro_batches, int* inputs, int* targets, int B, int rank = 0, int ranks = 1) const {
+  // inputs, targets (micro_batches, B, T) = the part of rank `rank` in `micro_batches` micro-batches of all `ranks`,
+  // which begin with sequence `first`. In a micro-batch B sequences of each rank follow those of the rank before. Does
+  // not read or change next_sequence.
+  void load_batches(int64_t first, int64_t micro_batches, int* inputs, int* targets, int B, int rank = 0,
+                    int ranks = 1) const {
     for (int64_t i = 0; i < micro_batches; i++)
       load_sequences(first + (i * ranks + rank) * B, B, inputs + i * B * T, targets + i * B * T);
   }

@@ -9,10 +9,11 @@
 
 // What decides on the next token, in the order in which it is applied, as in transformers.
 struct SamplingOptions {
-  double repetition_penalty = 1;  // divides positive logits of tokens that occur already, and multiplies negative ones (Keskar et al. 2019)
-  double temperature = 1;         // divides the logits; 0: always the token with the highest one, of equal ones the first
-  int top_k = 0;                  // only the k tokens with the highest logits, of equal ones the first; 0: all
-  double top_p = 1;               // only the likeliest tokens that together have at least this probability (Holtzman et al. 2020)
+  double repetition_penalty = 1;  // divides positive logits of tokens that occur already, and multiplies negative ones
+                                  // (Keskar et al. 2019)
+  double temperature = 1;  // divides the logits; 0: always the token with the highest one, of equal ones the first
+  int top_k = 0;           // only the k tokens with the highest logits, of equal ones the first; 0: all
+  double top_p = 1;  // only the likeliest tokens that together have at least this probability (Holtzman et al. 2020)
 };
 
 inline void penalize_repetition(std::vector<float>& logits, const std::vector<int>& tokens, double penalty) {
@@ -22,10 +23,12 @@ inline void penalize_repetition(std::vector<float>& logits, const std::vector<in
   }
 }
 
-// Returns the token that inverts the cumulative distribution at `uniform`, which is in [0, 1), of softmax(logits (n) / temperature) over the
-// tokens that the options leave. `tokens`: those before, for the repetition penalty. A logit of -infinity is a probability of 0. Throws
-// UserError for logits that make no distribution: one is NaN or +infinity, or all are -infinity.
-inline int sample_token(std::vector<float> logits, double uniform, const SamplingOptions& o, const std::vector<int>& tokens = {}) {
+// Returns the token that inverts the cumulative distribution at `uniform`, which is in [0, 1), of softmax(logits (n) /
+// temperature) over the tokens that the options leave. `tokens`: those before, for the repetition penalty. A logit of
+// -infinity is a probability of 0. Throws UserError for logits that make no distribution: one is NaN or +infinity, or
+// all are -infinity.
+inline int sample_token(std::vector<float> logits, double uniform, const SamplingOptions& o,
+                        const std::vector<int>& tokens = {}) {
   const int n = int(logits.size());
   const double divisor = o.temperature > 0 ? o.temperature : 1;
   if (o.repetition_penalty != 1) penalize_repetition(logits, tokens, o.repetition_penalty);
@@ -35,7 +38,8 @@ inline int sample_token(std::vector<float> logits, double uniform, const Samplin
   double sum = 0;
   for (int i = 0; i < n; i++) sum += weights[i] = std::exp(double(logits[i] - max) / divisor);
   if (!std::isfinite(sum))
-    user_error("no sample can be drawn: the model's logits are not finite; its weights, or what it computes from them, have become NaN or "
+    user_error("no sample can be drawn: the model's logits are not finite; its weights, or what it computes from them, "
+               "have become NaN or "
                "infinite: take an earlier checkpoint");
   if (o.temperature == 0) return int(std::max_element(logits.begin(), logits.end()) - logits.begin());
 

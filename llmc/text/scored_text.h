@@ -1,11 +1,12 @@
-// What is scored by a model: sequences of tokens of which the last ones have a loss each, and how texts become such sequences.
+// What is scored by a model: sequences of tokens of which the last ones have a loss each, and how texts become such
+// sequences.
 #pragma once
-#include <algorithm>              // std::max, std::min
-#include <cstdint>                // int64_t
-#include <string>                 // std::string
-#include <vector>                 // std::vector
-#include "llmc/utils/error.h"     // CHECK, user_error
-#include "tokenizer.h"            // Tokenizer, Encoder, encode_prompt
+#include <algorithm>           // std::max, std::min
+#include <cstdint>             // int64_t
+#include <string>              // std::string
+#include <vector>              // std::vector
+#include "llmc/utils/error.h"  // CHECK, user_error
+#include "tokenizer.h"         // Tokenizer, Encoder, encode_prompt
 
 struct ScoredSequence {
   std::vector<int> tokens;    // (n)
@@ -13,21 +14,25 @@ struct ScoredSequence {
   bool wants_greedy = false;  // say whether each of them is the likeliest token at its place
 
   int64_t inputs() const { return int64_t(tokens.size()) - 1; }
-  // Removes tokens in front so that at most `context` are read. Returns whether it did. Throws UserError if more are scored.
+  // Removes tokens in front so that at most `context` are read. Returns whether it did. Throws UserError if more are
+  // scored.
   bool shorten(int64_t context) {
-    if (scored > context) user_error("%lld tokens are to be scored at once, but the context length is %lld", (long long)scored, (long long)context);
+    if (scored > context)
+      user_error("%lld tokens are to be scored at once, but the context length is %lld", (long long)scored,
+                 (long long)context);
     const int64_t surplus = std::max<int64_t>(0, inputs() - context);
     tokens.erase(tokens.begin(), tokens.begin() + surplus);
     return surplus > 0;
   }
 };
 
-// A text of n tokens, longer than the context perhaps, in windows of `context` inputs each, which begin `stride` tokens apart. Every token but
-// the first is scored, once: in the first window that has it. A token therefore has at least context - stride tokens before it that the
-// model reads, or all there are.
+// A text of n tokens, longer than the context perhaps, in windows of `context` inputs each, which begin `stride` tokens
+// apart. Every token but the first is scored, once: in the first window that has it. A token therefore has at least
+// context - stride tokens before it that the model reads, or all there are.
 struct TextWindows {
   int64_t num_tokens, context, stride;  // 1 <= stride <= context
-  bool last_is_full = false;            // the last window begins earlier, so that its inputs are `context` tokens, too, if there are so many
+  bool last_is_full = false;  // the last window begins earlier, so that its inputs are `context` tokens, too, if there
+                              // are so many
 
   struct Window {
     int64_t begin, end;  // its tokens: inputs [begin, end - 1), targets [begin + 1, end)
@@ -41,7 +46,8 @@ struct TextWindows {
   Window operator[](int64_t i) const {
     CHECK(0 <= i && i < count() && 1 <= stride && stride <= context);
     const int64_t end = std::min(i * stride + context + 1, num_tokens);
-    return {last_is_full ? std::max<int64_t>(0, end - 1 - context) : i * stride, end, i == 0 ? 1 : (i - 1) * stride + context + 1};
+    return {last_is_full ? std::max<int64_t>(0, end - 1 - context) : i * stride, end,
+            i == 0 ? 1 : (i - 1) * stride + context + 1};
   }
 };
 
@@ -51,8 +57,8 @@ ScoredSequence sequence_of(const TextWindows::Window& window, const Token* token
   return {{tokens + window.begin, tokens + window.end}, window.end - window.first};
 }
 
-// The tokens of a document, as data/tokenize makes them: an end of text, then the text, in which special tokens are ordinary text and invalid
-// UTF-8 becomes U+FFFD, except in a vocabulary of bytes.
+// The tokens of a document, as data/tokenize makes them: an end of text, then the text, in which special tokens are
+// ordinary text and invalid UTF-8 becomes U+FFFD, except in a vocabulary of bytes.
 inline std::vector<uint16_t> encode_document(const Tokenizer& tokenizer, const std::string& document) {
   std::string text = document;
   if (!tokenizer.is_bytes()) replace_invalid_utf8(document, text);
@@ -61,8 +67,9 @@ inline std::vector<uint16_t> encode_document(const Tokenizer& tokenizer, const s
   return tokens;
 }
 
-// A continuation that is scored after a context, as lm-evaluation-harness encodes it: white space at the context's end belongs to the
-// continuation, both are encoded together, and an empty context is an end of text. Throws UserError if the continuation has no token.
+// A continuation that is scored after a context, as lm-evaluation-harness encodes it: white space at the context's end
+// belongs to the continuation, both are encoded together, and an empty context is an end of text. Throws UserError if
+// the continuation has no token.
 inline ScoredSequence encode_continuation(const Tokenizer& tokenizer, std::string context, std::string continuation) {
   const size_t end = context.find_last_not_of(" \t\n\v\f\r") + 1;  // 0 if there is nothing else
   if (end > 0) {
@@ -78,7 +85,9 @@ inline ScoredSequence encode_continuation(const Tokenizer& tokenizer, std::strin
   return sequence;
 }
 
-// How many bytes of text a token stands for: none, if it is an end of text, or beyond the vocabulary in a model that has more tokens.
+// How many bytes of text a token stands for: none, if it is an end of text, or beyond the vocabulary in a model that
+// has more tokens.
 inline int64_t bytes_of_token(const Tokenizer& tokenizer, int token) {
-  return token < tokenizer.vocab_size() && token != tokenizer.end_of_text() ? int64_t(tokenizer.token(token).size()) : 0;
+  return token < tokenizer.vocab_size() && token != tokenizer.end_of_text() ? int64_t(tokenizer.token(token).size())
+                                                                            : 0;
 }

@@ -1,6 +1,6 @@
-// The tokens of one training step after another. While the device computes one step, another thread loads the next, so that reading pages of
-// a shard from a disk or over a network does not delay training. The data's position counts only what next() has returned: a run that
-// resumes from it reads again what was loaded ahead.
+// The tokens of one training step after another. While the device computes one step, another thread loads the next, so
+// that reading pages of a shard from a disk or over a network does not delay training. The data's position counts only
+// what next() has returned: a run that resumes from it reads again what was loaded ahead.
 #pragma once
 #include <array>         // std::array
 #include <future>        // std::async, std::future
@@ -13,8 +13,9 @@ struct StepTokens {
 
 class StepLoader {
  public:
-  // For rank `rank` of `ranks`, each of which has `micro_batches` micro-batches of B sequences in a step. `data` and the memory of the two
-  // `slots`, which the caller owns, must outlive it; only this object may change data.next_sequence meanwhile.
+  // For rank `rank` of `ranks`, each of which has `micro_batches` micro-batches of B sequences in a step. `data` and
+  // the memory of the two `slots`, which the caller owns, must outlive it; only this object may change
+  // data.next_sequence meanwhile.
   StepLoader(DataLoader& data, int64_t micro_batches, int B, int rank, int ranks, std::array<StepTokens, 2> slots)
       : data_(data), micro_batches_(micro_batches), B_(B), rank_(rank), ranks_(ranks), slots_(slots) {
     load_ahead();

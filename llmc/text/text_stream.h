@@ -12,8 +12,8 @@ class TextStream {
   // The text ends before the first of these texts that it comes to; empty ones count for nothing.
   explicit TextStream(std::vector<std::string> stops = {}) : stops_(std::move(stops)) {}
 
-  // Adds a token's bytes. Returns those that can be shown now: not the beginning of a character whose other bytes are to come, nor what may be
-  // the beginning of a text to stop at.
+  // Adds a token's bytes. Returns those that can be shown now: not the beginning of a character whose other bytes are
+  // to come, nor what may be the beginning of a text to stop at.
   std::string add(std::string_view bytes) {
     text_ += bytes;
     size_t found = std::string::npos;
@@ -28,8 +28,8 @@ class TextStream {
   // What was held back, at the end of the text.
   std::string finish() { return show(text_.size()); }
 
-  bool stopped() const { return stopped_; }               // at a text to stop at
-  const std::string& text() const { return text_; }       // all of it
+  bool stopped() const { return stopped_; }          // at a text to stop at
+  const std::string& text() const { return text_; }  // all of it
 
  private:
   std::vector<std::string> stops_;

@@ -86,7 +86,8 @@ struct PieceScanner {
       const Class next = look(at + 1, next_length);
       if (next != Class::space) return end_of_run(at + 1 + next_length, next);
     }
-    // White space: all of it at the end of the text; otherwise its last character belongs to the next piece, or is a piece of its own.
+    // White space: all of it at the end of the text; otherwise its last character belongs to the next piece, or is a
+    // piece of its own.
     const size_t run_end = end_of_run(at + length, Class::space);
     if (run_end == end) return end;
     const size_t last = last_character({text + at, run_end - at}).length;
@@ -103,7 +104,8 @@ size_t Tokenizer::last_cut(std::string_view text, size_t first) const {
     if (uint8_t(text[at]) >= 0x80 && text.size() - at < 4) continue;  // the character may be incomplete
     // Two characters of different classes, the left one no space, belong to different pieces, except in a contraction.
     size_t length;
-    const Class left = scanner.class_of[last_character(text.substr(0, at)).code_point], right = scanner.look(at, length);
+    const Class left = scanner.class_of[last_character(text.substr(0, at)).code_point],
+                right = scanner.look(at, length);
     if (left != Class::space && left != right && !(text[at - 1] == '\'' && right == Class::letter)) return at;
   }
   return 0;
@@ -175,8 +177,8 @@ Tokenizer Tokenizer::bytes() {
   return t;
 }
 
-// Builds the tables that encoding needs from tokens_ and special_. Throws UserError, naming `path`, for a vocabulary with a duplicate
-// token or without one of the 256 bytes.
+// Builds the tables that encoding needs from tokens_ and special_. Throws UserError, naming `path`, for a vocabulary
+// with a duplicate token or without one of the 256 bytes.
 void Tokenizer::build(const std::string& path) {
   std::vector<bool> is_special(tokens_.size());
   for (const auto& special : special_) {
@@ -185,10 +187,12 @@ void Tokenizer::build(const std::string& path) {
   }
   const int twice = ids_.build(tokens_, [&](size_t id) { return !is_special[id] && !tokens_[id].empty(); });
   if (twice != TokenTable::none)
-    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[twice]), twice);
+    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[twice]),
+               twice);
   for (int byte = 0; byte < 256; byte++) {
     const int id = ids_.find(std::string(1, char(byte)));
-    if (id == TokenTable::none) user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
+    if (id == TokenTable::none)
+      user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
     byte_ids_[byte] = uint16_t(id);
   }
 
@@ -204,7 +208,8 @@ void Tokenizer::build(const std::string& path) {
       if (is_special[id]) continue;
       const std::string_view token = tokens_[id];
       for (size_t cut = 1; cut < token.size(); cut++) {
-        const int left = ids_.find(token.substr(0, cut)), right = left == TokenTable::none ? left : ids_.find(token.substr(cut));
+        const int left = ids_.find(token.substr(0, cut)),
+                  right = left == TokenTable::none ? left : ids_.find(token.substr(cut));
         if (right != TokenTable::none) found.push_back({uint32_t(left), uint32_t(right), uint32_t(id)});
       }
     }
@@ -241,7 +246,8 @@ std::string Tokenizer::decode(const uint16_t* ids, size_t count) const {
 // ----------------------------------------------------------------------------
 // Vocabulary files
 
-// The character that GPT-2's files write a byte as: printable ones of Latin-1 as themselves, the others as U+0100, U+0101, ... in order.
+// The character that GPT-2's files write a byte as: printable ones of Latin-1 as themselves, the others as U+0100,
+// U+0101, ... in order.
 static uint32_t character_of(uint8_t byte) {
   static const std::array<uint32_t, 256> characters = [] {
     std::array<uint32_t, 256> all = {};
@@ -307,8 +313,9 @@ struct Tokenizer::VocabularyFile {
     for (std::string_view rest = token; !rest.empty();) {
       const Utf8Character c = first_character(rest);
       if (c.code_point >= byte_of.size() || byte_of[c.code_point] < 0)
-        user_error("%s: the token \"%s\" has a character that stands for no byte; only byte-level vocabularies are known", path.c_str(),
-                   token.c_str());
+        user_error("%s: the token \"%s\" has a character that stands for no byte; only byte-level vocabularies are "
+                   "known",
+                   path.c_str(), token.c_str());
       bytes += char(byte_of[c.code_point]);
       rest.remove_prefix(c.length);
     }
@@ -321,12 +328,14 @@ struct Tokenizer::VocabularyFile {
   void check_merges(const std::vector<std::pair<std::string, std::string>>& merges);
 };
 
-// tiktoken: one token a line, in base64, with a space and its id. The end of text is not in the file: it gets the first free id.
+// tiktoken: one token a line, in base64, with a space and its id. The end of text is not in the file: it gets the first
+// free id.
 void Tokenizer::VocabularyFile::read_ranks() {
   std::array<int8_t, 256> digit_of;
   digit_of.fill(-1);
   int8_t next = 0;
-  for (char digit : std::string_view("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")) digit_of[uint8_t(digit)] = next++;
+  for (char digit : std::string_view("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
+    digit_of[uint8_t(digit)] = next++;
   size_t line_number = 0;
   for (std::string_view rest = text; !rest.empty();) {
     const size_t newline = std::min(rest.find('\n'), rest.size());
@@ -347,8 +356,10 @@ void Tokenizer::VocabularyFile::read_ranks() {
     const bool spaced = at > 0 && at % 4 == 0 && at < line.size() && line[at] == ' ';
     const std::string_view number = spaced ? line.substr(at + 1) : std::string_view();
     if (number.empty() || number.size() > 9 || number.find_first_not_of("0123456789") != std::string::npos)
-      user_error("%s: line %zu is not a token in base64, a space and an id: neither tiktoken's ranks, nor vocab.bpe, encoder.json or "
-                 "tokenizer.json; name such a file", path.c_str(), line_number);
+      user_error("%s: line %zu is not a token in base64, a space and an id: neither tiktoken's ranks, nor vocab.bpe, "
+                 "encoder.json or "
+                 "tokenizer.json; name such a file",
+                 path.c_str(), line_number);
     add(std::stoll(std::string(number)), bytes);
   }
   size_t free = 0;
@@ -366,14 +377,16 @@ void Tokenizer::VocabularyFile::check_merges(const std::vector<std::pair<std::st
     if (found == ids.end())
       user_error("%s: \"%s%s\" is merged, but is no token; fetch it again", path.c_str(), left.c_str(), right.c_str());
     if (found->second <= last)
-      user_error("%s: the ids of \"%s%s\" and the merge before it are not in the merges' order; only such vocabularies are known",
+      user_error("%s: the ids of \"%s%s\" and the merge before it are not in the merges' order; only such vocabularies "
+                 "are known",
                  path.c_str(), left.c_str(), right.c_str());
     last = found->second;
   }
   size_t single = 0, special = tokenizer.special_.size(), all = 0;
   for (const std::string& token : tokenizer.tokens_) all += !token.empty(), single += token.size() == 1;
   if (all != single + special + merges.size())
-    user_error("%s: %zu tokens of several bytes, but %zu merges; fetch it again", path.c_str(), all - single - special, merges.size());
+    user_error("%s: %zu tokens of several bytes, but %zu merges; fetch it again", path.c_str(), all - single - special,
+               merges.size());
 }
 
 // OpenAI: {"token": id, ...} and, in the other file, "#version: ..." and a merge of two tokens a line.
@@ -381,7 +394,8 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   path = encoder;
   const json vocabulary = parse(encoder, read(encoder));
   for (const auto& [token, id] : vocabulary.items()) {
-    if (!id.is_number_integer()) user_error("%s: the id of \"%s\" is no integer; fetch it again", path.c_str(), token.c_str());
+    if (!id.is_number_integer())
+      user_error("%s: the id of \"%s\" is no integer; fetch it again", path.c_str(), token.c_str());
     if (token == end_of_text_name) add_special(id, token);
     else add(id, bytes_of(token));
   }
@@ -392,7 +406,8 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   for (std::string line; std::getline(lines, line);) {
     if (line.empty() || (merges.empty() && line.rfind("#version", 0) == 0)) continue;
     const size_t space = line.find(' ');
-    if (space == std::string::npos) user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path.c_str(), line.c_str());
+    if (space == std::string::npos)
+      user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path.c_str(), line.c_str());
     merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
   check_merges(merges);
@@ -403,7 +418,9 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
   auto is_set = [](const json& object, const char* key) {
     return object.contains(key) && !object[key].is_null() && object[key] != json(false) && object[key] != json("");
   };
-  auto refuse = [&](const char* what) { user_error("%s: %s; only GPT-2's byte-level BPE is known", path.c_str(), what); };
+  auto refuse = [&](const char* what) {
+    user_error("%s: %s; only GPT-2's byte-level BPE is known", path.c_str(), what);
+  };
   try {
     const json& model = j.at("model");
     if (model.value("type", "BPE") != "BPE") refuse("model.type is not BPE");
@@ -451,7 +468,8 @@ std::string Tokenizer::file_in(const std::string& folder) {
   std::error_code error;
   std::string ranks;  // the first by name
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
-    if (entry.path().extension() == ".tiktoken" && (ranks.empty() || entry.path() < ranks)) ranks = entry.path().string();
+    if (entry.path().extension() == ".tiktoken" && (ranks.empty() || entry.path() < ranks))
+      ranks = entry.path().string();
   return ranks;
 }
 
@@ -459,7 +477,9 @@ Tokenizer Tokenizer::load(const std::string& path) {
   if (path == "bytes") return bytes();
   if (fs::is_directory(path)) {
     const std::string file = file_in(path);
-    if (file.empty()) user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken", path.c_str());
+    if (file.empty())
+      user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken",
+                 path.c_str());
     return load(file);
   }
   VocabularyFile file(path);
@@ -470,7 +490,8 @@ Tokenizer Tokenizer::load(const std::string& path) {
   };
   if (file.text.rfind("#version", 0) == 0) {
     file.read_encoder_json(beside({"encoder.json", "vocab.json"}), path);
-  } else if (file.text.find_first_not_of(" \t\r\n") != std::string::npos && file.text[file.text.find_first_not_of(" \t\r\n")] == '{') {
+  } else if (file.text.find_first_not_of(" \t\r\n") != std::string::npos &&
+             file.text[file.text.find_first_not_of(" \t\r\n")] == '{') {
     const json j = VocabularyFile::parse(path, file.text);
     if (j.contains("model") && j["model"].is_object()) file.read_tokenizer_json(j);
     else file.read_encoder_json(path, beside({"vocab.bpe", "merges.txt"}));
@@ -487,8 +508,8 @@ bool Tokenizer::agrees_with(const Tokenizer& other) const {
   return std::equal(tokens_.begin(), tokens_.begin() + long(both), other.tokens_.begin());
 }
 
-// The merge that makes a token is the last one left when its bytes have been merged into tokens of lower ids. The two long parts are
-// assembled as text: as JSON objects they would take a tenth of a second.
+// The merge that makes a token is the last one left when its bytes have been merged into tokens of lower ids. The two
+// long parts are assembled as text: as JSON objects they would take a tenth of a second.
 std::string Tokenizer::to_json() const {
   using nlohmann::ordered_json;
   auto quoted = [](const std::string& characters) {  // which has no other character that JSON escapes
@@ -500,7 +521,12 @@ std::string Tokenizer::to_json() const {
   std::vector<bool> is_special(tokens_.size());
   for (const auto& [name, id] : special_) {
     is_special[id] = true;
-    added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false},
+    added.push_back({{"id", id},
+                     {"content", name},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
                      {"special", true}});
   }
   std::string vocabulary, merges;
@@ -509,18 +535,37 @@ std::string Tokenizer::to_json() const {
   for (size_t id = 0; id < tokens_.size(); id++) {
     const std::string& token = tokens_[id];
     if (token.empty()) continue;
-    vocabulary += (vocabulary.empty() ? "" : ",") + (is_special[id] ? json(token).dump() : quoted(characters_of(token))) + ":" + std::to_string(id);
+    vocabulary += (vocabulary.empty() ? "" : ",") +
+                  (is_special[id] ? json(token).dump() : quoted(characters_of(token))) + ":" + std::to_string(id);
     if (is_special[id] || token.size() == 1) continue;
     if (encoder.merge(token, parts.data(), uint32_t(id)) != 2)
-      user_error("token %zu of the vocabulary is not made by merging tokens of lower ids: it cannot be written as a tokenizer.json", id);
-    merges += (merges.empty() ? "" : ",") + quoted(characters_of(tokens_[parts[0]]) + " " + characters_of(tokens_[parts[1]]));
+      user_error("token %zu of the vocabulary is not made by merging tokens of lower ids: it cannot be written as a "
+                 "tokenizer.json",
+                 id);
+    merges +=
+        (merges.empty() ? "" : ",") + quoted(characters_of(tokens_[parts[0]]) + " " + characters_of(tokens_[parts[1]]));
   }
-  const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const ordered_json rest = {
-      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added}, {"normalizer", nullptr},
-      {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
-      {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", ""}, {"end_of_word_suffix", ""},
-                 {"fuse_unk", false}, {"byte_fallback", false}, {"ignore_merges", false}}}};
+  const ordered_json byte_level = {{"type", "ByteLevel"},
+                                   {"add_prefix_space", false},
+                                   {"trim_offsets", true},
+                                   {"use_regex", true}};
+  const ordered_json rest = {{"version", "1.0"},
+                             {"truncation", nullptr},
+                             {"padding", nullptr},
+                             {"added_tokens", added},
+                             {"normalizer", nullptr},
+                             {"pre_tokenizer", byte_level},
+                             {"post_processor", nullptr},
+                             {"decoder", byte_level},
+                             {"model",
+                              {{"type", "BPE"},
+                               {"dropout", nullptr},
+                               {"unk_token", nullptr},
+                               {"continuing_subword_prefix", ""},
+                               {"end_of_word_suffix", ""},
+                               {"fuse_unk", false},
+                               {"byte_fallback", false},
+                               {"ignore_merges", false}}}};
   const std::string text = rest.dump();
   return text.substr(0, text.size() - 2) + ",\"vocab\":{" + vocabulary + "},\"merges\":[" + merges + "]}}\n";
 }
@@ -528,16 +573,18 @@ std::string Tokenizer::to_json() const {
 // ----------------------------------------------------------------------------
 // Encoding
 
-constexpr int cache_bits = 17;           // 131,072 pieces of 32 bytes, 4 MiB; a smaller cache misses too often
-constexpr size_t longest_cached = 15;    // bytes
-constexpr size_t short_piece = 128;      // bytes, up to which looking at all pairs is faster
-constexpr size_t huge_piece = 1 << 20;   // bytes, beyond which one thread at a time merges, so that its memory is allocated only once
+constexpr int cache_bits = 17;          // 131,072 pieces of 32 bytes, 4 MiB; a smaller cache misses too often
+constexpr size_t longest_cached = 15;   // bytes
+constexpr size_t short_piece = 128;     // bytes, up to which looking at all pairs is faster
+constexpr size_t huge_piece = 1 << 20;  // bytes, beyond which one thread at a time merges, so that its memory is
+                                        // allocated only once
 
 Encoder::Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
   if (!tokenizer.is_bytes()) cache_.resize(size_t(1) << cache_bits);
 }
 
-// key = the bytes of the piece text[at, at + length), followed by zeros, with the length as the last byte. length <= longest_cached.
+// key = the bytes of the piece text[at, at + length), followed by zeros, with the length as the last byte. length <=
+// longest_cached.
 static void piece_key(std::string_view text, size_t at, size_t length, uint64_t key[2]) {
   key[0] = key[1] = 0;
   if (at + 16 <= text.size()) {
@@ -560,7 +607,8 @@ void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens) {
     const PieceScanner scanner{text.data(), text.size()};
     for (size_t at = 0; at < text.size();) {
       const size_t end = scanner.piece_end(at), length = end - at;
-      out += length <= longest_cached ? encode_cached(text, at, length, out) : encode_piece(text.substr(at, length), out);
+      out +=
+          length <= longest_cached ? encode_cached(text, at, length, out) : encode_piece(text.substr(at, length), out);
       at = end;
     }
   }
@@ -643,9 +691,9 @@ size_t Encoder::merge_short(uint16_t* tokens, uint32_t below) {
   return n;
 }
 
-// A linked list of tokens, and for each rank the places of pairs that have or had that rank, which is checked when the rank is processed.
-// Ranks are processed from the lowest up and places from the left, so that memory is read in one direction. A merge seldom makes a pair of
-// a lower rank than its own; those go into a heap and are merged first.
+// A linked list of tokens, and for each rank the places of pairs that have or had that rank, which is checked when the
+// rank is processed. Ranks are processed from the lowest up and places from the left, so that memory is read in one
+// direction. A merge seldom makes a pair of a lower rank than its own; those go into a heap and are merged first.
 size_t Encoder::merge_long(uint16_t* tokens) {
   const size_t n = ids_.size();
   int64_t current = -1;

@@ -1,12 +1,14 @@
 // Text to token ids and back.
 //
-// Two kinds of vocabulary. Bytes: a token is a byte, 0 to 255, and 256 marks the end of a text. And GPT-2's byte-level BPE (Radford et al.
-// 2019; Sennrich et al. 2016): the text is split into pieces by GPT-2's regular expression, and in each piece, as long as two neighbouring
-// tokens together are a token, the pair whose token has the lowest id is merged, the leftmost first. That is tiktoken's definition, and the
-// tokens are tiktoken's on every text, whichever file the vocabulary came from.
+// Two kinds of vocabulary. Bytes: a token is a byte, 0 to 255, and 256 marks the end of a text. And GPT-2's byte-level
+// BPE (Radford et al. 2019; Sennrich et al. 2016): the text is split into pieces by GPT-2's regular expression, and in
+// each piece, as long as two neighbouring tokens together are a token, the pair whose token has the lowest id is
+// merged, the leftmost first. That is tiktoken's definition, and the tokens are tiktoken's on every text, whichever
+// file the vocabulary came from.
 //
-// Any bytes can be encoded, and decoding gives the same bytes again: invalid UTF-8 counts as characters that are neither letters, numbers
-// nor white space. Tokenizers that accept only valid text see U+FFFD there instead: call replace_invalid_utf8 (utf8.h) first to get theirs.
+// Any bytes can be encoded, and decoding gives the same bytes again: invalid UTF-8 counts as characters that are
+// neither letters, numbers nor white space. Tokenizers that accept only valid text see U+FFFD there instead: call
+// replace_invalid_utf8 (utf8.h) first to get theirs.
 #pragma once
 #include <array>              // std::array
 #include <cstddef>            // size_t
@@ -51,8 +53,8 @@ struct PairTable {
 struct TokenTable {
   static constexpr int none = -1;
 
-  // Builds the table of the ids with `wanted(id)`. It refers to `tokens`, which must outlive it. Returns the id of a duplicate token, or
-  // `none`.
+  // Builds the table of the ids with `wanted(id)`. It refers to `tokens`, which must outlive it. Returns the id of a
+  // duplicate token, or `none`.
   template <class Wanted>
   int build(const std::vector<std::string>& tokens, Wanted wanted);
   int find(std::string_view bytes) const;  // `none` if there is no such token
@@ -72,17 +74,19 @@ struct Tokenizer {
   Tokenizer(Tokenizer&&) = default;
   Tokenizer& operator=(Tokenizer&&) = default;
 
-  // "bytes" names the vocabulary of bytes, anything else a path: tiktoken's ranks (a line is base64, a space and the id), OpenAI's
-  // vocab.bpe or encoder.json with the other one in the same folder (Hugging Face calls them merges.txt and vocab.json), or Hugging Face's
-  // tokenizer.json, told apart by their contents; or a folder with one of these. Throws UserError, naming the file, for anything else: an
-  // unknown or damaged file, a byte that is no token, ids beyond uint16, or a pre-tokenizer, normalizer or order of merges other than GPT-2's.
+  // "bytes" names the vocabulary of bytes, anything else a path: tiktoken's ranks (a line is base64, a space and the
+  // id), OpenAI's vocab.bpe or encoder.json with the other one in the same folder (Hugging Face calls them merges.txt
+  // and vocab.json), or Hugging Face's tokenizer.json, told apart by their contents; or a folder with one of these.
+  // Throws UserError, naming the file, for anything else: an unknown or damaged file, a byte that is no token, ids
+  // beyond uint16, or a pre-tokenizer, normalizer or order of merges other than GPT-2's.
   static Tokenizer load(const std::string& path);
 
   // The file in `folder` that load() reads, or "" if there is none.
   static std::string file_in(const std::string& folder);
 
-  // The vocabulary as the text of a Hugging Face tokenizer.json, which load() can read; that of bytes has no merges. Throws UserError if a
-  // token of several bytes is not the result of merging tokens of lower ids: such a vocabulary has no list of merges.
+  // The vocabulary as the text of a Hugging Face tokenizer.json, which load() can read; that of bytes has no merges.
+  // Throws UserError if a token of several bytes is not the result of merging tokens of lower ids: such a vocabulary
+  // has no list of merges.
   std::string to_json() const;
 
   // Whether each id that both have is the same token. One may have more: models pad their vocabulary and add tokens.
@@ -97,20 +101,20 @@ struct Tokenizer {
   const std::string& token(int id) const;
   std::string decode(const uint16_t* ids, size_t count) const;  // the bytes of ids (count), concatenated
 
-  // The last offset in `text`, `first` or higher, where it can be cut so that the tokens of the two parts are those of the whole, whatever
-  // follows `text`; 0 if there is none, as in one long word.
+  // The last offset in `text`, `first` or higher, where it can be cut so that the tokens of the two parts are those of
+  // the whole, whatever follows `text`; 0 if there is none, as in one long word.
   size_t last_cut(std::string_view text, size_t first = 1) const;
 
  private:
   friend struct Encoder;
   struct VocabularyFile;
 
-  std::vector<std::string> tokens_;                             // (vocab_size)
-  TokenTable ids_;                                              // without the special ones
+  std::vector<std::string> tokens_;  // (vocab_size)
+  TokenTable ids_;                   // without the special ones
   std::vector<std::pair<std::string, uint16_t>> special_;
   std::array<uint16_t, 256> byte_ids_ = {};
   PairTable pairs_;
-  size_t longest_ = 0;                                          // token, in bytes
+  size_t longest_ = 0;  // token, in bytes
   uint16_t end_of_text_ = 0;
   bool is_bytes_ = false;
 
@@ -118,16 +122,17 @@ struct Tokenizer {
   void build(const std::string& path);
 };
 
-// The tokens of a prompt, in which special tokens may be spelled out, as training documents have them: an end of text stands before it, unless
-// `begins_with_end` is false. Invalid UTF-8 becomes U+FFFD, as data/tokenize has it, except in a vocabulary of bytes.
+// The tokens of a prompt, in which special tokens may be spelled out, as training documents have them: an end of text
+// stands before it, unless `begins_with_end` is false. Invalid UTF-8 becomes U+FFFD, as data/tokenize has it, except in
+// a vocabulary of bytes.
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt, bool begins_with_end = true);
 
 // Encodes text; used by one thread at a time. It caches the tokens of recent short pieces.
 struct Encoder {
   explicit Encoder(const Tokenizer& tokenizer);  // the tokenizer must outlive it
 
-  // Appends the tokens of `text`. Special tokens are encoded as ordinary text. Takes O(n log n) time for a piece of n bytes,
-  // and up to 30 bytes of memory for each byte of the longest piece, which must be shorter than 2 GiB.
+  // Appends the tokens of `text`. Special tokens are encoded as ordinary text. Takes O(n log n) time for a piece of n
+  // bytes, and up to 30 bytes of memory for each byte of the longest piece, which must be shorter than 2 GiB.
   void encode(std::string_view text, std::vector<uint16_t>& tokens);
 
   // The same, but special tokens (<|endoftext|>) that are spelled out in the text become their ids.
@@ -142,10 +147,10 @@ struct Encoder {
   };
   const Tokenizer& tokenizer_;
   std::vector<CachedPiece> cache_;
-  std::vector<uint32_t> ids_, ranks_;                 // of the piece that is being merged
+  std::vector<uint32_t> ids_, ranks_;  // of the piece that is being merged
   std::vector<int32_t> previous_, next_;
-  std::vector<std::vector<uint32_t>> places_;         // (vocab_size), of the pairs of each rank
-  std::vector<uint64_t> used_ranks_;                  // a bit for each rank that has places
+  std::vector<std::vector<uint32_t>> places_;  // (vocab_size), of the pairs of each rank
+  std::vector<uint64_t> used_ranks_;           // a bit for each rank that has places
   std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<uint64_t>> earlier_;
 
   friend struct Tokenizer;
@@ -153,7 +158,8 @@ struct Encoder {
   // Each writes tokens and returns their number.
   size_t encode_cached(std::string_view text, size_t at, size_t length, uint16_t* tokens);
   size_t encode_piece(std::string_view piece, uint16_t* tokens);
-  size_t merge(std::string_view piece, uint16_t* tokens, uint32_t below = PairTable::none);  // makes no token of id `below` or higher
+  size_t merge(std::string_view piece, uint16_t* tokens, uint32_t below = PairTable::none);  // makes no token of id
+                                                                                             // `below` or higher
   size_t merge_short(uint16_t* tokens, uint32_t below);
   size_t merge_long(uint16_t* tokens);
 };

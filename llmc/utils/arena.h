@@ -1,4 +1,5 @@
-// Named tensors in one flat allocation: a tensor is a name, a shape, an element size and an offset, declared in a table.
+// Named tensors in one flat allocation: a tensor is a name, a shape, an element size and an offset, declared in a
+// table.
 #pragma once
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t
@@ -34,15 +35,17 @@ struct ArenaLayout {
   // Declares a tensor after the last one and returns its index.
   int add(std::string name, std::vector<int64_t> shape, size_t element_bytes, int64_t tail_elements = 0) {
     tensors.push_back({std::move(name), std::move(shape), element_bytes, bytes, tail_elements});
-    bytes += (tensors.back().bytes() + size_t(tail_elements) * element_bytes + guard_bytes + alignment - 1) / alignment * alignment;
+    bytes += (tensors.back().bytes() + size_t(tail_elements) * element_bytes + guard_bytes + alignment - 1) /
+             alignment * alignment;
     return int(tensors.size()) - 1;
   }
 
   // The next tensor begins, or the arena ends, at a multiple of `multiple` bytes, itself one of `alignment`.
   void pad_to(size_t multiple) { bytes = (bytes + multiple - 1) / multiple * multiple; }
 
-  // In a build with AddressSanitizer, makes any access to the bytes between the tensors of `arena`, which has this layout, an error.
-  // `shrink` is 2 for an arena of bf16 whose tensors begin at the same elements as those of a layout of floats.
+  // In a build with AddressSanitizer, makes any access to the bytes between the tensors of `arena`, which has this
+  // layout, an error. `shrink` is 2 for an arena of bf16 whose tensors begin at the same elements as those of a layout
+  // of floats.
   void forbid_gaps(const void* arena, size_t shrink = 1) const {
     for (size_t i = 0; guard_bytes > 0 && i < tensors.size(); i++) {
       const TensorSpec& t = tensors[i];

@@ -1,6 +1,7 @@
-// CRC-32C (Castagnoli; RFC 3720, as in iSCSI), the checksum of checkpoints, shards and vocabularies. It detects every error that is confined
-// to 32 neighbouring bits, and misses one in 2^32 of the others. x86 has an instruction for it (SSE 4.2), so that checking a file takes less
-// time than reading it; there is none for zlib's CRC-32, which would be one more package besides.
+// CRC-32C (Castagnoli; RFC 3720, as in iSCSI), the checksum of checkpoints, shards and vocabularies. It detects every
+// error that is confined to 32 neighbouring bits, and misses one in 2^32 of the others. x86 has an instruction for it
+// (SSE 4.2), so that checking a file takes less time than reading it; there is none for zlib's CRC-32, which would be
+// one more package besides.
 #pragma once
 #include <array>    // std::array
 #include <cstddef>  // size_t
@@ -29,8 +30,8 @@ inline constexpr std::array<std::array<uint32_t, 256>, 8> make_crc32c_table() {
 }
 inline constexpr std::array<std::array<uint32_t, 256>, 8> crc32c_table = make_crc32c_table();
 
-// The CRC of a text that ends in these `count` bytes and whose first part has the CRC `before` (0: it is empty). Portable, eight bytes at a
-// time.
+// The CRC of a text that ends in these `count` bytes and whose first part has the CRC `before` (0: it is empty).
+// Portable, eight bytes at a time.
 inline uint32_t crc32c_by_table(const void* bytes, size_t count, uint32_t before = 0) {
   const uint8_t* next = static_cast<const uint8_t*>(bytes);
   uint32_t crc = ~before;
@@ -62,8 +63,8 @@ inline uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0) {
 #endif
 }
 
-// The CRC of A followed by B, from those of A and of B, which is `bytes_of_b` long: each byte that follows A multiplies A's by
-// x^8, and B's is added. The ~ at the beginning and the end of each cancel out.
+// The CRC of A followed by B, from those of A and of B, which is `bytes_of_b` long: each byte that follows A multiplies
+// A's by x^8, and B's is added. The ~ at the beginning and the end of each cancel out.
 inline uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
   auto times = [](uint32_t p, uint32_t q) {
     uint32_t product = 0;

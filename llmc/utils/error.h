@@ -35,10 +35,10 @@ template <class... Args>
 }
 
 // Prints file, line and condition and aborts if the condition is false; in every build.
-#define CHECK(condition)                                                                         \
-  do {                                                                                           \
-    if (!(condition)) {                                                                          \
-      fprintf(stderr, "%s:%d: broken invariant: %s\n", __FILE__, __LINE__, #condition);          \
-      abort();                                                                                   \
-    }                                                                                            \
+#define CHECK(condition)                                                                \
+  do {                                                                                  \
+    if (!(condition)) {                                                                 \
+      fprintf(stderr, "%s:%d: broken invariant: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                                          \
+    }                                                                                   \
   } while (0)

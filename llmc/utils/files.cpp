@@ -39,7 +39,8 @@ std::string read_whole_file(const std::string& path) {
 
 int32_t magic_number_of(const std::string& path) {
   int32_t magic = 0;
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // O_NONBLOCK: opening a named pipe must not block
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // O_NONBLOCK: opening a named pipe
+                                                                                     // must not block
   return file.fd >= 0 && read(file.fd, &magic, sizeof magic) == ssize_t(sizeof magic) ? magic : 0;
 }
 
@@ -60,7 +61,8 @@ size_t write_all(int fd, const void* bytes, size_t count, int64_t offset) {
   const char* next = static_cast<const char*>(bytes);
   size_t done = 0;
   while (done < count) {
-    const ssize_t n = offset < 0 ? write(fd, next + done, count - done) : pwrite(fd, next + done, count - done, offset + off_t(done));
+    const ssize_t n =
+        offset < 0 ? write(fd, next + done, count - done) : pwrite(fd, next + done, count - done, offset + off_t(done));
     if (n < 0 && errno == EINTR) continue;
     if (n == 0) errno = ENOSPC;  // no progress and no reason: retrying might never end
     if (n <= 0) break;
@@ -79,7 +81,8 @@ void write_file_durably(const std::string& path, const std::string& text) {
 
 void sync_folder(const std::string& path) {
   const FileDescriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.fd < 0 || fsync(folder.fd) != 0) user_error("%s: cannot be synced to disk: %s", path.c_str(), strerror(errno));
+  if (folder.fd < 0 || fsync(folder.fd) != 0)
+    user_error("%s: cannot be synced to disk: %s", path.c_str(), strerror(errno));
 }
 
 std::string parent_folder(const std::string& path) {

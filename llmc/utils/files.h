@@ -34,15 +34,17 @@ struct TextFile {
   std::string name, text;
 };
 
-// The names in a folder, without "." and ".."; none if the folder does not exist. Throws UserError if it cannot be listed.
+// The names in a folder, without "." and ".."; none if the folder does not exist. Throws UserError if it cannot be
+// listed.
 std::set<std::string> list_folder(const std::string& folder);
 
-// Writes `count` bytes at byte `offset` of the file, or at its current position if `offset` is -1, retrying interrupted and partial
-// writes. Returns how many bytes were written; fewer than `count` only after an error, which errno tells (ENOSPC for a write that made no
-// progress and gave no reason).
+// Writes `count` bytes at byte `offset` of the file, or at its current position if `offset` is -1, retrying interrupted
+// and partial writes. Returns how many bytes were written; fewer than `count` only after an error, which errno tells
+// (ENOSPC for a write that made no progress and gave no reason).
 size_t write_all(int fd, const void* bytes, size_t count, int64_t offset = -1);
 
-// Writes `text` to the file, replacing what it held, fsyncs and closes it. Throws UserError with the path and the system's reason.
+// Writes `text` to the file, replacing what it held, fsyncs and closes it. Throws UserError with the path and the
+// system's reason.
 void write_file_durably(const std::string& path, const std::string& text);
 
 // fsyncs a folder, so that files created, renamed or removed in it stay so after a crash. Throws UserError.
@@ -54,8 +56,8 @@ std::string parent_folder(const std::string& path);
 // mkdir -p. Throws UserError.
 void make_folders(const std::string& path);
 
-// Renames `temporary` to `path` in one atomic step that is on disk when the call returns. A file replaces a file of that name; for a
-// folder the name must be free. Throws UserError.
+// Renames `temporary` to `path` in one atomic step that is on disk when the call returns. A file replaces a file of
+// that name; for a folder the name must be free. Throws UserError.
 void rename_durably(const std::string& temporary, const std::string& path);
 
 // A file that is written from front to back, as PATH.tmp, and gets its name when it is complete and on the disk.

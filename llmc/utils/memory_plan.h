@@ -3,11 +3,25 @@
 #include <array>    // std::array
 #include <cstddef>  // size_t
 
-enum class MemoryGroup { weights, master_weights, gradients, moments, workspaces, activations, backward, dkv_accumulators, logits, kv_cache, sampling, count };
+enum class MemoryGroup {
+  weights,
+  master_weights,
+  gradients,
+  moments,
+  workspaces,
+  activations,
+  backward,
+  dkv_accumulators,
+  logits,
+  kv_cache,
+  sampling,
+  count
+};
 
 inline const char* group_name(MemoryGroup group) {
-  static const char* names[] = {"weights", "master weights", "gradients", "AdamW moments", "workspaces", "activations",
-                                "backward buffers", "gradients of shared K/V", "logits", "K/V cache", "samples"};
+  static const char* names[] = {"weights",    "master weights", "gradients",        "AdamW moments",
+                                "workspaces", "activations",    "backward buffers", "gradients of shared K/V",
+                                "logits",     "K/V cache",      "samples"};
   return names[int(group)];
 }
 

@@ -1,5 +1,5 @@
-// Parameters in flat arenas: where each lies, which ranks keep the optimizer state of which part (ZeRO-1), and how it maps to the tensor of
-// a file. Which parameters there are is the model's to say (model/parameters.h).
+// Parameters in flat arenas: where each lies, which ranks keep the optimizer state of which part (ZeRO-1), and how it
+// maps to the tensor of a file. Which parameters there are is the model's to say (model/parameters.h).
 #pragma once
 #include <algorithm>     // std::max, std::min
 #include <string>        // std::string
@@ -16,20 +16,22 @@ struct ParameterSpec {
   bool decay;                       // weight decay applies: two or more dimensions
   bool is_weight;                   // drawn from a normal at initialisation; else LayerNorm weights (1) and biases (0)
   double init_std;
-  std::vector<int> full_rows;       // of each row here, the row of the full-size tensor, (out, in); empty: the same
-  int bucket = 0;                   // index into ParameterTable::buckets
-  std::vector<int64_t> matrix_rows = {};  // of the matrices, one below the other, that Muon updates (llmc/muon.h); empty: it updates none
+  std::vector<int> full_rows;  // of each row here, the row of the full-size tensor, (out, in); empty: the same
+  int bucket = 0;              // index into ParameterTable::buckets
+  std::vector<int64_t> matrix_rows = {};  // of the matrices, one below the other, that Muon updates (llmc/muon.h);
+                                          // empty: it updates none
 
   int64_t full_row(int64_t row) const { return full_rows.empty() ? row : full_rows[row]; }
 };
 
-// Neighbours in the arena whose gradients are complete at the same moment: the embeddings, each layer, the final LayerNorm. What ranks
-// reduce and gather in one piece, gaps between tensors included. In elements of the float arenas.
+// Neighbours in the arena whose gradients are complete at the same moment: the embeddings, each layer, the final
+// LayerNorm. What ranks reduce and gather in one piece, gaps between tensors included. In elements of the float arenas.
 struct ParameterBucket {
   int64_t begin, count;
 };
 
-// Of `count` equal parts of every bucket, part `index` has its optimizer state in this process. With one part, all of it.
+// Of `count` equal parts of every bucket, part `index` has its optimizer state in this process. With one part, all of
+// it.
 struct Shard {
   int index = 0, count = 1;
 };
@@ -44,7 +46,8 @@ struct ParameterTable {
   ArenaLayout layout;                    // of float arenas; in one of another type a tensor begins at the same element
   std::vector<ParameterBucket> buckets;  // embeddings, layer 0, layer 1, ..., final LayerNorm
   Shard shard;                           // buckets end where they can be cut into that many shards of whole 256 bytes
-  std::vector<ParameterSpec> specs;      // in the order of the layout: layer by layer, so that a layer is one contiguous bucket
+  std::vector<ParameterSpec> specs;  // in the order of the layout: layer by layer, so that a layer is one contiguous
+                                     // bucket
   std::vector<ZeroTensor> zero_tensors;  // biases, in a model without any
   int64_t num_parameters = 0;            // what is trained
   int64_t num_parameters_full = 0;       // what the model would have with dead K/V rows
@@ -59,8 +62,8 @@ inline std::string bucket_name(const ParameterTable& table, size_t bucket) {
   return bucket + 1 == table.buckets.size() ? "final layernorm" : "layer " + std::to_string(bucket - 1);
 }
 
-// What of a parameter lies in this process's shard of its bucket: `count` elements, 0 if none, from `begin` of the full arenas and from
-// `state` of those that hold the shard alone, one bucket's after the other.
+// What of a parameter lies in this process's shard of its bucket: `count` elements, 0 if none, from `begin` of the full
+// arenas and from `state` of those that hold the shard alone, one bucket's after the other.
 struct ShardRange {
   int64_t begin, state, count;
 };
@@ -76,7 +79,8 @@ inline ShardRange shard_range(const ParameterTable& table, const ParameterSpec& 
 // Parameters in pieces that one block of threads updates each.
 inline void append_chunks(std::vector<ParameterChunk>& chunks, const ShardRange& part, bool decays) {
   for (int64_t i = 0; i < part.count; i += parameter_chunk_size)
-    chunks.push_back({part.begin + i, part.state + i, int(std::min<int64_t>(parameter_chunk_size, part.count - i)), decays});
+    chunks.push_back(
+        {part.begin + i, part.state + i, int(std::min<int64_t>(parameter_chunk_size, part.count - i)), decays});
 }
 
 // Those of the shard; without the tensors of matrices that Muon updates, if `muon`.

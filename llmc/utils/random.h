@@ -1,5 +1,6 @@
-// Random numbers as a pure function of (seed, stream, index), so that the same run draws the same numbers on any number of
-// threads or ranks and after a resume. Philox4x32-10: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+// Random numbers as a pure function of (seed, stream, index), so that the same run draws the same numbers on any number
+// of threads or ranks and after a resume. Philox4x32-10: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
+// 3".
 #pragma once
 #include <cmath>    // log, sqrt, cos
 #include <cstdint>  // uint32_t, uint64_t
@@ -13,7 +14,8 @@ struct Philox {
 
 // The ten rounds of Philox4x32: 128 random bits of a 64-bit key and a 128-bit counter.
 inline Philox philox(uint64_t seed, uint64_t counter_high, uint64_t counter_low) {
-  Philox x = {{uint32_t(counter_low), uint32_t(counter_low >> 32), uint32_t(counter_high), uint32_t(counter_high >> 32)}};
+  Philox x = {
+      {uint32_t(counter_low), uint32_t(counter_low >> 32), uint32_t(counter_high), uint32_t(counter_high >> 32)}};
   uint32_t key0 = uint32_t(seed), key1 = uint32_t(seed >> 32);
   for (int round = 0; round < 10; round++) {
     uint64_t a = 0xD2511F53ull * x.word[0], b = 0xCD9E8D57ull * x.word[2];

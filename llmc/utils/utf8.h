@@ -13,7 +13,9 @@ struct Utf8Character {
 };
 
 // The length of a character, in bytes, that begins with this one; 1 if none does, or it is ASCII.
-inline size_t utf8_length(uint8_t lead) { return lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
+inline size_t utf8_length(uint8_t lead) {
+  return lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+}
 
 // The character at the beginning of `text`, which is not empty. (Unicode standard, table 3-7.)
 inline Utf8Character first_character(std::string_view text) {
@@ -45,8 +47,9 @@ inline Utf8Character last_character(std::string_view text) {
   return begin + c.length == text.size() ? c : Utf8Character{0xFFFD, 1, false};
 }
 
-// result = text with U+FFFD for each maximal part of an ill-formed sequence, as the Unicode standard recommends (section 3.9) and Python's
-// errors="replace" does. Returns the number of replacements; if it is 0, `result` is unchanged: `text` is valid as it is.
+// result = text with U+FFFD for each maximal part of an ill-formed sequence, as the Unicode standard recommends
+// (section 3.9) and Python's errors="replace" does. Returns the number of replacements; if it is 0, `result` is
+// unchanged: `text` is valid as it is.
 inline int64_t replace_invalid_utf8(std::string_view text, std::string& result) {
   int64_t replaced = 0;
   size_t kept = 0;  // the bytes of `text` before this one are in `result`
@@ -69,8 +72,8 @@ inline int64_t replace_invalid_utf8(std::string_view text, std::string& result) 
   return replaced;
 }
 
-// `text` for a terminal: U+FFFD for invalid UTF-8, and ? for control characters, so that a model's output or a name in an archive cannot
-// send escape sequences. Newlines and tabs stay, unless `one_line`.
+// `text` for a terminal: U+FFFD for invalid UTF-8, and ? for control characters, so that a model's output or a name in
+// an archive cannot send escape sequences. Newlines and tabs stay, unless `one_line`.
 inline std::string printable(std::string_view text, bool one_line = false) {
   std::string valid(text), shown;
   replace_invalid_utf8(text, valid);

@@ -1,6 +1,6 @@
-// A stand-in for CUDA's cuda_runtime.h that lets g++ compile the project's CUDA sources and run them on a CPU: the part of
-// the runtime API that the project uses, with the real names, values and signatures. What is missing does not compile,
-// which is better than something that compiles and behaves differently. ../README.md says what is checked.
+// A stand-in for CUDA's cuda_runtime.h that lets g++ compile the project's CUDA sources and run them on a CPU: the part
+// of the runtime API that the project uses, with the real names, values and signatures. What is missing does not
+// compile, which is better than something that compiles and behaves differently. ../README.md says what is checked.
 //
 // Stricter than the real API in two ways: every operation names its stream, because the null stream's implicit
 // synchronisation hides missing events; and kernels are launched by cudaLaunchKernelEx alone.
@@ -45,7 +45,7 @@ struct cudaUUID_t {
 
 struct cudaDeviceProp {
   char name[256];
-  cudaUUID_t uuid;                // of an emulated GPU: its number on this machine, in the last byte
+  cudaUUID_t uuid;  // of an emulated GPU: its number on this machine, in the last byte
   int major, minor;
   int multiProcessorCount;
   int warpSize;
@@ -71,7 +71,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
 
-// How the host waits: it spins, or with cudaDeviceScheduleBlockingSync sleeps. Without a flag the real driver chooses, mostly the former.
+// How the host waits: it spins, or with cudaDeviceScheduleBlockingSync sleeps. Without a flag the real driver chooses,
+// mostly the former.
 #define cudaDeviceScheduleAuto 0x00
 #define cudaDeviceScheduleBlockingSync 0x04
 cudaError_t cudaSetDeviceFlags(unsigned flags);
@@ -103,8 +104,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
 
 // ----------------------------------------------------------------------------
-// Graphs, made by capturing a stream. What is queued on it meanwhile becomes the graph's nodes, with the arguments that it has
-// then, and does not run. A capture holds one stream: events cannot draw others into it.
+// Graphs, made by capturing a stream. What is queued on it meanwhile becomes the graph's nodes, with the arguments that
+// it has then, and does not run. A capture holds one stream: events cannot draw others into it.
 
 typedef struct CUgraph_st* cudaGraph_t;
 typedef struct CUgraphExec_st* cudaGraphExec_t;
@@ -129,7 +130,11 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes);
 cudaError_t cudaFreeHost(void* pointer);
 cudaError_t cudaMemGetInfo(size_t* available, size_t* total);
 
-enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };  // the first: pageable
+enum cudaMemoryType {
+  cudaMemoryTypeUnregistered = 0,
+  cudaMemoryTypeHost = 1,
+  cudaMemoryTypeDevice = 2
+};  // the first: pageable
 
 struct cudaPointerAttributes {
   cudaMemoryType type;
@@ -138,7 +143,8 @@ struct cudaPointerAttributes {
 };
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer);
-cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* destination, int value, size_t bytes, cudaStream_t stream);
 
 template <class T>
@@ -186,7 +192,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   // As in the real header, arguments convert implicitly, at the time of the launch.
   return [&](ExpTypes... converted) {
     return emu::launch(*config, reinterpret_cast<const void*>(kernel),
-                       [kernel, parameters = std::tuple<ExpTypes...>(converted...)] { std::apply(kernel, parameters); });
+                       [kernel, parameters = std::tuple<ExpTypes...>(converted...)] {
+                         std::apply(kernel, parameters);
+                       });
   }(std::forward<ActTypes>(args)...);
 }
 
@@ -195,7 +203,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 namespace emu {
 
-// The orders of threads, blocks and streams are drawn from this seed. The first is the environment's SLA_EMU_SEED, or 1.
+// The orders of threads, blocks and streams are drawn from this seed. The first is the environment's SLA_EMU_SEED,
+// or 1.
 void set_seed(uint64_t seed);
 
 // The device's compute capability, and with it the limit of shared memory: 8.0 (163 KB a block) or 9.0 (227 KB). The
@@ -208,8 +217,8 @@ struct Counters {
   uint64_t kernels, matmuls, memsets;
   uint64_t bytes_to_device, bytes_to_host, bytes_on_device;  // copied by cudaMemcpyAsync
   uint64_t bytes_read_async;                                 // by cp.async
-  uint64_t matrices_loaded, bank_conflicts;                  // 8 x 8 matrices by ldmatrix, and those whose rows share banks
-  uint64_t bytes_allocated, most_bytes_allocated;            // by cudaMalloc and not freed: now, and the most at any time
+  uint64_t matrices_loaded, bank_conflicts;        // 8 x 8 matrices by ldmatrix, and those whose rows share banks
+  uint64_t bytes_allocated, most_bytes_allocated;  // by cudaMalloc and not freed: now, and the most at any time
   // What the host has called.
   uint64_t host_waits;      // synchronizations, copies to pageable memory, and cudaFree, each of which stops the host
   uint64_t spinning_waits;  // those of them in which the host spins

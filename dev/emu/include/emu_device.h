@@ -1,5 +1,6 @@
-// What a kernel may use, for g++: the keywords of the CUDA language, vector types, indices, barriers, warp collectives, atomics
-// and intrinsics, with the names and the overloads of the real headers. Included by this folder's cuda_runtime.h only.
+// What a kernel may use, for g++: the keywords of the CUDA language, vector types, indices, barriers, warp collectives,
+// atomics and intrinsics, with the names and the overloads of the real headers. Included by this folder's
+// cuda_runtime.h only.
 #pragma once
 #include <cmath>        // expf, exp2f, logf, sqrtf, lrintf, ... also as global names
 #include <cstddef>      // size_t
@@ -19,20 +20,36 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n) __attribute__((aligned(n)))
 
-// Shared memory is dynamic: `extern __shared__ __align__(1024) unsigned char shared_memory[];`, and the emulator defines it.
-// A `__shared__` array inside a function would silently become a private array of each thread. "weak" changes nothing for
-// the extern declaration and makes the compiler refuse the other.
+// Shared memory is dynamic: `extern __shared__ __align__(1024) unsigned char shared_memory[];`, and the emulator
+// defines it. A `__shared__` array inside a function would silently become a private array of each thread. "weak"
+// changes nothing for the extern declaration and makes the compiler refuse the other.
 #define __shared__ __attribute__((weak))
 
 // Vector types, aligned as on the GPU: -fsanitize=alignment then sees every vector load and store that a GPU faults on.
-struct alignas(8) int2 { int x, y; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) double2 { double x, y; };
-struct uint3 { unsigned x, y, z; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) double2 {
+  double x, y;
+};
+struct uint3 {
+  unsigned x, y, z;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -50,7 +67,8 @@ struct dim3 {
   constexpr operator uint3() const { return {x, y, z}; }
 };
 
-// Set by the emulator each time that a thread continues. One OS thread runs every CUDA thread, so these are plain globals.
+// Set by the emulator each time that a thread continues. One OS thread runs every CUDA thread, so these are plain
+// globals.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 extern const int warpSize;  // not a constant expression for nvcc either
@@ -61,7 +79,8 @@ extern const int warpSize;  // not a constant expression for nvcc either
 
 namespace emu {
 
-// The line of the kernel's source that a thread is in: for messages, and because threads must synchronize in the same statement.
+// The line of the kernel's source that a thread is in: for messages, and because threads must synchronize in the same
+// statement.
 struct Site {
   const char* file;
   int line;
@@ -69,11 +88,27 @@ struct Site {
 };
 
 enum class SyncPoint {
-  syncthreads, syncthreads_or, syncthreads_and, syncthreads_count,                       // of a block
-  bar_sync,                                                                              // of some warps of a block
-  syncwarp, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all,                        // of the lanes of a mask
-  reduce_add, reduce_min_signed, reduce_max_signed, reduce_min_unsigned, reduce_max_unsigned,
-  mma, ldmatrix, ldmatrix_trans                                                          // of a whole warp
+  syncthreads,
+  syncthreads_or,
+  syncthreads_and,
+  syncthreads_count,  // of a block
+  bar_sync,           // of some warps of a block
+  syncwarp,
+  shfl,
+  shfl_up,
+  shfl_down,
+  shfl_xor,
+  ballot,
+  any,
+  all,  // of the lanes of a mask
+  reduce_add,
+  reduce_min_signed,
+  reduce_max_signed,
+  reduce_min_unsigned,
+  reduce_max_unsigned,
+  mma,
+  ldmatrix,
+  ldmatrix_trans  // of a whole warp
 };
 
 // All threads of the block. Returns how many of them have a predicate other than 0.
@@ -123,18 +158,18 @@ inline void __syncwarp(unsigned mask = 0xffffffff, EMU_SITE) {
 }
 
 // The overloads of the real header: a short is shuffled as an int, a bool too.
-#define EMU_SHUFFLES(T)                                                                                      \
-  inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMU_SITE) {                         \
-    return emu::shuffle(emu::SyncPoint::shfl, mask, value, lane, width, site);                                 \
-  }                                                                                                          \
-  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {                \
-    return emu::shuffle(emu::SyncPoint::shfl_up, mask, value, int(delta), width, site);                        \
-  }                                                                                                          \
-  inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {              \
-    return emu::shuffle(emu::SyncPoint::shfl_down, mask, value, int(delta), width, site);                      \
-  }                                                                                                          \
-  inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMU_SITE) {                \
-    return emu::shuffle(emu::SyncPoint::shfl_xor, mask, value, lane_mask, width, site);                        \
+#define EMU_SHUFFLES(T)                                                                         \
+  inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMU_SITE) {            \
+    return emu::shuffle(emu::SyncPoint::shfl, mask, value, lane, width, site);                  \
+  }                                                                                             \
+  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {   \
+    return emu::shuffle(emu::SyncPoint::shfl_up, mask, value, int(delta), width, site);         \
+  }                                                                                             \
+  inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) { \
+    return emu::shuffle(emu::SyncPoint::shfl_down, mask, value, int(delta), width, site);       \
+  }                                                                                             \
+  inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMU_SITE) {   \
+    return emu::shuffle(emu::SyncPoint::shfl_xor, mask, value, lane_mask, width, site);         \
   }
 EMU_SHUFFLES(int)
 EMU_SHUFFLES(unsigned)
@@ -178,18 +213,20 @@ inline int __reduce_max_sync(unsigned mask, int value, EMU_SITE) {
 #undef EMU_SITE
 
 // ----------------------------------------------------------------------------
-// What a kernel reaches through PTX alone: tensor cores and asynchronous copies. Names and operands are the instructions'.
+// What a kernel reaches through PTX alone: tensor cores and asynchronous copies. Names and operands are the
+// instructions'.
 
 namespace emu {
 
 // mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 with C = D: d (16 x 8) += a (16 x 16) b (16 x 8), in fragments.
 void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Site site = Site::here());
 
-// ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16. `row`: the 16 bytes in shared memory whose address this lane passes.
+// ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16. `row`: the 16 bytes in shared memory whose address this lane
+// passes.
 void ldmatrix_x4(unsigned (&d)[4], const void* row, bool transposed, Site site = Site::here());
 
-// cp.async of 4, 8 or 16 bytes into shared memory, of which the first `bytes_read` are read and the rest zeros; its commit_group; and
-// its wait_group, which leaves the youngest `groups` in flight.
+// cp.async of 4, 8 or 16 bytes into shared memory, of which the first `bytes_read` are read and the rest zeros; its
+// commit_group; and its wait_group, which leaves the youngest `groups` in flight.
 void cp_async(void* shared, const void* global, int bytes, int bytes_read);
 void cp_async_commit_group();
 void cp_async_wait_group(int groups);
@@ -197,8 +234,9 @@ void cp_async_wait_group(int groups);
 }  // namespace emu
 
 // ----------------------------------------------------------------------------
-// Memory. A thread runs alone until it blocks: an ordinary read-modify-write is atomic, and fences have nothing to do. The
-// *order* of atomics is the random order of the threads, so a float sum over atomicAdd changes its bits with the seed.
+// Memory. A thread runs alone until it blocks: an ordinary read-modify-write is atomic, and fences have nothing to do.
+// The *order* of atomics is the random order of the threads, so a float sum over atomicAdd changes its bits with the
+// seed.
 
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -212,9 +250,13 @@ T exchange(T* address, T value) {
 }
 }  // namespace emu
 
-inline int atomicAdd(int* p, int value) { return emu::exchange(p, int(unsigned(*p) + unsigned(value))); }  // wraps around
+inline int atomicAdd(int* p, int value) {
+  return emu::exchange(p, int(unsigned(*p) + unsigned(value)));
+}  // wraps around
 inline unsigned atomicAdd(unsigned* p, unsigned value) { return emu::exchange(p, *p + value); }
-inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) { return emu::exchange(p, *p + value); }
+inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) {
+  return emu::exchange(p, *p + value);
+}
 inline float atomicAdd(float* p, float value) { return emu::exchange(p, *p + value); }
 inline int atomicMin(int* p, int value) { return emu::exchange(p, value < *p ? value : *p); }
 inline unsigned atomicMin(unsigned* p, unsigned value) { return emu::exchange(p, value < *p ? value : *p); }
@@ -228,17 +270,17 @@ inline unsigned atomicCAS(unsigned* p, unsigned expected, unsigned value) {
 }
 
 // Loads and stores with a cache hint. The hint is ignored; the size must be one that the hardware has.
-#define EMU_LOAD(name)                                                                                       \
-  template <class T>                                                                                         \
-  T name(const T* address) {                                                                                 \
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16, "at most 16 bytes in one load");       \
-    return *address;                                                                                         \
+#define EMU_LOAD(name)                                                                                 \
+  template <class T>                                                                                   \
+  T name(const T* address) {                                                                           \
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16, "at most 16 bytes in one load"); \
+    return *address;                                                                                   \
   }
-#define EMU_STORE(name)                                                                                      \
-  template <class T>                                                                                         \
-  void name(T* address, std::common_type_t<T> value) {                                                       \
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16, "at most 16 bytes in one store");      \
-    *address = value;                                                                                        \
+#define EMU_STORE(name)                                                                                 \
+  template <class T>                                                                                    \
+  void name(T* address, std::common_type_t<T> value) {                                                  \
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16, "at most 16 bytes in one store"); \
+    *address = value;                                                                                   \
   }
 EMU_LOAD(__ldg)   // through the read-only cache
 EMU_LOAD(__ldcs)  // streaming: read once
@@ -275,8 +317,8 @@ inline float __logf(float x) noexcept { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
-#define EMU_MIN_MAX(T)                                                                                       \
-  inline T min(T a, T b) { return b < a ? b : a; }                                                           \
+#define EMU_MIN_MAX(T)                             \
+  inline T min(T a, T b) { return b < a ? b : a; } \
   inline T max(T a, T b) { return a < b ? b : a; }
 EMU_MIN_MAX(int)
 EMU_MIN_MAX(unsigned)

@@ -1,5 +1,5 @@
-// A stand-in for NCCL's nccl.h: what the project uses of it, with the real names, values and signatures. It runs on MPI: a rank is a
-// process of mpirun's, with an emulated GPU of its own. ../README.md says what is checked.
+// A stand-in for NCCL's nccl.h: what the project uses of it, with the real names, values and signatures. It runs on
+// MPI: a rank is a process of mpirun's, with an emulated GPU of its own. ../README.md says what is checked.
 #pragma once
 #include <cstddef>         // size_t
 #include "cuda_runtime.h"  // cudaStream_t
@@ -11,7 +11,12 @@ typedef struct {
   char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
-typedef enum { ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclInvalidArgument = 4, ncclInvalidUsage = 5 } ncclResult_t;
+typedef enum {
+  ncclSuccess = 0,
+  ncclUnhandledCudaError = 1,
+  ncclInvalidArgument = 4,
+  ncclInvalidUsage = 5
+} ncclResult_t;
 typedef enum { ncclSum = 0 } ncclRedOp_t;
 typedef enum { ncclFloat = 7, ncclDouble = 8, ncclBfloat16 = 9 } ncclDataType_t;
 
@@ -21,10 +26,11 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 
 // received (count) = the sum of all ranks' sent (count); they may be the same.
-ncclResult_t ncclAllReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t stream);
+ncclResult_t ncclAllReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream);
 // received (count) = the rank-th part of the sum of all ranks' sent (ranks, count); it may be that part of sent.
-ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream);
+ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream);
 // received (ranks, count) = all ranks' sent (count), which may be the rank-th part of received.
-ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream);

@@ -1,25 +1,29 @@
 // Bugs that are written beside the test that must notice, because they cannot be derived from tokens.
 #pragma once
-#include <sstream>                   // std::istringstream
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "dev/test/mutants/derive.h" // Mutant
-#include "llmc/utils/error.h"        // user_error
+#include <cctype>                     // isspace
+#include <sstream>                    // std::istringstream
+#include <string>                     // std::string
+#include <vector>                     // std::vector
+#include "dev/test/mutants/derive.h"  // Mutant
+#include "llmc/utils/error.h"         // user_error
 
 namespace mutants {
 
 // In a comment of a test file, for the test that follows:
 //   // BUG llmc/text/sampler.h: `threshold < cumulative` -> `threshold > cumulative`
-// It may go on in the next lines. A test that is built for several devices names its program: BUG (build/bf16/test_ops_emu) llmc/...
+// It may go on in the next lines. A test that is built for several devices names its program: BUG
+// (build/bf16/test_ops_emu) llmc/...
 struct WrittenBug {
   std::string file, from, to;
   std::string program, filter;  // of the test
   std::string where;            // it is written
 };
 
-// What stands between the next two of `delimiter` at or after `at`, which moves behind them. "" and npos, if there are none.
+// What stands between the next two of `delimiter` at or after `at`, which moves behind them. "" and npos, if there are
+// none.
 inline std::string between(const std::string& text, char delimiter, size_t& at) {
-  const size_t begin = text.find(delimiter, at), end = begin == std::string::npos ? begin : text.find(delimiter, begin + 1);
+  const size_t begin = text.find(delimiter, at),
+               end = begin == std::string::npos ? begin : text.find(delimiter, begin + 1);
   at = end == std::string::npos ? end : end + 1;
   return end == std::string::npos ? "" : text.substr(begin + 1, end - begin - 1);
 }
@@ -81,18 +85,39 @@ inline std::vector<WrittenBug> collect_bugs(const std::string& test_file, const 
     }
   }
   finish();
-  if (without_test < bugs.size()) user_error("%s: no test follows; write it before the test that must notice", bugs.back().where.c_str());
+  if (without_test < bugs.size())
+    user_error("%s: no test follows; write it before the test that must notice", bugs.back().where.c_str());
   return bugs;
 }
 
-// The bug as a change of its file's source, where the text that it replaces stands exactly once.
+// `source` without white space, and where each of its characters stands in `source`.
+struct BareText {
+  std::string text;
+  std::vector<size_t> places;
+};
+inline BareText without_white_space(const std::string& source) {
+  BareText bare;
+  for (size_t i = 0; i < source.size(); i++) {
+    if (isspace((unsigned char)source[i])) continue;
+    bare.text += source[i];
+    bare.places.push_back(i);
+  }
+  return bare;
+}
+
+// The bug as a change of its file's source, where the text that it replaces stands exactly once, whatever the white
+// space in it.
 inline Mutant locate_bug(const WrittenBug& bug, const std::string& source) {
-  const size_t at = source.find(bug.from);
-  if (bug.from.empty() || at == std::string::npos)
-    user_error("%s: %s does not hold `%s`; write what stands there now", bug.where.c_str(), bug.file.c_str(), bug.from.c_str());
-  if (source.find(bug.from, at + 1) != std::string::npos)
-    user_error("%s: %s holds `%s` more than once; write more of it", bug.where.c_str(), bug.file.c_str(), bug.from.c_str());
-  return {"bug", at, at + bug.from.size(), bug.to};
+  const BareText bare = without_white_space(source);
+  const std::string from = without_white_space(bug.from).text;
+  const size_t at = bare.text.find(from);
+  if (from.empty() || at == std::string::npos)
+    user_error("%s: %s does not hold `%s`; write what stands there now", bug.where.c_str(), bug.file.c_str(),
+               bug.from.c_str());
+  if (bare.text.find(from, at + 1) != std::string::npos)
+    user_error("%s: %s holds `%s` more than once; write more of it", bug.where.c_str(), bug.file.c_str(),
+               bug.from.c_str());
+  return {"bug", bare.places[at], bare.places[at + from.size() - 1] + 1, bug.to};
 }
 
 }  // namespace mutants

@@ -1,6 +1,6 @@
-// Mutants: small changes of C++ source, each of which some test should notice. They are derived from tokens, without a parser or types, so
-// a mutant need not compile. The rules rely on how this project is formatted: a binary operator has a space on both sides, and the angle
-// brackets of a template have none before them.
+// Mutants: small changes of C++ source, each of which some test should notice. They are derived from tokens, without a
+// parser or types, so a mutant need not compile. The rules rely on how this project is formatted: a binary operator has
+// a space on both sides, and the angle brackets of a template have none before them.
 #pragma once
 #include <algorithm>  // std::count, std::min, std::sort, std::unique
 #include <cctype>     // isalnum, isdigit, isspace, tolower
@@ -48,7 +48,9 @@ class Lexer {
 
  private:
   bool starts(const char* text) const { return s_.compare(at_, std::char_traits<char>::length(text), text) == 0; }
-  void skip_past(const char* text) { at_ = std::min(s_.find(text, at_), s_.size() - 1) + std::char_traits<char>::length(text); }
+  void skip_past(const char* text) {
+    at_ = std::min(s_.find(text, at_), s_.size() - 1) + std::char_traits<char>::length(text);
+  }
   bool is_word(size_t i) const { return i < s_.size() && (isalnum(static_cast<unsigned char>(s_[i])) || s_[i] == '_'); }
 
   void skip_blank() {
@@ -91,8 +93,8 @@ class Lexer {
       while (is_word(at_)) at_++;
       return TokenKind::word;
     }
-    for (const char* symbol : {"<<=", ">>=", "...", "->*", "::", "->", "++", "--", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "+=",
-                               "-=", "*=", "/=", "%=", "&=", "|=", "^="})
+    for (const char* symbol : {"<<=", ">>=", "...", "->*", "::", "->", "++", "--", "<<", ">>", "<=", ">=",
+                               "==",  "!=",  "&&",  "||",  "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="})
       if (starts(symbol)) {
         at_ += std::char_traits<char>::length(symbol);
         return TokenKind::symbol;
@@ -129,40 +131,63 @@ class Deriver {
     std::sort(found_.begin(), found_.end(), [](const Mutant& a, const Mutant& b) {
       return std::tie(a.begin, a.end, a.text) < std::tie(b.begin, b.end, b.text);
     });
-    const auto same = [](const Mutant& a, const Mutant& b) { return a.begin == b.begin && a.end == b.end && a.text == b.text; };
+    const auto same = [](const Mutant& a, const Mutant& b) {
+      return a.begin == b.begin && a.end == b.end && a.text == b.text;
+    };
     found_.erase(std::unique(found_.begin(), found_.end(), same), found_.end());
     return std::move(found_);
   }
 
  private:
   static constexpr size_t none = size_t(-1);
-  enum class Braces { code, type, list };  // a function's or a statement's; a struct's or a namespace's; an initialiser's
+  enum class Braces {
+    code,
+    type,
+    list
+  };  // a function's or a statement's; a struct's or a namespace's; an initialiser's
   struct Range {
     size_t begin, end;  // tokens
   };
 
-  std::string text(size_t i) const { return i < tokens_.size() ? s_.substr(tokens_[i].begin, tokens_[i].end - tokens_[i].begin) : ""; }
-  std::string text(Range r) const { return s_.substr(tokens_[r.begin].begin, tokens_[r.end - 1].end - tokens_[r.begin].begin); }
+  std::string text(size_t i) const {
+    return i < tokens_.size() ? s_.substr(tokens_[i].begin, tokens_[i].end - tokens_[i].begin) : "";
+  }
+  std::string text(Range r) const {
+    return s_.substr(tokens_[r.begin].begin, tokens_[r.end - 1].end - tokens_[r.begin].begin);
+  }
   bool is(size_t i, const char* what) const { return i < tokens_.size() && text(i) == what; }
-  bool is_in(size_t i, const std::set<std::string>& words) const { return i < tokens_.size() && words.count(text(i)) > 0; }
+  bool is_in(size_t i, const std::set<std::string>& words) const {
+    return i < tokens_.size() && words.count(text(i)) > 0;
+  }
   bool is_kind(size_t i, TokenKind kind) const { return i < tokens_.size() && tokens_[i].kind == kind; }
   bool is_word(size_t i) const { return is_kind(i, TokenKind::word); }
-  bool space_before(size_t i) const { return tokens_[i].begin > 0 && isspace(static_cast<unsigned char>(s_[tokens_[i].begin - 1])); }
-  bool space_after(size_t i) const { return tokens_[i].end < s_.size() && isspace(static_cast<unsigned char>(s_[tokens_[i].end])); }
-  bool is_binary(size_t i) const { return i > 0 && space_before(i) && space_after(i) && !is_in(i - 1, {"operator", "template"}); }
-  bool is_assignment(size_t i) const { return is_in(i, {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}); }
+  bool space_before(size_t i) const {
+    return tokens_[i].begin > 0 && isspace(static_cast<unsigned char>(s_[tokens_[i].begin - 1]));
+  }
+  bool space_after(size_t i) const {
+    return tokens_[i].end < s_.size() && isspace(static_cast<unsigned char>(s_[tokens_[i].end]));
+  }
+  bool is_binary(size_t i) const {
+    return i > 0 && space_before(i) && space_after(i) && !is_in(i - 1, {"operator", "template"});
+  }
+  bool is_assignment(size_t i) const {
+    return is_in(i, {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="});
+  }
 
   void add(const char* kind, size_t begin, size_t end, std::string text) {
     const auto lines = [](const std::string& t) { return std::count(t.begin(), t.end(), '\n'); };
     for (long missing = lines(s_.substr(begin, end - begin)) - lines(text); missing > 0; missing--) text += '\n';
     found_.push_back({kind, begin, end, std::move(text)});
   }
-  void replace(const char* kind, size_t i, const std::string& text) { add(kind, tokens_[i].begin, tokens_[i].end, text); }
+  void replace(const char* kind, size_t i, const std::string& text) {
+    add(kind, tokens_[i].begin, tokens_[i].end, text);
+  }
 
   // ---- structure
 
   void match_brackets() {
-    partner_.assign(tokens_.size(), none), enclosing_.assign(tokens_.size(), none), braces_.assign(tokens_.size(), Braces::list);
+    partner_.assign(tokens_.size(), none), enclosing_.assign(tokens_.size(), none),
+        braces_.assign(tokens_.size(), Braces::list);
     std::vector<size_t> open;
     for (size_t i = 0; i < tokens_.size(); i++) {
       const bool closes = is_in(i, {")", "]", "}"});
@@ -185,7 +210,8 @@ class Deriver {
     const size_t p = i - 1, outer = enclosing_[i];
     const Braces outside = outer == none ? Braces::type : is(outer, "{") ? braces_[outer] : Braces::list;
     if (is(p, "]")) return Braces::code;  // a lambda's
-    if (is(p, ")") || is_in(p, {"const", "noexcept", "override", "else", "do", "try", "mutable", ";", "}"})) return Braces::code;
+    if (is(p, ")") || is_in(p, {"const", "noexcept", "override", "else", "do", "try", "mutable", ";", "}"}))
+      return Braces::code;
     if (is(p, "{")) return outside;
     if (is(p, ":") && outside == Braces::code) return Braces::code;  // a label's
     bool names_type = false;
@@ -241,19 +267,23 @@ class Deriver {
 
   // Whether a statement begins at i, in a function's body.
   bool is_statement(size_t i) const {
-    if (i == 0 || enclosing_[i] == none || !is(enclosing_[i], "{") || braces_[enclosing_[i]] != Braces::code) return false;
+    if (i == 0 || enclosing_[i] == none || !is(enclosing_[i], "{") || braces_[enclosing_[i]] != Braces::code)
+      return false;
     const size_t p = i - 1;
     if (is(p, "{") || is(p, ";") || is(p, "else") || is(p, "do")) return true;
     if (is(p, "}")) return braces_[partner_[p]] != Braces::list;
     if (is(p, ":")) return ends_label(p);
     if (!is(p, ")")) return false;
     const size_t head = partner_[p];
-    return head != none && head > 0 && (is_in(head - 1, {"if", "for", "while"}) || (head > 1 && is(head - 1, "constexpr")));
+    return head != none && head > 0 &&
+           (is_in(head - 1, {"if", "for", "while"}) || (head > 1 && is(head - 1, "constexpr")));
   }
 
   // Whether the colon at i ends a case of a switch.
   bool ends_label(size_t i) const {
-    while (i > 1 && (is_word(i - 1) || is_kind(i - 1, TokenKind::number) || is_kind(i - 1, TokenKind::literal) || is(i - 1, "::"))) i--;
+    while (i > 1 && (is_word(i - 1) || is_kind(i - 1, TokenKind::number) || is_kind(i - 1, TokenKind::literal) ||
+                     is(i - 1, "::")))
+      i--;
     return is_in(i, {"case", "default"});
   }
 
@@ -283,12 +313,16 @@ class Deriver {
   }
 
   void mutate_statement(size_t i) {
-    static const std::set<std::string> declares = {
-        "auto", "bool", "break", "case", "catch", "char", "class", "const", "constexpr", "default", "do", "double", "else", "enum", "extern",
-        "float", "for", "friend", "goto", "if", "int", "long", "namespace", "private", "public", "short", "signed", "static", "struct",
-        "switch", "template", "throw", "try", "typedef", "union", "unsigned", "using", "void", "while"};
+    static const std::set<std::string> declares = {"auto",     "bool",  "break",     "case",    "catch",     "char",
+                                                   "class",    "const", "constexpr", "default", "do",        "double",
+                                                   "else",     "enum",  "extern",    "float",   "for",       "friend",
+                                                   "goto",     "if",    "int",       "long",    "namespace", "private",
+                                                   "public",   "short", "signed",    "static",  "struct",    "switch",
+                                                   "template", "throw", "try",       "typedef", "union",     "unsigned",
+                                                   "using",    "void",  "while"};
     size_t end = i;
-    while (end < tokens_.size() && !is_in(end, {";", "}"})) end = is_in(end, {"(", "[", "{"}) ? partner_[end] + 1 : end + 1;
+    while (end < tokens_.size() && !is_in(end, {";", "}"}))
+      end = is_in(end, {"(", "[", "{"}) ? partner_[end] + 1 : end + 1;
     if (!is(end, ";") || end == i) return;
     if (is_in(i, {"return", "continue"})) {
       if (end == i + 1) replace("statement", i, "");
@@ -302,7 +336,8 @@ class Deriver {
     for (size_t n = 0; n < parts.size(); n++) {
       const Range part = parts[n];
       if (part.begin >= part.end) continue;
-      // With the comma after it, or the last one with the comma before it; in place of the only one an empty statement stays.
+      // With the comma after it, or the last one with the comma before it; in place of the only one an empty statement
+      // stays.
       const size_t first = n > 0 && n + 1 == parts.size() ? tokens_[part.begin - 1].begin : tokens_[part.begin].begin;
       const size_t last = n + 1 < parts.size() ? tokens_[part.end].end : tokens_[part.end - 1].end;
       add(synchronizes(part) ? "synchronization" : "statement", first, last, "");
@@ -314,7 +349,8 @@ class Deriver {
     bool acts;
     const size_t at = chain_end(part.begin, acts);
     if (at >= part.end || !is_assignment(at)) return;
-    const bool is_arithmetic = !is_kind(at + 1, TokenKind::literal) && !is_in(at + 1, {"{", "[", "nullptr", "true", "false"});
+    const bool is_arithmetic =
+        !is_kind(at + 1, TokenKind::literal) && !is_in(at + 1, {"{", "[", "nullptr", "true", "false"});
     if (!is(at, "=")) replace("assignment", at, "=");
     else if (is_arithmetic) replace("assignment", at, "+=");
   }
@@ -338,7 +374,8 @@ class Deriver {
       negate(condition);
     } else if (is(i, "?")) {
       size_t begin = i;
-      while (begin > 0 && !ends_ternary(begin - 1)) begin = partner_[begin - 1] != none ? partner_[begin - 1] : begin - 1;
+      while (begin > 0 && !ends_ternary(begin - 1))
+        begin = partner_[begin - 1] != none ? partner_[begin - 1] : begin - 1;
       negate({begin, i});
     }
   }
@@ -360,7 +397,8 @@ class Deriver {
   }
 
   void mutate_operator(size_t i) {
-    static const std::vector<std::pair<std::string, std::string>> comparisons = {{"<", "<="}, {"<=", "<"}, {">", ">="}, {">=", ">"},
+    static const std::vector<std::pair<std::string, std::string>> comparisons = {{"<", "<="},  {"<=", "<"},
+                                                                                 {">", ">="},  {">=", ">"},
                                                                                  {"==", "!="}, {"!=", "=="}};
     if (!is_kind(i, TokenKind::symbol) || !is_binary(i)) return;
     for (const auto& [from, to] : comparisons)
@@ -368,16 +406,18 @@ class Deriver {
     if (is(i, "&&")) replace("logic", i, "||");
     if (is(i, "||")) replace("logic", i, "&&");
     const bool adds_texts = is_kind(i - 1, TokenKind::literal) || is_kind(i + 1, TokenKind::literal);
-    const bool has_left = is_word(i - 1) ? !is(i - 1, "return") : is_kind(i - 1, TokenKind::number) || is_in(i - 1, {")", "]"});
+    const bool has_left =
+        is_word(i - 1) ? !is(i - 1, "return") : is_kind(i - 1, TokenKind::number) || is_in(i - 1, {")", "]"});
     if (!has_left || adds_texts) return;
     if (is(i, "+")) replace("sign", i, "-");
     if (is(i, "-")) replace("sign", i, "+");
   }
 
-  // What the name at i is declared as, if it is there: `float*` of `const float* x` and of the y in `float x, *y`. A name that is declared
-  // again has the type of the last declaration.
+  // What the name at i is declared as, if it is there: `float*` of `const float* x` and of the y in `float x, *y`. A
+  // name that is declared again has the type of the last declaration.
   void note_declaration(size_t i) {
-    static const std::set<std::string> no_types = {"return", "else", "new", "delete", "typename", "case", "throw", "goto", "const"};
+    static const std::set<std::string> no_types = {"return", "else",  "new",  "delete", "typename",
+                                                   "case",   "throw", "goto", "const"};
     if (!is_word(i) || i == 0 || !is_in(i + 1, {"=", ",", ";", ")", "{", "[", "(", ":"})) return;
     size_t p = i - 1;
     std::string stars;
@@ -420,15 +460,18 @@ class Deriver {
   }
 
   void mutate_arguments(size_t i) {
-    static const std::set<std::string> others = {"if", "for", "while", "switch", "return", "sizeof", "catch", "decltype", "alignas",
-                                                "min", "max", "fminf", "fmaxf"};  // the order of whose arguments changes nothing
+    static const std::set<std::string> others =
+        {"if",       "for",     "while", "switch", "return", "sizeof", "catch",
+         "decltype", "alignas", "min",   "max",    "fminf",  "fmaxf"};  // the order of whose arguments changes nothing
     if (!is(i, "(") || i == 0 || space_before(i) || !(is_word(i - 1) || is(i - 1, ">")) || is_in(i - 1, others)) return;
     const std::vector<Range> arguments = split(i + 1, partner_[i]);
     for (const Range& argument : arguments)
       if (argument.begin >= argument.end || is_parameter(argument)) return;
     for (size_t n = 0; n + 1 < arguments.size(); n++) {
       const Range a = arguments[n], b = arguments[n + 1];
-      if (shape(a).empty() || shape(a) != shape(b) || text(a) == text(b) || type_of(a).empty() || type_of(a) != type_of(b)) continue;
+      if (shape(a).empty() || shape(a) != shape(b) || text(a) == text(b) || type_of(a).empty() ||
+          type_of(a) != type_of(b))
+        continue;
       const size_t begin = tokens_[a.begin].begin, a_end = tokens_[a.end - 1].end, b_begin = tokens_[b.begin].begin;
       add("arguments", begin, tokens_[b.end - 1].end, text(b) + s_.substr(a_end, b_begin - a_end) + text(a));
     }
@@ -439,7 +482,8 @@ class Deriver {
     const std::string number = text(i);
     const bool is_hex = number.compare(0, 2, "0x") == 0;
     if (number.find_first_of(is_hex ? ".pP'" : ".eEfF'") != std::string::npos) return;
-    if (i > 2 && is(i - 1, "[") && is_word(i - 2) && is_word(i - 3) && !is(i - 3, "return")) return;  // an array with room for one more
+    if (i > 2 && is(i - 1, "[") && is_word(i - 2) && is_word(i - 3) && !is(i - 3, "return"))
+      return;  // an array with room for one more
     char* rest = nullptr;
     const unsigned long long value = strtoull(number.c_str(), &rest, 0);
     replace("constant", i, std::to_string(value + 1) + rest);
@@ -473,12 +517,16 @@ inline std::string with_single_spaces(const std::string& text) {
   return result;
 }
 
-inline int line_of(const std::string& source, size_t at) { return 1 + int(std::count(source.begin(), source.begin() + long(at), '\n')); }
+inline int line_of(const std::string& source, size_t at) {
+  return 1 + int(std::count(source.begin(), source.begin() + long(at), '\n'));
+}
 
-// The lines that a mutant changes, before and after, each as one; without the last one's comment, whose words may change.
+// The lines that a mutant changes, before and after, each as one; without the last one's comment, whose words may
+// change.
 inline std::pair<std::string, std::string> changed_lines(const std::string& source, const Mutant& m) {
   const size_t before = m.begin == 0 ? std::string::npos : source.rfind('\n', m.begin - 1);
-  const size_t begin = before == std::string::npos ? 0 : before + 1, line_end = std::min(source.find('\n', m.end), source.size());
+  const size_t begin = before == std::string::npos ? 0 : before + 1,
+               line_end = std::min(source.find('\n', m.end), source.size());
   const size_t end = std::min(source.find("  // ", m.end), line_end);
   return {with_single_spaces(source.substr(begin, end - begin)),
           with_single_spaces(source.substr(begin, m.begin - begin) + m.text + source.substr(m.end, end - m.end))};

@@ -18,11 +18,13 @@ struct Coverage {
 
 // The first line whose prefix a path has is for it.
 inline const std::vector<Coverage>& coverage() {
-  const std::string cpu = "build/fp32/test_gpt2_sla_cpu", emu = "build/fp32/test_gpt2_sla_emu", emu_bf16 = "build/bf16/test_gpt2_sla_emu";
+  const std::string cpu = "build/fp32/test_gpt2_sla_cpu", emu = "build/fp32/test_gpt2_sla_emu",
+                    emu_bf16 = "build/bf16/test_gpt2_sla_emu";
   const std::string quick_graph = "*Graph*/no_bias:*Graph*/adjacent:*Graph*/chains:*Graph*/several_query*";
   const std::string quick_attention = "-*EveryLength*", all_attention = "*EveryLength*";
   static const std::vector<Coverage> table = {
-      {"llmc/cuda/attention_maps.h", {{emu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}, {emu_bf16, "*Graph.HasTheLosses*/gate*"}}},
+      {"llmc/cuda/attention_maps.h",
+       {{emu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}, {emu_bf16, "*Graph.HasTheLosses*/gate*"}}},
       {"llmc/cpu/attention_maps.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
       {"llmc/cuda/attention_bf16.h",
        {{"build/bf16/test_attention_emu", quick_attention}, {"build/bf16/test_attention_emu", all_attention}}},
@@ -31,13 +33,18 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/cuda/attention",
        {{"build/fp32/test_attention_emu", quick_attention}, {"build/fp32/test_attention_emu", all_attention}}},
       {"llmc/cuda/tile.h",
-       {{"build/bf16/test_tile_emu", "*"}, {"build/bf16/test_attention_emu", quick_attention}, {"build/bf16/test_attention_emu", all_attention}}},
+       {{"build/bf16/test_tile_emu", "*"},
+        {"build/bf16/test_attention_emu", quick_attention},
+        {"build/bf16/test_attention_emu", all_attention}}},
       {"llmc/dist/collectives", {{"build/test_dist", "*"}}},
       {"llmc/cuda/device.h", {{emu, "Bits.*:Steps.*"}, {"build/bf16/test_memory_emu", "*"}}},
-      {"llmc/cuda/matmul.h", {{"build/fp32/test_ops_emu", "Matmul.*"}, {"build/bf16/test_ops_emu", "Matmul.*"}, {emu, "Generation.*"}}},
+      {"llmc/cuda/matmul.h",
+       {{"build/fp32/test_ops_emu", "Matmul.*"}, {"build/bf16/test_ops_emu", "Matmul.*"}, {emu, "Generation.*"}}},
       {"llmc/cuda/", {{"build/fp32/test_ops_emu", "*"}, {"build/bf16/test_ops_emu", "*"}}},
       {"llmc/cpu/attention.h",
-       {{"build/fp32/test_attention_cpu", quick_attention}, {"build/bf16/test_attention_cpu", quick_attention}, {"build/fp32/test_attention_cpu", all_attention}}},
+       {{"build/fp32/test_attention_cpu", quick_attention},
+        {"build/bf16/test_attention_cpu", quick_attention},
+        {"build/fp32/test_attention_cpu", all_attention}}},
       {"llmc/cpu/bf16.h", {{"build/fp32/test_ops_cpu", "Bf16.*"}}},
       {"llmc/cpu/threads.h", {{"build/fp32/test_ops_cpu", "Threads.*"}, {"build/test_cli", "*Threads*"}}},
       {"llmc/cpu/", {{"build/fp32/test_ops_cpu", "*"}, {"build/bf16/test_ops_cpu", "*"}, {cpu, quick_graph}}},
@@ -67,9 +74,13 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/run/schedule.h", {{"build/test_plan", "Schedule.*"}}},
       {"llmc/run/stop_signal.h", {{"build/test_cli", "*Signal*"}}},
       {"llmc/run/timeline.h", {{"build/test_dist", "*Layers*"}}},
-      {"llmc/run/options", {{"build/test_files", "Options.*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}}},
+      {"llmc/run/options",
+       {{"build/test_files", "Options.*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}}},
       {"llmc/run/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
-      {"llmc/run/", {{"build/test_files", "*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}, {"build/test_dist", "Training.*"}}},
+      {"llmc/run/",
+       {{"build/test_files", "*"},
+        {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"},
+        {"build/test_dist", "Training.*"}}},
       {"llmc/dist/tcp", {{"build/test_rank_channel", "Channel.*"}}},
       {"llmc/dist/rank_channel", {{"build/test_rank_channel", "Channel.*"}}},
       {"llmc/dist/watchdog.h", {{"build/test_rank_channel", "WatchdogTest.*"}, {"build/test_rank_channel", "*"}}},
@@ -86,7 +97,10 @@ inline const std::vector<Coverage>& coverage() {
       {"dev/emu_amx/", {{"build/test_amx", "Tiles.*"}, {"build/test_amx", "*operations"}}},
       {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
       {"dev/emu/", {{"build/test_emu", "*"}, {"build/bf16/test_tile_emu", "*"}}},
-      {"llmc/attention_mask.h", {{"build/test_plan", "AttentionMask.*"}, {"build/fp32/test_attention_cpu", "*"}, {"build/fp32/test_attention_emu", quick_attention}}},
+      {"llmc/attention_mask.h",
+       {{"build/test_plan", "AttentionMask.*"},
+        {"build/fp32/test_attention_cpu", "*"},
+        {"build/fp32/test_attention_emu", quick_attention}}},
       {"llmc/muon.h", {{"build/fp32/test_ops_cpu", "Muon.*"}, {cpu, "Updates.OfMatrices*"}}},
       {"llmc/map_weights.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
       {"llmc/a", {{"build/fp32/test_ops_cpu", "*"}, {"build/fp32/test_attention_cpu", "*"}}},
@@ -94,8 +108,12 @@ inline const std::vector<Coverage>& coverage() {
       {"report.cpp", {{"build/test_report", "*"}}},
       {"sample_gpt2_sla.cu", {{"build/test_sampling", "*"}}},
       {"train_gpt2_sla.cu",
-       {{cpu, quick_graph}, {cpu, "-*Updates*:DeadRows.DoNot*"}, {emu, "Steps.*:Bits.*:Memory.*"}, {"build/bf16/test_memory_emu", "*"},
-        {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}, {"build/test_dist", "Training.*"}}},
+       {{cpu, quick_graph},
+        {cpu, "-*Updates*:DeadRows.DoNot*"},
+        {emu, "Steps.*:Bits.*:Memory.*"},
+        {"build/bf16/test_memory_emu", "*"},
+        {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"},
+        {"build/test_dist", "Training.*"}}},
   };
   return table;
 }
@@ -103,14 +121,18 @@ inline const std::vector<Coverage>& coverage() {
 // Programs that a test program runs, by the files that it tests: `make` builds them with it.
 inline std::vector<std::string> programs_run_by(const std::string& test) {
   if (test == "build/test_cli") return {"build/fp32/train_gpt2_sla_cpu"};
-  if (test == "build/test_scripts" || test == "build/test_faults") return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "report"};
+  if (test == "build/test_scripts" || test == "build/test_faults")
+    return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "report"};
   if (test == "build/test_dist")
-    return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu", "build/emu_ranks"};
+    return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu",
+            "build/emu_ranks"};
   if (test == "build/test_sampling") return {"build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu"};
   if (test == "build/test_evaluate")
-    return {"build/fp32/evaluate_gpt2_sla_cpu", "build/fp32/evaluate_gpt2_sla_emu", "build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu",
-            "data/convert"};
-  if (test == "build/test_amx") return {"build/emulated_amx.so", "build/onednn_cpuid.txt", "build/bf16/test_ops_cpu", "build/bf16/train_gpt2_sla_cpu"};
+    return {"build/fp32/evaluate_gpt2_sla_cpu", "build/fp32/evaluate_gpt2_sla_emu", "build/fp32/sample_gpt2_sla_cpu",
+            "build/fp32/train_gpt2_sla_cpu", "data/convert"};
+  if (test == "build/test_amx")
+    return {"build/emulated_amx.so", "build/onednn_cpuid.txt", "build/bf16/test_ops_cpu",
+            "build/bf16/train_gpt2_sla_cpu"};
   if (test == "build/test_formats") return {"data/convert"};
   if (test == "build/test_report") return {"build/fp32/train_gpt2_sla_cpu", "report"};
   if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
