@@ -84,7 +84,7 @@ DEVICE_TESTS := test_gpt2_sla test_ops test_attention
 EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
-LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_cli test_machine_code test_scripts)
+LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input test_machine_code test_scripts)
 TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu report data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
@@ -293,7 +293,7 @@ $(EMU_OBJ)/%.o: %.cpp $(EMU_OBJ)/flags
 	@mkdir -p $(@D)
 	$(EMU_COMPILE) -c $< -o $@
 
-$(BUILD)/test_emu: $(EMU_OBJ)/dev/test/test_emu.o $(EMU_OBJS) $(BUILD)/emu_flags
+$(filter $(BUILD)/test_emu%,$(HOST_TESTS)): $(BUILD)/%: $(EMU_OBJ)/dev/test/%.o $(EMU_OBJS) $(BUILD)/emu_flags
 	$(EMU_LINK) $(GTEST) -o $@
 
 $(BUILD)/emu_ranks: $(EMU_OBJ)/dev/test/emu_ranks.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags

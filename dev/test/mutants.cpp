@@ -255,7 +255,7 @@ static std::vector<Trial> find_trials(const Options& o) {
     for (const Mutant& m : mutants::derive_mutants(source)) trials.push_back(make_trial(file, source, m, tests));
   }
   if (o.bugs)
-    for (const std::string& test_file : files_of_tree("'test_*' 'dev/test/test_*'")) {
+    for (const std::string& test_file : files_of_tree("dev/test")) {
       if (!is_source(test_file)) continue;
       for (const WrittenBug& bug : mutants::collect_bugs(test_file, read_file(test_file))) {
         const std::string source = read_file(bug.file);

@@ -48,7 +48,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/cpu/bf16.h", {{"build/fp32/test_ops_cpu", "Bf16.*"}}},
       {"llmc/cpu/threads.h", {{"build/fp32/test_ops_cpu", "Threads.*"}, {"build/test_cli", "*Threads*"}}},
       {"llmc/cpu/", {{"build/fp32/test_ops_cpu", "*"}, {"build/bf16/test_ops_cpu", "*"}, {cpu, quick_graph}}},
-      {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_cli", "*BadModels*"}}},
+      {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_bad_input", "*BadModels*"}}},
       {"llmc/model/orthogonalize.h", {{cpu, "Updates.OfMatrices*"}}},
       {"llmc/model/wiring_picture", {{"build/test_report", "WiringPicture.*"}}},
       {"llmc/model/reference.h", {{"build/test_reference", "*"}}},
@@ -56,13 +56,15 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/model/", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}, {cpu, "*"}}},
       {"llmc/utils/arena.h", {{"build/test_plan", "Arena.*"}, {emu, quick_graph}}},
       {"llmc/utils/crc32c.h", {{"build/test_files", "Crc32c.*"}, {"build/test_safetensors", "*"}}},
-      {"llmc/utils/files", {{"build/test_files", "*"}, {"build/test_safetensors", "*"}, {"build/test_cli", "*Full*"}}},
+      {"llmc/utils/files",
+       {{"build/test_files", "*"}, {"build/test_safetensors", "*"}, {"build/test_bad_input", "*Full*"}}},
       {"llmc/utils/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
       {"llmc/utils/parameter_table.h", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}}},
       {"llmc/utils/utf8.h", {{"build/test_tokenizer", "*"}}},
       {"llmc/utils/random.h", {{"build/test_plan", "Random.*"}}},
       {"llmc/io/safetensors", {{"build/test_safetensors", "*"}, {"build/test_files", "*"}}},
-      {"llmc/io/", {{"build/test_files", "*"}, {"build/test_cli", "*Checkpoint*:*Full*:*Killed*"}}},
+      {"llmc/io/",
+       {{"build/test_files", "*"}, {"build/test_resume", "*Checkpoint*:*Killed*"}, {"build/test_bad_input", "*Full*"}}},
       {"llmc/run/evaluation", {{"build/test_evaluate", "*"}}},
       {"llmc/run/sampling", {{"build/test_sampling", "*"}}},
       {"llmc/run/report", {{"build/test_report", "*"}}},
@@ -72,13 +74,13 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/run/thin.h", {{"build/test_report", "Thinning.*:Report.Of18000*"}}},
       {"llmc/run/event_file", {{"build/test_report", "*EventFiles*"}}},
       {"llmc/run/schedule.h", {{"build/test_plan", "Schedule.*"}}},
-      {"llmc/run/stop_signal.h", {{"build/test_cli", "*Signal*"}}},
+      {"llmc/run/stop_signal.h", {{"build/test_resume", "*Signal*"}}},
       {"llmc/run/timeline.h", {{"build/test_dist", "*Layers*"}}},
       {"llmc/run/options",
-       {{"build/test_files", "Options.*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}}},
+       {{"build/test_run", "Options.*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}}},
       {"llmc/run/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
       {"llmc/run/",
-       {{"build/test_files", "*"},
+       {{"build/test_run", "*"},
         {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"},
         {"build/test_dist", "Training.*"}}},
       {"llmc/dist/tcp", {{"build/test_rank_channel", "Channel.*"}}},
@@ -91,12 +93,16 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/text/text_stream.h", {{"build/test_plan", "TextStream.*"}}},
       {"llmc/text/tokenizer", {{"build/test_tokenizer", "*"}}},
       {"llmc/text/unicode_classes.h", {{"build/test_tokenizer", "*"}}},
-      {"llmc/text/", {{"build/test_data", "TokenShardsOf.*:Loader.*:Shuffle.*"}}},
+      {"llmc/text/", {{"build/test_loader", "*"}}},
       {"data/convert", {{"build/test_formats", "*"}}},
-      {"data/", {{"build/test_data", "Tokenize.*"}, {"build/test_corpus", "*"}}},
+      {"data/", {{"build/test_data", "*"}, {"build/test_corpus", "*"}}},
       {"dev/emu_amx/", {{"build/test_amx", "Tiles.*"}, {"build/test_amx", "*operations"}}},
       {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
-      {"dev/emu/", {{"build/test_emu", "*"}, {"build/bf16/test_tile_emu", "*"}}},
+      {"dev/emu/",
+       {{"build/test_emu", "*"},
+        {"build/test_emu_streams", "*"},
+        {"build/test_emu_cublaslt", "*"},
+        {"build/bf16/test_tile_emu", "*"}}},
       {"llmc/attention_mask.h",
        {{"build/test_plan", "AttentionMask.*"},
         {"build/fp32/test_attention_cpu", "*"},
@@ -120,7 +126,8 @@ inline const std::vector<Coverage>& coverage() {
 
 // Programs that a test program runs, by the files that it tests: `make` builds them with it.
 inline std::vector<std::string> programs_run_by(const std::string& test) {
-  if (test == "build/test_cli") return {"build/fp32/train_gpt2_sla_cpu"};
+  if (test == "build/test_cli" || test == "build/test_resume" || test == "build/test_bad_input")
+    return {"build/fp32/train_gpt2_sla_cpu"};
   if (test == "build/test_scripts" || test == "build/test_faults")
     return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "report"};
   if (test == "build/test_dist")

@@ -1,0 +1,201 @@
+// What the kernels read and how, by the emulated GPU's counters; how they find the keys with the highest scores.
+#pragma once
+#ifdef SLA_EMU
+#include <gtest/gtest.h>               // TEST
+#include <algorithm>                   // std::min, std::sort
+#include <climits>                     // INT_MAX
+#include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
+
+// A copy of shared K/V would take more launches, or more reads. The kernels load each tile of queries once, with the k
+// and v of the keys that it sees, and in the backward pass also each tile of keys with the q and dout of the queries
+// that see it.
+TEST(Attention, ReadsSharedKVInPlace) {
+  const Case own = {2, 300, 64, {0, 1, 2, 3}, 4}, shared = {2, 300, 64, {0, 1, 2, 3}, 1};
+  std::vector<emu::Counters> counts;
+  for (const Case& c : {own, shared}) {
+    Layer layer(c);
+    layer.d_qkv.to_host();  // waits for everything queued so far
+    const emu::Counters before = emu::counters();
+    layer.forward();
+    layer.backward();
+    layer.d_out.to_host();
+    emu::Counters after = emu::counters();
+    EXPECT_EQ(after.kernels - before.kernels, 3u) << "a forward, a dq and a dkdv kernel";
+    EXPECT_EQ(after.bytes_on_device, before.bytes_on_device) << "no copy";
+    EXPECT_EQ(after.memsets, before.memsets);
+    after.bytes_read_async -= before.bytes_read_async;
+    counts.push_back(after);
+  }
+  EXPECT_EQ(counts[0].bytes_read_async, counts[1].bytes_read_async);
+#ifdef PRECISION_BF16
+  uint64_t rows = 0, floats = 0;  // of one head in one sequence
+  for (int64_t q0 = 0; q0 < own.T; q0 += ForwardTiles<64, false>::queries) {
+    const int64_t end = std::min<int64_t>(own.T, q0 + ForwardTiles<64, false>::queries);
+    rows += uint64_t(end - q0 + 2 * end);
+  }
+  for (int64_t q0 = 0; q0 < own.T; q0 += DqTiles<64, false>::queries) {
+    const int64_t end = std::min<int64_t>(own.T, q0 + DqTiles<64, false>::queries);
+    rows += uint64_t(2 * (end - q0) + 2 * end);
+  }
+  for (int64_t k0 = 0; k0 < own.T; k0 += DkdvTiles<64, false>::keys) {
+    const int64_t end = std::min<int64_t>(own.T, k0 + DkdvTiles<64, false>::keys);
+    rows += uint64_t(2 * (end - k0) + 2 * (own.T - k0));
+    floats += uint64_t(2 * (own.T - k0));
+  }
+  EXPECT_EQ(counts[0].bytes_read_async,
+            uint64_t(own.B * own.NH()) * (rows * 64 * sizeof(bf16) + floats * sizeof(float)));
+#endif
+}
+
+#ifdef PRECISION_BF16
+TEST(Attention, HasNoBankConflicts) {
+  const emu::Counters before = emu::counters();
+  for (int64_t HS : {32, 64, 80, 96, 128}) {
+    Layer layer({1, 300, HS, {0, 1}, 1});
+    layer.forward();
+    layer.backward();
+  }
+  DeviceArray<float>(std::vector<float>(1)).to_host();  // waits
+  EXPECT_GT(emu::counters().matrices_loaded, before.matrices_loaded);
+  EXPECT_EQ(emu::counters().bank_conflicts, before.bank_conflicts);
+}
+#endif
+
+// Of each K/V head the keys that one of its query heads sees, once.
+TEST(AttentionDecode, ReadsWhatIsSeenOnce) {
+  const int64_t T = 300, HS = 64, B = 2;
+  Case c = {B, T, HS, {0, 0, 0, {0, 1}, 1, 2}, 1};
+  for (bool has_masks : {false, true}) {
+    if (has_masks) c.masks = {{5}, {70}, {0, MaskPattern::stride, 9}, {5}, {0, MaskPattern::column, 100, 3}, {2}};
+    Layer layer(c);
+    layer.d_qkv.to_host();  // waits
+    const uint64_t before = emu::counters().bytes_read_async;
+    const PartialForward part(layer, T - 1, T);
+    int64_t rows = 0;
+    for (int n = 0; n < c.num_kv_heads(); n++)
+      for (int64_t j = 0; j < T; j++) {
+        bool seen = false;
+        for (int64_t head = 0; head < c.NH(); head++)
+          for (int source : c.kv_of_head[head]) seen |= source == n && sees(c.mask(head), T - 1, j);
+        rows += seen;
+      }
+    EXPECT_EQ(has_masks, rows < 3 * T);
+    EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(B * rows * 2 * HS) * sizeof(floatX));
+  }
+}
+
+#ifdef PRECISION_BF16
+// With a window of w the kernels read, for each tile of queries, the keys from the tile that the first query's window
+// begins in; and for each tile of keys, the queries up to the end of the tile that the last key's window ends in.
+TEST(AttentionMasks, ReadTheWindowsTilesAlone) {
+  const int64_t T = 600, HS = 64;
+  for (int w : {1, 60, 64, 65, 200}) {
+    Layer layer(with_mask({2, T, HS, {0, 0}, 1}, {w}));
+    layer.d_qkv.to_host();  // waits
+    std::vector<uint64_t> read = {emu::counters().bytes_read_async};
+    for (bool forward : {true, false}) {
+      if (forward) layer.forward();
+      else layer.backward();
+      layer.d_out.to_host();
+      read.push_back(emu::counters().bytes_read_async);
+    }
+    // Of a head in a sequence, with tiles of `queries` queries and `keys` keys.
+    auto key_rows = [&](int64_t queries, int64_t keys) {
+      int64_t rows = 0;
+      for (int64_t q0 = 0; q0 < T; q0 += queries)
+        rows += std::min(T, q0 + queries) - std::max<int64_t>(0, q0 - w + 1) / keys * keys;
+      return rows;
+    };
+    int64_t query_rows = 0;
+    for (int64_t k0 = 0; k0 < T; k0 += DkdvTiles<64, false>::keys) {
+      const int64_t last_query = std::min<int64_t>(T, k0 + DkdvTiles<64, false>::keys) - 1 + w - 1;
+      query_rows +=
+          std::min<int64_t>(T, (last_query / DkdvTiles<64, false>::queries + 1) * DkdvTiles<64, false>::queries) - k0;
+    }
+    const int64_t heads = 2 * 2, kv_heads = 2, row = HS * int64_t(sizeof(bf16));
+    const int64_t forward =
+        heads * (T + 2 * key_rows(ForwardTiles<64, false>::queries, ForwardTiles<64, false>::keys)) * row;
+    const int64_t dq = heads * (2 * T + 2 * key_rows(DqTiles<64, false>::queries, DqTiles<64, false>::keys)) * row;
+    const int64_t dkdv = kv_heads * 2 * T * row + heads * 2 * query_rows * (row + int64_t(sizeof(float)));
+    EXPECT_EQ(read[1] - read[0], uint64_t(forward)) << "window " << w;
+    EXPECT_EQ(read[2] - read[1], uint64_t(dq + dkdv)) << "window " << w;
+  }
+}
+
+TEST(AttentionMasks, ReadTheColumnsTilesAlone) {
+  const int64_t T = 1024, HS = 64;
+  Case c = with_mask({1, T, HS, {0}, 1}, {0, MaskPattern::column, 256, 32});  // keys 224 to 255, 480 to 511 and so on
+  Layer layer(c);
+  layer.d_qkv.to_host();
+  const uint64_t before = emu::counters().bytes_read_async;
+  layer.forward();
+  layer.d_out.to_host();
+  int64_t rows = T;
+  using Tiles = ForwardTiles<64, false>;
+  for (int64_t end = Tiles::queries; end <= T; end += Tiles::queries) rows += 2 * Tiles::keys * (end / 256);
+  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(rows * HS) * sizeof(bf16));
+}
+
+// All positions with one remainder fit into one tile: each row is read once.
+TEST(AttentionMasks, WithStridesReadEachRowOnce) {
+  const int64_t T = 512, HS = 64;
+  Layer layer(with_mask({1, T, HS, {0}, 1}, {0, MaskPattern::stride, 16}));
+  layer.d_qkv.to_host();
+  uint64_t before = emu::counters().bytes_read_async;
+  layer.forward();
+  layer.d_out.to_host();
+  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(3 * T * HS) * sizeof(bf16));  // q, k, v
+  before = emu::counters().bytes_read_async;
+  layer.backward();
+  layer.d_out.to_host();
+  EXPECT_EQ(emu::counters().bytes_read_async - before,
+            uint64_t(T) * (8 * HS * sizeof(bf16) + 2 * sizeof(float)));  // q, k, v, dout by two kernels
+}
+
+TEST(AttentionMasks, HaveNoBankConflicts) {
+  const emu::Counters before = emu::counters();
+  for (int64_t HS : {32, 64, 80, 96, 128})
+    for (int topk : {0, 9}) {
+      Case c = general_case(1, 200, HS);
+      c.topk = topk;
+      Layer layer(c);
+      layer.forward();
+      layer.backward();
+      layer.d_out.to_host();
+    }
+  EXPECT_GT(emu::counters().matrices_loaded, before.matrices_loaded);
+  EXPECT_EQ(emu::counters().bank_conflicts, before.bank_conflicts);
+}
+#endif
+
+// The selection alone, of any scores and indices: the reference sorts.
+TEST(AttentionTopK, FindsTheKeyOfEveryRank) {
+  const std::vector<float> values = {0.0f,  -0.0f,  1.0f,     -1.0f,      1e-40f,      -1e-40f,
+                                     3e38f, -3e38f, INFINITY, 1.0000001f, -1.0000001f, 5.5f};
+  for (int indices : {100, 256, 257, 500, 65536, 130000, INT_MAX})
+    for (int count : {1, 40, 100})
+      for (int topk : {1, 2, 22, 39, 40, 41, 55, 100}) {  // 22 of 40 and 55 of 100: amid zeros of both signs
+        std::vector<std::pair<float, int>> keys;          // minus the score, and the index, of keys in no order
+        for (int i = 0; i < count; i++)
+          keys.push_back({-values[size_t(i * 7 % 12)] * float(i % 3 == 0 ? 0.5 : 1),
+                          int((int64_t(i) * 37 % count + 1) * indices / count - 1)});
+        RadixSearch search = {0, topk};
+        float score = NAN;
+        int last = -7;
+        bool unfinished = true;
+        for (int pass = 0; unfinished; pass = next_pass(pass, indices)) {
+          ASSERT_LT(pass, passes);
+          std::vector<int> histogram(digits);
+          for (const auto& [minus, index] : keys) count_key(histogram.data(), search, pass, -minus, index);
+          unfinished = choose_digit(histogram.data(), search, pass, &score, &last);
+        }
+        std::sort(keys.begin(), keys.end());
+        for (int i = 0; i < count; i++) {
+          const float x = -keys[size_t(i)].first;
+          EXPECT_EQ(x > score || (x == score && keys[size_t(i)].second <= last), i < topk)
+              << "rank " << i << " of " << count << ", topk " << topk << ", " << indices << " indices";
+        }
+      }
+}
+
+#endif

@@ -1,0 +1,448 @@
+// A layer's attention as the model lays it out, and its formula in double.
+#pragma once
+#include <gtest/gtest.h>          // EXPECT_LE
+#include <algorithm>              // std::max, std::max_element, std::sort
+#include <cmath>                  // exp, log, pow, isinf, nearbyint
+#include <initializer_list>       // std::initializer_list
+#include <map>                    // std::map
+#include <ostream>                // std::ostream
+#include <vector>                 // std::vector
+#include "dev/test/values.h"      // random_values, nans, relative_error, same_bits
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads
+#include "llmc/device_memory.h"   // DeviceArray
+#include "llmc/operations.h"      // attention_forward, attention_backward, copy_rows
+#include "llmc/precision.h"       // floatX
+
+// Relative, of a tensor's norm. In bf16 the limit is also 1.5 times the error of the formula in double with bf16 only
+// where the kernels must have it.
+constexpr bool is_bf16 = sizeof(floatX) == 2;
+constexpr double tolerance = is_bf16 ? 8e-3 : 1e-5;
+
+// (rows, columns) in a buffer, from `offset` on, rows `stride` apart.
+struct Matrix {
+  int64_t rows, columns, stride, offset;
+  int64_t at(int64_t row, int64_t column) const { return offset + row * stride + column; }
+};
+inline std::vector<double> pick(const std::vector<floatX>& buffer, const Matrix& m) {
+  std::vector<double> x;
+  for (int64_t row = 0; row < m.rows; row++)
+    for (int64_t i = 0; i < m.columns; i++) x.push_back(double(float(buffer[m.at(row, i)])));
+  return x;
+}
+// The matrix's elements, which become 0 in the buffer: the rest of the buffer must be unchanged in the end.
+inline std::vector<floatX> take(std::vector<floatX>& buffer, const Matrix& m) {
+  std::vector<floatX> x;
+  for (int64_t row = 0; row < m.rows; row++)
+    for (int64_t i = 0; i < m.columns; i++) {
+      x.push_back(buffer[m.at(row, i)]);
+      buffer[m.at(row, i)] = floatX(0.0f);
+    }
+  return x;
+}
+
+// The same values as random_values. To draw them would take longer than most tests do otherwise.
+inline std::vector<floatX> drawn_values(int64_t n, uint32_t tag) {
+  static std::map<uint32_t, std::vector<floatX>> drawn;
+  std::vector<floatX>& values = drawn[tag];
+  if (int64_t(values.size()) < n) values = random_values<floatX>(n, tag);
+  return {values.begin(), values.begin() + n};
+}
+
+// The K/V heads of a query head.
+struct Sources : std::vector<int> {
+  Sources(int kv_head) : std::vector<int>{kv_head} {}
+  Sources(std::initializer_list<int> kv_heads) : std::vector<int>(kv_heads) {}
+};
+
+struct Case {
+  int64_t B, T, HS;
+  std::vector<Sources> kv_of_head;  // (NH): the K/V heads of each query head, ascending
+  int own_kv_heads;                 // the first ones are in the layer's own qkv, the others in a source layer's
+  double q_scale = 1, k_scale = 1;
+  bool dq_accumulate = false;
+  std::vector<AttentionMask> masks = {};  // (NH), or none
+  int topk = 0;
+  bool v_apart = false;        // v, dv of all K/V heads are in buffers of their own, and where dk is =, dv is +=
+  bool whole_numbers = false;  // q and k are, so that scores are exact, and many of them equal
+
+  int64_t NH() const { return int64_t(kv_of_head.size()); }
+  int num_kv_heads() const {
+    int last = 0;
+    for (const Sources& sources : kv_of_head) last = std::max(last, *std::max_element(sources.begin(), sources.end()));
+    return last + 1;
+  }
+  AttentionMask mask(int64_t head) const { return masks.empty() ? AttentionMask() : masks[head]; }
+  int64_t rows() const { return B * T; }
+};
+
+// Sets one mask for all query heads.
+inline Case with_mask(Case c, const AttentionMask& mask) {
+  c.masks.assign(size_t(c.NH()), mask);
+  return c;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Case& c) {
+  out << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", K/V heads " << testing::PrintToString(c.kv_of_head)
+      << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
+  for (const AttentionMask& m : c.masks)
+    out << ", mask (window " << m.window << ", pattern " << int(m.pattern) << ", s " << m.s << ", c " << m.c << ")";
+  return out << ", topk " << c.topk;
+}
+
+// qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
+// shared K/V; their gradients dqkv and shared_dkv likewise, with other strides. Odd K/V heads have a gradient already,
+// which is added to; so has q with dq_accumulate.
+struct Layer {
+  Case c;
+  int64_t own, shared, q_stride, source_stride, shared_dkv_stride, apart_stride;
+  std::vector<floatX> qkv, source_kv, dqkv, shared_dkv, dout;  // as they are before
+  std::vector<floatX> apart_v, apart_dv;                       // with v_apart
+  DeviceArray<floatX> d_qkv, d_source_kv, d_dqkv, d_shared_dkv, d_apart_v, d_apart_dv, d_dout, d_out;
+  DeviceArray<float> d_lse, d_delta, d_topk_score, d_scratch;
+  DeviceArray<int> d_topk_last;
+  KVHeads<floatX> kv_heads;
+  AttentionArgs<floatX> args;
+
+  explicit Layer(const Case& c)
+      : c(c), own(c.own_kv_heads), shared(c.num_kv_heads() - own), q_stride((c.NH() + 2 * own) * c.HS + 8),
+        source_stride(2 * shared * c.HS + 16), shared_dkv_stride(2 * shared * c.HS + 24),
+        apart_stride((own + shared) * c.HS + 32) {
+    qkv = drawn_values(c.rows() * q_stride, 1);
+    source_kv = drawn_values(c.rows() * source_stride, 2);
+    dout = drawn_values(c.rows() * C(), 3);
+    dqkv = nans<floatX>(c.rows() * q_stride);
+    shared_dkv = nans<floatX>(c.rows() * shared_dkv_stride);
+    if (c.v_apart) apart_v = drawn_values(c.rows() * apart_stride, 5), apart_dv = nans<floatX>(c.rows() * apart_stride);
+    scale(qkv, q(), c.q_scale);
+    if (c.dq_accumulate) fill(dqkv, q(), 4);
+    for (int n = 0; n < c.num_kv_heads(); n++) {
+      scale(k_buffer(n), k(n), c.k_scale);
+      if (dk_accumulates(n)) fill(dk_buffer(n), dk(n), uint32_t(10 + 2 * n));
+      if (dv_accumulates(n)) fill(dv_buffer(n), dv(n), uint32_t(11 + 2 * n));
+    }
+    upload();
+  }
+
+  int64_t C() const { return c.NH() * c.HS; }
+  static bool dk_accumulates(int kv_head) { return kv_head % 2 == 1; }
+  bool dv_accumulates(int kv_head) const { return dk_accumulates(kv_head) != c.v_apart; }
+  Matrix q() const { return {c.rows(), C(), q_stride, 0}; }
+  Matrix k(int n) const {
+    if (n < own) return {c.rows(), c.HS, q_stride, C() + n * c.HS};
+    return {c.rows(), c.HS, source_stride, (n - own) * c.HS};
+  }
+  Matrix dk(int n) const {
+    if (n < own) return k(n);
+    return {c.rows(), c.HS, shared_dkv_stride, (n - own) * c.HS};
+  }
+  Matrix v(int n) const { return from_k_to_v(k(n), n); }
+  Matrix dv(int n) const { return from_k_to_v(dk(n), n); }
+
+  // Where k, v, dk and dv of a K/V head are, before.
+  std::vector<floatX>& k_buffer(int n) { return n < own ? qkv : source_kv; }
+  std::vector<floatX>& v_buffer(int n) { return c.v_apart ? apart_v : k_buffer(n); }
+  std::vector<floatX>& dk_buffer(int n) { return n < own ? dqkv : shared_dkv; }
+  std::vector<floatX>& dv_buffer(int n) { return c.v_apart ? apart_dv : dk_buffer(n); }
+
+  void upload() {
+    d_qkv = DeviceArray<floatX>(qkv), d_source_kv = DeviceArray<floatX>(source_kv), d_dqkv = DeviceArray<floatX>(dqkv);
+    d_shared_dkv = DeviceArray<floatX>(shared_dkv), d_dout = DeviceArray<floatX>(dout);
+    d_apart_v = DeviceArray<floatX>(apart_v), d_apart_dv = DeviceArray<floatX>(apart_dv);
+    d_out = DeviceArray<floatX>(nans<floatX>(c.rows() * C()));
+    d_lse = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
+    d_delta = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
+    d_topk_score = DeviceArray<float>(nans<float>(c.topk > 0 ? c.rows() * c.NH() : 0));
+    d_topk_last = DeviceArray<int>(std::vector<int>(size_t(c.topk > 0 ? c.rows() * c.NH() : 0), -7));
+    std::vector<KVHead<floatX>> heads;
+    std::vector<int> query_heads;
+    int64_t partial_sums = 0;
+    for (int n = 0; n < c.num_kv_heads(); n++) {
+      floatX *k_from = n < own ? d_qkv.data : d_source_kv.data, *v_from = c.v_apart ? d_apart_v.data : k_from;
+      floatX *k_to = n < own ? d_dqkv.data : d_shared_dkv.data, *v_to = c.v_apart ? d_apart_dv.data : k_to;
+      KVHead<floatX> head = {k_from + k(n).offset,
+                             v_from + v(n).offset,
+                             k(n).stride,
+                             v(n).stride,
+                             k_to + dk(n).offset,
+                             v_to + dv(n).offset,
+                             dk(n).stride,
+                             dv(n).stride,
+                             dk_accumulates(n),
+                             dv_accumulates(n),
+                             int(query_heads.size()),
+                             0};
+      for (int i = 0; i < int(c.NH()); i++)
+        for (int source : c.kv_of_head[i])
+          if (source == n) query_heads.push_back(i), head.num_query_heads++;
+      if (has_partial_sums(head.num_query_heads)) partial_sums += head.num_query_heads;
+      heads.push_back(head);
+    }
+    kv_heads = KVHeads<floatX>(std::move(heads), std::move(query_heads), c.masks);
+    d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
+    args.B = c.B, args.T = c.T, args.HS = c.HS;
+    kv_heads.set_args(args);
+    args.q = d_qkv.data, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data,
+    args.dout = d_dout.data;
+    args.dq = d_dqkv.data, args.dq_stride = q_stride, args.dq_accumulate = c.dq_accumulate, args.delta = d_delta.data;
+    args.topk = c.topk, args.topk_score = d_topk_score.data, args.topk_last = d_topk_last.data,
+    args.scratch = d_scratch.data;
+  }
+
+  void forward() { attention_forward(args); }
+  void backward() { attention_backward(args); }
+
+  // out, dqkv, shared_dkv and apart_dv.
+  std::vector<std::vector<floatX>> results() const {
+    return {d_out.to_host(), d_dqkv.to_host(), d_shared_dkv.to_host(), d_apart_dv.to_host()};
+  }
+
+ private:
+  Matrix from_k_to_v(Matrix m, int kv_head) const {
+    if (c.v_apart) return {m.rows, m.columns, apart_stride, kv_head * c.HS};
+    m.offset += (kv_head < own ? own : shared) * c.HS;
+    return m;
+  }
+  void scale(std::vector<floatX>& buffer, const Matrix& m, double factor) const {
+    for (int64_t row = 0; row < m.rows; row++)
+      for (int64_t i = 0; i < m.columns; i++) {
+        floatX& x = buffer[m.at(row, i)];
+        const double value = double(float(x)) * factor;
+        x = floatX(float(c.whole_numbers ? std::nearbyint(value) : value));
+      }
+  }
+  static void fill(std::vector<floatX>& buffer, const Matrix& m, uint32_t tag) {
+    const std::vector<floatX> x = drawn_values(m.rows * m.columns, tag);
+    for (int64_t row = 0; row < m.rows; row++)
+      for (int64_t i = 0; i < m.columns; i++) buffer[m.at(row, i)] = x[row * m.columns + i];
+  }
+};
+
+// What the patterns say, as they are written in the paper (Child et al. 2019), of a query and a key with j <= t.
+inline bool sees(const AttentionMask& m, int64_t t, int64_t j) {
+  const bool local = t - j <= m.s, stride = (t - j) % m.s == 0, block = j / m.s == t / m.s,
+             column = j % m.s >= m.s - m.c;
+  if (m.window > 0 && t - j >= m.window) return false;
+  switch (m.pattern) {
+    case MaskPattern::all: return true;
+    case MaskPattern::stride: return stride;
+    case MaskPattern::local_or_stride: return local || stride;
+    case MaskPattern::block: return block;
+    case MaskPattern::column: return column;
+    case MaskPattern::block_or_column: return block || column;
+  }
+  return false;
+}
+
+// The formula's results, each (B*T, ...) without gaps. `rounded`: with results in floatX, and the probabilities and ds
+// in floatX where they are an operand of a matmul, and nothing else: the error that any kernel in floatX has.
+struct Expected {
+  const bool rounded;
+  // ||p dp k|| / sqrt(HS) and ||p dp q|| / sqrt(HS) over the queries that see one key, whose ds is the difference of
+  // two equal terms
+  double lone_dq_terms = 0, lone_dk_terms = 0;
+  std::vector<double> out, lse, delta, dq;
+  std::vector<std::vector<double>> dk, dv;
+
+  explicit Expected(Layer& layer, bool rounded = false) : rounded(rounded), topk(layer.c.topk) {
+    const Case& c = layer.c;
+    const int64_t NH = c.NH(), HS = c.HS, C = NH * HS;
+    const std::vector<double> q = pick(layer.qkv, layer.q()), dout = pick(layer.dout, {c.rows(), C, C, 0});
+    out.resize(c.rows() * C), lse.resize(c.rows() * NH), delta = lse;
+    dq = c.dq_accumulate ? pick(layer.dqkv, layer.q()) : out;
+    std::vector<std::vector<double>> k, v;
+    for (int n = 0; n < c.num_kv_heads(); n++) {
+      k.push_back(pick(layer.k_buffer(n), layer.k(n)));
+      v.push_back(pick(layer.v_buffer(n), layer.v(n)));
+      const std::vector<double> zeros(k.back().size(), 0.0);
+      dk.push_back(layer.dk_accumulates(n) ? pick(layer.dk_buffer(n), layer.dk(n)) : zeros);
+      dv.push_back(layer.dv_accumulates(n) ? pick(layer.dv_buffer(n), layer.dv(n)) : zeros);
+    }
+    for (int64_t b = 0; b < c.B; b++)
+      for (int64_t head = 0; head < NH; head++)
+        for (int64_t t = 0; t < c.T; t++) {
+          const int64_t at = (b * c.T + t) * C + head * HS, first_key = b * c.T * HS;
+          keys.clear();
+          for (int n : c.kv_of_head[head])
+            for (int64_t j = 0; j <= t; j++) {
+              const int64_t key = first_key + j * HS;
+              if (sees(c.mask(head), t, j)) keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], 0, 0});
+            }
+          attend(&out[at], lse[(b * NH + head) * c.T + t], delta[(b * NH + head) * c.T + t], &dq[at], &q[at], &dout[at],
+                 HS);
+        }
+    lone_dq_terms = std::sqrt(lone_dq_terms), lone_dk_terms = std::sqrt(lone_dk_terms);
+    round_all(dq);
+    for (int n = 0; n < c.num_kv_heads(); n++) round_all(dk[n]), round_all(dv[n]);
+  }
+
+ private:
+  struct Key {
+    const double *k, *v;
+    double *dk, *dv;
+    double prob, dprob;
+  };
+  const int topk;
+  std::vector<Key> keys;  // those that a query sees
+
+  __attribute__((no_sanitize("address"))) double round(double x) const {
+    return rounded ? double(float(floatX(float(x)))) : x;
+  }
+  void round_all(std::vector<double>& values) const {
+    for (double& x : values) x = round(x);
+  }
+
+  // One query and the keys that it sees. Without AddressSanitizer, or it would take longer than the emulated kernels.
+  __attribute__((no_sanitize("address"))) void attend(double* out, double& lse, double& delta, double* dq,
+                                                      const double* q, const double* dout, int64_t HS) {
+    const double scale = 1 / std::sqrt(double(HS));
+    for (Key& key : keys) {
+      double score = 0, dprob = 0;
+#pragma omp simd reduction(+ : score, dprob)
+      for (int64_t i = 0; i < HS; i++) score += q[i] * key.k[i], dprob += dout[i] * key.v[i];
+      key.prob = score * scale, key.dprob = dprob;
+    }
+    if (topk > 0 && topk < int(keys.size())) {
+      std::stable_sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.prob > b.prob; });
+      keys.resize(size_t(topk));
+    }
+    if (keys.empty()) {
+      lse = INFINITY;
+      return;
+    }
+    double max = -1e300, sum = 0;
+    for (const Key& key : keys) max = std::max(max, key.prob);
+    for (Key& key : keys) sum += key.prob = std::exp(key.prob - max);
+    lse = max + std::log(sum);
+    for (Key& key : keys) {
+      const double p = round(key.prob);
+#pragma omp simd
+      for (int64_t i = 0; i < HS; i++) out[i] += p * key.v[i];
+      key.prob /= sum;
+    }
+    for (int64_t i = 0; i < HS; i++) out[i] = round(out[i] / sum), delta += dout[i] * out[i];
+    for (const Key& key : keys) {
+      const double p = round(key.prob), ds = round(key.prob * (key.dprob - delta)) * scale;
+      for (int64_t i = 0; keys.size() == 1 && i < HS; i++) {
+        lone_dq_terms += std::pow(p * key.dprob * scale * key.k[i], 2);
+        lone_dk_terms += std::pow(p * key.dprob * scale * q[i], 2);
+      }
+#pragma omp simd
+      for (int64_t i = 0; i < HS; i++) {
+        dq[i] += ds * key.k[i];
+        key.dk[i] += ds * q[i];
+        key.dv[i] += p * dout[i];
+      }
+    }
+  }
+};
+
+// `slack`: a factor for the tolerances.
+inline void check(const Case& c, double slack = 1) {
+  SCOPED_TRACE(testing::Message() << c);
+  Layer layer(c);
+  const Expected exact(layer), rounded = is_bf16 ? Expected(layer, /*rounded=*/true) : exact;
+  auto compare = [&](const char* what, const auto& values, const std::vector<double>& expected,
+                     const std::vector<double>& best, double cancelled = 0) {
+    // Of queries that see one key, as for T = 1, the terms of dq and dk cancel: where these terms are larger than the
+    // sum of all others, errors are relative to their size.
+    double norm = 0;
+    for (double x : expected) norm += x * x;
+    norm = std::sqrt(norm);
+    const double factor = norm > 0 && cancelled > norm ? norm / cancelled : 1,
+                 norm_if_zero = cancelled > 0 ? cancelled : 1;
+    // Where a query sees two or three keys, rounding to bf16 alone may cost more than the tolerance.
+    const double error = factor * relative_error(values, expected, norm_if_zero);
+    const double of_the_format = is_bf16 ? factor * relative_error(best, expected, norm_if_zero) : 0;
+    if (of_the_format <= tolerance * slack) { EXPECT_LE(error, tolerance * slack) << what; }
+    EXPECT_LE(error, is_bf16 ? 1.5 * of_the_format + 1e-5 : INFINITY) << what;
+  };
+  layer.forward();
+  layer.backward();
+  std::vector<double> lse, exact_lse;  // where it is finite
+  const std::vector<float> all_lse = layer.d_lse.to_host();
+  for (size_t i = 0; i < all_lse.size(); i++) {
+    if (std::isinf(exact.lse[i])) EXPECT_EQ(all_lse[i], INFINITY) << "lse of a query that sees no key";
+    else lse.push_back(all_lse[i]), exact_lse.push_back(exact.lse[i]);
+  }
+  EXPECT_LE(relative_error(lse, exact_lse), 1e-5) << "lse";
+  compare("out", layer.d_out.to_host(), exact.out, rounded.out);
+  compare("delta", layer.d_delta.to_host(), exact.delta, rounded.delta);
+  std::vector<floatX> dqkv = layer.d_dqkv.to_host(), shared_dkv = layer.d_shared_dkv.to_host(),
+                      apart_dv = layer.d_apart_dv.to_host();
+  compare("dq", take(dqkv, layer.q()), exact.dq, rounded.dq, exact.lone_dq_terms);
+  take(layer.dqkv, layer.q());
+  for (int n = 0; n < c.num_kv_heads(); n++) {
+    std::vector<floatX>&dk = n < layer.own ? dqkv : shared_dkv, &dv = c.v_apart ? apart_dv : dk;
+    compare("dk", take(dk, layer.dk(n)), exact.dk[n], rounded.dk[n], exact.lone_dk_terms);
+    compare("dv", take(dv, layer.dv(n)), exact.dv[n], rounded.dv[n]);
+    take(layer.dk_buffer(n), layer.dk(n)), take(layer.dv_buffer(n), layer.dv(n));
+  }
+  EXPECT_TRUE(same_bits(dqkv, layer.dqkv) && same_bits(shared_dkv, layer.shared_dkv) &&
+              same_bits(apart_dv, layer.apart_dv))
+      << "wrote to unused columns";
+}
+
+// Results for the queries [first_query, T) of `layer`, whose keys are the positions [0, T) of each sequence. q, out and
+// lse are compact, between elements that must not be read (NaN) or written (7): the first of q, the last of out and
+// lse.
+struct PartialForward {
+  int64_t rows, C, NH, queries;
+  std::vector<floatX> out;  // (B, Q, C)
+  std::vector<float> lse;   // (B, NH, Q)
+
+  PartialForward(const Layer& layer, int64_t first_query, int64_t T)
+      : rows(layer.c.B * (T - first_query)), C(layer.C()), NH(layer.c.NH()), queries(T - first_query) {
+    const int64_t q_stride = C + 16, gap = 64;
+    std::vector<floatX> q = nans<floatX>(gap + rows * q_stride);
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < C; i++) {
+        const int64_t layer_row = row / queries * layer.args.T + first_query + row % queries;
+        q[gap + row * q_stride + i] = layer.qkv[layer.q().at(layer_row, i)];
+      }
+    const DeviceArray<floatX> d_q(q), d_out(std::vector<floatX>(rows * C + gap, floatX(7.0f)));
+    const DeviceArray<float> d_lse(std::vector<float>(rows * NH + gap, 7.0f));
+    const DeviceArray<float> d_partials(
+        nans<float>(attention_partials(layer.c.B, NH, layer.c.HS, T, layer.args.kv_per_head)));
+    AttentionArgs<floatX> args = layer.args;
+    args.partials = d_partials.data;
+    args.T = T, args.first_query = first_query;
+    args.q = d_q.data + gap, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data;
+    attention_forward(args);
+    out = d_out.to_host(), lse = d_lse.to_host();
+    for (int64_t i = 0; i < gap; i++) {
+      EXPECT_EQ(float(out[rows * C + i]), 7.0f) << "wrote after out";
+      EXPECT_EQ(lse[rows * NH + i], 7.0f) << "wrote after lse";
+    }
+    out.resize(rows * C), lse.resize(rows * NH);
+  }
+};
+
+inline double finite(float lse) { return std::isinf(lse) ? 1e3 : double(lse); }
+
+// Compares with the same rows of a forward pass of all positions: out (B, T, C) and lse (B, NH, T).
+inline void check_partial(const PartialForward& part, int64_t T, const std::vector<floatX>& out,
+                          const std::vector<float>& lse) {
+  const int64_t first_query = T - part.queries;
+  std::vector<double> expected, expected_lse, lse_of_part;
+  for (int64_t row = 0; row < part.rows; row++)
+    for (int64_t i = 0; i < part.C; i++)
+      expected.push_back(real(float(out[(row / part.queries * T + first_query + row % part.queries) * part.C + i])));
+  for (int64_t i = 0; i < part.rows * part.NH; i++)
+    expected_lse.push_back(finite(lse[i / part.queries * T + first_query + i % part.queries])),
+        lse_of_part.push_back(finite(part.lse[i]));
+  EXPECT_LE(relative_error(part.out, expected), tolerance);
+  EXPECT_LE(relative_error(lse_of_part, expected_lse), 1e-6);
+}
+
+// All have masks and sources of their own.
+inline Case general_case(int64_t B, int64_t T, int64_t HS) {
+  Case c = {B, T, HS, {0, {0, 1}, {1, 2}, 2, 0, 1, {0, 2}}, 1};
+  c.masks = {{0},
+             {37},
+             {0, MaskPattern::stride, 6},
+             {0, MaskPattern::local_or_stride, 20},
+             {50, MaskPattern::block, 33},
+             {0, MaskPattern::column, 70, 3},
+             {0, MaskPattern::block_or_column, 12, 2}};
+  return c;
+}

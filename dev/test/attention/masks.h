@@ -1,0 +1,290 @@
+// Masks, several K/V heads a query head, and the keys with the highest scores.
+#pragma once
+#include <gtest/gtest.h>               // TEST
+#include <algorithm>                   // std::sort
+#include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case, check
+
+// The emulated GPU takes so many times as long that it checks only every so many of the cases.
+#ifdef SLA_EMU
+constexpr size_t every = 11;
+#else
+constexpr size_t every = 1;
+#endif
+
+inline std::vector<AttentionMask> many_masks() {
+  std::vector<AttentionMask> masks;
+  for (int window : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000})
+    masks.push_back({window});
+  for (int window : {0, 40})
+    for (int s : {1, 7, 16, 63, 64, 65, 100, 400}) {
+      for (MaskPattern pattern : {MaskPattern::stride, MaskPattern::local_or_stride, MaskPattern::block})
+        masks.push_back({window, pattern, s});
+      for (MaskPattern pattern : {MaskPattern::column, MaskPattern::block_or_column})
+        for (int c : {1, s / 3, s})
+          if (c > 0) masks.push_back({window, pattern, s, c});
+    }
+  return masks;
+}
+
+TEST(AttentionMasks, MatchTheFormulaForEveryPatternAndLength) {
+  const std::vector<int64_t> lengths = {1, 2, 63, 64, 65, 127, 130, 257, 299}, head_sizes = {8, 16, 40};
+  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},
+                                     {0, 0, 0, {0, 0}, 1},
+                                     {0, 0, 0, {0, {0, 1}}, 1},
+                                     {0, 0, 0, {0}, 0}};
+  size_t i = 0;
+  for (const AttentionMask& mask : many_masks())
+    for (bool longest : {false, true}) {
+      if (i++ % every > 0) continue;
+      const int64_t T = longest ? 300 : lengths[i % lengths.size()];
+      Case c = with_mask(wirings[i / 2 % wirings.size()], mask);
+      c.B = 1 + int64_t(i) % (T < 300 ? 3 : 2), c.T = T, c.HS = head_sizes[i % head_sizes.size()];
+      c.dq_accumulate = i / 3 % 2 == 1, c.v_apart = i % 5 == 0;
+      check(c);
+    }
+}
+
+TEST(AttentionMasks, NameTheNextKeyAndQueryThatCount) {
+  for (int pattern = 0; pattern < 6; pattern++)
+    for (int window : {0, 5, 16})
+      for (int s : {1, 5, 8, 33})
+        for (int c : {1, 4}) {
+          if (c > s) continue;
+          const AttentionMask mask = {window, MaskPattern(pattern), s, c};
+          SCOPED_TRACE(testing::Message()
+                       << "pattern " << pattern << ", window " << window << ", s " << s << ", c " << c);
+          for (int first = 0; first < 40; first += 3)
+            for (int end : {first + 1, first + 8})
+              for (int from = 0; from < 48; from++) {
+                auto seen = [&](int t, int j) { return t >= j && sees(mask, t, j); };
+                auto key_is_seen = [&](int j) {
+                  for (int t = first; t < end; t++)
+                    if (seen(t, j)) return true;
+                  return false;
+                };
+                auto query_sees = [&](int t) {
+                  for (int j = first; j < end; j++)
+                    if (seen(t, j)) return true;
+                  return false;
+                };
+                const int key = mask.next_key(first, end, from), query = mask.next_query(first, end, from);
+                ASSERT_GE(key, from);
+                ASSERT_GE(query, from);
+                for (int j = from; j < std::min(key, end); j++)
+                  ASSERT_FALSE(key_is_seen(j)) << first << " " << end << " " << j;
+                for (int t = from; t < std::min(query, 100); t++)
+                  ASSERT_FALSE(query_sees(t)) << first << " " << end << " " << t;
+                // Windows beside a pattern may hide what either of them shows; a tile's columns may come after its
+                // first query.
+                if (window > 0 && mask.pattern != MaskPattern::all) continue;
+                const bool columns =
+                    mask.pattern == MaskPattern::column || mask.pattern == MaskPattern::block_or_column;
+                ASSERT_TRUE(key >= end || key_is_seen(key)) << first << " " << end << " " << from;
+                ASSERT_TRUE(columns || query == INT_MAX || query_sees(query)) << first << " " << end << " " << from;
+              }
+        }
+}
+
+// Of at least 8 and at most T / 16: GPUs work on the positions with one remainder at a time, where all query heads of a
+// K/V head have the same.
+TEST(AttentionMasks, WithStridesMatchTheFormula) {
+  const std::vector<AttentionMask> masks = {{0, MaskPattern::stride, 8},
+                                            {40, MaskPattern::stride, 12},
+                                            {0, MaskPattern::stride, 16},
+                                            {100, MaskPattern::local_or_stride, 12}};
+  for (int64_t T : {131, 300})
+    for (int topk : {0, 3}) {
+      Case c = {2, T, 24, {0, 0, {0, 1}, 2, {2, 3}, 4}, 2};
+      c.masks = {masks[0], masks[0], masks[0], masks[2], masks[2], masks[1]};  // K/V heads 0 to 4 with one stride each
+      c.topk = topk, c.whole_numbers = topk > 0, c.dq_accumulate = topk == 0, c.v_apart = T == 300;
+      check(c);
+      c.masks = {masks[0], masks[1], masks[2], masks[3], masks[0], masks[3]};  // 0 and 2 with several
+      check(c);
+    }
+}
+
+TEST(AttentionMasks, DifferByQueryHead) {
+  for (int64_t T : {70, 300}) {
+    Case c = {2, T, 32, {0, 0, 1, {0, 1}, 2, 2}, 1};
+    c.masks = {{0},
+               {1},
+               {100},
+               {0, MaskPattern::stride, 10},
+               {0, MaskPattern::column, 9, 2},
+               {64, MaskPattern::block_or_column, 40, 3}};
+    check(c);
+  }
+}
+
+// Here those before position 60, but for head 2.
+TEST(AttentionMasks, LetQueriesSeeNoKey) {
+  Case c = {2, 140, 16, {0, {0, 1}, 1}, 1};
+  c.masks = {{0, MaskPattern::column, 64, 4}, {0, MaskPattern::column, 64, 4}, {0}};
+  check(c);
+  Layer layer(c);
+  layer.forward();
+  layer.backward();
+  const std::vector<floatX> out = layer.d_out.to_host(), dqkv = layer.d_dqkv.to_host();
+  const std::vector<float> lse = layer.d_lse.to_host(), delta = layer.d_delta.to_host();
+  for (int64_t b = 0; b < c.B; b++)
+    for (int64_t head = 0; head < 2; head++)
+      for (int64_t t = 0; t < c.T; t++) {
+        EXPECT_EQ(lse[(b * 3 + head) * c.T + t] == INFINITY, t < 60);
+        if (t >= 60) continue;
+        EXPECT_EQ(delta[(b * 3 + head) * c.T + t], 0.0f);
+        for (int64_t i = head * c.HS; i < (head + 1) * c.HS; i++) {
+          EXPECT_EQ(float(out[(b * c.T + t) * layer.C() + i]), 0.0f);
+          EXPECT_EQ(float(dqkv[layer.q().at(b * c.T + t, i)]), 0.0f);
+        }
+      }
+  c.T = 50, c.masks.pop_back(), c.kv_of_head.pop_back();  // nobody sees a key
+  check(c);
+}
+
+TEST(AttentionSources, HaveOneSoftmaxOverAllTheirKeys) {
+  const std::vector<Case> wirings = {{0, 0, 0, {{0, 1}, {1, 2}}, 1},           // each own and another layer's
+                                     {0, 0, 0, {{0, 1, 2}, 2, {0, 2}, 1}, 1},  // as many as it likes
+                                     {0, 0, 0, {{0, 1}, {0, 1}, {0, 1}}, 2},
+                                     {0, 0, 0, {{0, 1}}, 0}};
+  size_t i = 0;
+  for (int64_t T : {1, 7, 64, 127, 128, 129, 257, 300})
+    for (int64_t HS : {16, 64, 80, 128})
+      for (int of_shape = 0; of_shape < 2; of_shape++) {
+        if (i++ % every > 0) continue;
+        Case c = wirings[i % wirings.size()];
+        c.B = 1 + int64_t(i) % 3, c.T = T, c.HS = HS, c.dq_accumulate = i % 2 == 1, c.v_apart = i % 3 == 0;
+        check(c);
+      }
+  check({1, 130, 16, {{0, 1}, 2}, 1, /*q_scale=*/0});
+  check({1, 130, 16, {{0, 1}, 2}, 1, 30, 30}, is_bf16 ? 15 : 30);  // huge scores, as above
+}
+
+TEST(AttentionSources, HaveSeparateStridesForKAndV) {
+  for (int64_t T : {1, 70, 130})
+    for (int64_t HS : {24, 64}) {
+      Case c = {2, T, HS, {0, 1, 0}, 1};
+      c.v_apart = true;
+      check(c);
+    }
+}
+
+TEST(AttentionMasks, OfTheLastQueriesAreThoseOfTheWhole) {
+  for (int topk : {0, 9})
+    for (int64_t B : {1, 2}) {
+      Case c = general_case(B, 140, 24);
+      c.masks[0] = {0, MaskPattern::stride, 8};
+      c.topk = topk, c.whole_numbers = topk > 0;
+      Layer layer(c);
+      layer.forward();
+      const std::vector<floatX> out = layer.d_out.to_host();
+      const std::vector<float> lse = layer.d_lse.to_host();
+      for (int64_t first_query : {1, 5, 63, 64, 65, 128, 139}) {
+        SCOPED_TRACE(testing::Message() << "topk " << topk << ", B = " << B << ", first query " << first_query);
+        check_partial(PartialForward(layer, first_query, 140), 140, out, lse);
+      }
+    }
+}
+
+#ifndef SLA_CPU  // which has no kernels of its own for it
+// As generation does, of up to four queries.
+TEST(AttentionDecode, IsThatOfTheWhole) {
+  size_t i = 0;
+  for (int64_t HS : {8, 24, 64, 80, 128})
+    for (int64_t T : {1, 2, 64, 65, 127, 200}) {
+      Case grouped = {1, T, HS, std::vector<Sources>(11, 0), 0}, masked = general_case(2, T, HS),
+           apart = general_case(1, T, HS);
+      apart.v_apart = true;
+      apart.masks[2] = {0, MaskPattern::column, 300, 1};  // no query sees a key
+      for (const Case& c : {Case{2, T, HS, {0, 1, 0}, 1}, grouped, masked, apart}) {
+        if (i++ % (every > 1 ? 5 : 1) > 0) continue;
+        Layer layer(c);
+        layer.forward();
+        const std::vector<floatX> out = layer.d_out.to_host();
+        const std::vector<float> lse = layer.d_lse.to_host();
+        for (int64_t first_query : {T - 1, T - 3, T - 4}) {
+          if (first_query < 0) continue;
+          SCOPED_TRACE(testing::Message() << c << ", first query " << first_query);
+          check_partial(PartialForward(layer, first_query, T), T, out, lse);
+        }
+      }
+    }
+}
+
+// A sequence's results do not depend on those beside it.
+TEST(AttentionDecode, HasTheSameBitsAloneAndBesideOthers) {
+  Layer alone(general_case(1, 140, 24)), beside(general_case(2, 140, 24));  // the first sequence of both has the same
+                                                                            // values
+  const PartialForward a(alone, 139, 140), b(beside, 139, 140);
+  EXPECT_TRUE(same_bits(a.out, {b.out.begin(), b.out.begin() + a.C}));
+}
+#endif
+
+TEST(AttentionTopK, MatchesTheFormulaWhereScoresAreExact) {
+  size_t i = 0;
+  for (int topk : {1, 2, 5, 63, 64, 65, 128, 300, 1000})
+    for (int64_t T : {1, 7, 64, 130, 300})
+      for (int64_t HS : {8, 64}) {
+        // With a single query, the error of dk would be that of one or two roundings: too few to compare with the error
+        // of `rounded`.
+        Case c = i % 2 == 0 ? Case{2, T, HS, {0, {0, 1}, 1}, 1} : general_case(1, std::max<int64_t>(T, 3), HS);
+        if (i++ % every > 0) continue;
+        c.topk = topk, c.whole_numbers = true, c.dq_accumulate = i % 4 == 1, c.v_apart = i % 3 == 0;
+        check(c);
+      }
+}
+
+// The lowest score that is taken is compared with itself, so that one rounded otherwise in any kernel, the one with the
+// transposed product included, loses or wins a key.
+TEST(AttentionTopK, ComparesTheSameBitsInEveryKernel) {
+  for (int topk : {1, 2, 20})
+    for (int64_t HS : {40, 64, 96}) {
+      Case c = {1, 150, HS, {0, {0, 1}, 1}, 1};
+      c.topk = topk;
+      check(c);
+    }
+}
+
+TEST(AttentionTopK, OfEqualScoresTakesTheFirstKeys) {
+  for (int topk : {1, 5, 64, 100, 150}) {  // the last: some of the second K/V head's keys
+    Case c = {1, 130, 16, {{0, 1}, 1}, 1, 1, /*k_scale=*/0};
+    c.topk = topk;
+    check(c);
+  }
+}
+
+// With v and dout of rows of the identity matrix, HS of them at a time, out and dv are the probabilities that the
+// forward and the backward pass use.
+TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
+  const int64_t T = 140, HS = 64;
+  for (int topk : {1, 5, 63}) {
+    Case c = {1, T, HS, {0}, 1};
+    c.topk = topk;
+    std::vector<std::vector<int>> used(size_t(T), std::vector<int>(size_t(T), 0));  // of each query and key: 1 in
+                                                                                    // forward, 2 in backward
+    for (int64_t part = 0; part < T; part += HS) {
+      Layer layer(c);
+      for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < HS; i++) {
+          layer.qkv[layer.v(0).at(t, i)] = layer.dout[t * HS + i] = floatX(t == part + i ? 1.0f : 0.0f);
+        }
+      layer.upload();
+      layer.forward();
+      layer.backward();
+      const std::vector<floatX> out = layer.d_out.to_host(), dqkv = layer.d_dqkv.to_host();
+      for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < HS && part + i < T; i++) {
+          if (float(out[t * HS + i]) != 0) used[t][part + i] |= 1;
+          if (float(dqkv[layer.dv(0).at(t, i)]) != 0) used[part + i][t] |= 2;
+        }
+    }
+    for (int64_t t = 0; t < T; t++) {
+      int64_t keys = 0;
+      for (int64_t j = 0; j < T; j++) {
+        EXPECT_TRUE(used[t][j] == 0 || used[t][j] == 3)
+            << "topk " << topk << ", query " << t << ", key " << j << ": " << used[t][j];
+        keys += used[t][j] != 0;
+      }
+      EXPECT_EQ(keys, std::min<int64_t>(topk, t + 1)) << "topk " << topk << ", query " << t;
+    }
+  }
+}

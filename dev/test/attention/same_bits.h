@@ -1,0 +1,117 @@
+// Results that must be the same to the bit: by other kernels, in other tiles, with any number of threads in any order.
+#pragma once
+#include <gtest/gtest.h>  // TEST
+#ifdef SLA_CPU
+#include <omp.h>  // omp_set_num_threads
+#endif
+#include <cmath>                       // isnan
+#include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
+
+// The same function in other words. Other kernels may compute it, or the same in another order.
+TEST(AttentionMasks, ThatHideNothingChangeNothing) {
+  const Case plain = {2, 300, 32, {0, 1, 0}, 1};
+  Layer expected(plain);
+  expected.forward();
+  expected.backward();
+  for (int i = 0; i < 5; i++) {
+    Case c = plain;
+    if (i == 0) c = with_mask(c, {300});
+    if (i == 1) c = with_mask(c, {0, MaskPattern::block, 300});
+    if (i == 2) c = with_mask(c, {0, MaskPattern::stride, 1});
+    if (i == 3) c = with_mask(c, {0, MaskPattern::block_or_column, 7, 7});
+    if (i == 4) c.topk = 300;
+    SCOPED_TRACE(testing::Message() << c);
+    Layer layer(c);
+    layer.forward();
+    layer.backward();
+    const auto results = layer.results(), expected_results = expected.results();
+    for (size_t r = 0; r < results.size(); r++) {
+#ifdef SLA_CPU
+      const bool same_order = i < 3;
+#else
+      const bool same_order = true;
+#endif
+      EXPECT_TRUE(!same_order || same_bits(results[r], expected_results[r])) << "result " << r;
+      std::vector<double> values, expected_values;  // without the NaN of unused columns
+      for (size_t j = 0; j < results[r].size(); j++) {
+        ASSERT_EQ(std::isnan(float(results[r][j])), std::isnan(float(expected_results[r][j])));
+        if (!std::isnan(float(results[r][j])))
+          values.push_back(float(results[r][j])), expected_values.push_back(float(expected_results[r][j]));
+      }
+      EXPECT_LE(relative_error(values, expected_values), tolerance) << "result " << r;
+    }
+  }
+}
+
+#if defined(PRECISION_BF16) && !defined(SLA_CPU)
+// Each sum has the same order in the tiles for GPUs with large shared memory and in those for others.
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `group_ds, q_tiles.from_row(row), channel` ->
+//   `group_ds, q_tiles.from_row(row)`
+TEST(Attention, IsTheSameInLargeAndSmallSharedMemory) {
+  const bool large = gpu().has_large_shared_memory;
+  for (int64_t HS : {64, 72, 128})
+    for (int64_t T : {1, 150, 300}) {
+      std::vector<std::vector<floatX>> results[2];
+      for (int i = 0; i < 2; i++) {
+        gpu().has_large_shared_memory = large && i == 0;
+        Layer layer({1, T, HS, {0, 0, 1}, 1});
+        layer.forward();
+        layer.backward();
+        results[i] = layer.results();
+      }
+      for (size_t r = 0; r < results[0].size(); r++)
+        EXPECT_TRUE(same_bits(results[0][r], results[1][r])) << "HS = " << HS << ", T = " << T << ", result " << r;
+    }
+  gpu().has_large_shared_memory = large;
+}
+#endif
+
+#ifdef SLA_CPU
+TEST(Attention, HasTheSameBitsForAnyNumberOfThreads) {
+  const int all = omp_get_max_threads();
+  Case top = general_case(2, 300, 24);
+  top.topk = 20;
+  for (const Case& c : {Case{2, 300, 64, {0, 0, 0, 0}, 1}, general_case(2, 300, 24), top}) {
+    std::vector<std::vector<floatX>> expected;
+    std::vector<std::vector<float>> expected_statistics;
+    for (int threads : {1, 2, 3, 7}) {
+      omp_set_num_threads(threads);
+      Layer layer(c);
+      layer.forward();
+      layer.backward();
+      const std::vector<std::vector<floatX>> results = layer.results();
+      const std::vector<std::vector<float>> statistics = {layer.d_lse.to_host(), layer.d_delta.to_host()};
+      if (expected.empty()) expected = results, expected_statistics = statistics;
+      for (size_t i = 0; i < 2; i++)
+        EXPECT_TRUE(same_bits(statistics[i], expected_statistics[i])) << threads << " threads, statistic " << i;
+      for (size_t i = 0; i < results.size(); i++)
+        EXPECT_TRUE(same_bits(results[i], expected[i])) << threads << " threads, result " << i;
+    }
+  }
+  omp_set_num_threads(all);
+}
+#endif
+
+#ifdef SLA_EMU
+TEST(Attention, HasTheSameBitsInAnyOrderOfThreads) {
+  Case top = general_case(1, 70, 24);
+  top.topk = 7;
+  for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}, Case{1, 200, 64, {0, 1}, 1},
+                        general_case(1, 140, 24), top}) {
+    std::vector<std::vector<floatX>> first;
+    std::vector<float> first_lse;
+    for (uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+      emu::set_seed(seed);
+      Layer layer(c);
+      layer.forward();
+      layer.backward();
+      std::vector<std::vector<floatX>> results = layer.results();
+      results.push_back(PartialForward(layer, c.T - 2, c.T).out);
+      if (first.empty()) first = results, first_lse = layer.d_lse.to_host();
+      for (size_t i = 0; i < results.size(); i++) EXPECT_TRUE(same_bits(results[i], first[i])) << "seed " << seed;
+      EXPECT_TRUE(same_bits(layer.d_lse.to_host(), first_lse)) << "seed " << seed;
+    }
+  }
+  emu::set_seed(1);
+}
+#endif

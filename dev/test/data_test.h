@@ -1,0 +1,28 @@
+// Folders with token files, for the tests of what reads and what writes them.
+#pragma once
+#include <sys/stat.h>  // chmod
+#include <cstdint>     // uint16_t
+#include <string>      // std::string
+#include <vector>      // std::vector
+#include "files.h"     // FolderTest
+
+struct Data : FolderTest {
+  Data() { CHECK(chmod(folder.c_str(), 0755) == 0); }  // some tests give up root's rights
+
+  std::string write_headerless(const std::string& name, const std::vector<uint16_t>& tokens) const {
+    return write(name, std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
+  }
+  std::string write_shard(const std::string& name, const std::vector<uint16_t>& tokens, int magic = 20240520,
+                          int version = 1, int extra_count = 0) const {
+    int32_t header[256] = {magic, version, int32_t(tokens.size()) + extra_count};
+    std::string bytes(reinterpret_cast<const char*>(header), sizeof header);
+    return write(name, bytes + std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
+  }
+};
+
+// first, first + 1, ...
+inline std::vector<uint16_t> counting(int n, int first = 0) {
+  std::vector<uint16_t> tokens(n);
+  for (int i = 0; i < n; i++) tokens[i] = uint16_t(first + i);
+  return tokens;
+}

@@ -1,0 +1,154 @@
+// Models that go on with another wiring than they were trained with.
+#pragma once
+#ifndef SLA_EMU                    // what changes is host code, which takes long with the checks of the emulated GPU
+#include <gtest/gtest.h>           // TEST
+#include "dev/test/files.h"        // TemporaryFolder
+#include "dev/test/model/model.h"  // make_model, set_weights, full_tensor
+#include "dev/test/values.h"       // relative_error
+#include "llmc/model/reference.h"  // reference::forward
+
+// A model with random weights, those of dead rows among them, and what it becomes with another wiring.
+struct Rewired {
+  static constexpr int T = 17;
+  ModelConfig before, config;
+  bool keep_dead_kv;             // now
+  DoubleTensors trained, fresh;  // the weights before, and those of a new model with the new wiring
+  DoubleTensors expected;  // the weights now: those of all tensors that have the same shape, else those of a new model
+  std::unique_ptr<GPT2> model;
+
+  Rewired(const ModelConfig& trained_config, const std::string& wiring, bool keep_dead_kv = false)
+      : before(trained_config), config(before), keep_dead_kv(keep_dead_kv) {
+    constexpr uint64_t seed = 7;
+    config.wiring = parse_wiring(wiring);
+    trained = random_parameters(before, 9);
+    auto source = make_model(before, 1, 9, 0, /*keep_dead_kv=*/true);
+    set_weights(*source, trained);
+    const TemporaryFolder folder;
+    write_weight_file(folder.path + "/model.safetensors", source->parameters,
+                      fetch_from(*source, source->master_memory));
+    model = make_model(config, 1, T, 0, keep_dead_kv);
+    gpt2_read_weights(*model, folder.path, before, seed);
+
+    fresh = reference::make_parameters<double>(config);
+    auto initial = make_model(config, 1, 9, 0, /*keep_dead_kv=*/true);
+    gpt2_init_weights(*initial, seed);
+    for (int i = 0; i < initial->num_tensors(); i++) {
+      const std::vector<float> values = full_tensor(*initial, initial->master_memory, i);
+      fresh.at(initial->tensor(i).name).data.assign(values.begin(), values.end());
+    }
+    expected = fresh;
+    for (auto& [name, tensor] : expected)
+      if (const auto it = trained.find(name); it != trained.end() && it->second.shape == tensor.shape)
+        tensor = it->second;
+  }
+
+  // Layer l's c_attn: what q (part 0), k (1) or v (2) of a head has for row `row` of its input, or with row C for the
+  // bias, at the head's channel i.
+  static double& qkv_at(DoubleTensors& params, const ModelConfig& c, int l, int part, int head, int row, int i) {
+    const int C = c.channels, hs = c.head_size(), kv = reference::num_kv_heads(c) * hs;
+    const int column = (part == 0 ? 0 : C + (part - 1) * kv) + head * hs + i;
+    const std::string name = "h." + std::to_string(l) + ".attn.c_attn";
+    return row == C ? params.at(name + ".bias").data[size_t(column)]
+                    : params.at(name + ".weight").data[size_t(row * (C + 2 * kv) + column)];
+  }
+  // Expects those of a head to be the mean of those of the heads `sources` in `params`, a model with the wiring of `c`.
+  void expect_head(int l, int part, int head, DoubleTensors& params, const ModelConfig& c,
+                   const std::vector<int>& sources) {
+    for (int row = 0; row <= config.channels; row++)
+      for (int i = 0; i < config.head_size(); i++) {
+        double sum = 0;
+        for (int source : sources) sum += qkv_at(params, c, l, part, source, row, i);
+        qkv_at(expected, config, l, part, head, row, i) = sum / double(sources.size());
+      }
+  }
+
+  // Every weight to the bit, and the losses of the reference.
+  void check() {
+    auto same = make_model(config, 1, 9, 0, keep_dead_kv);
+    set_weights(*same, expected);
+    ASSERT_EQ(model->num_tensors(), same->num_tensors());
+    for (int i = 0; i < model->num_tensors(); i++)
+      EXPECT_EQ(full_tensor(*model, model->master_memory, i), full_tensor(*same, same->master_memory, i))
+          << model->tensor(i).name;
+    const auto inputs = random_tokens(T, config.vocab_size, 1), targets = random_tokens(T, config.vocab_size, 2);
+    gpt2_zero_loss(*model);
+    gpt2_forward(*model, inputs.data(), {1, T});
+    gpt2_loss(*model, targets.data(), {1, T}, T);
+    const auto result = reference::forward(config, expected, inputs, targets, 1, T);
+    EXPECT_NEAR(gpt2_read_stats(*model).loss / result.loss, 1, loss_tolerance);
+    EXPECT_LE(relative_error(to_floats(model->acts.losses, inputs.size()), result.token_losses), tensor_tolerance);
+  }
+};
+
+inline ModelConfig six_heads(const char* wiring) {
+  ModelConfig config = four_layers(wiring);
+  config.num_heads = 6, config.channels = 48;
+  return config;
+}
+
+TEST(AnotherWiring, OfGroupedQueriesHasMeansOfKvHeads) {
+  Rewired r(six_heads("plain"), "gqa(2)");
+  for (int l = 0; l < 4; l++) {
+    for (int head = 0; head < 6; head++) r.expect_head(l, 0, head, r.trained, r.before, {head});
+    for (int part : {1, 2})
+      for (int head : {0, 1}) r.expect_head(l, part, head, r.trained, r.before, {3 * head, 3 * head + 1, 3 * head + 2});
+  }
+  r.check();
+}
+
+TEST(AnotherWiring, OfSkippedLayersHasTheRowsAsTheyWere) { Rewired(four_layers("plain"), "sla(2,3)").check(); }
+TEST(AnotherWiring, OfMasksHasTheRowsAsTheyWere) { Rewired(four_layers("gqa(2)"), "gqa(2) window(9,SL)").check(); }
+
+TEST(AnotherWiring, HasNewValuesInRowsThatWereDead) {
+  Rewired r(four_layers("sla(2,3)"), "plain");
+  for (int l : {2, 3})
+    for (int part : {1, 2})
+      for (int head : {1, 2, 3}) r.expect_head(l, part, head, r.fresh, r.config, {head});
+  r.check();
+}
+
+TEST(AnotherWiring, OfMoreKvHeadsRepeatsThemAndKeepsTheFunction) {
+  Rewired r(six_heads("gqa(2)"), "plain");
+  for (int l = 0; l < 4; l++)
+    for (int part : {0, 1, 2})
+      for (int head = 0; head < 6; head++)
+        r.expect_head(l, part, head, r.trained, r.before, {part == 0 ? head : head / 3});
+  r.check();
+  const auto tokens = random_tokens(r.T, 61, 1);
+  const double plain = reference::forward(r.config, r.expected, tokens, tokens, 1, r.T).loss;
+  EXPECT_NEAR(plain, reference::forward(r.before, r.trained, tokens, tokens, 1, r.T).loss, 1e-12);
+}
+
+TEST(AnotherWiring, TakesMeansOfLivingHeadsAlone) {
+  Rewired r(four_layers("sla(2,3)"), "gqa(2)");
+  for (int l = 0; l < 4; l++)
+    for (int part : {0, 1, 2})
+      for (int head = 0; head < (part == 0 ? 4 : 2); head++) {
+        if (part == 0) r.expect_head(l, part, head, r.trained, r.before, {head});
+        else if (l < 2) r.expect_head(l, part, head, r.trained, r.before, {2 * head, 2 * head + 1});
+        else if (head == 0) r.expect_head(l, part, head, r.trained, r.before, {0});
+        else r.expect_head(l, part, head, r.fresh, r.config, {head});
+      }
+  r.check();
+}
+
+TEST(AnotherWiring, HasNewGatesAndDropsOldOnes) {
+  Rewired gated(four_layers("plain"), "gate");
+  gated.check();
+  EXPECT_EQ(gated.expected.at("h.1.attn.map_gate.weight").data, gated.fresh.at("h.1.attn.map_gate.weight").data);
+  Rewired(four_layers("gate"), "plain").check();
+}
+
+// Its own maps of the layers that used another's: q and k had no rows.
+TEST(AnotherWiring, HasNewQueriesAndKeysWhereMapsWereReused) {
+  Rewired r(four_layers("reuse(2)"), "plain");
+  for (int l : {1, 3})
+    for (int part : {0, 1})
+      for (int head = 0; head < 4; head++) r.expect_head(l, part, head, r.fresh, r.config, {head});
+  r.check();
+}
+
+TEST(AnotherWiring, WrittenOtherwiseIsTheSameFile) {
+  Rewired(four_layers("sla(2,3)"), " sla( 2, 3 )", /*keep_dead_kv=*/true).check();
+}
+#endif

@@ -1,0 +1,206 @@
+// Wirings drawn at random against the reference, and what must hold for every kind of wiring.
+#pragma once
+#include <gtest/gtest.h>            // TEST
+#include "dev/test/model/losses.h"  // GraphCase, expect_equal_to_reference
+#include "dev/test/model/model.h"   // make_model, make_generator, set_weights, loss_curve
+#include "dev/test/values.h"        // relative_error
+
+// Draws from (seed, what is drawn) alone.
+struct Draw {
+  uint64_t seed, next = 0;
+  int operator()(int least, int most) {
+    return least + int(random_words(seed, RandomStream::test, 5, next++).word[0] % uint32_t(most - least + 1));
+  }
+  bool one_in(int n) { return (*this)(1, n) == 1; }
+  template <class T>
+  T of(const std::vector<T>& list) {
+    return list[size_t((*this)(0, int(list.size()) - 1))];
+  }
+};
+
+// A case with a random shape, and a wiring with a term of each kind that it may have, in random order.
+struct RandomCase {
+  std::string wiring;
+  GraphCase c;
+
+  explicit RandomCase(uint64_t seed) {
+    Draw draw = {seed};
+    // In bf16 every activation is rounded: in a norm over few numbers these errors do not average out.
+    const int L = draw(1, is_bf16 ? 4 : 5), h = draw(is_bf16 ? 4 : 1, 6), shortest = is_bf16 ? 40 : 1;
+    const int T = draw.one_in(4) ? draw(shortest, 300) : draw(shortest, 70);
+    std::vector<std::string> terms;
+    auto add = [&](const std::string& term) { terms.insert(terms.begin() + draw(0, int(terms.size())), term); };
+    const bool moves_maps = draw.one_in(3) && T >= 8;  // shorter: with almost equal maps a gate's gradient is rounding
+                                                       // errors
+    auto heads = [&] {
+      const int first = draw(0, h - 1);
+      return draw.one_in(2) ? format("%d", draw(1, h)) : format("%d:%d", first, draw(first + 1, h));
+    };
+    for (int n = draw(0, 2); n > 0 && L > 1 && !moves_maps; n--)
+      add(format("%s(%d,%s)", draw.one_in(2) ? "sla" : "also", draw(1, L - 1), heads().c_str()));
+    if (!moves_maps && draw.one_in(4)) add(format("share(%d)", draw(1, L)));
+    if (!moves_maps && draw.one_in(4)) {
+      std::string layers;
+      for (int l = 0; l < L; l++) layers += (l > 0 ? "_" : "") + std::to_string(draw(0, l));
+      add("layers(" + layers + ")");
+    }
+    if (moves_maps)
+      add(draw.of<std::string>({format("reuse(%d)", draw(1, L)), format("blend(0.%d)", draw(0, 9)), "gate"}));
+    std::vector<int> divisors;
+    for (int k = 1; k <= h; k++)
+      if (h % k == 0) divisors.push_back(k);
+    if (draw.one_in(2)) add(format("gqa(%d)", draw.of(divisors)));
+    if (draw.one_in(2))
+      add(format("window(%d%s)", draw(moves_maps ? 4 : 1, T + 3),
+                 draw.of<std::string>({"", ",S", ",SL", ",LSS"}).c_str()));
+    const std::string how = draw.of<std::string>({"", ",heads", ",layers", ",union"});
+    const int s = draw(1, 20), c = draw(1, s);
+    if (draw.one_in(4)) add(format("strided(%d%s)", s, how.c_str()));
+    else if (draw.one_in(3)) add(format("fixed(%d,%d%s)", s, c, how.c_str()));
+    if (!is_bf16 && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
+    for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
+    if (terms.empty()) wiring = "plain";
+    // In bf16 the sizes that GPUs take, on the CPU too: in tensors of fewer numbers roundings do not average out.
+    constexpr int multiple = std::max(head_size_multiple, is_bf16 ? 8 : 1);
+    const int hs = multiple > 1 ? multiple * draw(1, 2) : draw(4, 12) + (h < 4 ? 8 : 0);
+    this->c = {"", L, h, h * hs, 61, 300, "", !draw.one_in(4), T > 70 ? 1 : draw(1, 2), T, 1};
+  }
+};
+
+TEST(RandomWirings, HaveTheReferencesLossesAndGradients) {
+  constexpr int cases = head_size_multiple > 1 || is_bf16 ? 30 : 200;
+  for (uint64_t seed = 1; seed <= cases; seed++) {
+    RandomCase random(seed);
+    const std::string trace =
+        format("seed %d: %s; %d layers, %d heads of %d, B %d, T %d", int(seed), random.wiring.c_str(), random.c.L,
+               random.c.h, random.c.C / random.c.h, random.c.B, random.c.T);
+    SCOPED_TRACE(trace);
+    random.c.name = trace.c_str(), random.c.wiring = random.wiring.c_str();
+    expect_equal_to_reference(random.c, int(seed % 4), /*keep_dead_kv=*/seed % 7 == 0);
+  }
+}
+
+// A wiring for each term, and combinations. The emulated GPU, on which each takes seconds, has every second one, in
+// fp32 others than in bf16.
+const char* const every_term[] = {"plain",
+                                  "sla(3,2)",
+                                  "also(1,2) also(2,1:3)",
+                                  "share(2)",
+                                  "layers(0_0_1_3)",
+                                  "gqa(1)",
+                                  "window(9,SSL)",
+                                  "strided(6)",
+                                  "strided(5,union)",
+                                  "fixed(8,3)",
+                                  "fixed(6,2,union)",
+                                  "topk(4)",
+                                  "reuse(2)",
+                                  "blend(0.4)",
+                                  "gate",
+                                  "gqa(2) sla(2,3) window(11)",
+                                  "share(2) strided(7,layers)",
+                                  "also(2,4) topk(6)",
+                                  "reuse(3) fixed(9,1) gqa(2)",
+                                  "gate window(10,SL) gqa(2)",
+                                  "blend(0.7) topk(5)"};
+
+inline std::vector<std::string> wirings_to_try() {
+  std::vector<std::string> wirings;
+  const size_t step = head_size_multiple > 1 ? 2 : 1;
+  for (size_t i = is_bf16 ? 1 : 0; i < std::size(every_term); i += step) {
+    const bool rounding_changes_the_choice = is_bf16 && std::string(every_term[i]).find("topk") != std::string::npos;
+    if (!rounding_changes_the_choice) wirings.push_back(every_term[i]);
+  }
+  return wirings;
+}
+
+// Where the loss is that of position t alone, what comes after has a gradient of exactly zero.
+TEST(EveryWiring, IsCausal) {
+  for (const std::string& wiring : wirings_to_try()) {
+    SCOPED_TRACE(wiring);
+    auto model = make_model(four_layers(wiring), 1, 33);
+    set_weights(*model, random_parameters(model->config, 9));
+    const auto tokens = random_tokens(33, 61, 3);
+    const size_t C = 32;
+    for (int t : {7, 32}) {
+      gpt2_zero_grad(*model);
+      gpt2_forward(*model, tokens.data(), {1, 33});
+      std::vector<floatX> dlnf(33 * C, floatX(0.0f));
+      for (size_t c = 0; c < C; c++) dlnf[size_t(t) * C + c] = floatX(float(c % 5) - 2);
+      copy_to_device(model->acts.dsublayer, dlnf.data(), dlnf.size() * sizeof(floatX));
+      gpt2_backward(*model, {1, 33});
+      const std::vector<float> dwpe = to_floats(model->grads.wpe, 33 * C);  // of each position's embedding
+      double at_t = 0;
+      for (size_t c = 0; c < C; c++) at_t += std::abs(dwpe[size_t(t) * C + c]);
+      EXPECT_GT(at_t, 0) << t;
+      for (size_t i = size_t(t + 1) * C; i < 33 * C; i++)
+        EXPECT_EQ(dwpe[i], 0) << "of position " << i / C << ", from the loss at " << t;
+    }
+  }
+}
+
+// Three sequences of different lengths in one cache: prompts a few tokens at a time, longer than the windows too, so
+// that the cache of a window has to move on; then a token of each sequence in turn, until each has its length.
+TEST(EveryWiring, GeneratesWithItsCacheWhatTrainingComputes) {
+  const std::vector<int> prompts = {5, 23, 1}, lengths = {40, 33, 25};
+  constexpr int at_once = head_size_multiple > 1 ? 4 : 1;  // tokens of each sequence; on an emulated GPU passes take
+                                                           // long
+  for (const std::string& wiring : wirings_to_try()) {
+    SCOPED_TRACE(wiring);
+    auto model = make_model(four_layers(wiring), 1, 40);
+    set_weights(*model, random_parameters(model->config, 9));
+    auto generator = make_generator(*model, 3, 40, /*rows=*/6 + 6 * (at_once > 1));
+    std::vector<std::vector<int>> tokens;
+    std::vector<std::vector<float>> pieces(3);
+    auto extend = [&](const std::vector<std::pair<int, int64_t>>& counts) {
+      std::vector<int> next;
+      for (const auto& [slot, count] : counts) {
+        const auto first = tokens[slot].begin() + generator->cache.lengths[slot];
+        next.insert(next.end(), first, first + count);
+      }
+      gpt2_extend(*generator, next, counts);
+      const std::vector<float> hidden = to_floats(generator->acts.lnf, next.size() * 32);
+      auto row = hidden.begin();
+      for (const auto& [slot, count] : counts)
+        pieces[slot].insert(pieces[slot].end(), row, row + count * 32), row += count * 32;
+    };
+    for (int slot = 0; slot < 3; slot++) {
+      tokens.push_back(random_tokens(40, 61, 77 + slot));
+      for (int first = 0; first < prompts[slot]; first += 6) extend({{slot, std::min(6, prompts[slot] - first)}});
+    }
+    for (bool more = true; more;) {
+      std::vector<std::pair<int, int64_t>> counts;
+      for (int slot = 0; slot < 3; slot++)
+        if (const int64_t left = lengths[slot] - generator->cache.lengths[slot]; left > 0)
+          counts.push_back({slot, std::min<int64_t>(at_once, left)});
+      more = !counts.empty();
+      if (more) extend(counts);
+    }
+    for (int slot = 0; slot < 3; slot++) {
+      gpt2_forward(*model, tokens[slot].data(), {1, 40});
+      const std::vector<float> whole = to_floats(model->acts.lnf, size_t(lengths[slot]) * 32);
+      EXPECT_LE(relative_error(pieces[slot], whole), is_bf16 ? 8e-3 : 1e-6) << "sequence " << slot;
+    }
+  }
+}
+
+TEST(EveryWiring, ThatSaysNothingIsPlain) {
+  // What runs the same operations on the same numbers has the same bits; a mask that hides nothing, and topk, go other
+  // ways.
+  const struct {
+    const char* wiring;
+    bool same_bits;
+  } cases[] = {{"gqa(4)", true},      {"share(1)", true},  {"reuse(1)", true},           {"blend(0)", true},
+               {"window(33)", false}, {"topk(33)", false}, {"strided(33,union)", false}, {"fixed(33,1,union)", false}};
+  auto losses_of = [&](const char* wiring) {
+    auto model = make_model(four_layers(wiring), 2, 33);
+    return loss_curve(*model, 3, 5);
+  };
+  const std::vector<double> plain = losses_of("plain");
+  for (const auto& c : cases) {
+    const std::vector<double> losses = losses_of(c.wiring);
+    if (c.same_bits) { EXPECT_EQ(losses, plain) << c.wiring; }
+    for (size_t i = 0; i < plain.size(); i++) EXPECT_NEAR(losses[i], plain[i], is_bf16 ? 1e-3 : 1e-6) << c.wiring;
+  }
+  EXPECT_NE(losses_of("window(32)"), plain);
+}

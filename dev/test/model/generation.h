@@ -1,0 +1,75 @@
+// Generation from cached K/V, and the weights that a run starts with.
+#pragma once
+#include <gtest/gtest.h>           // TEST
+#include "dev/test/model/model.h"  // make_model, make_generator, small_config
+#include "dev/test/values.h"       // relative_error
+
+TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
+  auto model = make_model(small_config(), 2, 80);
+  set_weights(*model, random_parameters(model->config, 9));
+  const auto tokens = random_tokens(80, model->config.vocab_size, 77);
+  const size_t C = size_t(model->config.channels);
+  gpt2_forward(*model, tokens.data(), {1, 80});
+  const std::vector<float> whole = to_floats(model->acts.lnf, 80 * C);
+  auto generator = make_generator(*model, 1, 80, 30);
+  const int ends[] = {1, 2, 30, 60, 61, 62, 63, 64, 65, 66, 79, 80};
+  std::vector<float> pieces;
+  int first = 0;
+  for (int end : ends) {
+    gpt2_extend(*generator, {tokens.begin() + first, tokens.begin() + end}, {{0, end - first}});
+    for (float x : to_floats(generator->acts.lnf, size_t(end - first) * C)) pieces.push_back(x);
+    first = end;
+  }
+  EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6);
+}
+
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` ->
+// `RandomStream::sample, 0,`
+TEST(Generation, IsAFunctionOfSeedAndStep) {
+  auto model = make_model(small_config(), 1, 16);
+  gpt2_init_weights(*model, 1);
+  auto generator = make_generator(*model, 1, 16, 4);
+  auto generate = [&](uint64_t seed, int64_t step) {
+    std::vector<int> tokens = {3};
+    gpt2_generate(*generator, tokens, 16, {}, seed, step);
+    return tokens;
+  };
+  EXPECT_EQ(generate(1, 5).size(), 16u);
+  EXPECT_EQ(generate(1, 5), generate(1, 5));
+  EXPECT_NE(generate(1, 5), generate(1, 6));
+  EXPECT_NE(generate(1, 5), generate(2, 5));
+}
+
+// What a position further back needs is gone, but for its K/V: the plan has room for so many tokens only.
+TEST(Generation, ComputesEachPositionOnce) {
+  auto model = make_model(small_config(), 1, 16);
+  gpt2_init_weights(*model, 1);
+  auto generator = make_generator(*model, 1, 16, 1);
+  std::vector<int> tokens = {3};
+  gpt2_generate(*generator, tokens, 16, {}, 1, 5);
+  EXPECT_EQ(generator->cache.lengths[0], 15);  // the last token is drawn, and not computed on
+  int computed = -1;
+  copy_to_host(&computed, generator->acts.tokens, sizeof computed);
+  EXPECT_EQ(computed, tokens[14]);
+}
+
+TEST(Initialisation, HasGpt2sStandardDeviations) {
+  ModelConfig config = small_config();
+  config.channels = 128;
+  auto model = make_model(config, 1, 8);
+  gpt2_init_weights(*model, 1);
+  for (int i = 0; i < model->num_tensors(); i++) {
+    const TensorSpec& tensor = model->tensor(i);
+    std::vector<float> x(size_t(tensor.num_elements()));
+    fetch_from(*model, model->master_memory)(i, x.data());
+    double sum = 0, squares = 0;
+    for (float v : x) sum += v, squares += double(v) * v;
+    const double mean = sum / double(x.size()), deviation = std::sqrt(squares / double(x.size()) - mean * mean);
+    const bool residual = tensor.name.find("c_proj.weight") != std::string::npos;
+    if (tensor.shape.size() == 2)
+      EXPECT_NEAR(deviation / (residual ? 0.02 / std::sqrt(12.0) : 0.02), 1, 0.03) << tensor.name;
+    else EXPECT_EQ(deviation, 0) << tensor.name;
+    EXPECT_NEAR(mean, tensor.shape.size() == 1 && tensor.name.find(".weight") != std::string::npos ? 1 : 0, 1e-3)
+        << tensor.name;
+  }
+}

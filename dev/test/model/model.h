@@ -1,0 +1,143 @@
+// What the tests of the model share: the model itself, models of small sizes with random weights, and their tensors.
+#pragma once
+#define SLA_NO_MAIN
+#include "train_gpt2_sla.cu"
+
+#include <gtest/gtest.h>           // EXPECT_EQ
+#include <memory>                  // std::unique_ptr
+#include <string>                  // std::string
+#include <vector>                  // std::vector
+#include "llmc/model/reference.h"  // reference::make_parameters
+
+using DoubleTensors = reference::Tensors<double>;
+
+// Bounds of ||x - reference|| / ||reference||. A rounding to bf16 is 1.6e-3 of a value (root mean square), and every
+// activation of every layer is rounded.
+constexpr bool is_bf16 = has_master_weights;
+constexpr double tensor_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
+constexpr double loss_tolerance = is_bf16 ? 5e-3 : 2e-6;  // relative
+constexpr double norm_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
+
+inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, int recompute = 0,
+                                        bool keep_dead_kv = false) {
+  auto model = std::make_unique<GPT2>();
+  PlanOptions plan = {B, T, Recompute(recompute), keep_dead_kv};
+  plan.logit_bytes = 1;  // chunks of logits as small as they may be, so that longer cases have several
+  gpt2_plan(*model, config, plan);
+  gpt2_allocate(*model);
+  return model;
+}
+
+// A plan for generation, with the weights of `model`.
+inline std::unique_ptr<GPT2> make_generator(const GPT2& model, int slots, int64_t max_length, int rows) {
+  auto generator = std::make_unique<GPT2>();
+  PlanOptions options = generation_plan(slots, max_length);
+  options.T = rows;
+  gpt2_plan(*generator, model.config, options);
+  gpt2_allocate(*generator, &model);
+  return generator;
+}
+
+// Weights five times larger than GPT-2's initial ones, so that no term of the model is too small to matter; in bf16 as
+// large as those: the larger the weights, the more a layer multiplies the rounding errors of those before it. Of values
+// that floatX has, so that both sides start from the same numbers.
+constexpr double weights_std = is_bf16 ? 0.02 : 0.1;
+inline DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed) {
+  DoubleTensors params = reference::make_parameters<double>(config);
+  uint32_t tag = 0;
+  for (auto& [name, tensor] : params) {
+    const bool is_scale = name.find("ln_") != std::string::npos && name.find(".weight") != std::string::npos;
+    for (size_t i = 0; i < tensor.data.size(); i++)
+      tensor.data[i] = double(
+          float(floatX(float((is_scale ? 1 : 0) + weights_std * random_normal(seed, RandomStream::test, tag, i)))));
+    tag++;
+  }
+  return params;
+}
+
+template <class Tensors>
+void set_weights(GPT2& model, const Tensors& params) {
+  std::vector<float> values;
+  for (int i = 0; i < model.num_tensors(); i++) {
+    const auto& source = params.at(model.tensor(i).name).data;
+    std::vector<float> full(source.begin(), source.end());
+    values.resize(size_t(model.tensor(i).num_elements()));
+    from_file_layout(model.parameters, i, whole_weight(model.parameters, i), full.data(), values.data());
+    store_weights(model)(i, values.data());
+  }
+}
+
+// One tensor of a float arena, full-size, as files hold it.
+inline std::vector<float> full_tensor(const GPT2& model, const float* arena, int i) {
+  std::vector<float> values(size_t(model.tensor(i).num_elements()));
+  std::vector<float> full(size_t(num_elements(model.parameters.specs[i].file_shape)), 0.0f);
+  fetch_from(model, arena)(i, values.data());
+  to_file_layout(model.parameters, i, whole_weight(model.parameters, i), values.data(), full.data());
+  return full;
+}
+
+template <class T>
+std::vector<float> to_floats(const T* device, size_t n) {
+  std::vector<T> host(n);
+  copy_to_host(host.data(), device, n * sizeof(T));
+  return {host.begin(), host.end()};
+}
+
+// The mean loss of one micro-batch, whose gradients are added to those before.
+inline double micro_step(GPT2& model, const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T,
+                         int64_t accumulation) {
+  gpt2_zero_loss(model);
+  gpt2_micro_step(model, inputs.data(), targets.data(), B, T, accumulation);
+  return gpt2_read_stats(model).loss;
+}
+
+inline double grad_norm(GPT2& model) {
+  gpt2_square_grads(model);
+  return std::sqrt(gpt2_read_stats(model).grad_squares);
+}
+
+inline std::vector<int> random_tokens(int64_t n, int vocab_size, uint32_t tag) {
+  std::vector<int> tokens(size_t(n), 0);
+  for (size_t i = 0; i < tokens.size(); i++)
+    tokens[i] = int(random_words(7, RandomStream::test, 1000 + tag, i).word[0] % uint32_t(vocab_size));
+  return tokens;
+}
+
+inline ModelConfig four_layers(const std::string& wiring) {
+  ModelConfig config;
+  config.num_layers = 4, config.num_heads = 4, config.channels = 32, config.vocab_size = 61, config.max_seq_len = 40;
+  config.wiring = parse_wiring(wiring);
+  return config;
+}
+
+inline ModelConfig small_config() {
+  ModelConfig config;
+  config.num_layers = 6, config.num_heads = 4, config.channels = 32, config.vocab_size = 101, config.max_seq_len = 96;
+  config.wiring = skip_layer_wiring(2, 3);
+  return config;
+}
+
+// The losses of `steps` updates from a seed's initial weights on random tokens.
+inline std::vector<double> loss_curve(GPT2& model, int steps, uint64_t seed) {
+  gpt2_init_weights(model, seed);
+  std::vector<double> losses;
+  for (int step = 1; step <= steps; step++) {
+    const auto inputs = random_tokens(int64_t(model.B) * model.T, model.config.vocab_size, uint32_t(step));
+    gpt2_zero_grad(model);
+    losses.push_back(micro_step(model, inputs, inputs, model.B, model.T, 1));
+    gpt2_update(model, step, {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0});
+  }
+  return losses;
+}
+
+inline void expect_the_same_weights_and_moments(const GPT2& a, const GPT2& b) {
+  for (int i = 0; i < a.num_tensors(); i++) {
+    const std::string& name = a.tensor(i).name;
+    const size_t n = size_t(a.tensor(i).num_elements());
+    const int64_t offset = a.tensor(i).element_offset();
+    EXPECT_EQ(to_floats(a.weight_memory + offset, n), to_floats(b.weight_memory + offset, n)) << name;
+    EXPECT_EQ(full_tensor(a, a.master_memory, i), full_tensor(b, b.master_memory, i)) << name;
+    EXPECT_EQ(full_tensor(a, a.m_memory, i), full_tensor(b, b.m_memory, i)) << name;
+    EXPECT_EQ(full_tensor(a, a.v_memory, i), full_tensor(b, b.v_memory, i)) << name;
+  }
+}

@@ -1,0 +1,172 @@
+// Updates of the weights and moments by AdamW and Muon against the reference; dead rows, which have none.
+#pragma once
+#include <gtest/gtest.h>            // TEST, TEST_P
+#include <set>                      // std::set
+#include "dev/test/model/losses.h"  // Graph, GraphCase
+#include "dev/test/model/model.h"   // make_model, set_weights, micro_step, loss_curve
+#include "dev/test/values.h"        // relative_error
+#include "llmc/model/reference.h"   // reference::adamw, reference::muon
+
+// Ten updates of both, on random tokens. AdamW's epsilon is large here: with a small one the update of an element whose
+// gradient is next to nothing (the keys' biases) is the sign of its rounding errors.
+class Updates : public Graph {};
+
+TEST_P(Updates, FollowTheReferenceTenTimes) {
+  const GraphCase& c = GetParam();
+  const int B = std::min(c.B, 2), T = std::min(c.T, 65), steps = 10;
+  const ModelConfig config = config_of(c);
+  DoubleTensors params = random_parameters(config, 43);
+  auto model = make_model(config, B, T);
+  set_weights(*model, params);
+  DoubleTensors m = reference::make_parameters<double>(config), v = m;
+  for (int step = 1; step <= steps; step++) {
+    DoubleTensors grads = reference::make_parameters<double>(config);
+    gpt2_zero_grad(*model);
+    for (int s = 0; s < c.accumulation; s++) {
+      const auto inputs = random_tokens(int64_t(B) * T, c.V, uint32_t(step * 100 + 2 * s));
+      const auto targets = random_tokens(int64_t(B) * T, c.V, uint32_t(step * 100 + 2 * s + 1));
+      reference::Cache<double> cache;
+      const double expected = reference::forward(config, params, inputs, targets, B, T, &cache).loss;
+      reference::backward(config, params, cache, grads, 1.0 / c.accumulation);
+      const double loss = micro_step(*model, inputs, targets, B, T, c.accumulation);
+      EXPECT_NEAR(loss / expected, 1, loss_tolerance) << "step " << step;
+    }
+    reference::AdamWOptions o;
+    o.learning_rate = 2e-3, o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-3, o.weight_decay = 0.1, o.grad_clip = 1;
+    const double expected_norm = reference::adamw(params, grads, m, v, step, o);
+    gpt2_update(*model, step, {o.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
+    EXPECT_NEAR(std::sqrt(gpt2_read_stats(*model).grad_squares) / expected_norm, 1, norm_tolerance) << "step " << step;
+  }
+  for (int i = 0; i < model->num_tensors(); i++) {  // in the arena's layout: the reference has weights where dead rows
+                                                    // would be
+    const TensorSpec& tensor = model->tensor(i);
+    auto expect_equal = [&](const float* arena, const DoubleTensors& expected) {
+      const auto& full = expected.at(tensor.name).data;
+      std::vector<float> values(size_t(tensor.num_elements()));
+      from_file_layout(model->parameters, i, whole_weight(model->parameters, i),
+                       std::vector<float>(full.begin(), full.end()).data(), values.data());
+      std::vector<float> found = to_floats(arena + tensor.element_offset(), values.size());
+      if (tensor.name.find("map_gate.bias") != std::string::npos) {  // one number, in which terms cancel: relative to
+                                                                     // the weight and it
+        const auto& weight = expected.at(model->tensor(i - 1).name).data;
+        for (std::vector<float>* x : {&found, &values}) x->insert(x->end(), weight.begin(), weight.end());
+      }
+      EXPECT_LE(relative_error(found, values), tensor_tolerance) << tensor.name;
+    };
+    expect_equal(model->master_memory, params);
+    if (!is_bf16) expect_equal(model->m_memory, m);  // in bf16 ten steps of slightly different weights show in a moment
+  }
+}
+
+// Without the long ones; on the emulated GPU, where each takes a minute on a busy machine, of the terms only those with
+// parameters or shapes of their own.
+inline std::vector<GraphCase> update_cases() {
+  const std::set<std::string> own = {"grouped_queries", "reused_masked_maps", "gated_maps"};
+  std::vector<GraphCase> cases;
+  for (const GraphCase* c = graph_cases; c < std::end(graph_cases) - 2; c++)
+    if (head_size_multiple == 1 || c < graph_cases + 9 || own.count(c->name) > 0) cases.push_back(*c);
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(update_cases()), name_of);
+
+// Muon for the matrices of the layers, q, k and v one each, whichever of their rows a wiring has; AdamW for the rest.
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(x, next);` -> ``
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/utils/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
+TEST(Updates, OfMatricesFollowTheReferenceByMuon) {
+  for (const char* wiring : {"sla(2,3)", "gqa(2)", "reuse(2)", "gate"}) {
+    SCOPED_TRACE(wiring);
+    const ModelConfig config = four_layers(wiring);
+    PlanOptions plan = {2, 17};
+    plan.muon = true;
+    GPT2 model;
+    gpt2_plan(model, config, plan);
+    gpt2_allocate(model);
+    gpt2_init_weights(model, 5);
+    auto by_adamw = make_model(config, 2, 17);
+    gpt2_init_weights(*by_adamw, 5);
+    const UpdateOptions o = {1e-2, 0.9, 0.95, 1e-3, 0.1, 0.5, 0.9};
+    auto matrix_of = [&](const float* arena, const MuonMatrix& matrix) {
+      return to_floats(arena + matrix.begin, size_t(matrix.count()));
+    };
+    std::vector<std::vector<double>> momenta(model.matrices.size());
+    for (int step = 1; step <= 3; step++) {
+      const auto tokens = random_tokens(34, config.vocab_size, uint32_t(step));
+      for (GPT2* one : {&model, by_adamw.get()}) {
+        gpt2_zero_grad(*one);
+        micro_step(*one, tokens, tokens, 2, 17, 1);
+      }
+      const double clip = std::min(1.0, o.grad_clip / (grad_norm(model) + 1e-6));
+      std::vector<std::vector<double>> expected, before;
+      for (size_t i = 0; i < model.matrices.size(); i++) {
+        const MuonMatrix& matrix = model.matrices[i];
+        const std::vector<float> weights = matrix_of(model.master_memory, matrix),
+                                 grads = matrix_of(model.grad_memory, matrix);
+        std::vector<double> w(weights.begin(), weights.end()), g(grads.begin(), grads.end());
+        for (double& x : g) x *= clip;
+        before.push_back(w);
+        momenta[i].resize(w.size(), 0.0);
+        reference::muon(w, momenta[i], g, matrix.rows, matrix.columns, {o.learning_rate, o.momentum, o.weight_decay});
+        expected.push_back(std::move(w));
+      }
+      gpt2_update(model, step, o);
+      gpt2_update(*by_adamw, step, o);
+      for (size_t i = 0; i < model.matrices.size(); i++) {
+        const std::vector<float> found = matrix_of(model.master_memory, model.matrices[i]);
+        std::vector<double> moved, expected_move;
+        for (size_t j = 0; j < found.size(); j++)
+          moved.push_back(double(found[j]) - before[i][j]), expected_move.push_back(expected[i][j] - before[i][j]);
+        // The iteration enlarges the small singular values of gradients of a few tokens, and what rounding adds to
+        // them, by up to 3.4445 each time: PyTorch's, in bf16, is off by 0.01 to 0.48 on matrices like these.
+        EXPECT_LE(relative_error(moved, expected_move), is_bf16 ? 0.2 : 1e-4) << "step " << step << ", matrix " << i;
+        EXPECT_LE(relative_error(matrix_of(model.m_memory, model.matrices[i]), momenta[i]), 1e-6) << "step " << step;
+        const std::vector<floatX> rounded(found.begin(), found.end());
+        EXPECT_EQ(to_floats(model.weight_memory + model.matrices[i].begin, found.size()),
+                  std::vector<float>(rounded.begin(), rounded.end()));
+      }
+      if (step > 1) continue;  // then the gradients differ
+      std::set<int64_t> begins;
+      for (const MuonMatrix& matrix : model.matrices) begins.insert(matrix.begin);
+      for (int i = 0; i < model.num_tensors(); i++) {
+        const TensorSpec& tensor = model.tensor(i);
+        const bool is_matrix = tensor.shape.size() == 2 && tensor.shape[0] > 1 && tensor.name.compare(0, 2, "h.") == 0;
+        EXPECT_EQ(begins.count(tensor.element_offset()), is_matrix) << tensor.name;
+        if (is_matrix) continue;
+        EXPECT_LE(relative_error(full_tensor(model, model.master_memory, i),
+                                 full_tensor(*by_adamw, by_adamw->master_memory, i)),
+                  1e-7);
+      }
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Dead rows
+
+TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
+  ModelConfig d12;
+  ASSERT_TRUE(config_from_preset("d12", d12));
+  GPT2 lean, full;  // planned, not allocated
+  gpt2_plan(lean, d12, {1, 1024});
+  gpt2_plan(full, d12, {1, 1024, Recompute::nothing, /*keep_dead_kv=*/true});
+  const int64_t dead_rows = 3 * 2 * 9 * 64;  // layers 9 to 11, k and v, heads 3 to 11, head size
+  EXPECT_EQ(full.parameters.num_parameters, 124439808);
+  EXPECT_EQ(full.parameters.num_parameters - lean.parameters.num_parameters, dead_rows * (768 + 1));
+  EXPECT_EQ(lean.parameters.num_parameters_full, full.parameters.num_parameters);
+  EXPECT_DOUBLE_EQ(flops_per_token(full.config, full.attention_plan, 1024) -
+                       flops_per_token(lean.config, lean.attention_plan, 1024),
+                   6.0 * double(dead_rows) * 768);
+}
+
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `uint64_t(spec.full_row(row) * columns + i)` -> `uint64_t(row *
+// columns + i)`
+TEST(DeadRows, DoNotChangeTheLossCurve) {
+  ModelConfig config;
+  config.num_layers = 12, config.num_heads = 12, config.channels = 96, config.vocab_size = 97, config.max_seq_len = 32;
+  config.wiring = default_wiring(config.num_layers, config.num_heads);
+  ASSERT_EQ(config.wiring.text, "sla(9,9)");
+  auto lean = make_model(config, 1, 16), full = make_model(config, 1, 16, 0, /*keep_dead_kv=*/true);
+  const auto a = loss_curve(*lean, 10, 3), b = loss_curve(*full, 10, 3);
+  EXPECT_GT(std::abs(a.back() - a.front()), 0.1);  // the updates do something
+  for (size_t i = 0; i < a.size(); i++) EXPECT_NEAR(a[i], b[i], is_bf16 ? 5e-3 : 2e-6) << "step " << i + 1;
+}

@@ -1,0 +1,240 @@
+// The device's memory; on the CPU its threads, its vector functions and its products of bf16.
+#pragma once
+#include <algorithm>                        // std::copy_n, std::max
+#include <cmath>                            // exp
+#include <cstring>                          // memcpy
+#include <filesystem>                       // std::filesystem::directory_iterator
+#include <limits>                           // std::numeric_limits
+#include <thread>                           // std::thread
+#include <utility>                          // std::pair
+#include "dev/test/files.h"                 // TemporaryFolder, write_file
+#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include "llmc/adamw.h"                     // ParameterChunk
+
+// ----------------------------------------------------------------------------
+// The device's memory
+
+// The emulated GPU reads pageable memory late in every other copy, on average.
+TEST(DeviceMemory, HasTheHostsValuesWhenACopyFromPageableMemoryReturns) {
+  const size_t n = 100;
+  const DeviceArray<int> x(std::vector<int>{int(n)}), y(std::vector<int>(n, 0)), buffers(std::vector<int>(2 * n, 0));
+  int* const staging[] = {buffers.data, buffers.data + n};
+  for (int i = 1; i <= 20; i++) {
+    int value = i;
+    std::vector<int> values(n, i);
+    copy_to_device(x.data, &value, sizeof value);
+    Upload tokens = {y.data, {}, values.data(), n};
+    std::copy_n(staging, num_staging_buffers, tokens.staging.begin());
+    upload({tokens});
+    value = -1;
+    values.assign(n, -1);
+    EXPECT_EQ(x.to_host()[0], i);
+    EXPECT_EQ(y.to_host(), std::vector<int>(n, i));
+  }
+}
+
+#ifdef SLA_EMU
+TEST(DeviceMemory, IsAwaitedByAHostThatSleeps) {
+  const DeviceArray<int> x(std::vector<int>{1});
+  const emu::Counters before = emu::counters();
+  x.to_host();
+  EXPECT_GT(emu::counters().host_waits, before.host_waits);
+  EXPECT_EQ(emu::counters().spinning_waits, before.spinning_waits);
+}
+#endif
+
+#ifdef SLA_CPU
+// ----------------------------------------------------------------------------
+// The CPU's threads and vector functions
+
+inline int num_threads_of_process() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return int(std::distance(begin(threads), end(threads)));
+}
+
+// OpenMP's threads belong to the one that starts them, so that a new one has none yet.
+TEST(Threads, AreStartedForLargeOperationsOnly) {
+  std::thread([] {
+    omp_set_num_threads(3);
+    const int before = num_threads_of_process();
+    const int64_t N = 64, C = 64, OC = 256, V = 257, large = 1 << 20;
+    std::vector<floatX> a(N * OC, floatX(0.5f)), b(a), c(a), d(a), e(a), f(a), logits(N * V, floatX(0.5f));
+    std::vector<float> x(N * OC, 0.5f), y(x), z(x), w(x), scratch(layernorm_backward_scratch(N, C));
+    const std::vector<int> tokens(N, 3);
+    const std::vector<ParameterChunk> chunks(20, {0, 0, 64, 1});
+    double sum;
+    matmul_gelu_forward(a.data(), b.data(), c.data(), d.data(), e.data(), N, C, OC);
+    matmul_gelu_backward(a.data(), x.data(), y.data(), d.data(), e.data(), f.data(), b.data(), N, C, OC);
+    layernorm_forward(a.data(), x.data(), y.data(), d.data(), e.data(), nullptr, N, C, 1e-5f);
+    residual_layernorm_forward(f.data(), a.data(), x.data(), y.data(), d.data(), e.data(), e.data(), nullptr, N, C,
+                               1e-5f);
+    layernorm_backward(a.data(), x.data(), y.data(), d.data(), e.data(), z.data(), z.data(), f.data(), scratch.data(),
+                       N, C);
+    embedding_forward(a.data(), tokens.data(), b.data(), c.data(), 2, N / 2, C, 0);
+    embedding_backward(x.data(), y.data(), c.data(), tokens.data(), 2, N / 2, C);
+    classifier(x.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true);
+    sum_of_squares(&sum, x.data(), chunks.data(), int64_t(chunks.size()));
+    const StepStats stats = {1, 1};
+    adamw_update(a.data(), w.data(), x.data(), y.data(), z.data(), chunks.data(), int64_t(chunks.size()), {}, &stats);
+    copy_rows(a.data(), C, b.data(), C, N, C);
+    device_memset(a.data(), 0, a.size() * sizeof(floatX));
+    EXPECT_EQ(num_threads_of_process(), before);
+
+    std::vector<floatX> p(large, floatX(0.5f)), q(large), r(large);
+    gelu_forward(q.data(), p.data(), large);
+    EXPECT_EQ(num_threads_of_process(), before + 2);
+    omp_set_num_threads(4);
+    gemm('N', 'N', 1024, 1024, 1024, p.data(), 1024, q.data(), 1024, false, r.data(), 1024);
+    EXPECT_EQ(num_threads_of_process(), before + 3) << "oneDNN's are the same";
+  }).join();
+}
+
+// Groups as in a container, /pod/job: the pod may use 3.5 processors, the job within it more, and the root does not
+// say.
+TEST(Threads, AreNoMoreThanControlGroupsAllow) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path + "/pod/job");
+  const std::string membership = folder.path + "/membership";
+  write_file(membership, "4:memory:/other\n0::/pod/job\n");
+  EXPECT_TRUE(std::isinf(processors_allowed(membership, folder.path)));
+  write_file(folder.path + "/pod/job/cpu.max", "800000 100000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 8);
+  write_file(folder.path + "/pod/cpu.max", "175000 50000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 3.5);
+  write_file(folder.path + "/pod/cpu.max", "max 100000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 8);
+  write_file(folder.path + "/cpu.max", "50000 100000\n");
+  EXPECT_EQ(processors_allowed(membership, folder.path), 0.5);
+  EXPECT_TRUE(std::isinf(processors_allowed(folder.path + "/nothing", folder.path)));
+}
+
+TEST(Exp, IsWithinAFewRoundingErrorsAndKeepsItsLimits) {
+  double worst = 0;
+  for (double x = -87; x < 88.5; x += 0.00173)
+    worst = std::max(worst, std::abs(real(vec_exp(float(x))) / std::exp(real(float(x))) - 1));
+  EXPECT_LE(worst, 3e-7);
+  EXPECT_EQ(vec_exp(0.0f), 1.0f);
+  EXPECT_EQ(vec_exp(-100.0f), 0.0f);
+  EXPECT_EQ(vec_exp(-std::numeric_limits<float>::infinity()), 0.0f);
+  EXPECT_EQ(vec_exp(100.0f), std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isnan(vec_exp(std::numeric_limits<float>::quiet_NaN())));
+}
+
+inline float float_of_bits(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// A float's lower half says how far it is from the two bf16 beside it.
+TEST(Bf16, IsTheNearestOfTiesTheEvenAndKeepsWhatIsNotFinite) {
+  for (uint32_t upper = 0; upper < 0x10000; upper++) {
+    const float exact = float_of_bits(upper << 16);
+    if (std::isnan(exact)) {
+      for (uint32_t lower : {0u, 1u, 0xffffu})
+        EXPECT_TRUE(std::isnan(float(bfloat16(float_of_bits(upper << 16 | lower))))) << upper;
+      continue;
+    }
+    EXPECT_EQ(bfloat16(exact).bits, upper);
+    if (std::isinf(exact)) continue;
+    for (uint32_t lower : {1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const bool up = lower > 0x8000u || (lower == 0x8000u && upper % 2 == 1);
+      EXPECT_EQ(bfloat16(float_of_bits(upper << 16 | lower)).bits, upper + up) << upper << ", " << lower;
+    }
+  }
+  EXPECT_TRUE(std::isnan(float(bfloat16(float_of_bits(0x7f800001)))));  // the NaN whose upper half is infinity's
+}
+
+// Matrices with rows of their own strides, of blocks of several sizes, and what is to be added to.
+template <class In, class Out>
+struct Product {
+  int64_t m, n, k;
+  char op_a, op_b;
+  float alpha, beta;
+  int64_t lda = (op_a == 'N' ? k : m) + 3, ldb = (op_b == 'N' ? n : k) + 5, ldc = n + 7;
+  std::vector<In> a = random_values<In>((op_a == 'N' ? m : k) * lda, 1),
+                  b = random_values<In>((op_b == 'N' ? k : n) * ldb, 2);
+  std::vector<Out> c = random_values<Out>(m * ldc, 3);
+
+  std::vector<double> expected() const {
+    std::vector<double> y = doubles(c);
+    for (int64_t i = 0; i < m; i++)
+      for (int64_t j = 0; j < n; j++) {
+        double sum = 0;
+        for (int64_t l = 0; l < k; l++)
+          sum += real(a[op_a == 'N' ? i * lda + l : l * lda + i]) * real(b[op_b == 'N' ? l * ldb + j : j * ldb + l]);
+        y[i * ldc + j] = alpha * sum + (beta == 0 ? 0 : real(c[i * ldc + j]));
+      }
+    return y;
+  }
+  std::vector<Out> computed() const {
+    std::vector<Out> y = c;
+    if constexpr (std::is_same_v<Out, float>)
+      gemm(op_a, op_b, m, n, k, alpha, a.data(), lda, b.data(), ldb, beta, y.data(), ldc);
+    else gemm(op_a, op_b, m, n, k, a.data(), lda, b.data(), ldb, beta != 0, y.data(), ldc);
+    return y;
+  }
+};
+
+// Each shape as one block and as several, and with every kind of operand.
+TEST(Gemm, MultipliesBf16ToBothTypes) {
+  for (char op_a : {'N', 'T'})
+    for (char op_b : {'N', 'T'})
+      for (auto [m, n, k, alpha, beta] :
+           {std::tuple(37, 21, 19, 1.0f, 0.0f), {1, 65, 33, 0.25f, 0.0f}, {290, 210, 40, 1.0f, 1.0f}}) {
+        SCOPED_TRACE(testing::Message() << op_a << op_b << " " << m << " x " << n << " x " << k);
+        const Product<bfloat16, float> p = {m, n, k, op_a, op_b, alpha, beta};
+        EXPECT_LE(relative_error(p.computed(), p.expected()), of_fp32);
+        std::vector<float> as_floats = p.c;
+        multiply_as_floats({m, n, k, p.lda, p.ldb, p.ldc, alpha, op_a, op_b, beta != 0}, p.a.data(), p.b.data(),
+                           as_floats.data());
+        EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32) << "as floats";
+        const Product<bfloat16, bfloat16> rounded = {m, n, k, op_a, op_b, 1.0f, beta};
+        EXPECT_LE(relative_error(rounded.computed(), rounded.expected()), 2e-3);
+      }
+}
+
+// The sum over k is cut into parts only where oneDNN has no matmul of bf16.
+TEST(Gemm, AddsUpAllPartsOfALongSum) {
+  const Product<bfloat16, float> p = {3, 5, 2500, 'N', 'T', 1.0f, 0.0f};
+  std::vector<float> as_floats = p.c;
+  multiply_as_floats({p.m, p.n, p.k, p.lda, p.ldb, p.ldc, 1.0f, 'N', 'T', false}, p.a.data(), p.b.data(),
+                     as_floats.data());
+  EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32);
+}
+
+// What is drawn for a text must not depend on how many others are sampled beside it.
+TEST(FewRows, HaveTheBitsThatEachHasAlone) {
+  for (auto [C, OC] : {std::pair<int64_t, int64_t>(768, 64), {200, 33}, {17, 5}}) {
+    const std::vector<floatX> inp = random_values<floatX>(most_few_rows * C, 1),
+                              weight = random_values<floatX>(OC * C, 2);
+    const std::vector<floatX> bias = random_values<floatX>(OC, 3);
+    std::vector<floatX> all(size_t(most_few_rows * OC)), one(static_cast<size_t>(OC));
+    matmul_forward(all.data(), inp.data(), weight.data(), bias.data(), most_few_rows, C, OC);
+    for (int64_t n = 0; n < most_few_rows; n++) {
+      matmul_forward(one.data(), inp.data() + n * C, weight.data(), bias.data(), 1, C, OC);
+      EXPECT_TRUE(same_bits(one, {all.begin() + n * OC, all.begin() + (n + 1) * OC})) << C << " channels, row " << n;
+      std::vector<double> expected;
+      for (int64_t o = 0; o < OC; o++) {
+        expected.push_back(real(bias[o]));
+        for (int64_t i = 0; i < C; i++) expected.back() += real(inp[n * C + i]) * real(weight[o * C + i]);
+      }
+      EXPECT_LE(relative_error(one, expected), has_master_weights ? 4e-3 : 1e-6);
+    }
+  }
+}
+
+TEST(Gemm, HasTheSameBitsForAnyNumberOfThreads) {
+  const int all = omp_get_max_threads();
+  for (auto [m, n, k] : {std::tuple(400, 500, 300), {64, 48, 20000}, {1000, 40, 700}}) {
+    const Product<floatX, float> p = {m, n, k, 'T', 'N', 1.0f, 1.0f};
+    std::vector<std::vector<float>> results;
+    for (int threads : {1, 2, 3, 7}) {
+      omp_set_num_threads(threads);
+      results.push_back(p.computed());
+      EXPECT_TRUE(same_bits(results.back(), results[0])) << threads << " threads, " << m << " x " << n << " x " << k;
+    }
+  }
+  omp_set_num_threads(all);
+}
+#endif

@@ -1,0 +1,207 @@
+// The matmul of a linear layer, with bias and GELU, its gradients, and sums of columns.
+#pragma once
+#include <utility>                          // std::pair
+#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+
+// A linear layer with random values, and what it computes in double.
+struct Linear {
+  int64_t N, C, OC;
+  std::vector<floatX> inp = random_values<floatX>(N * C, 1), weight = random_values<floatX>(OC * C, 2);
+  std::vector<floatX> bias = random_values<floatX>(OC, 3), dout = random_values<floatX>(N * OC, 4);
+  std::vector<float> dweight = random_values<float>(OC * C, 5), dbias = random_values<float>(OC, 6);  // before the
+                                                                                                      // gradients are
+                                                                                                      // added
+
+  DeviceArray<floatX> d_inp{inp}, d_weight{weight}, d_bias{bias}, d_dout{dout};
+
+  std::vector<double> out(bool with_bias) const {
+    std::vector<double> y;
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t o = 0; o < OC; o++) {
+        double sum = with_bias ? real(bias[o]) : 0;
+        for (int64_t i = 0; i < C; i++) sum += real(inp[n * C + i]) * real(weight[o * C + i]);
+        y.push_back(sum);
+      }
+    return y;
+  }
+  struct Gradients {
+    std::vector<double> dinp, dweight, dbias;
+  };
+  Gradients gradients() const {
+    Gradients g = {std::vector<double>(size_t(N * C)), doubles(dweight), doubles(dbias)};
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t o = 0; o < OC; o++) {
+        const double d = real(dout[n * OC + o]);
+        g.dbias[o] += d;
+        for (int64_t i = 0; i < C; i++) {
+          g.dinp[n * C + i] += d * real(weight[o * C + i]);
+          g.dweight[o * C + i] += d * real(inp[n * C + i]);
+        }
+      }
+    return g;
+  }
+};
+
+// Calls f(fused) for GELU as an operation of its own and in the matmul's epilogue, and f() on the CPU, where there is
+// no such choice.
+template <class F>
+inline void fused_and_not(F f) {
+#ifndef SLA_CPU
+  f(false);
+  if (has_master_weights) f(true);
+#else
+  f();
+#endif
+}
+
+TEST(Matmul, ForwardIsInpTimesWeightTransposedPlusBias) {
+  const Linear l = {37, 24, 40};
+  for (bool with_bias : {false, true}) {
+    const auto [out] = in_any_order([&] {
+      DeviceArray<floatX> out(nans<floatX>(l.N * l.OC));
+      matmul_forward(out.data, l.d_inp.data, l.d_weight.data, with_bias ? l.d_bias.data : nullptr, l.N, l.C, l.OC);
+      return std::make_tuple(out.to_host());
+    });
+    EXPECT_LE(relative_error(out, l.out(with_bias)), one_rounding);
+  }
+}
+
+TEST(Matmul, WithGeluGivesItsInputToo) {
+  const Linear l = {37, 24, 40};
+  fused_and_not([&](auto... fused) {
+    for (bool with_bias : {false, true}) {
+      const auto [out, pre_gelu] = in_any_order([&] {
+        DeviceArray<floatX> out(nans<floatX>(l.N * l.OC)), pre_gelu(nans<floatX>(l.N * l.OC));
+        matmul_gelu_forward(out.data, pre_gelu.data, l.d_inp.data, l.d_weight.data, with_bias ? l.d_bias.data : nullptr,
+                            l.N, l.C, l.OC, fused...);
+        return std::make_tuple(out.to_host(), pre_gelu.to_host());
+      });
+      std::vector<double> expected = l.out(with_bias);
+      EXPECT_LE(relative_error(pre_gelu, expected), one_rounding);
+      for (double& x : expected) x = gelu_of(x);
+      EXPECT_LE(relative_error(out, expected), two_roundings);
+    }
+  });
+}
+
+#ifdef SLA_EMU
+// The emulated heuristic refuses an epilogue whose pointers it is not told, and chooses for their alignment.
+TEST(Matmul, ChoosesAnAlgorithmForTheAlignmentOfBiasAndGelu) {
+  const Linear l = {8, 16, 24};
+  const int64_t offset = 16 / int64_t(sizeof(floatX));  // the second pass: 16 bytes further, which are 16-byte aligned
+                                                        // alone
+  for (int64_t at : {int64_t(0), offset}) {
+    std::vector<floatX> values(size_t(at), floatX(0.0f));
+    values.insert(values.end(), l.bias.begin(), l.bias.end());
+    const DeviceArray<floatX> bias(values), out(nans<floatX>(l.N * l.OC)), pre_gelu(nans<floatX>(at + l.N * l.OC));
+    matmul_forward(out.data, l.d_inp.data, l.d_weight.data, bias.data + at, l.N, l.C, l.OC);
+    EXPECT_LE(relative_error(out.to_host(), l.out(true)), one_rounding);
+    matmul_gelu_forward(out.data, pre_gelu.data + at, l.d_inp.data, l.d_weight.data, l.d_bias.data, l.N, l.C, l.OC,
+                        /*fused=*/true);
+    std::vector<double> expected = l.out(true);
+    for (double& x : expected) x = gelu_of(x);
+    EXPECT_LE(relative_error(out.to_host(), expected), two_roundings);
+  }
+}
+#endif
+
+TEST(Matmul, BackwardSetsTheInputsGradientAndAddsToTheWeights) {
+  for (const Linear& l : {Linear{37, 24, 136}, Linear{203, 8, 520}}) {  // the second: several blocks of bias_backward
+    const auto [dinp, dweight, dbias] = in_any_order([&] {
+      DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
+      DeviceArray<float> dweight(l.dweight), dbias(l.dbias);
+      matmul_backward(dinp.data, dweight.data, dbias.data, l.d_dout.data, l.d_inp.data, l.d_weight.data, l.N, l.C,
+                      l.OC);
+      return std::make_tuple(dinp.to_host(), dweight.to_host(), dbias.to_host());
+    });
+    const Linear::Gradients expected = l.gradients();
+    EXPECT_LE(relative_error(dinp, expected.dinp), one_rounding);
+    EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
+    EXPECT_LE(relative_error(dbias, expected.dbias), of_fp32);
+  }
+}
+
+TEST(Matmul, BackwardThroughGeluMultipliesWithItsDerivative) {
+  const Linear l = {37, 24, 40};
+  const std::vector<floatX> pre_gelu = random_values<floatX>(l.N * l.C, 7);
+  const DeviceArray<floatX> d_pre_gelu(pre_gelu);
+  Linear::Gradients expected = l.gradients();
+  for (size_t i = 0; i < pre_gelu.size(); i++) expected.dinp[i] *= gelu_slope(real(pre_gelu[i]));
+  fused_and_not([&](auto... fused) {
+    const auto [dinp, dweight] = in_any_order([&] {
+      DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
+      DeviceArray<float> dweight(l.dweight);
+      matmul_gelu_backward(dinp.data, dweight.data, nullptr, l.d_dout.data, l.d_inp.data, d_pre_gelu.data,
+                           l.d_weight.data, l.N, l.C, l.OC, fused...);
+      return std::make_tuple(dinp.to_host(), dweight.to_host());
+    });
+    EXPECT_LE(relative_error(dinp, expected.dinp), two_roundings);
+    EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
+  });
+}
+
+// Rows beside and on the 8 warps and 64 rows of a block; columns beside and on a block's 256.
+TEST(Matmul, BiasGradientIsTheSumOfRows) {
+  std::vector<std::pair<int, int>> shapes = {{1403, 264}, {7, 8}, {8, 8}, {9, 8}, {63, 248}, {64, 256}, {65, 264}};
+#ifndef SLA_CPU
+  shapes.push_back({16385, 8});  // more than 256 blocks of 64 rows
+#endif
+  for (auto [N, OC] : shapes) {
+    SCOPED_TRACE(testing::Message() << N << " x " << OC);
+    const std::vector<floatX> dout = random_values<floatX>(int64_t(N) * OC, 1);
+    const std::vector<float> dbias = random_values<float>(OC, 2);
+    std::vector<double> expected = doubles(dbias);
+    for (size_t i = 0; i < dout.size(); i++) expected[i % size_t(OC)] += real(dout[i]);
+    const DeviceArray<floatX> d_dout(dout);
+    const int64_t rows = N, columns = OC;  // a structured binding cannot be captured
+    const auto [result] = in_any_order(
+        [&] {
+          DeviceArray<float> result(dbias);
+          bias_backward(result.data, d_dout.data, rows, columns);
+          return std::make_tuple(result.to_host());
+        },
+        N > 1000 ? 2 : 8);
+    EXPECT_LE(relative_error(result, expected), of_fp32);
+  }
+}
+
+#ifndef SLA_CPU
+// As many partial sums as there are blocks have room in the GPU's scratch, and no more.
+TEST(RowsOfBlock, AreForAtMostTheBlocksThatHaveRoom) {
+  for (int64_t most : {1, 7, 256, 1024})
+    for (int64_t least : {16, 64})
+      for (int64_t N :
+           {int64_t(1), least * most - 1, least * most, least * most + 1, 3 * least * most - 1, 3 * least * most + 1}) {
+        const int64_t rows = rows_of_block(N, least, most), blocks = ceil_div(N, rows);
+        EXPECT_TRUE(rows >= least && blocks <= most)
+            << N << " rows in " << blocks << " of " << rows << ", most " << most;
+        EXPECT_TRUE(rows == least || ceil_div(N, rows - 1) > most) << N << " rows: no more in a block than needed";
+      }
+}
+
+// Rows beside and on the 32 warps of a block, columns beside and on its 32, NaN between the rows; of one range of
+// columns, and of two.
+TEST(ColumnSums, AreThoseOfAllRowsAndColumns) {
+  for (auto [rows, columns] :
+       {std::pair(1, 1), std::pair(31, 31), std::pair(32, 32), std::pair(33, 33), std::pair(257, 65)}) {
+    SCOPED_TRACE(testing::Message() << rows << " x " << columns);
+    for (int64_t ranges : {1, 2}) {
+      const int64_t R = rows, C = columns, width = ranges * C, stride = width + 5;
+      const auto values = random_values<float>(R * width, 1), dst = random_values<float>(2 * C, 2);
+      std::vector<float> partial = nans<float>(R * stride);
+      std::vector<double> expected = doubles(dst);
+      for (int64_t i = 0; i < R * width; i++)
+        partial[i / width * stride + i % width] = values[i], expected[i % width] += real(values[i]);
+      const DeviceArray<float> d_partial(partial);
+      const auto [result] = in_any_order(
+          [&] {
+            DeviceArray<float> result(dst);
+            add_column_sums(result.data, ranges == 2 ? result.data + C : nullptr, d_partial.data, R, stride, C);
+            return std::make_tuple(result.to_host());
+          },
+          3);
+      EXPECT_LE(relative_error(result, expected), of_fp32);
+    }
+  }
+}
+#endif

@@ -1,0 +1,318 @@
+// The updates by AdamW and Muon, and the norm of the gradients.
+#pragma once
+#include <cmath>                            // sqrt
+#include <utility>                          // std::pair
+#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include "llmc/adamw.h"                     // ParameterChunk, parameter_chunk_size
+
+// ----------------------------------------------------------------------------
+// Optimizer
+
+// Chunks of tensors of these sizes, laid out as in an arena with at least one element between two of them.
+struct Arena {
+  std::vector<ParameterChunk> chunks;
+  int64_t size = 64;
+
+  explicit Arena(const std::vector<int64_t>& sizes) {
+    for (size_t tensor = 0; tensor < sizes.size(); tensor++) {
+      for (int64_t i = 0; i < sizes[tensor]; i += parameter_chunk_size)
+        chunks.push_back(
+            {size + i, size + i, int(std::min<int64_t>(parameter_chunk_size, sizes[tensor] - i)), tensor % 2 == 0});
+      size += sizes[tensor] / 64 * 64 + 64;
+    }
+  }
+  // Calls f(i, the chunk that contains i, or null).
+  template <class F>
+  void for_each(F f) const {
+    int64_t i = 0;
+    for (const ParameterChunk& chunk : chunks) {
+      for (; i < chunk.begin; i++) f(size_t(i), nullptr);
+      for (; i < chunk.begin + chunk.count; i++) f(size_t(i), &chunk);
+    }
+    for (; i < size; i++) f(size_t(i), nullptr);
+  }
+};
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
+TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
+  // Beside and on a thread's 4 or 8, a block's 1,024 or 2,048 and a chunk; several chunks.
+  const Arena arena({100,
+                     7,
+                     2 * parameter_chunk_size + 3,
+                     768,
+                     2056,
+                     3,
+                     4,
+                     5,
+                     6,
+                     8,
+                     9,
+                     1023,
+                     1024,
+                     1025,
+                     2047,
+                     2048,
+                     2049,
+                     parameter_chunk_size - 1,
+                     parameter_chunk_size,
+                     parameter_chunk_size + 1});
+  const double lr = 0.01, b1 = 0.9, b2 = 0.95, eps = 1e-3, decay = 0.1, scale = 0.5;  // an eps that makes a difference
+  const StepStats sums = {16, 2.5};
+  const AdamWStep step =
+      {float(lr),          float(b1),   float(b2), float(eps), float(1 - std::pow(b1, 3)), float(1 - std::pow(b2, 3)),
+       scale * (4 + 1e-6), float(decay)};
+  const auto weights = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2, 0.1);
+  const auto grads = random_values<float>(arena.size, 3);
+  auto v = random_values<float>(arena.size, 4);
+  for (float& x : v) x = 0.01f * x * x;
+  std::vector<floatX> params;
+  for (float x : weights) params.push_back(floatX(x));
+
+  std::vector<double> e_weights =
+      doubles(has_master_weights ? weights : std::vector<float>(params.begin(), params.end()));
+  std::vector<double> e_m = doubles(m), e_v = doubles(v);
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk == nullptr) return;
+    const double g = scale * double(grads[i]);
+    e_m[i] = b1 * e_m[i] + (1 - b1) * g;
+    e_v[i] = b2 * e_v[i] + (1 - b2) * g * g;
+    e_weights[i] -= lr * (chunk->decays ? decay : 0) * e_weights[i];
+    e_weights[i] -= lr * (e_m[i] / (1 - std::pow(b1, 3))) / (std::sqrt(e_v[i] / (1 - std::pow(b2, 3))) + eps);
+  });
+
+  const DeviceArray<ParameterChunk> d_chunks(arena.chunks);
+  const DeviceArray<StepStats> d_sums(std::vector<StepStats>{sums});
+  const DeviceArray<float> d_grads(grads);
+  const auto [new_params, new_weights, new_m, new_v] = in_any_order([&] {
+    DeviceArray<floatX> d_params(params);
+    DeviceArray<float> d_weights(weights), d_m(m), d_v(v);
+    adamw_update(d_params.data, has_master_weights ? d_weights.data : nullptr, d_m.data, d_v.data, d_grads.data,
+                 d_chunks.data, int64_t(d_chunks.size), step, d_sums.data);
+    return std::make_tuple(d_params.to_host(), d_weights.to_host(), d_m.to_host(), d_v.to_host());
+  });
+  const std::vector<float> updated =
+      has_master_weights ? new_weights : std::vector<float>(new_params.begin(), new_params.end());
+  EXPECT_LE(relative_error(updated, e_weights), 5e-7);
+  EXPECT_LE(relative_error(new_m, e_m), 5e-7);
+  EXPECT_LE(relative_error(new_v, e_v), 5e-7);
+  EXPECT_TRUE(same_bits(d_grads.to_host(), grads)) << "the gradient is unchanged";
+  const std::vector<floatX>& p = new_params;  // a structured binding cannot be captured
+  const std::vector<float>& w = new_weights;
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk == nullptr) {
+      EXPECT_EQ(float(p[i]), float(params[i])) << "between the tensors";
+    } else if (has_master_weights) {
+      EXPECT_EQ(float(p[i]), float(floatX(w[i]))) << "rounded masters";
+    }
+  });
+}
+
+// How far one step moves a parameter of 1 whose gradient is `grad`, in units of the learning rate.
+inline double adamw_move(float grad, float eps, float weight_decay) {
+  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 1, 1}});
+  const DeviceArray<StepStats> sums(std::vector<StepStats>{{1, 0}});
+  const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
+  const std::vector<float> zeros(64, 0.0f), ones(64, 1.0f), gradients(64, grad);
+  const DeviceArray<float> weights(ones), m(zeros), v(zeros), grads(gradients);
+  adamw_update(params.data, has_master_weights ? weights.data : nullptr, m.data, v.data, grads.data, chunks.data, 1,
+               {0.125f, 0.9f, 0.95f, eps, 0.1f, 0.05f, /*grad_clip=*/0, weight_decay}, sums.data);
+  return (1 - double(has_master_weights ? weights.to_host()[0] : float(params.to_host()[0]))) / 0.125;
+}
+
+TEST(AdamW, MovesByTheLearningRateInTheFirstStep) {
+  EXPECT_NEAR(adamw_move(0.3f, 1e-8f, 0), 1, 1e-5);
+  EXPECT_NEAR(adamw_move(-1e-4f, 1e-8f, 0), -1, 2e-4);
+  EXPECT_EQ(adamw_move(0, 1e-8f, 0), 0);
+  EXPECT_NEAR(adamw_move(0.5f, 0.5f, 0), 0.5, 1e-5) << "eps stands beside the root";
+  EXPECT_NEAR(adamw_move(0, 1e-8f, 0.1f), 0.1, 1e-5) << "decay by itself";
+}
+
+// The factor that clips a gradient of 1: with beta1 = 0 it becomes the first moment, which stays 7 without an update.
+inline float grad_scale_of(const StepStats& sums, double grad_clip) {
+  const DeviceArray<ParameterChunk> chunks(std::vector<ParameterChunk>{{0, 0, 11, 1}});
+  const DeviceArray<StepStats> d_sums(std::vector<StepStats>{sums});
+  const std::vector<float> ones(64, 1.0f), sevens(64, 7.0f);
+  const DeviceArray<floatX> params(std::vector<floatX>(64, floatX(1.0f)));
+  const DeviceArray<float> weights(ones), m(sevens), v(sevens), grads(ones);
+  adamw_update(params.data, has_master_weights ? weights.data : nullptr, m.data, v.data, grads.data, chunks.data, 1,
+               {0.125f, 0.0f, 0.95f, 1e-8f, 1.0f, 0.05f, grad_clip, 0.1f}, d_sums.data);
+  const std::vector<float> new_m = m.to_host(), new_v = v.to_host(), new_weights = weights.to_host();
+  const std::vector<floatX> new_params = params.to_host();
+  for (size_t i = 0; i < 11; i++) {
+    EXPECT_EQ(new_m[i], new_m[0]);
+    EXPECT_EQ(new_m[i] == 7, new_v[i] == 7);
+    EXPECT_EQ(new_m[i] == 7, float(new_params[i]) == 1);
+    EXPECT_EQ(has_master_weights && new_m[i] != 7, new_weights[i] != 1);
+  }
+  return new_m[0];
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, grad_clip / (std::sqrt(sums.grad_squares) +
+// 1e-6))` -> `grad_clip / (std::sqrt(sums.grad_squares) + 1e-6)`
+TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
+  EXPECT_EQ(grad_scale_of({16, 3}, 1), float(1 / (4 + 1e-6)));
+  EXPECT_EQ(grad_scale_of({2, 3}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));
+  EXPECT_EQ(grad_scale_of({16, 3}, 4.1), 1) << "shorter than the limit";
+  EXPECT_EQ(grad_scale_of({16, 3}, 0), 1) << "no limit";
+  EXPECT_EQ(grad_scale_of({0, 3}, 1), 1);
+}
+
+TEST(AdamW, ChangesNothingIfLossOrNormIsNotFinite) {
+  for (double bad : {double(INFINITY), double(NAN)}) {
+    for (double grad_clip : {0.0, 1.0}) {
+      EXPECT_EQ(grad_scale_of({16, bad}, grad_clip), 7) << bad;
+      EXPECT_EQ(grad_scale_of({bad, 3}, grad_clip), 7) << bad;
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Muon
+
+constexpr StepStats finite_stats = {16, 2.5};                            // the norm is 4
+constexpr MuonStep muon_step = {0.05f, 0.9f, 0.1f, 2 * (1 + 1e-6 / 4)};  // gradients are clipped to a half
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `grads[i] = s.momentum * m_new + rest * g;` -> `grads[i] = m_new;`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `m_new = s.momentum * m[chunk.state + i] + (1.0f - s.momentum) * g;`
+// -> `m_new = s.momentum * m[chunk.state + i] + g;`
+TEST(Muon, MomentumIsNesterovs) {
+  const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 256, 257});
+  const auto grads = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2);
+  const DeviceArray<ParameterChunk> chunks(arena.chunks);
+  auto moved = [&](const StepStats& stats) {
+    return in_any_order([&] {
+      const DeviceArray<StepStats> sums(std::vector<StepStats>{stats});
+      DeviceArray<float> d_grads(grads), d_m(m);
+      muon_momentum(d_grads.data, d_m.data, chunks.data, int64_t(chunks.size), muon_step, sums.data);
+      return std::make_tuple(d_grads.to_host(), d_m.to_host());
+    });
+  };
+  std::vector<double> e_grads = doubles(grads), e_m = doubles(m);
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk == nullptr) return;
+    const double g = 0.5 * double(grads[i]);
+    e_m[i] = 0.9 * e_m[i] + 0.1 * g;
+    e_grads[i] = 0.9 * e_m[i] + 0.1 * g;
+  });
+  const auto [new_grads, new_m] = moved(finite_stats);
+  EXPECT_LE(relative_error(new_grads, e_grads), 2e-7);
+  EXPECT_LE(relative_error(new_m, e_m), 2e-7);
+  for (const StepStats& bad : {StepStats{16, NAN}, StepStats{INFINITY, 2.5}}) {
+    const auto [same_grads, same_m] = moved(bad);
+    EXPECT_TRUE(same_bits(same_grads, grads) && same_bits(same_m, m));
+  }
+}
+
+// What lies beside a tile, and a matrix of several tiles; as tall as wide, taller and wider.
+constexpr std::pair<int64_t, int64_t> muon_shapes[] = {{1, 1},   {3, 40},  {40, 3},  {32, 32},
+                                                       {33, 65}, {65, 33}, {64, 128}};
+
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `from_float(x[(first_line + i) * line_length + place], transposed ?`
+// -> `from_float(x[(first_line + i) * line_length + place], !transposed ?`
+TEST(Muon, NormalizesTheWiderWay) {
+  for (auto [rows, columns] : muon_shapes) {
+    const auto u = random_values<float>(rows * columns, 3);
+    const bool transposed = rows > columns;
+    std::vector<double> expected(u.size());
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++)
+        expected[size_t(transposed ? j * rows + i : i * columns + j)] = double(u[size_t(i * columns + j)]) / 4;
+    const DeviceArray<float> d_u(u);
+    for (double squares : {16.0, 0.0}) {
+      const DeviceArray<double> d_squares(std::vector<double>{squares});
+      const int64_t r = rows, c = columns;  // a structured binding cannot be captured
+      const auto [x] = in_any_order(
+          [&] {
+            DeviceArray<floatX> d_x(nans<floatX>(r * c));
+            muon_normalize(d_x.data, d_u.data, d_squares.data, r, c);
+            return std::make_tuple(d_x.to_host());
+          },
+          3);
+      std::vector<double> of_norm = expected;
+      if (squares == 0)
+        for (double& value : of_norm) value *= 4 / muon_least_norm;
+      EXPECT_LE(relative_error(x, of_norm), has_master_weights ? 3e-3 : 2e-7)
+          << rows << " x " << columns << ", " << squares;
+    }
+  }
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `(i == j ? muon_a : 0.0f)` -> `muon_a`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `(i / n == i % n ? muon_a : 0.0f)` -> `0.0f`
+TEST(Muon, PolynomialHasItsConstantOnTheDiagonal) {
+  for (int64_t n : {1, 5, 40}) {
+    const auto a = random_values<floatX>(n * n, 1), squared = random_values<floatX>(n * n, 2);
+    const DeviceArray<floatX> d_a(a), d_squared(squared);
+    DeviceArray<floatX> p(nans<floatX>(n * n));
+    muon_polynomial(p.data, d_a.data, d_squared.data, n);
+    std::vector<double> expected;
+    for (int64_t i = 0; i < n * n; i++)
+      expected.push_back(-4.7750 * real(a[size_t(i)]) + 2.0315 * real(squared[size_t(i)]) +
+                         (i / n == i % n ? 3.4445 : 0));
+    EXPECT_LE(relative_error(p.to_host(), expected), has_master_weights ? 3e-3 : 2e-7) << n;
+  }
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `w = w * keep - step` -> `w = w - step`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `muon_read_tile(tile, columns, rows, first_column, first_row, read)`
+// -> `muon_read_tile(tile, columns, rows, first_row, first_column, read)`
+TEST(Muon, MovesWeightsByTheDirection) {
+  for (auto [rows, columns] : muon_shapes) {
+    const auto weights = random_values<float>(rows * columns, 1);
+    const auto x = random_values<floatX>(rows * columns, 2);
+    const std::vector<floatX> params(weights.begin(), weights.end());
+    const DeviceArray<floatX> d_x(x);
+    const int64_t r = rows, c = columns;
+    auto moved = [&](const StepStats& stats) {
+      return in_any_order(
+          [&] {
+            const DeviceArray<StepStats> sums(std::vector<StepStats>{stats});
+            DeviceArray<float> d_weights(weights);
+            DeviceArray<floatX> d_params(params);
+            muon_update(d_params.data, has_master_weights ? d_weights.data : nullptr, d_x.data, r, c, muon_step,
+                        sums.data);
+            return std::make_tuple(d_weights.to_host(), d_params.to_host());
+          },
+          3);
+    };
+    const auto [new_weights, new_params] = moved(finite_stats);
+    std::vector<double> expected;
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < columns; j++)
+        expected.push_back(double(weights[size_t(i * columns + j)]) * (1 - 0.05 * 0.1) -
+                           0.05 * 0.2 * std::sqrt(double(std::max(rows, columns))) *
+                               real(x[size_t(rows > columns ? j * rows + i : i * columns + j)]));
+    const std::vector<float> updated =
+        has_master_weights ? new_weights : std::vector<float>(new_params.begin(), new_params.end());
+    EXPECT_LE(relative_error(updated, expected), 2e-7) << rows << " x " << columns;
+    EXPECT_TRUE(same_bits(new_params, std::vector<floatX>(updated.begin(), updated.end()))) << "rounded masters";
+    const auto [same_weights, same_params] = moved({16, NAN});
+    EXPECT_TRUE(same_bits(same_weights, weights) && same_bits(same_params, params));
+  }
+}
+
+TEST(SumOfSquares, IsExactWhereFloatIsNotAndSkipsGaps) {
+  for (size_t num_chunks : {1024, 1025}) {  // as many as the threads that add up the chunks' sums, and one more
+    std::vector<int64_t> sizes = {30000, 3, 64, 8189, 7, 9, 2047, 2048, 2049, 8191, 8192, 8193};
+    sizes.resize(num_chunks - Arena(sizes).chunks.size() + sizes.size(), 8);
+    const Arena arena(sizes);
+    ASSERT_EQ(arena.chunks.size(), num_chunks);
+    std::vector<float> x = nans<float>(arena.size);
+    double expected = 0;
+    arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+      if (chunk != nullptr) x[i] = 1.0f, expected += 1;
+    });
+    x[size_t(arena.chunks[0].begin) + 77] = 30000.0f;
+    expected += 9e8 - 1;
+    const DeviceArray<ParameterChunk> d_chunks(arena.chunks);
+    const DeviceArray<float> d_x(x);
+    const auto [sum] = in_any_order(
+        [&] {
+          const DeviceArray<double> d_sum(nans<double>(1));
+          sum_of_squares(d_sum.data, d_x.data, d_chunks.data, int64_t(d_chunks.size));
+          return std::make_tuple(d_sum.to_host());
+        },
+        num_chunks == 1025 ? 2 : 1);
+    EXPECT_EQ(sum[0], expected) << num_chunks << " chunks";
+  }
+}

@@ -1,0 +1,114 @@
+// What is done per token: the embedding, and the classifier and its losses.
+#pragma once
+#include <cmath>                            // exp, log
+#include <utility>                          // std::pair
+#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+
+// ----------------------------------------------------------------------------
+// Classifier
+
+TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
+  // Less than a group of eight; whole groups and a part of one; beside and on a warp's 256; more than a warp; beside
+  // and on the 8,192 of a block; more than a group per thread.
+  for (int64_t V : {3, 37, 255, 256, 257, 5003, 8191, 8192, 8193, 20011})
+    for (auto [scale, shift] : {std::pair(1.0, 0.0), std::pair(1e4, 0.0), std::pair(1.0, -3e4)}) {
+      if (std::abs(V - 8192) <= 1 && (scale > 1 || shift < 0)) continue;
+      SCOPED_TRACE(testing::Message() << V << " columns, logits of " << scale << " around " << shift);
+      const int64_t rows = 5, ld = (V + 63) / 64 * 64;
+      const float dloss = 0.25f;
+      const int last = int(V - 1), targets[] = {0, last, 2, 2, last / 2};
+      std::vector<floatX> logits = random_values<floatX>(rows * ld, 1, scale);
+      for (floatX& x : logits) x = floatX(float(real(x) + shift));
+      std::vector<double> e_losses, e_gradient;
+      for (int64_t n = 0; n < rows; n++) {
+        for (int64_t i = V; i < ld; i++) logits[n * ld + i] = nans<floatX>(1)[0];
+        auto logit = [&](int64_t i) { return real(logits[n * ld + i]); };
+        double max = logit(0), sum = 0;
+        for (int64_t i = 0; i < V; i++) max = std::max(max, logit(i));
+        for (int64_t i = 0; i < V; i++) sum += std::exp(logit(i) - max);
+        e_losses.push_back(std::log(sum) + max - logit(targets[n]));
+        for (int64_t i = 0; i < V; i++)
+          e_gradient.push_back(dloss * (std::exp(logit(i) - max) / sum - (i == targets[n])));
+      }
+      const DeviceArray<int> d_targets(std::vector<int>(targets, targets + rows));
+      const auto [losses, result, losses_only, untouched] = in_any_order(
+          [&] {
+            DeviceArray<floatX> result(logits), untouched(logits);
+            DeviceArray<float> losses(nans<float>(rows)), losses_only(nans<float>(rows));
+            classifier(losses.data, result.data, d_targets.data, rows, V, ld, dloss, true);
+            classifier(losses_only.data, untouched.data, d_targets.data, rows, V, ld, dloss, false);
+            return std::make_tuple(losses.to_host(), result.to_host(), losses_only.to_host(), untouched.to_host());
+          },
+          V > 1000 || scale > 1 || shift < 0 ? 2 : 8);
+      EXPECT_TRUE(same_bits(losses, losses_only));
+      EXPECT_TRUE(same_bits(untouched, logits)) << "without a gradient the logits are unchanged";
+      std::vector<floatX> gradient;
+      for (int64_t n = 0; n < rows; n++) {
+        gradient.insert(gradient.end(), &result[n * ld], &result[n * ld] + V);
+        for (int64_t i = V; i < ld; i++) ASSERT_EQ(float(result[n * ld + i]), 0.0f) << "row " << n << " column " << i;
+      }
+      EXPECT_LE(relative_error(losses, e_losses), of_fp32);
+      EXPECT_LE(relative_error(gradient, e_gradient), has_master_weights ? one_rounding : 2e-6);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Embedding
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `(first_position + t) * C` -> `t * C`
+TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
+  struct Case {
+    int64_t B, T, C, V;
+  };
+  // Few tokens; positions beyond a round of 1,024, of few tokens, and beside and on the round, of many; channels beside
+  // and on the 2,048 that a block's threads own, and the 256 of a warp.
+  for (const Case& c : {Case{2, 5, 40, 4}, Case{3, 401, 8, 7}, Case{1, 1023, 8, 5000}, Case{1, 1024, 8, 5000},
+                        Case{1, 1025, 8, 5000}, Case{1, 33, 2056, 9}, Case{1, 8, 2048, 3}, Case{1, 7, 2040, 3},
+                        Case{1, 9, 264, 3}, Case{1, 8, 256, 3}, Case{1, 7, 248, 3}}) {
+    SCOPED_TRACE(testing::Message() << c.B << " x " << c.T << " x " << c.C << " of " << c.V);
+    const int64_t N = c.B * c.T, C = c.C, first_position = 2;
+    std::vector<int> tokens;
+    for (int64_t n = 0; n < N; n++)
+      tokens.push_back(int(random_uniform(1, RandomStream::test, 7, uint64_t(n)) * double(c.V)));
+    const auto wte = random_values<floatX>(c.V * C, 1), wpe = random_values<floatX>((c.T + first_position) * C, 2);
+    const auto dout = random_values<floatX>(N * C, 3);
+    const auto dwte = random_values<float>(c.V * C, 4), dwpe = random_values<float>((c.T + first_position) * C, 5);
+    std::vector<double> e_out, e_dwte = doubles(dwte), e_dwpe = doubles(dwpe);
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t i = 0; i < C; i++) {
+        e_out.push_back(real(wte[tokens[n] * C + i]) + double(float(wpe[(n % c.T + first_position) * C + i])));
+        e_dwte[tokens[n] * C + i] += real(dout[n * C + i]);
+        e_dwpe[n % c.T * C + i] += real(dout[n * C + i]);
+      }
+    const DeviceArray<int> d_tokens(tokens);
+    const DeviceArray<floatX> d_wte(wte), d_wpe(wpe), d_dout(dout);
+    const auto [out, dwte_result, dwpe_result] = in_any_order(
+        [&] {
+          DeviceArray<floatX> d_out(nans<floatX>(N * C));
+          DeviceArray<float> d_dwte(dwte), d_dwpe(dwpe);
+          embedding_forward(d_out.data, d_tokens.data, d_wte.data, d_wpe.data, c.B, c.T, C, first_position);
+          embedding_backward(d_dwte.data, d_dwpe.data, d_dout.data, d_tokens.data, c.B, c.T, C);
+          return std::make_tuple(d_out.to_host(), d_dwte.to_host(), d_dwpe.to_host());
+        },
+        N > 1000 ? 2 : 8);
+    EXPECT_LE(relative_error(out, e_out), one_rounding);
+    EXPECT_LE(relative_error(dwte_result, e_dwte), of_fp32);
+    EXPECT_LE(relative_error(dwpe_result, e_dwpe), of_fp32);
+  }
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `double total = 0;` -> `float total = 0;`
+TEST(MeanLoss, IsAddedToTheSumInDouble) {
+  for (int64_t n : {1023, 1024, 1025, 3 * 1024 + 5}) {  // beside and on the threads of a block
+    std::vector<float> losses(size_t(n), 1.0f);
+    losses[7] = 67108864.0f;  // 2^26: a sum in float would lose the ones
+    losses[size_t(n) - 1] = 0.5f;
+    const DeviceArray<float> d_losses(losses);
+    const auto [sum] = in_any_order([&] {
+      const DeviceArray<double> d_sum(std::vector<double>{0.25});
+      add_losses(d_sum.data, d_losses.data, n, 7.0);
+      return std::make_tuple(d_sum.to_host());
+    });
+    EXPECT_EQ(sum[0], 0.25 + (67108864.0 + double(n - 2) + 0.5) / 7.0) << n;
+  }
+}

@@ -1,0 +1,269 @@
+// The emulated cuBLASLt: its products against their formula, and the mistakes of callers that it should find.
+#include <gtest/gtest.h>               // TEST, EXPECT_DEATH
+#include <sanitizer/asan_interface.h>  // ASAN_POISON_MEMORY_REGION
+#include <algorithm>                   // std::max, std::replace_if
+#include <cmath>                       // tanh, NAN
+#include <set>                         // std::set
+#include <string>                      // std::string
+#include <vector>                      // std::vector
+#include "cublasLt.h"                  // cublasLtMatmul
+#include "cuda_bf16.h"                 // __nv_bfloat16
+#include "dev/test/emu_test.h"         // Stream, check, EmuDeathTest
+
+// A column-major matrix on the host, in double.
+struct Matrix {
+  int rows, cols, ld;
+  std::vector<double> values;
+
+  // Numbers that `type` has.
+  Matrix(int rows, int cols, int ld, cudaDataType type, double tag)
+      : rows(rows), cols(cols), ld(ld), values(size_t(ld * cols), NAN) {
+    for (int j = 0; j < cols; j++) {
+      for (int i = 0; i < rows; i++) {
+        const float x = float(std::sin(tag + 1.7 * i + 0.9 * j));
+        at(i, j) = type == CUDA_R_16BF ? float(__nv_bfloat16(x)) : x;
+      }
+    }
+  }
+  double& at(int i, int j) { return values[j * ld + i]; }
+};
+
+static size_t bytes_of(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
+
+// On the device as `type`; the gaps between columns are NaN.
+static void* upload(const std::vector<double>& values, cudaDataType type, cudaStream_t stream) {
+  std::vector<float> floats(values.begin(), values.end());
+  std::vector<__nv_bfloat16> halves(floats.begin(), floats.end());
+  void* p;
+  check(cudaMalloc(&p, values.size() * bytes_of(type)));
+  const void* from = type == CUDA_R_16BF ? static_cast<const void*>(halves.data()) : floats.data();
+  check(cudaMemcpyAsync(p, from, values.size() * bytes_of(type), cudaMemcpyHostToDevice, stream));
+  check(cudaStreamSynchronize(stream));
+  return p;
+}
+
+static std::vector<double> download(const void* p, size_t n, cudaDataType type, cudaStream_t stream) {
+  std::vector<float> floats(n);
+  std::vector<__nv_bfloat16> halves(n);
+  void* to = type == CUDA_R_16BF ? static_cast<void*>(halves.data()) : floats.data();
+  check(cudaMemcpyAsync(to, p, n * bytes_of(type), cudaMemcpyDeviceToHost, stream));
+  return type == CUDA_R_16BF ? std::vector<double>(halves.begin(), halves.end())
+                             : std::vector<double>(floats.begin(), floats.end());
+}
+
+static void check(cublasStatus_t status) {
+  ASSERT_EQ(status, CUBLAS_STATUS_SUCCESS) << cublasLtGetStatusString(status);
+}
+
+struct Problem {
+  cudaDataType in = CUDA_R_32F, out = CUDA_R_32F;
+  bool transpose_a = false, transpose_b = false;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  float alpha = 1.0f, beta = 0.0f;
+  uint32_t alignment = 16;  // promised, of A
+  int offset_a = 0;         // elements by which A is not where it should be
+  bool poison_b = false;    // poisons B's last element (fp32), and the 4 bytes after it: ASan marks units of 8
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // allowed
+  size_t algorithm = 0;                                          // of those that the heuristic offers
+  int offset_bias = 0, offset_aux = 0;       // bytes by which they move once the algorithm is chosen
+  bool null_bias = false, null_aux = false;  // until then
+};
+
+static double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+// Runs the problem for D (9, 7) and compares D, aux and the gaps between D's columns with the same in double. Returns
+// what the heuristic said, raises *worst_error to the largest error, and sets *result to D.
+static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr,
+                                 std::vector<double>* result_d = nullptr) {
+  const int m = 9, n = 7, k = 11;
+  const bool with_bias = p.epilogue & CUBLASLT_EPILOGUE_BIAS, with_aux = p.epilogue & 128;
+  const bool dgelu = p.epilogue == CUBLASLT_EPILOGUE_DGELU;
+  Matrix a = p.transpose_a ? Matrix(k, m, 12, p.in, 0.1) : Matrix(m, k, 10, p.in, 0.1);
+  Matrix b = p.transpose_b ? Matrix(n, k, 8, p.in, 0.2) : Matrix(k, n, 16, p.in, 0.2);
+  Matrix c(m, n, 11, p.out, 0.3), aux(m, n, 16, p.out, 0.4), bias(m, 1, m, p.out, 0.5);
+
+  Stream stream;
+  void *da = upload(a.values, p.in, stream), *db = upload(b.values, p.in, stream),
+       *dc = upload(c.values, p.out, stream);
+  void *daux = upload(aux.values, p.out, stream), *dbias = upload(bias.values, p.out, stream), *workspace;
+  check(cudaMalloc(&workspace, 4096));
+  if (p.beta == 0.0f)
+    check(cudaMemsetAsync(dc, 0xff, c.values.size() * bytes_of(p.out), stream));  // NaN must not be read
+
+  cublasLtHandle_t handle;
+  cublasLtMatmulDesc_t desc;
+  cublasLtMatrixLayout_t layout_a, layout_b, layout_d;
+  cublasLtMatmulPreference_t preference;
+  check(cublasLtCreate(&handle));
+  check(cublasLtMatmulDescCreate(&desc, p.compute, CUDA_R_32F));
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
+    check(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof value));
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
+  const auto set_bias = [&](int offset) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<char*>(dbias) + offset); };
+  const auto set_aux = [&](int offset) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<char*>(daux) + offset);
+  };
+  if (with_bias && !p.null_bias) set_bias(0);
+  if (with_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.out);
+  if (with_aux && !p.null_aux) set_aux(0);
+  if (with_aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(aux.ld));
+  if (with_aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, p.out);
+  check(cublasLtMatrixLayoutCreate(&layout_a, p.in, uint64_t(a.rows), uint64_t(a.cols), a.ld));
+  check(cublasLtMatrixLayoutCreate(&layout_b, p.in, uint64_t(b.rows), uint64_t(b.cols), b.ld));
+  check(cublasLtMatrixLayoutCreate(&layout_d, p.out, m, n, c.ld));
+  check(cublasLtMatmulPreferenceCreate(&preference));
+  const uint64_t workspace_bytes = 4096;
+  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
+                                             sizeof workspace_bytes));
+  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p.alignment,
+                                             sizeof p.alignment));
+  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &p.reductions,
+                                             sizeof p.reductions));
+
+  cublasLtMatmulHeuristicResult_t results[8];
+  int returned;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, desc, layout_a, layout_b, layout_d, layout_d,
+                                                               preference, 8, results, &returned);
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    EXPECT_LT(int(p.algorithm), returned);
+    if (with_bias) set_bias(p.offset_bias);
+    if (with_aux) set_aux(p.offset_aux);
+    void* moved_a = static_cast<char*>(da) + p.offset_a * ptrdiff_t(bytes_of(p.in));
+    if (p.poison_b) ASAN_POISON_MEMORY_REGION(static_cast<float*>(db) + b.ld * (b.cols - 1) + b.rows - 1, 8);
+    check(cublasLtMatmul(handle, desc, &p.alpha, moved_a, layout_a, db, layout_b, &p.beta, dc, layout_d, dc, layout_d,
+                         &results[p.algorithm].algo, workspace, 4096, stream));
+    const std::vector<double> d = download(dc, c.values.size(), p.out, stream);
+    if (result_d != nullptr) *result_d = d;
+    const std::vector<double> aux_after = download(daux, aux.values.size(), p.out, stream);
+    const double of_result = p.out == CUDA_R_16BF ? 1.0 / 256 : 0;  // half a unit in bf16's last place, at most
+    const double of_sum = p.compute == CUBLAS_COMPUTE_32F ? 1e-5 : k * 2.0 / 2048;
+    for (int j = 0; j < n; j++) {
+      for (int i = 0; i < m; i++) {
+        double x = 0;
+        for (int l = 0; l < k; l++)
+          x += (p.transpose_a ? a.at(l, i) : a.at(i, l)) * (p.transpose_b ? b.at(j, l) : b.at(l, j));
+        x = p.alpha * x + (p.beta != 0 ? p.beta * c.at(i, j) : 0) + (with_bias ? bias.at(i, 0) : 0);
+        const double saved = aux_after[j * aux.ld + i];
+        if (dgelu) {
+          x *= (gelu(saved + 1e-5) - gelu(saved - 1e-5)) / 2e-5;
+        } else if (with_aux) {
+          EXPECT_NEAR(saved, x, std::abs(x) * of_result + of_sum);
+          x = gelu(x);
+        }
+        if (worst_error != nullptr) *worst_error = std::max(*worst_error, std::abs(d[j * c.ld + i] - x));
+        EXPECT_NEAR(d[j * c.ld + i], x, std::abs(x) * of_result + of_sum) << i << ", " << j;
+      }
+      for (int i = m; i < c.ld; i++) EXPECT_TRUE(std::isnan(d[j * c.ld + i])) << "wrote between two columns";
+    }
+  }
+  for (void* pointer : {da, db, dc, daux, dbias, workspace}) check(cudaFree(pointer));
+  for (cublasLtMatrixLayout_t layout : {layout_a, layout_b, layout_d}) check(cublasLtMatrixLayoutDestroy(layout));
+  check(cublasLtMatmulPreferenceDestroy(preference));
+  check(cublasLtMatmulDescDestroy(desc));
+  check(cublasLtDestroy(handle));
+  return status;
+}
+
+TEST(EmuCublasLt, EveryCombinationOfTypesOperationsAndEpiloguesIsTheFormula) {
+  for (const auto& [in, out] :
+       {std::pair(CUDA_R_32F, CUDA_R_32F), {CUDA_R_16BF, CUDA_R_16BF}, {CUDA_R_16BF, CUDA_R_32F}}) {
+    for (bool transpose_a : {false, true}) {
+      for (bool transpose_b : {false, true}) {
+        for (cublasLtEpilogue_t epilogue :
+             {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
+              CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+          for (float beta : {0.0f, 1.0f, -0.5f}) {
+            SCOPED_TRACE(testing::Message() << "types " << in << " " << out << ", operations " << transpose_a
+                                            << transpose_b << ", epilogue " << epilogue << ", beta " << beta);
+            Problem p;
+            p.in = in, p.out = out, p.transpose_a = transpose_a, p.transpose_b = transpose_b;
+            p.epilogue = epilogue, p.alpha = 0.75f, p.beta = beta;
+            for (p.algorithm = 0; p.algorithm < 3; p.algorithm++) EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_SUCCESS);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(EmuCublasLt, Tf32IsLessExactThanFp32) {
+  Problem p;
+  p.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+  double worst_error = 0;
+  EXPECT_EQ(run_matmul(p, &worst_error), CUBLAS_STATUS_SUCCESS);
+  EXPECT_GT(worst_error, 1e-4);
+  p.in = p.out = CUDA_R_16BF;
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_NOT_SUPPORTED);
+}
+
+TEST(EmuCublasLt, TheHeuristicRefusesWhatIsNotSupported) {
+  Problem p;
+  p.out = CUDA_R_16BF;  // from fp32 inputs
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_NOT_SUPPORTED);
+  p = {};
+  p.epilogue = cublasLtEpilogue_t(2);  // RELU
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_NOT_SUPPORTED);
+  p.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_SUCCESS);
+  p.null_bias = true;
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_INVALID_VALUE);
+  p.null_bias = false, p.null_aux = true;
+  EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_INVALID_VALUE);
+}
+
+// Of each number of splits, in one order; in place, which the heuristic puts first if it may, in any.
+TEST(EmuCublasLt, ASumInPlaceHasNoFixedOrder) {
+  const auto distinct_results = [](uint32_t reductions, size_t algorithm) {
+    Problem p;
+    p.reductions = reductions, p.algorithm = algorithm;
+    std::set<std::vector<double>> results;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+      emu::set_seed(seed);
+      std::vector<double> d;
+      EXPECT_EQ(run_matmul(p, nullptr, &d), CUBLAS_STATUS_SUCCESS);
+      std::replace_if(
+          d.begin(), d.end(), [](double x) { return std::isnan(x); }, 0.0);  // between columns
+      results.insert(d);
+    }
+    return results.size();
+  };
+  EXPECT_GT(distinct_results(CUBLASLT_REDUCTION_SCHEME_MASK, 0), 1u);
+  for (size_t algorithm : {0, 1, 2})
+    EXPECT_EQ(distinct_results(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, algorithm), 1u) << algorithm;
+}
+
+struct EmuCublasLtDeathTest : EmuDeathTest {};
+
+TEST_F(EmuCublasLtDeathTest, APointerThatIsLessAlignedThanPromisedDies) {
+  Problem p;
+  p.offset_a = -1;
+  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: A at .* is not aligned to the 16 bytes that were promised");
+  p.alignment = 256;
+  p.offset_a = -4;
+  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: A at .* is not aligned to the 256 bytes that were promised");
+}
+
+// Whose alignments the heuristic takes from the pointers that it is asked with.
+TEST_F(EmuCublasLtDeathTest, ABiasOrAuxThatIsLessAlignedThanBeforeDies) {
+  Problem p;
+  p.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  p.offset_bias = 16;
+  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: bias at .* is not aligned to the .* bytes that were promised");
+  p.offset_bias = 0, p.offset_aux = 16;
+  EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: the epilogue's aux at .* is not aligned to the .* bytes that were "
+                              "promised");
+}
+
+TEST_F(EmuCublasLtDeathTest, AnOperandThatLeavesItsMemoryDiesByName) {
+  Problem p;
+  p.offset_a = 12;
+  EXPECT_DEATH(run_matmul(p), "in host code: cublasLtMatmul: A at .* more than are left");
+  p = {};
+  p.poison_b = true;
+  EXPECT_DEATH(run_matmul(p), "in host code: cublasLtMatmul: B at .* among them byte .* which the program itself has "
+                              "poisoned");
+}

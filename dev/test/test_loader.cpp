@@ -1,0 +1,392 @@
+// Token files as they are opened, and the order in which the loader reads them.
+#include <gtest/gtest.h>            // TEST_F
+#include <sys/stat.h>               // mkdir, mkfifo, chmod
+#include <unistd.h>                 // seteuid, usleep
+#include <algorithm>                // std::count
+#include <chrono>                   // std::chrono::steady_clock
+#include <functional>               // std::function
+#include <set>                      // std::set
+#include <type_traits>              // std::is_copy_constructible_v
+#include "data_test.h"              // Data, counting
+#include "helpers.h"                // error_of
+#include "llmc/text/dataloader.h"   // DataLoader, TokenShards
+#include "llmc/text/step_loader.h"  // StepLoader
+
+using TokenShardsOf = Data;
+using Loader = Data;
+using Shuffle = Data;
+
+// `call` must throw a UserError that contains each of `parts`.
+static void expect_error(const std::function<void()>& call, const std::vector<std::string>& parts) {
+  const std::string message = error_of(call);
+  EXPECT_NE(message, "") << "no error";
+  for (const std::string& part : parts)
+    EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
+}
+
+// The tokens of a loader's sequences: (count, T) inputs, then (count, T) targets.
+static std::vector<int> sequences(const DataLoader& loader, int64_t first, int64_t count) {
+  std::vector<int> both(size_t(2 * count * loader.T));
+  loader.load_sequences(first, count, both.data(), both.data() + count * loader.T);
+  return both;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// Opening token files.
+
+TEST_F(TokenShardsOf, TheGoldenCasesOpen) {
+  TokenShards shards("dev/test/golden/*/tokens.bin", 257);
+  ASSERT_EQ(shards.files.size(), 17u);
+  EXPECT_EQ(shards.files[0].path, "dev/test/golden/adjacent/tokens.bin");
+  EXPECT_EQ(shards.files[0].num_tokens, 641);
+  int64_t sum = 0;
+  for (const TokenFile& file : shards.files) sum += file.num_tokens;
+  EXPECT_EQ(shards.num_tokens, sum);
+}
+
+TEST_F(TokenShardsOf, AGlobOpensItsFilesSortedByName) {
+  write_shard("train_001.bin", {4, 5, 6});
+  write_shard("train_000.bin", {1, 2});
+  write_shard("val_000.bin", {9});
+  TokenShards shards(folder + "/train_*.bin", 10);
+  ASSERT_EQ(shards.files.size(), 2u);
+  EXPECT_EQ(shards.num_tokens, 5);
+  EXPECT_EQ(shards.files[0].tokens[0], 1);
+  EXPECT_EQ(shards.files[1].tokens[2], 6);
+}
+
+TEST_F(TokenShardsOf, AFileNamedLikeAGlobCanBeOpened) {
+  write_shard("a.bin", {1});
+  EXPECT_EQ(TokenShards(write_shard("[a].bin", {7}), 10).files[0].tokens[0], 7);
+}
+
+TEST_F(TokenShardsOf, AMissingFileIsRefused) {
+  std::string path = folder + "/none.bin";
+  expect_error([&] { TokenShards(path, 10); }, {path + ": no such file", "data/README.md"});
+}
+
+TEST_F(TokenShardsOf, AnEmptyGlobIsRefused) {
+  expect_error([&] { TokenShards(folder + "/train_*.bin", 10); }, {folder + "/train_*.bin: no file matches"});
+}
+
+TEST_F(TokenShardsOf, AFolderIsRefused) {
+  expect_error([&] { TokenShards(folder, 10); }, {folder + ": is a folder", "/train_*.bin"});
+}
+
+TEST_F(TokenShardsOf, ANamedPipeIsRefusedWithoutWaitingForItsWriter) {
+  ASSERT_EQ(mkfifo((folder + "/pipe").c_str(), 0600), 0);
+  expect_error([&] { TokenShards(folder + "/pipe", 10); }, {"/pipe: is not a regular file"});
+}
+
+TEST_F(TokenShardsOf, AnUnreadableFileIsRefused) {
+  std::string path = write_shard("a.bin", {1, 2});
+  ASSERT_EQ(chmod(path.c_str(), 0), 0);
+  uid_t self = geteuid();
+  if (self == 0) CHECK(seteuid(65534) == 0);  // root may read everything
+  expect_error([&] { TokenShards(path, 10); }, {path + ": cannot open: Permission denied"});
+  CHECK(seteuid(self) == 0);
+}
+
+TEST_F(TokenShardsOf, AnEmptyFileIsRefused) {
+  expect_error([&] { TokenShards(write("a.bin", ""), 10); }, {"/a.bin: is empty"});
+}
+
+TEST_F(TokenShardsOf, AShardWithoutAPositiveNumberOfTokensIsRefused) {
+  expect_error([&] { TokenShards(write_shard("a.bin", {}), 10); }, {"/a.bin", "says 0 tokens"});
+  expect_error([&] { TokenShards(write_shard("a.bin", {1}, 20240520, 1, -9), 10); }, {"/a.bin", "says -8 tokens"});
+}
+
+TEST_F(TokenShardsOf, AShardShorterThanItsHeaderSaysIsRefused) {
+  expect_error(
+      [&] {
+        TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, 1), 10);
+      },
+      {"/a.bin: truncated", "says 4 tokens, which take 1032 bytes, but the file has 1030"});
+  expect_error([&] { TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, INT32_MAX - 3), 10); }, {"truncated"});
+}
+
+TEST_F(TokenShardsOf, AShardCutAnywhereInItsHeaderIsRefused) {
+  std::string whole = read_file(write_shard("a.bin", counting(8)));
+  for (size_t bytes : {4, 5, 8, 11, 12, 1000, 1023})
+    expect_error([&] { TokenShards(write("a.bin", whole.substr(0, bytes)), 10); },
+                 {"/a.bin: truncated: " + std::to_string(bytes) + " bytes, but a shard's header alone has 1024"});
+}
+
+TEST_F(TokenShardsOf, AShardLongerThanItsHeaderSaysIsRefused) {
+  expect_error(
+      [&] {
+        TokenShards(write_shard("a.bin", {1, 2, 3}, 20240520, 1, -1), 10);
+      },
+      {"/a.bin: longer than its header says", "says 2 tokens"});
+}
+
+TEST_F(TokenShardsOf, AnotherVersionIsRefused) {
+  expect_error([&] { TokenShards(write_shard("a.bin", {1}, 20240520, 2), 10); }, {"/a.bin", "version 2", "version 1"});
+}
+
+TEST_F(TokenShardsOf, OtherFilesOfLlmcAreRefusedByTheirMagic) {
+  for (int magic : {20240801, 20240522, 20240326})
+    expect_error(
+        [&] {
+          TokenShards(write_shard("a.bin", {1, 2}, magic), 65536);
+        },
+        {"/a.bin: bad magic " + std::to_string(magic), "begins with 20240520"});
+}
+
+TEST_F(TokenShardsOf, AHeaderlessFileOfOddSizeIsRefused) {
+  expect_error([&] { TokenShards(write("a.bin", std::string("\1\0\2\0\3", 5)), 10); },
+               {"/a.bin: odd size, 5 bytes", "bad magic"});
+  expect_error([&] { TokenShards(write("a.bin", "x"), 10); }, {"odd size, 1 bytes"});
+}
+
+TEST_F(TokenShardsOf, TextInPlaceOfTokensIsRefused) {
+  std::string text;
+  while (text.size() < 1000) text += "It was the best of times,\n";
+  expect_error([&] { TokenShards(write("a.txt", text), 50257); }, {"/a.txt: is text", "data/text.sh"});
+}
+
+TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundAnywhere) {
+  const int n = 200001;  // four of the blocks that are checked at a time, the last not whole
+  for (int position : {0, 65535, 65536, 131072, 200000}) {
+    std::vector<uint16_t> tokens(n, 99);
+    tokens[position] = 100;
+    std::string path = write_shard("b.bin", tokens);
+    write_shard("a.bin", {1, 2});
+    std::string where = path + ": token 100 at position " + std::to_string(position);
+    expect_error([&] { TokenShards(folder + "/?.bin", 100); }, {where + " is outside the vocabulary of 100"});
+    EXPECT_EQ(TokenShards(path, 101).num_tokens, n);
+  }
+}
+
+TEST_F(TokenShardsOf, TheLargestUint16IsInTheLargestVocabularyOnly) {
+  std::string path = write_headerless("a.bin", {0, 65535});
+  EXPECT_EQ(TokenShards(path, 65536).num_tokens, 2);
+  EXPECT_EQ(TokenShards(path, 100000).num_tokens, 2);
+  expect_error([&] { TokenShards(path, 65535); }, {"token 65535 at position 1"});
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// The order of sequences.
+
+TEST_F(Loader, RowsOfMicroBatchesAreConsecutiveSequences) {
+  const int B = 3, T = 5, n = 61;  // 12 sequences: four micro-batches per epoch
+  DataLoader loader(write_shard("a.bin", counting(n)), 100, T);
+  ASSERT_EQ(loader.num_sequences, 12);
+  std::vector<int> inputs(B * T), targets(B * T);
+  for (int s = 0; s < 9; s++) {
+    loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
+    for (int b = 0; b < B; b++)
+      for (int t = 0; t < T; t++) {
+        int token = (s * B + b) % 12 * T + t;
+        EXPECT_EQ(inputs[b * T + t], token);
+        EXPECT_EQ(targets[b * T + t], token + 1);
+      }
+  }
+}
+
+TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
+  const int B = 3, T = 7, accumulation = 2, n = accumulation * B * T;
+  const std::string path = write_shard("a.bin", counting(1000));
+  for (bool shuffle : {false, true}) {
+    const DataLoader loader(path, 1000, T, shuffle, 11);
+    for (int ranks : {2, 5}) {
+      for (int64_t step = 0; step < 20; step++) {  // beyond the first epoch
+        const int64_t first = step * accumulation * ranks * B;
+        for (int rank = 0; rank < ranks; rank++) {
+          std::vector<int> inputs(n), targets(n);
+          loader.load_batches(first, accumulation, inputs.data(), targets.data(), B, rank, ranks);
+          for (int i = 0; i < accumulation; i++) {
+            std::vector<int> batch(inputs.begin() + i * B * T, inputs.begin() + (i + 1) * B * T);
+            batch.insert(batch.end(), targets.begin() + i * B * T, targets.begin() + (i + 1) * B * T);
+            EXPECT_EQ(batch, sequences(loader, first + (i * ranks + rank) * B, B))
+                << "step " << step << ", rank " << rank;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Loader, NoSequenceCrossesAShardAndShortShardsAreSkipped) {
+  const int T = 4;
+  write_shard("0.bin", counting(9, 0));     // sequences at 0 and 4
+  write_shard("1.bin", counting(4, 100));   // none: only three targets
+  write_shard("2.bin", counting(12, 200));  // sequences at 200 and 204; the last three tokens have no fourth target
+  write_shard("3.bin", counting(5, 300));   // one sequence, up to the last token
+  DataLoader loader(folder + "/*.bin", 1000, T);
+  ASSERT_EQ(loader.num_sequences, 5);
+  std::vector<int> begins = {0, 4, 200, 204, 300, 0, 4};  // into the second epoch
+  std::vector<int> both = sequences(loader, 0, 7);
+  for (int w = 0; w < 7; w++)
+    for (int t = 0; t < T; t++) {
+      EXPECT_EQ(both[w * T + t], begins[w] + t);
+      EXPECT_EQ(both[7 * T + w * T + t], begins[w] + t + 1);
+    }
+}
+
+TEST_F(Loader, TheGoldenShardsFollowTheFormulaToo) {
+  const int B = 2, T = 16;
+  TokenFile file("dev/test/golden/baseline/tokens.bin");
+  DataLoader loader("dev/test/golden/baseline/tokens.bin", 257, T);
+  std::vector<int> inputs(B * T), targets(B * T);
+  for (int s = 0; s < 20; s++) {
+    loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
+    for (int i = 0; i < B * T; i++) {
+      EXPECT_EQ(inputs[i], file.tokens[s * B * T + i]);
+      EXPECT_EQ(targets[i], file.tokens[s * B * T + i + 1]);
+    }
+  }
+}
+
+TEST_F(Loader, AHeaderlessFileGivesTheSameBatchesAsAShard) {
+  std::string shard = write_shard("a.bin", counting(1000)), headerless = write_headerless("b.bin", counting(1000));
+  for (bool shuffle : {false, true}) {
+    DataLoader a(shard, 1000, 7, shuffle, 5), b(headerless, 1000, 7, shuffle, 5);
+    EXPECT_EQ(a.num_sequences, b.num_sequences);
+    EXPECT_EQ(sequences(a, 0, 300), sequences(b, 0, 300));
+  }
+}
+
+// Two slots for a StepLoader.
+struct Slots {
+  std::vector<int> memory;
+  size_t n;
+  explicit Slots(int tokens) : memory(4 * size_t(tokens), -1), n(size_t(tokens)) {}
+  std::array<StepTokens, 2> both() { return {{{&memory[0], &memory[n]}, {&memory[2 * n], &memory[3 * n]}}}; }
+  std::vector<int> tokens(const StepTokens& slot) const {
+    std::vector<int> all(slot.inputs, slot.inputs + n);
+    all.insert(all.end(), slot.targets, slot.targets + n);
+    return all;
+  }
+};
+
+TEST_F(Loader, ASavedPositionResumesWithTheNextStep) {
+  const int B = 3, T = 7;
+  std::string path = write_shard("a.bin", counting(1000));
+  for (bool shuffle : {false, true}) {
+    DataLoader first(path, 1000, T, shuffle, 11);
+    Slots slots(B * T), other_slots(B * T);
+    StepLoader steps(first, 1, B, 0, 1, slots.both());
+    for (int s = 0; s < 60; s++) {  // beyond the first epoch
+      ASSERT_EQ(first.next_sequence, s * B);
+      ASSERT_EQ(slots.tokens(steps.next()), sequences(first, s * B, B)) << "step " << s;
+    }
+    DataLoader second(path, 1000, T, shuffle, 11);
+    second.next_sequence = first.next_sequence;
+    StepLoader resumed(second, 1, B, 0, 1, other_slots.both());
+    for (int s = 0; s < 60; s++)
+      ASSERT_EQ(other_slots.tokens(resumed.next()), slots.tokens(steps.next())) << "step " << s;
+  }
+}
+
+// BUG llmc/text/step_loader.h: `micro_batches_ * B_ * ranks_;` -> `micro_batches_ * B_;`
+TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
+  const int B = 2, T = 5, accumulation = 3, ranks = 2;
+  DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
+  Slots slots(accumulation * B * T);
+  StepLoader steps(data, accumulation, B, 1, ranks, slots.both());
+  for (int s = 0; s < 3; s++) {
+    std::vector<int> expected(2 * slots.n);
+    data.load_batches(s * accumulation * ranks * B, accumulation, expected.data(), expected.data() + slots.n, B, 1,
+                      ranks);
+    ASSERT_EQ(slots.tokens(steps.next()), expected);
+    ASSERT_EQ(data.next_sequence, (s + 1) * accumulation * ranks * B);
+  }
+}
+
+// BUG llmc/text/step_loader.h: `std::launch::async` -> `std::launch::deferred`
+TEST_F(Loader, TheNextStepIsLoadedWithoutOverwritingTheCurrentOne) {
+  const int B = 3, T = 7;
+  DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
+  Slots slots(B * T);
+  StepLoader steps(data, 1, B, 0, 1, slots.both());
+  for (int s = 0; s < 10; s++) {
+    const StepTokens now = steps.next(),
+                     other = now.inputs == slots.both()[0].inputs ? slots.both()[1] : slots.both()[0];
+    const std::vector<int> expected = sequences(data, (s + 1) * B, B);
+    const auto begin = std::chrono::steady_clock::now();
+    while (slots.tokens(other) != expected && std::chrono::steady_clock::now() - begin < std::chrono::seconds(10))
+      usleep(100);
+    EXPECT_EQ(slots.tokens(other), expected) << "the next step has not been requested";
+    EXPECT_EQ(slots.tokens(now), sequences(data, s * B, B));
+    EXPECT_EQ(data.next_sequence, (s + 1) * B) << "loading ahead does not count";
+  }
+}
+
+TEST_F(Loader, LoadSequencesDoesNotChangeThePosition) {
+  DataLoader loader(write_shard("a.bin", counting(500)), 500, 3, true, 2);
+  std::vector<int> all = sequences(loader, 160, 8);
+  for (int row = 0; row < 8; row++) {
+    std::vector<int> one = sequences(loader, 160 + row, 1);
+    EXPECT_TRUE(std::equal(one.begin(), one.begin() + 3, all.begin() + row * 3));
+    EXPECT_TRUE(std::equal(one.begin() + 3, one.end(), all.begin() + 24 + row * 3));
+  }
+  EXPECT_EQ(loader.next_sequence, 0);
+}
+
+TEST_F(Loader, AMovedLoaderStillWorks) {
+  DataLoader first(write_shard("a.bin", counting(100)), 100, 3);
+  std::vector<int> before = sequences(first, 0, 40);
+  DataLoader second = std::move(first);
+  EXPECT_EQ(sequences(second, 0, 40), before);
+  static_assert(!std::is_copy_constructible_v<TokenFile>, "two owners of one mapping");
+}
+
+TEST_F(Loader, FilesWithoutASequenceAreRefused) {
+  std::string path = write_shard("a.bin", counting(64));
+  EXPECT_EQ(DataLoader(path, 100, 63).num_sequences, 1);
+  expect_error([&] { DataLoader(path, 100, 64); }, {path + ": has 64 tokens, a sequence needs T + 1 = 65"});
+  write_shard("b.bin", counting(70));
+  expect_error([&] { DataLoader(folder + "/*.bin", 100, 70); }, {"has 70 tokens in its longest file", "T + 1 = 71"});
+}
+
+TEST_F(Shuffle, EveryEpochIsAPermutation) {
+  for (int64_t n : {1, 2, 3, 4, 5, 15, 16, 17, 64, 65, 1000, 4097})
+    for (int64_t epoch = 0; epoch < 4; epoch++) {
+      std::vector<bool> seen(size_t(n), false);
+      for (int64_t i = 0; i < n; i++) {
+        int64_t p = permuted_index(42, epoch, i, n);
+        ASSERT_TRUE(p >= 0 && p < n && !seen[p]) << "n " << n << " epoch " << epoch << " index " << i;
+        seen[p] = true;
+      }
+    }
+}
+
+TEST_F(Shuffle, AnEpochReadsEverySequenceOfEveryShardOnce) {
+  write_shard("0.bin", counting(101, 0));
+  write_shard("1.bin", counting(57, 1000));
+  DataLoader loader(folder + "/*.bin", 2000, 4, true, 9);
+  ASSERT_EQ(loader.num_sequences, 25 + 14);
+  for (int64_t epoch : {0, 1, 5}) {
+    std::vector<int> both = sequences(loader, epoch * 39, 39);
+    std::set<int> begins;
+    for (int w = 0; w < 39; w++) begins.insert(both[w * 4]);
+    EXPECT_EQ(begins.size(), 39u);
+  }
+}
+
+// BUG llmc/text/dataloader.h: `RandomStream::shuffle, uint32_t(epoch),` -> `RandomStream::shuffle, 0,`
+TEST_F(Shuffle, EpochsAndSeedsDifferAndTheSameOnesAgree) {
+  const int64_t n = 1000;
+  auto order = [&](uint64_t seed, int64_t epoch) {
+    std::vector<int64_t> p;
+    for (int64_t i = 0; i < n; i++) p.push_back(permuted_index(seed, epoch, i, n));
+    return p;
+  };
+  EXPECT_EQ(order(1, 0), order(1, 0));
+  std::vector<std::vector<int64_t>> orders = {order(1, 0), order(1, 1), order(1, 2), order(2, 0), order(2, 1)};
+  for (size_t a = 0; a < orders.size(); a++)
+    for (size_t b = 0; b < a; b++) {
+      int same = 0;  // two random orders agree in one place on average
+      for (size_t i = 0; i < size_t(n); i++) same += orders[a][i] == orders[b][i];
+      EXPECT_LT(same, 10) << a << " and " << b;
+    }
+}
+
+TEST_F(Shuffle, NeighboursAreAsFarApartAsInARandomOrder) {
+  const int64_t n = 10000;
+  double distance = 0;  // two random numbers below n are n/3 apart on average
+  for (int64_t i = 0; i + 1 < n; i++)
+    distance += std::abs(double(permuted_index(3, 0, i, n) - permuted_index(3, 0, i + 1, n)));
+  EXPECT_NEAR(distance / double(n - 1), double(n) / 3, double(n) / 3 * 0.03);
+}

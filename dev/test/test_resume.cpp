@@ -1,0 +1,378 @@
+// Runs of the trainer that end before their last step, by a signal or a kill, and those that resume them: a process
+// with arguments, files and an exit status. Runs from the repository's root.
+#include <gtest/gtest.h>           // TEST_F
+#include <signal.h>                // kill, SIGKILL
+#include <sys/wait.h>              // waitpid, WIFEXITED
+#include <unistd.h>                // fork, usleep, pipe
+#include <cstring>                 // strlen, strncmp
+#include <filesystem>              // create_directories, remove_all, directory_iterator
+#include <set>                     // std::set
+#include "child.h"                 // become
+#include "command_line.h"          // CommandLine, read_log, steps_of, shard_bytes
+#include "llmc/run/stop_signal.h"  // signal_name
+#include "llmc/utils/random.h"     // random_words
+
+// BUG train_gpt2_sla.cu: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
+TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 10 -n 5 ";
+  ASSERT_EQ(run(common + "-o " + in("whole")).exit_status, 0);
+  fs::create_directories(in("half"));
+  fs::copy(in("whole/step_00000005"), in("half/step_00000005"), fs::copy_options::recursive);
+  fs::copy(in("whole/log.jsonl"), in("half/log.jsonl"));  // with steps that the resumed run will take again
+  const Outcome o = run(common + "-y -o " + in("half"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find("at step 5 of 10"), std::string::npos) << o.out;
+  expect_the_same_checkpoint(in("whole"), in("half"), 10);
+  EXPECT_EQ(steps_of(read_log(in("whole"))), steps_of(read_log(in("half"))));
+  EXPECT_EQ(steps_of(read_log(in("half"))).size(), 10u);
+}
+
+// Runs `command` until it has printed a line that begins with `line`; *text is what it printed until then. Returns its
+// process.
+static pid_t start_until(const std::string& command, const char* line, const std::string& err, std::string* text,
+                         FILE** out) {
+  int ends[2];
+  if (pipe(ends) != 0) abort();
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    close(ends[0]), close(ends[1]);
+    become(command + " 2>'" + err + "'");
+  }
+  close(ends[1]);
+  *out = fdopen(ends[0], "r");
+  char buffer[1024];
+  text->clear();
+  while (fgets(buffer, sizeof buffer, *out)) {
+    *text += buffer;
+    if (strncmp(buffer, line, strlen(line)) == 0) break;
+  }
+  return child;
+}
+
+// The rest of what it prints; *status as waitpid has it.
+static std::string finish(pid_t child, FILE* out, int* status) {
+  std::string text;
+  for (int c; (c = fgetc(out)) != EOF;) text += char(c);
+  fclose(out);
+  waitpid(child, status, 0);
+  return text;
+}
+
+// BUG llmc/io/checkpoint.cpp: `folder_in(out, unfinished_prefix, step), folder` -> `folder_in(out, "step_", step),
+// folder`
+TEST_F(CommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const int steps = 1000000, kills = 50;
+  const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 1 ";
+  int64_t last = 0;
+  int unfinished = 0;
+  for (int i = 0; i < kills; i++) {
+    std::string text;
+    FILE* lines;
+    // The first step done, its checkpoint begins; with a checkpoint a step most of the time goes into writing them.
+    const pid_t child =
+        start_until(common + format("-x %d -y -o ", steps) + in("out"), "step ", in("err"), &text, &lines);
+    ASSERT_NE(text.find("step "), std::string::npos) << text;
+    const std::string resumed = last > 0 ? format("at step %lld of", (long long)last) : "";
+    EXPECT_NE(text.find(resumed), std::string::npos) << text;
+    usleep(random_words(5, RandomStream::test, 0, uint64_t(i)).word[0] % 40000);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    fclose(lines);
+    last = 0;
+    for (const auto& entry : fs::directory_iterator(in("out"))) {
+      const std::string name = entry.path().filename();
+      if (name.rfind("step_", 0) == 0) last = std::max<int64_t>(last, std::stoll(name.substr(5)));
+      unfinished += name.rfind("unfinished_", 0) == 0;
+    }
+  }
+  EXPECT_GE(unfinished, kills / 5) << "too few kills fell into the writing of a checkpoint for this to mean much";
+  ASSERT_GT(last, 0);
+  // What survived 50 kills is what an undisturbed run computes.
+  expect_the_end_of_an_undisturbed_run(common, last + 3);
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), logged_checkpoints(read_log(in("undisturbed")))) << "one line "
+                                                                                                         "each";
+}
+
+// A step takes a second, and a checkpoint is complete long before its end, when its line is written.
+TEST_F(CommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 1 ";
+  ASSERT_EQ(run(common + "-x 2 -o " + in("out")).exit_status, 0);
+  const pid_t child = fork();
+  if (child == 0) become(common + "-d 128000 -x 1000000 -y -o " + in("out") + " >'" + in("stdout") + "' 2>&1");
+  while (!fs::exists(in("out/step_00000003")) && waitpid(child, nullptr, WNOHANG) == 0) usleep(1000);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  ASSERT_TRUE(fs::exists(in("out/step_00000003"))) << read_file(in("stdout"));
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), (std::multiset<int64_t>{1, 2})) << "the kill came between the two";
+  // The line of another one that lies beside it is missing too.
+  std::string log = read_file(in("out/log.jsonl"));
+  const size_t line = log.find("{\"step\":1,\"checkpoint\"");
+  log.erase(line, log.find('\n', line) + 1 - line);
+  write_file(in("out/log.jsonl"), log);
+  const Outcome o = run(common + "-x 4 -y -o " + in("out"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(logged_checkpoints(read_log(in("out"))), (std::multiset<int64_t>{1, 2, 3, 4}));
+  for (const json& saved : read_log(in("out"))) {
+    if (!saved.contains("checkpoint")) continue;
+    EXPECT_TRUE(fs::equivalent(saved.at("checkpoint").get<std::string>(),
+                               in(format("out/step_%08d", saved.at("step").get<int>()))));
+  }
+}
+
+TEST_F(CommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model +
+                             "-k constant --shuffle -d 128 -n 3 --keep 2 --keep-every 50 ";
+  const int signals[] = {SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGUSR1};
+  int64_t last = 0;
+  for (int i = 0; i < 30; i++) {
+    std::string text;
+    FILE* out;
+    const pid_t child = start_until(common + "-x 1000000 -y -o " + in("out"), "step ", in("err"), &text, &out);
+    EXPECT_NE(text.find(last > 0 ? format("at step %lld of", (long long)last) : ""), std::string::npos) << text;
+    const auto random = random_words(7, RandomStream::test, 1, uint64_t(i));
+    usleep(random.word[0] % 30000);
+    const int signal = signals[i % 5];
+    kill(child, signal);
+    usleep(random.word[1] % 2000);
+    if (i % 2 == 0) kill(child, signal);  // the same one, as it comes from who signals a process and its group
+    int status;
+    text += finish(child, out, &status);
+    last = 0;
+    for (const std::string& name : names_in(in("out")))
+      if (name.rfind("step_", 0) == 0) last = std::max<int64_t>(last, std::stoll(name.substr(5)));
+    if (signal == SIGKILL) {
+      EXPECT_TRUE(WIFSIGNALED(status));
+      continue;
+    }
+    ASSERT_TRUE(WIFEXITED(status)) << "died of signal " << WTERMSIG(status) << "\n" << text << read_file(in("err"));
+    EXPECT_EQ(WEXITSTATUS(status), 128 + signal) << text << read_file(in("err"));
+    const char* name = signal_name(signal);
+    EXPECT_NE(text.find(format("stopped by %s after step %lld of 1000000; -y resumes\n", name, (long long)last)),
+              std::string::npos)
+        << text.substr(text.size() - std::min<size_t>(text.size(), 400)) << " but the last checkpoint is of step "
+        << last;
+    const std::vector<json> steps = steps_of(read_log(in("out")));
+    ASSERT_FALSE(steps.empty());
+    EXPECT_EQ(steps.back()["step"], last) << "the step that was saved is the last one";
+  }
+  expect_the_end_of_an_undisturbed_run(common, last + 4);
+  for (const std::string& name : names_in(in("out")))
+    EXPECT_TRUE(name.rfind("step_", 0) == 0 || name == "config.toml" || name == "lock" || name == "log.jsonl" ||
+                name == "report.html")
+        << name;
+}
+
+// BUG llmc/run/stop_signal.h: `for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {` -> `for (int signal : {SIGTERM,
+// SIGINT, SIGUSR1}) {` Pairs of processes that resume in the same folder, started up to 0.3 s apart; the one that
+// trains is then killed.
+TEST_F(CommandLine, OneProcessTrainsInAFolderAndOthersAreRefused) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 3 --keep 2 ";
+  const std::string to_a_kill = "timeout -s KILL 2 " + common + "-x 1000000 -y -o " + in("out");
+  int64_t last = 0;
+  for (int i = 0; i < 8; i++) {
+    const unsigned delay = random_words(11, RandomStream::test, 1, uint64_t(i)).word[0] % 300;
+    auto started = [&](const char* name, unsigned ms) {
+      return format("(sleep 0.%03u; %s >%s 2>%s; echo $? >%s) & ", ms, to_a_kill.c_str(),
+                    in(std::string(name) + ".out").c_str(), in(std::string(name) + ".err").c_str(),
+                    in(std::string(name) + ".status").c_str());
+    };
+    run(started("a", 0) + started("b", i == 0 ? 0 : delay) + "wait");
+    const bool a_trained = read_file(in("a.status")) == "137\n";
+    const std::string refused = a_trained ? "b" : "a", trained = a_trained ? "a" : "b";
+    EXPECT_EQ(read_file(in(trained + ".status")), "137\n") << read_file(in(trained + ".err"));
+    EXPECT_EQ(read_file(in(refused + ".status")), "1\n");
+    const std::string message = read_file(in(refused + ".err"));
+    EXPECT_EQ(message.find("error: -o " + in("out") + ": is in use by process "), 0u) << message;
+    EXPECT_EQ(read_file(in(refused + ".out")).find("step "), std::string::npos) << "it trained";
+    const int64_t before = last;
+    for (const std::string& name : names_in(in("out")))
+      if (name.rfind("step_", 0) == 0) last = std::max<int64_t>(last, std::stoll(name.substr(5)));
+    EXPECT_GT(last, before);
+  }
+  expect_the_end_of_an_undisturbed_run(common, last + 4);
+}
+
+TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  // A step of twenty thousand micro-batches, many seconds long.
+  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
+                              "-m 1 -x 2 -d 1280000 -o " + in("out");
+  std::string text;
+  FILE* out;
+  const pid_t child = start_until(command, "val loss", in("err"), &text, &out);
+  usleep(300000);  // it has begun the step, which a signal before it would have kept from beginning
+  kill(child, SIGUSR1);
+  for (int i = 0; i < 1000 && read_file(in("err")).empty(); i++) usleep(1000);
+  EXPECT_EQ(read_file(in("err")), "\nstopping after this step; a second signal stops at once\n");
+  usleep(1100000);
+  kill(child, SIGTERM);
+  int status;
+  text += finish(child, out, &status);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
+  EXPECT_EQ(text.find("step 1/2"), std::string::npos) << text;
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html"}));
+}
+
+TEST_F(CommandLine, SignalsStopARunWithoutAFolderUnlessIgnored) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string command = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -x 1000000";
+  std::string text;
+  FILE* out;
+  const pid_t child = start_until("env --ignore-signal=INT " + command, "step ", in("err"), &text, &out);
+  kill(child, SIGINT);
+  usleep(50000);
+  kill(child, SIGTERM);
+  int status;
+  text += finish(child, out, &status);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
+  EXPECT_NE(text.find("stopped by SIGTERM after step "), std::string::npos);
+}
+
+TEST_F(CommandLine, CheckpointsAreKeptAsAskedAndTimed) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const Outcome o =
+      run(trainer + "-i " + in("tokens.bin") + small_model + "-x 23 -n 2 --keep 2 --keep-every 8 -o " + in("out"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(names_in(in("out")),
+            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000008", "step_00000016",
+                                   "step_00000022", "step_00000023"}));
+  EXPECT_NE(o.out.find("copy for checkpoints"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("saved " + in("out/step_00000002") + " (training waited 0."), std::string::npos) << o.out;
+  std::vector<int64_t> saved;
+  for (const json& line : read_log(in("out"))) {
+    if (!line.contains("checkpoint")) continue;
+    saved.push_back(line.at("step"));
+    EXPECT_GT(line.at("stall_ms").get<double>(), 0);
+    EXPECT_GT(line.at("write_ms").get<double>(), 0);
+  }
+  EXPECT_EQ(saved, (std::vector<int64_t>{2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 23}));
+}
+
+TEST_F(CommandLine, AFlippedByteIsRefusedAndAnOlderCheckpointTaken) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -x 8 ",
+                    with = common + "-o " + in("out");
+  ASSERT_EQ(run(common + "-n 2 -o " + in("whole")).exit_status, 0);
+  auto begin_anew = [&] {
+    fs::remove_all(in("out"));
+    fs::create_directories(in("out"));
+    for (const char* name : {"/step_00000002", "/step_00000004", "/step_00000006", "/log.jsonl"})
+      fs::copy(in("whole") + name, in("out") + name, fs::copy_options::recursive);
+  };
+  auto flip = [&](const std::string& path, uint64_t at) {
+    std::string bytes = read_file(path);
+    bytes[at % bytes.size()] ^= 16;
+    write_file(path, bytes);
+  };
+  for (const char* file :
+       {"config.json", "model.safetensors", "optimizer.safetensors", "state.json", "tokenizer.json"}) {
+    for (int i = 0; i < 6; i++) {
+      begin_anew();
+      const std::string path = in("out/step_00000006/") + file;
+      const auto random = random_words(3, RandomStream::test, 2, uint64_t(i));
+      flip(path, i == 0 ? 0 : i == 1 ? fs::file_size(path) - 1 : random.word[0]);
+      const Outcome o = run(with + " -y");
+      EXPECT_EQ(o.exit_status, 1);
+      EXPECT_EQ(o.err.compare(0, 7 + path.size(), "error: " + path), 0) << o.err;
+      EXPECT_NE(o.err.find("resume from it with --resume-from " + in("out/step_00000004\n")), std::string::npos)
+          << o.err;
+      EXPECT_EQ(names_in(in("out")).size(), 5u) << "nothing was changed";
+      const bool in_a_tensor = i == 1 && path.find(".safetensors") != std::string::npos;
+      EXPECT_NE(o.err.find(in_a_tensor ? "tensor ln_f.bias" : ""), std::string::npos) << o.err;
+    }
+  }
+  flip(in("out/step_00000004/model.safetensors"), 5000);
+  Outcome o = run(with + " -y");
+  EXPECT_NE(o.err.find("--resume-from " + in("out/step_00000002")), std::string::npos)
+      << "that is the newest whole one: " << o.err;
+  o = run(with + " --resume-from " + in("out/step_00000004"));
+  EXPECT_EQ(o.exit_status, 1) << "it is not taken blindly";
+  EXPECT_NE(run(with + " --resume-from " + in("whole/step_00000004")).err.find("is not a checkpoint in " + in("out")),
+            std::string::npos);
+
+  o = run(with + " -n 2 --resume-from " + in("out/step_00000002"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find("set aside: " + in("out/set_aside_step_00000006")), std::string::npos) << o.out;
+  for (const char* file : {"/step_00000008/model.safetensors", "/step_00000006/optimizer.safetensors"})
+    EXPECT_EQ(read_file(in("out") + file), read_file(in("whole") + file)) << file;
+  EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("whole"))));
+
+  for (int step = 2; step <= 8; step += 2) flip(in("out") + format("/step_%08d/state.json", step), 77);
+  EXPECT_NE(run(with + " -y").err.find("there is no older checkpoint in " + in("out")), std::string::npos);
+}
+
+TEST_F(CommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string with = alone + trainer + "-i " + in("tokens.bin") + small_model + "-y -o " + in("out"),
+                    warning = "warning: -y: " + in("out");
+  EXPECT_EQ(run(with + " -x 2").err, "");
+  EXPECT_EQ(run(with + " -x 3").err, "");
+  EXPECT_EQ(run(with + " -x 4 -l 2e-3 -b 4 -d 128").err, warning +
+                                                             "/step_00000003 was trained with a peak learning rate of "
+                                                             "0.001 (-l); training continues with 0.002\n" +
+                                                             warning +
+                                                             "/step_00000003 was trained with 64 tokens in an update "
+                                                             "(-d, or -b * -t); training continues with 128\n");
+  EXPECT_EQ(run(with + " -x 5 -l 2e-3 -d 128").err, "") << "another micro-batch is the same update";
+  EXPECT_EQ(run(with + " -x 6 -d 128").err, warning + "/step_00000005 was trained with a peak learning rate of 0.002 "
+                                                      "(-l); training continues "
+                                                      "with 0.001\n");
+}
+
+TEST_F(CommandLine, WhatIsNotUsedIsSaid) {
+  write_file(in("train_a.bin"), shard_bytes(20000));
+  write_file(in("train_b.bin"), shard_bytes(33));  // one sequence of T + 1
+  const std::string with =
+      alone + trainer + "-i '" + in("train_*.bin") + "' -j '" + in("val_*.bin") + "'" + small_model;
+  write_file(in("val_a.bin"), shard_bytes(2000));
+  EXPECT_EQ(run(with + "-x 10 -u 10").err, "");
+  write_file(in("train_c.bin"), shard_bytes(32));
+  write_file(in("train_d.bin"), shard_bytes(2));
+  write_file(in("val_b.bin"), shard_bytes(32));
+  const std::string unused = "warning: -i " + in("train_*.bin") +
+                             ": 2 of 4 files are not used, for they have fewer than 33 tokens: " + in("train_c.bin") +
+                             ", ...\n";
+  EXPECT_EQ(run(with + "-x 2").err,
+            unused + "warning: -j " + in("val_*.bin") +
+                ": 1 of 2 files are not used, for they have fewer than 33 tokens: " + in("val_b.bin") + "\n");
+  EXPECT_EQ(run(with + "-x 2 -m 0").err, unused) << "-m 0 takes all of the data";
+  write_file(in("val_b.bin"), shard_bytes(1));
+  EXPECT_EQ(run(with + "-x 2 -m 0").err,
+            unused + "warning: -j " + in("val_*.bin") +
+                ": 1 of 2 files are not used, for they have fewer than 2 tokens: " + in("val_b.bin") + "\n");
+  fs::remove(in("train_c.bin")), fs::remove(in("train_d.bin")), fs::remove(in("val_b.bin"));
+  EXPECT_EQ(run(with + "-x 10 -u 11").err, "warning: -u 11: the warm-up is longer than the run, which has 10 steps; "
+                                           "the learning rate only reaches 0.000909091 of -l 0.001\n");
+}
+
+// BUG llmc/run/run.cpp: `saved.muon == now.muon` -> `true`
+TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  write_file(in("other.bin"), shard_bytes(10000));
+  const std::string same = small_model + std::string("-x 4 -o ") + in("out");
+  ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + same).exit_status, 0);
+  const std::string before = read_file(in("out/log.jsonl"));
+  auto refused = [&](const std::string& arguments, const char* part) {
+    const Outcome o = run(trainer + arguments);
+    EXPECT_EQ(o.exit_status, 1) << arguments;
+    EXPECT_NE(o.err.find(part), std::string::npos) << o.err;
+    EXPECT_EQ(read_file(in("out/log.jsonl")), before);
+  };
+  refused("-i " + in("tokens.bin") + same, "holds the checkpoints of an earlier run");
+  refused("-y -i " + in("other.bin") + same, "training data (-i)");
+  refused("-y --seed 8 -i " + in("tokens.bin") + same, "seed (--seed)");
+  refused("-y --shuffle -i " + in("tokens.bin") + same, "--shuffle");
+  refused("-y --optimizer muon -i " + in("tokens.bin") + same, "optimizer (--optimizer)");
+  refused("-y --skip-heads 1 -i " + in("tokens.bin") + same, "of another model");
+  refused("-y --wiring 'window(5)' -i " + in("tokens.bin") + same, "its wiring is sla(3,3), the options' is window(5)");
+  refused("-y -i " + in("tokens.bin") + same + " -x 3", "-x");
+  refused("-y -i " + in("tokens.bin") + same + " -t 16", "-t");
+}
