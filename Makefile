@@ -84,15 +84,18 @@ DEVICE_TESTS := test_gpt2_sla test_ops test_attention
 EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
-LONG_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input test_machine_code test_scripts)
-TESTS := $(LONG_TESTS) $(filter-out $(LONG_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
+FIRST_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input test_machine_code test_scripts test_reference test_data)
+TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
+# `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find little that the same
+# program in the other precision does not. Of all others it runs the tests whose names do not begin with Long.
+LATER_TESTS := $(addprefix $(BUILD)/,test_amx test_evaluate test_faults test_formats test_machine_code test_mutants test_report test_sampling bf16/test_gpt2_sla_emu bf16/test_memory_emu bf16/test_attention_cpu fp32/test_ops_cpu)
+QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu report data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
-# The same for `make test`.
-QUICK_TESTS := $(addprefix $(BUILD)/,$(shell sed -n 's/^\([a-z][^ ]*\) .*/\1/p' dev/test/quick_tests.txt))
+# What the tests of `make test` run.
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
-.PHONY: all help train paper test test-all mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -159,6 +162,12 @@ test-all:
 	@scripts/setup.sh build test browser
 	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
 	@scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(TESTS)
+
+# For build/mutants: which test programs there are, and what they run.
+list-tests:
+	@echo '$(QUICK_TESTS)'
+	@echo '$(LATER_TESTS)'
+	@echo '$(TESTED_PROGRAMS)'
 
 # MUTANTS: options of build/mutants, such as "--sample 40 -j2".
 mutants:

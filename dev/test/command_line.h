@@ -97,6 +97,7 @@ class CommandLine : public FolderTest {
     EXPECT_FALSE(fs::exists(in("never"))) << arguments;
   }
 };
+using LongCommandLine = CommandLine;  // for the tests that `make test` leaves out
 
 // Sets the environment for mpirun: it may run as root, with one thread a process, and does not read other processes'
 // memory, which a container may forbid.

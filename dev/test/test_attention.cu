@@ -4,6 +4,9 @@
 //
 // Each section is a file of dev/test/attention. They are compiled together, because each would compile the kernels
 // again.
+//
+// COVERS ONLY llmc/attention_ llmc/cpu/attention.h llmc/cuda/attention.h llmc/cuda/attention_bf16.h
+// COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fp32.h llmc/cuda/attention_t llmc/cuda/tile.h
 #include "dev/test/attention/plain.h"      // causal attention, whole and of the last queries; copies of rows
 #include "dev/test/attention/masks.h"      // masks, several K/V heads a query head, the keys with the highest scores
 #include "dev/test/attention/same_bits.h"  // the same function in other words, and other numbers of threads

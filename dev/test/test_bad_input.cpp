@@ -1,5 +1,7 @@
 // What the trainer says of bad data, models and options, and what it leaves when a disk is full or a loss is not
 // finite. Runs from the repository's root, where build/fp32/train_gpt2_sla_cpu and build/fuzz_safetensors lie.
+//
+// COVERS train_gpt2_sla.cu llmc/model/config_json llmc/utils/files
 #include <gtest/gtest.h>          // TEST, TEST_F
 #include <cstring>                // memcpy
 #include <filesystem>             // create_directories, remove_all
@@ -73,7 +75,7 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "-r 4", {"-r 4", "between 0 and 3"});
 }
 
-TEST_F(CommandLine, AnOutputThatCannotBeWrittenIsAnError) {
+TEST_F(LongCommandLine, AnOutputThatCannotBeWrittenIsAnError) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   write_file(in("file"), "");
   const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-x 2 -o ";
@@ -102,7 +104,7 @@ TEST_F(CommandLine, AFullOutputLosesNothingThatWasComplete) {
 }
 
 // A disk of 20 MB: there is room for three checkpoints, not for four.
-class SmallDisk : public CommandLine {
+class LongSmallDisk : public CommandLine {
  protected:
   std::string command;
 
@@ -123,7 +125,7 @@ class SmallDisk : public CommandLine {
   }
 };
 
-TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndLosesNothingComplete) {
+TEST_F(LongSmallDisk, ThatIsFullEndsNoTrainingAndLosesNothingComplete) {
   const std::string with = command + "-n 2 -x 9 -o ", out = in("disk/out"), save = "; status=$?; cp -a " + out + " ";
   const Outcome o = with_disk(with + out + save + in("full") + "; exit $status");
   ASSERT_EQ(run(with + in("undisturbed")).exit_status, 0);
@@ -153,7 +155,7 @@ TEST_F(SmallDisk, ThatIsFullEndsNoTrainingAndLosesNothingComplete) {
 
 // Not a byte is left, for the log neither, from the first checkpoint on: for a while, or until the run is over, which
 // is then resumed.
-TEST_F(SmallDisk, WithRoomAgainHasAllOfTheRun) {
+TEST_F(LongSmallDisk, WithRoomAgainHasAllOfTheRun) {
   const std::string with = command + "-k constant -n 30 --keep 1 -x 300 -o ", out = in("disk/out"),
                     err = in("run's stderr");
   const std::string fill_up = with + out + " 2>\"" + err +
@@ -194,7 +196,7 @@ TEST_F(SmallDisk, WithRoomAgainHasAllOfTheRun) {
 // Three checkpoints and the folder of a fourth are there, and not a byte is left, not for the log either, when the run
 // is resumed with
 // --keep 1.
-TEST_F(SmallDisk, ThatObsoleteCheckpointsFillIsResumedWithFewer) {
+TEST_F(LongSmallDisk, ThatObsoleteCheckpointsFillIsResumedWithFewer) {
   const std::string with = command + "-k constant -o ", out = in("disk/out");
   ASSERT_EQ(run(with + in("undisturbed") + " -x 9").exit_status, 0);
   const Outcome o = with_disk(with + out + " -n 2 -x 6 || exit 2\nmkdir " + out + "/unfinished_step_00000008\n" +
@@ -207,7 +209,7 @@ TEST_F(SmallDisk, ThatObsoleteCheckpointsFillIsResumedWithFewer) {
   expect_the_same_checkpoint(in("done"), in("undisturbed"), 9);
 }
 
-TEST_F(CommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {
+TEST_F(LongCommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -y -o " + in("out");
   ASSERT_EQ(run(with + " -x 2").exit_status, 0);
@@ -256,7 +258,7 @@ class ChangedModel : public CommandLine {
 };
 
 // Data in which a token must be foreseen that the model finds infinitely improbable: the loss is infinite there.
-class ImprobableToken : public ChangedModel {
+class LongImprobableToken : public ChangedModel {
  protected:
   static constexpr uint16_t improbable = 256;
 
@@ -281,7 +283,7 @@ class ImprobableToken : public ChangedModel {
 };
 
 // BUG train_gpt2_sla.cu: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
-TEST_F(ImprobableToken, MakesAStepThatAdamWDoesNotCount) {
+TEST_F(LongImprobableToken, MakesAStepThatAdamWDoesNotCount) {
   write_file(in("with.bin"), data(1, 12, {1, 2}));
   write_file(in("without.bin"), data(3, 10, {}));
   const Outcome o = run(command() + "-i " + in("with.bin") + " -x 8 -o " + in("with"));
@@ -292,7 +294,7 @@ TEST_F(ImprobableToken, MakesAStepThatAdamWDoesNotCount) {
     EXPECT_EQ(read_file(in("with/step_00000008") + file), read_file(in("without/step_00000006") + file)) << file;
 }
 
-TEST_F(ImprobableToken, ChangesNothingAboutAResumedRun) {
+TEST_F(LongImprobableToken, ChangesNothingAboutAResumedRun) {
   write_file(in("with.bin"), data(1, 20, {2, 5, 6, 9, 10}));
   const std::string with = command() + "-i " + in("with.bin") + " --max-bad-steps 3 -n 1 -x 12 ";
   ASSERT_EQ(run(with + "-o " + in("whole")).exit_status, 0);
@@ -314,7 +316,7 @@ TEST_F(ImprobableToken, ChangesNothingAboutAResumedRun) {
 }
 
 // A model with a bias of NaN in its last LayerNorm.
-class NanModel : public ChangedModel {
+class LongNanModel : public ChangedModel {
  protected:
   void SetUp() override {
     ChangedModel::SetUp();
@@ -322,7 +324,7 @@ class NanModel : public ChangedModel {
   }
 };
 
-TEST_F(NanModel, IsAnErrorInValidationAndSamples) {
+TEST_F(LongNanModel, IsAnErrorInValidationAndSamples) {
   const std::string with = trainer + "-e " + in("model") + " -b 2 -t 32 -x 0 ";
   const Outcome sampled = run(with + "-s 1 -g 8");
   EXPECT_EQ(sampled.exit_status, 1);
@@ -337,7 +339,7 @@ TEST_F(NanModel, IsAnErrorInValidationAndSamples) {
 
 // Training is fine, and so is its checkpoint of step 3; that of step 4, after which the validation finds an infinite
 // loss, is not written.
-TEST_F(ImprobableToken, InTheValidationEndsTheRunWithoutACheckpoint) {
+TEST_F(LongImprobableToken, InTheValidationEndsTheRunWithoutACheckpoint) {
   write_file(in("train.bin"), data(1, 12, {}));
   write_file(in("val.bin"), data(1, 4, {2}));
   const std::string with =
@@ -352,4 +354,4 @@ TEST_F(ImprobableToken, InTheValidationEndsTheRunWithoutACheckpoint) {
   EXPECT_EQ(run(with + " -y -v 0").exit_status, 0);
 }
 
-TEST(Fuzzer, FindsNothingInAFewSeconds) { EXPECT_EQ(system("build/fuzz_safetensors 5 1 >/dev/null"), 0); }
+TEST(LongFuzzer, FindsNothingInAFewSeconds) { EXPECT_EQ(system("build/fuzz_safetensors 5 1 >/dev/null"), 0); }

@@ -115,11 +115,12 @@ class Corpus : public CommandLine {
     EXPECT_EQ(std::distance(fs::directory_iterator(in(a)), {}), std::distance(fs::directory_iterator(in(b)), {}));
   }
 };
+using LongCorpus = Corpus;
 
 // ----------------------------------------------------------------------------
 // What is read
 
-TEST_F(Corpus, AnyPackingOfTheSameDocumentsGivesTheSameShards) {
+TEST_F(LongCorpus, AnyPackingOfTheSameDocumentsGivesTheSameShards) {
   const std::vector<std::string> documents = make_documents(300, 60, 1);
   std::vector<Entry> files, tars;
   std::string nul, lines;
@@ -266,7 +267,7 @@ TEST_F(Corpus, AJsonLineWithoutTheFieldIsNamed) {
 // ----------------------------------------------------------------------------
 // What is written
 
-TEST_F(Corpus, TheNumberOfThreadsDoesNotChangeTheOutput) {
+TEST_F(LongCorpus, TheNumberOfThreadsDoesNotChangeTheOutput) {
   std::vector<std::string> documents = make_documents(3000, 300, 3);
   documents[1000] = std::string(3 << 20, '\0') + documents[1000];  // a batch of its own, which takes longer
   std::vector<Entry> files;
@@ -318,7 +319,7 @@ TEST_F(Corpus, TheManifestHasAllCountsAndChecksums) {
 // ----------------------------------------------------------------------------
 // Interrupted runs
 
-class Interrupted : public Corpus {
+class LongInterrupted : public Corpus {
  protected:
   std::string arguments;
 
@@ -344,7 +345,7 @@ class Interrupted : public Corpus {
   }
 };
 
-TEST_F(Interrupted, KilledThirtyTimesItWritesTheSameShards) {
+TEST_F(LongInterrupted, KilledThirtyTimesItWritesTheSameShards) {
   const auto start = std::chrono::steady_clock::now();
   tokenize("good", arguments);
   double moment = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / 2;
@@ -372,7 +373,7 @@ TEST_F(Interrupted, KilledThirtyTimesItWritesTheSameShards) {
   EXPECT_FALSE(fs::exists(in("out.tmp")));
 }
 
-TEST_F(Interrupted, AStoppedRunSaysHowToResumeAndResumes) {
+TEST_F(LongInterrupted, AStoppedRunSaysHowToResumeAndResumes) {
   tokenize("good", arguments);
   bool kept = false;
   for (int tries = 0, moment = 20000; !kept && tries < 300; tries++) {
@@ -394,7 +395,7 @@ TEST_F(Interrupted, AStoppedRunSaysHowToResumeAndResumes) {
   expect_same("good", "out", /*manifest=*/true);
 }
 
-TEST_F(Interrupted, DamagedOrForeignProgressIsDiscarded) {
+TEST_F(LongInterrupted, DamagedOrForeignProgressIsDiscarded) {
   tokenize("good", arguments);
   struct Change {
     const char* what;
@@ -458,7 +459,7 @@ TEST_F(Corpus, NamesInAnArchiveAreNotPaths) {
   expect_failure("--field text " + write("d.tar", packed({{"\x1B[31mred\n", "third"}})), {"?[31mred?"});
 }
 
-TEST_F(Corpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
+TEST_F(LongCorpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
   const std::string limit = "ulimit -v 1000000; ";  // kB, of which threads reserve some 200,000 as they start
   std::string documents(5 << 20, '\0');
   for (size_t i = 0; i < documents.size(); i += 2) documents[i] = 'x';

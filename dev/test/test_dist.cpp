@@ -1,5 +1,7 @@
 // Several ranks, each a process that mpirun starts with its own emulated GPU: tests of the emulated NCCL and of the
 // trainer on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
+//
+// COVERS train_gpt2_sla.cu llmc/dist/ llmc/run/timeline.h dev/emu/nccl.cpp
 #include <gtest/gtest.h>       // TEST_F
 #include <signal.h>            // kill
 #include <unistd.h>            // getpid, usleep
@@ -33,33 +35,33 @@ class Ranks : public CommandLine {
 // ----------------------------------------------------------------------------
 // The emulated NCCL
 
-using EmulatedNccl = Ranks;
+using LongEmulatedNccl = Ranks;
 
-TEST_F(EmulatedNccl, SumsInTheOrderOfRanksWithoutNvls) {
+TEST_F(LongEmulatedNccl, SumsInTheOrderOfRanksWithoutNvls) {
   for (int ranks : {1, 2, 3}) {
     const Outcome o = run_ranks(ranks, "build/emu_ranks collectives", "NCCL_NVLS_ENABLE=0");
     EXPECT_EQ(o.exit_status, 0) << ranks << "\n" << o.err;
   }
 }
 
-TEST_F(EmulatedNccl, SumsInTheSeedsOrderWithNvls) {
+TEST_F(LongEmulatedNccl, SumsInTheSeedsOrderWithNvls) {
   for (const char* nvls : {"-u NCCL_NVLS_ENABLE", "NCCL_NVLS_ENABLE=2"}) {
     const Outcome o = run_ranks(3, "build/emu_ranks orders", nvls);
     EXPECT_EQ(o.exit_status, 0) << nvls << "\n" << o.err;
   }
 }
 
-TEST_F(EmulatedNccl, MovesWhatLiesBetweenTensorsToo) {
+TEST_F(LongEmulatedNccl, MovesWhatLiesBetweenTensorsToo) {
   const Outcome o = run_ranks(2, "build/emu_ranks gaps");
   EXPECT_EQ(o.exit_status, 0) << o.err;
 }
 
-TEST_F(EmulatedNccl, ReadsOldDataUnderSomeSeedWithoutAnEvent) {
+TEST_F(LongEmulatedNccl, ReadsOldDataUnderSomeSeedWithoutAnEvent) {
   const Outcome o = run_ranks(2, "build/emu_ranks events");
   EXPECT_EQ(o.exit_status, 0) << o.err;
 }
 
-TEST_F(EmulatedNccl, NamesRanksThatCallDifferentCollectives) {
+TEST_F(LongEmulatedNccl, NamesRanksThatCallDifferentCollectives) {
   expect_death(2, "other_count",
                {"ncclAllReduce of 64 elements of type 7 on rank 0", "ncclAllReduce of 32 elements of type 7 on rank "
                                                                     "1"});
@@ -67,19 +69,19 @@ TEST_F(EmulatedNccl, NamesRanksThatCallDifferentCollectives) {
   expect_death(2, "one_more", {"ncclAllReduce of 64 elements", "ncclCommDestroy"});
 }
 
-TEST_F(EmulatedNccl, NamesARankThatWaitsTooLong) {
+TEST_F(LongEmulatedNccl, NamesARankThatWaitsTooLong) {
   expect_death(2, "not_called", {"rank 0 of 2 has waited 1 s", "collective number 1, ncclAllReduce of 64 elements"},
                "SLA_EMU_NCCL_TIMEOUT=1");
 }
 
-TEST_F(EmulatedNccl, ChecksRangesAndOverlaps) {
+TEST_F(LongEmulatedNccl, ChecksRangesAndOverlaps) {
   expect_death(2, "overrun", {"what is sent", "has 260 bytes, 4 more than are left"});
   expect_death(2, "overlap", {"overlaps what is sent"});
   expect_death(2, "wrong_part", {"overlaps what is sent"});
   expect_death(2, "pending", {"1 collectives that have not run"});
 }
 
-TEST_F(EmulatedNccl, RefusesACommunicatorOfInconsistentRanks) {
+TEST_F(LongEmulatedNccl, RefusesACommunicatorOfInconsistentRanks) {
   expect_death(2, "wrong_size", {"for 3 ranks, but mpirun has started 2"});
   expect_death(2, "same_rank", {"no process is rank 1 of 2"});
   expect_death(2, "other_id", {"have not the same id"});
@@ -87,9 +89,9 @@ TEST_F(EmulatedNccl, RefusesACommunicatorOfInconsistentRanks) {
   EXPECT_EQ(run_ranks(2, "build/emu_ranks same_gpu").exit_status, 0);
 }
 
-using CollectivesOfTheTrainer = Ranks;
+using LongCollectivesOfTheTrainer = Ranks;
 
-TEST_F(CollectivesOfTheTrainer, ReportTheGpusProgressToTheChannel) {
+TEST_F(LongCollectivesOfTheTrainer, ReportTheGpusProgressToTheChannel) {
   expect_death(3, "one_reduce_is_missing",
                {"error: rank 2 (pid ", " has not reached collective number 4, where rank 0 (pid ",
                 " has waited for 2 s"},
@@ -178,8 +180,9 @@ class Training : public Ranks {
     return losses;
   }
 };
+using LongTraining = Training;
 
-TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanks) {
+TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanks) {
   const std::vector<json> alone = train(1, "1", "-x 20");
   for (int ranks : {2, 4}) {
     const std::string name = std::to_string(ranks);
@@ -193,7 +196,7 @@ TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanks) {
 }
 
 // A gate's parameters, K/V heads of groups, gradients of shared q, and masks.
-TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
+TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
   const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
                           " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
                           "--max-seq-len 8 -t 8 -b 1 -d 32 -l 1e-2 -k constant -m 5 -v 6 ";
@@ -217,7 +220,7 @@ TEST_F(Training, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
 
 // The data are 29 sequences, the rest of the first file and two short files: no number of ranks or of sequences in a
 // micro-batch divides them. What one rank computes of them one after the other is the loss of all.
-TEST_F(Training, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {
+TEST_F(LongTraining, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {
   fs::create_directory(in("val"));
   write_file(in("val/a.bin"), shard_bytes(8 * 29 + 6, 60));
   write_file(in("val/b.bin"), shard_bytes(4, 20));
@@ -239,7 +242,7 @@ TEST_F(Training, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {
 
 // A checkpoint that 4 ranks wrote after 6 updates resumes on 4, 1, 2 and 3 ranks, and the last three's checkpoints on 4
 // again: with the same bits on the same number of ranks, with the same curve on any. An update has 12 micro-batches.
-TEST_F(Training, ResumesOnAnyNumberOfRanks) {
+TEST_F(LongTraining, ResumesOnAnyNumberOfRanks) {
   const auto resume = [&](int ranks, const std::string& from, int step) {
     const std::string out = format("%s_then_%d", from.c_str(), ranks), checkpoint = format("/step_%08d", step);
     fs::create_directories(in(out));
@@ -254,7 +257,7 @@ TEST_F(Training, ResumesOnAnyNumberOfRanks) {
 
 // The seed determines when collectives run relative to operations. A missing wait for an event would show in the
 // losses.
-TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
+TEST_F(LongTraining, DoesNotDependOnWhenCollectivesRun) {
   for (const char* zero : {"0", "1"}) {
     std::vector<json> expected;
     for (int seed = 1; seed <= 5; seed++) {
@@ -268,7 +271,7 @@ TEST_F(Training, DoesNotDependOnWhenCollectivesRun) {
 }
 
 // Two ranks' sums have one order only.
-TEST_F(Training, HasTheSameBitsUnlessNvlsIsOn) {
+TEST_F(LongTraining, HasTheSameBitsUnlessNvlsIsOn) {
   const auto outcome_of = [&](const char* nvls, int seed) {
     fs::remove_all(in("out"));
     Outcome o = run_ranks(3, "build/fp32/train_gpt2_sla_emu" + arguments("-x 3 -d 24 -v 0 -o " + in("out")),
@@ -297,7 +300,7 @@ TEST_F(Training, HasTheSameBitsUnlessNvlsIsOn) {
 // Under a GPU's memory of which libraries take all but 1 MB of what the plan keeps free, after the plan has been
 // checked; NCCL's part is taken before. Three micro-batches: the first is eager, the second captured, the third summed
 // over ranks.
-TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
+TEST_F(LongTraining, HasRoomForTheMicroBatchThatItRecommends) {
   write_file(in("tokens.bin"), shard_bytes(30000, 60));
   for (int ranks : {1, 2}) {
     const std::string memory = ranks == 1 ? "SLA_EMU_MEMORY=1052,998,1" : "SLA_EMU_MEMORY=1055,998,1,3";
@@ -324,7 +327,7 @@ TEST_F(Training, HasRoomForTheMicroBatchThatItRecommends) {
 
 // 8,000 rows of 201,216 bytes on each rank, in chunks of a 32nd of 8 GB, also where NCCL has taken 3 GB before the plan
 // is made: the gradients are summed in the same order, however much is free.
-TEST_F(Training, ChunksLogitsByTheGpusMemoryNotByWhatIsFree) {
+TEST_F(LongTraining, ChunksLogitsByTheGpusMemoryNotByWhatIsFree) {
   write_file(in("tokens.bin"), shard_bytes(30000, 60));
   for (const auto& [memory, free] : {std::pair("8000", "of 8.00 GB free"), {"8000,0,0,3000", "of 5.00 GB free"}}) {
     const Outcome o =
@@ -338,7 +341,7 @@ TEST_F(Training, ChunksLogitsByTheGpusMemoryNotByWhatIsFree) {
 }
 
 // Loss and request to stop, with shards the gradients' squares as well; doubles are reduced for nothing else.
-TEST_F(Training, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
+TEST_F(LongTraining, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
   for (const char* zero : {"0", "1"}) {
     const Outcome o =
         run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments(format("-x 3 -d 16 -v 0 --zero %s", zero)),
@@ -359,7 +362,7 @@ TEST_F(Training, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
 // From the timeline in the debug log. A layer's gradients are reduced while the layers below run backward, and its
 // weights are gathered while the layers before it run forward, as often as the seed allows; a reduce begins after its
 // gradients exist, a gather ends before its weights are used.
-TEST_F(Training, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
+TEST_F(LongTraining, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
   const std::vector<json> log = train(2, "out", "-x 20 -d 16 -v 0 --layers 4 --log-level debug");
   struct Span {
     double begin, end;
@@ -387,7 +390,7 @@ TEST_F(Training, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
   EXPECT_GT(gathers_beside, 0);
 }
 
-TEST_F(Training, InBf16HasTheSameBitsWithoutZero) {
+TEST_F(LongTraining, InBf16HasTheSameBitsWithoutZero) {
   const std::string bf16 = "build/bf16/train_gpt2_sla_emu";
   const std::vector<json> with_zero = train(3, "with_zero", "-x 5 -d 24 -v 0 --zero 1", "", bf16);
   EXPECT_EQ(losses_of(with_zero), losses_of(train(3, "whole", "-x 5 -d 24 -v 0 --zero 0", "", bf16)));
@@ -395,7 +398,7 @@ TEST_F(Training, InBf16HasTheSameBitsWithoutZero) {
 }
 
 // A rank's shard of a layer is no matrix.
-TEST_F(Training, ByMuonNeedsWholeMatricesOnEachRank) {
+TEST_F(LongTraining, ByMuonNeedsWholeMatricesOnEachRank) {
   const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-d 32 --optimizer muon -o " + in("neve"
                                                                                                                "r")));
   EXPECT_EQ(o.exit_status, 1);
@@ -408,7 +411,7 @@ TEST_F(Training, ByMuonNeedsWholeMatricesOnEachRank) {
   expect_the_same_curve(train(2, "2", "-x 6 --optimizer muon --zero 0"), alone, 6);
 }
 
-TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
+TEST_F(LongTraining, RendezvousByFileOrTcpWorksLikeMpi) {
   const std::vector<json> expected = steps_of(train(2, "mpi", "-x 2 -j ''"));
   write_file(in("rendezvous"), "0123456789abcdef 29500 127.0.0.1\n");  // of an earlier run
   int port = 20000 + int(getpid()) % 20000;
@@ -426,7 +429,7 @@ TEST_F(Training, RendezvousByFileOrTcpWorksLikeMpi) {
   EXPECT_FALSE(fs::exists(in("rendezvous")));
 }
 
-TEST_F(Training, TwoRanksOnOneGpuAreRefusedByName) {
+TEST_F(LongTraining, TwoRanksOnOneGpuAreRefusedByName) {
   const std::string command =
       "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 24 --rendezvous file:" + in("rendezvous")) + " --ranks 3";
   auto ranks_on_gpus = [&](int gpu0, int gpu1, int gpu2) {
@@ -472,12 +475,12 @@ TEST_F(Training, NamesARankThatIsKilled) {
                                                                                                                "s";
 }
 
-TEST_F(Training, NamesARankThatIsStopped) {
+TEST_F(LongTraining, NamesARankThatIsStopped) {
   expect_one_error(run_and_signal(1, SIGSTOP, "--hang-timeout 3"), 1, " has not answered for 3 s");
 }
 
 // Ranks in different folders, in which the same names are other files.
-TEST_F(Training, NamesARankThatSeesOtherFiles) {
+TEST_F(LongTraining, NamesARankThatSeesOtherFiles) {
   const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
     const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");
     return run("timeout 100 mpirun --oversubscribe -np 1 -wdir " + in("a") + " " + program + more + " : -np 1 -wdir " +
@@ -519,7 +522,7 @@ TEST_F(Training, NamesARankThatSeesOtherFiles) {
   expect_names(run_in_folders("-i same.bin -x 3 -o out -y ", ""), "out/step_00000002/state.json: cannot be read");
 }
 
-TEST_F(Training, ABatchThatRanksCannotDivideIsOneError) {
+TEST_F(LongTraining, ABatchThatRanksCannotDivideIsOneError) {
   const Outcome o = run_ranks(4, "build/fp32/train_gpt2_sla_emu" + arguments("-d 48 -o " + in("never")));
   EXPECT_EQ(o.exit_status, 1);
   const std::string message = "error: -d 48 is not a multiple of B * T * ranks = 1 * 8 * 4 = 32 tokens; take one that "
@@ -544,7 +547,7 @@ TEST_F(Training, OnlyRankZeroPrints) {
 
 // A cluster's signal may reach only one rank. All stop after the same step and write a checkpoint, from which the run
 // resumes.
-TEST_F(Training, ASignalToOneRankStopsAllRanks) {
+TEST_F(LongTraining, ASignalToOneRankStopsAllRanks) {
   const std::string trainer_command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("ou"
                                                                                                                   "t"));
   const Outcome o = run_ranks(2, "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 4; kill -USR1 $$) & fi; exec " +
@@ -559,20 +562,20 @@ TEST_F(Training, ASignalToOneRankStopsAllRanks) {
   EXPECT_EQ(steps_of(log).size(), size_t(step) + 2);
 }
 
-TEST_F(Training, WithoutNcclSeveralRanksAreAnError) {
+TEST_F(LongTraining, WithoutNcclSeveralRanksAreAnError) {
   const Outcome o = run_ranks(2, trainer + arguments("-x 1"));
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: one of 2 ranks, but this program was built without NCCL"), std::string::npos) << o.err;
 }
 
-TEST_F(Training, WithoutNcclNoRankWaitsForOthers) {
+TEST_F(LongTraining, WithoutNcclNoRankWaitsForOthers) {
   const Outcome alone = run("timeout -s KILL 20 " + trainer +
                             arguments("-x 1 --rendezvous file:" + in("rendezvous") + " --rank 1 --ranks 2"));
   EXPECT_EQ(alone.exit_status, 1);
   EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
 }
 
-TEST_F(Training, RefusesAnInvalidRendezvous) {
+TEST_F(LongTraining, RefusesAnInvalidRendezvous) {
   const std::string data = "-i " + in("tokens.bin");
   expect_error(data + " --rendezvous here", {"file:PATH or tcp:HOST:PORT"});
   expect_error(data + " --rendezvous file:x --rank 2 --ranks 2", {"--rank 2", "--ranks 2"});

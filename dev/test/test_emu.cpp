@@ -1,4 +1,6 @@
 // The emulated GPU itself: every mistake that it should find is planted once, beside the same code without the mistake.
+//
+// COVERS dev/emu/
 #include <gtest/gtest.h>               // TEST, EXPECT_DEATH
 #include <sanitizer/asan_interface.h>  // ASAN_POISON_MEMORY_REGION
 #include <algorithm>                   // std::is_sorted

@@ -1,5 +1,7 @@
 // What the emulated GPU is given to do: launches, streams, events and graphs. Every mistake that it should find is
 // planted once, beside the same code without the mistake.
+//
+// COVERS dev/emu/
 #include <gtest/gtest.h>        // TEST, EXPECT_DEATH
 #include <string>               // std::string
 #include <vector>               // std::vector

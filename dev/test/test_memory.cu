@@ -1,6 +1,8 @@
 // What long contexts rest on: the plan says what the program takes, and what it takes grows with T and not with T * T.
 // By plan for GPT-2's sizes; by what the emulated GPU has handed out for small models. And what is modelled of a step's
 // time from that plan.
+//
+// COVERS train_gpt2_sla.cu llmc/cuda/device.h llmc/model/activations.h llmc/run/memory_plan.h llmc/utils/memory_plan.h
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 

@@ -229,6 +229,7 @@ class Channel : public CommandLine {
     ASSERT_TRUE(fs::exists(in(name))) << name;
   }
 };
+using LongChannel = Channel;
 
 // Counts as a GPU would write them: collectives in which each rank waits for the others. `before` is called before
 // each, with its number.
@@ -294,7 +295,7 @@ struct Listener {
   ~Listener() { close(fd); }
 };
 
-TEST_F(Channel, AnEarlierRunsRendezvousFileIsHarmless) {
+TEST_F(LongChannel, AnEarlierRunsRendezvousFileIsHarmless) {
   const Listener not_listening, of_another_run;
   listen(of_another_run.fd, 10);  // accepts connections and does not answer
   const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
@@ -356,7 +357,7 @@ TEST_F(Channel, OtherConnectionsAreIgnoredAndDelayNoRank) {
 
 // Rank 1 repeats the handshake when it gets no answer; its first connection, which it has closed, must not count as its
 // death.
-TEST_F(Channel, ARankZeroThatWasStoppedStillAcceptsTheOthers) {
+TEST_F(LongChannel, ARankZeroThatWasStoppedStillAcceptsTheOthers) {
   const Rendezvous rendezvous = {"file:" + in("rendezvous"), 2};
   const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
   const Process first = start_rank(rendezvous, 0, body);
@@ -486,7 +487,7 @@ TEST_F(Channel, CheckSameOnAllRanksIsABarrier) {
 // Failures
 
 // A rank is killed at a random time: before it has connected, while it connects, or when all compute.
-TEST_F(Channel, WhenARankIsKilledAtAnyTimeAllEnd) {
+TEST_F(LongChannel, WhenARankIsKilledAtAnyTimeAllEnd) {
   std::mt19937 random(1);
   int before_connecting = 0, after_connecting = 0;
   for (int batch = 0; batch < 6; batch++) {
@@ -572,7 +573,7 @@ TEST_F(Channel, ARankThatConnectsAfterADeathEndsToo) {
   expect_end_after_loss_of(1, all, " has died; the run ends");
 }
 
-TEST_F(Channel, AStoppedRankIsNamed) {
+TEST_F(LongChannel, AStoppedRankIsNamed) {
   std::vector<std::vector<Process>> runs;
   for (size_t victim : {0u, 1u})
     runs.push_back(start_ranks({"file:" + in(format("rendezvous%d", int(victim))), 3, 2}, compute));
@@ -587,7 +588,7 @@ TEST_F(Channel, AStoppedRankIsNamed) {
 
 // A training thread that hangs while its process lives; and a collective that hangs on all ranks, which is no rank's
 // fault.
-TEST_F(Channel, ARankThatDoesNotReachACollectiveIsNamed) {
+TEST_F(LongChannel, ARankThatDoesNotReachACollectiveIsNamed) {
   const std::vector<Process> all_wait = start_ranks({"file:" + in("rendezvous"), 3, 2}, [](RankChannel& channel, int) {
     volatile uint64_t begun = 8, done = 7;
     channel.watch_progress(&begun, &done);
@@ -609,7 +610,7 @@ TEST_F(Channel, ARankThatDoesNotReachACollectiveIsNamed) {
                               "the network"});
 }
 
-TEST_F(Channel, APausedRankIsNotReported) {
+TEST_F(LongChannel, APausedRankIsNotReported) {
   expect_clean_shutdown(start_ranks({"file:" + in("rendezvous"), 3, 2}, [](RankChannel& channel, int rank) {
     Collectives().run(channel, 10, [&](uint64_t n) {
       if (rank != 0 || n != 8) return;
@@ -619,7 +620,7 @@ TEST_F(Channel, APausedRankIsNotReported) {
   }));
 }
 
-TEST_F(Channel, WithATimeoutOfZeroNoHangIsReported) {
+TEST_F(LongChannel, WithATimeoutOfZeroNoHangIsReported) {
   expect_clean_shutdown(start_ranks({"file:" + in("rendezvous"), 2, 0}, [](RankChannel& channel, int rank) {
     Collectives().run(channel, 10, [&](uint64_t n) {
       if (rank == 1 && n == 8) sleep_for(1);
@@ -630,7 +631,7 @@ TEST_F(Channel, WithATimeoutOfZeroNoHangIsReported) {
 // ----------------------------------------------------------------------------
 // Errors and clean shutdown
 
-TEST_F(Channel, RankZeroPrintsAnotherRanksErrorAndAllEnd) {
+TEST_F(LongChannel, RankZeroPrintsAnotherRanksErrorAndAllEnd) {
   const std::vector<Process> all = start_ranks({"file:" + in("rendezvous"), 4}, [](RankChannel& channel, int rank) {
     channel.check_same_on_all_ranks("rendezvousing", "");
     if (rank == 2) throw UserError("no such file");
@@ -657,7 +658,7 @@ TEST_F(Channel, AnErrorOfRankZeroEndsTheOthersSilently) {
   expect_one_error(all, {"error: no such file\n"});
 }
 
-TEST_F(Channel, FinalizeWaitsForTheOthersButAtMostFiveSeconds) {
+TEST_F(LongChannel, FinalizeWaitsForTheOthersButAtMostFiveSeconds) {
   const auto finalize_after = [this](const std::string& name, double seconds_of_first, double seconds_of_second) {
     return start_ranks({"file:" + in(name), 2, 2}, [=](RankChannel& channel, int rank) {
       channel.check_same_on_all_ranks("rendezvousing", "");

@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>           // TEST_P, EXPECT_LE
 #include <numeric>                 // std::iota, std::inner_product
 #include <random>                  // std::mt19937_64
+#include <set>                     // std::set
+#include <string>                  // std::string
 #include <utility>                 // std::swap
+#include <vector>                  // std::vector
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
 #include "dev/test/values.h"       // relative_error
 #include "llmc/model/reference.h"  // the reference
@@ -114,6 +117,21 @@ std::string wiring_name(const testing::TestParamInfo<WiringCase>& info) { return
 
 INSTANTIATE_TEST_SUITE_P(All, ReferenceWiring, testing::ValuesIn(wirings), wiring_name);
 
+struct ReferenceGradients : ReferenceWiring {};
+
+// Those whose gradients `make test` compares, too.
+const std::set<std::string> quick_gradients = {"all_heads", "also_strided", "gate_gqa_window", "gate_without_biases"};
+
+std::vector<WiringCase> wirings_of_gradients(bool quick) {
+  std::vector<WiringCase> some;
+  for (const WiringCase& wiring : wirings)
+    if (bool(quick_gradients.count(wiring.name)) == quick) some.push_back(wiring);
+  return some;
+}
+
+INSTANTIATE_TEST_SUITE_P(Quick, ReferenceGradients, testing::ValuesIn(wirings_of_gradients(true)), wiring_name);
+INSTANTIATE_TEST_SUITE_P(Long, ReferenceGradients, testing::ValuesIn(wirings_of_gradients(false)), wiring_name);
+
 // d loss / d (the tensor along `direction`), by central difference. Its error is about h^2/6 times the third
 // derivative, plus 1e-16 / h from rounding: the two meet near h = 1e-5.
 double directional_derivative(Problem& problem, Tensor<double>& tensor, const std::vector<double>& direction) {
@@ -131,7 +149,7 @@ double directional_derivative(Problem& problem, Tensor<double>& tensor, const st
 // Each tensor's derivatives are compared as one vector: those of all its elements where they are few, else of 12
 // drawn ones; and one along a random direction that moves all elements at once, so that no element goes unseen. As a
 // vector, because a single true derivative may be zero, like that of every key bias, to which softmax is blind.
-TEST_P(ReferenceWiring, GradientsAreCentralDifferencesOfTheLoss) {
+TEST_P(ReferenceGradients, AreCentralDifferencesOfTheLoss) {
   Problem problem(GetParam());
   const Tensors<double> grads = problem.grads();
   std::mt19937_64 random(99);

@@ -1,5 +1,7 @@
 // Runs of the trainer that end before their last step, by a signal or a kill, and those that resume them: a process
 // with arguments, files and an exit status. Runs from the repository's root.
+//
+// COVERS train_gpt2_sla.cu llmc/io/checkpoint llmc/run/run. llmc/run/stop_signal.h
 #include <gtest/gtest.h>           // TEST_F
 #include <signal.h>                // kill, SIGKILL
 #include <sys/wait.h>              // waitpid, WIFEXITED
@@ -123,7 +125,7 @@ TEST_F(CommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
   }
 }
 
-TEST_F(CommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
+TEST_F(LongCommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model +
                              "-k constant --shuffle -d 128 -n 3 --keep 2 --keep-every 50 ";
@@ -170,7 +172,7 @@ TEST_F(CommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
 // BUG llmc/run/stop_signal.h: `for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {` -> `for (int signal : {SIGTERM,
 // SIGINT, SIGUSR1}) {` Pairs of processes that resume in the same folder, started up to 0.3 s apart; the one that
 // trains is then killed.
-TEST_F(CommandLine, OneProcessTrainsInAFolderAndOthersAreRefused) {
+TEST_F(LongCommandLine, OneProcessTrainsInAFolderAndOthersAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 3 --keep 2 ";
   const std::string to_a_kill = "timeout -s KILL 2 " + common + "-x 1000000 -y -o " + in("out");
@@ -198,7 +200,7 @@ TEST_F(CommandLine, OneProcessTrainsInAFolderAndOthersAreRefused) {
   expect_the_end_of_an_undisturbed_run(common, last + 4);
 }
 
-TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
+TEST_F(LongCommandLine, ASecondSignalLeavesAtOnce) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   // A step of twenty thousand micro-batches, many seconds long.
   const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
@@ -220,7 +222,7 @@ TEST_F(CommandLine, ASecondSignalLeavesAtOnce) {
   EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html"}));
 }
 
-TEST_F(CommandLine, SignalsStopARunWithoutAFolderUnlessIgnored) {
+TEST_F(LongCommandLine, SignalsStopARunWithoutAFolderUnlessIgnored) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string command = trainer + "-i " + in("tokens.bin") + small_model + "-k constant -x 1000000";
   std::string text;
@@ -236,7 +238,7 @@ TEST_F(CommandLine, SignalsStopARunWithoutAFolderUnlessIgnored) {
   EXPECT_NE(text.find("stopped by SIGTERM after step "), std::string::npos);
 }
 
-TEST_F(CommandLine, CheckpointsAreKeptAsAskedAndTimed) {
+TEST_F(LongCommandLine, CheckpointsAreKeptAsAskedAndTimed) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const Outcome o =
       run(trainer + "-i " + in("tokens.bin") + small_model + "-x 23 -n 2 --keep 2 --keep-every 8 -o " + in("out"));
@@ -309,7 +311,7 @@ TEST_F(CommandLine, AFlippedByteIsRefusedAndAnOlderCheckpointTaken) {
   EXPECT_NE(run(with + " -y").err.find("there is no older checkpoint in " + in("out")), std::string::npos);
 }
 
-TEST_F(CommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
+TEST_F(LongCommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string with = alone + trainer + "-i " + in("tokens.bin") + small_model + "-y -o " + in("out"),
                     warning = "warning: -y: " + in("out");
@@ -327,7 +329,7 @@ TEST_F(CommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
                                                       "with 0.001\n");
 }
 
-TEST_F(CommandLine, WhatIsNotUsedIsSaid) {
+TEST_F(LongCommandLine, WhatIsNotUsedIsSaid) {
   write_file(in("train_a.bin"), shard_bytes(20000));
   write_file(in("train_b.bin"), shard_bytes(33));  // one sequence of T + 1
   const std::string with =

@@ -1,10 +1,15 @@
 // The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; the
 // check on a GPU, with the emulated one and a few lines of shell in place of CUDA's tools; and what the Makefile finds
-// on a machine, likewise. Runs from the repository's root, where the trainers are.
+// on a machine, likewise. Runs from the repository's root, where the trainers and ./report are.
+//
+// COVERS ONLY scripts/
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
 #include <cstdlib>             // setenv
+#include <iterator>            // std::istream_iterator
+#include <set>                 // std::multiset
+#include <sstream>             // std::istringstream
 #include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
 #include "llmc/utils/error.h"  // format
 
@@ -38,6 +43,7 @@ class Scripts : public CommandLine {
                       command.c_str(), out.c_str(), signal));
   }
 };
+using LongScripts = Scripts;
 
 TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   struct Case {
@@ -65,7 +71,7 @@ TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
 }
 
 // Of a trainer in whose memory five sequences fit: what it is called with last is the run itself.
-TEST_F(Scripts, TakeTheLargestMicroBatchThatFits) {
+TEST_F(LongScripts, TakeTheLargestMicroBatchThatFits) {
   unsetenv("BATCH");
   write_program("of_five", R"(
     echo "$*" >>"$OUT.calls"
@@ -88,7 +94,7 @@ TEST_F(Scripts, TakeTheLargestMicroBatchThatFits) {
   EXPECT_EQ(micro_batches(), "3\n");
 }
 
-TEST_F(Scripts, ResumeAfterAKillWithTheSameBits) {
+TEST_F(LongScripts, ResumeAfterAKillWithTheSameBits) {
   write_program("killed_once", R"(
     if [ -e "$OUT" ]; then exec build/fp32/train_gpt2_sla_cpu "$@"; fi
     build/fp32/train_gpt2_sla_cpu "$@" & until [ -e "$OUT/step_00000002" ]; do sleep 0.01; done
@@ -106,7 +112,7 @@ TEST_F(Scripts, ResumeAfterAKillWithTheSameBits) {
   expect_the_same_checkpoint(in("out"), in("undisturbed"), 6);
 }
 
-TEST_F(Scripts, StopWhenTheTrainingIsStoppedByASignal) {
+TEST_F(LongScripts, StopWhenTheTrainingIsStoppedByASignal) {
   for (const char* signal : {"TERM", "USR1"}) {
     setenv("OUT", in(signal).c_str(), 1);
     const Outcome o = run_and_signal("scripts/run_gpt2_124M_sla.sh" + small + " -x 100000", in(signal), signal);
@@ -116,7 +122,7 @@ TEST_F(Scripts, StopWhenTheTrainingIsStoppedByASignal) {
   }
 }
 
-TEST_F(Scripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
+TEST_F(LongScripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
   const Outcome o = run("scripts/run_gpt2_350M.sh --no-such-option");
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("ended three times in a row without a new checkpoint, the last time with status 1"),
@@ -132,7 +138,7 @@ TEST_F(Scripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
 
 // Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one
 // resumes. Ranks agree to stop with the next step that they queue, so that it may take two steps.
-TEST_F(Scripts, UnderSlurmRequeueWhenWarned) {
+TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
   // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
   write_program("srun", R"(
     pmix=
@@ -188,7 +194,7 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
 // ----------------------------------------------------------------------------
 // compare.sh
 
-class Compare : public Scripts {
+class LongCompare : public Scripts {
  protected:
   const std::string options = " -- -i " + in("data/train_000.bin") + " -j " + in("data/val_000.bin") +
                               " --layers 4 --heads 4 --channels 32 --vocab-size 64 --max-seq-len 8 -t 8 -b 1 --shuffle "
@@ -208,7 +214,7 @@ class Compare : public Scripts {
 };
 
 // Stopped in the second run, and resumed with the same command.
-TEST_F(Compare, RunsInterleavedAndResumesWhereItWasStopped) {
+TEST_F(LongCompare, RunsInterleavedAndResumesWhereItWasStopped) {
   const std::string wirings = "plain; sla(3,3);; gqa(2) window(4) ",
                     command = compare("c", wirings, "-x 400 -n 100 -k constant");
   const Outcome stopped = run_and_signal(command, in("c/sla_3_3-1"), "TERM");
@@ -231,7 +237,7 @@ TEST_F(Compare, RunsInterleavedAndResumesWhereItWasStopped) {
   expect_the_same_checkpoint(in("c/sla_3_3-1"), in("whole/sla_3_3-1"), 400);
 }
 
-TEST_F(Compare, GivesEachGpuARunOfItsOwn) {
+TEST_F(LongCompare, GivesEachGpuARunOfItsOwn) {
   write_program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run(compare("c", "plain; gqa(2); share(2)", "-x 2") + " && sort " + in("started"));
@@ -241,7 +247,7 @@ TEST_F(Compare, GivesEachGpuARunOfItsOwn) {
     EXPECT_NE(o.out.find(started), std::string::npos) << started << o.out;
 }
 
-TEST_F(Compare, SaysWhichRunsFailedAndDoesTheOthers) {
+TEST_F(LongCompare, SaysWhichRunsFailedAndDoesTheOthers) {
   const Outcome o = run(compare("c", "plain; sla(9,9); gqa(2)", "-x 2"));
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: sla_9_9, seed 1, ended with status 1: error: "), std::string::npos) << o.err;
@@ -263,7 +269,7 @@ TEST_F(Compare, SaysWhichRunsFailedAndDoesTheOthers) {
 // paper.sh
 
 // SIZE=tiny with shorter sequences and fewer channels.
-TEST_F(Scripts, MakeTablesAtEqualFlopsAndEqualKv) {
+TEST_F(LongScripts, MakeTablesAtEqualFlopsAndEqualKv) {
   write_program("smaller", "set -- \"${@/#512/64}\"; exec build/fp32/train_gpt2_sla_cpu \"${@/#128/32}\"");
   setenv("TRAINER", in("smaller").c_str(), 1);
   setenv("EVALUATOR", "build/fp32/evaluate_gpt2_sla_cpu", 1);
@@ -304,7 +310,7 @@ TEST_F(Scripts, MakeTablesAtEqualFlopsAndEqualKv) {
 
 // scripts/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules
 // for a GPU let nvcc build is a script that runs the emulated GPU's program of the same name.
-class GpuCheck : public CommandLine {
+class LongGpuCheck : public CommandLine {
  protected:
   const std::string bin = in("bin"), report = in("results/emulated-gpu-9000.md");
   std::string python;  // this machine's, if it has one
@@ -358,7 +364,7 @@ class GpuCheck : public CommandLine {
 // Of each program that GoogleTest runs the first test that the script asks for; where it asks for all, of the model's
 // one that is quick. The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1
 // MB of what the plan keeps free.
-TEST_F(GpuCheck, RunsEachStepOnTheEmulatedGpu) {
+TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   write_nvcc(R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
     case "$x $*" in
       "train_gpt2_sla -e d12"*)
@@ -392,7 +398,7 @@ TEST_F(GpuCheck, RunsEachStepOnTheEmulatedGpu) {
 }
 
 // What is not under test does nothing here, with success.
-TEST_F(GpuCheck, SaysRedWhenAStepFails) {
+TEST_F(LongGpuCheck, SaysRedWhenAStepFails) {
   struct Case {
     const char *step, *failure;
   };
@@ -419,7 +425,7 @@ TEST_F(GpuCheck, SaysRedWhenAStepFails) {
   }
 }
 
-TEST_F(GpuCheck, IsRedWithoutTheSanitizer) {
+TEST_F(LongGpuCheck, IsRedWithoutTheSanitizer) {
   fs::remove(bin + "/compute-sanitizer");
   if (run("command -v compute-sanitizer").exit_status == 0) GTEST_SKIP() << "this machine has one";
   write_nvcc("");
@@ -428,7 +434,7 @@ TEST_F(GpuCheck, IsRedWithoutTheSanitizer) {
   EXPECT_NE(read_file(report).find("| compute-sanitizer | RED |"), std::string::npos) << o.out;
 }
 
-TEST_F(GpuCheck, EndsWhereItCannotBegin) {
+TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
   const auto expect_error = [&](const char* error) {
     const Outcome o = check();
     EXPECT_EQ(o.exit_status, 1) << error;
@@ -443,7 +449,7 @@ TEST_F(GpuCheck, EndsWhereItCannotBegin) {
 
 // PyTorch has a GPU here and nothing else: torch_sla.py reads its command line, the wirings and the benchmark's
 // figures, and no more.
-TEST_F(GpuCheck, CallsThePeerInPyTorchWithOptionsThatItHas) {
+TEST_F(LongGpuCheck, CallsThePeerInPyTorchWithOptionsThatItHas) {
   if (python.empty()) GTEST_SKIP() << "no python3";
   write_file(in("peer.py"), R"py(
 import importlib.util, sys, unittest.mock
@@ -470,6 +476,57 @@ print("peer:", arguments.command, *wirings)
        {"| PyTorch computes the same function | green |", "| PyTorch, attention | green |",
         "| PyTorch, training | green |", "\npeer: attention\n\npeer: attention\n\npeer: train plain sla(9,9)\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+}
+
+// ----------------------------------------------------------------------------
+// scripts/run_tests.sh
+
+class RunTests : public Scripts {
+ protected:
+  // A program in build/, with these tests, each of which passes and writes its name to the file "ran".
+  void add_program(const std::string& name, const std::string& tests) {
+    fs::create_directories(in("build"));
+    fs::create_directories(in("scripts"));
+    fs::copy_file("scripts/run_tests.sh", in("scripts/run_tests.sh"), fs::copy_options::overwrite_existing);
+    write_file(in("build/" + name), "#!/usr/bin/env bash\nfor test in " + tests + R"sh(; do
+      case "$*" in
+        *--gtest_filter=-Long\*) [[ $test != Long* ]] || continue ;;
+        *--gtest_filter=Long\*) [[ $test = Long* ]] || continue ;;
+      esac
+      if [ "$1" = --gtest_list_tests ]; then echo "${test%.*}."; echo "  ${test#*.}"; continue; fi
+      echo "$test" >>ran
+      printf '[ RUN      ] %s\n[       OK ] %s (1 ms)\n' "$test" "$test"
+    done)sh");
+    chmod(in("build/" + name).c_str(), 0755);
+  }
+  // The last line that the script prints.
+  std::string run_tests(const std::string& arguments) const {
+    const std::string out = run("'" + in("scripts/run_tests.sh") + "' " + arguments).out;
+    return out.substr(out.rfind('\n', out.size() - 2) + 1);
+  }
+  std::multiset<std::string> ran() const {
+    std::istringstream lines(read_file(in("ran")));
+    return {std::istream_iterator<std::string>(lines), {}};
+  }
+};
+
+TEST_F(RunTests, RunsTheRestOnceWhatTheQuickTestsLeftOut) {
+  add_program("mixed", "A.B LongC.D LongE/F.G/h");
+  add_program("quick", "I.J");
+  add_program("later", "K.L LongM.N");
+  EXPECT_EQ(run_tests("quick build/mixed build/quick"), "2 passed, 0 failed\n");
+  EXPECT_EQ(ran(), (std::multiset<std::string>{"A.B", "I.J"}));
+  EXPECT_EQ(run_tests("rest build/mixed build/quick build/later"), "6 passed, 0 failed\n");
+  EXPECT_EQ(ran(), (std::multiset<std::string>{"A.B", "I.J", "LongC.D", "LongE/F.G/h", "K.L", "LongM.N"}));
+  EXPECT_EQ(run_tests("all build/mixed build/quick build/later"), "6 passed, 0 failed\n");
+}
+
+TEST_F(RunTests, AProgramThatRunsNoTestHasFailed) {
+  add_program("none", "");
+  add_program("long", "LongA.B");
+  EXPECT_EQ(run_tests("quick build/long"), "0 passed, 2 failed\n");
+  EXPECT_EQ(run_tests("all build/none build/long"), "1 passed, 1 failed\n");
+  EXPECT_EQ(run_tests("quick build/none build/missing"), "0 passed, 3 failed\n");
 }
 
 // ----------------------------------------------------------------------------

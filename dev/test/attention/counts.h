@@ -5,6 +5,7 @@
 #include <algorithm>                   // std::min, std::sort
 #include <climits>                     // INT_MAX
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
+#include "dev/test/long.h"             // LONG_ON_EMU
 
 // A copy of shared K/V would take more launches, or more reads. The kernels load each tile of queries once, with the k
 // and v of the keys that it sees, and in the backward pass also each tile of keys with the q and dout of the queries
@@ -87,7 +88,7 @@ TEST(AttentionDecode, ReadsWhatIsSeenOnce) {
 #ifdef PRECISION_BF16
 // With a window of w the kernels read, for each tile of queries, the keys from the tile that the first query's window
 // begins in; and for each tile of keys, the queries up to the end of the tile that the last key's window ends in.
-TEST(AttentionMasks, ReadTheWindowsTilesAlone) {
+TEST(LONG_ON_EMU(AttentionMasks), ReadTheWindowsTilesAlone) {
   const int64_t T = 600, HS = 64;
   for (int w : {1, 60, 64, 65, 200}) {
     Layer layer(with_mask({2, T, HS, {0, 0}, 1}, {w}));
@@ -152,7 +153,7 @@ TEST(AttentionMasks, WithStridesReadEachRowOnce) {
             uint64_t(T) * (8 * HS * sizeof(bf16) + 2 * sizeof(float)));  // q, k, v, dout by two kernels
 }
 
-TEST(AttentionMasks, HaveNoBankConflicts) {
+TEST(LONG_ON_EMU(AttentionMasks), HaveNoBankConflicts) {
   const emu::Counters before = emu::counters();
   for (int64_t HS : {32, 64, 80, 96, 128})
     for (int topk : {0, 9}) {

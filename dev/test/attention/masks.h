@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>               // TEST
 #include <algorithm>                   // std::sort
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case, check
+#include "dev/test/long.h"             // LONG_ON_EMU
 
 // The emulated GPU takes so many times as long that it checks only every so many of the cases.
 #ifdef SLA_EMU
@@ -26,7 +27,7 @@ inline std::vector<AttentionMask> many_masks() {
   return masks;
 }
 
-TEST(AttentionMasks, MatchTheFormulaForEveryPatternAndLength) {
+TEST(LONG_ON_EMU(AttentionMasks), MatchTheFormulaForEveryPatternAndLength) {
   const std::vector<int64_t> lengths = {1, 2, 63, 64, 65, 127, 130, 257, 299}, head_sizes = {8, 16, 40};
   const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},
                                      {0, 0, 0, {0, 0}, 1},
@@ -87,7 +88,7 @@ TEST(AttentionMasks, NameTheNextKeyAndQueryThatCount) {
 
 // Of at least 8 and at most T / 16: GPUs work on the positions with one remainder at a time, where all query heads of a
 // K/V head have the same.
-TEST(AttentionMasks, WithStridesMatchTheFormula) {
+TEST(LONG_ON_EMU(AttentionMasks), WithStridesMatchTheFormula) {
   const std::vector<AttentionMask> masks = {{0, MaskPattern::stride, 8},
                                             {40, MaskPattern::stride, 12},
                                             {0, MaskPattern::stride, 16},
@@ -141,7 +142,7 @@ TEST(AttentionMasks, LetQueriesSeeNoKey) {
   check(c);
 }
 
-TEST(AttentionSources, HaveOneSoftmaxOverAllTheirKeys) {
+TEST(LONG_ON_EMU(AttentionSources), HaveOneSoftmaxOverAllTheirKeys) {
   const std::vector<Case> wirings = {{0, 0, 0, {{0, 1}, {1, 2}}, 1},           // each own and another layer's
                                      {0, 0, 0, {{0, 1, 2}, 2, {0, 2}, 1}, 1},  // as many as it likes
                                      {0, 0, 0, {{0, 1}, {0, 1}, {0, 1}}, 2},
@@ -168,7 +169,7 @@ TEST(AttentionSources, HaveSeparateStridesForKAndV) {
     }
 }
 
-TEST(AttentionMasks, OfTheLastQueriesAreThoseOfTheWhole) {
+TEST(LONG_ON_EMU(AttentionMasks), OfTheLastQueriesAreThoseOfTheWhole) {
   for (int topk : {0, 9})
     for (int64_t B : {1, 2}) {
       Case c = general_case(B, 140, 24);
@@ -187,7 +188,7 @@ TEST(AttentionMasks, OfTheLastQueriesAreThoseOfTheWhole) {
 
 #ifndef SLA_CPU  // which has no kernels of its own for it
 // As generation does, of up to four queries.
-TEST(AttentionDecode, IsThatOfTheWhole) {
+TEST(LONG_ON_EMU(AttentionDecode), IsThatOfTheWhole) {
   size_t i = 0;
   for (int64_t HS : {8, 24, 64, 80, 128})
     for (int64_t T : {1, 2, 64, 65, 127, 200}) {
@@ -219,7 +220,7 @@ TEST(AttentionDecode, HasTheSameBitsAloneAndBesideOthers) {
 }
 #endif
 
-TEST(AttentionTopK, MatchesTheFormulaWhereScoresAreExact) {
+TEST(LONG_ON_EMU(AttentionTopK), MatchesTheFormulaWhereScoresAreExact) {
   size_t i = 0;
   for (int topk : {1, 2, 5, 63, 64, 65, 128, 300, 1000})
     for (int64_t T : {1, 7, 64, 130, 300})
@@ -235,7 +236,7 @@ TEST(AttentionTopK, MatchesTheFormulaWhereScoresAreExact) {
 
 // The lowest score that is taken is compared with itself, so that one rounded otherwise in any kernel, the one with the
 // transposed product included, loses or wins a key.
-TEST(AttentionTopK, ComparesTheSameBitsInEveryKernel) {
+TEST(LONG_ON_EMU(AttentionTopK), ComparesTheSameBitsInEveryKernel) {
   for (int topk : {1, 2, 20})
     for (int64_t HS : {40, 64, 96}) {
       Case c = {1, 150, HS, {0, {0, 1}, 1}, 1};

@@ -4,12 +4,13 @@
 #include <gtest/gtest.h>               // TEST
 #include <cmath>                       // isfinite
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, check
+#include "dev/test/long.h"             // LONG_ON_EMU
 
 TEST(Attention, MatchesTheFormulaForSeveralLengths) {
   for (int64_t T : {1, 7, 63, 64, 65, 127, 128, 129, 300}) check({2, T, 16, {0, 1}, 2});
 }
 
-TEST(Attention, MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
+TEST(LONG_ON_EMU(Attention), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
   const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},     // plain: dk and dv of the first K/V head are =, of the
                                                                // second +=
                                      {0, 0, 0, {0, 1}, 0},     // all K/V from the source layer
@@ -89,7 +90,7 @@ TEST(Attention, OfASinglePositionIsItsValue) {
   }
 }
 
-TEST(Attention, OfTheLastQueriesIsThatOfTheWhole) {
+TEST(LONG_ON_EMU(Attention), OfTheLastQueriesIsThatOfTheWhole) {
   for (int64_t HS : {24, 64, 96})
     for (int64_t B : {2, 3}) {
       Layer layer({B, 140, HS, {0, 1, 0}, 1});

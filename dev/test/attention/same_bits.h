@@ -6,9 +6,10 @@
 #endif
 #include <cmath>                       // isnan
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
+#include "dev/test/long.h"             // LONG_ON_EMU
 
 // The same function in other words. Other kernels may compute it, or the same in another order.
-TEST(AttentionMasks, ThatHideNothingChangeNothing) {
+TEST(LONG_ON_EMU(AttentionMasks), ThatHideNothingChangeNothing) {
   const Case plain = {2, 300, 32, {0, 1, 0}, 1};
   Layer expected(plain);
   expected.forward();
@@ -47,7 +48,7 @@ TEST(AttentionMasks, ThatHideNothingChangeNothing) {
 // Each sum has the same order in the tiles for GPUs with large shared memory and in those for others.
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `group_ds, q_tiles.from_row(row), channel` ->
 //   `group_ds, q_tiles.from_row(row)`
-TEST(Attention, IsTheSameInLargeAndSmallSharedMemory) {
+TEST(LONG_ON_EMU(Attention), IsTheSameInLargeAndSmallSharedMemory) {
   const bool large = gpu().has_large_shared_memory;
   for (int64_t HS : {64, 72, 128})
     for (int64_t T : {1, 150, 300}) {
@@ -93,7 +94,7 @@ TEST(Attention, HasTheSameBitsForAnyNumberOfThreads) {
 #endif
 
 #ifdef SLA_EMU
-TEST(Attention, HasTheSameBitsInAnyOrderOfThreads) {
+TEST(LONG_ON_EMU(Attention), HasTheSameBitsInAnyOrderOfThreads) {
   Case top = general_case(1, 70, 24);
   top.topk = 7;
   for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}, Case{1, 200, 64, {0, 1}, 1},

@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>            // TEST
 #include "dev/test/model/losses.h"  // GraphCase, expect_equal_to_reference
+#include "dev/test/long.h"          // LONG_ON_EMU
 #include "dev/test/model/model.h"   // make_model, make_generator, set_weights, loss_curve
 #include "dev/test/values.h"        // relative_error
 
@@ -67,7 +68,7 @@ struct RandomCase {
   }
 };
 
-TEST(RandomWirings, HaveTheReferencesLossesAndGradients) {
+TEST(LongRandomWirings, HaveTheReferencesLossesAndGradients) {
   constexpr int cases = head_size_multiple > 1 || is_bf16 ? 30 : 200;
   for (uint64_t seed = 1; seed <= cases; seed++) {
     RandomCase random(seed);
@@ -115,7 +116,7 @@ inline std::vector<std::string> wirings_to_try() {
 }
 
 // Where the loss is that of position t alone, what comes after has a gradient of exactly zero.
-TEST(EveryWiring, IsCausal) {
+TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
   for (const std::string& wiring : wirings_to_try()) {
     SCOPED_TRACE(wiring);
     auto model = make_model(four_layers(wiring), 1, 33);
@@ -141,7 +142,7 @@ TEST(EveryWiring, IsCausal) {
 
 // Three sequences of different lengths in one cache: prompts a few tokens at a time, longer than the windows too, so
 // that the cache of a window has to move on; then a token of each sequence in turn, until each has its length.
-TEST(EveryWiring, GeneratesWithItsCacheWhatTrainingComputes) {
+TEST(LONG_ON_EMU(EveryWiring), GeneratesWithItsCacheWhatTrainingComputes) {
   const std::vector<int> prompts = {5, 23, 1}, lengths = {40, 33, 25};
   constexpr int at_once = head_size_multiple > 1 ? 4 : 1;  // tokens of each sequence; on an emulated GPU passes take
                                                            // long
@@ -184,7 +185,7 @@ TEST(EveryWiring, GeneratesWithItsCacheWhatTrainingComputes) {
   }
 }
 
-TEST(EveryWiring, ThatSaysNothingIsPlain) {
+TEST(LONG_ON_EMU(EveryWiring), ThatSaysNothingIsPlain) {
   // What runs the same operations on the same numbers has the same bits; a mask that hides nothing, and topk, go other
   // ways.
   const struct {

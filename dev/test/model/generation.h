@@ -1,6 +1,7 @@
 // Generation from cached K/V, and the weights that a run starts with.
 #pragma once
 #include <gtest/gtest.h>           // TEST
+#include "dev/test/long.h"         // LONG_ON_EMU
 #include "dev/test/model/model.h"  // make_model, make_generator, small_config
 #include "dev/test/values.h"       // relative_error
 
@@ -25,7 +26,7 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
 
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` ->
 // `RandomStream::sample, 0,`
-TEST(Generation, IsAFunctionOfSeedAndStep) {
+TEST(LONG_ON_EMU(Generation), IsAFunctionOfSeedAndStep) {
   auto model = make_model(small_config(), 1, 16);
   gpt2_init_weights(*model, 1);
   auto generator = make_generator(*model, 1, 16, 4);
@@ -53,7 +54,7 @@ TEST(Generation, ComputesEachPositionOnce) {
   EXPECT_EQ(computed, tokens[14]);
 }
 
-TEST(Initialisation, HasGpt2sStandardDeviations) {
+TEST(LONG_ON_EMU(Initialisation), HasGpt2sStandardDeviations) {
   ModelConfig config = small_config();
   config.channels = 128;
   auto model = make_model(config, 1, 8);

@@ -2,8 +2,13 @@
 // cases.
 #pragma once
 #include <gtest/gtest.h>           // TEST_P
+#include <algorithm>               // std::find
 #include <map>                     // std::map
+#include <set>                     // std::set
+#include <string>                  // std::string
+#include <vector>                  // std::vector
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
+#include "dev/test/long.h"         // LONG_ON_EMU
 #include "dev/test/model/model.h"  // make_model, set_weights, micro_step
 #include "dev/test/values.h"       // relative_error
 #include "llmc/model/reference.h"  // reference::forward, reference::backward
@@ -102,7 +107,7 @@ TEST_P(Graph, HasThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetPar
 TEST_P(Graph, HasThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(GetParam(), 2); }
 TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
 
-const GraphCase graph_cases[] =
+const std::vector<GraphCase> graph_cases =
     {{"plain", 3, 4, 32, 61, 40, "plain", true, 2, 33, 1},
      {"nine_of_twelve", 4, 4, 32, 61, 40, "sla(3,3)", true, 2, 33, 3},
      {"adjacent", 4, 4, 32, 61, 40, "sla(1,2)", true, 3, 17, 1},
@@ -143,7 +148,22 @@ const GraphCase graph_cases[] =
      {"several_logit_chunks", 2, 2, 16, 70001, 300, "sla(1,1)", true, 1, 299, 1}};
 inline std::string name_of(const testing::TestParamInfo<GraphCase>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Wiring, Graph, testing::ValuesIn(graph_cases), name_of);
+// With these the emulated GPU is quick; they have most kinds of terms.
+const std::set<std::string> quick_cases = {"no_bias", "fixed_union", "gated_masked_maps",
+                                           "highest_scores_of_several_sources"};
+
+// The cases of `all` that are among `names`, or those that are not.
+inline std::vector<GraphCase> cases_by_name(const std::vector<GraphCase>& all, const std::set<std::string>& names,
+                                            bool among = true) {
+  std::vector<GraphCase> cases;
+  for (const GraphCase& c : all)
+    if (bool(names.count(c.name)) == among) cases.push_back(c);
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Wiring, Graph, testing::ValuesIn(cases_by_name(graph_cases, quick_cases)), name_of);
+INSTANTIATE(LONG_ON_EMU(OtherWiring), Graph, testing::ValuesIn(cases_by_name(graph_cases, quick_cases, false)),
+            name_of);
 
 class Golden : public testing::TestWithParam<std::string> {};
 
@@ -189,5 +209,15 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Case, Golden, testing::ValuesIn(golden_case_names()),
-                         [](const auto& info) { return info.param; });
+inline std::string name_of_golden(const testing::TestParamInfo<std::string>& info) { return info.param; }
+
+const std::string quick_golden_case = "no_bias_accum";
+
+inline std::vector<std::string> other_golden_cases() {
+  std::vector<std::string> names = golden_case_names();
+  names.erase(std::find(names.begin(), names.end(), quick_golden_case));
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Case, Golden, testing::Values(quick_golden_case), name_of_golden);
+INSTANTIATE(LONG_ON_EMU(OtherCase), Golden, testing::ValuesIn(other_golden_cases()), name_of_golden);

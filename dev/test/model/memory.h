@@ -2,9 +2,10 @@
 #pragma once
 #include <gtest/gtest.h>           // TEST
 #include "dev/test/files.h"        // TemporaryFolder
+#include "dev/test/long.h"         // LONG_ON_EMU
 #include "dev/test/model/model.h"  // make_model, small_config, loss_curve
 
-TEST(Memory, NoActivationIsReadBeforeItIsWritten) {
+TEST(LONG_ON_EMU(Memory), NoActivationIsReadBeforeItIsWritten) {
   for (int recompute = 0; recompute <= 3; recompute++) {
     std::vector<std::vector<double>> curves;
     for (int fill : {0x00, 0xff}) {  // zeros, NaN
@@ -49,7 +50,7 @@ TEST(Bits, AreTheSameInASecondRun) {
 
 #ifdef SLA_EMU
 // On the emulated GPU a seed picks the order in which threads and blocks run. Whatever depends on it depends on a race.
-TEST(Bits, DoNotDependOnTheOrderOfThreads) {
+TEST(LONG_ON_EMU(Bits), DoNotDependOnTheOrderOfThreads) {
   for (int recompute : {0, 3}) {
     emu::set_seed(1);
     auto a = make_model(small_config(), 2, 35, recompute);
@@ -64,7 +65,7 @@ TEST(Bits, DoNotDependOnTheOrderOfThreads) {
 }
 #endif
 
-TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
+TEST(LONG_ON_EMU(Bits), AreThoseOfAnUninterruptedRunAfterAResume) {
   const TemporaryFolder folder;
   auto update = [&](GPT2& model, int step) {
     const auto inputs = random_tokens(int64_t(model.B) * model.T, model.config.vocab_size, uint32_t(step));
@@ -91,7 +92,7 @@ TEST(Bits, AreThoseOfAnUninterruptedRunAfterAResume) {
   expect_the_same_weights_and_moments(*whole, *resumed);
 }
 
-TEST(Bits, DifferWithAnotherSeed) {
+TEST(LONG_ON_EMU(Bits), DifferWithAnotherSeed) {
   auto a = make_model(small_config(), 2, 35), b = make_model(small_config(), 2, 35);
   EXPECT_NE(loss_curve(*a, 1, 11), loss_curve(*b, 1, 12));
 }

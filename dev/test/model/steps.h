@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>           // TEST
 #include "dev/test/files.h"        // TemporaryFolder, write_file
+#include "dev/test/long.h"         // LONG_ON_EMU
 #include "dev/test/model/model.h"  // make_model, small_config, micro_step
 #include "dev/test/values.h"       // same_bits
 
@@ -50,7 +51,7 @@ inline double eager_step(Trainer& trainer) {
   return gpt2_read_stats(model).loss / double(run.grad_accum_steps);
 }
 
-TEST(Steps, HaveTheBitsOfTheSameWorkDoneEagerly) {
+TEST(LONG_ON_EMU(Steps), HaveTheBitsOfTheSameWorkDoneEagerly) {
   for (int recompute : {0, 3}) {
     for (int skip_heads : {0, 3}) {
       ModelConfig config = three_layers();
@@ -62,7 +63,7 @@ TEST(Steps, HaveTheBitsOfTheSameWorkDoneEagerly) {
   }
 }
 
-TEST(Steps, AreCapturedAgainForOtherShapesAndGradientScales) {
+TEST(LONG_ON_EMU(Steps), AreCapturedAgainForOtherShapesAndGradientScales) {
   auto model = make_model(three_layers(), 4, 18), direct = make_model(three_layers(), 4, 18);
   gpt2_init_weights(*model, 1);
   gpt2_init_weights(*direct, 1);
@@ -110,7 +111,7 @@ inline bool same_state(const std::vector<std::vector<float>>& a, const std::vect
 // Whatever training does with the model while it is written.
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `model_text_files(model.config), fetch_copied, m, v` ->
 // `model_text_files(model.config), fetch_from(model, model.master_memory), m, v`
-TEST(Steps, LeaveACheckpointOfTheModelAtItsBeginning) {
+TEST(LONG_ON_EMU(Steps), LeaveACheckpointOfTheModelAtItsBeginning) {
   auto trainer = make_trainer(three_layers(), 0, 1);
   auto* run = &trainer->run;
   const TemporaryFolder folder;
@@ -131,7 +132,7 @@ TEST(Steps, LeaveACheckpointOfTheModelAtItsBeginning) {
   EXPECT_TRUE(same_state(state_of(*restored), before));
 }
 
-TEST(Steps, WithANonFiniteLossChangeNothingAndAreCounted) {
+TEST(LONG_ON_EMU(Steps), WithANonFiniteLossChangeNothingAndAreCounted) {
   auto trainer = make_trainer(three_layers(), 0, 3);
   const auto* run = &trainer->run;
   GPT2& model = trainer->model;
@@ -158,7 +159,7 @@ TEST(Steps, WithANonFiniteLossChangeNothingAndAreCounted) {
   EXPECT_EQ(run->bad_steps_in_row, 0);
 }
 
-TEST(Steps, WithANormThatIsNotFiniteChangeNothingEither) {
+TEST(LONG_ON_EMU(Steps), WithANormThatIsNotFiniteChangeNothingEither) {
   auto model = make_model(three_layers(), 2, 9);
   loss_curve(*model, 1, 5);
   const auto tokens = random_tokens(18, 101, 1);
@@ -180,7 +181,7 @@ TEST(Steps, WithANormThatIsNotFiniteChangeNothingEither) {
 // Shared K/V is read in place: the forward pass of a model with skip-layer attention runs what the baseline's does,
 // kernel for kernel. The backward pass has two copies more for each layer that shares K/V heads, of the accumulated dK
 // and of dV.
-TEST(Steps, CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
+TEST(LONG_ON_EMU(Steps), CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
   std::vector<emu::Counters> forward, backward;
   uint64_t loads = 0;
   for (int skip_heads : {0, 3}) {
@@ -216,7 +217,7 @@ TEST(Steps, CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
   EXPECT_EQ(backward[1].bytes_on_device, 0u);
 }
 
-TEST(Steps, WaitOnceAndReplayEachMicroBatchAsOneGraph) {
+TEST(LONG_ON_EMU(Steps), WaitOnceAndReplayEachMicroBatchAsOneGraph) {
   auto trainer = make_trainer(three_layers(), 0, 3);
   const emu::Counters start = emu::counters();
   train_step(*trainer);
@@ -237,7 +238,7 @@ TEST(Steps, WaitOnceAndReplayEachMicroBatchAsOneGraph) {
 }
 
 // A seed draws how far the uploads run ahead of the operations, or lag behind.
-TEST(Steps, DoNotDependOnWhenUploadsRun) {
+TEST(LONG_ON_EMU(Steps), DoNotDependOnWhenUploadsRun) {
   ModelConfig config = small_config();
   config.num_layers = 1, config.wiring = Wiring();
   auto eager = make_trainer(config, 0, 5);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>            // TEST, TEST_P
 #include <set>                      // std::set
 #include "dev/test/model/losses.h"  // Graph, GraphCase
+#include "dev/test/long.h"          // LONG_ON_EMU
 #include "dev/test/model/model.h"   // make_model, set_weights, micro_step, loss_curve
 #include "dev/test/values.h"        // relative_error
 #include "llmc/model/reference.h"   // reference::adamw, reference::muon
@@ -58,22 +59,26 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
   }
 }
 
-// Without the long ones; on the emulated GPU, where each takes a minute on a busy machine, of the terms only those with
-// parameters or shapes of their own.
+// Without the last two, which are long; on the emulated GPU, where each takes a minute on a busy machine, of the terms
+// only those with parameters or shapes of their own.
 inline std::vector<GraphCase> update_cases() {
-  const std::set<std::string> own = {"grouped_queries", "reused_masked_maps", "gated_maps"};
-  std::vector<GraphCase> cases;
-  for (const GraphCase* c = graph_cases; c < std::end(graph_cases) - 2; c++)
-    if (head_size_multiple == 1 || c < graph_cases + 9 || own.count(c->name) > 0) cases.push_back(*c);
-  return cases;
+  std::vector<GraphCase> cases(graph_cases.begin(), graph_cases.end() - 2);
+  if (head_size_multiple == 1) return cases;
+  std::set<std::string> names = {"grouped_queries", "reused_masked_maps", "gated_maps"};
+  for (size_t i = 0; i < 9; i++) names.insert(graph_cases[i].name);
+  return cases_by_name(cases, names);
 }
 
-INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(update_cases()), name_of);
+const std::set<std::string> quick_update = {"all_heads"};
+
+INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(cases_by_name(update_cases(), quick_update)), name_of);
+INSTANTIATE(LONG_ON_EMU(OtherWiring), Updates, testing::ValuesIn(cases_by_name(update_cases(), quick_update, false)),
+            name_of);
 
 // Muon for the matrices of the layers, q, k and v one each, whichever of their rows a wiring has; AdamW for the rest.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(x, next);` -> ``
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/utils/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
-TEST(Updates, OfMatricesFollowTheReferenceByMuon) {
+TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
   for (const char* wiring : {"sla(2,3)", "gqa(2)", "reuse(2)", "gate"}) {
     SCOPED_TRACE(wiring);
     const ModelConfig config = four_layers(wiring);
@@ -160,7 +165,7 @@ TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
 
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `uint64_t(spec.full_row(row) * columns + i)` -> `uint64_t(row *
 // columns + i)`
-TEST(DeadRows, DoNotChangeTheLossCurve) {
+TEST(LONG_ON_EMU(DeadRows), DoNotChangeTheLossCurve) {
   ModelConfig config;
   config.num_layers = 12, config.num_heads = 12, config.channels = 96, config.vocab_size = 97, config.max_seq_len = 32;
   config.wiring = default_wiring(config.num_layers, config.num_heads);
