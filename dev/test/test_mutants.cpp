@@ -113,6 +113,11 @@ TEST(WrittenBugs, BelongToTheTestThatFollows) {
             "a.h|x < y|x > y|build/test_x|Suite.Name");
   EXPECT_EQ(bugs[1].file + "|" + bugs[1].from + "|" + bugs[1].to + "|" + bugs[1].program + "|" + bugs[1].filter,
             "b.h|f(\"->\")|g()|build/fp32/test_x_emu|*/Cases.Other/*");
+  EXPECT_EQ(mutants::collect_bugs("t.cu", "// BUG a.h: `x` -> `y`\nTEST(LONG_ON_EMU(Suite), Name) {\n")[0].filter, "*Su"
+                                                                                                                   "ite"
+                                                                                                                   ".Na"
+                                                                                                                   "m"
+                                                                                                                   "e");
   EXPECT_ERROR(mutants::locate_bug(bugs[0], "x < z"), "a.h does not hold `x < y`");
   EXPECT_ERROR(mutants::locate_bug(bugs[0], "x < y; x < y"), "more than once");
   EXPECT_EQ(mutants::locate_bug(bugs[0], "if (x < y)").begin, 4u);
@@ -126,7 +131,9 @@ class SmallProject : public CommandLine {
   void SetUp() override {
     program = fs::absolute("build/mutants");
     write_file(in("half.h"), "inline int half(int x) {\n  int y = x;\n  y /= 2;\n  return y;\n}\n");
-    write_file(in("Makefile"), "build/%: %.cpp half.h\n\t@mkdir -p build; $(CXX) $< -o $@\n");
+    write_file(in("Makefile"), "build/%: %.cpp half.h\n\t@mkdir -p build; $(CXX) $< -o $@\n"
+                               "list-tests:\n\t@cat tests.txt\n");
+    write_file(in("tests.txt"), "\n\n\n");
     write_file(in("checks.cpp"), "#include \"half.h\"\nint main() { return half(8) == 4 ? 0 : 1; }\n");
     write_file(in("checks_nothing.cpp"), "#include \"half.h\"\nint main() { half(8); return 0; }\n");
     write_file(in("fails.cpp"), "#include \"half.h\"\nint main() { return 1; }\n");
@@ -189,6 +196,8 @@ TEST_F(SmallProject, ASampleIsDrawnBySeedAndListedOnly) {
 TEST_F(SmallProject, ChangedFilesAreThoseThatDifferFromACommit) {
   const std::string git = "cd '" + folder + "' && git -c user.name=a -c user.email=a@b.c ";
   write_file(in("train_gpt2_sla.cu"), "int x = 1;\n");
+  write_file(in("test_covering.cpp"), "#include \"train_gpt2_sla.cu\"\n");
+  write_file(in("tests.txt"), "build/test_covering\n\n\n");
   ASSERT_EQ(run(git + "add . && " + git + "commit -qm first").exit_status, 0);
   EXPECT_NE(mutate("--changed HEAD --list").err.find("error: no mutants"), std::string::npos);
   write_file(in("train_gpt2_sla.cu"), "int x = 2;\n");
@@ -197,6 +206,44 @@ TEST_F(SmallProject, ChangedFilesAreThoseThatDifferFromACommit) {
   EXPECT_NE(o.out.find("no test covers it: half.h\n"), std::string::npos) << o.out << o.err;
   EXPECT_NE(o.out.find("train_gpt2_sla.cu:1 (constant)\n- int x = 2;\n+ int x = 3;\n"), std::string::npos) << o.out;
   EXPECT_NE(mutate("--changed nowhere --list").err.find("error: git "), std::string::npos);
+}
+
+// Of programs that include a header: the one of its name, then the smaller one; for the CPU before the emulated GPU,
+// and that only where the source differs; then those that say so. One that only runs a program has the last word.
+TEST_F(SmallProject, TestsAreThoseOfTheProgramsThatIncludeAFile) {
+  fs::create_directories(in("dev/test"));
+  const auto tests_of = [&](const std::string& file) {
+    const Outcome o = mutate("--list " + file);
+    std::istringstream lines(o.out);
+    std::string tests, line;
+    std::getline(lines, line);
+    EXPECT_EQ(line, file + " is tried by") << o.out << o.err;
+    while (std::getline(lines, line) && line.compare(0, 8, "  build/") == 0) tests += line.substr(8) + "\n";
+    return tests;
+  };
+  write_file(in("tests.txt"), "build/test_all build/test_more build/test_third build/bf16/test_device_cpu "
+                              "build/bf16/test_device_emu\nbuild/test_half\nbuild/program\n");
+  write_file(in("more.h"), "#include \"half.h\"\n");
+  write_file(in("more.cpp"), "int more(int x) { return x + 1; }\n");
+  write_file(in("program.cpp"), "#include \"half.h\"\n#include \"alone.h\"\n");
+  write_file(in("alone.h"), "inline int alone(int x) { return x + 1; }\n");
+  for (const char* device : {"cpu", "gpu"})
+    write_file(in(std::string(device) + ".h"), "inline int f(int x) { return x + 1; }\n");
+  write_file(in("dev/test/test_all.cpp"), "#include \"more.h\"\n#include \"half.h\"\n");
+  write_file(in("dev/test/test_more.cpp"), "#include \"more.h\"\nLongTest run(\"build/program\");\n");
+  write_file(in("dev/test/test_third.cpp"), "// COVERS half.h\n#include \"more.h\"\n#include \"cpu.h\"\n");
+  write_file(in("dev/test/test_half.cpp"), "#include \"half.h\"\n");
+  write_file(in("dev/test/test_device.cu"), "#ifdef SLA_CPU\n#include \"cpu.h\"\n#else\n#include \"gpu.h\"\n#endif\n"
+                                            "#include \"half.h\"\n#if defined(SLA_EMU)\n#include \"cpu.h\"\n#endif\n");
+  EXPECT_EQ(tests_of("half.h"), "test_half -Long*\ntest_all -Long*\nbf16/test_device_cpu -Long*\ntest_third -Long*\n"
+                                "test_half Long*\ntest_third Long*\n");
+  EXPECT_EQ(tests_of("more.cpp"), "test_more -Long*\ntest_all -Long*\ntest_more Long*\n");
+  EXPECT_EQ(tests_of("gpu.h"), "bf16/test_device_emu -Long*\nbf16/test_device_emu Long*\n");
+  EXPECT_EQ(tests_of("cpu.h"), "test_third -Long*\nbf16/test_device_cpu -Long*\ntest_third Long*\n");
+  EXPECT_EQ(tests_of("alone.h"), "test_more -Long*\ntest_more Long*\n");
+  write_file(in("dev/test/test_half.cpp"), "// COVERS ONLY more.h\n#include \"half.h\"\n");
+  EXPECT_EQ(tests_of("half.h"), "test_all -Long*\ntest_more -Long*\nbf16/test_device_cpu -Long*\ntest_third -Long*\n"
+                                "test_all Long*\ntest_third Long*\n");
 }
 
 TEST_F(SmallProject, BadInputIsAnErrorThatSaysWhatToDo) {

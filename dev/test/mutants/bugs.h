@@ -1,6 +1,7 @@
 // Bugs that are written beside the test that must notice, because they cannot be derived from tokens.
 #pragma once
 #include <cctype>                     // isspace
+#include <regex>                      // std::regex
 #include <sstream>                    // std::istringstream
 #include <string>                     // std::string
 #include <vector>                     // std::vector
@@ -52,12 +53,14 @@ inline WrittenBug parse_bug(const std::string& comment, const std::string& test_
   return bug;
 }
 
-// The filter of the test that begins at `line`, TEST(Suite, Name) and the like; "" if none does.
+// The filter of the test that begins at `line`, TEST(Suite, Name) and the like; "" if none does. Of
+// TEST(LONG_ON_EMU(Suite), Name) it fits both names.
 inline std::string filter_of_test(const std::string& line) {
-  const size_t open = line.find('('), comma = line.find(", "), close = line.find(')');
-  if (line.compare(0, 4, "TEST") != 0 || close == std::string::npos) return "";
-  const std::string name = line.substr(open + 1, comma - open - 1) + "." + line.substr(comma + 2, close - comma - 2);
-  return line.compare(0, 6, "TEST_P") == 0 ? "*/" + name + "/*" : name;
+  static const std::regex test("TEST(_[FP])?\\((LONG_ON_EMU\\()?(\\w+)\\)?, (\\w+)\\).*");
+  std::smatch parts;
+  if (!std::regex_match(line, parts, test)) return "";
+  const std::string name = parts[3].str() + "." + parts[4].str();
+  return parts[1] == "_P" ? "*/" + name + "/*" : parts[2].matched ? "*" + name : name;
 }
 
 // The bugs in a test file, in their order.

@@ -1,156 +1,206 @@
-// Which tests notice a change of a file: the one list of them.
+// Which tests notice a change of a file: those of the programs that include it, or that run a program which does. Both
+// are derived from the sources; dev/README.md says how the tests are chosen.
 #pragma once
-#include <string>   // std::string
-#include <utility>  // std::pair
-#include <vector>   // std::vector
+#include <algorithm>                   // std::sort
+#include <cctype>                      // isalnum
+#include <cstdio>                      // popen
+#include <cstring>                     // strlen
+#include <fstream>                     // std::ifstream
+#include <map>                         // std::map
+#include <iterator>                    // std::istream_iterator
+#include <regex>                       // std::regex
+#include <set>                         // std::set
+#include <sstream>                     // std::istringstream
+#include <string>                      // std::string
+#include <tuple>                       // std::tuple
+#include <vector>                      // std::vector
+#include "dev/test/mutants/sources.h"  // SourceFiles, has_prefix, has_suffix
+#include "llmc/utils/error.h"          // user_error
 
 namespace mutants {
 
 // A test program in build/ and those of its tests that are run.
 struct TestRun {
   std::string program, filter;
+  bool may_be_empty = false;  // a filter that fits none of the program's tests is no mistake
 };
 
-struct Coverage {
-  std::string prefix;          // of the paths of the files that it is for
-  std::vector<TestRun> tests;  // quickest first: a mutant is done with when one of them fails
+// A test program, the programs that it runs, and what its sources say about the files that it covers.
+struct TestProgram {
+  std::string name;
+  bool is_quick;                    // it belongs to `make test`
+  std::set<std::string> files;      // that it is compiled from
+  std::vector<std::string> runs;    // programs
+  std::vector<std::string> covers;  // prefixes of files: a line // COVERS llmc/dist/ llmc/run/timeline.h
+  bool covers_only_those = false;   // // COVERS ONLY llmc/cuda/attention.h
+
+  bool names(const std::string& path) const {
+    for (const std::string& prefix : covers)
+      if (has_prefix(path, prefix)) return true;
+    return false;
+  }
+  // Whether the file has the program's name: test_tile and tile.h, test_attention and attention_bf16.h.
+  bool is_about(const std::string& path) const {
+    return has_prefix(std::filesystem::path(path).stem(), stem_of(name).substr(strlen("test_")));
+  }
 };
 
-// The first line whose prefix a path has is for it.
-inline const std::vector<Coverage>& coverage() {
-  const std::string cpu = "build/fp32/test_gpt2_sla_cpu", emu = "build/fp32/test_gpt2_sla_emu",
-                    emu_bf16 = "build/bf16/test_gpt2_sla_emu";
-  const std::string quick_graph = "*Graph*/no_bias:*Graph*/adjacent:*Graph*/chains:*Graph*/several_query*";
-  const std::string quick_attention = "-*EveryLength*", all_attention = "*EveryLength*";
-  static const std::vector<Coverage> table = {
-      {"llmc/cuda/attention_maps.h",
-       {{emu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}, {emu_bf16, "*Graph.HasTheLosses*/gate*"}}},
-      {"llmc/cpu/attention_maps.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
-      {"llmc/cuda/attention_bf16.h",
-       {{"build/bf16/test_attention_emu", quick_attention}, {"build/bf16/test_attention_emu", all_attention}}},
-      {"llmc/cuda/attention_t",  // tiles and topk: some of each is for one precision
-       {{"build/bf16/test_attention_emu", quick_attention}, {"build/fp32/test_attention_emu", quick_attention}}},
-      {"llmc/cuda/attention",
-       {{"build/fp32/test_attention_emu", quick_attention}, {"build/fp32/test_attention_emu", all_attention}}},
-      {"llmc/cuda/tile.h",
-       {{"build/bf16/test_tile_emu", "*"},
-        {"build/bf16/test_attention_emu", quick_attention},
-        {"build/bf16/test_attention_emu", all_attention}}},
-      {"llmc/dist/collectives", {{"build/test_dist", "*"}}},
-      {"llmc/cuda/device.h", {{emu, "Bits.*:Steps.*"}, {"build/bf16/test_memory_emu", "*"}}},
-      {"llmc/cuda/matmul.h",
-       {{"build/fp32/test_ops_emu", "Matmul.*"}, {"build/bf16/test_ops_emu", "Matmul.*"}, {emu, "Generation.*"}}},
-      {"llmc/cuda/", {{"build/fp32/test_ops_emu", "*"}, {"build/bf16/test_ops_emu", "*"}}},
-      {"llmc/cpu/attention.h",
-       {{"build/fp32/test_attention_cpu", quick_attention},
-        {"build/bf16/test_attention_cpu", quick_attention},
-        {"build/fp32/test_attention_cpu", all_attention}}},
-      {"llmc/cpu/bf16.h", {{"build/fp32/test_ops_cpu", "Bf16.*"}}},
-      {"llmc/cpu/threads.h", {{"build/fp32/test_ops_cpu", "Threads.*"}, {"build/test_cli", "*Threads*"}}},
-      {"llmc/cpu/", {{"build/fp32/test_ops_cpu", "*"}, {"build/bf16/test_ops_cpu", "*"}, {cpu, quick_graph}}},
-      {"llmc/model/config_json", {{"build/test_files", "*Json*"}, {"build/test_bad_input", "*BadModels*"}}},
-      {"llmc/model/orthogonalize.h", {{cpu, "Updates.OfMatrices*"}}},
-      {"llmc/model/wiring_picture", {{"build/test_report", "WiringPicture.*"}}},
-      {"llmc/model/reference.h", {{"build/test_reference", "*"}}},
-      {"llmc/model/flops.h", {{"build/test_plan", "Flops.*"}, {cpu, "DeadRows.AreWhat*"}}},
-      {"llmc/model/", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}, {cpu, "*"}}},
-      {"llmc/utils/arena.h", {{"build/test_plan", "Arena.*"}, {emu, quick_graph}}},
-      {"llmc/utils/crc32c.h", {{"build/test_files", "Crc32c.*"}, {"build/test_safetensors", "*"}}},
-      {"llmc/utils/files",
-       {{"build/test_files", "*"}, {"build/test_safetensors", "*"}, {"build/test_bad_input", "*Full*"}}},
-      {"llmc/utils/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
-      {"llmc/utils/parameter_table.h", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}}},
-      {"llmc/utils/utf8.h", {{"build/test_tokenizer", "*"}}},
-      {"llmc/utils/random.h", {{"build/test_plan", "Random.*"}}},
-      {"llmc/io/safetensors", {{"build/test_safetensors", "*"}, {"build/test_files", "*"}}},
-      {"llmc/io/",
-       {{"build/test_files", "*"}, {"build/test_resume", "*Checkpoint*:*Killed*"}, {"build/test_bad_input", "*Full*"}}},
-      {"llmc/run/evaluation", {{"build/test_evaluate", "*"}}},
-      {"llmc/run/sampling", {{"build/test_sampling", "*"}}},
-      {"llmc/run/report", {{"build/test_report", "*"}}},
-      {"llmc/run/position_losses", {{"build/test_report", "*Position*"}, {"build/test_evaluate", "*Position*"}}},
-      {"llmc/run/run_history", {{"build/test_report", "Report.*"}}},
-      {"llmc/run/statistics.h", {{"build/test_report", "Statistics.*"}, {"build/test_report", "Report.OverSeeds*"}}},
-      {"llmc/run/thin.h", {{"build/test_report", "Thinning.*:Report.Of18000*"}}},
-      {"llmc/run/event_file", {{"build/test_report", "*EventFiles*"}}},
-      {"llmc/run/schedule.h", {{"build/test_plan", "Schedule.*"}}},
-      {"llmc/run/stop_signal.h", {{"build/test_resume", "*Signal*"}}},
-      {"llmc/run/timeline.h", {{"build/test_dist", "*Layers*"}}},
-      {"llmc/run/options",
-       {{"build/test_run", "Options.*"}, {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"}}},
-      {"llmc/run/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
-      {"llmc/run/",
-       {{"build/test_run", "*"},
-        {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"},
-        {"build/test_dist", "Training.*"}}},
-      {"llmc/dist/tcp", {{"build/test_rank_channel", "Channel.*"}}},
-      {"llmc/dist/rank_channel", {{"build/test_rank_channel", "Channel.*"}}},
-      {"llmc/dist/watchdog.h", {{"build/test_rank_channel", "WatchdogTest.*"}, {"build/test_rank_channel", "*"}}},
-      {"llmc/dist/", {{"build/test_dist", "*"}}},
-      {"llmc/text/choice_file", {{"build/test_evaluate", "*"}}},
-      {"llmc/text/scored_text.h", {{"build/test_evaluate", "*"}}},
-      {"llmc/text/sampler.h", {{"build/test_plan", "Sampler.*"}}},
-      {"llmc/text/text_stream.h", {{"build/test_plan", "TextStream.*"}}},
-      {"llmc/text/tokenizer", {{"build/test_tokenizer", "*"}}},
-      {"llmc/text/unicode_classes.h", {{"build/test_tokenizer", "*"}}},
-      {"llmc/text/", {{"build/test_loader", "*"}}},
-      {"data/convert", {{"build/test_formats", "*"}}},
-      {"data/", {{"build/test_data", "*"}, {"build/test_corpus", "*"}}},
-      {"dev/emu_amx/", {{"build/test_amx", "Tiles.*"}, {"build/test_amx", "*operations"}}},
-      {"dev/emu/nccl.cpp", {{"build/test_dist", "EmulatedNccl.*"}}},
-      {"dev/emu/",
-       {{"build/test_emu", "*"},
-        {"build/test_emu_streams", "*"},
-        {"build/test_emu_cublaslt", "*"},
-        {"build/bf16/test_tile_emu", "*"}}},
-      {"llmc/attention_mask.h",
-       {{"build/test_plan", "AttentionMask.*"},
-        {"build/fp32/test_attention_cpu", "*"},
-        {"build/fp32/test_attention_emu", quick_attention}}},
-      {"llmc/muon.h", {{"build/fp32/test_ops_cpu", "Muon.*"}, {cpu, "Updates.OfMatrices*"}}},
-      {"llmc/map_weights.h", {{cpu, "*Graph.HasTheLosses*/gate*:*Graph.HasTheLosses*/blend*"}}},
-      {"llmc/a", {{"build/fp32/test_ops_cpu", "*"}, {"build/fp32/test_attention_cpu", "*"}}},
-      {"evaluate_gpt2_sla.cu", {{"build/test_evaluate", "*"}}},
-      {"report.cpp", {{"build/test_report", "*"}}},
-      {"sample_gpt2_sla.cu", {{"build/test_sampling", "*"}}},
-      {"train_gpt2_sla.cu",
-       {{cpu, quick_graph},
-        {cpu, "-*Updates*:DeadRows.DoNot*"},
-        {emu, "Steps.*:Bits.*:Memory.*"},
-        {"build/bf16/test_memory_emu", "*"},
-        {"build/test_cli", "-*Emulated*:*emulated*:*Gpus*:*Tf32*:Fuzzer*"},
-        {"build/test_dist", "Training.*"}}},
-  };
-  return table;
+// The words of each line that `make` prints for a target.
+inline std::vector<std::vector<std::string>> words_of_make(const std::string& target) {
+  FILE* pipe = popen(("make -s --no-print-directory " + target).c_str(), "r");
+  std::string text;
+  for (int c; pipe != nullptr && (c = fgetc(pipe)) != EOF;) text += char(c);
+  if (pipe == nullptr || pclose(pipe) != 0)
+    user_error("make %s: failed; run this in the repository's root", target.c_str());
+  std::vector<std::vector<std::string>> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    std::istringstream words(line);
+    lines.push_back({std::istream_iterator<std::string>(words), {}});
+  }
+  return lines;
 }
 
-// Programs that a test program runs, by the files that it tests: `make` builds them with it.
-inline std::vector<std::string> programs_run_by(const std::string& test) {
-  if (test == "build/test_cli" || test == "build/test_resume" || test == "build/test_bad_input")
-    return {"build/fp32/train_gpt2_sla_cpu"};
-  if (test == "build/test_scripts" || test == "build/test_faults")
-    return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "report"};
-  if (test == "build/test_dist")
-    return {"build/fp32/train_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_emu", "build/bf16/train_gpt2_sla_emu",
-            "build/emu_ranks"};
-  if (test == "build/test_sampling") return {"build/fp32/sample_gpt2_sla_cpu", "build/fp32/train_gpt2_sla_cpu"};
-  if (test == "build/test_evaluate")
-    return {"build/fp32/evaluate_gpt2_sla_cpu", "build/fp32/evaluate_gpt2_sla_emu", "build/fp32/sample_gpt2_sla_cpu",
-            "build/fp32/train_gpt2_sla_cpu", "data/convert"};
-  if (test == "build/test_amx")
-    return {"build/emulated_amx.so", "build/onednn_cpuid.txt", "build/bf16/test_ops_cpu",
-            "build/bf16/train_gpt2_sla_cpu"};
-  if (test == "build/test_formats") return {"data/convert"};
-  if (test == "build/test_report") return {"build/fp32/train_gpt2_sla_cpu", "report"};
-  if (test == "build/test_data" || test == "build/test_corpus") return {"data/tokenize"};
-  return {};
+inline std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The tests that cover a file; none, if no line of the list is for it.
-inline std::vector<TestRun> tests_of(const std::string& path) {
-  for (const Coverage& line : coverage())
-    if (path.compare(0, line.prefix.size(), line.prefix) == 0) return line.tests;
-  return {};
+// Whether `text` has `word` between characters that no word has.
+inline bool has_word(const std::string& text, const std::string& word) {
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    const auto is_part = [&](size_t i) {
+      return i < text.size() && (isalnum((unsigned char)text[i]) || text[i] == '_');
+    };
+    if (!is_part(at - 1) && !is_part(at + word.size())) return true;
+  }
+  return false;
+}
+
+// All test programs and what they run.
+class TestsOfTree {
+ public:
+  TestsOfTree() {
+    const auto lines = words_of_make("list-tests");  // quick tests, later ones, the programs that tests run
+    if (lines.size() != 3) user_error("make list-tests: prints %zu lines and not three", lines.size());
+    for (size_t i = 0; i < 2; i++)
+      for (const std::string& name : lines[i]) add_test(name, /*is_quick=*/i == 0);
+    for (TestProgram& test : programs_)
+      for (const auto& programs : lines) add_runs(test, programs);
+  }
+
+  // The tests that a mutant of a file is tried by, in their order; none, if no test covers it.
+  std::vector<TestRun> tests_of(const std::string& path) const {
+    const std::vector<const TestProgram*> programs = programs_covering(path);
+    std::vector<TestRun> runs;
+    for (const TestProgram* program : programs) runs.push_back({program->name, "-Long*", true});
+    for (const TestProgram* program : programs)
+      if (program == programs[0] || program->names(path)) runs.push_back({program->name, "Long*", true});
+    return runs;
+  }
+
+  std::vector<std::string> programs_run_by(const std::string& test) const {
+    for (const TestProgram& program : programs_)
+      if (program.name == test) return program.runs;
+    return {};
+  }
+
+ private:
+  static constexpr size_t most_of_a_kind = 2;
+
+  static bool belongs_to_tests(const std::string& file) {
+    return has_prefix(file, "dev/test/") || has_prefix(file, "test_");
+  }
+
+  void add_test(const std::string& name, bool is_quick) {
+    TestProgram test = {name, is_quick, SourceFiles(name).files, {}, {}, false};
+    for (const std::string& file : test.files)
+      if (belongs_to_tests(file)) add_covered(text_of(file), test);
+    programs_.push_back(test);
+  }
+
+  // Adds those of `programs` that a test of host code runs.
+  void add_runs(TestProgram& test, const std::vector<std::string>& programs) {
+    if (has_device(test.name)) return;
+    std::string own, headers;
+    for (const std::string& file : test.files)
+      if (belongs_to_tests(file)) (has_suffix(file, ".h") ? headers : own) += text_of(file);
+    for (const std::string& program : programs) {
+      if (program == test.name || !mentions(own, headers, program)) continue;
+      test.runs.push_back(program);
+      if (!files_of_.count(program)) files_of_[program] = SourceFiles(program).files;
+    }
+  }
+
+  static void add_covered(const std::string& text, TestProgram& test) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (!has_prefix(line, "// COVERS ")) continue;
+      std::istringstream words(line.substr(strlen("// COVERS ")));
+      for (std::string word; words >> word;)
+        if (word == "ONLY") test.covers_only_those = true;
+        else test.covers.push_back(word);
+    }
+  }
+
+  // Whether a test names a program, or a constant that holds its name: static const std::string trainer = "build/...";
+  static bool mentions(const std::string& own, const std::string& headers, const std::string& program) {
+    if (has_word(own, program.find('/') == std::string::npos ? "./" + program : program)) return true;
+    static const std::regex constant("std::string (\\w+) = \"([^\" ]+)");
+    for (std::sregex_iterator i(headers.begin(), headers.end(), constant), end; i != end; ++i)
+      if ((*i)[2] == program && has_word(own, (*i)[1])) return true;
+    return false;
+  }
+
+  enum class Kind { host, cpu, emulated, runs_it, none };
+
+  Kind kind_of(const TestProgram& test, const std::string& path) const {
+    if (test.files.count(path))
+      return has_suffix(test.name, "_cpu") ? Kind::cpu : is_emulated(test.name) ? Kind::emulated : Kind::host;
+    for (const std::string& program : test.runs)
+      if (files_of_.at(program).count(path)) return Kind::runs_it;
+    return Kind::none;
+  }
+
+  // All that may be asked about a file, in this order: host code, the CPU's, the emulated GPU's, those that only run a
+  // program with it; of each kind first the one with the file's name, then that with the fewest files.
+  std::vector<std::pair<Kind, const TestProgram*>> candidates_for(const std::string& path) const {
+    using Rank = std::tuple<Kind, bool, size_t, bool, std::string>;
+    std::vector<std::pair<Rank, const TestProgram*>> ranked;
+    for (const TestProgram& test : programs_) {
+      if (test.covers_only_those && !test.names(path)) continue;
+      ranked.push_back(
+          {{kind_of(test, path), !test.is_about(path), test.files.size(), !test.is_quick, test.name}, &test});
+    }
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<std::pair<Kind, const TestProgram*>> candidates;
+    for (const auto& [rank, test] : ranked) candidates.push_back({std::get<Kind>(rank), test});
+    return candidates;
+  }
+
+  // Two of each kind that include the file; without those of the emulated GPU, if the same source is compiled for the
+  // CPU. Then those that name it. If there are none of either, two that run a program with it.
+  std::vector<const TestProgram*> programs_covering(const std::string& path) const {
+    std::map<Kind, size_t> taken;
+    std::vector<const TestProgram*> including, naming, running;
+    for (const auto& [kind, test] : candidates_for(path)) {
+      const bool is_repeated = kind == Kind::emulated && taken[Kind::cpu] > 0 && !has_suffix(path, ".cu");
+      if (kind < Kind::runs_it && !is_repeated && taken[kind]++ < most_of_a_kind) including.push_back(test);
+      else if (test->names(path) && (kind != Kind::none || including.empty())) naming.push_back(test);
+      else if (kind == Kind::runs_it && taken[kind]++ < most_of_a_kind) running.push_back(test);
+    }
+    including.insert(including.end(), naming.begin(), naming.end());
+    return including.empty() ? running : including;
+  }
+
+  std::vector<TestProgram> programs_;
+  std::map<std::string, std::set<std::string>> files_of_;  // of programs that tests run
+};
+
+// Of the repository in whose root this runs.
+inline const TestsOfTree& tests_of_tree() {
+  static const TestsOfTree tests;
+  return tests;
 }
 
 }  // namespace mutants
