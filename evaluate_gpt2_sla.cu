@@ -2,13 +2,14 @@
 // texts; and requests of another program. All of it is the loss of the last tokens of sequences, which are computed
 // several at a time by the graph of train_gpt2_sla.cu, planned for generation: of different lengths, without padding,
 // and long ones in parts, through the K/V cache.
-#define SLA_NO_SAMPLER_MAIN
-#include "sample_gpt2_sla.cu"
-#include <iostream>                 // std::cin
-#include "llmc/run/evaluation.h"    // EvaluateOptions, EvaluationResults, ServeRequest
-#include "llmc/text/choice_file.h"  // ChoiceQuestion, read_choice_file
-#include "llmc/text/dataloader.h"   // TokenFile, check_tokens
-#include "llmc/text/scored_text.h"  // ScoredSequence, TextWindows
+#define SLA_NO_MAIN
+#include "train_gpt2_sla.cu"
+#include <iostream>                      // std::cin
+#include "llmc/model/sampling_engine.h"  // SamplingEngine, load_model
+#include "llmc/run/evaluation.h"         // EvaluateOptions, EvaluationResults, ServeRequest
+#include "llmc/text/choice_file.h"       // ChoiceQuestion, read_choice_file
+#include "llmc/text/dataloader.h"        // TokenFile, check_tokens
+#include "llmc/text/scored_text.h"       // ScoredSequence, TextWindows
 
 // ----------------------------------------------------------------------------
 // Scoring
@@ -16,9 +17,9 @@
 // Generation with the losses of all tokens. A pass has so many of them, of several sequences: enough for matmuls to run
 // at their full rate.
 constexpr int64_t scoring_rows = 1024;
-PlanOptions scoring_plan(int slots, int64_t max_length) {
-  PlanOptions o = generation_plan(slots, max_length);
-  o.T = int(std::max<int64_t>(slots, std::min(slots * max_length, scoring_rows)));
+GenerationOptions scoring_plan(int slots, int64_t max_length) {
+  GenerationOptions o = generation_plan(slots, max_length);
+  o.rows = std::max<int64_t>(slots, std::min(slots * max_length, scoring_rows));
   o.losses = true;
   return o;
 }
@@ -40,7 +41,7 @@ struct Scoring {
   }
 };
 
-// Whether the `targets` are the likeliest tokens after the rows of acts.lnf from first_row on.
+// Whether the `targets` are the likeliest tokens after the rows of the hidden states from first_row on.
 bool are_likeliest(GPT2& model, int64_t first_row, const std::vector<int>& targets) {
   const int64_t V = model.config.vocab_size, count = int64_t(targets.size());
   for (int64_t row = 0; row < count; row += model.logit_rows) {
@@ -104,16 +105,16 @@ void score_sequences(GPT2& model, int64_t count, Make make, Finished finished) {
                              // and no slot is taken twice
   for (int64_t next = 0, done = 0; done < count;) {
     ScoringPass pass;
-    for (size_t i = 0; i < size_t(model.cache.slots) && pass.rows() < model.T; i++) {
+    for (size_t i = 0; i < size_t(model.cache.plan.slots) && pass.rows() < model.rows; i++) {
       if (i == open.size()) {
         if (next == count) break;
-        open.push_back({make(next), int(next % model.cache.slots)});
+        open.push_back({make(next), int(next % model.cache.plan.slots)});
         const ScoredSequence& sequence = open.back().sequence;
         CHECK(1 <= sequence.scored && sequence.scored <= sequence.inputs());
         model.cache.clear(open.back().slot);
         next++;
       }
-      pass.add(open[i], model.T - pass.rows());
+      pass.add(open[i], model.rows - pass.rows());
     }
     pass.run(model);
     for (; !open.empty() && open.front().is_done(); open.pop_front()) finished(done++, open.front());

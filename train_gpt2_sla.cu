@@ -18,15 +18,16 @@
 #include <string>                       // std::string
 #include <vector>                       // std::vector
 #include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum
-#include "llmc/model/activations.h"     // ModelShape, Activations, Recompute, for_each_activation, logit_chunk_rows
+#include "llmc/model/activations.h"     // Activations, logit_chunk_rows
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
 #include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
 #include "llmc/model/config_json.h"     // model_config, read_config_json, model_text_files, same_model
 #include "llmc/model/flops.h"           // flops_per_token
 #include "llmc/model/orthogonalize.h"   // orthogonalize
-#include "llmc/model/parameters.h"      // make_parameter_table, muon_matrices, Params, LayerParams
+#include "llmc/model/model_memory.h"    // ModelMemory, init_weights, read_weights_of, store_weights, fetch_shard
+#include "llmc/model/parameters.h"      // make_parameter_table, parameter_pointers, Params
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
-#include "llmc/model/plan.h"         // LayerPlan, Norm, Projection
+#include "llmc/model/steps.h"        // Steps, Step, make_steps, plan_steps, branch_forward, step_backward
 #include "llmc/model/print_model.h"  // print_model
 #include "llmc/precision.h"          // floatX
 #include "llmc/run/memory_plan.h"    // print_memory_plan, largest_micro_batch
@@ -46,35 +47,35 @@
 // The model's memory
 
 struct PlanOptions {
-  int B = 1, T = 1;  // what the activations have room for; in generation 1, and the tokens computed at a time
+  int B = 1, T = 1;  // what the activations have room for
   Recompute recompute = Recompute::nothing;
   bool keep_dead_kv = false;                  // project K/V heads that no query head attends to
   Shard shard = {};                           // what of the optimizer state is in this process
   int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
-  int slots = 0;                              // generation: sequences in the K/V cache,
-  int64_t max_length = 0;                     //   and their length;
-  bool losses = false;        //   logits are computed of every token, in chunks, not only of each sequence's last one
-  size_t sampling_bytes = 0;  // training: what the plan that draws samples takes
-  bool muon = false;          //   Muon updates the layers' matrices; not with a shard
+  size_t sampling_bytes = 0;                  // what the plan that draws samples takes
+  bool muon = false;                          // Muon updates the layers' matrices; not with a shard
 };
 
-// Generation with the weights of a plan for training; {} for those of one that has none. It computes so many tokens of
-// a prompt at a time: enough for matmuls to run at their full rate.
+struct GenerationOptions {
+  int slots = 1;           // sequences in the K/V cache,
+  int64_t max_length = 1;  //   and their length
+  int64_t rows = 1;        // tokens computed at a time, at least one for each slot
+  bool losses = false;     // logits are computed of every token, in chunks, not only of each sequence's last one
+  bool keep_dead_kv = false;
+  Shard shard = {};  // of the model whose weights these are
+  int64_t logit_bytes = logit_chunk_bytes();
+};
+
+// Generation with weights of its own, or with those of a model that was planned with `training`. It computes so many
+// tokens of a prompt at a time: enough for matmuls to run at their full rate.
 constexpr int64_t prompt_chunk = 256;
-PlanOptions generation_plan(int slots, int64_t max_length, PlanOptions o = {}) {
-  o.B = 1, o.T = int(std::max<int64_t>(slots, std::min(max_length, prompt_chunk)));
-  o.slots = slots, o.max_length = max_length;
-  return o;
+GenerationOptions generation_plan(int slots, int64_t max_length, const PlanOptions& training = {}) {
+  const int64_t rows = std::max<int64_t>(slots, std::min(max_length, prompt_chunk));
+  return {slots, max_length, rows, /*losses=*/false, training.keep_dead_kv, training.shard, training.logit_bytes};
 }
 
-struct GPT2 : ModelShape {
-  ParameterTable parameters;
-  floatX* weight_memory = nullptr;  // (parameters)
-  bool owns_weights = true;         // else they are those of another GPT2, which must outlive this one
-  float* master_memory = nullptr;   // (state): the weights in full precision; weight_memory if that is float
-  float* grad_memory = nullptr;     // (parameters)
-  float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
-  Params<floatX> params;                           // operations read them through weights(l), norm(l), embeddings()
+struct GPT2 : ModelShape, ModelMemory {
+  Params<floatX> params;
   Params<float> grads;
   DeviceArray<ParameterChunk> chunks;  // AdamW's, then those of the matrices that Muon updates
   int64_t num_adamw_chunks = 0;
@@ -82,89 +83,104 @@ struct GPT2 : ModelShape {
   ArenaLayout activation_layout;
   char* activation_memory = nullptr;
   Activations acts;
+  Steps graph;    // operations read weights through step(i), norm(i), embeddings()
+  KVCache cache;  // of generation
   MemoryPlan memory;
-  std::vector<LayerPlan> layers;                // (L)
-  std::vector<Norm> norms;                      // (L + 1): the first LayerNorm of each layer, and the final one
   CudaGraph<int, int, float> forward_backward;  // of gpt2_forward_backward with B, T, dloss
   PinnedBuffer<StepStats> host_stats;           // (1): where gpt2_read_stats reads them to
   Collectives collectives;                      // of the ranks that train together
-  size_t buckets_awaited = 0;  // of weights that ranks gather after an update: 0 right after it; all, where none
-                               // gathers
+  // Of the weights that ranks gather after an update, how many buckets have been awaited: none right after it; all,
+  // where no rank gathers.
+  size_t buckets_awaited = 0;
   Timeline timeline;
 
-  GPT2() = default;
-  GPT2(const GPT2&) = delete;
-  GPT2& operator=(const GPT2&) = delete;
-  ~GPT2() {
-    if (owns_weights) device_free(weight_memory, weight_bytes());
-    device_free(grad_memory, parameters.layout.bytes);
-    if (has_master_weights) device_free(master_memory, state_bytes());
-    for (float* arena : {m_memory, v_memory}) device_free(arena, state_bytes());
-    device_free(activation_memory, activation_layout.bytes);
-  }
+  floatX* hidden_states() const { return graph.last_norm.out; }  // (N, C): the final ones
 
-  size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
-  // Of masters, and of each of the moments: of all parameters, or of this rank's shard.
-  size_t state_bytes() const { return parameters.layout.bytes / size_t(parameters.shard.count); }
-  const TensorSpec& tensor(int index) const { return parameters.tensor(index); }
-  int num_tensors() const { return parameters.size(); }
+  ~GPT2() { device_free(activation_memory, activation_layout.bytes); }
 
-  // The weights to compute with. With ZeRO-1 they may still be arriving from other ranks: each accessor makes the
+  // What to compute with. With ZeRO-1 weights may still be arriving from other ranks: each accessor makes the
   // operations that are called after it wait for its bucket, which costs nothing once that has been awaited.
-  const Params<floatX>& embeddings() { return await_weights(0), params; }
-  const LayerParams<floatX>& weights(int l) { return await_weights(l + 1), params.layers[l]; }
-  const Norm& norm(int l) { return await_weights(l + 1), norms[l]; }  // before layer l; l = L: the final one
-  void await_all_weights() { await_weights(parameters.buckets.size() - 1); }
+  const Params<floatX>& embeddings() { return await_bucket(params.embedding_bucket), params; }
+  const Step& step(int i) { return await_bucket(graph.steps[size_t(i)].bucket), graph.steps[size_t(i)]; }
+  const Norm& norm(int i) { return await_bucket(graph.norm(i).bucket), graph.norm(i); }
+  void await_all_weights() { await_bucket(int(parameters.buckets.size()) - 1); }
 
  private:
-  void await_weights(size_t bucket) {
-    for (; buckets_awaited <= bucket && buckets_awaited < parameters.buckets.size(); buckets_awaited++)
+  void await_bucket(int bucket) {
+    for (; int(buckets_awaited) <= bucket && buckets_awaited < parameters.buckets.size(); buckets_awaited++)
       collectives.await(buckets_awaited);
   }
 };
 
-// Fixes the model's shape and lays out its memory, without allocating any of it. Throws UserError for a shape that the
-// device's kernels don't take.
-void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
+// The part of a plan that training and generation have in common. `most_logit_rows`: so many rows of logits may be
+// wanted at once.
+void plan_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, const Shard& shard) {
   validate(config);
-  CHECK(1 <= o.B && 1 <= o.T && o.recompute < Recompute::above_all_levels);
-  CHECK(o.slots == 0 ? o.T <= config.max_seq_len : o.B == 1 && 1 <= o.max_length && o.max_length <= config.max_seq_len);
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
     user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here",
                config.channels, config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
-  model.attention_plan = make_attention_plan(config, o.keep_dead_kv);
-  model.B = o.B, model.T = o.T, model.recompute = o.slots > 0 ? Recompute::block : o.recompute;  // which shares what it
-                                                                                                 // does not keep
-  model.cache = o.slots > 0 ? plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.T) : KVCache();
-  model.parameters = make_parameter_table(config, model.attention_plan, o.shard);
+  model.attention_plan = make_attention_plan(config, keep_dead_kv);
+  model.graph = make_steps(config, model.attention_plan);
+  model.parameters = make_parameter_table(config, model.attention_plan, shard);
   model.buckets_awaited = model.parameters.buckets.size();
-  CHECK(!o.muon || o.shard.count == 1);
-  model.matrices = o.muon ? muon_matrices(model.parameters) : std::vector<MuonMatrix>();
-
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
-  const int64_t most_logit_rows = o.slots > 0 && !o.losses ? o.slots : int64_t(o.B) * o.T;
-  model.logit_rows = logit_chunk_rows(most_logit_rows, model.logit_stride * int64_t(sizeof(floatX)), o.logit_bytes);
-  if (o.slots > 0)
-    model.logit_rows = std::max<int64_t>(model.logit_rows, o.slots);  // those of a pass that draws are fetched at once
-
   model.memory = {};
   model.memory[MemoryGroup::weights] = model.weight_bytes();
-  if (!generates(model)) {
-    model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
-    model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
-    model.memory[MemoryGroup::moments] = 2 * model.state_bytes();
-    model.memory[MemoryGroup::sampling] = o.sampling_bytes;
-  }
   model.memory[MemoryGroup::workspaces] = device_workspace_bytes();
+}
+
+int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes) {
+  return logit_chunk_rows(rows, model.logit_stride * int64_t(sizeof(floatX)), logit_bytes);
+}
+
+// Calls declare(group of the memory plan, name, pointer to set, shape) for each activation: to lay them out, and to set
+// the pointers.
+template <class Declare>
+void for_each_activation(GPT2& model, Declare declare) {
+  ActivationList<Declare> list = {model, declare};
+  for_each_activation(model.acts, list);
+  for_each_activation(model.graph, list);
+}
+
+void plan_activations(GPT2& model) {
   model.activation_layout = ArenaLayout();
-  for_each_activation(model, model.acts,
-                      [&](MemoryGroup group, const char* name, auto*& pointer, std::vector<int64_t> shape) {
+  for_each_activation(model,
+                      [&](MemoryGroup group, const std::string& name, auto*& pointer, std::vector<int64_t> shape) {
                         const size_t before = model.activation_layout.bytes;
                         model.activation_layout.add(name, std::move(shape), sizeof *pointer);
                         model.memory[group] += model.activation_layout.bytes - before;
                       });
+}
+
+// Fixes the model's shape and lays out its memory for training, without allocating any of it. Throws UserError for a
+// shape that the device's kernels don't take.
+void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
+  CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
+  CHECK(!o.muon || o.shard.count == 1);
+  plan_model(model, config, o.keep_dead_kv, o.shard);
+  model.rows = int64_t(o.B) * o.T;
+  model.training = {o.B, o.T, o.recompute, o.muon ? muon_matrices(model.parameters) : std::vector<MuonMatrix>()};
+  model.logit_rows = planned_logit_rows(model, model.rows, o.logit_bytes);
+  plan_recomputation(model.graph, o.recompute);
+  model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
+  model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
+  model.memory[MemoryGroup::moments] = 2 * model.state_bytes();
+  model.memory[MemoryGroup::sampling] = o.sampling_bytes;
+  plan_activations(model);
+}
+
+// The same for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
+void gpt2_plan_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
+  CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.max_seq_len);
+  plan_model(model, config, o.keep_dead_kv, o.shard);
+  model.rows = o.rows;
+  model.generation = plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.rows);
+  model.cache = KVCache(*model.generation);
+  const int64_t logit_rows = planned_logit_rows(model, o.losses ? o.rows : o.slots, o.logit_bytes);
+  model.logit_rows = std::max<int64_t>(logit_rows, o.slots);  // those of a pass that draws are fetched at once
+  plan_activations(model);
 }
 
 // What B sequences would take, without allocating any of it.
@@ -181,55 +197,31 @@ void gpt2_fill_activations(GPT2& model, int value) {
   uploads_wait_for_compute();
 }
 
-// Each layer's pointers, and the LayerNorms.
-void plan_layers(GPT2& model) {
-  const Activations& a = model.acts;
-  model.layers.clear();
-  model.norms.clear();
-  for (int l = 0; l < model.config.num_layers; l++) {
-    const LayerParams<floatX>& w = model.params.layers[l];
-    model.layers.push_back(plan_layer(model, w, a, l));
-    model.norms.push_back({w.ln1w, w.ln1b, a.layers[l].ln1, a.layers[l].ln1_mean, a.layers[l].ln1_rstd});
-  }
-  model.norms.push_back({model.params.lnfw, model.params.lnfb, a.lnf, a.lnf_mean, a.lnf_rstd});
-}
-
-// The weights, all zero: for training with masters, gradients and moments, for generation alone.
-void allocate_parameters(GPT2& model) {
-  const ArenaLayout& layout = model.parameters.layout;
-  auto float_arena = [&] {
-    float* arena = static_cast<float*>(device_malloc(layout.bytes));
-    layout.forbid_gaps(arena);
-    return arena;
-  };
-  auto state_arena = [&] {
-    float* arena = static_cast<float*>(device_malloc(model.state_bytes()));
-    forbid_gaps_of_state(model.parameters, arena);
-    return arena;
-  };
-  model.weight_memory = static_cast<floatX*>(device_malloc(model.weight_bytes()));
-  layout.forbid_gaps(model.weight_memory, sizeof(float) / sizeof(floatX));
-  if (generates(model)) return;
-  if constexpr (has_master_weights) model.master_memory = state_arena();
-  else model.master_memory = reinterpret_cast<float*>(model.weight_memory);  // they are floats
-  model.grad_memory = float_arena();
-  model.m_memory = state_arena();
-  model.v_memory = state_arena();
-  model.grads = parameter_pointers(model.config, model.attention_plan, model.parameters, model.grad_memory);
-  std::vector<ParameterChunk> chunks = parameter_chunks(model.parameters, /*muon=*/!model.matrices.empty());
+// Which pieces of the parameters the optimizers update.
+void plan_update(GPT2& model) {
+  std::vector<MuonMatrix>& matrices = model.training->matrices;
+  std::vector<ParameterChunk> chunks = parameter_chunks(model.parameters, /*muon=*/!matrices.empty());
   model.num_adamw_chunks = int64_t(chunks.size());
-  append_chunks(chunks, model.matrices);
+  append_chunks(chunks, matrices);
   model.chunks = DeviceArray<ParameterChunk>(chunks);
 }
 
-// Allocates what gpt2_plan laid out, and sets all pointers. Weights, gradients and moments are zero; but the weights
-// are those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the activations with
-// NaN, so that one that is read before it is written shows.
+// Allocates what has been planned, and sets all pointers. Weights, gradients and moments are zero; but the weights are
+// those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the activations with NaN,
+// so that one that is read before it is written shows.
 void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
+  auto pointers = [&](auto* arena) {
+    return parameter_pointers(model.config, model.attention_plan, model.parameters, arena);
+  };
   model.owns_weights = weights_of == nullptr;
-  if (model.owns_weights) allocate_parameters(model);
+  if (model.owns_weights) model.allocate_weights();
   else model.weight_memory = weights_of->weight_memory;
-  model.params = parameter_pointers(model.config, model.attention_plan, model.parameters, model.weight_memory);
+  model.params = pointers(model.weight_memory);
+  if (model.training) {
+    model.allocate_training_state();
+    model.grads = pointers(model.grad_memory);
+    plan_update(model);
+  }
   model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
   uploads_wait_for_compute();
 #if defined(SLA_DEBUG) || defined(SLA_EMU)
@@ -237,231 +229,81 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
 #endif
   model.activation_layout.forbid_gaps(model.activation_memory);
   size_t next = 0;
-  for_each_activation(model, model.acts, [&](MemoryGroup, const char*, auto*& pointer, std::vector<int64_t>) {
+  for_each_activation(model, [&](MemoryGroup, const std::string&, auto*& pointer, std::vector<int64_t>) {
     void* place = model.activation_memory + model.activation_layout.tensors[next++].offset;
     pointer = static_cast<std::decay_t<decltype(pointer)>>(place);
   });
   model.host_stats = PinnedBuffer<StepStats>(1);
-  plan_layers(model);
-}
-
-// For the readers and writers of files: a tensor of a float arena of all parameters, to host memory.
-FetchTensor fetch_from(const GPT2& model, const float* arena) {
-  return [&model, arena](int index, float* values) {
-    copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
-  };
-}
-// Likewise all of an arena of masters or moments: host (state).
-void fetch_shard(const GPT2& model, const float* arena, float* host) {
-  for (const ParameterSpec& spec : model.parameters.specs) {
-    const ShardRange part = shard_range(model.parameters, spec);
-    if (part.count > 0) copy_to_host(host + part.state, arena + part.state, size_t(part.count) * sizeof(float));
-  }
-}
-// And back into such an arena: what of a tensor lies in this process's shard.
-StoreTensor store_shard(const GPT2& model, float* arena) {
-  return [&model, arena](int index, const float* values) {
-    const ShardRange part = shard_range(model.parameters, model.parameters.specs[index]);
-    copy_to_device(arena + part.state, values, size_t(part.count) * sizeof(float));
-  };
-}
-// For the weights: all of what the kernels read, which is rounded from the masters, and this process's shard of those.
-StoreTensor store_weights(GPT2& model) {
-  return [&model](int index, const float* values) {
-    const TensorSpec& tensor = model.tensor(index);
-    const std::vector<floatX> rounded(values, values + tensor.num_elements());
-    copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
-    const ShardRange part = shard_range(model.parameters, model.parameters.specs[index]);
-    if (has_master_weights && model.master_memory != nullptr && part.count > 0)
-      store_shard(model, model.master_memory)(index, values + (part.begin - tensor.element_offset()));
-  };
-}
-
-// A tensor's values in GPT-2's initialisation. Each weight depends on the seed, its tensor and its place in the
-// full-size tensor alone: models with and without dead rows begin as the same function.
-std::vector<float> initial_values(const GPT2& model, int index, uint64_t seed) {
-  const ParameterSpec& spec = model.parameters.specs[index];
-  const TensorSpec& tensor = model.tensor(index);
-  const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
-  const bool is_layernorm_weight = !spec.is_weight && tensor.name.find(".weight") != std::string::npos;
-  std::vector<float> host(size_t(tensor.num_elements()), is_layernorm_weight ? 1.0f : 0.0f);
-  if (!spec.is_weight) return host;
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; row++)
-    for (int64_t i = 0; i < columns; i++)
-      host[row * columns + i] = float(spec.init_std * random_normal(seed, RandomStream::init, uint32_t(index),
-                                                                    uint64_t(spec.full_row(row) * columns + i)));
-  return host;
-}
-
-void gpt2_init_weights(GPT2& model, uint64_t seed) {
-  for (int index = 0; index < model.num_tensors(); index++)
-    store_weights(model)(index, initial_values(model, index, seed).data());
-}
-
-// The weights of `in_folder`, the model in that folder, which may have been trained with another wiring: what that
-// leaves without trained values is initialised.
-void gpt2_read_weights(GPT2& model, const std::string& folder, const ModelConfig& in_folder, uint64_t seed) {
-  if (same_model(in_folder, model.config)) return read_weights(folder, model.parameters, store_weights(model));
-  read_weights_for_new_wiring(
-      folder, plan_wiring_change(in_folder, model.attention_plan), model.parameters,
-      [&](int index) { return initial_values(model, index, seed); }, store_weights(model));
+  plan_steps(model.graph, model, model.params, model.grads, model.acts, model.generation ? &model.cache : nullptr);
 }
 
 // ----------------------------------------------------------------------------
 // Forward
 
-// What is computed at once: in training B sequences of T tokens, in generation parts of sequences in the K/V cache. Its
-// tokens are the rows of every activation, in this order.
-struct Batch {
-  int64_t B = 0, T = 0;
-  std::vector<SequencePart> parts = {};  // in generation
-
-  int64_t rows() const {
-    int64_t rows = B * T;
-    for (const SequencePart& part : parts) rows += part.count;
-    return rows;
-  }
-};
-
-// Calls visit(part, its sequences, its first row): a training batch is one part, of B sequences from their beginnings.
-template <class Visit>
-void for_each_part(const Batch& s, Visit visit) {
-  if (s.parts.empty()) visit(SequencePart{0, 0, s.T}, s.B, int64_t(0));
-  int64_t row = 0;
-  for (const SequencePart& part : s.parts) {
-    visit(part, int64_t(1), row);
-    row += part.count;
-  }
-}
-
-// A part's queries, and the keys from position first_key on, which is the first that layers keep.
-AttentionArgs<floatX> attention_args(const LayerAttention& attention, const SequencePart& part, int64_t B, int64_t row,
-                                     int64_t first_key) {
-  AttentionArgs<floatX> args = attention.args;
-  args.B = B, args.first_query = part.first - first_key, args.T = args.first_query + part.count;
-  args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
-  if (args.topk > 0) args.topk_score += row * args.NH, args.topk_last += row * args.NH;
-  return args;
-}
-
-// Of the layer's i-th attention in training.
-AttentionArgs<floatX> attention_args(const LayerPlan& layer, size_t i, const Batch& s) {
-  return attention_args(layer.attentions_of_slot[0][i], {0, 0, s.T}, s.B, /*row=*/0, /*first_key=*/0);
-}
-
-// Layer l from ln1 to ln2: q, k and v, attention, one or the weighted sum of several, its projection, and the residual
-// stream with the next LayerNorm. When the backward pass computes a block again, K/V has been kept.
-void attention_block_forward(GPT2& model, int l, const Batch& s, bool is_recomputed = false) {
-  const LayerParams<floatX>& w = model.weights(l);
-  const LayerPlan& layer = model.layers[l];
-  const LayerActs& a = model.acts.layers[l];
-  const int64_t C = model.config.channels, N = s.rows();
-  for (const Projection& p : layer.projections)
-    if (!(p.is_kept && is_recomputed)) matmul_forward(p.out, a.ln1, p.weight, p.bias, N, C, p.OC);
-  const StoreKV& kv = layer.store_kv;
-  auto first_key = [&](const SequencePart& part) {
-    return generates(model) ? model.cache.first_position(part.slot, l) : 0;
-  };
-  for_each_part(s, [&](const SequencePart& part, int64_t, int64_t row) {
-    if (kv.width > 0)
-      copy_rows(kv.row(part.slot, part.first - first_key(part)), kv.width, kv.src + row * kv.src_stride, kv.src_stride,
-                part.count, kv.width);
-  });
-  if (layer.gate != nullptr) map_gate_forward(layer.gate, a.ln1, w.gatew, w.gateb, N, C);
-  const size_t attentions = layer.attentions_of_slot[0].size();
-  for (size_t i = 0; i < attentions; i++) {
-    for_each_part(s, [&](const SequencePart& part, int64_t B, int64_t row) {
-      attention_forward(attention_args(layer.attentions_of_slot[part.slot][i], part, B, row, first_key(part)));
-    });
-    const int map_layer = layer.attentions_of_slot[0][i].map_layer;
-    if (layer.mixes_maps)
-      mix_map_forward(model.acts.map_sum, a.att, layer.map_out, layer.map_weights, map_layer, i == 0,
-                      i + 1 == attentions, N, C);
-  }
-  matmul_forward(model.acts.sublayer, a.att, w.attprojw, w.attprojb, N, C, C);
-  residual_layernorm_forward(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, layer.residual, model.acts.sublayer, w.ln2w,
-                             w.ln2b, N, C, float(model.config.layer_norm_eps));
-}
-
-// Layer l from ln2 to the MLP's hidden units.
-void mlp_hidden_forward(GPT2& model, int l, const Batch& s) {
-  const LayerParams<floatX>& w = model.weights(l);
-  const LayerActs& a = model.acts.layers[l];
+// acts.embedded = wte[tokens] + wpe[positions]
+void embed(GPT2& model, const Batch& batch) {
   const int64_t C = model.config.channels;
-  matmul_gelu_forward(a.fch_gelu, a.fch, a.ln2, w.fcw, w.fcb, s.rows(), C, 4 * C);
+  const Activations& acts = model.acts;
+  const Params<floatX>& p = model.embeddings();
+  for_each_part(batch, [&](const SequencePart& part, int64_t B, int64_t row) {
+    CHECK(part.first + part.count <= model.config.max_seq_len);
+    embedding_forward(acts.embedded + row * C, acts.tokens + row, p.wte, p.wpe, B, part.count, C, part.first);
+  });
 }
 
-// The final hidden states (acts.lnf) of acts.tokens, a row each.
-void gpt2_forward(GPT2& model, const Batch& s) {
-  const ModelConfig& c = model.config;
-  CHECK(1 <= s.rows() && s.rows() <= int64_t(model.B) * model.T && s.T <= c.max_seq_len &&
-        s.parts.empty() != generates(model));
-  const int64_t C = c.channels, N = s.rows();
-  const float eps = float(c.layer_norm_eps);
-  const Activations& a = model.acts;
-
-  const Params<floatX>& p = model.embeddings();
-  for_each_part(s, [&](const SequencePart& part, int64_t B, int64_t row) {
-    embedding_forward(a.embedded + row * C, a.tokens + row, p.wte, p.wpe, B, part.count, C, part.first);
-  });
-  const Norm& ln1 = model.norm(0);
-  layernorm_forward(ln1.out, ln1.mean, ln1.rstd, a.embedded, ln1.weight, ln1.bias, N, C, eps);
-
-  for (int l = 0; l < c.num_layers; l++) {
-    const LayerParams<floatX>& w = model.weights(l);
-    const LayerActs& layer = a.layers[l];
-    const Timeline::Scope span = model.timeline.span("forward", l + 1);
-    attention_block_forward(model, l, s);
-    mlp_hidden_forward(model, l, s);
-    matmul_forward(a.sublayer, layer.fch_gelu, w.fcprojw, w.fcprojb, N, 4 * C, C);
-    const Norm& next = model.norm(l + 1);  // the next layer's first LayerNorm, or the final one
-    residual_layernorm_forward(layer.residual3, next.out, next.mean, next.rstd, layer.residual2, a.sublayer,
-                               next.weight, next.bias, N, C, eps);
+// The final hidden states (last_norm.out) of acts.tokens, a row each.
+void gpt2_forward(GPT2& model, const Batch& batch) {
+  CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.parts.empty() == model.training.has_value());
+  embed(model, batch);
+  norm_forward(model.norm(0), batch.rows());
+  for (int i = 0; i < model.graph.size(); i++) {
+    const Step& step = model.step(i);
+    const Timeline::Scope span = model.timeline.span("forward", step.bucket);
+    branch_forward(step, batch);                       // acts.branch_out =
+    residual_forward(step, model.norm(i + 1), batch);  // the residual stream after the step, and what follows
   }
 }
 
-// The same of `tokens`, on the host.
-void gpt2_forward(GPT2& model, const int* tokens, const Batch& s) {
-  CHECK(s.rows() <= int64_t(model.B) * model.T);
-  copy_to_device(model.acts.tokens, tokens, size_t(s.rows()) * sizeof(int));
-  gpt2_forward(model, s);
+// Likewise of `tokens`, on the host.
+void gpt2_forward(GPT2& model, const int* tokens, const Batch& batch) {
+  CHECK(batch.rows() <= model.rows);
+  copy_to_device(model.acts.tokens, tokens, size_t(batch.rows()) * sizeof(int));
+  gpt2_forward(model, batch);
 }
 
-// The logits of `count` rows of acts.lnf, from `first_row` on, into acts.logits.
+// acts.logits = the logits of `count` rows of the hidden states, from `first_row` on.
 void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   const int64_t C = model.config.channels, Vp = model.logit_stride;
-  matmul_forward(model.acts.logits, model.acts.lnf + first_row * C, model.params.wte, nullptr, count, C, Vp);
+  matmul_forward(model.acts.logits, model.hidden_states() + first_row * C, model.params.wte, nullptr, count, C, Vp);
 }
 
-// From the gradients of those logits, in acts.logits, those of the rows of acts.lnf, in acts.dsublayer =, and grads.wte
-// +=.
+// From the gradients of those logits, in acts.logits: acts.dnorm = those of the hidden states' rows, grads.wte +=.
 void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
   const int64_t C = model.config.channels, Vp = model.logit_stride;
-  const Activations& a = model.acts;
-  gemm('N', 'N', count, C, Vp, a.logits, Vp, model.params.wte, C, false, a.dsublayer + first_row * C, C);
-  gemm('T', 'N', Vp, C, count, a.logits, Vp, a.lnf + first_row * C, C, true, model.grads.wte, C);
+  const Activations& acts = model.acts;
+  gemm('N', 'N', count, C, Vp, acts.logits, Vp, model.params.wte, C, false, acts.dnorm + first_row * C, C);
+  gemm('T', 'N', Vp, C, count, acts.logits, Vp, model.hidden_states() + first_row * C, C, true, model.grads.wte, C);
 }
 
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their sum / divisor. With `backward`
-// also the head's gradients of dloss * sum(losses): acts.dsublayer = that of lnf, grads.wte +=.
-void gpt2_loss(GPT2& model, const Batch& s, double divisor, bool backward, float dloss = 0) {
-  const int64_t N = s.rows();
-  Activations& a = model.acts;
+// also the head's gradients of dloss * sum(losses): acts.dnorm = that of the hidden states, grads.wte +=.
+void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward, float dloss = 0) {
+  const int64_t N = batch.rows();
+  const Activations& acts = model.acts;
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     gpt2_logits(model, row, count);
-    classifier(a.losses + row, a.logits, a.targets + row, count, model.config.vocab_size, model.logit_stride, dloss,
-               backward);
+    classifier(acts.losses + row, acts.logits, acts.targets + row, count, model.config.vocab_size, model.logit_stride,
+               dloss, backward);
     if (backward) gpt2_logits_backward(model, row, count);
   }
-  add_losses(&a.stats->loss, a.losses, N, divisor);
+  add_losses(&acts.stats->loss, acts.losses, N, divisor);
 }
 
-// The same of `targets` (B, T), on the host, without gradients.
-void gpt2_loss(GPT2& model, const int* targets, const Batch& s, double divisor) {
-  copy_to_device(model.acts.targets, targets, size_t(s.rows()) * sizeof(int));
-  gpt2_loss(model, s, divisor, /*backward=*/false);
+// The losses of `targets` (B, T), on the host, without gradients.
+void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divisor) {
+  copy_to_device(model.acts.targets, targets, size_t(batch.rows()) * sizeof(int));
+  gpt2_loss(model, batch, divisor, /*backward=*/false);
 }
 
 void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, sizeof(double)); }
@@ -475,24 +317,6 @@ StepStats gpt2_read_stats(GPT2& model) {
 // ----------------------------------------------------------------------------
 // Backward
 
-// What the recompute level has not kept of layer l, from its residual streams and the K/V that it attends to.
-void recompute_layer(GPT2& model, int l, const Batch& s) {
-  const LayerParams<floatX>& w = model.weights(l);
-  const LayerActs& a = model.acts.layers[l];
-  const int64_t C = model.config.channels, N = s.rows();
-  const float eps = float(model.config.layer_norm_eps);
-  if (model.recompute >= Recompute::layernorm)
-    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, model.layers[l].residual, w.ln1w, w.ln1b, N, C, eps);
-  if (model.recompute >= Recompute::block) {
-    attention_block_forward(model, l, s, /*is_recomputed=*/true);
-    mlp_hidden_forward(model, l, s);
-    return;
-  }
-  if (model.recompute >= Recompute::layernorm)
-    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, w.ln2w, w.ln2b, N, C, eps);
-  if (model.recompute >= Recompute::gelu) gelu_forward(a.fch_gelu, a.fch, N * 4 * C);
-}
-
 // Begins the sum of a bucket's gradients over the ranks, beside the operations that follow: each rank will have that of
 // its shard, or with one shard of all.
 void gpt2_reduce_bucket(GPT2& model, size_t index) {
@@ -504,84 +328,38 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
 
-// The gradients of what layer l's attention has used, from that of its output, acts.dsublayer.
-void attention_block_backward(GPT2& model, int l, const Batch& s) {
-  const LayerPlan& layer = model.layers[l];
-  const Activations& d = model.acts;
-  const int64_t C = model.config.channels, N = s.rows();
-  for (const RowCopy& copy : layer.load_dqkv)
-    copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
-  for (size_t i = 0; i < layer.attentions_of_slot[0].size(); i++) {
-    const int map_layer = layer.attentions_of_slot[0][i].map_layer;
-    AttentionArgs<floatX> args = attention_args(layer, i, s);
-    if (layer.mixes_maps) {
-      args.exact_out = d.exact_map_out;
-      attention_forward(args);  // the output of this map alone, and its lse
-      float* dmap_weight = d.dmap_weights + map_layer * layer.map_weights.gates_stride;
-      auto mix_backward = [&](const auto* map_out) {
-        mix_map_backward(layer.dmap_out, dmap_weight, d.dsublayer, map_out, layer.map_weights, map_layer, N, C);
-      };
-      d.exact_map_out != nullptr ? mix_backward(d.exact_map_out) : mix_backward(layer.map_out);
-    }
-    attention_backward(args);
+// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dnorm holds the gradient of the final
+// hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
+void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false) {
+  const Steps& graph = model.graph;
+  const Activations& acts = model.acts;
+  auto complete = [&](int bucket) {
+    if (sum_over_ranks) gpt2_reduce_bucket(model, size_t(bucket));
+  };
+  for (const ZeroedTensor& zeroed : graph.zeroed) device_memset(zeroed.x, 0, zeroed.bytes);
+  norm_backward(graph.last_norm, batch.rows());
+  complete(model.params.lnf_bucket);
+  for (int i = graph.size() - 1; i >= 0; i--) {
+    const Step& step = graph.steps[size_t(i)];
+    const Timeline::Scope span = model.timeline.span("backward", step.bucket);
+    for (const Recomputation& again : step.again) compute_again(graph, again, batch);
+    step_backward(step, batch);              // acts.dnorm =, from acts.dresidual
+    norm_backward(step.norm, batch.rows());  // acts.dresidual +=
+    for (int bucket : step.completes) complete(bucket);
   }
-  if (d.dmap_gates != nullptr) mix_gates_backward(d.dmap_gates, d.dmap_weights, layer.map_weights, N);
-}
-
-// Layer l: acts.dresidual, the gradient of the residual stream after the layer, becomes that before it; grads +=.
-void layer_backward(GPT2& model, int l, const Batch& s) {
-  const LayerParams<floatX>& w = model.weights(l);
-  const LayerParams<float>& g = model.grads.layers[l];
-  const LayerPlan& layer = model.layers[l];
-  const LayerActs& a = model.acts.layers[l];
-  const Activations& d = model.acts;
-  const int64_t C = model.config.channels, N = s.rows();
-
-  matmul_gelu_backward(d.dfch, g.fcprojw, g.fcprojb, d.dresidual, a.fch_gelu, a.fch, w.fcprojw, N, 4 * C, C);
-  matmul_backward(d.dsublayer, g.fcw, g.fcb, d.dfch, a.ln2, w.fcw, N, C, 4 * C);
-  layernorm_backward(d.dresidual, g.ln2w, g.ln2b, d.dsublayer, a.residual2, a.ln2_mean, a.ln2_rstd, w.ln2w,
-                     d.layernorm_scratch, N, C);
-
-  matmul_backward(d.dsublayer, g.attprojw, g.attprojb, d.dresidual, a.att, w.attprojw, N, C, C);
-  attention_block_backward(model, l, s);
-  matmul_backward(d.dsublayer, g.qkvw, g.qkvb, d.dqkv, a.ln1, w.qkvw, N, C, layer.QKV);
-  if (layer.gate != nullptr)
-    map_gate_backward(d.dsublayer, g.gatew, g.gateb, layer.dgate, layer.gate, a.ln1, w.gatew, N, C);
-  layernorm_backward(d.dresidual, g.ln1w, g.ln1b, d.dsublayer, layer.residual, a.ln1_mean, a.ln1_rstd, w.ln1w,
-                     d.layernorm_scratch, N, C);
-}
-
-// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dsublayer holds the gradient of lnf.
-// With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
-void gpt2_backward(GPT2& model, const Batch& s, bool sum_over_ranks = false) {
-  const ModelConfig& c = model.config;
-  const int64_t C = c.channels, N = s.rows();
-  const Activations& a = model.acts;
-
-  device_memset(a.dresidual, 0, size_t(N * C) * sizeof(floatX));
-  if (a.dmap_gates != nullptr)
-    device_memset(a.dmap_gates, 0, size_t(c.num_layers * model.layers[0].map_weights.gates_stride) * sizeof(float));
-  layernorm_backward(a.dresidual, model.grads.lnfw, model.grads.lnfb, a.dsublayer, a.layers.back().residual3,
-                     a.lnf_mean, a.lnf_rstd, model.params.lnfw, a.layernorm_scratch, N, C);
-  if (sum_over_ranks) gpt2_reduce_bucket(model, c.num_layers + 1);
-  for (int l = c.num_layers - 1; l >= 0; l--) {
-    const Timeline::Scope span = model.timeline.span("backward", l + 1);
-    if (l + 1 < c.num_layers) recompute_layer(model, l, s);  // the last layer's tensors are still there
-    layer_backward(model, l, s);
-    if (sum_over_ranks) gpt2_reduce_bucket(model, l + 1);
-  }
-  embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, s.B, s.T, C);
-  if (sum_over_ranks) gpt2_reduce_bucket(model, 0);
+  embedding_backward(model.grads.wte, model.grads.wpe, acts.dresidual, acts.tokens, batch.B, batch.T,
+                     model.config.channels);
+  complete(model.params.embedding_bucket);
 }
 
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
 // What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the
 // gradients of dloss * sum(losses).
-void gpt2_forward_backward(GPT2& model, const Batch& s, float dloss, bool sum_over_ranks = false) {
-  gpt2_forward(model, s);
-  gpt2_loss(model, s, double(s.rows()), /*backward=*/true, dloss);
-  gpt2_backward(model, s, sum_over_ranks);
+void gpt2_forward_backward(GPT2& model, const Batch& batch, float dloss, bool sum_over_ranks = false) {
+  gpt2_forward(model, batch);
+  gpt2_loss(model, batch, double(batch.rows()), /*backward=*/true, dloss);
+  gpt2_backward(model, batch, sum_over_ranks);
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
@@ -592,7 +370,7 @@ void gpt2_forward_backward(GPT2& model, const Batch& s, float dloss, bool sum_ov
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last = true) {
   Activations& a = model.acts;
-  CHECK(1 <= B && 1 <= T && int64_t(B) * T <= int64_t(model.B) * model.T);
+  CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
   const size_t count = size_t(B) * size_t(T);
   upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
@@ -654,8 +432,8 @@ void gpt2_update_matrices(GPT2& model, const MuonStep& s) {
   const ParameterChunk* chunks = model.chunks.data;
   muon_momentum(model.grad_memory, model.m_memory, chunks + model.num_adamw_chunks,
                 int64_t(model.chunks.size) - model.num_adamw_chunks, s, a.stats);
-  for (size_t i = 0; i < model.matrices.size(); i++) {
-    const MuonMatrix& matrix = model.matrices[i];
+  for (size_t i = 0; i < model.training->matrices.size(); i++) {
+    const MuonMatrix& matrix = model.training->matrices[i];
     sum_of_squares(a.muon_squares + i, model.grad_memory, chunks + matrix.first_chunk, matrix.num_chunks);
     const floatX* direction = orthogonalize(a, model.grad_memory + matrix.begin, a.muon_squares + i, matrix);
     muon_update(model.weight_memory + matrix.begin, model.master_memory + matrix.begin, direction, matrix.rows,
@@ -681,7 +459,7 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   else gpt2_sum_over_ranks(model, &model.acts.stats->loss, 2);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
-  if (!model.matrices.empty())
+  if (!model.training->matrices.empty())
     gpt2_update_matrices(model, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
   if (is_sharded) gpt2_gather_weights(model);
 }
@@ -707,22 +485,21 @@ void gpt2_gather_masters(GPT2& model, float* host) {
 // ----------------------------------------------------------------------------
 // Generation
 
-// Computes the next `tokens` of sequences in the K/V cache, one part after the other: acts.lnf (tokens, C) = their
-// final hidden states. `counts`: how many tokens of which slots; model.T in all at most.
+// Computes the next `tokens` of sequences in the K/V cache, one part after the other: their hidden states are rows
+// [0, tokens). `counts`: how many tokens of which slots; model.rows in all at most.
 void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<std::pair<int, int64_t>>& counts) {
   Batch batch;
   std::vector<KVCacheMove> moves;
   for (const auto& [slot, count] : counts) batch.parts.push_back(model.cache.append(slot, count, moves));
   CHECK(int64_t(tokens.size()) == batch.rows());
   for (const KVCacheMove& move : moves) {
-    const StoreKV& kv = model.layers[move.layer].store_kv;
-    if (kv.width > 0)
+    for (const StoreKV& kv : attention_of_layer(model.graph, move.layer).store_kv)
       copy_rows(kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, move.count, kv.width);
   }
   gpt2_forward(model, tokens.data(), batch);
 }
 
-// The logits of `count` rows of acts.lnf, (count, V), on the host.
+// The logits of `count` rows of the hidden states, (count, V), on the host.
 std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t count) {
   gpt2_logits(model, first_row, count);
   const int64_t V = model.config.vocab_size, Vp = model.logit_stride;
@@ -734,12 +511,12 @@ std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t cou
   return logits;
 }
 
-// Puts a prompt into an empty slot, model.T tokens at a time. Returns the logits (V) of its last token.
+// Puts a prompt into an empty slot, model.rows tokens at a time. Returns the logits (V) of its last token.
 std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int>& prompt) {
   model.cache.clear(slot);
   int64_t count = 0;
   for (size_t begin = 0; begin < prompt.size(); begin += size_t(count)) {
-    count = std::min<int64_t>(model.T, int64_t(prompt.size() - begin));
+    count = std::min(model.rows, int64_t(prompt.size() - begin));
     gpt2_extend(model, {prompt.begin() + long(begin), prompt.begin() + long(begin) + count}, {{slot, count}});
   }
   return gpt2_fetch_logits(model, count - 1, 1);
@@ -802,12 +579,13 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
                                                                                   // already
   const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
   auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
-  printf("memory plan for B %d, T %d, recompute level %d:\n", model.B, model.T, int(model.recompute));
-  const double bytes_per_sequence = double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]) / model.B;
+  const TrainingShape& shape = *model.training;
+  printf("memory plan for B %d, T %d, recompute level %d:\n", shape.B, shape.T, int(shape.recompute));
+  const double bytes_per_sequence = double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]) / shape.B;
   print_memory_plan(model.memory,
                     {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
                      largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
-                    model.recompute < Recompute::block);
+                    shape.recompute < Recompute::block);
 }
 
 // The mean loss over the tokens of -m micro-batches at even distances in the validation data (a corpus in the order of
@@ -924,7 +702,7 @@ void log_timeline(Trainer& t) {
   for (const TimelineSpan& span : timeline.previous_spans())
     t.run.log.write({{"step", timeline.previous_step()},
                      {"span", std::string(span.what)},
-                     {"of", bucket_name(t.model.parameters, span.bucket)},
+                     {"of", t.model.parameters.buckets[span.bucket].name},
                      {"begin_ms", span.begin_ms},
                      {"end_ms", span.end_ms}});
 }
@@ -981,7 +759,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
   check_parameters_fit(config, plan.shard);
   if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
-    gpt2_plan(t.sampler.emplace(), config, generation_plan(1, o.sample_length, plan));
+    gpt2_plan_generation(t.sampler.emplace(), config, generation_plan(1, o.sample_length, plan));
     plan.sampling_bytes =
         t.sampler->memory.total() - t.sampler->memory[MemoryGroup::weights] - device_workspace_bytes();
   }
@@ -989,7 +767,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   if (o.tf32) gemm_allow_tf32();
   t.model.timeline.on = o.log_level == "debug";
   run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T);
-  print_model(t.model, t.model.parameters);
+  print_model(t.model, run.T, t.model.parameters);
   if (checkpoint.empty() && in_folder && !same_model(*in_folder, config))
     printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
            in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
@@ -1015,9 +793,9 @@ void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folde
     read_weights(checkpoint, model.parameters, store_weights(model));
     read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
   } else if (in_folder) {
-    gpt2_read_weights(model, t.run.options.model.model, *in_folder, uint64_t(t.run.options.seed));
+    read_weights_of(model, model, t.run.options.model.model, *in_folder, uint64_t(t.run.options.seed));
   } else {
-    gpt2_init_weights(model, uint64_t(t.run.options.seed));
+    init_weights(model, uint64_t(t.run.options.seed));
   }
 }
 

@@ -66,7 +66,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   forget_peak_memory();
   gpt2_plan(model, config, {s.B, s.T});
   gpt2_allocate(model);
-  gpt2_init_weights(model, 1);
+  init_weights(model, 1);
   const std::vector<int> tokens = random_tokens(int64_t(s.B) * s.T + 1, config.vocab_size);
   const double start = seconds_now();
   for (int step = 1; step <= 3 || seconds_now() - start < s.seconds; step++) {
@@ -99,7 +99,7 @@ void bench_attention(int rounds) {
     GPT2& model = *layer.model;
     gpt2_plan(model, config, {1, T});
     gpt2_allocate(model);
-    gpt2_init_weights(model, 1);
+    init_weights(model, 1);
     const std::vector<int> tokens = random_tokens(T, config.vocab_size);
     gpt2_forward(model, tokens.data(), {1, T});
     layer.flops = 7 * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
@@ -109,8 +109,8 @@ void bench_attention(int rounds) {
   for (int round = 0; round < rounds; round++) {
     gemm = std::max(gemm, gemm_rate(2048, 0.3));
     for (Layer& layer : layers) {
-      AttentionArgs<floatX> args = attention_args(layer.model->layers[1], 0, {1, T});
-      args.dout = layer.model->acts.lnf;  // some gradient
+      AttentionArgs<floatX> args = attention_args(attention_of_layer(layer.model->graph, 1), 0, {1, T});
+      args.dout = layer.model->hidden_states();  // some gradient
       const double begin = seconds_now();
       attention_forward(args);
       attention_backward(args);
@@ -167,7 +167,7 @@ struct Training {
         tokens(random_tokens(int64_t(B) * T + 1, config.vocab_size)) {
     gpt2_plan(model, config, {B, T});
     gpt2_allocate(model);
-    gpt2_init_weights(model, 1);
+    init_weights(model, 1);
     step(), step();
   }
   void step() { training_step(model, tokens, B, T, ++steps); }

@@ -96,22 +96,25 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   GPT2 model;
   gpt2_plan(model, config, {B, T});
   gpt2_allocate(model);
-  gpt2_init_weights(model, 1);
+  init_weights(model, 1);
   const std::vector<int> tokens = random_tokens(scale.tokens, config.vocab_size);
   gpt2_zero_loss(model);
   gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);  // every tensor holds what it does in training
 
+  // The last layer's steps, and the operations that their passes call.
   const int l = config.num_layers - 1;
-  Activations& a = model.acts;
-  const LayerActs& s = a.layers[l];
-  const LayerParams<floatX>& p = model.params.layers[l];
-  const LayerParams<float>& g = model.grads.layers[l];
-  const int64_t N = scale.tokens, C = config.channels, QKV = qkv_rows(config, model.attention_plan, l),
-                Vp = model.logit_stride;
+  const Steps& graph = model.graph;
+  const Step &attention_step = graph.steps[graph.steps.size() - 2], &mlp_step = graph.steps.back();
+  const AttentionBranch& att = *attention_of(attention_step);
+  const MlpBranch& mlp = std::get<MlpBranch>(mlp_step.branch);
+  const AddResidual& add = std::get<AddResidual>(attention_step.residual);
+  const Norm &ln1 = attention_step.norm, &ln2 = mlp_step.norm;
+  const Activations& a = model.acts;
+  const Batch batch = {B, T};
+  const int64_t N = scale.tokens, C = config.channels, QKV = att.QKV, Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
-  const AttentionArgs<floatX> attention = attention_args(model.layers[l], 0, {B, T});
+  const AttentionArgs<floatX> attention = attention_args(att, 0, batch);
   const double attention_flops = attention_flops_of(model, l, B, T);
-  const float eps = float(config.layer_norm_eps);
   const AdamWStep step = {1e-9f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.0, 0.1f};
 
   json results = json::array();
@@ -131,40 +134,33 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
 
   bench("embedding_forward", N * (3 * C * x + 4), 0,
         [&] { embedding_forward(a.embedded, a.tokens, model.params.wte, model.params.wpe, B, T, C, 0); });
-  bench("layernorm_forward", N * (2 * C * x + 8), 0,
-        [&] { layernorm_forward(s.ln1, s.ln1_mean, s.ln1_rstd, s.residual2, p.ln1w, p.ln1b, N, C, eps); });
-  bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] {
-    residual_layernorm_forward(s.residual2, s.ln2, s.ln2_mean, s.ln2_rstd, a.embedded, a.sublayer, p.ln2w, p.ln2b, N, C,
-                               eps);
-  });
-  bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { matmul_forward(s.qkv, s.ln1, p.qkvw, p.qkvb, N, C, QKV); });
-  bench("attention_forward", 0, attention_flops, [&] { attention_forward(attention); });
-  bench("matmul_forward, attproj", 0, matmul(C, C),
-        [&] { matmul_forward(a.sublayer, s.att, p.attprojw, p.attprojb, N, C, C); });
+  bench("layernorm_forward", N * (2 * C * x + 8), 0, [&] { norm_forward(ln1, N); });
+  bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] { residual_forward(add, ln2, N); });
+  bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { project_qkv(att, batch, /*kv_is_kept=*/false); });
+  bench("attention_forward", 0, attention_flops, [&] { attend(att, 0, batch); });
+  bench("matmul_forward, attproj", 0, matmul(C, C), [&] { project_out(att, batch); });
   std::vector<bool> gelu_ways = {false};
   if (has_master_weights) gelu_ways.push_back(true);  // cuBLASLt fuses it in bf16
   for (bool fused : gelu_ways)
     bench(fused ? "matmul_gelu_forward, fc, fused" : "matmul_gelu_forward, fc", 0, matmul(C, 4 * C),
-          [&] { matmul_gelu_forward(s.fch_gelu, s.fch, s.ln2, p.fcw, p.fcb, N, C, 4 * C, fused); });
+          [&] { matmul_gelu_forward(mlp.fch_gelu, mlp.fch, mlp.in, mlp.w.fcw, mlp.w.fcb, N, C, 4 * C, fused); });
   bench("matmul_forward, fcproj", 0, matmul(4 * C, C),
-        [&] { matmul_forward(a.sublayer, s.fch_gelu, p.fcprojw, p.fcprojb, N, 4 * C, C); });
-  bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_forward(s.fch_gelu, s.fch, N * 4 * C); });
+        [&] { matmul_forward(mlp.out, mlp.fch_gelu, mlp.w.projw, mlp.w.projb, N, 4 * C, C); });
+  bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_again(mlp, batch); });
   const double head_flops = 2.0 * double(rows) * double(Vp) * double(C);
   bench("head logits, one chunk", 0, head_flops, [&] { gpt2_logits(model, 0, rows); });
   bench("classifier, one chunk", rows * Vp * 2 * x, 0,
         [&] { classifier(a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true); });
   bench("head gradients, one chunk", 0, 2 * head_flops, [&] { gpt2_logits_backward(model, 0, rows); });
-  bench("gelu_backward", N * 4 * C * 3 * x, 0, [&] { gelu_backward(a.dfch, s.fch, N * 4 * C); });
+  bench("gelu_backward", N * 4 * C * 3 * x, 0, [&] { gelu_backward(mlp.dfch, mlp.fch, N * 4 * C); });
   for (bool fused : gelu_ways)
     bench(fused ? "matmul_gelu_backward, fcproj, fused" : "matmul_gelu_backward, fcproj", 0, 2 * matmul(4 * C, C), [&] {
-      matmul_gelu_backward(a.dfch, g.fcprojw, g.fcprojb, a.dresidual, s.fch_gelu, s.fch, p.fcprojw, N, 4 * C, C, fused);
+      matmul_gelu_backward(mlp.dfch, mlp.g.projw, mlp.g.projb, a.dresidual, mlp.fch_gelu, mlp.fch, mlp.w.projw, N,
+                           4 * C, C, fused);
     });
   bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C),
-        [&] { matmul_backward(a.dsublayer, g.fcw, g.fcb, a.dfch, s.ln2, p.fcw, N, C, 4 * C); });
-  bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] {
-    layernorm_backward(a.dresidual, g.ln2w, g.ln2b, a.dsublayer, s.residual2, s.ln2_mean, s.ln2_rstd, p.ln2w,
-                       a.layernorm_scratch, N, C);
-  });
+        [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, 4 * C); });
+  bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] { norm_backward(ln2, N); });
   bench("attention_backward", 0, 2.5 * attention_flops, [&] { attention_backward(attention); });
   bench("embedding_backward", N * (C * x + 4), 0,
         [&] { embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C); });
@@ -325,13 +321,13 @@ json bench_attention(const Scale& scale) {
         GPT2 model;
         gpt2_plan(model, config, {B, T});
         gpt2_allocate(model);
-        gpt2_init_weights(model, 1);
+        init_weights(model, 1);
         gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});  // q, k and v as they are in
                                                                                       // training
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
-        AttentionArgs<floatX> attention = attention_args(model.layers[1], 0, {B, T});
-        attention.dout = model.acts.lnf;  // some gradient
+        AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.graph, 1), 0, {B, T});
+        attention.dout = model.hidden_states();  // some gradient
         const auto forward = [&] { attention_forward(attention); };
         const auto forward_backward = [&] {
           forward();
@@ -376,7 +372,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
       GPT2 model;
       gpt2_plan(model, config, {B, T});
       gpt2_allocate(model);
-      gpt2_init_weights(model, 1);
+      init_weights(model, 1);
       const std::vector<int> tokens = random_tokens(B * T, config.vocab_size);
       int64_t step = 0;
       const double seconds = time_of(
@@ -435,7 +431,7 @@ std::vector<ModelledOperation> modelled_step_of(const GpuSpec& gpu, ModelConfig 
   config.wiring = parse_wiring(wiring);
   GPT2 model;
   gpt2_plan(model, config, {B, T});
-  return modelled_step(gpu, model, model.parameters);
+  return modelled_step(gpu, model);
 }
 
 struct ModelledCall {

@@ -49,7 +49,7 @@ std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus =
       options.logit_bytes = logit_chunk_bytes(size_t(gpu.memory_bytes));
       gpt2_plan(model, config, options);
       const int64_t tokens = int64_t(c.B) * c.T;
-      columns.push_back({gpu, wiring, modelled_step(gpu, model, model.parameters),
+      columns.push_back({gpu, wiring, modelled_step(gpu, model),
                          flops_per_token(config, model.attention_plan, c.T) * double(tokens), tokens});
     }
   return columns;

@@ -16,10 +16,10 @@
 #include <utility>                       // std::move
 #include <vector>                        // std::vector
 #include "llmc/cuda/vec.h"               // ceil_div
-#include "llmc/model/activations.h"      // ModelShape, Recompute, keeps_qkv
 #include "llmc/model/attention_plan.h"   // AttentionPlan
-#include "llmc/model/flops.h"            // attention_pairs, AttentionPairs
+#include "llmc/model/attention_pairs.h"  // attention_pairs, AttentionPairs
 #include "llmc/model/parameters.h"       // qkv_rows, has_map_gate
+#include "llmc/model/steps.h"            // Steps, Step, Recomputation
 #include "llmc/precision.h"              // floatX, has_master_weights
 #include "llmc/utils/parameter_table.h"  // ParameterTable
 
@@ -176,18 +176,18 @@ inline ModelledPart modelled_attention(const GpuSpec& gpu, const ModelShape& mod
   const AttentionPlan& plan = model.attention_plan;
   const int hs = model.config.head_size(), D = hs <= 64 ? 64 : 128,
             heads = plan.num_heads * int(plan.attentions[l].size());
-  const AttentionPairs pairs = attention_pairs(plan, l, model.T);
+  const AttentionPairs pairs = attention_pairs(plan, l, model.training->T);
   const bool is_forward = pass == Pass::forward;
   const double scored = pairs.scored * (plan.table.topk == 0 ? 1 : is_forward ? 5 : 1);
   const double products = is_forward ? scored + pairs.multiplied : scored + 4 * pairs.multiplied;
   const AttentionRate& rate =
       D == 64 ? (is_forward ? gpu.forward64 : gpu.backward64) : (is_forward ? gpu.forward128 : gpu.backward128);
-  const double keys = pairs.scored / heads / model.T;
+  const double keys = pairs.scored / heads / model.training->T;
   ModelledPart part;
   part.name = is_forward ? "attention_forward" : "attention_backward";
   part.kernels = (is_forward ? (plan.table.topk > 0 ? 2 : 1) : 2) * int(plan.attentions[l].size());
-  part.flops = 2.0 * model.B * hs * products;
-  const double rows = double(model.B) * model.T * heads * hs;
+  part.flops = 2.0 * model.training->B * hs * products;
+  const double rows = double(model.rows) * heads * hs;
   part.bytes = rows * sizeof(floatX) * (is_forward ? 4 : 8);  // q, k, v, out; and their gradients, each once
   const double by_rate = part.flops * D / hs / (rate.ratio * flash_attention_rate(rate, keys));
   const double by_memory = part.bytes / (gpu.bandwidth * gpu.copy_share);
@@ -221,12 +221,13 @@ struct InstructionCounts {
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
-// call.
+// call. It walks the model's steps as they do.
 class StepModel {
  public:
-  StepModel(const GpuSpec& gpu, const ModelShape& model, const ParameterTable& parameters)
-      : gpu(gpu), model(model), C(model.config.channels), N(int64_t(model.B) * model.T), x(sizeof(floatX)) {
-    zero_gradients(parameters);
+  StepModel(const GpuSpec& gpu, const ModelShape& model, const Steps& graph, const ParameterTable& parameters)
+      : gpu(gpu), model(model), plan(model.attention_plan), graph(graph), C(model.config.channels), N(model.rows),
+        x(sizeof(floatX)) {
+    add("zero gradients", 0, {streamed(gpu, "zero gradients", double(parameters.layout.bytes), 0, 0)});
     forward();
     head();
     backward();
@@ -237,6 +238,8 @@ class StepModel {
  private:
   const GpuSpec& gpu;
   const ModelShape& model;
+  const AttentionPlan& plan;
+  const Steps& graph;
   const int64_t C, N;
   const double x;  // bytes of a weight or activation
   using Counts = InstructionCounts;
@@ -261,12 +264,8 @@ class StepModel {
     if (model.config.bias) parts.push_back(elementwise("dbias", double(N), double(out), x, Counts::bias_backward, 2));
     return parts;
   }
-  ModelledPart gelu_forward() const {
+  ModelledPart gelu_part() const {
     return elementwise("gelu_forward", double(N), 4.0 * C, 2 * x, Counts::gelu_forward);
-  }
-
-  void zero_gradients(const ParameterTable& parameters) {
-    add("zero gradients", 0, {streamed(gpu, "zero gradients", double(parameters.layout.bytes), 0, 0)});
   }
 
   void layernorm_forward(const char* name, int l, double tensors) {
@@ -277,39 +276,47 @@ class StepModel {
     add("layernorm_backward", l,
         {elementwise("layernorm_backward", double(N), double(C), 4 * x, Counts::layernorm_backward, 2)});
   }
+  void residual_forward(const AddResidual&, int l) { layernorm_forward("residual_layernorm_forward", l, 4); }
 
-  void attention_block_forward(int l, bool kv_is_kept = false) {
-    const AttentionPlan& plan = model.attention_plan;
+  // Branches, forward; `again`: for the backward pass, where K/V has been kept.
+  void project_qkv(int l, bool again) {
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * model.config.head_size();
-    const int64_t projected = kv_is_kept ? (keeps_qkv(model, l) ? 0 : q) : qkv_rows(model.config, plan, l);
-    if (projected > 0) linear_forward("matmul_forward, qkv", l, C, projected);
+    const int64_t rows = !again ? qkv_rows(model.config, plan, l) : keeps_qkv(*model.training, plan, l) ? 0 : q;
+    if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
+  }
+  void branch_forward(const AttentionBranch& b, int l, bool again) {
+    project_qkv(l, again);
+    attend(b, l, Pass::forward);
+    linear_forward("matmul_forward, attproj", l, C, C);
+  }
+  void branch_forward(const MixedAttentionBranch& b, int l, bool again) {
+    project_qkv(l, again);
     if (has_map_gate(plan, l))
       add("map_gate_forward", l, {elementwise("map_gate_forward", double(N), double(C), x, Counts::copy)});
-    add("attention_forward", l, {modelled_attention(gpu, model, l, Pass::forward)});
+    attend(b, l, Pass::forward);
     mix_maps("mix maps", l, 2 * x + 4);
     linear_forward("matmul_forward, attproj", l, C, C);
-    layernorm_forward("residual_layernorm_forward", l, 4);
   }
-  // With several attention maps in a layer: their weighted sum, or its backward pass.
+  void branch_forward(const MlpBranch&, int l, bool again) {
+    add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_part()});
+    if (!again) linear_forward("matmul_forward, fcproj", l, 4 * C, C);
+  }
+  void attend(const AttentionBranch&, int l, Pass pass) {
+    add(pass == Pass::forward ? "attention_forward" : "attention_backward", l,
+        {modelled_attention(gpu, model, l, pass)});
+  }
+  // The weighted sum of several attention maps' outputs, or its backward pass.
   void mix_maps(const char* name, int l, double bytes) {
-    const AttentionPlan& plan = model.attention_plan;
-    if (plan.table.mix == WiringTable::Mix::none) return;
     const double maps = double(plan.attentions[l].size());
     add(name, l, {elementwise(name, double(N) * maps, double(C), bytes, Counts::copy, int(maps))});
-  }
-
-  void mlp_hidden_forward(int l) {
-    add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_forward()});
   }
 
   void forward() {
     add("embedding_forward", 0, {elementwise("embedding_forward", double(N), double(C), 3 * x, Counts::embedding)});
     layernorm_forward("layernorm_forward", 0, 2);
-    for (int l = 0; l < model.config.num_layers; l++) {
-      attention_block_forward(l);
-      mlp_hidden_forward(l);
-      linear_forward("matmul_forward, fcproj", l, 4 * C, C);
-      layernorm_forward("residual_layernorm_forward", l, 4);
+    for (const Step& step : graph.steps) {
+      std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/false); }, step.branch);
+      std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
     }
   }
 
@@ -324,20 +331,23 @@ class StepModel {
     add("add_losses", 0, {streamed(gpu, "add_losses", double(N) * 4, 0, 0)});
   }
 
-  void recompute(int l) {
-    if (model.recompute >= Recompute::layernorm) layernorm_forward("layernorm_forward", l, 2);
-    if (model.recompute >= Recompute::block) {
-      attention_block_forward(l, /*kv_is_kept=*/true);
-      mlp_hidden_forward(l);
-      return;
+  void compute_again(const Recomputation& r) {
+    using What = Recomputation::What;
+    const Step& step = graph.steps[size_t(r.step)];
+    switch (r.what) {
+      case What::norm: layernorm_forward("layernorm_forward", step.layer, 2); break;
+      case What::branch:
+        std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/true); }, step.branch);
+        break;
+      case What::residual:
+        std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
+        break;
+      case What::gelu: add("gelu_forward", step.layer, {gelu_part()}); break;
     }
-    if (model.recompute >= Recompute::layernorm) layernorm_forward("layernorm_forward", l, 2);
-    if (model.recompute >= Recompute::gelu) add("gelu_forward", l, {gelu_forward()});
   }
 
   // The gradients of shared heads, from their accumulator.
   void load_accumulator(int l) {
-    const AttentionPlan& plan = model.attention_plan;
     int copies = 0;
     for (Part part : all_parts) copies += !plan.shared[part][l].empty();
     if (copies == 0) return;
@@ -345,38 +355,46 @@ class StepModel {
     add("load shared gradients", l,
         {elementwise("load shared gradients", double(N), width, 2 * x, Counts::copy, copies)});
   }
-
-  void layer_backward(int l) {
+  void project_qkv_backward(int l) {
+    add("matmul_backward, qkv", l, linear_backward(C, qkv_rows(model.config, plan, l)));
+  }
+  void branch_backward(const AttentionBranch& b, int l) {
+    add("matmul_backward, attproj", l, linear_backward(C, C));
+    load_accumulator(l);
+    attend(b, l, Pass::backward);
+    project_qkv_backward(l);
+  }
+  void branch_backward(const MixedAttentionBranch& b, int l) {
+    add("matmul_backward, attproj", l, linear_backward(C, C));
+    load_accumulator(l);
+    attend(b, l, Pass::forward);
+    mix_maps("mix maps backward", l, 3 * x);
+    attend(b, l, Pass::backward);
+    project_qkv_backward(l);
+    if (has_map_gate(plan, l))
+      add("map_gate_backward", l, {elementwise("map_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
+  }
+  void branch_backward(const MlpBranch&, int l) {
     std::vector<ModelledPart> fcproj = linear_backward(4 * C, C);
     fcproj.push_back(elementwise("gelu_backward", double(N), 4.0 * C, 3 * x, Counts::gelu_backward));
     add("matmul_gelu_backward, fcproj", l, std::move(fcproj));
     add("matmul_backward, fc", l, linear_backward(C, 4 * C));
-    layernorm_backward(l);
-    add("matmul_backward, attproj", l, linear_backward(C, C));
-    load_accumulator(l);
-    if (model.attention_plan.table.mix != WiringTable::Mix::none)
-      add("attention_forward", l, {modelled_attention(gpu, model, l, Pass::forward)});
-    mix_maps("mix maps backward", l, 3 * x);
-    add("attention_backward", l, {modelled_attention(gpu, model, l, Pass::backward)});
-    add("matmul_backward, qkv", l, linear_backward(C, qkv_rows(model.config, model.attention_plan, l)));
-    if (has_map_gate(model.attention_plan, l))
-      add("map_gate_backward", l, {elementwise("map_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
-    layernorm_backward(l);
   }
 
   void backward() {
-    const int layers = model.config.num_layers;
     add("zero dresidual", 0, {streamed(gpu, "zero dresidual", double(N * C) * x, 0, 0)});
-    layernorm_backward(layers);
-    for (int l = layers - 1; l >= 0; l--) {
-      if (l + 1 < layers) recompute(l);
-      layer_backward(l);
+    layernorm_backward(model.config.num_layers);
+    for (int i = graph.size() - 1; i >= 0; i--) {
+      const Step& step = graph.steps[size_t(i)];
+      for (const Recomputation& again : step.again) compute_again(again);
+      std::visit([&](const auto& branch) { branch_backward(branch, step.layer); }, step.branch);
+      layernorm_backward(step.layer);
     }
     // Tokens as if drawn evenly, which is more different ones than text has. The first of each is found by about 2 N
     // comparisons, four in a thread.
     const double V = model.config.vocab_size, different = V * (1 - std::pow(1 - 1 / V, double(N)));
     add("embedding_backward", 0,
-        {elementwise("wpe", double(N + 4 * model.T), double(C), x, Counts::embedding),
+        {elementwise("wpe", double(N + 4 * model.training->T), double(C), x, Counts::embedding),
          streamed(gpu, "wte", double(N * C) * x + different * double(C) * 8, different * 2 * double(N) / 4,
                   Counts::comparison)});
   }
@@ -390,9 +408,10 @@ class StepModel {
   }
 };
 
-inline std::vector<ModelledOperation> modelled_step(const GpuSpec& gpu, const ModelShape& model,
-                                                    const ParameterTable& parameters) {
-  return StepModel(gpu, model, parameters).operations;
+// Model: the trainer's GPT2, planned for training.
+template <class Model>
+std::vector<ModelledOperation> modelled_step(const GpuSpec& gpu, const Model& model) {
+  return StepModel(gpu, model, model.graph, model.parameters).operations;
 }
 
 // A step's.

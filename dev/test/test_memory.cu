@@ -32,7 +32,7 @@ static double activation_bytes(const GPT2& model) {
 
 static std::string describe(const GPT2& model) {
   return format("%d layers, %d channels, %s, B %d, T %d, recompute level %d", model.config.num_layers,
-                model.config.channels, model.config.wiring.text.c_str(), model.B, model.T, int(model.recompute));
+                model.config.channels, model.config.wiring.text.c_str(), model.training->B, model.training->T, int(model.training->recompute));
 }
 
 // Bytes that the program holds on the device at this moment, its workspaces among them, and the most since
@@ -79,7 +79,7 @@ TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
       gpt2_plan(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
       const double before = allocated(), planned = double(model.memory.total() - device_workspace_bytes());
       gpt2_allocate(model);
-      gpt2_init_weights(model, 1);
+      init_weights(model, 1);
       emu::forget_most_bytes_allocated();
       const std::vector<int> tokens(size_t(shape.B * shape.T), 7);
       gpt2_zero_grad(model);
@@ -312,7 +312,7 @@ struct ModelledModel {
     GPT2 model;
     gpt2_plan(model, config, {B, T, recompute});
     plan = model.attention_plan;
-    step = modelled_step(gpu, model, model.parameters);
+    step = modelled_step(gpu, model);
   }
   template <class Value>
   double sum(Value value) const {

@@ -289,7 +289,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
 }
 
 // Of every wiring: what its attention multiplies, pair by pair, and what it keeps of a token.
-static KVCache kv_cache_of(const char* wiring, int64_t max_length, int64_t rows, int slots = 1) {
+static KVCachePlan kv_cache_of(const char* wiring, int64_t max_length, int64_t rows, int slots = 1) {
   ModelConfig c = make_config(4, 4, 32, 0, 0);
   c.wiring = parse_wiring(wiring);
   validate(c);
@@ -313,7 +313,7 @@ TEST(KVCache, HoldsAsManyPositionsAsTheMasksReach) {
                {"strided(8)", {1000, 1000, 1000, 1000}},
                {"window(600)", {1000, 1000, 1000, 1000}}};
   for (const auto& c : cases) {
-    const KVCache cache = kv_cache_of(c.wiring, 1000, 6);
+    const KVCachePlan cache = kv_cache_of(c.wiring, 1000, 6);
     for (int l = 0; l < 4; l++) EXPECT_EQ(cache.capacity(l), c.capacity[l]) << c.wiring << ", layer " << l;
   }
 }
@@ -322,11 +322,11 @@ TEST(KVCache, HoldsAsManyPositionsAsTheMasksReach) {
 // themselves.
 TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
   for (const char* wiring : {"window(10,SSSL)", "window(7) fixed(4,1)", "window(1)"}) {
-    KVCache cache = kv_cache_of(wiring, 500, 6, 2);
+    KVCache cache(kv_cache_of(wiring, 500, 6, 2));
     std::vector<std::vector<std::vector<int64_t>>> rows;  // (slots, L, capacity): the position in each row
     for (int slot = 0; slot < 2; slot++) {
       rows.emplace_back();
-      for (int l = 0; l < 4; l++) rows[slot].push_back(std::vector<int64_t>(size_t(cache.capacity(l)), -1));
+      for (int l = 0; l < 4; l++) rows[slot].push_back(std::vector<int64_t>(size_t(cache.plan.capacity(l)), -1));
     }
     int64_t moved = 0;
     for (int i = 0; cache.lengths[0] < 494; i++) {
@@ -344,7 +344,7 @@ TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
       for (int l = 0; l < 4; l++) {
         const int64_t first = cache.first_position(slot, l);
         for (int64_t p = part.first; p < part.first + count; p++) rows[slot][l].at(size_t(p - first)) = p;
-        const KVCacheGroup& group = cache.groups[cache.group_of_layer[l]];
+        const KVCacheGroup& group = cache.plan.groups[cache.plan.group_of_layer[l]];
         EXPECT_EQ(first % group.alignment, 0);
         for (int64_t p = std::max<int64_t>(0, group.reach == 0 ? 0 : part.first - group.reach + 1);
              p < part.first + count; p++)
@@ -353,7 +353,7 @@ TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
     }
     EXPECT_LE(moved, 4 * (cache.lengths[0] + cache.lengths[1]));
   }
-  KVCache cache = kv_cache_of("window(10)", 30, 6);
+  KVCache cache(kv_cache_of("window(10)", 30, 6));
   std::vector<KVCacheMove> moves;
   for (int i = 0; i < 5; i++) cache.append(0, 6, moves);
   EXPECT_GT(cache.first_position(0, 0), 0);
@@ -389,7 +389,11 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
             multiplied += plan.table.topk > 0 ? std::min(keys, plan.table.topk) : keys;
           }
     EXPECT_EQ(maps, c.maps);
-    const AttentionPairs pairs = attention_pairs(plan, T);
+    AttentionPairs pairs;
+    for (int l = 0; l < L; l++) {
+      const AttentionPairs of_layer = attention_pairs(plan, l, T);
+      pairs.scored += of_layer.scored, pairs.multiplied += of_layer.multiplied;
+    }
     EXPECT_EQ(pairs.scored, scored);
     EXPECT_EQ(pairs.multiplied, multiplied);
     ModelConfig config = make_config(L, h, 8 * h, 0, 0);

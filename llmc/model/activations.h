@@ -1,98 +1,47 @@
-// The activations of GPT-2: which there are, their shapes, what they are for, and which of them each level of
-// recomputation keeps.
-//
-// B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, QKV: what a layer
-// projects of q, k and v for a token. In generation B is 1 and T the most tokens that are computed at a time, of
-// whatever sequences; only K/V is kept for longer.
+// The activations that all steps share: tokens, the embedded tokens, what is in memory only while a step runs, and what
+// the backward pass needs beside. What a step leaves of its own is declared in its file.
 #pragma once
-#include <algorithm>                 // std::max, std::min
-#include <array>                     // std::array
-#include <map>                       // std::map
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "attention_plan.h"          // AttentionPlan
-#include "config.h"                  // ModelConfig
-#include "kv_cache.h"                // KVCache
-#include "llmc/operations.h"         // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
-#include "llmc/precision.h"          // floatX
-#include "llmc/utils/memory_plan.h"  // MemoryGroup
-#include "parameters.h"              // qkv_rows
+#include <algorithm>          // std::max, std::min
+#include <array>              // std::array
+#include <vector>             // std::vector
+#include "activation_list.h"  // ActivationList
+#include "llmc/operations.h"  // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
+#include "llmc/precision.h"   // floatX
+#include "parameters.h"       // qkv_rows
+#include "shape.h"            // ModelShape
 
-// What the backward pass computes again instead of keeping it (-r). Each level includes those before it.
-enum class Recompute {
-  nothing,
-  gelu,
-  layernorm,
-  block,  // everything in a block but its K/V and the residual stream
-  above_all_levels
-};
-
-// What layer l's forward pass leaves for its backward pass, and for the layers that attend to its k and v.
-struct LayerActs {
-  floatX* ln1 = nullptr;                           // (B, T, C)
-  float *ln1_mean = nullptr, *ln1_rstd = nullptr;  // (B, T)
-  floatX* qkv = nullptr;  // (B, T, QKV): q | k | v of the projected heads; null with Recompute::block, unless
-                          //   other layers use q, where
-  floatX *q = nullptr, *kv = nullptr;  //   q (B, T, C) and kv (B, T, QKV - C) are tensors of their own. In generation
-                                       //   qkv holds the new tokens', and kv (slots, capacity, QKV - C) is the cache
-  floatX* att = nullptr;               // (B, T, C)
-  float* lse = nullptr;                // (B, h, T)
-  float* topk_score = nullptr;         // (B, h, T): of topk
-  int* topk_last = nullptr;            // (B, h, T)
-  floatX* residual2 = nullptr;         // (B, T, C): after attention
-  floatX* ln2 = nullptr;               // (B, T, C)
-  float *ln2_mean = nullptr, *ln2_rstd = nullptr;  // (B, T)
-  floatX* fch = nullptr;                           // (B, T, 4C)
-  floatX* fch_gelu = nullptr;                      // (B, T, 4C)
-  floatX* residual3 = nullptr;                     // (B, T, C): after the MLP
-};
-
+// N: rows, C: channels, L: layers, h: heads, hs: head size.
 struct Activations {
-  int *tokens, *targets;                                                // (B, T)
-  std::array<int*, num_staging_buffers> staged_tokens, staged_targets;  // each (B, T): uploaded while others are
-                                                                        // computed on
-  floatX* embedded;                                                     // (B, T, C)
-  std::vector<LayerActs> layers;                                        // (L)
-  floatX* lnf;                                                          // (B, T, C)
-  float *lnf_mean, *lnf_rstd;                                           // (B, T)
-  float* losses;                                                        // (B, T)
-  StepStats* stats;                                                     // (1)
-  floatX* sublayer;  // (B, T, C): the output of attention or the MLP, before it is added to the residual stream
-  floatX* logits;    // (logit_rows, logit_stride): a chunk of rows at a time
+  int *tokens, *targets;  // (N)
+  // Each (N): uploaded while others are computed on.
+  std::array<int*, num_staging_buffers> staged_tokens, staged_targets;
+  floatX* embedded;                     // (N, C)
+  float* losses;                        // (N)
+  StepStats* stats;                     // (1)
+  floatX* branch_out;                   // (N, C): of a step's branch, before it joins the residual stream
+  floatX* logits;                       // (logit_rows, logit_stride): a chunk of rows at a time
   float* attention_partials = nullptr;  // (attention_partials(...)): in generation
-  // backward only
-  floatX* dresidual = nullptr;         // (B, T, C): gradient of the residual stream
-  floatX* dsublayer = nullptr;         // (B, T, C)
-  floatX* dfch = nullptr;              // (B, T, 4C)
-  floatX* dqkv = nullptr;              // (B, T, the largest QKV)
-  float* delta = nullptr;              // (B, h, T): attention's rowsum(dout * out)
-  float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(B T, C))
+  // Of the backward pass.
+  floatX* dresidual = nullptr;         // (N, C): gradient of the residual stream
+  floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
+  floatX* dhidden = nullptr;           // (N, 4C): of the MLP's hidden units
+  floatX* dqkv = nullptr;              // (N, the largest QKV)
+  float* delta = nullptr;              // (N, h): attention's rowsum(dout * out)
+  float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(N, C))
   float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
-  std::vector<floatX*> accumulators;   // (num_accumulators), each (B, T, accumulator_heads * hs): dq | dk | dv of a
-                                       // layer's shared heads
-  // only with several attention maps a layer
-  float* map_sum = nullptr;        // (B, T, C): of the maps' outputs, weighted
-  float* exact_map_out = nullptr;  // (B, T, C): a map's output before it is rounded; of gate, whose gradient is the
+  // num_accumulators of them, each (N, accumulator_heads * hs): dq | dk | dv of a layer's shared heads.
+  std::vector<floatX*> accumulators;
+  // Of several attention maps a layer.
+  float* map_sum = nullptr;        // (N, C): of the maps' outputs, weighted
+  float* exact_map_out = nullptr;  // (N, C): a map's output before it is rounded; of gate, whose gradient is the
                                    // difference of two
-  float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, B, T): of gate
-  float* dmap_weights = nullptr;                      // (L, B, T): gradients of the weights of each map in one layer
-  // only with Muon, for one matrix after the other; n: the largest of their shorter sides
-  floatX *muon_x = nullptr, *muon_next = nullptr;  // (elements of the largest matrix): X before and after a step of the
-                                                   // iteration
-  floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;  // (n, n): A, A A, a I + b A +
-                                                                                          // c A A
+  float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, N): of gate
+  float* dmap_weights = nullptr;                      // (L, N): gradients of the weights of each map in one layer
+  // Of Muon, for one matrix after the other; n: the largest of their shorter sides. X before and after a step of the
+  // iteration has the elements of the largest matrix; A, A A and a I + b A + c A A are (n, n).
+  floatX *muon_x = nullptr, *muon_next = nullptr;
+  floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;
   double* muon_squares = nullptr;  // (matrices): the square of each one's norm
-};
-
-// A model's shape: what it computes, and what its activations have room for.
-struct ModelShape {
-  ModelConfig config;
-  AttentionPlan attention_plan;
-  int B = 0, T = 0;
-  Recompute recompute = Recompute::nothing;
-  KVCache cache;                             // of generation
-  int64_t logit_rows = 0, logit_stride = 0;  // of the chunk in which logits are computed
-  std::vector<MuonMatrix> matrices;          // that Muon updates; none: AdamW updates all parameters
 };
 
 // How many of `rows` rows of logits, each of row_bytes, are computed, differentiated and dropped at a time: chunks of
@@ -104,13 +53,6 @@ inline int64_t logit_chunk_rows(int64_t rows, int64_t row_bytes, int64_t chunk_b
   const int64_t chunks = (rows + most - 1) / most;
   return std::min(rows, in_multiples((rows + chunks - 1) / chunks + logit_row_multiple - 1));
 }
-
-// Whether layer l's q, k and v are one tensor, which is kept: other layers' attention may need q.
-inline bool keeps_qkv(const ModelShape& model, int l) {
-  return model.recompute < Recompute::block || !model.attention_plan.shared[Part::q][l].empty();
-}
-
-inline bool generates(const ModelShape& model) { return model.cache.slots > 0; }
 
 // The most partial sums of dk and dv that the backward pass of an attention of the plan leaves.
 inline int64_t most_partial_sums(const AttentionPlan& plan) {
@@ -133,108 +75,69 @@ inline int64_t most_kv_per_head(const AttentionPlan& plan) {
   return int64_t(most);
 }
 
-// The one list of activations: calls declare(group of the memory plan, name, pointer to set, shape) for each. gpt2_plan
-// walks it to lay them out, gpt2_allocate to set the pointers.
 template <class Declare>
-void for_each_activation(const ModelShape& model, Activations& a, Declare declare) {
-  const ModelConfig& c = model.config;
-  const int64_t B = model.B, T = model.T, C = c.channels, h = c.num_heads, hs = c.head_size();
-  constexpr MemoryGroup activations = MemoryGroup::activations, backward = MemoryGroup::backward;
-  constexpr Recompute kept = Recompute::above_all_levels;
-  const AttentionPlan& plan = model.attention_plan;
-  const bool mixes_maps = plan.table.mix != WiringTable::Mix::none;
-  int64_t largest_qkv = 0;
-  std::map<std::string, int> first_layer;  // that declared a tensor, by name
-  a.layers.resize(c.num_layers);
-  a.accumulators.resize(plan.num_accumulators);
-
-  declare(activations, "tokens", a.tokens, {B, T});
-  declare(activations, "targets", a.targets, {B, T});
-  for (int*& buffer : a.staged_tokens) declare(activations, "staged_tokens", buffer, {B, T});
-  for (int*& buffer : a.staged_targets) declare(activations, "staged_targets", buffer, {B, T});
-  declare(activations, "embedded", a.embedded, {B, T, C});
-  for (int l = 0; l < c.num_layers; l++) {
-    LayerActs& layer = a.layers[l];
-    const int64_t QKV = qkv_rows(c, plan, l);
-    largest_qkv = std::max(largest_qkv, QKV);
-    // A tensor that is not kept from a level of recomputation on: all layers then use that of the first layer that has
-    // one.
-    auto declare_layer = [&](Recompute dropped_from, const char* name, auto LayerActs::*tensor,
-                             std::vector<int64_t> shape) {
-      const auto [first, is_first] = first_layer.insert({name, l});
-      if (!is_first && model.recompute >= dropped_from) layer.*tensor = a.layers[first->second].*tensor;
-      else declare(activations, name, layer.*tensor, std::move(shape));
-    };
-    const int64_t q = int64_t(plan.projected[Part::q][l].size()) * hs;
-    const bool q_is_shared = !plan.shared[Part::q][l].empty();
-    // What the backward pass of attention needs of the forward pass. With several attention maps it runs that again,
-    // one by one.
-    const Recompute attention_dropped_from = mixes_maps ? Recompute::nothing : Recompute::block;
-    declare_layer(Recompute::layernorm, "ln1", &LayerActs::ln1, {B, T, C});
-    declare_layer(kept, "ln1_mean", &LayerActs::ln1_mean, {B, T});
-    declare_layer(kept, "ln1_rstd", &LayerActs::ln1_rstd, {B, T});
-    if (generates(model)) {
-      if (q_is_shared) declare_layer(kept, "qkv of shared q", &LayerActs::qkv, {B, T, QKV});
-      else declare_layer(Recompute::block, "qkv", &LayerActs::qkv, {B, T, full_qkv_size(c, plan)});
-      declare(MemoryGroup::kv_cache, "kv", layer.kv, {model.cache.slots, model.cache.capacity(l), QKV - q});
-    } else if (keeps_qkv(model, l)) {
-      declare_layer(kept, "qkv", &LayerActs::qkv, {B, T, QKV});
-    } else {
-      if (q > 0) declare_layer(Recompute::block, "q", &LayerActs::q, {B, T, q});
-      declare_layer(kept, "kv", &LayerActs::kv, {B, T, QKV - q});
-    }
-    declare_layer(Recompute::block, "att", &LayerActs::att, {B, T, C});
-    declare_layer(attention_dropped_from, "lse", &LayerActs::lse, {B, h, T});
-    if (plan.table.topk > 0) {
-      declare_layer(attention_dropped_from, "topk_score", &LayerActs::topk_score, {B, h, T});
-      declare_layer(attention_dropped_from, "topk_last", &LayerActs::topk_last, {B, h, T});
-    }
-    declare_layer(Recompute::block, "residual2", &LayerActs::residual2, {B, T, C});
-    declare_layer(Recompute::layernorm, "ln2", &LayerActs::ln2, {B, T, C});
-    declare_layer(kept, "ln2_mean", &LayerActs::ln2_mean, {B, T});
-    declare_layer(kept, "ln2_rstd", &LayerActs::ln2_rstd, {B, T});
-    declare_layer(Recompute::block, "fch", &LayerActs::fch, {B, T, 4 * C});
-    declare_layer(Recompute::gelu, "fch_gelu", &LayerActs::fch_gelu, {B, T, 4 * C});
-    declare_layer(kept, "residual3", &LayerActs::residual3, {B, T, C});
-  }
-  declare(activations, "lnf", a.lnf, {B, T, C});
-  declare(activations, "lnf_mean", a.lnf_mean, {B, T});
-  declare(activations, "lnf_rstd", a.lnf_rstd, {B, T});
-  declare(activations, "losses", a.losses, {B, T});
-  declare(activations, "stats", a.stats, {1});
-  declare(activations, "sublayer", a.sublayer, {B, T, C});
-  if (mixes_maps) declare(activations, "map_sum", a.map_sum, {B, T, C});
-  if (plan.table.mix == WiringTable::Mix::gate) declare(activations, "map_gates", a.map_gates, {c.num_layers, B, T});
-  declare(MemoryGroup::logits, "logits", a.logits, {model.logit_rows, model.logit_stride});
-  if (generates(model)) {
-    const int64_t partials = attention_partials(B, h, hs, model.cache.max_length, most_kv_per_head(plan));
-    if (partials > 0) declare(activations, "attention_partials", a.attention_partials, {partials});
-    return;
-  }
-
-  declare(backward, "dresidual", a.dresidual, {B, T, C});
-  declare(backward, "dsublayer", a.dsublayer, {B, T, C});
-  declare(backward, "dfch", a.dfch, {B, T, 4 * C});
-  declare(backward, "dqkv", a.dqkv, {B, T, largest_qkv});
-  declare(backward, "delta", a.delta, {B, h, T});
-  declare(backward, "layernorm_scratch", a.layernorm_scratch, {layernorm_backward_scratch(B * T, C)});
-  const int64_t attention_scratch = attention_backward_scratch(B, T, hs, most_partial_sums(plan));
-  if (attention_scratch > 0) declare(backward, "attention_scratch", a.attention_scratch, {attention_scratch});
-  for (floatX*& accumulator : a.accumulators)
-    declare(MemoryGroup::dkv_accumulators, "accumulator", accumulator, {B, T, plan.accumulator_heads * hs});
-  if (plan.table.mix == WiringTable::Mix::gate) {
-    declare(backward, "dmap_gates", a.dmap_gates, {c.num_layers, B, T});
-    if (has_master_weights) declare(backward, "exact_map_out", a.exact_map_out, {B, T, C});
-  }
-  if (mixes_maps) declare(backward, "dmap_weights", a.dmap_weights, {c.num_layers, B, T});
-  if (model.matrices.empty()) return;
+void declare_muon_activations(Activations& acts, ActivationList<Declare>& list) {
+  const std::vector<MuonMatrix>& matrices = list.shape.training->matrices;
+  if (matrices.empty()) return;
+  constexpr MemoryGroup backward = MemoryGroup::backward;
   int64_t count = 0, n = 0;
-  for (const MuonMatrix& matrix : model.matrices)
-    count = std::max(count, matrix.count()), n = std::max(n, matrix.shorter());
-  declare(backward, "muon_x", a.muon_x, {count});
-  declare(backward, "muon_next", a.muon_next, {count});
-  declare(backward, "muon_gram", a.muon_gram, {n, n});
-  declare(backward, "muon_gram_squared", a.muon_gram_squared, {n, n});
-  declare(backward, "muon_polynomial", a.muon_polynomial, {n, n});
-  declare(backward, "muon_squares", a.muon_squares, {int64_t(model.matrices.size())});
+  for (const MuonMatrix& matrix : matrices) count = std::max(count, matrix.count()), n = std::max(n, matrix.shorter());
+  list.add(backward, "muon_x", acts.muon_x, {count});
+  list.add(backward, "muon_next", acts.muon_next, {count});
+  list.add(backward, "muon_gram", acts.muon_gram, {n, n});
+  list.add(backward, "muon_gram_squared", acts.muon_gram_squared, {n, n});
+  list.add(backward, "muon_polynomial", acts.muon_polynomial, {n, n});
+  list.add(backward, "muon_squares", acts.muon_squares, {int64_t(matrices.size())});
+}
+
+template <class Declare>
+void declare_backward_activations(Activations& acts, ActivationList<Declare>& list) {
+  const ModelConfig& c = list.shape.config;
+  const AttentionPlan& plan = list.shape.attention_plan;
+  const TrainingShape& training = *list.shape.training;
+  const int64_t N = list.shape.rows, C = c.channels, h = c.num_heads, hs = c.head_size();
+  constexpr MemoryGroup backward = MemoryGroup::backward;
+  int64_t largest_qkv = 0;
+  for (int l = 0; l < c.num_layers; l++) largest_qkv = std::max(largest_qkv, qkv_rows(c, plan, l));
+  list.add(backward, "dresidual", acts.dresidual, {N, C});
+  list.add(backward, "dnorm", acts.dnorm, {N, C});
+  list.add(backward, "dhidden", acts.dhidden, {N, 4 * C});
+  list.add(backward, "dqkv", acts.dqkv, {N, largest_qkv});
+  list.add(backward, "delta", acts.delta, {N, h});
+  list.add(backward, "layernorm_scratch", acts.layernorm_scratch, {layernorm_backward_scratch(N, C)});
+  const int64_t attention_scratch = attention_backward_scratch(training.B, training.T, hs, most_partial_sums(plan));
+  if (attention_scratch > 0) list.add(backward, "attention_scratch", acts.attention_scratch, {attention_scratch});
+  acts.accumulators.resize(size_t(plan.num_accumulators));
+  for (floatX*& accumulator : acts.accumulators)
+    list.add(MemoryGroup::dkv_accumulators, "accumulator", accumulator, {N, plan.accumulator_heads * hs});
+  if (plan.table.mix == WiringTable::Mix::gate) {
+    list.add(backward, "dmap_gates", acts.dmap_gates, {c.num_layers, N});
+    if (has_master_weights) list.add(backward, "exact_map_out", acts.exact_map_out, {N, C});
+  }
+  if (plan.table.mix != WiringTable::Mix::none)
+    list.add(backward, "dmap_weights", acts.dmap_weights, {c.num_layers, N});
+  declare_muon_activations(acts, list);
+}
+
+template <class Declare>
+void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
+  const ModelConfig& c = list.shape.config;
+  const AttentionPlan& plan = list.shape.attention_plan;
+  const int64_t N = list.shape.rows, C = c.channels;
+  constexpr MemoryGroup activations = MemoryGroup::activations;
+  list.add(activations, "tokens", acts.tokens, {N});
+  list.add(activations, "targets", acts.targets, {N});
+  for (int*& buffer : acts.staged_tokens) list.add(activations, "staged_tokens", buffer, {N});
+  for (int*& buffer : acts.staged_targets) list.add(activations, "staged_targets", buffer, {N});
+  list.add(activations, "embedded", acts.embedded, {N, C});
+  list.add(activations, "losses", acts.losses, {N});
+  list.add(activations, "stats", acts.stats, {1});
+  list.add(activations, "branch_out", acts.branch_out, {N, C});
+  if (plan.table.mix != WiringTable::Mix::none) list.add(activations, "map_sum", acts.map_sum, {N, C});
+  if (plan.table.mix == WiringTable::Mix::gate) list.add(activations, "map_gates", acts.map_gates, {c.num_layers, N});
+  list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
+  if (list.shape.training) return declare_backward_activations(acts, list);
+  const int64_t partials =
+      attention_partials(1, c.num_heads, c.head_size(), list.shape.generation->max_length, most_kv_per_head(plan));
+  if (partials > 0) list.add(activations, "attention_partials", acts.attention_partials, {partials});
 }

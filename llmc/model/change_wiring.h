@@ -82,7 +82,7 @@ inline void read_weights_for_new_wiring(const std::string& folder, const WiringC
     if (is_of_heads) {
       std::vector<float> values = initial(it->second);
       const int64_t row_elements = c.table.tensor(from).num_elements() / int64_t(spec.full_rows.size());
-      take_trained_rows(c, spec.bucket - 1, c.model.head_size() * row_elements, trained, values.data());
+      take_trained_rows(c, spec.layer, c.model.head_size() * row_elements, trained, values.data());
       store(it->second, values.data());
     } else {
       store(it->second, trained);

@@ -5,8 +5,10 @@
 #include <algorithm>           // std::find, std::max, std::min
 #include <cstdint>             // int64_t
 #include <numeric>             // std::lcm
+#include <utility>             // std::move
 #include <vector>              // std::vector
 #include "attention_plan.h"    // AttentionPlan, for_each_head
+#include "batch.h"             // SequencePart
 #include "llmc/utils/error.h"  // CHECK
 
 // Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same
@@ -18,28 +20,34 @@ struct KVCacheGroup {
   int64_t capacity = 0;   // positions that a sequence has room for
 };
 
-// The positions [first, first + count) of a sequence, to be computed.
-struct SequencePart {
-  int slot;  // of the cache
-  int64_t first, count;
-};
-
 // Rows to move within the cache of a layer's sequence: `count` of them, from row `from` to the first.
 struct KVCacheMove {
   int layer, slot;
   int64_t from, count;
 };
 
-struct KVCache {
-  int slots = 0;           // sequences; 0: a plan for training, which has none
+// What generation keeps room for.
+struct KVCachePlan {
+  int slots = 0;           // sequences
   int64_t max_length = 0;  // of a sequence
   std::vector<KVCacheGroup> groups;
-  std::vector<int> group_of_layer;          // (L)
+  std::vector<int> group_of_layer;  // (L)
+
+  int64_t capacity(int layer) const { return groups[group_of_layer[layer]].capacity; }
+};
+
+// Which positions the cache holds at the moment.
+struct KVCache {
+  KVCachePlan plan;
   std::vector<int64_t> lengths;             // (slots): positions whose K/V has been computed
   std::vector<std::vector<int64_t>> first;  // (slots, groups): the position in the first row
 
-  int64_t capacity(int layer) const { return groups[group_of_layer[layer]].capacity; }
-  int64_t first_position(int slot, int layer) const { return first[slot][group_of_layer[layer]]; }
+  KVCache() = default;
+  explicit KVCache(KVCachePlan the_plan)
+      : plan(std::move(the_plan)), lengths(size_t(plan.slots)),
+        first(size_t(plan.slots), std::vector<int64_t>(plan.groups.size(), 0)) {}
+
+  int64_t first_position(int slot, int layer) const { return first[slot][plan.group_of_layer[layer]]; }
 
   void clear(int slot) {
     lengths[slot] = 0;
@@ -50,9 +58,9 @@ struct KVCache {
   // is written.
   SequencePart append(int slot, int64_t count, std::vector<KVCacheMove>& moves) {
     const int64_t length = lengths[slot];
-    CHECK(length + count <= max_length);
-    for (size_t g = 0; g < groups.size(); g++) {
-      const KVCacheGroup& group = groups[g];
+    CHECK(length + count <= plan.max_length);
+    for (size_t g = 0; g < plan.groups.size(); g++) {
+      const KVCacheGroup& group = plan.groups[g];
       int64_t& begin = first[slot][g];
       if (length + count - begin <= group.capacity) continue;
       const int64_t needed = std::max<int64_t>(0, length - group.reach + 1) / group.alignment * group.alignment;
@@ -95,8 +103,8 @@ inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
 }
 
 // For so many sequences of at most `max_length` tokens, of which up to `rows` are computed at a time.
-inline KVCache plan_kv_cache(const AttentionPlan& plan, int slots, int64_t max_length, int64_t rows) {
-  KVCache cache;
+inline KVCachePlan plan_kv_cache(const AttentionPlan& plan, int slots, int64_t max_length, int64_t rows) {
+  KVCachePlan cache;
   cache.slots = slots, cache.max_length = max_length;
   cache.groups = group_layers(plan);
   cache.group_of_layer.resize(size_t(plan.num_layers));
@@ -117,7 +125,5 @@ inline KVCache plan_kv_cache(const AttentionPlan& plan, int slots, int64_t max_l
     group.capacity = 2 * (group.reach - 1 + group.alignment) + rows;
     if (group.reach == 0 || group.capacity >= max_length) group.reach = 0, group.capacity = max_length;
   }
-  cache.lengths.assign(size_t(slots), 0);
-  cache.first.assign(size_t(slots), std::vector<int64_t>(cache.groups.size(), 0));
   return cache;
 }

@@ -9,25 +9,42 @@
 #include "llmc/utils/parameter_table.h"  // ParameterTable, ParameterSpec, Shard
 
 // Pointers into an arena of parameters (weights, gradients or optimizer state alike). Linear weights are (out, in),
-// row-major. The rows of qkvw are q | k | v of the heads that the layer projects, QKV in all. Biases are null without
-// --bias.
+// row-major. Biases are null without --bias.
+template <class T>
+struct NormParams {
+  T *weight = nullptr, *bias = nullptr;  // (C)
+};
+
+template <class T>
+struct AttentionParams {
+  T *qkvw = nullptr, *qkvb = nullptr;    // (QKV, C), (QKV): the rows are q | k | v of the heads that the layer projects
+  T *gatew = nullptr, *gateb = nullptr;  // (C), (1): of `gate`, from layer 1 on; else null
+  T *projw = nullptr, *projb = nullptr;  // (C, C), (C)
+};
+
+template <class T>
+struct MlpParams {
+  T *fcw = nullptr, *fcb = nullptr;      // (4C, C), (4C)
+  T *projw = nullptr, *projb = nullptr;  // (C, 4C), (C)
+};
+
 template <class T>
 struct LayerParams {
-  T *ln1w, *ln1b;          // (C)
-  T *qkvw, *qkvb;          // (QKV, C), (QKV)
-  T *gatew, *gateb;        // (C), (1): of `gate`, from layer 1 on; else null
-  T *attprojw, *attprojb;  // (C, C), (C)
-  T *ln2w, *ln2b;          // (C)
-  T *fcw, *fcb;            // (4C, C), (4C)
-  T *fcprojw, *fcprojb;    // (C, 4C), (C)
+  NormParams<T> ln1;
+  AttentionParams<T> attention;
+  NormParams<T> ln2;
+  MlpParams<T> mlp;
+  int bucket = 0;
 };
 
 template <class T>
 struct Params {
-  T* wte;                              // (V, C), also the output head
-  T* wpe;                              // (max_seq_len, C)
+  T* wte = nullptr;  // (V, C), also the output head
+  T* wpe = nullptr;  // (max_seq_len, C); null with rotary positions
+  int embedding_bucket = 0;
   std::vector<LayerParams<T>> layers;  // (L)
-  T *lnfw, *lnfb;                      // (C)
+  NormParams<T> lnf;
+  int lnf_bucket = 0;
 };
 
 // The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the
@@ -66,102 +83,141 @@ inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan&
 // Whether layer l has the parameters of `gate`.
 inline bool has_map_gate(const AttentionPlan& plan, int l) { return plan.table.mix == WiringTable::Mix::gate && l > 0; }
 
-// Adds GPT-2's parameters to a table, in the order in which the calls come.
-struct ParameterTableBuilder {
+// Declares parameters one after the other: each call adds a tensor to the table and sets its pointer into an arena of
+// T that starts at `base`, so that neither can be without the other.
+template <class T>
+struct ParameterBuilder {
   ParameterTable table;
-  bool bias;
+  T* base;
+  bool has_biases;
+  int layer = -1;  // of the parameters that are declared next
 
-  void add(std::string name, std::vector<int64_t> shape, ParameterSpec spec, int64_t tail_elements = 0) {
+  // `spec.file_shape` is `shape` unless it says otherwise; after the tensor there is room for `tail_elements` more.
+  void add(T*& pointer, std::string name, std::vector<int64_t> shape, ParameterSpec spec, int64_t tail_elements = 0) {
     spec.tensor = table.layout.add(std::move(name), shape, sizeof(float), tail_elements);
     spec.decay = shape.size() >= 2;
-    spec.bucket = int(table.buckets.size());
+    spec.bucket = int(table.buckets.size()) - 1, spec.layer = layer;
     if (spec.file_shape.empty()) spec.file_shape = std::move(shape);
-    table.num_parameters += table.layout.tensors.back().num_elements();
+    const TensorSpec& tensor = table.layout.tensors.back();
+    table.num_parameters += tensor.num_elements();
     table.num_parameters_full += num_elements(spec.file_shape);
+    pointer = base == nullptr ? nullptr : base + tensor.element_offset();
     table.specs.push_back(std::move(spec));
   }
-  void add_bias(const std::string& name, int64_t size, int64_t file_size, const std::vector<int>& full_rows) {
-    if (bias) add(name + ".bias", {size}, {0, {file_size}, false, false, false, 0, full_rows});
-    else table.zero_tensors.push_back({name + ".bias", file_size});
+  // A model without biases has none, and files hold zeros in their place.
+  void bias(T*& pointer, const std::string& name, int64_t size, ParameterSpec spec) {
+    pointer = nullptr;
+    if (has_biases) add(pointer, name + ".bias", {size}, std::move(spec));
+    else table.zero_tensors.push_back({name + ".bias", num_elements(spec.file_shape)});
   }
-  void embedding(const char* name, int64_t rows, int64_t channels, int64_t tail_rows, double std) {
-    add(name, {rows, channels}, {0, {}, false, true, true, std, {}}, tail_rows * channels);
+
+  void embedding(T*& weight, const char* name, int64_t rows, int64_t channels, int64_t tail_rows, double std) {
+    ParameterSpec spec;
+    spec.init_std = std;
+    add(weight, name, {rows, channels}, std::move(spec), tail_rows * channels);
   }
-  void layernorm(const std::string& name, int64_t channels) {
-    add(name + ".weight", {channels}, {0, {}, false, false, false, 0, {}});
-    add_bias(name, channels, channels, {});
+  void norm(NormParams<T>& p, const std::string& name, int64_t channels) {
+    ParameterSpec weight, bias_spec;
+    weight.init_mean = 1;
+    bias_spec.file_shape = {channels};
+    add(p.weight, name + ".weight", {channels}, std::move(weight));
+    bias(p.bias, name, channels, std::move(bias_spec));
   }
-  void linear(const std::string& name, int64_t in, int64_t out, double std) {
-    add(name + ".weight", {out, in},
-        {0, {in, out}, true, true, true, std, {}, 0, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()});
-    add_bias(name, out, out, {});
+  void linear(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, int64_t out, double std) {
+    ParameterSpec bias_spec;
+    bias_spec.file_shape = {out};
+    add(weight, name + ".weight", {out, in},
+        linear_spec(in, out, std, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()));
+    bias(bias_pointer, name, out, std::move(bias_spec));
   }
-  // A linear weight of which only `rows` of the full-size one exist; matrix_rows: those of its matrices, one below the
-  // other.
-  void linear_of_rows(const std::string& name, int64_t in, const std::vector<int>& rows,
+  // A linear layer of which only `rows` of the full-size weight's `file_out` exist; matrix_rows: those of its matrices,
+  // one below the other.
+  void linear_of_rows(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, const std::vector<int>& rows,
                       std::vector<int64_t> matrix_rows, int64_t file_out, double std) {
-    add(name + ".weight", {int64_t(rows.size()), in},
-        {0, {in, file_out}, true, true, true, std, rows, 0, std::move(matrix_rows)});
-    add_bias(name, int64_t(rows.size()), file_out, rows);
+    ParameterSpec spec = linear_spec(in, file_out, std, std::move(matrix_rows)), bias_spec;
+    spec.full_rows = bias_spec.full_rows = rows;
+    bias_spec.file_shape = {file_out};
+    add(weight, name + ".weight", {int64_t(rows.size()), in}, std::move(spec));
+    bias(bias_pointer, name, int64_t(rows.size()), std::move(bias_spec));
+  }
+
+  // What is declared until end_bucket is one bucket, whose index is returned.
+  int begin_bucket(std::string name) {
+    const int64_t begin = int64_t(table.layout.bytes / sizeof(float));
+    table.buckets.push_back({std::move(name), begin, 0});
+    return int(table.buckets.size()) - 1;
   }
   void end_bucket() {
-    const int64_t begin = table.buckets.empty() ? 0 : table.buckets.back().begin + table.buckets.back().count;
+    ParameterBucket& bucket = table.buckets.back();
     table.layout.pad_to(size_t(table.shard.count) * ArenaLayout::alignment);
-    table.buckets.push_back({begin, int64_t(table.layout.bytes / sizeof(float)) - begin});
+    bucket.count = int64_t(table.layout.bytes / sizeof(float)) - bucket.begin;
+  }
+
+ private:
+  static ParameterSpec linear_spec(int64_t in, int64_t file_out, double std, std::vector<int64_t> matrix_rows) {
+    ParameterSpec spec;
+    spec.file_shape = {in, file_out}, spec.transposed = true, spec.init_std = std;
+    spec.matrix_rows = std::move(matrix_rows);
+    return spec;
   }
 };
 
-// GPT-2's parameters, in the arena's order.
-inline ParameterTable make_parameter_table(const ModelConfig& c, const AttentionPlan& plan, Shard shard = {}) {
-  ParameterTableBuilder b;
-  b.table.shard = shard;
-  b.bias = c.bias;
+// Declares GPT-2's parameters, in the arena's order: name, shape, initial values, bucket and pointer of each. Bucket
+// after bucket is complete in the backward pass, from the last to the first.
+template <class T>
+void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const AttentionPlan& plan, Params<T>& p) {
   const int64_t C = c.channels;
   // GPT-2's initialisation: normal(0, 0.02), the projections into the residual stream scaled by 1/sqrt(2L).
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
 
-  b.embedding("wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
-  b.embedding("wpe.weight", c.max_seq_len, C, 0, weight_std);
+  p.embedding_bucket = b.begin_bucket("embeddings");
+  b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
+  b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
   b.end_bucket();
+  p.layers.resize(size_t(c.num_layers));
   for (int l = 0; l < c.num_layers; l++) {
+    LayerParams<T>& layer = p.layers[l];
     const std::string h = "h." + std::to_string(l) + ".";
-    b.layernorm(h + "ln_1", C);
+    layer.bucket = b.begin_bucket("layer " + std::to_string(l)), b.layer = l;
+    b.norm(layer.ln1, h + "ln_1", C);
+    AttentionParams<T>& attention = layer.attention;
     std::vector<int64_t> matrix_rows;
     for (Part part : all_parts) matrix_rows.push_back(int64_t(plan.projected[part][l].size()) * c.head_size());
-    b.linear_of_rows(h + "attn.c_attn", C, full_qkv_rows(c, plan, l), matrix_rows, full_qkv_size(c, plan), weight_std);
-    if (has_map_gate(plan, l)) b.linear(h + "attn.map_gate", C, 1, weight_std);
-    b.linear(h + "attn.c_proj", C, C, residual_std);
-    b.layernorm(h + "ln_2", C);
-    b.linear(h + "mlp.c_fc", C, 4 * C, weight_std);
-    b.linear(h + "mlp.c_proj", 4 * C, C, residual_std);
-    b.end_bucket();
+    b.linear_of_rows(attention.qkvw, attention.qkvb, h + "attn.c_attn", C, full_qkv_rows(c, plan, l), matrix_rows,
+                     full_qkv_size(c, plan), weight_std);
+    if (has_map_gate(plan, l)) b.linear(attention.gatew, attention.gateb, h + "attn.map_gate", C, 1, weight_std);
+    b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
+    b.norm(layer.ln2, h + "ln_2", C);
+    b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, 4 * C, weight_std);
+    b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", 4 * C, C, residual_std);
+    b.end_bucket(), b.layer = -1;
   }
-  b.layernorm("ln_f", C);
+  p.lnf_bucket = b.begin_bucket("final layernorm");
+  b.norm(p.lnf, "ln_f", C);
   b.end_bucket();
-  return std::move(b.table);
 }
 
-// The table's tensors as pointers into an arena that starts at `base`.
+// GPT-2's parameters as a table and as pointers into an arena of T that starts at `base`; null pointers with a
+// null base.
+template <class T>
+struct DeclaredParameters {
+  ParameterTable table;
+  Params<T> pointers;
+
+  DeclaredParameters(const ModelConfig& c, const AttentionPlan& plan, Shard shard, T* base) {
+    ParameterBuilder<T> builder = {{}, base, c.bias};
+    builder.table.shard = shard;
+    declare_parameters(builder, c, plan, pointers);
+    table = std::move(builder.table);
+  }
+};
+
+inline ParameterTable make_parameter_table(const ModelConfig& c, const AttentionPlan& plan, Shard shard = {}) {
+  return DeclaredParameters<float>(c, plan, shard, nullptr).table;
+}
+
+// The parameters of a table that make_parameter_table made, as pointers into an arena that starts at `base`.
 template <class T>
 Params<T> parameter_pointers(const ModelConfig& c, const AttentionPlan& plan, const ParameterTable& table, T* base) {
-  size_t next = 0;
-  auto weight = [&] { return base + table.layout.tensors[next++].element_offset(); };
-  auto bias = [&] { return c.bias ? weight() : nullptr; };
-  Params<T> p;
-  p.wte = weight();
-  p.wpe = weight();
-  p.layers.resize(size_t(c.num_layers));
-  for (LayerParams<T>& layer : p.layers) {
-    layer.ln1w = weight(), layer.ln1b = bias();
-    layer.qkvw = weight(), layer.qkvb = bias();
-    const bool has_gate = has_map_gate(plan, int(&layer - p.layers.data()));
-    layer.gatew = has_gate ? weight() : nullptr, layer.gateb = has_gate ? bias() : nullptr;
-    layer.attprojw = weight(), layer.attprojb = bias();
-    layer.ln2w = weight(), layer.ln2b = bias();
-    layer.fcw = weight(), layer.fcb = bias();
-    layer.fcprojw = weight(), layer.fcprojb = bias();
-  }
-  p.lnfw = weight(), p.lnfb = bias();
-  CHECK(next == table.layout.tensors.size());
-  return p;
+  return DeclaredParameters<T>(c, plan, table.shard, base).pointers;
 }

@@ -1,13 +1,13 @@
 // The lines about the model that a run begins with.
 #pragma once
 #include <cstdio>            // printf
-#include "activations.h"     // ModelShape
+#include "shape.h"           // ModelShape
 #include "attention_plan.h"  // make_attention_plan, draw, kv_elements_per_token
 #include "flops.h"           // flops_per_token
 #include "parameters.h"      // make_parameter_table
 
 // Its shape, whose K/V each head attends to, its parameters `p`, and what it costs relative to plain GPT-2.
-inline void print_model(const ModelShape& model, const ParameterTable& p) {
+inline void print_model(const ModelShape& model, int T, const ParameterTable& p) {
   const ModelConfig& c = model.config;
   printf("model: %d layers, %d heads of %d, %d channels, vocabulary %d, context length %d, %s\nwiring: %s\n",
          c.num_layers, c.num_heads, c.head_size(), c.channels, c.vocab_size, c.max_seq_len,
@@ -24,10 +24,9 @@ inline void print_model(const ModelShape& model, const ParameterTable& p) {
   const AttentionPlan plain_plan = make_attention_plan(plain);
   const double kv = double(kv_elements_per_token(c, model.attention_plan)),
                plain_kv = double(kv_elements_per_token(plain, plain_plan));
-  const double flops = flops_per_token(c, model.attention_plan, model.T),
-               plain_flops = flops_per_token(plain, plain_plan, model.T);
+  const double flops = flops_per_token(c, model.attention_plan, T), plain_flops = flops_per_token(plain, plain_plan, T);
   const int64_t plain_parameters = make_parameter_table(plain, plain_plan).num_parameters;
   printf("relative to plain GPT-2: parameters %.1f %%; a token: K/V %.0f bytes, %.1f %%; at T %d %.4g GFLOP, %.1f %%\n",
-         100 * double(p.num_parameters) / double(plain_parameters), kv * sizeof(floatX), 100 * kv / plain_kv, model.T,
+         100 * double(p.num_parameters) / double(plain_parameters), kv * sizeof(floatX), 100 * kv / plain_kv, T,
          flops * 1e-9, 100 * flops / plain_flops);
 }

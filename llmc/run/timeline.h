@@ -32,11 +32,15 @@ struct Timeline {
     }
   };
   // Begins a span of bucket `bucket` that ends with the returned object, on the collectives' stream if they are given,
-  // otherwise on the stream of operations.
+  // otherwise on the stream of operations. Spans that follow each other and are of the same are one.
   Scope span(const char* what, size_t bucket, Collectives* collectives = nullptr) {
     if (!in_step_) return {nullptr, 0, nullptr};
-    current_.spans.push_back({what, bucket, {}, {}});
-    record(current_.spans.back().begin, collectives);
+    const bool continues =
+        !current_.spans.empty() && current_.spans.back().what == what && current_.spans.back().bucket == bucket;
+    if (!continues) {
+      current_.spans.push_back({what, bucket, {}, {}});
+      record(current_.spans.back().begin, collectives);
+    }
     return {this, current_.spans.size() - 1, collectives};
   }
 

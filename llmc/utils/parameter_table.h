@@ -8,16 +8,17 @@
 #include "llmc/adamw.h"  // ParameterChunk
 #include "llmc/muon.h"   // MuonMatrix
 
-// One parameter: its place in the arena and its form in a file, which is full-size GPT-2 in Conv1D layout (in, out).
+// One parameter: its place in the arena, its form in a file, which is full-size GPT-2 in Conv1D layout (in, out), and
+// what it is in a new model: normal(init_mean, init_std).
 struct ParameterSpec {
-  int tensor;                       // index into ParameterTable::layout.tensors, whose name is the file's
-  std::vector<int64_t> file_shape;  // as Hugging Face's GPT-2 stores it, dead K/V included
-  bool transposed;                  // a linear weight: (out, in) here, (in, out) there
-  bool decay;                       // weight decay applies: two or more dimensions
-  bool is_weight;                   // drawn from a normal at initialisation; else LayerNorm weights (1) and biases (0)
-  double init_std;
-  std::vector<int> full_rows;  // of each row here, the row of the full-size tensor, (out, in); empty: the same
-  int bucket = 0;              // index into ParameterTable::buckets
+  int tensor = 0;                        // index into ParameterTable::layout.tensors, whose name is the file's
+  int bucket = 0;                        // index into ParameterTable::buckets
+  int layer = -1;                        // of the names in files, h.<layer>; -1: it belongs to no layer
+  std::vector<int64_t> file_shape = {};  // as Hugging Face's GPT-2 stores it, dead K/V included
+  bool transposed = false;               // a linear weight: (out, in) here, (in, out) there
+  bool decay = false;                    // weight decay applies: two or more dimensions
+  double init_mean = 0, init_std = 0;
+  std::vector<int> full_rows = {};        // of each row here, the row of the full-size tensor, (out, in); empty: the same
   std::vector<int64_t> matrix_rows = {};  // of the matrices, one below the other, that Muon updates (llmc/muon.h);
                                           // empty: it updates none
 
@@ -27,7 +28,8 @@ struct ParameterSpec {
 // Neighbours in the arena whose gradients are complete at the same moment: the embeddings, each layer, the final
 // LayerNorm. What ranks reduce and gather in one piece, gaps between tensors included. In elements of the float arenas.
 struct ParameterBucket {
-  int64_t begin, count;
+  std::string name;  // in logs
+  int64_t begin = 0, count = 0;
 };
 
 // Of `count` equal parts of every bucket, part `index` has its optimizer state in this process. With one part, all of
@@ -55,12 +57,6 @@ struct ParameterTable {
   const TensorSpec& tensor(int index) const { return layout.tensors[specs[index].tensor]; }
   int size() const { return int(specs.size()); }
 };
-
-// What a log calls a bucket.
-inline std::string bucket_name(const ParameterTable& table, size_t bucket) {
-  if (bucket == 0) return "embeddings";
-  return bucket + 1 == table.buckets.size() ? "final layernorm" : "layer " + std::to_string(bucket - 1);
-}
 
 // What of a parameter lies in this process's shard of its bucket: `count` elements, 0 if none, from `begin` of the full
 // arenas and from `state` of those that hold the shard alone, one bucket's after the other.

@@ -27,11 +27,11 @@ struct Rewired {
     write_weight_file(folder.path + "/model.safetensors", source->parameters,
                       fetch_from(*source, source->master_memory));
     model = make_model(config, 1, T, 0, keep_dead_kv);
-    gpt2_read_weights(*model, folder.path, before, seed);
+    read_weights_of(*model, *model, folder.path, before, seed);
 
     fresh = reference::make_parameters<double>(config);
     auto initial = make_model(config, 1, 9, 0, /*keep_dead_kv=*/true);
-    gpt2_init_weights(*initial, seed);
+    init_weights(*initial, seed);
     for (int i = 0; i < initial->num_tensors(); i++) {
       const std::vector<float> values = full_tensor(*initial, initial->master_memory, i);
       fresh.at(initial->tensor(i).name).data.assign(values.begin(), values.end());

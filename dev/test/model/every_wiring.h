@@ -128,7 +128,7 @@ TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
       gpt2_forward(*model, tokens.data(), {1, 33});
       std::vector<floatX> dlnf(33 * C, floatX(0.0f));
       for (size_t c = 0; c < C; c++) dlnf[size_t(t) * C + c] = floatX(float(c % 5) - 2);
-      copy_to_device(model->acts.dsublayer, dlnf.data(), dlnf.size() * sizeof(floatX));
+      copy_to_device(model->acts.dnorm, dlnf.data(), dlnf.size() * sizeof(floatX));
       gpt2_backward(*model, {1, 33});
       const std::vector<float> dwpe = to_floats(model->grads.wpe, 33 * C);  // of each position's embedding
       double at_t = 0;
@@ -160,7 +160,7 @@ TEST(LONG_ON_EMU(EveryWiring), GeneratesWithItsCacheWhatTrainingComputes) {
         next.insert(next.end(), first, first + count);
       }
       gpt2_extend(*generator, next, counts);
-      const std::vector<float> hidden = to_floats(generator->acts.lnf, next.size() * 32);
+      const std::vector<float> hidden = to_floats(generator->hidden_states(), next.size() * 32);
       auto row = hidden.begin();
       for (const auto& [slot, count] : counts)
         pieces[slot].insert(pieces[slot].end(), row, row + count * 32), row += count * 32;
@@ -179,7 +179,7 @@ TEST(LONG_ON_EMU(EveryWiring), GeneratesWithItsCacheWhatTrainingComputes) {
     }
     for (int slot = 0; slot < 3; slot++) {
       gpt2_forward(*model, tokens[slot].data(), {1, 40});
-      const std::vector<float> whole = to_floats(model->acts.lnf, size_t(lengths[slot]) * 32);
+      const std::vector<float> whole = to_floats(model->hidden_states(), size_t(lengths[slot]) * 32);
       EXPECT_LE(relative_error(pieces[slot], whole), is_bf16 ? 8e-3 : 1e-6) << "sequence " << slot;
     }
   }

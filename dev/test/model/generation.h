@@ -11,14 +11,14 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
   const auto tokens = random_tokens(80, model->config.vocab_size, 77);
   const size_t C = size_t(model->config.channels);
   gpt2_forward(*model, tokens.data(), {1, 80});
-  const std::vector<float> whole = to_floats(model->acts.lnf, 80 * C);
+  const std::vector<float> whole = to_floats(model->hidden_states(), 80 * C);
   auto generator = make_generator(*model, 1, 80, 30);
   const int ends[] = {1, 2, 30, 60, 61, 62, 63, 64, 65, 66, 79, 80};
   std::vector<float> pieces;
   int first = 0;
   for (int end : ends) {
     gpt2_extend(*generator, {tokens.begin() + first, tokens.begin() + end}, {{0, end - first}});
-    for (float x : to_floats(generator->acts.lnf, size_t(end - first) * C)) pieces.push_back(x);
+    for (float x : to_floats(generator->hidden_states(), size_t(end - first) * C)) pieces.push_back(x);
     first = end;
   }
   EXPECT_LE(relative_error(pieces, whole), is_bf16 ? 8e-3 : 1e-6);
@@ -28,7 +28,7 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
 // `RandomStream::sample, 0,`
 TEST(LONG_ON_EMU(Generation), IsAFunctionOfSeedAndStep) {
   auto model = make_model(small_config(), 1, 16);
-  gpt2_init_weights(*model, 1);
+  init_weights(*model, 1);
   auto generator = make_generator(*model, 1, 16, 4);
   auto generate = [&](uint64_t seed, int64_t step) {
     std::vector<int> tokens = {3};
@@ -44,7 +44,7 @@ TEST(LONG_ON_EMU(Generation), IsAFunctionOfSeedAndStep) {
 // What a position further back needs is gone, but for its K/V: the plan has room for so many tokens only.
 TEST(Generation, ComputesEachPositionOnce) {
   auto model = make_model(small_config(), 1, 16);
-  gpt2_init_weights(*model, 1);
+  init_weights(*model, 1);
   auto generator = make_generator(*model, 1, 16, 1);
   std::vector<int> tokens = {3};
   gpt2_generate(*generator, tokens, 16, {}, 1, 5);
@@ -58,7 +58,7 @@ TEST(LONG_ON_EMU(Initialisation), HasGpt2sStandardDeviations) {
   ModelConfig config = small_config();
   config.channels = 128;
   auto model = make_model(config, 1, 8);
-  gpt2_init_weights(*model, 1);
+  init_weights(*model, 1);
   for (int i = 0; i < model->num_tensors(); i++) {
     const TensorSpec& tensor = model->tensor(i);
     std::vector<float> x(size_t(tensor.num_elements()));

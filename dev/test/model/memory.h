@@ -68,13 +68,14 @@ TEST(LONG_ON_EMU(Bits), DoNotDependOnTheOrderOfThreads) {
 TEST(LONG_ON_EMU(Bits), AreThoseOfAnUninterruptedRunAfterAResume) {
   const TemporaryFolder folder;
   auto update = [&](GPT2& model, int step) {
-    const auto inputs = random_tokens(int64_t(model.B) * model.T, model.config.vocab_size, uint32_t(step));
+    const auto inputs =
+        random_tokens(int64_t(model.training->B) * model.training->T, model.config.vocab_size, uint32_t(step));
     gpt2_zero_grad(model);
-    micro_step(model, inputs, inputs, model.B, model.T, 1);
+    micro_step(model, inputs, inputs, model.training->B, model.training->T, 1);
     gpt2_update(model, step, {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0});
   };
   auto whole = make_model(small_config(), 2, 35), resumed = make_model(small_config(), 2, 35);
-  gpt2_init_weights(*whole, 5);
+  init_weights(*whole, 5);
   for (int step = 1; step <= 3; step++) update(*whole, step);
   std::vector<float> m(whole->state_bytes() / sizeof(float)), v(m.size());
   fetch_shard(*whole, whole->m_memory, m.data());

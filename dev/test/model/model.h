@@ -31,9 +31,9 @@ inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T,
 // A plan for generation, with the weights of `model`.
 inline std::unique_ptr<GPT2> make_generator(const GPT2& model, int slots, int64_t max_length, int rows) {
   auto generator = std::make_unique<GPT2>();
-  PlanOptions options = generation_plan(slots, max_length);
-  options.T = rows;
-  gpt2_plan(*generator, model.config, options);
+  GenerationOptions options = generation_plan(slots, max_length);
+  options.rows = std::max(rows, slots);
+  gpt2_plan_generation(*generator, model.config, options);
   gpt2_allocate(*generator, &model);
   return generator;
 }
@@ -119,12 +119,13 @@ inline ModelConfig small_config() {
 
 // The losses of `steps` updates from a seed's initial weights on random tokens.
 inline std::vector<double> loss_curve(GPT2& model, int steps, uint64_t seed) {
-  gpt2_init_weights(model, seed);
+  init_weights(model, seed);
   std::vector<double> losses;
   for (int step = 1; step <= steps; step++) {
-    const auto inputs = random_tokens(int64_t(model.B) * model.T, model.config.vocab_size, uint32_t(step));
+    const auto inputs =
+        random_tokens(int64_t(model.training->B) * model.training->T, model.config.vocab_size, uint32_t(step));
     gpt2_zero_grad(model);
-    losses.push_back(micro_step(model, inputs, inputs, model.B, model.T, 1));
+    losses.push_back(micro_step(model, inputs, inputs, model.training->B, model.training->T, 1));
     gpt2_update(model, step, {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0});
   }
   return losses;

@@ -26,7 +26,7 @@ inline std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int reco
   run.train = std::make_unique<DataLoader>(path, config.vocab_size, run.T);
   gpt2_plan(trainer->model, config, {run.B, run.T, Recompute(recompute)});
   allocate(*trainer);
-  gpt2_init_weights(trainer->model, 4);
+  init_weights(trainer->model, 4);
   return trainer;
 }
 
@@ -65,8 +65,8 @@ TEST(LONG_ON_EMU(Steps), HaveTheBitsOfTheSameWorkDoneEagerly) {
 
 TEST(LONG_ON_EMU(Steps), AreCapturedAgainForOtherShapesAndGradientScales) {
   auto model = make_model(three_layers(), 4, 18), direct = make_model(three_layers(), 4, 18);
-  gpt2_init_weights(*model, 1);
-  gpt2_init_weights(*direct, 1);
+  init_weights(*model, 1);
+  init_weights(*direct, 1);
   struct Shape {
     int B, T, accumulation;
   };
@@ -167,12 +167,12 @@ TEST(LONG_ON_EMU(Steps), WithANormThatIsNotFiniteChangeNothingEither) {
   gpt2_zero_grad(*model);
   EXPECT_TRUE(std::isfinite(micro_step(*model, tokens, tokens, 2, 9, 1)));
   const auto before = state_of(*model);
-  const float gradient = to_floats(model->grads.lnfw, 1)[0], infinity = INFINITY;
-  copy_to_device(model->grads.lnfw, &infinity, sizeof infinity);
+  const float gradient = to_floats(model->grads.lnf.weight, 1)[0], infinity = INFINITY;
+  copy_to_device(model->grads.lnf.weight, &infinity, sizeof infinity);
   gpt2_update(*model, 2, options);
   EXPECT_TRUE(std::isinf(gpt2_read_stats(*model).grad_squares));
   EXPECT_TRUE(same_state(state_of(*model), before));
-  copy_to_device(model->grads.lnfw, &gradient, sizeof gradient);
+  copy_to_device(model->grads.lnf.weight, &gradient, sizeof gradient);
   gpt2_update(*model, 2, options);
   EXPECT_FALSE(same_state(state_of(*model), before));
 }
@@ -188,7 +188,7 @@ TEST(LONG_ON_EMU(Steps), CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
     ModelConfig config = small_config();
     config.num_layers = 4, config.wiring = skip_layer_wiring(2, skip_heads);
     auto model = make_model(config, 2, 9);
-    gpt2_init_weights(*model, 1);
+    init_weights(*model, 1);
     const auto tokens = random_tokens(18, config.vocab_size, 1);
     auto counted = [&](auto work) {
       gpt2_read_stats(*model);  // everything before is done

@@ -1,0 +1,35 @@
+// How activations are declared, so that one list lays them out, counts them by group, and sets their pointers.
+#pragma once
+#include <cstdint>                   // int64_t
+#include <map>                       // std::map
+#include <string>                    // std::string
+#include <vector>                    // std::vector
+#include "llmc/utils/memory_plan.h"  // MemoryGroup
+#include "shape.h"                   // ModelShape, Recompute
+
+template <class Declare>
+struct ActivationList {
+  const ModelShape& shape;
+  Declare declare;                           // declare(group, name, pointer to set, shape)
+  std::map<std::string, void*> shared = {};  // those of all steps, by name
+
+  // A tensor of its own.
+  template <class T>
+  void add(MemoryGroup group, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
+    declare(group, name, pointer, std::move(tensor_shape));
+  }
+
+  // A tensor of one step. Training keeps it for the step's backward pass, unless the level of recomputation is
+  // `dropped_from` or above: then all steps use the first one's, as they do in generation.
+  template <class T>
+  void of_step(Recompute dropped_from, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
+    const bool is_kept = shape.training && shape.training->recompute < dropped_from;
+    const auto found = shared.find(name);
+    if (is_kept || found == shared.end()) {
+      declare(MemoryGroup::activations, name, pointer, std::move(tensor_shape));
+      if (!is_kept) shared[name] = pointer;
+    } else {
+      pointer = static_cast<T*>(found->second);
+    }
+  }
+};

@@ -1,0 +1,36 @@
+// How a branch's output joins the residual stream in GPT-2: it is added.
+#pragma once
+#include <cstdint>            // int64_t
+#include "activation_list.h"  // ActivationList
+#include "llmc/operations.h"  // residual_layernorm_forward
+#include "llmc/precision.h"   // floatX
+#include "activations.h"      // Activations
+#include "norm.h"             // Norm
+
+struct AddResidual {
+  const char* name;                    // of its tensor
+  const floatX* in = nullptr;          // (N, C): the residual stream before
+  floatX* out = nullptr;               // (N, C): and after
+  const floatX* branch_out = nullptr;  // (N, C)
+  floatX* dresidual = nullptr;         // (N, C)
+};
+
+template <class Declare>
+void for_each_activation(AddResidual& r, Recompute dropped_from, ActivationList<Declare>& list) {
+  list.of_step(dropped_from, r.name, r.out, {list.shape.rows, list.shape.config.channels});
+}
+
+// `in`: the stream before. Returns the stream after.
+inline const floatX* plan_residual(AddResidual& r, const floatX* in, const Activations& acts) {
+  r.in = in, r.branch_out = acts.branch_out, r.dresidual = acts.dresidual;
+  return r.out;
+}
+
+// out = in + branch_out, and the LayerNorm that follows, in one pass over the stream.
+inline void residual_forward(const AddResidual& r, const Norm& next, int64_t rows) {
+  residual_layernorm_forward(r.out, next.out, next.mean, next.rstd, r.in, r.branch_out, next.w.weight, next.w.bias,
+                             rows, next.C, next.eps);
+}
+
+// Returns the gradient of branch_out: of a sum it is that of the stream, as is the gradient of `in`.
+inline const floatX* residual_backward(const AddResidual& r, int64_t) { return r.dresidual; }

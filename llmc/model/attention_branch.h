@@ -1,0 +1,336 @@
+// Attention as a branch: q, k and v of the heads that the layer projects, attention of its query heads to K/V heads
+// wherever they were projected, and the output projection. Everything that follows from the wiring and the level of
+// recomputation is planned here once, as pointers and sizes; the passes look nothing else up.
+#pragma once
+#include <algorithm>              // std::all_of, std::max
+#include <type_traits>            // std::enable_if_t, std::is_base_of_v
+#include <utility>                // std::move
+#include <vector>                 // std::vector
+#include "activation_list.h"      // ActivationList
+#include "activations.h"          // Activations
+#include "attention_pairs.h"      // attention_pairs
+#include "attention_plan.h"       // AttentionPlan, PlannedAttention, KVUse
+#include "batch.h"                // Batch, SequencePart, for_each_part
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads
+#include "llmc/operations.h"      // matmul_forward, attention_forward, attention_backward, copy_rows
+#include "llmc/precision.h"       // floatX
+#include "parameters.h"           // AttentionParams
+#include "planner.h"              // Planner, AttentionActs
+
+// A matmul from the LayerNorm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias.
+struct Projection {
+  const floatX *weight, *bias;  // (OC, C), (OC)
+  floatX* out;
+  int64_t OC;
+  bool is_kept;  // the backward pass finds out as the forward pass left it
+};
+
+// In generation: k and v of the new tokens, which lie beside their q in rows `src_stride` apart, and where they are
+// kept.
+struct StoreKV {
+  const floatX* src;  // (N, width)
+  floatX* cache;      // (slots, capacity, width)
+  int64_t src_stride, capacity, width;
+
+  floatX* row(int slot, int64_t i) const { return cache + (slot * capacity + i) * width; }
+};
+
+// A copy in the backward pass: dst (N, width) = src (N, width), or zeros if src is null.
+struct RowCopy {
+  floatX* dst;
+  int64_t dst_stride;
+  const floatX* src;
+  int64_t src_stride, width;
+};
+
+// One softmax for each query head of a layer.
+struct LayerAttention {
+  int map_layer = 0;         // whose q and masks: its own, or one below
+  KVHeads<floatX> kv_heads;  // that the layer's query heads attend to, wherever they were projected
+  AttentionArgs<floatX> args;
+};
+
+struct AttentionBranch {
+  int layer = 0;  // as layers run, from 0
+  AttentionActs acts;
+  AttentionParams<floatX> w;
+  AttentionParams<float> g;
+  int64_t C = 0, QKV = 0;
+  const floatX* in = nullptr;           // (N, C)
+  std::vector<Projection> projections;  // of q, and of k and v of the projected heads
+  std::vector<StoreKV> store_kv;        // one in generation, if the layer projects any k or v
+  const KVCache* cache = nullptr;       // of generation
+  // In generation for each slot of the cache, in training one for all sequences; in each one attention, or one for each
+  // attention map whose output is summed.
+  std::vector<std::vector<LayerAttention>> attentions_of_slot;
+  floatX* out = nullptr;           // (N, C)
+  std::vector<RowCopy> load_dqkv;  // the part of dqkv that other layers' attention has computed, or that is zero
+  floatX *din = nullptr, *datt = nullptr, *dqkv = nullptr;  // (N, C), (N, C), (N, QKV)
+};
+
+// ----------------------------------------------------------------------------
+// Memory
+
+// Whether layer l's q, k and v are one tensor, which is kept: other layers' attention may need q.
+inline bool keeps_qkv(const TrainingShape& training, const AttentionPlan& plan, int l) {
+  return training.recompute < Recompute::block || !plan.shared[Part::q][l].empty();
+}
+
+template <class Declare>
+void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
+  const ModelShape& shape = list.shape;
+  const AttentionPlan& plan = shape.attention_plan;
+  AttentionActs& acts = b.acts;
+  const int64_t N = shape.rows, C = shape.config.channels, h = shape.config.num_heads;
+  const int64_t QKV = qkv_rows(shape.config, plan, b.layer);
+  const int64_t q = int64_t(plan.projected[Part::q][b.layer].size()) * shape.config.head_size();
+  const bool q_is_shared = !plan.shared[Part::q][b.layer].empty();
+  constexpr Recompute kept = Recompute::above_all_levels;
+  if (shape.generation) {
+    if (q_is_shared) list.add(MemoryGroup::activations, "qkv of shared q", acts.qkv, {N, QKV});
+    else list.of_step(Recompute::block, "qkv", acts.qkv, {N, full_qkv_size(shape.config, plan)});
+    list.add(MemoryGroup::kv_cache, "kv", acts.kv_cache,
+             {shape.generation->slots, shape.generation->capacity(b.layer), QKV - q});
+  } else if (keeps_qkv(*shape.training, plan, b.layer)) {
+    list.of_step(kept, "qkv", acts.qkv, {N, QKV});
+  } else {
+    if (q > 0) list.of_step(Recompute::block, "q", acts.q, {N, q});
+    list.of_step(kept, "kv", acts.kv, {N, QKV - q});
+  }
+  // With several attention maps the backward pass runs each attention again, and needs nothing of it to be kept.
+  const bool mixes_maps = plan.table.mix != WiringTable::Mix::none;
+  const Recompute attention_dropped_from = mixes_maps ? Recompute::nothing : Recompute::block;
+  list.of_step(Recompute::block, "att", acts.att, {N, C});
+  list.of_step(attention_dropped_from, "lse", acts.lse, {N, h});
+  if (plan.table.topk > 0) {
+    list.of_step(attention_dropped_from, "topk_score", acts.topk_score, {N, h});
+    list.of_step(attention_dropped_from, "topk_last", acts.topk_last, {N, h});
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Planning
+
+// Where a projected head lies: `x` is its first element, of the sequence in the slot if it is k or v of the cache.
+struct HeadPlace {
+  floatX* x;
+  int64_t stride;
+};
+inline HeadPlace head_place(const Planner& p, Part part, const ProjectedHead& h, int slot) {
+  const AttentionActs& acts = *p.attention_acts[h.layer];
+  const int64_t QKV = p.QKV(h.layer), q = p.q_width(h.layer);
+  const int64_t column = p.plan().projected_index(part, h) * p.head_size();
+  if (acts.kv_cache != nullptr && part != Part::q)
+    return {acts.kv_cache + slot * p.shape.generation->capacity(h.layer) * (QKV - q) + column - q, QKV - q};
+  if (acts.qkv != nullptr) return {acts.qkv + column, QKV};
+  return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
+}
+
+// Where layer l's attention writes the gradient of a head: in l's own dqkv if it projected the head, else in the
+// accumulator of the layer that did.
+inline HeadPlace gradient_place(const Planner& p, int l, Part part, const ProjectedHead& h) {
+  const AttentionPlan& plan = p.plan();
+  if (p.shape.generation) return {nullptr, 0};
+  if (h.layer == l) return {p.acts.dqkv + plan.projected_index(part, h) * p.head_size(), p.QKV(l)};
+  return {p.acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * p.head_size(),
+          plan.accumulator_heads * p.head_size()};
+}
+
+// How layer l's attention finds each K/V head that it uses.
+inline KVHeads<floatX> plan_kv_heads(const Planner& p, int l, const PlannedAttention& attention, int slot) {
+  const AttentionPlan& plan = p.plan();
+  std::vector<KVHead<floatX>> kv_heads;
+  std::vector<int> query_heads;
+  for (const KVUse& use : attention.uses) {
+    const HeadPlace k = head_place(p, Part::k, use.k, slot), v = head_place(p, Part::v, use.v, slot);
+    const HeadPlace dk = gradient_place(p, l, Part::k, use.k), dv = gradient_place(p, l, Part::v, use.v);
+    kv_heads.push_back({k.x, v.x, k.stride, v.stride, dk.x, dv.x, dk.stride, dv.stride, use.dk_accumulate,
+                        use.dv_accumulate, int(query_heads.size()), int(use.query_heads.size())});
+    query_heads.insert(query_heads.end(), use.query_heads.begin(), use.query_heads.end());
+  }
+  const auto first_mask = plan.table.masks.begin() + attention.map_layer * plan.num_heads;
+  std::vector<AttentionMask> masks(first_mask, first_mask + plan.num_heads);
+  if (std::all_of(masks.begin(), masks.end(), [](const AttentionMask& m) { return m.is_causal(); })) masks.clear();
+  return KVHeads<floatX>(std::move(kv_heads), std::move(query_heads), masks);
+}
+
+// `out` and `dout`: (N, C), what the attention writes and the gradient that it is given.
+inline LayerAttention plan_attention(const Planner& p, int l, const PlannedAttention& planned, int slot, floatX* out,
+                                     const floatX* dout) {
+  const AttentionActs& acts = *p.attention_acts[l];
+  const ProjectedHead first_q = {planned.map_layer, 0};
+  const HeadPlace q = head_place(p, Part::q, first_q, slot), dq = gradient_place(p, l, Part::q, first_q);
+  LayerAttention attention;
+  attention.map_layer = planned.map_layer;
+  attention.kv_heads = plan_kv_heads(p, l, planned, slot);
+  AttentionArgs<floatX>& args = attention.args;
+  args.HS = p.head_size();
+  attention.kv_heads.set_args(args);
+  args.q = q.x, args.q_stride = q.stride;
+  args.topk = p.plan().table.topk, args.topk_score = acts.topk_score, args.topk_last = acts.topk_last;
+  args.partials = p.acts.attention_partials;
+  args.out = out, args.lse = acts.lse;
+  args.dout = dout, args.delta = p.acts.delta, args.scratch = p.acts.attention_scratch;
+  args.dq = dq.x, args.dq_stride = dq.stride, args.dq_accumulate = planned.dq_accumulate;
+  return attention;
+}
+
+// What dqkv holds of layer l's heads before its own attention adds to it: of shared heads what an accumulator has
+// summed, of unused ones zeros. Heads that are neighbours in both are one copy.
+inline std::vector<RowCopy> plan_load_dqkv(const Planner& p, int l) {
+  const AttentionPlan& plan = p.plan();
+  const int64_t hs = p.head_size(), QKV = p.QKV(l), accumulator_stride = plan.accumulator_heads * hs;
+  std::vector<RowCopy> copies;
+  for (Part part : all_parts) {
+    auto dst = [&](int head) { return p.acts.dqkv + plan.projected_index(part, {l, head}) * hs; };
+    for (int head : plan.shared[part][l]) {
+      const floatX* src = p.acts.accumulators[plan.accumulator[l]] + plan.shared_index(part, {l, head}) * hs;
+      const bool continues = !copies.empty() && dst(head) == copies.back().dst + copies.back().width &&
+                             src == copies.back().src + copies.back().width;
+      if (continues) copies.back().width += hs;
+      else copies.push_back({dst(head), QKV, src, accumulator_stride, hs});
+    }
+  }
+  for (Part part : all_parts)
+    for (int head : plan.unused(part, l))
+      copies.push_back({p.acts.dqkv + plan.projected_index(part, {l, head}) * hs, QKV, nullptr, 0, hs});
+  return copies;
+}
+
+// Sets the branch's pointers and sizes. `out` and `dout`: what each of its attentions writes, and the gradient of that.
+inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g,
+                                  const floatX* in, const Planner& p, floatX* out, const floatX* dout) {
+  const int64_t C = p.shape.config.channels, q = p.q_width(b.layer);
+  b.w = w.attention, b.g = g.attention, b.in = in;
+  b.C = C, b.QKV = p.QKV(b.layer), b.cache = p.cache;
+  auto project = [&](floatX* to, int64_t first_row, int64_t rows, bool is_kept) {
+    const floatX* bias = b.w.qkvb != nullptr ? b.w.qkvb + first_row : nullptr;
+    if (rows > 0) b.projections.push_back({b.w.qkvw + first_row * C, bias, to, rows, is_kept});
+  };
+  if (b.acts.qkv != nullptr) project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
+  else project(b.acts.q, 0, q, /*is_kept=*/false), project(b.acts.kv, q, b.QKV - q, /*is_kept=*/true);
+  if (p.shape.generation && q < b.QKV)
+    b.store_kv = {{b.acts.qkv + q, b.acts.kv_cache, b.QKV, p.shape.generation->capacity(b.layer), b.QKV - q}};
+  for (int slot = 0; slot < (p.shape.generation ? p.shape.generation->slots : 1); slot++) {
+    b.attentions_of_slot.emplace_back();
+    for (const PlannedAttention& planned : p.plan().attentions[b.layer])
+      b.attentions_of_slot[slot].push_back(plan_attention(p, b.layer, planned, slot, out, dout));
+  }
+  b.out = p.acts.branch_out;
+  if (p.shape.generation) return;
+  b.load_dqkv = plan_load_dqkv(p, b.layer);
+  b.din = b.datt = p.acts.dnorm;  // datt is no longer needed when din is written
+  b.dqkv = p.acts.dqkv;
+}
+
+inline void plan_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const floatX* in,
+                        const Planner& p) {
+  plan_attention_branch(b, w, g, in, p, b.acts.att, p.acts.dnorm);
+}
+
+// The LayerNorm before it.
+template <class T>
+const NormParams<T>& norm_params(const AttentionBranch&, const LayerParams<T>& p) {
+  return p.ln1;
+}
+
+// ----------------------------------------------------------------------------
+// The passes
+
+// The position of the first key that the cache holds of a part's sequence; 0 in training.
+inline int64_t first_key(const AttentionBranch& b, const SequencePart& part) {
+  return b.cache == nullptr ? 0 : b.cache->first_position(part.slot, b.layer);
+}
+
+// The i-th attention of a part's queries: B sequences, whose first row is `row` of the batch.
+inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const SequencePart& part, int64_t B,
+                                            int64_t row) {
+  AttentionArgs<floatX> args = b.attentions_of_slot[part.slot][i].args;
+  args.B = B, args.first_query = part.first - first_key(b, part), args.T = args.first_query + part.count;
+  args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
+  if (args.topk > 0) args.topk_score += row * args.NH, args.topk_last += row * args.NH;
+  return args;
+}
+
+// The i-th attention of a training batch.
+inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
+  return attention_args(b, i, {0, 0, batch.T}, batch.B, /*row=*/0);
+}
+
+// q, k and v =; k and v of the new tokens go into the cache. When the backward pass computes a layer again, K/V has
+// been kept.
+inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is_kept) {
+  for (const Projection& p : b.projections)
+    if (!(p.is_kept && kv_is_kept)) matmul_forward(p.out, b.in, p.weight, p.bias, batch.rows(), b.C, p.OC);
+  for (const StoreKV& kv : b.store_kv)
+    for_each_part(batch, [&](const SequencePart& part, int64_t, int64_t row) {
+      copy_rows(kv.row(part.slot, part.first - first_key(b, part)), kv.width, kv.src + row * kv.src_stride,
+                kv.src_stride, part.count, kv.width);
+    });
+}
+
+// The i-th attention, of every part.
+inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
+  for_each_part(batch, [&](const SequencePart& part, int64_t B, int64_t row) {
+    attention_forward(attention_args(b, i, part, B, row));
+  });
+}
+
+inline void project_out(const AttentionBranch& b, const Batch& batch) {
+  matmul_forward(b.out, b.acts.att, b.w.projw, b.w.projb, batch.rows(), b.C, b.C);
+}
+
+inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool kv_is_kept) {
+  project_qkv(b, batch, kv_is_kept);
+  attend(b, 0, batch);
+  project_out(b, batch);
+}
+
+// out =
+template <class Attention>
+std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_forward(const Attention& b, const Batch& batch) {
+  branch_forward(b, batch, /*kv_is_kept=*/false);
+}
+// For the backward pass.
+template <class Attention>
+std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_again(const Attention& b, const Batch& batch) {
+  branch_forward(b, batch, /*kv_is_kept=*/true);
+}
+
+// datt = from dout, the gradient of out, and g += ; dqkv = what other layers' attention has computed of it.
+inline void project_out_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
+  const int64_t N = batch.rows();
+  matmul_backward(b.datt, b.g.projw, b.g.projb, dout, b.acts.att, b.w.projw, N, b.C, b.C);
+  for (const RowCopy& copy : b.load_dqkv)
+    copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
+}
+
+// din = and g +=, from dqkv.
+inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
+  matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
+}
+
+// din =, g += and the gradients of K/V of other layers, from dout, the gradient of out.
+inline void branch_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
+  project_out_backward(b, dout, batch);
+  attention_backward(attention_args(b, 0, batch));
+  project_qkv_backward(b, batch);
+}
+
+// ----------------------------------------------------------------------------
+// Cost
+
+// Elements of the weights that a token is multiplied with.
+inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan) {
+  const double C = c.channels;
+  return double(qkv_rows(c, plan, b.layer)) * C + C * C;
+}
+
+// Of a sequence of T, forward and backward: attention multiplies 2 matrices forward and 5 backward (of which one
+// rebuilds the scores), each 2 operations a channel of a head for each pair of a query and a key that it sees:
+// C * (T + 1) a token where all heads are causal. topk scores all of them once, and multiplies the chosen ones.
+inline double attention_flops(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
+  const AttentionPairs pairs = attention_pairs(plan, b.layer, T);
+  const double products = plan.table.topk > 0 ? 6 * pairs.multiplied + pairs.scored : 7 * pairs.scored;
+  return 2 * c.head_size() * products;
+}

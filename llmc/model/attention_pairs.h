@@ -1,0 +1,37 @@
+// How many pairs of a query and a key see each other, by which the cost of attention is counted.
+#pragma once
+#include <algorithm>         // std::min
+#include <map>               // std::map
+#include <string>            // std::string
+#include "attention_plan.h"  // AttentionPlan, mask_text
+
+// Pairs of a query and a key that see each other, in a sequence of T.
+struct AttentionPairs {
+  double scored = 0;      // whose scores are computed
+  double multiplied = 0;  // whose values are used: with topk fewer
+};
+
+// Of a query head with such a mask and so many K/V heads: topk, if not 0, is the most keys that a query takes of all of
+// them.
+inline AttentionPairs pairs_of_head(const AttentionMask& mask, int64_t kv_heads, int64_t topk, int64_t T) {
+  const double visible = double(kv_heads * mask.visible_pairs(T));
+  if (topk == 0) return {visible, visible};
+  int64_t taken = 0;
+  for (int64_t t = 0; t < T; t++) taken += std::min(topk, kv_heads * mask.visible_keys(t));
+  return {visible, double(taken)};
+}
+
+// Summed over the attentions and heads of layer l.
+inline AttentionPairs attention_pairs(const AttentionPlan& plan, int l, int64_t T) {
+  std::map<std::string, AttentionPairs> known;  // layers have few different heads
+  AttentionPairs sum;
+  for (const PlannedAttention& attention : plan.attentions[l])
+    for (int head = 0; head < plan.num_heads; head++) {
+      const AttentionMask& mask = plan.table.mask(attention.map_layer, head);
+      const int64_t kv_heads = int64_t(plan.table.sources(l, head).size());
+      const auto [it, is_new] = known.try_emplace(mask_text(mask) + " " + std::to_string(kv_heads));
+      if (is_new) it->second = pairs_of_head(mask, kv_heads, plan.table.topk, T);
+      sum.scored += it->second.scored, sum.multiplied += it->second.multiplied;
+    }
+  return sum;
+}

@@ -1,0 +1,72 @@
+// The MLP: a linear layer to 4 C hidden units, GELU, a linear layer back.
+#pragma once
+#include <cstdint>            // int64_t
+#include "activation_list.h"  // ActivationList
+#include "llmc/operations.h"  // matmul_gelu_forward, matmul_forward, matmul_gelu_backward, matmul_backward, gelu_forward
+#include "llmc/precision.h"   // floatX
+#include "batch.h"            // Batch
+#include "parameters.h"       // MlpParams, LayerParams
+#include "planner.h"          // Planner
+
+struct MlpBranch {
+  MlpParams<floatX> w;
+  MlpParams<float> g;
+  int64_t C = 0;
+  const floatX* in = nullptr;                  // (N, C)
+  floatX *fch = nullptr, *fch_gelu = nullptr;  // (N, 4C): before and after GELU
+  floatX* out = nullptr;                       // (N, C)
+  floatX *din = nullptr, *dfch = nullptr;      // (N, C), (N, 4C)
+};
+
+template <class Declare>
+void for_each_activation(MlpBranch& b, ActivationList<Declare>& list) {
+  const int64_t N = list.shape.rows, C = list.shape.config.channels;
+  list.of_step(Recompute::block, "fch", b.fch, {N, 4 * C});
+  list.of_step(Recompute::gelu, "fch_gelu", b.fch_gelu, {N, 4 * C});
+}
+
+inline void plan_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const floatX* in,
+                        const Planner& p) {
+  b.w = w.mlp, b.g = g.mlp, b.in = in, b.out = p.acts.branch_out;
+  b.din = p.acts.dnorm, b.dfch = p.acts.dhidden;
+}
+
+// The LayerNorm before it.
+template <class T>
+const NormParams<T>& norm_params(const MlpBranch&, const LayerParams<T>& p) {
+  return p.ln2;
+}
+
+// fch, fch_gelu =
+inline void hidden_forward(const MlpBranch& b, const Batch& batch) {
+  matmul_gelu_forward(b.fch_gelu, b.fch, b.in, b.w.fcw, b.w.fcb, batch.rows(), b.C, 4 * b.C);
+}
+
+// For the backward pass.
+inline void branch_again(const MlpBranch& b, const Batch& batch) { hidden_forward(b, batch); }
+
+// fch_gelu =, from fch.
+inline void gelu_again(const MlpBranch& b, const Batch& batch) {
+  gelu_forward(b.fch_gelu, b.fch, batch.rows() * 4 * b.C);
+}
+
+// out =
+inline void branch_forward(const MlpBranch& b, const Batch& batch) {
+  hidden_forward(b, batch);
+  matmul_forward(b.out, b.fch_gelu, b.w.projw, b.w.projb, batch.rows(), 4 * b.C, b.C);
+}
+
+// din =, g +=, from dout, the gradient of out.
+inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch& batch) {
+  const int64_t N = batch.rows();
+  matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout, b.fch_gelu, b.fch, b.w.projw, N, 4 * b.C, b.C);
+  matmul_backward(b.din, b.g.fcw, b.g.fcb, b.dfch, b.in, b.w.fcw, N, b.C, 4 * b.C);
+}
+
+// Elements of the weights that a token is multiplied with.
+inline double matmul_elements(const MlpBranch&, const ModelConfig& c, const AttentionPlan&) {
+  return 8.0 * c.channels * c.channels;
+}
+
+// It has no attention.
+inline double attention_flops(const MlpBranch&, const ModelConfig&, const AttentionPlan&, int64_t) { return 0; }

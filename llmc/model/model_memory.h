@@ -1,0 +1,126 @@
+// The flat arenas of a model's parameters, what they hold in a new model, and the way between them and files.
+#pragma once
+#include <cstdint>                       // int64_t, uint64_t
+#include <string>                        // std::string
+#include <vector>                        // std::vector
+#include "change_wiring.h"               // plan_wiring_change, read_weights_for_new_wiring
+#include "config_json.h"                 // same_model
+#include "llmc/io/checkpoint.h"          // FetchTensor, StoreTensor, read_weights
+#include "llmc/operations.h"             // device_malloc, device_free, copy_to_device, copy_to_host
+#include "llmc/precision.h"              // floatX, has_master_weights
+#include "llmc/utils/parameter_table.h"  // ParameterTable, ShardRange
+#include "llmc/utils/random.h"           // random_normal
+#include "shape.h"                       // ModelShape
+
+struct ModelMemory {
+  ParameterTable parameters;
+  floatX* weight_memory = nullptr;                 // (parameters)
+  bool owns_weights = true;                        // else they are another model's, which must outlive this one
+  float* master_memory = nullptr;                  // (state): weights in full precision; weight_memory if that is float
+  float* grad_memory = nullptr;                    // (parameters)
+  float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
+
+  ModelMemory() = default;
+  ModelMemory(const ModelMemory&) = delete;
+  ModelMemory& operator=(const ModelMemory&) = delete;
+  ~ModelMemory() {
+    if (owns_weights) device_free(weight_memory, weight_bytes());
+    device_free(grad_memory, parameters.layout.bytes);
+    if (has_master_weights) device_free(master_memory, state_bytes());
+    for (float* arena : {m_memory, v_memory}) device_free(arena, state_bytes());
+  }
+
+  size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
+  // Of masters, and of each of the moments: of all parameters, or of this rank's shard.
+  size_t state_bytes() const { return parameters.layout.bytes / size_t(parameters.shard.count); }
+  const TensorSpec& tensor(int index) const { return parameters.tensor(index); }
+  int num_tensors() const { return parameters.size(); }
+
+  // Weights, all zero.
+  void allocate_weights() {
+    weight_memory = static_cast<floatX*>(device_malloc(weight_bytes()));
+    parameters.layout.forbid_gaps(weight_memory, sizeof(float) / sizeof(floatX));
+  }
+  // What training needs beside them: masters, gradients and moments, all zero.
+  void allocate_training_state() {
+    auto state_arena = [&] {
+      float* arena = static_cast<float*>(device_malloc(state_bytes()));
+      forbid_gaps_of_state(parameters, arena);
+      return arena;
+    };
+    if constexpr (has_master_weights) master_memory = state_arena();
+    else master_memory = reinterpret_cast<float*>(weight_memory);  // they are floats
+    grad_memory = static_cast<float*>(device_malloc(parameters.layout.bytes));
+    parameters.layout.forbid_gaps(grad_memory);
+    m_memory = state_arena();
+    v_memory = state_arena();
+  }
+};
+
+// For writers of files: a tensor of a float arena of all parameters, to host memory.
+inline FetchTensor fetch_from(const ModelMemory& model, const float* arena) {
+  return [&model, arena](int index, float* values) {
+    copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
+  };
+}
+
+// host (state) = all of an arena of masters or moments.
+inline void fetch_shard(const ModelMemory& model, const float* arena, float* host) {
+  for (const ParameterSpec& spec : model.parameters.specs) {
+    const ShardRange part = shard_range(model.parameters, spec);
+    if (part.count > 0) copy_to_host(host + part.state, arena + part.state, size_t(part.count) * sizeof(float));
+  }
+}
+
+// For readers of files: what of a tensor lies in this process's shard, into an arena of masters or moments.
+inline StoreTensor store_shard(const ModelMemory& model, float* arena) {
+  return [&model, arena](int index, const float* values) {
+    const ShardRange part = shard_range(model.parameters, model.parameters.specs[index]);
+    copy_to_device(arena + part.state, values, size_t(part.count) * sizeof(float));
+  };
+}
+
+// For readers of files: all of the weights that operations read, which are rounded from the masters, and this process's
+// shard of those.
+inline StoreTensor store_weights(const ModelMemory& model) {
+  return [&model](int index, const float* values) {
+    const TensorSpec& tensor = model.tensor(index);
+    const std::vector<floatX> rounded(values, values + tensor.num_elements());
+    copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
+    const ShardRange part = shard_range(model.parameters, model.parameters.specs[index]);
+    if (has_master_weights && model.master_memory != nullptr && part.count > 0)
+      store_shard(model, model.master_memory)(index, values + (part.begin - tensor.element_offset()));
+  };
+}
+
+// A tensor's values in a new model. Each depends on the seed, its tensor and its place in the full-size tensor alone:
+// models with and without dead rows begin as the same function.
+inline std::vector<float> initial_values(const ModelMemory& model, int index, uint64_t seed) {
+  const ParameterSpec& spec = model.parameters.specs[index];
+  const TensorSpec& tensor = model.tensor(index);
+  const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
+  std::vector<float> host(size_t(tensor.num_elements()), float(spec.init_mean));
+  if (spec.init_std == 0) return host;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t i = 0; i < columns; i++)
+      host[row * columns + i] =
+          float(spec.init_mean + spec.init_std * random_normal(seed, RandomStream::init, uint32_t(index),
+                                                               uint64_t(spec.full_row(row) * columns + i)));
+  return host;
+}
+
+inline void init_weights(const ModelMemory& model, uint64_t seed) {
+  for (int index = 0; index < model.num_tensors(); index++)
+    store_weights(model)(index, initial_values(model, index, seed).data());
+}
+
+// The weights of `in_folder`, the model in that folder, for a model of this shape, which may have another wiring: what
+// that leaves without trained values is initialised.
+inline void read_weights_of(const ModelMemory& model, const ModelShape& shape, const std::string& folder,
+                            const ModelConfig& in_folder, uint64_t seed) {
+  if (same_model(in_folder, shape.config)) return read_weights(folder, model.parameters, store_weights(model));
+  read_weights_for_new_wiring(
+      folder, plan_wiring_change(in_folder, shape.attention_plan), model.parameters,
+      [&](int index) { return initial_values(model, index, seed); }, store_weights(model));
+}

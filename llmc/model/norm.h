@@ -1,0 +1,40 @@
+// The LayerNorm before a step's branch, and the one before the output head.
+#pragma once
+#include <cstdint>            // int64_t
+#include "activation_list.h"  // ActivationList
+#include "llmc/operations.h"  // layernorm_forward, layernorm_backward
+#include "llmc/precision.h"   // floatX
+#include "parameters.h"       // NormParams
+
+struct Norm {
+  const char* name;  // of its tensors
+  int bucket = 0;    // of its parameters
+  NormParams<floatX> w;
+  NormParams<float> g;
+  const floatX* in = nullptr;              // (N, C): the residual stream
+  floatX* out = nullptr;                   // (N, C)
+  float *mean = nullptr, *rstd = nullptr;  // (N)
+  floatX* dresidual = nullptr;             // (N, C): the gradient of `in`, which the whole stream shares
+  const floatX* dout = nullptr;            // (N, C)
+  float* scratch = nullptr;                // (layernorm_backward_scratch(N, C))
+  int64_t C = 0;
+  float eps = 0;
+};
+
+template <class Declare>
+void for_each_activation(Norm& norm, Recompute dropped_from, ActivationList<Declare>& list) {
+  const int64_t N = list.shape.rows;
+  list.of_step(dropped_from, std::string(norm.name), norm.out, {N, norm.C});
+  list.of_step(Recompute::above_all_levels, std::string(norm.name) + "_mean", norm.mean, {N});
+  list.of_step(Recompute::above_all_levels, std::string(norm.name) + "_rstd", norm.rstd, {N});
+}
+
+// out, mean, rstd =
+inline void norm_forward(const Norm& n, int64_t rows) {
+  layernorm_forward(n.out, n.mean, n.rstd, n.in, n.w.weight, n.w.bias, rows, n.C, n.eps);
+}
+
+// dresidual += and g +=, from dout.
+inline void norm_backward(const Norm& n, int64_t rows) {
+  layernorm_backward(n.dresidual, n.g.weight, n.g.bias, n.dout, n.in, n.mean, n.rstd, n.w.weight, n.scratch, rows, n.C);
+}

@@ -1,0 +1,32 @@
+// What branches are planned with.
+#pragma once
+#include <vector>            // std::vector
+#include "activations.h"     // Activations
+#include "llmc/precision.h"  // floatX
+#include "parameters.h"      // qkv_rows
+#include "shape.h"           // ModelShape
+
+// What the forward pass of a layer's attention leaves for the backward pass, and for the layers that attend to its k
+// and v. N: rows, h: heads, QKV: what the layer projects of q, k and v for a token.
+struct AttentionActs {
+  floatX* qkv = nullptr;  // (N, QKV): q | k | v of the projected heads. Null where k and v are kept but q is not:
+  floatX *q = nullptr, *kv = nullptr;  //   then q (N, C) and kv (N, QKV - C) are tensors of their own
+  floatX* kv_cache = nullptr;          // (slots, capacity, QKV - C): in generation
+  floatX* att = nullptr;               // (N, C): the heads' outputs
+  float* lse = nullptr;                // (N, h)
+  float* topk_score = nullptr;         // (N, h): of topk
+  int* topk_last = nullptr;            // (N, h)
+};
+
+// The model's shape and shared activations, and what the attention of each layer leaves, by its number as layers run.
+struct Planner {
+  const ModelShape& shape;
+  const Activations& acts;
+  const KVCache* cache;  // of generation
+  std::vector<const AttentionActs*> attention_acts;
+
+  const AttentionPlan& plan() const { return shape.attention_plan; }
+  int64_t head_size() const { return shape.config.head_size(); }
+  int64_t q_width(int l) const { return int64_t(plan().projected[Part::q][l].size()) * head_size(); }
+  int64_t QKV(int l) const { return qkv_rows(shape.config, plan(), l); }
+};

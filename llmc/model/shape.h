@@ -1,0 +1,35 @@
+// A model's shape: what it computes, and what its activations have room for. Training and generation are two plans of
+// the same model: what only one of them has is in a struct of its own.
+#pragma once
+#include <cstdint>           // int64_t
+#include <optional>          // std::optional
+#include <vector>            // std::vector
+#include "attention_plan.h"  // AttentionPlan
+#include "config.h"          // ModelConfig
+#include "kv_cache.h"        // KVCachePlan
+#include "llmc/muon.h"       // MuonMatrix
+
+// What the backward pass computes again instead of keeping it (-r). Each level includes those before it.
+enum class Recompute {
+  nothing,
+  gelu,
+  layernorm,
+  block,  // everything in a layer but its K/V and the residual stream that enters it
+  above_all_levels
+};
+
+struct TrainingShape {
+  int B = 0, T = 0;  // sequences in a micro-batch, and their length
+  Recompute recompute = Recompute::nothing;
+  std::vector<MuonMatrix> matrices;  // that Muon updates; none: AdamW updates all parameters
+};
+
+struct ModelShape {
+  ModelConfig config;
+  AttentionPlan attention_plan;
+  int64_t rows = 0;                          // N: the most tokens that are computed at a time; B T in training
+  int64_t logit_rows = 0, logit_stride = 0;  // of the chunk in which logits are computed
+  // One of the two.
+  std::optional<TrainingShape> training;
+  std::optional<KVCachePlan> generation;
+};

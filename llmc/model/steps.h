@@ -1,0 +1,204 @@
+// A model is a list of steps, two for each layer: a LayerNorm, a branch (attention or the MLP), and how the branch's
+// output joins the residual stream. The forward pass walks the list, the backward pass walks it the other way, and the
+// list of activations, the arithmetic and the GPU's model walk it too. Each kind of branch and of residual is a file
+// with its activations, planning, passes and cost; parameters.h has the parameters.
+#pragma once
+#include <cstdint>                   // int64_t
+#include <set>                       // std::set
+#include <variant>                   // std::variant, std::visit
+#include <vector>                    // std::vector
+#include "add_residual.h"            // AddResidual
+#include "attention_branch.h"        // AttentionBranch
+#include "mixed_attention_branch.h"  // MixedAttentionBranch
+#include "mlp_branch.h"              // MlpBranch
+#include "norm.h"                    // Norm
+
+using Branch = std::variant<AttentionBranch, MixedAttentionBranch, MlpBranch>;
+using Residual = std::variant<AddResidual>;
+
+// What the backward pass computes again before a step, because a later step of the forward pass has overwritten it.
+struct Recomputation {
+  enum class What {
+    norm,      // the step's LayerNorm
+    branch,    // what of its branch other operations use; K/V has been kept
+    residual,  // the residual stream after it, and the next LayerNorm
+    gelu       // of an MLP: GELU of the hidden units, which have been kept
+  };
+  What what;
+  int step;
+};
+
+struct Step {
+  int layer = 0;    // as layers run, from 0
+  int weights = 0;  // whose parameters: those that files call h.<weights>
+  int bucket = 0;   // in which these parameters lie
+  Norm norm;
+  Branch branch;
+  Residual residual;
+  std::vector<Recomputation> again;  // before the step's backward pass
+  std::vector<int> completes;        // buckets whose gradients are complete after it
+};
+
+// A tensor that is zero when the backward pass begins.
+struct ZeroedTensor {
+  void* x;
+  size_t bytes;
+};
+
+// The whole graph between the embeddings and the output head.
+struct Steps {
+  std::vector<Step> steps;
+  Norm last_norm;                    // whose output are the final hidden states
+  std::vector<ZeroedTensor> zeroed;  // before the backward pass
+
+  int size() const { return int(steps.size()); }
+  // The LayerNorm before step i; i = size(): the one before the output head.
+  Norm& norm(int i) { return i < size() ? steps[size_t(i)].norm : last_norm; }
+  const Norm& norm(int i) const { return i < size() ? steps[size_t(i)].norm : last_norm; }
+};
+
+// ----------------------------------------------------------------------------
+// Which steps there are
+
+// The attention branch of a step; null for an MLP.
+inline AttentionBranch* attention_of(Step& step) {
+  if (auto* mixed = std::get_if<MixedAttentionBranch>(&step.branch)) return mixed;
+  return std::get_if<AttentionBranch>(&step.branch);
+}
+inline const AttentionBranch* attention_of(const Step& step) { return attention_of(const_cast<Step&>(step)); }
+
+inline const AttentionBranch& attention_of_layer(const Steps& graph, int layer) {
+  for (const Step& step : graph.steps)
+    if (const AttentionBranch* branch = attention_of(step); branch != nullptr && step.layer == layer) return *branch;
+  CHECK(!"a layer has attention");
+  return *attention_of(graph.steps[0]);
+}
+
+// Adds a step of layer l, whose branch is set later.
+inline Step& add_step(Steps& graph, int l, const char* norm, const char* residual) {
+  Step& step = graph.steps.emplace_back();
+  step.layer = step.weights = l;
+  step.norm.name = norm;
+  step.residual = AddResidual{residual};
+  return step;
+}
+
+// The steps of a model, without pointers: enough for its arithmetic.
+inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
+  Steps graph;
+  for (int l = 0; l < c.num_layers; l++) {
+    Step& attention = add_step(graph, l, "ln1", "residual2");
+    if (plan.table.mix == WiringTable::Mix::none) attention.branch.emplace<AttentionBranch>();
+    else attention.branch.emplace<MixedAttentionBranch>();
+    attention_of(attention)->layer = l;
+    add_step(graph, l, "ln2", "residual3").branch.emplace<MlpBranch>().C = c.channels;
+  }
+  graph.last_norm.name = "lnf";
+  for (int i = 0; i <= graph.size(); i++) graph.norm(i).C = c.channels, graph.norm(i).eps = float(c.layer_norm_eps);
+  return graph;
+}
+
+// What each step's backward pass finds overwritten. The last layer's tensors are still there, because no step of the
+// forward pass comes after it.
+inline void plan_recomputation(Steps& graph, Recompute level) {
+  using What = Recomputation::What;
+  for (int i = 0; i + 2 < graph.size(); i += 2) {  // the steps of a layer: attention, MLP
+    std::vector<Recomputation>& again = graph.steps[size_t(i + 1)].again;
+    if (level >= Recompute::layernorm) again.push_back({What::norm, i});
+    if (level >= Recompute::block) {
+      again.push_back({What::branch, i});
+      again.push_back({What::residual, i});
+      again.push_back({What::branch, i + 1});
+      continue;
+    }
+    if (level >= Recompute::layernorm) again.push_back({What::norm, i + 1});
+    if (level >= Recompute::gelu) again.push_back({What::gelu, i + 1});
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Memory
+
+template <class Declare>
+void for_each_activation(Steps& graph, ActivationList<Declare>& list) {
+  for (Step& step : graph.steps) {
+    // The stream after a layer's last step is what the layer is computed again from.
+    const bool ends_layer = &step == &graph.steps.back() || (&step)[1].layer != step.layer;
+    for_each_activation(step.norm, Recompute::layernorm, list);
+    std::visit([&](auto& branch) { for_each_activation(branch, list); }, step.branch);
+    const Recompute dropped_from = ends_layer ? Recompute::above_all_levels : Recompute::block;
+    std::visit([&](auto& residual) { for_each_activation(residual, dropped_from, list); }, step.residual);
+  }
+  for_each_activation(graph.last_norm, Recompute::above_all_levels, list);
+}
+
+// ----------------------------------------------------------------------------
+// Pointers
+
+inline void plan_norm(Norm& norm, const NormParams<floatX>& w, const NormParams<float>& g, int bucket, const floatX* in,
+                      const Activations& acts) {
+  norm.w = w, norm.g = g, norm.bucket = bucket, norm.in = in;
+  norm.dresidual = acts.dresidual, norm.dout = acts.dnorm, norm.scratch = acts.layernorm_scratch;
+}
+
+// Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
+// layers, and `cache` is not null.
+inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<floatX>& params, const Params<float>& grads,
+                       const Activations& acts, const KVCache* cache) {
+  Planner planner = {shape, acts, cache, {}};
+  for (const Step& step : graph.steps)
+    if (const AttentionBranch* branch = attention_of(step)) planner.attention_acts.push_back(&branch->acts);
+  const LayerParams<float> none;
+  const floatX* stream = acts.embedded;
+  std::set<int> complete;
+  for (Step& step : graph.steps) {
+    const LayerParams<floatX>& w = params.layers[size_t(step.weights)];
+    const LayerParams<float>& g = grads.layers.empty() ? none : grads.layers[size_t(step.weights)];
+    step.bucket = w.bucket;
+    // The first step of the forward pass that uses a bucket is the last of the backward pass.
+    if (complete.insert(step.bucket).second) step.completes.push_back(step.bucket);
+    std::visit(
+        [&](auto& branch) {
+          plan_norm(step.norm, norm_params(branch, w), norm_params(branch, g), step.bucket, stream, acts);
+          plan_branch(branch, w, g, step.norm.out, planner);
+        },
+        step.branch);
+    std::visit([&](auto& residual) { stream = plan_residual(residual, stream, acts); }, step.residual);
+  }
+  plan_norm(graph.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
+  const size_t N = size_t(shape.rows);
+  graph.zeroed = {{acts.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
+  if (acts.dmap_gates != nullptr)
+    graph.zeroed.push_back({acts.dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
+}
+
+// ----------------------------------------------------------------------------
+// The passes
+
+inline void branch_forward(const Step& step, const Batch& batch) {
+  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, step.branch);
+}
+
+// The residual stream after the step, and the LayerNorm that follows.
+inline void residual_forward(const Step& step, const Norm& next, const Batch& batch) {
+  std::visit([&](const auto& residual) { residual_forward(residual, next, batch.rows()); }, step.residual);
+}
+
+// From the gradient of the residual stream after the step that of the stream before it, without what comes by way of
+// the LayerNorm; and that of the LayerNorm's output.
+inline void step_backward(const Step& step, const Batch& batch) {
+  const floatX* dbranch =
+      std::visit([&](const auto& residual) { return residual_backward(residual, batch.rows()); }, step.residual);
+  std::visit([&](const auto& branch) { branch_backward(branch, dbranch, batch); }, step.branch);
+}
+
+inline void compute_again(const Steps& graph, const Recomputation& r, const Batch& batch) {
+  using What = Recomputation::What;
+  const Step& step = graph.steps[size_t(r.step)];
+  switch (r.what) {
+    case What::norm: norm_forward(step.norm, batch.rows()); break;
+    case What::branch: std::visit([&](const auto& branch) { branch_again(branch, batch); }, step.branch); break;
+    case What::residual: residual_forward(step, graph.norm(r.step + 1), batch); break;
+    case What::gelu: gelu_again(std::get<MlpBranch>(step.branch), batch); break;
+  }
+}
