@@ -18,7 +18,7 @@
 #include <string>                       // std::string
 #include <vector>                       // std::vector
 #include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum
-#include "llmc/model/activations.h"     // Activations, logit_chunk_rows
+#include "llmc/model/activations.h"     // Activations, logit_chunk_rows, set_constants
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
 #include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
 #include "llmc/model/config_json.h"     // model_config, read_config_json, model_text_files, same_model
@@ -191,9 +191,10 @@ MemoryPlan gpt2_memory(const ModelConfig& config, int B, PlanOptions o) {
   return model.memory;
 }
 
-// Sets every byte of the activations, whose staging buffers are then written to.
+// Sets every byte of the activations, but for constants, whose staging buffers are then written to.
 void gpt2_fill_activations(GPT2& model, int value) {
   device_memset(model.activation_memory, value, model.activation_layout.bytes);
+  set_constants(model.acts, model);
   uploads_wait_for_compute();
 }
 
@@ -224,15 +225,16 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
   }
   model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
   uploads_wait_for_compute();
-#if defined(SLA_DEBUG) || defined(SLA_EMU)
-  gpt2_fill_activations(model, 0xff);  // all ones: NaN as float and as bf16
-#endif
   model.activation_layout.forbid_gaps(model.activation_memory);
   size_t next = 0;
   for_each_activation(model, [&](MemoryGroup, const std::string&, auto*& pointer, std::vector<int64_t>) {
     void* place = model.activation_memory + model.activation_layout.tensors[next++].offset;
     pointer = static_cast<std::decay_t<decltype(pointer)>>(place);
   });
+  set_constants(model.acts, model);
+#if defined(SLA_DEBUG) || defined(SLA_EMU)
+  gpt2_fill_activations(model, 0xff);  // all ones: NaN as float and as bf16
+#endif
   model.host_stats = PinnedBuffer<StepStats>(1);
   plan_steps(model.graph, model, model.params, model.grads, model.acts, model.generation ? &model.cache : nullptr);
 }
@@ -240,7 +242,7 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
 // ----------------------------------------------------------------------------
 // Forward
 
-// acts.embedded = wte[tokens] + wpe[positions]
+// acts.embedded = wte[tokens] + wpe[positions]; with rotary positions wpe is null.
 void embed(GPT2& model, const Batch& batch) {
   const int64_t C = model.config.channels;
   const Activations& acts = model.acts;

@@ -217,7 +217,7 @@ struct ModelledOperation {
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
-                          embedding = 52, comparison = 20, copy = 20;
+                          embedding = 52, comparison = 20, copy = 20, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -283,6 +283,8 @@ class StepModel {
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * model.config.head_size();
     const int64_t rows = !again ? qkv_rows(model.config, plan, l) : keeps_qkv(*model.training, plan, l) ? 0 : q;
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
+    if (plan.table.rope > 0)
+      rotate("rotate", l, !again ? rotated_channels(l) : keeps_qkv(*model.training, plan, l) ? 0 : q);
   }
   void branch_forward(const AttentionBranch& b, int l, bool again) {
     project_qkv(l, again);
@@ -355,7 +357,14 @@ class StepModel {
     add("load shared gradients", l,
         {elementwise("load shared gradients", double(N), width, 2 * x, Counts::copy, copies)});
   }
+  int64_t rotated_channels(int l) const {
+    return int64_t(plan.projected[Part::q][l].size() + plan.projected[Part::k][l].size()) * model.config.head_size();
+  }
+  void rotate(const char* name, int l, int64_t channels) {
+    if (channels > 0) add(name, l, {elementwise(name, double(N), double(channels), 2 * x, Counts::rotary)});
+  }
   void project_qkv_backward(int l) {
+    if (plan.table.rope > 0) rotate("rotate_back", l, rotated_channels(l));
     add("matmul_backward, qkv", l, linear_backward(C, qkv_rows(model.config, plan, l)));
   }
   void branch_backward(const AttentionBranch& b, int l) {

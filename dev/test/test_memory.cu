@@ -32,7 +32,8 @@ static double activation_bytes(const GPT2& model) {
 
 static std::string describe(const GPT2& model) {
   return format("%d layers, %d channels, %s, B %d, T %d, recompute level %d", model.config.num_layers,
-                model.config.channels, model.config.wiring.text.c_str(), model.training->B, model.training->T, int(model.training->recompute));
+                model.config.channels, model.config.wiring.text.c_str(), model.training->B, model.training->T,
+                int(model.training->recompute));
 }
 
 // Bytes that the program holds on the device at this moment, its workspaces among them, and the most since
@@ -345,7 +346,7 @@ TEST(ModelledStep, ComputesAgainWhatIsRecomputed) {
   const ModelledModel blocks("sla(9,9)", 2, 1024, Recompute::block);
   // q, the projection and the MLP's first matmul of all layers but the last, which is still there, and their attention.
   const double C = blocks.config.channels, layers = blocks.config.num_layers - 1;
-  const double attention = 4.0 * 64 * (attention_pairs(blocks.plan, 1024).scored / blocks.config.num_layers) / 1024;
+  const double attention = 4.0 * 64 * attention_pairs(blocks.plan, 0, 1024).scored / 1024;
   EXPECT_NEAR((blocks.flops() - all_kept) / (layers * (2 * 6 * C * C + attention) * blocks.tokens), 1, 1e-9);
 }
 

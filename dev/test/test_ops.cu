@@ -9,4 +9,5 @@
 #include "dev/test/operations/layernorm.h"  // LayerNorm and GELU
 #include "dev/test/operations/tokens.h"     // embedding and classifier
 #include "dev/test/operations/maps.h"       // sums of attention maps
+#include "dev/test/operations/rotary.h"     // rotary positions
 #include "dev/test/operations/optimizer.h"  // AdamW, Muon and the norm of the gradients

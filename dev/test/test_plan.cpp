@@ -226,6 +226,10 @@ TEST(WiringChange, IsSaidByLayers) {
                                    "in a new model\n");
   EXPECT_EQ(text("topk(3)", "topk(4)"), "  layers 0 to 3: 4 heads have another mask or attention map\n");
   EXPECT_EQ(text("sla(2,3)", "sla(2,1:4)"), "  nothing\n");
+  EXPECT_EQ(text("plain", "rope"), "  positions: the learned ones are dropped; q and k are rotated instead\n");
+  EXPECT_EQ(text("rope", "plain"), "  positions: q and k are no longer rotated; learned positions start as in a new "
+                                   "model\n");
+  EXPECT_EQ(text("rope", "rope(50)"), "  positions: q and k are rotated by the angles of base 50 in place of 10000\n");
 }
 
 // ----------------------------------------------------------------------------
@@ -265,6 +269,9 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"window(4, SXL)", "window(4, SXL)", "letters S (window) and L (no window)"},
                {"blend(1.5)", "blend(1.5)", "between 0 and 1"},
                {"blend(nan)", "blend(nan)", "between 0 and 1"},
+               {"rope(0.5)", "rope(0.5), at character 1", "between 1 and"},
+               {"rope(x)", "rope(x)", "not a number"},
+               {"rope gqa(4) rope(7)", "rope(7), at character 13", "rope, at character 1"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
@@ -281,9 +288,11 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   const Wiring w = parse_wiring(" gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(w.text, " gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(canonical_text(w), "gqa(4) window(512,SSSL) strided(8)");
-  for (const char* text : {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)",
-                           "strided(8,union)", "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate"})
+  for (const char* text :
+       {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
+        "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate", "rope", "rope(500)"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
+  EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());
 }

@@ -1,27 +1,31 @@
 // Token and position embeddings.
 #pragma once
-#include <algorithm>  // std::min
+#include <algorithm>  // std::min, std::copy_n
 #include <cstdint>    // int64_t
 #include "threads.h"  // is_worth_threads
 #include "vec.h"      // to_float, from_float
 
-// out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
+// out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]; without the second term if wpe is null.
 inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B,
                               int64_t T, int64_t C, int64_t first_position) {
 #pragma omp parallel for collapse(2) schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * B * T * C))
   for (int64_t b = 0; b < B; b++) {
     for (int64_t t = 0; t < T; t++) {
       const floatX* token = wte + tokens[b * T + t] * C;
-      const floatX* position = wpe + (first_position + t) * C;
       floatX* row = out + (b * T + t) * C;
+      if (wpe == nullptr) {
+        std::copy_n(token, C, row);
+        continue;
+      }
+      const floatX* position = wpe + (first_position + t) * C;
 #pragma omp simd
       for (int64_t i = 0; i < C; i++) from_float(row[i], to_float(token[i]) + to_float(position[i]));
     }
   }
 }
 
-// dwte[tokens] += dout (B, T, C); dwpe[t] += dout. A thread owns channels: tokens repeat, so rows of dwte have no other
-// owner.
+// dwte[tokens] += dout (B, T, C); dwpe[t] += dout, unless dwpe is null. A thread owns channels: tokens repeat, so rows
+// of dwte have no other owner.
 inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,
                                int64_t C) {
   const int64_t width = 64;
@@ -32,12 +36,12 @@ inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, con
       for (int64_t t = 0; t < T; t++) {
         const floatX* row = dout + (b * T + t) * C;
         float* token = dwte + tokens[b * T + t] * C;
+#pragma omp simd
+        for (int64_t i = first; i < last; i++) token[i] += to_float(row[i]);
+        if (dwpe == nullptr) continue;
         float* position = dwpe + t * C;
 #pragma omp simd
-        for (int64_t i = first; i < last; i++) {
-          token[i] += to_float(row[i]);
-          position[i] += to_float(row[i]);
-        }
+        for (int64_t i = first; i < last; i++) position[i] += to_float(row[i]);
       }
     }
   }

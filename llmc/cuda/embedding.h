@@ -3,6 +3,8 @@
 //   embedding_forward:  out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
 //   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
 //
+// Without position embeddings wpe and dwpe are null.
+//
 // Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes
 // from run to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
 #pragma once
@@ -19,12 +21,13 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const f
                                          unsigned T, int64_t C, int64_t first_position) {
   const int64_t n = blockIdx.x;
   const floatX* token = wte + tokens[n] * C;
-  const floatX* position = wpe + (first_position + blockIdx.x % T) * C;
   for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
     float x[8], y[8];
     load8(x, token + i);
-    load8(y, position + i);
-    for (int j = 0; j < 8; j++) x[j] += y[j];
+    if (wpe != nullptr) {
+      load8(y, wpe + (first_position + blockIdx.x % T) * C + i);
+      for (int j = 0; j < 8; j++) x[j] += y[j];
+    }
     store8(out + n * C + i, x);
   }
 }
@@ -121,18 +124,19 @@ inline dim3 embedding_block(int64_t C) {
   return dim3(unsigned(std::min<int64_t>(256, ceil_div(C / 8, warp_size) * warp_size)));
 }
 
-// out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
+// out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]; without the second term if wpe is null.
 inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B,
                               int64_t T, int64_t C, int64_t first_position) {
   launch(embedding_forward_kernel, dim3(unsigned(B * T)), embedding_block(C), 0, gpu().stream, out, tokens, wte, wpe, T,
          C, first_position);
 }
 
-// dwte[tokens] += dout (B, T, C); dwpe[t] += dout. tokens is 16-byte aligned.
+// dwte[tokens] += dout (B, T, C); dwpe[t] += dout, unless dwpe is null. tokens is 16-byte aligned.
 inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,
                                int64_t C) {
   CHECK(uintptr_t(tokens) % 16 == 0);
-  launch(embedding_backward_wpe_kernel, dim3(unsigned(T)), embedding_block(C), 0, gpu().stream, dwpe, dout, B, T, C);
+  if (dwpe != nullptr)
+    launch(embedding_backward_wpe_kernel, dim3(unsigned(T)), embedding_block(C), 0, gpu().stream, dwpe, dout, B, T, C);
   launch(embedding_backward_wte_kernel, dim3(unsigned(B * T)), dim3(wte_threads), (wte_warps + wte_round) * sizeof(int),
          gpu().stream, dwte, dout, tokens, B * T, C);
 }

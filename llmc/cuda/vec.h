@@ -64,6 +64,10 @@ __device__ inline void load8(float (&x)[8], const __nv_bfloat16* p) {
 __device__ inline void store8(__nv_bfloat16* p, const float (&x)[8]) {
   *reinterpret_cast<uint4*>(p) = make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
 }
+__device__ inline void load4(float (&x)[4], const __nv_bfloat16* p) {
+  const uint2 v = *reinterpret_cast<const uint2*>(p);
+  unpack2(x[0], x[1], v.x), unpack2(x[2], x[3], v.y);
+}
 __device__ inline void store4(__nv_bfloat16* p, const float (&x)[4]) {
   *reinterpret_cast<uint2*>(p) = make_uint2(pack2(x[0], x[1]), pack2(x[2], x[3]));
 }

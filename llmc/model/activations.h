@@ -7,6 +7,7 @@
 #include "activation_list.h"  // ActivationList
 #include "llmc/operations.h"  // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
 #include "llmc/precision.h"   // floatX
+#include "llmc/rotary.h"      // rotary_table
 #include "parameters.h"       // qkv_rows
 #include "shape.h"            // ModelShape
 
@@ -20,6 +21,7 @@ struct Activations {
   StepStats* stats;                     // (1)
   floatX* branch_out;                   // (N, C): of a step's branch, before it joins the residual stream
   floatX* logits;                       // (logit_rows, logit_stride): a chunk of rows at a time
+  float* rotary_table = nullptr;        // (max_seq_len, hs): rotary_table of rotary.h, a constant
   float* attention_partials = nullptr;  // (attention_partials(...)): in generation
   // Of the backward pass.
   floatX* dresidual = nullptr;         // (N, C): gradient of the residual stream
@@ -135,9 +137,18 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   list.add(activations, "branch_out", acts.branch_out, {N, C});
   if (plan.table.mix != WiringTable::Mix::none) list.add(activations, "map_sum", acts.map_sum, {N, C});
   if (plan.table.mix == WiringTable::Mix::gate) list.add(activations, "map_gates", acts.map_gates, {c.num_layers, N});
+  if (plan.table.rope > 0) list.add(activations, "rotary_table", acts.rotary_table, {c.max_seq_len, c.head_size()});
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);
   const int64_t partials =
       attention_partials(1, c.num_heads, c.head_size(), list.shape.generation->max_length, most_kv_per_head(plan));
   if (partials > 0) list.add(activations, "attention_partials", acts.attention_partials, {partials});
+}
+
+// What is never computed: the angles of rotary positions.
+inline void set_constants(const Activations& acts, const ModelShape& shape) {
+  if (acts.rotary_table == nullptr) return;
+  const ModelConfig& c = shape.config;
+  const std::vector<float> table = rotary_table(c.max_seq_len, c.head_size(), shape.attention_plan.table.rope);
+  copy_to_device(acts.rotary_table, table.data(), table.size() * sizeof(float));
 }

@@ -12,7 +12,7 @@
 #include "attention_plan.h"       // AttentionPlan, PlannedAttention, KVUse
 #include "batch.h"                // Batch, SequencePart, for_each_part
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads
-#include "llmc/operations.h"      // matmul_forward, attention_forward, attention_backward, copy_rows
+#include "llmc/operations.h"      // matmul_forward, attention_forward, attention_backward, copy_rows, rotate
 #include "llmc/precision.h"       // floatX
 #include "parameters.h"           // AttentionParams
 #include "planner.h"              // Planner, AttentionActs
@@ -23,6 +23,12 @@ struct Projection {
   floatX* out;
   int64_t OC;
   bool is_kept;  // the backward pass finds out as the forward pass left it
+};
+
+// q or k of the projected heads, or both, which rotary positions rotate where they have been projected to.
+struct Rotation {
+  RotaryHeads<floatX> heads;
+  bool is_kept;  // the backward pass finds them rotated
 };
 
 // In generation: k and v of the new tokens, which lie beside their q in rows `src_stride` apart, and where they are
@@ -58,6 +64,7 @@ struct AttentionBranch {
   int64_t C = 0, QKV = 0;
   const floatX* in = nullptr;           // (N, C)
   std::vector<Projection> projections;  // of q, and of k and v of the projected heads
+  std::vector<Rotation> rotations;      // of these; none with learned positions
   std::vector<StoreKV> store_kv;        // one in generation, if the layer projects any k or v
   const KVCache* cache = nullptr;       // of generation
   // In generation for each slot of the cache, in training one for all sequences; in each one attention, or one for each
@@ -65,6 +72,7 @@ struct AttentionBranch {
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
   floatX* out = nullptr;           // (N, C)
   std::vector<RowCopy> load_dqkv;  // the part of dqkv that other layers' attention has computed, or that is zero
+  std::vector<RotaryHeads<floatX>> drotations;              // the part of dqkv that is rotated back
   floatX *din = nullptr, *datt = nullptr, *dqkv = nullptr;  // (N, C), (N, C), (N, QKV)
 };
 
@@ -197,6 +205,24 @@ inline std::vector<RowCopy> plan_load_dqkv(const Planner& p, int l) {
   return copies;
 }
 
+// Which of what the layer projects is rotated: the heads of q, and those of k, which lie beside them.
+inline void plan_rotations(AttentionBranch& b, const Planner& p) {
+  if (p.plan().table.rope == 0) return;
+  const int hs = int(p.head_size());
+  const int q = int(p.plan().projected[Part::q][b.layer].size()), k = int(p.plan().projected[Part::k][b.layer].size());
+  const int64_t kv_width = b.QKV - q * hs;
+  auto rotate_heads = [&](floatX* x, int64_t stride, int heads, bool is_kept) {
+    if (heads > 0) b.rotations.push_back({{x, stride, heads, hs, p.acts.rotary_table}, is_kept});
+  };
+  if (b.acts.qkv != nullptr) {
+    rotate_heads(b.acts.qkv, b.QKV, q + k, /*is_kept=*/true);
+  } else {
+    rotate_heads(b.acts.q, q * hs, q, /*is_kept=*/false);
+    rotate_heads(b.acts.kv, kv_width, k, /*is_kept=*/true);
+  }
+  if (p.shape.training && q + k > 0) b.drotations = {{p.acts.dqkv, b.QKV, q + k, hs, p.acts.rotary_table}};
+}
+
 // Sets the branch's pointers and sizes. `out` and `dout`: what each of its attentions writes, and the gradient of that.
 inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g,
                                   const floatX* in, const Planner& p, floatX* out, const floatX* dout) {
@@ -209,6 +235,7 @@ inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>&
   };
   if (b.acts.qkv != nullptr) project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
   else project(b.acts.q, 0, q, /*is_kept=*/false), project(b.acts.kv, q, b.QKV - q, /*is_kept=*/true);
+  plan_rotations(b, p);
   if (p.shape.generation && q < b.QKV)
     b.store_kv = {{b.acts.qkv + q, b.acts.kv_cache, b.QKV, p.shape.generation->capacity(b.layer), b.QKV - q}};
   for (int slot = 0; slot < (p.shape.generation ? p.shape.generation->slots : 1); slot++) {
@@ -262,6 +289,12 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
 inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is_kept) {
   for (const Projection& p : b.projections)
     if (!(p.is_kept && kv_is_kept)) matmul_forward(p.out, b.in, p.weight, p.bias, batch.rows(), b.C, p.OC);
+  for (const Rotation& r : b.rotations)
+    for_each_part(batch, [&](const SequencePart& part, int64_t B, int64_t row) {
+      RotaryHeads<floatX> heads = r.heads;
+      heads.x += row * heads.stride;
+      if (!(r.is_kept && kv_is_kept)) rotate(heads, B, part.count, part.first);
+    });
   for (const StoreKV& kv : b.store_kv)
     for_each_part(batch, [&](const SequencePart& part, int64_t, int64_t row) {
       copy_rows(kv.row(part.slot, part.first - first_key(b, part)), kv.width, kv.src + row * kv.src_stride,
@@ -307,6 +340,7 @@ inline void project_out_backward(const AttentionBranch& b, const floatX* dout, c
 
 // din = and g +=, from dqkv.
 inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
+  for (const RotaryHeads<floatX>& heads : b.drotations) rotate_back(heads, batch.B, batch.T);
   matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
 }
 

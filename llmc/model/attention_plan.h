@@ -268,5 +268,6 @@ inline std::string draw(const AttentionPlan& plan) {
     if (plan.table.topk > 0) text += format(", of these %d with the highest scores", plan.table.topk);
     text += "\n";
   }
+  if (plan.table.rope > 0) text += format("positions: q and k are rotated, base %g\n", plan.table.rope);
   return text;
 }

@@ -6,7 +6,7 @@
 //   (Ainslie et al. 2023,
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
-// Gates that the model did not have are those of a new model as well.
+// Gates and learned positions that the model did not have are those of a new model as well.
 #pragma once
 #include <algorithm>             // std::find_if, std::max, std::min
 #include <cstdint>               // int64_t
@@ -165,7 +165,16 @@ inline std::string layers_text(const std::vector<int>& layers) {
   return text;
 }
 
-// What changes, a line for all layers in which it is the same.
+// How positions change, as text; "" if they do not.
+inline std::string positions_change_text(const WiringChange& c) {
+  const double before = c.plan.table.rope, now = c.new_plan.table.rope;
+  if (before == now) return "";
+  if (before == 0) return "positions: the learned ones are dropped; q and k are rotated instead";
+  if (now == 0) return "positions: q and k are no longer rotated; learned positions start as in a new model";
+  return format("positions: q and k are rotated by the angles of base %g in place of %g", now, before);
+}
+
+// What changes: positions, and a line for all layers in which the rest is the same.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -175,7 +184,8 @@ inline std::string describe(const WiringChange& c) {
     if (line == lines.end()) line = lines.insert(line, {change, {}});
     line->second.push_back(l);
   }
-  std::string text;
+  std::string text = positions_change_text(c);
+  if (!text.empty()) text = "  " + text + "\n";
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;
 }

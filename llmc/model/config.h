@@ -43,6 +43,10 @@ void visit_fields(Config& c, Visit visit) {
   visit(ConfigField{"bias", "bias", nullptr, nullptr, false}, c.bias);
 }
 
+// Whether transformers' GPT2LMHeadModel computes the model, and so what reads GPT-2's files does: then its files need
+// no code of ours, and other programs' formats can hold it.
+inline bool is_hugging_face_gpt2(const ModelConfig& c) { return c.wiring.is_plain(); }
+
 // What a command line says of the model.
 struct ModelOptions {
   std::string model = "d12";                            // a preset or a folder
@@ -90,4 +94,8 @@ inline void validate(const ModelConfig& c) {
     user_error("%d heads do not divide %d channels; --channels must be a multiple of --heads", c.num_heads, c.channels);
   if (!(c.layer_norm_eps > 0)) user_error("layer_norm_epsilon is %g; it must be greater than 0", c.layer_norm_eps);
   validate(c.wiring, c.num_layers, c.num_heads);
+  if (!learns_positions(c.wiring) && c.head_size() % 2 != 0)
+    user_error("wiring \"%s\": rope rotates pairs of channels, but a head has %d; --channels must be an even multiple "
+               "of --heads",
+               c.wiring.text.c_str(), c.head_size());
 }

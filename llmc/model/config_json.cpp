@@ -83,12 +83,12 @@ ModelConfig read_config_json(const std::string& folder) {
 }
 
 std::string config_json(const ModelConfig& c) {
-  const bool is_plain = c.wiring.is_plain();
-  json config = {{"architectures", {is_plain ? "GPT2LMHeadModel" : "GPT2SLAForCausalLM"}},
-                 {"model_type", is_plain ? "gpt2" : "gpt2_sla"},
+  const bool is_gpt2 = is_hugging_face_gpt2(c);
+  json config = {{"architectures", {is_gpt2 ? "GPT2LMHeadModel" : "GPT2SLAForCausalLM"}},
+                 {"model_type", is_gpt2 ? "gpt2" : "gpt2_sla"},
                  {"activation_function", "gelu_new"},
                  {"tie_word_embeddings", true}};
-  if (!is_plain)
+  if (!is_gpt2)
     config["auto_map"] = {{"AutoConfig", "configuration_gpt2_sla.GPT2SLAConfig"},
                           {"AutoModelForCausalLM", "modeling_gpt2_sla.GPT2SLAForCausalLM"}};
   visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
@@ -103,7 +103,7 @@ EMBED(sla_modeling_py, "llmc/model/huggingface/modeling_gpt2_sla.py");
 
 std::vector<TextFile> model_text_files(const ModelConfig& c) {
   std::vector<TextFile> files = {{"config.json", config_json(c)}};
-  if (c.wiring.is_plain()) return files;
+  if (is_hugging_face_gpt2(c)) return files;
   files.push_back({"gpt2_sla.py", {sla_gpt2_py, sla_gpt2_py_end}});
   files.push_back({"configuration_gpt2_sla.py", {sla_configuration_py, sla_configuration_py_end}});
   files.push_back({"modeling_gpt2_sla.py", {sla_modeling_py, sla_modeling_py_end}});

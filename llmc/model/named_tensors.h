@@ -14,9 +14,9 @@ struct NamedTensors {
   std::map<std::string, int> index;           // into the table
   std::map<std::string, int64_t> zero_sizes;  // of biases that the model does not have
 
-  // Throws UserError, with the format's name, for a model that is not plain.
+  // Throws UserError, with the format's name, for a model that is not what Hugging Face calls GPT-2.
   NamedTensors(const ModelConfig& config, const ParameterTable& table, const char* format_name) : table(table) {
-    if (!config.wiring.is_plain())
+    if (!is_hugging_face_gpt2(config))
       user_error("the model's wiring is %s; %s knows plain GPT-2 only", config.wiring.text.c_str(), format_name);
     for (int i = 0; i < table.size(); i++) index[table.tensor(i).name] = i;
     for (const ZeroTensor& zero : table.zero_tensors) zero_sizes[zero.name] = zero.size;

@@ -60,7 +60,8 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
 // of which each tensor takes at least its alignment.
 inline double least_parameters(const ModelConfig& c) {
   const double C = c.channels, least = 6 * double(ArenaLayout::alignment) / sizeof(float);
-  return (double(c.vocab_size) + c.max_seq_len) * C + c.num_layers * std::max(9 * C * C, least);
+  const double positions = learns_positions(c.wiring) ? c.max_seq_len : 0;
+  return (double(c.vocab_size) + positions) * C + c.num_layers * std::max(9 * C * C, least);
 }
 
 // The rows of the full-size c_attn: q (C) | k | v (K/V heads times head size each).
@@ -172,7 +173,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
 
   p.embedding_bucket = b.begin_bucket("embeddings");
   b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
-  b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
+  if (learns_positions(c.wiring)) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
   b.end_bucket();
   p.layers.resize(size_t(c.num_layers));
   for (int l = 0; l < c.num_layers; l++) {

@@ -11,7 +11,7 @@
 // GPT-2's Conv1D.
 #pragma once
 #include <algorithm>           // std::min, std::max, std::stable_sort
-#include <cmath>               // std::exp, std::log, std::sqrt, std::tanh, std::pow
+#include <cmath>               // std::exp, std::log, std::sqrt, std::tanh, std::pow, ...
 #include <cstdint>             // int64_t
 #include <map>                 // std::map
 #include <set>                 // std::set
@@ -125,8 +125,8 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     if (config.bias) add(name + ".bias", {out});
   };
   const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
-  add("wte.weight", {config.vocab_size, C});   // token embedding, and the output head: tied
-  add("wpe.weight", {config.max_seq_len, C});  // position embedding
+  add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
+  if (!find_term(config, Kind::rope)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
   for (int l = 0; l < config.num_layers; l++) {
     const std::string h = "h." + std::to_string(l);
     add_norm(h + ".ln_1", C);
@@ -370,6 +370,23 @@ void apply_map_backward(const Array<Real>& map, const Array<Real>& v, const Arra
   }
 }
 
+// `rope`: x[t] of a head, rotated by the angles direction * t * base^(-2i/hs); direction -1 is the backward pass. x (B,
+// T, hs), or with S sources (B, S * T, hs).
+template <class Real>
+Array<Real> rotate(const Array<Real>& x, double base, int direction, int64_t T, int64_t hs) {
+  Array<Real> out(x.size());
+  for (int64_t row = 0; row < int64_t(x.size()) / hs; row++) {
+    const int64_t t = row % T, half = hs / 2;
+    for (int64_t i = 0; i < half; i++) {
+      const Real angle = Real(direction * double(t) * std::pow(base, -2.0 * double(i) / double(hs)));
+      const Real a = x[row * hs + i], b = x[row * hs + half + i];
+      out[row * hs + i] = a * std::cos(angle) - b * std::sin(angle);
+      out[row * hs + half + i] = b * std::cos(angle) + a * std::sin(angle);
+    }
+  }
+  return out;
+}
+
 // `blend` and `gate`: map[t] = a[t] below[t] + (1 - a[t]) own[t], with the map of the layer below and the layer's own;
 // a (B, T).
 template <class Real>
@@ -493,7 +510,7 @@ inline HeadColumns head_columns(const ModelConfig& config, int head) {
 template <class Real>
 void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t T) {
   const int64_t C = config.channels, hs = config.head_size();
-  const WiringTerm* topk = find_term(config, Kind::topk);
+  const WiringTerm *topk = find_term(config, Kind::topk), *rope = find_term(config, Kind::rope);
   LayerCache<Real>& layer = layers[l];
   layer.heads.resize(config.num_heads);
   layer.heads_out.assign(B * T * C, 0);
@@ -507,6 +524,7 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
     } else {
       head.q = take_columns<Real>({&layer.qkv}, columns.q, B, T, hs);
       head.k = take_columns(sources, columns.k, B, T, hs);
+      if (rope) head.q = rotate(head.q, rope->a, 1, T, hs), head.k = rotate(head.k, rope->a, 1, T, hs);
       head.own_map = attention_map(head.q, head.k, visibility(config, l, i, T), topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
@@ -528,11 +546,11 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   acts = {B, T, inputs, targets, std::vector<LayerCache<Real>>(L), {}, Array<Real>(N * V), Array<Real>(N * V)};
 
   const Tensor<Real>& wte = params.at("wte.weight");
-  const Tensor<Real>& wpe = params.at("wpe.weight");
+  const Tensor<Real>* wpe = find(params, "wpe.weight");
   Array<Real> x(N * C);  // (B, T, C)  the residual stream
   for (int64_t n = 0; n < N; n++) {
     CHECK(inputs[n] >= 0 && inputs[n] < V && targets[n] >= 0 && targets[n] < V);
-    for (int64_t c = 0; c < C; c++) x[n * C + c] = wte.data[inputs[n] * C + c] + wpe.data[n % T * C + c];
+    for (int64_t c = 0; c < C; c++) x[n * C + c] = wte.data[inputs[n] * C + c] + (wpe ? wpe->data[n % T * C + c] : 0);
   }
 
   for (int l = 0; l < L; l++) {
@@ -589,6 +607,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
                         const Array<Real>& d_heads_out, SharedGradients<Real>& shared, Array<Real>& d_mix, int64_t B,
                         int64_t T) {
   const int64_t hs = config.head_size();
+  const WiringTerm* rope = find_term(config, Kind::rope);
   const LayerCache<Real>& layer = layers[l];
   d_mix.assign(layer.mix.size(), 0);
   for (int i = 0; i < config.num_heads; i++) {
@@ -610,6 +629,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, d_mix, shared.d_map[l - 1][i],
                         d_own_map);
     attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, B, T, hs);
+    if (rope) d_q = rotate(d_q, rope->a, -1, T, hs), d_k = rotate(d_k, rope->a, -1, T, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, d_q, B, T, hs);
     add_columns(d_sources, columns.k, d_k, B, T, hs);
   }
@@ -624,7 +644,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
   const Tensor<Real>& wte = params.at("wte.weight");
   Tensor<Real>& d_wte = grads.at("wte.weight");
-  Tensor<Real>& d_wpe = grads.at("wpe.weight");
+  Tensor<Real>* d_wpe = find(grads, "wpe.weight");
 
   Array<Real> d_hidden(N * C);  // of ln_f's output
   for (int64_t n = 0; n < N; n++) {
@@ -666,7 +686,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   for (int64_t n = 0; n < N; n++) {
     for (int64_t c = 0; c < C; c++) {
       d_wte.data[cache.inputs[n] * C + c] += d_x[n * C + c];
-      d_wpe.data[n % T * C + c] += d_x[n * C + c];
+      if (d_wpe) d_wpe->data[n % T * C + c] += d_x[n * C + c];
     }
   }
 }

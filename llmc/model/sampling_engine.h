@@ -98,8 +98,8 @@ struct SamplingEngine {
 
   // All weights are read but most of the position embedding's.
   double weight_bytes_of_a_pass() const {
-    return (double(model.parameters.num_parameters) - double(model.config.max_seq_len) * model.config.channels) *
-           sizeof(floatX);
+    const double positions = model.params.wpe != nullptr ? model.config.max_seq_len : 0;
+    return (double(model.parameters.num_parameters) - positions * model.config.channels) * sizeof(floatX);
   }
   double kv_bytes_of(int slot) const {
     double bytes = 0;

@@ -16,6 +16,8 @@ struct TermSyntax {
   int least_arguments, most_arguments;
   const char* form;
 };
+constexpr double default_rope_base = 10000;
+
 const TermSyntax syntaxes[] = {
     {"plain", Kind::plain, 0, 0, "plain"},
     {"sla", Kind::sla, 2, 2, "sla(distance, heads), such as sla(9, 9) or sla(9, 3:12)"},
@@ -31,6 +33,7 @@ const TermSyntax syntaxes[] = {
     {"reuse", Kind::reuse, 1, 1, "reuse(layers in a group), such as reuse(2)"},
     {"blend", Kind::blend, 1, 1, "blend(share of the layer below), such as blend(0.3)"},
     {"gate", Kind::gate, 0, 0, "gate"},
+    {"rope", Kind::rope, 0, 1, "rope or rope(base), such as rope(10000)"},
 };
 
 const TermSyntax& syntax_of(Kind kind) {
@@ -59,14 +62,16 @@ std::string arguments_text(const WiringTerm& t) {
     case Kind::window: return n + (t.pattern.empty() ? "" : "," + t.pattern);
     case Kind::strided: return n + how;
     case Kind::fixed: return n + "," + std::to_string(t.c) + how;
-    case Kind::blend: return shortest(t.a);
+    case Kind::blend:
+    case Kind::rope: return shortest(t.a);
     default: return n;
   }
 }
 
 std::string term_text(const WiringTerm& t) {
   const TermSyntax& s = syntax_of(t.kind);
-  return s.most_arguments == 0 ? s.name : s.name + ("(" + arguments_text(t) + ")");
+  const bool has_none = s.most_arguments == 0 || (t.kind == Kind::rope && t.a == default_rope_base);
+  return has_none ? s.name : s.name + ("(" + arguments_text(t) + ")");
 }
 
 // Reads a wiring's text from left to right.
@@ -167,7 +172,8 @@ struct Parser {
     t.kind = s->kind;
     t.character = int(term_begin) + 1;
     if (t.kind == Kind::layers) read_layers(t, args[0], *s);
-    else if (t.kind == Kind::blend) t.a = read_fraction(args[0], *s);
+    else if (t.kind == Kind::blend) t.a = read_number(args[0], 0, 1, *s);
+    else if (t.kind == Kind::rope) t.a = count > 0 ? read_number(args[0], 1, 1e9, *s) : default_rope_base;
     else if (count > 0) t.n = whole_number(args[0], 1, *s);
     if (t.kind == Kind::sla || t.kind == Kind::also) read_heads(t, args[1], *s);
     if (t.kind == Kind::window && count == 2) {
@@ -184,13 +190,14 @@ struct Parser {
     return t;
   }
 
-  double read_fraction(const std::string& argument, const TermSyntax& s) const {
+  double read_number(const std::string& argument, double least, double most, const TermSyntax& s) const {
     double value = 0;
     const char *begin = argument.data(), *end = begin + argument.size();
     const auto [stop, failure] = std::from_chars(begin, end, value);
     if (argument.empty() || stop != end || failure != std::errc())
       error(format("\"%s\" is not a number; it is %s", argument.c_str(), s.form));
-    if (!(value >= 0 && value <= 1)) error(format("%s must lie between 0 and 1", argument.c_str()));
+    if (!(value >= least && value <= most))
+      error(format("%s must lie between %g and %g", argument.c_str(), least, most));
     return value;
   }
 };
@@ -229,6 +236,10 @@ void check_combinations(const Wiring& w) {
 }
 
 }  // namespace
+
+bool learns_positions(const Wiring& w) {
+  return std::none_of(w.terms.begin(), w.terms.end(), [](const WiringTerm& t) { return t.kind == Kind::rope; });
+}
 
 Wiring parse_wiring(const std::string& text) {
   Wiring w;
@@ -343,6 +354,7 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::topk) table.topk = t.n;
     if (t.kind == Kind::blend) table.mix = WiringTable::Mix::blend, table.blend = t.a;
     if (t.kind == Kind::gate) table.mix = WiringTable::Mix::gate;
+    if (t.kind == Kind::rope) table.rope = t.a;
   }
   for (std::vector<int>& sources : table.source_layers) std::sort(sources.begin(), sources.end());
   return table;

@@ -23,6 +23,8 @@
 //   reuse(g)             in groups of g layers all use the attention map (q, k, mask) of the group's first on their own
 //   v blend(a)             attention map P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0
 //   gate                 the same with a = sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input
+//   rope, rope(b)        no learned positions: q and k of each head are rotated by position * b^(-2i/hs), b = 10000
+//                        (RoFormer); a head that attends to another layer's k does so as that layer rotated it
 //
 // A layer shares what it projected itself, never what it uses of another layer. Masks hide what any of them hides.
 #pragma once
@@ -31,7 +33,7 @@
 #include "llmc/attention_mask.h"  // AttentionMask
 
 struct WiringTerm {
-  enum class Kind { plain, sla, also, share, layers, gqa, window, strided, fixed, topk, reuse, blend, gate };
+  enum class Kind { plain, sla, also, share, layers, gqa, window, strided, fixed, topk, reuse, blend, gate, rope };
   enum class How { heads, layers, both };  // of strided and fixed; both: union
 
   Kind kind = Kind::plain;
@@ -43,7 +45,7 @@ struct WiringTerm {
   std::vector<int> layers;           // layers
   std::string pattern;               // window: of S and L; empty: S for all layers
   How how = How::heads;
-  double a = 0;       // blend
+  double a = 0;       // blend; rope: the base
   int character = 1;  // where the term begins in the text, counted from 1
 };
 
@@ -53,6 +55,9 @@ struct Wiring {
 
   bool is_plain() const { return terms.size() == 1 && terms[0].kind == WiringTerm::Kind::plain; }
 };
+
+// Whether the model has an embedding of each position (wpe), which `rope` replaces.
+bool learns_positions(const Wiring& w);
 
 // Reads the text. Throws UserError, which says which term, at which character, and what would be right; what depends on
 // the number of layers and heads is validate's.
@@ -87,6 +92,7 @@ struct WiringTable {
   std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
   Mix mix = Mix::none;
   double blend = 0;  // a
+  double rope = 0;   // the base of rotary positions; 0: positions are learned
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }

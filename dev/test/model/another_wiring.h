@@ -148,6 +148,13 @@ TEST(AnotherWiring, HasNewQueriesAndKeysWhereMapsWereReused) {
   r.check();
 }
 
+TEST(AnotherWiring, DropsLearnedPositionsAndHasNewOnes) {
+  Rewired(four_layers("plain"), "rope").check();
+  Rewired learned(four_layers("rope"), "plain");
+  learned.check();
+  EXPECT_EQ(learned.expected.at("wpe.weight").data, learned.fresh.at("wpe.weight").data);
+}
+
 TEST(AnotherWiring, WrittenOtherwiseIsTheSameFile) {
   Rewired(four_layers("sla(2,3)"), " sla( 2, 3 )", /*keep_dead_kv=*/true).check();
 }

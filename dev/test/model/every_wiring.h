@@ -58,6 +58,7 @@ struct RandomCase {
     const int s = draw(1, 20), c = draw(1, s);
     if (draw.one_in(4)) add(format("strided(%d%s)", s, how.c_str()));
     else if (draw.one_in(3)) add(format("fixed(%d,%d%s)", s, c, how.c_str()));
+    if (draw.one_in(3)) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
     if (!is_bf16 && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
@@ -103,7 +104,10 @@ const char* const every_term[] = {"plain",
                                   "also(2,4) topk(6)",
                                   "reuse(3) fixed(9,1) gqa(2)",
                                   "gate window(10,SL) gqa(2)",
-                                  "blend(0.7) topk(5)"};
+                                  "blend(0.7) topk(5)",
+                                  "rope",
+                                  "rope(100) sla(2,3) gqa(2) window(9,SL)",
+                                  "rope reuse(2)"};
 
 inline std::vector<std::string> wirings_to_try() {
   std::vector<std::string> wirings;

@@ -139,6 +139,10 @@ const std::vector<GraphCase> graph_cases =
      {"the_first_map_alone", 3, 4, 32, 61, 40, "blend(1)", true, 2, 33, 1},
      {"gated_maps", 4, 4, 32, 61, 40, "gate", true, 2, 33, 3},
      {"gated_masked_maps", 4, 4, 32, 61, 40, "gate gqa(2) window(9,SL)", false, 2, 33, 1},
+     {"rotary", 3, 4, 32, 61, 40, "rope", true, 2, 33, 3},
+     {"rotary_shared_keys", 4, 4, 32, 61, 40, "rope(100) sla(2,3) gqa(2)", false, 2, 33, 1},
+     {"rotary_reused_maps", 4, 4, 32, 61, 40, "reuse(2) rope", true, 2, 33, 1},
+     {"rotary_gated_maps", 3, 4, 32, 61, 40, "rope gate window(9,SL)", true, 2, 33, 1},
 #ifndef PRECISION_BF16  // rounding changes the choice
      {"highest_scores", 3, 4, 32, 61, 40, "topk(5)", true, 2, 33, 1},
      {"highest_scores_of_several_sources", 3, 4, 32, 61, 40, "topk(4) also(1,3) window(20)", true, 2, 33, 1},

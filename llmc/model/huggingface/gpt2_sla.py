@@ -18,7 +18,7 @@ from torch import nn
 
 # The number of arguments of each term, at least and at most.
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1), "window": (1, 2),
-         "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0)}
+         "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1)}
 
 
 def term_of(text, term):
@@ -39,6 +39,7 @@ class Wiring:
         self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
         self.masks = []                                             # functions of (layer, whether a head of the first half, t, j)
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
+        self.rope = None                                            # the base of rotary positions; None: they are learned
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
             for name, arguments in self.terms:
@@ -48,7 +49,7 @@ class Wiring:
 
     def apply(self, name, arguments):
         L, h = self.num_layers, self.num_heads
-        n = int(arguments[0]) if arguments and name not in ("layers", "blend") else None
+        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope") else None
         if name in ("sla", "also"):
             first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
             for l in range(n, L):
@@ -78,6 +79,8 @@ class Wiring:
             self.blend = float(arguments[0])
         elif name == "gate":
             self.gate = True
+        elif name == "rope":
+            self.rope = float(arguments[0]) if arguments else 10000.0
 
     def add_sparse(self, how, a1, a2):
         how = how[0] if how else "heads"
@@ -145,6 +148,16 @@ class Positions:
         return visible & self.valid[:, None, :] & before | own & ~self.valid[:, None, :]
 
 
+def rotated(x, positions, base):
+    """x (B, h, T, hs) with the pairs (x_i, x_(i+hs/2)) rotated by position * base^(-2i/hs); positions (1 or B, T)."""
+    half = x.shape[3] // 2
+    frequencies = base ** (-2 * torch.arange(half, device=x.device, dtype=torch.float64) / x.shape[3])
+    angles = positions[:, None, :, None].double() * frequencies
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=3)
+
+
 class LayerNorm(nn.Module):
     def __init__(self, channels, bias, eps):
         super().__init__()
@@ -184,6 +197,8 @@ class Attention(nn.Module):
         B, T, C = x.shape
         kv_channels = self.wiring.num_kv_heads * self.head_size
         q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in self.c_attn(x).split((C, kv_channels, kv_channels), dim=2))
+        if self.wiring.rope is not None:
+            q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         if self.wiring.num_kv_heads < self.heads:
@@ -269,7 +284,7 @@ class GPT2(nn.Module):
             raise ValueError(f"{wiring.num_heads} heads do not divide {channels} channels")
         self.wiring, self.max_seq_len = wiring, max_seq_len
         self.wte = nn.Embedding(num_embeddings, channels)
-        self.wpe = nn.Embedding(max_seq_len, channels)
+        self.wpe = nn.Embedding(max_seq_len, channels) if wiring.rope is None else None
         self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps) for layer in range(wiring.num_layers))
         self.ln_f = LayerNorm(channels, bias, layer_norm_eps)
 
@@ -285,7 +300,9 @@ class GPT2(nn.Module):
         if past + T > self.max_seq_len:
             raise ValueError(f"{past + T} tokens, but the context length is {self.max_seq_len}")
         positions = Positions(past, T, attention_mask, tokens.device)
-        x = self.wte(tokens) + self.wpe(positions.queries)
+        x = self.wte(tokens)
+        if self.wpe is not None:
+            x = x + self.wpe(positions.queries)
         projected, maps = [], []
         for block in self.h:
             x = block(x, projected, maps, positions, cache)

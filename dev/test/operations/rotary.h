@@ -1,0 +1,43 @@
+// Rotary positions.
+#pragma once
+#include <cmath>                            // cos, sin, pow
+#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include "llmc/rotary.h"                    // rotary_table
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/rotary.h: `(first_position + n % T) * r.HS` -> `(n % T) * r.HS`
+TEST(Rotary, TurnsPairsByTheAngleOfTheirPosition) {
+  struct Case {
+    int64_t B, T;
+    int heads, HS;
+    int64_t stride, first_position;
+  };
+  // All of a row, a part of it, one position, heads whose half is no multiple of eight, more than a block of threads.
+  for (const Case& c :
+       {Case{2, 5, 3, 16, 48, 0}, Case{1, 7, 2, 8, 64, 3}, Case{3, 1, 1, 24, 40, 9}, Case{1, 70, 4, 64, 256, 0}}) {
+    SCOPED_TRACE(testing::Message() << c.B << " x " << c.T << ", " << c.heads << " heads of " << c.HS);
+    const double base = 100;
+    const auto x = random_values<floatX>(c.B * c.T * c.stride, 1);
+    std::vector<double> expected = doubles(x);
+    for (int64_t n = 0; n < c.B * c.T; n++)
+      for (int head = 0; head < c.heads; head++)
+        for (int i = 0; i < c.HS / 2; i++) {
+          const double angle = double(n % c.T + c.first_position) * std::pow(base, -2.0 * i / c.HS);
+          double &a = expected[n * c.stride + head * c.HS + i], &b = (&a)[c.HS / 2];
+          const double rotated = a * std::cos(angle) - b * std::sin(angle);
+          b = b * std::cos(angle) + a * std::sin(angle), a = rotated;
+        }
+    const DeviceArray<float> table(rotary_table(c.T + c.first_position, c.HS, base));
+    const auto [result, back] = in_any_order([&] {
+      DeviceArray<floatX> d(x), d_back(x);
+      rotate({d.data, c.stride, c.heads, c.HS, table.data}, c.B, c.T, c.first_position);
+      rotate({d_back.data, c.stride, c.heads, c.HS, table.data}, c.B, c.T, 0);
+      rotate_back({d_back.data, c.stride, c.heads, c.HS, table.data}, c.B, c.T);
+      return std::make_tuple(d.to_host(), d_back.to_host());
+    });
+    EXPECT_LE(relative_error(result, expected), one_rounding);
+    EXPECT_LE(relative_error(back, doubles(x)), two_roundings);
+    for (int64_t n = 0; n < c.B * c.T; n++)
+      for (int64_t i = c.heads * c.HS; i < c.stride; i++)
+        ASSERT_EQ(real(result[n * c.stride + i]), real(x[n * c.stride + i])) << "beside the heads";
+  }
+}
