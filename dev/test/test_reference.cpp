@@ -247,8 +247,8 @@ TEST_P(ReferenceWiring, NoLossDependsOnLaterTokens) {
     }
     const auto after = losses();
     for (int n = 0; n < B * T; n++) {
-      if (n % T < changed) EXPECT_EQ(after[n], before[n]) << "position " << n % T << " of token " << changed;
-      if (n % T == changed) EXPECT_NE(after[n], before[n]) << "position " << changed;
+      if (n % T < changed) { EXPECT_EQ(after[n], before[n]) << "position " << n % T << " of token " << changed; }
+      if (n % T == changed) { EXPECT_NE(after[n], before[n]) << "position " << changed; }
     }
     problem.inputs = inputs;
   }
