@@ -3,7 +3,8 @@
 CXX      ?= g++
 NVCC     ?= nvcc
 CXXSTD   := -std=c++17
-# Warnings are errors in CI (WERROR=1), where the compiler is known; another compiler's new warning must not stop a user's build.
+# Warnings are errors in CI (WERROR=1), where the compiler is known; another compiler's new warning must not stop a
+# user's build.
 WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror)
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
 OPTIMIZE := -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast
@@ -12,17 +13,20 @@ OPTIMIZE := -O1 -g -march=native -DSLA_DEBUG
 endif
 CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
 CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
-# Code without a hot loop: tests, JSON, command lines, sockets. -O3 takes twice as long to compile it. (-O given last wins.)
+# Code without a hot loop: tests, JSON, command lines, sockets. -O3 takes twice as long to compile it. (-O given last
+# wins.)
 COLD := $(if $(DEBUG),,-O1)
 
-# Weights and activations: BF16 or FP32. Unless the user says which, BF16 on a GPU, and on a CPU that has instructions for it.
+# Weights and activations: BF16 or FP32. Unless the user says which, BF16 on a GPU, and on a CPU that has instructions
+# for it.
 ifneq ($(PRECISION),)
 precision := $(or $(patsubst BF16,bf16,$(filter BF16,$(PRECISION))),$(patsubst FP32,fp32,$(filter FP32,$(PRECISION))))
 ifeq ($(precision),)
 $(error PRECISION=$(PRECISION): it must be BF16 or FP32)
 endif
 endif
-CPU_BF16 := $(shell $(CXX) -march=native -dM -E -x c++ /dev/null 2>/dev/null | grep -oE '__(AMX_BF16|AVX512BF16)__' | tr -d _)
+CPU_BF16 := $(shell $(CXX) -march=native -dM -E -x c++ /dev/null 2>/dev/null | \
+  grep -oE '__(AMX_BF16|AVX512BF16)__' | tr -d _)
 gpu_precision := $(or $(precision),bf16)
 cpu_precision := $(or $(precision),$(if $(CPU_BF16),bf16,fp32))
 precision_flags.bf16 := -DPRECISION_BF16
@@ -32,7 +36,8 @@ NATIVE_CPU := $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
 # What this machine has.
 have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
 # have_header NAME [FLAGS]
-have_header = $(shell printf '\043include <%s>\n' $(1) | $(CXX) $(CXXSTD) $(CPPFLAGS) $(2) -E -x c++ - >/dev/null 2>&1 && echo yes)
+have_header = $(shell printf '\043include <%s>\n' $(1) | \
+  $(CXX) $(CXXSTD) $(CPPFLAGS) $(2) -E -x c++ - >/dev/null 2>&1 && echo yes)
 found = $(if $(1),found,not found)
 HAVE_NVCC := $(call have,$(NVCC))
 # OpenMPI, by which mpirun's processes find each other and the emulated NCCL runs; its C++ bindings are not used.
@@ -44,35 +49,41 @@ HAVE_NCCL := $(if $(HAVE_NVCC),$(call have_header,nccl.h,-I$(dir $(shell command
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 # Chart.js, of Debian's and Ubuntu's libjs-chart.js: version 3 and 4 have different names.
-CHART_JS := $(firstword $(wildcard $(foreach folder,/usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist $(INCLUDES),$(folder)/chart.min.js $(folder)/chart.umd.js)))
+CHART_FOLDERS := /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist $(INCLUDES)
+CHART_JS := $(firstword $(wildcard $(foreach f,$(CHART_FOLDERS),$(f)/chart.min.js $(f)/chart.umd.js)))
 CHART_LICENCE := $(if $(CHART_JS),$(wildcard /usr/share/doc/libjs-chart.js/copyright))
 
 # Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90), and PTX for what comes later.
-GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | grep -x '[0-9]*' | sort -u)
+GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+  tr -d . | grep -x '[0-9]*' | sort -u)
 ifneq ($(strip $(GPU_ARCH)),)
 GENCODE := $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch))
 else
-GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90
+GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+  -gencode arch=compute_90,code=compute_90
 endif
-NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
+NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
+  $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
-# With -O2 it takes twice as long to compile, and the tests run no faster. -g1 is enough for stack traces with lines; -g would take nearly
-# twice as long as well, for the places of variables in optimized code.
+# With -O2 it takes twice as long to compile, and the tests run no faster. -g1 is enough for stack traces with lines; -g
+# would take nearly twice as long as well, for the places of variables in optimized code.
 EMU_OPTIMIZE := -O1 -g1
-EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno -ffp-contract=fast -fopenmp \
-  -fsanitize=address,alignment -fno-sanitize-recover=all -DSLA_EMU $(if $(HAVE_MPI),-DSLA_NCCL) -Idev/emu/include
+EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno \
+  -ffp-contract=fast -fopenmp -fsanitize=address,alignment -fno-sanitize-recover=all -DSLA_EMU \
+  $(if $(HAVE_MPI),-DSLA_NCCL) -Idev/emu/include
 
 BUILD := build
-# Programs lie in $(BUILD), those of a precision in $(BUILD)/fp32 and $(BUILD)/bf16. Objects lie in a folder for each set of flags, so that
-# going from one to the other and back only links.
+# Programs lie in $(BUILD), those of a precision in $(BUILD)/fp32 and $(BUILD)/bf16. Objects lie in a folder for each
+# set of flags, so that going from one to the other and back only links.
 OBJ := $(BUILD)/obj/$(if $(DEBUG),debug,release)$(if $(WERROR),_werror)
 EMU_OBJ := $(BUILD)/obj/emu$(if $(WERROR),_werror)
 
 # What users run on a GPU or, as NAME_cpu, on the CPU.
 PROGRAMS := train_gpt2_sla sample_gpt2_sla evaluate_gpt2_sla
 
-# Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and linked from a library.
+# Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and
+# linked from a library.
 HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/*/*.cpp))
 HOST_LIB := $(OBJ)/libhost.a
 EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
@@ -81,21 +92,32 @@ EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(filter-out $(if $(HAVE_MPI),,%/ncc
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
-EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
+EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) \
+  $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
-FIRST_TESTS := $(addprefix $(BUILD)/,test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input test_machine_code test_scripts test_reference test_data)
+FIRST_TESTS := $(addprefix $(BUILD)/,\
+  test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input \
+  test_machine_code test_scripts test_reference test_data)
 TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
-# `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find little that the same
-# program in the other precision does not. Of all others it runs the tests whose names do not begin with Long.
-LATER_TESTS := $(addprefix $(BUILD)/,test_amx test_evaluate test_faults test_formats test_machine_code test_mutants test_report test_sampling bf16/test_gpt2_sla_emu bf16/test_memory_emu bf16/test_attention_cpu fp32/test_ops_cpu)
+# `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
+# little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
+# with Long.
+LATER_TESTS := $(addprefix $(BUILD)/,\
+  test_amx test_evaluate test_faults test_formats test_machine_code test_mutants test_report test_sampling \
+  bf16/test_gpt2_sla_emu bf16/test_memory_emu bf16/test_attention_cpu fp32/test_ops_cpu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
-TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu report data/tokenize data/convert $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
+TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
+  $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
+  report data/tokenize data/convert \
+  $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu \
+  $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
 # What the tests of `make test` run.
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
-.PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean setup programs what-is-here
+.PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
+.PHONY: setup programs what-is-here
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -103,36 +125,44 @@ all: what-is-here programs
 
 help:
 	@echo 'make            build what this machine can build, and say what it is'
-	@echo 'make train      install, build, fetch a corpus, train a small model on it and sample (about 5 minutes on 2 cores)'
+	@echo 'make train      install, build, fetch a corpus, train a small model and sample (about 5 minutes on 2 cores)'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
-	@echo 'make paper      SIZE=tiny|small|full: the tables of the SLA paper and other wirings, over seeds (tiny: within two hours on 2 cores)'
-	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one (about 5 minutes on 2 cores)'
+	@echo 'make paper      SIZE=tiny|small|full: the tables of the SLA paper and other wirings, over seeds'
+	@echo '                (tiny: within two hours on 2 cores)'
+	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
+	@echo '                (about 5 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (about 30 minutes); the last line of both says how many passed'
-	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize and benchmark (under ten minutes)'
-	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it; with and without skip-layer attention'
+	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark (under 10 minutes)'
+	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'
+	@echo '                with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
-	@echo 'make gpu-model  writes dev/bench/gpu-model.md: how long each operation of a step should take on an H100 and an A100; needs no GPU'
-	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy (dev/README.md)'
+	@echo 'make gpu-model  writes dev/bench/gpu-model.md: how long each operation of a step should take on an H100'
+	@echo '                and an A100; needs no GPU'
+	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy'
+	@echo '                (dev/README.md)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
-	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_..., evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
-	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with instructions for it'
+	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_...,'
+	@echo '                evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
+	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with'
+	@echo '                instructions for it'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'
 
 comma := ,
+gpu_builds := $(if $(HAVE_NVCC),$(comma) $(PROGRAMS) in $(gpu_precision))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
 	@echo 'MPI      $(call found,$(HAVE_MPI))'
 	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
 	@echo 'GPU      $(or $(GPU),not found)'
 	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
-	@echo 'CPU      $(if $(CPU_BF16),has $(CPU_BF16),has no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
+	@echo 'CPU      has $(or $(CPU_BF16),no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'Chart.js $(call found,$(CHART_JS))'
 	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  $(PROGRAMS:%=%_cpu) in $(cpu_precision), report, data/tokenize, data/convert$(if $(HAVE_NVCC),$(comma) $(PROGRAMS) in $(gpu_precision))'
+	@echo 'builds:  $(PROGRAMS:%=%_cpu) in $(cpu_precision), report, data/tokenize, data/convert$(gpu_builds)'
 	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
 	@scripts/setup.sh --check build
 
@@ -147,7 +177,8 @@ train:
 SIZE ?= tiny
 paper:
 	@scripts/setup.sh build
-	@$(MAKE) --no-print-directory -j$(shell nproc) $(addsuffix $(if $(and $(HAVE_NVCC),$(GPU)),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
+	@$(MAKE) --no-print-directory -j$(shell nproc) \
+	  $(addsuffix $(if $(and $(HAVE_NVCC),$(GPU)),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
 	@scripts/paper.sh $(SIZE)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
@@ -206,7 +237,8 @@ clean:
 	rm -rf $(BUILD) $(TOP_LEVEL) report data/tokenize data/convert
 
 # ----------------------------------------------------------------------------
-# What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder, and the programs.
+# What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder,
+# and the programs.
 
 remember = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
 $(BUILD)/flags $(OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(MPI_FLAGS) $(NATIVE_CPU))
@@ -234,12 +266,14 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 
 # `private`: not for the stamp that they depend on.
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o: private CXXFLAGS += $(COLD)
+$(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
 
 $(OBJ)/llmc/model/config_json.o: $(wildcard llmc/model/huggingface/*.py)
 
-# What pages with charts contain beside the repository's files. A folder of INCLUDES can have chart.min.js, too; it names its licence.
+# What pages with charts contain beside the repository's files. A folder of INCLUDES can have chart.min.js, too; it
+# names its licence.
 $(OBJ)/charts/flags: force ; $(call remember,$(CHART_JS) $(CHART_LICENCE))
 $(OBJ)/charts/%: $(OBJ)/charts/flags
 	cat $($*) /dev/null > $@
@@ -317,7 +351,8 @@ $(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags 
 	$$(EMU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
 
 # They only plan, so that any machine can print them; the emulated GPU is needed to link.
-$(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
+$(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) \
+  $(BUILD)/flags $(BUILD)/emu_flags
 	$$(EMU_LINK) -o $$@
 
 endef
@@ -335,12 +370,15 @@ $(BUILD)/onednn_cpuid.txt: $(shell $(CXX) -print-file-name=libdnnl.so)
 # On a GPU
 
 NVCC_COMPILE = @mkdir -p $(@D); set -x; $(NVCC) $(CPPFLAGS) $(NVCCFLAGS) $(precision_flags.$*) $(DEPENDENCIES) $<
-# GoogleTest from the system, or from its sources where those are all there is (INCLUDES=".../googletest/include .../googletest").
-GPU_GTEST = $(shell echo 'int main() {}' | $(CXX) -x c++ - -lgtest -o /dev/null 2>/dev/null && echo '$(GTEST)' || echo '$(BUILD)/gtest.o -lpthread')
+# GoogleTest from the system, or from its sources where those are all there is
+# (INCLUDES=".../googletest/include .../googletest").
+GPU_GTEST = $(shell echo 'int main() {}' | $(CXX) -x c++ - -lgtest -o /dev/null 2>/dev/null && echo '$(GTEST)' || \
+  echo '$(BUILD)/gtest.o -lpthread')
 
 $(BUILD)/gtest.o:
 	@mkdir -p $(@D)
-	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
+	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | \
+	  $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
 
 define gpu_program
 $(BUILD)/%/$(1): $(1).cu $(HOST_LIB) $(BUILD)/nvcc_flags
@@ -362,9 +400,11 @@ $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 $(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_LIB) $(BUILD)/nvcc_flags
 	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
-$(BUILD)/fuzz_safetensors: dev/test/fuzz_safetensors.cpp $(addprefix llmc/,io/safetensors.cpp io/safetensors.h utils/files.cpp utils/files.h utils/crc32c.h utils/error.h)
+FUZZED := dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp
+$(BUILD)/fuzz_safetensors: $(FUZZED) llmc/io/safetensors.h $(addprefix llmc/utils/,files.h crc32c.h error.h)
 	@mkdir -p $(BUILD)
 	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all \
-	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o $@
+	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER $(FUZZED) -o $@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(foreach depth,* */* */*/* */*/*/*,$(OBJ)/$(depth).d $(EMU_OBJ)/$(depth).d))
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d \
+  $(foreach depth,* */* */*/* */*/*/*,$(OBJ)/$(depth).d $(EMU_OBJ)/$(depth).d))

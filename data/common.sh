@@ -37,7 +37,8 @@ tokenize() {
   "$root/data/tokenize" --tokenizer "$vocabulary" --out "$out" "$@" >&2
 }
 
-# convert_questions <file.jsonl> <file.bin>: multiple-choice questions as tokens. Builds the program and fetches the vocabulary if they are missing.
+# convert_questions <file.jsonl> <file.bin>: multiple-choice questions as tokens. Builds the program and fetches the
+# vocabulary if they are missing.
 convert_questions() {
   [[ -x $root/data/convert ]] || make -s -C "$root" data/convert >&2
   local vocabulary
@@ -46,8 +47,8 @@ convert_questions() {
   "$root/data/convert" "$1" "$2" --tokenizer "$vocabulary" >&2
 }
 
-# download <url> <file> <bytes> <sha256> <hint>: downloads to <file>.part, which is renamed when it is complete and its checksum right, so that
-# a broken download resumes. <hint>: what to do if the download fails.
+# download <url> <file> <bytes> <sha256> <hint>: downloads to <file>.part, which is renamed when it is complete and its
+# checksum right, so that a broken download resumes. <hint>: what to do if the download fails.
 download() {
   local url=$1 file=$2 bytes=$3 sha256=$4 hint=$5
   is_complete() { echo "$sha256  $file.part" | sha256sum --check --status 2>/dev/null; }
@@ -66,11 +67,12 @@ download() {
   mv "$file.part" "$file"
 }
 
-# download_package <package> <folder>: fetches a Debian package, which apt verifies with its signed lists, and unpacks it into the folder.
-# As root, apt would otherwise download as its own user, which has no access to this folder.
+# download_package <package> <folder>: fetches a Debian package, which apt verifies with its signed lists, and unpacks
+# it into the folder. As root, apt would otherwise download as its own user, which has no access to this folder.
 download_package() {
   mkdir -p "$2"
   (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1") >&2 ||
-    fail "apt-get could not download $1; if package lists are missing, run scripts/setup.sh, which fetches them (apt-get update)"
+    fail "apt-get could not download $1; if package lists are missing, run scripts/setup.sh, which fetches them" \
+      "(apt-get update)"
   dpkg-deb -x "$2/$1"_*.deb "$2"
 }

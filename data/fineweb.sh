@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# data/fineweb.sh [SHARDS]: FineWeb in GPT-2's tokens, 100 M of them a shard, as modded-nanogpt uses it (Hugging Face, kjj0/fineweb10B-gpt2):
-# data/fineweb/fineweb_val_000000.bin and fineweb_train_000001.bin up to SHARDS, 1 to 103, by default 10. Prints the folder on
-# its last line. FINEWEB_URL is another location of the same files (https://, file://).
+# data/fineweb.sh [SHARDS]: FineWeb in GPT-2's tokens, 100 M of them a shard, as modded-nanogpt uses it (Hugging Face,
+# kjj0/fineweb10B-gpt2): data/fineweb/fineweb_val_000000.bin and fineweb_train_000001.bin up to SHARDS, 1 to 103, by
+# default 10. Prints the folder on its last line. FINEWEB_URL is another location of the same files (https://, file://).
 set -euo pipefail
 corpus=fineweb
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -27,7 +27,8 @@ say "fetching ${#missing[@]} files of 200 MB: $((${#missing[@]} * 200)) MB, two 
 for name in ${missing[@]+"${missing[@]}"}; do
   # A file is named .part until it is complete, so that a broken download resumes.
   curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$out/$name.part" "$url/$name" ||
-    [[ -e $out/$name.part ]] && is_shard "$out/$name.part" || fail "cannot download $url/$name; run again to resume, or set FINEWEB_URL"
+    [[ -e $out/$name.part ]] && is_shard "$out/$name.part" ||
+      fail "cannot download $url/$name; run again to resume, or set FINEWEB_URL"
   mv "$out/$name.part" "$out/$name"
 done
 echo "$out"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# LAMBADA's 5,153 test texts, as OpenAI prepared them for GPT-2: data/lambada/lambada_test.jsonl, a JSON object with the field "text" a line.
-# Prints the file as its last line. LAMBADA_URL is another location of the same file (https://, file://).
+# LAMBADA's 5,153 test texts, as OpenAI prepared them for GPT-2: data/lambada/lambada_test.jsonl, a JSON object with the
+# field "text" a line. Prints the file as its last line. LAMBADA_URL is another location of the same file (https://,
+# file://).
 set -euo pipefail
 corpus=lambada
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -3,8 +3,9 @@
 
     data/nanogpt.py out/ckpt.pt models/mine
 
-Weights become float32 and linear ones (in, out). The head is wte's, as in nanoGPT. A model with bias=False has zeros for biases, and trains on
-without any. Of a vocabulary of 50304, which is GPT-2's padded to a multiple of 64, the 50257 tokens are kept.
+Weights become float32 and linear ones (in, out). The head is wte's, as in nanoGPT. A model with bias=False has zeros
+for biases, and trains on without any. Of a vocabulary of 50304, which is GPT-2's padded to a multiple of 64, the 50257
+tokens are kept.
 
 It needs PyTorch and safetensors, and nothing else in this project needs Python.
 """
@@ -34,12 +35,14 @@ def read_checkpoint(path):
         file = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
         raise BadFile(f"{path}: cannot be read as a file of PyTorch ({type(e).__name__}: {str(e).splitlines()[0]})")
-    if not isinstance(file, dict) or not isinstance(file.get("model"), dict) or not isinstance(file.get("model_args"), dict):
+    if not isinstance(file, dict) or not all(isinstance(file.get(key), dict) for key in ("model", "model_args")):
         raise BadFile(f"{path}: has no \"model\" and \"model_args\", which a ckpt.pt of nanoGPT has")
-    args, missing = file["model_args"], [k for k in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size") if k not in file["model_args"]]
+    args = file["model_args"]
+    missing = [k for k in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size") if k not in args]
     if missing:
         raise BadFile(f"{path}: model_args has no {', '.join(missing)}")
-    return args, {name.removeprefix("_orig_mod.").removeprefix("transformer."): tensor for name, tensor in file["model"].items()}
+    without_prefixes = lambda name: name.removeprefix("_orig_mod.").removeprefix("transformer.")
+    return args, {without_prefixes(name): tensor for name, tensor in file["model"].items()}
 
 
 def expected_shapes(args):
@@ -47,8 +50,8 @@ def expected_shapes(args):
     C = args["n_embd"]
     shapes = {"wte.weight": (args["vocab_size"], C), "wpe.weight": (args["block_size"], C), "ln_f.weight": (C,)}
     for l in range(args["n_layer"]):
-        of_layer = {"ln_1": (C,), "attn.c_attn": (3 * C, C), "attn.c_proj": (C, C), "ln_2": (C,), "mlp.c_fc": (4 * C, C),
-                    "mlp.c_proj": (C, 4 * C)}
+        of_layer = {"ln_1": (C,), "attn.c_attn": (3 * C, C), "attn.c_proj": (C, C), "ln_2": (C,),
+                    "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
         shapes.update({f"h.{l}.{name}.weight": shape for name, shape in of_layer.items()})
     return shapes
 
@@ -64,7 +67,8 @@ def take(path, tensors, name, shape):
 
 def convert(path, args, tensors):
     """The tensors as GPT-2's files have them."""
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(".attn.bias")}  # causal masks of older versions
+    # ".attn.bias" are causal masks of older versions.
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(".attn.bias")}
     bias, out = args.get("bias", True), {}
     for name, shape in expected_shapes(args).items():
         weight = take(path, tensors, name, shape)
@@ -84,9 +88,10 @@ def convert(path, args, tensors):
 
 
 def config_of(args, tensors):
-    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new", "tie_word_embeddings": True,
-            "n_layer": args["n_layer"], "n_head": args["n_head"], "n_embd": args["n_embd"], "vocab_size": len(tensors["wte.weight"]),
-            "n_positions": args["block_size"], "layer_norm_epsilon": 1e-5, "bias": args.get("bias", True), "wiring": "plain"}
+    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
+            "tie_word_embeddings": True, "n_layer": args["n_layer"], "n_head": args["n_head"], "n_embd": args["n_embd"],
+            "vocab_size": len(tensors["wte.weight"]), "n_positions": args["block_size"], "layer_norm_epsilon": 1e-5,
+            "bias": args.get("bias", True), "wiring": "plain"}
 
 
 def write_folder(folder, config, tensors):
@@ -116,17 +121,18 @@ def main():
     except (BadFile, OSError) as e:
         sys.exit(f"error: {e}")
     vocab_size = config["vocab_size"]
-    print(f"{out}: {config['n_layer']} layers, {config['n_head']} heads, {config['n_embd']} channels, vocabulary {vocab_size}, "
-          f"context length {config['n_positions']}, {'biases' if config['bias'] else 'no biases (zeros in the file)'}")
+    print(f"{out}: {config['n_layer']} layers, {config['n_head']} heads, {config['n_embd']} channels, "
+          f"vocabulary {vocab_size}, context length {config['n_positions']}, "
+          f"{'biases' if config['bias'] else 'no biases (zeros in the file)'}")
     if args["vocab_size"] == PADDED_TOKENS:
         print(f"vocabulary: cut from {PADDED_TOKENS} to GPT-2's {GPT2_TOKENS} tokens; the others never occur in text")
     if vocab_size == GPT2_TOKENS:
         print("vocabulary: the folder has none; name GPT-2's with --tokenizer")
     else:
-        print("vocabulary: the folder has none. If meta.pkl numbers characters, train and validate on the train.bin and val.bin beside it; "
-              "samples are numbers")
-    print("warning: nanoGPT computes GELU exactly, by erf; here it is GPT-2's approximation by tanh, which differs by up to 5e-4. Losses differ "
-          "slightly; training on adapts the weights")
+        print("vocabulary: the folder has none. If meta.pkl numbers characters, train and validate on the train.bin "
+              "and val.bin beside it; samples are numbers")
+    print("warning: nanoGPT computes GELU exactly, by erf; here it is GPT-2's approximation by tanh, which differs by "
+          "up to 5e-4. Losses differ slightly; training on adapts the weights")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # data/text.sh PATH: any text file, or folder of text files, compressed and in tar files too, as tokens in
-# data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its end. Made again if
-# something in PATH is newer. A document is a file. Prints the folder as its last line.
+# data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its
+# end. Made again if something in PATH is newer. A document is a file. Prints the folder as its last line.
 set -euo pipefail
 corpus=text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -2,9 +2,10 @@
 # Does the source compile with other versions of CUDA than this machine's?
 #   dev/cuda_versions.sh [FOLDER [SOURCE...]]       FOLDER: where the toolkits are kept for the next time
 #
-# PyPI has the toolkit in parts: of CUDA 13 all that a compilation takes, nvcc among it; of CUDA 12 the headers, libdevice and ptxas, with
-# which Debian's clang-19 compiles in nvcc's place. Each translation unit is compiled for both sides, the device's down to machine code, in
-# bf16 for sm_90 and in fp32 for sm_80, with warnings as errors. Nothing is linked.
+# PyPI has the toolkit in parts: of CUDA 13 all that a compilation takes, nvcc among it; of CUDA 12 the headers,
+# libdevice and ptxas, with which Debian's clang-19 compiles in nvcc's place. Each translation unit is compiled for both
+# sides, the device's down to machine code, in bf16 for sm_90 and in fp32 for sm_80, with warnings as errors. Nothing is
+# linked.
 #
 # It takes some 2 GB, and half a minute or more for each of 24 compilations.
 set -uo pipefail
@@ -16,7 +17,8 @@ failed=0
 
 # fetch <version> <package==version>...: into $folder/<version>.
 fetch() {
-  [ -e "$folder/$1/complete" ] || { python3 -m pip install -q --no-deps --target "$folder/$1" "${@:2}" && touch "$folder/$1/complete"; }
+  [ -e "$folder/$1/complete" ] ||
+    { python3 -m pip install -q --no-deps --target "$folder/$1" "${@:2}" && touch "$folder/$1/complete"; }
 }
 # toolkit <version>: the parts of CUDA 12 as one folder, as clang expects it.
 toolkit() {
@@ -28,13 +30,15 @@ toolkit() {
 }
 # compile_12 <version> <unit> <architecture> <flags...>, and likewise with nvcc of CUDA 13
 compile_12() {
-  local common="-std=c++17 -O1 -x cuda --cuda-path=$folder/$1/toolkit --cuda-gpu-arch=sm_$3 -Wno-unknown-cuda-version -I. -DSLA_NCCL ${*:4} -Wall -Wextra -Werror -c $2"
-  clang++-19 $common --cuda-device-only -o "$folder/device.o" && clang++-19 $common -fopenmp --cuda-host-only -o "$folder/host.o"
+  local common="-std=c++17 -O1 -x cuda --cuda-path=$folder/$1/toolkit --cuda-gpu-arch=sm_$3 -Wno-unknown-cuda-version"
+  common+=" -I. -DSLA_NCCL ${*:4} -Wall -Wextra -Werror -c $2"
+  clang++-19 $common --cuda-device-only -o "$folder/device.o" &&
+    clang++-19 $common -fopenmp --cuda-host-only -o "$folder/host.o"
 }
 compile_13() {
   local parts=$folder/$1/nvidia
-  "$parts/cu13/bin/nvcc" -std=c++17 -O3 -I. -I"$parts/nccl/include" -DSLA_NCCL "${@:4}" -arch="sm_$3" -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp \
-    -c "$2" -o "$folder/both.o"
+  "$parts/cu13/bin/nvcc" -std=c++17 -O3 -I. -I"$parts/nccl/include" -DSLA_NCCL "${@:4}" -arch="sm_$3" \
+    -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp -c "$2" -o "$folder/both.o"
 }
 check() {  # <compile> <version>
   for unit in "${units[@]}"; do
@@ -50,12 +54,14 @@ echo "| CUDA | source | for | | time |"
 echo "| --- | --- | --- | --- | --: |"
 if command -v clang++-19 >/dev/null; then
   for version in 12.3 12.8; do
-    fetch $version nvidia-cuda-{nvcc,runtime,cccl}-cu12==$version.* nvidia-cublas-cu12==$version.* nvidia-nccl-cu12 && toolkit $version && check compile_12 $version || failed=1
+    fetch $version nvidia-cuda-{nvcc,runtime,cccl}-cu12==$version.* nvidia-cublas-cu12==$version.* nvidia-nccl-cu12 &&
+      toolkit $version && check compile_12 $version || failed=1
   done
 else
   echo "| 12 | not compiled: apt-get install clang-19 | | | |"
 fi
 for version in 13.5; do
-  fetch $version nvidia-cuda-{nvcc,crt,runtime}==$version.* nvidia-nvvm==$version.* "nvidia-cuda-cccl>=13,<14" "nvidia-cublas>=13,<14" nvidia-nccl-cu13 && check compile_13 $version || failed=1
+  fetch $version nvidia-cuda-{nvcc,crt,runtime}==$version.* nvidia-nvvm==$version.* "nvidia-cuda-cccl>=13,<14" \
+    "nvidia-cublas>=13,<14" nvidia-nccl-cu13 && check compile_13 $version || failed=1
 done
 exit $failed

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Do models go to transformers and come back? For every golden case, data/convert makes a folder of it, which transformers loads: its
-losses are the case's, computed whole, in chunks through the K/V cache, and with padding; what transformers saves again has the same validation
-loss in the trainer; and both continue a prompt with the same tokens, greedily.
+"""Do models go to transformers and come back? For every golden case, data/convert makes a folder of it, which
+transformers loads: its losses are the case's, computed whole, in chunks through the K/V cache, and with padding; what
+transformers saves again has the same validation loss in the trainer; and both continue a prompt with the same tokens,
+greedily.
 
     make build/fp32/train_gpt2_sla_cpu data/convert && python3 dev/huggingface_check.py [MODEL ...]
 
@@ -67,7 +68,8 @@ def trainer(folder, *options):
 
 
 def val_loss(folder, case, expected):
-    out = trainer(folder, "-j", case / "tokens.bin", "-b", expected["batch_size"], "-t", expected["seq_len"], "-m", 100000)
+    out = trainer(folder, "-j", case / "tokens.bin", "-b", expected["batch_size"], "-t", expected["seq_len"],
+                  "-m", 100000)
     return float(re.search(r"val loss ([0-9.]+)", out)[1])
 
 
@@ -78,7 +80,7 @@ def greedy_sample(folder, length):
 
 
 def greedy_failure(folder):
-    """What differs between our greedy tokens and those of `generate` in fp32, as many as the context holds; "" if nothing does."""
+    """What differs between our greedy tokens and `generate`'s in fp32, up to the context length; "" if nothing does."""
     peer = load(folder, torch.float32)
     ours = greedy_sample(folder, peer.config.n_positions)
     prompt = torch.tensor([[peer.config.vocab_size - 1]])

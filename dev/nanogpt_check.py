@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Do nanoGPT's checkpoints arrive? Small models with random weights and its names are saved as it saves them; data/nanogpt.py makes folders of
-them, whose logits in transformers and validation loss in the trainer are those of the model, where it computes GELU by tanh. Says how far they
-are apart where it computes GELU by erf, as nanoGPT does.
+"""Do nanoGPT's checkpoints arrive? Small models with random weights and its names are saved as it saves them;
+data/nanogpt.py makes folders of them, whose logits in transformers and validation loss in the trainer are those of the
+model, where it computes GELU by tanh. Says how far they are apart where it computes GELU by erf, as nanoGPT does.
 
     make build/fp32/train_gpt2_sla_cpu && python3 dev/nanogpt_check.py
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from transformers.utils import logging
 
 B, T = 4, 24
-LOGITS = {"tanh": 1e-4, "none": 3e-3}  # the largest difference; by erf ("none") each value of GELU differs by up to 4.8e-4
+LOGITS = {"tanh": 1e-4, "none": 3e-3}  # the largest difference; by erf ("none") GELU's values differ by up to 4.8e-4
 LOSS = 1e-5                            # relative
 
 
@@ -33,7 +33,8 @@ class Layer(nn.Module):
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(C, 4 * C, bias), "c_proj": nn.Linear(4 * C, C, bias)})
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=-1))
+        parts = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         x = x + self.attn["c_proj"](F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate=self.gelu))
 
@@ -43,7 +44,8 @@ class Model(nn.Module):
         super().__init__()
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(vocab_size, n_embd), "wpe": nn.Embedding(block_size, n_embd),
-            "h": nn.ModuleList(Layer(n_embd, n_head, bias, gelu) for _ in range(n_layer)), "ln_f": nn.LayerNorm(n_embd, bias=bias)})
+            "h": nn.ModuleList(Layer(n_embd, n_head, bias, gelu) for _ in range(n_layer)),
+            "ln_f": nn.LayerNorm(n_embd, bias=bias)})
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
         self.lm_head.weight = self.transformer["wte"].weight
         for name, p in self.named_parameters():
@@ -58,7 +60,8 @@ class Model(nn.Module):
 
 
 def write_tokens(path, tokens):
-    path.write_bytes(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens))
+    header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
+    path.write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
 
 
 def check(name, folder, gelu, bias, vocab_size, compiled):
@@ -68,8 +71,8 @@ def check(name, folder, gelu, bias, vocab_size, compiled):
     state = {("_orig_mod." if compiled else "") + key: value for key, value in model.state_dict().items()}
     if not compiled:  # as versions before PyTorch 2 have it
         state["transformer.h.0.attn.bias"] = torch.ones(T, T).tril()
-    torch.save({"model": state, "model_args": {**args, "dropout": 0.0}, "optimizer": {}, "iter_num": 7, "config": {"wandb_log": False},
-                "best_val_loss": torch.tensor(3.5)}, folder / "ckpt.pt")
+    torch.save({"model": state, "model_args": {**args, "dropout": 0.0}, "optimizer": {}, "iter_num": 7,
+                "config": {"wandb_log": False}, "best_val_loss": torch.tensor(3.5)}, folder / "ckpt.pt")
     out = folder / name
     said = run(sys.executable, "data/nanogpt.py", folder / "ckpt.pt", out)
     kept = min(vocab_size, 50257)
@@ -81,8 +84,10 @@ def check(name, folder, gelu, bias, vocab_size, compiled):
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten()).item()
         of_logits = (load(out, torch.float32)(x).logits - logits).abs().max().item()
     of_loss = abs(val_loss(out, folder, {"batch_size": B, "seq_len": T}) / loss - 1)
-    good = of_logits <= LOGITS[gelu] and of_loss <= LOSS and "by erf" in said and ("cut from" in said) == (kept < vocab_size)
-    print(f"{name}: logits differ by up to {of_logits:.1e}, losses by {of_loss:.1e}: {'good' if good else 'BAD'}", flush=True)
+    says_so = "by erf" in said and ("cut from" in said) == (kept < vocab_size)
+    good = of_logits <= LOGITS[gelu] and of_loss <= LOSS and says_so
+    print(f"{name}: logits differ by up to {of_logits:.1e}, losses by {of_loss:.1e}: {'good' if good else 'BAD'}",
+          flush=True)
     return good
 
 
@@ -90,7 +95,8 @@ def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     cases = [(f"{gelu}, {'biases' if bias else 'no biases'}, vocabulary {vocab}", gelu, bias, vocab, compiled)
-             for gelu in ("tanh", "none") for bias, vocab, compiled in ((True, 65, True), (False, 50304, False), (True, 50257, False))]
+             for gelu in ("tanh", "none")
+             for bias, vocab, compiled in ((True, 65, True), (False, 50304, False), (True, 50257, False))]
     good = 0
     for name, *case in cases:
         with tempfile.TemporaryDirectory() as folder:

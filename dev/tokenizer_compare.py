@@ -6,8 +6,9 @@
     dev/tokenizer_compare.py check --vocabulary gpt2.tiktoken [--random 10000000] [TEXT ...]
     dev/tokenizer_compare.py fixture
 
-`check` needs GPT-2's ranks in tiktoken's format (r50k_base.tiktoken). It compares every code point alone and between letters, digits, spaces
-and newlines; random byte strings; pieces of up to a megabyte; and the texts, in documents of 8 MB. encode_records itself checks that bytes come back from their tokens.
+`check` needs GPT-2's ranks in tiktoken's format (r50k_base.tiktoken). It compares every code point alone and between
+letters, digits, spaces and newlines; random byte strings; pieces of up to a megabyte; and the texts, in documents of 8
+MB. encode_records itself checks that bytes come back from their tokens.
 """
 import argparse
 import base64
@@ -42,7 +43,8 @@ def encoding_of(ranks):
 def ours(vocabulary, records):
     """[(replaced sequences, ids)] of each record of bytes."""
     data = b"".join(struct.pack("<I", len(r)) + r for r in records)
-    out = subprocess.run([os.path.join(ROOT, "build/encode_records"), vocabulary], input=data, stdout=subprocess.PIPE, check=True).stdout
+    out = subprocess.run([os.path.join(ROOT, "build/encode_records"), vocabulary], input=data, stdout=subprocess.PIPE,
+                         check=True).stdout
     words, at, found = memoryview(out).cast("I"), 0, []
     for _ in records:
         replaced, count = words[at], words[at + 1]
@@ -69,7 +71,8 @@ def compare(what, vocabulary, encoding, records):
             sys.exit(f"DIFFERS: {what}: {record[:200]!r}: {ids[:50]} and tiktoken's {expected[:50]}")
         tokens += len(ids)
         valid += is_valid
-    print(f"same: {what}: {len(records):,} texts, {valid:,} of them valid UTF-8, {tokens:,} tokens, {time.time() - start:.0f} s", flush=True)
+    print(f"same: {what}: {len(records):,} texts, {valid:,} of them valid UTF-8, {tokens:,} tokens, "
+          f"{time.time() - start:.0f} s", flush=True)
 
 
 def code_point_texts():
@@ -80,11 +83,14 @@ def code_point_texts():
                 yield template.replace("{}", chr(c)).encode()
 
 
-# What random strings are made of beside bytes: the pattern's special characters, pieces of characters, and classes' first and last members.
-ATOMS = [b"'", b"'s", b"'re", b"'ll", b"'ve", b"'LL", b" ", b"  ", b"\n", b"\r\n", b"\t", b"a", b"the", b" of", b"Z", b"0", b"12", b".", b"--", b"\0",
-         b"\xc2\xa0", b"\xc2\x85", b"\xe3\x80\x80", b"\xe2\x80\x83", b"\xe2\x80\xa8", b"\xe2\x80\x8b", b"\xc3\xa9", b"\xce\xb1", b"\xd7\xa9",
-         b"\xe4\xb8\xad\xe6\x96\x87", b"\xf0\x9f\x98\x80", b"\xc2\xb2", b"\xd9\xa3", b"\xe2\x85\xa7", b"\xf0\x9d\x9f\x98", b"\xf0\x90\xb5\x80",
-         b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\x80", b"\xbf\xbf", b"\xed\xa0\x80", b"\xc0\xaf", b"\xe0\x80\xaf", b"\xf4\x90\x80\x80", b"\xff", b"\xef\xbf\xbd",
+# What random strings are made of beside bytes: the pattern's special characters, pieces of characters, and classes'
+# first and last members.
+ATOMS = [b"'", b"'s", b"'re", b"'ll", b"'ve", b"'LL", b" ", b"  ", b"\n", b"\r\n", b"\t", b"a", b"the", b" of", b"Z",
+         b"0", b"12", b".", b"--", b"\0", b"\xc2\xa0", b"\xc2\x85", b"\xe3\x80\x80", b"\xe2\x80\x83", b"\xe2\x80\xa8",
+         b"\xe2\x80\x8b", b"\xc3\xa9", b"\xce\xb1", b"\xd7\xa9", b"\xe4\xb8\xad\xe6\x96\x87",
+         b"\xf0\x9f\x98\x80", b"\xc2\xb2", b"\xd9\xa3", b"\xe2\x85\xa7", b"\xf0\x9d\x9f\x98", b"\xf0\x90\xb5\x80",
+         b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\x80", b"\xbf\xbf", b"\xed\xa0\x80",
+         b"\xc0\xaf", b"\xe0\x80\xaf", b"\xf4\x90\x80\x80", b"\xff", b"\xef\xbf\xbd",
          b"<|endoftext|>"]
 
 
@@ -93,8 +99,9 @@ def random_record(rng):
     if kind < 0.25:
         return rng.randbytes(rng.randrange(17))
     if kind < 0.5:  # one code point in two from the first planes, spaces between some
-        return "".join(chr(c) for c in (rng.choice((rng.randrange(0x250), rng.randrange(0x3000), rng.randrange(0x20000), 0x20))
-                                        for _ in range(rng.randrange(12))) if not 0xD800 <= c < 0xE000).encode()
+        code_point = lambda: rng.choice((rng.randrange(0x250), rng.randrange(0x3000), rng.randrange(0x20000), 0x20))
+        code_points = (code_point() for _ in range(rng.randrange(12)))
+        return "".join(chr(c) for c in code_points if not 0xD800 <= c < 0xE000).encode()
     atoms = ATOMS[:36] if kind < 0.75 else ATOMS
     return b"".join(rng.choices(atoms, k=rng.randrange(13)))
 
@@ -112,7 +119,8 @@ def check(arguments):
     rng = random.Random(1)
     for begin in range(0, arguments.random, 500_000):
         count = min(500_000, arguments.random - begin)
-        compare(f"random strings from {begin:,}", arguments.vocabulary, encoding, [random_record(rng) for _ in range(count)])
+        compare(f"random strings from {begin:,}", arguments.vocabulary, encoding,
+                [random_record(rng) for _ in range(count)])
     for length in (129, 1000, 30_000, 1_000_000):
         for alphabet in ("a", "ab", "abcdefghijklmnopqrstuvwxyz", "0123456789", "-=", " ", "\u4e2d\u6587\u5b57"):
             compare(f"one piece of {length:,} characters of {len(alphabet)}", arguments.vocabulary, encoding,
@@ -132,9 +140,12 @@ def train_small_vocabulary():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=256 + 400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
-    texts = [open(os.path.join(ROOT, name), encoding="utf-8").read() for name in ("README.md", "dev/emu/README.md", "train_gpt2_sla.cu")]
-    texts += ["h\u00e9l\u00e8ne na\u00efve \u00fcber \u0433\u043e\u0434 \u0433\u043e\u0434\u0430 \u4e2d\u6587 \u4e2d\u56fd \U0001f600 \U0001f600 " * 200, "=" * 64 + "-" * 64 + " " * 64]
+    trainer = trainers.BpeTrainer(vocab_size=256 + 400, show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    texts = [open(os.path.join(ROOT, name), encoding="utf-8").read()
+             for name in ("README.md", "dev/emu/README.md", "train_gpt2_sla.cu")]
+    texts += ["h\u00e9l\u00e8ne na\u00efve \u00fcber \u0433\u043e\u0434 \u0433\u043e\u0434\u0430 \u4e2d\u6587 "
+              "\u4e2d\u56fd \U0001f600 \U0001f600 " * 200, "=" * 64 + "-" * 64 + " " * 64]
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
@@ -147,12 +158,17 @@ def byte_of_character():
 
 
 def fixture_texts():
-    texts = ["", " ", "  ", "a", " a", "  a", "   a", "a ", "a  ", "a\n", "a\n\nb", "a \n b", "\n\n\n", "\t\ta", " \u3000a", "\u00a0a", "a\u00a0 b", "\u2003\u2003x",
-             "I'm you're we've he'll she'd it's don't", "I'M YOU'RE 'S 'Ll '", "'", "''s", "x's's", "'re've'll", "x'r'v'l", "x'ra'va'la'lx", "'RE", "'", "a'", "' s", " 's", "1's",
-             "abc123def", "3.14159", "x=y+1;", "(a)", "a_b", "\u00b2\u00b3", "\u2167\u2168 \u0663\u0664", "caf\u00e9 na\u00efve", "\u0433\u043e\u0434 \u4e2d\u6587\u3002\u4e2d",
-             "\U0001f600\U0001f600 \U0001f600", "e\u0301", "\u200b \u200ba", "\ufeffa", "\0\0a\0", "<|endoftext|>", "a<|endoftext|>b<|endoftext|>",
+    texts = ["", " ", "  ", "a", " a", "  a", "   a", "a ", "a  ", "a\n", "a\n\nb", "a \n b", "\n\n\n", "\t\ta",
+             " \u3000a", "\u00a0a", "a\u00a0 b", "\u2003\u2003x",
+             "I'm you're we've he'll she'd it's don't", "I'M YOU'RE 'S 'Ll '", "'", "''s", "x's's", "'re've'll",
+             "x'r'v'l", "x'ra'va'la'lx", "'RE", "'", "a'", "' s", " 's", "1's",
+             "abc123def", "3.14159", "x=y+1;", "(a)", "a_b", "\u00b2\u00b3", "\u2167\u2168 \u0663\u0664",
+             "caf\u00e9 na\u00efve", "\u0433\u043e\u0434 \u4e2d\u6587\u3002\u4e2d",
+             "\U0001f600\U0001f600 \U0001f600", "e\u0301", "\u200b \u200ba", "\ufeffa", "\0\0a\0", "<|endoftext|>",
+             "a<|endoftext|>b<|endoftext|>",
              "\U00010d40\U00010d41 \U00010d50a \u1c89 \ua7cb",  # numbers and letters that Unicode 16 added
-             "\U0001ccf0\U0001ccf9 \U00016d40a", "\u0378a \ue000 1\U0010ffff", "the " * 40, "=" * 200, "-=" * 100, "ab" * 300, "12" * 80 + " x", " " * 300 + "y", "\u4e2d\u6587" * 70]
+             "\U0001ccf0\U0001ccf9 \U00016d40a", "\u0378a \ue000 1\U0010ffff", "the " * 40, "=" * 200, "-=" * 100,
+             "ab" * 300, "12" * 80 + " x", " " * 300 + "y", "\u4e2d\u6587" * 70]
     rng = random.Random(2)
     return [t.encode() for t in texts] + [random_record(rng) for _ in range(300)] + [
         "".join(rng.choices("aeinorst", k=k)).encode() for k in (15, 16, 17, 127, 128, 129, 130, 700)]
@@ -174,11 +190,13 @@ def fixture():
         f.write("#version: 0.2\n" + "".join(" ".join(merge) + "\n" for merge in model["merges"]))
     encoding = encoding_of(ranks)
     with open(os.path.join(FIXTURE, "cases.txt"), "w") as f:
-        f.write("# A text in hexadecimal, and tiktoken's ids of it with the vocabulary small.tiktoken. Written by dev/tokenizer_compare.py fixture.\n")
+        f.write("# A text in hexadecimal, and tiktoken's ids of it with the vocabulary small.tiktoken. "
+                "Written by dev/tokenizer_compare.py fixture.\n")
         for text in fixture_texts():
             ids = theirs(encoding, text)
             valid = text.decode("utf-8", errors="replace")
-            assert END_OF_TEXT in valid or tokenizer.encode(valid).ids == ids or "\U00010d40" in valid or any(ord(c) > 0x2FF for c in valid), valid
+            may_differ = END_OF_TEXT in valid or "\U00010d40" in valid or any(ord(c) > 0x2FF for c in valid)
+            assert may_differ or tokenizer.encode(valid).ids == ids, valid
             f.write(f"{text.hex()}:{' '.join(map(str, ids))}\n")
 
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Writes llmc/text/unicode_classes.h: which code points are letters, numbers and white space in Unicode 16.0, from the tables of the package
-unicodedata2. With tiktoken installed it also asks that about every code point, and fails where the two differ.
+"""Writes llmc/text/unicode_classes.h: which code points are letters, numbers and white space in Unicode 16.0, from the
+tables of the package unicodedata2. With tiktoken installed it also asks that about every code point, and fails where
+the two differ.
 
-    pip install unicodedata2==16.0.0 tiktoken && dev/unicode_classes.py >llmc/text/unicode_classes.h
+    pip install unicodedata2==16.0.0 tiktoken
+    dev/unicode_classes.py | clang-format --assume-filename=llmc/text/unicode_classes.h >llmc/text/unicode_classes.h
 """
 import sys
 import unicodedata2
@@ -11,10 +13,13 @@ VERSION = "16.0.0"  # that of regex-syntax 0.8.5 and later, with which tiktoken 
 SURROGATES = range(0xD800, 0xE000)  # no characters: UTF-8 cannot spell them
 CODE_POINTS = [c for c in range(0x110000) if c not in SURROGATES]
 
-HEAD = f"""// Letters (general category L), numbers (N) and white space (White_Space) of Unicode {VERSION}: the version of the regular expressions in
-// tiktoken 0.14, which it agrees with on every code point. A library of the system's would make tokens depend on the system: ICU and
-// utf8proc are at Unicode 15.0 on Debian 12, which lacks 4,924 of these letters and 80 of these numbers, and later elsewhere.
-// Written by dev/unicode_classes.py from the package unicodedata2; not to be edited.
+HEAD = f"""\
+// Letters (general category L), numbers (N) and white space (White_Space) of \
+Unicode {VERSION}: the version of the regular
+// expressions in tiktoken 0.14, which it agrees with on every code point. A library of the system's would make tokens
+// depend on the system: ICU and utf8proc are at Unicode 15.0 on Debian 12, which lacks 4,924 of these letters and 80 of
+// these numbers, and later elsewhere. Written by dev/unicode_classes.py from the package unicodedata2; not to be
+// edited.
 #pragma once
 #include <cstdint>  // uint32_t
 
@@ -54,7 +59,8 @@ def compare_with_tiktoken(classes):
         return
     for pattern, expected in classes.items():
         # A vocabulary of bytes and a pattern that matches one class: only characters of the class have tokens.
-        encoding = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks={bytes([b]): b for b in range(256)}, special_tokens={})
+        encoding = tiktoken.Encoding("class", pat_str=pattern, special_tokens={},
+                                     mergeable_ranks={bytes([b]): b for b in range(256)})
         found = {c for c in CODE_POINTS if encoding.encode_ordinary(chr(c))}
         if found != expected:
             differ = ", ".join(f"U+{c:04X}" for c in sorted(found ^ expected)[:20])
@@ -71,7 +77,8 @@ def main():
     # White_Space: the separators, and the controls tab to carriage return and next line (Unicode's PropList.txt).
     spaces = {c for c in CODE_POINTS if category[c][0] == "Z"} | set(range(0x09, 0x0E)) | {0x85}
     compare_with_tiktoken({r"\p{L}": letters, r"\p{N}": numbers, r"\s": spaces})
-    print(HEAD + table("unicode_letters", letters) + "\n" + table("unicode_numbers", numbers) + "\n" + table("unicode_white_space", spaces))
+    print(HEAD + "\n".join([table("unicode_letters", letters), table("unicode_numbers", numbers),
+                            table("unicode_white_space", spaces)]))
 
 
 main()

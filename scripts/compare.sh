@@ -3,13 +3,15 @@
 #
 #   scripts/compare.sh --wirings 'plain; sla(9,9); gqa(4)' --seeds 3 [--out runs/compare] -- options of the trainer
 #
-# Differences are to the first wiring. Seeds are 1, 2, ...; all wirings of a seed begin with the same weights, as far as they have the same
-# tensors, and read the same data in the same order (give --shuffle, so that seeds differ in it). Runs are interleaved, all wirings of a seed
-# after each other, so that what changes on the machine meanwhile concerns all of them. On a machine with several GPUs each trains a run
-# of its own. The same command resumes where it was stopped: every run has its folder OUT/WIRING-SEED, and OUT/compare.html is written anew
-# after each. What a run prints is in OUT/WIRING-SEED.txt. A run that fails is said, and the others continue.
+# Differences are to the first wiring. Seeds are 1, 2, ...; all wirings of a seed begin with the same weights, as far as
+# they have the same tensors, and read the same data in the same order (give --shuffle, so that seeds differ in it).
+# Runs are interleaved, all wirings of a seed after each other, so that what changes on the machine meanwhile concerns
+# all of them. On a machine with several GPUs each trains a run of its own. The same command resumes where it was
+# stopped: every run has its folder OUT/WIRING-SEED, and OUT/compare.html is written anew after each. What a run prints
+# is in OUT/WIRING-SEED.txt. A run that fails is said, and the others continue.
 #
-# Environment: TRAINER=program (./train_gpt2_sla where a GPU is found, else ./train_gpt2_sla_cpu); JOBS=n: runs at a time (the GPUs, or 1)
+# Environment: TRAINER=program (./train_gpt2_sla where a GPU is found, else ./train_gpt2_sla_cpu); JOBS=n: runs at a
+# time (the GPUs, or 1)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
@@ -54,7 +56,9 @@ failures=$out/failures
 compare_page() {
   local runs=() name seed
   for name in "${names[@]}"; do
-    for ((seed = 1; seed <= seeds; seed++)); do [ ! -e "$out/$name-$seed/log.jsonl" ] || runs+=("$out/$name-$seed"); done
+    for ((seed = 1; seed <= seeds; seed++)); do
+      [ ! -e "$out/$name-$seed/log.jsonl" ] || runs+=("$out/$name-$seed")
+    done
   done
   [ ${#runs[@]} -eq 0 ] || flock "$out" ./report "${runs[@]}" -o "$out/compare.html" >/dev/null
 }
@@ -95,6 +99,7 @@ for pid in "${workers[@]}"; do
 done
 compare_page
 if [ -n "$signalled" ]; then echo "stopped; the same command resumes" >&2; exit 138; fi
-[ ! -s "$failures" ] || die "$(wc -l <"$failures") of $((${#names[@]} * seeds)) runs failed; the others are in $out/compare.html"
+[ ! -s "$failures" ] ||
+  die "$(wc -l <"$failures") of $((${#names[@]} * seeds)) runs failed; the others are in $out/compare.html"
 rm "$failures"
 echo "$out/compare.html"

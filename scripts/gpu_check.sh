@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# `make gpu-check`: everything that only a GPU can show, in under ten minutes: builds natively, tests the model and its operations in both
-# precisions, runs compute-sanitizer on a subset of the tests, and benchmarks. The results go to dev/bench/results/<gpu>.{md,json}; the last
-# line of the former says whether everything passed. If python3 has a PyTorch that sees the GPU, the same model and attention are timed with
-# it, too, which takes some minutes more: it compiles the model for each shape.
+# `make gpu-check`: everything that only a GPU can show, in under ten minutes: builds natively, tests the model and its
+# operations in both precisions, runs compute-sanitizer on a subset of the tests, and benchmarks. The results go to
+# dev/bench/results/<gpu>.{md,json}; the last line of the former says whether everything passed. If python3 has a
+# PyTorch that sees the GPU, the same model and attention are timed with it, too, which takes some minutes more: it
+# compiles the model for each shape.
 #
-# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++ and GoogleTest. Where those are
-# not installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
+# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++ and
+# GoogleTest. Where those are not installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
 #
-# BUILD and RESULTS are the folders of the programs and of the report, if they are to be others than build and dev/bench/results.
-# dev/test/test_scripts.cpp runs this script so, with the emulated GPU's programs in place of what nvcc builds.
+# BUILD and RESULTS are the folders of the programs and of the report, if they are to be others than build and
+# dev/bench/results. dev/test/test_scripts.cpp runs this script so, with the emulated GPU's programs in place of what
+# nvcc builds.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build} results=${RESULTS:-dev/bench/results}
@@ -24,8 +26,8 @@ table=$(mktemp) steps=$(mktemp) peer=$(mktemp) tokens=$(mktemp)
 trap 'rm -f "$table" "$steps" "$peer" "$tokens"' EXIT
 failed=0 start=$SECONDS
 
-# step <what> <command...>: runs it and adds a row to the table; if it failed, or was a test program in which no test ran, the end of its
-# output is printed.
+# step <what> <command...>: runs it and adds a row to the table; if it failed, or was a test program in which no test
+# ran, the end of its output is printed.
 step() {
   local what=$1 log begin=$SECONDS verdict=green
   shift
@@ -47,11 +49,11 @@ step "test_tile, bf16" "$build/bf16/test_tile"
 for p in bf16 fp32; do for t in $tests; do step "$t, $p" "$build/$p/$t"; done; done
 
 trainer=$build/bf16/train_gpt2_sla
-step "train_gpt2_sla, a golden case" "$trainer" -e dev/test/golden/paper_default -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 \
-  -x 10 -k constant -l 1e-4 -v 0
+step "train_gpt2_sla, a golden case" "$trainer" -e dev/test/golden/paper_default \
+  -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 -x 10 -k constant -l 1e-4 -v 0
 
-# Three updates of as many sequences as the program says fit: the first runs eagerly, the second is captured as a graph, the third replays
-# it. Does the plan, with what it keeps free, hold on this GPU? All tokens are 1.
+# Three updates of as many sequences as the program says fit: the first runs eagerly, the second is captured as a graph,
+# the third replays it. Does the plan, with what it keeps free, hold on this GPU? All tokens are 1.
 largest_micro_batch() {
   local model=(-e d12 -i "$tokens" -t 1024 -v 0) plan b
   yes $'\001' | tr '\n' '\0' | head -c 8000000 >"$tokens"
@@ -99,8 +101,10 @@ fi
 {
   echo "# $name"
   echo
-  echo "\`make gpu-check\`, $((SECONDS - start)) s, $(date -u +%Y-%m-%d), $(git rev-parse --short HEAD 2>/dev/null || echo 'no git'),"
-  echo "CUDA $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'), driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)."
+  echo "\`make gpu-check\`, $((SECONDS - start)) s, $(date -u +%Y-%m-%d)," \
+    "$(git rev-parse --short HEAD 2>/dev/null || echo 'no git'),"
+  echo "CUDA $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')," \
+    "driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)."
   echo
   echo "| step | | time | |"
   echo "| --- | --- | --: | --- |"

@@ -3,19 +3,21 @@
 #
 #   scripts/paper.sh tiny|small|full [table ...]      tables: 1 2 3 4; default: all
 #
-#   1  n_l over L: whose K/V, with 3/4 of the heads      3  sizes and lengths: sla(3/4 L, 3/4 h) and plain GPT-2
-#   2  n_h over h: how many heads, with 3/4 of the layers  4  other wirings, at equal FLOPs, and at equal K/V bytes a token
+#   1  n_l over L: whose K/V, with 3/4 of the heads
+#   2  n_h over h: how many heads, with 3/4 of the layers
+#   3  sizes and lengths: sla(3/4 L, 3/4 h) and plain GPT-2
+#   4  other wirings, at equal FLOPs, and at equal K/V bytes a token
 #
 #   tiny   models of 4 and 8 layers and bytes of the kernel's sources: within two hours on two cores
 #   small  GPT-2's tokens of OpenWebText and models of 12 layers: hours on one GPU
 #   full   the paper's: 124M, 350M and 774M, T 4,096 to 16,384, 18,000 updates of 524,288 tokens
 #
-# All rows of a seed read the same data in the same order. Every row is a run of scripts/compare.sh, which interleaves and resumes them: the
-# same command resumes where it was stopped. Runs are in OUT, and OUT/paper.html has the tables, written anew after each group of runs.
+# All rows of a seed read the same data in the same order. Every row is a run of scripts/compare.sh, which interleaves
+# and resumes them: the same command resumes where it was stopped. Runs are in OUT, and OUT/paper.html has the tables,
+# written anew after each group of runs.
 #
-# Environment: OUT=folder (runs/paper-SIZE); SEEDS=n (3); DATA=folder with train_*.bin and val_*.bin; TRAINER, JOBS: see compare.sh;
-# EVALUATOR: the trainer's evaluate_gpt2_sla
-# STEPS=n: updates of each run, in place of the size's
+# Environment: OUT=folder (runs/paper-SIZE); SEEDS=n (3); DATA=folder with train_*.bin and val_*.bin; TRAINER, JOBS: see
+# compare.sh; EVALUATOR: the trainer's evaluate_gpt2_sla; STEPS=n: updates of each run, in place of the size's
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/wiring_name.sh
@@ -27,14 +29,16 @@ tables=("$@")
 for table in "${tables[@]}"; do [[ $table =~ ^[1-4]$ ]] || die "table $table: there are 1, 2, 3 and 4"; done
 has_table() { [[ " ${tables[*]} " = *" $1 "* ]]; }
 
-# layers and heads of the tables 1, 2 and 4, the shape of their model, its length T, the tokens of a micro-batch (at least a sequence) and of
-# an update (0: a micro-batch's), updates, and what each table 3's column is.
+# layers and heads of the tables 1, 2 and 4, the shape of their model, its length T, the tokens of a micro-batch (at
+# least a sequence) and of an update (0: a micro-batch's), updates, and what each table 3's column is.
 case $size in
   tiny)
-    layers=8 heads=8 T=512 micro_batch=512 update=0 steps=2000 corpus=linux  # small batches: of so few tokens, updates count
+    layers=8 heads=8 T=512 micro_batch=512 update=0 steps=2000 corpus=linux
+    # Batches are small: of so few tokens, updates count.
     model=(--layers 8 --heads 8 --channels 128 --vocab-size 257)
     common=(-l 1e-3 -u 100 -c 0.1 -v 500 -m 128)
-    sizes=("4 4 128 --layers 4 --heads 4 --channels 128 --vocab-size 257" "4 4 512 --layers 4 --heads 4 --channels 128 --vocab-size 257"
+    sizes=("4 4 128 --layers 4 --heads 4 --channels 128 --vocab-size 257"
+      "4 4 512 --layers 4 --heads 4 --channels 128 --vocab-size 257"
       "8 8 128 ${model[*]}" "8 8 512 ${model[*]}") ;;
   small)
     layers=12 heads=12 T=4096 micro_batch=16384 update=65536 steps=4000 corpus=openwebtext-gpt2
@@ -56,7 +60,8 @@ trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
 evaluator=${EVALUATOR:-${trainer/train_gpt2_sla/evaluate_gpt2_sla}}
 if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"
-  if [ $corpus = linux ]; then data/linux.sh; else TOKENIZER=gpt2 data/openwebtext.sh; fi || die "no corpus; name a folder of tokens with DATA="
+  if [ $corpus = linux ]; then data/linux.sh; else TOKENIZER=gpt2 data/openwebtext.sh; fi ||
+    die "no corpus; name a folder of tokens with DATA="
 fi
 mkdir -p "$out"
 [ $update -eq 0 ] || common+=(-d "$update")
@@ -71,7 +76,8 @@ main="T$T"                              # the folder of the runs that tables 1, 
 table1=(plain) table2=(plain)
 for n in 1 2 3; do table1+=("sla($(quarter $n $layers),$(quarter 3 $heads))"); done
 for n in 1 2 3 4; do table2+=("sla($(quarter 3 $layers),$(quarter $n $heads))"); done
-equal_flops=("$(sla $layers $heads)" "also($((layers / 4)),$((heads / 2)))" "gqa($((heads / 2)))" "window($((T / 4)),SSSL)"
+equal_flops=("$(sla $layers $heads)" "also($((layers / 4)),$((heads / 2)))" "gqa($((heads / 2)))"
+  "window($((T / 4)),SSSL)"
   "topk($((T / 16)))" "reuse(2)")
 equal_kv=("sla($((layers / 2)),$heads)" "share(2)" "gqa($((heads / 2)))")
 
@@ -80,22 +86,25 @@ equal_kv=("sla($((layers / 2)),$heads)" "share(2)" "gqa($((heads / 2)))")
 
 # section <title> <text>, then runs <folder> <wiring ...>: appends to the outline.
 outline=$out/outline.txt
-section() { printf '# %s\n%s\n' "$1" "$2" >>"$outline"; }
+section() { printf '# %s\n%s\n' "$1" "${*:2}" >>"$outline"; }  # <title> <text, of several parts ...>
 runs() {
   local folder=$1 wiring seed
   shift
   for wiring in "$@"; do
-    for ((seed = 1; seed <= seeds; seed++)); do echo "run $out/$folder/$(wiring_name "$wiring")-$seed" >>"$outline"; done
+    for ((seed = 1; seed <= seeds; seed++)); do
+      echo "run $out/$folder/$(wiring_name "$wiring")-$seed" >>"$outline"
+    done
   done
 }
 
 write_page() {
   local says
-  says="The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps updates of "
-  says+="$((update > 0 ? update : micro_batch)) tokens. A row says \"lower\" or \"higher\" only where the 95 % interval of the differences to the "
-  says+="first row, over seeds, has no 0 in it. The paper trains 124M to 774M for 18,000 updates of 524,288 tokens, a run each; it finds "
-  says+="losses that are lower by up to 0.133 nats, most with n_l = 9 and n_h = 9 of 12 and at its longest context, 16,384 tokens, at a speed "
-  says+="that is lower by up to 2.34 %."
+  says="The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps "
+  says+="updates of $((update > 0 ? update : micro_batch)) tokens. A row says \"lower\" or \"higher\" only where the "
+  says+="95 % interval of the differences to the first row, over seeds, has no 0 in it. The paper trains 124M to 774M "
+  says+="for 18,000 updates of 524,288 tokens, a run each; it finds losses that are lower by up to 0.133 nats, most "
+  says+="with n_l = 9 and n_h = 9 of 12 and at its longest context, 16,384 tokens, at a speed that is lower by "
+  says+="up to 2.34 %."
   printf '# %s\n%s\n' "What this is" "$says" >"$outline"
   if has_table 1; then
     section "Table 1: n_l, of $layers layers" \
@@ -104,7 +113,8 @@ write_page() {
   fi
   if has_table 2; then
     section "Table 2: n_h, of $heads heads" \
-      "The last n_h heads attend to the K/V of the layer 3/4 of the depth below: sla(n_l, n_h). The paper's best is 9 of 12."
+      "The last n_h heads attend to the K/V of the layer 3/4 of the depth below: sla(n_l, n_h)." \
+      "The paper's best is 9 of 12."
     runs "$main" "${table2[@]}"
   fi
   if has_table 3; then
@@ -112,15 +122,18 @@ write_page() {
     for one in "${sizes[@]}"; do
       read -r l h t model3 <<<"$one"
       section "Table 3: $model3, T = $t" \
-        "The recommended wiring and plain GPT-2, by size and length. In the paper SLA gains more the longer the context is, at most 0.133 nats."
+        "The recommended wiring and plain GPT-2, by size and length." \
+        "In the paper SLA gains more the longer the context is, at most 0.133 nats."
       runs "$(folder3 "$one")" plain "$(sla "$l" "$h")"
     done
   fi
   if has_table 4; then
-    section "Table 4a: other wirings at equal FLOPs" "Each run has as many updates as the FLOPs of plain GPT-2's $steps allow."
+    section "Table 4a: other wirings at equal FLOPs" \
+      "Each run has as many updates as the FLOPs of plain GPT-2's $steps allow."
     runs "$main" plain
     runs equal-flops "${equal_flops[@]}"
-    section "Table 4b: other wirings at equal K/V" "All keep half of plain GPT-2's bytes of K/V a token; differences are to the first."
+    section "Table 4b: other wirings at equal K/V" \
+      "All keep half of plain GPT-2's bytes of K/V a token; differences are to the first."
     runs "$main" "${equal_kv[@]}"
   fi
   ./report --outline "$outline" -o "$out/paper.html"
@@ -129,19 +142,21 @@ write_page() {
 # ----------------------------------------------------------------------------
 # The runs
 
-# measure_positions <folder> <length>: losses by position, of 65,536 tokens at even distances in each file of the validation data, as
-# OUT/FOLDER/RUN/positions.csv where the run's last checkpoint is newer.
+# measure_positions <folder> <length>: losses by position, of 65,536 tokens at even distances in each file of the
+# validation data, as OUT/FOLDER/RUN/positions.csv where the run's last checkpoint is newer.
 measure_positions() {
   local run last
   for run in "$out/$1"/*/; do
     last=$(ls -d "$run"step_*/ 2>/dev/null | tail -n 1)
     if [ -n "$last" ] && ! [ "${run}positions.csv" -nt "$last" ]; then
-      "$evaluator" "$last" "$data"/val_*.bin --windows $((65536 / $2)) --positions "${run}positions.csv" -q >/dev/null || return
+      "$evaluator" "$last" "$data"/val_*.bin --windows $((65536 / $2)) \
+        --positions "${run}positions.csv" -q >/dev/null || return
     fi
   done
 }
 
-# compare <folder> <length> <updates> <wirings, between ;> <options of the model ...>. Ends the script if it was stopped or a run failed.
+# compare <folder> <length> <updates> <wirings, between ;> <options of the model ...>. Ends the script if it was stopped
+# or a run failed.
 compare() {
   local folder=$1 length=$2 updates=$3 wirings=$4
   shift 4
@@ -158,7 +173,8 @@ between() { local IFS=';'; echo "$*"; }
 folder3() {
   local l h t model3
   read -r l h t model3 <<<"$1"
-  if [ "$model3" = "${model[*]}" ] && [ "$t" = "$T" ]; then echo "$main"; else echo "$(wiring_name "$model3" | sed 's/^_//')-T$t"; fi
+  if [ "$model3" = "${model[*]}" ] && [ "$t" = "$T" ]; then echo "$main"; return; fi
+  echo "$(wiring_name "$model3" | sed 's/^_//')-T$t"
 }
 
 # The updates that take as many FLOPs as plain GPT-2's: by what the trainer says of the wiring's.

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# The common part of scripts/run_gpt2_*.sh: one of the paper's runs on all GPUs of this machine. 524,288 tokens per update, 18,000 updates and
-# learning rate 1.5e-4 are the paper's; warm-up, clipping and decay, which it does not give, are nanoGPT's. If the run fails, it is resumed (-y),
-# until it is finished or has failed three times in a row without a new checkpoint.
+# The common part of scripts/run_gpt2_*.sh: one of the paper's runs on all GPUs of this machine. 524,288 tokens per
+# update, 18,000 updates and learning rate 1.5e-4 are the paper's; warm-up, clipping and decay, which it does not give,
+# are nanoGPT's. If the run fails, it is resumed (-y), until it is finished or has failed three times in a row without a
+# new checkpoint.
 #
 #   scripts/run_gpt2.sh <name> <preset> <n_l> <n_h> [T] [options of the trainer ...]
 #
 # T: 4096 (the default), 8192 or 16384. Environment:
-#   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh makes)
+#   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh
+#                   makes)
 #   OUT=folder      of the run (runs/<name>-<T>)
-#   BATCH=n         sequences in a micro-batch; T * BATCH * ranks must divide 524,288. Default: the largest power of two that does, and
-#                   whose memory plan fits; for a run that is resumed no more than it began with
-#   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many> --bind-to none); scripts/multi_node/ sets it
+#   BATCH=n         sequences in a micro-batch; T * BATCH * ranks must divide 524,288. Default: the largest power of two
+#                   that does, and whose memory plan fits; for a run that is resumed no more than it began with
+#   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many> --bind-to none);
+#                   scripts/multi_node/ sets it
 #   TRAINER=program (./train_gpt2_sla)
 #   PAUSE=seconds   before it is started again (10)
 set -uo pipefail
@@ -23,7 +26,8 @@ T=4096
 case ${1:-} in [0-9]*) T=$1; shift ;; esac
 case $T in 4096 | 8192 | 16384) ;; *) die "T = $T: the paper's are 4096, 8192 and 16384" ;; esac
 DATA=${DATA:-data/openwebtext-gpt2} OUT=${OUT:-runs/$name-$T} TRAINER=${TRAINER:-./train_gpt2_sla} PAUSE=${PAUSE:-10}
-ls "$DATA"/train_*.bin >/dev/null 2>&1 || die "$DATA: no train_*.bin in it; name a folder of GPT-2's tokens with DATA=, see data/README.md"
+ls "$DATA"/train_*.bin >/dev/null 2>&1 ||
+  die "$DATA: no train_*.bin in it; name a folder of GPT-2's tokens with DATA=, see data/README.md"
 [ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is installed"
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="mpirun -np $gpus --bind-to none"; fi
@@ -37,7 +41,8 @@ train() {
     -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"
 }
 
-# What fits is asked by dry runs. The same machine has the same memory, and so a resumed run the same micro-batch and the same bits.
+# What fits is asked by dry runs. The same machine has the same memory, and so a resumed run the same micro-batch and
+# the same bits.
 largest_batch() {
   local batch
   batch=$(sed -n '1s/.*"micro_batch":\([0-9]*\).*/\1/p' "$OUT/log.jsonl" 2>/dev/null)
@@ -54,7 +59,8 @@ while true; do
   [ $status -ne 0 ] || exit 0
   [ -z "$stopped" ] || { echo "stopped; the same command resumes" >&2; exit $status; }
   if [ "$(newest)" = "$before" ]; then failures=$((failures + 1)); else failures=0; fi
-  [ $failures -lt 3 ] || die "ended three times in a row without a new checkpoint, the last time with status $status; see above"
+  [ $failures -lt 3 ] ||
+    die "ended three times in a row without a new checkpoint, the last time with status $status; see above"
   resumes=$(newest | sed 's/^/resumes from /')
   echo "the run ended with status $status; it ${resumes:-starts again} in $PAUSE s" >&2
   sleep "$PAUSE"

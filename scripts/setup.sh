@@ -34,10 +34,19 @@ for group in "$@"; do
       need openmpi-bin "mpirun, which starts them" command -v mpirun
       ;;
     browser)  # Ubuntu's package is an empty one that asks for a snap; tests say what they skip then
-      if grep -qx ID=debian /etc/os-release; then need chromium "a browser, in which the tests open reports" command -v chromium; fi ;;
-    curl) need curl "downloads a corpus" command -v curl; need ca-certificates "certificates, to verify the servers" test -e /etc/ssl/certs/ca-certificates.crt ;;
+      if grep -qx ID=debian /etc/os-release; then
+        need chromium "a browser, in which the tests open reports" command -v chromium
+      fi
+      ;;
+    curl)
+      need curl "downloads a corpus" command -v curl
+      need ca-certificates "certificates, to verify the servers" test -e /etc/ssl/certs/ca-certificates.crt
+      ;;
     gcide) lists=1 ;;  # apt-get download needs only the package lists
-    *) echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, browser, curl and gcide" >&2; exit 1 ;;
+    *)
+      echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, browser, curl and gcide" >&2
+      exit 1
+      ;;
   esac
 done
 command="apt-get update"

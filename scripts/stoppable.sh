@@ -1,6 +1,6 @@
-# stoppable <command ...>: runs it, and forwards SIGTERM, SIGINT and SIGUSR1 to it as SIGUSR1, on which the trainer writes a checkpoint and
-# stops. mpirun and srun pass SIGUSR1 to their processes; on the other two they would end them. Sets status to the command's exit status, and
-# stopped=yes if there was a signal.
+# stoppable <command ...>: runs it, and forwards SIGTERM, SIGINT and SIGUSR1 to it as SIGUSR1, on which the trainer
+# writes a checkpoint and stops. mpirun and srun pass SIGUSR1 to their processes; on the other two they would end them.
+# Sets status to the command's exit status, and stopped=yes if there was a signal.
 stopped=
 stoppable() {
   local signalled=yes child s

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample in about five minutes on
-# two cores; on a GPU where nvcc and a GPU are found. Environment: TEXT=path trains on a text file or folder of yours,
-# DATA=tinyshakespeare on that instead of the dictionary; STEPS=n trains longer; OUT=folder.
+# `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample in about five
+# minutes on two cores; on a GPU where nvcc and a GPU are found. Environment: TEXT=path trains on a text file or folder
+# of yours, DATA=tinyshakespeare on that instead of the dictionary; STEPS=n trains longer; OUT=folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 DATA=${DATA:-gcide} STEPS=${STEPS:-800}
@@ -35,7 +35,7 @@ echo "$trainer ${options[*]} -o $OUT -y"
 "$trainer" "${options[@]}" -o "$OUT" -y
 
 say "done"
-last=$(ls -d "$OUT"/step_* | tail -n 1)
+last=$(ls -d "$OUT"/step_* | tail -n 1) sampler=${trainer/train/sample}
 cat <<END
 model, to load anywhere as GPT-2 of full size:  $last (config.json, model.safetensors, tokenizer.json)
 losses, one JSON object a line:                 $OUT/log.jsonl
@@ -46,7 +46,7 @@ what to try next:
   make train STEPS=4000            train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
-  make $(basename ${trainer/train/sample}) && ${trainer/train/sample} $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
+  make $(basename $sampler) && $sampler $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
   $trainer --help      every option
   make test                        run the tests, gradients among them (five minutes)
 END

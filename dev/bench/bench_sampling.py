@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """The speed of sample_gpt2_sla_cpu: GPT-2 124M with random weights, one text at a time, in both precisions.
 
-    make build/fp32/sample_gpt2_sla_cpu build/bf16/sample_gpt2_sla_cpu build/fp32/train_gpt2_sla_cpu build/bf16/bench_cpu data/convert
+    make build/{fp32,bf16}/{sample_gpt2_sla_cpu,bench_cpu} build/fp32/train_gpt2_sla_cpu data/convert
     dev/bench/bench_sampling.py --vocabulary gpt2.tiktoken --work FOLDER [--llama-bench PROGRAM] [--rounds 5]
 
-First it is compared with transformers and, if there is one, llama.cpp's llama-bench: prompts of 1,024 tokens, and 128 tokens drawn after 32.
-Then wirings among each other with 4,096 cached positions. One round runs each program once, so that whatever else the machine does concerns
-all alike; the figures are medians of the rounds. Weights are drawn by the trainer, which runs one step, into --work, about 2 GB; models that
-are there are used again.
+First it is compared with transformers and, if there is one, llama.cpp's llama-bench: prompts of 1,024 tokens, and 128
+tokens drawn after 32. Then wirings among each other with 4,096 cached positions. One round runs each program once, so
+that whatever else the machine does concerns all alike; the figures are medians of the rounds. Weights are drawn by the
+trainer, which runs one step, into --work, about 2 GB; models that are there are used again.
 For development only: it needs PyTorch and transformers, and nothing else in this project needs Python.
 """
 import argparse
@@ -45,28 +45,31 @@ def model_of(work, wiring, max_seq_len, vocabulary):
     if not (folder / "model.safetensors").exists():
         tokens = work / "tokens.bin"
         tokens.write_bytes(struct.pack("<256H", *range(256)))
-        run("build/fp32/train_gpt2_sla_cpu", "-e", "d12", "--wiring", wiring, "--max-seq-len", max_seq_len, "-t", 16, "-b", 1, "-x", 1, "-v", 0,
-            "-i", tokens, "--tokenizer", vocabulary, "-o", out)
+        run("build/fp32/train_gpt2_sla_cpu", "-e", "d12", "--wiring", wiring, "--max-seq-len", max_seq_len,
+            "-t", 16, "-b", 1, "-x", 1, "-v", 0, "-i", tokens, "--tokenizer", vocabulary, "-o", out)
         (folder / "optimizer.safetensors").unlink()
     return folder
 
 
 def sample(precision, folder, prompt_tokens, drawn, work):
-    """{prompt and drawn: tokens/s, read: bytes/s, kv: bytes a token, cache: bytes} of a text whose prompt has so many tokens."""
+    """{prompt and drawn: tokens/s, read: bytes/s, kv: bytes a token, cache: bytes} of a text whose prompt has so many
+    tokens."""
     prompt = work / f"prompt_{prompt_tokens}.txt"
     prompt.write_text(" the" * (prompt_tokens - 1))  # a token each, after the end of text
-    done = run(f"build/{precision}/sample_gpt2_sla_cpu", folder, "--prompt-file", prompt, "-n", drawn, "--ignore-end-of-text")
-    found = re.search(r"prompt: (\d+) tokens, (\d+) tokens/s; drawn: (\d+) tokens, ([\d.]+) tokens/s, ([\d.]+) (\w+)/s .*; K/V cache "
-                      r"([\d.]+ \w+), (\d+) bytes a token", done.stderr)
-    if found is None or int(found[1]) != prompt_tokens or int(found[3]) != drawn - 1:  # the first is drawn from what the prompt gives
+    done = run(f"build/{precision}/sample_gpt2_sla_cpu", folder, "--prompt-file", prompt, "-n", drawn,
+               "--ignore-end-of-text")
+    found = re.search(r"prompt: (\d+) tokens, (\d+) tokens/s; drawn: (\d+) tokens, ([\d.]+) tokens/s, "
+                      r"([\d.]+) (\w+)/s .*; K/V cache ([\d.]+ \w+), (\d+) bytes a token", done.stderr)
+    # The first token is drawn from what the prompt gives.
+    if found is None or int(found[1]) != prompt_tokens or int(found[3]) != drawn - 1:
         sys.exit(f"error: the sampler says {done.stderr}")
-    return {"prompt": float(found[2]), "drawn": float(found[4]), "read": float(found[5]) * {"MB": 1e6, "GB": 1e9}[found[6]], "cache": found[7],
-            "kv": int(found[8])}
+    return {"prompt": float(found[2]), "drawn": float(found[4]), "kv": int(found[8]), "cache": found[7],
+            "read": float(found[5]) * {"MB": 1e6, "GB": 1e9}[found[6]]}
 
 
 def llama_bench(program, model):
-    tests = json.loads(run(program, "-m", model, "-p", PROMPT, "-n", DRAWN, "-t", torch.get_num_threads(), "-r", 1, "-o", "json").stdout)
-    return {"prompt" if test["n_prompt"] > 0 else "drawn": test["avg_ts"] for test in tests}
+    done = run(program, "-m", model, "-p", PROMPT, "-n", DRAWN, "-t", torch.get_num_threads(), "-r", 1, "-o", "json")
+    return {"prompt" if test["n_prompt"] > 0 else "drawn": test["avg_ts"] for test in json.loads(done.stdout)}
 
 
 @torch.no_grad()
@@ -81,7 +84,8 @@ def transformers_speed(model):
 
 
 def medians(runs):
-    return {key: statistics.median(run[key] for run in runs) for key in runs[0] if isinstance(runs[0][key], (int, float))}
+    numbers = [key for key, value in runs[0].items() if isinstance(value, (int, float))]
+    return {key: statistics.median(run[key] for run in runs) for key in numbers}
 
 
 def ceilings():
@@ -93,8 +97,11 @@ def ceilings():
 
 def compare(args):
     folder = model_of(args.work, "plain", PROMPT + DRAWN, args.vocabulary)
-    ways = {f"sample_gpt2_sla_cpu, {p}": (lambda p=p: {**sample(p, folder, 32, DRAWN, args.work),
-                                                     "prompt": sample(p, folder, PROMPT, 2, args.work)["prompt"]}) for p in ("fp32", "bf16")}
+    ways = {}
+    for precision in ("fp32", "bf16"):
+        ways[f"sample_gpt2_sla_cpu, {precision}"] = lambda precision=precision: {
+            **sample(precision, folder, 32, DRAWN, args.work),
+            "prompt": sample(precision, folder, PROMPT, 2, args.work)["prompt"]}
     if args.llama_bench:
         for precision in ("fp32", "bf16"):
             gguf = args.work / f"plain_{precision}.gguf"
@@ -115,13 +122,15 @@ def compare(args):
     best = max(speed["drawn"] for name, speed in speeds.items() if not name.startswith("sample"))
     elements = sum(p.numel() for p in model.parameters())
     flops = 2 * (elements - (PROMPT + DRAWN) * 768)  # of a prompt's token, of whose weights positions are added
-    print(f"| {len(runs)} ways, {args.rounds} rounds | drawn, tokens/s | of the best peer | share of the copy bandwidth, {limit['copy'] * 1e-9:.1f} GB/s | "
-          f"prompt, tokens/s | share of its GEMM rate |\n| --- | --: | --: | --: | --: | --: |")
+    print(f"| {len(runs)} ways, {args.rounds} rounds | drawn, tokens/s | of the best peer | share of the copy "
+          f"bandwidth, {limit['copy'] * 1e-9:.1f} GB/s | prompt, tokens/s | share of its GEMM rate |\n"
+          f"| --- | --: | --: | --: | --: | --: |")
     for name, speed in speeds.items():
         precision = name[-4:]
         read = speed.get("read", speed["drawn"] * elements * (4 if precision == "fp32" else 2))
-        print(f"| {name} | {speed['drawn']:.1f} | {speed['drawn'] / best:.2f} | {100 * read / limit['copy']:.0f} % | {speed['prompt']:.0f} | "
-              f"{100 * speed['prompt'] * flops / limit[precision]:.0f} % of {limit[precision] * 1e-9:.0f} GFLOP/s |", flush=True)
+        print(f"| {name} | {speed['drawn']:.1f} | {speed['drawn'] / best:.2f} | {100 * read / limit['copy']:.0f} % | "
+              f"{speed['prompt']:.0f} | {100 * speed['prompt'] * flops / limit[precision]:.0f} % of "
+              f"{limit[precision] * 1e-9:.0f} GFLOP/s |", flush=True)
 
 
 def wirings(args):
@@ -130,8 +139,8 @@ def wirings(args):
     for _ in range(args.rounds):
         for wiring, precision in runs:
             runs[wiring, precision].append(sample(precision, folders[wiring], CACHED, DRAWN // 2, args.work))
-    print(f"\n| {CACHED:,} cached positions | K/V bytes a token, fp32 | cache, fp32 | tokens/s, fp32 | of plain | tokens/s, bf16 | of plain |\n"
-          "| --- | --: | --: | --: | --: | --: | --: |")
+    print(f"\n| {CACHED:,} cached positions | K/V bytes a token, fp32 | cache, fp32 | tokens/s, fp32 | of plain | "
+          "tokens/s, bf16 | of plain |\n| --- | --: | --: | --: | --: | --: | --: |")
     drawn = {key: medians(of_way)["drawn"] for key, of_way in runs.items()}
     for wiring in WIRINGS:
         first = runs[wiring, "fp32"][0]
@@ -141,7 +150,8 @@ def wirings(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocabulary", type=Path, required=True, help="GPT-2's, in any format that data/tokenize takes")
+    parser.add_argument("--vocabulary", type=Path, required=True,
+                        help="GPT-2's, in any format that data/tokenize takes")
     parser.add_argument("--work", type=Path, required=True, help="a folder for models")
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's program")
     parser.add_argument("--rounds", type=int, default=5)

@@ -5,11 +5,11 @@
     make data/tokenize
     dev/bench/bench_tokenizer.py --vocabulary r50k_base.tiktoken [--rounds 5] [--megabytes 20] TEXT ...
 
-The first --megabytes of each text are cut into documents of some 4 kB at line ends. One round runs each program once, so that whatever else
-the machine does concerns all alike; the table has each one's best round, and the median over the rounds of how many times as fast one thread
-of data/tokenize was. data/tokenize is timed as a process, which loads the vocabulary and writes shards; of the others only the encoding is
-timed. CPU seconds are those of all threads, wall seconds those of a clock. A second table has what a second thread of data/tokenize is worth on
-all texts, whole.
+The first --megabytes of each text are cut into documents of some 4 kB at line ends. One round runs each program once,
+so that whatever else the machine does concerns all alike; the table has each one's best round, and the median over the
+rounds of how many times as fast one thread of data/tokenize was. data/tokenize is timed as a process, which loads the
+vocabulary and writes shards; of the others only the encoding is timed. CPU seconds are those of all threads, wall
+seconds those of a clock. A second table has what a second thread of data/tokenize is worth on all texts, whole.
 """
 import argparse
 import base64
@@ -28,7 +28,8 @@ import tiktoken
 import tokenizers
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's, as tiktoken 0.14 has it
+# GPT-2's, as tiktoken 0.14 has it.
+PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 
 def load_ranks(path):
@@ -50,8 +51,10 @@ def hugging_face(ranks):
     others = [b for b in range(256) if b not in printable]
     character = {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
     spelt = {token: "".join(character[b] for b in token) for token in ranks}
-    merges = [tuple(spelt[part] for part in parts_before(ranks, token)) for token in sorted(ranks, key=ranks.get) if len(token) > 1]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({spelt[token]: rank for token, rank in ranks.items()}, merges))
+    merged = [token for token in sorted(ranks, key=ranks.get) if len(token) > 1]
+    merges = [tuple(spelt[part] for part in parts_before(ranks, token)) for token in merged]
+    vocabulary = {spelt[token]: rank for token, rank in ranks.items()}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
 
@@ -80,8 +83,8 @@ def timed(f):
 def ours(vocabulary, threads, texts):
     """What data/tokenize takes to write the shards, and how many tokens are in them."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [os.path.join(ROOT, "data/tokenize"), "--tokenizer", vocabulary, "--separator", "nul", "--val-fraction", "0",
-                   "--threads", str(threads), "--out", os.path.join(folder, "out"), *texts]
+        command = [os.path.join(ROOT, "data/tokenize"), "--tokenizer", vocabulary, "--separator", "nul",
+                   "--val-fraction", "0", "--threads", str(threads), "--out", os.path.join(folder, "out"), *texts]
         _, cpu, wall = timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
         with open(os.path.join(folder, "out", "MANIFEST.json")) as f:
             return json.load(f)["train_tokens"], cpu, wall
@@ -98,7 +101,8 @@ def main():
     encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
     peer = hugging_face(ranks)
     print(f"tiktoken {tiktoken.__version__}, tokenizers {tokenizers.__version__}, best of {arguments.rounds} rounds\n")
-    print("| text | program | MB/s (CPU) | MB/s (wall) | data/tokenize is faster (CPU) | (wall) |\n| --- | --- | --: | --: | --: | --: |")
+    print("| text | program | MB/s (CPU) | MB/s (wall) | data/tokenize is faster (CPU) | (wall) |\n"
+          "| --- | --- | --: | --: | --: | --: |")
     for path in arguments.text:
         documents = documents_of(path, arguments.megabytes)
         with tempfile.TemporaryDirectory() as folder:
@@ -106,9 +110,11 @@ def main():
             with open(corpus, "wb") as f:
                 f.write("\0".join(documents).encode())
             size = os.path.getsize(corpus) / 1e6
+            count_tiktoken = lambda: sum(1 + len(encoding.encode_ordinary(d)) for d in documents)
+            count_peer = lambda: sum(1 + len(e.ids) for e in peer.encode_batch_fast(documents))
             programs = {"data/tokenize": lambda: ours(arguments.vocabulary, 1, [corpus]),
-                        "tiktoken": lambda: timed(lambda: sum(1 + len(encoding.encode_ordinary(d)) for d in documents)),
-                        "Hugging Face tokenizers": lambda: timed(lambda: sum(1 + len(e.ids) for e in peer.encode_batch_fast(documents)))}
+                        "tiktoken": lambda: timed(count_tiktoken),
+                        "Hugging Face tokenizers": lambda: timed(count_peer)}
             rounds = [{name: program() for name, program in programs.items()} for _ in range(arguments.rounds)]
         counts = {result[0] for results in rounds for result in results.values()}
         if len(counts) != 1:
@@ -117,16 +123,18 @@ def main():
         for name in programs:
             cpu, wall = (min(results[name][i] for results in rounds) for i in (1, 2))
             ratios = [statistics.median(results[name][i] / results[base][i] for results in rounds) for i in (1, 2)]
-            print(f"| {os.path.basename(path)}, {size:.0f} MB | {name} | {size / cpu:.1f} | {size / wall:.1f} | {ratios[0]:.2f}x | "
-                  f"{ratios[1]:.2f}x |", flush=True)
+            print(f"| {os.path.basename(path)}, {size:.0f} MB | {name} | {size / cpu:.1f} | {size / wall:.1f} | "
+                  f"{ratios[0]:.2f}x | {ratios[1]:.2f}x |", flush=True)
 
     size = sum(os.path.getsize(path) for path in arguments.text) / 1e6
-    rounds = [[ours(arguments.vocabulary, threads, arguments.text) for threads in (1, 2)] for _ in range(arguments.rounds)]
+    rounds = [[ours(arguments.vocabulary, threads, arguments.text) for threads in (1, 2)]
+              for _ in range(arguments.rounds)]
     print(f"\n| data/tokenize, {size:.0f} MB | MB/s (wall) |\n| --- | --: |")
     for i in (0, 1):
         print(f"| {i + 1} thread{'s' if i else ''} | {size / min(results[i][2] for results in rounds):.1f} |")
-    print(f"\nTwo threads are {statistics.median(one[2] / two[2] for one, two in rounds):.2f}x as fast as one: the median over the rounds, "
-          f"{', '.join(f'{one[2] / two[2]:.2f}' for one, two in rounds)}.")
+    ratios = [one[2] / two[2] for one, two in rounds]
+    print(f"\nTwo threads are {statistics.median(ratios):.2f}x as fast as one: the median over the rounds, "
+          f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}.")
 
 
 main()

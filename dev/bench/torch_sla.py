@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """The peer that the trainer's speed is compared with: GPT-2 with any wiring of its attention in PyTorch 2.
 
-Skip-layer attention is the paper's listing: layers l >= n_l concatenate, along the heads, the keys and values of their own first h -
-n_h heads with those that layer l - n_l projected for its last n_h. Every layer projects all of its q, k and v, also those that no head
-uses. Otherwise it is the usual way to train GPT-2: torch.compile, scaled_dot_product_attention, bf16 autocast over fp32 weights,
-fused AdamW. Wirings with masks, several sources a head or other layers' attention maps are written to be right, not fast: masks and
-maps are whole matrices.
+Skip-layer attention is the paper's listing: layers l >= n_l concatenate, along the heads, the keys and values of their
+own first h - n_h heads with those that layer l - n_l projected for its last n_h. Every layer projects all of its q, k
+and v, also those that no head uses. Otherwise it is the usual way to train GPT-2: torch.compile,
+scaled_dot_product_attention, bf16 autocast over fp32 weights, fused AdamW. Wirings with masks, several sources a head
+or other layers' attention maps are written to be right, not fast: masks and maps are whole matrices.
 
     torch_sla.py check dev/test/golden          does it compute the same as the trainer? on the CPU, in float64
     torch_sla.py train --model d12 --wiring plain --wiring 'sla(9,9)' --seq-len 1024,16384 --micro-batch 32,2
     torch_sla.py attention --head-size 64 --heads 12 --seq-lens 1024,4096,16384 --tokens 32768
 
---json FILE keeps the figures. --ours FILE, the JSON of bench_gpu from the same GPU, adds the trainer's figures and their ratio
-to these.
+--json FILE keeps the figures. --ours FILE, the JSON of bench_gpu from the same GPU, adds the trainer's figures and
+their ratio to these.
 For development only: it needs PyTorch 2.5 or later, and nothing else in this project needs Python.
 """
 import argparse
@@ -58,8 +58,9 @@ def rows_in_use(wiring):
 
 
 def pairs(wiring, T):
-    """(scored, multiplied): pairs of a query and a key that see each other, of all attentions. With `topk` fewer values are multiplied
-    than scores computed; a mixed map is the attention of each layer below and the own, over the same values."""
+    """(scored, multiplied): pairs of a query and a key that see each other, of all attentions. With `topk` fewer values
+    are multiplied than scores computed; a mixed map is the attention of each layer below and the own, over the same
+    values."""
     scored = multiplied = 0
     t = torch.arange(T)
     for l in range(wiring.num_layers):
@@ -73,7 +74,7 @@ def pairs(wiring, T):
 
 
 class Config:
-    """vocab_size is that of the text; num_embeddings the rows of wte, more where that makes the head's matmul faster."""
+    """vocab_size is the text's; num_embeddings the rows of wte, more where that makes the head's matmul faster."""
 
     def __init__(self, num_layers, num_heads, channels, vocab_size, max_seq_len, wiring, bias=True, layer_norm_eps=1e-5,
                  num_embeddings=None):
@@ -83,9 +84,10 @@ class Config:
         self.num_embeddings = num_embeddings or vocab_size
 
     def flops_per_token(self, T):
-        """What the model needs, forward and backward, as llmc/model/flops.h counts it: without q, k and v that no head uses."""
+        """Forward and backward, as llmc/model/flops.h counts what the model needs: without unused q, k and v."""
         L, C, hs = self.num_layers, self.channels, self.channels // self.num_heads
-        weights = self.vocab_size * C + 9 * L * C * C + rows_in_use(self.wiring) * hs * C + (L - 1) * C * self.wiring.gate
+        of_attention = rows_in_use(self.wiring) * hs * C + (L - 1) * C * self.wiring.gate
+        weights = self.vocab_size * C + 9 * L * C * C + of_attention
         scored, multiplied = pairs(self.wiring, T)
         return 6 * weights + 2 * hs * (6 * multiplied + scored) / T
 
@@ -94,7 +96,8 @@ class GPT(GPT2):
     """tokens, targets (B, T) -> losses (B, T), in nats."""
 
     def __init__(self, config):
-        super().__init__(config.wiring, config.channels, config.num_embeddings, config.max_seq_len, config.bias, config.layer_norm_eps)
+        super().__init__(config.wiring, config.channels, config.num_embeddings, config.max_seq_len, config.bias,
+                         config.layer_norm_eps)
         self.initialise()
 
     def forward(self, tokens, targets):
@@ -111,7 +114,7 @@ def make_optimizer(model, learning_rate, betas, eps, weight_decay):
 
 
 def mean_loss_and_gradients(model, batches, autocast):
-    """p.grad = the gradients of the mean loss of `batches`, (tokens, targets) each. Returns that loss, on the device."""
+    """p.grad = the gradients of the mean loss of `batches`, (tokens, targets) each. Returns it, on the device."""
     model.zero_grad(set_to_none=True)
     total = 0
     for tokens, targets in batches:
@@ -151,7 +154,7 @@ def read_shard(path):
 
 
 def relative_error(x, expected):
-    """||x - expected|| / ||expected||, of tensors or numbers; infinite where only one of them is zero or a shape differs."""
+    """||x - expected|| / ||expected||, of tensors or numbers; infinite if only one is zero or a shape differs."""
     x, expected = torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(expected, dtype=torch.float64)
     if x.shape != expected.shape:
         return math.inf
@@ -161,14 +164,16 @@ def relative_error(x, expected):
     return error / norm if norm > 0 else (0.0 if error == 0 else math.inf)
 
 
-# Both sides compute in float64 and start from the same float32 weights. What is stored as float32 has been rounded to 6e-8.
+# Both sides compute in float64 and start from the same float32 weights. What is stored as float32 is rounded to 6e-8.
 NUMBER_BOUND, TENSOR_BOUND = 1e-9, 1e-6
 
 
 def check_case(folder):
     """The worst relative errors: {what: (error, bound)}."""
     hf, expected = json.loads((folder / "config.json").read_text()), json.loads((folder / "expected.json").read_text())
-    wiring = hf.get("wiring") or (f"sla({hf['num_skip_layer']},{hf['num_skip_head']})" if hf["num_skip_head"] > 0 else "plain")
+    wiring = hf.get("wiring")
+    if wiring is None:
+        wiring = f"sla({hf['num_skip_layer']},{hf['num_skip_head']})" if hf["num_skip_head"] > 0 else "plain"
     config = Config(hf["n_layer"], hf["n_head"], hf["n_embd"], hf["vocab_size"], hf["n_positions"], wiring, hf["bias"],
                     hf["layer_norm_epsilon"])
     weights, grads = read_safetensors(folder / "model.safetensors"), read_safetensors(folder / "grads.safetensors")
@@ -193,8 +198,8 @@ def check_case(folder):
     errors = {"val loss": (relative_error(val_loss, expected["val_loss"]), NUMBER_BOUND),
               "token losses": (relative_error(token_losses, expected_losses), TENSOR_BOUND)}
 
-    optimizer = make_optimizer(model, expected["learning_rate"], (expected["beta1"], expected["beta2"]), expected["eps"],
-                               expected["weight_decay"])
+    optimizer = make_optimizer(model, expected["learning_rate"], (expected["beta1"], expected["beta2"]),
+                               expected["eps"], expected["weight_decay"])
     loss_errors, norm_errors = [], []
     for step in range(expected["steps"]):
         batches = all_batches[step * accumulation:(step + 1) * accumulation]
@@ -218,7 +223,8 @@ def check(args):
     folders = sorted(f.parent for f in root.glob("**/expected.json"))
     if not folders:
         raise UserError(f"{root}: no golden case in it (a folder with expected.json)")
-    print(f"PyTorch {torch.__version__}, float64 on the CPU\n\n| case | what | relative error | bound | |\n| --- | --- | --: | --: | --- |")
+    print(f"PyTorch {torch.__version__}, float64 on the CPU\n\n| case | what | relative error | bound | |\n"
+          "| --- | --- | --: | --: | --- |")
     failed = 0
     for folder in folders:
         for what, (error, bound) in check_case(folder).items():
@@ -246,8 +252,8 @@ def wait(device):
 
 
 def time_of(run, device, seconds, at_least=3, at_once=1):
-    """Seconds that `run` takes: the median of runs that fill about `seconds`, after two that are not counted. `at_once` of them are
-    queued before a wait, so that a GPU need not wait for Python."""
+    """Seconds that `run` takes: the median of runs that fill about `seconds`, after two that are not counted. `at_once`
+    of them are queued before a wait, so that a GPU need not wait for Python."""
     for _ in range(2):
         run()
     wait(device)
@@ -288,7 +294,8 @@ def read_ours(path, key):
 
 def write_json(path, args, device_name, rows):
     if path is not None:
-        Path(path).write_text(json.dumps({"torch": torch.__version__, "device": device_name, args.command: rows}, indent=2) + "\n")
+        figures = {"torch": torch.__version__, "device": device_name, args.command: rows}
+        Path(path).write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def print_row(*cells):
@@ -298,8 +305,10 @@ def print_row(*cells):
 # ----------------------------------------------------------------------------
 # train: whole steps
 
-PRESETS = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600), "tiny": (4, 4, 32)}
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+PRESETS = {"d12": (12, 12, 768), "d24": (24, 16, 1024), "d36": (36, 20, 1280), "d48": (48, 25, 1600),
+           "tiny": (4, 4, 32)}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
 def train_once(args, config, B, T, device):
@@ -334,8 +343,10 @@ def train_once(args, config, B, T, device):
 
 
 def serve_steps(args):
-    """For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step. What bench_cpu runs."""
-    config = Config(args.layers, args.heads, args.channels, args.vocab_size, args.T, args.wiring, num_embeddings=(args.vocab_size + 63) // 64 * 64)
+    """What bench_cpu runs: for each line on stdin, a number of seconds, trains so long and prints a step's median
+    time."""
+    config = Config(args.layers, args.heads, args.channels, args.vocab_size, args.T, args.wiring,
+                    num_embeddings=(args.vocab_size + 63) // 64 * 64)
     torch.manual_seed(1)
     plain = GPT(config)
     model = torch.compile(plain, dynamic=False) if args.compile else plain
@@ -355,7 +366,8 @@ def serve_steps(args):
 
 def train(args):
     if len(args.seq_len) != len(args.micro_batch):
-        raise UserError(f"--seq-len has {len(args.seq_len)} values and --micro-batch {len(args.micro_batch)}; each length needs one")
+        raise UserError(f"--seq-len has {len(args.seq_len)} values and --micro-batch {len(args.micro_batch)}; "
+                        "each length needs one")
     ours = {(r["B"], r["T"], r["attention"]): r for r in read_ours(args.ours, "training")}
     L, h, C = PRESETS[args.model]
     vocab = 257 if args.model == "tiny" else 50257
@@ -383,9 +395,11 @@ def train(args):
             if config.wiring.is_plain():
                 plain_rate = rate
             own = ours.get((B, T, row["attention"]))
-            compared = [f"{own['tokens_per_second']:.0f}", f"{own['tokens_per_second'] / rate:.3f}"] if own else ["", ""]
-            print_row(B, T, row["attention"], f"{row['seconds_per_step'] * 1e3:.1f}", f"{rate:.0f}", f"{row['flops'] * 1e-12:.1f}",
-                      f"{100 * row['flops'] / gemm:.1f} %", f"{rate / plain_rate:.3f}" if plain_rate and not config.wiring.is_plain() else "", "",
+            our_rate = own["tokens_per_second"] if own else None
+            compared = [f"{our_rate:.0f}", f"{our_rate / rate:.3f}"] if own else ["", ""]
+            print_row(B, T, row["attention"], f"{row['seconds_per_step'] * 1e3:.1f}", f"{rate:.0f}",
+                      f"{row['flops'] * 1e-12:.1f}", f"{100 * row['flops'] / gemm:.1f} %",
+                      f"{rate / plain_rate:.3f}" if plain_rate and not config.wiring.is_plain() else "", "",
                       "" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
                       *(compared if args.ours else []))
             rows.append(row)
@@ -402,7 +416,7 @@ def sdpa(q, k, v):
 
 
 def attention_functions():
-    """Name -> (a function (q, k, v) -> out, each (B, T, h, hs), the context to call it in); or the reason why there is none."""
+    """Name -> (a function (q, k, v) -> out, each (B, T, h, hs), the context to call it in); or why there is none."""
     functions = {name: (sdpa, sdpa_kernel(backend)) for name, backend in BACKENDS.items()}
     for name, module in (("flash_attn", "flash_attn"), ("flash-attn-3", "flash_attn_interface")):
         try:
@@ -436,7 +450,8 @@ def time_attention(attention, B, T, heads, head_size, device):
 
 
 def attention(args):
-    ours = {(r["B"], r["T"], r["heads"], r["head_size"]): r for r in read_ours(args.ours, "attention") if r["attention"] == "plain"}
+    ours = {(r["B"], r["T"], r["heads"], r["head_size"]): r for r in read_ours(args.ours, "attention")
+            if r["attention"] == "plain"}
     for T in args.seq_lens:
         if args.tokens % T != 0:
             raise UserError(f"--tokens {args.tokens} is not a multiple of the length {T}")
@@ -448,7 +463,8 @@ def attention(args):
     rows, reasons = [], {}
     for T in args.seq_lens:
         B = args.tokens // T
-        flops = 2 * B * T * T * args.heads * args.head_size  # q k^T and p v, below the diagonal; the backward pass has 5 of these
+        # q k^T and p v, below the diagonal; the backward pass has 5 of these.
+        flops = 2 * B * T * T * args.heads * args.head_size
         for name, function in attention_functions().items():
             if isinstance(function, str):
                 reasons[name] = function
@@ -461,15 +477,18 @@ def attention(args):
                         forward, both = time_attention(function, B, T, args.heads, args.head_size, device)
                 except Exception as e:  # each library has its own
                     why = [str(w.message).splitlines()[0] for w in said]
-                    reasons[f"{name}, T {T}"] = "; ".join([f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"] + why)
+                    what = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+                    reasons[f"{name}, T {T}"] = "; ".join([what] + why)
                     continue
             rates = flops / forward, 3.5 * flops / both
             own = ours.get((B, T, args.heads, args.head_size))
-            ratios = [f"{own[key] / rate:.3f}" if own else "" for key, rate in zip(("forward_flops", "forward_backward_flops"), rates)]
-            print_row(B, T, name, f"{forward * 1e6:.1f}", f"{rates[0] * 1e-12:.1f}", f"{both * 1e6:.1f}", f"{rates[1] * 1e-12:.1f}",
-                      *(ratios if args.ours else []))
-            rows.append({"B": B, "T": T, "heads": args.heads, "head_size": args.head_size, "backend": name, "forward_seconds": forward,
-                         "forward_flops": rates[0], "forward_backward_seconds": both, "forward_backward_flops": rates[1]})
+            ratios = [f"{own[key] / rate:.3f}" if own else ""
+                      for key, rate in zip(("forward_flops", "forward_backward_flops"), rates)]
+            print_row(B, T, name, f"{forward * 1e6:.1f}", f"{rates[0] * 1e-12:.1f}", f"{both * 1e6:.1f}",
+                      f"{rates[1] * 1e-12:.1f}", *(ratios if args.ours else []))
+            rows.append({"B": B, "T": T, "heads": args.heads, "head_size": args.head_size, "backend": name,
+                         "forward_seconds": forward, "forward_flops": rates[0],
+                         "forward_backward_seconds": both, "forward_backward_flops": rates[1]})
     if reasons:
         print("\nNot timed:\n")
         for what, why in reasons.items():
@@ -505,8 +524,8 @@ def parse_arguments():
 
     p = commands.add_parser("train", help="time whole training steps")
     p.add_argument("--model", choices=PRESETS, default="d12")
-    p.add_argument("--wiring", action="append", metavar="TEXT", help="as the trainer's; more than once for more than one; sla(3/4 of the "
-                   "layers,3/4 of the heads)")
+    p.add_argument("--wiring", action="append", metavar="TEXT", help="as the trainer's; more than once for more than "
+                   "one; sla(3/4 of the layers,3/4 of the heads)")
     p.add_argument("--seq-len", type=list_of(positive), required=True, metavar="T,...")
     p.add_argument("--micro-batch", type=list_of(positive), required=True, metavar="B,...", help="as many as lengths")
     p.add_argument("--accumulation", type=positive, default=1, help="micro-batches a step; 1")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The two runs of the README's loss curves: the model and recipe of `make train` (scripts/train.sh) for 2,000 steps, with skip-layer
-# attention and without, on the same data with the same seed. Writes dev/figures/{sla,baseline}.jsonl: each run's log without the training
-# steps that are not multiples of 10, and without times, which say nothing about a loss. Some minutes each on two idle cores. Then:
-# dev/figures/figures.py
+# The two runs of the README's loss curves: the model and recipe of `make train` (scripts/train.sh) for 2,000 steps,
+# with skip-layer attention and without, on the same data with the same seed. Writes dev/figures/{sla,baseline}.jsonl:
+# each run's log without the training steps that are not multiples of 10, and without times, which say nothing about a
+# loss. Some minutes each on two idle cores. Then: dev/figures/figures.py
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_PROC_BIND=${OMP_PROC_BIND:-true}

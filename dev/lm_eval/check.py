@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Does lm-evaluation-harness find the same through dev/lm_eval/gpt2_sla.py as through transformers? Small models are trained here, of several
-wirings, and evaluated on small tasks of every kind by both: each likelihood, each generated text and each score is compared.
+"""Does lm-evaluation-harness find the same through dev/lm_eval/gpt2_sla.py as through transformers? Small models are
+trained here, of several wirings, and evaluated on small tasks of every kind by both: each likelihood, each generated
+text and each score is compared.
 
     make train_gpt2_sla_cpu evaluate_gpt2_sla_cpu data/tokenize PRECISION=FP32 && python3 dev/lm_eval/check.py
 
@@ -67,11 +68,13 @@ def write_tasks(folder):
     docs = []
     for i in range(40):
         at = i * 20 % (len(words) - 200)
-        docs.append({"begin": " ".join(words[at:at + 5]), "end": " ".join(words[at + 5:at + 7]), "other": words[at + 60], "label": i % 3,
+        docs.append({"begin": " ".join(words[at:at + 5]), "end": " ".join(words[at + 5:at + 7]),
+                     "other": words[at + 60], "label": i % 3,
                      "text": " ".join(words[at:at + 8 + i % 20]), "long": " ".join(words[at:at + 10 + 4 * i])})
     (folder / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
     for name, text in TASKS.items():
-        head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder}/docs.jsonl}}}}\ntest_split: test"
+        head = (f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder}/docs.jsonl}}}}\n"
+                "test_split: test")
         (folder / f"{name}.yaml").write_text(head + text + "\n")
 
 
@@ -79,16 +82,17 @@ def train(folder, wiring):
     """A model of 64 tokens' context, trained for a few seconds on the README, with the vocabulary of the tests."""
     tokens, out = folder / "tokens", folder / re.sub(r"\W+", "_", wiring)
     if not tokens.exists():
-        run("data/tokenize", "--tokenizer", "dev/test/tokenizer/small.tiktoken", "--out", tokens, "README.md", "data/README.md", "dev/README.md",
-            "scripts/README.md", "llmc/README.md")
-    run("./train_gpt2_sla_cpu", "-i", tokens / "train_*.bin", "--layers", 4, "--heads", 4, "--channels", 64, "--vocab-size", 657,
-        "--max-seq-len", 64, "-t", 64, "-b", 8, "-x", 300, "-l", 2e-3, "-v", 0, "--shuffle", "--wiring", wiring, "-o", out)
+        run("data/tokenize", "--tokenizer", "dev/test/tokenizer/small.tiktoken", "--out", tokens, "README.md",
+            "data/README.md", "dev/README.md", "scripts/README.md", "llmc/README.md")
+    run("./train_gpt2_sla_cpu", "-i", tokens / "train_*.bin", "--layers", 4, "--heads", 4, "--channels", 64,
+        "--vocab-size", 657, "--max-seq-len", 64, "-t", 64, "-b", 8, "-x", 300, "-l", 2e-3, "-v", 0, "--shuffle",
+        "--wiring", wiring, "-o", out)
     return out / "step_00000300"
 
 
 def evaluate(lm, folder):
-    return simple_evaluate(model=lm, tasks=list(TASKS), task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-                           cache_requests=False, bootstrap_iters=0)
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    return simple_evaluate(model=lm, tasks=list(TASKS), task_manager=manager, cache_requests=False, bootstrap_iters=0)
 
 
 def same(ours, theirs):
@@ -103,7 +107,8 @@ def same(ours, theirs):
 def check_wiring(wiring, folder):
     model = train(folder, wiring)
     ours = evaluate(Gpt2Sla(model, ROOT / "evaluate_gpt2_sla_cpu"), folder)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"), eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"), eos_token="<|endoftext|>",
+                                        pad_token="<|endoftext|>")
     peer = AutoModelForCausalLM.from_pretrained(model, trust_remote_code=True, dtype=torch.float32)
     theirs = evaluate(HFLM(pretrained=peer, tokenizer=tokenizer, batch_size=4, device="cpu"), folder)
     failures, answers = [], 0
@@ -115,7 +120,8 @@ def check_wiring(wiring, folder):
         scores = {key.split(",")[0]: value for key, value in ours["results"][task].items() if isinstance(value, float)}
         peers = {key.split(",")[0]: value for key, value in theirs["results"][task].items() if isinstance(value, float)}
         print(f"  {task}: " + ", ".join(f"{key} {value:.5g}" for key, value in scores.items()))
-        failures += [f"{task}: {key} {value} and {peers.get(key)}" for key, value in scores.items() if not same(value, peers.get(key, float('nan')))]
+        failures += [f"{task}: {key} {value} and {peers.get(key)}" for key, value in scores.items()
+                     if not same(value, peers.get(key, float('nan')))]
     print(f"{wiring}: {answers} answers, {'; '.join(failures) or 'the same'}", flush=True)
     return not failures
 

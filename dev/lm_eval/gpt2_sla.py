@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Models of this project in EleutherAI's lm-evaluation-harness (pip install lm_eval): the model type "gpt2_sla", which asks evaluate_gpt2_sla
-for likelihoods and texts through a pipe.
+"""Models of this project in EleutherAI's lm-evaluation-harness (pip install lm_eval): the model type "gpt2_sla", which
+asks evaluate_gpt2_sla for likelihoods and texts through a pipe.
 
     make evaluate_gpt2_sla_cpu
-    python3 dev/lm_eval/gpt2_sla.py run --model gpt2_sla --model_args model=runs/gcide-2400/step_00002400 --tasks lambada_openai,hellaswag
+    python3 dev/lm_eval/gpt2_sla.py run --model gpt2_sla --model_args model=runs/gcide-2400/step_00002400 \\
+        --tasks lambada_openai,hellaswag
 
-The command line is lm_eval's own. model_args: model, the folder; program, by default evaluate_gpt2_sla where it is built, else
-evaluate_gpt2_sla_cpu; tokenizer, a vocabulary where the folder has none; slots, how many sequences are computed at a time.
+The command line is lm_eval's own. model_args: model, the folder; program, by default evaluate_gpt2_sla where it is
+built, else evaluate_gpt2_sla_cpu; tokenizer, a vocabulary where the folder has none; slots, how many sequences are
+computed at a time.
 """
 import json
 import subprocess
@@ -25,7 +27,8 @@ MAX_GEN_TOKS = 256     # as lm_eval's "hf"
 @register_model("gpt2_sla")
 class Gpt2Sla(LM):
     # The harness passes the last three to every model; the program decides them itself.
-    def __init__(self, model, program=None, tokenizer=None, slots=None, batch_size=None, max_batch_size=None, device=None):
+    def __init__(self, model, program=None, tokenizer=None, slots=None, batch_size=None, max_batch_size=None,
+                 device=None):
         super().__init__()
         if program is None:
             gpu = ROOT / "evaluate_gpt2_sla"

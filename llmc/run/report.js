@@ -1,5 +1,6 @@
-// Draws the charts of a report from the JSON in #data, whose form is in report.cpp. When all are drawn, the document's element says how many
-// charts and series there are: data-charts and data-series, the latter counting those of which at least one point lies in its chart.
+// Draws the charts of a report from the JSON in #data, whose form is in report.cpp. When all are drawn, the document's
+// element says how many charts and series there are: data-charts and data-series, the latter counting those of which at
+// least one point lies in its chart.
 'use strict';
 (() => {
   const data = JSON.parse(document.getElementById('data').textContent);
@@ -23,7 +24,8 @@
   function points(chart, series) {
     const xOf = series.x ? i => series.x[i] : i => axis.of(series, i, unitOf(chart));
     const all = series.y.map((y, i) => ({ x: xOf(i), y })).filter(p => finite(p.x));
-    const half = chart.lastHalf ? Math.max(...chart.series.map(s => axis.of(s, s.y.length - 1, unitOf(chart)))) / 2 : -Infinity;
+    const end = () => Math.max(...chart.series.map(s => axis.of(s, s.y.length - 1, unitOf(chart))));
+    const half = chart.lastHalf ? end() / 2 : -Infinity;
     return all.filter(p => p.x >= half && !(chart.logX && p.x <= 0))
       .map(p => chart.logY && p.y <= 0 ? { x: p.x, y: null } : p);
   }
@@ -31,11 +33,12 @@
   function dataset(chart, series) {
     const c = colour('--series-' + series.colour % 8), isFaint = series.style === 'faint';
     const dash = series.colour < 8 ? series.dash : [2, 2];
+    const radius = series.style === 'dots' ? 5 : series.style === 'points' ? 3 : series.y.length < 3 ? 2 : 0;
     return {
-      label: series.name, data: points(chart, series), parsing: false, spanGaps: false, showLine: series.style !== 'dots',
+      label: series.name, data: points(chart, series), parsing: false, spanGaps: false,
+      showLine: series.style !== 'dots',
       borderColor: isFaint ? c + '55' : c, backgroundColor: c, borderWidth: isFaint ? 1 : 2, borderDash: dash || [],
-      pointRadius: series.style === 'dots' ? 5 : series.style === 'points' ? 3 : series.y.length < 3 ? 2 : 0, pointHitRadius: 6, pointHoverRadius: 4,
-      order: isFaint ? 1 : 0,
+      pointRadius: radius, pointHitRadius: 6, pointHoverRadius: 4, order: isFaint ? 1 : 0,
     };
   }
 
@@ -51,13 +54,14 @@
   function scale(title, isLog) {
     const ticks = { color: colour('--quiet'), maxTicksLimit: 8,
                     callback: value => Math.abs(value) >= 1e4 ? compact.format(value) : +value.toPrecision(4) };
-    return { type: isLog ? 'logarithmic' : 'linear', title: { display: true, text: title, color: colour('--quiet') }, ticks,
-             grid: { color: colour('--grid') } };
+    return { type: isLog ? 'logarithmic' : 'linear', title: { display: true, text: title, color: colour('--quiet') },
+             ticks, grid: { color: colour('--grid') } };
   }
 
   function draw(chart, i) {
     if (chart.drawn) chart.drawn.destroy();
-    const ink = colour('--ink');
+    const ink = colour('--ink'), pointStyle = chart.x ? 'circle' : 'line';
+    const xLabel = () => chart.x || axis.label(unitOf(chart));
     chart.drawn = new Chart(document.getElementById('chart-' + i), {
       type: chart.x ? 'scatter' : 'line',
       data: { datasets: chart.series.map(s => dataset(chart, s)) },
@@ -65,12 +69,12 @@
       options: {
         animation: false, responsive: true, maintainAspectRatio: false, normalized: false,
         interaction: { mode: 'nearest', axis: chart.x ? 'xy' : 'x', intersect: false },
-        scales: { x: scale(chart.x || axis.label(unitOf(chart)), chart.logX), y: scale(chart.y, chart.logY) },
+        scales: { x: scale(xLabel(), chart.logX), y: scale(chart.y, chart.logY) },
         plugins: {
           legend: { display: chart.series.length > 1,
-                    labels: { color: ink, usePointStyle: true, pointStyle: chart.x ? 'circle' : 'line', boxHeight: 8 } },
+                    labels: { color: ink, usePointStyle: true, pointStyle, boxHeight: 8 } },
           tooltip: { callbacks: {
-            title: items => items.length ? (chart.x || axis.label(unitOf(chart))) + ' ' + (+items[0].parsed.x.toPrecision(6)) : '',
+            title: items => items.length ? xLabel() + ' ' + (+items[0].parsed.x.toPrecision(6)) : '',
             label: item => item.dataset.label + ': ' + (+item.parsed.y.toPrecision(6)) } },
         },
       },
@@ -93,7 +97,8 @@
   }
 
   function addFigure(chart, i) {
-    const figure = document.createElement('figure'), caption = document.createElement('figcaption'), title = document.createElement('span');
+    const figure = document.createElement('figure'), caption = document.createElement('figcaption');
+    const title = document.createElement('span');
     const plot = document.createElement('div'), canvas = document.createElement('canvas');
     title.textContent = chart.title;
     caption.append(title);
@@ -113,7 +118,8 @@
   }
 
   if (typeof Chart === 'undefined') {
-    document.getElementById('axes').textContent = 'The program that wrote this page was built without Chart.js (Debian and Ubuntu: ' +
+    document.getElementById('axes').textContent =
+      'The program that wrote this page was built without Chart.js (Debian and Ubuntu: ' +
       'libjs-chart.js), so that there are no charts; `./report`, built with it, writes them from the same folder.';
     return;
   }

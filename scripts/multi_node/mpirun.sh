@@ -3,8 +3,9 @@
 #
 #   scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_124M_sla.sh 16384
 #
-# The first argument is mpirun's --host: each machine with the number of its GPUs. The same folder with the program, data and runs must exist
-# on all of them under the same path. INTERFACE=name makes OpenMPI and NCCL use that network interface.
+# The first argument is mpirun's --host: each machine with the number of its GPUs. The same folder with the program,
+# data and runs must exist on all of them under the same path. INTERFACE=name makes OpenMPI and NCCL use that network
+# interface.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "error: usage: $0 host:gpus[,host:gpus...] <script> [arguments ...]" >&2; exit 1; }
 hosts=$1

@@ -1,9 +1,11 @@
-"""GPT-2 with any wiring of its attention, in PyTorch: the wiring's text, and the model as modules whose parameters have the names and the
-shapes of GPT-2's files. Every layer projects all of its q, k and v, also those that no head uses: files hold zeros there.
+"""GPT-2 with any wiring of its attention, in PyTorch: the wiring's text, and the model as modules whose parameters have
+the names and the shapes of GPT-2's files. Every layer projects all of its q, k and v, also those that no head uses:
+files hold zeros there.
 
-Skip-layer attention is the paper's listing: heads attend to keys and values that another layer projected, concatenated with the layer's
-own along the heads. Wirings with masks, several sources a head or other layers' attention maps are written to be right, not fast: masks and
-maps are whole matrices. With a cache (transformers' Cache, or any with update() and get_seq_length()) only new positions are computed.
+Skip-layer attention is the paper's listing: heads attend to keys and values that another layer projected, concatenated
+with the layer's own along the heads. Wirings with masks, several sources a head or other layers' attention maps are
+written to be right, not fast: masks and maps are whole matrices. With a cache (transformers' Cache, or any with
+update() and get_seq_length()) only new positions are computed.
 """
 import math
 import re
@@ -17,8 +19,9 @@ from torch import nn
 
 
 # The number of arguments of each term, at least and at most.
-TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1), "window": (1, 2),
-         "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1)}
+TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
+         "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
+         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1)}
 
 
 def term_of(text, term):
@@ -31,13 +34,13 @@ def term_of(text, term):
 
 
 class Wiring:
-    """What a text of terms says, of L layers and h heads; llmc/model/wiring.h of gpt2-sla describes the terms. It is read without checks of
-    what the trainer refuses."""
+    """What a text of terms says, of L layers and h heads; llmc/model/wiring.h of gpt2-sla describes the terms. It is
+    read without checks of what the trainer refuses."""
 
     def __init__(self, text, L, h):
         self.text, self.num_layers, self.num_heads, self.num_kv_heads = text, L, h, h
         self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
-        self.masks = []                                             # functions of (layer, whether a head of the first half, t, j)
+        self.masks = []                                             # f(layer, whether a head of the first half, t, j)
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
         self.rope = None                                            # the base of rotary positions; None: they are learned
         try:
@@ -124,8 +127,8 @@ class Wiring:
 
 
 class Positions:
-    """Of the T new tokens and of all S keys, cached ones first. `attention_mask` (B, S), as transformers has it: 0 where a key is padding,
-    which no query sees and which takes no position; None: there is none."""
+    """Of the T new tokens and of all S keys, cached ones first. `attention_mask` (B, S), as transformers has it: 0
+    where a key is padding, which no query sees and which takes no position; None: there is none."""
 
     def __init__(self, past, T, attention_mask, device):
         S = past + T
@@ -192,11 +195,12 @@ class Attention(nn.Module):
         self.sources = [sorted(sources) for sources in wiring.sources[layer]]
 
     def forward(self, x, projected, maps, positions, cache=None):
-        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, S, hs), and `maps` the attention maps of
-        their heads; this one appends its own."""
+        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, S, hs), and `maps` the
+        attention maps of their heads; this one appends its own."""
         B, T, C = x.shape
         kv_channels = self.wiring.num_kv_heads * self.head_size
-        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in self.c_attn(x).split((C, kv_channels, kv_channels), dim=2))
+        parts = self.c_attn(x).split((C, kv_channels, kv_channels), dim=2)
+        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in parts)
         if self.wiring.rope is not None:
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if cache is not None:
@@ -214,7 +218,7 @@ class Attention(nn.Module):
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
     def by_head(self, projected, which):
-        """(B, h, S, hs): each head's k or v, from its one source; heads beside each other with the same one are a single slice."""
+        """(B, h, S, hs): each head's k or v, from its one source; neighbouring heads with the same are one slice."""
         parts, first = [], 0
         for head in range(1, self.heads + 1):
             if head == self.heads or self.sources[head] != self.sources[first]:
@@ -248,8 +252,8 @@ class Attention(nn.Module):
         scores = scores / math.sqrt(self.head_size)
         visible = visible.repeat(1, 1, scores.shape[2] // visible.shape[2]).expand_as(scores)
         if self.wiring.topk is not None:
-            best = scores.masked_fill(~visible, -math.inf).sort(dim=2, descending=True, stable=True).indices[:, :, :self.wiring.topk]
-            visible = visible & torch.zeros_like(visible).scatter(2, best, True)
+            best = scores.masked_fill(~visible, -math.inf).sort(dim=2, descending=True, stable=True).indices
+            visible = visible & torch.zeros_like(visible).scatter(2, best[:, :, :self.wiring.topk], True)
         lowest = torch.finfo(scores.dtype).min  # not infinite: the softmax of a row without a visible key would be NaN
         return scores.masked_fill(~visible, lowest).softmax(dim=2).masked_fill(~visible, 0)
 
@@ -285,14 +289,16 @@ class GPT2(nn.Module):
         self.wiring, self.max_seq_len = wiring, max_seq_len
         self.wte = nn.Embedding(num_embeddings, channels)
         self.wpe = nn.Embedding(max_seq_len, channels) if wiring.rope is None else None
-        self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps) for layer in range(wiring.num_layers))
+        self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps)
+                               for layer in range(wiring.num_layers))
         self.ln_f = LayerNorm(channels, bias, layer_norm_eps)
 
     def initialise(self):
         """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L)."""
         for name, p in self.named_parameters():
             if p.dim() >= 2:
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.wiring.num_layers) if name.endswith("c_proj.weight") else 0.02)
+                scale = math.sqrt(2 * self.wiring.num_layers) if name.endswith("c_proj.weight") else 1
+                nn.init.normal_(p, std=0.02 / scale)
 
     def forward(self, tokens, attention_mask=None, cache=None):
         """tokens (B, T), new ones -> final hidden states (B, T, C). attention_mask: (B, S), of the cached ones too."""

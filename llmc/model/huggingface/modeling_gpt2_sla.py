@@ -1,4 +1,5 @@
-"""GPT-2 with a wiring of its attention, for transformers: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)."""
+"""GPT-2 with a wiring of its attention, for transformers:
+AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)."""
 import torch.nn.functional as F
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -17,7 +18,8 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config):
         super().__init__(config)
         wiring = Wiring(config.wiring, config.n_layer, config.n_head)
-        self.transformer = GPT2(wiring, config.n_embd, config.vocab_size, config.n_positions, config.bias, config.layer_norm_epsilon)
+        self.transformer = GPT2(wiring, config.n_embd, config.vocab_size, config.n_positions, config.bias,
+                                config.layer_norm_epsilon)
         self.post_init()
 
     def _init_weights(self, module):
@@ -30,10 +32,10 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
     def set_input_embeddings(self, embeddings):
         self.transformer.wte = embeddings
 
-    def forward(self, input_ids, attention_mask=None, past_key_values=None, labels=None, use_cache=None, return_dict=True, logits_to_keep=0,
-                **kwargs):
-        """input_ids (B, T) -> logits (B, T, V); the loss is the mean cross-entropy of labels[:, 1:], of which -100 are left out. Positions
-        follow from attention_mask; no other are known."""
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, labels=None, use_cache=None,
+                return_dict=True, logits_to_keep=0, **kwargs):
+        """input_ids (B, T) -> logits (B, T, V); the loss is the mean cross-entropy of labels[:, 1:], of which -100 are
+        left out. Positions follow from attention_mask; no other are known."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         x = self.transformer(input_ids, attention_mask, past_key_values)

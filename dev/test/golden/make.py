@@ -1,0 +1,483 @@
+#!/usr/bin/env python3
+"""Makes golden cases: what a model with a wiring computes in float64, by automatic differentiation, in the files that
+README.md beside this program describes. It shares nothing with the trainer: K/V of several layers are concatenated,
+masks are explicit, every layer projects all that it may, and nothing is fused or left out. Read `Wiring` beside the
+README's table of terms.
+
+    dev/test/golden/make.py FOLDER --wiring 'gqa(2) window(8,SL)'   # one case; --help lists the shapes
+    dev/test/golden/make.py --all FOLDER                            # a case for every term and some combinations
+    dev/test/golden/make.py --check dev/test/golden/*/              # computes cases again and compares all numbers
+
+A new term is a method of `Wiring`, a line in ALL, its tensors in `tensors_of`, and its formula where `Model` uses it.
+
+For development only: it needs PyTorch and NumPy. The trainer's tests do not need it, for they read what is committed.
+"""
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from pathlib import Path
+
+try:
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+except ImportError as e:
+    sys.exit(f"error: make.py needs PyTorch and NumPy: {e}")
+
+SETTINGS = {"learning_rate": 1e-4, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 1.0}
+LEAST_GAP = 1e-6  # between the scores of the last key that topk keeps and the first that it drops; float32 errs by 2e-7
+
+
+def error(what):
+    sys.exit(f"error: {what}")
+
+
+class Wiring:
+    """A wiring's text, applied term by term from left to right to plain GPT-2. L layers, h heads, counted from 0."""
+
+    def __init__(self, text, L, h):
+        self.L, self.h = L, h
+        self.sources = [[[l] for _ in range(h)] for l in range(L)]  # [l][i]: layers whose K/V head i of layer l reads
+        self.masks = [[[] for _ in range(h)] for _ in range(L)]     # [l][i]: f(t, j), all true where t may see j <= t
+        self.kv_heads = h                                           # of each layer
+        self.top = None                                             # keys that each query keeps
+        self.map_layer = list(range(L))                             # [l]: the layer whose attention map layer l uses
+        self.mix = None                                             # share of the map below: a number, or "gate"
+        self.rope_base = None                                       # if set, q and k are rotated, and there is no wpe
+        for name, arguments in re.findall(r"(\w+)(?:\(([^)]*)\))?", text):
+            term = getattr(self, "term_" + name, None) or error(f"--wiring {text!r}: no term {name}")
+            try:
+                term(*[a.strip() for a in arguments.split(",")] if arguments else [])
+            except (KeyError, TypeError, ValueError) as e:
+                error(f"--wiring {text!r}: {name}({arguments}): {e}")
+
+    def everywhere(self):
+        return [(l, i) for l in range(self.L) for i in range(self.h)]
+
+    # ---- whose K/V -----------------------------------------------------------------------------------------------
+
+    def term_plain(self):
+        """GPT-2."""
+
+    def at_distance(self, n, k):
+        """(l, i) of layers l >= n and of the last k heads, or of heads a to b - 1 where k is a:b."""
+        a, b = map(int, k.split(":")) if ":" in k else (self.h - int(k), self.h)
+        return [(l, i) for l, i in self.everywhere() if l >= int(n) and a <= i < b]
+
+    def term_sla(self, n, k):
+        """For l >= n the last k heads read the K/V of layer l - n, same head index."""
+        for l, i in self.at_distance(n, k):
+            self.sources[l][i] = [l - int(n)]
+
+    def term_also(self, n, k):
+        """The K/V of layer l - n beside what the head reads already: one softmax over the keys of all its sources."""
+        for l, i in self.at_distance(n, k):
+            self.sources[l][i] = sorted({*self.sources[l][i], l - int(n)})
+
+    def term_share(self, f):
+        """All heads read the K/V of the first layer of their group of f."""
+        self.term_layers("_".join(str(l - l % int(f)) for l in range(self.L)))
+
+    def term_layers(self, names):
+        """All heads of layer l read the K/V of the named layer, which is l or below."""
+        named = [int(name) for name in names.split("_")]
+        if len(named) != self.L or any(source > l for l, source in enumerate(named)):
+            raise ValueError(f"each of {self.L} layers needs a layer at or below it")
+        for l, i in self.everywhere():
+            self.sources[l][i] = [named[l]]
+
+    def term_gqa(self, k):
+        """k K/V heads a layer; query head i reads K/V head i * k / h."""
+        self.kv_heads = int(k)
+        if self.h % self.kv_heads:
+            raise ValueError(f"{k} K/V heads do not divide {self.h} heads")
+
+    # ---- through which mask ----------------------------------------------------------------------------------------
+
+    def term_window(self, w, pattern="S"):
+        """Keys t - w < j <= t, in the layers where the pattern, repeated over the layers, says S."""
+        w = int(w)
+        for l, i in self.everywhere():
+            if pattern[l % len(pattern)] == "S":
+                self.masks[l][i].append(lambda t, j: j > t - w)
+
+    def sparse(self, how, a1, a2):
+        """heads: the first ceil(h/2) heads A1, the others A2; layers: even A1, odd A2; union: A1 or A2."""
+        for l, i in self.everywhere():
+            self.masks[l][i].append({"heads": a1 if i < (self.h + 1) // 2 else a2,
+                                     "layers": a1 if l % 2 == 0 else a2,
+                                     "union": lambda t, j: a1(t, j) | a2(t, j)}[how])
+
+    def term_strided(self, s, how="heads"):
+        """A1: t - s <= j <= t; A2: (t - j) % s == 0."""
+        s = int(s)
+        self.sparse(how, lambda t, j: j >= t - s, lambda t, j: (t - j) % s == 0)
+
+    def term_fixed(self, s, c, how="heads"):
+        """A1: j / s == t / s in whole numbers; A2: j % s >= s - c."""
+        s, c = int(s), int(c)
+        self.sparse(how, lambda t, j: j // s == t // s, lambda t, j: j % s >= s - c)
+
+    def term_topk(self, k):
+        """Of the keys that a query may see, the k with the highest scores."""
+        self.top = int(k)
+
+    # ---- by whose attention map ------------------------------------------------------------------------------------
+
+    def term_reuse(self, g):
+        """All layers of a group of g use the attention map of its first layer on their own v."""
+        self.map_layer = [l - l % int(g) for l in range(self.L)]
+
+    def term_blend(self, a):
+        """P_l = a P_(l-1) + (1 - a) S_l, with P_0 = S_0 and S_l the layer's own map."""
+        self.mix = float(a)
+
+    def term_gate(self):
+        """P_l as of blend with a = sigmoid(x_t . w + b) for each query, x the layer's LayerNorm'd input."""
+        self.mix = "gate"
+
+    # ---- at which position -----------------------------------------------------------------------------------------
+
+    def term_rope(self, b="10000"):
+        """No wpe; at position p the pair (x_i, x_(i+hs/2)) of each head's q and k is rotated by p * b^(-2i/hs)."""
+        self.rope_base = float(b)
+
+
+ALL = {  # name: (wiring, options)
+    "plain": ("plain", {}),
+    "plain_no_bias": ("plain", {"bias": False}),
+    "sla": ("sla(3,3)", {}),
+    "sla_ranges": ("sla(1,0:2) sla(2,2:4)", {}),
+    "also": ("also(1,2) also(2,1)", {}),
+    "share": ("share(3)", {}),
+    "layers": ("layers(0_0_2_1)", {}),
+    "gqa": ("gqa(2)", {}),
+    "multi_query": ("gqa(1)", {}),
+    "window": ("window(5)", {}),
+    "window_pattern": ("window(7,SSL)", {}),
+    "strided": ("strided(6)", {"heads": 3, "channels": 24}),
+    "strided_layers": ("strided(5,layers)", {}),
+    "strided_union": ("strided(7,union)", {}),
+    "fixed": ("fixed(6,2)", {"heads": 3, "channels": 24}),
+    "fixed_layers": ("fixed(5,1,layers)", {}),
+    "fixed_union": ("fixed(7,3,union)", {}),
+    "topk": ("topk(5)", {}),
+    "reuse": ("reuse(3)", {}),
+    "blend": ("blend(0.3)", {}),
+    "gate": ("gate", {}),
+    "gate_no_bias": ("gate", {"bias": False, "accumulate": 2}),
+    "rope": ("rope", {}),
+    "rope_base": ("rope(100) gqa(2) also(2,2)", {}),
+    "sources_of_all_kinds": ("share(2) sla(3,1) also(1,2) gqa(2) window(9,SL)", {"accumulate": 2}),
+    "highest_of_several_sources": ("also(1,3) topk(6) window(11)", {}),
+    "reused_sparse_maps": ("reuse(2) fixed(7,2) gqa(2) topk(3)", {}),
+    "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
+}
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+def tensors_of(config, wiring):
+    """[(name, shape, mean, standard deviation)] at the start. Values are larger than GPT-2's: a wrong index shows."""
+    C, V, L, P = (config[key] for key in ("n_embd", "vocab_size", "n_layer", "n_positions"))
+    tensors = [("wte.weight", (V, C), 0, 0.08)]
+    if wiring.rope_base is None:
+        tensors.append(("wpe.weight", (P, C), 0, 0.08))
+
+    def norm(name):
+        tensors.extend([(name + ".weight", (C,), 1, 0.08), (name + ".bias", (C,), 0, 0.05)])
+
+    def linear(name, inputs, outputs, std):
+        tensors.extend([(name + ".weight", (inputs, outputs), 0, std), (name + ".bias", (outputs,), 0, 0.05)])
+
+    for l in range(L):
+        norm(f"h.{l}.ln_1")
+        linear(f"h.{l}.attn.c_attn", C, C + 2 * wiring.kv_heads * (C // config["n_head"]), 0.15)
+        if wiring.mix == "gate" and l > 0:
+            linear(f"h.{l}.attn.map_gate", C, 1, 0.3)
+        linear(f"h.{l}.attn.c_proj", C, C, 0.08)
+        norm(f"h.{l}.ln_2")
+        linear(f"h.{l}.mlp.c_fc", C, 4 * C, 0.08)
+        linear(f"h.{l}.mlp.c_proj", 4 * C, C, 0.08)
+    norm("ln_f")
+    return tensors
+
+
+class Model:
+    """GPT-2 with a wiring. w: {name: float64 tensor}; those of two or more dimensions are (in, out)."""
+
+    def __init__(self, config, wiring, w):
+        self.config, self.wiring, self.w = config, wiring, w
+        self.least_gap = float("inf")  # between scores that topk kept and dropped, so far
+
+    def losses(self, tokens, targets):
+        """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token."""
+        T = tokens.shape[1]
+        x = self.w["wte.weight"][tokens]
+        if self.wiring.rope_base is None:
+            x = x + self.w["wpe.weight"][:T]
+        self.k, self.v, self.maps = [], [], []  # of the layers so far
+        for l in range(self.config["n_layer"]):
+            x = x + self.attention(l, self.norm(f"h.{l}.ln_1", x))
+            x = x + self.mlp(l, self.norm(f"h.{l}.ln_2", x))
+        logits = self.norm("ln_f", x) @ self.w["wte.weight"].T
+        return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+    def norm(self, name, x):
+        return F.layer_norm(x, x.shape[-1:], self.w[name + ".weight"], self.w[name + ".bias"],
+                            self.config["layer_norm_epsilon"])
+
+    def linear(self, name, x):
+        return x @ self.w[name + ".weight"] + self.w[name + ".bias"]
+
+    def mlp(self, l, x):
+        return self.linear(f"h.{l}.mlp.c_proj", F.gelu(self.linear(f"h.{l}.mlp.c_fc", x), approximate="tanh"))
+
+    def attention(self, l, x):
+        """x (B, T, C), LayerNorm'd -> (B, T, C). The layer's K/V and attention maps join those of the layers so far."""
+        wiring, (B, T, C), h = self.wiring, x.shape, self.config["n_head"]
+        hs = C // h
+        q, k, v = self.linear(f"h.{l}.attn.c_attn", x).split([C, wiring.kv_heads * hs, wiring.kv_heads * hs], dim=2)
+        q, k, v = (y.view(B, T, -1, hs).transpose(1, 2) for y in (q, k, v))  # (B, heads, T, hs)
+        if wiring.rope_base is not None:
+            q, k = self.rotate(q), self.rotate(k)
+        self.k.append(k)
+        self.v.append(v)
+        own = [self.own_map(l, i, q[:, i]) for i in range(h)]
+        self.maps.append(self.map_of(l, x, own))
+        out = [self.maps[l][i] @ self.concatenate(self.v, l, i) for i in range(h)]
+        return self.linear(f"h.{l}.attn.c_proj", torch.cat(out, dim=2))
+
+    def rotate(self, x):
+        """x (B, heads, T, hs): the pair (x_i, x_(i+hs/2)) is turned by position * base^(-2i/hs)."""
+        T, half = x.shape[2], x.shape[3] // 2
+        angle = torch.outer(torch.arange(T).double(), self.wiring.rope_base ** (-torch.arange(half).double() / half))
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=3)
+
+    def concatenate(self, kv, l, i):
+        """Query head i of layer l: the k or v of all its sources one after another (B, sources * T, hs)."""
+        kv_head = i * self.wiring.kv_heads // self.config["n_head"]
+        return torch.cat([kv[source][:, kv_head] for source in self.wiring.sources[l][i]], dim=1)
+
+    def own_map(self, l, i, q):
+        """q (B, T, hs) of head i of layer l -> its attention map (B, T, sources * T), zeros where no key is visible."""
+        T, hs = q.shape[1:]
+        t, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
+        visible = j <= t
+        for mask in self.wiring.masks[l][i]:
+            visible = visible & mask(t, j)
+        visible = visible.repeat(1, len(self.wiring.sources[l][i]))
+        scores = (q @ self.concatenate(self.k, l, i).transpose(1, 2) / hs ** 0.5).masked_fill(~visible, -float("inf"))
+        if self.wiring.top is not None:
+            scores = self.keep_highest(scores)
+        highest = scores.detach().amax(2, keepdim=True)
+        weights = (scores - highest.masked_fill(highest.isinf(), 0)).exp()
+        total = weights.sum(2, keepdim=True)
+        return weights / total.masked_fill(total == 0, 1)
+
+    def keep_highest(self, scores):
+        """The highest scores of each query, of equal ones the first; -inf in place of the others."""
+        top = self.wiring.top
+        ordered, index = scores.detach().sort(dim=2, descending=True, stable=True)
+        if top < ordered.shape[2]:
+            gaps = ordered[..., top - 1] - ordered[..., top]  # inf or nan where fewer keys are visible
+            self.least_gap = min([self.least_gap, *gaps[gaps.isfinite()].tolist()])
+        dropped = torch.ones_like(scores, dtype=torch.bool).scatter(2, index[..., :top], False)
+        return scores.masked_fill(dropped, -float("inf"))
+
+    def map_of(self, l, x, own):
+        """The attention maps of all heads of layer l, given its own."""
+        if self.wiring.map_layer[l] != l:
+            return self.maps[self.wiring.map_layer[l]]
+        if self.wiring.mix is None or l == 0:
+            return own
+        a = torch.sigmoid(self.linear(f"h.{l}.attn.map_gate", x)) if self.wiring.mix == "gate" else self.wiring.mix
+        return [a * below + (1 - a) * mine for below, mine in zip(self.maps[l - 1], own)]
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+def micro_batch(tokens, s, B, T):
+    """Inputs and targets (B, T) of micro-batch s: row b has the T + 1 tokens from (s * B + b) * T on."""
+    rows = torch.stack([tokens[(s * B + b) * T:][:T + 1] for b in range(B)])
+    return rows[:, :-1], rows[:, 1:]
+
+
+def compute(config, weights, tokens, run):
+    """What a case's files hold of a model that trains: ({key of expected.json: numbers}, {name: gradient of step 1},
+    the losses of micro-batch 0 (B, T)), and the least gap of topk. weights: {name: float32 array}; run: the other keys
+    of expected.json. Gradients and token losses are float32."""
+    B, T, accumulate, steps = (run[key] for key in ("batch_size", "seq_len", "grad_accum_steps", "steps"))
+    wiring = Wiring(wiring_text(config), config["n_layer"], config["n_head"])
+    w = {name: torch.tensor(value, dtype=torch.float64) for name, value in weights.items()}
+    trained = {name: p.requires_grad_() for name, p in w.items() if config["bias"] or not name.endswith(".bias")}
+    model = Model(config, wiring, w)
+    losses_of = lambda s: model.losses(*micro_batch(tokens, s, B, T))
+    with torch.no_grad():
+        token_losses = losses_of(0)
+        val_loss = sum(losses_of(s).mean().item() for s in range(steps * accumulate)) / (steps * accumulate)
+
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in trained.values() if p.dim() >= 2], "weight_decay": run["weight_decay"]},
+         {"params": [p for p in trained.values() if p.dim() < 2], "weight_decay": 0}],
+        lr=run["learning_rate"], betas=(run["beta1"], run["beta2"]), eps=run["eps"])
+    losses, norms, grads = [], [], {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        mean = sum(losses_of(step * accumulate + s).mean() for s in range(accumulate)) / accumulate
+        mean.backward()
+        losses.append(mean.item())
+        if step == 0:
+            grads = {name: p.grad.float().numpy() for name, p in trained.items()}
+        norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), run["grad_clip"]).item())
+        optimizer.step()
+    numbers = {"val_loss": val_loss, "losses": losses, "grad_norms": norms}
+    return numbers, grads, token_losses.float().numpy(), model.least_gap
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+def wiring_text(config):
+    if "wiring" in config:
+        return config["wiring"]
+    return f"sla({config['num_skip_layer']},{config['num_skip_head']})" if config["num_skip_head"] else "plain"
+
+
+def save_tensors(path, arrays):
+    header, end = {}, 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [end, end + 4 * array.size]}
+        end += 4 * array.size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(array.astype("<f4").tobytes() for array in arrays.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def load_tensors(path):
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    return {name: np.frombuffer(data[begin:][slice(*t["data_offsets"])], "<f4").reshape(t["shape"])
+            for name, t in header.items() if name != "__metadata__"}
+
+
+def save_tokens(path, tokens):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    path.write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
+
+
+def load_tokens(path):
+    return torch.tensor(np.frombuffer(path.read_bytes()[1024:], "<u2").astype(np.int64))
+
+
+def random_weights(config, wiring, generator):
+    """{name: float32 array}; zeros are the biases of a model without them."""
+    weights = {}
+    for name, shape, mean, std in tensors_of(config, wiring):
+        values = generator.normal(mean, std, shape)
+        without = name.endswith(".bias") and not config["bias"]
+        weights[name] = (np.zeros(shape) if without else values).astype(np.float32)
+    return weights
+
+
+def make_case(folder, o):
+    """Writes a case with o.seed, or, where topk's choice is too narrow for float32, with the next seed that will do."""
+    began = time.monotonic()
+    wiring = Wiring(o.wiring, o.layers, o.heads)
+    if o.channels % o.heads or o.length > o.positions:
+        error(f"{o.heads} heads must divide {o.channels} channels, and {o.length} tokens fit {o.positions} positions")
+    if wiring.rope_base and o.channels // o.heads % 2:
+        error(f"{o.wiring}: it rotates pairs of channels; a head has {o.channels // o.heads}")
+    config = {"model_type": "gpt2", "n_layer": o.layers, "n_head": o.heads, "n_embd": o.channels,
+              "n_positions": o.positions, "vocab_size": o.vocab, "layer_norm_epsilon": 1e-5,
+              "activation_function": "gelu_new", "bias": o.bias, "wiring": o.wiring}
+    run = {"batch_size": o.batch, "seq_len": o.length, "grad_accum_steps": o.accumulate, "steps": o.steps, **SETTINGS}
+    seed, gap = o.seed - 1, 0
+    while gap < LEAST_GAP:
+        seed += 1
+        generator = np.random.default_rng(seed)
+        weights = random_weights(config, wiring, generator)
+        tokens = generator.integers(o.vocab, size=o.steps * o.accumulate * o.batch * o.length + 1)
+        expected, grads, token_losses, gap = compute(config, weights, torch.tensor(tokens), run)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_tensors(folder / "model.safetensors", weights)
+    save_tokens(folder / "tokens.bin", tokens)
+    (folder / "expected.json").write_text(json.dumps({**run, **expected}, indent=1))
+    save_tensors(folder / "grads.safetensors", grads)
+    save_tensors(folder / "token_losses.safetensors", {"losses": token_losses})
+    print(f"{folder}: {o.wiring}, seed {seed}, loss {expected['losses'][0]:.6f} -> {expected['losses'][-1]:.6f}, "
+          f"{time.monotonic() - began:.1f} s", flush=True)
+
+
+def relative_error(a, b):
+    """The norm of a - b over b's; infinite if their shapes differ."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    difference = np.linalg.norm(a - b)
+    return difference / np.linalg.norm(b) if np.any(b) else difference
+
+
+def check_case(folder):
+    """Computes a case again: (the largest relative error of its float64 numbers, that of its float32 tensors)."""
+    config, expected = (json.loads((folder / name).read_text()) for name in ("config.json", "expected.json"))
+    weights = load_tensors(folder / "model.safetensors")
+    tensors = tensors_of(config, Wiring(wiring_text(config), config["n_layer"], config["n_head"]))
+    if {name: value.shape for name, value in weights.items()} != {name: shape for name, shape, *_ in tensors}:
+        error(f"{folder}/model.safetensors: not the tensors that {wiring_text(config)} has")
+    numbers, grads, token_losses, _ = compute(config, weights, load_tokens(folder / "tokens.bin"), expected)
+    saved = load_tensors(folder / "grads.safetensors")
+    if saved.keys() != grads.keys():
+        error(f"{folder}/grads.safetensors: not the gradients of the model's tensors")
+    doubles = [relative_error(value, expected[key]) for key, value in numbers.items()]
+    floats = [relative_error(grads[name], saved[name]) for name in grads]
+    floats.append(relative_error(token_losses, load_tensors(folder / "token_losses.safetensors")["losses"]))
+    return max(doubles), max(floats)
+
+
+def check(folders):
+    """Exits with 1 if a case differs by more than rounding."""
+    worst = np.zeros(2)
+    for folder in folders:
+        errors = check_case(folder)
+        worst = np.maximum(worst, errors)
+        print(f"{folder}: losses and norms {errors[0]:.1e}, gradients and token losses {errors[1]:.1e}", flush=True)
+    ok = worst[0] < 1e-12 and worst[1] < 1e-7
+    print(f"{len(folders)} cases, largest relative error: losses and norms (float64) {worst[0]:.1e}, gradients and "
+          f"token losses (float32) {worst[1]:.1e}: {'they agree' if ok else 'they differ'}")
+    sys.exit(0 if ok else 1)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("folder", nargs="+", type=Path, help="where the case goes; with --check, cases")
+    p.add_argument("--wiring", default="plain")
+    p.add_argument("--all", action="store_true", help="a case for every term, each in a folder in FOLDER")
+    p.add_argument("--check", action="store_true", help="compute the cases again and compare")
+    for name, default in {"layers": 4, "heads": 4, "channels": 32, "vocab": 97, "positions": 32, "batch": 2,
+                          "length": 24, "steps": 10, "accumulate": 1}.items():
+        p.add_argument("--" + name, type=int, default=default, help=f"default {default}")
+    p.add_argument("--no-bias", dest="bias", action="store_false")
+    p.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10 ** 6), help="default: a random one")
+    o = p.parse_args()
+    torch.set_num_threads(1)
+    if o.check:
+        check(o.folder)
+    if len(o.folder) > 1:
+        error(f"{o.folder[1]}: one folder at a time is made")
+    cases = ALL if o.all else {"": (o.wiring, {})}
+    for number, (name, (wiring, options)) in enumerate(cases.items()):
+        seed = o.seed + 100 * number  # leaves seeds to try between
+        make_case(o.folder[0] / name, argparse.Namespace(**{**vars(o), "wiring": wiring, "seed": seed, **options}))
+
+
+if __name__ == "__main__":
+    main()
