@@ -42,7 +42,7 @@ class Wiring:
         self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
         self.masks = []                                             # f(layer, whether a head of the first half, t, j)
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
-        self.rope = None                                            # the base of rotary positions; None: they are learned
+        self.rope = None  # the base of rotary positions; None: learned ones
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
             for name, arguments in self.terms:
