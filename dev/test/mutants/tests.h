@@ -59,6 +59,7 @@ inline const std::vector<Coverage>& coverage() {
       {"llmc/utils/files",
        {{"build/test_files", "*"}, {"build/test_safetensors", "*"}, {"build/test_bad_input", "*Full*"}}},
       {"llmc/utils/memory_plan.h", {{"build/bf16/test_memory_emu", "*"}}},
+      {"llmc/utils/number.h", {{"build/test_options", "Numbers.*"}}},
       {"llmc/utils/parameter_table.h", {{"build/test_plan", "*"}, {"build/test_files", "*"}, {cpu, quick_graph}}},
       {"llmc/utils/utf8.h", {{"build/test_tokenizer", "*"}}},
       {"llmc/utils/random.h", {{"build/test_plan", "Random.*"}}},
