@@ -401,6 +401,24 @@ TEST_F(CommandLine, ResumingAnotherModelIsRefused) {
   EXPECT_EQ(run(trainer + same + " --wiring ' sla(3 , 3)'").exit_status, 0) << "the same wiring";
 }
 
+// 2,000 tokens are 31 updates of 2 * 32.
+TEST_F(CommandLine, OptionsThatAreNotGivenAreLoggedAndComparedAsWell) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  const std::string with = alone + trainer + "-i " + in("tokens.bin") +
+                           " --layers 1 --heads 2 --channels 16 --vocab-size 257 --max-seq-len 32 -b 2 -o " + in("out");
+  const Outcome o = run(with);
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  const json logged = read_log(in("out")).at(0).at("run");
+  const json expected = {{"model", "d12"},       {"seq_len", 32},    {"total_batch", 64},     {"steps", 31},
+                         {"optimizer", "adamw"}, {"shuffle", false}, {"learning_rate", 3e-4}, {"grad_accum_steps", 1},
+                         {"seed", 1337},         {"micro_batch", 2}, {"val_data", ""},        {"zero", 1},
+                         {"schedule", "cosine"}, {"wiring", "plain"}};
+  for (const auto& [key, value] : expected.items()) EXPECT_EQ(logged.value(key, json()), value) << key;
+  EXPECT_EQ(run(with + " -y -t 32 -d 64 -x 31").err, "");
+  EXPECT_NE(run(with + " -y -t 16").err.find("sequence length (-t): 32; now it is 16"), std::string::npos);
+  EXPECT_NE(run(with + " -y -x 31 -d 128").err.find("64; training continues with 128"), std::string::npos);
+}
+
 // An older version of this program had no --optimizer and did not write the learning rate down.
 TEST_F(CommandLine, WhatAnOlderCheckpointDoesNotSayWasAsByDefault) {
   write_file(in("tokens.bin"), shard_bytes(20000));

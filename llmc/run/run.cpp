@@ -412,8 +412,12 @@ RunState run_state(const Run& run) {
   RunState state = {run.step, run.train->next_sequence, run.train->num_sequences, run.skipped_steps,
                     run.bad_steps_in_row};
   TrainOptions options = run.options;
-  for (const Option& option : train_options(options))
-    if (option.on_resume != OnResume::ignored) state.options.push_back({option.key, *option.value()});
+  for (const Option& option : train_options(options)) {
+    if (option.on_resume == OnResume::ignored) continue;
+    const std::optional<Scalar> value = option.value();
+    CHECK(value);  // plan_batches has set those without a default
+    state.options.push_back({option.key, *value});
+  }
   return state;
 }
 
