@@ -21,7 +21,7 @@
 #include "llmc/model/activations.h"     // Activations, logit_chunk_rows, set_constants
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
 #include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
-#include "llmc/model/config_json.h"     // model_config, read_config_json, model_text_files, same_model
+#include "llmc/model/config_json.h"     // read_config_json, model_text_files
 #include "llmc/model/flops.h"           // flops_per_token
 #include "llmc/model/orthogonalize.h"   // orthogonalize
 #include "llmc/model/model_memory.h"    // ModelMemory, init_weights, read_weights_of, store_weights, fetch_shard
@@ -31,6 +31,7 @@
 #include "llmc/model/print_model.h"  // print_model
 #include "llmc/precision.h"          // floatX
 #include "llmc/run/memory_plan.h"    // print_memory_plan, largest_micro_batch
+#include "llmc/run/model_options.h"  // model_config, check_resumed_model
 #include "llmc/run/print.h"          // print_line, time_text
 #include "llmc/run/run.h"            // Run
 #include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_signal
@@ -746,9 +747,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   if (!checkpoint.empty())
     run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   const ModelConfig config = model_config(o.model, in_folder);
-  if (!checkpoint.empty() && !same_model(read_config_json(checkpoint), config))
-    user_error("-y: %s is of another model than the options describe; its wiring is %s, the options' is %s",
-               checkpoint.c_str(), read_config_json(checkpoint).wiring.text.c_str(), config.wiring.text.c_str());
+  if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
   plan_batches(run, config.max_seq_len, in_folder.has_value());
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
@@ -803,7 +802,7 @@ void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folde
 
 // The first line of the log.
 LogFields describe(const Trainer& t) {
-  LogFields fields = {{"model", t.run.options.model.model}};
+  LogFields fields;
   visit_fields(t.model.config, [&](const ConfigField& field, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const int&>) fields.push_back({field.name, int64_t(value)});
     else fields.push_back({field.name, value});

@@ -4,7 +4,7 @@
 # are nanoGPT's. If the run fails, it is resumed (-y), until it is finished or has failed three times in a row without a
 # new checkpoint.
 #
-#   scripts/run_gpt2.sh <name> <preset> <n_l> <n_h> [T] [options of the trainer ...]
+#   scripts/run_gpt2.sh <name> <preset> <wiring> [T] [options of the trainer ...]
 #
 # T: 4096 (the default), 8192 or 16384. Environment:
 #   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh
@@ -20,8 +20,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
 die() { echo "error: $*" >&2; exit 1; }
-name=$1 preset=$2 skip_layers=$3 skip_heads=$4
-shift 4
+name=$1 preset=$2 wiring=$3
+shift 3
 T=4096
 case ${1:-} in [0-9]*) T=$1; shift ;; esac
 case $T in 4096 | 8192 | 16384) ;; *) die "T = $T: the paper's are 4096, 8192 and 16384" ;; esac
@@ -35,7 +35,7 @@ if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="mpirun -np
 newest() { ls -d "$OUT"/step_* 2>/dev/null | tail -n 1; }
 # shellcheck disable=SC2086 # LAUNCH is a command with its arguments
 train() {
-  exec $LAUNCH "$TRAINER" -e "$preset" --skip-layers "$skip_layers" --skip-heads "$skip_heads" --max-seq-len "$T" \
+  exec $LAUNCH "$TRAINER" -e "$preset" --wiring "$wiring" --max-seq-len "$T" \
     -i "$DATA/train_*.bin" -j "$DATA/val_*.bin" --shuffle -t "$T" -b "$BATCH" -d 524288 -x 18000 \
     -l 1.5e-4 -k cosine -q 0.1 -u 2000 -c 0.1 --grad-clip 1 \
     -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"

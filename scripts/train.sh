@@ -29,9 +29,10 @@ OUT=${OUT:-runs/$(basename "$data")-$STEPS}
 
 say "training"
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
-  --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --skip-layers 6 --skip-heads 6
+  --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --wiring "sla(6,6)"
   -t 256 -b 4 -x "$STEPS" --optimizer muon -l 4e-3 -u 60 -c 0.1 -v 100 -m 40 -s 200 -g 256 --temperature 0.7 -n 200)
-echo "$trainer ${options[*]} -o $OUT -y"
+printf '%q ' "$trainer" "${options[@]}" -o "$OUT" -y
+echo
 "$trainer" "${options[@]}" -o "$OUT" -y
 
 say "done"
@@ -45,7 +46,7 @@ corpus, as tokens:                              $data
 what to try next:
   make train STEPS=4000            train longer
   make train TEXT=path/to/text     train on text of your own
-  $trainer --config $OUT/config.toml --skip-heads 0 -o runs/plain    the same without skip-layer attention
+  $trainer --config $OUT/config.toml --wiring plain -o runs/plain    the same without skip-layer attention
   make $(basename $sampler) && $sampler $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
   $trainer --help      every option
   make test                        run the tests, gradients among them (five minutes)

@@ -13,13 +13,13 @@ thin() {
   awk -F'[:,]' '!/"loss"/ || $2 % 10 == 0' | sed -E '/"checkpoint"/d; s/,"(ms|data_ms|tokens_per_second)":[^,}]*//g'
 }
 
-# train <name> <heads of the layers from 6 on that attend to the K/V of the layer 6 below>
+# train <name> <wiring>
 train() {
   rm -rf "runs/figure-$1"
   ./train_gpt2_sla_cpu -i 'data/gcide/train_*.bin' -j 'data/gcide/val_*.bin' --shuffle \
-    --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --skip-layers 6 --skip-heads "$2" \
+    --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --wiring "$2" \
     -t 256 -b 2 -x 2000 -l 1.5e-3 -u 60 -c 0.1 -v 200 -m 80 -s 0 -o "runs/figure-$1"
   thin < "runs/figure-$1/log.jsonl" > "dev/figures/$1.jsonl"
 }
-train sla 6
-train baseline 0
+train sla 'sla(6,6)'
+train baseline plain

@@ -11,6 +11,8 @@
 #include <tuple>                  // std::tuple
 #include "command_line.h"         // CommandLine, read_log, steps_of, shard_bytes
 #include "golden_case.h"          // GoldenCase, read_golden_case
+#include "llmc/run/option.h"      // Option, OptionTable
+#include "llmc/run/options.h"     // train_options
 #include "llmc/text/tokenizer.h"  // Tokenizer, printable
 
 static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";
@@ -101,9 +103,10 @@ TEST_F(CommandLine, Tf32IsRefusedWhereThereIsNone) {
 // Options and outputs
 
 TEST_F(CommandLine, ARunFromItsConfigTomlIsTheSame) {
-  write_file(in("tokens.bin"), shard_bytes(20000));
-  ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-k linear -q 0.1 -x 5 -o " + in("a")).exit_status,
-            0);
+  const std::string data = in("Stra\xdf"
+                              "e.bin");  // not UTF-8
+  write_file(data, shard_bytes(20000));
+  ASSERT_EQ(run(trainer + "-i " + data + small_model + "-k linear -q 0.1 -x 5 -o " + in("a")).exit_status, 0);
   ASSERT_EQ(run(trainer + "--config " + in("a/config.toml") + " -o " + in("b")).exit_status, 0);
   EXPECT_EQ(steps_of(read_log(in("a"))), steps_of(read_log(in("b"))));
   EXPECT_EQ(read_file(in("a/step_00000005/model.safetensors")), read_file(in("b/step_00000005/model.safetensors")));
@@ -130,51 +133,11 @@ TEST_F(LongCommandLine, RunsOfEveryWiringResumeWithTheirBits) {
 TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   const Outcome o = run(trainer + "--help");
   EXPECT_EQ(o.exit_status, 0);
-  for (const char* option : {"-i,",
-                             "-j,",
-                             "-e,",
-                             "-o,",
-                             "-b,",
-                             "-t,",
-                             "-d,",
-                             "-x,",
-                             "-k,",
-                             "-l,",
-                             "-u,",
-                             "-q,",
-                             "-c,",
-                             "-v,",
-                             "-m,",
-                             "-s,",
-                             "-g,",
-                             "-n,",
-                             "-y,",
-                             "--config",
-                             "--wiring",
-                             "--skip-layers",
-                             "--skip-heads",
-                             "--dry-run",
-                             "--no-bias",
-                             "--layers",
-                             "--heads",
-                             "--channels",
-                             "--vocab-size",
-                             "--max-seq-len",
-                             "--seed",
-                             "--shuffle",
-                             "--grad-clip",
-                             "--optimizer",
-                             "--momentum",
-                             "--beta1",
-                             "--beta2",
-                             "--eps",
-                             "--max-bad-steps",
-                             "--resume-from",
-                             "--keep ",
-                             "--keep-every",
-                             "--stop-on-save-error",
-                             "--tensorboard"})
-    EXPECT_NE(o.out.find(option), std::string::npos) << option;
+  TrainOptions options;
+  for (const Option& option : train_options(options))
+    EXPECT_NE(o.out.find("\n  " + option.flags + " "), std::string::npos) << option.flags;
+  EXPECT_NE(o.out.find("\n  -b,--micro-batch INT=4 "), std::string::npos) << o.out;
+  EXPECT_EQ(o.out.find("--skip-"), std::string::npos) << "what is no option any more";
 }
 
 TEST_F(CommandLine, ShowsShapeWiringParametersAndMemoryBeforeItTrains) {
@@ -320,7 +283,7 @@ TEST_F(LongCommandLine, EveryOptionOfARunChangesItsResults) {
   };
   const std::string as_it_is = results("");
   EXPECT_EQ(results(""), as_it_is);
-  for (const char* same : {"--wiring 'sla(3,3)'", "--wiring ' sla(3 , 1:4)'", "--skip-layers 3 --skip-heads 3"})
+  for (const char* same : {"--wiring 'sla(3,3)'", "--wiring ' sla(3 , 1:4)'"})
     EXPECT_EQ(results(same), as_it_is) << same;
   for (const char* options : {"-l 5e-3",
                               "-u 4",
@@ -344,9 +307,9 @@ TEST_F(LongCommandLine, EveryOptionOfARunChangesItsResults) {
                               "-t 16 -b 4 -g 16",
                               "-d 64",
                               "--no-bias",
-                              "--skip-heads 0",
-                              "--skip-layers 1",
-                              "--skip-heads 1",
+                              "--wiring plain",
+                              "--wiring 'sla(1,3)'",
+                              "--wiring 'sla(3,1)'",
                               "--layers 5",
                               "--channels 64",
                               "--heads 2",

@@ -39,7 +39,7 @@ class Faults : public CommandLine {
                   "exec \"$@\"' rank "
                   "build/fp32/train_gpt2_sla_emu -i %s --layers 2 --heads 2 --channels 16 --vocab-size 64 "
                   "--max-seq-len 8 -t 8 -b 1 -d 16 "
-                  "-l 1e-2 -k constant --shuffle --skip-layers 1 --skip-heads 1 -v 0 -n 1 --keep 2 -x %lld -o %s -y",
+                  "-l 1e-2 -k constant --shuffle --wiring 'sla(1,1)' -v 0 -n 1 --keep 2 -x %lld -o %s -y",
                   ranks, mpirun_options.c_str(), in("pid").c_str(), in("tokens.bin").c_str(), (long long)steps,
                   in(out).c_str());
   }

@@ -294,8 +294,12 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   TemporaryFolder folder;
   const DiskModel model;
   EXPECT_EQ(newest_checkpoint(folder.path), "");
+  const std::vector<std::pair<std::string, Scalar>> options = {{"seed", int64_t(123456789012345)},
+                                                               {"shuffle", true},
+                                                               {"learning_rate", 1e-310},
+                                                               {"optimizer", std::string("a")}};
   for (int64_t step : {9, 1000, 200}) {
-    const RunState state = {step, 3 * step, 77, 5, true, 123456789012345ull, 8, 2};
+    const RunState state = {step, 3 * step, 77, 8, 2, options};
     model.write(folder.path, state);
   }
   fs::create_directories(folder.path + "/unfinished_step_00002000");
@@ -316,9 +320,7 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   EXPECT_EQ(state.step, 1000);
   EXPECT_EQ(state.next_sequence, 3000);
   EXPECT_EQ(state.num_sequences, 77);
-  EXPECT_EQ(state.seq_len, 5);
-  EXPECT_TRUE(state.shuffle);
-  EXPECT_EQ(state.seed, 123456789012345ull);
+  EXPECT_EQ(state.options, options);
   EXPECT_EQ(state.skipped_steps, 8);
   EXPECT_EQ(state.bad_steps_in_row, 2);
   auto expect_values = [&](float start) {
@@ -376,7 +378,7 @@ struct WritingRanks {
       models[0].fetch(1)(index, values);
     };
     const std::string error = error_of([&] {
-      const RunState state = {step, 1, 2, 5, false, 3};
+      const RunState state = {step, 1, 2};
       const OtherRanks others = models.size() > 1 ? OtherRanks{tell, reports} : OtherRanks{};
       const std::vector<float> m = models[0].state(2), v = models[0].state(3);
       write_checkpoint(outs[0], models[0].table,
@@ -572,7 +574,7 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
 TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
   TemporaryFolder folder;
   const DiskModel model(/*bias=*/false);  // with tensors that are not written
-  const std::string checkpoint = model.write(folder.path, {7, 1, 2, 5, false, 3});
+  const std::string checkpoint = model.write(folder.path, {7, 1, 2});
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   int flips = 0;
   std::set<std::string> damaged;
@@ -614,7 +616,7 @@ TEST(Checkpoint, OfAModelWithoutAVocabularyHasNone) {
   const std::vector<float> m = model.state(2), v = model.state(3);
   const std::string checkpoint =
       write_checkpoint(folder.path, model.table,
-                       {{7, 1, 2, 5, false, 3}, model_text_files(model.config), model.fetch(1), m.data(), v.data()});
+                       {{7, 1, 2}, model_text_files(model.config), model.fetch(1), m.data(), v.data()});
   EXPECT_FALSE(fs::exists(checkpoint + "/tokenizer.json"));
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
 }

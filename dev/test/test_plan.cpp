@@ -41,7 +41,7 @@ TEST(Config, RefusesImpossibleModels) {
   EXPECT_ERROR(validate(make_config(12, 12, 770, 9, 9)), "12 heads do not divide 770 channels");
   for (auto [n_l, n_h] : {std::pair(0, 9), {12, 9}, {-1, 9}, {9, 13}, {9, -1}})
     EXPECT_ERROR(validate(make_config(12, 12, 768, n_l, n_h)), format("sla(%d,%d)", n_l, n_h));
-  EXPECT_ERROR(validate(make_config(0, 12, 768, 0, 0)), "--layers");
+  EXPECT_ERROR(validate(make_config(0, 12, 768, 0, 0)), "n_layer is 0; it must be at least 1");
   EXPECT_ERROR(validate(make_config(1, 12, 768, 1, 1)), "a model of 1 layer");
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 99, 0)); }), "") << "without skip heads any n_l is plain "
                                                                                 "GPT-2";
@@ -253,7 +253,7 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"sla(9,5:5)", "sla(9,5:5)", "holds no head"},
                {"sla(9)", "sla(9)", "sla(distance, heads)"},
                {"sla(9,-1)", "sla(9,-1)", "at least 1"},
-               {"sla(9,x)", "sla(9,x)", "\"x\" is not a whole number"},
+               {"sla(9,x)", "sla(9,x)", "x: is not a whole number; it is sla(distance, heads)"},
                {"gqa(5)", "gqa(5), at character 1", "1, 2, 3, 4, 6, 12"},
                {"layers(0_0_3_2)", "layers(0_0_3_2)", "layers 0 to 2"},
                {"layers(0_0)", "layers(0_0)", "the model has 12"},
@@ -268,7 +268,7 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"window(4) topk(3) window(5)", "window(5), at character 19", "window(4), at character 1"},
                {"window(4, SXL)", "window(4, SXL)", "letters S (window) and L (no window)"},
                {"blend(1.5)", "blend(1.5)", "between 0 and 1"},
-               {"blend(nan)", "blend(nan)", "between 0 and 1"},
+               {"blend(nan)", "blend(nan)", "nan: is not a number"},
                {"rope(0.5)", "rope(0.5), at character 1", "between 1 and"},
                {"rope(x)", "rope(x)", "not a number"},
                {"rope gqa(4) rope(7)", "rope(7), at character 13", "rope, at character 1"},
@@ -276,7 +276,7 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"windw(4)", "windw, at character 1", "is it window?"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
                {"sla(9,9)gqa(4)", "sla(9,9)g, at character 1", "a space"},
-               {"topk(99999999999)", "topk(99999999999)", "not a whole number"},
+               {"topk(99999999999)", "topk(99999999999)", "99999999999: is out of range"},
                {" ", "empty", "plain"}};
   for (const auto& c : cases) {
     EXPECT_NE(error(c.text).find(c.term), std::string::npos) << c.text << ": " << error(c.text);

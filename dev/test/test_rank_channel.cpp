@@ -416,7 +416,8 @@ TEST_F(Channel, RanksThatDoNotConnectAreNamed) {
 }
 
 TEST_F(Channel, AnImpossibleRendezvousIsAnError) {
-  for (const char* address : {"tcp:localhost", "tcp:localhost:0", "tcp:localhost:70000", "tcp::29500"})
+  for (const char* address :
+       {"tcp:localhost", "tcp:localhost:0", "tcp:localhost:70000", "tcp:localhost:29500x", "tcp::29500"})
     for (int rank : {0, 1}) {
       const Process p = start_rank({address, 2}, rank, compute);
       EXPECT_EQ(wait_for(p), 1) << address;

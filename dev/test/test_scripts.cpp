@@ -47,23 +47,21 @@ using LongScripts = Scripts;
 
 TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   struct Case {
-    const char *script, *preset;
-    int skip_layers, skip_heads;
+    const char *script, *preset, *wiring;
   };
   write_program("show", "echo \"$*\"");
   setenv("TRAINER", in("show").c_str(), 1);
-  for (const Case& c : {Case{"124M_sla", "d12", 9, 9},
-                        {"124M", "d12", 9, 0},
-                        {"350M_sla", "d24", 18, 12},
-                        {"350M", "d24", 18, 0},
-                        {"774M_sla", "d36", 27, 15},
-                        {"774M", "d36", 27, 0}}) {
+  for (const Case& c : {Case{"124M_sla", "d12", "sla(9,9)"},
+                        {"124M", "d12", "plain"},
+                        {"350M_sla", "d24", "sla(18,12)"},
+                        {"350M", "d24", "plain"},
+                        {"774M_sla", "d36", "sla(27,15)"},
+                        {"774M", "d36", "plain"}}) {
     for (int T : {4096, 8192, 16384}) {
       const Outcome o = run(format("scripts/run_gpt2_%s.sh %d --seed 5", c.script, T));
       EXPECT_EQ(o.exit_status, 0) << o.err;
       for (const std::string& part :
-           {format("-e %s --skip-layers %d --skip-heads %d --max-seq-len %d ", c.preset, c.skip_layers, c.skip_heads,
-                   T),
+           {format("-e %s --wiring %s --max-seq-len %d ", c.preset, c.wiring, T),
             format(" -t %d -b 1 -d 524288 -x 18000 -l 1.5e-4 ", T), " -o " + in("out") + " -y --seed 5\n"})
         EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
     }

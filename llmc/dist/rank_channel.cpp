@@ -8,7 +8,6 @@
 #include <cerrno>                  // errno
 #include <chrono>                  // std::chrono::duration
 #include <condition_variable>      // std::condition_variable
-#include <cstdlib>                 // atoi
 #include <cstring>                 // memcpy, strerror
 #include <deque>                   // std::deque
 #include <map>                     // std::map
@@ -19,9 +18,10 @@
 #include <utility>                 // std::exchange
 #include <vector>                  // std::vector
 #include "llmc/utils/clock.h"      // seconds_now
-#include "llmc/utils/error.h"      // user_error, CHECK, format
+#include "llmc/utils/error.h"      // user_error, UserError, CHECK, format
 #include "llmc/utils/files.h"      // try_read_file, write_all, write_file_durably, rename_durably
 #include "llmc/utils/host_name.h"  // host_name
+#include "llmc/utils/number.h"     // parse_number
 #include "tcp.h"                   // Connection, connect_to, listen_at
 #include "watchdog.h"              // Watchdog, RankReport
 
@@ -111,7 +111,8 @@ const char* timeout_hint(const Ranks& ranks) {
 }
 
 struct HostAndPort {
-  std::string host, port;
+  std::string host;
+  int port = 0;
 };
 
 // Of tcp:HOST:PORT, where HOST may be [an IPv6 number]. Throws UserError.
@@ -119,11 +120,12 @@ HostAndPort host_and_port_of(const Ranks& ranks) {
   const std::string address = ranks.rendezvous.substr(4);
   const size_t colon = address.rfind(':');
   HostAndPort at;
-  if (colon != std::string::npos) at = {address.substr(0, colon), address.substr(colon + 1)};
+  try {
+    if (colon != std::string::npos) at = {address.substr(0, colon), parse_number<int>(address.substr(colon + 1))};
+  } catch (const UserError&) {}  // port 0 is none, either
   if (at.host.size() > 1 && at.host.front() == '[' && at.host.back() == ']')
     at.host = at.host.substr(1, at.host.size() - 2);
-  const int port = atoi(at.port.c_str());
-  if (at.host.empty() || port < 1 || port > 65535)
+  if (at.host.empty() || at.port < 1 || at.port > 65535)
     user_error("%s: it must be tcp:HOST:PORT, with a port from 1 to 65535", rendezvous_name(ranks).c_str());
   return at;
 }
@@ -159,7 +161,7 @@ Endpoint current_endpoint(const Ranks& ranks, const std::string& by_mpi) {
   if (ranks.by_mpi) return parse_endpoint(by_mpi);
   if (!rendezvous_file(ranks).empty()) return parse_endpoint(try_read_file(rendezvous_file(ranks)).value_or(""));
   const HostAndPort at = host_and_port_of(ranks);
-  return {no_token, at.port, {at.host}};
+  return {no_token, std::to_string(at.port), {at.host}};
 }
 
 std::string name_of(int rank, int pid, const std::string& host) {
@@ -491,7 +493,7 @@ void RankChannel::State::connect_as_rank_0(double timeout_seconds) {
   const std::string path = rendezvous_file(ranks);
   const bool by_tcp = !ranks.by_mpi && path.empty();
   token = by_tcp ? no_token : random_token();
-  listener = listen_at(by_tcp ? atoi(host_and_port_of(ranks).port.c_str()) : 0, ranks.size);
+  listener = listen_at(by_tcp ? host_and_port_of(ranks).port : 0, ranks.size);
   if (listener < 0) user_error("%s: cannot listen: %s", rendezvous_name(ranks).c_str(), strerror(errno));
   std::string endpoint = endpoint_text(token, port_of(listener));
   watchdog.add(0, name_of(0, int(getpid()), host_name()), seconds_now());

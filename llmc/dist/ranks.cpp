@@ -2,13 +2,16 @@
 #ifdef SLA_MPI
 #include <mpi.h>  // MPI_Init_thread, MPI_Bcast
 #endif
-#include <cstdlib>             // getenv, strtol
-#include "llmc/utils/error.h"  // user_error
+#include <cstdlib>              // getenv
+#include "llmc/utils/error.h"   // user_error, UserError
+#include "llmc/utils/number.h"  // parse_number
 
 // The number in an environment variable, or `otherwise` if it is not set.
 static int number_of(const char* variable, int otherwise) {
   const char* text = getenv(variable);
-  return text != nullptr ? int(strtol(text, nullptr, 10)) : otherwise;
+  try {
+    return text != nullptr ? parse_number<int>(text) : otherwise;
+  } catch (const UserError& e) { user_error("the environment variable %s=%s", variable, e.what()); }
 }
 
 // The number of processes that were started together by MPI, this one included; 1 if it was not started by MPI.

@@ -6,6 +6,7 @@
 #include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
 #include "llmc/utils/files.h"   // write_file_durably, rename_durably, sync_folder, read_whole_file
 #include "llmc/utils/error.h"   // user_error, UserError
+#include "llmc/utils/number.h"  // parse_number
 
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
@@ -30,19 +31,23 @@ static std::string sealed(const std::string& body) {
   return body + ",\n \"checksum\": \"" + crc32c_hex(crc32c(body.data(), body.size())) + "\"\n}\n";
 }
 
+// Calls visit(key in state.json, a reference to the value) for everything in a state but the options. `s` may be const.
+template <class State, class Visit>
+static void visit_progress(State& s, Visit visit) {
+  visit("step", s.step);
+  visit("next_window", s.next_sequence);  // as in older versions
+  visit("num_windows", s.num_sequences);
+  visit("skipped_steps", s.skipped_steps);
+  visit("bad_steps_in_row", s.bad_steps_in_row);
+}
+
 static std::string state_text(const RunState& state, const json& checksums) {
-  json j = {{"format", state_format},
-            {"step", state.step},
-            {"next_window", state.next_sequence},
-            {"num_windows", state.num_sequences},
-            {"seq_len", state.seq_len},
-            {"shuffle", state.shuffle},
-            {"seed", state.seed},
-            {"skipped_steps", state.skipped_steps},
-            {"bad_steps_in_row", state.bad_steps_in_row},
-            {"optimizer", state.muon ? "muon" : "adamw"}};
-  if (state.learning_rate) j["learning_rate"] = *state.learning_rate;
-  if (state.total_batch) j["total_batch"] = *state.total_batch;
+  json j = {{"format", state_format}};
+  visit_progress(state, [&](const char* key, int64_t value) { j[key] = value; });
+  for (const auto& option : state.options) {
+    CHECK(!j.contains(option.first));
+    std::visit([&](const auto& value) { j[option.first] = value; }, option.second);
+  }
   j["checksums"] = checksums;
   const std::string text = j.dump(1);
   return sealed(text.substr(0, text.size() - 2));
@@ -181,7 +186,7 @@ static int64_t step_of(const std::string& name) {
     return -1;
   for (size_t i = prefix.size(); i < name.size(); i++)
     if (!isdigit((unsigned char)name[i])) return -1;
-  return std::stoll(name.substr(prefix.size()));
+  return parse_number<int64_t>(name.substr(prefix.size()));
 }
 
 std::map<int64_t, std::string> checkpoints_in(const std::string& out) {
@@ -298,26 +303,25 @@ std::string checkpoint_checksum(const std::string& checkpoint) {
   return checksum;
 }
 
+static Scalar scalar_of(const json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (value.is_number()) return value.get<double>();
+  return value.get<std::string>();
+}
+
 RunState read_run_state(const std::string& checkpoint) {
   RunState state;
-  with_state(checkpoint, [&](const json& j) {
-    state = {j.at("step"),
-             j.at("next_window"),
-             j.at("num_windows"),
-             j.at("seq_len"),
-             j.at("shuffle"),
-             j.at("seed"),
-             j.at("skipped_steps"),
-             j.at("bad_steps_in_row"),
-             {},
-             {},
-             j.value("optimizer", "adamw") == "muon"};
-    if (j.contains("learning_rate")) state.learning_rate = j["learning_rate"].get<double>();
-    if (j.contains("total_batch")) state.total_batch = j["total_batch"].get<int64_t>();
+  with_state(checkpoint, [&](json options) {
+    visit_progress(state, [&](const char* key, int64_t& value) {
+      value = options.at(key);
+      options.erase(key);
+    });
+    for (const char* key : {"format", "checksums", "checksum"}) options.erase(key);
+    for (const auto& [key, value] : options.items()) state.options.push_back({key, scalar_of(value)});
   });
-  if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.seq_len < 1 ||
-      state.skipped_steps < 0 || state.skipped_steps > state.step || state.bad_steps_in_row < 0 ||
-      state.bad_steps_in_row > state.skipped_steps)
+  if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.skipped_steps < 0 ||
+      state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps)
     user_error("%s/state.json: holds an impossible state", checkpoint.c_str());
   return state;
 }

@@ -10,30 +10,25 @@
 // tells the others to begin; they report what they wrote; rank 0 makes the tensors' checksums of theirs and gives the
 // folder its name.
 #pragma once
-#include <cstdint>             // int64_t, uint64_t, INT64_MAX
-#include <functional>          // std::function
-#include <map>                 // std::map
-#include <optional>            // std::optional
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "llmc/utils/files.h"  // TextFile
-#include "model_file.h"        // ParameterTable, FetchTensor, StoreTensor
+#include <cstdint>              // int64_t, uint64_t, INT64_MAX
+#include <functional>           // std::function
+#include <map>                  // std::map
+#include <string>               // std::string
+#include <vector>               // std::vector
+#include "llmc/utils/files.h"   // TextFile
+#include "llmc/utils/scalar.h"  // Scalar
+#include "model_file.h"         // ParameterTable, FetchTensor, StoreTensor
 
 // What a run needs, beside weights and moments, to resume with the bits of one that never stopped.
 struct RunState {
-  int64_t step = 0;           // steps done, skipped ones too
-  int64_t next_sequence = 0;  // the data loader's position ("next_window" in the file, as in older versions)
-  int64_t num_sequences = 0;  // in an epoch: tells other training data apart ("num_windows")
-  int64_t seq_len = 0;        // T, the unit of the position
-  bool shuffle = false;
-  uint64_t seed = 0;
+  int64_t step = 0;              // steps done, skipped ones too
+  int64_t next_sequence = 0;     // the data loader's position
+  int64_t num_sequences = 0;     // in an epoch: tells other training data apart
   int64_t skipped_steps = 0;     // steps without an update: their loss or norm was not finite
   int64_t bad_steps_in_row = 0;  // the last so many steps were skipped
-  // What may differ in a run that is resumed, but should be noticed; no value: an older version of this program did not
-  // say.
-  std::optional<double> learning_rate = {};  // the schedule's peak
-  std::optional<int64_t> total_batch = {};   // tokens in an update
-  bool muon = false;                         // whose moments the matrices have: Muon's or AdamW's; must be the same
+  // Options that must be the same in a run that is resumed, or whose change should be noticed; each is a member of
+  // state.json beside those above. A file of an older version of this program may lack some.
+  std::vector<std::pair<std::string, Scalar>> options = {};
 };
 
 // What a checkpoint is made of, in host memory or a copy away.

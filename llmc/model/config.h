@@ -1,12 +1,13 @@
 // The description of a model: GPT-2's numbers and the wiring of its attention.
 #pragma once
-#include <map>                 // std::map
-#include <optional>            // std::optional
-#include <string>              // std::string
-#include <type_traits>         // std::is_same_v
-#include "config_field.h"      // ConfigField
-#include "llmc/utils/error.h"  // user_error
-#include "wiring.h"            // Wiring
+#include <algorithm>            // std::remove_if
+#include <string>               // std::string
+#include <type_traits>          // std::is_same_v
+#include <vector>               // std::vector
+#include "config_field.h"       // ConfigField
+#include "llmc/utils/error.h"   // user_error
+#include "llmc/utils/scalar.h"  // text_of, to_scalar
+#include "wiring.h"             // Wiring
 
 struct ModelConfig {
   int num_layers = 12;     // L
@@ -22,39 +23,44 @@ struct ModelConfig {
 };
 
 // Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs
-// are read, written, compared, logged and changed by options. `c` may be const. The wiring is not among them.
+// are read, written, compared and logged. `c` may be const. The wiring is not among them.
 template <class Config, class Visit>
 void visit_fields(Config& c, Visit visit) {
-  visit(ConfigField{"n_layer", "num_layers", "--layers", "layers, in place of the preset's", true}, c.num_layers);
-  visit(ConfigField{"n_head", "num_heads", "--heads", "attention heads a layer, in place of the preset's", true},
-        c.num_heads);
-  visit(ConfigField{"n_embd", "channels", "--channels", "channels, a multiple of the heads, in place of the preset's",
-                    true},
-        c.channels);
-  visit(ConfigField{"vocab_size", "vocab_size", "--vocab-size",
-                    "tokens in the vocabulary, in place of the preset's 50257", true},
-        c.vocab_size);
-  visit(ConfigField{"n_positions", "max_seq_len", "--max-seq-len",
-                    "context length in tokens, at least T, in place of the preset's 1024 "
-                    "or 2048",
-                    true},
-        c.max_seq_len);
-  visit(ConfigField{"layer_norm_epsilon", "layer_norm_eps", nullptr, nullptr, false}, c.layer_norm_eps);
-  visit(ConfigField{"bias", "bias", nullptr, nullptr, false}, c.bias);
+  visit(ConfigField{"n_layer", "num_layers", true}, c.num_layers);
+  visit(ConfigField{"n_head", "num_heads", true}, c.num_heads);
+  visit(ConfigField{"n_embd", "channels", true}, c.channels);
+  visit(ConfigField{"vocab_size", "vocab_size", true}, c.vocab_size);
+  visit(ConfigField{"n_positions", "max_seq_len", true}, c.max_seq_len);
+  visit(ConfigField{"layer_norm_epsilon", "layer_norm_eps", false}, c.layer_norm_eps);
+  visit(ConfigField{"bias", "bias", false}, c.bias);
 }
 
 // Whether transformers' GPT2LMHeadModel computes the model, and so what reads GPT-2's files does: then its files need
 // no code of ours, and other programs' formats can hold it.
 inline bool is_hugging_face_gpt2(const ModelConfig& c) { return c.wiring.is_plain(); }
 
-// What a command line says of the model.
-struct ModelOptions {
-  std::string model = "d12";                            // a preset or a folder
-  std::map<std::string, std::optional<int>> overrides;  // by option: those of the fields above that have one
-  std::optional<std::string> wiring;                    // none: the model's
-  std::optional<int> skip_layers, skip_heads;           // a short way to write sla(skip_layers, skip_heads)
-  bool no_bias = false;
+// A field in which two models differ, by its key in config.json, and both values.
+struct FieldDifference {
+  const char* json;
+  std::string first, second;
 };
+
+// The fields, and the wiring, in which two models differ: none for the same model. How a wiring is written makes no
+// difference.
+inline std::vector<FieldDifference> differences(const ModelConfig& a, const ModelConfig& b) {
+  std::vector<FieldDifference> found;
+  visit_fields(a, [&](const ConfigField& field, const auto& value) {
+    found.push_back({field.json, text_of(to_scalar(value)), ""});
+  });
+  size_t next = 0;
+  visit_fields(b, [&](const ConfigField&, const auto& value) { found[next++].second = text_of(to_scalar(value)); });
+  found.erase(std::remove_if(found.begin(), found.end(), [](const auto& d) { return d.first == d.second; }),
+              found.end());
+  if (canonical_text(a.wiring) != canonical_text(b.wiring)) found.push_back({"wiring", a.wiring.text, b.wiring.text});
+  return found;
+}
+
+inline bool same_model(const ModelConfig& a, const ModelConfig& b) { return differences(a, b).empty(); }
 
 // `d12`, `d24`, `d36`, `d48`: GPT-2 by depth (Radford et al. 2019), context length 1,024. `gpt3:768` and so on: the
 // GPT-3 series by channels (Brown et al. 2020, table 2.1, and a 384-channel one below it), context length 2,048; that
@@ -87,11 +93,12 @@ inline bool config_from_preset(const std::string& name, ModelConfig& config) {
 inline void validate(const ModelConfig& c) {
   visit_fields(c, [](const ConfigField& field, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const int&>)
-      if (value < 1) user_error("%s (%s) is %d; it must be at least 1", field.json, field.option, value);
+      if (value < 1) user_error("%s is %d; it must be at least 1", field.json, value);
   });
-  if (c.vocab_size < 2) user_error("vocab_size (--vocab-size) is %d; it must be at least 2", c.vocab_size);
+  if (c.vocab_size < 2) user_error("vocab_size is %d; it must be at least 2", c.vocab_size);
   if (c.channels % c.num_heads != 0)
-    user_error("%d heads do not divide %d channels; --channels must be a multiple of --heads", c.num_heads, c.channels);
+    user_error("%d heads do not divide %d channels; take channels that are a multiple of the heads", c.num_heads,
+               c.channels);
   if (!(c.layer_norm_eps > 0)) user_error("layer_norm_epsilon is %g; it must be greater than 0", c.layer_norm_eps);
   validate(c.wiring, c.num_layers, c.num_heads);
   if (!learns_positions(c.wiring) && c.head_size() % 2 != 0)

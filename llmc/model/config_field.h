@@ -2,9 +2,7 @@
 #pragma once
 
 struct ConfigField {
-  const char* json;    // its key in config.json: Hugging Face's, where GPT-2 there has the field
-  const char* name;    // its key in log.jsonl
-  const char* option;  // the command line's; null: it has none
-  const char* help;    // that option's
-  bool required;       // config.json must have it
+  const char* json;  // its key in config.json: Hugging Face's, where GPT-2 there has the field
+  const char* name;  // its key in log.jsonl
+  bool required;     // config.json must have it
 };

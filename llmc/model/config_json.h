@@ -2,10 +2,9 @@
 // type "gpt2", which other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain
 // GPT-2.
 #pragma once
-#include <optional>            // std::optional
 #include <string>              // std::string
 #include <vector>              // std::vector
-#include "config.h"            // ModelConfig, ModelOptions
+#include "config.h"            // ModelConfig
 #include "llmc/utils/files.h"  // TextFile
 
 // Reads FOLDER/config.json. A GPT-2 that says nothing of a wiring is plain. Throws UserError if there is no such file,
@@ -18,11 +17,3 @@ std::string config_json(const ModelConfig& config);
 // What a model's folder holds beside its weights: config.json, and for another wiring than plain the modules in Python
 // with which transformers loads it, model/huggingface/.
 std::vector<TextFile> model_text_files(const ModelConfig& config);
-
-// Whether two configs describe the same model; how a wiring is written makes no difference.
-bool same_model(const ModelConfig& a, const ModelConfig& b);
-
-// The model that the command line describes: a preset, changed by --layers and so on, or a folder's config.json, whose
-// shape cannot be changed but whose wiring can. `in_folder`: what a folder's config.json says, whose weights are then
-// read; none: they are initialised. Throws UserError.
-ModelConfig model_config(const ModelOptions& options, std::optional<ModelConfig>& in_folder);

@@ -1,8 +1,8 @@
 #include "wiring.h"
-#include <algorithm>           // std::find, std::min, std::sort
-#include <charconv>            // std::from_chars
-#include "llmc/utils/error.h"  // format, user_error
-#include "llmc/utils/text.h"   // nearest_name, shortest
+#include <algorithm>            // std::find, std::min, std::sort
+#include "llmc/utils/error.h"   // format, user_error, UserError
+#include "llmc/utils/number.h"  // parse_number
+#include "llmc/utils/text.h"    // nearest_name, shortest
 
 using Kind = WiringTerm::Kind;
 using How = WiringTerm::How;
@@ -88,12 +88,15 @@ struct Parser {
     while (at < text.size() && (text[at] == ' ' || text[at] == '\t')) at++;
   }
 
+  template <class T>
+  T number(const std::string& argument, const TermSyntax& s) const {
+    try {
+      return parse_number<T>(argument);
+    } catch (const UserError& e) { error(format("%s; it is %s", e.what(), s.form)); }
+  }
+
   int whole_number(const std::string& argument, int least, const TermSyntax& s) const {
-    int value = 0;
-    const char *begin = argument.data(), *end = begin + argument.size();
-    const auto [stop, failure] = std::from_chars(begin, end, value);
-    if (argument.empty() || stop != end || failure != std::errc())
-      error(format("\"%s\" is not a whole number; it is %s", argument.c_str(), s.form));
+    const int value = number<int>(argument, s);
     if (value < least || value > 1 << 30) error(format("%d must be at least %d, and at most 2^30", value, least));
     return value;
   }
@@ -191,11 +194,7 @@ struct Parser {
   }
 
   double read_number(const std::string& argument, double least, double most, const TermSyntax& s) const {
-    double value = 0;
-    const char *begin = argument.data(), *end = begin + argument.size();
-    const auto [stop, failure] = std::from_chars(begin, end, value);
-    if (argument.empty() || stop != end || failure != std::errc())
-      error(format("\"%s\" is not a number; it is %s", argument.c_str(), s.form));
+    const double value = number<double>(argument, s);
     if (!(value >= least && value <= most))
       error(format("%s must lie between %g and %g", argument.c_str(), least, most));
     return value;

@@ -1,7 +1,10 @@
-// Options in a TOML file: `name = value` a line, the names being the command line's long options.
+// Options in a TOML file: `name = value` a line, the names being the command line's long options. TOML is UTF-8, but a
+// path, or a text on the command line, is any bytes: where they are not UTF-8 the value is a list of the parts that
+// are, and of the other bytes as numbers from 0x80 to 0xFF, such as ["Stra", 0xDF, "e.bin"].
 #pragma once
-#include <string>  // std::string
-#include <vector>  // std::vector
+#include <string>               // std::string
+#include <vector>               // std::vector
+#include "llmc/utils/scalar.h"  // Scalar
 
 struct ConfigEntry {
   std::string name, value;  // the value as the command line would have it
@@ -9,9 +12,8 @@ struct ConfigEntry {
 };
 
 // The entries of a file, in its order. Throws UserError, with the line, for a file that cannot be read, text that is
-// not TOML (a name given twice, too), sections, and values that are not text, a number, true or false.
+// not TOML (a name given twice, too), sections, and values that are not text, bytes as above, a number, true or false.
 std::vector<ConfigEntry> read_config_toml(const std::string& path);
 
-// The line that read_config_toml reads as this entry: any text comes back as it was. `is_text`: the option takes text,
-// so that the value is quoted even if it is a number.
-std::string config_toml_line(const std::string& name, const std::string& value, bool is_text);
+// The line that read_config_toml reads as this entry: any value comes back as it was.
+std::string config_toml_line(const std::string& name, const Scalar& value);

@@ -1,10 +1,12 @@
-// The command line of the trainer.
+// The trainer's options. A new one is a member of TrainOptions and an entry of train_options, in options.cpp.
 #pragma once
-#include <cstdint>              // int64_t
-#include <optional>             // std::optional
-#include <string>               // std::string
-#include "llmc/model/config.h"  // ModelOptions
-#include "llmc/dist/ranks.h"    // RankOptions
+#include <cstdint>            // int64_t
+#include <optional>           // std::optional
+#include <string>             // std::string
+#include "llmc/dist/ranks.h"  // RankOptions
+#include "model_options.h"    // ModelOptions
+
+struct OptionTable;  // option.h
 
 struct TrainOptions {
   // data
@@ -16,12 +18,12 @@ struct TrainOptions {
   bool keep_dead_kv = false;
   // batch
   int micro_batch = 4;
-  std::optional<int> seq_len;
-  std::optional<int64_t> total_batch;
+  std::optional<int> seq_len;          // none: plan_batches sets it,
+  std::optional<int64_t> total_batch;  //   and this
   int recompute = 0;
   bool tf32 = false;
   // optimisation
-  std::optional<int64_t> steps;
+  std::optional<int64_t> steps;  // none: open_data sets it
   std::string schedule = "cosine";
   double learning_rate = 3e-4, final_fraction = 0.0, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   std::string optimizer = "adamw";  // or "muon"
@@ -48,8 +50,11 @@ struct TrainOptions {
   bool dry_run = false;
 
   std::string config;   // the file that --config names
-  std::string as_toml;  // all of the above but that, as --config reads it
+  std::string as_toml;  // all of the above, as --config reads it, but what is of this process alone
 };
+
+// The options whose values are the members of `options`.
+OptionTable train_options(TrainOptions& options);
 
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError for
 // anything that is not a valid command line; whatever can be judged without looking at files is judged here.

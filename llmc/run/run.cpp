@@ -1,5 +1,5 @@
 #include "run.h"
-#include <algorithm>               // std::max, std::min
+#include <algorithm>               // std::find_if, std::max, std::min
 #include <cmath>                   // std::isfinite
 #include <filesystem>              // is_directory
 #include <fstream>                 // std::ifstream
@@ -8,6 +8,7 @@
 #include "llmc/utils/clock.h"      // seconds_now
 #include "llmc/utils/error.h"      // user_error, UserError
 #include "llmc/utils/host_name.h"  // host_name
+#include "option.h"                // OptionTable, OnResume
 #include "print.h"                 // print_line, count_text, time_text
 #include "report.h"                // read_run, report_page, write_page
 #include "stop_signal.h"           // stop_signal, signal_name
@@ -16,7 +17,7 @@
 // Before anything is written
 
 void plan_batches(Run& run, int context_length, bool from_folder) {
-  const TrainOptions& o = run.options;
+  TrainOptions& o = run.options;
   run.B = o.micro_batch;
   run.T = o.seq_len.value_or(std::min(1024, context_length));
   if (run.T > context_length)
@@ -32,6 +33,7 @@ void plan_batches(Run& run, int context_length, bool from_folder) {
     user_error("-g %lld: a sample can be at most as long as the context, %d tokens", (long long)o.sample_length,
                context_length);
   run.grad_accum_steps = total_batch / micro_tokens;
+  o.seq_len = run.T, o.total_batch = total_batch;
 }
 
 // The tokenizer that --tokenizer names, or the model's folder has (a checkpoint to resume from, if there is one), or
@@ -84,7 +86,7 @@ static std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
 }
 
 void open_data(Run& run, const std::string& model_folder, int vocab_size) {
-  const TrainOptions& o = run.options;
+  TrainOptions& o = run.options;
   int64_t steps_in_epoch = 0;
   if (!o.train_data.empty()) {
     run.train = std::make_unique<DataLoader>(o.train_data, vocab_size, run.T, o.shuffle, uint64_t(o.seed));
@@ -99,7 +101,7 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
   run.tokenizer = choose_tokenizer(run, model_folder, vocab_size);
   if (run.tokenizer && !o.out.empty() && run.ranks.rank == 0) run.tokenizer_json = run.tokenizer->to_json();
   run.prompt = prompt_tokens(run, vocab_size);
-  run.steps = o.steps.value_or(steps_in_epoch);
+  o.steps = run.steps = o.steps.value_or(steps_in_epoch);
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
 }
 
@@ -138,28 +140,37 @@ static void warn(const Run& run, const char* fmt, Args... args) {
   if (run.ranks.rank == 0) fprintf(stderr, "warning: %s\n", format(fmt, args...).c_str());
 }
 
+// What an option that matters on resuming was in the run of a checkpoint; none, if that is not known. A checkpoint of
+// an older version of this program does not have the options that came later: what they decide on was as it is by
+// default.
+static std::optional<Scalar> saved_value(const RunState& saved, const Option& option) {
+  for (const auto& [key, value] : saved.options)
+    if (key == option.key) return value;
+  TrainOptions defaults;
+  return option.on_resume == OnResume::refused ? train_options(defaults)[option.flag()].value() : std::nullopt;
+}
+
+static void compare_option(const Run& run, const Option& option, const RunState& saved, const std::string& checkpoint) {
+  const std::optional<Scalar> before = saved_value(saved, option), now = option.value();
+  if (!before || before == now) return;
+  const std::string both = format("-y: %s was written with another %s (%s): %s", checkpoint.c_str(), option.what,
+                                  option.flag().c_str(), text_of(*before).c_str());
+  if (option.on_resume == OnResume::refused)
+    user_error("%s; now it is %s; give the same, or start anew in another folder", both.c_str(), text_of(*now).c_str());
+  warn(run, "%s; training continues with %s", both.c_str(), text_of(*now).c_str());
+}
+
 void resume_progress(Run& run, const std::string& checkpoint) {
-  const TrainOptions& o = run.options;
-  const RunState saved = read_run_state(checkpoint), now = run_state(run);
-  auto check = [&](bool same, const char* what) {
-    if (!same)
-      user_error("-y: %s was written with another %s; give the same, or start anew in another folder",
-                 checkpoint.c_str(), what);
-  };
-  check(saved.seq_len == now.seq_len, "sequence length (-t)");
-  check(saved.seed == now.seed, "seed (--seed)");
-  check(saved.shuffle == now.shuffle, "order of the data (--shuffle)");
-  check(saved.num_sequences == now.num_sequences, "training data (-i)");
-  check(saved.muon == now.muon, "optimizer (--optimizer)");
+  const RunState saved = read_run_state(checkpoint);
+  for (const Option& option : train_options(run.options))
+    if (option.on_resume != OnResume::ignored) compare_option(run, option, saved, checkpoint);
+  if (saved.num_sequences != run.train->num_sequences)
+    user_error("-y: %s was written with other training data (-i): of %lld sequences, and now there are %lld; give the "
+               "same, or start anew in another folder",
+               checkpoint.c_str(), (long long)saved.num_sequences, (long long)run.train->num_sequences);
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(),
                (long long)run.steps);
-  if (saved.learning_rate.value_or(o.learning_rate) != o.learning_rate)
-    warn(run, "-y: %s was trained with a peak learning rate of %g (-l); training continues with %g", checkpoint.c_str(),
-         *saved.learning_rate, o.learning_rate);
-  if (saved.total_batch.value_or(run.tokens_per_step()) != run.tokens_per_step())
-    warn(run, "-y: %s was trained with %lld tokens in an update (-d, or -b * -t); training continues with %lld",
-         checkpoint.c_str(), (long long)*saved.total_batch, (long long)run.tokens_per_step());
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
@@ -167,31 +178,15 @@ void resume_progress(Run& run, const std::string& checkpoint) {
 }
 
 LogFields describe_run(const Run& run) {
-  const TrainOptions& o = run.options;
-  return {{"micro_batch", int64_t(run.B)},
-          {"seq_len", int64_t(run.T)},
-          {"grad_accum_steps", run.grad_accum_steps},
-          {"ranks", int64_t(run.ranks.size)},
-          {"zero", int64_t(o.zero)},
-          {"steps", run.steps},
-          {"schedule", o.schedule},
-          {"learning_rate", o.learning_rate},
-          {"final_fraction", o.final_fraction},
-          {"warmup_steps", o.warmup_steps},
-          {"weight_decay", o.weight_decay},
-          {"optimizer", o.optimizer},
-          {"beta1", o.beta1},
-          {"beta2", o.beta2},
-          {"eps", o.eps},
-          {"momentum", o.momentum},
-          {"grad_clip", o.grad_clip},
-          {"seed", o.seed},
-          {"shuffle", o.shuffle},
-          {"train_data", o.train_data},
-          {"val_data", o.val_data},
-          {"val_batches", o.val_batches},
-          {"recompute", int64_t(o.recompute)},
-          {"flops_per_token", run.flops_per_token}};
+  LogFields fields;
+  TrainOptions options = run.options;
+  for (const Option& option : train_options(options))
+    if (const std::optional<Scalar> value = option.value(); value && option.key != nullptr)
+      std::visit([&](const auto& scalar) { fields.push_back({option.key, scalar}); }, *value);
+  fields.push_back({"grad_accum_steps", run.grad_accum_steps});
+  fields.push_back({"ranks", int64_t(run.ranks.size)});
+  fields.push_back({"flops_per_token", run.flops_per_token});
+  return fields;
 }
 
 // How many checkpoints are kept; 0: all. Amid skipped steps any older one may be the one that is needed.
@@ -414,17 +409,16 @@ void print_sample(Run& run, const std::vector<int>& tokens) {
 // Checkpoints
 
 RunState run_state(const Run& run) {
-  return {run.step,
-          run.train->next_sequence,
-          run.train->num_sequences,
-          run.T,
-          run.options.shuffle,
-          uint64_t(run.options.seed),
-          run.skipped_steps,
-          run.bad_steps_in_row,
-          run.options.learning_rate,
-          run.tokens_per_step(),
-          run.options.optimizer == "muon"};
+  RunState state = {run.step, run.train->next_sequence, run.train->num_sequences, run.skipped_steps,
+                    run.bad_steps_in_row};
+  TrainOptions options = run.options;
+  for (const Option& option : train_options(options)) {
+    if (option.on_resume == OnResume::ignored) continue;
+    const std::optional<Scalar> value = option.value();
+    CHECK(value);  // plan_batches has set those without a default
+    state.options.push_back({option.key, *value});
+  }
+  return state;
 }
 
 // How rank 0 talks to those that write their shards beside it.

@@ -62,8 +62,8 @@ struct StepResult {
 // ----------------------------------------------------------------------------
 // Before anything is written: everything that can be wrong is found here, as a UserError
 
-// What the options say of batches: B, T and grad_accum_steps. `context_length`: the model's; `from_folder`: it cannot
-// be changed.
+// What the options say of batches: B, T and grad_accum_steps. Those that were not given have their values then.
+// `context_length`: the model's; `from_folder`: it cannot be changed.
 void plan_batches(Run& run, int context_length, bool from_folder);
 
 // Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of
@@ -77,15 +77,15 @@ std::string checkpoint_to_resume(Run& run);
 // ----------------------------------------------------------------------------
 // Output
 
-// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other data, order or
-// length; warns if with another learning rate or batch.
+// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other training data,
+// or another value of an option that must stay; warns of those that may change (OnResume in option.h).
 void resume_progress(Run& run, const std::string& checkpoint);
 
 // The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from
 // `checkpoint`; and in the log what this process is and its machine.
 void open_output(Run& run, const std::string& checkpoint, LogFields description);
 
-// Beside the model's fields: what the log says of a new run.
+// Beside the model's fields: what the log says of a new run, the options among them.
 LogFields describe_run(const Run& run);
 
 // Throws UserError unless all ranks have the same data; returns when all have called it.

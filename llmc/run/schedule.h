@@ -3,6 +3,7 @@
 #include <algorithm>  // std::max, std::min
 #include <cmath>      // cos, sqrt
 #include <string>     // std::string
+#include <vector>     // std::vector
 
 // Linear warm-up over the first `warmup_steps` steps, then one of
 //   constant   base
@@ -18,10 +19,8 @@ struct Schedule {
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;
 
-  // Whether `kind` is one of the names above.
-  static bool known(const std::string& kind) {
-    return kind == "constant" || kind == "cosine" || kind == "linear" || kind == "wsd";
-  }
+  // The names above.
+  static std::vector<std::string> kinds() { return {"cosine", "linear", "constant", "wsd"}; }
 
   // The learning rate of the step-th update; updates count from 1. Of w warm-up steps the first has base / w and the
   // last base. The decay would reach final_fraction * base in step total_steps + 1.

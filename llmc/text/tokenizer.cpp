@@ -9,6 +9,7 @@
 #include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"   // user_error, format, CHECK
 #include "llmc/utils/files.h"   // try_read_file
+#include "llmc/utils/number.h"  // parse_number
 #include "unicode_classes.h"    // unicode_letters, unicode_numbers, unicode_white_space
 
 namespace fs = std::filesystem;
@@ -360,7 +361,7 @@ void Tokenizer::VocabularyFile::read_ranks() {
                  "encoder.json or "
                  "tokenizer.json; name such a file",
                  path.c_str(), line_number);
-    add(std::stoll(std::string(number)), bytes);
+    add(parse_number<int64_t>(number), bytes);
   }
   size_t free = 0;
   while (free < tokenizer.tokens_.size() && !tokenizer.tokens_[free].empty()) free++;

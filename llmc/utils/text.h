@@ -6,10 +6,10 @@
 #include <string>     // std::string
 #include <vector>     // std::vector
 
-// The fewest digits that read back as the same number.
+// The fewest digits that read back as the same number, with an exponent where %g has one.
 inline std::string shortest(double x) {
   char digits[64];
-  return {digits, std::to_chars(digits, digits + sizeof digits, x).ptr};
+  return {digits, std::to_chars(digits, digits + sizeof digits, x, std::chars_format::general).ptr};
 }
 
 // Levenshtein's distance.

@@ -1,0 +1,109 @@
+// An option of the command line: all that there is to say of it, said once. What the command line takes, the errors for
+// values that make no sense, config.toml, the log's first line and the comparison with a run that is resumed follow
+// from it. The trainer's options are in options.cpp.
+#pragma once
+#include <functional>           // std::function
+#include <optional>             // std::optional
+#include <string>               // std::string
+#include <type_traits>          // std::is_same_v
+#include <utility>              // std::move
+#include <vector>               // std::vector
+#include "llmc/utils/number.h"  // parse_number
+#include "llmc/utils/scalar.h"  // Scalar, to_scalar
+
+// Which values an option takes.
+struct Range {
+  std::string must;                          // what it must do: "be at least 1"
+  std::function<bool(const Scalar&)> holds;  // whether a value does
+};
+Range at_least(double least);
+Range above(double low);
+Range between(double low, double high);                // both included
+Range between_excluding_end(double low, double high);  // [low, high)
+Range zero_or_at_least(double least, const char* unit);
+Range one_of(const std::vector<std::string>& names);
+
+// "a, b or c".
+std::string either(const std::vector<std::string>& names);
+
+// In a run that is resumed, an option of another value than before ...
+enum class OnResume { ignored, warned_of, refused };
+
+struct Option {
+  std::string flags;                    // "-b,--micro-batch"; messages use the first one, config files the long one
+  std::string group, help;              // as --help shows them
+  const char* type;                     // INT, FLOAT, TEXT; "": a flag
+  const char* value_follows = nullptr;  // a flag that a value may follow: as --help shows that, "[0|1]"
+  bool in_config = true;                // config.toml has it
+  const char* key = nullptr;            // in the log's first line and in a checkpoint's state; null: it is not logged
+  OnResume on_resume = OnResume::ignored;
+  const char* what = nullptr;  // what a message about that calls it
+  std::optional<Range> range;
+  struct Need {
+    const char *flag, *message;
+  };
+  std::vector<Need> needs;  // other options without which this one makes no sense, and what is said then
+
+  std::function<void(const std::string&)> set;   // from text; throws UserError if that is no value of its type
+  std::function<std::optional<Scalar>()> value;  // none: not given, and there is no default
+  std::optional<Scalar> initial;                 // when the table was made: the default
+
+  std::string flag() const { return flags.substr(0, flags.find(',')); }
+  std::string name() const { return flags.substr(flags.find("--") + 2); }
+  bool is_flag() const { return *type == '\0'; }
+  bool is_set() const { return value() != initial; }
+
+  // What is said of an option beyond its flags, its value and its help.
+  Option& takes(Range values) { return range = std::move(values), *this; }
+  Option& logged(const char* log_key) { return key = log_key, *this; }
+  Option& refused_on_resume(const char* name) { return on_resume = OnResume::refused, what = name, *this; }
+  Option& warned_of_on_resume(const char* name) { return on_resume = OnResume::warned_of, what = name, *this; }
+  Option& needing(const char* other, const char* message) { return needs.push_back({other, message}), *this; }
+  Option& not_in_config() { return in_config = false, *this; }
+  Option& with_value(const char* text) { return value_follows = text, *this; }
+};
+
+// Throws UserError, which begins with the text, for another one than true, false, 1, 0, and "", which is true.
+bool parse_flag(const std::string& text);
+
+template <class T>
+struct ValueOf {
+  using Type = T;
+};
+template <class T>
+struct ValueOf<std::optional<T>> {
+  using Type = T;
+};
+
+// The options of a program, in the order of --help.
+struct OptionTable {
+  std::vector<Option> options;
+  const char* group = "Options";  // of those that are added next
+
+  // `value`: where the option's value lies, now its default; it stays where it is as long as the table does. A bool is
+  // a flag.
+  template <class T>
+  Option& add(const char* flags, T& value, std::string help) {
+    using Value = typename ValueOf<T>::Type;
+    constexpr bool is_flag = std::is_same_v<Value, bool>, is_text = std::is_same_v<Value, std::string>;
+    Option option;
+    option.flags = flags, option.group = group, option.help = std::move(help);
+    option.type = is_flag ? "" : is_text ? "TEXT" : std::is_integral_v<Value> ? "INT" : "FLOAT";
+    option.set = [&value](const std::string& text) {
+      if constexpr (is_flag) value = parse_flag(text);
+      else if constexpr (is_text) value = text;
+      else value = parse_number<Value>(text);
+    };
+    option.value = [&value]() -> std::optional<Scalar> {
+      const std::optional<Value> known = value;
+      return known ? std::optional<Scalar>(to_scalar(*known)) : std::nullopt;
+    };
+    option.initial = option.value();
+    return options.emplace_back(std::move(option));
+  }
+
+  auto begin() const { return options.begin(); }
+  auto end() const { return options.end(); }
+  // The option whose first flag this is.
+  const Option& operator[](const std::string& flag) const;
+};
