@@ -18,7 +18,7 @@ struct ParameterSpec {
   bool transposed = false;               // a linear weight: (out, in) here, (in, out) there
   bool decay = false;                    // weight decay applies: two or more dimensions
   double init_mean = 0, init_std = 0;
-  std::vector<int> full_rows = {};        // of each row here, the row of the full-size tensor, (out, in); empty: the same
+  std::vector<int> full_rows = {};  // of each row here, the row of the full-size tensor, (out, in); empty: the same
   std::vector<int64_t> matrix_rows = {};  // of the matrices, one below the other, that Muon updates (llmc/muon.h);
                                           // empty: it updates none
 
