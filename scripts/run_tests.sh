@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs GoogleTest programs, as many at a time as there are cores, in the order given: longest first.
 #   scripts/run_tests.sh quick|rest|all PROGRAM...
-# quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of them.
-# Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`, of `rest` with the counts of
-# the `quick` before it; the exit status says the same. A test in which a program crashes has failed, as has a program that runs no test,
-# unless `quick` has run all that it has.
+# quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of
+# them. Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`, of
+# `rest` with the counts of the `quick` before it; the exit status says the same. A test in which a program crashes has
+# failed, as has a program that runs no test, unless `quick` has run all that it has.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Threads that wait for work sleep: spinning, they would take the cores from the other programs.
@@ -16,7 +16,8 @@ mkdir -p build/test_counts "$logs"
 
 # The log of a program without its passing tests.
 failures() {
-  awk '/^\[ RUN      \] / { text = "" } { text = text $0 "\n" } /\[       OK \] .*ms\)$|\[  SKIPPED \] .*ms\)$/ { text = "" }
+  awk '/^\[ RUN      \] / { text = "" } { text = text $0 "\n" }
+       /\[       OK \] .*ms\)$|\[  SKIPPED \] .*ms\)$/ { text = "" }
        /\[  FAILED  \] .*ms\)$/ { printf "%s", text; text = "" } END { printf "%s", text }' "$1"
 }
 export -f failures

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>            // int64_t
 #include "activation_list.h"  // ActivationList
-#include "llmc/operations.h"  // matmul_gelu_forward, matmul_forward, matmul_gelu_backward, matmul_backward, gelu_forward
+#include "llmc/operations.h"  // matmul_gelu_forward, matmul_forward, matmul_backward, ...
 #include "llmc/precision.h"   // floatX
 #include "batch.h"            // Batch
 #include "parameters.h"       // MlpParams, LayerParams
