@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the packages that are missing, by apt. scripts/setup.sh [--check] build|test|browser|curl|gcide ...
+# Installs the packages that are missing, by apt. scripts/setup.sh [--check] build|test|browser|style|curl|gcide ...
 # Without the right to install, or with --check, it prints the one command to run and stops.
 set -euo pipefail
 
@@ -38,13 +38,14 @@ for group in "$@"; do
         need chromium "a browser, in which the tests open reports" command -v chromium
       fi
       ;;
+    style) need clang-format "checks the form of the sources" command -v clang-format ;;
     curl)
       need curl "downloads a corpus" command -v curl
       need ca-certificates "certificates, to verify the servers" test -e /etc/ssl/certs/ca-certificates.crt
       ;;
     gcide) lists=1 ;;  # apt-get download needs only the package lists
     *)
-      echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, browser, curl and gcide" >&2
+      echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, browser, style, curl and gcide" >&2
       exit 1
       ;;
   esac
