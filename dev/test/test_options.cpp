@@ -40,6 +40,9 @@ TEST(Numbers, ThatAreDenormalAreNumbers) {
 }
 
 TEST(Numbers, ComeBackFromTheirShortestText) {
+  EXPECT_EQ(shortest(3e-4), "0.0003");
+  EXPECT_EQ(shortest(1e-8), "1e-08");
+  EXPECT_EQ(shortest(45), "45");
   std::mt19937_64 random(3);
   for (int i = 0; i < 100000; i++) {
     const uint64_t bits = random();
