@@ -11,11 +11,16 @@ struct ModelOptions {
   bool no_bias = false;
 };
 
+// A pointer to a member, by a name of its own because of what nvcc makes of the usual form: parentheses that g++ warns
+// of.
+template <class T, class Struct>
+using Member = T Struct::*;
+
 // The options that change a preset's shape.
 struct ShapeOption {
   const char* flag;
-  std::optional<int> ModelOptions::*value;
-  int ModelConfig::*field;
+  Member<std::optional<int>, ModelOptions> value;
+  Member<int, ModelConfig> field;
   const char* help;
 };
 inline constexpr ShapeOption shape_options[] = {

@@ -81,7 +81,7 @@ TEST(LONG_ON_EMU(Bits), AreThoseOfAnUninterruptedRunAfterAResume) {
   fetch_shard(*whole, whole->m_memory, m.data());
   fetch_shard(*whole, whole->v_memory, v.data());
   const std::string checkpoint = write_checkpoint(folder.path, whole->parameters,
-                                                  {{3, 0, 1, 35, false, 5},
+                                                  {{3, 0, 1},
                                                    model_text_files(whole->config),
                                                    fetch_from(*whole, whole->master_memory),
                                                    m.data(),
