@@ -30,8 +30,9 @@ struct Scoring {
   int slot;                        // in the K/V cache
   int64_t read = 0;                // inputs that have been computed
   std::vector<float> losses = {};  // of the scored tokens so far, in nats
-  bool all_likeliest = true;  // if the sequence wants to know: each of them is the token with the highest logit, of
-                              // equal ones the first
+  // Each scored token so far is the likeliest one: the token with the highest logit, and the first among equal ones.
+  // Only kept where the sequence asks for it.
+  bool all_likeliest = true;
 
   bool is_done() const { return read == sequence.inputs(); }
   double nats() const {
@@ -57,7 +58,7 @@ bool are_likeliest(GPT2& model, int64_t first_row, const std::vector<int>& targe
 struct ScoringPass {
   struct Part {
     Scoring* scoring;
-    int64_t row, count, first_scored;  // of `count` rows the first whose target is scored; `count` if none is
+    int64_t row, count, first_scored;  // first_scored: the first of `count` rows whose target is scored, or `count`
   };
   std::vector<int> tokens, targets;  // (rows)
   std::vector<Part> parts;
@@ -101,8 +102,9 @@ struct ScoringPass {
 // each, in their order. Their lengths must fit into the cache.
 template <class Make, class Finished>
 void score_sequences(GPT2& model, int64_t count, Make make, Finished finished) {
-  std::deque<Scoring> open;  // in a pass all but the last are computed to their ends, so these are consecutive ones,
-                             // and no slot is taken twice
+  // In a pass all sequences but the last are computed to their ends. So the open ones are consecutive, and no slot is
+  // taken twice.
+  std::deque<Scoring> open;
   for (int64_t next = 0, done = 0; done < count;) {
     ScoringPass pass;
     for (size_t i = 0; i < size_t(model.cache.plan.slots) && pass.rows() < model.rows; i++) {
@@ -297,8 +299,8 @@ void evaluate_choices(Evaluator& e, const ChoicesToScore& c) {
   const Tokenizer* tokenizer = e.tokenizer ? &*e.tokenizer : nullptr;
   ChoiceResult r = {c.path, int64_t(c.questions.size())};
   r.knows_bytes = tokenizer != nullptr;
-  std::array<double, size_t(ChoiceScore::count)> best = {};  // of the question's answers so far, of equal ones the
-                                                             // first
+  // The best score so far among the question's answers; the first answer wins among equal ones.
+  std::array<double, size_t(ChoiceScore::count)> best = {};
   std::array<size_t, size_t(ChoiceScore::count)> chosen = {};
   auto add = [&](int64_t i, const Scoring& s) {
     const auto [question, answer] = c.answers[i];

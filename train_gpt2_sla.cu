@@ -1,7 +1,7 @@
 // GPT-2 with skip-layer attention (SLA): the model, its forward and backward pass, the optimizer, generation, the
 // training loop and the command line. Read from top to bottom it is: the model's memory; the forward pass; the backward
 // pass; the update; generation; training; main. Which activations there are, and what each layer needs of them, is in
-// llmc/model/ (activations.h, plan.h).
+// llmc/model/ (activations.h, steps.h).
 //
 // The graph is written once. What it calls (matmul_forward, attention_backward, ...) is a set of operations of the same
 // names and signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels
@@ -85,13 +85,13 @@ struct GPT2 : ModelShape, ModelMemory {
   char* activation_memory = nullptr;
   Activations acts;
   Steps graph;    // operations read weights through step(i), norm(i), embeddings()
-  KVCache cache;  // of generation
+  KVCache cache;  // used in generation alone
   MemoryPlan memory;
-  CudaGraph<int, int, float> forward_backward;  // of gpt2_forward_backward with B, T, dloss
+  CudaGraph<int, int, float> forward_backward;  // gpt2_forward_backward with B, T, dloss
   PinnedBuffer<StepStats> host_stats;           // (1): where gpt2_read_stats reads them to
   Collectives collectives;                      // of the ranks that train together
-  // Of the weights that ranks gather after an update, how many buckets have been awaited: none right after it; all,
-  // where no rank gathers.
+  // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;
+  // all of them where no rank gathers.
   size_t buckets_awaited = 0;
   Timeline timeline;
 
@@ -172,7 +172,7 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   plan_activations(model);
 }
 
-// The same for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
+// Plans the model for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
 void gpt2_plan_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
   CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.max_seq_len);
   plan_model(model, config, o.keep_dead_kv, o.shard);
@@ -184,7 +184,7 @@ void gpt2_plan_generation(GPT2& model, const ModelConfig& config, const Generati
   plan_activations(model);
 }
 
-// What B sequences would take, without allocating any of it.
+// The memory that micro-batches of B sequences would take; nothing is allocated.
 MemoryPlan gpt2_memory(const ModelConfig& config, int B, PlanOptions o) {
   GPT2 model;
   o.B = B;
@@ -254,7 +254,7 @@ void embed(GPT2& model, const Batch& batch) {
   });
 }
 
-// The final hidden states (last_norm.out) of acts.tokens, a row each.
+// Computes the final hidden states, last_norm.out (N, C), of acts.tokens (N), where N is batch.rows().
 void gpt2_forward(GPT2& model, const Batch& batch) {
   CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.parts.empty() == model.training.has_value());
   embed(model, batch);
@@ -267,7 +267,8 @@ void gpt2_forward(GPT2& model, const Batch& batch) {
   }
 }
 
-// Likewise of `tokens`, on the host.
+// Computes the final hidden states, last_norm.out (N, C), of `tokens` (N) in host memory, which are copied to
+// acts.tokens.
 void gpt2_forward(GPT2& model, const int* tokens, const Batch& batch) {
   CHECK(batch.rows() <= model.rows);
   copy_to_device(model.acts.tokens, tokens, size_t(batch.rows()) * sizeof(int));
@@ -280,7 +281,8 @@ void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   matmul_forward(model.acts.logits, model.hidden_states() + first_row * C, model.params.wte, nullptr, count, C, Vp);
 }
 
-// From the gradients of those logits, in acts.logits: acts.dnorm = those of the hidden states' rows, grads.wte +=.
+// The backward pass of gpt2_logits. From acts.logits, which holds the gradients of these logits: acts.dnorm = the
+// gradients of the hidden states' rows, grads.wte +=.
 void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
   const int64_t C = model.config.channels, Vp = model.logit_stride;
   const Activations& acts = model.acts;
@@ -546,10 +548,10 @@ void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const Samp
 // A run of this model. What is declared later is destroyed first, while what it uses still exists.
 struct Trainer {
   GPT2 model;
-  std::optional<GPT2> sampler;          // on rank 0, if samples are asked for: the same weights, planned for generation
-  PinnedBuffer<int> step_tokens;        // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
-  PinnedBuffer<float> checkpoint_copy;  // m and v (state), and rank 0's weights (parameters): the writer's while it
-                                        // writes a checkpoint
+  std::optional<GPT2> sampler;    // on rank 0, if samples are asked for: the same weights, planned for generation
+  PinnedBuffer<int> step_tokens;  // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
+  // m and v (state), and on rank 0 the weights (parameters), which the writer reads while it writes a checkpoint.
+  PinnedBuffer<float> checkpoint_copy;
   Run run;
   std::optional<StepLoader> step_loader;  // from the first step on
 };
@@ -578,8 +580,8 @@ void check_parameters_fit(const ModelConfig& c, const Shard& shard) {
 // `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into
 // what is free.
 void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
-  const size_t available = device_memory_available() + device_workspace_bytes();  // the workspaces have been taken
-                                                                                  // already
+  // The workspaces have been allocated already.
+  const size_t available = device_memory_available() + device_workspace_bytes();
   const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
   auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
   const TrainingShape& shape = *model.training;

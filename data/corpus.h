@@ -10,9 +10,9 @@
 #include "archive_stream.h"       // ArchiveStream, SourceFile
 #include "llmc/text/tokenizer.h"  // Tokenizer
 
-constexpr size_t batch_bytes = 1 << 20;    // of ordinary documents
-constexpr size_t longest_run = 16 << 20;   // bytes without a place to cut at, as in one endless word; a longer run is
-                                           // cut anyway
+constexpr size_t batch_bytes = 1 << 20;  // bytes of ordinary documents
+// Bytes without a place to cut at, as in one endless word; a longer run is cut anyway.
+constexpr size_t longest_run = 16 << 20;
 constexpr size_t longest_line = 32 << 20;  // bytes, of JSON
 
 // Set by a signal handler: CorpusReader::next then throws UserError.

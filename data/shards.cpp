@@ -75,8 +75,8 @@ void ShardWriter::flush() {
   const size_t bytes = buffer_.size() * sizeof(uint16_t);
   checksum_ = crc32c(buffer_.data(), bytes, checksum_);
   if (write_all(fd_, buffer_.data(), bytes) != bytes) fail();
-  sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);  // starts writing to the disk, so that fsync has less to wait for;
-                                                      // only a hint
+  // Starts writing to the disk, so that fsync has less to wait for. It is only a hint.
+  sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
   buffer_.clear();
 }
 

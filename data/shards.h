@@ -59,9 +59,9 @@ struct OutputFolder {
 
   const std::string& path() const { return path_; }
   std::string progress_path() const { return path_ + "/PROGRESS.json"; }
-  void clear();    // removes the files of an earlier run
-  void publish();  // renames DIR.tmp to DIR, durably. An existing DIR, which holds only files of this program, is
-                   // deleted
+  void clear();  // removes the files of an earlier run
+  // Renames DIR.tmp to DIR, durably. An existing DIR, which holds only files of this program, is deleted.
+  void publish();
 
  private:
   std::string final_, path_;

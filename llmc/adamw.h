@@ -12,11 +12,12 @@
 // A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over.
 // Indices count elements of the float arenas.
 struct ParameterChunk {
-  int64_t begin;  // of weights and gradients; a multiple of 64
-  int64_t state;  // of masters and moments, a multiple of 64: another index where their arenas hold only this process's
-                  // shard
-  int count;      // at most parameter_chunk_size
-  int decays;     // weight decay applies
+  int64_t begin;  // index into weights and gradients, a multiple of 64
+  // Index into master weights and moments, a multiple of 64. It differs from `begin` where their arenas hold only this
+  // process's shard.
+  int64_t state;
+  int count;   // at most parameter_chunk_size
+  int decays;  // weight decay applies
 };
 constexpr int parameter_chunk_size = 8192;
 
@@ -25,14 +26,14 @@ struct AdamWStep {
   float learning_rate, beta1, beta2, eps;
   float bias_correction1, bias_correction2;  // 1 - beta1^t, 1 - beta2^t
   double grad_clip;                          // largest norm; 0: none
-  float weight_decay;                        // of the tensors that decay
+  float weight_decay;                        // for the tensors that decay
 };
 
 // Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them
 // up in one collective, from the first or the second on.
 struct StepStats {
-  double grad_squares;       // of the squares of all gradients
-  double loss;               // of the micro-batches' mean losses, in nats
+  double grad_squares;       // the sum of the squares of all gradients
+  double loss;               // the sum of the micro-batches' mean losses, in nats
   double stop_requests = 0;  // positive if a rank asks to stop after this step; not used by the update
 };
 static_assert(sizeof(StepStats) == 3 * sizeof(double));

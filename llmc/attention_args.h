@@ -8,17 +8,17 @@
 #include "device_memory.h"     // DeviceArray
 #include "llmc/utils/error.h"  // CHECK
 
-// One K/V head, wherever its k and its v were projected. Row (b, t) of k is at `k + (b * T + t) * k_stride` and has HS
-// elements; v, dk and dv likewise.
+// One K/V head, wherever its k and its v were projected. Row (b, t) of k is the HS elements at `k + (b * T + t) *
+// k_stride`. The rows of v, dk and dv are found in the same way by their own strides.
 template <class Element>
 struct KVHead {
   Element *k, *v;
   int64_t k_stride, v_stride;
   Element *dk, *dv;
   int64_t dk_stride, dv_stride;
-  bool dk_accumulate, dv_accumulate;      // dk, dv are +=; else =
-  int first_query_head, num_query_heads;  // its query heads are query_heads[first_query_head, first_query_head +
-                                          // num_query_heads)
+  bool dk_accumulate, dv_accumulate;  // dk, dv are +=; else =
+  // The query heads of this K/V head are query_heads[first_query_head, first_query_head + num_query_heads).
+  int first_query_head, num_query_heads;
 };
 
 // Up to so many queries at the end of a sequence are few, as when generation draws tokens: their attention is bound by
@@ -38,49 +38,53 @@ struct AttentionArgs {
   int num_kv_heads = 0;
   const int* query_heads = nullptr;      // query heads, grouped by K/V head
   const int* kv_of_head = nullptr;       // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
-  int kv_per_head = 1;                   // the most that a query head has
+  int kv_per_head = 1;                   // the largest number of K/V heads of a query head
   const AttentionMask* masks = nullptr;  // (NH): of each query head; null: all are causal
   bool is_general = false;  // more than one K/V head a query head, a mask, or another stride for v than for k
   int largest_stride = 0;   // the largest s of masks with MaskPattern::stride; 0: there are none
 
-  // Of the keys that a query sees, only the `topk` with the highest scores, of equal ones those that come first, by K/V
-  // head and position; 0: all. The forward pass leaves what the backward pass needs to find them again.
+  // With topk > 0, a query attends only to the `topk` visible keys with the highest scores; among equal scores those
+  // come first whose K/V head, and then whose position, is lower. With topk = 0 it attends to all visible keys. The
+  // forward pass writes topk_score and topk_last, from which the backward pass finds the same keys again.
   int topk = 0;
-  float* topk_score = nullptr;  // (B, NH, Q): the lowest score that is taken, of raw scores as this device computes
-                                // them
-  int* topk_last = nullptr;     // (B, NH, Q): of keys with that score, the last one taken: T * (which K/V head of the
-                                // query head) + position
+  // (B, NH, Q): the lowest raw score among the chosen keys, as this device computes scores.
+  float* topk_score = nullptr;
+  // (B, NH, Q): the last chosen key with that score, as T * (index of the K/V head among those of the query head) +
+  // position.
+  int* topk_last = nullptr;
 
   // q, out and their gradients have rows for the queries alone: with Q = T - first_query, row (b, t) is row b * Q + t -
   // first_query. Head i has HS elements of it, from i * HS on.
   const Element* q = nullptr;  // (B, Q, NH * HS), rows q_stride apart
   int64_t q_stride = 0;
-  Element* out = nullptr;      // (B, Q, NH * HS)
-  float* exact_out = nullptr;  // (B, Q, NH * HS): out before it is rounded to Element, of probabilities with twice
-                               // bf16's digits; null: not asked for. Where Element is float, out is that
-  float* lse = nullptr;  // (B, NH, Q): the log of the sum of the exponentials of a query's scaled scores, natural. A
-                         // query that sees no key has out 0 and lse +inf, so that exp(score - lse) is 0
+  Element* out = nullptr;  // (B, Q, NH * HS)
+  // (B, Q, NH * HS): out before it is rounded to Element, from probabilities with twice the digits of bf16. Null if it
+  // is not needed. Where Element is float, out itself is exact.
+  float* exact_out = nullptr;
+  // (B, NH, Q): the natural log of the sum of the exponentials of a query's scaled scores. A query that sees no key has
+  // out 0 and lse +inf, so that exp(score - lse) is 0.
+  float* lse = nullptr;
 
-  // Null, or attention_partials(...) floats, where the attention of a few queries leaves what it has of parts of the
-  // keys.
+  // Partial results over parts of the keys, in the attention of a few queries: attention_partials(...) floats, or null.
   float* partials = nullptr;
 
-  // Backward only, which needs first_query = 0.
+  // These are used by the backward pass alone, which needs first_query = 0.
   const Element* dout = nullptr;  // (B, T, NH * HS)
   Element* dq = nullptr;          // (B, T, NH * HS), rows dq_stride apart
   int64_t dq_stride = 0;
   bool dq_accumulate = false;  // dq is +=; else =
   float* delta = nullptr;      // (B, NH, T) =: rowsum(dout * out)
-  float* scratch = nullptr;    // attention_backward_scratch(...) floats, or null for 0: where query heads leave partial
-                               // sums of dk and dv, to be added up in a fixed order
+  // Partial sums of dk and dv per query head, which are added up in a fixed order: attention_backward_scratch(...)
+  // floats, or null for 0.
+  float* scratch = nullptr;
 };
 
-// Whether each query head of a K/V head that has this many leaves a partial sum of dk and dv in `scratch`. Each device
-// folder defines it.
+// Whether each query head of a K/V head with `query_heads` query heads writes a partial sum of dk and dv to `scratch`.
+// Each device folder defines it.
 bool has_partial_sums(int64_t query_heads);
 
-// The size of `scratch`, in floats, for that many partial sums: one for each pair of a query head and such a K/V head
-// of it. Each device folder defines it.
+// The size of `scratch`, in floats, for `partial_sums` partial sums of dk and dv: one for each query head and each of
+// its K/V heads that has_partial_sums holds for. Each device folder defines it.
 int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums);
 
 // The size of `partials`, in floats, for sequences of up to T positions; 0: the device has no use for them. Each device

@@ -7,10 +7,10 @@
 #include "llmc/attention_mask.h"  // SLA_HOST_DEVICE
 
 struct MapWeights {
-  const float* gates = nullptr;  // (L, rows): g_l of each token, of which that of layer 0 is not used; null: all are
-                                 // `blend`
+  // (L, rows): g_l of each token, where the g_0 of layer 0 is not used. Null: all of them are `blend`.
+  const float* gates = nullptr;
   float blend = 0;
-  int64_t gates_stride = 0;  // from one layer's to the next's
+  int64_t gates_stride = 0;  // from one layer's gates to the next layer's
   int layer = 0;             // l
 
   SLA_HOST_DEVICE float gate(int m, int64_t row) const {

@@ -209,7 +209,7 @@ struct Worker {
       _exit(127);
     }
     close(in[0]), close(out[1]);
-    // Those of the workers that are started later must not keep this one's stdin open.
+    // Workers that are started later must not inherit these pipes, which would keep this worker's stdin open.
     fcntl(in[1], F_SETFD, FD_CLOEXEC), fcntl(out[0], F_SETFD, FD_CLOEXEC);
     to = fdopen(in[1], "w"), from = fdopen(out[0], "r");
   }

@@ -322,8 +322,8 @@ json bench_attention(const Scale& scale) {
         gpt2_plan(model, config, {B, T});
         gpt2_allocate(model);
         init_weights(model, 1);
-        gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});  // q, k and v as they are in
-                                                                                      // training
+        // This gives q, k and v the values that they have in training.
+        gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
         AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.graph, 1), 0, {B, T});

@@ -306,8 +306,8 @@ void print_page() {
   long_sequence.B = 1, long_sequence.T = 16384;
   const Column short_column = columns_of(short_sequences, {h100_sxm()})[0],
                long_column = columns_of(long_sequence, {h100_sxm()})[0];
-  const double by_hand = 40, ms = short_column.seconds() * 1e3, matmuls = matmul_seconds(short_column) * 1e3;  // of the
-                                                                                                               // former
+  // by_hand: the estimate by hand for the short sequences, in ms.
+  const double by_hand = 40, ms = short_column.seconds() * 1e3, matmuls = matmul_seconds(short_column) * 1e3;
   printf("# How long a step should take on a GPU\n\n"
          "Nothing here has been measured: no GPU has run the trainer yet. `make gpu-model` writes this page from the "
          "trainer's own plan\n"

@@ -26,8 +26,8 @@
 // ----------------------------------------------------------------------------
 // GPUs
 
-// Of a pass of attention, with heads of 64 or 128 channels. A query that sees n keys is computed at limit * n / (n +
-// overhead): the overhead is what a block's start and end and the tiles that a mask cuts cost.
+// The rate of a pass of attention with heads of 64 or 128 channels. A query that sees n keys is computed at limit * n /
+// (n + overhead): the overhead is what a block's start and end and the tiles that a mask cuts cost.
 struct AttentionRate {
   double limit;     // FLOP/s, of FlashAttention-2
   double overhead;  // keys
@@ -123,8 +123,8 @@ struct ModelledPart {
 inline ModelledPart streamed(const GpuSpec& gpu, const char* name, double bytes, double groups, double instructions,
                              int kernels = 1) {
   const double by_memory = bytes / (gpu.bandwidth * gpu.copy_share);
-  const double by_issue = groups * instructions / 32 / (gpu.clock * 4 * gpu.multiprocessors);  // four schedulers issue
-                                                                                               // a warp's each
+  // Each of the four schedulers issues an instruction of a warp per cycle.
+  const double by_issue = groups * instructions / 32 / (gpu.clock * 4 * gpu.multiprocessors);
   return {name,    std::max(by_memory, by_issue) + kernels * seconds_between_kernels,
           0,       bytes,
           kernels, by_memory > by_issue ? "memory" : "issue"};
@@ -247,7 +247,7 @@ class StepModel {
   void add(const char* name, int instance, std::vector<ModelledPart> parts) {
     operations.push_back({name, instance, std::move(parts)});
   }
-  // Of a tensor (rows, columns): `bytes` an element.
+  // An elementwise kernel over a tensor (rows, columns), which moves `bytes` bytes per element.
   ModelledPart elementwise(const char* name, double rows, double columns, double bytes, double instructions,
                            int kernels = 1) const {
     return streamed(gpu, name, rows * columns * bytes, rows * columns / 8, instructions, kernels);

@@ -35,7 +35,7 @@ struct Profile {
     it->seconds += seconds, it->calls++;
   }
 
-  // Those that took longest first.
+  // The operations, sorted by time, longest first.
   std::vector<Operation> sorted() const {
     std::vector<Operation> result = operations;
     std::sort(result.begin(), result.end(),

@@ -198,8 +198,8 @@ int run_amx(Registers registers, const uint8_t* code) {
 // What the CPU says of itself: this CPU's own features with AMX, and the caches and two cores of a Sapphire Rapids, for
 // whose sizes oneDNN chooses its blocks
 
-constexpr uint8_t illegal[2] = {0x0f, 0x0b}, after_xgetbv = 0x06;  // ud2; xgetbv has a third byte, and 06 begins no
-                                                                   // instruction
+// `illegal` is the instruction ud2. xgetbv has a third byte, and 06 begins no instruction.
+constexpr uint8_t illegal[2] = {0x0f, 0x0b}, after_xgetbv = 0x06;
 
 void run_cpuid(Registers registers) {
   const auto leaf = uint32_t(registers[REG_RAX]), sub = uint32_t(registers[REG_RCX]);

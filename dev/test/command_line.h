@@ -18,8 +18,8 @@ using nlohmann::json;
 
 static const std::string trainer = "build/fp32/train_gpt2_sla_cpu ";
 static const std::string bf16_trainer = "build/bf16/train_gpt2_sla_cpu ";
-static const std::string alone = "env OMP_NUM_THREADS=1 ";  // threads that wait for each other are slow where others
-                                                            // run too
+// Threads that wait for each other are slow where other programs run too.
+static const std::string alone = "env OMP_NUM_THREADS=1 ";
 static const char small_model[] = " --layers 4 --heads 4 --channels 32 --vocab-size 257 --max-seq-len 32 -t 32 -b 2 -l "
                                   "1e-3 ";
 

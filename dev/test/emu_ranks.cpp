@@ -127,7 +127,7 @@ int seeds_with_another_order(ncclComm_t comm) {
   return differ;
 }
 
-// As the trainer does it: three all-reduces of all ranks, and a fourth that the last rank does not call.
+// The ranks call three all-reduces together, as the trainer does, and a fourth that the last rank does not call.
 void one_reduce_is_missing() {
   RankChannel channel;
   Collectives collectives;

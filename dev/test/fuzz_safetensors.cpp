@@ -195,7 +195,7 @@ static std::string make_file(bool* overlap) {
   return with_length(header + std::string(below(9), ' '), data);
 }
 
-// Where a run of digits stands in text, from `from` on: [first, last); false if there is none.
+// Finds a run of digits in `text` at or after `from`: [first, last). Returns false if there is none.
 static bool find_number(const std::string& text, size_t from, size_t* first, size_t* last) {
   *first = text.find_first_of("0123456789", from);
   if (*first == std::string::npos) return false;

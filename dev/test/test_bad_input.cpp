@@ -154,8 +154,8 @@ TEST_F(LongSmallDisk, ThatIsFullEndsNoTrainingAndLosesNothingComplete) {
       << stopped.err;
 }
 
-// Not a byte is left, for the log neither, from the first checkpoint on: for a while, or until the run is over, which
-// is then resumed.
+// The disk has no room for another byte, not even of the log, from the first checkpoint on: for a while, or until the
+// run is over, which is then resumed.
 TEST_F(LongSmallDisk, WithRoomAgainHasAllOfTheRun) {
   const std::string with = command + "-k constant -n 30 --keep 1 -x 300 -o ", out = in("disk/out"),
                     err = in("run's stderr");
@@ -265,7 +265,7 @@ class LongImprobableToken : public ChangedModel {
 
   void SetUp() override {
     ChangedModel::SetUp();
-    // Its logit is -1e38 times a channel that is always about 100.
+    // The logit of the improbable token is -1e38 times a channel that is always about 100.
     set_weights({{"wte.weight", int64_t(improbable) * 32, -1e38f}, {"ln_f.bias", 0, 100.0f}});
   }
 

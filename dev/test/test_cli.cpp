@@ -193,8 +193,8 @@ TEST_F(LongCommandLine, AModelContinuesWithAnotherWiringAndSaysWhatChanges) {
   EXPECT_FALSE(says(data + "-e " + in("sla/step_00000008") + " --wiring 'sla( 3, 3 )' -x 1"));
 }
 
-// Of 12 micro-batches 3 are taken, the first, the fifth and the ninth: those of the sequences that a file of these
-// alone has.
+// Three of 12 micro-batches are taken, the first, the fifth and the ninth: their mean loss is that of a file with the
+// sequences of these alone.
 // BUG train_gpt2_sla.cu: `all ? i : i * full_batches / batches` -> `i`
 TEST_F(LongCommandLine, ValidationTakesMicroBatchesAtEvenDistances) {
   write_file(in("tokens.bin"), shard_bytes(2000));
@@ -228,7 +228,7 @@ TEST_F(LongCommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
     EXPECT_EQ(o.exit_status, 0) << o.err;
     return read_log(in("v")).back().at("val_loss").get<double>();
   };
-  // The same from files of one sequence each, weighted by their lengths.
+  // The expected loss, from files of one sequence each, weighted by their lengths.
   double sum = 0;
   int64_t tokens = 0;
   for (const auto& [name, length] : std::map<std::string, int>{{"a", 32 * 7}, {"b", 32 * 3 + 16}, {"c", 4}}) {
@@ -349,7 +349,7 @@ TEST_F(LongCommandLine, ARunByMuonResumesWithTheSameBits) {
   expect_the_end_of_an_undisturbed_run(common, 6);
 }
 
-// Those that trade memory for time: another plan and the same losses.
+// Options that trade memory for time give another plan and the same losses.
 TEST_F(CommandLine, OptionsOfMemoryChangeThePlanAndNoLoss) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   std::set<std::string> plans, losses;

@@ -215,7 +215,8 @@ TEST(EmuCublasLt, TheHeuristicRefusesWhatIsNotSupported) {
   EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_INVALID_VALUE);
 }
 
-// Of each number of splits, in one order; in place, which the heuristic puts first if it may, in any.
+// With each number of splits, parts are added up in one fixed order; in place, which the heuristic puts first if it
+// may, in any order.
 TEST(EmuCublasLt, ASumInPlaceHasNoFixedOrder) {
   const auto distinct_results = [](uint32_t reductions, size_t algorithm) {
     Problem p;

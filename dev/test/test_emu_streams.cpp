@@ -100,7 +100,7 @@ TEST(EmuStreams, PinnedMemoryIsReadLaterPageableMemoryUnderSomeSeed) {
   check(cudaFreeHost(pinned));
 }
 
-// As a GPU writes to mapped host memory.
+// A kernel writes to pinned host memory, as a GPU does to mapped host memory.
 TEST(EmuStreams, AKernelWritesToPinnedMemoryWhenItsTurnComes) {
   Stream stream;
   float* pinned;

@@ -316,8 +316,8 @@ static std::vector<uint16_t> ids(const std::string& bytes) {
 // All tokens are equally likely: an answer of n tokens has n times the loss of one.
 TEST_F(Evaluation, ChoosesByTheSumAndByEachNormalisation) {
   const std::string model = model_of("model", std::vector<float>(byte_vocab_size, 0.0f), "");
-  // Of equal scores the first one counts. A space in front is a token, but no character and no byte; a u with dots is
-  // two tokens and bytes.
+  // Among equal scores the first answer counts. A space in front is a token, but no character and no byte; a u with
+  // dots is two tokens and bytes.
   const std::string answers[] = {" abc", " de", "\xC3\xBC\xC3\xBC\xC3\xBC", "fghi"};
   const auto accuracies = [&](int right) {
     ChoiceQuestion q = {ids("context"), {}, right};
@@ -433,8 +433,8 @@ TEST_F(Evaluation, AnswersWithTheReferencesLikelihoods) {
     std::vector<int> tokens = context.empty() ? std::vector<int>{256} : tokens_of(ids(context));
     for (int token : tokens_of(ids(continuation))) tokens.push_back(token);
     if (tokens.size() > 33) tokens.erase(tokens.begin(), tokens.end() - 33);
-    const size_t scored = continuation.size() + (context == "two  " ? 2 : 0);  // white space belongs to the
-                                                                               // continuation
+    // White space belongs to the continuation.
+    const size_t scored = continuation.size() + (context == "two  " ? 2 : 0);
     std::vector<bool> likeliest;
     const std::vector<double> losses = model.losses(tokens, &likeliest);
     double sum = 0;
@@ -463,7 +463,8 @@ TEST_F(Evaluation, SaysWhetherAContinuationIsTheLikeliest) {
   EXPECT_EQ(greedy, (std::vector<bool>{true, false, true, true, false, false, false}));
 }
 
-// As lm-evaluation-harness cuts texts: into windows of the context length, the last one moved back until it is full.
+// Texts are cut as lm-evaluation-harness does: into windows of the context length, the last one moved back until it is
+// full.
 TEST_F(Evaluation, AnswersWithTheLikelihoodOfLongTexts) {
   const ReferenceModel model("paper_default");
   std::string text;
@@ -574,8 +575,8 @@ TEST_F(Evaluation, ScriptsCheckWhatTheyFetch) {
   Outcome o = run(hellaswag);
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("with another checksum than expected"), std::string::npos) << o.err;
-  write_file(data + "/.download/hellaswag_val.jsonl", two_questions);  // as an interrupted run leaves it when it has
-                                                                       // been checked
+  // The file is as an interrupted run leaves it when it has been checked.
+  write_file(data + "/.download/hellaswag_val.jsonl", two_questions);
   o = run(hellaswag);
   EXPECT_EQ(o.out, data + "/hellaswag/hellaswag_val.bin\n") << o.err;
   EXPECT_EQ(read_choice_file(data + "/hellaswag/hellaswag_val.bin", byte_vocab_size).size(), 2u);

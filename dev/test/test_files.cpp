@@ -73,7 +73,7 @@ struct DiskModel {
       for (int64_t i = 0; i < elements(index); i++) values[i] = start + float(index) + float(i) / 1024;
     };
   }
-  // The same values as far as they lie in this process's shard, in an arena of state with NaN in its gaps.
+  // The part of the values of fetch(start) in this process's shard, in an arena of state with NaN in its gaps.
   std::vector<float> state(float start) const {
     std::vector<float> arena(table.layout.bytes / sizeof(float) / size_t(table.shard.count), NAN), values;
     for (size_t i = 0; i < table.specs.size(); i++) {
@@ -102,7 +102,7 @@ TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
   const DiskModel model;
   const std::string path = folder.path + "/model.safetensors";
   write_weight_file(path, model.table, model.fetch(1));
-  // The same under the names that GPT-2 has on the hub.
+  // Writes the tensors again, under the names that GPT-2 has on the hub.
   SafetensorsFile file(path);
   std::vector<SafetensorsSpec> specs;
   for (const SafetensorsTensor& tensor : file.tensors()) specs.push_back({"transformer." + tensor.name, tensor.shape});
@@ -129,7 +129,7 @@ TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
   }
 }
 
-// As Hugging Face splits large models.
+// Reads a model from several files with an index, as Hugging Face splits large models.
 TEST(ModelOnDisk, ComesBackFromSeveralFilesWithAnIndex) {
   TemporaryFolder folder;
   const DiskModel model;

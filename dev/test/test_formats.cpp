@@ -226,8 +226,8 @@ TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
   TemporaryFolder folder;
   const FolderModel model(plain);
   const GoldenTensors golden = read_golden_tensors(plain + "/model.safetensors");
-  const FolderModel odd = as_plain("dev/test/golden/odd_shapes");  // tensors that do not end at multiples of the
-                                                                   // alignment
+  // This model has tensors that do not end at multiples of the alignment.
+  const FolderModel odd = as_plain("dev/test/golden/odd_shapes");
   write_gguf_file(folder.path + "/odd.gguf", odd.config, odd.table, odd.fetch(), "", GgufType::bf16);
   const GgufReader odd_file(folder.path + "/odd.gguf");
   EXPECT_EQ(odd_file.metadata.at("tokenizer.ggml.model"), "none");

@@ -44,8 +44,8 @@ static std::string kernel_in(const std::string& text) {
     if (at == std::string::npos) continue;
     std::string parameters;
     int value = 0;
-    for (at += prefix.size(); at + 2 < text.size() && text[at] == 'L'; at = text.find('E', at) + 1) {  // Li64E: an int;
-                                                                                                       // Lb1E: a bool
+    // Li64E is an int, Lb1E a bool.
+    for (at += prefix.size(); at + 2 < text.size() && text[at] == 'L'; at = text.find('E', at) + 1) {
       sscanf(text.c_str() + at + 2, "%d", &value);
       parameters += (parameters.empty() ? "" : ",") + std::to_string(value);
     }
@@ -250,8 +250,8 @@ static Measured measure() {
   if (!m.reason_to_skip.empty()) return m;
   m.version = atoi(version.out.c_str() + release + 8);
 
-  write_file(folder.path + "/kernels.cu", "#include \"llmc/cuda/attention.h\"\n");  // its launchers instantiate what
-                                                                                    // the program uses
+  // The launchers instantiate the kernels that the program uses.
+  write_file(folder.path + "/kernels.cu", "#include \"llmc/cuda/attention.h\"\n");
   std::string compile;
   for (int arch : architectures) {
     const std::string out = format("%s/%d", folder.path.c_str(), arch);
@@ -312,7 +312,7 @@ class MachineCode : public testing::Test {
   }
 };
 
-// Spills that are there may stay; none may be added.
+// Spills that exist may stay; none may be added.
 TEST_F(MachineCode, OfAttentionSpillsNoMoreRegisters) {
   for (const auto& [kernel, now] : measured().table) {
     ASSERT_TRUE(table.count(kernel)) << "dev/test/machine_code.txt has no line of it: " << line_of(kernel, now);

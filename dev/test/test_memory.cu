@@ -245,7 +245,7 @@ TEST(LongContexts, TakeLessAtEachLevelOfRecomputation) {
 // ----------------------------------------------------------------------------
 // Chunks of logits
 
-// Of 124M: rows of 100,608 bytes. By micro-batch, T and the GPU's memory in GB.
+// The chunks of 124M, whose rows have 100,608 bytes, by micro-batch, T and the GPU's memory in GB.
 TEST(LogitChunks, AreFewAndEqualInWholeTiles) {
   const ModelConfig config = preset("d12", 4096);
   const auto rows = [&](int B, int T, int gb) {
@@ -272,9 +272,9 @@ TEST(LogitChunks, AreFewAndEqualInWholeTiles) {
 // The largest micro-batch
 
 TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
-  ModelConfig wide_vocabulary = small_config(64);  // the chunk of logits outweighs sequences, and its bytes go up and
-                                                   // down with B:
-  wide_vocabulary.vocab_size = 50257;              // 12 sequences are one of 768 rows, 13 are two of 512
+  // The chunk of logits outweighs the sequences, and its bytes go up and down with B.
+  ModelConfig wide_vocabulary = small_config(64);
+  wide_vocabulary.vocab_size = 50257;  // 12 sequences are a chunk of 768 rows, 13 are two of 512
   for (const ModelConfig& config : {small_config(64), wide_vocabulary}) {
     for (int recompute : {0, 3}) {
       PlanOptions plan = {1, 64, Recompute(recompute)};
@@ -389,7 +389,7 @@ TEST(ModelledStep, MultipliesInWholeWavesOfTiles) {
   });
 }
 
-// The same tokens in fewer sequences: attention, and the rows of wpe.
+// With the same tokens in fewer sequences attention takes longer; of the rest only wpe has another size.
 TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
   const auto seconds = [](const ModelledModel& m, bool of_attention) {
     return m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {
@@ -399,8 +399,8 @@ TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
   };
   const ModelledModel long_sequence("plain", 1, 8192), short_sequences("plain", 8, 1024);
   EXPECT_GT(seconds(long_sequence, true), 5 * seconds(short_sequences, true));
-  EXPECT_LT(seconds(long_sequence, true), 6.5 * seconds(short_sequences, true));  // of 8 times the pairs: fewer start
-                                                                                  // and end
+  // It has 8 times the pairs of a query and a key, but starts and ends fewer blocks.
+  EXPECT_LT(seconds(long_sequence, true), 6.5 * seconds(short_sequences, true));
   EXPECT_NEAR(seconds(long_sequence, false) / seconds(short_sequences, false), 1, 0.02);  // AdamW has more rows of wpe
   EXPECT_LT(seconds(ModelledModel("window(1024)", 1, 8192), true), 2.5 * seconds(short_sequences, true));
 }

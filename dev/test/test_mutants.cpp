@@ -208,8 +208,9 @@ TEST_F(SmallProject, ChangedFilesAreThoseThatDifferFromACommit) {
   EXPECT_NE(mutate("--changed nowhere --list").err.find("error: git "), std::string::npos);
 }
 
-// Of programs that include a header: the one of its name, then the smaller one; for the CPU before the emulated GPU,
-// and that only where the source differs; then those that say so. One that only runs a program has the last word.
+// The order in which the test programs of a header are tried: the one of its name, then the smaller one; the CPU's
+// before the emulated GPU's, which is only tried where the source differs; then those that say that they cover the
+// header. A test that only runs a program with the header comes last.
 TEST_F(SmallProject, TestsAreThoseOfTheProgramsThatIncludeAFile) {
   fs::create_directories(in("dev/test"));
   const auto tests_of = [&](const std::string& file) {

@@ -173,7 +173,7 @@ TEST(Options, AnyTextComesBackFromToml) {
   }
 }
 
-// Of characters, bytes, and parts of a character among others.
+// The texts have characters, bytes, and parts of a character among others.
 TEST(Options, AnyBytesComeBackFromToml) {
   TemporaryFolder folder;
   const std::string path = folder.path + "/config.toml";

@@ -297,7 +297,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());
 }
 
-// Of every wiring: what its attention multiplies, pair by pair, and what it keeps of a token.
+// For every wiring: the pairs of a query and a key that its attention multiplies, and what it keeps of a token.
 static KVCachePlan kv_cache_of(const char* wiring, int64_t max_length, int64_t rows, int slots = 1) {
   ModelConfig c = make_config(4, 4, 32, 0, 0);
   c.wiring = parse_wiring(wiring);
@@ -411,7 +411,7 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
   }
 }
 
-// Of every mask: its counts in closed form and what it says of tiles, against the predicate itself, key by key.
+// For every mask: its counts in closed form and what it says of tiles, against the predicate itself, key by key.
 TEST(AttentionMask, TilesAndCountsAreThoseOfThePredicate) {
   for (uint64_t i = 0; i < 20000; i++) {
     const Philox words[] = {random_words(1, RandomStream::test, 1, i), random_words(1, RandomStream::test, 2, i)};
@@ -578,8 +578,8 @@ TEST(Sampler, RefusesLogitsThatMakeNoDistribution) {
 // BUG llmc/text/sampler.h: `sum += weights[i] = std::exp(double(logits[i] - max) / divisor);` -> `sum += weights[i] =
 // std::exp(double(logits[i] - max));`
 TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
-  const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};  // squared: 0.04, 0.25, 0.09 of
-                                                                                       // 0.38
+  // Squared, these probabilities are 0.04, 0.25 and 0.09 of 0.38.
+  const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};
   const struct {
     double uniform;
     int token;

@@ -80,7 +80,7 @@ TEST_F(WatchdogTest, ReportsTheRankForWhichOthersWait) {
                                                       "waited for 10 s");
 }
 
-// Its last heartbeat is younger than the wait: both are due, and the wait first.
+// The rank's last heartbeat is younger than the wait: both are due, and the wait first.
 // BUG llmc/dist/watchdog.h: `if (now - last.last_heartbeat >= hang_seconds_ / 2) return "";` -> ``
 TEST_F(WatchdogTest, ARankThatIsStoppedWhileOthersWaitForItIsSilent) {
   EXPECT_EQ(after(2, {at(8, 7), at(7, 7), at(8, 7)}), "");
@@ -177,7 +177,7 @@ class Channel : public CommandLine {
     for (int rank = 0; rank < rendezvous.size; rank++) all.push_back(start_rank(rendezvous, rank, body));
     return all;
   }
-  // Its exit status; -1 if a signal ended it, -2 if it did not end within `seconds` and was killed here.
+  // The exit status of a process; -1 if a signal ended it, -2 if it did not end within `seconds` and was killed here.
   static int wait_for(const Process& p, double seconds = 15) {
     int status = 0;
     for (const double end = seconds_now() + seconds; waitpid(p.pid, &status, WNOHANG) == 0; sleep_for(0.002)) {
@@ -557,7 +557,7 @@ TEST_F(Channel, ADeathIsDetectedAtOnce) {
   }
 }
 
-// Otherwise it would try to connect until its timeout.
+// A rank that is not told of the death would try to connect until its timeout.
 TEST_F(Channel, ARankThatConnectsAfterADeathEndsToo) {
   const Rendezvous rendezvous = {"file:" + in("rendezvous"), 3};
   std::vector<Process> all = {start_rank(rendezvous, 0, compute),

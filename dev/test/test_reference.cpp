@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(All, ReferenceWiring, testing::ValuesIn(wirings), wirin
 
 struct ReferenceGradients : ReferenceWiring {};
 
-// Those whose gradients `make test` compares, too.
+// The wirings whose gradients `make test` compares too.
 const std::set<std::string> quick_gradients = {"all_heads", "also_strided", "gate_gqa_window", "gate_without_biases"};
 
 std::vector<WiringCase> wirings_of_gradients(bool quick) {
@@ -360,8 +360,8 @@ TEST(Reference, MasksAreAsDrawn) {
       EXPECT_EQ(mask_text("fixed(3,1,union)", l, head), fixed_union);
     }
   }
-  EXPECT_EQ(mask_text("window(4) strided(2)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");  // hidden by any of
-                                                                                                    // them
+  // A key is hidden if any of the masks hides it.
+  EXPECT_EQ(mask_text("window(4) strided(2)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");
   EXPECT_EQ(mask_text("strided(2) window(4)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");
 }
 
@@ -457,9 +457,8 @@ TEST(Reference, MuonBringsSingularValuesNearOne) {
   std::vector<double> w = {1, 2, 3, 4, 5, 6}, m(6, 0.0);
   reference::muon(w, m, g, 2, 3, {0.01, 0.9, 0.5});
   for (int i = 0; i < 6; i++) {
-    EXPECT_NEAR(w[i], (i + 1) * (1 - 0.005) - 0.01 * 0.2 * std::sqrt(3.0) * o[i], 1e-12) << i;  // u is g times a
-                                                                                                // number: 0.9 * 0.1 +
-                                                                                                // 0.1
+    // u is g times a number: 0.9 * 0.1 + 0.1.
+    EXPECT_NEAR(w[i], (i + 1) * (1 - 0.005) - 0.01 * 0.2 * std::sqrt(3.0) * o[i], 1e-12) << i;
     EXPECT_NEAR(m[i], 0.1 * g[i], 1e-15) << i;
   }
   std::vector<double> transposed_w = {1, 4, 2, 5, 3, 6}, transposed_m(6, 0.0);

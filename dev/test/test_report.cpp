@@ -461,7 +461,7 @@ class TrainedReport : public BrowserTest {
   }
 };
 
-// As its parts a page has what report.cpp puts there; here a browser runs its scripts and draws.
+// The other tests read a page as report.cpp writes it; here a browser runs its scripts and draws.
 // BUG llmc/run/report.js: `data: points(chart, series),` -> `data: [],`
 TEST_F(TrainedReport, IsDrawnByABrowserWithoutAnError) {
   ASSERT_NO_FATAL_FAILURE(train("sla", "-x 240 --seed 5"));

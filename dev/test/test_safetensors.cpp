@@ -150,8 +150,8 @@ TEST_F(Safetensors, SeveralWritersInAnyOrderMakeTheSameFile) {
   const std::string expected = get();
 
   SafetensorsWriter first(path, specs);
-  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {  // as other processes do, beginning with the last
-                                                                  // range
+  // Processes write their ranges, beginning with the last one.
+  for (int64_t from = n - slice; from >= 0; from -= 2 * slice) {
     const pid_t child = fork();
     if (child == 0) {
       SafetensorsWriter writer = SafetensorsWriter::attach(path);

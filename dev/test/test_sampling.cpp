@@ -4,8 +4,8 @@
 #include "command_line.h"  // CommandLine
 
 // A model with random weights, of bytes: its folder has no vocabulary, and needs none.
-static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", plain = "dev/test/golden/baseline ";  // context
-                                                                                                            // length 32
+// The model's context length is 32.
+static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", plain = "dev/test/golden/baseline ";
 
 class Sampling : public CommandLine {
  protected:

@@ -1,6 +1,7 @@
 // The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; the
 // check on a GPU, with the emulated one and a few lines of shell in place of CUDA's tools; and what the Makefile finds
-// on a machine, likewise. Runs from the repository's root, where the trainers and ./report are.
+// on a machine, with a few lines of shell in place of its tools. Runs from the repository's root, where the trainers
+// and ./report are.
 //
 // COVERS ONLY scripts/
 #include <gtest/gtest.h>       // TEST_F
@@ -27,8 +28,8 @@ class Scripts : public CommandLine {
     fs::create_directories(in("data"));
     for (const char* name : {"train_000.bin", "val_000.bin"}) write_file(in("data/") + name, shard_bytes(4000, 63));
   }
-  // Of 12 layers and heads, so that the scripts' wiring fits; 6 updates of 2 micro-batches, a checkpoint after every
-  // second.
+  // A model of 12 layers and heads, so that the scripts' wiring fits; 6 updates of 2 micro-batches, a checkpoint after
+  // every second.
   const std::string small = " --layers 12 --heads 12 --channels 96 --vocab-size 64 --max-seq-len 8 -t 8 -d 16 -b 1 -x "
                             "6 -n 2 -v 0 -u 0";
 
@@ -68,7 +69,7 @@ TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   }
 }
 
-// Of a trainer in whose memory five sequences fit: what it is called with last is the run itself.
+// A trainer stands in that has memory for five sequences. The last time that the script calls it is the run itself.
 TEST_F(LongScripts, TakeTheLargestMicroBatchThatFits) {
   unsetenv("BATCH");
   write_program("of_five", R"(
@@ -318,8 +319,8 @@ class LongGpuCheck : public CommandLine {
     python = run("command -v python3").out;
     python = python.substr(0, python.find('\n'));
     for (const char* name : {"bin", "build"}) fs::create_directory(in(name));
-    fs::create_directory_symlink(fs::absolute("build/obj"), in("build/obj"));  // the host code is what all programs
-                                                                               // share
+    // All programs share the objects of host code.
+    fs::create_directory_symlink(fs::absolute("build/obj"), in("build/obj"));
     setenv("PATH", (bin + ":" + getenv("PATH")).c_str(), 1);
     setenv("BUILD", in("build").c_str(), 1);
     setenv("RESULTS", in("results").c_str(), 1);
@@ -359,9 +360,9 @@ class LongGpuCheck : public CommandLine {
   Outcome check() const { return run("scripts/gpu_check.sh"); }
 };
 
-// Of each program that GoogleTest runs the first test that the script asks for; where it asks for all, of the model's
-// one that is quick. The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1
-// MB of what the plan keeps free.
+// For each program that GoogleTest runs, the first test that the script asks for; where it asks for all, a quick one of
+// the model's. The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1 MB of
+// what the plan keeps free.
 TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   write_nvcc(R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
     case "$x $*" in

@@ -128,8 +128,8 @@ TEST(Encode, TheCacheDoesNotChangeTheTokens) {
 
 TEST(Encode, AHugePieceTakesNoQuadraticTime) {
   const Tokenizer tokenizer = Tokenizer::load(fixture + "small.tiktoken");
-  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {  // the longest that threads merge at the same time,
-                                                                    // and a longer one
+  // The longest piece that threads merge at the same time, and a longer one.
+  for (size_t length : {size_t(1) << 20, (size_t(1) << 20) + 1}) {
     std::string word(length, '\0');
     std::mt19937 random(3);
     for (char& c : word) c = "aeinorst"[random() % 8];

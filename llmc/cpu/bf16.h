@@ -13,6 +13,7 @@ struct bfloat16 {
   operator float() const { return float_from_bf16(bits); }
 };
 
-// For loops, in place of x and y = bfloat16(x): the compiler does not vectorise copies of structs.
+// Conversions for vectorised loops, in place of x and y = bfloat16(x): the compiler does not vectorise copies of
+// structs.
 inline float to_float(bfloat16 x) { return float_from_bf16(x.bits); }
 inline void from_float(bfloat16& y, float x) { y.bits = bf16_from_float(x); }

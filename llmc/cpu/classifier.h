@@ -18,8 +18,8 @@ inline void add_losses(double* sum, const float* losses, int64_t count, double d
   *sum += total / divisor;
 }
 
-// Where a thread keeps the exponentials of a row of n logits: in the row itself if it is float, else in memory of the
-// thread's own.
+// The memory in which a thread keeps the exponentials of a row of n logits: the row itself if it is float, else memory
+// of the thread's own.
 inline float* exponentials_of(float* row, int64_t) { return row; }
 inline float* exponentials_of(bfloat16*, int64_t n) {
   thread_local std::vector<float> exponentials;

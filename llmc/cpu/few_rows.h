@@ -11,7 +11,7 @@
 // Beyond as many rows a matmul by blocks is faster: it uses each weight that it loads more often.
 constexpr int64_t most_few_rows = 16;
 
-// So many texts are sampled in a pass: with more, their bits would not be those that each has alone.
+// The number of texts that are sampled in one pass. With more, their bits would not be those that each has alone.
 constexpr size_t most_texts_of_a_pass = size_t(most_few_rows);
 
 // How far ahead of what it multiplies a thread asks for a weight: rows follow each other in memory, and the next ones
@@ -19,7 +19,7 @@ constexpr size_t most_texts_of_a_pass = size_t(most_few_rows);
 // in bf16.
 constexpr size_t weight_prefetch_bytes = 4096;
 
-// The sum over x y, in an order that depends on `count` alone. Asks for what is `prefetch_bytes` behind y.
+// The sum over x y, in an order that depends on `count` alone. Prefetches what is `prefetch_bytes` after y.
 template <class Element>
 inline float dot_product(const float* x, const Element* y, int64_t count, size_t prefetch_bytes) {
   constexpr int lanes = 64;  // four vectors of 16, so that additions need not wait for each other

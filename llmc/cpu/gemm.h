@@ -136,7 +136,8 @@ inline const float* to_floats(std::vector<float>& floats, const bfloat16* x, int
   return floats.data();
 }
 
-// The same with sgemm, on a CPU without instructions for bf16: products of bf16 are exact in fp32.
+// Computes the block c = alpha op(a) op(b), or += where s.accumulate is set, by converting bf16 to fp32 and calling
+// sgemm, for CPUs without instructions for bf16. Products of bf16 numbers are exact in fp32.
 inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c) {
   constexpr int64_t depth = 1024;  // of k at once, so that the copies stay small
   thread_local std::vector<float> a_floats, b_floats;

@@ -54,7 +54,8 @@ inline void gelu_of_gemm(bfloat16* out, bfloat16* pre_gelu, const bfloat16* inp,
                  });
 }
 
-// The same; of a few rows gelu is that of the rounded pre_gelu.
+// pre_gelu (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); out (N, OC) = gelu(pre_gelu). bias may be null. For up to
+// most_few_rows rows, gelu is computed from the rounded pre_gelu.
 inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight,
                                 const floatX* bias, int64_t N, int64_t C, int64_t OC) {
   if (N > most_few_rows) return gelu_of_gemm(out, pre_gelu, inp, weight, bias, N, C, OC);
@@ -108,7 +109,9 @@ inline void matmul_gelu_backward_input(bfloat16* dinp, const bfloat16* dout, con
                  });
 }
 
-// The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
+// The backward pass of a linear layer whose input is inp = gelu(pre_gelu): dinp (N, C) = (dout (N, OC) weight (OC, C))
+// * gelu'(pre_gelu), the gradient of pre_gelu; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias
+// may be null.
 inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                                  const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC) {
   matmul_gelu_backward_input(dinp, dout, pre_gelu, weight, N, C, OC);

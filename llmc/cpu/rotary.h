@@ -6,8 +6,8 @@
 #include "threads.h"         // is_worth_threads
 #include "vec.h"             // to_float, from_float
 
-// With the angles a of the row's position times `sign`:
-// (x_i, x_(i+HS/2)) = (x_i cos a - x_(i+HS/2) sin a,  x_(i+HS/2) cos a + x_i sin a).
+// Rotates each head of B sequences of T rows in place. With a_i the i-th angle of the row's position, times `sign`:
+// (x_i, x_(i+HS/2)) = (x_i cos a_i - x_(i+HS/2) sin a_i,  x_(i+HS/2) cos a_i + x_i sin a_i).
 inline void rotate_rows(const RotaryHeads<floatX>& r, int64_t B, int64_t T, int64_t first_position, float sign) {
   const int half = r.HS / 2;
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * B * T * r.heads * r.HS))

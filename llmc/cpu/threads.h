@@ -63,7 +63,7 @@ inline void configure_threads(char** argv, const char* spins = "2000") {
     changed |= setenv("GOMP_SPINCOUNT", spins, 1) == 0;
   if (!changed) return;
   std::error_code error;
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);  // by its own name, which `ps`
-                                                                                       // shows
+  // The program is started by its own name, which `ps` shows.
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);
   execv(program.c_str(), argv);  // it returns if that cannot be done: slower on a busy machine, and otherwise the same
 }

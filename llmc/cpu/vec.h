@@ -5,7 +5,7 @@
 #include <cstring>  // memcpy
 #include "bf16.h"   // to_float and from_float of bf16
 
-// For code that is written over float and bf16: nothing to convert.
+// Code that is written for both float and bf16 calls these; for float there is nothing to convert.
 inline float to_float(float x) { return x; }
 inline void from_float(float& y, float x) { y = x; }
 
@@ -13,8 +13,8 @@ inline void from_float(float& y, float x) { y = x; }
 // with ln 2 in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r). Outside those limits what is
 // computed means nothing, and is not what is returned.
 inline float vec_exp(float x) {
-  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the addition rounds to an integer, which is in
-                                                        // the lowest bits
+  // Adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits.
+  const float shifted = x * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   float r = x - n * 0.693145751953125f;  // the upper 16 bits of ln 2
   r = r - n * 1.42860677e-6f;

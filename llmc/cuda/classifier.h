@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(classifier_threads)
     max = larger;
   }
   const float row_max = block_max(max, shared);
-  const float row_sum = block_sum(sum * __expf(max - row_max), shared);  // a thread without columns adds 0 * exp(-inf)
-                                                                         // = 0
+  // A thread without columns adds 0 * exp(-inf) = 0.
+  const float row_sum = block_sum(sum * __expf(max - row_max), shared);
   if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + (row_max - target_logit);
   if (!write_gradient) return;
 

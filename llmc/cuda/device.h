@@ -33,8 +33,8 @@ inline int& gpu_index() {
 struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
-  static constexpr size_t large_shared_bytes = 162 << 10;  // a block of an A100 can have 163 KB, of an H100 227, of 8.6
-                                                           // and 8.9 99
+  // A block can have 163 KB of shared memory on an A100, 227 KB on an H100, 99 KB with compute capability 8.6 or 8.9.
+  static constexpr size_t large_shared_bytes = 162 << 10;
   std::string name;
   std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
   int multiprocessors = 0;
@@ -42,8 +42,8 @@ struct Gpu {
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
-  cudaEvent_t uploaded[num_staging_buffers], consumed[num_staging_buffers];  // of each staging buffer: last filled,
-                                                                             // last copied from
+  // When each staging buffer was last filled, and last copied from.
+  cudaEvent_t uploaded[num_staging_buffers], consumed[num_staging_buffers];
   int next_staging_buffer = 0;
 
   Gpu() {
@@ -53,8 +53,8 @@ struct Gpu {
       user_error("no GPU can be used (%s); train_gpt2_sla_cpu trains without one", cudaGetErrorString(status));
     const int index = gpu_index() % count;  // Slurm may show each of its tasks a single GPU, the first
     CUDA_CHECK(cudaSetDevice(index));
-    CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));  // the host sleeps while it waits, and leaves its
-                                                                     // core to other threads
+    // The host sleeps while it waits, so that other threads can use its core.
+    CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
@@ -164,7 +164,7 @@ struct Upload {
 };
 
 // A double-buffered upload: operations that are called from here on read `uploads` on the device. The copies from the
-// host run in a stream of their own, beside earlier operations, into one of two staging buffers by turns; they wait
+// host run in a stream of their own, beside earlier operations, alternately into one of two staging buffers; they wait
 // only for the upload before the last one to be copied out of theirs. In the operations' stream there is only a small
 // copy from the staging buffer. From a PinnedBuffer this returns at once.
 inline void upload(std::initializer_list<Upload> uploads) {

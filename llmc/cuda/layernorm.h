@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(threads)
   if (channel < C) load8(w, weight + channel);
 
   for (int row = 0; row < rows; row += together) {
-    float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};  // 0 for rows past the
-                                                                                                // end
+    // Rows past the end count as 0.
+    float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};
 #pragma unroll
     for (int r = 0; r < together; r++) {
       if (channel >= C || row + r >= rows) continue;

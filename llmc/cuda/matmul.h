@@ -213,8 +213,8 @@ void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, in
 // ----------------------------------------------------------------------------
 // Linear layers
 
-// So many texts are sampled in a pass: all of them. cuBLASLt's algorithms depend on how many there are, and with them
-// the rounding of each; to sample one at a time would cost a GPU most of its speed.
+// The number of texts that are sampled in one pass: all of them. cuBLASLt's algorithms depend on how many there are,
+// and with them the rounding of each; to sample one at a time would cost a GPU most of its speed.
 constexpr size_t most_texts_of_a_pass = SIZE_MAX;
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
@@ -298,7 +298,9 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const fl
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 
-// The same for an input that is gelu(pre_gelu): dinp (N, C) = (dout weight) * gelu'(pre_gelu).
+// The backward pass of a linear layer whose input is inp = gelu(pre_gelu): dinp (N, C) = (dout (N, OC) weight (OC, C))
+// * gelu'(pre_gelu), the gradient of pre_gelu; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias
+// may be null.
 inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                                  const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC,
                                  bool fused = gelu_is_fused) {

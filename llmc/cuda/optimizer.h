@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(chunk_threads, 4)
       if constexpr (has_master_weights) store4(params + i, p4[k]);
     }
   }
-  const int i = chunk.count / 4 * 4 + int(threadIdx.x);  // of the last group, unless it is whole: a thread owns an
-                                                         // element
+  // A thread owns an element of the last group, unless that is whole.
+  const int i = chunk.count / 4 * 4 + int(threadIdx.x);
   if (i >= chunk.count) return;
   adamw_element(weights[i], m[i], v[i], grads[i], f);
   if constexpr (has_master_weights) from_float(params[i], weights[i]);

@@ -12,8 +12,8 @@
 
 constexpr int rotary_threads = 256;
 
-// A thread owns four pairs of a head in one row: neighbouring threads read and write neighbouring elements. `sign`: of
-// the angles.
+// A thread owns four pairs of elements of a head in one row: neighbouring threads read and write neighbouring elements.
+// Angles are multiplied by `sign`.
 __global__ void __launch_bounds__(rotary_threads)
     rotate_kernel(RotaryHeads<floatX> r, int64_t groups, unsigned T, int64_t first_position, float sign) {
   const int64_t group = int64_t(blockIdx.x) * rotary_threads + threadIdx.x;

@@ -252,8 +252,8 @@ __device__ inline void store_register_tile(Tile<D> tile, int first, const Regist
       }
 }
 
-// Where a product's rows go: rows [first, end) of dst, which points to the sequence's row 0, and of these the channels
-// below HS.
+// The destination of a product's rows: rows [first, end) of dst, which points to the sequence's row 0, and of these the
+// channels below HS.
 struct RowsOut {
   bf16* dst;
   int64_t stride;

@@ -85,8 +85,8 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// Over a block of whole warps, every thread gets the result. `shared` holds one T per warp, and nothing else uses it
-// meanwhile.
+// block_sum and block_max reduce x over a block of whole warps; every thread gets the result. `shared` holds one T per
+// warp, and nothing else uses it meanwhile.
 template <class T>
 __device__ inline T block_sum(T x, T* shared) {
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size,
@@ -107,7 +107,8 @@ __device__ inline float block_max(float x, float* shared) {
   return warp_max(lane < warps ? shared[lane] : -INFINITY);
 }
 
-// The sum of x (count) in double, over a block likewise, in an order that depends on count and the block's size alone.
+// The sum of x (count) in double, computed by a block of whole warps; every thread gets it. `shared` holds one double
+// per warp. The order of the sum depends on count and the block's size alone.
 template <class T>
 __device__ inline double block_sum_of(const T* x, int64_t count, double* shared) {
   double sum = 0;

@@ -28,7 +28,7 @@ inline void nccl_check(ncclResult_t status, const char* what) {
 __global__ void note_kernel(volatile uint64_t* place, uint64_t value) { *place = value; }
 
 struct Collectives {
-  Collectives() = default;  // of a single process
+  Collectives() = default;  // the collectives of a single process
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
@@ -42,10 +42,11 @@ struct Collectives {
     if (ranks.size == 1) return;
     rank_ = ranks.rank, size_ = ranks.size;
     gpu_index() = ranks.local_rank;
-    channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);  // NCCL says "invalid
-                                                                                                   // usage"
-    int least = 0, greatest = 0;  // priority: a collective that is ready takes the next blocks that become free, and
-                                  // the others wait for it
+    // Without this check NCCL would say "invalid usage".
+    channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);
+    // The greatest priority: a collective that is ready takes the next blocks that become free, and the others wait for
+    // it.
+    int least = 0, greatest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
@@ -132,7 +133,7 @@ struct Collectives {
   cudaStream_t stream_ = nullptr;
   cudaEvent_t operations_ = nullptr, collectives_ = nullptr;  // the latest of each that the others wait for
   std::vector<cudaEvent_t> marks_;
-  uint64_t num_collectives_ = 0;     // that have been called
+  uint64_t num_collectives_ = 0;     // collectives that have been called
   PinnedBuffer<uint64_t> progress_;  // (2): how many of them the GPU has come to, and how many it has ended
 
   // NCCL's own settings, unless the user has set them. NVLS, in which the switch of NVLink adds up, has no fixed order

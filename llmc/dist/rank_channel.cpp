@@ -115,7 +115,7 @@ struct HostAndPort {
   int port = 0;
 };
 
-// Of tcp:HOST:PORT, where HOST may be [an IPv6 number]. Throws UserError.
+// The host and the port of a rendezvous tcp:HOST:PORT, where HOST may be [an IPv6 number]. Throws UserError.
 HostAndPort host_and_port_of(const Ranks& ranks) {
   const std::string address = ranks.rendezvous.substr(4);
   const size_t colon = address.rfind(':');
@@ -169,7 +169,7 @@ std::string name_of(int rank, int pid, const std::string& host) {
 }
 
 constexpr double message_seconds = 5;    // within which a short message arrives from a live process
-constexpr double handshake_seconds = 2;  // likewise, where it is tried again
+constexpr double handshake_seconds = 2;  // within which a handshake, which is retried, is answered
 
 // A connection to `address` that rank 0 of this run has accepted; fd is -1 if there is none. Throws UserError if rank 0
 // rejects this rank.
@@ -238,8 +238,8 @@ struct RankChannel::State {
   std::condition_variable changed;  // a rank has connected or finalized, or a message has arrived
   Watchdog watchdog;
   std::vector<Peer> peers;          // by rank: on rank 0 all others, on the others rank 0
-  std::string token;                // that a hello must contain
-  int listener = -1;                // of rank 0, until all are connected
+  std::string token;                // a hello must contain it
+  int listener = -1;                // the socket on which rank 0 listens until all are connected
   std::vector<Connection> pending;  // connections without a handshake so far
   const volatile uint64_t *begun = nullptr, *done = nullptr;
   int num_pauses = 0;  // WatchdogPause objects
@@ -575,7 +575,7 @@ void RankChannel::check_same_on_all_ranks(const char* what, const std::string& m
 void RankChannel::check_distinct_on_all_ranks(const char* what, const std::string& mine) {
   if (state_ == nullptr) return;
   std::string error;
-  std::map<std::string, int> first_rank = {{mine, 0}};  // that has the text
+  std::map<std::string, int> first_rank = {{mine, 0}};  // text -> the first rank that has it
   if (state_->ranks.rank > 0) send(0, Topic::run, mine);
   for (int rank = 1; state_->ranks.rank == 0 && rank < state_->ranks.size; rank++) {
     const auto [it, is_new] = first_rank.insert({receive(rank, Topic::run), rank});

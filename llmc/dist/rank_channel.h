@@ -17,11 +17,13 @@
 enum class Topic : uint32_t { run, checkpoint };
 
 struct RankChannel {
-  RankChannel();  // of a single process: broadcast and check_same_on_all_ranks return at once, watch_progress and
-                  // finalize do nothing
+  // The channel of a single process: broadcast and check_same_on_all_ranks return at once, watch_progress and finalize
+  // do nothing.
+  RankChannel();
   RankChannel(const RankChannel&) = delete;
   RankChannel& operator=(const RankChannel&) = delete;
-  ~RankChannel();  // without finalize(), the other ranks report that this one has died
+  // If finalize() has not been called, the other ranks report that this one has died.
+  ~RankChannel();
 
   // Connects to the other ranks, at ranks.rendezvous or, with MPI, where rank 0 tells them. Rank 0 returns when all are
   // connected, the others when rank 0 has accepted them. Throws UserError if not all have connected within
@@ -42,8 +44,8 @@ struct RankChannel {
   // Throws the same UserError on every rank if the text `mine` of some rank differs from rank 0's. It names `what`, the
   // first such rank and the first line that differs. No rank returns before all have called it.
   void check_same_on_all_ranks(const char* what, const std::string& mine);
-  // Likewise if the text of some rank is the same as that of another one. It names `what`, the text and the first such
-  // ranks.
+  // Throws the same UserError on every rank if two ranks have the same text `mine`. It names `what`, the text and the
+  // first such ranks. No rank returns before all have called it.
   void check_distinct_on_all_ranks(const char* what, const std::string& mine);
 
   // From the time that all ranks have called it, they are expected to reach the same collectives. The GPU counts in

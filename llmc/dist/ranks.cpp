@@ -25,8 +25,8 @@ static Ranks ranks_of_mpi() {
   Ranks r;
 #ifdef SLA_MPI
   int threads = 0;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);  // other threads load data and watch the ranks;
-                                                                     // this one calls MPI
+  // Other threads load data and watch the ranks; this one calls MPI.
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
   if (threads < MPI_THREAD_FUNNELED)
     user_error("MPI allows this process no threads; build OpenMPI with them, or give --rendezvous");
   MPI_Comm neighbours;

@@ -27,7 +27,7 @@ struct Watchdog {
   }
   // Rank `rank` has shut down cleanly: its silence is no error from here on, and progress is no longer checked.
   void remove(int rank) { ranks_[rank].is_added = false; }
-  // "rank 3 (pid 1234 on node7)", of a rank that has been added
+  // The name of a rank that has been added: "rank 3 (pid 1234 on node7)".
   const std::string& name(int rank) const { return ranks_[rank].name; }
 
   void heartbeat(int rank, const RankReport& report, double now) {
@@ -38,7 +38,7 @@ struct Watchdog {
     r.report = report;
   }
 
-  // What is wrong, and with which rank; "" if nothing is. To be called several times per hang_seconds.
+  // Returns what is wrong, and with which rank; "" if nothing is. To be called several times per hang_seconds.
   std::string verdict(double now) {
     // A process that was itself stopped, by a debugger for example, has received no heartbeats meanwhile: that time
     // does not count.
@@ -62,7 +62,7 @@ struct Watchdog {
     RankReport report;
     double last_heartbeat = 0;
     double last_progress = 0;     // when its counts last changed
-    double waited_for_since = 0;  // when it last reached a collective, was not behind another rank, or was paused
+    double waited_for_since = 0;  // when it last reached a collective, no rank was ahead of it, or it was paused
   };
   double hang_seconds_, last_verdict_ = 0;
   std::vector<Rank> ranks_;

@@ -124,8 +124,8 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
                         const OtherRanks& others) {
   const std::string moments = temporary + "/optimizer.safetensors";
   make_folders(temporary);
-  const uint32_t header = lay_out_moment_file(moments, table);  // on disk before the other ranks, maybe on other
-                                                                // machines, look for it
+  // The file is on disk before the other ranks, which may run on other machines, open it.
+  const uint32_t header = lay_out_moment_file(moments, table);
   if (others.tell) others.tell(true);
   json checksums;
   for (const auto& [name, text] : c.files) {
@@ -149,7 +149,7 @@ std::string write_checkpoint(const std::string& out, const ParameterTable& table
   CHECK(table.shard.index == 0 && bool(others.tell) == (table.shard.count > 1));
   const int64_t step = contents.state.step;
   const std::string temporary = folder_in(out, unfinished_prefix, step), folder = folder_in(out, "step_", step);
-  // The same calls, and how far they have come.
+  // `tracked` forwards the calls of `others` and keeps in `others_are` how far the other ranks have come.
   enum { not_told, writing, done } others_are = others.tell ? not_told : done;
   OtherRanks tracked;
   if (others.tell) {

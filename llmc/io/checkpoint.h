@@ -1,14 +1,14 @@
 // Checkpoints: OUT/step_00001000/ with the model (model.safetensors, config.json and other small files of text, such as
 // tokenizer.json), AdamW's m and v (optimizer.safetensors, as <name>.m and <name>.v, full-size, linear weights (out,
-// in); see model_io.h) and the run's state (state.json). From the same values, any number of ranks writes the same
+// in); see model_file.h) and the run's state (state.json). From the same values, any number of ranks writes the same
 // bytes. A checkpoint is written under another name, synced, and renamed: a folder with its final name is complete. It
 // is renamed before it is removed.
 //
 // state.json has a CRC-32C of everything in the other files, tensor by tensor, and of itself.
 //
-// Where the optimizer's state is sharded (ZeRO-1), each rank writes its own: rank 0 lays optimizer.safetensors out and
-// tells the others to begin; they report what they wrote; rank 0 makes the tensors' checksums of theirs and gives the
-// folder its name.
+// Where the optimizer's state is sharded (ZeRO-1), each rank writes its own shard: rank 0 lays optimizer.safetensors
+// out and tells the other ranks to begin; they report what they wrote; rank 0 computes the tensors' checksums from
+// these reports and gives the folder its name.
 #pragma once
 #include <cstdint>              // int64_t, uint64_t, INT64_MAX
 #include <functional>           // std::function
@@ -23,7 +23,7 @@
 struct RunState {
   int64_t step = 0;              // steps done, skipped ones too
   int64_t next_sequence = 0;     // the data loader's position
-  int64_t num_sequences = 0;     // in an epoch: tells other training data apart
+  int64_t num_sequences = 0;     // sequences in an epoch: tells other training data apart
   int64_t skipped_steps = 0;     // steps without an update: their loss or norm was not finite
   int64_t bad_steps_in_row = 0;  // the last so many steps were skipped
   // Options that must be the same in a run that is resumed, or whose change should be noticed; each is a member of
@@ -31,29 +31,30 @@ struct RunState {
   std::vector<std::pair<std::string, Scalar>> options = {};
 };
 
-// What a checkpoint is made of, in host memory or a copy away.
+// What a checkpoint is made of: values in host memory, and weights that fetch_weight copies there.
 struct CheckpointContents {
   RunState state;
   std::vector<TextFile> files;  // config.json, and what else belongs to the model
   FetchTensor fetch_weight;
-  const float *m, *v;  // this process's arenas of state
+  const float *m, *v;  // this process's shard of AdamW's moments
 };
 
-// How rank 0 talks to the ranks that write their shards beside it; empty where it has all of the state.
+// How rank 0 talks to the ranks that write their shards of a checkpoint; empty where rank 0 has all of the state.
 struct OtherRanks {
-  std::function<void(bool begin)> tell;  // each of them, once: to write_checkpoint_shard, or that there is nothing to
-                                         // write
-  std::function<std::vector<std::string>()> reports;  // what write_checkpoint_shard returned on ranks 1, 2, ...; waits
-                                                      // for it
+  // Tells each of the other ranks, once, to call write_checkpoint_shard, or with begin = false that there is nothing to
+  // write.
+  std::function<void(bool begin)> tell;
+  // Waits for what write_checkpoint_shard returned on ranks 1, 2, ..., and returns it in that order.
+  std::function<std::vector<std::string>()> reports;
 };
 
-// Rank 0: writes a checkpoint and returns its folder. Throws UserError with nothing left behind if a rank, which it
-// names, cannot write, once no rank writes any more and each report has been taken.
+// Called by rank 0: writes a checkpoint and returns its folder. If a rank cannot write, throws a UserError that names
+// it, once no rank writes any more and each report has been taken; no part of the checkpoint remains then.
 std::string write_checkpoint(const std::string& out, const ParameterTable& table, const CheckpointContents& contents,
                              const OtherRanks& others = {});
 
-// The other ranks, told to begin: writes this rank's shard of m and v. Returns its report: the pieces' lengths and
-// checksums, by tensor, or "error: " and what went wrong. Throws nothing.
+// Called by ranks 1, 2, ... when rank 0 has told them to begin: writes this rank's shard of m and v. Returns its
+// report: the lengths and checksums of the pieces, by tensor, or "error: " and what went wrong. Throws nothing.
 std::string write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m,
                                    const float* v);
 
@@ -86,6 +87,6 @@ std::string checkpoint_checksum(const std::string& checkpoint);
 
 RunState read_run_state(const std::string& checkpoint);
 void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight);
-// This process's shard; see read_moment_shard.
+// Reads this process's shard of m and v; see read_moment_shard in model_file.h.
 void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m,
                   const StoreTensor& store_v);

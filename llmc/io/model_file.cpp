@@ -25,8 +25,8 @@ FilePart own_moment(const ParameterTable& table, int index) {
   const TensorSpec& tensor = table.tensor(index);
   const ShardRange part = shard_range(table, spec);
   if (part.count == 0) return {};
-  auto place = [&](int64_t element) {  // in the file; the first element begins, and the last ends, with the file's
-                                       // tensor
+  // The index of an element in the file's tensor. The first element begins, and the last ends, with that tensor.
+  auto place = [&](int64_t element) {
     if (element == 0) return int64_t(0);
     if (element == tensor.num_elements()) return num_elements(spec.file_shape);
     const int64_t columns = columns_of(tensor);

@@ -21,9 +21,9 @@ struct FilePart {
   int64_t first, count;
 };
 
-// Of the parameter `index` of the table: all of it, in a file of weights; and in one of moments what this process's
-// shard has, with the dead rows after it, and of the first shard those before it. The parts of all shards, in their
-// order, are the whole tensor.
+// Which part of the parameter `index` of the table a file holds. whole_weight: all of it, for a file of weights.
+// own_moment: this process's shard, for a file of moments, with the dead rows after it, and in the first shard those
+// before it too. The parts of all shards, in their order, are the whole tensor.
 FilePart whole_weight(const ParameterTable& table, int index);
 FilePart own_moment(const ParameterTable& table, int index);
 

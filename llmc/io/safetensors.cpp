@@ -337,7 +337,7 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& t, float* out, int64_t f
   user_error("%s: cannot write it: %s", path.c_str(), strerror(errno));
 }
 
-// All of the bytes, at that offset.
+// Writes `count` bytes at `offset`, or throws UserError.
 static void write_at(const std::string& path, int fd, const void* bytes, size_t count, size_t offset) {
   if (write_all(fd, bytes, count, int64_t(offset)) != count) cannot_write(path);
 }

@@ -11,15 +11,15 @@ template <class Declare>
 struct ActivationList {
   const ModelShape& shape;
   Declare declare;                           // declare(group, name, pointer to set, shape)
-  std::map<std::string, void*> shared = {};  // those of all steps, by name
+  std::map<std::string, void*> shared = {};  // tensors that all steps share, by name
 
-  // A tensor of its own.
+  // Declares a tensor that no other step shares.
   template <class T>
   void add(MemoryGroup group, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
     declare(group, name, pointer, std::move(tensor_shape));
   }
 
-  // A tensor of one step. Training keeps it for the step's backward pass, unless the level of recomputation is
+  // Declares a tensor of one step. Training keeps it for the step's backward pass, unless the level of recomputation is
   // `dropped_from` or above: then all steps use the first one's, as they do in generation.
   template <class T>
   void of_step(Recompute dropped_from, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {

@@ -19,28 +19,28 @@ struct Activations {
   floatX* embedded;                     // (N, C)
   float* losses;                        // (N)
   StepStats* stats;                     // (1)
-  floatX* branch_out;                   // (N, C): of a step's branch, before it joins the residual stream
+  floatX* branch_out;                   // (N, C): the output of a step's branch, before it joins the residual stream
   floatX* logits;                       // (logit_rows, logit_stride): a chunk of rows at a time
   float* rotary_table = nullptr;        // (max_seq_len, hs): rotary_table of rotary.h, a constant
   float* attention_partials = nullptr;  // (attention_partials(...)): in generation
-  // Of the backward pass.
-  floatX* dresidual = nullptr;         // (N, C): gradient of the residual stream
+  // Tensors of the backward pass: gradients, unless said otherwise.
+  floatX* dresidual = nullptr;         // (N, C): of the residual stream
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
   floatX* dhidden = nullptr;           // (N, 4C): of the MLP's hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV)
-  float* delta = nullptr;              // (N, h): attention's rowsum(dout * out)
+  float* delta = nullptr;              // (N, h): rowsum(dout * out) of attention
   float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(N, C))
   float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
   // num_accumulators of them, each (N, accumulator_heads * hs): dq | dk | dv of a layer's shared heads.
   std::vector<floatX*> accumulators;
-  // Of several attention maps a layer.
-  float* map_sum = nullptr;        // (N, C): of the maps' outputs, weighted
-  float* exact_map_out = nullptr;  // (N, C): a map's output before it is rounded; of gate, whose gradient is the
-                                   // difference of two
+  // Tensors of layers that sum the outputs of several attention maps (`blend` and `gate`).
+  float* map_sum = nullptr;  // (N, C): the weighted sum of the maps' outputs
+  // (N, C): a map's output before it is rounded, for `gate`, whose gradient is a difference of two such outputs.
+  float* exact_map_out = nullptr;
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, N): of gate
   float* dmap_weights = nullptr;                      // (L, N): gradients of the weights of each map in one layer
-  // Of Muon, for one matrix after the other; n: the largest of their shorter sides. X before and after a step of the
-  // iteration has the elements of the largest matrix; A, A A and a I + b A + c A A are (n, n).
+  // Tensors of Muon, which takes one matrix after the other. n: the largest of their shorter sides. X before and after
+  // a step of the iteration has the elements of the largest matrix; A, A A and a I + b A + c A A are (n, n).
   floatX *muon_x = nullptr, *muon_next = nullptr;
   floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;
   double* muon_squares = nullptr;  // (matrices): the square of each one's norm
@@ -145,7 +145,7 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   if (partials > 0) list.add(activations, "attention_partials", acts.attention_partials, {partials});
 }
 
-// What is never computed: the angles of rotary positions.
+// Sets the activations that are constants: the angles of rotary positions.
 inline void set_constants(const Activations& acts, const ModelShape& shape) {
   if (acts.rotary_table == nullptr) return;
   const ModelConfig& c = shape.config;

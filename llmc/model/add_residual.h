@@ -20,17 +20,18 @@ void for_each_activation(AddResidual& r, Recompute dropped_from, ActivationList<
   list.of_step(dropped_from, r.name, r.out, {list.shape.rows, list.shape.config.channels});
 }
 
-// `in`: the stream before. Returns the stream after.
+// Plans the pointers. `in`: the residual stream before. Returns the stream after, r.out.
 inline const floatX* plan_residual(AddResidual& r, const floatX* in, const Activations& acts) {
   r.in = in, r.branch_out = acts.branch_out, r.dresidual = acts.dresidual;
   return r.out;
 }
 
-// out = in + branch_out, and the LayerNorm that follows, in one pass over the stream.
+// out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
 inline void residual_forward(const AddResidual& r, const Norm& next, int64_t rows) {
   residual_layernorm_forward(r.out, next.out, next.mean, next.rstd, r.in, r.branch_out, next.w.weight, next.w.bias,
                              rows, next.C, next.eps);
 }
 
-// Returns the gradient of branch_out: of a sum it is that of the stream, as is the gradient of `in`.
+// Returns the gradient of branch_out (N, C), which is that of the stream, because the stream is a sum. The gradient of
+// `in` is the same tensor.
 inline const floatX* residual_backward(const AddResidual& r, int64_t) { return r.dresidual; }

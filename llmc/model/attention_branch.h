@@ -31,8 +31,8 @@ struct Rotation {
   bool is_kept;  // the backward pass finds them rotated
 };
 
-// In generation: k and v of the new tokens, which lie beside their q in rows `src_stride` apart, and where they are
-// kept.
+// In generation, k and v of the new tokens, which lie beside their q in rows `src_stride` apart, and their place in the
+// K/V cache.
 struct StoreKV {
   const floatX* src;  // (N, width)
   floatX* cache;      // (slots, capacity, width)
@@ -51,24 +51,24 @@ struct RowCopy {
 
 // One softmax for each query head of a layer.
 struct LayerAttention {
-  int map_layer = 0;         // whose q and masks: its own, or one below
-  KVHeads<floatX> kv_heads;  // that the layer's query heads attend to, wherever they were projected
+  int map_layer = 0;         // the layer whose q and masks are used: its own, or one below
+  KVHeads<floatX> kv_heads;  // the K/V heads that the layer's query heads attend to, wherever they were projected
   AttentionArgs<floatX> args;
 };
 
 struct AttentionBranch {
-  int layer = 0;  // as layers run, from 0
+  int layer = 0;  // counted from 0 in the order in which layers run
   AttentionActs acts;
   AttentionParams<floatX> w;
   AttentionParams<float> g;
   int64_t C = 0, QKV = 0;
   const floatX* in = nullptr;           // (N, C)
-  std::vector<Projection> projections;  // of q, and of k and v of the projected heads
-  std::vector<Rotation> rotations;      // of these; none with learned positions
+  std::vector<Projection> projections;  // the matmuls to q, and to k and v, of the projected heads
+  std::vector<Rotation> rotations;      // rotary positions of q and k; none with learned positions
   std::vector<StoreKV> store_kv;        // one in generation, if the layer projects any k or v
-  const KVCache* cache = nullptr;       // of generation
-  // In generation for each slot of the cache, in training one for all sequences; in each one attention, or one for each
-  // attention map whose output is summed.
+  const KVCache* cache = nullptr;       // in generation; else null
+  // attentions_of_slot[slot of the cache] in generation, attentions_of_slot[0] for all sequences in training: one
+  // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
   floatX* out = nullptr;           // (N, C)
   std::vector<RowCopy> load_dqkv;  // the part of dqkv that other layers' attention has computed, or that is zero
@@ -119,7 +119,8 @@ void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
 // ----------------------------------------------------------------------------
 // Planning
 
-// Where a projected head lies: `x` is its first element, of the sequence in the slot if it is k or v of the cache.
+// The place of a projected head: `x` points to its first element. For k and v in the cache that is the first row of the
+// sequence in `slot`.
 struct HeadPlace {
   floatX* x;
   int64_t stride;
@@ -134,8 +135,8 @@ inline HeadPlace head_place(const Planner& p, Part part, const ProjectedHead& h,
   return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
 }
 
-// Where layer l's attention writes the gradient of a head: in l's own dqkv if it projected the head, else in the
-// accumulator of the layer that did.
+// Where layer l's attention writes the gradient of a head: in the dqkv of layer l if it projected the head, else in the
+// accumulator of the layer that projected it.
 inline HeadPlace gradient_place(const Planner& p, int l, Part part, const ProjectedHead& h) {
   const AttentionPlan& plan = p.plan();
   if (p.shape.generation) return {nullptr, 0};
@@ -183,8 +184,8 @@ inline LayerAttention plan_attention(const Planner& p, int l, const PlannedAtten
   return attention;
 }
 
-// What dqkv holds of layer l's heads before its own attention adds to it: of shared heads what an accumulator has
-// summed, of unused ones zeros. Heads that are neighbours in both are one copy.
+// The copies that fill layer l's dqkv before its own attention adds to it: the sum in the accumulator for shared heads,
+// zeros for unused ones. Heads that are neighbours in both are one copy.
 inline std::vector<RowCopy> plan_load_dqkv(const Planner& p, int l) {
   const AttentionPlan& plan = p.plan();
   const int64_t hs = p.head_size(), QKV = p.QKV(l), accumulator_stride = plan.accumulator_heads * hs;
@@ -205,7 +206,7 @@ inline std::vector<RowCopy> plan_load_dqkv(const Planner& p, int l) {
   return copies;
 }
 
-// Which of what the layer projects is rotated: the heads of q, and those of k, which lie beside them.
+// Plans the rotation of the layer's projected heads of q and of k, which lie beside them.
 inline void plan_rotations(AttentionBranch& b, const Planner& p) {
   if (p.plan().table.rope == 0) return;
   const int hs = int(p.head_size());
@@ -319,18 +320,20 @@ inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool kv
   project_out(b, batch);
 }
 
-// out =
+// out (N, C) = the output of the attention branch for its input `in` (N, C).
 template <class Attention>
 std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_forward(const Attention& b, const Batch& batch) {
   branch_forward(b, batch, /*kv_is_kept=*/false);
 }
-// For the backward pass.
+// Computes the branch's activations again in the backward pass; those of K/V have been kept.
 template <class Attention>
 std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_again(const Attention& b, const Batch& batch) {
   branch_forward(b, batch, /*kv_is_kept=*/true);
 }
 
-// datt = from dout, the gradient of out, and g += ; dqkv = what other layers' attention has computed of it.
+// The backward pass of the output projection. From dout (N, C), the gradient of out: datt (N, C) =, and g +=. Also sets
+// dqkv (N, QKV) to what it holds before this layer's attention adds to it: the sums of other layers for shared heads,
+// zeros for unused ones.
 inline void project_out_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
   const int64_t N = batch.rows();
   matmul_backward(b.datt, b.g.projw, b.g.projb, dout, b.acts.att, b.w.projw, N, b.C, b.C);
@@ -338,13 +341,14 @@ inline void project_out_backward(const AttentionBranch& b, const floatX* dout, c
     copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
 }
 
-// din = and g +=, from dqkv.
+// The backward pass of the projection to q, k and v. From dqkv (N, QKV): din (N, C) =, and g +=.
 inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
   for (const RotaryHeads<floatX>& heads : b.drotations) rotate_back(heads, batch.B, batch.T);
   matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
 }
 
-// din =, g += and the gradients of K/V of other layers, from dout, the gradient of out.
+// From dout (N, C), the gradient of out: din (N, C) =, g +=, and the gradients of other layers' K/V, = or += as the
+// plan says.
 inline void branch_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
   project_out_backward(b, dout, batch);
   attention_backward(attention_args(b, 0, batch));
@@ -360,9 +364,10 @@ inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, co
   return double(qkv_rows(c, plan, b.layer)) * C + C * C;
 }
 
-// Of a sequence of T, forward and backward: attention multiplies 2 matrices forward and 5 backward (of which one
-// rebuilds the scores), each 2 operations a channel of a head for each pair of a query and a key that it sees:
-// C * (T + 1) a token where all heads are causal. topk scores all of them once, and multiplies the chosen ones.
+// The FLOPs of a layer's attention for a sequence of T tokens, forward and backward: 2 matrix products forward and 5
+// backward (one of which rebuilds the scores), each with 2 operations per channel of a head for each query and key that
+// it sees: C * (T + 1) a token where all heads are causal. With topk all scores are computed once, and only the chosen
+// keys are multiplied.
 inline double attention_flops(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
   const AttentionPairs pairs = attention_pairs(plan, b.layer, T);
   const double products = plan.table.topk > 0 ? 6 * pairs.multiplied + pairs.scored : 7 * pairs.scored;

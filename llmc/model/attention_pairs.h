@@ -7,12 +7,12 @@
 
 // Pairs of a query and a key that see each other, in a sequence of T.
 struct AttentionPairs {
-  double scored = 0;      // whose scores are computed
-  double multiplied = 0;  // whose values are used: with topk fewer
+  double scored = 0;      // pairs whose scores are computed
+  double multiplied = 0;  // pairs whose values are used: fewer with topk
 };
 
-// Of a query head with such a mask and so many K/V heads: topk, if not 0, is the most keys that a query takes of all of
-// them.
+// The counts for a query head with this mask and `kv_heads` K/V heads in a sequence of T tokens. topk, if not 0, is the
+// largest number of keys that a query chooses among all of them.
 inline AttentionPairs pairs_of_head(const AttentionMask& mask, int64_t kv_heads, int64_t topk, int64_t T) {
   const double visible = double(kv_heads * mask.visible_pairs(T));
   if (topk == 0) return {visible, visible};
@@ -21,7 +21,7 @@ inline AttentionPairs pairs_of_head(const AttentionMask& mask, int64_t kv_heads,
   return {visible, double(taken)};
 }
 
-// Summed over the attentions and heads of layer l.
+// The counts of layer l in a sequence of T tokens, summed over its attentions and query heads.
 inline AttentionPairs attention_pairs(const AttentionPlan& plan, int l, int64_t T) {
   std::map<std::string, AttentionPairs> known;  // layers have few different heads
   AttentionPairs sum;

@@ -1,6 +1,6 @@
 // What follows from a wiring: which q, k and v heads each layer projects, which of them other layers use, which
 // attentions a layer computes, and where the gradients of shared heads wait in the backward pass. Whole numbers only;
-// pointers are plan.h's.
+// planner.h and steps.h derive pointers from them.
 //
 // A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is dead: it is not
 // projected, so its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so
@@ -33,15 +33,15 @@ struct ProjectedHead {
 // One K/V head as an attention uses it.
 struct KVUse {
   ProjectedHead k, v;
-  std::vector<int> query_heads;       // those that attend to it, ascending
+  std::vector<int> query_heads;       // the query heads that attend to it, ascending
   bool dk_accumulate, dv_accumulate;  // +=, for what ran earlier in the backward pass has written there; else =
 };
 
 // One softmax for each query head of a layer. A layer has one; with `blend` and `gate` one for its own attention map
 // and those of the layers below, whose outputs are summed with weights.
 struct PlannedAttention {
-  int map_layer;            // whose q and masks
-  std::vector<KVUse> uses;  // by layer of k, then head
+  int map_layer;            // the layer whose q and masks are used
+  std::vector<KVUse> uses;  // sorted by the layer of k, then by head
   bool dq_accumulate;
 };
 
@@ -50,19 +50,19 @@ struct AttentionPlan {
   WiringTable table;
   std::vector<std::vector<PlannedAttention>> attentions;  // (L): in the order in which they run, forward and backward
   PerPart<std::vector<std::vector<int>>> projected;       // (L): heads that the layer projects, ascending
-  PerPart<std::vector<std::vector<int>>> shared;          // (L): those of them that other layers use, ascending
+  PerPart<std::vector<std::vector<int>>> shared;          // (L): projected heads that other layers use, ascending
 
   // Gradients of shared heads are summed in accumulators, from the backward of the highest layer that uses them down to
   // that of the layer that projected them, which loads the sum before it writes to any accumulator: one that it frees
   // can serve the next in the same layer.
-  std::vector<int> accumulator;  // (L): that of the layer's shared heads; -1 if it shares none
+  std::vector<int> accumulator;  // (L): the accumulator of the layer's shared heads; -1 if it shares none
   int num_accumulators = 0;
   int accumulator_heads = 0;  // q, k and v heads in an accumulator: the most that any layer shares
 
   int num_projected(int layer) const { return count(projected, layer); }  // q, k and v heads
   int num_shared(int layer) const { return count(shared, layer); }
-  // Where a head stands among the layer's projected ones, or in its accumulator, in heads; -1 if it is not there. Those
-  // of q come first, then k, then v.
+  // The index of a head among the layer's projected heads, or in its accumulator; -1 if it is not there. Heads of q
+  // come first, then those of k, then those of v.
   int projected_index(Part part, const ProjectedHead& h) const { return index_in(projected, part, h); }
   int shared_index(Part part, const ProjectedHead& h) const { return index_in(shared, part, h); }
   // Heads that are projected although no attention uses them; none unless the plan was told to keep them.
@@ -106,14 +106,13 @@ inline std::vector<int> AttentionPlan::unused(Part part, int layer) const {
   return heads;
 }
 
-// What layer l's attention output has of the attention map of layer `map` with blend(a), where all layers' a are the
-// same.
+// The weight of layer `map`'s attention map in layer l's output with blend(a), where a is the same in all layers.
 inline double blend_coefficient(double a, int map, int l) { return std::pow(a, l - map) * (map > 0 ? 1 - a : 1); }
 
 // The attentions of layer l.
 inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, int l) {
   const int num_heads = table.num_heads, num_kv_heads = table.num_kv_heads;
-  std::set<int> layers;  // that heads have sources in
+  std::set<int> layers;  // in which the query heads have sources
   for (int i = 0; i < num_heads; i++)
     for (int layer : table.sources(l, i)) layers.insert(layer);
   std::vector<PlannedAttention> attentions;
@@ -121,7 +120,8 @@ inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, i
     PlannedAttention attention = {map_layer, {}, false};
     for (int layer : layers) {
       for (int kv_head = 0; kv_head < num_kv_heads; kv_head++) {
-        // Of another layer's map, v is the layer's own; else k and v have the same source.
+        // With another layer's attention map, k belongs to that layer and v to layer l; else k and v have the same
+        // source.
         const bool own_map = map_layer == l;
         KVUse use = {{own_map ? layer : map_layer, kv_head}, {layer, kv_head}, {}, false, false};
         for (int i = 0; i < num_heads; i++) {

@@ -5,15 +5,15 @@
 
 // The positions [first, first + count) of a sequence, to be computed.
 struct SequencePart {
-  int slot;  // of the K/V cache
+  int slot;  // a slot of the K/V cache
   int64_t first, count;
 };
 
-// In training B sequences of T tokens, in generation parts of sequences in the K/V cache. Its tokens are the rows of
-// every activation, in this order.
+// The tokens that one pass computes: in training B sequences of T tokens, in generation parts of sequences in the K/V
+// cache. They are the rows of every activation, in this order.
 struct Batch {
   int64_t B = 0, T = 0;
-  std::vector<SequencePart> parts = {};  // in generation
+  std::vector<SequencePart> parts = {};  // empty in training
 
   int64_t rows() const {
     int64_t rows = B * T;

@@ -23,9 +23,9 @@
 #include "parameters.h"          // make_parameter_table, has_map_gate
 
 struct WiringChange {
-  ModelConfig model;     // as it was trained
-  AttentionPlan plan;    // that model's,
-  ParameterTable table;  //   and its parameters, without dead rows
+  ModelConfig model;     // the model as it was trained
+  AttentionPlan plan;    // the plan of that model's attention
+  ParameterTable table;  // the parameters of that model, without dead rows
   AttentionPlan new_plan;
 };
 
@@ -94,13 +94,13 @@ inline void read_weights_for_new_wiring(const std::string& folder, const WiringC
 
 // How many heads of a layer ...
 struct LayerChange {
-  int moved = 0;              // query heads that attend to K/V of other layers
-  int remapped = 0;           // query heads that have another mask, or another attention map in its place or beside it
-  int averaged = 0;           // K/V heads: heads of k and v that are means of several,
-  int least = 0, most = 0;    //   of so many
-  int repeated = 0;           // heads of k and v that are copies of one that another head is a copy of, too
-  int unused = 0, fresh = 0;  // heads of q, k and v that the layer projected and that no attention uses now; and
-                              // without trained values
+  int moved = 0;            // query heads that attend to K/V of other layers
+  int remapped = 0;         // query heads that have another mask, or another attention map in its place or beside it
+  int averaged = 0;         // heads of k and v that are means of several heads
+  int least = 0, most = 0;  // the smallest and the largest number of heads in such a mean
+  int repeated = 0;         // heads of k and v that are copies of one that another head is a copy of, too
+  // Heads of q, k and v that the layer projected and that no attention uses now; and those without trained values.
+  int unused = 0, fresh = 0;
 };
 
 inline LayerChange layer_change(const WiringChange& c, int l) {
@@ -132,7 +132,7 @@ inline LayerChange layer_change(const WiringChange& c, int l) {
   return change;
 }
 
-// What changes in a layer, as text; "" for nothing.
+// Describes what changes in layer l; "" if nothing does.
 inline std::string layer_change_text(const WiringChange& c, int l) {
   const LayerChange change = layer_change(c, l);
   std::vector<std::string> parts;
@@ -174,9 +174,9 @@ inline std::string positions_change_text(const WiringChange& c) {
   return format("positions: q and k are rotated by the angles of base %g in place of %g", now, before);
 }
 
-// What changes: positions, and a line for all layers in which the rest is the same.
+// Describes what changes: positions, and a line for all layers in which the same changes.
 inline std::string describe(const WiringChange& c) {
-  std::vector<std::pair<std::string, std::vector<int>>> lines;  // what, and in which layers
+  std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
     const std::string change = layer_change_text(c, l);
     if (change.empty()) continue;

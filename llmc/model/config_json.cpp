@@ -45,8 +45,8 @@ static void check_known_function(const json& config, const std::string& path, co
     user_error("%s: add_cross_attention is true; it is not known", path.c_str());
 }
 
-// Its "wiring", or what num_skip_layer and num_skip_head say, the paper's two numbers; without them it is a plain
-// GPT-2.
+// The wiring in a config.json: the text "wiring", or the paper's two numbers num_skip_layer and num_skip_head. A config
+// with neither is plain GPT-2.
 static Wiring config_wiring(const json& config, const std::string& path) {
   const int none = 0;
   const std::string no_text;

@@ -11,7 +11,7 @@
 // it is not valid, or it describes something that this program does not compute.
 ModelConfig read_config_json(const std::string& folder);
 
-// The text of such a file.
+// The text of a model's config.json.
 std::string config_json(const ModelConfig& config);
 
 // What a model's folder holds beside its weights: config.json, and for another wiring than plain the modules in Python

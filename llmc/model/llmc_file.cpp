@@ -38,7 +38,7 @@ bool is_llmc_file(const std::string& path) {
   return read_header(path, header);
 }
 
-// In double, which no header can overflow.
+// The number of bytes that a file with this header has; in double, which no header can overflow.
 static double expected_bytes(const Header& h, LlmcType type) {
   const double C = h.channels, parameters = (double(h.padded_vocab_size) + h.max_seq_len + 2) * C +
                                             h.num_layers * (12 * C * C + 13 * C);

@@ -6,7 +6,7 @@
 #include "llmc/map_weights.h"  // MapWeights
 #include "llmc/operations.h"   // mix_map_forward, map_gate_forward, ...
 
-// Of `gate`, from layer 1 on: the share of the layer below, of each token.
+// With `gate`, from layer 1 on: for each token the weight of the attention map of the layer below, and its gradient.
 struct MapGate {
   float *gate, *dgate;  // (N)
 };

@@ -31,32 +31,32 @@ inline void plan_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerP
   b.din = p.acts.dnorm, b.dfch = p.acts.dhidden;
 }
 
-// The LayerNorm before it.
+// The parameters of the LayerNorm before the MLP.
 template <class T>
 const NormParams<T>& norm_params(const MlpBranch&, const LayerParams<T>& p) {
   return p.ln2;
 }
 
-// fch, fch_gelu =
+// fch (N, 4C) = in (N, C) fcw^T + fcb; fch_gelu (N, 4C) = gelu(fch).
 inline void hidden_forward(const MlpBranch& b, const Batch& batch) {
   matmul_gelu_forward(b.fch_gelu, b.fch, b.in, b.w.fcw, b.w.fcb, batch.rows(), b.C, 4 * b.C);
 }
 
-// For the backward pass.
+// Computes the hidden units, fch and fch_gelu (N, 4C), again in the backward pass.
 inline void branch_again(const MlpBranch& b, const Batch& batch) { hidden_forward(b, batch); }
 
-// fch_gelu =, from fch.
+// fch_gelu (N, 4C) = gelu(fch), again in the backward pass.
 inline void gelu_again(const MlpBranch& b, const Batch& batch) {
   gelu_forward(b.fch_gelu, b.fch, batch.rows() * 4 * b.C);
 }
 
-// out =
+// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_gelu (N, 4C) =.
 inline void branch_forward(const MlpBranch& b, const Batch& batch) {
   hidden_forward(b, batch);
   matmul_forward(b.out, b.fch_gelu, b.w.projw, b.w.projb, batch.rows(), 4 * b.C, b.C);
 }
 
-// din =, g +=, from dout, the gradient of out.
+// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, 4C) =, and g +=.
 inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch& batch) {
   const int64_t N = batch.rows();
   matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout, b.fch_gelu, b.fch, b.w.projw, N, 4 * b.C, b.C);
@@ -68,5 +68,5 @@ inline double matmul_elements(const MlpBranch&, const ModelConfig& c, const Atte
   return 8.0 * c.channels * c.channels;
 }
 
-// It has no attention.
+// The FLOPs of attention in an MLP: none.
 inline double attention_flops(const MlpBranch&, const ModelConfig&, const AttentionPlan&, int64_t) { return 0; }

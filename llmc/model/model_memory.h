@@ -15,7 +15,7 @@
 struct ModelMemory {
   ParameterTable parameters;
   floatX* weight_memory = nullptr;                 // (parameters)
-  bool owns_weights = true;                        // else they are another model's, which must outlive this one
+  bool owns_weights = true;                        // else another model owns them, and must outlive this one
   float* master_memory = nullptr;                  // (state): weights in full precision; weight_memory if that is float
   float* grad_memory = nullptr;                    // (parameters)
   float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
@@ -31,17 +31,17 @@ struct ModelMemory {
   }
 
   size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
-  // Of masters, and of each of the moments: of all parameters, or of this rank's shard.
+  // The bytes of the arena of master weights, and of each arena of moments: of all parameters, or of this rank's shard.
   size_t state_bytes() const { return parameters.layout.bytes / size_t(parameters.shard.count); }
   const TensorSpec& tensor(int index) const { return parameters.tensor(index); }
   int num_tensors() const { return parameters.size(); }
 
-  // Weights, all zero.
+  // Allocates the weights, all zero.
   void allocate_weights() {
     weight_memory = static_cast<floatX*>(device_malloc(weight_bytes()));
     parameters.layout.forbid_gaps(weight_memory, sizeof(float) / sizeof(floatX));
   }
-  // What training needs beside them: masters, gradients and moments, all zero.
+  // Allocates what training needs beside the weights: master weights, gradients and moments, all zero.
   void allocate_training_state() {
     auto state_arena = [&] {
       float* arena = static_cast<float*>(device_malloc(state_bytes()));
@@ -57,7 +57,7 @@ struct ModelMemory {
   }
 };
 
-// For writers of files: a tensor of a float arena of all parameters, to host memory.
+// Returns a function for writers of files, which copies a tensor of a float arena of all parameters to host memory.
 inline FetchTensor fetch_from(const ModelMemory& model, const float* arena) {
   return [&model, arena](int index, float* values) {
     copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
@@ -72,7 +72,8 @@ inline void fetch_shard(const ModelMemory& model, const float* arena, float* hos
   }
 }
 
-// For readers of files: what of a tensor lies in this process's shard, into an arena of masters or moments.
+// Returns a function for readers of files, which copies this process's shard of a tensor into an arena of master
+// weights or moments.
 inline StoreTensor store_shard(const ModelMemory& model, float* arena) {
   return [&model, arena](int index, const float* values) {
     const ShardRange part = shard_range(model.parameters, model.parameters.specs[index]);
@@ -80,8 +81,8 @@ inline StoreTensor store_shard(const ModelMemory& model, float* arena) {
   };
 }
 
-// For readers of files: all of the weights that operations read, which are rounded from the masters, and this process's
-// shard of those.
+// Returns a function for readers of files, which stores all of a tensor in the weights that operations read, rounded to
+// floatX, and this process's shard of it in the master weights.
 inline StoreTensor store_weights(const ModelMemory& model) {
   return [&model](int index, const float* values) {
     const TensorSpec& tensor = model.tensor(index);
@@ -115,8 +116,8 @@ inline void init_weights(const ModelMemory& model, uint64_t seed) {
     store_weights(model)(index, initial_values(model, index, seed).data());
 }
 
-// The weights of `in_folder`, the model in that folder, for a model of this shape, which may have another wiring: what
-// that leaves without trained values is initialised.
+// Reads the weights of `in_folder`, the model in that folder, for a model of this shape, which may have another wiring.
+// Weights that have no trained values in the new wiring are initialised.
 inline void read_weights_of(const ModelMemory& model, const ModelShape& shape, const std::string& folder,
                             const ModelConfig& in_folder, uint64_t seed) {
   if (same_model(in_folder, shape.config)) return read_weights(folder, model.parameters, store_weights(model));

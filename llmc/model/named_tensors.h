@@ -12,7 +12,7 @@
 struct NamedTensors {
   const ParameterTable& table;
   std::map<std::string, int> index;           // into the table
-  std::map<std::string, int64_t> zero_sizes;  // of biases that the model does not have
+  std::map<std::string, int64_t> zero_sizes;  // sizes of the biases that the model does not have
 
   // Throws UserError, with the format's name, for a model that is not what Hugging Face calls GPT-2.
   NamedTensors(const ModelConfig& config, const ParameterTable& table, const char* format_name) : table(table) {
@@ -22,7 +22,7 @@ struct NamedTensors {
     for (const ZeroTensor& zero : table.zero_tensors) zero_sizes[zero.name] = zero.size;
   }
 
-  // As the arena has them: a linear weight is (out, in).
+  // The shape of a tensor in the arena, where a linear weight is (out, in).
   std::vector<int64_t> shape(const std::string& name) const {
     const auto it = index.find(name);
     return it != index.end() ? table.tensor(it->second).shape : std::vector<int64_t>{zero_sizes.at(name)};

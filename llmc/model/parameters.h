@@ -56,8 +56,8 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
   return int64_t(c.head_size()) * plan.num_projected(layer);
 }
 
-// At least so many parameters does a model have, whatever its wiring: embeddings, and each layer's projection and MLP,
-// of which each tensor takes at least its alignment.
+// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, where each
+// tensor takes at least its alignment.
 inline double least_parameters(const ModelConfig& c) {
   const double C = c.channels, least = 6 * double(ArenaLayout::alignment) / sizeof(float);
   const double positions = learns_positions(c.wiring) ? c.max_seq_len : 0;
@@ -69,10 +69,10 @@ inline int64_t full_qkv_size(const ModelConfig& c, const AttentionPlan& plan) {
   return c.channels + 2 * int64_t(plan.table.num_kv_heads) * c.head_size();
 }
 
-// Those of them that the rows of a layer's qkvw are.
+// For each row of a layer's qkvw, its row in the full-size c_attn.
 inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
   std::vector<int> rows;
-  int first = 0;  // of the part
+  int first = 0;  // row of the full-size c_attn where the part begins
   for (Part part : all_parts) {
     for (int head : plan.projected[part][layer])
       for (int i = 0; i < c.head_size(); i++) rows.push_back(first + head * c.head_size() + i);
@@ -91,7 +91,7 @@ struct ParameterBuilder {
   ParameterTable table;
   T* base;
   bool has_biases;
-  int layer = -1;  // of the parameters that are declared next
+  int layer = -1;  // the layer of the parameters that are declared next
 
   // `spec.file_shape` is `shape` unless it says otherwise; after the tensor there is room for `tail_elements` more.
   void add(T*& pointer, std::string name, std::vector<int64_t> shape, ParameterSpec spec, int64_t tail_elements = 0) {
@@ -142,7 +142,7 @@ struct ParameterBuilder {
     bias(bias_pointer, name, int64_t(rows.size()), std::move(bias_spec));
   }
 
-  // What is declared until end_bucket is one bucket, whose index is returned.
+  // Begins a bucket of all parameters that are declared until end_bucket; returns its index.
   int begin_bucket(std::string name) {
     const int64_t begin = int64_t(table.layout.bytes / sizeof(float));
     table.buckets.push_back({std::move(name), begin, 0});

@@ -1,4 +1,4 @@
-// What branches are planned with.
+// What a branch gets to plan its pointers and sizes.
 #pragma once
 #include <vector>            // std::vector
 #include "activations.h"     // Activations
@@ -6,8 +6,8 @@
 #include "parameters.h"      // qkv_rows
 #include "shape.h"           // ModelShape
 
-// What the forward pass of a layer's attention leaves for the backward pass, and for the layers that attend to its k
-// and v. N: rows, h: heads, QKV: what the layer projects of q, k and v for a token.
+// What the forward pass of a layer's attention keeps for the backward pass, and for the layers that attend to its k and
+// v. N: rows, h: heads, QKV: the width of the layer's projected q, k and v for one token.
 struct AttentionActs {
   floatX* qkv = nullptr;  // (N, QKV): q | k | v of the projected heads. Null where k and v are kept but q is not:
   floatX *q = nullptr, *kv = nullptr;  //   then q (N, C) and kv (N, QKV - C) are tensors of their own

@@ -6,7 +6,8 @@
 #include "flops.h"           // flops_per_token
 #include "parameters.h"      // make_parameter_table
 
-// Its shape, whose K/V each head attends to, its parameters `p`, and what it costs relative to plain GPT-2.
+// Prints the model's shape, whose K/V each head attends to, its parameters `p`, and what it costs relative to plain
+// GPT-2.
 inline void print_model(const ModelShape& model, int T, const ParameterTable& p) {
   const ModelConfig& c = model.config;
   printf("model: %d layers, %d heads of %d, %d channels, vocabulary %d, context length %d, %s\nwiring: %s\n",

@@ -438,7 +438,8 @@ Array<Real> take_columns(const std::vector<const Array<Real>*>& matrices, int64_
   return out;
 }
 
-// The other way: those columns of `matrices` += their part of x (B, S * T, hs).
+// The reverse of take_columns: `hs` columns, from `first` on, of each of the S `matrices` (B, T, width) += their part
+// of x (B, S * T, hs).
 template <class Real>
 void add_columns(const std::vector<Array<Real>*>& matrices, int64_t first, const Array<Real>& x, int64_t B, int64_t T,
                  int64_t hs) {
@@ -594,14 +595,16 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
 // ----------------------------------------------------------------------------
 // The model, backward
 
-// Gradients of what several layers use. A layer's are complete once the backward pass has come down to it.
+// Gradients of q, k, v and attention maps, which several layers may use. A layer's are complete once the backward pass
+// has come down to it.
 template <class Real>
 struct SharedGradients {
   std::vector<Array<Real>> d_qkv;               // (L): (B, T, C + 2 g hs)
   std::vector<std::vector<Array<Real>>> d_map;  // (L, h): (B, T, S * T)
 };
 
-// Of layer l's `heads_out`: adds to `shared`, and sets d_mix (B, T), empty where the layer has no `mix`.
+// The backward pass of layer l's attention, from d_heads_out, the gradient of its `heads_out`: `shared` +=; d_mix (B,
+// T) =, empty where the layer has no `mix`.
 template <class Real>
 void attention_backward(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
                         const Array<Real>& d_heads_out, SharedGradients<Real>& shared, Array<Real>& d_mix, int64_t B,
@@ -760,8 +763,8 @@ void muon(std::vector<Real>& w, std::vector<Real>& m, const std::vector<Real>& g
     squares += double(x[i]) * double(x[i]);
   }
   for (Real& value : x) value /= Real(std::max(std::sqrt(squares), 1e-7));
-  auto product = [](const std::vector<Real>& a, const std::vector<Real>& b, int64_t inner, int64_t n) {  // (., inner)
-                                                                                                         // (inner, n)
+  // (., n) = (., inner) (inner, n).
+  auto product = [](const std::vector<Real>& a, const std::vector<Real>& b, int64_t inner, int64_t n) {
     std::vector<Real> c(a.size() / size_t(inner) * size_t(n), Real(0));
     for (size_t i = 0; i < c.size() / size_t(n); i++)
       for (int64_t k = 0; k < inner; k++)

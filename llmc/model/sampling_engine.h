@@ -135,7 +135,7 @@ struct SamplingEngine {
       remove_ended(active, free_slots);
       for (; !texts.empty() && !texts.front().ended_by.empty(); texts.pop_front()) finished(texts.front());
     }
-    for (Sampled& text : texts) {  // those that a signal has stopped
+    for (Sampled& text : texts) {  // the texts that a signal has stopped
       if (text.ended_by.empty()) text.ended_by = "signal";
       if (show) print_part(text.stream.finish() + "\n");
       finished(text);

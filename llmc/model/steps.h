@@ -30,8 +30,8 @@ struct Recomputation {
 
 struct Step {
   int layer = 0;    // as layers run, from 0
-  int weights = 0;  // whose parameters: those that files call h.<weights>
-  int bucket = 0;   // in which these parameters lie
+  int weights = 0;  // index of the layer whose parameters it uses: those that files call h.<weights>
+  int bucket = 0;   // the bucket of these parameters
   Norm norm;
   Branch branch;
   Residual residual;
@@ -48,7 +48,7 @@ struct ZeroedTensor {
 // The whole graph between the embeddings and the output head.
 struct Steps {
   std::vector<Step> steps;
-  Norm last_norm;                    // whose output are the final hidden states
+  Norm last_norm;                    // the LayerNorm whose output is the final hidden states
   std::vector<ZeroedTensor> zeroed;  // before the backward pass
 
   int size() const { return int(steps.size()); }
@@ -179,13 +179,13 @@ inline void branch_forward(const Step& step, const Batch& batch) {
   std::visit([&](const auto& branch) { branch_forward(branch, batch); }, step.branch);
 }
 
-// The residual stream after the step, and the LayerNorm that follows.
+// Computes the residual stream after the step, and the LayerNorm that follows.
 inline void residual_forward(const Step& step, const Norm& next, const Batch& batch) {
   std::visit([&](const auto& residual) { residual_forward(residual, next, batch.rows()); }, step.residual);
 }
 
-// From the gradient of the residual stream after the step that of the stream before it, without what comes by way of
-// the LayerNorm; and that of the LayerNorm's output.
+// The backward pass of a step without its LayerNorm. From the gradient of the residual stream after the step: that of
+// the stream before it, without the part that comes through the LayerNorm, and dnorm, that of the LayerNorm's output.
 inline void step_backward(const Step& step, const Batch& batch) {
   const floatX* dbranch =
       std::visit([&](const auto& residual) { return residual_backward(residual, batch.rows()); }, step.residual);

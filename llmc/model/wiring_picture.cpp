@@ -11,7 +11,7 @@ enum class Kind { own, source, below, several, map };
 struct Head {
   Kind kind;
   std::string text;  // in the cell
-  int layer;         // whose K/V, or attention map, it uses: gives the colour
+  int layer;         // the layer whose K/V, or attention map, it uses: gives the colour
   bool is_masked;
 };
 
@@ -88,7 +88,7 @@ const char* words_of(Kind kind) {
   return "";
 }
 
-// What holds for all heads, and the layers' masks.
+// The notes below the picture: what holds for all heads, and the layers' masks.
 std::vector<std::string> notes(const WiringTable& t) {
   std::vector<std::string> lines;
   if (t.num_kv_heads < t.num_heads)
@@ -113,7 +113,7 @@ std::vector<std::string> notes(const WiringTable& t) {
 
 std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, const std::string& id) {
   const WiringTable t = wiring_table(wiring, num_layers, num_heads);
-  std::map<Kind, Head> kinds;  // one of each that occurs
+  std::map<Kind, Head> kinds;  // a head of each kind that occurs
   bool any_masked = false;
   std::string svg = patterns(id) + label(left, 14, "start", format("heads 0 to %d", num_heads - 1));
   for (int l = num_layers - 1; l >= 0; l--) {

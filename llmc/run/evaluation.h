@@ -16,7 +16,7 @@ struct EvaluateOptions {
   bool serve = false;
   int64_t context = 0;  // tokens that the model reads at most; 0: its context length
   int64_t stride = 0;   // between the windows of a text; 0: the context
-  int64_t windows = 0;  // of each text that are scored, at most; 0: all
+  int64_t windows = 0;  // how many windows of each text are scored, at most; 0: all
   int slots = 8;        // sequences at a time
   std::string tokenizer, json, positions;
   bool quiet = false;
@@ -25,7 +25,8 @@ struct EvaluateOptions {
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError.
 bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& options);
 
-// Of a text or a token file. Bits per byte leave out tokens that stand for no text, which are ends of texts.
+// The result for a text or a token file. Bits per byte leave out tokens that stand for no text, which are ends of
+// texts.
 struct TextResult {
   std::string file;
   int64_t tokens = 0;        // scored

@@ -44,7 +44,7 @@ struct RunLog {
   std::string path_;
   int fd_ = -1;
   std::string waiting_;     // lines that the disk had no room for
-  bool disk_full_ = false;  // and stderr has said so
+  bool disk_full_ = false;  // the disk is full, and a message on stderr has said so
   void open(int flags);
   void write_line(const std::string& line);
 };

@@ -16,7 +16,7 @@ int largest_micro_batch(size_t available, const PlanOf& plan_of) {
     return plan.total() - (with_logits ? 0 : plan[MemoryGroup::logits]) <= available;
   };
   constexpr int most = 1 << 30;
-  int fitting = 0, too_many = 1;  // without the logits
+  int fitting = 0, too_many = 1;  // micro-batches that fit, and do not fit, without the logits
   while (too_many < most && fits(too_many, false)) fitting = too_many, too_many *= 2;
   while (too_many - fitting > 1) {
     const int middle = fitting + (too_many - fitting) / 2;
@@ -30,11 +30,11 @@ int largest_micro_batch(size_t available, const PlanOf& plan_of) {
 struct MemoryLimits {
   size_t available;     // on the device, its workspaces included
   size_t host_bytes;    // to be allocated in host memory for checkpoints
-  bool device_is_host;  // then that counts too
+  bool device_is_host;  // the device's memory is the host's: host_bytes count too
   size_t reserve;       // of the device's memory, to be kept free
   const char* device_name;
-  int largest_micro_batch;    // that fits
-  double bytes_per_sequence;  // beside the logits
+  int largest_micro_batch;    // the largest one that fits
+  double bytes_per_sequence;  // without the logits
 };
 
 // Throws UserError if the plan does not fit. `recompute_more`: a level of recomputation that takes less exists.

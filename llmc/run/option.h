@@ -26,18 +26,18 @@ Range one_of(const std::vector<std::string>& names);
 // "a, b or c".
 std::string either(const std::vector<std::string>& names);
 
-// In a run that is resumed, an option of another value than before ...
+// What happens if a run is resumed with another value of an option than before.
 enum class OnResume { ignored, warned_of, refused };
 
 struct Option {
   std::string flags;                    // "-b,--micro-batch"; messages use the first one, config files the long one
   std::string group, help;              // as --help shows them
   const char* type;                     // INT, FLOAT, TEXT; "": a flag
-  const char* value_follows = nullptr;  // a flag that a value may follow: as --help shows that, "[0|1]"
+  const char* value_follows = nullptr;  // as --help shows the value that may follow a flag: "[0|1]"
   bool in_config = true;                // config.toml has it
   const char* key = nullptr;            // in the log's first line and in a checkpoint's state; null: it is not logged
   OnResume on_resume = OnResume::ignored;
-  const char* what = nullptr;  // what a message about that calls it
+  const char* what = nullptr;  // what a message about another value on resuming calls it
   std::optional<Range> range;
   struct Need {
     const char *flag, *message;
@@ -53,7 +53,7 @@ struct Option {
   bool is_flag() const { return *type == '\0'; }
   bool is_set() const { return value() != initial; }
 
-  // What is said of an option beyond its flags, its value and its help.
+  // These set what is known of an option beyond its flags, its value and its help.
   Option& takes(Range values) { return range = std::move(values), *this; }
   Option& logged(const char* log_key) { return key = log_key, *this; }
   Option& refused_on_resume(const char* name) { return on_resume = OnResume::refused, what = name, *this; }

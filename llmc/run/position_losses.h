@@ -23,7 +23,7 @@ struct PositionRange {
 // 1, 2 to 3, 4 to 7, ...; ranges without tokens are left out.
 std::vector<PositionRange> ranges_of(const PositionLosses& positions);
 
-// As CSV: position, tokens, loss. Numbers have all their digits.
+// The losses as CSV: position, tokens, loss. Numbers have all their digits.
 std::string positions_csv(const PositionLosses& positions);
 
 // Reads what positions_csv wrote; `path` is for errors. Throws UserError, with the line, for anything else.

@@ -70,8 +70,8 @@ static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::stri
   return chosen;
 }
 
-// What samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's vocabulary, and
-// --prompt.
+// The tokens that samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's
+// vocabulary, and --prompt.
 static std::vector<int> prompt_tokens(const Run& run, int vocab_size) {
   const TrainOptions& o = run.options;
   if (!run.tokenizer && !o.prompt.empty())
@@ -134,15 +134,15 @@ std::string checkpoint_to_resume(Run& run) {
 // ----------------------------------------------------------------------------
 // Output
 
-// What a run does as it was asked to, but maybe not as it was meant. One line, from rank 0 alone.
+// Warns of what a run does as it was asked to, but maybe not as it was meant: a line on stderr, from rank 0 alone.
 template <class... Args>
 static void warn(const Run& run, const char* fmt, Args... args) {
   if (run.ranks.rank == 0) fprintf(stderr, "warning: %s\n", format(fmt, args...).c_str());
 }
 
-// What an option that matters on resuming was in the run of a checkpoint; none, if that is not known. A checkpoint of
-// an older version of this program does not have the options that came later: what they decide on was as it is by
-// default.
+// The value that an option which matters on resuming had in the run of a checkpoint; none if that is not known. A
+// checkpoint of an older version of this program does not have options that were added later; that version behaved as
+// their defaults do.
 static std::optional<Scalar> saved_value(const RunState& saved, const Option& option) {
   for (const auto& [key, value] : saved.options)
     if (key == option.key) return value;
@@ -214,7 +214,7 @@ static std::string cpu_name() {
   return "";
 }
 
-// What may be another after a resume.
+// The fields of the log that may differ after a resume.
 static LogFields describe_process(const Run& run) {
   return {{"host", host_name()},
           {"cpu", cpu_name()},
@@ -228,8 +228,8 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
   if (o.out.empty() || run.ranks.rank > 0) return;
   make_folders(o.out);
   run.lock.take(o.out);
-  if (checkpoint.empty() && !newest_checkpoint(o.out).empty())  // another run has made the folder, and ended, since
-                                                                // this one looked
+  // Another run has made the folder, and ended, since this one looked.
+  if (checkpoint.empty() && !newest_checkpoint(o.out).empty())
     user_error("-o %s: another process has trained there meanwhile; resume it (-y), or name another folder",
                o.out.c_str());
   remove_unfinished_checkpoints(o.out);
@@ -269,8 +269,8 @@ static void warn_of_short_files(const Run& run, const char* option, const DataLo
 static void warn_of_unusual_options(const Run& run) {
   const TrainOptions& o = run.options;
   warn_of_short_files(run, "-i", run.train.get(), run.T + 1);
-  warn_of_short_files(run, "-j", run.val.get(), o.val_batches == 0 ? 2 : run.T + 1);  // -m 0 takes the rest of each
-                                                                                      // file, too
+  // With -m 0 validation takes the rest of each file too.
+  warn_of_short_files(run, "-j", run.val.get(), o.val_batches == 0 ? 2 : run.T + 1);
   if (run.steps > 0 && o.warmup_steps > run.steps)
     warn(run,
          "-u %lld: the warm-up is longer than the run, which has %lld steps; the learning rate only reaches %g of -l "
@@ -360,7 +360,7 @@ static void warn_of_unwritten_report(const std::optional<SaveResult>& written) {
   fprintf(stderr, "warning: %s; training is not affected\n", written->error.c_str());
 }
 
-// From the log as it is now, so that what is written there must be there first.
+// Writes the report from the log as it is now: what is to be in the report must have been logged before.
 static void write_report(Run& run) {
   const std::string& out = run.options.out;
   if (out.empty() || run.ranks.rank > 0) return;

@@ -25,14 +25,14 @@ struct Run {
   std::unique_ptr<DataLoader> train, val;  // null without -i, -j
   std::optional<Tokenizer> tokenizer;      // what the model's tokens stand for, if that is known
   std::string tokenizer_json;              // as checkpoints carry it, on rank 0; "" without one
-  std::vector<int> prompt;                 // with which samples begin
+  std::vector<int> prompt;                 // tokens that samples begin with
   Schedule schedule;
   RunLog log;
   EventFile events;  // with --tensorboard
   int B = 0, T = 0;
   int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
-  int64_t step = 0, steps = 0;                      // done, and to do in all
-  int64_t skipped_steps = 0, bad_steps_in_row = 0;  // of those done: without an update, and the last ones without
+  int64_t step = 0, steps = 0;                      // steps done, and steps to do in all
+  int64_t skipped_steps = 0, bad_steps_in_row = 0;  // steps without an update: all, and the last in a row
   double gemm_peak = 0;                             // FLOP/s of one rank, measured
   double flops_per_token = 0;                       // of the model
   // progress
@@ -41,8 +41,8 @@ struct Run {
   double last_line = 0;  // when a line of progress last stayed on the terminal
   RunLock lock;          // of the output folder, on rank 0
   // checkpoints
-  double stall_seconds = 0;  // for which training waited for the last one
-  bool save_failed = false;  // of the last one whose outcome is known
+  double stall_seconds = 0;  // for which training waited for the last checkpoint
+  bool save_failed = false;  // the last checkpoint whose outcome is known could not be written
   // Declared last, and so destroyed first: their threads use what is above.
   RankChannel channel;
   BackgroundWriter writer;         // of checkpoints
@@ -54,15 +54,15 @@ struct Run {
 
 struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
-  double data_seconds;  // of them waited for tokens
+  double data_seconds;  // the part of `seconds` that was spent waiting for tokens
   bool skipped;         // loss or norm not finite: nothing was updated
-  bool stop_requested;  // of some rank, when it queued the step's update
+  bool stop_requested;  // some rank asked to stop when it queued the step's update
 };
 
 // ----------------------------------------------------------------------------
 // Before anything is written: everything that can be wrong is found here, as a UserError
 
-// What the options say of batches: B, T and grad_accum_steps. Those that were not given have their values then.
+// Sets B, T and grad_accum_steps to what the options say of batches; options that were not given get their values.
 // `context_length`: the model's; `from_folder`: it cannot be changed.
 void plan_batches(Run& run, int context_length, bool from_folder);
 

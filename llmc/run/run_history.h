@@ -13,7 +13,7 @@ struct TrainPoint {
   double loss, grad_norm, learning_rate;
   double step_seconds;  // of this step
   double tokens_per_second;
-  double gemm_share;       // of the GEMM rate measured when the process began; 0 to 1
+  double gemm_share;       // the share of the GEMM rate measured when the process began; 0 to 1
   double seconds, tokens;  // of all steps up to this one
 };
 
@@ -31,15 +31,15 @@ struct Sample {
 struct RunHistory {
   std::string name;                      // the folder, as it was given
   nlohmann::ordered_json description;    // the log's first line, but for the process; an empty object if it has none
-  nlohmann::ordered_json process;        // of the last process that trained: the machine, and how fast it multiplies
+  nlohmann::ordered_json process;        // the last process that trained: its machine, and its GEMM rate
   std::string options;                   // config.toml
   std::vector<TrainPoint> steps;         // ascending, each step once
-  std::vector<ValPoint> validations;     // likewise
-  std::vector<Sample> samples;           // likewise
+  std::vector<ValPoint> validations;     // ascending, each step once
+  std::vector<Sample> samples;           // ascending, each step once
   std::vector<PositionRange> positions;  // losses by position in the context; empty where nobody has measured them
-  int64_t num_repeated = 0;       // steps that are there twice, for a process resumed before them: the later ones count
+  int64_t num_repeated = 0;       // steps logged twice, because a run was resumed before them: the later ones count
   int64_t num_unreadable = 0;     // lines that are not valid, but for an incomplete last one
-  bool ends_in_mid_line = false;  // as a killed process leaves the log
+  bool ends_in_mid_line = false;  // the last line is incomplete, as when a process was killed
 
   // A number of the description; `otherwise` if it has none.
   double number(const char* key, double otherwise) const;
@@ -49,7 +49,7 @@ struct RunHistory {
   double tokens() const { return steps.empty() ? 0 : steps.back().tokens; }
   double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
   double final_loss() const;                      // of the last validation; NaN if there is none
-  std::vector<int64_t> steps_not_finite() const;  // whose loss or norm was not
+  std::vector<int64_t> steps_not_finite() const;  // steps whose loss or norm was not finite
 };
 
 // Reads folder `out`. Throws UserError if it has no log, or losses by position that cannot be read.

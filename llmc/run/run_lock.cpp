@@ -28,8 +28,8 @@ void RunLock::take(const std::string& out) {
     fprintf(stderr, "warning: %s: this file system has no locks (%s): make sure that no other process writes to %s\n",
             path.c_str(), strerror(errno), out.c_str());
   }
-  const std::string holder = this_process();  // its name is for messages alone: a full disk or a late reader does no
-                                              // harm
+  // The name is for messages alone: a full disk or a late reader does no harm.
+  const std::string holder = this_process();
   if (ftruncate(file.fd, 0) == 0) write_all(file.fd, holder.data(), holder.size(), 0);
   file_ = std::move(file);
 }

@@ -47,7 +47,8 @@ struct SampleRequest {
 SampleRequest sample_request(const SampleOptions& options, const Tokenizer& tokenizer, const std::string& prompt,
                              uint64_t seed, int context_length);
 
-// Those of --prompt, --prompt-file or --batch, whose lines have seeds of their own: --seed, --seed + 1, ...
+// The requests for --prompt, --prompt-file or --batch. Each line of a batch has a seed of its own: --seed, --seed + 1,
+// ...
 std::vector<SampleRequest> sample_requests(const SampleOptions& options, const Tokenizer& tokenizer,
                                            int context_length);
 

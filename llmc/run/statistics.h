@@ -74,13 +74,14 @@ inline double median(std::vector<double> values) {
 
 struct Estimate {
   double mean;
-  double interval;   // the mean of all possible samples lies within mean +- interval, with 95 % confidence; NaN for a
-                     // single value
+  // The mean of all possible samples lies within mean +- interval, with 95 % confidence; NaN for a single value.
+  double interval;
   double p;          // of the test whether that mean is 0; NaN for a single value
   double deviation;  // standard deviation of the values; NaN for a single one
 };
 
-// Of values that are independent and about normally distributed; of the differences of pairs this is the paired t-test.
+// The estimate from values that are independent and about normally distributed. For differences of pairs this is the
+// paired t-test.
 inline Estimate estimate(const std::vector<double>& values) {
   const double n = double(values.size());
   double mean = 0, squares = 0;

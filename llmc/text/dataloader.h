@@ -215,7 +215,7 @@ inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64
   return int64_t(x);
 }
 
-// What full sequences leave at the end of a file: fewer than T tokens and their targets.
+// The tokens after the last full sequence of a file: fewer than T inputs and their targets.
 struct SequenceRest {
   const uint16_t* tokens;  // (length + 1)
   int64_t length;
@@ -236,8 +236,8 @@ struct DataLoader {
   bool shuffle;
   uint64_t seed;              // of the shuffled orders
   int64_t num_sequences = 0;  // in one epoch
-  int64_t next_sequence = 0;  // the position, counted from 0 over all epochs. The caller advances it, saves it, and
-                              // sets it to resume
+  // The position, counted from 0 over all epochs. The caller advances it, saves it, and sets it to resume.
+  int64_t next_sequence = 0;
 
   // Throws UserError as TokenShards does, and if no file has the T + 1 tokens of a sequence.
   DataLoader(const std::string& glob_pattern, int vocab_size, int seq_len, bool shuffled = false,
@@ -286,7 +286,7 @@ struct DataLoader {
       load_sequences(first + (i * ranks + rank) * B, B, inputs + i * B * T, targets + i * B * T);
   }
 
-  // Of each file that has one, in their order.
+  // The rest of each file that has one, in the order of the files.
   std::vector<SequenceRest> rests() const {
     std::vector<SequenceRest> all;
     for (const TokenFile& file : shards.files) {

@@ -9,8 +9,8 @@
 
 // What decides on the next token, in the order in which it is applied, as in transformers.
 struct SamplingOptions {
-  double repetition_penalty = 1;  // divides positive logits of tokens that occur already, and multiplies negative ones
-                                  // (Keskar et al. 2019)
+  // Divides positive logits of tokens that occur already, and multiplies negative ones (Keskar et al. 2019).
+  double repetition_penalty = 1;
   double temperature = 1;  // divides the logits; 0: always the token with the highest one, of equal ones the first
   int top_k = 0;           // only the k tokens with the highest logits, of equal ones the first; 0: all
   double top_p = 1;  // only the likeliest tokens that together have at least this probability (Holtzman et al. 2020)

@@ -31,8 +31,8 @@ struct ScoredSequence {
 // context - stride tokens before it that the model reads, or all there are.
 struct TextWindows {
   int64_t num_tokens, context, stride;  // 1 <= stride <= context
-  bool last_is_full = false;  // the last window begins earlier, so that its inputs are `context` tokens, too, if there
-                              // are so many
+  // The last window begins earlier, so that it has `context` inputs too, if the text has so many.
+  bool last_is_full = false;
 
   struct Window {
     int64_t begin, end;  // its tokens: inputs [begin, end - 1), targets [begin + 1, end)

@@ -25,11 +25,11 @@ class TextStream {
     return show(found);
   }
 
-  // What was held back, at the end of the text.
+  // Returns the text that has been held back, when no more follows.
   std::string finish() { return show(text_.size()); }
 
-  bool stopped() const { return stopped_; }          // at a text to stop at
-  const std::string& text() const { return text_; }  // all of it
+  bool stopped() const { return stopped_; }          // the text has reached one of the texts to stop at
+  const std::string& text() const { return text_; }  // all of the text so far
 
  private:
   std::vector<std::string> stops_;
@@ -51,7 +51,7 @@ class TextStream {
         if (text_.compare(text_.size() - n, n, stop, 0, n) == 0) held = n;
     return held;
   }
-  // That of a character whose end is missing.
+  // The length of a character at the end of the text whose last bytes are missing; 0 if there is none.
   size_t held_of_character() const {
     size_t begin = text_.size();
     for (int i = 0; i < 3 && begin > 0 && is_continuation_byte(text_[begin - 1]); i++) begin--;

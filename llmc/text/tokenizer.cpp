@@ -574,11 +574,11 @@ std::string Tokenizer::to_json() const {
 // ----------------------------------------------------------------------------
 // Encoding
 
-constexpr int cache_bits = 17;          // 131,072 pieces of 32 bytes, 4 MiB; a smaller cache misses too often
-constexpr size_t longest_cached = 15;   // bytes
-constexpr size_t short_piece = 128;     // bytes, up to which looking at all pairs is faster
-constexpr size_t huge_piece = 1 << 20;  // bytes, beyond which one thread at a time merges, so that its memory is
-                                        // allocated only once
+constexpr int cache_bits = 17;         // 131,072 pieces of 32 bytes, 4 MiB; a smaller cache misses too often
+constexpr size_t longest_cached = 15;  // bytes
+constexpr size_t short_piece = 128;    // bytes, up to which looking at all pairs is faster
+// In bytes. Longer pieces are merged by one thread at a time, so that the memory for it is allocated only once.
+constexpr size_t huge_piece = 1 << 20;
 
 Encoder::Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
   if (!tokenizer.is_bytes()) cache_.resize(size_t(1) << cache_bits);

@@ -114,7 +114,7 @@ struct Tokenizer {
   std::vector<std::pair<std::string, uint16_t>> special_;
   std::array<uint16_t, 256> byte_ids_ = {};
   PairTable pairs_;
-  size_t longest_ = 0;  // token, in bytes
+  size_t longest_ = 0;  // the length of the longest token, in bytes
   uint16_t end_of_text_ = 0;
   bool is_bytes_ = false;
 
@@ -135,7 +135,8 @@ struct Encoder {
   // bytes, and up to 30 bytes of memory for each byte of the longest piece, which must be shorter than 2 GiB.
   void encode(std::string_view text, std::vector<uint16_t>& tokens);
 
-  // The same, but special tokens (<|endoftext|>) that are spelled out in the text become their ids.
+  // Appends the tokens of `text`, in which special tokens (<|endoftext|>) that are spelled out become their ids. Time
+  // and memory are those of encode().
   void encode_special(std::string_view text, std::vector<uint16_t>& tokens);
 
  private:
@@ -158,8 +159,8 @@ struct Encoder {
   // Each writes tokens and returns their number.
   size_t encode_cached(std::string_view text, size_t at, size_t length, uint16_t* tokens);
   size_t encode_piece(std::string_view piece, uint16_t* tokens);
-  size_t merge(std::string_view piece, uint16_t* tokens, uint32_t below = PairTable::none);  // makes no token of id
-                                                                                             // `below` or higher
+  // Makes no token of id `below` or higher.
+  size_t merge(std::string_view piece, uint16_t* tokens, uint32_t below = PairTable::none);
   size_t merge_short(uint16_t* tokens, uint32_t below);
   size_t merge_long(uint16_t* tokens);
 };

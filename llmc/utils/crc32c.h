@@ -46,7 +46,8 @@ inline uint32_t crc32c_by_table(const void* bytes, size_t count, uint32_t before
   return ~crc;
 }
 
-// The same, by the processor's instruction if it has one.
+// The CRC of a text that ends in these `count` bytes and whose first part has the CRC `before` (0: it is empty), by the
+// processor's instruction if it has one.
 inline uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0) {
 #ifdef __SSE4_2__
   const uint8_t* next = static_cast<const uint8_t*>(bytes);

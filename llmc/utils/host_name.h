@@ -3,7 +3,7 @@
 #include <unistd.h>  // gethostname
 #include <string>    // std::string
 
-// As messages name it; "" where the system has none.
+// This machine's name as messages show it; "" where the system has none.
 inline std::string host_name() {
   char name[256] = "";
   gethostname(name, sizeof name - 1);

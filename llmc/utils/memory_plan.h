@@ -25,7 +25,7 @@ inline const char* group_name(MemoryGroup group) {
   return names[int(group)];
 }
 
-// Bytes by group.
+// The bytes that a model takes in each group.
 struct MemoryPlan {
   std::array<size_t, size_t(MemoryGroup::count)> bytes = {};
 

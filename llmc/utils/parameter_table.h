@@ -18,9 +18,11 @@ struct ParameterSpec {
   bool transposed = false;               // a linear weight: (out, in) here, (in, out) there
   bool decay = false;                    // weight decay applies: two or more dimensions
   double init_mean = 0, init_std = 0;
-  std::vector<int> full_rows = {};  // of each row here, the row of the full-size tensor, (out, in); empty: the same
-  std::vector<int64_t> matrix_rows = {};  // of the matrices, one below the other, that Muon updates (llmc/muon.h);
-                                          // empty: it updates none
+  // For each row of this tensor, its row in the full-size tensor (out, in). Empty if they are the same.
+  std::vector<int> full_rows = {};
+  // Rows of each of the matrices in this tensor, one below the other, that Muon updates (llmc/muon.h). Empty if it
+  // updates none.
+  std::vector<int64_t> matrix_rows = {};
 
   int64_t full_row(int64_t row) const { return full_rows.empty() ? row : full_rows[row]; }
 };
@@ -32,8 +34,8 @@ struct ParameterBucket {
   int64_t begin = 0, count = 0;
 };
 
-// Of `count` equal parts of every bucket, part `index` has its optimizer state in this process. With one part, all of
-// it.
+// Every bucket has `count` equal parts, and this process has the optimizer state of part `index`. With one part it has
+// all of it.
 struct Shard {
   int index = 0, count = 1;
 };
@@ -48,8 +50,8 @@ struct ParameterTable {
   ArenaLayout layout;                    // of float arenas; in one of another type a tensor begins at the same element
   std::vector<ParameterBucket> buckets;  // embeddings, layer 0, layer 1, ..., final LayerNorm
   Shard shard;                           // buckets end where they can be cut into that many shards of whole 256 bytes
-  std::vector<ParameterSpec> specs;  // in the order of the layout: layer by layer, so that a layer is one contiguous
-                                     // bucket
+  // In the order of the layout: layer by layer, so that a layer is one contiguous bucket.
+  std::vector<ParameterSpec> specs;
   std::vector<ZeroTensor> zero_tensors;  // biases, in a model without any
   int64_t num_parameters = 0;            // what is trained
   int64_t num_parameters_full = 0;       // what the model would have with dead K/V rows
@@ -58,8 +60,8 @@ struct ParameterTable {
   int size() const { return int(specs.size()); }
 };
 
-// What of a parameter lies in this process's shard of its bucket: `count` elements, 0 if none, from `begin` of the full
-// arenas and from `state` of those that hold the shard alone, one bucket's after the other.
+// The part of a parameter that lies in this process's shard of its bucket: `count` elements, 0 if none, from `begin` of
+// the full arenas and from `state` of the arenas that hold the shard alone, one bucket's after the other.
 struct ShardRange {
   int64_t begin, state, count;
 };
@@ -79,7 +81,7 @@ inline void append_chunks(std::vector<ParameterChunk>& chunks, const ShardRange&
         {part.begin + i, part.state + i, int(std::min<int64_t>(parameter_chunk_size, part.count - i)), decays});
 }
 
-// Those of the shard; without the tensors of matrices that Muon updates, if `muon`.
+// The chunks of this process's shard; with `muon` without the matrices that Muon updates.
 inline std::vector<ParameterChunk> parameter_chunks(const ParameterTable& table, bool muon = false) {
   std::vector<ParameterChunk> chunks;
   for (const ParameterSpec& spec : table.specs)

@@ -28,7 +28,7 @@ inline size_t edits_between(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-// That of `names` which is most like `name`, by the edits between them; "" if none is near.
+// The name in `names` that is most like `name`, by the number of edits between them; "" if none is near.
 inline std::string nearest_name(const std::string& name, const std::vector<std::string>& names) {
   std::string nearest;
   size_t fewest = name.size() / 2 + 1;

@@ -62,7 +62,7 @@ TEST(Attention, HasNoBankConflicts) {
 }
 #endif
 
-// Of each K/V head the keys that one of its query heads sees, once.
+// Decoding reads each key of a K/V head that one of its query heads sees exactly once.
 TEST(AttentionDecode, ReadsWhatIsSeenOnce) {
   const int64_t T = 300, HS = 64, B = 2;
   Case c = {B, T, HS, {0, 0, 0, {0, 1}, 1, 2}, 1};
@@ -100,7 +100,7 @@ TEST(LONG_ON_EMU(AttentionMasks), ReadTheWindowsTilesAlone) {
       layer.d_out.to_host();
       read.push_back(emu::counters().bytes_read_async);
     }
-    // Of a head in a sequence, with tiles of `queries` queries and `keys` keys.
+    // How many rows of k or v a head reads in a sequence, with tiles of `queries` queries and `keys` keys.
     auto key_rows = [&](int64_t queries, int64_t keys) {
       int64_t rows = 0;
       for (int64_t q0 = 0; q0 < T; q0 += queries)

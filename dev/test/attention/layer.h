@@ -40,7 +40,8 @@ inline std::vector<floatX> take(std::vector<floatX>& buffer, const Matrix& m) {
   return x;
 }
 
-// The same values as random_values. To draw them would take longer than most tests do otherwise.
+// Returns random_values<floatX>(n, tag), which is drawn once per tag: to draw them anew would take longer than most
+// tests do otherwise.
 inline std::vector<floatX> drawn_values(int64_t n, uint32_t tag) {
   static std::map<uint32_t, std::vector<floatX>> drawn;
   std::vector<floatX>& values = drawn[tag];
@@ -343,7 +344,7 @@ inline void check(const Case& c, double slack = 1) {
   const Expected exact(layer), rounded = is_bf16 ? Expected(layer, /*rounded=*/true) : exact;
   auto compare = [&](const char* what, const auto& values, const std::vector<double>& expected,
                      const std::vector<double>& best, double cancelled = 0) {
-    // Of queries that see one key, as for T = 1, the terms of dq and dk cancel: where these terms are larger than the
+    // For queries that see one key, as with T = 1, the terms of dq and dk cancel: where these terms are larger than the
     // sum of all others, errors are relative to their size.
     double norm = 0;
     for (double x : expected) norm += x * x;

@@ -86,8 +86,8 @@ TEST(AttentionMasks, NameTheNextKeyAndQueryThatCount) {
         }
 }
 
-// Of at least 8 and at most T / 16: GPUs work on the positions with one remainder at a time, where all query heads of a
-// K/V head have the same.
+// Strides of at least 8 and at most T / 16: there GPUs work on the positions with one remainder at a time, if all query
+// heads of a K/V head have the same stride.
 TEST(LONG_ON_EMU(AttentionMasks), WithStridesMatchTheFormula) {
   const std::vector<AttentionMask> masks = {{0, MaskPattern::stride, 8},
                                             {40, MaskPattern::stride, 12},
@@ -186,8 +186,8 @@ TEST(LONG_ON_EMU(AttentionMasks), OfTheLastQueriesAreThoseOfTheWhole) {
     }
 }
 
-#ifndef SLA_CPU  // which has no kernels of its own for it
-// As generation does, of up to four queries.
+#ifndef SLA_CPU  // the CPU has no decode kernels
+// The attention of the last one to four queries, as generation computes it, has the values of the whole sequence's.
 TEST(LONG_ON_EMU(AttentionDecode), IsThatOfTheWhole) {
   size_t i = 0;
   for (int64_t HS : {8, 24, 64, 80, 128})
@@ -213,8 +213,8 @@ TEST(LONG_ON_EMU(AttentionDecode), IsThatOfTheWhole) {
 
 // A sequence's results do not depend on those beside it.
 TEST(AttentionDecode, HasTheSameBitsAloneAndBesideOthers) {
-  Layer alone(general_case(1, 140, 24)), beside(general_case(2, 140, 24));  // the first sequence of both has the same
-                                                                            // values
+  // The first sequence of both has the same values.
+  Layer alone(general_case(1, 140, 24)), beside(general_case(2, 140, 24));
   const PartialForward a(alone, 139, 140), b(beside, 139, 140);
   EXPECT_TRUE(same_bits(a.out, {b.out.begin(), b.out.begin() + a.C}));
 }
@@ -260,8 +260,8 @@ TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
   for (int topk : {1, 5, 63}) {
     Case c = {1, T, HS, {0}, 1};
     c.topk = topk;
-    std::vector<std::vector<int>> used(size_t(T), std::vector<int>(size_t(T), 0));  // of each query and key: 1 in
-                                                                                    // forward, 2 in backward
+    // For each query and key: 1 if the forward pass uses it, 2 if the backward pass does.
+    std::vector<std::vector<int>> used(size_t(T), std::vector<int>(size_t(T), 0));
     for (int64_t part = 0; part < T; part += HS) {
       Layer layer(c);
       for (int64_t t = 0; t < T; t++)

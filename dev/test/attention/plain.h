@@ -11,17 +11,16 @@ TEST(Attention, MatchesTheFormulaForSeveralLengths) {
 }
 
 TEST(LONG_ON_EMU(Attention), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
-  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},     // plain: dk and dv of the first K/V head are =, of the
-                                                               // second +=
-                                     {0, 0, 0, {0, 1}, 0},     // all K/V from the source layer
-                                     {0, 0, 0, {0, 1, 2}, 1},  // as with SLA: that of the last heads
+  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},        // plain: dk and dv of head 0 are =, of head 1 +=
+                                     {0, 0, 0, {0, 1}, 0},        // all K/V from the source layer
+                                     {0, 0, 0, {0, 1, 2}, 1},     // as with SLA: that of the last heads
                                      {0, 0, 0, {0, 0, 1, 1}, 1},  // grouped-query attention
                                      {0, 0, 0, {1, 0, 1}, 2}};    // in no order
   size_t i = 0;
   for (int64_t T : {1, 7, 64, 127, 128, 129, 300})
     for (int64_t HS : {32, 64, 80, 96, 128})
-      for (size_t n = 0; n < (T < 300 && is_bf16 ? wirings.size() : 2); n++, i++) {  // two in turn where all would take
-                                                                                     // minutes
+      // Two wirings, alternating, where all would take minutes.
+      for (size_t n = 0; n < (T < 300 && is_bf16 ? wirings.size() : 2); n++, i++) {
         Case c = wirings[i % wirings.size()];
         c.B = 1 + int64_t(i) % 3, c.T = T, c.HS = HS, c.dq_accumulate = i % 2 == 1;
         check(c);
@@ -104,8 +103,8 @@ TEST(LONG_ON_EMU(Attention), OfTheLastQueriesIsThatOfTheWhole) {
     }
 }
 
-// As generation does: a prompt at once, then position by position, then several together. The cache grows with each,
-// and beside multiples of 64, the keys of a tile, by one: a mask that is off by one shows there alone.
+// Computes a sequence as generation does: a prompt at once, then position by position, then several together. The cache
+// grows with each, and near multiples of 64, the keys of a tile, by one: a mask that is off by one shows there alone.
 TEST(Attention, OfAGrowingSequenceIsThatOfTheWhole) {
   Layer layer({1, 140, 24, {0, 1, 0}, 1});
   layer.forward();

@@ -8,7 +8,8 @@
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
 #include "dev/test/long.h"             // LONG_ON_EMU
 
-// The same function in other words. Other kernels may compute it, or the same in another order.
+// Masks that hide nothing define the same function as no mask. Other kernels may compute it, or sums may be in another
+// order.
 TEST(LONG_ON_EMU(AttentionMasks), ThatHideNothingChangeNothing) {
   const Case plain = {2, 300, 32, {0, 1, 0}, 1};
   Layer expected(plain);

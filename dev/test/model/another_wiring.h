@@ -1,4 +1,4 @@
-// Models that go on with another wiring than they were trained with.
+// Models that continue with another wiring than they were trained with.
 #pragma once
 #ifndef SLA_EMU                    // what changes is host code, which takes long with the checks of the emulated GPU
 #include <gtest/gtest.h>           // TEST
@@ -139,7 +139,7 @@ TEST(AnotherWiring, HasNewGatesAndDropsOldOnes) {
   Rewired(four_layers("gate"), "plain").check();
 }
 
-// Its own maps of the layers that used another's: q and k had no rows.
+// Layers that used another layer's attention map had no rows of q and k; the rewired model initialises theirs.
 TEST(AnotherWiring, HasNewQueriesAndKeysWhereMapsWereReused) {
   Rewired r(four_layers("reuse(2)"), "plain");
   for (int l : {1, 3})

@@ -31,8 +31,8 @@ struct RandomCase {
     const int T = draw.one_in(4) ? draw(shortest, 300) : draw(shortest, 70);
     std::vector<std::string> terms;
     auto add = [&](const std::string& term) { terms.insert(terms.begin() + draw(0, int(terms.size())), term); };
-    const bool moves_maps = draw.one_in(3) && T >= 8;  // shorter: with almost equal maps a gate's gradient is rounding
-                                                       // errors
+    // In shorter sequences maps are almost equal, and a gate's gradient is rounding errors.
+    const bool moves_maps = draw.one_in(3) && T >= 8;
     auto heads = [&] {
       const int first = draw(0, h - 1);
       return draw.one_in(2) ? format("%d", draw(1, h)) : format("%d:%d", first, draw(first + 1, h));
@@ -148,8 +148,8 @@ TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
 // that the cache of a window has to move on; then a token of each sequence in turn, until each has its length.
 TEST(LONG_ON_EMU(EveryWiring), GeneratesWithItsCacheWhatTrainingComputes) {
   const std::vector<int> prompts = {5, 23, 1}, lengths = {40, 33, 25};
-  constexpr int at_once = head_size_multiple > 1 ? 4 : 1;  // tokens of each sequence; on an emulated GPU passes take
-                                                           // long
+  // Tokens of each sequence in a pass; on an emulated GPU passes take long.
+  constexpr int at_once = head_size_multiple > 1 ? 4 : 1;
   for (const std::string& wiring : wirings_to_try()) {
     SCOPED_TRACE(wiring);
     auto model = make_model(four_layers(wiring), 1, 40);

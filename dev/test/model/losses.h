@@ -82,13 +82,13 @@ inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool ke
               tensor_tolerance);
   }
   const double norm = reference::global_norm(e.grads);
-  for (int i = 0; i < model->num_tensors(); i++) {  // a gradient that is zero, as that of q where each query sees one
-                                                    // key, has rounding errors
+  // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
+  for (int i = 0; i < model->num_tensors(); i++) {
     const std::string& name = model->tensor(i).name;
     std::vector<float> grad = full_tensor(*model, model->grad_memory, i);
     std::vector<double> expected = e.grads.at(name).data;
-    if (name.find("map_gate") != std::string::npos && model->config.bias) {  // its bias is a single number, a sum in
-                                                                             // which terms cancel
+    // The gate's bias is a single number, a sum in which terms cancel.
+    if (name.find("map_gate") != std::string::npos && model->config.bias) {
       if (grad.size() == 1) continue;
       const std::vector<float> bias = full_tensor(*model, model->grad_memory, i + 1);
       const std::vector<double>& expected_bias = e.grads.at(model->tensor(i + 1).name).data;
@@ -111,8 +111,7 @@ const std::vector<GraphCase> graph_cases =
     {{"plain", 3, 4, 32, 61, 40, "plain", true, 2, 33, 1},
      {"nine_of_twelve", 4, 4, 32, 61, 40, "sla(3,3)", true, 2, 33, 3},
      {"adjacent", 4, 4, 32, 61, 40, "sla(1,2)", true, 3, 17, 1},
-     {"chains", 6, 4, 64, 61, 40, "sla(2,3)", true, 2, 33, 3},  // of six layers: in bf16 the error of 32 numbers may be
-                                                                // over the bound
+     {"chains", 6, 4, 64, 61, 40, "sla(2,3)", true, 2, 33, 3},  // in bf16 the error of 32 numbers is too large
      {"all_heads", 4, 4, 32, 61, 40, "sla(2,4)", true, 2, 33, 1},
      {"skip_all_but_one_layer", 5, 3, 48, 61, 40, "sla(4,2)", true, 2, 33, 1},
      {"no_bias", 4, 4, 32, 61, 40, "sla(3,3)", false, 2, 33, 3},
@@ -152,7 +151,7 @@ const std::vector<GraphCase> graph_cases =
      {"several_logit_chunks", 2, 2, 16, 70001, 300, "sla(1,1)", true, 1, 299, 1}};
 inline std::string name_of(const testing::TestParamInfo<GraphCase>& info) { return info.param.name; }
 
-// With these the emulated GPU is quick; they have most kinds of terms.
+// Cases that are quick on the emulated GPU, and that have most kinds of terms.
 const std::set<std::string> quick_cases = {"no_bias", "fixed_union", "gated_masked_maps",
                                            "highest_scores_of_several_sources"};
 

@@ -30,7 +30,7 @@ inline std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int reco
   return trainer;
 }
 
-// The same update without staged uploads and without a CUDA graph; returns its loss.
+// An update of the trainer without staged uploads and without a CUDA graph; returns its loss.
 inline double eager_step(Trainer& trainer) {
   GPT2& model = trainer.model;
   Run& run = trainer.run;

@@ -38,8 +38,8 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
     gpt2_update(*model, step, {o.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
     EXPECT_NEAR(std::sqrt(gpt2_read_stats(*model).grad_squares) / expected_norm, 1, norm_tolerance) << "step " << step;
   }
-  for (int i = 0; i < model->num_tensors(); i++) {  // in the arena's layout: the reference has weights where dead rows
-                                                    // would be
+  // Compares in the arena's layout: the reference has weights where dead rows would be.
+  for (int i = 0; i < model->num_tensors(); i++) {
     const TensorSpec& tensor = model->tensor(i);
     auto expect_equal = [&](const float* arena, const DoubleTensors& expected) {
       const auto& full = expected.at(tensor.name).data;
@@ -47,8 +47,8 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
       from_file_layout(model->parameters, i, whole_weight(model->parameters, i),
                        std::vector<float>(full.begin(), full.end()).data(), values.data());
       std::vector<float> found = to_floats(arena + tensor.element_offset(), values.size());
-      if (tensor.name.find("map_gate.bias") != std::string::npos) {  // one number, in which terms cancel: relative to
-                                                                     // the weight and it
+      // The bias is one number, in which terms cancel: its error is relative to the weight and it.
+      if (tensor.name.find("map_gate.bias") != std::string::npos) {
         const auto& weight = expected.at(model->tensor(i - 1).name).data;
         for (std::vector<float>* x : {&found, &values}) x->insert(x->end(), weight.begin(), weight.end());
       }
@@ -59,8 +59,8 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
   }
 }
 
-// Without the last two, which are long; on the emulated GPU, where each takes a minute on a busy machine, of the terms
-// only those with parameters or shapes of their own.
+// The cases without the last two, which are long. On the emulated GPU, where each takes a minute on a busy machine,
+// only terms with parameters or shapes of their own remain.
 inline std::vector<GraphCase> update_cases() {
   std::vector<GraphCase> cases(graph_cases.begin(), graph_cases.end() - 2);
   if (head_size_multiple == 1) return cases;

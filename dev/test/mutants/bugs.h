@@ -12,7 +12,7 @@ namespace mutants {
 
 // In a comment of a test file, for the test that follows:
 //   // BUG llmc/text/sampler.h: `threshold < cumulative` -> `threshold > cumulative`
-// It may go on in the next lines. A test that is built for several devices names its program: BUG
+// It may continue in the next lines. A test that is built for several devices names its program: BUG
 // (build/bf16/test_ops_emu) llmc/...
 struct WrittenBug {
   std::string file, from, to;
@@ -20,7 +20,7 @@ struct WrittenBug {
   std::string where;            // it is written
 };
 
-// What stands between the next two of `delimiter` at or after `at`, which moves behind them. "" and npos, if there are
+// What stands between the next two of `delimiter` at or after `at`, which moves after them. "" and npos, if there are
 // none.
 inline std::string between(const std::string& text, char delimiter, size_t& at) {
   const size_t begin = text.find(delimiter, at),

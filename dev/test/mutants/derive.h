@@ -67,7 +67,7 @@ class Lexer {
 
   void skip_directive() {
     for (; at_ < s_.size() && s_[at_] != '\n'; at_++)
-      if (s_[at_] == '\\' && at_ + 1 < s_.size()) at_++;  // the directive goes on in the next line
+      if (s_[at_] == '\\' && at_ + 1 < s_.size()) at_++;  // the directive continues in the next line
   }
 
   TokenKind take() {
@@ -336,8 +336,8 @@ class Deriver {
     for (size_t n = 0; n < parts.size(); n++) {
       const Range part = parts[n];
       if (part.begin >= part.end) continue;
-      // With the comma after it, or the last one with the comma before it; in place of the only one an empty statement
-      // stays.
+      // Removes the part with the comma after it, or the last one with the comma before it. In place of the only one an
+      // empty statement stays.
       const size_t first = n > 0 && n + 1 == parts.size() ? tokens_[part.begin - 1].begin : tokens_[part.begin].begin;
       const size_t last = n + 1 < parts.size() ? tokens_[part.end].end : tokens_[part.end - 1].end;
       add(synchronizes(part) ? "synchronization" : "statement", first, last, "");

@@ -66,7 +66,7 @@ class SourceFiles {
     if (has_suffix(path, ".h")) add(path.substr(0, path.size() - 2) + ".cpp");
   }
 
-  // Of an #if: of one that is not known, both sides are followed.
+  // What is known of the condition of an #if. Where it is not known, both sides are followed.
   struct Condition {
     bool known, holds;
   };

@@ -197,7 +197,7 @@ class TestsOfTree {
   std::map<std::string, std::set<std::string>> files_of_;  // of programs that tests run
 };
 
-// Of the repository in whose root this runs.
+// The tests of the repository in whose root this runs.
 inline const TestsOfTree& tests_of_tree() {
   static const TestsOfTree tests;
   return tests;

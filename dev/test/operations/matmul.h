@@ -8,9 +8,8 @@ struct Linear {
   int64_t N, C, OC;
   std::vector<floatX> inp = random_values<floatX>(N * C, 1), weight = random_values<floatX>(OC * C, 2);
   std::vector<floatX> bias = random_values<floatX>(OC, 3), dout = random_values<floatX>(N * OC, 4);
-  std::vector<float> dweight = random_values<float>(OC * C, 5), dbias = random_values<float>(OC, 6);  // before the
-                                                                                                      // gradients are
-                                                                                                      // added
+  // The values that the gradients are added to.
+  std::vector<float> dweight = random_values<float>(OC * C, 5), dbias = random_values<float>(OC, 6);
 
   DeviceArray<floatX> d_inp{inp}, d_weight{weight}, d_bias{bias}, d_dout{dout};
 
@@ -88,8 +87,8 @@ TEST(Matmul, WithGeluGivesItsInputToo) {
 // The emulated heuristic refuses an epilogue whose pointers it is not told, and chooses for their alignment.
 TEST(Matmul, ChoosesAnAlgorithmForTheAlignmentOfBiasAndGelu) {
   const Linear l = {8, 16, 24};
-  const int64_t offset = 16 / int64_t(sizeof(floatX));  // the second pass: 16 bytes further, which are 16-byte aligned
-                                                        // alone
+  // The second pass is 16 bytes further, so that pointers are aligned to 16 bytes and no more.
+  const int64_t offset = 16 / int64_t(sizeof(floatX));
   for (int64_t at : {int64_t(0), offset}) {
     std::vector<floatX> values(size_t(at), floatX(0.0f));
     values.insert(values.end(), l.bias.begin(), l.bias.end());
@@ -166,7 +165,7 @@ TEST(Matmul, BiasGradientIsTheSumOfRows) {
 }
 
 #ifndef SLA_CPU
-// As many partial sums as there are blocks have room in the GPU's scratch, and no more.
+// The blocks write no more partial sums than the GPU's scratch has room for.
 TEST(RowsOfBlock, AreForAtMostTheBlocksThatHaveRoom) {
   for (int64_t most : {1, 7, 256, 1024})
     for (int64_t least : {16, 64})
