@@ -4,6 +4,7 @@
 // first operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks
 // an event wait meets stale data under some seed.
 #include <cxxabi.h>       // abi::__cxa_demangle
+#include <unistd.h>       // _exit
 #include <algorithm>      // std::find
 #include <chrono>         // std::chrono::steady_clock
 #include <cstdio>         // snprintf, sscanf
@@ -15,7 +16,8 @@
 #include <unordered_map>  // std::unordered_map
 #include <vector>         // std::vector
 #include "emu.h"
-#include "ptx/launch.h"  // ptx::run_kernel
+#include "llmc/utils/error.h"  // UserError
+#include "ptx/launch.h"        // ptx::run_kernel
 
 namespace {
 
@@ -89,10 +91,20 @@ struct Runtime {
     if (capability != nullptr && sscanf(capability, "%1d%1d", &major, &minor) != 2) {
       fatal("SLA_EMU_CC is \"%s\"; it should be 80 or 90", capability);
     }
-    ptx::is_used();             // reads the file of PTX, if there is one
+    read_ptx();
     is_device_memory(nullptr);  // reserves the range before the handler uses it
     install_signal_handler();
     close_shared_memory();
+  }
+
+  // The file of PTX, if there is one. The first CUDA call of all may be in a destructor, which cannot throw.
+  static void read_ptx() {
+    try {
+      ptx::is_used();
+    } catch (const UserError& e) {
+      fprintf(stderr, "error: %s\n", e.what());
+      _exit(1);
+    }
   }
 };
 

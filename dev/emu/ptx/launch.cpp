@@ -19,8 +19,9 @@ std::string read_text(const std::string& path) {
   std::ostringstream text;
   text << file.rdbuf();
   if (!file || text.str().empty())
-    user_error("%s: cannot be read; SLA_EMU_PTX names a file of PTX, which make builds where nvcc is found: make %s",
-               path.c_str(), path.c_str());
+    user_error("%s: cannot be read; SLA_EMU_PTX names a file of PTX, such as build/fp32/train_gpt2_sla.ptx, which make "
+               "builds under this name where nvcc is found",
+               path.c_str());
   return text.str();
 }
 
