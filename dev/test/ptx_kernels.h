@@ -1,9 +1,9 @@
 // Kernels from a file of PTX, for tests that launch them themselves.
 #pragma once
-#include <string>                   // std::string
-#include "dev/emu/emu.h"            // enqueue_launch
-#include "dev/emu/ptx/launch.h"     // use_file
-#include "dev/test/emu_test.h"  // Stream, Array
+#include <string>                // std::string
+#include "dev/emu/emu.h"         // enqueue_launch
+#include "dev/emu/ptx/launch.h"  // use_file
+#include "dev/test/emu_test.h"   // Stream, Array
 
 using emu::Parameters;
 

@@ -1,5 +1,6 @@
 // dev/emu/ptx, which executes PTX: single instructions, what lanes and warps do together, each mistake that it should
 // find, and kernels that another compiler than nvcc has made.
+// COVERS dev/emu/ptx/
 #include <gtest/gtest.h>           // TEST, EXPECT_DEATH
 #include <cmath>                   // std::exp2
 #include <functional>              // std::function

@@ -1,6 +1,7 @@
 // Kernels that Triton has compiled to PTX (dev/emu/ptx/triton_kernels.py), executed by dev/emu/ptx and compared with
 // sums in double: another compiler than nvcc shows whether the interpreter does what the PTX manual says. The PTX of
 // some of them lies in dev/emu/ptx/triton; where Python has Triton, all of them are compiled anew.
+// COVERS dev/emu/ptx/
 #include <gtest/gtest.h>           // TEST_P
 #include <cmath>                   // std::exp, std::sqrt
 #include <cstdio>                  // sscanf
@@ -265,5 +266,5 @@ TEST_P(Triton, KernelCompiledNowDoesToo) {
   expect_right(GetParam(), folder.path);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, Triton, testing::ValuesIn(triton_kernels()),
+INSTANTIATE_TEST_SUITE_P(LongKernels, Triton, testing::ValuesIn(triton_kernels()),
                          [](const auto& info) { return info.param.name; });
