@@ -86,7 +86,8 @@ PROGRAMS := train_gpt2_sla sample_gpt2_sla evaluate_gpt2_sla
 # linked from a library.
 HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/*/*.cpp))
 HOST_LIB := $(OBJ)/libhost.a
-EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp)))
+EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,\
+  $(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp dev/emu/ptx/*.cpp)))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
@@ -98,21 +99,25 @@ CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(
 # They are started in this order: those that take longest first.
 FIRST_TESTS := $(addprefix $(BUILD)/,\
   test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input \
-  test_machine_code test_scripts test_reference test_data)
+  test_ptx test_machine_code test_scripts test_reference test_data)
 TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
 LATER_TESTS := $(addprefix $(BUILD)/,\
-  test_amx test_evaluate test_faults test_formats test_machine_code test_mutants test_report test_sampling \
-  bf16/test_gpt2_sla_emu bf16/test_memory_emu bf16/test_attention_cpu fp32/test_ops_cpu)
+  test_amx test_evaluate test_faults test_formats test_machine_code test_mutants test_ptx test_report \
+  test_sampling bf16/test_gpt2_sla_emu bf16/test_memory_emu bf16/test_attention_cpu fp32/test_ops_cpu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
+# nvcc's code for the kernels of what test_ptx runs.
+PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx \
+  $(foreach t,$(DEVICE_TESTS) train_gpt2_sla,$(BUILD)/bf16/$(t).ptx $(BUILD)/fp32/$(t).ptx))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
   report data/tokenize data/convert \
   $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu \
-  $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
+  $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt \
+  $(PTX)
 # What the tests of `make test` run.
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
@@ -335,12 +340,19 @@ $(EMU_OBJ)/dev/emu/nccl.o $(EMU_OBJ)/dev/test/emu_ranks.o: private CPPFLAGS += $
 $(EMU_OBJ)/%.o: %.cpp $(EMU_OBJ)/flags
 	@mkdir -p $(@D)
 	$(EMU_COMPILE) -c $< -o $@
+# What executes PTX checks accesses itself, and is fast only if it is optimized; PTX says which sums are fused.
+$(EMU_OBJ)/dev/emu/ptx/%.o: private EMUFLAGS := \
+  $(filter-out $(EMU_OPTIMIZE) -fsanitize=% -fno-sanitize% -ffp-contract=%,$(EMUFLAGS)) \
+  -O3 -g1 -fno-strict-aliasing -fno-trapping-math -ffp-contract=off
 
 $(filter $(BUILD)/test_emu%,$(HOST_TESTS)): $(BUILD)/%: $(EMU_OBJ)/dev/test/%.o $(EMU_OBJS) $(BUILD)/emu_flags
 	$(EMU_LINK) $(GTEST) -o $@
 
 $(BUILD)/emu_ranks: $(EMU_OBJ)/dev/test/emu_ranks.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$(EMU_LINK) -o $@
+
+PTX_COMPILE = $(NVCC) $(CPPFLAGS) $(CXXSTD) -O3 -lineinfo $(if $(WERROR),-Werror all-warnings) -arch=compute_80 -ptx
+$(BUILD)/ptx_flags: force ; $(call remember,$(PTX_COMPILE))
 
 define emulated_programs
 $(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
@@ -349,6 +361,11 @@ $(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
 
 $(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$$(EMU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
+
+# nvcc's code for the same kernels, as PTX, which the emulated GPU can execute in their place: SLA_EMU_PTX names it.
+$(BUILD)/$(1)/%.ptx: %.cu $(BUILD)/ptx_flags
+	@mkdir -p $$(@D)
+	$$(PTX_COMPILE) $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
 
 # They only plan, so that any machine can print them; the emulated GPU is needed to link.
 $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) \

@@ -500,11 +500,12 @@ bool in_fiber_guard_page(const void* p) {
   return false;
 }
 
+void open_shared_memory(size_t bytes) { unpoison(shared_memory, bytes); }
 void close_shared_memory() { poison(shared_memory, max_shared_bytes); }
 
 void run_kernel(const Launch& launch) {
   prepare_blocks(launch);
-  unpoison(shared_memory, launch.shared_bytes);
+  open_shared_memory(launch.shared_bytes);
   std::vector<uint32_t> order(launch.grid.x * size_t(launch.grid.y) * launch.grid.z);
   std::iota(order.begin(), order.end(), 0);
   rng.shuffle(order.data(), uint32_t(order.size()));

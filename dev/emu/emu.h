@@ -7,10 +7,13 @@
 //   runtime.cpp      the runtime API: streams, events, copies, launches
 //   cublaslt.cpp     cuBLASLt on oneDNN's sgemm
 //   nccl.cpp         NCCL on MPI
+//   symbols.cpp      the names of functions
+//   ptx/             executes nvcc's PTX in place of the kernels that g++ has compiled
 #pragma once
 #include <cstddef>         // size_t
 #include <cstdint>         // uint64_t
 #include <functional>      // std::function
+#include <string>          // std::string
 #include <utility>         // std::swap
 #include <vector>          // std::vector
 #include "cuda_runtime.h"  // dim3, cudaStream_t
@@ -110,7 +113,8 @@ size_t memory_total();
 enum class Library { modules, graphs, nccl };
 bool take_for(Library library);
 
-bool is_device_memory(const void* p);  // in the reserved range, allocated or not
+bool is_device_memory(const void* p);             // in the reserved range, allocated or not
+bool is_accessible(const void* p, size_t bytes);  // device memory, allocated and not poisoned
 bool is_pinned(const void* p, size_t bytes);
 
 // Aborts, naming `what`, unless the bytes are within one device allocation and, with Gaps::refuse, none of them is
@@ -130,7 +134,8 @@ struct Launch {
   std::function<void()> thread;  // runs the kernel for one thread
 };
 void run_kernel(const Launch& launch);
-void close_shared_memory();               // for all code; run_kernel opens the launch's bytes while it runs
+void open_shared_memory(size_t bytes);    // while a kernel runs
+void close_shared_memory();               // for all code
 bool in_fiber_guard_page(const void* p);  // p is where a fiber's stack overflows to
 
 constexpr size_t max_shared_bytes = 227 * 1024;   // of a block, on compute capability 9.0
@@ -157,6 +162,12 @@ bool copies_are_late();           // in block.cpp: in this block they run when t
 // Called when all 32 lanes have reached the instruction, with a pointer to each lane's operands.
 void run_mma(void* const (&operands)[32]);
 void run_ldmatrix(void* const (&operands)[32], bool transposed);
+
+// ----------------------------------------------------------------------------
+// symbols.cpp
+
+// The mangled name of the function that begins here; "" if the program's file does not say.
+std::string symbol_at(const void* function);
 
 // ----------------------------------------------------------------------------
 // runtime.cpp

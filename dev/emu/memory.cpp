@@ -112,6 +112,11 @@ OpenMemory::~OpenMemory() {
 
 bool is_device_memory(const void* p) { return reinterpret_cast<uintptr_t>(p) - memory().base < reserved; }
 
+bool is_accessible(const void* p, size_t bytes) {
+  const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - memory().base;
+  return offset < memory().used && bytes <= memory().used - offset && first_poisoned(p, bytes) == nullptr;
+}
+
 bool is_pinned(const void* p, size_t bytes) {
   const auto& pinned = memory().pinned;
   const uintptr_t first = reinterpret_cast<uintptr_t>(p);

@@ -4,7 +4,7 @@
 // first operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks
 // an event wait meets stale data under some seed.
 #include <cxxabi.h>       // abi::__cxa_demangle
-#include <dlfcn.h>        // dladdr
+#include <unistd.h>       // _exit
 #include <algorithm>      // std::find
 #include <chrono>         // std::chrono::steady_clock
 #include <cstdio>         // snprintf, sscanf
@@ -16,6 +16,8 @@
 #include <unordered_map>  // std::unordered_map
 #include <vector>         // std::vector
 #include "emu.h"
+#include "llmc/utils/error.h"  // UserError
+#include "ptx/launch.h"        // ptx::run_kernel
 
 namespace {
 
@@ -89,9 +91,20 @@ struct Runtime {
     if (capability != nullptr && sscanf(capability, "%1d%1d", &major, &minor) != 2) {
       fatal("SLA_EMU_CC is \"%s\"; it should be 80 or 90", capability);
     }
+    read_ptx();
     is_device_memory(nullptr);  // reserves the range before the handler uses it
     install_signal_handler();
     close_shared_memory();
+  }
+
+  // The file of PTX, if there is one. The first CUDA call of all may be in a destructor, which cannot throw.
+  static void read_ptx() {
+    try {
+      ptx::is_used();
+    } catch (const UserError& e) {
+      fprintf(stderr, "error: %s\n", e.what());
+      _exit(1);
+    }
   }
 };
 
@@ -195,21 +208,11 @@ Kernel& kernel_of(const void* function) {
   const auto [it, is_new] = runtime().kernels.try_emplace(function);
   Kernel& kernel = it->second;
   if (!is_new) return kernel;
-  Dl_info info;
-  if (dladdr(function, &info) != 0 && info.dli_sname != nullptr && info.dli_saddr == function) {
-    kernel.mangled = info.dli_sname;
-    char* demangled = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, nullptr);
-    kernel.demangled = demangled != nullptr ? demangled : info.dli_sname;
-    free(demangled);
-    return kernel;
-  }
-  // Static functions, and all of them if the program was linked without -rdynamic, are known to the debug information
-  // alone.
-  char name[1024] = "with an unknown name (static, or linked without -rdynamic)";
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_symbolize_pc(const_cast<void*>(function), "%f", name, sizeof name);
-#endif
-  kernel.mangled = kernel.demangled = name;
+  kernel.mangled = symbol_at(function);
+  if (kernel.mangled.empty()) kernel.mangled = "with an unknown name (the program has been stripped)";
+  char* demangled = abi::__cxa_demangle(kernel.mangled.c_str(), nullptr, nullptr, nullptr);
+  kernel.demangled = demangled != nullptr ? demangled : kernel.mangled;
+  free(demangled);
   return kernel;
 }
 
@@ -251,18 +254,24 @@ cudaError_t enqueue_launch(const char* name, cudaStream_t stream, std::function<
   return enqueue(name, stream, std::move(run));
 }
 
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::function<void()> thread) {
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::function<void()> thread,
+                   Parameters parameters) {
   checked(config.stream, "cudaLaunchKernelEx");
   Kernel& kernel = kernel_of(function);
   if (config.numAttrs != 0) return failed(cudaErrorNotSupported);
   if (!has_valid_shape(config.gridDim, config.blockDim)) return failed(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes > kernel.shared_bytes_allowed) return failed(cudaErrorInvalidValue);
   const Launch launch = {config.gridDim, config.blockDim, config.dynamicSmemBytes, std::move(thread)};
-  return enqueue_launch("cudaLaunchKernelEx", config.stream, [launch, name = kernel.demangled.c_str()] {
-    running().kernel = name;
-    runtime().counters.kernels++;
-    run_kernel(launch);
-  });
+  const bool from_ptx = ptx::is_used();
+  if (from_ptx) ptx::check_launch(kernel.mangled, parameters);
+  return enqueue_launch("cudaLaunchKernelEx", config.stream,
+                        [launch, from_ptx, &kernel, parameters = std::move(parameters)] {
+                          running().kernel = kernel.demangled.c_str();
+                          runtime().counters.kernels++;
+                          if (from_ptx)
+                            ptx::run_kernel(kernel.mangled, launch.grid, launch.block, launch.shared_bytes, parameters);
+                          else run_kernel(launch);
+                        });
 }
 
 }  // namespace emu

@@ -11,6 +11,7 @@
 #include <tuple>         // std::tuple, std::apply
 #include <type_traits>   // std::is_trivially_copyable, std::is_reference
 #include <utility>       // std::forward
+#include <vector>        // std::vector
 #include "emu_device.h"  // what kernels use: threadIdx, __syncthreads, float4, dim3, ...
 
 typedef enum cudaError {
@@ -180,8 +181,37 @@ typedef struct cudaLaunchConfig_st {
 } cudaLaunchConfig_t;
 
 namespace emu {
+
+// A kernel's parameters as a GPU gets them: one after the other, each aligned as its type asks for.
+class Parameters {
+ public:
+  template <class... T>
+  explicit Parameters(const T&... values) {
+    (append(&values, sizeof(T), alignof(T)), ...);
+  }
+  size_t size() const { return places_.size(); }
+  size_t offset(size_t i) const { return places_[i].offset; }
+  size_t bytes(size_t i) const { return places_[i].bytes; }
+  const unsigned char* data() const { return data_.data(); }
+
+ private:
+  struct Place {
+    size_t offset, bytes;
+  };
+  void append(const void* value, size_t bytes, size_t alignment) {
+    const size_t offset = (data_.size() + alignment - 1) / alignment * alignment;
+    places_.push_back({offset, bytes});
+    data_.resize(offset + bytes);
+    memcpy(data_.data() + offset, value, bytes);
+  }
+  std::vector<Place> places_;
+  std::vector<unsigned char> data_;
+};
+
 // Queues a kernel. `thread` runs one CUDA thread: calls the kernel with its parameters.
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::function<void()> thread);
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, std::function<void()> thread,
+                   Parameters parameters);
+
 }  // namespace emu
 
 template <class... ExpTypes, class... ActTypes>
@@ -191,10 +221,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   static_assert((sizeof(ExpTypes) + ... + 0) <= 4096, "a kernel's parameters have 4,096 bytes");
   // As in the real header, arguments convert implicitly, at the time of the launch.
   return [&](ExpTypes... converted) {
-    return emu::launch(*config, reinterpret_cast<const void*>(kernel),
-                       [kernel, parameters = std::tuple<ExpTypes...>(converted...)] {
-                         std::apply(kernel, parameters);
-                       });
+    return emu::launch(
+        *config, reinterpret_cast<const void*>(kernel),
+        [kernel, parameters = std::tuple<ExpTypes...>(converted...)] { std::apply(kernel, parameters); },
+        emu::Parameters(converted...));
   }(std::forward<ActTypes>(args)...);
 }
 

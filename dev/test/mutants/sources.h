@@ -1,6 +1,6 @@
 // Which source files a program is made of, by the #include lines that the compiler would follow.
 #pragma once
-#include <filesystem>  // exists, directory_iterator
+#include <filesystem>  // exists, recursive_directory_iterator
 #include <fstream>     // std::ifstream
 #include <regex>       // std::regex
 #include <set>         // std::set
@@ -48,7 +48,7 @@ class SourceFiles {
     for (const char* folder : {"", "dev/test/", "dev/bench/", "data/"})
       for (const char* ending : {".cu", ".cpp"}) add(folder + stem_of(program) + ending);
     if (is_emulated(program) && std::filesystem::exists("dev/emu"))
-      for (const auto& file : std::filesystem::directory_iterator("dev/emu"))
+      for (const auto& file : std::filesystem::recursive_directory_iterator("dev/emu"))
         if (file.path().extension() == ".cpp") add(file.path());
   }
 

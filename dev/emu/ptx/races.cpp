@@ -1,0 +1,135 @@
+#include "races.h"
+#include <algorithm>  // std::min, std::max
+#include <utility>    // std::move
+
+namespace emu::ptx {
+namespace {
+constexpr uint32_t atomic = 1u << 31;  // beside a thread's number
+}
+
+Races::Races(Report report) : report_(std::move(report)), cells_(new Cell[num_cells]()) {}
+
+void Races::begin_block(uint32_t num_warps, uint32_t cell_bytes) {
+  if (time_++ > 1u << 31) {  // long before it overflows
+    time_ = 1;
+    std::fill_n(cells_.get(), num_cells, Cell());
+    for (auto& reads : reads_) reads.reset();
+  }
+  num_warps_ = num_warps;
+  shift_ = cell_bytes == 4 ? 2 : cell_bytes == 2 ? 1 : 0;
+  for (uint32_t w = 0; w < num_warps; w++) {
+    std::fill_n(seen_[w], num_warps, time_);
+    full_[w] = floor_[w] = time_;
+    partial_[w] = false;
+    if (!reads_[w]) reads_[w].reset(new Reads[num_cells]());
+  }
+}
+
+void Races::set_floor(uint32_t w) {
+  floor_[w] = std::min(full_[w], *std::min_element(seen_[w], seen_[w] + num_warps_));
+}
+
+void Races::block_barrier(uint32_t warps) {
+  time_++;
+  uint32_t joined[max_warps] = {};
+  for (uint32_t rest = warps; rest != 0; rest &= rest - 1) {
+    const uint32_t w = uint32_t(__builtin_ctz(rest));
+    for (uint32_t v = 0; v < num_warps_; v++)
+      joined[v] = std::max(joined[v], (warps >> v & 1) != 0 ? time_ : seen_[w][v]);
+  }
+  for (uint32_t rest = warps; rest != 0; rest &= rest - 1) {
+    const uint32_t w = uint32_t(__builtin_ctz(rest));
+    std::copy_n(joined, num_warps_, seen_[w]);
+    full_[w] = time_;
+    partial_[w] = false;
+    set_floor(w);
+  }
+}
+
+void Races::warp_barrier(uint32_t w, uint32_t lanes_in) {
+  time_++;
+  if (lanes_in == ~0u) {
+    full_[w] = seen_[w][w] = time_;
+    partial_[w] = false;
+    return set_floor(w);
+  }
+  auto& known = lane_[w];
+  if (!partial_[w]) std::fill_n(&known[0][0], lanes * lanes, full_[w]);
+  partial_[w] = true;
+  uint32_t joined[lanes] = {};
+  for (uint32_t a = 0; a < lanes; a++)
+    for (uint32_t b = 0; b < lanes && (lanes_in >> a & 1) != 0; b++)
+      joined[b] = (lanes_in >> b & 1) != 0 ? time_ : std::max(joined[b], known[a][b]);
+  for (uint32_t a = 0; a < lanes; a++)
+    if ((lanes_in >> a & 1) != 0) std::copy_n(joined, lanes, known[a]);
+}
+
+bool Races::is_ordered(uint32_t warp, uint32_t lane, uint32_t other, uint32_t time) const {
+  if (time == pending) return false;
+  if (other / lanes != warp) return time < seen_[warp][other / lanes];
+  return other % lanes == lane || time < full_[warp] || (partial_[warp] && time < lane_[warp][lane][other % lanes]);
+}
+
+void Races::report(uint32_t cell, uint32_t thread, uint32_t op, bool writes, const Access& before) {
+  report_(cell << shift_, {thread, op, writes}, before);
+}
+
+void Races::read(uint32_t warp, uint32_t lanes_in, uint32_t first, uint32_t bytes, uint32_t op) {
+  const uint32_t end = (first + bytes - 1) >> shift_, full = full_[warp];
+  Reads* const reads = reads_[warp].get();
+  for (uint32_t c = first >> shift_; c <= end; c++) {
+    Cell& cell = cells_[c];
+    if (cell.written >= floor_[warp]) {
+      const uint32_t writer = cell.writer & ~atomic;
+      for (uint32_t rest = lanes_in; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = uint32_t(__builtin_ctz(rest));
+        if (!is_ordered(warp, lane, writer, cell.written))
+          return report(c, warp * lanes + lane, op, false, {writer, cell.write_op, true});
+      }
+    }
+    cell.read = time_;
+    Reads& r = reads[c];
+    // Readers that no barrier of the warp has ordered are remembered together, at the time of the first: no other warp
+    // can have been told of the one and not of the other.
+    if (r.time >= full) r.lanes |= lanes_in;
+    else r = {time_, lanes_in, op};
+  }
+}
+
+void Races::check_reads(uint32_t thread, uint32_t c, uint32_t op) {
+  const uint32_t warp = thread / lanes, lane = thread % lanes;
+  for (uint32_t v = 0; v < num_warps_; v++) {
+    const Reads& r = reads_[v][c];
+    for (uint32_t rest = r.time >= floor_[warp] ? r.lanes : 0; rest != 0; rest &= rest - 1) {
+      const uint32_t reader = v * lanes + uint32_t(__builtin_ctz(rest));
+      if (!is_ordered(warp, lane, reader, r.time)) return report(c, thread, op, true, {reader, r.op, false});
+    }
+  }
+}
+
+void Races::write(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op, Kind kind) {
+  const uint32_t end = (first + bytes - 1) >> shift_, floor = floor_[thread / lanes];
+  for (uint32_t c = first >> shift_; c <= end; c++) {
+    Cell& cell = cells_[c];
+    if (cell.written >= floor && !(kind == Kind::same_value && cell.written != pending) &&
+        !(kind == Kind::atomic && (cell.writer & atomic) != 0) &&
+        !is_ordered(thread / lanes, thread % lanes, cell.writer & ~atomic, cell.written))
+      return report(c, thread, op, true, {cell.writer & ~atomic, cell.write_op, true});
+    if (cell.read >= floor) check_reads(thread, c, op);
+    cell.written = time_;
+    cell.writer = thread | (kind == Kind::atomic ? atomic : 0);
+    cell.write_op = op;
+  }
+}
+
+void Races::start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op) {
+  write(thread, first, bytes, op, Kind::plain);
+  for (uint32_t c = first >> shift_; c <= (first + bytes - 1) >> shift_; c++) cells_[c].written = pending;
+}
+
+void Races::end_copy(uint32_t thread, uint32_t first, uint32_t bytes) {
+  for (uint32_t c = first >> shift_; c <= (first + bytes - 1) >> shift_; c++)
+    if (cells_[c].written == pending && cells_[c].writer == thread) cells_[c].written = time_;
+}
+
+}  // namespace emu::ptx

@@ -1,0 +1,68 @@
+// Which accesses to shared memory no barrier orders.
+//
+// Time grows with every barrier. An access is stamped with the time; of each warp and lane it is known up to which time
+// the accesses of the others are ordered before what it does now: bar.sync orders all accesses of the warps that take
+// part, bar.warp.sync those of its lanes. Shuffles, votes and mma order nothing. Of each cell of shared memory the last
+// write is remembered, and each warp's last reads. Two accesses to a cell, one of them a write, of which none is
+// ordered before the other, are a race, except two writes of the same value, and two atomic operations.
+#pragma once
+#include <cstdint>     // uint32_t
+#include <functional>  // std::function
+#include <memory>      // std::unique_ptr
+#include <string>      // std::string
+
+namespace emu::ptx {
+
+struct Access {
+  uint32_t thread = 0, op = 0;
+  bool writes = false;
+};
+
+class Races {
+ public:
+  // `report` gets the byte, what is done there now, and what was done before.
+  using Report = std::function<void(uint32_t byte, const Access& now, const Access& before)>;
+  explicit Races(Report report);
+
+  // cell_bytes: 1, 2 or 4, not more than an access has.
+  void begin_block(uint32_t num_warps, uint32_t cell_bytes);
+  void block_barrier(uint32_t warps);                   // bits
+  void warp_barrier(uint32_t warp, uint32_t lanes_in);  // bits; of all existing lanes: 0xffffffff
+
+  // Bytes [first, first + bytes) of shared memory.
+  void read(uint32_t warp, uint32_t lanes_in, uint32_t first, uint32_t bytes, uint32_t op);
+  enum class Kind { plain, same_value, atomic };
+  void write(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op, Kind kind);
+  // An asynchronous copy is a write that nobody may read before the thread has waited for it.
+  void start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op);
+  void end_copy(uint32_t thread, uint32_t first, uint32_t bytes);
+
+ private:
+  static constexpr uint32_t num_cells = 227 * 1024, lanes = 32, max_warps = 32;
+  static constexpr uint32_t pending = ~0u;  // the time of a copy that is not complete
+
+  struct Cell {
+    uint32_t written, writer, write_op;  // writer: thread, and whether it was atomic
+    uint32_t read;                       // when last, by any warp
+  };
+  struct Reads {
+    uint32_t time, lanes, op;
+  };
+
+  void check_reads(uint32_t thread, uint32_t cell, uint32_t op);
+  bool is_ordered(uint32_t warp, uint32_t lane, uint32_t other_thread, uint32_t time) const;
+  void report(uint32_t cell, uint32_t thread, uint32_t op, bool writes, const Access& before);
+  void set_floor(uint32_t warp);
+
+  Report report_;
+  uint32_t time_ = 1, num_warps_ = 1, shift_ = 2;
+  uint32_t seen_[max_warps][max_warps];     // [w][v]: v's accesses before that time are ordered before w's next
+  uint32_t full_[max_warps];                // the same of a warp's lanes among themselves
+  uint32_t lane_[max_warps][lanes][lanes];  // the same of single lanes, if `partial_`
+  bool partial_[max_warps];
+  uint32_t floor_[max_warps];  // the least of seen_[w] and full_[w]
+  std::unique_ptr<Cell[]> cells_;
+  std::unique_ptr<Reads[]> reads_[max_warps];  // made when the warp first reads
+};
+
+}  // namespace emu::ptx

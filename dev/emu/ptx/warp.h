@@ -1,0 +1,95 @@
+// What an instruction's handler sees of the block that runs.
+#pragma once
+#include <cstdint>  // uint32_t
+#include <cstring>  // memcpy
+#include "code.h"   // Op
+#include "races.h"  // Races
+
+namespace emu::ptx {
+
+constexpr int lanes = 32;
+
+// Asynchronous copies that one instruction has started and that are not complete: of which lanes.
+struct PendingCopies {
+  uint32_t rest = 0;  // lanes
+  unsigned char* to[lanes];
+  const unsigned char* from[lanes];
+  uint32_t group[lanes];  // of the lane's committed groups
+  uint32_t bytes_read[lanes];
+  uint32_t bytes;
+};
+
+struct Warp {
+  unsigned char* frame = nullptr;
+  alignas(64) uint32_t mask[lanes];  // ~0 for the lanes that execute the instruction, 0 for the others
+  uint32_t active = 0;               // the same as bits
+  uint32_t existing = 0;             // lanes that have a thread
+  uint32_t number = 0;               // of the block's warps
+  const Code* code = nullptr;
+  Races* races = nullptr;          // null: they are not looked for
+  uint32_t shared_bytes = 0;       // of the block
+  unsigned char* local = nullptr;  // the lanes' local memory, one behind the other
+  std::vector<PendingCopies> copies;
+  uint32_t committed[lanes] = {};  // groups of copies
+  bool copies_late = false;        // they are made when they are waited for; else at once
+  int flip = 0;                    // 31: of lanes that write to one place, the first one's value stays
+
+  template <class T>
+  T* at(int32_t place) {
+    return reinterpret_cast<T*>(frame + place);
+  }
+  template <class T>
+  const T* at(int32_t place) const {
+    return reinterpret_cast<const T*>(frame + place);
+  }
+
+  void set_active(uint32_t now) {
+    if (now == active) return;
+    active = now;
+    for (int i = 0; i < lanes; i++) mask[i] = uint32_t(0) - (now >> i & 1);
+  }
+
+  // Of the active lanes, register `place` = values.
+  template <class T>
+  void set(int32_t place, const T (&values)[lanes]) {
+    T* const to = at<T>(place);
+    if (active == ~0u) memcpy(to, values, sizeof values);
+    else
+      for (int i = 0; i < lanes; i++) to[i] = mask[i] != 0 ? values[i] : to[i];
+  }
+
+  uint32_t thread(int lane) const { return number * lanes + uint32_t(lane); }
+  uint32_t index_of(const Op& op) const { return uint32_t(&op - code->ops.data()); }
+
+  // Of op.at[0] + op.number.
+  void read_addresses(const Op& op, uint64_t (&addresses)[lanes]) const {
+    if (op.narrow_address)
+      for (int i = 0; i < lanes; i++) addresses[i] = uint64_t(at<uint32_t>(op.at[0])[i]) + uint64_t(op.number);
+    else
+      for (int i = 0; i < lanes; i++) addresses[i] = at<uint64_t>(op.at[0])[i] + uint64_t(op.number);
+  }
+
+  // Bit i: lane i's predicate holds.
+  uint32_t bits(int32_t predicate) const {
+    const uint32_t* const p = at<uint32_t>(predicate);
+    uint32_t b = 0;
+    for (int i = 0; i < lanes; i++) b |= (p[i] & 1) << i;
+    return b;
+  }
+};
+
+inline int first_lane(uint32_t lanes_as_bits) { return __builtin_ctz(lanes_as_bits); }
+
+// What bar.red makes of the threads' predicates.
+enum class Reduction { none, any, all, count };
+
+// Ends, for these lanes, the copies of all groups that have been committed but the last `groups_left`; with -1, all
+// copies.
+void complete_copies(Warp& w, uint32_t of_lanes, int64_t groups_left);
+
+// Ends the program with a message about a thread and the instruction that it executes.
+[[noreturn]] __attribute__((format(printf, 4, 5))) void fail(const Warp& w, const Op& op, int lane, const char* format,
+                                                             ...);
+void set_thread(const Warp& w, int lane);  // threadIdx, for messages
+
+}  // namespace emu::ptx

@@ -1,0 +1,26 @@
+// Kernels from a file of PTX, for tests that launch them themselves.
+#pragma once
+#include <string>                // std::string
+#include "dev/emu/emu.h"         // enqueue_launch
+#include "dev/emu/ptx/launch.h"  // use_file
+#include "dev/test/emu_test.h"   // Stream, Array
+
+using emu::Parameters;
+
+inline Stream& ptx_stream() {
+  static Stream& stream = *new Stream;
+  return stream;
+}
+
+// Runs a kernel, and waits. Throws UserError if the file or the kernel cannot be read.
+inline void run_ptx(const std::string& file, const std::string& kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                    const Parameters& parameters) {
+  emu::ptx::use_file(file);
+  emu::ptx::check_launch(kernel, parameters);
+  check(emu::enqueue_launch("a kernel of a file", ptx_stream(), [&] {
+    emu::running().kernel = kernel.c_str();
+    emu::ptx::run_kernel(kernel, grid, block, shared_bytes, parameters);
+  }));
+  check(cudaStreamSynchronize(ptx_stream()));
+  emu::ptx::use_file("");
+}

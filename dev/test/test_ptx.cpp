@@ -1,0 +1,75 @@
+// The tests of the model, of attention, of the operations and of tiles, and the golden cases through the command line,
+// on the emulated GPU with nvcc's code in place of g++'s: SLA_EMU_PTX. Where nvcc is not found they are skipped.
+// COVERS ONLY llmc/cuda/tile.h
+#include <gtest/gtest.h>       // TEST_P
+#include <cstdlib>             // getenv
+#include <string>              // std::string
+#include <vector>              // std::vector
+#include "command_line.h"      // CommandLine, Outcome
+#include "llmc/utils/error.h"  // format
+
+struct PtxRun {
+  std::string name, ptx, program;
+  std::string filter;  // of its tests
+};
+
+// Of the model's tests those that launch each kernel, in several ways; of attention's and of the operations', all.
+static const std::string model_tests = "*Graph.HasTheLosses*:*Golden.*:*Updates.*:*Bits.*:*Steps.*:*Generation.*:*"
+                                       "Initialisation.*";
+
+static std::vector<PtxRun> ptx_runs() {
+  std::vector<PtxRun> runs;
+  for (const std::string precision : {"bf16", "fp32"})
+    for (const std::string test : {"test_gpt2_sla", "test_attention", "test_ops"}) {
+      const std::string program = "build/" + precision + "/" + test;
+      runs.push_back(
+          {precision + "_" + test, program + ".ptx", program + "_emu", test == "test_gpt2_sla" ? model_tests : "*"});
+    }
+  const std::string folder = "build/";
+  runs.push_back({"golden_cases", folder + "fp32/train_gpt2_sla.ptx", folder + "test_cli",
+                  "*GoldenCommandLine.*_on_the_emulated_gpu"});
+  return runs;
+}
+
+// Runs emulated programs with nvcc's code.
+class PtxProgram : public CommandLine {
+ protected:
+  // The last lines of a text.
+  static std::string end_of(const std::string& text, int lines) {
+    size_t at = text.size();
+    for (int i = 0; i <= lines && at != 0 && at != std::string::npos; i++) at = text.rfind('\n', at - 1);
+    return at == std::string::npos ? text : text.substr(at + 1);
+  }
+
+  void expect_to_pass(const PtxRun& r) const {
+    const char* const nvcc = getenv("NVCC");
+    const bool has_nvcc = run(std::string("command -v ") + (nvcc != nullptr ? nvcc : "nvcc")).exit_status == 0;
+    if (!has_nvcc && !fs::exists(r.ptx)) GTEST_SKIP() << "no nvcc, by which " << r.ptx << " is made";
+    const Outcome o =
+        run("SLA_EMU_PTX=" + r.ptx + " OMP_NUM_THREADS=1 " + r.program + " --gtest_filter='" + r.filter + "'");
+    EXPECT_EQ(o.exit_status, 0) << end_of(o.out, 30) << end_of(o.err, 60);
+    const size_t passed = o.out.find("[  PASSED  ] ");
+    ASSERT_NE(passed, std::string::npos) << end_of(o.out, 30);
+    EXPECT_GT(atoi(o.out.c_str() + passed + 13), 0);
+    printf("%s: %s\n", r.name.c_str(), o.out.substr(passed + 13, o.out.find('\n', passed) - passed - 13).c_str());
+  }
+};
+
+// Bugs in the inline assembly, which the emulated GPU's own code does not have.
+// BUG llmc/cuda/tile.h: `: "+f"(d[0]), "+f"(d[1])` -> `: "=f"(d[0]), "=f"(d[1])`
+// BUG llmc/cuda/tile.h: `"r"(b[0]), "r"(b[1])` -> `"r"(b[1]), "r"(b[0])`
+// BUG llmc/cuda/tile.h: `"r"(a[1]), "r"(a[2])` -> `"r"(a[2]), "r"(a[1])`
+// BUG llmc/cuda/tile.h: `ldmatrix.sync.aligned.m8n8.x4.trans.shared` -> `ldmatrix.sync.aligned.m8n8.x4.shared`
+// BUG llmc/cuda/tile.h: `cp.async.wait_group 0` -> `cp.async.wait_group 1`
+// BUG llmc/cuda/tile.h: `size = exists ? bytes : 0` -> `size = bytes`
+// BUG llmc/cuda/tile.h: `"bar.sync %0, %1;"` -> `"bar.sync %0; // %1"`
+TEST_F(PtxProgram, TilesAreRightWithNvccsCode) {
+  expect_to_pass({"tiles", "build/bf16/test_tile.ptx", "build/bf16/test_tile_emu", "*"});
+}
+
+class PtxPrograms : public PtxProgram, public testing::WithParamInterface<PtxRun> {};
+
+TEST_P(PtxPrograms, PassTheirTestsWithNvccsCode) { expect_to_pass(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(LongRuns, PtxPrograms, testing::ValuesIn(ptx_runs()),
+                         [](const auto& info) { return info.param.name; });
