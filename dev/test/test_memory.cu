@@ -180,7 +180,7 @@ TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
   }
 }
 
-// BUG (build/bf16/test_memory_emu) llmc/model/activations.h: `a.delta, {B, h, T}` -> `a.delta, {B, h, T, T}`
+// BUG (build/bf16/test_memory_emu) llmc/model/activations.h: `acts.delta, {N, h}` -> `acts.delta, {N, h, training.T}`
 TEST(LongContexts, HaveNoTensorThatGrowsFasterThanLength) {
   for (const char* name : {"d12", "d24", "d36"}) {
     for (int recompute = 0; recompute <= 3; recompute++) {

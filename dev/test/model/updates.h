@@ -164,8 +164,8 @@ TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
                    6.0 * double(dead_rows) * 768);
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `uint64_t(spec.full_row(row) * columns + i)` -> `uint64_t(row *
-// columns + i)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/model_memory.h: `uint64_t(spec.full_row(row) * columns + i)` ->
+// `uint64_t(row * columns + i)`
 TEST(LONG_ON_EMU(DeadRows), DoNotChangeTheLossCurve) {
   ModelConfig config;
   config.num_layers = 12, config.num_heads = 12, config.channels = 96, config.vocab_size = 97, config.max_seq_len = 32;
