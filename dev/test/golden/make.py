@@ -480,4 +480,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as e:
+        error(f"{e.filename}: {e.strerror}")
