@@ -403,7 +403,7 @@ void serve(Evaluator& e) {
       else answer = answer_generate(e, request);
     } catch (const UserError& error) { answer = serve_error(error.what()); }
     printf("%s\n", answer.c_str());
-    fflush(stdout);
+    flush_output();
   }
 }
 
@@ -423,12 +423,27 @@ void write_results(const Evaluator& e) {
           device_name(), (long long)e.results.context, (long long)e.results.stride);
 }
 
+// Throws UserError unless the results can be written, and replace nothing that is read.
+void check_outputs(const EvaluateOptions& o) {
+  std::vector<std::string> others = weight_files(o.model);
+  others.insert(others.end(), o.files.begin(), o.files.end());
+  others.insert(others.end(), o.lambada.begin(), o.lambada.end());
+  for (const std::string& file : {o.model + "/config.json", Tokenizer::file_in(o.model), o.tokenizer})
+    if (!file.empty()) others.push_back(file);
+  for (const std::string& output : {o.json, o.positions}) {
+    if (output.empty()) continue;
+    check_output(output, others);
+    others.push_back(output);
+  }
+}
+
 int run_evaluator(int argc, char** argv) {
   EvaluateOptions o;
   if (!parse_evaluate_options(argc, argv, o)) return 0;
   Ranks ranks;
   RankChannel channel;
   const ModelConfig config = read_config_json(o.model);
+  check_outputs(o);
   Evaluator e(o);
   read_inputs(e, config);
   e.model.collectives.init(ranks, channel);  // selects the GPU
@@ -444,12 +459,8 @@ int run_evaluator(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  configure_threads(argv);
-  try {
+  return run_program([&] {
+    configure_threads(argv);
     return run_evaluator(argc, argv);
-  } catch (const UserError& e) {
-    fflush(stdout);
-    fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  }
+  });
 }

@@ -1,13 +1,29 @@
 // report: pages of HTML from the folders of runs. Of one run, what the trainer writes as OUT/report.html; of several, a
 // comparison.
 #include <CLI/CLI.hpp>                // CLI::App
-#include <cstdio>                     // printf, fprintf
+#include <cstdio>                     // printf
 #include <filesystem>                 // std::filesystem::path
 #include <string>                     // std::string
 #include <vector>                     // std::vector
-#include "llmc/run/report.h"          // report_page, comparison_page, sections_page, write_page
+#include "llmc/run/report.h"          // report_page, comparison_page, sections_page
 #include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"         // user_error, UserError
+#include "llmc/utils/error.h"         // user_error
+#include "llmc/utils/files.h"         // check_output, write_file_durably
+#include "llmc/utils/program.h"       // run_program
+#include "llmc/utils/utf8.h"          // printable
+
+// Throws UserError unless the page can be written, and replaces nothing that it is made of.
+static void check_page(const std::string& page, const std::vector<std::string>& folders,
+                       std::vector<std::string> inputs) {
+  for (const std::string& folder : folders)
+    for (const std::string& file : files_of_run(folder)) inputs.push_back(file);
+  check_output(page, inputs);
+}
+
+static void write_page(const std::string& path, const std::string& page) {
+  write_file_durably(path, page);
+  printf("wrote %s\n", printable(path, /*one_line=*/true).c_str());
+}
 
 static int run_report(int argc, char** argv) {
   std::vector<std::string> folders;
@@ -24,8 +40,11 @@ static int run_report(int argc, char** argv) {
     user_error("name the folders of runs, or an --outline; --help lists the options");
   if (out.empty() && !outline.empty()) user_error("--outline: name the page, with -o");
   if (!outline.empty()) {
-    write_page(out, sections_page(std::filesystem::path(out).stem().string(), read_outline(outline)));
-    printf("wrote %s\n", out.c_str());
+    const std::vector<ReportSection> sections = read_outline(outline);
+    for (const ReportSection& section : sections)
+      folders.insert(folders.end(), section.folders.begin(), section.folders.end());
+    check_page(out, folders, {outline});
+    write_page(out, sections_page(std::filesystem::path(out).stem().string(), sections));
     return 0;
   }
   if (out.empty() && folders.size() > 1)
@@ -33,16 +52,11 @@ static int run_report(int argc, char** argv) {
   if (out.empty()) out = folders[0] + "/report.html";
   std::vector<RunHistory> runs;
   for (const std::string& folder : folders) runs.push_back(read_run(folder));
+  check_page(out, folders, {});
   write_page(out, runs.size() == 1 ? report_page(runs[0]) : comparison_page(runs));
-  printf("wrote %s\n", out.c_str());
   return 0;
 }
 
 int main(int argc, char** argv) {
-  try {
-    return run_report(argc, argv);
-  } catch (const UserError& e) {
-    fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  }
+  return run_program([&] { return run_report(argc, argv); });
 }

@@ -34,7 +34,7 @@ void print_speed(const SamplingEngine& engine) {
 bool read_line(std::string& line) {
   static std::string typed;
   fputs("> ", stdout);
-  fflush(stdout);
+  flush_output();
   for (;;) {
     const size_t end = typed.find('\n');
     if (end != std::string::npos) {
@@ -73,7 +73,7 @@ int run_sampler(int argc, char** argv) {
   if (!o.batch.empty()) {
     engine.run(requests, /*show=*/false, [](const Sampled& text) {
       printf("%s\n", sample_json(text.request, text.stream.text(), text.drawn(), text.ended_by).c_str());
-      fflush(stdout);
+      flush_output();
     });
   } else if (!o.interactive) {
     printf("%s", printable(o.prompt_file.empty() ? o.prompt : requests[0].prompt).c_str());
@@ -83,7 +83,7 @@ int run_sampler(int argc, char** argv) {
       try {
         engine.run({sample_request(o, tokenizer, line, uint64_t(o.seed), config.max_seq_len)}, /*show=*/true,
                    [](const Sampled&) {});
-      } catch (const UserError& e) { fprintf(stderr, "error: %s\n", e.what()); }
+      } catch (const UserError& e) { print_error(e.what()); }
     }
   }
   if (!o.quiet) print_speed(engine);
@@ -91,12 +91,8 @@ int run_sampler(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  configure_threads(argv, "20000");
-  try {
+  return run_program([&] {
+    configure_threads(argv, "20000");
     return run_sampler(argc, argv);
-  } catch (const UserError& e) {
-    fflush(stdout);
-    fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  }
+  });
 }

@@ -42,6 +42,8 @@
 #include "llmc/utils/clock.h"        // seconds_now
 #include "llmc/utils/error.h"        // UserError, user_error, CHECK
 #include "llmc/utils/memory_plan.h"  // MemoryPlan, MemoryGroup
+#include "llmc/utils/message.h"      // print_error
+#include "llmc/utils/program.h"      // run_program, flush_output
 #include "llmc/utils/random.h"       // random_normal, random_uniform
 
 // ----------------------------------------------------------------------------
@@ -563,20 +565,6 @@ size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
   return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
 }
 
-// Throws UserError for a model whose parameters alone are too many, before anything is built of it: a list of its
-// tensors may already take all of the memory, or minutes.
-void check_parameters_fit(const ModelConfig& c, const Shard& shard) {
-  const double state = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / shard.count;  // masters, m and v
-  const double least = least_parameters(c) * (sizeof(floatX) + sizeof(float) + state);
-  const size_t available = device_memory_available() + device_workspace_bytes();
-  if (least > double(available))
-    user_error("%d layers of %d channels and a vocabulary of %d take at least %s for weights, gradients and moments, "
-               "but %s are free on the "
-               "%s; take a smaller model",
-               c.num_layers, c.channels, c.vocab_size, bytes_text(least).c_str(), bytes_text(double(available)).c_str(),
-               device_name());
-}
-
 // `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into
 // what is free.
 void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
@@ -760,7 +748,9 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
                "0",
                run.ranks.size);
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
-  check_parameters_fit(config, plan.shard);
+  const double state_of_each = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / plan.shard.count;  // masters, m and v
+  check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
+                       device_memory_available() + device_workspace_bytes(), device_name());
   if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
     gpt2_plan_generation(t.sampler.emplace(), config, generation_plan(1, o.sample_length, plan));
     plan.sampling_bytes =
@@ -853,7 +843,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
     try {
       finish_output(run);
     } catch (const UserError& e) {
-      fprintf(stderr, "error: %s\n", e.what());  // the first error is the one that the run ends with
+      print_error(e.what());  // the first error is the one that the run ends with
     }
     throw;
   }
@@ -864,15 +854,14 @@ int run_trainer(int argc, char** argv, Trainer& t) {
 
 #ifndef SLA_NO_MAIN
 int main(int argc, char** argv) {
-  configure_threads(argv);
-  Trainer t;  // stays while the error is told: to free a GPU's memory waits for collectives, which may never end
-  try {
-    return run_trainer(argc, argv, t);
-  } catch (const UserError& e) {
-    fflush(stdout);
-    if (t.run.channel.is_open()) t.run.channel.end_run(e.what());
-    fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  }
+  std::optional<Trainer> t;  // stays while an error is told: to free a GPU's memory waits for collectives, which may
+                             // never end
+  auto train = [&] {
+    configure_threads(argv);
+    return run_trainer(argc, argv, t.emplace());
+  };
+  return run_program(train, ReaderGone::is_ignored, [&](const std::string& error) {
+    if (t && t->run.channel.is_open()) t->run.channel.end_run(error);
+  });
 }
 #endif

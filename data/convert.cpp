@@ -1,23 +1,24 @@
 // data/convert: models from and to the files of other programs. IN is a model's folder (Hugging Face's GPT-2 format, in
 // which the trainer saves) or a model of llm.c; OUT's name says what is written: NAME.bin a model of llm.c, NAME.gguf
 // one for llama.cpp, another a folder. And multiple-choice questions: from HellaSwag's NAME.jsonl to llm.c's NAME.bin.
-#include <CLI/CLI.hpp>               // CLI::App
-#include <csignal>                   // signal
-#include <cstdio>                    // printf, fprintf
-#include <cstring>                   // memcpy
-#include <filesystem>                // is_directory, exists, remove_all
-#include <new>                       // std::bad_alloc
-#include <nlohmann/json.hpp>         // nlohmann::json
-#include <sstream>                   // std::istringstream
-#include "llmc/io/checkpoint.h"      // read_weights
-#include "llmc/model/config_json.h"  // read_config_json, model_text_files
-#include "llmc/model/gguf_file.h"    // write_gguf_file
-#include "llmc/model/llmc_file.h"    // read_llmc_config, read_llmc_weights, write_llmc_file
-#include "llmc/model/parameters.h"   // make_parameter_table
-#include "llmc/text/choice_file.h"   // ChoiceQuestion, write_choice_file
-#include "llmc/text/tokenizer.h"     // Tokenizer, Encoder
-#include "llmc/utils/error.h"        // user_error, UserError
-#include "llmc/utils/files.h"        // read_whole_file, write_file_durably, rename_durably
+#include <CLI/CLI.hpp>                // CLI::App
+#include <cstdio>                     // printf
+#include <cstring>                    // memcpy
+#include <nlohmann/json.hpp>          // nlohmann::json
+#include <sstream>                    // std::istringstream
+#include "llmc/io/checkpoint.h"       // read_weights
+#include "llmc/model/config_json.h"   // read_config_json, model_text_files
+#include "llmc/model/gguf_file.h"     // write_gguf_file
+#include "llmc/model/llmc_file.h"     // read_llmc_config, read_llmc_weights, write_llmc_file
+#include "llmc/model/parameters.h"    // make_parameter_table
+#include "llmc/text/choice_file.h"    // ChoiceQuestion, write_choice_file
+#include "llmc/text/tokenizer.h"      // Tokenizer, Encoder
+#include "llmc/utils/command_line.h"  // parse_command_line
+#include "llmc/utils/error.h"         // user_error, UserError
+#include "llmc/utils/files.h"  // check_free_name, is_folder, read_whole_file, write_file_in_unfinished_folder, NewFolder
+#include "llmc/utils/json.h"   // parse_json_or_throw, whole_number
+#include "llmc/utils/meminfo.h"  // meminfo_bytes
+#include "llmc/utils/program.h"  // run_program
 
 struct Options {
   std::string in, out, tokenizer, type;
@@ -45,14 +46,16 @@ struct HostModel {
 
 static HostModel read_model(const Options& o) {
   HostModel model;
-  const bool is_folder = std::filesystem::is_directory(o.in);
-  if (!is_folder && !is_llmc_file(o.in)) user_error("%s: neither a model's folder nor a model of llm.c", o.in.c_str());
-  model.config = is_folder ? read_config_json(o.in) : read_llmc_config(o.in);
+  const bool from_folder = is_folder(o.in);
+  if (!from_folder && !is_llmc_file(o.in))
+    user_error("%s: neither a model's folder nor a model of llm.c", o.in.c_str());
+  model.config = from_folder ? read_config_json(o.in) : read_llmc_config(o.in);
+  check_parameters_fit(model.config, sizeof(float), "weights", meminfo_bytes("MemAvailable"), "machine");
   model.allocate();
-  if (is_folder) read_weights(o.in, model.table, model.store());
+  if (from_folder) read_weights(o.in, model.table, model.store());
   else read_llmc_weights(o.in, model.config, model.table, model.store());
 
-  const std::string vocabulary = !o.tokenizer.empty() ? o.tokenizer : is_folder ? Tokenizer::file_in(o.in) : "";
+  const std::string vocabulary = !o.tokenizer.empty() ? o.tokenizer : from_folder ? Tokenizer::file_in(o.in) : "";
   if (vocabulary.empty()) return model;
   const Tokenizer tokenizer = Tokenizer::load(vocabulary);
   if (tokenizer.vocab_size() > model.config.vocab_size)
@@ -61,34 +64,27 @@ static HostModel read_model(const Options& o) {
   return model;
 }
 
-static bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() > end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+// Whether a file's name ends so, in capital letters or not.
+static bool ends_with(const std::string& name, const std::string& end) {
+  return name.size() > end.size() && strcasecmp(name.c_str() + name.size() - end.size(), end.c_str()) == 0;
 }
 
-// The folder is written under another name: one of this name is complete.
-static void write_folder(const std::string& folder, HostModel& model) {
-  const std::string temporary = folder + ".tmp";
-  std::error_code ignored;
-  std::filesystem::remove_all(temporary, ignored);  // what an interrupted run left
-  make_folders(temporary);
-  try {
-    write_weight_file(temporary + "/model.safetensors", model.table, model.fetch());
-    std::vector<TextFile> files = model_text_files(model.config);
-    if (!model.tokenizer_json.empty()) files.push_back({"tokenizer.json", model.tokenizer_json});
-    for (const auto& [name, text] : files) write_file_durably(temporary + "/" + name, text);
-    rename_durably(temporary, folder);
-  } catch (const UserError&) {
-    std::filesystem::remove_all(temporary, ignored);
-    throw;
-  }
+static void write_folder(const std::string& path, HostModel& model) {
+  make_folders(parent_folder(path));
+  NewFolder folder(path);
+  write_weight_file(folder.unfinished() + "/model.safetensors", model.table, model.fetch());
+  std::vector<TextFile> files = model_text_files(model.config);
+  if (!model.tokenizer_json.empty()) files.push_back({"tokenizer.json", model.tokenizer_json});
+  for (const auto& [name, text] : files) write_file_in_unfinished_folder(folder.unfinished() + "/" + name, text);
+  folder.finish();
 }
 
 // A line of HellaSwag: the text in "ctx", four or so in "endings", and the index of the right one in "label". As llm.c
 // has it, the endings are encoded by themselves, after a space.
 static ChoiceQuestion read_question(const std::string& line, Encoder& encoder) {
-  const nlohmann::json json = nlohmann::json::parse(line);
+  const nlohmann::json json = parse_json_or_throw<nlohmann::json>(line);
   ChoiceQuestion question;
-  question.right = json.at("label");
+  question.right = int(whole_number(json.at("label"), "label", 0, UINT16_MAX));
   encoder.encode(json.at("ctx").get<std::string>(), question.context);
   for (const std::string ending : json.at("endings")) encoder.encode(" " + ending, question.answers.emplace_back());
   if (question.context.empty() || question.answers.size() < 2 || question.right < 0 ||
@@ -138,7 +134,7 @@ static void convert_model(const Options& o) {
          c.max_seq_len, c.wiring.text.c_str(), is_bf16 ? "bf16" : "float32");
 }
 
-int main(int argc, char** argv) {
+static int run_convert(int argc, char** argv) {
   Options o;
   CLI::App app("Models from and to the files of other programs, and multiple-choice questions.\n"
                "Example: data/convert gpt2_124M.bin models/gpt2; data/convert runs/plain/step_00002000 plain.gguf "
@@ -157,25 +153,13 @@ int main(int argc, char** argv) {
   app.add_option("--type", o.type, "of weights in NAME.bin and NAME.gguf; bf16 rounds them")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->default_val("fp32");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help
-    fprintf(stderr, "error: %s; data/convert --help lists the options\n", e.what());
-    return 1;
-  }
+  if (!parse_command_line(app, argc, argv)) return 0;
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
-  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), with a message and a clean exit
-  try {
-    if (std::filesystem::exists(o.out))
-      user_error("%s: exists already; remove it, or choose another name", o.out.c_str());
-    ends_with(o.in, ".jsonl") ? convert_questions(o) : convert_model(o);
-  } catch (const UserError& e) {
-    fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  } catch (const std::bad_alloc&) {
-    fprintf(stderr, "error: out of memory: the model's weights take 4 bytes each\n");
-    return 1;
-  }
+  check_free_name(o.out);
+  ends_with(o.in, ".jsonl") ? convert_questions(o) : convert_model(o);
   return 0;
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { return run_convert(argc, argv); });
 }

@@ -137,8 +137,9 @@ static bool ends_with(const std::string& name, const std::string& end) {
 // Names that this program writes; it deletes no others.
 static bool is_ours(const std::string& name) {
   const bool shard = name.rfind("train_", 0) == 0 || name.rfind("val_", 0) == 0;
-  return (shard && (ends_with(name, ".bin") || ends_with(name, ".bin.part"))) || name == "MANIFEST.json" ||
-         name == "tokenizer.json" || name == "PROGRESS.json" || name == "PROGRESS.json.tmp";
+  const std::string file = is_unfinished_output(name) ? name.substr(0, name.rfind(".tmp.")) : name;
+  return (shard && (ends_with(name, ".bin") || ends_with(name, ".bin.part"))) || file == "MANIFEST.json" ||
+         file == "tokenizer.json" || file == "PROGRESS.json";
 }
 
 // Deletes this program's files in a folder, and the folder if it is then empty. Ignores errors.
@@ -168,7 +169,10 @@ OutputFolder::OutputFolder(const std::string& final_path) : final_(final_path), 
     close(fd_);  // it was renamed between open and flock
   }
   for (const std::string& name : list_folder(path_)) {
-    if (is_ours(name)) continue;
+    if (is_ours(name)) {
+      if (is_unfinished_output(name)) unlink((path_ + "/" + name).c_str());  // of a run that was killed
+      continue;
+    }
     close(fd_);
     user_error("%s: exists and holds %s, which is no shard; move it away", path_.c_str(), name.c_str());
   }

@@ -7,8 +7,11 @@ corpus=text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [[ $# -eq 1 && $1 != -* ]] || fail "usage: data/text.sh PATH (a text file, or a folder of text files)"
 [[ -e $1 ]] || fail "$1: no such file or folder"
-path=$(realpath "$1")
-name=$(basename "$path" | tr -c 'A-Za-z0-9._\n-' '_')
+path=$(realpath "$1"; echo .)
+path=${path%$'\n.'}  # with the newlines at its end, if it has any
+name=${path##*/}
+name=${name//[^A-Za-z0-9._-]/_}
+name=${name:0:100}  # a file name has at most 255 bytes, and the folder's has more in it
 sum=$(printf %s "$path" | sha256sum)
 choose_tokenizer "text-$name-${sum:0:8}"
 
@@ -18,7 +21,7 @@ if [[ -e $out/train_000000.bin && -z $(find "$path" -newer "$out/train_000000.bi
   echo "$out"
   exit 0
 fi
-bytes=$(du -sb "$path" | cut -f1)
+read -r bytes _ < <(du -sb "$path")
 say "$path has about $bytes bytes; writing twice as many of tokens, about $((bytes / 200000000 + 1)) s"
 
 # What changes while it is read must count as newer the next time: the result gets the time of the start.

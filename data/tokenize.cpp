@@ -4,27 +4,27 @@
 // Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait
 // for those before them: the output is the same with any number of threads. After each complete shard the position is
 // written to PROGRESS.json, from which an interrupted run resumes.
-#include <unistd.h>               // isatty
-#include <CLI/CLI.hpp>            // CLI::App
-#include <cmath>                  // std::lround
-#include <condition_variable>     // std::condition_variable
-#include <csignal>                // signal
-#include <cstdio>                 // printf, fprintf
-#include <exception>              // std::exception_ptr
-#include <filesystem>             // exists
-#include <map>                    // std::map
-#include <mutex>                  // std::mutex
-#include <new>                    // std::bad_alloc
-#include <nlohmann/json.hpp>      // nlohmann::ordered_json
-#include <optional>               // std::optional
-#include <thread>                 // std::thread
-#include "corpus.h"               // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
-#include "llmc/utils/clock.h"     // seconds_now
-#include "llmc/utils/crc32c.h"    // crc32c_hex
-#include "llmc/utils/files.h"     // write_file_durably, rename_durably
-#include "llmc/utils/error.h"     // user_error, UserError
-#include "llmc/text/tokenizer.h"  // Tokenizer, Encoder
-#include "shards.h"               // ShardWriter, OutputFolder, shards_exist
+#include <unistd.h>                   // isatty
+#include <CLI/CLI.hpp>                // CLI::App
+#include <cmath>                      // std::lround
+#include <condition_variable>         // std::condition_variable
+#include <csignal>                    // signal
+#include <cstdio>                     // printf, fprintf
+#include <exception>                  // std::exception_ptr
+#include <map>                        // std::map
+#include <mutex>                      // std::mutex
+#include <nlohmann/json.hpp>          // nlohmann::ordered_json
+#include <optional>                   // std::optional
+#include <thread>                     // std::thread
+#include "corpus.h"                   // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
+#include "llmc/utils/clock.h"         // seconds_now
+#include "llmc/utils/command_line.h"  // parse_command_line
+#include "llmc/utils/crc32c.h"        // crc32c_hex
+#include "llmc/utils/files.h"         // write_file_durably, path_exists
+#include "llmc/utils/error.h"         // user_error, UserError
+#include "llmc/utils/program.h"       // run_program
+#include "llmc/text/tokenizer.h"      // Tokenizer, Encoder
+#include "shards.h"                   // ShardWriter, OutputFolder, shards_exist
 
 using json = nlohmann::ordered_json;
 
@@ -174,10 +174,10 @@ void Run::choose_split() {
 // What must be the same for a run to resume an interrupted one.
 json Run::identity() const {
   json files = json::array();
-  for (const SourceFile& source : sources) files.push_back({source.path, source.bytes, source.mtime_ns});
+  for (const SourceFile& source : sources) files.push_back({name_as_text(source.path), source.bytes, source.mtime_ns});
   return {{"vocabulary_crc32c", tokenizer.checksum()},
           {"separator", options.separator},
-          {"field", options.corpus.field},
+          {"field", name_as_text(options.corpus.field)},
           {"end_of_text", options.end_of_text},
           {"val_every", split.every},
           {"train_bytes", split.train_bytes},
@@ -195,8 +195,7 @@ void Run::save_progress() {
                          {"source_crc32c", checksums},
                          {"train", train->state()},
                          {"val", val->state()}};
-  write_file_durably(folder.progress_path() + ".tmp", progress.dump() + "\n");
-  rename_durably(folder.progress_path() + ".tmp", folder.progress_path());
+  write_file_durably(folder.progress_path(), progress.dump() + "\n");
 }
 
 // Resumes an interrupted run from PROGRESS.json. False if there is none, it belongs to another corpus, or files are
@@ -234,12 +233,13 @@ void Run::open_shards() {
 void Run::write_manifest() {
   json files = json::array(), shards = json::array();
   for (const SourceFile& source : sources)
-    files.push_back({{"path", source.path}, {"bytes", source.bytes}, {"crc32c", crc32c_hex(source.checksum)}});
+    files.push_back(
+        {{"path", name_as_text(source.path)}, {"bytes", source.bytes}, {"crc32c", crc32c_hex(source.checksum)}});
   for (const ShardWriter* writer : {&*train, &*val})
     for (const Shard& shard : writer->shards())
       shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
   const json manifest = {{"tokenizer",
-                          {{"vocabulary", options.tokenizer},
+                          {{"vocabulary", name_as_text(options.tokenizer)},
                            {"vocab_size", tokenizer.vocab_size()},
                            {"end_of_text", tokenizer.end_of_text()},
                            {"crc32c", crc32c_hex(tokenizer.checksum())}}},
@@ -366,9 +366,10 @@ void Run::encode_all() {
 void Run::print_summary() const {
   const double seconds = seconds_now() - start;
   if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
-  printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n", options.out.c_str(),
-         (long long)documents(), (long long)counts.bytes, (long long)position.files, tokenizer.vocab_size(),
-         tokenizer.is_bytes() ? "byte-level" : options.tokenizer.c_str());
+  auto shown = [](const std::string& name) { return printable(name, /*one_line=*/true); };
+  printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n",
+         shown(options.out).c_str(), (long long)documents(), (long long)counts.bytes, (long long)position.files,
+         tokenizer.vocab_size(), tokenizer.is_bytes() ? "byte-level" : shown(options.tokenizer).c_str());
   if (counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)counts.replaced);
   if (counts.runs_cut > 0)
     printf("cut: %lld runs of more than %zu MB without a break\n", (long long)counts.runs_cut, longest_run >> 20);
@@ -390,7 +391,7 @@ void tokenize(const Options& options) {
     run.open_shards();
     run.encode_all();
   } catch (const UserError& e) {
-    const bool kept = std::filesystem::exists(run.folder.progress_path());
+    const bool kept = path_exists(run.folder.progress_path());
     user_error("%s; %s", e.what(),
                kept ? "the same command resumes after the shards that are written" : "nothing was written");
   }
@@ -439,16 +440,13 @@ void define_options(CLI::App& app, Options& options) {
                  "standard input, one of k documents goes there, k = 1/fraction, rounded, the same ones each time; "
                  "with fewer, the "
                  "last bytes of the whole. Default: one of 20 documents, or the last 0.1 of the bytes")
-      ->check(CLI::Range(0.0, 0.5))
-      ->type_name("0..0.5");
+      ->check(CLI::Range(0.0, 0.5));
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
       ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))
-      ->capture_default_str()
-      ->type_name("N");
+      ->capture_default_str();
   app.add_option("--threads", options.threads, "threads; the output is the same with any number")
       ->check(CLI::Range(1, 1024))
-      ->capture_default_str()
-      ->type_name("N");
+      ->capture_default_str();
   app.add_flag("--force", options.force, "replace DIR if it exists; an error if it holds anything but shards");
   app.add_option("PATH", options.corpus.paths,
                  "text files, folders (all regular files in them, however deep, sorted by path; links to files are "
@@ -459,32 +457,21 @@ void define_options(CLI::App& app, Options& options) {
       ->required();
 }
 
-int main(int argc, char** argv) {
+static int run_tokenize(int argc, char** argv) {
   Options options;
   CLI::App app("Turns text into token shards: DIR/train_000000.bin, ... and DIR/val_000000.bin, in llm.c's format, "
                "with MANIFEST.json\n"
                "and tokenizer.json.\n"
                "Example: data/tokenize --out data/mine notes.txt books/");
   define_options(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help
-    fprintf(stderr, "error: %s; data/tokenize --help lists the options\n", e.what());
-    return 1;
-  }
+  if (!parse_command_line(app, argc, argv)) return 0;
   options.corpus.nul_separated = options.separator == "nul";
   while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
-  signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), with a message and a clean exit
   for (int stop : {SIGINT, SIGTERM, SIGHUP}) signal(stop, [](int) { interrupted = 1; });
-  try {
-    tokenize(options);
-  } catch (const UserError& e) {
-    fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  } catch (const std::bad_alloc&) {
-    fprintf(stderr, "error: out of memory; use fewer --threads\n");
-    return 1;
-  }
+  tokenize(options);
   return 0;
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { return run_tokenize(argc, argv); });
 }

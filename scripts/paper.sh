@@ -65,7 +65,8 @@ if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
 fi
 mkdir -p "$out"
 [ $update -eq 0 ] || common+=(-d "$update")
-common+=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle)
+pattern=$(sed 's/[][*?\\]/\\&/g' <<<"$data")  # which matches the folder's name and no other
+common+=(-i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle)
 
 # ----------------------------------------------------------------------------
 # The rows
@@ -142,13 +143,22 @@ write_page() {
 # ----------------------------------------------------------------------------
 # The runs
 
+# has_positions <run> <checkpoint>: whether the run's losses by position are complete, up to the context length, and
+# newer.
+has_positions() {
+  local csv=$1/positions.csv context
+  context=$(sed -n 's/^ *"n_positions": *\([0-9]*\),*$/\1/p' "$2/config.json")
+  [ "$csv" -nt "$2" ] && [ "$(head -n 1 "$csv")" = position,tokens,loss ] &&
+    [[ $(tail -n 1 "$csv") =~ ^$context,[0-9]+,[0-9.e+-]+$ ]]
+}
+
 # measure_positions <folder> <length>: losses by position, of 65,536 tokens at even distances in each file of the
-# validation data, as OUT/FOLDER/RUN/positions.csv where the run's last checkpoint is newer.
+# validation data, as OUT/FOLDER/RUN/positions.csv where the run's last checkpoint is newer, or that file incomplete.
 measure_positions() {
   local run last
   for run in "$out/$1"/*/; do
     last=$(ls -d "$run"step_*/ 2>/dev/null | tail -n 1)
-    if [ -n "$last" ] && ! [ "${run}positions.csv" -nt "$last" ]; then
+    if [ -n "$last" ] && ! has_positions "$run" "$last"; then
       "$evaluator" "$last" "$data"/val_*.bin --windows $((65536 / $2)) \
         --positions "${run}positions.csv" -q >/dev/null || return
     fi

@@ -360,10 +360,10 @@ TEST_F(LongInterrupted, KilledThirtyTimesItWritesTheSameShards) {
     if (WIFSIGNALED(status)) {
       kills++;
       moment *= 1.05;
-      ASSERT_FALSE(fs::exists(in("out")));
-      continue;
+      if (!fs::exists(in("out"))) continue;  // otherwise it was killed when it was done
+    } else {
+      ASSERT_EQ(WEXITSTATUS(status), 0) << said;
     }
-    ASSERT_EQ(WEXITSTATUS(status), 0) << said;
     expect_same("good", "out", /*manifest=*/true);
     fs::remove_all(in("out"));
     moment *= 0.7;

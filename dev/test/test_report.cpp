@@ -11,10 +11,11 @@
 #include "browser.h"                    // BrowserTest, CommandLine
 #include "helpers.h"                    // EXPECT_ERROR
 #include "llmc/model/wiring_picture.h"  // wiring_picture
-#include "llmc/run/report.h"            // report_page, comparison_page, write_page, read_run
+#include "llmc/run/report.h"            // report_page, comparison_page, read_run
 #include "llmc/run/statistics.h"        // estimate, t_of_95_percent, two_sided_p
 #include "llmc/run/thin.h"              // thin
 #include "llmc/utils/crc32c.h"          // crc32c_by_table
+#include "llmc/utils/files.h"           // write_file_durably, is_unfinished_output
 
 // ----------------------------------------------------------------------------
 // Statistics
@@ -419,16 +420,16 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
 // Writing
 
 // A process that rewrites a page all the time, with one text and another, is killed at random moments.
-// BUG llmc/run/report.cpp: `write_file_durably(path + ".tmp", page);` -> `write_file_durably(path, page);
-// write_file_durably(path + ".tmp", page);`
+// BUG llmc/utils/files.cpp: `temporary_ = make_unfinished(path_, /*is_folder=*/false, file_);` -> `file_ =
+// FileDescriptor(open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666));`
 TEST_F(Report, KilledWhileItIsWrittenIsTheOldOneOrTheNew) {
   const std::string path = in("report.html"), a(300000, 'a'), b(500000, 'b');
-  write_page(path, a);
+  write_file_durably(path, a);
   int old_ones = 0, new_ones = 0;
   for (int i = 0; i < 60; i++) {
     const pid_t child = fork();
     if (child == 0)
-      for (bool next = true;; next = !next) write_page(path, next ? b : a);
+      for (bool next = true;; next = !next) write_file_durably(path, next ? b : a);
     usleep(useconds_t(500 + i * 733 % 9000));
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
@@ -438,7 +439,8 @@ TEST_F(Report, KilledWhileItIsWrittenIsTheOldOneOrTheNew) {
   }
   EXPECT_GT(old_ones, 0);
   EXPECT_GT(new_ones, 0);
-  EXPECT_ERROR(write_page(in("nowhere/report.html"), a), "nowhere/report.html.tmp: cannot be written");
+  write_file_durably(path, a);
+  EXPECT_EQ(names_in(folder), std::set<std::string>{"report.html"}) << "nothing is left of those that were killed";
 }
 
 // ----------------------------------------------------------------------------
@@ -521,16 +523,16 @@ TEST_F(Report, IsWrittenAtEachValidationAndAtTheEnd) {
   EXPECT_TRUE(has(read_file(in("first.html")), "of 1000000</b>"));
   const int64_t last = steps_of(read_log(in("out"))).back().at("step");
   EXPECT_TRUE(has(read_file(page), format("<b>%lld of 1000000</b>", (long long)last))) << "the page of the end";
-  EXPECT_FALSE(fs::exists(page + ".tmp"));
+  for (const std::string& name : names_in(in("out"))) EXPECT_FALSE(is_unfinished_output(name)) << name;
 
-  // A folder has the name by which pages are written.
-  fs::create_directories(in("taken/report.html.tmp"));
+  // A folder has the page's name.
+  fs::create_directories(in("taken/report.html"));
   const Outcome taken = run(command + "-x 5 -v 0 -o " + in("taken"));
   EXPECT_EQ(taken.exit_status, 0) << taken.err;
-  EXPECT_EQ(taken.err, "warning: " + in("taken") +
-                           "/report.html.tmp: cannot be written: Is a directory; training is not affected\n");
+  EXPECT_EQ(taken.err,
+            "warning: " + in("taken") + "/report.html: is a folder; choose another name; training is not affected\n");
   EXPECT_EQ(names_in(in("taken")),
-            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html.tmp", "step_00000005"}));
+            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000005"}));
 }
 
 // ----------------------------------------------------------------------------
@@ -661,7 +663,7 @@ TEST_F(Report, TheProgramRefusesWhatItCannotDo) {
   expect_error("", "name the folders of runs, or an --outline");
   expect_error(a + " --outline x", "name the folders of runs, or an --outline");
   expect_error("--outline x", "--outline: name the page, with -o");
-  expect_error(a + " -o " + in("nowhere/page.html"), "nowhere/page.html.tmp: cannot be written");
+  expect_error(a + " -o " + in("nowhere/page.html"), "nowhere/page.html: cannot be written");
   EXPECT_EQ(names_in(folder).count("nowhere"), 0u);
   const Outcome o = run("./report " + a);
   EXPECT_EQ(o.exit_status, 0) << o.err;

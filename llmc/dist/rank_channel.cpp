@@ -19,8 +19,9 @@
 #include <vector>                  // std::vector
 #include "llmc/utils/clock.h"      // seconds_now
 #include "llmc/utils/error.h"      // user_error, UserError, CHECK, format
-#include "llmc/utils/files.h"      // try_read_file, write_all, write_file_durably, rename_durably
+#include "llmc/utils/files.h"      // try_read_file, write_all, write_file_durably
 #include "llmc/utils/host_name.h"  // host_name
+#include "llmc/utils/message.h"    // message_line
 #include "llmc/utils/number.h"     // parse_number
 #include "tcp.h"                   // Connection, connect_to, listen_at
 #include "watchdog.h"              // Watchdog, RankReport
@@ -211,8 +212,8 @@ Connection connect_to_rank_0(const Ranks& ranks, const std::string& by_mpi, doub
              ranks.size, timeout_seconds, timeout_hint(ranks));
 }
 
-void print_error(const std::string& error) {
-  const std::string line = "error: " + error + "\n";
+void write_error(const std::string& error) {  // without stdio, whose lock another thread may hold
+  const std::string line = message_line("error", error);
   write_all(STDERR_FILENO, line.data(), line.size());
 }
 
@@ -447,7 +448,7 @@ void RankChannel::State::check_for_errors() {
 // Prints the error, once, and ends this process and, if it is rank 0, all others. Returns while ranks are still to
 // connect, which then get the abort message, too: they would otherwise try to connect until their timeout.
 void RankChannel::State::abort_run(const std::string& error) {
-  if (!std::exchange(is_aborting, true)) print_error(error);
+  if (!std::exchange(is_aborting, true)) write_error(error);
   if (ranks.rank > 0) _exit(1);
   if (listener >= 0) return;
   constexpr double abort_seconds = 1;
@@ -499,10 +500,7 @@ void RankChannel::State::connect_as_rank_0(double timeout_seconds) {
   watchdog.add(0, name_of(0, int(getpid()), host_name()), seconds_now());
   thread = std::thread([this] { serve(); });
   if (ranks.by_mpi) broadcast_by_mpi(endpoint);
-  if (!path.empty()) {
-    write_file_durably(path + ".new", endpoint);
-    rename_durably(path + ".new", path);
-  }
+  if (!path.empty()) write_file_durably(path, endpoint);
   std::unique_lock lock(mutex);
   const bool all_connected = changed.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
                                               [this] { return missing_ranks().empty(); });
@@ -603,7 +601,7 @@ void RankChannel::end_run(const std::string& error) {
   // The channel's thread ends this process: on rank 0 at once, on the others when rank 0 sends the abort message.
   if (s.ranks.rank == 0) s.changed.wait(lock, [] { return false; });
   s.changed.wait_for(lock, std::chrono::duration<double>(message_seconds), [] { return false; });
-  print_error(format("rank %d: %s", s.ranks.rank, error.c_str()));
+  write_error(format("rank %d: %s", s.ranks.rank, error.c_str()));
   _exit(1);
 }
 

@@ -4,7 +4,7 @@
 #include <filesystem>           // directory_iterator, remove_all, equivalent
 #include <nlohmann/json.hpp>    // nlohmann::ordered_json
 #include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
-#include "llmc/utils/files.h"   // write_file_durably, rename_durably, sync_folder, read_whole_file
+#include "llmc/utils/files.h"   // path_exists, write_file_in_unfinished_folder, rename_durably, read_whole_file
 #include "llmc/utils/error.h"   // user_error, UserError
 #include "llmc/utils/number.h"  // parse_number
 
@@ -129,7 +129,7 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
   if (others.tell) others.tell(true);
   json checksums;
   for (const auto& [name, text] : c.files) {
-    write_file_durably(temporary + "/" + name, text);
+    write_file_in_unfinished_folder(temporary + "/" + name, text);
     checksums[name] = crc32c_hex(crc32c(text.data(), text.size()));
   }
   checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", table, c.fetch_weight));
@@ -162,7 +162,7 @@ std::string write_checkpoint(const std::string& out, const ParameterTable& table
   }
   try {
     const json checksums = write_files(temporary, table, contents, tracked);
-    write_file_durably(temporary + "/state.json", state_text(contents.state, checksums));
+    write_file_in_unfinished_folder(temporary + "/state.json", state_text(contents.state, checksums));
     sync_folder(temporary);
     rename_durably(temporary, folder);
   } catch (...) {
@@ -239,7 +239,7 @@ std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int
   for (auto it = all.upper_bound(step); it != all.end(); ++it) {
     const std::string plain = out + "/set_aside_" + fs::path(it->second).filename().string();
     std::string name = plain;
-    for (int n = 1; fs::exists(name); n++) name = plain + format(".%d", n);
+    for (int n = 1; path_exists(name); n++) name = plain + format(".%d", n);
     rename_durably(it->second, name);
     names.push_back(name);
   }

@@ -1,6 +1,5 @@
 #include "model_file.h"
 #include <algorithm>            // std::all_of, std::fill, std::reverse, std::max, std::min
-#include <filesystem>           // exists
 #include <map>                  // std::map
 #include <memory>               // std::unique_ptr
 #include <nlohmann/json.hpp>    // nlohmann::json
@@ -8,7 +7,8 @@
 #include <set>                  // std::set
 #include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"   // user_error
-#include "llmc/utils/files.h"   // parent_folder, try_read_file
+#include "llmc/utils/files.h"   // parent_folder, path_exists, try_read_file
+#include "llmc/utils/json.h"    // parse_json
 
 // ----------------------------------------------------------------------------
 // A parameter's place in a file
@@ -266,10 +266,10 @@ void read_moment_shard(const std::string& path, const ParameterTable& table, con
 
 std::vector<std::string> weight_files(const std::string& folder) {
   const std::string whole = folder + "/model.safetensors", index = whole + ".index.json";
-  if (std::filesystem::exists(whole)) return {whole};
+  if (path_exists(whole)) return {whole};
   const std::optional<std::string> text = try_read_file(index);
   if (!text) return {whole};  // whose absence is then the error
-  const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = parse_json<nlohmann::json>(*text);
   std::set<std::string> names;
   if (json.is_object() && json.contains("weight_map") && json["weight_map"].is_object())
     for (const nlohmann::json& name : json["weight_map"])

@@ -1,7 +1,10 @@
 #include "config_json.h"
+#include <cerrno>              // errno
+#include <cstring>             // strerror
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
 #include "llmc/utils/embed.h"  // EMBED
-#include "llmc/utils/files.h"  // try_read_file
+#include "llmc/utils/files.h"  // try_read_file, is_folder
+#include "llmc/utils/json.h"   // parse_json
 #include "llmc/utils/error.h"  // user_error
 
 using json = nlohmann::ordered_json;
@@ -65,9 +68,11 @@ static Wiring config_wiring(const json& config, const std::string& path) {
 ModelConfig read_config_json(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const std::optional<std::string> text = try_read_file(path);
-  if (!text) user_error("%s: cannot be read; a model is a folder with config.json and model.safetensors", path.c_str());
-  const json config = json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object()) user_error("%s: not a JSON object", path.c_str());
+  if (!text)
+    user_error("%s: cannot be read: %s; a model is a folder with config.json and model.safetensors", path.c_str(),
+               strerror(errno));
+  const json config = parse_json(*text);
+  if (!config.is_object()) user_error("%s: not a JSON object, or nested deeper than a config is", path.c_str());
 
   ModelConfig c;
   visit_fields(c, [&](const ConfigField& field, auto& value) {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>       // nlohmann::json
 #include "llmc/utils/bf16_bits.h"  // bf16_from_float
 #include "llmc/utils/error.h"      // user_error
-#include "llmc/utils/files.h"      // NewFile
+#include "llmc/utils/files.h"      // check_free_name, OutputFile
 #include "named_tensors.h"         // NamedTensors, sublayer_names
 
 using nlohmann::json;
@@ -160,7 +160,8 @@ void write_gguf_file(const std::string& path, const ModelConfig& config, const P
   }
   head.resize(padded(head.size()), '\0');
 
-  NewFile file(path);
+  check_free_name(path);
+  OutputFile file(path);
   file.write(head.data(), head.size());
   std::string bytes;
   for (const GgufTensor& tensor : tensors) {

@@ -4,7 +4,7 @@
 #include <fstream>                 // std::ifstream
 #include "llmc/utils/bf16_bits.h"  // bf16_from_float, float_from_bf16
 #include "llmc/utils/error.h"      // user_error
-#include "llmc/utils/files.h"      // NewFile
+#include "llmc/utils/files.h"      // check_free_name, OutputFile
 #include "named_tensors.h"         // NamedTensors, sublayer_names
 
 static constexpr int32_t model_magic = 20240326;
@@ -60,7 +60,8 @@ static Header checked_header(const std::string& path) {
     if (value < 1) user_error("%s: the header's numbers make no model; copy the file again", path.c_str());
   if (h.padded_vocab_size < h.vocab_size)
     user_error("%s: the padded vocabulary is smaller than the vocabulary", path.c_str());
-  const double bytes = double(std::filesystem::file_size(path)), expected = expected_bytes(h, type);
+  std::error_code error;
+  const double bytes = double(std::filesystem::file_size(path, error)), expected = expected_bytes(h, type);
   if (bytes != expected)
     user_error("%s: has %.0f bytes, but its header describes a model of %.0f; copy the file again", path.c_str(), bytes,
                expected);
@@ -106,7 +107,8 @@ void write_llmc_file(const std::string& path, const ModelConfig& c, const Parame
                      const FetchTensor& fetch, LlmcType type) {
   const NamedTensors tensors(c, table, "llm.c");
   const int64_t padded = (c.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
-  NewFile file(path);
+  check_free_name(path);
+  OutputFile file(path);
   const Header header = {model_magic,  version_of(type), c.max_seq_len,
                          c.vocab_size, c.num_layers,     c.num_heads,
                          c.channels,   int32_t(padded),  {}};

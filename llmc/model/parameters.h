@@ -64,6 +64,18 @@ inline double least_parameters(const ModelConfig& c) {
   return (double(c.vocab_size) + positions) * C + c.num_layers * std::max(9 * C * C, least);
 }
 
+// Throws UserError if the parameters alone, of so many bytes each, take more than what is `available` on a device (or
+// machine), before anything is built of the model: a list of its tensors may already take all of the memory, or
+// minutes. `what`: what these bytes are for.
+inline void check_parameters_fit(const ModelConfig& c, double bytes_each, const char* what, size_t available,
+                                 const char* device) {
+  const double least = least_parameters(c) * bytes_each;
+  if (least > double(available))
+    user_error("%d layers of %d channels and a vocabulary of %d take at least %.1f GB for %s, but %.1f GB are free on "
+               "the %s; take a smaller model",
+               c.num_layers, c.channels, c.vocab_size, least * 1e-9, what, double(available) * 1e-9, device);
+}
+
 // The rows of the full-size c_attn: q (C) | k | v (K/V heads times head size each).
 inline int64_t full_qkv_size(const ModelConfig& c, const AttentionPlan& plan) {
   return c.channels + 2 * int64_t(plan.table.num_kv_heads) * c.head_size();

@@ -12,12 +12,15 @@
 #include "llmc/run/stop_signal.h"   // stop_signal
 #include "llmc/text/text_stream.h"  // TextStream
 #include "llmc/text/tokenizer.h"    // Tokenizer
+#include "llmc/utils/program.h"     // flush_output
 
 // The model of a folder, planned for generation. Throws UserError if that does not fit into memory.
 inline void load_model(GPT2& model, const std::string& folder, const ModelConfig& config,
                        const GenerationOptions& plan) {
+  const size_t available = device_memory_available() + device_workspace_bytes();
+  check_parameters_fit(config, sizeof(floatX), "weights", available, device_name());
   gpt2_plan_generation(model, config, plan);
-  const size_t needed = model.memory.total(), available = device_memory_available() + device_workspace_bytes();
+  const size_t needed = model.memory.total();
   if (needed > available)
     user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts",
                bytes_text(double(needed)).c_str(), bytes_text(double(available)).c_str(), device_name());
@@ -66,7 +69,7 @@ struct SamplingEngine {
 
   static void print_part(const std::string& part) {
     fputs(printable(part).c_str(), stdout);
-    fflush(stdout);
+    flush_output();
   }
 
   void start(Sampled& text, int slot, bool show) {

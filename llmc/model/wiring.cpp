@@ -212,22 +212,25 @@ bool moves_maps(Kind kind) { return kind == Kind::reuse || kind == Kind::blend |
   user_error("wiring \"%s\": %s, at character %d: %s", w.text.c_str(), term_text(t).c_str(), t.character, what.c_str());
 }
 
+constexpr size_t most_terms = 1000;  // each is compared with those before it, and applied to every head
+
 // Terms that exclude each other.
 void check_combinations(const Wiring& w) {
   for (const WiringTerm& t : w.terms) {
     if (t.kind == Kind::plain && w.terms.size() > 1) term_error(w, t, "is plain GPT-2, alone; leave it out");
     for (const WiringTerm& before : w.terms) {
       if (&before == &t) break;
-      const std::string other = format("%s, at character %d", term_text(before).c_str(), before.character);
+      auto other = [&] { return format("%s, at character %d", term_text(before).c_str(), before.character); };
       if (before.kind == t.kind && t.kind != Kind::sla && t.kind != Kind::also)
-        term_error(w, t, "the term is there already: " + other + "; only sla and also may be repeated");
+        term_error(w, t, "the term is there already: " + other() + "; only sla and also may be repeated");
       if (is_sparse(t.kind) && is_sparse(before.kind))
-        term_error(w, t, "does not combine with " + other + ": a head has one of the Sparse Transformer's masks");
+        term_error(w, t, "does not combine with " + other() + ": a head has one of the Sparse Transformer's masks");
       if (moves_maps(t.kind) && moves_maps(before.kind))
-        term_error(w, t, "does not combine with " + other + ": reuse, blend and gate each decide on the attention map");
+        term_error(w, t,
+                   "does not combine with " + other() + ": reuse, blend and gate each decide on the attention map");
       if ((moves_maps(t.kind) && moves_kv(before.kind)) || (moves_kv(t.kind) && moves_maps(before.kind)))
         term_error(w, t,
-                   "does not combine with " + other +
+                   "does not combine with " + other() +
                        ": attention maps of other layers need their own layer's keys; "
                        "gqa, topk and masks do combine with reuse, blend and gate");
     }
@@ -245,7 +248,10 @@ Wiring parse_wiring(const std::string& text) {
   w.text = text;
   w.terms.clear();
   Parser parser = {text};
-  for (parser.skip_spaces(); parser.at < text.size(); parser.skip_spaces()) w.terms.push_back(parser.read_term());
+  for (parser.skip_spaces(); parser.at < text.size(); parser.skip_spaces()) {
+    if (w.terms.size() == most_terms) user_error("the wiring has more than %zu terms", most_terms);
+    w.terms.push_back(parser.read_term());
+  }
   if (w.terms.empty()) user_error("the wiring is empty; plain GPT-2 is \"plain\"");
   check_combinations(w);
   return w;

@@ -9,6 +9,7 @@
 #include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/error.h"         // user_error
 #include "llmc/utils/files.h"         // read_whole_file
+#include "llmc/utils/json.h"          // parse_json, parse_json_or_throw, whole_number
 
 using nlohmann::ordered_json;
 
@@ -138,7 +139,7 @@ void print_results(const EvaluationResults& r) {
 static ordered_json number_or_null(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(nullptr); }
 
 static ordered_json json_of(const TextResult& t) {
-  return {{"file", t.file},
+  return {{"file", name_as_text(t.file)},
           {"tokens", t.tokens},
           {"bytes", t.knows_bytes ? ordered_json(t.bytes) : ordered_json(nullptr)},
           {"loss", t.loss()},
@@ -147,14 +148,14 @@ static ordered_json json_of(const TextResult& t) {
 }
 
 static ordered_json json_of(const ChoiceResult& c) {
-  ordered_json json = {{"file", c.file}, {"questions", c.questions}, {"shortened", c.shortened}};
+  ordered_json json = {{"file", name_as_text(c.file)}, {"questions", c.questions}, {"shortened", c.shortened}};
   for (int s = 0; s < int(ChoiceScore::count); s++)
     json[name_of(ChoiceScore(s))] = number_or_null(accuracy(c, ChoiceScore(s)));
   return json;
 }
 
 static ordered_json json_of(const LastWordResult& w) {
-  return {{"file", w.file},
+  return {{"file", name_as_text(w.file)},
           {"texts", w.texts},
           {"shortened", w.shortened},
           {"acc", double(w.right) / double(w.texts)},
@@ -166,7 +167,7 @@ static std::string dump(const ordered_json& json, int indent) {
 }
 
 std::string results_json(const EvaluationResults& r) {
-  ordered_json json = {{"model", r.model}, {"context", r.context}, {"stride", r.stride}};
+  ordered_json json = {{"model", name_as_text(r.model)}, {"context", r.context}, {"stride", r.stride}};
   for (const TextResult& t : r.texts) json["texts"].push_back(json_of(t));
   if (!r.texts.empty()) json["all_texts"] = json_of(total_of(r.texts));
   for (const ChoiceResult& c : r.choices) json["choices"].push_back(json_of(c));
@@ -184,7 +185,7 @@ std::vector<std::pair<std::string, std::string>> read_last_words(const std::stri
   std::vector<std::pair<std::string, std::string>> texts;
   std::istringstream lines(read_whole_file(path));
   for (std::string line; std::getline(lines, line);) {
-    const ordered_json json = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const ordered_json json = parse_json(line);
     const size_t number = texts.size() + 1;
     if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
       user_error("%s: line %zu is no JSON object with a text in the field \"text\"", path.c_str(), number);
@@ -203,9 +204,12 @@ static GenerateRequest generate_request(const ordered_json& json) {
   request.context = json.at("context");
   SampleOptions& o = request.options;
   o.stop = json.value("until", std::vector<std::string>());
-  o.tokens = json.value("max_tokens", o.tokens);
+  auto whole = [&](const char* name, int64_t otherwise) {
+    return json.contains(name) ? whole_number(json[name], name, 0, 1 << 30) : otherwise;
+  };
+  o.tokens = whole("max_tokens", o.tokens);
   o.sampling.temperature = json.value("temperature", 0.0);
-  o.sampling.top_k = json.value("top_k", o.sampling.top_k);
+  o.sampling.top_k = int(whole("top_k", o.sampling.top_k));
   o.sampling.top_p = json.value("top_p", o.sampling.top_p);
   check_sampling(o);
   return request;
@@ -213,7 +217,7 @@ static GenerateRequest generate_request(const ordered_json& json) {
 
 ServeRequest parse_serve_request(const std::string& line) {
   try {
-    const ordered_json json = ordered_json::parse(line);
+    const ordered_json json = parse_json_or_throw(line);
     if (!json.is_object() || json.size() != 1) user_error("a request is a JSON object with one name");
     ServeRequest request;
     request.name = json.begin().key();

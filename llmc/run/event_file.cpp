@@ -3,11 +3,11 @@
 #include <unistd.h>                // getpid
 #include <cerrno>                  // errno
 #include <chrono>                  // std::chrono::system_clock
-#include <cstdio>                  // fprintf
 #include <cstring>                 // memcpy, strerror
 #include "llmc/utils/crc32c.h"     // crc32c
 #include "llmc/utils/error.h"      // user_error, format
 #include "llmc/utils/host_name.h"  // host_name
+#include "llmc/utils/message.h"    // print_warning
 
 // ----------------------------------------------------------------------------
 // Protocol buffers: a field is a key, its number and how it is encoded, and its value.
@@ -72,7 +72,6 @@ void EventFile::write_record(const std::string& event) {
   const std::string length = bytes_of(uint64_t(event.size())),
                     record = length + masked_crc(length) + event + masked_crc(event);
   if (write_all(file_.fd, record.data(), record.size()) == record.size()) return;
-  fprintf(stderr, "warning: %s: cannot be written: %s; it ends here, log.jsonl has all\n", path_.c_str(),
-          strerror(errno));
+  print_warning(format("%s: cannot be written: %s; it ends here, log.jsonl has all", path_.c_str(), strerror(errno)));
   file_ = FileDescriptor();
 }

@@ -1,17 +1,16 @@
 #include "logger.h"
-#include <fcntl.h>             // open
-#include <unistd.h>            // close
-#include <cerrno>              // errno
-#include <cstdio>              // fprintf
-#include <cstring>             // strerror
-#include <filesystem>          // exists, rename
-#include <nlohmann/json.hpp>   // nlohmann::ordered_json
-#include <type_traits>         // std::is_same_v
-#include <utility>             // std::exchange
-#include "llmc/utils/files.h"  // write_all, write_file_durably, rename_durably, try_read_file
-#include "llmc/utils/error.h"  // user_error, format
+#include <fcntl.h>               // open
+#include <sys/stat.h>            // fstat
+#include <unistd.h>              // close
+#include <cerrno>                // errno
+#include <cstring>               // strerror
+#include <nlohmann/json.hpp>     // nlohmann::ordered_json
+#include <type_traits>           // std::is_same_v
+#include <utility>               // std::exchange
+#include "llmc/utils/files.h"    // write_all, write_file_durably, rename_durably, path_exists, try_read_file
+#include "llmc/utils/error.h"    // user_error, format
+#include "llmc/utils/message.h"  // print_error
 
-namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
 
 RunLog::~RunLog() {
@@ -25,9 +24,9 @@ void RunLog::open(int flags) {
 
 void RunLog::create(const std::string& out) {
   path_ = out + "/log.jsonl";
-  if (fs::exists(path_)) {
+  if (path_exists(path_)) {
     int n = 1;
-    while (fs::exists(out + format("/log.%d.jsonl", n))) n++;
+    while (path_exists(out + format("/log.%d.jsonl", n))) n++;
     rename_durably(path_, out + format("/log.%d.jsonl", n));
   }
   open(O_TRUNC);
@@ -56,8 +55,7 @@ ResumedLog RunLog::resume(const std::string& out, int64_t step) {
     if (j.contains("checkpoint")) found.checkpoints.insert(its_step);
   }
   if (found.num_damaged > 0) write_file_durably(damaged_path, damaged);
-  write_file_durably(path_ + ".tmp", kept);
-  rename_durably(path_ + ".tmp", path_);
+  write_file_durably(path_, kept);
   open(O_APPEND);
   return found;
 }
@@ -80,8 +78,17 @@ static std::string dump(const json& j) { return j.dump(-1, ' ', false, json::err
 void RunLog::write(const LogFields& fields) { write_line(dump(to_json(fields))); }
 void RunLog::write(const char* key, const LogFields& fields) { write_line(dump(json{{key, to_json(fields)}})); }
 
+// Notices, and says once, that nobody will ever read what is written.
+void RunLog::check_not_deleted() {
+  struct stat status;
+  if (is_deleted_ || fstat(fd_, &status) != 0 || status.st_nlink > 0) return;
+  is_deleted_ = true;
+  print_error(path_ + ": has been deleted while the run writes it; the run continues, and its log is lost");
+}
+
 void RunLog::write_line(const std::string& line) {
   if (fd_ < 0) return;
+  check_not_deleted();
   waiting_ += line + "\n";
   waiting_.erase(0, write_all(fd_, waiting_.data(), waiting_.size()));
   const bool was_full = std::exchange(disk_full_, !waiting_.empty());
@@ -89,9 +96,11 @@ void RunLog::write_line(const std::string& line) {
   if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)
     user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
   if (!was_full)
-    fprintf(stderr, "error: %s: cannot be written: %s; its lines wait for room\n", path_.c_str(), strerror(errno));
+    print_error(format("%s: cannot be written: %s; its lines wait for room", path_.c_str(), strerror(errno)));
 }
 
 void RunLog::finish() {
+  if (fd_ >= 0) check_not_deleted();
+  if (is_deleted_) user_error("%s: was deleted while the run wrote it: the run has no log", path_.c_str());
   if (!waiting_.empty()) user_error("%s: its last lines could not be written: the disk is full", path_.c_str());
 }

@@ -19,8 +19,8 @@ struct ResumedLog {
 };
 
 // Until create() or resume() is called, lines are discarded. When write() returns, the line has been passed to the
-// system; if the disk is full, it is kept in memory until there is room, and stderr says so once. Any other failure is
-// a UserError.
+// system; if the disk is full, it is kept in memory until there is room, and stderr says so once, as when the file has
+// been deleted. Any other failure is a UserError.
 struct RunLog {
   RunLog() = default;
   ~RunLog();
@@ -37,14 +37,16 @@ struct RunLog {
   void write(const LogFields& fields);                   // {"key": value, ...}
   void write(const char* key, const LogFields& fields);  // {key: {"key": value, ...}}
 
-  // Throws UserError if the disk still has no room for some lines.
+  // Throws UserError if the disk still has no room for some lines, or the file has been deleted.
   void finish();
 
  private:
   std::string path_;
   int fd_ = -1;
-  std::string waiting_;     // lines that the disk had no room for
-  bool disk_full_ = false;  // the disk is full, and a message on stderr has said so
+  std::string waiting_;      // lines that the disk had no room for
+  bool disk_full_ = false;   // the disk is full, and a message on stderr has said so
+  bool is_deleted_ = false;  // the file has been deleted, and a message on stderr has said so
   void open(int flags);
+  void check_not_deleted();
   void write_line(const std::string& line);
 };

@@ -1,7 +1,7 @@
 #include "model_options.h"
-#include <filesystem>                // is_directory
 #include "llmc/model/config_json.h"  // read_config_json
 #include "llmc/utils/error.h"        // user_error
+#include "llmc/utils/files.h"        // is_folder
 
 ModelConfig model_config(const ModelOptions& o, std::optional<ModelConfig>& in_folder) {
   ModelConfig c;
@@ -12,7 +12,7 @@ ModelConfig model_config(const ModelOptions& o, std::optional<ModelConfig>& in_f
     c.wiring = default_wiring(c.num_layers, c.num_heads);
   } else {
     const char* folder = o.model.c_str();
-    if (!std::filesystem::is_directory(o.model))
+    if (!is_folder(o.model))
       user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder; data/convert makes a "
                  "folder of a model of llm.c",
                  folder);

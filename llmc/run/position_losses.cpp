@@ -1,9 +1,10 @@
 #include "position_losses.h"
-#include <algorithm>           // std::min
-#include <cstdio>              // sscanf
-#include <sstream>             // std::istringstream
-#include "llmc/utils/error.h"  // format, user_error
-#include "llmc/utils/text.h"   // shortest
+#include <algorithm>            // std::min
+#include <sstream>              // std::istringstream
+#include <string_view>          // std::string_view
+#include "llmc/utils/error.h"   // format, user_error
+#include "llmc/utils/number.h"  // parse_number
+#include "llmc/utils/text.h"    // shortest
 
 std::vector<PositionRange> ranges_of(const PositionLosses& positions) {
   std::vector<PositionRange> ranges;
@@ -28,23 +29,50 @@ std::string positions_csv(const PositionLosses& positions) {
   return csv;
 }
 
+namespace {
+
+struct PositionRow {
+  int64_t position, tokens;
+  double loss;
+};
+
+// Throws UserError for a line that is not "POSITION,TOKENS,LOSS".
+PositionRow read_row(const std::string& line) {
+  const size_t first = line.find(','), second = line.find(',', first + 1);
+  if (first == std::string::npos || second == std::string::npos) user_error("it has not three numbers");
+  const std::string_view text = line;
+  return {parse_number<int64_t>(text.substr(0, first)),
+          parse_number<int64_t>(text.substr(first + 1, second - first - 1)),
+          parse_number<double>(text.substr(second + 1))};
+}
+
+}  // namespace
+
 PositionLosses parse_positions(const std::string& path, const std::string& csv) {
-  constexpr long long most = int64_t(1) << 24;  // positions: more than any context has
+  constexpr int64_t most = int64_t(1) << 24;  // positions: more than any context has
   PositionLosses positions(0);
   std::istringstream lines(csv);
   std::string line;
-  for (int number = 1; std::getline(lines, line); number++) {
-    if (number == 1 && line == csv_head) continue;
-    long long position, tokens;
-    double loss;
-    int length = 0;
-    const bool is_read = sscanf(line.c_str(), "%lld,%lld,%lf%n", &position, &tokens, &loss, &length) == 3 &&
-                         size_t(length) == line.size();
-    if (number == 1 || !is_read || position < int64_t(positions.counts.size()) || position > most || tokens < 1)
-      user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them",
-                 path.c_str(), number);
-    positions.counts.resize(size_t(position) + 1), positions.sums.resize(size_t(position) + 1);
-    positions.counts[size_t(position)] = tokens, positions.sums[size_t(position)] = loss * double(tokens);
+  int number = 1;
+  auto check = [&](bool is_right, const std::string& what) {
+    if (!is_right)
+      user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them: %s",
+                 path.c_str(), number, what.c_str());
+  };
+  check(std::getline(lines, line) && line == csv_head, std::string("the first one is ") + csv_head);
+  for (number = 2; std::getline(lines, line); number++) {
+    PositionRow row = {};
+    try {
+      row = read_row(line);
+    } catch (const UserError& e) { check(false, e.what()); }
+    check(row.position >= int64_t(positions.counts.size()) && row.position <= most && row.tokens >= 1, "positions "
+                                                                                                       "ascend, and "
+                                                                                                       "each has "
+                                                                                                       "tokens");
+    positions.counts.resize(size_t(row.position) + 1), positions.sums.resize(size_t(row.position) + 1);
+    positions.counts[size_t(row.position)] = row.tokens;
+    positions.sums[size_t(row.position)] = row.loss * double(row.tokens);
   }
+  check(number > 2 && csv.back() == '\n', "the file is incomplete; measure them again");
   return positions;
 }

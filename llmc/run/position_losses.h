@@ -26,5 +26,6 @@ std::vector<PositionRange> ranges_of(const PositionLosses& positions);
 // The losses as CSV: position, tokens, loss. Numbers have all their digits.
 std::string positions_csv(const PositionLosses& positions);
 
-// Reads what positions_csv wrote; `path` is for errors. Throws UserError, with the line, for anything else.
+// Reads what positions_csv wrote; `path` is for errors. Throws UserError, with the line, for anything else, and for a
+// file that is empty or ends in the middle of a line.
 PositionLosses parse_positions(const std::string& path, const std::string& csv);

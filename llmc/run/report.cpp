@@ -1,5 +1,4 @@
 #include "report.h"
-#include <unistd.h>                     // unlink
 #include <algorithm>                    // std::any_of, std::clamp, std::find_if
 #include <cmath>                        // std::isfinite
 #include <filesystem>                   // std::filesystem::path
@@ -10,7 +9,8 @@
 #include "llmc/model/wiring_picture.h"  // wiring_picture
 #include "llmc/utils/embed.h"           // EMBED
 #include "llmc/utils/error.h"           // format, UserError
-#include "llmc/utils/files.h"           // write_file_durably, rename_durably
+#include "llmc/utils/number.h"          // parse_number
+#include "llmc/utils/files.h"           // path_exists, read_whole_file
 #include "llmc/utils/utf8.h"            // printable
 #include "print.h"                      // count_text, bytes_text, time_text
 #include "statistics.h"                 // estimate, Estimate
@@ -79,7 +79,7 @@ std::string string_in(const json& object, const char* key) {
 // at first.
 
 // Six digits are more than a screen shows.
-json rounded(double x) { return std::isfinite(x) ? json(std::stod(format("%.6g", x))) : json(nullptr); }
+json rounded(double x) { return std::isfinite(x) ? json(parse_number<double>(format("%.6g", x))) : json(nullptr); }
 
 constexpr size_t buckets_of_a_run = 1000;  // a chart is about half as many pixels wide
 
@@ -281,12 +281,15 @@ std::string memory_table(const RunHistory& run) {
   return "<table class=\"left\">\n" + rows + row({"total", bytes_text(sum), "", ""}) + "</table>\n";
 }
 
+constexpr double most_heads_drawn = 20000;  // of all layers: a picture of some MB
+
 // "" for a description without a wiring that fits its numbers: a log from elsewhere.
 std::string picture_of(const RunHistory& run, const std::string& id) {
-  const int layers = int(run.number("num_layers", 0)), heads = int(run.number("num_heads", 0));
+  const double layers_there = run.number("num_layers", 0), heads_there = run.number("num_heads", 0);
+  if (!(layers_there >= 1 && heads_there >= 1 && layers_there * heads_there <= most_heads_drawn)) return "";
+  const int layers = int(layers_there), heads = int(heads_there);
   try {
     const Wiring wiring = parse_wiring(string_in(run.description, "wiring"));
-    if (layers < 1 || heads < 1) return "";
     validate(wiring, layers, heads);
     return "<p><code>" + html(wiring.text) + "</code></p>\n" + wiring_picture(wiring, layers, heads, id);
   } catch (const UserError&) { return ""; }
@@ -608,7 +611,7 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
   for (size_t i = 0; i < sections.size(); i++) {
     std::vector<RunHistory> runs;
     for (const std::string& folder : sections[i].folders) {
-      if (!std::filesystem::exists(folder + "/log.jsonl")) continue;
+      if (!path_exists(folder + "/log.jsonl")) continue;
       if (all.count(folder) == 0) all[folder] = read_run(folder);
       runs.push_back(all[folder]);
     }
@@ -631,14 +634,4 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     }
   }
   return page(title, body, charts);
-}
-
-void write_page(const std::string& path, const std::string& page) {
-  try {
-    write_file_durably(path + ".tmp", page);
-    rename_durably(path + ".tmp", path);
-  } catch (const UserError&) {
-    unlink((path + ".tmp").c_str());
-    throw;
-  }
 }

@@ -30,7 +30,3 @@ std::vector<ReportSection> read_outline(const std::string& path);
 // Sections below each other, with the runs over seeds and their validation losses in each, and all final losses at the
 // end. A section without a run that has begun says so.
 std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections);
-
-// Writes a page as PATH.tmp, syncs and renames it: a process that is killed leaves the old page or the new one. Throws
-// UserError, and leaves no PATH.tmp then.
-void write_page(const std::string& path, const std::string& page);

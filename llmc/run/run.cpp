@@ -1,16 +1,17 @@
 #include "run.h"
 #include <algorithm>               // std::find_if, std::max, std::min
 #include <cmath>                   // std::isfinite
-#include <filesystem>              // is_directory
 #include <fstream>                 // std::ifstream
 #include <thread>                  // std::thread::hardware_concurrency
-#include "llmc/utils/files.h"      // make_folders, parent_folder, write_file_durably
+#include "llmc/utils/files.h"      // is_folder, make_folders, parent_folder, write_file_durably
 #include "llmc/utils/clock.h"      // seconds_now
 #include "llmc/utils/error.h"      // user_error, UserError
 #include "llmc/utils/host_name.h"  // host_name
+#include "llmc/utils/message.h"    // print_error, print_warning
+#include "llmc/utils/utf8.h"       // name_as_text
 #include "option.h"                // OptionTable, OnResume
 #include "print.h"                 // print_line, count_text, time_text
-#include "report.h"                // read_run, report_page, write_page
+#include "report.h"                // read_run, report_page
 #include "stop_signal.h"           // stop_signal, signal_name
 
 // ----------------------------------------------------------------------------
@@ -116,7 +117,7 @@ static std::string damage(const std::string& checkpoint) {
 std::string checkpoint_to_resume(Run& run) {
   const TrainOptions& o = run.options;
   if (o.out.empty()) return "";
-  if (std::filesystem::is_directory(o.out)) run.lock.take(o.out);
+  if (is_folder(o.out)) run.lock.take(o.out);
   const std::string newest = newest_checkpoint(o.out);
   if (!o.resume && !newest.empty())
     user_error("-o %s: holds the checkpoints of an earlier run; resume it (-y), or name another folder", o.out.c_str());
@@ -137,7 +138,7 @@ std::string checkpoint_to_resume(Run& run) {
 // Warns of what a run does as it was asked to, but maybe not as it was meant: a line on stderr, from rank 0 alone.
 template <class... Args>
 static void warn(const Run& run, const char* fmt, Args... args) {
-  if (run.ranks.rank == 0) fprintf(stderr, "warning: %s\n", format(fmt, args...).c_str());
+  if (run.ranks.rank == 0) print_warning(format(fmt, args...));
 }
 
 // The value that an option which matters on resuming had in the run of a checkpoint; none if that is not known. A
@@ -180,9 +181,13 @@ void resume_progress(Run& run, const std::string& checkpoint) {
 LogFields describe_run(const Run& run) {
   LogFields fields;
   TrainOptions options = run.options;
-  for (const Option& option : train_options(options))
-    if (const std::optional<Scalar> value = option.value(); value && option.key != nullptr)
-      std::visit([&](const auto& scalar) { fields.push_back({option.key, scalar}); }, *value);
+  for (const Option& option : train_options(options)) {
+    const std::optional<Scalar> value = option.value();
+    if (!value || option.key == nullptr) continue;
+    if (const std::string* name = std::get_if<std::string>(&*value))
+      fields.push_back({option.key, name_as_text(*name)});
+    else std::visit([&](const auto& scalar) { fields.push_back({option.key, scalar}); }, *value);
+  }
   fields.push_back({"grad_accum_steps", run.grad_accum_steps});
   fields.push_back({"ranks", int64_t(run.ranks.size)});
   fields.push_back({"flops_per_token", run.flops_per_token});
@@ -202,7 +207,7 @@ static void resume_log(Run& run) {
   if (log.num_damaged > 0)
     printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", out.c_str(), log.num_damaged);
   for (const auto& [step, folder] : checkpoints)
-    if (log.checkpoints.count(step) == 0) run.log.write({{"step", step}, {"checkpoint", folder}});
+    if (log.checkpoints.count(step) == 0) run.log.write({{"step", step}, {"checkpoint", name_as_text(folder)}});
 }
 
 // The name of this machine's CPU; "" where the kernel does not say it.
@@ -357,7 +362,7 @@ void check_progress(const Run& run, const StepResult& result) {
 static void warn_of_unwritten_report(const std::optional<SaveResult>& written) {
   if (!written || written->error.empty()) return;
   print_line("");
-  fprintf(stderr, "warning: %s; training is not affected\n", written->error.c_str());
+  print_warning(written->error + "; training is not affected");
 }
 
 // Writes the report from the log as it is now: what is to be in the report must have been logged before.
@@ -365,8 +370,9 @@ static void write_report(Run& run) {
   const std::string& out = run.options.out;
   if (out.empty() || run.ranks.rank > 0) return;
   warn_of_unwritten_report(run.report_writer.result(/*wait=*/true));
-  run.report_writer.start(run.step,
-                          [&out](SaveResult&) { write_page(out + "/report.html", report_page(read_run(out))); });
+  run.report_writer.start(run.step, [&out](SaveResult&) {
+    write_file_durably(out + "/report.html", report_page(read_run(out)));
+  });
 }
 
 void report_validation(Run& run, double loss, int64_t tokens, double seconds) {
@@ -464,7 +470,7 @@ void report_saved(Run& run, bool wait) {
   run.save_failed = !saved->error.empty();
   if (!saved->folder.empty()) {
     run.log.write({{"step", saved->step},
-                   {"checkpoint", saved->folder},
+                   {"checkpoint", name_as_text(saved->folder)},
                    {"stall_ms", run.stall_seconds * 1e3},
                    {"write_ms", saved->seconds * 1e3}});
     print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder.c_str(),
@@ -475,7 +481,7 @@ void report_saved(Run& run, bool wait) {
   if (run.options.stop_on_save_error)
     user_error("%s; training stops, earlier checkpoints are as they were (--stop-on-save-error)", saved->error.c_str());
   print_line("");
-  fprintf(stderr, "error: %s; earlier checkpoints are as they were\n", saved->error.c_str());
+  print_error(saved->error + "; earlier checkpoints are as they were");
 }
 
 void finish_output(Run& run) {

@@ -3,8 +3,10 @@
 #include <cmath>               // NAN, std::isfinite, std::llround
 #include <cstring>             // strerror
 #include <optional>            // std::optional
+#include <string_view>         // std::string_view
 #include "llmc/utils/error.h"  // user_error
 #include "llmc/utils/files.h"  // try_read_file
+#include "llmc/utils/json.h"   // parse_json
 
 using json = nlohmann::ordered_json;
 
@@ -98,21 +100,23 @@ static void add_up(RunHistory& run) {
   add_until(run.last_step());
 }
 
+std::vector<std::string> files_of_run(const std::string& out) {
+  return {out + "/log.jsonl", out + "/config.toml", out + "/positions.csv"};
+}
+
 RunHistory read_run(const std::string& out) {
-  const std::optional<std::string> log = try_read_file(out + "/log.jsonl");
-  if (!log) user_error("%s/log.jsonl: cannot be read: %s; name the folder of a run (-o)", out.c_str(), strerror(errno));
+  const std::vector<std::string> files = files_of_run(out);
+  const std::optional<std::string> log = try_read_file(files[0]);
+  if (!log) user_error("%s: cannot be read: %s; name the folder of a run (-o)", files[0].c_str(), strerror(errno));
   RunHistory run;
   run.name = out;
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   run.description = run.process = json::object();
-  run.options = try_read_file(out + "/config.toml").value_or("");
-  const std::string positions = out + "/positions.csv";
-  if (const auto csv = try_read_file(positions)) run.positions = ranges_of(parse_positions(positions, *csv));
+  run.options = try_read_file(files[1]).value_or("");
+  if (const auto csv = try_read_file(files[2])) run.positions = ranges_of(parse_positions(files[2], *csv));
   size_t begin = 0;
   for (size_t end; (end = log->find('\n', begin)) != std::string::npos; begin = end + 1) {
-    const json line =
-        json::parse(log->begin() + long(begin), log->begin() + long(end), nullptr, /*allow_exceptions=*/false);
-    run.num_unreadable += !add_line(run, line);
+    run.num_unreadable += !add_line(run, parse_json(std::string_view(*log).substr(begin, end - begin)));
   }
   run.ends_in_mid_line = begin < log->size();
   add_up(run);

@@ -52,5 +52,8 @@ struct RunHistory {
   std::vector<int64_t> steps_not_finite() const;  // steps whose loss or norm was not finite
 };
 
+// The files of folder `out` that read_run reads.
+std::vector<std::string> files_of_run(const std::string& out);
+
 // Reads folder `out`. Throws UserError if it has no log, or losses by position that cannot be read.
 RunHistory read_run(const std::string& out);

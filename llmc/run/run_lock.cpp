@@ -2,10 +2,10 @@
 #include <fcntl.h>                 // open, fcntl, F_OFD_SETLK
 #include <unistd.h>                // getpid, ftruncate, usleep
 #include <cerrno>                  // errno
-#include <cstdio>                  // fprintf
 #include <cstring>                 // strerror
 #include "llmc/utils/error.h"      // user_error, format
 #include "llmc/utils/host_name.h"  // host_name
+#include "llmc/utils/message.h"    // print_warning
 
 // "process 1234 on node7", for whoever is refused.
 static std::string this_process() { return format("process %d on %s", int(getpid()), host_name().c_str()); }
@@ -25,8 +25,8 @@ void RunLock::take(const std::string& out) {
       user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out.c_str(),
                  holder.empty() ? "another process" : holder.c_str());
     }
-    fprintf(stderr, "warning: %s: this file system has no locks (%s): make sure that no other process writes to %s\n",
-            path.c_str(), strerror(errno), out.c_str());
+    print_warning(format("%s: this file system has no locks (%s): make sure that no other process writes to %s",
+                         path.c_str(), strerror(errno), out.c_str()));
   }
   // The name is for messages alone: a full disk or a late reader does no harm.
   const std::string holder = this_process();

@@ -55,6 +55,4 @@ inline void handle_stop_signals() {
   }
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::thread(wait_for_stop_signals, signals).detach();
-  ::signal(SIGPIPE, SIG_IGN);  // whoever read the output has gone (`| head -1`): the run continues, and has its log
-  ::signal(SIGXFSZ, SIG_IGN);  // at the file size limit write() then returns an error, as on a full disk
 }

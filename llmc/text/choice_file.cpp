@@ -2,7 +2,7 @@
 #include <algorithm>           // std::max, std::min
 #include <cstring>             // memcpy
 #include "llmc/utils/error.h"  // format, user_error
-#include "llmc/utils/files.h"  // NewFile, read_whole_file
+#include "llmc/utils/files.h"  // check_free_name, OutputFile, read_whole_file
 
 constexpr int32_t choice_file_version = 1;
 constexpr size_t header_ints = 256;
@@ -99,7 +99,8 @@ void write_choice_file(const std::string& path, const std::vector<ChoiceQuestion
   }
   const int32_t header[header_ints] = {choice_file_magic, choice_file_version, int32_t(questions.size()),
                                        int32_t(longest)};
-  NewFile file(path);
+  check_free_name(path);
+  OutputFile file(path);
   file.write(header, sizeof header);
   file.write(numbers.data(), numbers.size() * sizeof(uint16_t));
   file.finish();

@@ -1,14 +1,15 @@
 #include "tokenizer.h"
 #include <algorithm>            // std::sort, std::is_sorted, std::min_element
 #include <cstring>              // memcpy, memmove
-#include <filesystem>           // is_directory, exists, path
+#include <filesystem>           // directory_iterator, path
 #include <mutex>                // std::mutex
 #include <nlohmann/json.hpp>    // nlohmann::json
 #include <sstream>              // std::istringstream
 #include <unordered_map>        // std::unordered_map
 #include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"   // user_error, format, CHECK
-#include "llmc/utils/files.h"   // try_read_file
+#include "llmc/utils/files.h"   // try_read_file, path_exists, is_folder
+#include "llmc/utils/json.h"    // parse_json
 #include "llmc/utils/number.h"  // parse_number
 #include "unicode_classes.h"    // unicode_letters, unicode_numbers, unicode_white_space
 
@@ -285,7 +286,7 @@ struct Tokenizer::VocabularyFile {
     return *std::move(text);
   }
   static json parse(const std::string& path, const std::string& text) {
-    json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    json j = parse_json<json>(text);
     if (!j.is_object()) user_error("%s: is not a whole JSON object; fetch it again", path.c_str());
     return j;
   }
@@ -459,7 +460,7 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
 // The first of `names` in a folder, or "".
 static std::string first_in(const fs::path& folder, std::initializer_list<const char*> names) {
   for (const char* name : names)
-    if (fs::exists(folder / name)) return (folder / name).string();
+    if (path_exists(folder / name)) return (folder / name).string();
   return "";
 }
 
@@ -476,7 +477,7 @@ std::string Tokenizer::file_in(const std::string& folder) {
 
 Tokenizer Tokenizer::load(const std::string& path) {
   if (path == "bytes") return bytes();
-  if (fs::is_directory(path)) {
+  if (is_folder(path)) {
     const std::string file = file_in(path);
     if (file.empty())
       user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken",

@@ -1,15 +1,36 @@
 #include "files.h"
 #include <dirent.h>    // opendir, readdir
 #include <fcntl.h>     // open
-#include <unistd.h>    // read, write, pwrite, fsync, close
+#include <sys/file.h>  // flock
+#include <sys/stat.h>  // stat, lstat, fstat, fchmod
+#include <unistd.h>    // read, write, pwrite, fsync, close, access, getpid
+#include <atomic>      // std::atomic
 #include <cerrno>      // errno
 #include <cstdio>      // rename
+#include <cstdlib>     // realpath, free
 #include <cstring>     // strerror
 #include <filesystem>  // create_directories, path
 #include "error.h"     // user_error
 
 FileDescriptor::~FileDescriptor() {
   if (fd >= 0) close(fd);
+}
+
+// stat; false if there is nothing of that name.
+static bool has_status(const std::string& path, struct stat& status) {
+  if (stat(path.c_str(), &status) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+}
+
+bool path_exists(const std::string& path) {
+  struct stat status;
+  return has_status(path, status);
+}
+
+bool is_folder(const std::string& path) {
+  struct stat status;
+  return has_status(path, status) && S_ISDIR(status.st_mode);
 }
 
 std::optional<std::string> try_read_file(const std::string& path) {
@@ -71,12 +92,20 @@ size_t write_all(int fd, const void* bytes, size_t count, int64_t offset) {
   return done;
 }
 
+[[noreturn]] static void cannot_be_written(const std::string& path) {
+  user_error("%s: cannot be written: %s", path.c_str(), strerror(errno));
+}
+
 void write_file_durably(const std::string& path, const std::string& text) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  bool ok = fd >= 0 && write_all(fd, text.data(), text.size()) == text.size() && fsync(fd) == 0;
-  int error = errno;
-  if (fd >= 0 && close(fd) != 0 && ok) ok = false, error = errno;
-  if (!ok) user_error("%s: cannot be written: %s", path.c_str(), strerror(error));
+  OutputFile file(path);
+  file.write(text.data(), text.size());
+  file.finish();
+}
+
+void write_file_in_unfinished_folder(const std::string& path, const std::string& text) {
+  const FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (file.fd < 0 || write_all(file.fd, text.data(), text.size()) != text.size() || fsync(file.fd) != 0)
+    cannot_be_written(path);
 }
 
 void sync_folder(const std::string& path) {
@@ -102,24 +131,153 @@ void rename_durably(const std::string& temporary, const std::string& path) {
   sync_folder(parent_folder(path));
 }
 
-NewFile::NewFile(const std::string& path) : path_(path), temporary_(path + ".tmp") {
-  if (std::filesystem::exists(path)) user_error("%s: exists already; remove it, or choose another name", path.c_str());
-  file_ = FileDescriptor(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (file_.fd < 0) fail();
+// ----------------------------------------------------------------------------
+// Outputs
+
+namespace {
+
+bool is_same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
+
+// What an output of some name is written to.
+struct OutputTarget {
+  std::string path;         // where a file is to be, with links followed
+  bool exists = false;      // and there is one, which is
+  struct stat status = {};  // this
+  bool is_standard_output = false, is_written_to_as_it_is = false;
+
+  explicit OutputTarget(const std::string& name) : path(name) {
+    struct stat link, standard_output;
+    exists = stat(name.c_str(), &status) == 0;
+    if (!exists && errno != ENOENT) cannot_be_written(name);
+    if (!exists && lstat(name.c_str(), &link) == 0)
+      user_error("%s: is a link that leads nowhere; remove it, or choose another name", name.c_str());
+    if (!exists) return;
+    if (S_ISDIR(status.st_mode)) user_error("%s: is a folder; choose another name", name.c_str());
+    if (S_ISBLK(status.st_mode)) user_error("%s: is a disk; name a file", name.c_str());
+    is_standard_output = fstat(STDOUT_FILENO, &standard_output) == 0 && is_same_file(status, standard_output);
+    is_written_to_as_it_is = is_standard_output || !S_ISREG(status.st_mode);
+    if (is_written_to_as_it_is) return;
+    char* const resolved = realpath(name.c_str(), nullptr);
+    if (resolved == nullptr) cannot_be_written(name);
+    path = resolved;
+    free(resolved);
+  }
+};
+
+// The one name of what a path names or would name, with links followed.
+std::string canonical_name(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path name = std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+  return error ? path : name.string();
 }
 
-NewFile::~NewFile() {
-  if (file_.fd >= 0) unlink(temporary_.c_str());
+// Unfinished files of PATH are called after this and two numbers. A file name has at most 255 bytes.
+std::string unfinished_prefix(const std::string& path) {
+  return std::filesystem::path(path).filename().string().substr(0, 200) + ".tmp.";
 }
 
-void NewFile::fail() const { user_error("%s: cannot be written: %s", temporary_.c_str(), strerror(errno)); }
+// Removes unfinished outputs that no process has locked, which is what killed ones leave. Ignores errors.
+void remove_abandoned(const std::string& folder, const std::string& prefix) {
+  std::error_code error;
+  for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string path = entry.path(), name = entry.path().filename();
+    if (name.rfind(prefix, 0) != 0 || !is_unfinished_output(name)) continue;
+    const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (file.fd >= 0 && flock(file.fd, LOCK_EX | LOCK_NB) == 0) std::filesystem::remove_all(path, error);
+  }
+}
 
-void NewFile::write(const void* bytes, size_t count) {
+// Makes an unfinished file or folder, which is locked as long as it is open, in a file system that has locks. Returns
+// its path. Throws UserError if it cannot be made.
+std::string make_unfinished(const std::string& path, bool is_folder, FileDescriptor& file) {
+  static std::atomic<int> number{0};
+  const std::string folder = parent_folder(path);
+  remove_abandoned(folder, unfinished_prefix(path));
+  for (;;) {
+    const std::string name = folder + "/" + unfinished_prefix(path) + format("%d.%d", int(getpid()), number++);
+    const bool is_made = !is_folder || mkdir(name.c_str(), 0777) == 0;
+    const int flags = is_folder ? O_RDONLY | O_DIRECTORY : O_WRONLY | O_CREAT | O_EXCL;
+    file = FileDescriptor(is_made ? open(name.c_str(), flags | O_CLOEXEC, 0666) : -1);
+    if (file.fd < 0 && errno == EEXIST) continue;  // of a killed process with the same number
+    if (file.fd < 0) cannot_be_written(path);
+    struct stat status;
+    if (flock(file.fd, LOCK_EX) != 0 || fstat(file.fd, &status) != 0 || status.st_nlink > 0) return name;
+  }
+}
+
+}  // namespace
+
+void check_free_name(const std::string& path) {
+  struct stat status;
+  if (lstat(path.c_str(), &status) == 0)
+    user_error("%s: exists already; remove it, or choose another name", path.c_str());
+  if (errno != ENOENT) cannot_be_written(path);
+}
+
+void check_output(const std::string& path, const std::vector<std::string>& others) {
+  const OutputTarget target(path);
+  if (target.is_written_to_as_it_is) return;
+  for (const std::string& other : others) {
+    struct stat status;
+    const bool is_same = target.exists ? stat(other.c_str(), &status) == 0 && is_same_file(status, target.status)
+                                       : canonical_name(other) == canonical_name(path);
+    if (is_same)
+      user_error("%s: this command reads or writes it as %s, too; choose another name", path.c_str(), other.c_str());
+  }
+  if (access(parent_folder(target.path).c_str(), W_OK | X_OK) != 0) cannot_be_written(path);
+}
+
+bool is_unfinished_output(const std::string& name) {
+  const size_t end = name.rfind(".tmp.");
+  if (end == std::string::npos) return false;
+  const std::string numbers = name.substr(end + 5);
+  const size_t point = numbers.find('.');
+  return numbers.find_first_not_of(".0123456789") == std::string::npos && point != std::string::npos && point > 0 &&
+         point == numbers.rfind('.') && point + 1 < numbers.size();
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(path) {
+  const OutputTarget target(path);
+  path_ = target.path;
+  if (target.is_written_to_as_it_is) {
+    fflush(stdout);
+    file_ = FileDescriptor(target.is_standard_output ? dup(STDOUT_FILENO) : open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    if (file_.fd < 0) fail();
+    return;
+  }
+  temporary_ = make_unfinished(path_, /*is_folder=*/false, file_);
+  if (target.exists) fchmod(file_.fd, target.status.st_mode & 07777);
+}
+
+OutputFile::~OutputFile() {
+  if (file_.fd >= 0 && !temporary_.empty()) unlink(temporary_.c_str());
+}
+
+void OutputFile::fail() const { cannot_be_written(path_); }
+
+void OutputFile::write(const void* bytes, size_t count) {
   if (write_all(file_.fd, bytes, count) != count) fail();
 }
 
-void NewFile::finish() {
-  if (fsync(file_.fd) != 0) fail();
-  rename_durably(temporary_, path_);
+void OutputFile::finish() {
+  if (!temporary_.empty()) {
+    if (fsync(file_.fd) != 0) fail();
+    rename_durably(temporary_, path_);
+  }
   file_ = FileDescriptor();
+}
+
+NewFolder::NewFolder(const std::string& path) : path_(path) {
+  check_free_name(path);
+  temporary_ = make_unfinished(path, /*is_folder=*/true, folder_);
+}
+
+NewFolder::~NewFolder() {
+  std::error_code ignored;
+  if (folder_.fd >= 0) std::filesystem::remove_all(temporary_, ignored);
+}
+
+void NewFolder::finish() {
+  rename_durably(temporary_, path_);
+  folder_ = FileDescriptor();
 }

@@ -6,6 +6,7 @@
 #include <set>       // std::set
 #include <string>    // std::string
 #include <utility>   // std::exchange, std::swap
+#include <vector>    // std::vector
 
 // An open file descriptor, closed when the object is destroyed. -1: none.
 struct FileDescriptor {
@@ -20,6 +21,12 @@ struct FileDescriptor {
   }
   ~FileDescriptor();
 };
+
+// Whether there is something, or a folder, of that name; links are followed. Throws UserError with the path and the
+// system's reason if that cannot be found out: in a folder without permission, for names that are too long, and for
+// links that lead in a circle.
+bool path_exists(const std::string& path);
+bool is_folder(const std::string& path);
 
 // The bytes of a file. Throws UserError with the path and the system's reason if it cannot be read.
 std::string read_whole_file(const std::string& path);
@@ -43,9 +50,16 @@ std::set<std::string> list_folder(const std::string& folder);
 // (ENOSPC for a write that made no progress and gave no reason).
 size_t write_all(int fd, const void* bytes, size_t count, int64_t offset = -1);
 
-// Writes `text` to the file, replacing what it held, fsyncs and closes it. Throws UserError with the path and the
-// system's reason.
+// Throws UserError unless OutputFile can replace or make this file, and if it would replace one of `others`, which the
+// program reads or writes. To be called before the work whose result is to be written.
+void check_output(const std::string& path, const std::vector<std::string>& others);
+
+// Writes the file through OutputFile, replacing what is there. Throws UserError with the path and the system's reason.
 void write_file_durably(const std::string& path, const std::string& text);
+
+// Writes and fsyncs a file of a folder that is unfinished itself, so that nobody takes the file for complete before the
+// folder has its name. Throws UserError with the path and the system's reason.
+void write_file_in_unfinished_folder(const std::string& path, const std::string& text);
 
 // fsyncs a folder, so that files created, renamed or removed in it stay so after a crash. Throws UserError.
 void sync_folder(const std::string& path);
@@ -60,19 +74,43 @@ void make_folders(const std::string& path);
 // that name; for a folder the name must be free. Throws UserError.
 void rename_durably(const std::string& temporary, const std::string& path);
 
-// A file that is written from front to back, as PATH.tmp, and gets its name when it is complete and on the disk.
-struct NewFile {
-  // Throws UserError if something of that name exists, or the file cannot be made.
-  explicit NewFile(const std::string& path);
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-  ~NewFile();  // without finish() nothing is left
+// Throws UserError if something of that name exists: a link that leads nowhere, too.
+void check_free_name(const std::string& path);
+
+// A file that is written from front to back under a name of its own, PATH.tmp.PROCESS.NUMBER, and gets the name PATH
+// when it is complete and on the disk. A file of that name is replaced, at the end of links too. A device, a pipe, and
+// what standard output goes to are written to as they are. What killed processes left of other attempts is removed.
+struct OutputFile {
+  // Throws UserError for a folder, a disk, a link that leads nowhere, and if the file cannot be made.
+  explicit OutputFile(const std::string& path);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();  // without finish() nothing is left
 
   void write(const void* bytes, size_t count);  // throws UserError
-  void finish();                                // likewise
+  void finish();                                // throws UserError
 
  private:
-  std::string path_, temporary_;
+  std::string path_, temporary_;  // temporary_ "": written to as it is
   FileDescriptor file_;
   [[noreturn]] void fail() const;
 };
+
+// A folder that is filled under a name of its own, as OutputFile's, and gets its name when it is complete.
+struct NewFolder {
+  // Throws UserError if something of that name exists, or the folder cannot be made.
+  explicit NewFolder(const std::string& path);
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+  ~NewFolder();  // without finish() nothing is left
+
+  const std::string& unfinished() const { return temporary_; }  // where its files are to be made
+  void finish();                                                // throws UserError
+
+ private:
+  std::string path_, temporary_;
+  FileDescriptor folder_;
+};
+
+// Whether a name is that of such an unfinished file or folder.
+bool is_unfinished_output(const std::string& name);

@@ -72,6 +72,21 @@ inline int64_t replace_invalid_utf8(std::string_view text, std::string& result) 
   return replaced;
 }
 
+// A file's name, which may have any bytes, as UTF-8 from which it comes back: \\ stands for a backslash, and \xFF, say,
+// for a byte that is not part of a character.
+inline std::string name_as_text(std::string_view name) {
+  constexpr char digits[] = "0123456789ABCDEF";
+  std::string text;
+  for (size_t at = 0; at < name.size();) {
+    const Utf8Character c = first_character(name.substr(at));
+    const uint8_t byte = uint8_t(name[at]);
+    if (name[at] == '\\') text += "\\\\", at++;
+    else if (c.valid) text.append(name.substr(at, c.length)), at += c.length;
+    else text.append("\\x").append(1, digits[byte >> 4]).append(1, digits[byte & 15]), at++;
+  }
+  return text;
+}
+
 // `text` for a terminal: U+FFFD for invalid UTF-8, and ? for control characters, so that a model's output or a name in
 // an archive cannot send escape sequences. Newlines and tabs stay, unless `one_line`.
 inline std::string printable(std::string_view text, bool one_line = false) {

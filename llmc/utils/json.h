@@ -1,0 +1,52 @@
+// JSON that others wrote, or may have damaged.
+#pragma once
+#include <cstdint>             // int64_t
+#include <nlohmann/json.hpp>   // nlohmann::ordered_json
+#include <string>              // std::string
+#include <string_view>         // std::string_view
+#include "llmc/utils/error.h"  // user_error
+
+// Whether lists and objects lie in each other more than `most` deep.
+inline bool is_nested_deeper(std::string_view text, int most) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t at = 0; at < text.size(); at++) {
+    const char c = text[at];
+    if (c == '\\') at++;  // in valid JSON only strings have it
+    else if (c == '"') in_string = !in_string;
+    else if (in_string) continue;
+    else if ((c == '[' || c == '{') && ++depth > most) return true;
+    else if (c == ']' || c == '}') depth--;
+  }
+  return false;
+}
+
+// Functions that copy, compare and print a value call themselves for each level, and would take more stack than there
+// is.
+constexpr int deepest_json = 100;
+
+// The value that a text is; discarded (value.is_discarded()) if it is not JSON, or nested deeper than deepest_json.
+template <class Json = nlohmann::ordered_json>
+Json parse_json(std::string_view text) {
+  if (is_nested_deeper(text, deepest_json)) return Json(Json::value_t::discarded);
+  return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+}
+
+// The same, but throws Json::exception, which says what is wrong, and UserError if it is nested deeper.
+template <class Json = nlohmann::ordered_json>
+Json parse_json_or_throw(std::string_view text) {
+  if (is_nested_deeper(text, deepest_json)) user_error("it is nested more than %d deep", deepest_json);
+  return Json::parse(text.begin(), text.end());
+}
+
+// The whole number that a value is. Throws UserError, with its name, if it is anything else or not from `least` to
+// `most`.
+template <class Json>
+int64_t whole_number(const Json& value, const char* name, int64_t least, int64_t most) {
+  if (!value.is_number_integer()) user_error("%s: is not a whole number", name);
+  const bool is_huge = value.is_number_unsigned() && value.template get<uint64_t>() > uint64_t(INT64_MAX);
+  const int64_t number = value.template get<int64_t>();
+  if (is_huge || number < least || number > most)
+    user_error("%s: must lie between %lld and %lld", name, (long long)least, (long long)most);
+  return number;
+}
