@@ -15,10 +15,10 @@
 #include "llmc/text/tokenizer.h"      // Tokenizer, Encoder
 #include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/error.h"         // user_error, UserError
-#include "llmc/utils/files.h"  // check_free_name, is_folder, read_whole_file, write_file_in_unfinished_folder, NewFolder
-#include "llmc/utils/json.h"   // parse_json_or_throw, whole_number
-#include "llmc/utils/meminfo.h"  // meminfo_bytes
-#include "llmc/utils/program.h"  // run_program
+#include "llmc/utils/files.h"         // check_free_name, is_folder, read_whole_file, NewFolder
+#include "llmc/utils/json.h"          // parse_json_or_throw, whole_number
+#include "llmc/utils/meminfo.h"       // meminfo_bytes
+#include "llmc/utils/program.h"       // run_program
 
 struct Options {
   std::string in, out, tokenizer, type;

@@ -110,7 +110,8 @@ TEST_F(Program, OutputThatCannotBeWrittenIsAnError) {
   EXPECT_EQ(run([] { return run_program([] { return 0; }); }, "/dev/full"), 0);
 }
 
-// BUG llmc/utils/program.cpp: `if (reader_gone == ReaderGone::is_ignored) signal(SIGPIPE, SIG_IGN);` -> `signal(SIGPIPE, SIG_IGN);`
+// BUG llmc/utils/program.cpp: `if (reader_gone == ReaderGone::is_ignored) signal(SIGPIPE, SIG_IGN);` ->
+// `signal(SIGPIPE, SIG_IGN);`
 TEST_F(Program, AFilterEndsWithItsReaderAndARunDoesNot) {
   auto run_without_reader = [&](ReaderGone reader_gone) {
     return run([=] {
