@@ -111,7 +111,7 @@ class Training : public Ranks {
   std::string arguments(const std::string& more) const {
     return " -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
            " --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8" +
-           " -t 8 -b 1 -d 32 -l 1e-2 --wiring 'sla(1,1)' -k constant -m 5 -v 20 " + more;
+           " -t 8 -b 1 -d 32 -l 1e-2 --wiring \"sla(1,1)\" -k constant -m 5 -v 20 " + more;
   }
   // A run's log; of the fp32 trainer unless `program` says otherwise.
   std::vector<json> train(int ranks, const std::string& out, const std::string& more,
