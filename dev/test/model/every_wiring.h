@@ -134,12 +134,13 @@ TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
       for (size_t c = 0; c < C; c++) dlnf[size_t(t) * C + c] = floatX(float(c % 5) - 2);
       copy_to_device(model->acts.dnorm, dlnf.data(), dlnf.size() * sizeof(floatX));
       gpt2_backward(*model, {1, 33});
-      const std::vector<float> dwpe = to_floats(model->grads.wpe, 33 * C);  // of each position's embedding
+      // Of what each position's token was embedded to.
+      const std::vector<float> dembedded = to_floats(model->acts.dresidual, 33 * C);
       double at_t = 0;
-      for (size_t c = 0; c < C; c++) at_t += std::abs(dwpe[size_t(t) * C + c]);
+      for (size_t c = 0; c < C; c++) at_t += std::abs(dembedded[size_t(t) * C + c]);
       EXPECT_GT(at_t, 0) << t;
       for (size_t i = size_t(t + 1) * C; i < 33 * C; i++)
-        EXPECT_EQ(dwpe[i], 0) << "of position " << i / C << ", from the loss at " << t;
+        EXPECT_EQ(dembedded[i], 0) << "of position " << i / C << ", from the loss at " << t;
     }
   }
 }
