@@ -22,6 +22,7 @@ inline std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int reco
   auto trainer = std::make_unique<Trainer>();
   Run& run = trainer->run;
   run.B = 2, run.T = 9, run.grad_accum_steps = accumulation, run.steps = 100;
+  run.options.seq_len = run.T, run.options.total_batch = accumulation * run.B * run.T;
   run.schedule = {"constant", 1e-3, 1, 0, run.steps};
   run.train = std::make_unique<DataLoader>(path, config.vocab_size, run.T);
   gpt2_plan(trainer->model, config, {run.B, run.T, Recompute(recompute)});
