@@ -58,13 +58,15 @@ struct RandomCase {
     const int s = draw(1, 20), c = draw(1, s);
     if (draw.one_in(4)) add(format("strided(%d%s)", s, how.c_str()));
     else if (draw.one_in(3)) add(format("fixed(%d,%d%s)", s, c, how.c_str()));
-    if (draw.one_in(3)) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
+    const bool rotates = draw.one_in(3);  // pairs of channels
+    if (rotates) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
     if (!is_bf16 && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     // In bf16 the sizes that GPUs take, on the CPU too: in tensors of fewer numbers roundings do not average out.
     constexpr int multiple = std::max(head_size_multiple, is_bf16 ? 8 : 1);
-    const int hs = multiple > 1 ? multiple * draw(1, 2) : draw(4, 12) + (h < 4 ? 8 : 0);
+    int hs = multiple > 1 ? multiple * draw(1, 2) : draw(4, 12) + (h < 4 ? 8 : 0);
+    if (rotates) hs = hs / 2 * 2;
     this->c = {"", L, h, h * hs, 61, 300, "", !draw.one_in(4), T > 70 ? 1 : draw(1, 2), T, 1};
   }
 };
