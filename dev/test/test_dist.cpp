@@ -500,8 +500,8 @@ TEST_F(LongTraining, NamesARankThatSeesOtherFiles) {
     write_file(in(name) + "/same.bin", shard_bytes(2000, 60));
   }
   write_file(in("a") + "/only_here.bin", shard_bytes(2000, 60));
-  expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "has \"learning-rate = 2e-2\", where rank 0 has "
-                                                               "\"learning-rate = 1e-2\"");
+  expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "has \"learning-rate = 0.02\", where rank 0 has "
+                                                               "\"learning-rate = 0.01\"");
   expect_names(run_in_folders("-i here.bin -x 2 ", ""), "has \"1000 training tokens");
   expect_names(run_in_folders("-i only_here.bin -x 2 ", ""), "only_here.bin");
   const Outcome unsaved = run_in_folders("-i same.bin -x 2 -o unsaved ", "");
