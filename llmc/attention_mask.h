@@ -1,173 +1,256 @@
-// Which keys a query sees: a predicate, and what it means for tiles of queries and keys, so that kernels neither load
-// nor multiply tiles that it hides. The same for every device.
+// Which keys a query sees, the same for every device. The query at position t sees the key at position j <= t if the
+// mask's window and each of its clauses show it. A clause is a union of primitives, those of the Sparse Transformer
+// (Child et al. 2019), in whole numbers:
+//
+//   last n          t - j < n            the last n keys, the query's own among them
+//   block s         j / s == t / s       the keys of the query's block of s
+//   residue s       (t - j) % s == 0     every s-th key, counted back from the query
+//   columns s, c    j % s >= s - c       the last c keys of each block of s
+//
+// `last` and `block` show an interval of keys that ends at the query; `residue` and `columns` show keys that recur with
+// period s. MaskClause says for each primitive which keys it shows, where the next of them is, how many there are, how
+// far back they go, and how they are described. The rest of the program asks the mask: kernels for tiles of keys and
+// queries that they need not load, the K/V cache for the reach, FLOPs for the counts, and drawings for the text.
+//
+// Where `x` is a position, `x_mod` is x % s.
 #pragma once
-#include <climits>  // INT_MAX
-#include <cstdint>  // int64_t
+#include <algorithm>           // std::min, std::max, std::swap, std::clamp
+#include <climits>             // INT_MAX
+#include <cstdint>             // int64_t
+#include <numeric>             // std::lcm
+#include <string>              // std::string
+#include "llmc/utils/error.h"  // CHECK, format
 
 #ifdef __CUDACC__
 #define SLA_HOST_DEVICE __host__ __device__
+#define SLA_NO_UNROLL _Pragma("unroll 1")
 #else
 #define SLA_HOST_DEVICE
+#define SLA_NO_UNROLL
 #endif
 
-// Besides being causal (key j <= query t). Sparse Transformer's terms (Child et al. 2019).
-enum class MaskPattern : int {
-  all,
-  stride,           // (t - j) % s == 0
-  local_or_stride,  // t - j <= s, or stride
-  block,            // j / s == t / s
-  column,           // j % s >= s - c
-  block_or_column
-};
-
-// What some neighbouring queries see, as comparisons of a key's position and of its remainder by s, for loops that must
-// neither branch nor divide: of the keys in [first, end) those from `near` on, and those whose remainder is one of the
-// `residues` from `residue` on (after s - 1 comes 0) or at least `column`.
+// The keys that a clause shows to some neighbouring queries: those from `near` on, and those whose j % s is one of the
+// `count` remainders first_mod, first_mod + 1, ... (0 comes after s - 1).
 struct SeenKeys {
-  int first, end, near;
-  int residue, residues, column, s;
+  int near, first_mod, count, s;
 
-  SLA_HOST_DEVICE bool includes(int j, int remainder) const {
-    const int after = remainder - residue + (remainder < residue ? s : 0);
-    return first <= j && j < end && (j >= near || after < residues || remainder >= column);
+  // Loops over keys call it. It neither branches nor divides.
+  SLA_HOST_DEVICE bool includes(int j, int j_mod) const {
+    const int after = j_mod - first_mod + (j_mod < first_mod ? s : 0);
+    return j >= near || after < count;
+  }
+
+  // The first of these keys from `from` on; INT_MAX if there is none.
+  SLA_HOST_DEVICE int next(int from) const {
+    if (from >= near) return from;
+    if (count == 0) return near;
+    const int from_mod = from % s, after = from_mod - first_mod + (from_mod < first_mod ? s : 0);
+    const int recurring = after < count ? from : from - after + s;
+    return recurring < near ? recurring : near;
+  }
+
+  // How many of the recurring keys are in [begin, end). The remainders must not go past s - 1.
+  int recurring(int begin, int end) const {
+    auto before = [&](int j) { return j / s * count + std::clamp(j % s - first_mod, 0, count); };
+    return before(end) - before(begin);
   }
 };
 
-struct AttentionMask {
-  int window = 0;  // t - j < window; 0: no such limit
-  MaskPattern pattern = MaskPattern::all;
-  int s = 1, c = 0;
+// A union of primitives: an interval (last or block), recurring keys (residue or columns), or both.
+struct MaskClause {
+  int s = 1;             // the period of block, residue and columns
+  int last = 0;          // n of the primitive `last`; 0: the clause has none
+  bool block = false;    // excludes `last`
+  bool residue = false;  // excludes `columns`
+  int columns = 0;       // c of the primitive `columns`; 0: the clause has none
 
-  SLA_HOST_DEVICE bool is_causal() const { return window == 0 && pattern == MaskPattern::all; }
+  SLA_HOST_DEVICE bool has_interval() const { return last > 0 || block; }
+  SLA_HOST_DEVICE bool recurs() const { return residue || columns > 0; }
+  SLA_HOST_DEVICE bool is_residue() const { return residue && !has_interval(); }
 
-  // Whether the query at position t sees the key at position j.
-  SLA_HOST_DEVICE bool sees(int t, int j) const {
-    if (pattern == MaskPattern::all) return j <= t && (window == 0 || t - j < window);
-    return sees(t, j, t % s, j % s);
+  // The first key of the interval that the query at t sees; INT_MAX if the clause has no interval.
+  SLA_HOST_DEVICE int near(int t, int t_mod) const { return block ? t - t_mod : last > 0 ? t - last + 1 : INT_MAX; }
+  SLA_HOST_DEVICE int near(int t) const { return near(t, t % s); }
+
+  // Whether the query at t sees the key at j <= t. Kernels compute t_mod and j_mod once for each row and column of a
+  // tile.
+  SLA_HOST_DEVICE bool sees(int t, int j, int t_mod, int j_mod) const {
+    return j >= near(t, t_mod) || (residue ? j_mod == t_mod : j_mod >= s - columns);
   }
 
-  // The same with the remainders t % s and j % s, which a tile has one of for each row and column.
-  SLA_HOST_DEVICE bool sees(int t, int j, int t_rest, int j_rest) const {
-    if (j > t) return false;
-    const bool near = window == 0 || t - j < window;
-    switch (pattern) {
-      case MaskPattern::all: return near;
-      case MaskPattern::stride: return near && t_rest == j_rest;
-      case MaskPattern::local_or_stride: return near && (t - j <= s || t_rest == j_rest);
-      case MaskPattern::block: return near && j >= t - t_rest;
-      case MaskPattern::column: return near && j_rest >= s - c;
-      case MaskPattern::block_or_column: return near && (j >= t - t_rest || j_rest >= s - c);
-    }
-    return false;
-  }
-
-  // For one query the keys that it sees; for several those that some of them may see.
+  // The keys that the query q0 sees, if q1 = q0 + 1. For more queries [q0, q1) it may also include keys that none of
+  // them sees.
   SLA_HOST_DEVICE SeenKeys seen_by(int q0, int q1) const {
-    SeenKeys keys = {window > 0 && q0 >= window ? q0 - window + 1 : 0, q1, q1, 0, 0, s, s};
-    if (pattern == MaskPattern::all) keys.near = 0;
-    if (pattern == MaskPattern::local_or_stride) keys.near = q0 - s;
-    if (pattern == MaskPattern::block || pattern == MaskPattern::block_or_column) keys.near = q0 / s * s;
-    if (pattern == MaskPattern::stride || pattern == MaskPattern::local_or_stride)
-      keys.residue = q0 % s, keys.residues = q1 - q0;
-    if (pattern == MaskPattern::column || pattern == MaskPattern::block_or_column) keys.column = s - c;
-    return keys;
+    const int q0_mod = q0 % s;
+    return {near(q0, q0_mod), residue ? q0_mod : s - columns, residue ? q1 - q0 : columns, s};
   }
+
+  // The first query from `from` on that sees a key of [k0, k1), where from >= k0; INT_MAX if there is none.
+  SLA_HOST_DEVICE int next_query(int k0, int k1, int from) const {
+    if (near(from) <= (from < k1 ? from : k1 - 1)) return from;
+    if (residue) return SeenKeys{INT_MAX, k0 % s, k1 - k0, s}.next(from);
+    const int column = SeenKeys{INT_MAX, s - columns, columns, s}.next(k0);
+    return column >= k1 ? INT_MAX : column > from ? column : from;
+  }
+
+  // The query at t sees no key before t - reach + 1; INT_MAX: it may see all.
+  int reach() const { return recurs() ? INT_MAX : block ? s : last; }
+
+  std::string text() const {
+    const std::string interval = block ? format("block of %d", s) : last > 0 ? format("last %d", last) : "";
+    const std::string recurring = residue       ? format("every %d", s)
+                                  : columns > 0 ? format("last %d of each %d", columns, s)
+                                                : "";
+    return interval + (interval.empty() || recurring.empty() ? "" : " or ") + recurring;
+  }
+};
+
+constexpr int most_clauses = 2;  // a wiring's `strided` and its `fixed`
+
+// A mask: the conjunction of a window and of clauses. AttentionMask holds its clauses, MaskView points to them.
+//
+// next_key, next_query and sees_some test each condition (the window, a clause) by itself. Where different pairs of a
+// query and a key satisfy them, they name a tile of which no query sees a key. Kernels load it and mask all its scores.
+template <class Clauses>
+struct MaskOf {
+  int window = INT_MAX;  // t - j < window
+  int num_clauses = 0;
+  Clauses clauses = {};
+
+  // From now on the mask hides what this clause hides, too. A clause that is `last` alone narrows the window. The order
+  // of clauses is that of their texts, so that masks that show the same keys in the same words are equal.
+  void add(const MaskClause& clause) {
+    CHECK(clause.has_interval() || clause.recurs());
+    if (clause.is_residue() && clause.s == 1) return;  // all keys
+    if (clause.recurs() || clause.block) {
+      CHECK(num_clauses < most_clauses);
+      clauses[num_clauses++] = clause;
+      if (num_clauses == 2 && clauses[1].text() < clauses[0].text()) std::swap(clauses[0], clauses[1]);
+    } else {
+      window = std::min(window, clause.last);
+    }
+  }
+
+  bool is_causal() const { return window == INT_MAX && num_clauses == 0; }
 
   // Whether the keys that a query sees are neighbours.
-  SLA_HOST_DEVICE bool is_interval() const { return pattern == MaskPattern::all || pattern == MaskPattern::block; }
-
-  // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for
-  // different pairs.
-  SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
-    if (k0 >= q1) return false;
-    if (k1 > q1) k1 = q1;
-    const int nearest = k1 - 1 < q0 ? q0 - (k1 - 1) : 0, farthest = q1 - 1 - k0;  // t - j, of those with j <= t
-    const bool near = window == 0 || nearest < window;
-    const bool stride = farthest / s * s >= nearest;
-    const bool block = k1 > q0 / s * s;
-    const bool column = k1 - k0 >= s || k0 % s >= s - c || (k1 - 1) % s >= s - c || (k1 - 1) / s > k0 / s;
-    switch (pattern) {
-      case MaskPattern::all: return near;
-      case MaskPattern::stride: return near && stride;
-      case MaskPattern::local_or_stride: return near && (nearest <= s || stride);
-      case MaskPattern::block: return near && block;
-      case MaskPattern::column: return near && column;
-      case MaskPattern::block_or_column: return near && (block || column);
-    }
+  bool is_interval() const {
+    for (int c = 0; c < num_clauses; c++)
+      if (clauses[c].recurs()) return false;
     return true;
   }
 
-  // True only if each query of [q0, q1) sees each key of [k0, k1): nothing of the tile is masked.
-  SLA_HOST_DEVICE bool sees_all(int q0, int q1, int k0, int k1) const {
-    const bool near = window == 0 || q1 - 1 - k0 < window;
-    if (k1 - 1 > q0) return false;
-    if (pattern == MaskPattern::all) return near;
-    return pattern == MaskPattern::local_or_stride && near && q1 - 1 - k0 <= s;
+  // The s of a mask that is a residue, with or without a window; otherwise 1. Positions with different remainders by s
+  // never see each other, so that attention falls apart into s sequences of positions that are s apart.
+  SLA_HOST_DEVICE int step() const { return num_clauses == 1 && clauses[0].is_residue() ? clauses[0].s : 1; }
+
+  // Whether the query at position t sees the key at position j.
+  SLA_HOST_DEVICE bool sees(int t, int j) const {
+    bool sees = j <= t && t - j < window;
+    for (int c = 0; c < num_clauses; c++) sees = sees && clauses[c].sees(t, j, t % clauses[c].s, j % clauses[c].s);
+    return sees;
   }
 
-  // No query of [q0, q1) sees a key of [from, next_key): a loop over keys goes on from there.
+  // The first key that the window shows to the query at t.
+  SLA_HOST_DEVICE int first_key(int t) const {
+    const int first = t + 1 - window;
+    return first > 0 ? first : 0;
+  }
+
+  // The key at which a loop over the keys of the queries [q0, q1) continues: none of them sees a key of [from,
+  // next_key). It is q1 or more if they see no key from `from` on.
   SLA_HOST_DEVICE int next_key(int q0, int q1, int from) const {
-    if (window > 0 && from < q0 - window + 1) from = q0 - window + 1;
-    const int block = q0 / s * s, column = next_column(from), stride = next_of_residues(from, q0, q1 - q0);
-    switch (pattern) {
-      case MaskPattern::all: return from;
-      case MaskPattern::stride: return stride;
-      case MaskPattern::local_or_stride: return from >= q0 - s ? from : stride < q0 - s ? stride : q0 - s;
-      case MaskPattern::block: return from >= block ? from : block;
-      case MaskPattern::column: return column;
-      case MaskPattern::block_or_column: return from >= block ? from : column < block ? column : block;
-    }
+    const int first = first_key(q0);
+    if (from < first) from = first;
+    SLA_NO_UNROLL
+    for (int c = 0; c < num_clauses && from < q1; c++) from = clauses[c].seen_by(q0, q1).next(from);
     return from;
   }
 
-  // No query of [from, next_query) sees a key of [k0, k1), and with INT_MAX none from `from` on does.
-  SLA_HOST_DEVICE int next_query(int k0, int k1, int from) const {
+  // The query at which a loop over the queries of the keys [k0, k1) continues: none of [from, next_query) sees one of
+  // them. It is T or more if none of the queries [from, T) does.
+  SLA_HOST_DEVICE int next_query(int k0, int k1, int from, int T) const {
     if (from < k0) from = k0;
-    if (window > 0 && from - (k1 - 1) >= window) return INT_MAX;
-    const bool block = from / s <= (k1 - 1) / s, column = next_column(k0) < k1;
-    const int stride = next_of_residues(from, k0, k1 - k0);
-    switch (pattern) {
-      case MaskPattern::all: return from;
-      case MaskPattern::stride: return stride;
-      case MaskPattern::local_or_stride: return from - (k1 - 1) <= s ? from : stride;
-      case MaskPattern::block: return block ? from : INT_MAX;
-      case MaskPattern::column: return column ? from : INT_MAX;
-      case MaskPattern::block_or_column: return block || column ? from : INT_MAX;
-    }
-    return from;
+    SLA_NO_UNROLL
+    for (int c = 0; c < num_clauses && from < T; c++) from = clauses[c].next_query(k0, k1, from);
+    return from - (k1 - 1) < window ? from : INT_MAX;
   }
 
-  // How many pairs (query, key) of T positions see each other.
-  int64_t visible_pairs(int64_t T) const {
-    int64_t pairs = 0;
-    for (int64_t t = 0; t < T; t++) pairs += visible_keys(t);
-    return pairs;
+  // False only if no query of [q0, q1) sees a key of [k0, k1).
+  SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
+    return next_key(q0, q1, k0) < (k1 < q1 ? k1 : q1);
+  }
+
+  // True only if each query of [q0, q1) sees each key of [k0, k1), so that nothing of the tile is masked.
+  SLA_HOST_DEVICE bool sees_all(int q0, int q1, int k0, int k1) const {
+    bool all = k1 <= q0 + 1 && q1 - k0 <= window;
+    SLA_NO_UNROLL
+    for (int c = 0; c < num_clauses; c++) all = all && clauses[c].near(q1 - 1) <= k0;
+    return all;
   }
 
   // How many keys the query at t sees.
-  int64_t visible_keys(int64_t t) const {
-    const int64_t first = window > 0 && t >= window ? t - window + 1 : 0;  // the lowest key of the window
-    auto columns_before = [&](int64_t j) { return j / s * c + (j % s > s - c ? j % s - (s - c) : 0); };  // of [0, j)
-    const int64_t local = t - s > first ? t - s : first;          // the lowest that is at most s away
-    const int64_t block = t / s * s > first ? t / s * s : first;  // the block's lowest key in the window
-    switch (pattern) {
-      case MaskPattern::all: return t - first + 1;
-      case MaskPattern::stride: return (t - first) / s + 1;
-      case MaskPattern::local_or_stride: return t - local + 1 + (t - first) / s - (t - local) / s;
-      case MaskPattern::block: return t - block + 1;
-      case MaskPattern::column: return columns_before(t + 1) - columns_before(first);
-      case MaskPattern::block_or_column: return t - block + 1 + columns_before(block) - columns_before(first);
-    }
-    return 0;
+  int64_t visible_keys(int t) const {
+    const int first = first_key(t), end = t + 1;
+    SeenKeys seen[] = {{0, 0, 0, 1}, {0, 0, 0, 1}};  // all keys
+    static_assert(std::size(seen) == most_clauses);
+    for (int c = 0; c < num_clauses; c++) seen[c] = clauses[c].seen_by(t, end);
+    if (seen[0].near > seen[1].near) std::swap(seen[0], seen[1]);
+    const auto& [low, high] = seen;
+    const int low_near = std::clamp(low.near, first, end), high_near = std::clamp(high.near, first, end);
+    // Both show all keys from high_near on. Between low_near and high_near `low` shows all keys and `high` those that
+    // recur. Before low_near both show only keys that recur: from `first` on, whole periods have equally many.
+    auto recurring_in_both = [&](int64_t from, int64_t to) {
+      int64_t keys = 0;
+      for (int j = low.next(int(from)); j < to; j = low.next(j + 1)) keys += high.next(j) == j;
+      return keys;
+    };
+    const int64_t periods = (low_near - first) / period(), tail = first + periods * period();
+    return end - high_near + high.recurring(low_near, high_near) +
+           (periods > 0 ? periods * recurring_in_both(first, first + period()) : 0) + recurring_in_both(tail, low_near);
   }
 
- private:
-  // The lowest key from `from` on that is in a column.
-  SLA_HOST_DEVICE int next_column(int from) const { return from % s >= s - c ? from : from - from % s + s - c; }
+  // How many pairs (query, key) of T positions see each other.
+  int64_t visible_pairs(int T) const {
+    int64_t pairs = 0;
+    for (int t = 0; t < T; t++) pairs += visible_keys(t);
+    return pairs;
+  }
 
-  // The lowest position from `from` on with the remainder by s of one of [first, first + count).
-  SLA_HOST_DEVICE int next_of_residues(int from, int first, int count) const {
-    const int rest = ((from - first) % s + s) % s;
-    return rest < count ? from : from - rest + s;
+  // The query at t sees no key before t - reach + 1; INT_MAX: it may see all.
+  int reach() const {
+    int reach = window;
+    for (int c = 0; c < num_clauses; c++) reach = std::min(reach, clauses[c].reach());
+    return reach;
+  }
+
+  // Positions may be counted from any multiple of it.
+  int64_t period() const {
+    int64_t period = 1;
+    for (int c = 0; c < num_clauses; c++) period = std::lcm<int64_t>(period, clauses[c].s);
+    return period;
+  }
+
+  // The mask in words, for drawings. Masks with the same text show the same keys.
+  std::string text() const {
+    std::string text = window < INT_MAX ? format("last %d", window) : "";
+    for (int c = 0; c < num_clauses; c++) text += (text.empty() ? "" : ", ") + clauses[c].text();
+    return text.empty() ? "all" : text;
   }
 };
+
+using AttentionMask = MaskOf<MaskClause[most_clauses]>;
+
+// A mask whose clauses stay in memory. A kernel keeps the other two numbers and the pointer in registers.
+using MaskView = MaskOf<const MaskClause*>;
+SLA_HOST_DEVICE inline MaskView view_of(const AttentionMask& mask) {
+  return {mask.window, mask.num_clauses, mask.clauses};
+}
+
+// The mask of each of the step() sequences into which attention with this mask falls apart, if step() > 1. Its
+// positions are numbered from 0.
+inline AttentionMask mask_of_each_residue(const AttentionMask& mask) {
+  AttentionMask of_each;
+  if (mask.window < INT_MAX) of_each.window = (mask.window - 1) / mask.step() + 1;
+  return of_each;
+}
