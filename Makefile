@@ -7,9 +7,11 @@ CXXSTD   := -std=c++17
 # user's build.
 WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror)
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
-OPTIMIZE := -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast
+# MARCH: the CPU that programs are for.
+MARCH := native
+OPTIMIZE := -O3 -march=$(MARCH) -fno-math-errno -fno-trapping-math -ffp-contract=fast
 ifdef DEBUG
-OPTIMIZE := -O1 -g -march=native -DSLA_DEBUG
+OPTIMIZE := -O1 -g -march=$(MARCH) -DSLA_DEBUG
 endif
 CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
 CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
@@ -33,6 +35,7 @@ precision_flags.bf16 := -DPRECISION_BF16
 # What -march=native means here: programs that were compiled for another machine's CPU are built anew.
 NATIVE_CPU := $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
 
+comma := ,
 # What this machine has.
 have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
 # have_header NAME [FLAGS]
@@ -44,10 +47,18 @@ HAVE_NVCC := $(call have,$(NVCC))
 HAVE_MPI := $(shell mpicxx --showme:compile >/dev/null 2>&1 && echo yes)
 MPI_FLAGS := $(if $(HAVE_MPI),-DSLA_MPI -DOMPI_SKIP_MPICXX $(shell mpicxx --showme:compile 2>/dev/null))
 MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l%,$(filter-out -lmpi_cxx,$(shell mpicxx --showme:link 2>/dev/null))))
-# NCCL, if its header is where nvcc's compiler looks.
-HAVE_NCCL := $(if $(HAVE_NVCC),$(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include))
+# cuBLASLt and NCCL, if a program links with them where nvcc looks for libraries: there may be a header without its
+# library, and a library without the name that the linker looks for.
+links_with = $(shell echo 'int main() {}' | $(CXX) -x c++ - -o /dev/null $(CUDA_LIBRARIES) $(1) 2>/dev/null && echo yes)
+CUDA_LIBRARIES := $(if $(HAVE_NVCC),$(shell $(NVCC) -dryrun -o /dev/null none.o 2>&1 | sed -n 's/^.*LIBRARIES=//p'))
+HAVE_CUBLASLT := $(if $(HAVE_NVCC),$(call links_with,-lcublasLt))
+HAVE_NCCL := $(if $(HAVE_NVCC),$(and $(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include),$(call \
+  links_with,-lnccl)))
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+# oneDNN, which the CPU's programs need, and libarchive, without which data/tokenize reads plain files only.
+HAVE_DNNL := $(call have_header,dnnl.h)
+HAVE_ARCHIVE := $(call have_header,archive.h)
 # Chart.js, of Debian's and Ubuntu's libjs-chart.js: version 3 and 4 have different names.
 CHART_FOLDERS := /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist $(INCLUDES)
 CHART_JS := $(firstword $(wildcard $(foreach f,$(CHART_FOLDERS),$(f)/chart.min.js $(f)/chart.umd.js)))
@@ -57,13 +68,14 @@ CHART_LICENCE := $(if $(CHART_JS),$(wildcard /usr/share/doc/libjs-chart.js/copyr
 GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   tr -d . | grep -x '[0-9]*' | sort -u)
 ifneq ($(strip $(GPU_ARCH)),)
-GENCODE := $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch))
+GENCODE := $(foreach arch,$(GPU_ARCH:sm_%=%),-gencode arch=compute_$(arch),code=sm_$(arch))
 else
 GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
   -gencode arch=compute_90,code=compute_90
 endif
-NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
-  $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
+NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
+  $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) $(if $(PORTABLE),\
+  -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed)
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
 # With -O2 it takes twice as long to compile, and the tests run no faster. -g1 is enough for stack traces with lines; -g
@@ -122,7 +134,7 @@ TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
 .PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
-.PHONY: setup programs what-is-here
+.PHONY: setup programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -137,7 +149,9 @@ help:
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
 	@echo '                (about 5 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (about 30 minutes); the last line of both says how many passed'
-	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark (under 10 minutes)'
+	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
+	@echo '                STEPS=build,tests,sanitize,bench,torch: only these'
+	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'
 	@echo '                with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
@@ -156,22 +170,30 @@ help:
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'
 
-comma := ,
-gpu_builds := $(if $(HAVE_NVCC),$(comma) $(PROGRAMS) in $(gpu_precision))
+empty :=
+# join_all WORDS: with commas.
+join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
+BUILT := $(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu)) report data/tokenize data/convert $(if $(HAVE_CUBLASLT),$(PROGRAMS))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
+	@echo 'cuBLASLt $(call found,$(HAVE_CUBLASLT))'
 	@echo 'MPI      $(call found,$(HAVE_MPI))'
 	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
 	@echo 'GPU      $(or $(GPU),not found)'
-	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
+	@echo 'oneDNN   $(call found,$(HAVE_DNNL))'
 	@echo 'CPU      has $(or $(CPU_BF16),no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'Chart.js $(call found,$(CHART_JS))'
-	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  $(PROGRAMS:%=%_cpu) in $(cpu_precision), report, data/tokenize, data/convert$(gpu_builds)'
-	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
-	@scripts/setup.sh --check build
+	@echo 'libarchive $(call found,$(HAVE_ARCHIVE))'
+	@echo 'builds:  $(call join_all,$(BUILT)) (for the CPU in $(cpu_precision), for a GPU in $(gpu_precision))'
+	@$(if $(HAVE_NVCC),:,echo 'leaves out: $(call join_all,$(PROGRAMS)) (they need nvcc of CUDA 12.3 or later)')
+	@$(if $(and $(HAVE_NVCC),$(if $(HAVE_CUBLASLT),,no)),\
+	  echo 'leaves out: $(call join_all,$(PROGRAMS)) (the linker finds no libcublasLt.so; LIBRARY_PATH=folder)',:)
+	@$(if $(HAVE_DNNL),:,echo 'leaves out: $(call join_all,$(PROGRAMS:%=%_cpu)) (they need oneDNN)')
+	@$(if $(HAVE_ARCHIVE),:,echo 'leaves out: compressed corpora and tar files in data/tokenize (they need libarchive)')
+	@$(if $(CHART_JS),:,echo 'leaves out: curves in reports (they need Chart.js)')
+	@scripts/setup.sh --check gpu $(if $(HAVE_CUBLASLT),--optional cpu extras,cpu --optional extras)
 
-programs: $(PROGRAMS:%=%_cpu) report data/tokenize data/convert $(if $(HAVE_NVCC),$(PROGRAMS))
+programs: $(BUILT)
 
 setup:
 	@scripts/setup.sh build test
@@ -181,7 +203,7 @@ train:
 
 SIZE ?= tiny
 paper:
-	@scripts/setup.sh build
+	@scripts/setup.sh gpu $(if $(and $(HAVE_NVCC),$(GPU)),,cpu) --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(addsuffix $(if $(and $(HAVE_NVCC),$(GPU)),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
 	@scripts/paper.sh $(SIZE)
@@ -229,8 +251,23 @@ gpu-model:
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/gpu_model
 	@$(BUILD)/bf16/gpu_model > dev/bench/gpu-model.md
 
+# What `make gpu-check` runs.
+gpu-checked: $(addprefix $(BUILD)/bf16/,bench_gpu train_gpt2_sla test_tile) \
+  $(foreach p,bf16 fp32,$(addprefix $(BUILD)/$(p)/,$(DEVICE_TESTS)))
 gpu-check:
 	@scripts/gpu_check.sh
+
+# For another machine: without MPI, NCCL and the instructions of this one's CPU. PORTABLE=1 links the compiler's
+# libraries statically.
+BUNDLE := $(BUILD)/bundle
+BUNDLE_MARCH ?= $(if $(filter x86_64,$(shell uname -m)),x86-64-v3,armv8-a)
+gpu-bundle:
+	@$(if $(HAVE_CUBLASLT),:,echo 'error: gpu-bundle needs nvcc and cuBLASLt, which are not found' >&2; exit 1)
+	@$(if $(strip $(GPU_ARCH)),:,echo 'error: gpu-bundle: for which GPU? GPU_ARCH=sm_90 is an H100 or H200' >&2; exit 1)
+	@scripts/setup.sh gpu
+	@$(MAKE) --no-print-directory -j$(shell nproc) gpu-checked $(PROGRAMS:%=$(BUNDLE)/bf16/%) BUILD=$(BUNDLE) \
+	  MARCH=$(BUNDLE_MARCH) HAVE_MPI= HAVE_NCCL= PORTABLE=1 DEBUG=
+	@scripts/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
 
 SECONDS ?= 60
 fuzz:
@@ -294,8 +331,12 @@ $(HOST_LIB): $(HOST_OBJS)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
-data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o) $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lpthread -o $@
+# Without libarchive it reads plain files only.
+$(OBJ)/data/archives: force ; $(call remember,$(HAVE_ARCHIVE))
+SOURCE_STREAM := $(if $(HAVE_ARCHIVE),archive_stream,plain_stream)
+data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o $(SOURCE_STREAM).o shards.o archives) $(HOST_LIB) \
+  $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(if $(HAVE_ARCHIVE),-larchive) -lpthread -o $@
 
 report: $(OBJ)/report.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@

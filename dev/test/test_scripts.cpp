@@ -9,6 +9,7 @@
 #include <unistd.h>            // access
 #include <cstdlib>             // setenv
 #include <iterator>            // std::istream_iterator
+#include <regex>               // std::regex_search
 #include <set>                 // std::multiset
 #include <sstream>             // std::istringstream
 #include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
@@ -141,6 +142,7 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
   // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
   write_program("srun", R"(
     pmix=
+    echo "srun has $SRUN_CPUS_PER_TASK cores a task" >&2
     while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || pmix=SLURM_STEP_NUM_TASKS=2
        shift; done
     exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 \
@@ -150,6 +152,7 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
   write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   setenv("SLURM_JOB_ID", "7", 1);
+  setenv("SLURM_CPUS_PER_TASK", "8", 1);
   setenv("TRAINER", "build/fp32/train_gpt2_sla_emu", 1);
   for (const char* job : {"slurm_pmix", "slurm"}) {
     fs::remove(in("queue"));
@@ -160,6 +163,7 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
     EXPECT_NE(warned.exit_status, 0) << warned.err;
     EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
     EXPECT_NE(warned.err.find("srun --kill-on-bad-exit=1"), std::string::npos) << warned.err;
+    EXPECT_NE(warned.err.find("srun has 8 cores a task"), std::string::npos) << warned.err;
     EXPECT_EQ(warned.err.find("srun --mpi=pmix") != std::string::npos, std::string(job) == "slurm_pmix") << warned.err;
     const Outcome o = run(command);
     EXPECT_EQ(o.exit_status, 0) << o.err;
@@ -188,6 +192,19 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
                            "-x NCCL_SOCKET_IFNAME=eth7", "build/fp32/train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
+}
+
+TEST_F(Scripts, OnSeveralMachinesPassNcclsVariablesToMpirun) {
+  write_program("mpirun", "echo \"mpirun $*\"");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  const Outcome o = run("NCCL_DEBUG=INFO NCCL_IB_HCA=mlx5 OMP_PLACES=cores INTERFACE=eth7 NCCL_SOCKET_IFNAME=eth1 "
+                        "OTHER=1 "
+                        "scripts/multi_node/mpirun.sh node1:8 scripts/run_gpt2_774M.sh");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const char* part : {" -x NCCL_DEBUG ", " -x NCCL_IB_HCA ", " -x OMP_PLACES ", " -x NCCL_SOCKET_IFNAME=eth7 "})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
+  for (const char* part : {"OTHER", "NCCL_SOCKET_IFNAME "})
+    EXPECT_EQ(o.out.find(part), std::string::npos) << part << "\n" << o.out;
 }
 
 // ----------------------------------------------------------------------------
@@ -325,6 +342,24 @@ class LongGpuCheck : public CommandLine {
     setenv("BUILD", in("build").c_str(), 1);
     setenv("RESULTS", in("results").c_str(), 1);
     setenv("OMP_NUM_THREADS", "1", 1);  // the matmuls are tiny
+    for (const char* option : {"STEPS", "LIMIT"}) unsetenv(option);
+    write_nvidia_smi();
+    // Runs the program as its arguments say, and reports no error. racecheck is limited to the project's kernels.
+    write_tool("compute-sanitizer", R"sh(
+      summary="ERROR SUMMARY: 0 errors"
+      case "$1 $2 $3 $4 $5 $6" in
+        "--tool memcheck --error-exitcode 1 "*) shift 4 ;;
+        "--tool racecheck --error-exitcode 1 --kernel-name kernel_substring=_kernel")
+          shift 6
+          summary="RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" ;;
+        *) exit 3 ;;
+      esac
+      [[ "$*" = *--gtest_filter=* ]] || exit 3
+      "$@" && echo "========= $summary")sh");
+    write_tool("python3", "exit 1");  // no PyTorch
+  }
+
+  void write_nvidia_smi() const {
     write_tool("nvidia-smi", R"sh(
       case "$*" in
         *=name*) echo 'Emulated GPU 9000' ;;
@@ -332,14 +367,7 @@ class LongGpuCheck : public CommandLine {
         *=compute_cap*) echo 9.0 ;;
         *) exit 1 ;;
       esac)sh");
-    // Runs the program as its arguments say, and reports no error.
-    write_tool("compute-sanitizer", R"sh(
-      [ "$1" = --tool ] && [[ "$2" =~ ^(mem|race)check$ ]] && [ "$3 $4" = '--error-exitcode 1' ] || exit 3
-      [[ "$*" = *--gtest_filter=* ]] || exit 3
-      "${@:5}" && echo "========= ERROR SUMMARY: 0 errors")sh");
-    write_tool("python3", "exit 1");  // no PyTorch
   }
-
   void write_tool(const std::string& name, const std::string& text) const {
     write_file(bin + "/" + name, "#!/usr/bin/env bash\n" + text + "\n");
     chmod((bin + "/" + name).c_str(), 0755);
@@ -386,7 +414,9 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   steps.push_back("benchmark");
   for (const std::string& step : steps)
     EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;
-  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9, driver 999.9.", "| PyTorch | not timed |",
+  EXPECT_NE(text.find("s | ERROR SUMMARY: 0 errors |"), std::string::npos) << text;
+  EXPECT_NE(text.find("s | RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings) |"), std::string::npos);
+  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9,\ndriver 999.9, ", "| PyTorch | not timed |",
                            "| attention_backward |", "\n| operation | calls a step | measured, ms | modelled, ms |",
                            "\n| matmul_backward, fc | 4 | ", "\n| step, 1 x 128, sla(3,3) | 1 | ", "\nAll green.\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
@@ -412,7 +442,9 @@ TEST_F(LongGpuCheck, SaysRedWhenAStepFails) {
                                                                     "exit 1"},
                         {"train_gpt2_sla, the largest micro-batch", "[[ $x$* = train_gpt2_sla*--dry-run ]] && exit 1"},
                         {"benchmark", "[ $x = bench_gpu ] && exit 1"}}) {
-    write_tool("compute-sanitizer", "TOOL=$2 exec \"${@:5}\"");
+    write_tool("compute-sanitizer", R"sh(export TOOL=$2
+      while [ "${1#--}" != "$1" ]; do shift 2; done
+      "$@" && echo "========= ERROR SUMMARY: 0 errors")sh");
     write_nvcc(std::string(c.failure) + "\necho '  Test'");
     const Outcome o = check();
     EXPECT_EQ(o.exit_status, 1) << c.step;
@@ -438,12 +470,106 @@ TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
     const Outcome o = check();
     EXPECT_EQ(o.exit_status, 1) << error;
     EXPECT_NE(o.err.find(std::string("error: gpu-check: ") + error), std::string::npos) << o.err;
-    EXPECT_FALSE(fs::exists(report));
   };
-  write_tool("nvcc", "echo 'error: no such architecture' >&2; exit 1");
-  expect_error("the build failed");
+  setenv("STEPS", "tests,torc", 1);
+  expect_error("STEPS=tests,torc: torc is none of build tests");
+  unsetenv("STEPS");
   write_tool("nvidia-smi", "exit 9");
   expect_error("nvidia-smi shows no GPU");
+  EXPECT_FALSE(fs::exists(report));
+  write_nvidia_smi();
+  write_tool("nvcc", "echo 'error: no such architecture' >&2; exit 1");
+  expect_error("the build failed");
+  EXPECT_NE(read_file(report).find("| build for Emulated GPU 9000 | RED |"), std::string::npos);
+}
+
+// The kill comes while test_attention runs in bf16, which says so and then does not end.
+TEST_F(LongGpuCheck, LeavesItsRowsWhenItIsKilled) {
+  write_nvcc("[ $p/$x = bf16/test_attention ] && { touch '" + in("hangs") +
+             "'; echo 'so far'; sleep 5; }; echo '  Test'");
+  const Outcome o = run("scripts/gpu_check.sh & check=$!; until [ -e '" + in("hangs") +
+                        "' ]; do sleep 0.1; done; sleep 0.3; kill -9 $check; wait $check; "
+                        "cat '" +
+                        report + "'");
+  EXPECT_NE(o.out.find("| test_ops, bf16 | green |"), std::string::npos) << o.out << o.err;
+  EXPECT_EQ(o.out.find("| test_attention, bf16 |"), std::string::npos) << o.out;
+  const std::string text = read_file(report);
+  EXPECT_NE(text.find("| test_ops, bf16 | green |"), std::string::npos) << text;
+  EXPECT_NE(text.find("Green so far; not done: tests sanitize bench torch."), std::string::npos) << text;
+  EXPECT_EQ(read_file(in("build/gpu_check/test_attention__bf16.log")), "so far\n");
+}
+
+TEST_F(LongGpuCheck, StopsAStepAtItsTimeLimit) {
+  setenv("LIMIT", "2", 1);
+  setenv("STEPS", "tests", 1);
+  fs::create_directories(in("build/bf16"));
+  write_file(in("build/prebuilt"), "abc, CUDA 99.9, sm_90\n");
+  write_file(in("build/bf16/test_tile"), "#!/bin/sh\necho begins\nsleep 100\n");
+  chmod(in("build/bf16/test_tile").c_str(), 0755);
+  const Outcome o = check();
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(read_file(report).find("| test_tile, bf16 | RED | 2 s | stopped after 2 s |"), std::string::npos) << o.out;
+  EXPECT_EQ(read_file(in("build/gpu_check/test_tile__bf16.log")), "begins\n");
+}
+
+// A second run of other steps adds to the report, and builds nothing.
+TEST_F(LongGpuCheck, DoesTheStepsThatItIsAskedFor) {
+  write_nvcc("echo '  Test'; [ $x = bench_gpu ] && echo {} >\"$2\"; exit 0");
+  write_tool("compute-sanitizer", "echo '========= ERROR SUMMARY: 0 errors'");
+  setenv("STEPS", "build,tests", 1);
+  EXPECT_EQ(check().exit_status, 0);
+  const std::string first = read_file(report);
+  EXPECT_NE(first.find("| test_tile, bf16 | green |"), std::string::npos) << first;
+  EXPECT_EQ(first.find("compute-sanitizer"), std::string::npos) << first;
+  EXPECT_NE(first.find("Green so far; not done: sanitize bench torch."), std::string::npos) << first;
+  const auto built = fs::last_write_time(in("build/bf16/test_tile"));
+  setenv("STEPS", "build,sanitize,bench,torch", 1);
+  EXPECT_EQ(check().exit_status, 0);
+  const std::string both = read_file(report);
+  for (const char* part : {"| test_tile, bf16 | green |", "| benchmark | green |", "\nAll green.\n"})
+    EXPECT_NE(both.find(part), std::string::npos) << part << both;
+  EXPECT_EQ(fs::last_write_time(in("build/bf16/test_tile")), built);
+}
+
+// What scripts/gpu_bundle.sh has packed, unpacked where there is nothing but a shell's tools. The benchmark needs
+// libcublasLt, which lies in PyTorch's wheel; all other programs are lines of shell.
+TEST_F(LongGpuCheck, RunsFromABundleWhereNothingIsInstalled) {
+  for (const char* name :
+       {"programs", "programs/bf16", "programs/fp32", "wheel", "wheel/cu99", "wheel/cu99/lib", "away"})
+    fs::create_directory(in(name));
+  const std::string library = in("wheel/cu99/lib/libcublasLt.so.99");
+  ASSERT_EQ(run("echo 'int answer() { return 42; }' | g++ -shared -fPIC -x c++ - -Wl,-soname,libcublasLt.so.99 -o " +
+                library + " && echo 'int answer(); int main() { return answer() - 42; }' | g++ -x c++ - -x none " +
+                library + " -o " + in("programs/bf16/bench_gpu"))
+                .exit_status,
+            0);
+  for (const char* name : {"bf16/test_tile", "bf16/train_gpt2_sla", "bf16/test_gpt2_sla", "bf16/test_ops",
+                           "bf16/test_attention", "fp32/test_gpt2_sla", "fp32/test_ops", "fp32/test_attention"})
+    write_file(in(std::string("programs/") + name), "#!/bin/sh\necho '  Test'\n"),
+        chmod(in(std::string("programs/") + name).c_str(), 0755);
+  write_tool("strip", "cp \"$3\" \"$2\"");
+  write_tool("nvcc", "echo 'Cuda compilation tools, release 99.9, V99.9.1'");
+  const Outcome packed = run("scripts/gpu_bundle.sh '" + in("programs") + "' 90");
+  ASSERT_EQ(packed.exit_status, 0) << packed.err;
+  EXPECT_EQ(packed.out.find(in("programs/gpt2-sla-sm_90.sh") + ": "), 0u) << packed.out;
+  for (const char* name : {"strip", "nvcc"}) fs::remove(bin + "/" + name);
+
+  const std::string away =
+      "cd '" + in("away") + "' && env -i PATH='" + bin + "':/usr/bin:/bin STEPS=build,tests,bench ";
+  const Outcome without = run(away + "sh '" + in("programs/gpt2-sla-sm_90.sh") + "'");
+  EXPECT_EQ(without.exit_status, 1);
+  EXPECT_NE(without.err.find("error: libcublasLt.so.99 is neither in a CUDA toolkit"), std::string::npos)
+      << without.err;
+  write_tool("python3", "[[ $2 = *nvidia* ]] && echo '" + in("wheel") + "'");
+  const Outcome o = run(away + "gpt2-sla-sm_90/run.sh");
+  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
+  const std::string text = read_file(in("away/gpt2-sla-sm_90/dev/bench/results/emulated-gpu-9000.md"));
+  for (const char* part : {", CUDA 99.9, sm_90,\n", "| build for Emulated GPU 9000 | green |",
+                           "| test_tile, bf16 | green |", "| train_gpt2_sla, a golden case | green |",
+                           "| benchmark | green |", "Green so far; not done: sanitize torch."})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  for (const char* name : {"CLI/CLI.hpp", "nlohmann/json.hpp", "toml++/toml.h"})
+    EXPECT_TRUE(fs::exists(in("away/gpt2-sla-sm_90/include/") + name)) << name;
 }
 
 // PyTorch has a GPU here and nothing else: torch_sla.py reads its command line, the wirings and the benchmark's
@@ -533,20 +659,87 @@ TEST_F(RunTests, AProgramThatRunsNoTestHasFailed) {
 
 using MakefileTest = CommandLine;
 
-// -nostdinc: this machine's own nccl.h is not found, where it has one.
-TEST_F(MakefileTest, LinksNcclOnlyWhereItsHeaderIs) {
-  for (const char* name : {"cuda", "cuda/bin", "cuda/include"}) fs::create_directory(in(name));
-  write_file(in("cuda/bin/nvcc"), "#!/bin/sh\n");
-  chmod(in("cuda/bin/nvcc").c_str(), 0755);
-  const auto make = [&] {
-    return run("env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") +
-               "':\"$PATH\" make -n NVCC=nvcc CXX='g++ -nostdinc' build/bf16/train_gpt2_sla");
-  };
-  const auto has = [](const Outcome& o, const char* text) { return o.out.find(text) != std::string::npos; };
-  const Outcome without = make();
+// A machine of which g++ finds no headers but those in the folder "headers" (-nostdinc), and nvcc is a line of shell
+// that knows the folder "cuda/lib". In that lie libraries without any function.
+class MakefileOffline : public MakefileTest {
+ protected:
+  void SetUp() override {
+    MakefileTest::SetUp();
+    for (const char* name : {"cuda", "cuda/bin", "cuda/include", "cuda/lib", "headers"}) fs::create_directory(in(name));
+    write_file(in("cuda/bin/nvcc"), "#!/bin/sh\necho '#$ LIBRARIES=  \"-L" + in("cuda/lib") + "\"'\n");
+    chmod(in("cuda/bin/nvcc").c_str(), 0755);
+    add_library("cublasLt");
+    break_library("nccl");
+    for (const char* name : {"nlohmann/json.hpp", "CLI/CLI.hpp", "toml++/toml.h"}) {
+      fs::create_directories(fs::path(in(std::string("headers/") + name)).parent_path());
+      write_file(in(std::string("headers/") + name), "");
+    }
+  }
+  void add_library(const std::string& name) const {
+    ASSERT_EQ(run("g++ -shared -x c++ /dev/null -o '" + in("cuda/lib/lib" + name + ".so") + "'").exit_status, 0);
+  }
+  // It is found before this machine's, if that has one.
+  void break_library(const std::string& name) const { write_file(in("cuda/lib/lib" + name + ".so"), "none"); }
+  std::string environment() const { return "env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") + "':\"$PATH\" "; }
+  Outcome make(const std::string& arguments) const {
+    return run(environment() + "make NVCC=nvcc CXX='g++ -nostdinc' " + arguments);
+  }
+  static bool has(const Outcome& o, const std::string& text) { return (o.out + o.err).find(text) != std::string::npos; }
+};
+
+TEST_F(MakefileOffline, LinksNcclOnlyWhereItsHeaderAndLibraryAre) {
+  const auto links = [&] { return make("-n build/bf16/train_gpt2_sla"); };
+  const auto has_nccl = [&](const Outcome& o) { return has(o, "-lnccl") || has(o, "-DSLA_NCCL"); };
+  const Outcome without = links();
   EXPECT_TRUE(has(without, "-lcublasLt")) << without.out << without.err;
-  EXPECT_FALSE(has(without, "-lnccl") || has(without, "-DSLA_NCCL")) << without.out;
+  EXPECT_FALSE(has_nccl(without)) << without.out;
   write_file(in("cuda/include/nccl.h"), "");
-  const Outcome with = make();
+  EXPECT_FALSE(has_nccl(links())) << "the header alone";
+  add_library("nccl");
+  const Outcome with = links();
   EXPECT_TRUE(has(with, "-lnccl") && has(with, "-DSLA_NCCL")) << with.out << with.err;
+}
+
+// What the programs for a GPU need is there, and nothing else.
+TEST_F(MakefileOffline, LeavesOutOnlyWhatNeedsMissingPackages) {
+  const Outcome missing = make("what-is-here");
+  EXPECT_NE(missing.exit_status, 0);
+  EXPECT_TRUE(has(missing, "nlohmann-json3-dev: JSON")) << missing.err;
+  const std::string includes = "INCLUDES='" + in("headers") + "' ";
+  const Outcome o = make(includes + "what-is-here");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const char* sentence :
+       {"builds:  report, data/tokenize, data/convert, train_gpt2_sla, sample_gpt2_sla, evaluate_gpt2_sla (",
+        "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need oneDNN)",
+        "leaves out: compressed corpora and tar files in data/tokenize (they need libarchive)", "libdnnl-dev: oneDNN"})
+    EXPECT_TRUE(has(o, sentence)) << sentence << "\n" << o.out << o.err;
+  EXPECT_FALSE(has(o, "nlohmann")) << o.err;
+  const Outcome built = make(includes + "-n programs");
+  EXPECT_EQ(built.exit_status, 0) << built.err;
+  EXPECT_TRUE(has(built, "-I" + in("headers")) && has(built, "data/plain_stream.cpp")) << built.out;
+  EXPECT_FALSE(has(built, "-larchive") || has(built, "-ldnnl")) << built.out;
+  break_library("cublasLt");
+  const Outcome unlinked = make(includes + "what-is-here");
+  EXPECT_NE(unlinked.exit_status, 0) << "neither a GPU's programs nor a CPU's";
+  EXPECT_TRUE(has(unlinked, "(the linker finds no libcublasLt.so; LIBRARY_PATH=folder)")) << unlinked.out;
+}
+
+// Nothing can be installed; `make` says what it is to build, and the corpus is a text.
+TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
+  std::string real_make = run("command -v make").out;
+  real_make.pop_back();
+  for (const auto& [name, text] : {std::pair("nvidia-smi", "echo 'GPU 0: a'"), std::pair("apt-get", "exit 100"),
+                                   std::pair("sudo", "exit 1"), std::pair("make", "echo \"make: $*\"; exit 9")}) {
+    write_file(in("cuda/bin/") + name, std::string("#!/bin/sh\n") + text + "\n");
+    chmod((in("cuda/bin/") + name).c_str(), 0755);
+  }
+  const Outcome train =
+      run(environment() + "CXX='g++ -nostdinc' INCLUDES='" + in("headers") + "' TEXT=README.md scripts/train.sh");
+  EXPECT_EQ(train.exit_status, 9) << train.err;
+  EXPECT_TRUE(has(train, "only what needs these packages is left out")) << train.err;
+  EXPECT_TRUE(std::regex_search(train.out, std::regex("make: .* train_gpt2_sla data/tokenize"))) << train.out;
+  const Outcome paper = run(environment() + "INCLUDES='" + in("headers") + "' " + real_make +
+                            " CXX='g++ -nostdinc' MAKE='" + in("cuda/bin/make") + "' paper");
+  EXPECT_TRUE(std::regex_search(paper.out, std::regex("make: .* train_gpt2_sla evaluate_gpt2_sla report")))
+      << paper.out << paper.err;
 }
