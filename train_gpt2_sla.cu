@@ -56,7 +56,7 @@ struct PlanOptions {
   Shard shard = {};                           // what of the optimizer state is in this process
   int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
   size_t sampling_bytes = 0;                  // what the plan that draws samples takes
-  bool muon = false;                          // Muon updates the layers' matrices; not with a shard
+  bool muon = false;                          // Muon updates the layers' matrices, of which a shard has whole ones
 };
 
 struct GenerationOptions {
@@ -161,7 +161,7 @@ void plan_activations(GPT2& model) {
 // shape that the device's kernels don't take.
 void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
-  CHECK(!o.muon || o.shard.count == 1);
+  CHECK(!o.muon || o.shard.count == 1 || o.shard.whole_matrices);
   plan_model(model, config, o.keep_dead_kv, o.shard);
   model.rows = int64_t(o.B) * o.T;
   model.training = {o.B, o.T, o.recompute, o.muon ? muon_matrices(model.parameters) : std::vector<MuonMatrix>()};
@@ -331,7 +331,7 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
   Collectives& c = model.collectives;
   c.comm_waits_for_compute();
   const Timeline::Scope span = model.timeline.span("reduce", index, &c);
-  if (model.parameters.shard.count > 1) c.reduce_scatter(model.grad_memory + bucket.begin, bucket.count);
+  if (model.parameters.shard.count > 1) c.reduce_to_owners(model.grad_memory, bucket);
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
 
@@ -422,11 +422,9 @@ void gpt2_gather_weights(GPT2& model) {
   Collectives& c = model.collectives;
   c.comm_waits_for_compute();
   for (size_t i = 0; i < table.buckets.size(); i++) {
-    const ParameterBucket& bucket = table.buckets[i];
-    floatX* weights = model.weight_memory + bucket.begin;
     {
       const Timeline::Scope span = model.timeline.span("gather", i, &c);
-      c.all_gather<floatX>(weights, weights + table.shard.index * (bucket.count / table.shard.count), bucket.count);
+      c.gather_from_owners(model.weight_memory, table.buckets[i]);
     }
     c.mark(i);
   }
@@ -443,7 +441,7 @@ void gpt2_update_matrices(GPT2& model, const MuonStep& s) {
     const MuonMatrix& matrix = model.training->matrices[i];
     sum_of_squares(a.muon_squares + i, model.grad_memory, chunks + matrix.first_chunk, matrix.num_chunks);
     const floatX* direction = orthogonalize(a, model.grad_memory + matrix.begin, a.muon_squares + i, matrix);
-    muon_update(model.weight_memory + matrix.begin, model.master_memory + matrix.begin, direction, matrix.rows,
+    muon_update(model.weight_memory + matrix.begin, model.master_memory + matrix.state, direction, matrix.rows,
                 matrix.columns, s, a.stats);
   }
 }
@@ -480,8 +478,7 @@ void gpt2_gather_masters(GPT2& model, float* host) {
   c.compute_waits_for_comm();  // weights that are coming
   if (table.shard.count > 1 && has_master_weights) {
     c.comm_waits_for_compute();
-    for (const ParameterBucket& bucket : table.buckets)
-      c.all_gather<float>(model.grad_memory + bucket.begin, arena + bucket.begin / table.shard.count, bucket.count);
+    for (const ParameterBucket& bucket : table.buckets) c.gather_from_owners(model.grad_memory, bucket, arena);
     c.compute_waits_for_comm();
     arena = model.grad_memory;
   }
@@ -743,11 +740,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
   plan.muon = o.optimizer == "muon";
-  if (plan.muon && o.zero == 1 && run.ranks.size > 1)
-    user_error("--optimizer muon: takes whole matrices, but with %d ranks each keeps a part of every layer; add --zero "
-               "0",
-               run.ranks.size);
-  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
+  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size, /*whole_matrices=*/plan.muon};
   const double state_of_each = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / plan.shard.count;  // masters, m and v
   check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
                        device_memory_available() + device_workspace_bytes(), device_name());

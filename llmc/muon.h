@@ -21,7 +21,8 @@
 
 // A matrix that Muon updates: rows of a tensor, one after the other.
 struct MuonMatrix {
-  int64_t begin;  // in the arenas of parameters and moments, which are not sharded
+  int64_t begin;  // in the arenas of weights and gradients
+  int64_t state;  // in those of master weights and moments, which differs where they hold only this process's shard
   int64_t rows, columns;
   int64_t first_chunk = 0, num_chunks = 0;  // of the list that the momentum and the norm walk over
 
