@@ -182,12 +182,13 @@ inline std::vector<MuonMatrix> muon_matrices(const ParameterTable& table) {
   return matrices;
 }
 
-// Appends the matrices' chunks, and tells each matrix which they are.
+// Appends the matrices' chunks, and tells each matrix which of these they are.
 inline void append_chunks(std::vector<ParameterChunk>& chunks, std::vector<MuonMatrix>& matrices) {
+  const size_t before = chunks.size();
   for (MuonMatrix& matrix : matrices) {
-    matrix.first_chunk = int64_t(chunks.size());
+    matrix.first_chunk = int64_t(chunks.size() - before);
     append_chunks(chunks, {matrix.begin, matrix.state, matrix.count()}, /*decays=*/true);
-    matrix.num_chunks = int64_t(chunks.size()) - matrix.first_chunk;
+    matrix.num_chunks = int64_t(chunks.size() - before) - matrix.first_chunk;
   }
 }
 
