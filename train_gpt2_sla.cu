@@ -56,7 +56,9 @@ struct PlanOptions {
   Shard shard = {};                           // what of the optimizer state is in this process
   int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
   size_t sampling_bytes = 0;                  // what the plan that draws samples takes
-  bool muon = false;                          // Muon updates the layers' matrices; not with a shard
+  // What Muon's iteration may take, in elements of floatX.
+  int64_t muon_elements = muon_workspace_elements;
+  bool muon = false;  // Muon updates the layers' matrices, of which a shard has whole ones
 };
 
 struct GenerationOptions {
@@ -82,6 +84,7 @@ struct GPT2 : ModelShape, ModelMemory {
   Params<float> grads;
   DeviceArray<ParameterChunk> chunks;  // AdamW's, then those of the matrices that Muon updates
   int64_t num_adamw_chunks = 0;
+  DeviceArray<MuonMatrix> matrices;  // training->matrices
 
   ArenaLayout activation_layout;
   char* activation_memory = nullptr;
@@ -90,6 +93,7 @@ struct GPT2 : ModelShape, ModelMemory {
   KVCache cache;  // used in generation alone
   MemoryPlan memory;
   CudaGraph<int, int, float> forward_backward;  // gpt2_forward_backward with B, T, dloss
+  CudaGraph<> matrix_update;                    // gpt2_move_matrices
   PinnedBuffer<StepStats> host_stats;           // (1): where gpt2_read_stats reads them to
   Collectives collectives;                      // of the ranks that train together
   // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;
@@ -161,10 +165,14 @@ void plan_activations(GPT2& model) {
 // shape that the device's kernels don't take.
 void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
-  CHECK(!o.muon || o.shard.count == 1);
+  CHECK(!o.muon || o.shard.count == 1 || o.shard.whole_matrices);
   plan_model(model, config, o.keep_dead_kv, o.shard);
   model.rows = int64_t(o.B) * o.T;
-  model.training = {o.B, o.T, o.recompute, o.muon ? muon_matrices(model.parameters) : std::vector<MuonMatrix>()};
+  model.training = {o.B, o.T, o.recompute};
+  if (o.muon) {
+    model.training->matrices = muon_matrices(model.parameters);
+    model.training->batches = make_muon_batches(model.training->matrices, o.muon_elements);
+  }
   model.logit_rows = planned_logit_rows(model, model.rows, o.logit_bytes);
   plan_recomputation(model.graph, o.recompute);
   model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
@@ -208,6 +216,7 @@ void plan_update(GPT2& model) {
   model.num_adamw_chunks = int64_t(chunks.size());
   append_chunks(chunks, matrices);
   model.chunks = DeviceArray<ParameterChunk>(chunks);
+  model.matrices = DeviceArray<MuonMatrix>(matrices);
 }
 
 // Allocates what has been planned, and sets all pointers. Weights, gradients and moments are zero; but the weights are
@@ -331,7 +340,7 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
   Collectives& c = model.collectives;
   c.comm_waits_for_compute();
   const Timeline::Scope span = model.timeline.span("reduce", index, &c);
-  if (model.parameters.shard.count > 1) c.reduce_scatter(model.grad_memory + bucket.begin, bucket.count);
+  if (model.parameters.shard.count > 1) c.reduce_to_owners(model.grad_memory, bucket);
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
 
@@ -422,30 +431,33 @@ void gpt2_gather_weights(GPT2& model) {
   Collectives& c = model.collectives;
   c.comm_waits_for_compute();
   for (size_t i = 0; i < table.buckets.size(); i++) {
-    const ParameterBucket& bucket = table.buckets[i];
-    floatX* weights = model.weight_memory + bucket.begin;
     {
       const Timeline::Scope span = model.timeline.span("gather", i, &c);
-      c.all_gather<floatX>(weights, weights + table.shard.index * (bucket.count / table.shard.count), bucket.count);
+      c.gather_from_owners(model.weight_memory, table.buckets[i]);
     }
     c.mark(i);
   }
   model.buckets_awaited = 0;
 }
 
-// Muon's part of an update. What it makes of a matrix's gradient before the iteration takes that gradient's place.
-void gpt2_update_matrices(GPT2& model, const MuonStep& s) {
-  const Activations& a = model.acts;
-  const ParameterChunk* chunks = model.chunks.data;
-  muon_momentum(model.grad_memory, model.m_memory, chunks + model.num_adamw_chunks,
-                int64_t(model.chunks.size) - model.num_adamw_chunks, s, a.stats);
-  for (size_t i = 0; i < model.training->matrices.size(); i++) {
-    const MuonMatrix& matrix = model.training->matrices[i];
-    sum_of_squares(a.muon_squares + i, model.grad_memory, chunks + matrix.first_chunk, matrix.num_chunks);
-    const floatX* direction = orthogonalize(a, model.grad_memory + matrix.begin, a.muon_squares + i, matrix);
-    muon_update(model.weight_memory + matrix.begin, model.master_memory + matrix.begin, direction, matrix.rows,
-                matrix.columns, s, a.stats);
-  }
+// Muon's part of an update, by the numbers in acts.muon_step. What it makes of a matrix's gradient before the iteration
+// takes that gradient's place.
+void gpt2_move_matrices(GPT2& model) {
+  const Activations& acts = model.acts;
+  const MuonArgs args = {model.weight_memory,
+                         model.grad_memory,
+                         model.master_memory,
+                         model.m_memory,
+                         model.chunks.data + model.num_adamw_chunks,
+                         int64_t(model.chunks.size) - model.num_adamw_chunks,
+                         model.matrices.data,
+                         int64_t(model.matrices.size),
+                         acts.muon_squares,
+                         acts.muon_step,
+                         acts.stats};
+  muon_momentum(args);
+  muon_squares(args);
+  for (const MuonBatch& batch : model.training->batches) muon_update(args, orthogonalize(acts, args, batch), batch);
 }
 
 // Update number `step`, from 1, by AdamW and, of the matrices that are planned so, by Muon, with gradients clipped by
@@ -466,8 +478,10 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   else gpt2_sum_over_ranks(model, &model.acts.stats->loss, 2);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
-  if (!model.training->matrices.empty())
-    gpt2_update_matrices(model, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
+  if (!model.training->matrices.empty()) {
+    muon_set_step(model.acts.muon_step, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
+    model.matrix_update.run([&] { gpt2_move_matrices(model); });
+  }
   if (is_sharded) gpt2_gather_weights(model);
 }
 
@@ -480,8 +494,7 @@ void gpt2_gather_masters(GPT2& model, float* host) {
   c.compute_waits_for_comm();  // weights that are coming
   if (table.shard.count > 1 && has_master_weights) {
     c.comm_waits_for_compute();
-    for (const ParameterBucket& bucket : table.buckets)
-      c.all_gather<float>(model.grad_memory + bucket.begin, arena + bucket.begin / table.shard.count, bucket.count);
+    for (const ParameterBucket& bucket : table.buckets) c.gather_from_owners(model.grad_memory, bucket, arena);
     c.compute_waits_for_comm();
     arena = model.grad_memory;
   }
@@ -574,8 +587,10 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
   auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
   const TrainingShape& shape = *model.training;
   printf("memory plan for B %d, T %d, recompute level %d:\n", shape.B, shape.T, int(shape.recompute));
-  const double bytes_per_sequence = double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]) / shape.B;
-  print_memory_plan(model.memory,
+  const MemoryPlan& memory = model.memory;
+  const double bytes_per_sequence =
+      double(model.activation_layout.bytes - memory[MemoryGroup::logits] - memory[MemoryGroup::muon]) / shape.B;
+  print_memory_plan(memory,
                     {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
                      largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
                     shape.recompute < Recompute::block);
@@ -743,11 +758,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
   plan.muon = o.optimizer == "muon";
-  if (plan.muon && o.zero == 1 && run.ranks.size > 1)
-    user_error("--optimizer muon: takes whole matrices, but with %d ranks each keeps a part of every layer; add --zero "
-               "0",
-               run.ranks.size);
-  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size};
+  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size, /*whole_matrices=*/plan.muon};
   const double state_of_each = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / plan.shard.count;  // masters, m and v
   check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
                        device_memory_available() + device_workspace_bytes(), device_name());

@@ -16,18 +16,52 @@
 // q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not
 // used.
 #pragma once
-#include <algorithm>  // std::min
+#include <algorithm>  // std::max, std::min, std::stable_sort
 #include <cstdint>    // int64_t
+#include <tuple>      // std::tuple
+#include <vector>     // std::vector
 
 // A matrix that Muon updates: rows of a tensor, one after the other.
 struct MuonMatrix {
-  int64_t begin;  // in the arenas of parameters and moments, which are not sharded
+  int64_t begin;  // in the arenas of weights and gradients
+  int64_t state;  // in those of master weights and moments, which differs where they hold only this process's shard
   int64_t rows, columns;
-  int64_t first_chunk = 0, num_chunks = 0;  // of the list that the momentum and the norm walk over
+  int64_t first_chunk = 0, num_chunks = 0;  // of the matrices' chunks, which the momentum and the norm walk over
 
   int64_t count() const { return rows * columns; }
   int64_t shorter() const { return std::min(rows, columns); }
+  int64_t longer() const { return std::max(rows, columns); }
 };
+
+// Neighbours in a list of matrices whose sides are equal, in either order: each operation of the iteration is launched
+// once for all of them.
+struct MuonBatch {
+  int64_t first, count;  // of the matrices
+  int64_t n, length;     // the shorter and the longer side
+};
+
+// The elements that the iteration needs beside u for a matrix: X twice, A, A A and a I + b A + c A A.
+inline int64_t muon_elements(int64_t n, int64_t length) { return 2 * n * length + 3 * n * n; }
+
+// Orders the matrices by their sides, and returns them in batches of at most most_elements, but at least one matrix, of
+// about equal size.
+inline std::vector<MuonBatch> make_muon_batches(std::vector<MuonMatrix>& matrices, int64_t most_elements) {
+  const auto sides = [](const MuonMatrix& m) { return std::tuple(m.shorter(), m.longer()); };
+  std::stable_sort(matrices.begin(), matrices.end(),
+                   [&](const MuonMatrix& a, const MuonMatrix& b) { return sides(a) < sides(b); });
+  std::vector<MuonBatch> batches;
+  for (size_t first = 0, end = 0; first < matrices.size(); first = end) {
+    while (end < matrices.size() && sides(matrices[end]) == sides(matrices[first])) end++;
+    const auto [n, length] = sides(matrices[first]);
+    const int64_t count = int64_t(end - first), most = std::max<int64_t>(1, most_elements / muon_elements(n, length));
+    const int64_t parts = (count + most - 1) / most;
+    for (int64_t i = 0; i < parts; i++) {
+      const int64_t begin = i * count / parts;
+      batches.push_back({int64_t(first) + begin, (i + 1) * count / parts - begin, n, length});
+    }
+  }
+  return batches;
+}
 
 // The numbers of one step. The norm by which gradients are clipped is in StepStats (adamw.h).
 struct MuonStep {

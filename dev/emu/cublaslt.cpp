@@ -30,6 +30,8 @@ struct cublasLtMatrixLayoutOpaque {
   cudaDataType type;
   uint64_t rows, cols;
   int64_t ld;  // elements from one column to the next
+  int32_t batch = 1;
+  int64_t next = 0;  // elements from one matrix of a batch to the next
 };
 
 struct cublasLtMatmulPreferenceOpaque {
@@ -58,7 +60,8 @@ size_t element_bytes(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
 bool has_bias(const Desc& desc) { return (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 bool has_aux(const Desc& desc) { return (desc.epilogue & 128) != 0; }
 bool same_layout(const Layout& a, const Layout& b) {
-  return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.ld == b.ld;
+  return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.ld == b.ld && a.batch == b.batch &&
+         a.next == b.next;
 }
 
 bool is_epilogue(int epilogue) {
@@ -75,6 +78,10 @@ cublasStatus_t check_problem(const Desc& desc, const Layout& a, const Layout& b,
       c.rows != d.rows || c.cols != d.cols) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
+  for (const Layout* l : {&a, &b, &c})
+    if (l->batch != d.batch) return CUBLAS_STATUS_INVALID_VALUE;
+  if (d.batch < 1 || (d.batch > 1 && d.next < d.ld * int64_t(d.cols))) return CUBLAS_STATUS_INVALID_VALUE;
+  if (d.batch > 1 && desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
     return CUBLAS_STATUS_NOT_SUPPORTED;
   if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -90,7 +97,8 @@ uint64_t hash_problem(const Desc& desc, const Layout& a, const Layout& b, const 
   uint64_t hash = 1469598103934665603u;  // FNV-1a, a word at a time
   const auto add = [&](uint64_t word) { hash = (hash ^ word) * 1099511628211u; };
   for (const Layout* l : {&a, &b, &c, &d})
-    for (uint64_t word : {uint64_t(l->type), l->rows, l->cols, uint64_t(l->ld)}) add(word);
+    for (uint64_t word : {uint64_t(l->type), l->rows, l->cols, uint64_t(l->ld), uint64_t(l->batch), uint64_t(l->next)})
+      add(word);
   for (uint64_t word : {uint64_t(desc.compute), uint64_t(desc.op_a), uint64_t(desc.op_b), uint64_t(desc.epilogue)})
     add(word);
   return hash;
@@ -147,10 +155,17 @@ struct Matmul {
   Algo algo;
 };
 
+// Matrix i of a batch.
+const void* matrix_of(const void* p, const Layout& layout, int32_t i) {
+  return static_cast<const char*>(p) + i * layout.next * int64_t(element_bytes(layout.type));
+}
+
 void check_matrix(const char* operand, const void* p, const Layout& layout) {
   const size_t bytes = element_bytes(layout.type);
-  for (uint64_t j = 0; j < layout.cols; j++)
-    emu::check_device_range(operand, static_cast<const char*>(p) + j * layout.ld * bytes, layout.rows * bytes);
+  for (int32_t i = 0; i < layout.batch; i++)
+    for (uint64_t j = 0; j < layout.cols; j++)
+      emu::check_device_range(operand, static_cast<const char*>(matrix_of(p, layout, i)) + j * layout.ld * bytes,
+                              layout.rows * bytes);
 }
 
 void check_operands(const Matmul& m) {
@@ -197,10 +212,8 @@ std::vector<float> product_of(const Matmul& m) {
   return sum;
 }
 
-void run(const Matmul& m) {
-  // What another operation has stored in the workspace is overwritten.
-  if (m.algo.workspace_bytes != 0) emu::fill(m.workspace, 0xff, m.algo.workspace_bytes);
-
+// One product of a batch.
+void run_one(const Matmul& m) {
   const std::vector<float> product = product_of(m);
   const int64_t rows = int64_t(m.d_layout.rows), cols = int64_t(m.d_layout.cols);
   const cudaDataType type = m.d_layout.type;
@@ -217,6 +230,17 @@ void run(const Matmul& m) {
       }
       set(m.d, type, j * m.d_layout.ld + i, x);
     }
+  }
+}
+
+void run(const Matmul& m) {
+  // What another operation has stored in the workspace is overwritten.
+  if (m.algo.workspace_bytes != 0) emu::fill(m.workspace, 0xff, m.algo.workspace_bytes);
+  for (int32_t i = 0; i < m.d_layout.batch; i++) {
+    Matmul one = m;
+    one.a = matrix_of(m.a, m.a_layout, i), one.b = matrix_of(m.b, m.b_layout, i);
+    one.c = matrix_of(m.c, m.c_layout, i), one.d = const_cast<void*>(matrix_of(m.d, m.d_layout, i));
+    run_one(one);
   }
   emu::mutable_counters().matmuls++;
 }
@@ -236,6 +260,11 @@ cublasStatus_t assign(T& field, const void* value, size_t bytes) {
   if (value == nullptr || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
   memcpy(&field, value, sizeof(T));
   return CUBLAS_STATUS_SUCCESS;
+}
+
+// Every matrix of a batch.
+void check_alignment(const char* operand, const void* p, const Layout& layout, uint32_t promised) {
+  for (int32_t i = 0; i < layout.batch; i++) check_alignment(operand, matrix_of(p, layout, i), promised);
 }
 
 template <class T>
@@ -304,6 +333,15 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDa
   *layout = new Layout{type, rows, cols, ld};
   return CUBLAS_STATUS_SUCCESS;
 }
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes) {
+  switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return assign(layout->batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return assign(layout->next, value, bytes);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
@@ -346,7 +384,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   for (uint32_t bytes : preference->alignment)
     if (bytes == 0 || (bytes & (bytes - 1)) != 0) return CUBLAS_STATUS_INVALID_VALUE;
 
-  const uint64_t k = desc->op_a == CUBLAS_OP_N ? a->cols : a->rows, part_bytes = d->rows * d->cols * sizeof(float);
+  const uint64_t k = desc->op_a == CUBLAS_OP_N ? a->cols : a->rows,
+                 part_bytes = uint64_t(d->batch) * d->rows * d->cols * sizeof(float);
   const uint64_t most = preference->max_workspace_bytes, wanted = 1 << 20;  // bytes; uses as much as it may up to this,
                                                                             // and overwrites it
   struct Candidate {
@@ -397,10 +436,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   memcpy(&m.alpha, alpha, sizeof(float));
   memcpy(&m.beta, beta, sizeof(float));
   if (c == d && m.beta != 0.0f && !same_layout(*c_layout, *d_layout)) return CUBLAS_STATUS_INVALID_VALUE;
-  check_alignment("A", a, chosen.alignment[0]);
-  check_alignment("B", b, chosen.alignment[1]);
-  if (m.beta != 0.0f) check_alignment("C", c, chosen.alignment[2]);
-  check_alignment("D", d, chosen.alignment[3]);
+  check_alignment("A", a, *a_layout, chosen.alignment[0]);
+  check_alignment("B", b, *b_layout, chosen.alignment[1]);
+  if (m.beta != 0.0f) check_alignment("C", c, *c_layout, chosen.alignment[2]);
+  check_alignment("D", d, *d_layout, chosen.alignment[3]);
   if (has_bias(*desc)) check_alignment("bias", desc->bias, chosen.alignment[4]);
   if (has_aux(*desc)) check_alignment("the epilogue's aux", desc->aux, chosen.alignment[5]);
   if (chosen.workspace_bytes != 0) check_alignment("workspace", workspace, 16);

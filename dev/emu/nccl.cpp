@@ -8,9 +8,11 @@
 #include <cstdio>       // printf, snprintf
 #include <cstdlib>      // getenv, atof
 #include <cstring>      // memcmp, memcpy, strcmp
+#include <functional>   // std::function
 #include <memory>       // std::shared_ptr
 #include <numeric>      // std::iota
 #include <string>       // std::string
+#include <utility>      // std::exchange
 #include <vector>       // std::vector
 #include "cuda_bf16.h"  // __nv_bfloat16
 #include "emu.h"        // fatal, enqueue, check_device_range
@@ -29,13 +31,14 @@ namespace {
 // The collective that a rank has called. All ranks must have called the same.
 struct Call {
   char what[24];
-  int64_t type, count;
+  int64_t type, count, root;  // root: -1 where no rank is another than the others
 };
 
 std::string text_of(const Call& call) {
-  char text[96];
-  snprintf(text, sizeof text, "%s of %lld elements of type %lld", call.what, (long long)call.count,
-           (long long)call.type);
+  char text[96], root[32] = "";
+  if (call.root >= 0) snprintf(root, sizeof root, " with root %lld", (long long)call.root);
+  snprintf(text, sizeof text, "%s of %lld elements of type %lld%s", call.what, (long long)call.count,
+           (long long)call.type, root);
   return text;
 }
 
@@ -91,11 +94,10 @@ void add(char* sum, const char* x, size_t count) {
   for (size_t i = 0; i < count; i++) to[i] = T(to[i] + from[i]);
 }
 
-// The rank-th part of the sum of all ranks' sent (ranks, count).
-std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
+// The sum of the ranks' parts (ranks, count).
+std::vector<char> sum_of(const ncclComm& comm, const std::vector<char>& parts, size_t count, ncclDataType_t type) {
   const size_t bytes = count * element_bytes(type);
-  std::vector<char> parts(sent.size()), sum(bytes);
-  MPI_Alltoall(sent.data(), int(bytes), MPI_BYTE, parts.data(), int(bytes), MPI_BYTE, comm.mpi);
+  std::vector<char> sum(bytes);
   std::vector<int> order(static_cast<size_t>(comm.size));
   std::iota(order.begin(), order.end(), 0);
   if (comm.sums_in_any_order) emu::rng.shuffle(order.data(), uint32_t(comm.size));
@@ -107,6 +109,14 @@ std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sen
     else add<__nv_bfloat16>(sum.data(), part, count);
   }
   return sum;
+}
+
+// The rank-th part of the sum of all ranks' sent (ranks, count).
+std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
+  const int bytes = int(count * element_bytes(type));
+  std::vector<char> parts(sent.size());
+  MPI_Alltoall(sent.data(), bytes, MPI_BYTE, parts.data(), bytes, MPI_BYTE, comm.mpi);
+  return sum_of(comm, parts, count, type);
 }
 
 std::vector<char> gathered(const ncclComm& comm, const std::vector<char>& part) {
@@ -134,44 +144,104 @@ void all_gather(const ncclComm& comm, const void* sent, void* received, size_t c
   copy(received, gathered(comm, mine).data(), count * size_t(comm.size), type);
 }
 
-// Queues `run`, which reads `sent_parts` times count elements and writes `received_parts` times as many. Ranges are
-// checked now and when it runs. Buffers that overlap must do so as NCCL allows it: a part of the larger one that is
-// this rank's, or all of it.
-ncclResult_t queue(const char* name, decltype(all_reduce)* run, const void* sent, size_t sent_parts, void* received,
-                   size_t received_parts, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
-  if (comm == nullptr || (type != ncclFloat && type != ncclDouble && type != ncclBfloat16)) return ncclInvalidArgument;
-  const size_t part = count * element_bytes(type);
-  const auto check = [=] {
-    emu::check_device_range("what is sent", sent, sent_parts * part, emu::Gaps::allow);
-    emu::check_device_range("what is received", received, received_parts * part, emu::Gaps::allow);
-  };
-  check();
-  if (!emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
-  if (part * size_t(comm->size) > size_t(1) << 30)
-    emu::fatal("%s: %zu elements are more than the emulator moves at once", name, count);
-  const auto *s = static_cast<const char*>(sent), *r = static_cast<const char*>(received);
-  const size_t place = size_t(comm->rank) * part;
-  const char* in_place = sent_parts > received_parts ? s + place : r + (received_parts > sent_parts ? place : 0);
-  if (s < r + received_parts * part && r < s + sent_parts * part && in_place != (sent_parts > received_parts ? r : s))
-    emu::fatal("%s: what is received overlaps what is sent, and not as rank %d's part of it", name, comm->rank);
-  if (logs_collectives()) {
-    int priority = 0;
-    cudaStreamGetPriority(stream, &priority);
-    printf("NCCL INFO %s: count %zu datatype %d nranks %d stream priority %d\n", name + strlen("nccl"), count,
-           int(type), comm->size, priority);
+void reduce(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type, int root) {
+  const int bytes = int(count * element_bytes(type));
+  std::vector<char> mine(static_cast<size_t>(bytes)), parts(comm.rank == root ? mine.size() * size_t(comm.size) : 0);
+  copy(mine.data(), sent, count, type);
+  MPI_Gather(mine.data(), bytes, MPI_BYTE, parts.data(), bytes, MPI_BYTE, root, comm.mpi);
+  if (comm.rank == root) copy(received, sum_of(comm, parts, count, type).data(), count, type);
+}
+
+void broadcast(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type, int root) {
+  std::vector<char> values(count * element_bytes(type));
+  if (comm.rank == root) copy(values.data(), sent, count, type);
+  MPI_Bcast(values.data(), int(values.size()), MPI_BYTE, root, comm.mpi);
+  copy(received, values.data(), count, type);
+}
+
+// One call, and the memory that it reads and writes on this rank: so many times `count` elements, 0 times if none.
+struct Collective {
+  const char* name;
+  std::function<void(const ncclComm&)> run;
+  const void* sent;
+  size_t sent_parts;
+  void* received;
+  size_t received_parts;
+  size_t count;
+  ncclDataType_t type;
+  ncclComm_t comm;
+  cudaStream_t stream;
+  int root = -1;
+
+  size_t part_bytes() const { return count * element_bytes(type); }
+  void check_ranges() const {
+    if (sent_parts > 0) emu::check_device_range("what is sent", sent, sent_parts * part_bytes(), emu::Gaps::allow);
+    if (received_parts > 0)
+      emu::check_device_range("what is received", received, received_parts * part_bytes(), emu::Gaps::allow);
   }
+  // What this one writes overlaps what the other one sends or receives.
+  bool writes_to(const Collective& other) const {
+    const auto overlaps = [&](const void* p, size_t bytes) {
+      return received < static_cast<const char*>(p) + bytes &&
+             p < static_cast<const char*>(received) + received_parts * part_bytes();
+    };
+    return received_parts > 0 && (overlaps(other.sent, other.sent_parts * other.part_bytes()) ||
+                                  overlaps(other.received, other.received_parts * other.part_bytes()));
+  }
+  // Buffers that overlap must do so as NCCL allows it: a part of the larger one that is this rank's, or all of it.
+  void check_overlap() const {
+    if (sent_parts == 0 || received_parts == 0) return;
+    const size_t part = part_bytes(), place = size_t(comm->rank) * part;
+    const auto *s = static_cast<const char*>(sent), *r = static_cast<const char*>(received);
+    const char* in_place = sent_parts > received_parts ? s + place : r + (received_parts > sent_parts ? place : 0);
+    if (s < r + received_parts * part && r < s + sent_parts * part && in_place != (sent_parts > received_parts ? r : s))
+      emu::fatal("%s: what is received overlaps what is sent, and not as rank %d's part of it", name, comm->rank);
+  }
+};
+
+// The calls since ncclGroupStart, which ncclGroupEnd queues.
+int group_depth = 0;
+std::vector<Collective> group;
+
+ncclResult_t enqueue(const Collective& c) {
   Call call = {};
-  snprintf(call.what, sizeof call.what, "%s", name);
-  call.type = type, call.count = int64_t(count);
-  ++*comm->left;
-  const cudaError_t error = emu::enqueue(name, stream, [=] {
-    check();
-    meet(*comm, call);
-    run(*comm, sent, received, count, type);
-    --*comm->left;
+  snprintf(call.what, sizeof call.what, "%s", c.name);
+  call.type = c.type, call.count = int64_t(c.count), call.root = c.root;
+  ++*c.comm->left;
+  const cudaError_t error = emu::enqueue(c.name, c.stream, [c, call] {
+    c.check_ranges();
+    meet(*c.comm, call);
+    c.run(*c.comm);
+    --*c.comm->left;
   });
   return error == cudaSuccess ? ncclSuccess : ncclInvalidUsage;
 }
+
+// Queues a call, now or at the end of the group. Its ranges are checked now and when it runs.
+ncclResult_t queue(const Collective& c) {
+  if (c.comm == nullptr || (c.type != ncclFloat && c.type != ncclDouble && c.type != ncclBfloat16) ||
+      c.root >= c.comm->size)
+    return ncclInvalidArgument;
+  c.check_ranges();
+  if (!emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
+  if (c.part_bytes() * size_t(c.comm->size) > size_t(1) << 30)
+    emu::fatal("%s: %zu elements are more than the emulator moves at once", c.name, c.count);
+  c.check_overlap();
+  if (logs_collectives()) {
+    int priority = 0;
+    cudaStreamGetPriority(c.stream, &priority);
+    printf("NCCL INFO %s: count %zu datatype %d nranks %d stream priority %d\n", c.name + strlen("nccl"), c.count,
+           int(c.type), c.comm->size, priority);
+  }
+  if (group_depth == 0) return enqueue(c);
+  for (const Collective& other : group)
+    if (c.writes_to(other) || other.writes_to(c))
+      emu::fatal("%s: overlaps the memory of %s of the same group, beside which it may run", c.name, other.name);
+  group.push_back(c);
+  return ncclSuccess;
+}
+
+size_t size_of(ncclComm_t comm) { return comm != nullptr ? size_t(comm->size) : 0; }
 
 }  // namespace
 
@@ -252,17 +322,46 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 ncclResult_t ncclAllReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t,
                            ncclComm_t comm, cudaStream_t stream) {
-  return queue("ncclAllReduce", all_reduce, sent, 1, received, 1, count, type, comm, stream);
+  const auto run = [=](const ncclComm& c) { all_reduce(c, sent, received, count, type); };
+  return queue({"ncclAllReduce", run, sent, 1, received, 1, count, type, comm, stream});
 }
 
 ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t,
                                ncclComm_t comm, cudaStream_t stream) {
-  return queue("ncclReduceScatter", reduce_scatter, sent, comm != nullptr ? size_t(comm->size) : 0, received, 1, count,
-               type, comm, stream);
+  const auto run = [=](const ncclComm& c) { reduce_scatter(c, sent, received, count, type); };
+  return queue({"ncclReduceScatter", run, sent, size_of(comm), received, 1, count, type, comm, stream});
 }
 
 ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return queue("ncclAllGather", all_gather, sent, 1, received, comm != nullptr ? size_t(comm->size) : 0, count, type,
-               comm, stream);
+  const auto run = [=](const ncclComm& c) { all_gather(c, sent, received, count, type); };
+  return queue({"ncclAllGather", run, sent, 1, received, size_of(comm), count, type, comm, stream});
+}
+
+ncclResult_t ncclReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  const auto run = [=](const ncclComm& c) { reduce(c, sent, received, count, type, root); };
+  const bool receives = comm != nullptr && comm->rank == root;
+  return queue({"ncclReduce", run, sent, 1, received, receives, count, type, comm, stream, root});
+}
+
+ncclResult_t ncclBroadcast(const void* sent, void* received, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const auto run = [=](const ncclComm& c) { broadcast(c, sent, received, count, type, root); };
+  const bool sends = comm != nullptr && comm->rank == root;
+  return queue({"ncclBroadcast", run, sent, sends, received, 1, count, type, comm, stream, root});
+}
+
+ncclResult_t ncclGroupStart() {
+  group_depth++;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (group_depth == 0) return ncclInvalidUsage;
+  if (--group_depth > 0) return ncclSuccess;
+  ncclResult_t result = ncclSuccess;
+  for (const Collective& c : std::exchange(group, {}))
+    if (result == ncclSuccess) result = enqueue(c);
+  return result;
 }

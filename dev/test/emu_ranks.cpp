@@ -88,6 +88,36 @@ void collectives_of(ncclDataType_t type, ncclComm_t comm) {
   check(cudaFree(apart));
 }
 
+// Each rank is the root of a part, which are of different sizes: sums go to the roots, which then send them to all.
+template <class T>
+void collectives_with_roots(ncclDataType_t type, ncclComm_t comm) {
+  std::vector<size_t> begins = {0};  // the parts, one after the other
+  for (int root = 0; root < num_ranks; root++) begins.push_back(begins.back() + 5 + 7 * size_t(root));
+  const auto count = [&](int root) { return begins[size_t(root) + 1] - begins[size_t(root)]; };
+  const size_t all = begins.back(), mine = begins[size_t(rank)];
+  const std::vector<T> numbers = numbers_of<T>(rank, all), sum = sum_in_order_of_ranks<T>(all);
+  T *x = to_device(numbers), *apart = to_device(std::vector<T>(all));
+  check(ncclGroupStart());
+  for (int root = 0; root < num_ranks; root++) {
+    T* part = x + begins[size_t(root)];
+    check(ncclReduce(part, root == rank ? part : nullptr, count(root), type, ncclSum, root, comm, stream));
+  }
+  check(ncclGroupEnd());
+  std::vector<T> expected = numbers;
+  memcpy(expected.data() + mine, sum.data() + mine, count(rank) * sizeof(T));
+  CHECK(same_bits(expected, to_host(x, all).data()));
+  for (T* to : {apart, x}) {
+    check(ncclGroupStart());
+    for (int root = num_ranks - 1; root >= 0; root--)
+      check(ncclBroadcast(root == rank ? x + mine : nullptr, to + begins[size_t(root)], count(root), type, root, comm,
+                          stream));
+    check(ncclGroupEnd());
+    CHECK(same_bits(sum, to_host(to, all).data()));
+  }
+  check(cudaFree(x));
+  check(cudaFree(apart));
+}
+
 // Under how many of 20 seeds a collective on another stream reads x before the copy, which was queued first, has
 // written it.
 int seeds_that_read_early(ncclComm_t comm, bool wait) {
@@ -164,9 +194,9 @@ void run(const std::string& name) {
     check(ncclAllReduce(from, to, count, ncclFloat, ncclSum, comm, stream));
   };
   if (name == "collectives") {
-    collectives_of<float>(ncclFloat, comm);
-    collectives_of<double>(ncclDouble, comm);
-    collectives_of<__nv_bfloat16>(ncclBfloat16, comm);
+    collectives_of<float>(ncclFloat, comm), collectives_with_roots<float>(ncclFloat, comm);
+    collectives_of<double>(ncclDouble, comm), collectives_with_roots<double>(ncclDouble, comm);
+    collectives_of<__nv_bfloat16>(ncclBfloat16, comm), collectives_with_roots<__nv_bfloat16>(ncclBfloat16, comm);
   } else if (name == "gaps") {
     check(cudaStreamSynchronize(stream));
     forbid(x + 8, 32);
@@ -181,6 +211,12 @@ void run(const std::string& name) {
   } else if (name == "other_collective") {
     if (rank == 0) reduce(x, x, 1);
     else check(ncclAllGather(x + rank, x, 1, ncclFloat, comm, stream));
+  } else if (name == "other_root") {
+    check(ncclBroadcast(x, x, 1, ncclFloat, rank, comm, stream));
+  } else if (name == "overlap_in_group") {
+    check(ncclGroupStart());
+    check(ncclReduce(x, x, 32, ncclFloat, ncclSum, 0, comm, stream));
+    check(ncclBroadcast(x + 31, x + 31, 32, ncclFloat, 0, comm, stream));
   } else if (name == "one_more") {
     if (rank == 0) reduce(x, x, 64);
   } else if (name == "overrun") {

@@ -200,6 +200,88 @@ TEST(EmuCublasLt, Tf32IsLessExactThanFp32) {
   EXPECT_EQ(run_matmul(p), CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
+// D_i (2, 3) = A_i (2, 4) B_i (4, 3) for i < 3, with so many elements from one matrix to the next.
+struct Batch {
+  int64_t next_a = 8, next_b = 12, next_d = 6;
+  int32_t count = 3, count_of_a = 3;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  uint32_t alignment = 8;     // promised, of A
+  size_t elements_of_b = 36;  // as many as are allocated
+};
+
+// Returns what the heuristic says.
+static cublasStatus_t run_batch(const Batch& batch) {
+  const cudaDataType type = CUDA_R_32F;
+  const Matrix a(4, 8, 4, type, 0.1);
+  const Matrix b(4, 9, 4, type, 0.2);
+  Stream stream;
+  void *da = upload(a.values, type, stream), *dd = upload(std::vector<double>(24, NAN), type, stream), *workspace;
+  std::vector<double> values_b = b.values;
+  values_b.resize(batch.elements_of_b);
+  void* db = upload(values_b, type, stream);
+  check(cudaMalloc(&workspace, 4096));
+  cublasLtHandle_t handle;
+  cublasLtMatmulDesc_t desc;
+  cublasLtMatrixLayout_t layout_a, layout_b, layout_d;
+  cublasLtMatmulPreference_t preference;
+  check(cublasLtCreate(&handle));
+  check(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &batch.epilogue, sizeof batch.epilogue));
+  const auto make_layout = [&](cublasLtMatrixLayout_t* layout, uint64_t rows, uint64_t cols, int32_t count,
+                               int64_t next) {
+    check(cublasLtMatrixLayoutCreate(layout, type, rows, cols, int64_t(rows)));
+    check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &next, sizeof next));
+    EXPECT_EQ(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &next, sizeof next),
+              CUBLAS_STATUS_INVALID_VALUE);
+  };
+  make_layout(&layout_a, 2, 4, batch.count_of_a, batch.next_a);
+  make_layout(&layout_b, 4, 3, batch.count, batch.next_b);
+  make_layout(&layout_d, 2, 3, batch.count, batch.next_d);
+  check(cublasLtMatmulPreferenceCreate(&preference));
+  check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &batch.alignment,
+                                             sizeof batch.alignment));
+  for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    const uint32_t of_elements = 4;
+    check(cublasLtMatmulPreferenceSetAttribute(preference, operand, &of_elements, sizeof of_elements));
+  }
+  cublasLtMatmulHeuristicResult_t results[8];
+  int returned;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, desc, layout_a, layout_b, layout_d, layout_d,
+                                                               preference, 8, results, &returned);
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    const float one = 1, zero = 0;
+    check(cublasLtMatmul(handle, desc, &one, da, layout_a, db, layout_b, &zero, dd, layout_d, dd, layout_d,
+                         &results[0].algo, workspace, 4096, stream));
+    const std::vector<double> d = download(dd, 24, type, stream);
+    for (int64_t i = 0; i < batch.count; i++)
+      for (int64_t row = 0; row < 2; row++)
+        for (int64_t col = 0; col < 3; col++) {
+          double x = 0;
+          for (int64_t l = 0; l < 4; l++)
+            x += a.values[size_t(i * batch.next_a + l * 2 + row)] * b.values[size_t(i * batch.next_b + col * 4 + l)];
+          EXPECT_NEAR(d[size_t(i * batch.next_d + col * 2 + row)], x, 1e-5) << i;
+        }
+  }
+  for (void* pointer : {da, db, dd, workspace}) check(cudaFree(pointer));
+  for (cublasLtMatrixLayout_t layout : {layout_a, layout_b, layout_d}) check(cublasLtMatrixLayoutDestroy(layout));
+  check(cublasLtMatmulPreferenceDestroy(preference));
+  check(cublasLtMatmulDescDestroy(desc));
+  check(cublasLtDestroy(handle));
+  return status;
+}
+
+TEST(EmuCublasLt, ABatchIsAProductOfEachPairOfMatrices) {
+  for (Batch batch : {Batch{}, Batch{10, 12, 8}, Batch{0, 12, 7}})  // the same A for all of them
+    EXPECT_EQ(run_batch(batch), CUBLAS_STATUS_SUCCESS);
+  Batch other_count, overlapping, with_epilogue;
+  other_count.count_of_a = 2, overlapping.next_d = 5, with_epilogue.epilogue = CUBLASLT_EPILOGUE_BIAS;
+  EXPECT_EQ(run_batch(other_count), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(run_batch(overlapping), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(run_batch(with_epilogue), CUBLAS_STATUS_NOT_SUPPORTED);
+}
+
 TEST(EmuCublasLt, TheHeuristicRefusesWhatIsNotSupported) {
   Problem p;
   p.out = CUDA_R_16BF;  // from fp32 inputs
@@ -249,6 +331,13 @@ TEST_F(EmuCublasLtDeathTest, APointerThatIsLessAlignedThanPromisedDies) {
 }
 
 // Whose alignments the heuristic takes from the pointers that it is asked with.
+TEST_F(EmuCublasLtDeathTest, ALaterMatrixOfABatchIsCheckedToo) {
+  Batch misaligned, too_short;
+  misaligned.next_a = 9, too_short.elements_of_b = 35;
+  EXPECT_DEATH(run_batch(misaligned), "A at .* is not aligned to the 8 bytes");
+  EXPECT_DEATH(run_batch(too_short), "cublasLtMatmul: B");
+}
+
 TEST_F(EmuCublasLtDeathTest, ABiasOrAuxThatIsLessAlignedThanBeforeDies) {
   Problem p;
   p.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;

@@ -96,22 +96,28 @@ TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
 
 TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMoments) {
   const ModelConfig config = shapes(64)[2].config;
-  GPT2 whole;
-  gpt2_plan(whole, config, {1, 64});
-  const double parameters = double(whole.parameters.num_parameters), states = has_master_weights ? 3 : 2;
-  double before = allocated();
-  gpt2_allocate(whole);
-  const double whole_bytes = allocated() - before;
-  for (int ranks : {2, 4, 7}) {
-    GPT2 shard;
-    gpt2_plan(shard, config, {1, 64, Recompute::nothing, false, {ranks - 1, ranks}});
-    before = allocated();
-    gpt2_allocate(shard);
-    // Padding that lets buckets be cut into shards is what is beside the parameters.
-    const double saved = states * 4 * parameters * (1 - 1.0 / ranks), padding = 1.25;
-    EXPECT_NEAR((double(whole.memory.total()) - double(shard.memory.total())) / saved, 1, padding - 1) << ranks;
-    EXPECT_GT(whole_bytes - (allocated() - before), (2 - padding) * saved) << ranks;
-    EXPECT_LE(double(shard.state_bytes()) / (4 * parameters / ranks), padding) << ranks;
+  for (bool muon : {false, true}) {
+    PlanOptions plan = {1, 64};
+    plan.muon = muon;
+    GPT2 whole;
+    gpt2_plan(whole, config, plan);
+    const double parameters = double(whole.parameters.num_parameters), states = has_master_weights ? 3 : 2;
+    double before = allocated();
+    gpt2_allocate(whole);
+    const double whole_bytes = allocated() - before;
+    for (int ranks : {2, 4, 7}) {
+      SCOPED_TRACE(format("%d ranks%s", ranks, muon ? ", Muon" : ""));
+      plan.shard = {ranks - 1, ranks, muon};
+      GPT2 shard;
+      gpt2_plan(shard, config, plan);
+      before = allocated();
+      gpt2_allocate(shard);
+      // Padding that lets buckets be cut into shards, or what does not come out even where matrices are whole.
+      const double saved = states * 4 * parameters * (1 - 1.0 / ranks), padding = 1.25;
+      EXPECT_NEAR((double(whole.memory.total()) - double(shard.memory.total())) / saved, 1, padding - 1);
+      EXPECT_GT(whole_bytes - (allocated() - before), (2 - padding) * saved);
+      EXPECT_LE(double(shard.state_bytes()) / (4 * parameters / ranks), padding);
+    }
   }
 }
 

@@ -10,4 +10,5 @@
 #include "dev/test/operations/tokens.h"     // embedding and classifier
 #include "dev/test/operations/maps.h"       // sums of attention maps
 #include "dev/test/operations/rotary.h"     // rotary positions
-#include "dev/test/operations/optimizer.h"  // AdamW, Muon and the norm of the gradients
+#include "dev/test/operations/muon.h"       // Muon
+#include "dev/test/operations/optimizer.h"  // AdamW and the norm of the gradients

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>                // TEST
 #include <cmath>                        // std::sqrt
 #include <set>                          // std::set
+#include <tuple>                        // std::tie
 #include "helpers.h"                    // make_config, EXPECT_ERROR
 #include "llmc/utils/arena.h"           // ArenaLayout
 #include "llmc/model/attention_plan.h"  // make_attention_plan
@@ -448,15 +449,24 @@ TEST(Arena, TensorsAreAlignedAndDoNotOverlap) {
   EXPECT_GE(table.layout.bytes, end);
 }
 
-TEST(Shard, HoldEveryParameterOnceInEqualShares) {
+// Numbers of ranks, with parts of equal size and with whole matrices.
+static std::vector<std::pair<int, bool>> cases_of_shards(int most_ranks) {
+  std::vector<std::pair<int, bool>> cases;
+  for (int ranks = 1; ranks <= most_ranks; ranks++)
+    for (bool whole_matrices : {false, true}) cases.push_back({ranks, whole_matrices});
+  return cases;
+}
+
+TEST(Shard, HoldEveryParameterOnce) {
   for (bool bias : {false, true}) {
     ModelConfig config = make_config(3, 4, 20, 2, 3);
     config.vocab_size = 101, config.max_seq_len = 7, config.bias = bias;
-    for (int ranks = 1; ranks <= 9; ranks++) {
+    for (const auto& [ranks, whole_matrices] : cases_of_shards(9)) {
       std::vector<int> owners;  // of each element of the full arenas
       int64_t num_owned = 0;
       for (int rank = 0; rank < ranks; rank++) {
-        const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {rank, ranks});
+        const ParameterTable table =
+            make_parameter_table(config, make_attention_plan(config), {rank, ranks, whole_matrices});
         owners.resize(table.layout.bytes / sizeof(float));
         EXPECT_EQ(table.buckets.size(), 3u + 2);
         EXPECT_EQ(table.layout.bytes % (256 * size_t(ranks)), 0u);
@@ -469,13 +479,71 @@ TEST(Shard, HoldEveryParameterOnceInEqualShares) {
           for (int i = 0; i < chunk.count; i++) owners[chunk.begin + i]++;
           num_owned += chunk.count;
         }
-        EXPECT_LE(end, int64_t(table.layout.bytes / sizeof(float)) / ranks);
+        EXPECT_LE(end, table.state_count);
+        if (!whole_matrices) { EXPECT_EQ(table.state_count, int64_t(table.layout.bytes / sizeof(float)) / ranks); }
       }
-      const ParameterTable table = make_parameter_table(config, make_attention_plan(config), {0, ranks});
+      const ParameterTable table =
+          make_parameter_table(config, make_attention_plan(config), {0, ranks, whole_matrices});
       EXPECT_EQ(num_owned, table.num_parameters);
       for (const TensorSpec& tensor : table.layout.tensors)
         for (int64_t i = 0; i < tensor.num_elements(); i++)
           EXPECT_EQ(owners[tensor.element_offset() + i], 1) << tensor.name;
+    }
+  }
+}
+
+// The parts of a bucket are all of it, one after the other, on every rank the same.
+TEST(Shard, CutsBucketsAlikeOnEveryRank) {
+  const ModelConfig config = make_config(3, 4, 20, 2, 3);
+  for (const auto& [ranks, whole_matrices] : cases_of_shards(5)) {
+    const ParameterTable first = make_parameter_table(config, make_attention_plan(config), {0, ranks, whole_matrices});
+    for (int rank = 0; rank < ranks; rank++) {
+      const ParameterTable table =
+          make_parameter_table(config, make_attention_plan(config), {rank, ranks, whole_matrices});
+      for (size_t b = 0; b < table.buckets.size(); b++) {
+        const ParameterBucket &bucket = table.buckets[b], &of_first = first.buckets[b];
+        EXPECT_EQ(bucket.has_equal_parts, !whole_matrices || ranks == 1 || b == 0 || b == 4);
+        int64_t end = bucket.begin;
+        for (size_t i = 0; i < bucket.parts.size(); i++) {
+          const ShardPart &part = bucket.parts[i], &expected = of_first.parts[i];
+          EXPECT_EQ(part.begin, end);
+          end += part.count;
+          EXPECT_EQ(std::tie(part.owner, part.count, part.state),
+                    std::tie(expected.owner, expected.count, expected.state));
+          if (bucket.has_equal_parts) { EXPECT_EQ(part.owner, int(i)); }
+        }
+        EXPECT_EQ(end, bucket.begin + bucket.count);
+      }
+    }
+  }
+}
+
+// Of GPT-2 124M. Each matrix is on one rank, and no rank has more to do, or to keep, than its share and a little.
+// BUG llmc/utils/parameter_table.h: `*least += costly.cost;` -> ``
+// BUG llmc/utils/parameter_table.h: `return a.cost > b.cost;` -> `return a.cost < b.cost;`
+TEST(Shard, DealsWholeMatricesOutInEqualShares) {
+  ModelConfig d12;
+  ASSERT_TRUE(config_from_preset("d12", d12));
+  for (const char* wiring : {"plain", "sla(9,9)", "gqa(4)"}) {
+    d12.wiring = parse_wiring(wiring);
+    const AttentionPlan plan = make_attention_plan(d12);
+    const std::vector<MuonMatrix> all = muon_matrices(make_parameter_table(d12, plan));
+    const auto cost = [](const std::vector<MuonMatrix>& matrices) {
+      double sum = 0;
+      for (const MuonMatrix& matrix : matrices) sum += double(matrix.count()) * double(matrix.shorter());
+      return sum;
+    };
+    for (int ranks : {2, 3, 4, 8}) {
+      SCOPED_TRACE(format("%s, %d ranks", wiring, ranks));
+      std::set<int64_t> begins;
+      for (int rank = 0; rank < ranks; rank++) {
+        const ParameterTable table = make_parameter_table(d12, plan, {rank, ranks, /*whole_matrices=*/true});
+        const std::vector<MuonMatrix> own = muon_matrices(table);
+        for (const MuonMatrix& matrix : own) EXPECT_TRUE(begins.insert(matrix.begin).second) << "has two owners";
+        EXPECT_LE(cost(own), 1.05 * cost(all) / ranks);
+        EXPECT_LE(double(table.state_count), 1.05 * double(table.num_parameters) / ranks);
+      }
+      EXPECT_EQ(begins.size(), all.size());
     }
   }
 }

@@ -1,17 +1,18 @@
 // Matrix products on oneDNN: sgemm for floats, its matmul primitive for bf16, with sums in fp32. Matrices are
 // row-major; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 #pragma once
-#include <dnnl.hpp>            // dnnl_sgemm, dnnl::matmul
-#include <omp.h>               // omp_get_max_threads, omp_set_num_threads
-#include <algorithm>           // std::min
-#include <cstdint>             // int64_t
-#include <cstring>             // memcpy
-#include <unordered_map>       // std::unordered_map
-#include <vector>              // std::vector
-#include "llmc/utils/error.h"  // CHECK
-#include "bf16.h"              // bfloat16
-#include "threads.h"           // is_worth_threads
-#include "vec.h"               // to_float, from_float
+#include <dnnl.hpp>             // dnnl_sgemm, dnnl::matmul
+#include <omp.h>                // omp_get_max_threads, omp_set_num_threads
+#include <algorithm>            // std::min
+#include <cstdint>              // int64_t
+#include <cstring>              // memcpy
+#include <unordered_map>        // std::unordered_map
+#include <vector>               // std::vector
+#include "llmc/batched_gemm.h"  // BatchedGemm
+#include "llmc/utils/error.h"   // CHECK
+#include "bf16.h"               // bfloat16
+#include "threads.h"            // is_worth_threads
+#include "vec.h"                // to_float, from_float
 
 // The teams that this thread starts, oneDNN's among them, have one thread while this exists.
 class OneThread {
@@ -236,6 +237,14 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bf
                    for (int64_t j = 0; j < count; j++)
                      from_float(to[j], accumulate ? to_float(to[j]) + sums[j] : sums[j]);
                  });
+}
+
+// c_i = op(a_i) op(b_i) for all matrices of a batch, one after the other, as llmc/batched_gemm.h says.
+template <class T>
+void gemm(const BatchedGemm& s, const T* a, const T* b, T* c) {
+  for (int64_t i = 0; i < s.batch; i++)
+    gemm(s.op_a, s.op_b, s.m, s.n, s.k, a + i * s.m * s.k, s.op_a == 'N' ? s.k : s.m, b + i * s.k * s.n,
+         s.op_b == 'N' ? s.n : s.k, false, c + i * s.m * s.n, s.n);
 }
 
 // c (m, n) = op(a) op(b) + bias (n).

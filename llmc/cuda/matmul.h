@@ -10,6 +10,7 @@
 #include <map>                   // std::map
 #include <tuple>                 // std::tie
 #include <vector>                // std::vector
+#include "llmc/batched_gemm.h"   // BatchedGemm
 #include "llmc/device_memory.h"  // DeviceArray
 #include "llmc/precision.h"      // floatX
 #include "llmc/utils/error.h"    // user_error
@@ -51,10 +52,12 @@ struct GemmShape {
   int epilogue;
   bool tf32;
   int align_a, align_b, align_c, align_bias, align_aux;  // bytes that the pointers are multiples of; 0: null
+  // Products of so many matrices, and elements from one to the next.
+  int64_t batch = 1, next_a = 0, next_b = 0, next_c = 0;
 
   auto key() const {
     return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, accumulate, type, out_type, epilogue, tf32, align_a, align_b,
-                    align_c, align_bias, align_aux);
+                    align_c, align_bias, align_aux, batch, next_a, next_b, next_c);
   }
   bool operator<(const GemmShape& o) const { return key() < o.key(); }
 };
@@ -76,6 +79,13 @@ struct GemmPlan {
 template <class T>
 void set_attribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
+}
+
+inline void set_batch(cublasLtMatrixLayout_t layout, int64_t batch, int64_t next) {
+  const int32_t count = int32_t(batch);
+  CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+  CUBLAS_CHECK(
+      cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &next, sizeof next));
 }
 
 inline cublasLtHandle_t cublaslt() {
@@ -113,6 +123,8 @@ inline GemmPlan describe_gemm(const GemmShape& s) {
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, s.type, uint64_t(s.op_b == 'T' ? s.n : s.k),
                                           uint64_t(s.op_b == 'T' ? s.k : s.n), s.ldb));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.c, s.out_type, uint64_t(s.m), uint64_t(s.n), s.ldc));
+  if (s.batch > 1)
+    set_batch(plan.a, s.batch, s.next_a), set_batch(plan.b, s.batch, s.next_b), set_batch(plan.c, s.batch, s.next_c);
   return plan;
 }
 
@@ -207,6 +219,39 @@ void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, in
                            alignment_of(epilogue.aux)};
   const GemmPlan& plan = gemm_plan(shape, epilogue);
   set_epilogue_pointers(plan, epilogue);
+  run_gemm(shape, plan, plan.algo, b, a, c);
+}
+
+// c_i = op(a_i) op(b_i) for all matrices of a batch, as llmc/batched_gemm.h says.
+template <class T>
+void gemm(const BatchedGemm& s, const T* a, const T* b, T* c) {
+  const int64_t next_a = s.m * s.k, next_b = s.k * s.n, next_c = s.m * s.n;
+  const auto alignment = [](const T* p, int64_t next) {  // of every matrix
+    return std::min(alignment_of(p), alignment_of(reinterpret_cast<const void*>(next * int64_t(sizeof(T)))));
+  };
+  const GemmShape shape = {s.op_b,
+                           s.op_a,
+                           s.n,
+                           s.m,
+                           s.k,
+                           s.op_b == 'N' ? s.n : s.k,
+                           s.op_a == 'N' ? s.k : s.m,
+                           s.n,
+                           /*accumulate=*/false,
+                           cuda_type<T>,
+                           cuda_type<T>,
+                           int(CUBLASLT_EPILOGUE_DEFAULT),
+                           gemm_tf32(),
+                           alignment(b, next_b),
+                           alignment(a, next_a),
+                           alignment(c, next_c),
+                           0,
+                           0,
+                           s.batch,
+                           next_b,
+                           next_a,
+                           next_c};
+  const GemmPlan& plan = gemm_plan(shape, {});
   run_gemm(shape, plan, plan.algo, b, a, c);
 }
 

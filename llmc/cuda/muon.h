@@ -1,38 +1,54 @@
 // The operations of Muon beside the matmuls of its iteration; llmc/muon.h has the formulas. All pointers are device
 // pointers.
 #pragma once
-#include <algorithm>         // std::max
-#include <cmath>             // std::isnan, std::sqrt
+#include <cmath>             // std::isnan
 #include <cstdint>           // int64_t
-#include "llmc/muon.h"       // MuonStep
+#include "llmc/muon_args.h"  // MuonArgs, MuonBatch, MuonMatrix, MuonStep
 #include "llmc/precision.h"  // floatX, has_master_weights
 #include "device.h"          // gpu
 #include "launch.h"          // launch, shared_memory
-#include "optimizer.h"       // ParameterChunk, StepStats, chunk_threads, grad_scale, is_finite
-#include "vec.h"             // from_float, to_float, ceil_div
+#include "optimizer.h"       // ParameterChunk, StepStats, chunk_squares, chunk_threads, grad_scale, is_finite
+#include "vec.h"             // block_sum_of, from_float, to_float, ceil_div
+
+// What the iteration's workspaces may take, in elements of floatX, if that is enough for a matrix: in bf16 512 MiB,
+// with which GPT-2 124M has its matrices in three batches. A batch that fills the GPU gains nothing from more.
+constexpr int64_t muon_workspace_elements = int64_t(256) << 20;
+
+// One thread.
+__global__ void muon_set_step_kernel(MuonStep* place, MuonStep s) { *place = s; }
 
 // A block owns a chunk, a thread every 256th element, so that a warp's accesses are of 128 consecutive bytes.
-__global__ void __launch_bounds__(chunk_threads)
-    muon_momentum_kernel(float* grads, float* m, const ParameterChunk* chunks, MuonStep s, const StepStats* sums) {
+__global__ void __launch_bounds__(chunk_threads) muon_momentum_kernel(MuonArgs args) {
   float* scale = reinterpret_cast<float*>(shared_memory);
-  if (threadIdx.x == 0) *scale = grad_scale(*sums, s.grad_clip);
+  if (threadIdx.x == 0) *scale = grad_scale(*args.sums, args.step->grad_clip);
   __syncthreads();
   if (std::isnan(*scale)) return;
-  const ParameterChunk chunk = chunks[blockIdx.x];
+  const ParameterChunk chunk = args.chunks[blockIdx.x];
+  const float momentum = args.step->momentum;
+  float *grads = args.grads + chunk.begin, *m = args.m + chunk.state;
   for (int i = int(threadIdx.x); i < chunk.count; i += chunk_threads) {
-    const float g = grads[chunk.begin + i] * *scale, m_new = s.momentum * m[chunk.state + i] + (1.0f - s.momentum) * g;
-    m[chunk.state + i] = m_new;
-    grads[chunk.begin + i] = s.momentum * m_new + (1.0f - s.momentum) * g;
+    const float g = grads[i] * *scale, m_new = momentum * m[i] + (1.0f - momentum) * g;
+    m[i] = m_new;
+    grads[i] = momentum * m_new + (1.0f - momentum) * g;
   }
 }
 
-// A block owns a tile of 32 x 32 elements of a matrix and its transpose, a thread four of them. Through shared memory,
-// whose rows have one element more than a tile so that they begin in different banks, both are read and written along
-// their rows.
+// A block owns a matrix, whose chunks' squares it adds up; a thread every 256th of them.
+__global__ void __launch_bounds__(chunk_threads) muon_squares_kernel(MuonArgs args, const double* chunk_squares) {
+  const MuonMatrix& matrix = args.matrices[blockIdx.x];
+  const double sum =
+      block_sum_of(chunk_squares + matrix.first_chunk, matrix.num_chunks, reinterpret_cast<double*>(shared_memory));
+  if (threadIdx.x == 0) args.squares[blockIdx.x] = sum;
+}
+
+// A block owns a tile of 32 x 32 elements of X of one matrix, and what they are of the matrix itself, which is X or its
+// transpose; a thread four of them. Through shared memory, whose rows have one element more than a tile so that they
+// begin in different banks, both are read and written along their rows.
 constexpr int muon_tile = 32, muon_tile_rows = 8;
 constexpr size_t muon_tile_bytes = muon_tile * (muon_tile + 1) * sizeof(float);
-inline dim3 muon_tiles(int64_t rows, int64_t columns) {
-  return dim3(unsigned(ceil_div(columns, muon_tile)), unsigned(ceil_div(rows, muon_tile)));
+inline dim3 muon_tiles(const MuonBatch& batch) {
+  return dim3(unsigned(ceil_div(batch.length, muon_tile)), unsigned(ceil_div(batch.n, muon_tile)),
+              unsigned(batch.count));
 }
 
 // tile [i][j] = read(index) at row first_row + i, column first_column + j of a matrix with so many rows and columns
@@ -46,79 +62,88 @@ __device__ inline void muon_read_tile(float (*tile)[muon_tile + 1], int64_t rows
 }
 
 __global__ void __launch_bounds__(muon_tile* muon_tile_rows)
-    muon_normalize_kernel(floatX* x, const float* u, const double* squares, int64_t rows, int64_t columns) {
+    muon_normalize_kernel(floatX* x, MuonArgs args, MuonBatch batch) {
   auto* tile = reinterpret_cast<float(*)[muon_tile + 1]>(shared_memory);
-  const int64_t first_row = int64_t(blockIdx.y) * muon_tile, first_column = int64_t(blockIdx.x) * muon_tile;
-  const float scale = 1.0f / fmaxf(sqrtf(float(*squares)), float(muon_least_norm));
-  muon_read_tile(tile, rows, columns, first_row, first_column, [=](int64_t i) { return u[i] * scale; });
-  const bool transposed = rows > columns;
-  const int64_t lines = transposed ? columns : rows, line_length = transposed ? rows : columns;
-  const int64_t first_line = transposed ? first_column : first_row,
-                place = (transposed ? first_row : first_column) + threadIdx.x;
+  const int64_t i_matrix = batch.first + blockIdx.z;
+  const MuonMatrix matrix = args.matrices[i_matrix];
+  const bool transposed = matrix.rows > matrix.columns;
+  const int64_t first_line = int64_t(blockIdx.y) * muon_tile, first_place = int64_t(blockIdx.x) * muon_tile;
+  const float* u = args.grads + matrix.begin;
+  const float scale = 1.0f / fmaxf(sqrtf(float(args.squares[i_matrix])), float(muon_least_norm));
+  muon_read_tile(tile, matrix.rows, matrix.columns, transposed ? first_place : first_line,
+                 transposed ? first_line : first_place, [=](int64_t i) { return u[i] * scale; });
+  x += blockIdx.z * batch.n * batch.length;
+  const int64_t place = first_place + threadIdx.x;
   for (int i = int(threadIdx.y); i < muon_tile; i += muon_tile_rows)
-    if (first_line + i < lines && place < line_length)
-      from_float(x[(first_line + i) * line_length + place], transposed ? tile[threadIdx.x][i] : tile[i][threadIdx.x]);
+    if (first_line + i < batch.n && place < batch.length)
+      from_float(x[(first_line + i) * batch.length + place], transposed ? tile[threadIdx.x][i] : tile[i][threadIdx.x]);
 }
 
-// A thread owns an element.
+// A block owns 256 elements of a matrix, a thread one of them.
 __global__ void __launch_bounds__(chunk_threads)
     muon_polynomial_kernel(floatX* p, const floatX* a, const floatX* a_squared, int64_t n) {
-  const int64_t i = int64_t(blockIdx.x) * chunk_threads + threadIdx.x;
-  if (i < n * n)
-    from_float(p[i], muon_b * to_float(a[i]) + muon_c * to_float(a_squared[i]) + (i / n == i % n ? muon_a : 0.0f));
+  const int64_t within = int64_t(blockIdx.x) * chunk_threads + threadIdx.x, i = blockIdx.y * n * n + within;
+  if (within < n * n)
+    from_float(p[i],
+               muon_b * to_float(a[i]) + muon_c * to_float(a_squared[i]) + (within / n == within % n ? muon_a : 0.0f));
 }
 
-struct MuonFactors {
-  float keep, step;  // of the weights and of x
-};
-
-// weights: the masters, or params themselves if they are float.
 __global__ void __launch_bounds__(muon_tile* muon_tile_rows)
-    muon_update_kernel(floatX* params, float* weights, const floatX* x, int64_t rows, int64_t columns, MuonFactors s,
-                       const StepStats* sums) {
-  if (!is_finite(*sums)) return;
+    muon_update_kernel(MuonArgs args, const floatX* x, MuonBatch batch) {
+  if (!is_finite(*args.sums)) return;
   auto* tile = reinterpret_cast<float(*)[muon_tile + 1]>(shared_memory);
-  const int64_t first_row = int64_t(blockIdx.y) * muon_tile, first_column = int64_t(blockIdx.x) * muon_tile;
-  const bool transposed = rows > columns;
-  const auto read = [=](int64_t i) { return to_float(x[i]); };
-  if (transposed) muon_read_tile(tile, columns, rows, first_column, first_row, read);
-  else muon_read_tile(tile, rows, columns, first_row, first_column, read);
-  const int64_t column = first_column + threadIdx.x;
+  const MuonMatrix matrix = args.matrices[batch.first + blockIdx.z];
+  const bool transposed = matrix.rows > matrix.columns;
+  const int64_t first_line = int64_t(blockIdx.y) * muon_tile, first_place = int64_t(blockIdx.x) * muon_tile;
+  x += blockIdx.z * batch.n * batch.length;
+  muon_read_tile(tile, batch.n, batch.length, first_line, first_place, [=](int64_t i) { return to_float(x[i]); });
+  floatX* params = args.params + matrix.begin;
+  float* weights = has_master_weights ? args.master + matrix.state : reinterpret_cast<float*>(params);
+  const MuonStep s = *args.step;
+  const float keep = 1.0f - s.learning_rate * s.weight_decay,
+              step = s.learning_rate * 0.2f * sqrtf(float(batch.length));
+  const int64_t first_row = transposed ? first_place : first_line,
+                column = (transposed ? first_line : first_place) + threadIdx.x;
   for (int i = int(threadIdx.y); i < muon_tile; i += muon_tile_rows) {
-    if (first_row + i >= rows || column >= columns) continue;
-    const int64_t at = (first_row + i) * columns + column;
-    weights[at] = weights[at] * s.keep - s.step * (transposed ? tile[threadIdx.x][i] : tile[i][threadIdx.x]);
+    if (first_row + i >= matrix.rows || column >= matrix.columns) continue;
+    const int64_t at = (first_row + i) * matrix.columns + column;
+    weights[at] = weights[at] * keep - step * (transposed ? tile[threadIdx.x][i] : tile[i][threadIdx.x]);
     if constexpr (has_master_weights) from_float(params[at], weights[at]);
   }
 }
 
+// *place = s, which the operations after it read: a CUDA graph of them need not be captured again for another step.
+inline void muon_set_step(MuonStep* place, const MuonStep& s) {
+  launch(muon_set_step_kernel, dim3(1), dim3(1), 0, gpu().stream, place, s);
+}
+
 // grads = u and m = the new momentum, over the chunks. Nothing changes if the loss or the norm is not finite.
-inline void muon_momentum(float* grads, float* m, const ParameterChunk* chunks, int64_t num_chunks, const MuonStep& s,
-                          const StepStats* sums) {
-  launch(muon_momentum_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, grads, m,
-         chunks, s, sums);
+inline void muon_momentum(const MuonArgs& args) {
+  launch(muon_momentum_kernel, dim3(unsigned(args.num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, args);
 }
 
-// x = u (rows, columns) / ||u||, transposed if there are more rows than columns. squares (1): ||u||^2.
-inline void muon_normalize(floatX* x, const float* u, const double* squares, int64_t rows, int64_t columns) {
-  launch(muon_normalize_kernel, muon_tiles(rows, columns), dim3(muon_tile, muon_tile_rows), muon_tile_bytes,
-         gpu().stream, x, u, squares, rows, columns);
+// squares = ||u||^2 of each matrix.
+inline void muon_squares(const MuonArgs& args) {
+  launch(muon_squares_kernel, dim3(unsigned(args.num_matrices)), dim3(chunk_threads),
+         chunk_threads / warp_size * sizeof(double), gpu().stream, args,
+         chunk_squares(args.grads, args.chunks, args.num_chunks));
 }
 
-// p (n, n) = muon_a I + muon_b a + muon_c a_squared
-inline void muon_polynomial(floatX* p, const floatX* a, const floatX* a_squared, int64_t n) {
-  launch(muon_polynomial_kernel, dim3(unsigned(ceil_div(n * n, chunk_threads))), dim3(chunk_threads), 0, gpu().stream,
-         p, a, a_squared, n);
+// x (count, n, length) = u / ||u|| of a batch's matrices, transposed if there are more rows than columns.
+inline void muon_normalize(floatX* x, const MuonArgs& args, const MuonBatch& batch) {
+  launch(muon_normalize_kernel, muon_tiles(batch), dim3(muon_tile, muon_tile_rows), muon_tile_bytes, gpu().stream, x,
+         args, batch);
 }
 
-// Moves a matrix by x, the result of the iteration, transposed if there are more rows than columns. params and master
-// point to the matrix in the arenas of that name; master is not used if floatX is float. Nothing changes if the loss or
-// the norm is not finite.
-inline void muon_update(floatX* params, float* master, const floatX* x, int64_t rows, int64_t columns,
-                        const MuonStep& s, const StepStats* sums) {
-  float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);
-  const MuonFactors factors = {1.0f - s.learning_rate * s.weight_decay,
-                               s.learning_rate * 0.2f * std::sqrt(float(std::max(rows, columns)))};
-  launch(muon_update_kernel, muon_tiles(rows, columns), dim3(muon_tile, muon_tile_rows), muon_tile_bytes, gpu().stream,
-         params, weights, x, rows, columns, factors, sums);
+// p (count, n, n) = muon_a I + muon_b a + muon_c a_squared
+inline void muon_polynomial(floatX* p, const floatX* a, const floatX* a_squared, const MuonBatch& batch) {
+  launch(muon_polynomial_kernel, dim3(unsigned(ceil_div(batch.n * batch.n, chunk_threads)), unsigned(batch.count)),
+         dim3(chunk_threads), 0, gpu().stream, p, a, a_squared, batch.n);
+}
+
+// Moves a batch's matrices by x (count, n, length), the result of the iteration. Nothing changes if the loss or the
+// norm is not finite.
+inline void muon_update(const MuonArgs& args, const floatX* x, const MuonBatch& batch) {
+  launch(muon_update_kernel, muon_tiles(batch), dim3(muon_tile, muon_tile_rows), muon_tile_bytes, gpu().stream, args, x,
+         batch);
 }

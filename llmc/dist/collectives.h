@@ -4,19 +4,20 @@
 //
 // Every rank calls the same collectives in the same order. They are asynchronous, and do nothing in a single process.
 #pragma once
-#include <nccl.h>              // ncclAllReduce, ncclReduceScatter, ncclAllGather
-#include <cstdint>             // uint64_t
-#include <cstdio>              // printf
-#include <cstdlib>             // setenv, getenv
-#include <string>              // std::string
-#include <type_traits>         // std::is_same_v
-#include <vector>              // std::vector
-#include "ranks.h"             // Ranks
-#include "llmc/utils/error.h"  // user_error
-#include "llmc/precision.h"    // floatX
-#include "rank_channel.h"      // RankChannel
-#include "llmc/cuda/device.h"  // gpu, gpu_index, PinnedBuffer, GpuEvent
-#include "llmc/cuda/launch.h"  // launch
+#include <nccl.h>                        // ncclAllReduce, ncclReduceScatter, ncclAllGather, ncclReduce, ncclBroadcast
+#include <cstdint>                       // uint64_t
+#include <cstdio>                        // printf
+#include <cstdlib>                       // setenv, getenv
+#include <string>                        // std::string
+#include <type_traits>                   // std::is_same_v
+#include <vector>                        // std::vector
+#include "ranks.h"                       // Ranks
+#include "llmc/utils/error.h"            // user_error
+#include "llmc/utils/parameter_table.h"  // ParameterBucket, ShardPart
+#include "llmc/precision.h"              // floatX
+#include "rank_channel.h"                // RankChannel
+#include "llmc/cuda/device.h"            // gpu, gpu_index, PinnedBuffer, GpuEvent
+#include "llmc/cuda/launch.h"            // launch
 
 inline void nccl_check(ncclResult_t status, const char* what) {
   if (status != ncclSuccess)
@@ -99,19 +100,42 @@ struct Collectives {
     if (size_ == 1) return;
     noted([&] { NCCL_CHECK(ncclAllReduce(x, x, size_t(count), type<T>(), ncclSum, comm_, stream_)); });
   }
-  // Part rank() of x (count, in size() equal parts) = the sum of all ranks' x; the other parts are undefined
-  // afterwards.
-  void reduce_scatter(float* x, int64_t count) {
+  // Each part of the bucket in x, an arena of all parameters, = the sum of all ranks' on the rank that owns it; on the
+  // others it is undefined afterwards.
+  void reduce_to_owners(float* x, const ParameterBucket& bucket) {
     if (size_ == 1) return;
-    const int64_t part = count / size_;
-    noted(
-        [&] { NCCL_CHECK(ncclReduceScatter(x, x + rank_ * part, size_t(part), ncclFloat, ncclSum, comm_, stream_)); });
+    noted([&] {
+      if (bucket.has_equal_parts) {
+        const ShardPart& own = bucket.parts[size_t(rank_)];
+        NCCL_CHECK(
+            ncclReduceScatter(x + bucket.begin, x + own.begin, size_t(own.count), ncclFloat, ncclSum, comm_, stream_));
+        return;
+      }
+      NCCL_CHECK(ncclGroupStart());
+      for (const ShardPart& part : bucket.parts)
+        NCCL_CHECK(ncclReduce(x + part.begin, x + part.begin, size_t(part.count), ncclFloat, ncclSum, part.owner, comm_,
+                              stream_));
+      NCCL_CHECK(ncclGroupEnd());
+    });
   }
-  // x (count) = the ranks' parts (count / size()), concatenated; a rank's own may lie at its place in x.
+  // Each part of the bucket in x, an arena of all parameters, = what its owner has of it: at the same place, or if
+  // `state` is given in that arena of state.
   template <class T>
-  void all_gather(T* x, const T* part, int64_t count) {
+  void gather_from_owners(T* x, const ParameterBucket& bucket, const T* state = nullptr) {
     if (size_ == 1) return;
-    noted([&] { NCCL_CHECK(ncclAllGather(part, x, size_t(count / size_), type<T>(), comm_, stream_)); });
+    const auto source = [&](const ShardPart& part) { return state != nullptr ? state + part.state : x + part.begin; };
+    noted([&] {
+      if (bucket.has_equal_parts) {
+        const ShardPart& own = bucket.parts[size_t(rank_)];
+        NCCL_CHECK(ncclAllGather(source(own), x + bucket.begin, size_t(own.count), type<T>(), comm_, stream_));
+        return;
+      }
+      NCCL_CHECK(ncclGroupStart());
+      for (const ShardPart& part : bucket.parts)
+        NCCL_CHECK(ncclBroadcast(part.owner == rank_ ? source(part) : nullptr, x + part.begin, size_t(part.count),
+                                 type<T>(), part.owner, comm_, stream_));
+      NCCL_CHECK(ncclGroupEnd());
+    });
   }
 
   // The host waits for all collectives.

@@ -6,6 +6,7 @@
 #include "llmc/utils/error.h"  // user_error
 
 struct RankChannel;
+struct ParameterBucket;
 
 struct Collectives {
   Collectives() = default;
@@ -32,9 +33,8 @@ struct Collectives {
   void wait() {}
   template <class T>
   void all_reduce(T*, int64_t) {}
+  void reduce_to_owners(float*, const ParameterBucket&) {}
   template <class T>
-  void reduce_scatter(T*, int64_t) {}
-  template <class T>
-  void all_gather(T*, const T*, int64_t) {}
+  void gather_from_owners(T*, const ParameterBucket&, const T* = nullptr) {}
   void finalize() {}
 };

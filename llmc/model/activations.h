@@ -39,11 +39,12 @@ struct Activations {
   float* exact_map_out = nullptr;
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, N): of gate
   float* dmap_weights = nullptr;                      // (L, N): gradients of the weights of each map in one layer
-  // Tensors of Muon, which takes one matrix after the other. n: the largest of their shorter sides. X before and after
-  // a step of the iteration has the elements of the largest matrix; A, A A and a I + b A + c A A are (n, n).
-  floatX *muon_x = nullptr, *muon_next = nullptr;
+  // Tensors of Muon, which takes one batch of matrices of sides n and length after the other.
+  floatX *muon_x = nullptr, *muon_next = nullptr;  // (batch, n, length): X before and after a step of the iteration
+  // (batch, n, n): A, A A and a I + b A + c A A.
   floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;
   double* muon_squares = nullptr;  // (matrices): the square of each one's norm
+  MuonStep* muon_step = nullptr;   // (1)
 };
 
 // How many of `rows` rows of logits, each of row_bytes, are computed, differentiated and dropped at a time: chunks of
@@ -79,17 +80,19 @@ inline int64_t most_kv_per_head(const AttentionPlan& plan) {
 
 template <class Declare>
 void declare_muon_activations(Activations& acts, ActivationList<Declare>& list) {
-  const std::vector<MuonMatrix>& matrices = list.shape.training->matrices;
-  if (matrices.empty()) return;
-  constexpr MemoryGroup backward = MemoryGroup::backward;
-  int64_t count = 0, n = 0;
-  for (const MuonMatrix& matrix : matrices) count = std::max(count, matrix.count()), n = std::max(n, matrix.shorter());
-  list.add(backward, "muon_x", acts.muon_x, {count});
-  list.add(backward, "muon_next", acts.muon_next, {count});
-  list.add(backward, "muon_gram", acts.muon_gram, {n, n});
-  list.add(backward, "muon_gram_squared", acts.muon_gram_squared, {n, n});
-  list.add(backward, "muon_polynomial", acts.muon_polynomial, {n, n});
-  list.add(backward, "muon_squares", acts.muon_squares, {int64_t(matrices.size())});
+  const TrainingShape& training = *list.shape.training;
+  if (training.matrices.empty()) return;
+  constexpr MemoryGroup muon = MemoryGroup::muon;
+  int64_t wide = 0, square = 0;  // the most elements of a batch
+  for (const MuonBatch& batch : training.batches) {
+    wide = std::max(wide, batch.count * batch.n * batch.length);
+    square = std::max(square, batch.count * batch.n * batch.n);
+  }
+  for (floatX** x : {&acts.muon_x, &acts.muon_next}) list.add(muon, "muon_x", *x, {wide});
+  for (floatX** a : {&acts.muon_gram, &acts.muon_gram_squared, &acts.muon_polynomial})
+    list.add(muon, "muon_gram", *a, {square});
+  list.add(muon, "muon_squares", acts.muon_squares, {int64_t(training.matrices.size())});
+  list.add(muon, "muon_step", acts.muon_step, {1});
 }
 
 template <class Declare>

@@ -31,8 +31,9 @@ struct ModelMemory {
   }
 
   size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
-  // The bytes of the arena of master weights, and of each arena of moments: of all parameters, or of this rank's shard.
-  size_t state_bytes() const { return parameters.layout.bytes / size_t(parameters.shard.count); }
+  // The bytes of the arena of master weights, and of each arena of moments: of all parameters, or as many as a
+  // rank's shard has at most.
+  size_t state_bytes() const { return size_t(parameters.state_count) * sizeof(float); }
   const TensorSpec& tensor(int index) const { return parameters.tensor(index); }
   int num_tensors() const { return parameters.size(); }
 

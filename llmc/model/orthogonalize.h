@@ -2,20 +2,20 @@
 #pragma once
 #include <utility>            // std::swap
 #include "activations.h"      // Activations
+#include "llmc/muon_args.h"   // MuonArgs
 #include "llmc/operations.h"  // gemm, muon_normalize, muon_polynomial
 
-// Returns the workspace that has O of u (rows, columns), in floatX; transposed if there are more rows than columns.
-// squares (1): ||u||^2.
-inline const floatX* orthogonalize(const Activations& a, const float* u, const double* squares,
-                                   const MuonMatrix& matrix) {
-  const int64_t n = matrix.shorter(), length = matrix.count() / n;
+// Returns the workspace that has O of each matrix of the batch, (batch.count, n, length), in floatX; transposed if a
+// matrix has more rows than columns. args.grads has u, args.squares their norms' squares.
+inline const floatX* orthogonalize(const Activations& a, const MuonArgs& args, const MuonBatch& batch) {
+  const int64_t n = batch.n, length = batch.length, count = batch.count;
   floatX *x = a.muon_x, *next = a.muon_next;
-  muon_normalize(x, u, squares, matrix.rows, matrix.columns);
+  muon_normalize(x, args, batch);
   for (int i = 0; i < muon_iterations; i++) {
-    gemm('N', 'T', n, n, length, x, length, x, length, false, a.muon_gram, n);
-    gemm('N', 'N', n, n, n, a.muon_gram, n, a.muon_gram, n, false, a.muon_gram_squared, n);
-    muon_polynomial(a.muon_polynomial, a.muon_gram, a.muon_gram_squared, n);
-    gemm('N', 'N', n, length, n, a.muon_polynomial, n, x, length, false, next, length);
+    gemm({count, 'N', 'T', n, n, length}, x, x, a.muon_gram);
+    gemm({count, 'N', 'N', n, n, n}, a.muon_gram, a.muon_gram, a.muon_gram_squared);
+    muon_polynomial(a.muon_polynomial, a.muon_gram, a.muon_gram_squared, batch);
+    gemm({count, 'N', 'N', n, length, n}, a.muon_polynomial, x, next);
     std::swap(x, next);
   }
   return x;

@@ -208,6 +208,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   p.lnf_bucket = b.begin_bucket("final layernorm");
   b.norm(p.lnf, "ln_f", C);
   b.end_bucket();
+  cut_into_parts(b.table);
 }
 
 // GPT-2's parameters as a table and as pointers into an arena of T that starts at `base`; null pointers with a

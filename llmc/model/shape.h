@@ -7,7 +7,7 @@
 #include "attention_plan.h"  // AttentionPlan
 #include "config.h"          // ModelConfig
 #include "kv_cache.h"        // KVCachePlan
-#include "llmc/muon.h"       // MuonMatrix
+#include "llmc/muon.h"       // MuonMatrix, MuonBatch
 
 // What the backward pass computes again instead of keeping it (-r). Each level includes those before it.
 enum class Recompute {
@@ -21,7 +21,8 @@ enum class Recompute {
 struct TrainingShape {
   int B = 0, T = 0;  // sequences in a micro-batch, and their length
   Recompute recompute = Recompute::nothing;
-  std::vector<MuonMatrix> matrices;  // that Muon updates; none: AdamW updates all parameters
+  std::vector<MuonMatrix> matrices = {};  // that Muon updates; none: AdamW updates all parameters
+  std::vector<MuonBatch> batches = {};    // of them
 };
 
 struct ModelShape {

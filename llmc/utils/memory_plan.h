@@ -12,6 +12,7 @@ enum class MemoryGroup {
   activations,
   backward,
   dkv_accumulators,
+  muon,
   logits,
   kv_cache,
   sampling,
@@ -19,9 +20,9 @@ enum class MemoryGroup {
 };
 
 inline const char* group_name(MemoryGroup group) {
-  static const char* names[] = {"weights",    "master weights", "gradients",        "AdamW moments",
-                                "workspaces", "activations",    "backward buffers", "gradients of shared K/V",
-                                "logits",     "K/V cache",      "samples"};
+  static const char* names[] = {"weights",          "master weights", "gradients",        "AdamW moments",
+                                "workspaces",       "activations",    "backward buffers", "gradients of shared K/V",
+                                "Muon's iteration", "logits",         "K/V cache",        "samples"};
   return names[int(group)];
 }
 

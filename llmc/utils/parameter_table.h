@@ -1,11 +1,12 @@
 // Parameters in flat arenas: where each lies, which ranks keep the optimizer state of which part (ZeRO-1), and how it
 // maps to the tensor of a file. Which parameters there are is the model's to say (model/parameters.h).
 #pragma once
-#include <algorithm>     // std::max, std::min
+#include <algorithm>     // std::max, std::min, std::min_element, std::stable_sort
 #include <string>        // std::string
 #include <vector>        // std::vector
 #include "arena.h"       // ArenaLayout
 #include "llmc/adamw.h"  // ParameterChunk
+#include "error.h"       // CHECK
 #include "llmc/muon.h"   // MuonMatrix
 
 // One parameter: its place in the arena, its form in a file, which is full-size GPT-2 in Conv1D layout (in, out), and
@@ -27,17 +28,27 @@ struct ParameterSpec {
   int64_t full_row(int64_t row) const { return full_rows.empty() ? row : full_rows[row]; }
 };
 
+// A contiguous part of a bucket, of which rank `owner` keeps the optimizer state. In elements: of the float arenas from
+// `begin`, of the owner's arenas of state from `state`.
+struct ShardPart {
+  int owner;
+  int64_t begin, count, state = 0;
+};
+
 // Neighbours in the arena whose gradients are complete at the same moment: the embeddings, each layer, the final
 // LayerNorm. What ranks reduce and gather in one piece, gaps between tensors included. In elements of the float arenas.
 struct ParameterBucket {
   std::string name;  // in logs
   int64_t begin = 0, count = 0;
+  std::vector<ShardPart> parts = {};  // one after the other, all of the bucket
+  bool has_equal_parts = true;        // one for each rank, in the order of ranks
 };
 
-// Every bucket has `count` equal parts, and this process has the optimizer state of part `index`. With one part it has
-// all of it.
+// This process is rank `index` of `count`, and has the optimizer state of its parts of every bucket (ZeRO-1). With one
+// rank it has all of it.
 struct Shard {
   int index = 0, count = 1;
+  bool whole_matrices = false;  // the matrices that Muon updates are not cut; parts of layers are then not equal
 };
 
 // A tensor that files hold beside the parameters, as zeros.
@@ -49,7 +60,8 @@ struct ZeroTensor {
 struct ParameterTable {
   ArenaLayout layout;                    // of float arenas; in one of another type a tensor begins at the same element
   std::vector<ParameterBucket> buckets;  // embeddings, layer 0, layer 1, ..., final LayerNorm
-  Shard shard;                           // buckets end where they can be cut into that many shards of whole 256 bytes
+  Shard shard;                           // buckets end where they can be cut into that many parts of whole 256 bytes
+  int64_t state_count = 0;               // elements of an arena of masters or moments: the most that a rank keeps
   // In the order of the layout: layer by layer, so that a layer is one contiguous bucket.
   std::vector<ParameterSpec> specs;
   std::vector<ZeroTensor> zero_tensors;  // biases, in a model without any
@@ -60,18 +72,82 @@ struct ParameterTable {
   int size() const { return int(specs.size()); }
 };
 
-// The part of a parameter that lies in this process's shard of its bucket: `count` elements, 0 if none, from `begin` of
-// the full arenas and from `state` of the arenas that hold the shard alone, one bucket's after the other.
+// What an update by Muon of a tensor's matrices costs, relative to others; 0 if it has none.
+inline double muon_cost(const ParameterTable& table, const ParameterSpec& spec) {
+  double cost = 0;
+  for (int64_t rows : spec.matrix_rows) {
+    const int64_t columns = table.layout.tensors[spec.tensor].shape[1];
+    cost += double(rows) * double(columns) * double(std::min(rows, columns));
+  }
+  return cost;
+}
+
+// Cuts a bucket into one equal part for each rank.
+inline void cut_equally(ParameterBucket& bucket, int ranks) {
+  const int64_t size = bucket.count / ranks;
+  for (int rank = 0; rank < ranks; rank++) bucket.parts.push_back({rank, bucket.begin + rank * size, size});
+}
+
+// Cuts the buckets that have matrices before each tensor of matrices but a bucket's first, and deals the parts out to
+// the ranks by what their updates cost: the most expensive first, always to the rank that has the least.
+inline void cut_between_matrices(ParameterTable& table) {
+  struct Costly {
+    ShardPart* part;
+    double cost;
+  };
+  std::vector<Costly> parts;
+  for (size_t b = 0; b < table.buckets.size(); b++) {
+    ParameterBucket& bucket = table.buckets[b];
+    std::vector<double> costs;
+    for (const ParameterSpec& spec : table.specs) {
+      const double cost = muon_cost(table, spec);
+      if (spec.bucket != int(b) || cost == 0) continue;
+      bucket.parts.push_back({0, costs.empty() ? bucket.begin : table.layout.tensors[spec.tensor].element_offset(), 0});
+      costs.push_back(cost);
+    }
+    bucket.has_equal_parts = costs.empty();
+    for (size_t i = 0; i < costs.size(); i++) {
+      ShardPart& part = bucket.parts[i];
+      part.count = (i + 1 < costs.size() ? bucket.parts[i + 1].begin : bucket.begin + bucket.count) - part.begin;
+      parts.push_back({&part, costs[i]});
+    }
+  }
+  std::stable_sort(parts.begin(), parts.end(), [](const Costly& a, const Costly& b) { return a.cost > b.cost; });
+  std::vector<double> costs(size_t(table.shard.count), 0.0);
+  for (const Costly& costly : parts) {
+    const auto least = std::min_element(costs.begin(), costs.end());
+    costly.part->owner = int(least - costs.begin());
+    *least += costly.cost;
+  }
+}
+
+// Decides which rank keeps the optimizer state of which parts of the buckets, and where in its arenas of state.
+inline void cut_into_parts(ParameterTable& table) {
+  if (table.shard.whole_matrices && table.shard.count > 1) cut_between_matrices(table);
+  std::vector<int64_t> state(size_t(table.shard.count), 0);
+  for (ParameterBucket& bucket : table.buckets) {
+    if (bucket.has_equal_parts) cut_equally(bucket, table.shard.count);
+    for (ShardPart& part : bucket.parts) {
+      part.state = state[size_t(part.owner)];
+      state[size_t(part.owner)] += part.count;
+    }
+  }
+  table.state_count = *std::max_element(state.begin(), state.end());
+}
+
+// What of a parameter is in this process's shard: `count` contiguous elements, 0 if none, from `begin` of the full
+// arenas and from `state` of the arenas that hold the shard alone.
 struct ShardRange {
   int64_t begin, state, count;
 };
 inline ShardRange shard_range(const ParameterTable& table, const ParameterSpec& spec) {
   const TensorSpec& tensor = table.layout.tensors[spec.tensor];
-  const ParameterBucket& bucket = table.buckets[spec.bucket];
-  const int64_t size = bucket.count / table.shard.count, first = bucket.begin + table.shard.index * size;
-  const int64_t begin = std::max(first, tensor.element_offset());
-  const int64_t end = std::min(first + size, tensor.element_offset() + tensor.num_elements());
-  return {begin, bucket.begin / table.shard.count + (begin - first), std::max<int64_t>(0, end - begin)};
+  for (const ShardPart& part : table.buckets[spec.bucket].parts) {
+    const int64_t begin = std::max(part.begin, tensor.element_offset());
+    const int64_t end = std::min(part.begin + part.count, tensor.element_offset() + tensor.num_elements());
+    if (part.owner == table.shard.index && begin < end) return {begin, part.state + (begin - part.begin), end - begin};
+  }
+  return {tensor.element_offset(), 0, 0};
 }
 
 // Parameters in pieces that one block of threads updates each.
@@ -89,26 +165,30 @@ inline std::vector<ParameterChunk> parameter_chunks(const ParameterTable& table,
   return chunks;
 }
 
-// The matrices that Muon updates, without their chunks.
+// The matrices in this process's shard that Muon updates, without their chunks.
 inline std::vector<MuonMatrix> muon_matrices(const ParameterTable& table) {
   std::vector<MuonMatrix> matrices;
   for (const ParameterSpec& spec : table.specs) {
+    const ShardRange range = shard_range(table, spec);
+    if (spec.matrix_rows.empty() || range.count == 0) continue;
     const TensorSpec& tensor = table.layout.tensors[spec.tensor];
-    int64_t begin = tensor.element_offset();
+    CHECK(range.count == tensor.num_elements());
+    int64_t first = 0;
     for (int64_t rows : spec.matrix_rows) {
-      if (rows > 0) matrices.push_back({begin, rows, tensor.shape[1]});
-      begin += rows * tensor.shape[1];
+      if (rows > 0) matrices.push_back({range.begin + first, range.state + first, rows, tensor.shape[1]});
+      first += rows * tensor.shape[1];
     }
   }
   return matrices;
 }
 
-// Appends the matrices' chunks, of arenas that are not sharded, and tells each matrix which they are.
+// Appends the matrices' chunks, and tells each matrix which of these they are.
 inline void append_chunks(std::vector<ParameterChunk>& chunks, std::vector<MuonMatrix>& matrices) {
+  const size_t before = chunks.size();
   for (MuonMatrix& matrix : matrices) {
-    matrix.first_chunk = int64_t(chunks.size());
-    append_chunks(chunks, {matrix.begin, matrix.begin, matrix.count()}, /*decays=*/true);
-    matrix.num_chunks = int64_t(chunks.size()) - matrix.first_chunk;
+    matrix.first_chunk = int64_t(chunks.size() - before);
+    append_chunks(chunks, {matrix.begin, matrix.state, matrix.count()}, /*decays=*/true);
+    matrix.num_chunks = int64_t(chunks.size() - before) - matrix.first_chunk;
   }
 }
 
@@ -121,6 +201,5 @@ inline void forbid_gaps_of_state(const ParameterTable& table, const float* arena
     forbid(arena + end, size_t(part.state - end) * sizeof(float));
     end = part.state + part.count;
   }
-  const int64_t all = int64_t(table.layout.bytes / sizeof(float)) / table.shard.count;
-  if (guard_bytes > 0) forbid(arena + end, size_t(all - end) * sizeof(float));
+  if (guard_bytes > 0) forbid(arena + end, size_t(table.state_count - end) * sizeof(float));
 }

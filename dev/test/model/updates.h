@@ -77,25 +77,29 @@ INSTANTIATE(LONG_ON_EMU(OtherWiring), Updates, testing::ValuesIn(cases_by_name(u
 
 // Muon for the matrices of the layers, q, k and v one each, whichever of their rows a wiring has; AdamW for the rest.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(x, next);` -> ``
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `muon_set_step(model.acts.muon_step,` -> `if (step == 1)
+// muon_set_step(model.acts.muon_step,`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/utils/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
 TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
-  for (const char* wiring : {"sla(2,3)", "gqa(2)", "reuse(2)", "gate"}) {
+  for (const auto& [wiring, muon_elements] :
+       {std::pair("sla(2,3)", int64_t(1) << 30), {"gqa(2)", 0}, {"reuse(2)", 1 << 30}, {"gate", 30000}}) {
     SCOPED_TRACE(wiring);
     const ModelConfig config = four_layers(wiring);
     PlanOptions plan = {2, 17};
-    plan.muon = true;
+    plan.muon = true, plan.muon_elements = muon_elements;
     GPT2 model;
     gpt2_plan(model, config, plan);
     gpt2_allocate(model);
     init_weights(model, 5);
     auto by_adamw = make_model(config, 2, 17);
     init_weights(*by_adamw, 5);
-    const UpdateOptions o = {1e-2, 0.9, 0.95, 1e-3, 0.1, 0.5, 0.9};
+    UpdateOptions o = {1e-2, 0.9, 0.95, 1e-3, 0.1, 0.5, 0.9};
     auto matrix_of = [&](const float* arena, const MuonMatrix& matrix) {
       return to_floats(arena + matrix.begin, size_t(matrix.count()));
     };
     std::vector<std::vector<double>> momenta(model.training->matrices.size());
     for (int step = 1; step <= 3; step++) {
+      o.learning_rate = 1e-2 / step;  // a graph of an earlier step has another
       const auto tokens = random_tokens(34, config.vocab_size, uint32_t(step));
       for (GPT2* one : {&model, by_adamw.get()}) {
         gpt2_zero_grad(*one);
@@ -145,6 +149,71 @@ TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
     }
   }
 }
+
+// A model whose matrices are updated by Muon, with gradients that are random numbers.
+inline std::unique_ptr<GPT2> make_muon_model(const ModelConfig& config, int64_t muon_elements) {
+  auto model = std::make_unique<GPT2>();
+  PlanOptions plan = {1, 8};
+  plan.muon = true, plan.muon_elements = muon_elements;
+  gpt2_plan(*model, config, plan);
+  gpt2_allocate(*model);
+  init_weights(*model, 5);
+  return model;
+}
+inline void update_by_random_gradients(GPT2& model, int step) {
+  for (int i = 0; i < model.num_tensors(); i++) {
+    const TensorSpec& tensor = model.tensor(i);
+    const auto grads = random_values<float>(tensor.num_elements(), uint32_t(100 * step + i));
+    copy_to_device(model.grad_memory + tensor.element_offset(), grads.data(), tensor.bytes());
+  }
+  gpt2_zero_loss(model);
+  gpt2_update(model, step, {1e-2, 0.9, 0.95, 1e-3, 0.1, 0.5, 0.9});
+}
+
+// What a batch is changes the numbers of a GPU's matmuls by rounding, and here nothing.
+TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
+  const ModelConfig config = four_layers("sla(2,3)");
+  const auto model = make_muon_model(config, int64_t(1) << 30), one_by_one = make_muon_model(config, 0);
+  EXPECT_LE(model->training->batches.size(), 3u);  // (C, C), (C, 4C), and k and v of fewer heads
+  EXPECT_EQ(one_by_one->training->batches.size(), one_by_one->training->matrices.size());
+  EXPECT_GT(model->memory[MemoryGroup::muon], 4 * one_by_one->memory[MemoryGroup::muon]);
+  for (int step = 1; step <= 2; step++)
+    for (GPT2* one : {model.get(), one_by_one.get()}) update_by_random_gradients(*one, step);
+  for (int i = 0; i < model->num_tensors(); i++)
+    EXPECT_LE(relative_error(full_tensor(*model, model->master_memory, i),
+                             full_tensor(*one_by_one, one_by_one->master_memory, i)),
+#if defined(SLA_CPU) || defined(SLA_EMU)
+              0)
+#else
+              is_bf16 ? 1e-2 : 1e-6)
+#endif
+        << model->tensor(i).name;
+}
+
+#ifdef SLA_EMU
+// Of twelve layers, whose 72 matrices have three shapes: 22 launches a shape, 3 for all of them, and beside these the
+// norm's two, AdamW's, and that of the step's numbers. From the second update on they are in a graph.
+// BUG (build/fp32/test_gpt2_sla_emu) llmc/muon.h: `sides(matrices[end]) == sides(matrices[first])) end++;` -> `end ==
+// first) end++;`
+TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
+  ModelConfig config;
+  config.num_layers = 12, config.num_heads = 3, config.channels = 24, config.vocab_size = 97, config.max_seq_len = 8;
+  config.wiring = parse_wiring("sla(9,2)");
+  const auto model = make_muon_model(config, muon_workspace_elements);
+  EXPECT_EQ(model->training->matrices.size(), 72u);
+  const uint64_t of_matrices = 3 * 22 + 3;
+  for (int step = 1; step <= 3; step++) {
+    gpt2_read_stats(*model);
+    const emu::Counters before = emu::counters();
+    update_by_random_gradients(*model, step);
+    gpt2_read_stats(*model);
+    const emu::Counters after = emu::counters();
+    EXPECT_EQ(after.kernels - before.kernels + after.matmuls - before.matmuls, of_matrices + 4);
+    EXPECT_EQ(after.launches - before.launches, step == 1 ? of_matrices + 4 : 4) << "step " << step;
+    EXPECT_EQ(after.graph_launches - before.graph_launches, step > 1);
+  }
+}
+#endif
 
 // ----------------------------------------------------------------------------
 // Dead rows

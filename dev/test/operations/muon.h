@@ -1,0 +1,263 @@
+// The update by Muon, without the iteration's matmuls, and matmuls of a batch.
+#pragma once
+#include <cmath>                            // sqrt
+#include <set>                              // std::set
+#include <utility>                          // std::pair
+#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include "dev/test/operations/optimizer.h"  // Arena
+#include "llmc/utils/parameter_table.h"     // append_chunks
+
+constexpr StepStats finite_stats = {16, 2.5};                            // the norm is 4
+constexpr MuonStep muon_step = {0.05f, 0.9f, 0.1f, 2 * (1 + 1e-6 / 4)};  // gradients are clipped to a half
+
+// What lies beside a tile, and a matrix of several tiles; as tall as wide, and wider.
+constexpr std::pair<int64_t, int64_t> muon_shapes[] = {{1, 1}, {3, 40}, {32, 32}, {33, 65}, {64, 128}, {2, 9000}};
+
+// Four matrices with gaps between them: wide, tall, wide, tall. The last three are a batch. In arenas of state they
+// have other places.
+struct MuonCase {
+  MuonBatch batch;
+  std::vector<MuonMatrix> matrices;
+  std::vector<ParameterChunk> chunks;
+  int64_t size = 64, state_size = 0;  // of the arenas
+  DeviceArray<MuonMatrix> d_matrices;
+  DeviceArray<ParameterChunk> d_chunks;
+  DeviceArray<MuonStep> d_step{std::vector<MuonStep>{muon_step}};
+
+  MuonCase(int64_t n, int64_t length) : batch{1, 3, n, length} {
+    for (int i = 0; i < 4; i++) {
+      matrices.push_back({size, state_size, i % 2 == 0 ? n : length, i % 2 == 0 ? length : n});
+      size += n * length / 64 * 64 + 128, state_size += n * length / 64 * 64 + 64;
+    }
+    append_chunks(chunks, matrices);
+    d_matrices = DeviceArray<MuonMatrix>(matrices), d_chunks = DeviceArray<ParameterChunk>(chunks);
+  }
+  MuonArgs args() const {
+    MuonArgs args = {};
+    args.chunks = d_chunks.data, args.num_chunks = int64_t(d_chunks.size);
+    args.matrices = d_matrices.data, args.num_matrices = int64_t(d_matrices.size);
+    args.step = d_step.data;
+    return args;
+  }
+  // Calls f(the matrix, index into it, index into the X of the batch) for each element of the batch.
+  template <class F>
+  void for_each(F f) const {
+    for (int64_t k = 0; k < batch.count; k++) {
+      const MuonMatrix& matrix = matrices[size_t(batch.first + k)];
+      for (int64_t i = 0; i < matrix.rows; i++)
+        for (int64_t j = 0; j < matrix.columns; j++)
+          f(size_t(batch.first + k), i * matrix.columns + j,
+            k * matrix.count() + (matrix.rows > matrix.columns ? j * matrix.rows + i : i * matrix.columns + j));
+    }
+  }
+};
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `grads[i] = s.momentum * m_new + rest * g;` -> `grads[i] = m_new;`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `m_new = momentum * m[i] + (1.0f - momentum) * g;` -> `m_new =
+// momentum * m[i] + g;`
+TEST(Muon, MomentumIsNesterovs) {
+  const Arena arena({100, 7, 2 * parameter_chunk_size + 3, 256, 257});
+  const auto grads = random_values<float>(arena.size, 1), m = random_values<float>(arena.size, 2);
+  const DeviceArray<ParameterChunk> chunks(arena.chunks);
+  const DeviceArray<MuonStep> step(std::vector<MuonStep>{muon_step});
+  auto moved = [&](const StepStats& stats) {
+    return in_any_order([&] {
+      const DeviceArray<StepStats> sums(std::vector<StepStats>{stats});
+      DeviceArray<float> d_grads(grads), d_m(m);
+      MuonArgs args = {};
+      args.grads = d_grads.data, args.m = d_m.data, args.chunks = chunks.data, args.num_chunks = int64_t(chunks.size);
+      args.step = step.data, args.sums = sums.data;
+      muon_momentum(args);
+      return std::make_tuple(d_grads.to_host(), d_m.to_host());
+    });
+  };
+  std::vector<double> e_grads = doubles(grads), e_m = doubles(m);
+  arena.for_each([&](size_t i, const ParameterChunk* chunk) {
+    if (chunk == nullptr) return;
+    const double g = 0.5 * double(grads[i]);
+    e_m[i] = 0.9 * e_m[i] + 0.1 * g;
+    e_grads[i] = 0.9 * e_m[i] + 0.1 * g;
+  });
+  const auto [new_grads, new_m] = moved(finite_stats);
+  EXPECT_LE(relative_error(new_grads, e_grads), 2e-7);
+  EXPECT_LE(relative_error(new_m, e_m), 2e-7);
+  for (const StepStats& bad : {StepStats{16, NAN}, StepStats{INFINITY, 2.5}}) {
+    const auto [same_grads, same_m] = moved(bad);
+    EXPECT_TRUE(same_bits(same_grads, grads) && same_bits(same_m, m));
+  }
+}
+
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `chunk_squares + matrix.first_chunk` -> `chunk_squares`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `args.chunks + args.matrices[i].first_chunk` -> `args.chunks`
+TEST(Muon, SquaresAreOfEachMatrix) {
+  for (auto [n, length] : muon_shapes) {
+    const MuonCase c(n, length);
+    std::vector<float> u = nans<float>(c.size);
+    std::vector<double> expected;
+    for (const MuonMatrix& matrix : c.matrices) {
+      const auto values = random_values<float>(matrix.count(), uint32_t(matrix.begin));
+      std::copy(values.begin(), values.end(), u.begin() + matrix.begin);
+      expected.push_back(0);
+      for (float x : values) expected.back() += double(x) * double(x);
+    }
+    DeviceArray<float> d_u(u);
+    const auto [squares] = in_any_order(
+        [&] {
+          DeviceArray<double> d_squares(std::vector<double>(4, NAN));
+          MuonArgs args = c.args();
+          args.grads = d_u.data, args.squares = d_squares.data;
+          muon_squares(args);
+          return std::make_tuple(d_squares.to_host());
+        },
+        3);
+    for (size_t i = 0; i < 4; i++) EXPECT_NEAR(squares[i] / expected[i], 1, 1e-13) << n << " x " << length;
+  }
+}
+
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `x[(first_line + i) * batch.length + place], transposed ?` ->
+// `x[(first_line + i) * batch.length + place], !transposed ?`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `float(args.squares[i_matrix])` -> `float(args.squares[0])`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `args.squares[batch.first + k]` -> `args.squares[k]`
+TEST(Muon, NormalizesTheWiderWay) {
+  for (auto [n, length] : muon_shapes) {
+    const MuonCase c(n, length);
+    const auto u = random_values<float>(c.size, 3);
+    const std::vector<double> squares = {25, 16, 0, 4}, norms = {5, 4, muon_least_norm, 2};
+    std::vector<double> expected(size_t(3 * n * length));
+    c.for_each([&](size_t matrix, int64_t i, int64_t in_x) {
+      expected[size_t(in_x)] = double(u[size_t(c.matrices[matrix].begin + i)]) / norms[matrix];
+    });
+    DeviceArray<float> d_u(u);
+    const auto [x] = in_any_order(
+        [&] {
+          DeviceArray<floatX> d_x(nans<floatX>(int64_t(expected.size())));
+          DeviceArray<double> d_squares(squares);
+          MuonArgs args = c.args();
+          args.grads = d_u.data, args.squares = d_squares.data;
+          muon_normalize(d_x.data, args, c.batch);
+          return std::make_tuple(d_x.to_host());
+        },
+        3);
+    for (size_t k = 0; k < 3; k++) {
+      const auto part = [&](const auto& all) {
+        const auto begin = all.begin() + long(k) * n * length;
+        return std::vector(begin, begin + n * length);
+      };
+      EXPECT_LE(relative_error(part(x), part(expected)), has_master_weights ? 3e-3 : 2e-7)
+          << n << " x " << length << ", " << k;
+    }
+  }
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `(row % n == j ? muon_a : 0.0f)` -> `(row == j ? muon_a : 0.0f)`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `(within / n == within % n ? muon_a : 0.0f)` -> `(i / n == i % n ?
+// muon_a : 0.0f)`
+TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
+  for (int64_t n : {1, 5, 40}) {
+    const auto a = random_values<floatX>(3 * n * n, 1), squared = random_values<floatX>(3 * n * n, 2);
+    const DeviceArray<floatX> d_a(a), d_squared(squared);
+    DeviceArray<floatX> p(nans<floatX>(3 * n * n));
+    muon_polynomial(p.data, d_a.data, d_squared.data, {7, 3, n, 2 * n});
+    std::vector<double> expected;
+    for (int64_t i = 0; i < 3 * n * n; i++)
+      expected.push_back(-4.7750 * real(a[size_t(i)]) + 2.0315 * real(squared[size_t(i)]) +
+                         (i % (n * n) / n == i % n ? 3.4445 : 0));
+    EXPECT_LE(relative_error(p.to_host(), expected), has_master_weights ? 3e-3 : 2e-7) << n;
+  }
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `w = w * keep - step` -> `w = w - step`
+// BUG (build/bf16/test_ops_emu) llmc/cuda/muon.h: `args.master + matrix.state` -> `args.master + matrix.begin`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `transposed ? first_place : first_line,` -> `first_line,`
+TEST(Muon, MovesWeightsByTheDirection) {
+  for (auto [n, length] : muon_shapes) {
+    const MuonCase c(n, length);
+    const auto masters = random_values<float>(c.state_size, 1);
+    std::vector<floatX> params = nans<floatX>(c.size);
+    for (const MuonMatrix& matrix : c.matrices)
+      std::copy_n(masters.begin() + matrix.state, matrix.count(), params.begin() + matrix.begin);
+    const auto x = random_values<floatX>(3 * n * length, 2);
+    const DeviceArray<floatX> d_x(x);
+    auto moved = [&](const StepStats& stats) {
+      return in_any_order(
+          [&] {
+            const DeviceArray<StepStats> sums(std::vector<StepStats>{stats});
+            DeviceArray<float> d_masters(masters);
+            DeviceArray<floatX> d_params(params);
+            MuonArgs args = c.args();
+            args.params = d_params.data, args.master = has_master_weights ? d_masters.data : nullptr;
+            args.sums = sums.data;
+            muon_update(args, d_x.data, c.batch);
+            return std::make_tuple(d_masters.to_host(), d_params.to_host());
+          },
+          3);
+    };
+    const auto [new_masters, new_params] = moved(finite_stats);
+    std::vector<double> expected = doubles(masters);
+    c.for_each([&](size_t matrix, int64_t i, int64_t in_x) {
+      double& w = expected[size_t(c.matrices[matrix].state + i)];
+      w = w * (1 - 0.05 * 0.1) - 0.05 * 0.2 * std::sqrt(double(length)) * real(x[size_t(in_x)]);
+    });
+    std::vector<floatX> expected_params = params;
+    std::vector<float> updated = new_masters;
+    for (const MuonMatrix& matrix : c.matrices)
+      for (int64_t i = 0; i < matrix.count(); i++) {
+        if (!has_master_weights) updated[size_t(matrix.state + i)] = real(new_params[size_t(matrix.begin + i)]);
+        expected_params[size_t(matrix.begin + i)] = floatX(updated[size_t(matrix.state + i)]);
+      }
+    EXPECT_LE(relative_error(updated, expected), 2e-7) << n << " x " << length;
+    EXPECT_TRUE(same_bits(new_params, expected_params)) << "rounded masters, and nothing else";
+    const auto [same_masters, same_params] = moved({16, NAN});
+    EXPECT_TRUE(same_bits(same_masters, masters) && same_bits(same_params, params));
+  }
+}
+
+TEST(Muon, BatchesAreOfEqualSidesAndBoundedSize) {
+  std::vector<MuonMatrix> matrices;
+  const std::vector<std::pair<int64_t, int64_t>> sides = {{8, 4}, {4, 4}, {4, 8}, {4, 4}, {8, 4}, {6, 6}, {4, 8}};
+  for (auto [rows, columns] : sides) matrices.push_back({64 * int64_t(matrices.size()), 0, rows, columns});
+  for (int64_t most_elements : {int64_t(0), 3 * muon_elements(4, 8), int64_t(1) << 40}) {
+    std::vector<MuonMatrix> ordered = matrices;
+    int64_t next = 0;
+    std::vector<int64_t> counts;
+    std::set<int64_t> begins;
+    for (const MuonBatch& batch : make_muon_batches(ordered, most_elements)) {
+      EXPECT_EQ(batch.first, next);
+      next += batch.count;
+      counts.push_back(batch.count);
+      for (int64_t i = batch.first; i < next; i++) {
+        EXPECT_EQ(ordered[size_t(i)].shorter(), batch.n);
+        EXPECT_EQ(ordered[size_t(i)].longer(), batch.length);
+        begins.insert(ordered[size_t(i)].begin);
+      }
+    }
+    EXPECT_EQ(begins.size(), matrices.size());
+    EXPECT_EQ(counts, most_elements == 0                 ? std::vector<int64_t>(7, 1)
+                      : most_elements < int64_t(1) << 40 ? std::vector<int64_t>({2, 2, 2, 1})
+                                                         : std::vector<int64_t>({2, 4, 1}));
+  }
+}
+
+// Operands that lie closer than cuBLASLt's vectors are wide, too.
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `b + i * s.k * s.n` -> `b + i * s.m * s.k`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/matmul.h: `alignment(b, next_b),` -> `alignment_of(b),`
+TEST(BatchedGemm, MultipliesEachPairOfMatrices) {
+  for (const BatchedGemm& s :
+       {BatchedGemm{3, 'N', 'T', 8, 8, 24}, {4, 'N', 'N', 5, 7, 5}, {1, 'T', 'N', 16, 8, 40}, {2, 'T', 'T', 3, 9, 4}}) {
+    const auto a = random_values<floatX>(s.batch * s.m * s.k, 1), b = random_values<floatX>(s.batch * s.k * s.n, 2);
+    std::vector<double> expected;
+    for (int64_t i = 0; i < s.batch; i++)
+      for (int64_t row = 0; row < s.m; row++)
+        for (int64_t column = 0; column < s.n; column++) {
+          double sum = 0;
+          for (int64_t l = 0; l < s.k; l++)
+            sum += real(a[size_t(i * s.m * s.k + (s.op_a == 'N' ? row * s.k + l : l * s.m + row))]) *
+                   real(b[size_t(i * s.k * s.n + (s.op_b == 'N' ? l * s.n + column : column * s.k + l))]);
+          expected.push_back(sum);
+        }
+    const DeviceArray<floatX> d_a(a), d_b(b);
+    DeviceArray<floatX> c(nans<floatX>(int64_t(expected.size())));
+    gemm(s, d_a.data, d_b.data, c.data);
+    EXPECT_LE(relative_error(c.to_host(), expected), one_rounding) << s.op_a << s.op_b;
+  }
+}

@@ -1,0 +1,11 @@
+// A product of many pairs of matrices at once, for every device.
+#pragma once
+#include <cstdint>  // int64_t
+
+// c_i (m, n) = op(a_i) op(b_i) for i < batch; op: 'N' as it is, 'T' transposed. Matrices are row-major without gaps,
+// and those of one operand lie one after the other.
+struct BatchedGemm {
+  int64_t batch;
+  char op_a, op_b;
+  int64_t m, n, k;
+};

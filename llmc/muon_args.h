@@ -1,0 +1,19 @@
+// The operands of Muon's operations, the same for every device. All pointers are device pointers.
+#pragma once
+#include <cstdint>           // int64_t
+#include "adamw.h"           // ParameterChunk, StepStats
+#include "muon.h"            // MuonMatrix, MuonStep
+#include "llmc/precision.h"  // floatX
+
+struct MuonArgs {
+  floatX* params;                // an arena of all parameters, as are grads
+  float* grads;                  // gradients; from muon_momentum on u
+  float *master, *m;             // arenas of state; master is not used if floatX is float
+  const ParameterChunk* chunks;  // of the matrices
+  int64_t num_chunks;
+  const MuonMatrix* matrices;
+  int64_t num_matrices;
+  double* squares;  // (num_matrices): ||u||^2 of each
+  MuonStep* step;   // (1)
+  const StepStats* sums;
+};
