@@ -16,13 +16,12 @@
 #include <cstdint>             // int64_t
 #include <numeric>             // std::lcm
 #include <string>              // std::string
+#include "llmc/host_device.h"  // SLA_HOST_DEVICE
 #include "llmc/utils/error.h"  // CHECK, format
 
 #ifdef __CUDACC__
-#define SLA_HOST_DEVICE __host__ __device__
 #define SLA_NO_UNROLL _Pragma("unroll 1")
 #else
-#define SLA_HOST_DEVICE
 #define SLA_NO_UNROLL
 #endif
 
@@ -131,9 +130,7 @@ struct MaskOf {
 
   // By how much positions differ that see each other, where the mask is a residue and no more than a window beside it:
   // s sequences, each of positions with the same remainder by s, that are nothing to one another. Otherwise 1.
-  SLA_HOST_DEVICE int step() const {
-    return num_clauses == 1 && clauses[0].is_residue() ? clauses[0].s : 1;
-  }
+  SLA_HOST_DEVICE int step() const { return num_clauses == 1 && clauses[0].is_residue() ? clauses[0].s : 1; }
 
   // Whether the query at position t sees the key at position j.
   SLA_HOST_DEVICE bool sees(int t, int j) const {
