@@ -5,7 +5,7 @@
 #include "llmc/precision.h"    // floatX
 
 // The position of each row's token in its sequence.
-struct Positions {
+struct RowPositions {
   int64_t T = 1;                // sequences of T rows, each from position 0 on,
   const int* of_row = nullptr;  // or, if this is not null, that of each row, on the device
 

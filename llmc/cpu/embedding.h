@@ -2,12 +2,12 @@
 #pragma once
 #include <algorithm>    // std::min, std::copy_n
 #include <cstdint>      // int64_t
-#include "llmc/rows.h"  // Positions
+#include "llmc/rows.h"  // RowPositions
 #include "threads.h"    // is_worth_threads
 #include "vec.h"        // to_float, from_float
 
 // out (N, C) = wte[tokens (N)] + wpe[positions (N)]; without the second term if wpe is null.
-inline void embedding_forward(floatX* out, const int* tokens, const Positions& positions, const floatX* wte,
+inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
                               const floatX* wpe, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {

@@ -12,13 +12,13 @@
 #include <cstdint>             // int64_t, uintptr_t
 #include "llmc/utils/error.h"  // CHECK
 #include "llmc/precision.h"    // floatX
-#include "llmc/rows.h"         // Positions
+#include "llmc/rows.h"         // RowPositions
 #include "device.h"            // gpu
 #include "launch.h"            // launch, shared_memory
 #include "vec.h"               // load8, store8, ceil_div, full_warp
 
 // A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
-__global__ void embedding_forward_kernel(floatX* out, const int* tokens, Positions positions, const floatX* wte,
+__global__ void embedding_forward_kernel(floatX* out, const int* tokens, RowPositions positions, const floatX* wte,
                                          const floatX* wpe, int64_t C) {
   const int64_t n = blockIdx.x;
   const floatX* token = wte + tokens[n] * C;
@@ -126,7 +126,7 @@ inline dim3 embedding_block(int64_t C) {
 }
 
 // out (N, C) = wte[tokens] + wpe[positions]; without the second term if wpe is null.
-inline void embedding_forward(floatX* out, const int* tokens, const Positions& positions, const floatX* wte,
+inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
                               const floatX* wpe, int64_t N, int64_t C) {
   launch(embedding_forward_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, out, tokens, positions, wte,
          wpe, C);

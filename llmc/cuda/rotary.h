@@ -8,7 +8,7 @@
 #include "launch.h"          // launch
 #include "llmc/precision.h"  // floatX
 #include "llmc/rotary.h"     // RotaryHeads
-#include "llmc/rows.h"       // Positions
+#include "llmc/rows.h"       // RowPositions
 #include "vec.h"             // load4, store4, ceil_div
 
 constexpr int rotary_threads = 256;
@@ -16,7 +16,7 @@ constexpr int rotary_threads = 256;
 // A thread owns four pairs of elements of a head in one row: neighbouring threads read and write neighbouring elements.
 // Angles are multiplied by `sign`.
 __global__ void __launch_bounds__(rotary_threads)
-    rotate_kernel(RotaryHeads<floatX> r, Positions positions, int64_t groups, float sign) {
+    rotate_kernel(RotaryHeads<floatX> r, RowPositions positions, int64_t groups, float sign) {
   const int64_t group = int64_t(blockIdx.x) * rotary_threads + threadIdx.x;
   if (group >= groups) return;
   const int half = r.HS / 2, of_head = half / 4, of_row = r.heads * of_head;
@@ -36,18 +36,18 @@ __global__ void __launch_bounds__(rotary_threads)
   store4(first + half, z);
 }
 
-inline void launch_rotate(const RotaryHeads<floatX>& r, const Positions& positions, int64_t N, float sign) {
+inline void launch_rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign) {
   const int64_t groups = N * r.heads * (r.HS / 8);  // head sizes are multiples of 8
   launch(rotate_kernel, dim3(unsigned(ceil_div(groups, rotary_threads))), dim3(rotary_threads), 0, gpu().stream, r,
          positions, groups, sign);
 }
 
 // x (N, heads, HS), in place.
-inline void rotate(const RotaryHeads<floatX>& r, const Positions& positions, int64_t N) {
+inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
   launch_rotate(r, positions, N, 1.0f);
 }
 
 // x (N, heads, HS), in place: from the gradient of rotate's output that of its input.
-inline void rotate_back(const RotaryHeads<floatX>& r, const Positions& positions, int64_t N) {
+inline void rotate_back(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
   launch_rotate(r, positions, N, -1.0f);
 }

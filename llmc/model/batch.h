@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>      // int64_t
 #include <vector>       // std::vector
-#include "llmc/rows.h"  // Positions
+#include "llmc/rows.h"  // RowPositions
 
 // The positions [first, first + count) of a sequence, to be computed.
 struct SequencePart {
@@ -22,5 +22,5 @@ struct Batch {
     for (const SequencePart& part : parts) rows += part.count;
     return rows;
   }
-  Positions positions() const { return {T, positions_of_parts}; }
+  RowPositions positions() const { return {T, positions_of_parts}; }
 };
