@@ -14,9 +14,7 @@
 // ----------------------------------------------------------------------------
 // Scoring
 
-// Generation with the losses of all tokens. A pass has so many of them, of several sequences: enough for matmuls to run
-// at their full rate.
-constexpr int64_t scoring_rows = 1024;
+// Generation with the losses of all tokens, of several sequences in a pass.
 GenerationOptions scoring_plan(int slots, int64_t max_length) {
   GenerationOptions o = generation_plan(slots, max_length);
   o.rows = std::max<int64_t>(slots, std::min(slots * max_length, scoring_rows));

@@ -71,11 +71,9 @@ struct GenerationOptions {
   int64_t logit_bytes = logit_chunk_bytes();
 };
 
-// Generation with weights of its own, or with those of a model that was planned with `training`. It computes so many
-// tokens of a prompt at a time: enough for matmuls to run at their full rate.
-constexpr int64_t prompt_chunk = 256;
+// Generation with weights of its own, or with those of a model that was planned with `training`.
 GenerationOptions generation_plan(int slots, int64_t max_length, const PlanOptions& training = {}) {
-  const int64_t rows = std::max<int64_t>(slots, std::min(max_length, prompt_chunk));
+  const int64_t rows = std::max<int64_t>(slots, std::min(max_length, prompt_rows));
   return {slots, max_length, rows, /*losses=*/false, training.keep_dead_kv, training.shard, training.logit_bytes};
 }
 
@@ -259,15 +257,13 @@ void embed(GPT2& model, const Batch& batch) {
   const int64_t C = model.config.channels;
   const Activations& acts = model.acts;
   const Params<floatX>& p = model.embeddings();
-  for_each_part(batch, [&](const SequencePart& part, int64_t B, int64_t row) {
-    CHECK(part.first + part.count <= model.config.max_seq_len);
-    embedding_forward(acts.embedded + row * C, acts.tokens + row, p.wte, p.wpe, B, part.count, C, part.first);
-  });
+  embedding_forward(acts.embedded, acts.tokens, batch.positions(), p.wte, p.wpe, batch.rows(), C);
 }
 
 // Computes the final hidden states, last_norm.out (N, C), of acts.tokens (N), where N is batch.rows().
 void gpt2_forward(GPT2& model, const Batch& batch) {
-  CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.parts.empty() == model.training.has_value());
+  CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.T <= model.config.max_seq_len);
+  CHECK(batch.parts.empty() == model.training.has_value());
   embed(model, batch);
   norm_forward(model.norm(0), batch.rows());
   for (int i = 0; i < model.graph.size(); i++) {
@@ -512,10 +508,15 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
   std::vector<KVCacheMove> moves;
   for (const auto& [slot, count] : counts) batch.parts.push_back(model.cache.append(slot, count, moves));
   CHECK(int64_t(tokens.size()) == batch.rows());
-  for (const KVCacheMove& move : moves) {
+  for (const KVCacheMove& move : moves)
     for (const StoreKV& kv : attention_of_layer(model.graph, move.layer).store_kv)
-      copy_rows(kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, move.count, kv.width);
-  }
+      copy_rows({kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, kv.width}, move.count);
+  const CachedRows where(model.cache, batch.parts);
+  const Activations& a = model.acts;
+  copy_to_device(a.positions, where.positions);
+  copy_to_device(a.cache_rows, where.rows);
+  copy_to_device(a.sequences, where.sequences);
+  batch.positions_of_parts = a.positions;
   gpt2_forward(model, tokens.data(), batch);
 }
 

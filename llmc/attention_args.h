@@ -21,6 +21,11 @@ struct KVHead {
   int first_query_head, num_query_heads;
 };
 
+// The keys of a sequence, beside which rows of k and v there are others: T rows from `first_row` on.
+struct KeyRows {
+  int first_row, T;
+};
+
 // Up to so many queries at the end of a sequence are few, as when generation draws tokens: their attention is bound by
 // reading k and v, and each device has a way of its own for it. A prompt's part has more.
 constexpr int most_few_queries = 4;
@@ -31,6 +36,10 @@ struct AttentionArgs {
   int64_t B = 0, T = 0;    // sequences and their length
   int64_t NH = 0, HS = 0;  // query heads and their size
   int64_t first_query = 0;
+  // Sequences of different lengths in a K/V cache, where takes_sequences allows them: (B), on the device. T is the
+  // longest then, and each sequence's last T - first_query positions are queries. Null: sequence b has T keys, from row
+  // b * T on.
+  const KeyRows* sequences = nullptr;
 
   // The K/V heads, on the device: what KVHeads::set_args sets. A query head attends to all its K/V heads at once: one
   // softmax over the keys of all of them.
@@ -80,6 +89,11 @@ struct AttentionArgs {
   float* scratch = nullptr;
 };
 
+template <class Element>
+SLA_HOST_DEVICE KeyRows key_rows_of(const AttentionArgs<Element>& a, int64_t b) {
+  return a.sequences != nullptr ? a.sequences[b] : KeyRows{int(b * a.T), int(a.T)};
+}
+
 // The mask of a query head, over all positions; with step > 1, over the positions of one of the mask's step()
 // sequences.
 template <class Element>
@@ -95,8 +109,12 @@ bool has_partial_sums(int64_t query_heads);
 // its K/V heads that has_partial_sums holds for. Each device folder defines it.
 int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums);
 
-// The size of `partials`, in floats, for sequences of up to T positions; 0: the device has no use for them. Each device
+// Whether attention_forward takes several sequences with `queries` queries each that lie in a K/V cache. Each device
 // folder defines it.
+bool takes_sequences(int64_t queries, int topk);
+
+// The size of `partials`, in floats, for B sequences of up to T positions; 0: the device has no use for them. Each
+// device folder defines it.
 int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, int64_t kv_per_head);
 
 // Aborts if the device's attention cannot use a K/V head with these strides. Each device folder defines it.

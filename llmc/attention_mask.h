@@ -19,13 +19,12 @@
 #include <cstdint>             // int64_t
 #include <numeric>             // std::lcm
 #include <string>              // std::string
+#include "llmc/host_device.h"  // SLA_HOST_DEVICE
 #include "llmc/utils/error.h"  // CHECK, format
 
 #ifdef __CUDACC__
-#define SLA_HOST_DEVICE __host__ __device__
 #define SLA_NO_UNROLL _Pragma("unroll 1")
 #else
-#define SLA_HOST_DEVICE
 #define SLA_NO_UNROLL
 #endif
 

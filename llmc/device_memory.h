@@ -18,6 +18,11 @@ inline void device_memset(void* p, int value, size_t bytes);
 // device = host, in order with the operations. Returns once the host's pageable memory may be changed again.
 inline void copy_to_device(void* device, const void* host, size_t bytes);
 
+template <class T>
+void copy_to_device(T* device, const std::vector<T>& host) {
+  if (!host.empty()) copy_to_device(device, host.data(), host.size() * sizeof(T));
+}
+
 // host = device, after the operations that were called before. Waits for them and for the copy.
 inline void copy_to_host(void* host, const void* device, size_t bytes);
 
@@ -40,7 +45,7 @@ struct DeviceArray {
   DeviceArray() = default;
   explicit DeviceArray(const std::vector<T>& host)
       : data(static_cast<T*>(device_malloc(host.size() * sizeof(T)))), size(host.size()) {
-    if (size > 0) copy_to_device(data, host.data(), size * sizeof(T));
+    copy_to_device(data, host);
   }
   DeviceArray(DeviceArray&& other) noexcept { swap(other); }
   DeviceArray& operator=(DeviceArray&& other) noexcept {

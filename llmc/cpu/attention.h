@@ -16,6 +16,7 @@
 #include "few_rows.h"             // dot_product
 #include "gemm.h"                 // gemm
 #include "llmc/precision.h"       // floatX
+#include "llmc/rows.h"            // RowCopy
 #include "threads.h"              // is_worth_threads
 #include "vec.h"                  // vec_exp, to_float, from_float
 
@@ -29,6 +30,7 @@ inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int6
   return 2 * B * T * HS * partial_sums;
 }
 inline int64_t attention_partials(int64_t, int64_t, int64_t, int64_t, int64_t) { return 0; }
+inline bool takes_sequences(int64_t, int) { return true; }
 
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and
 // oneDNN's sgemm runs such tiles near its full rate (measured: 180 to 220 of 223 GFLOP/s). In bf16 products take half
@@ -46,23 +48,23 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 // apart.
 struct HeadPositions {
   const AttentionArgs<floatX>& a;
-  int64_t b, head, first, step, length;
+  int64_t b, head, first, step;
+  KeyRows keys;
+  int64_t queries, length;  // the last `queries` positions of the sequence are queries; `length` positions are numbered
   const AttentionMask& mask;  // in which a position is its number
 
   HeadPositions(const AttentionArgs<floatX>& a, int64_t b, int64_t head, int64_t first)
-      : a(a), b(b), head(head), first(first), step(step_of(a, head)), length((a.T - first + step - 1) / step),
-        mask(mask_of(a, head, step)) {}
+      : a(a), b(b), head(head), first(first), step(step_of(a, head)), keys(key_rows_of(a, b)),
+        queries(a.T - a.first_query), length((keys.T - first + step - 1) / step), mask(mask_of(a, head, step)) {}
   static int64_t step_of(const AttentionArgs<floatX>& a, int64_t head) {
     return std::min<int64_t>(mask_of(a, head).step(), a.T);
   }
   int64_t position(int64_t i) const { return first + i * step; }
-  int64_t query_row(int64_t i) const {
-    return b * (a.T - a.first_query) + position(i) - a.first_query;
-  }  // of q, out and their gradients
-  int64_t statistic(int64_t i) const {
-    return (b * a.NH + head) * (a.T - a.first_query) + position(i) - a.first_query;
-  }                                                                   // in lse, ...
-  int64_t key_row(int64_t i) const { return b * a.T + position(i); }  // of k, v and their gradients
+  int64_t first_query() const { return keys.T - queries; }
+  // Rows of q, out and their gradients; places in lse, topk_score and topk_last; rows of k, v and their gradients.
+  int64_t query_row(int64_t i) const { return b * queries + position(i) - first_query(); }
+  int64_t statistic(int64_t i) const { return (b * a.NH + head) * queries + position(i) - first_query(); }
+  int64_t key_row(int64_t i) const { return keys.first_row + position(i); }
 };
 
 // Some of the keys that queries of a block see, in one of the query head's K/V heads.
@@ -442,14 +444,15 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
   int64_t units = 0;  // the most blocks that a head has
   for (int64_t head = 0; head < a.NH; head++) {
     const int64_t step = HeadPositions::step_of(a, head);
-    units = std::max(units, step * ((HeadPositions(a, 0, head, 0).length + query_block - 1) / query_block));
+    units = std::max(units, step * (((a.T + step - 1) / step + query_block - 1) / query_block));
   }
 #pragma omp parallel for schedule(dynamic, \
                                   1) if (is_worth_threads(bytes, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
   for (int64_t task = 0; task < units * a.B * a.NH; task++) {
     const int64_t head = task % a.NH, unit = units - 1 - task / (a.B * a.NH), step = HeadPositions::step_of(a, head);
     const HeadPositions at(a, task / a.NH % a.B, head, unit % step);
-    const int64_t first_query = std::max<int64_t>((a.first_query - at.first + step - 1) / step, 0), block = unit / step;
+    const int64_t first_query = std::max<int64_t>((at.first_query() - at.first + step - 1) / step, 0);
+    const int64_t block = unit / step;
     const int64_t q0 = std::max(first_query, block * query_block), q1 = std::min(at.length, (block + 1) * query_block);
     if (q0 >= q1) continue;
     if (a.topk > 0) find_topk(at, q0, q1);
@@ -627,12 +630,11 @@ inline void attention_backward(const AttentionArgs<floatX>& a) {
   }
 }
 
-// dst (rows, width) = src (rows, width), or zeros if src is null.
-inline void copy_rows(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows,
-                      int64_t width) {
-#pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * rows * width))
+inline void copy_rows(const RowCopy& copy, int64_t rows) {
+  const size_t bytes = size_t(copy.width) * sizeof(floatX);
+#pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(bytes) * rows))
   for (int64_t i = 0; i < rows; i++) {
-    if (src != nullptr) memcpy(dst + i * dst_stride, src + i * src_stride, size_t(width) * sizeof(floatX));
-    else memset(dst + i * dst_stride, 0, size_t(width) * sizeof(floatX));
+    if (copy.src != nullptr) memcpy(copy.to(i), copy.src + i * copy.src_stride, bytes);
+    else memset(copy.to(i), 0, bytes);
   }
 }

@@ -17,6 +17,10 @@
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 
+// How many tokens of a prompt, and of texts that are scored, are computed at a time: enough for matmuls to run at their
+// full rate.
+constexpr int64_t prompt_rows = 256, scoring_rows = 1024;
+
 inline const char* device_name() { return "CPU"; }
 
 inline size_t device_workspace_bytes() { return 0; }

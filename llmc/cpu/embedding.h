@@ -1,26 +1,25 @@
 // Token and position embeddings.
 #pragma once
-#include <algorithm>  // std::min, std::copy_n
-#include <cstdint>    // int64_t
-#include "threads.h"  // is_worth_threads
-#include "vec.h"      // to_float, from_float
+#include <algorithm>    // std::min, std::copy_n
+#include <cstdint>      // int64_t
+#include "llmc/rows.h"  // RowPositions
+#include "threads.h"    // is_worth_threads
+#include "vec.h"        // to_float, from_float
 
-// out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]; without the second term if wpe is null.
-inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B,
-                              int64_t T, int64_t C, int64_t first_position) {
-#pragma omp parallel for collapse(2) schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * B * T * C))
-  for (int64_t b = 0; b < B; b++) {
-    for (int64_t t = 0; t < T; t++) {
-      const floatX* token = wte + tokens[b * T + t] * C;
-      floatX* row = out + (b * T + t) * C;
-      if (wpe == nullptr) {
-        std::copy_n(token, C, row);
-        continue;
-      }
-      const floatX* position = wpe + (first_position + t) * C;
-#pragma omp simd
-      for (int64_t i = 0; i < C; i++) from_float(row[i], to_float(token[i]) + to_float(position[i]));
+// out (N, C) = wte[tokens (N)] + wpe[positions (N)]; without the second term if wpe is null.
+inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
+                              const floatX* wpe, int64_t N, int64_t C) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * N * C))
+  for (int64_t n = 0; n < N; n++) {
+    const floatX* token = wte + tokens[n] * C;
+    floatX* row = out + n * C;
+    if (wpe == nullptr) {
+      std::copy_n(token, C, row);
+      continue;
     }
+    const floatX* position = wpe + positions[n] * C;
+#pragma omp simd
+    for (int64_t i = 0; i < C; i++) from_float(row[i], to_float(token[i]) + to_float(position[i]));
   }
 }
 

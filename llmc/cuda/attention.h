@@ -25,6 +25,7 @@
 #pragma once
 #include <climits>                // INT_MAX
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "llmc/rows.h"            // RowCopy
 #include "llmc/utils/error.h"     // CHECK
 #include "attention_decode.h"     // has_few_queries, launch_attention_decode, attention_partials
 #include "device.h"               // gpu
@@ -58,8 +59,9 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
 // out = softmax(q k^T / sqrt(HS)) v, over the keys that each query sees; lse =.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
   check_attention(a);
-  if (has_few_queries(a)) launch_attention_decode(a);
-  else launch_attention_forward(a);
+  if (has_few_queries(a)) return launch_attention_decode(a);
+  CHECK(a.sequences == nullptr);
+  launch_attention_forward(a);
 }
 
 // delta =; dq, dk and dv = or += as the arguments say.
@@ -72,25 +74,22 @@ inline void attention_backward(const AttentionArgs<floatX>& a) {
 // ----------------------------------------------------------------------------
 // Copies of rows
 
-// dst = src, or zeros if src is null. A block owns blockDim.y rows, threads with the same threadIdx.y one of them, and
+// A block owns blockDim.y rows, threads with the same threadIdx.y one of them, and
 // neighbouring threads copy neighbouring 16 bytes, so that a warp's accesses are coalesced.
-static __global__ void copy_rows_kernel(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride,
-                                        int64_t rows, int pieces) {
+static __global__ void copy_rows_kernel(RowCopy copy, int64_t rows, int pieces) {
   const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= rows) return;
-  uint4* to = reinterpret_cast<uint4*>(dst + row * dst_stride);
-  const uint4* from = src != nullptr ? reinterpret_cast<const uint4*>(src + row * src_stride) : nullptr;
+  uint4* to = reinterpret_cast<uint4*>(copy.to(row));
+  const uint4* from = copy.src != nullptr ? reinterpret_cast<const uint4*>(copy.src + row * copy.src_stride) : nullptr;
   for (int i = int(threadIdx.x); i < pieces; i += int(blockDim.x))
     to[i] = from != nullptr ? from[i] : make_uint4(0, 0, 0, 0);
 }
 
-// dst (rows, width) = src (rows, width), or zeros if src is null. Width and strides are multiples of 8.
-inline void copy_rows(floatX* dst, int64_t dst_stride, const floatX* src, int64_t src_stride, int64_t rows,
-                      int64_t width) {
-  CHECK(width % 8 == 0 && dst_stride % 8 == 0 && src_stride % 8 == 0);
-  if (rows == 0 || width == 0) return;
-  const int pieces = int(width * int64_t(sizeof(floatX)) / int64_t(sizeof(uint4)));
+// Width and strides are multiples of 8.
+inline void copy_rows(const RowCopy& copy, int64_t rows) {
+  CHECK(copy.width % 8 == 0 && copy.dst_stride % 8 == 0 && copy.src_stride % 8 == 0);
+  if (rows == 0 || copy.width == 0) return;
+  const int pieces = int(copy.width * int64_t(sizeof(floatX)) / int64_t(sizeof(uint4)));
   const dim3 block(unsigned(pieces < 256 ? pieces : 256), unsigned(pieces < 256 ? 256 / pieces : 1));
-  launch(copy_rows_kernel, dim3(unsigned(ceil_div(rows, block.y))), block, 0, gpu().stream, dst, dst_stride, src,
-         src_stride, rows, pieces);
+  launch(copy_rows_kernel, dim3(unsigned(ceil_div(rows, block.y))), block, 0, gpu().stream, copy, rows, pieces);
 }

@@ -17,7 +17,7 @@
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
 #include "tile.h"                 // copy_async
-#include "vec.h"                  // load4, load8, warp_max, warp_sum, ceil_div
+#include "vec.h"                  // load4, load8, warp_max, warp_sum, block_max, block_sum, ceil_div
 
 constexpr int decode_keys = 64, decode_threads = 128;
 constexpr int decode_rows = 8;  // queries of query heads that a block works on at a time
@@ -30,10 +30,11 @@ __device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, 
   return a.partials + ((((b * a.NH + head) * queries + query) * a.kv_per_head + source) * tiles + tile) * (a.HS + 2);
 }
 
-// Whether a query head may see a key of the tile.
+// Whether a query head may see a key of the tile in a sequence of T positions, of which the last `queries` are queries.
 template <class Element>
-__device__ inline bool sees_tile(const AttentionArgs<Element>& a, int head, int tile) {
-  return mask_of(a, head).sees_some(int(a.first_query), int(a.T), tile * decode_keys, (tile + 1) * decode_keys);
+__device__ inline bool sees_tile(const AttentionArgs<Element>& a, int head, int T, int tile) {
+  const int first_query = T - int(a.T - a.first_query);
+  return mask_of(a, head).sees_some(first_query, T, tile * decode_keys, (tile + 1) * decode_keys);
 }
 
 // Shared memory: the tile's k and v with 16 bytes after each row, so that neighbouring rows begin on other banks; q and
@@ -58,33 +59,35 @@ struct DecodeMemory {
 
 // A row of a block: a query of one of the K/V head's query heads.
 struct DecodeRow {
-  int head, query;  // the query is position first_query + query
+  int head, query;  // the query is number `query` of the sequence's
 };
 template <class Element>
 __device__ inline DecodeRow decode_row(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int row) {
   const int queries = int(a.T - a.first_query);
   return {a.query_heads[kv.first_query_head + row / queries], row % queries};
 }
+// Whether it sees a key, in a sequence of T positions.
 template <class Element>
-__device__ inline bool row_sees(const AttentionArgs<Element>& a, const DecodeRow& row, int key) {
-  return mask_of(a, row.head).sees(int(a.first_query) + row.query, key);
+__device__ inline bool row_sees(const AttentionArgs<Element>& a, int T, const DecodeRow& row, int key) {
+  return mask_of(a, row.head).sees(T - int(a.T - a.first_query) + row.query, key);
 }
 
 // The tile's rows of k and v that some row of the block sees, and zeros for the others, which are not read: by
 // asynchronous copies, so that many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes.
 template <class Element>
 __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv,
-                                        const DecodeMemory<Element>& memory, int k0) {
+                                        const DecodeMemory<Element>& memory, const KeyRows& keys, int k0) {
   const int HS = int(a.HS), rows = kv.num_query_heads * int(a.T - a.first_query);
   if (int(threadIdx.x) < decode_keys) {
     bool seen = false;
-    for (int row = 0; row < rows && !seen; row++) seen = row_sees(a, decode_row(a, kv, row), k0 + int(threadIdx.x));
+    for (int row = 0; row < rows && !seen; row++)
+      seen = row_sees(a, keys.T, decode_row(a, kv, row), k0 + int(threadIdx.x));
     memory.seen[threadIdx.x] = seen;
   }
   __syncthreads();
   constexpr int of_piece = 16 / int(sizeof(Element));
   const int pieces = HS / of_piece, stride = DecodeMemory<Element>::stride(HS);
-  const int64_t first_row = int64_t(blockIdx.z) * a.T + k0;
+  const int64_t first_row = int64_t(keys.first_row) + k0;
   for (int i = int(threadIdx.x); i < decode_keys * pieces; i += decode_threads) {
     const int key = i / pieces, channel = i % pieces * of_piece;
     auto copy = [&](Element* tile, const Element* x, int64_t x_stride) {
@@ -120,11 +123,13 @@ static __global__ void __launch_bounds__(decode_threads)
     attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
   const KVHead<Element> kv = a.kv_heads[blockIdx.y];
   const int HS = int(a.HS), tile = int(blockIdx.x), k0 = tile * decode_keys, stride = DecodeMemory<Element>::stride(HS);
+  const KeyRows keys = key_rows_of(a, blockIdx.z);
   bool is_seen = false;
-  for (int i = 0; i < kv.num_query_heads; i++) is_seen |= sees_tile(a, a.query_heads[kv.first_query_head + i], tile);
+  for (int i = 0; i < kv.num_query_heads; i++)
+    is_seen |= sees_tile(a, a.query_heads[kv.first_query_head + i], keys.T, tile);
   if (!is_seen) return;
   const DecodeMemory<Element> memory(HS);
-  load_decode_tile(a, kv, memory, k0);
+  load_decode_tile(a, kv, memory, keys, k0);
 
   const int64_t queries = a.T - a.first_query;
   const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size,
@@ -138,7 +143,7 @@ static __global__ void __launch_bounds__(decode_threads)
     __syncthreads();  // all threads' copies have arrived too, and p of the rows before these has been read
     const int key = int(threadIdx.x) % decode_keys;
     for (int r = int(threadIdx.x) / decode_keys; r < rows; r += decode_threads / decode_keys) {
-      const bool sees = row_sees(a, decode_row(a, kv, first + r), k0 + key);
+      const bool sees = row_sees(a, keys.T, decode_row(a, kv, first + r), k0 + key);
       memory.p[r * decode_keys + key] = sees ? decode_score(memory.q + r * HS, memory.k + key * stride, HS) : -INFINITY;
     }
     __syncthreads();
@@ -170,27 +175,49 @@ static __global__ void __launch_bounds__(decode_threads)
   }
 }
 
-// Computes out and lse from the partials. A block owns a query of one head in one sequence, a thread one of its
-// channels.
+// Computes out and lse from the partials. A block owns a query of one head in one sequence. Each thread has the weights
+// of some tiles, which take the place of their m; then groups of threads, a thread for each channel, add up every
+// merge_groups-th tile, and the first group adds up what the others have. How many groups there are is fixed, and so is
+// the order of the sums.
+constexpr int merge_groups = 8;
+
 template <class Element>
-static __global__ void __launch_bounds__(largest_head_size)
+static __global__ void __launch_bounds__(merge_groups* largest_head_size)
     attention_merge_kernel(AttentionArgs<Element> a, float scale, float to_exp2) {
-  const int query = int(blockIdx.x), head = int(blockIdx.y), c = int(threadIdx.x), HS = int(a.HS);
+  const int query = int(blockIdx.x), head = int(blockIdx.y), HS = int(a.HS);
+  float* of_warp = reinterpret_cast<float*>(shared_memory);  // (32): for reductions
+  float* out_of_group = of_warp + 32;                        // (merge_groups, HS)
   const int64_t queries = a.T - a.first_query;
-  const int tiles = int((a.T + decode_keys - 1) / decode_keys);
-  auto for_each_partial = [&](auto visit) {
-    for (int source = 0; source < a.kv_per_head && a.kv_of_head[head * a.kv_per_head + source] >= 0; source++)
-      for (int tile = 0; tile < tiles; tile++)
-        if (sees_tile(a, head, tile)) visit(partial_of(a, blockIdx.z, head, query, source, tile));
+  const int T = key_rows_of(a, blockIdx.z).T, tiles = (T + decode_keys - 1) / decode_keys;
+  int sources = 0;
+  while (sources < a.kv_per_head && a.kv_of_head[head * a.kv_per_head + sources] >= 0) sources++;
+  auto partial = [&](int i) { return partial_of(a, blockIdx.z, head, query, i / tiles, i % tiles); };
+  auto for_each_tile = [&](auto visit) {
+    for (int i = int(threadIdx.x); i < sources * tiles; i += int(blockDim.x))
+      if (sees_tile(a, head, T, i % tiles)) visit(partial(i));
   };
-  float max = -INFINITY, sum = 0, out = 0;
-  for_each_partial([&](const float* partial) { max = fmaxf(max, partial[HS]); });
+  float max = -INFINITY, sum = 0;
+  for_each_tile([&](const float* of_tile) { max = fmaxf(max, of_tile[HS]); });
+  max = block_max(max, of_warp);
   const float base = max == -INFINITY ? 0.0f : max;
-  for_each_partial([&](const float* partial) {
-    const float weight = exp2f((partial[HS] - base) * to_exp2);
-    sum += weight * partial[HS + 1];
-    out += weight * partial[c];
+  for_each_tile([&](float* of_tile) {
+    of_tile[HS] = exp2f((of_tile[HS] - base) * to_exp2);
+    sum += of_tile[HS] * of_tile[HS + 1];
   });
+  sum = block_sum(sum, of_warp);  // all threads' weights have been written, too
+
+  const int group = int(threadIdx.x) / HS, c = int(threadIdx.x) % HS;
+  if (group < merge_groups) {
+    float out = 0;
+#pragma unroll 4
+    for (int i = group; i < sources * tiles; i += merge_groups)
+      if (sees_tile(a, head, T, i % tiles)) out += partial(i)[HS] * partial(i)[c];
+    out_of_group[group * HS + c] = out;
+  }
+  __syncthreads();
+  if (group > 0) return;
+  float out = 0;
+  for (int g = 0; g < merge_groups; g++) out += out_of_group[g * HS + c];
   const bool sees_none = sum == 0;
   from_float(a.out[((blockIdx.z * queries + query) * a.NH + head) * HS + c], sees_none ? 0.0f : out / sum);
   if (c == 0) a.lse[(blockIdx.z * a.NH + head) * queries + query] = sees_none ? INFINITY : max * scale + logf(sum);
@@ -200,10 +227,12 @@ inline int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, 
   return B * NH * most_few_queries * kv_per_head * ceil_div(T, decode_keys) * (HS + 2);
 }
 
+inline bool takes_sequences(int64_t queries, int topk) { return queries <= most_few_queries && topk == 0; }
+
 // Whether these kernels compute the attention. They do not choose keys by their scores, and do not write exact_out.
 template <class Element>
 bool has_few_queries(const AttentionArgs<Element>& a) {
-  return a.partials != nullptr && a.T - a.first_query <= most_few_queries && a.topk == 0 && a.exact_out == nullptr;
+  return a.partials != nullptr && takes_sequences(a.T - a.first_query, a.topk) && a.exact_out == nullptr;
 }
 
 template <class Element>
@@ -212,6 +241,8 @@ void launch_attention_decode(const AttentionArgs<Element>& a) {
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
   launch(attention_decode_kernel<Element>, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream,
          a, to_exp2);
-  launch(attention_merge_kernel<Element>, dim3(unsigned(a.T - a.first_query), unsigned(a.NH), unsigned(a.B)),
-         unsigned(a.HS), 0, gpu().stream, a, scale, to_exp2);
+  const dim3 results(unsigned(a.T - a.first_query), unsigned(a.NH), unsigned(a.B));
+  const unsigned threads = unsigned(ceil_div(merge_groups * a.HS, warp_size) * warp_size);
+  launch(attention_merge_kernel<Element>, results, threads, (32 + merge_groups * size_t(a.HS)) * sizeof(float),
+         gpu().stream, a, scale, to_exp2);
 }

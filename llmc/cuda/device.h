@@ -21,6 +21,10 @@
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
 
+// How many tokens of a prompt, and of texts that are scored, are computed at a time: with 2,048 of GPT-2 124M an H100
+// computes for longer than the host needs to launch the kernels. More rows would need longer K/V caches of windows.
+constexpr int64_t prompt_rows = 2048, scoring_rows = 8192;
+
 constexpr int num_staging_buffers = 2;  // uploads are double-buffered
 
 // Which of the machine's GPUs this process uses. To be set before the first call of gpu().

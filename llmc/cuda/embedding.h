@@ -1,6 +1,6 @@
 // Token and position embeddings. B: sequences, T: their length, C: channels (a multiple of 8), N = B T.
 //
-//   embedding_forward:  out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]
+//   embedding_forward:  out (N, C) = wte[tokens (N)] + wpe[positions (N)]
 //   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
 //
 // Without position embeddings wpe and dwpe are null.
@@ -12,20 +12,21 @@
 #include <cstdint>             // int64_t, uintptr_t
 #include "llmc/utils/error.h"  // CHECK
 #include "llmc/precision.h"    // floatX
+#include "llmc/rows.h"         // RowPositions
 #include "device.h"            // gpu
 #include "launch.h"            // launch, shared_memory
 #include "vec.h"               // load8, store8, ceil_div, full_warp
 
 // A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
-__global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe,
-                                         unsigned T, int64_t C, int64_t first_position) {
+__global__ void embedding_forward_kernel(floatX* out, const int* tokens, RowPositions positions, const floatX* wte,
+                                         const floatX* wpe, int64_t C) {
   const int64_t n = blockIdx.x;
   const floatX* token = wte + tokens[n] * C;
   for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
     float x[8], y[8];
     load8(x, token + i);
     if (wpe != nullptr) {
-      load8(y, wpe + (first_position + blockIdx.x % T) * C + i);
+      load8(y, wpe + positions[n] * C + i);
       for (int j = 0; j < 8; j++) x[j] += y[j];
     }
     store8(out + n * C + i, x);
@@ -124,11 +125,11 @@ inline dim3 embedding_block(int64_t C) {
   return dim3(unsigned(std::min<int64_t>(256, ceil_div(C / 8, warp_size) * warp_size)));
 }
 
-// out (B, T, C) = wte[tokens (B, T)] + wpe[first_position + t]; without the second term if wpe is null.
-inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const floatX* wpe, int64_t B,
-                              int64_t T, int64_t C, int64_t first_position) {
-  launch(embedding_forward_kernel, dim3(unsigned(B * T)), embedding_block(C), 0, gpu().stream, out, tokens, wte, wpe, T,
-         C, first_position);
+// out (N, C) = wte[tokens] + wpe[positions]; without the second term if wpe is null.
+inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
+                              const floatX* wpe, int64_t N, int64_t C) {
+  launch(embedding_forward_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, out, tokens, positions, wte,
+         wpe, C);
 }
 
 // dwte[tokens] += dout (B, T, C); dwpe[t] += dout, unless dwpe is null. tokens is 16-byte aligned.

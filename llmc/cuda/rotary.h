@@ -8,6 +8,7 @@
 #include "launch.h"          // launch
 #include "llmc/precision.h"  // floatX
 #include "llmc/rotary.h"     // RotaryHeads
+#include "llmc/rows.h"       // RowPositions
 #include "vec.h"             // load4, store4, ceil_div
 
 constexpr int rotary_threads = 256;
@@ -15,13 +16,13 @@ constexpr int rotary_threads = 256;
 // A thread owns four pairs of elements of a head in one row: neighbouring threads read and write neighbouring elements.
 // Angles are multiplied by `sign`.
 __global__ void __launch_bounds__(rotary_threads)
-    rotate_kernel(RotaryHeads<floatX> r, int64_t groups, unsigned T, int64_t first_position, float sign) {
+    rotate_kernel(RotaryHeads<floatX> r, RowPositions positions, int64_t groups, float sign) {
   const int64_t group = int64_t(blockIdx.x) * rotary_threads + threadIdx.x;
   if (group >= groups) return;
   const int half = r.HS / 2, of_head = half / 4, of_row = r.heads * of_head;
   const int64_t n = group / of_row;
   const int in_row = int(group % of_row), head = in_row / of_head, i = in_row % of_head * 4;
-  const float* angles = r.table + ((first_position + n % T) * half + i) * 2;
+  const float* angles = r.table + (positions[n] * half + i) * 2;
   floatX* first = r.x + n * r.stride + head * r.HS + i;
   float a[4], b[4], y[4], z[4];
   load4(a, first);
@@ -35,16 +36,18 @@ __global__ void __launch_bounds__(rotary_threads)
   store4(first + half, z);
 }
 
-inline void launch_rotate(const RotaryHeads<floatX>& r, int64_t B, int64_t T, int64_t first_position, float sign) {
-  const int64_t groups = B * T * r.heads * (r.HS / 8);  // head sizes are multiples of 8
+inline void launch_rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign) {
+  const int64_t groups = N * r.heads * (r.HS / 8);  // head sizes are multiples of 8
   launch(rotate_kernel, dim3(unsigned(ceil_div(groups, rotary_threads))), dim3(rotary_threads), 0, gpu().stream, r,
-         groups, unsigned(T), first_position, sign);
+         positions, groups, sign);
 }
 
-// x (B T, heads, HS), in place: row (b, t) is rotated as position first_position + t.
-inline void rotate(const RotaryHeads<floatX>& r, int64_t B, int64_t T, int64_t first_position) {
-  launch_rotate(r, B, T, first_position, 1.0f);
+// x (N, heads, HS), in place.
+inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
+  launch_rotate(r, positions, N, 1.0f);
 }
 
-// x (B T, heads, HS), in place: from the gradient of rotate's output, with first_position 0, that of its input.
-inline void rotate_back(const RotaryHeads<floatX>& r, int64_t B, int64_t T) { launch_rotate(r, B, T, 0, -1.0f); }
+// x (N, heads, HS), in place: from the gradient of rotate's output that of its input.
+inline void rotate_back(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
+  launch_rotate(r, positions, N, -1.0f);
+}

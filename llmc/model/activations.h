@@ -16,13 +16,17 @@ struct Activations {
   int *tokens, *targets;  // (N)
   // Each (N): uploaded while others are computed on.
   std::array<int*, num_staging_buffers> staged_tokens, staged_targets;
-  floatX* embedded;                     // (N, C)
-  float* losses;                        // (N)
-  StepStats* stats;                     // (1)
-  floatX* branch_out;                   // (N, C): the output of a step's branch, before it joins the residual stream
-  floatX* logits;                       // (logit_rows, logit_stride): a chunk of rows at a time
-  float* rotary_table = nullptr;        // (max_seq_len, hs): rotary_table of rotary.h, a constant
-  float* attention_partials = nullptr;  // (attention_partials(...)): in generation
+  floatX* embedded;               // (N, C)
+  float* losses;                  // (N)
+  StepStats* stats;               // (1)
+  floatX* branch_out;             // (N, C): the output of a step's branch, before it joins the residual stream
+  floatX* logits;                 // (logit_rows, logit_stride): a chunk of rows at a time
+  float* rotary_table = nullptr;  // (max_seq_len, hs): rotary_table of rotary.h, a constant
+  // Tensors of generation, of which the first three say where the rows of a pass lie (kv_cache.h).
+  int* positions = nullptr;             // (N)
+  int* cache_rows = nullptr;            // (N, groups of layers)
+  KeyRows* sequences = nullptr;         // (groups of layers, slots)
+  float* attention_partials = nullptr;  // (attention_partials(...))
   // Tensors of the backward pass: gradients, unless said otherwise.
   floatX* dresidual = nullptr;         // (N, C): of the residual stream
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
@@ -143,8 +147,13 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   if (plan.table.rope > 0) list.add(activations, "rotary_table", acts.rotary_table, {c.max_seq_len, c.head_size()});
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);
+  const KVCachePlan& cache = *list.shape.generation;
+  const int64_t groups = int64_t(cache.groups.size());
+  list.add(activations, "positions", acts.positions, {N});
+  list.add(activations, "cache_rows", acts.cache_rows, {N, groups});
+  list.add(activations, "sequences", acts.sequences, {groups, cache.slots});
   const int64_t partials =
-      attention_partials(1, c.num_heads, c.head_size(), list.shape.generation->max_length, most_kv_per_head(plan));
+      attention_partials(cache.slots, c.num_heads, c.head_size(), cache.max_length, most_kv_per_head(plan));
   if (partials > 0) list.add(activations, "attention_partials", acts.attention_partials, {partials});
 }
 

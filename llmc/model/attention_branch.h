@@ -10,10 +10,11 @@
 #include "activations.h"          // Activations
 #include "attention_pairs.h"      // attention_pairs
 #include "attention_plan.h"       // AttentionPlan, PlannedAttention, KVUse
-#include "batch.h"                // Batch, SequencePart, for_each_part
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads
+#include "batch.h"                // Batch, SequencePart
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads, KeyRows
 #include "llmc/operations.h"      // matmul_forward, attention_forward, attention_backward, copy_rows, rotate
 #include "llmc/precision.h"       // floatX
+#include "llmc/rows.h"            // RowCopy
 #include "parameters.h"           // AttentionParams
 #include "planner.h"              // Planner, AttentionActs
 
@@ -31,22 +32,13 @@ struct Rotation {
   bool is_kept;  // the backward pass finds them rotated
 };
 
-// In generation, k and v of the new tokens, which lie beside their q in rows `src_stride` apart, and their place in the
-// K/V cache.
+// In generation k and v of the new tokens, which lie beside their q, go to their rows of the K/V cache.
 struct StoreKV {
-  const floatX* src;  // (N, width)
-  floatX* cache;      // (slots, capacity, width)
-  int64_t src_stride, capacity, width;
+  floatX* cache;  // (slots, capacity, width)
+  int64_t capacity, width;
+  RowCopy copy;  // of the new rows
 
   floatX* row(int slot, int64_t i) const { return cache + (slot * capacity + i) * width; }
-};
-
-// A copy in the backward pass: dst (N, width) = src (N, width), or zeros if src is null.
-struct RowCopy {
-  floatX* dst;
-  int64_t dst_stride;
-  const floatX* src;
-  int64_t src_stride, width;
 };
 
 // One softmax for each query head of a layer.
@@ -67,6 +59,7 @@ struct AttentionBranch {
   std::vector<Rotation> rotations;      // rotary positions of q and k; none with learned positions
   std::vector<StoreKV> store_kv;        // one in generation, if the layer projects any k or v
   const KVCache* cache = nullptr;       // in generation; else null
+  const KeyRows* sequences = nullptr;   // (slots): in generation, where the keys of each part's sequence lie
   // attentions_of_slot[slot of the cache] in generation, attentions_of_slot[0] for all sequences in training: one
   // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
@@ -224,6 +217,17 @@ inline void plan_rotations(AttentionBranch& b, const Planner& p) {
   if (p.shape.training && q + k > 0) b.drotations = {{p.acts.dqkv, b.QKV, q + k, hs, p.acts.rotary_table}};
 }
 
+// Plans how k and v come into the cache, and where attention finds them.
+inline void plan_cache(AttentionBranch& b, const Planner& p) {
+  const KVCachePlan& cache = *p.shape.generation;
+  const int64_t q = p.q_width(b.layer), width = b.QKV - q;
+  const int group = cache.group_of_layer[b.layer];
+  b.sequences = p.acts.sequences + group * cache.slots;
+  const RowCopy copy =
+      {b.acts.kv_cache, width, b.acts.qkv + q, b.QKV, width, p.acts.cache_rows + group, int64_t(cache.groups.size())};
+  if (width > 0) b.store_kv = {{b.acts.kv_cache, cache.capacity(b.layer), width, copy}};
+}
+
 // Sets the branch's pointers and sizes. `out` and `dout`: what each of its attentions writes, and the gradient of that.
 inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g,
                                   const floatX* in, const Planner& p, floatX* out, const floatX* dout) {
@@ -237,8 +241,7 @@ inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>&
   if (b.acts.qkv != nullptr) project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
   else project(b.acts.q, 0, q, /*is_kept=*/false), project(b.acts.kv, q, b.QKV - q, /*is_kept=*/true);
   plan_rotations(b, p);
-  if (p.shape.generation && q < b.QKV)
-    b.store_kv = {{b.acts.qkv + q, b.acts.kv_cache, b.QKV, p.shape.generation->capacity(b.layer), b.QKV - q}};
+  if (p.shape.generation) plan_cache(b, p);
   for (int slot = 0; slot < (p.shape.generation ? p.shape.generation->slots : 1); slot++) {
     b.attentions_of_slot.emplace_back();
     for (const PlannedAttention& planned : p.plan().attentions[b.layer])
@@ -291,23 +294,38 @@ inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is
   for (const Projection& p : b.projections)
     if (!(p.is_kept && kv_is_kept)) matmul_forward(p.out, b.in, p.weight, p.bias, batch.rows(), b.C, p.OC);
   for (const Rotation& r : b.rotations)
-    for_each_part(batch, [&](const SequencePart& part, int64_t B, int64_t row) {
-      RotaryHeads<floatX> heads = r.heads;
-      heads.x += row * heads.stride;
-      if (!(r.is_kept && kv_is_kept)) rotate(heads, B, part.count, part.first);
-    });
-  for (const StoreKV& kv : b.store_kv)
-    for_each_part(batch, [&](const SequencePart& part, int64_t, int64_t row) {
-      copy_rows(kv.row(part.slot, part.first - first_key(b, part)), kv.width, kv.src + row * kv.src_stride,
-                kv.src_stride, part.count, kv.width);
-    });
+    if (!(r.is_kept && kv_is_kept)) rotate(r.heads, batch.positions(), batch.rows());
+  for (const StoreKV& kv : b.store_kv) copy_rows(kv.copy, batch.rows());
 }
 
-// The i-th attention, of every part.
+// The i-th attention of parts [first, end), which have as many queries each, the first from `row` on.
+inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const std::vector<SequencePart>& parts,
+                                            size_t first, size_t end, int64_t row) {
+  int64_t longest = 0;
+  for (size_t n = first; n < end; n++)
+    longest = std::max(longest, parts[n].first + parts[n].count - first_key(b, parts[n]));
+  SequencePart part = parts[first];
+  part.slot = 0;
+  AttentionArgs<floatX> args = attention_args(b, i, part, int64_t(end - first), row);
+  args.T = longest, args.first_query = longest - part.count;
+  args.sequences = b.sequences + first;
+  return args;
+}
+
+// The i-th attention, of every part: of neighbours at once where they have as many queries and the device can.
 inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
-  for_each_part(batch, [&](const SequencePart& part, int64_t B, int64_t row) {
-    attention_forward(attention_args(b, i, part, B, row));
-  });
+  const std::vector<SequencePart>& parts = batch.parts;
+  if (parts.empty()) return attention_forward(attention_args(b, i, batch));
+  int64_t row = 0;
+  for (size_t first = 0, end; first < parts.size(); first = end) {
+    const int64_t queries = parts[first].count;
+    end = first + 1;
+    if (takes_sequences(queries, b.attentions_of_slot[0][i].args.topk))
+      while (end < parts.size() && parts[end].count == queries) end++;
+    attention_forward(end == first + 1 ? attention_args(b, i, parts[first], 1, row)
+                                       : attention_args(b, i, parts, first, end, row));
+    row += int64_t(end - first) * queries;
+  }
 }
 
 inline void project_out(const AttentionBranch& b, const Batch& batch) {
@@ -337,13 +355,12 @@ std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_again(con
 inline void project_out_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
   const int64_t N = batch.rows();
   matmul_backward(b.datt, b.g.projw, b.g.projb, dout, b.acts.att, b.w.projw, N, b.C, b.C);
-  for (const RowCopy& copy : b.load_dqkv)
-    copy_rows(copy.dst, copy.dst_stride, copy.src, copy.src_stride, N, copy.width);
+  for (const RowCopy& copy : b.load_dqkv) copy_rows(copy, N);
 }
 
 // The backward pass of the projection to q, k and v. From dqkv (N, QKV): din (N, C) =, and g +=.
 inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
-  for (const RotaryHeads<floatX>& heads : b.drotations) rotate_back(heads, batch.B, batch.T);
+  for (const RotaryHeads<floatX>& heads : b.drotations) rotate_back(heads, batch.positions(), batch.rows());
   matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
 }
 

@@ -1,7 +1,8 @@
 // What the model computes at once.
 #pragma once
-#include <cstdint>  // int64_t
-#include <vector>   // std::vector
+#include <cstdint>      // int64_t
+#include <vector>       // std::vector
+#include "llmc/rows.h"  // RowPositions
 
 // The positions [first, first + count) of a sequence, to be computed.
 struct SequencePart {
@@ -13,22 +14,13 @@ struct SequencePart {
 // cache. They are the rows of every activation, in this order.
 struct Batch {
   int64_t B = 0, T = 0;
-  std::vector<SequencePart> parts = {};  // empty in training
+  std::vector<SequencePart> parts = {};     // empty in training
+  const int* positions_of_parts = nullptr;  // (rows), on the device; null in training
 
   int64_t rows() const {
     int64_t rows = B * T;
     for (const SequencePart& part : parts) rows += part.count;
     return rows;
   }
+  RowPositions positions() const { return {T, positions_of_parts}; }
 };
-
-// Calls visit(part, its sequences, its first row): a training batch is one part, of B sequences from their beginnings.
-template <class Visit>
-void for_each_part(const Batch& batch, Visit visit) {
-  if (batch.parts.empty()) visit(SequencePart{0, 0, batch.T}, batch.B, int64_t(0));
-  int64_t row = 0;
-  for (const SequencePart& part : batch.parts) {
-    visit(part, int64_t(1), row);
-    row += part.count;
-  }
-}

@@ -2,15 +2,16 @@
 // windows see keeps no more than those reach: its rows are moved to the front when they have filled it, which costs
 // less than a copied row for each new one.
 #pragma once
-#include <algorithm>           // std::find, std::max, std::min
-#include <climits>             // INT_MAX
-#include <cstdint>             // int64_t
-#include <numeric>             // std::lcm
-#include <utility>             // std::move
-#include <vector>              // std::vector
-#include "attention_plan.h"    // AttentionPlan, for_each_head
-#include "batch.h"             // SequencePart
-#include "llmc/utils/error.h"  // CHECK
+#include <algorithm>              // std::find, std::max, std::min
+#include <climits>                // INT_MAX
+#include <cstdint>                // int64_t
+#include <numeric>                // std::lcm
+#include <utility>                // std::move
+#include <vector>                 // std::vector
+#include "attention_plan.h"       // AttentionPlan, for_each_head
+#include "batch.h"                // SequencePart
+#include "llmc/attention_args.h"  // KeyRows
+#include "llmc/utils/error.h"     // CHECK
 
 // Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same
 // position.
@@ -72,6 +73,34 @@ struct KVCache {
     }
     lengths[slot] = length + count;
     return {slot, length, count};
+  }
+};
+
+// Where the rows of a pass over parts of sequences lie: their positions, their rows in the cache of each group, and
+// where each part's sequence lies there, with them.
+struct CachedRows {
+  std::vector<int> positions;      // (N)
+  std::vector<int> rows;           // (N, groups)
+  std::vector<KeyRows> sequences;  // (groups, slots): of each part
+
+  CachedRows(const KVCache& cache, const std::vector<SequencePart>& parts) {
+    const size_t slots = size_t(cache.plan.slots), groups = cache.plan.groups.size();
+    CHECK(parts.size() <= slots);
+    sequences.resize(groups * slots);
+    for (size_t n = 0; n < parts.size(); n++) {
+      const SequencePart& part = parts[n];
+      auto row = [&](size_t g, int64_t position) {
+        return int(part.slot * cache.plan.groups[g].capacity + position - cache.first[part.slot][g]);
+      };
+      for (int64_t position = part.first; position < part.first + part.count; position++) {
+        positions.push_back(int(position));
+        for (size_t g = 0; g < groups; g++) rows.push_back(row(g, position));
+      }
+      for (size_t g = 0; g < groups; g++) {
+        const int first_row = row(g, cache.first[part.slot][g]);
+        sequences[g * slots + n] = {first_row, row(g, part.first + part.count) - first_row};
+      }
+    }
   }
 };
 

@@ -143,7 +143,7 @@ inline void check_copy_rows(int64_t rows, int64_t width) {
     const auto src = random_values<floatX>(rows * src_stride, 1);
     auto expected = random_values<floatX>(rows * dst_stride, 2);
     const DeviceArray<floatX> d_src(src), d_dst(expected);
-    copy_rows(d_dst.data, dst_stride, zeros ? nullptr : d_src.data, src_stride, rows, width);
+    copy_rows({d_dst.data, dst_stride, zeros ? nullptr : d_src.data, src_stride, width}, rows);
     for (int64_t row = 0; row < rows; row++)
       for (int64_t i = 0; i < width; i++)
         expected[row * dst_stride + i] = zeros ? floatX(0.0f) : src[row * src_stride + i];

@@ -70,13 +70,13 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
     residual_layernorm_forward(norm, f.data(), d.data(), e.data());
     layernorm_backward(
         {a.data(), x.data(), y.data(), d.data(), e.data(), z.data(), z.data(), f.data(), scratch.data(), N, C});
-    embedding_forward(a.data(), tokens.data(), b.data(), c.data(), 2, N / 2, C, 0);
+    embedding_forward(a.data(), tokens.data(), {N / 2}, b.data(), c.data(), N, C);
     embedding_backward(x.data(), y.data(), c.data(), tokens.data(), 2, N / 2, C);
     classifier(x.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true);
     sum_of_squares(&sum, x.data(), chunks.data(), int64_t(chunks.size()));
     const StepStats stats = {1, 1};
     adamw_update(a.data(), w.data(), x.data(), y.data(), z.data(), chunks.data(), int64_t(chunks.size()), {}, &stats);
-    copy_rows(a.data(), C, b.data(), C, N, C);
+    copy_rows({a.data(), C, b.data(), C, C}, N);
     device_memset(a.data(), 0, a.size() * sizeof(floatX));
     EXPECT_EQ(num_threads_of_process(), before);
 

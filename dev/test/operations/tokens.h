@@ -55,7 +55,7 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
 // ----------------------------------------------------------------------------
 // Embedding
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `(first_position + t) * C` -> `t * C`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `positions[n] * C` -> `n * C`
 TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   struct Case {
     int64_t B, T, C, V;
@@ -67,31 +67,36 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
                         Case{1, 9, 264, 3}, Case{1, 8, 256, 3}, Case{1, 7, 248, 3}}) {
     SCOPED_TRACE(testing::Message() << c.B << " x " << c.T << " x " << c.C << " of " << c.V);
     const int64_t N = c.B * c.T, C = c.C, first_position = 2;
-    std::vector<int> tokens;
-    for (int64_t n = 0; n < N; n++)
+    std::vector<int> tokens, positions;
+    for (int64_t n = 0; n < N; n++) {
       tokens.push_back(int(random_uniform(1, RandomStream::test, 7, uint64_t(n)) * double(c.V)));
+      positions.push_back(int(n % c.T + first_position));
+    }
     const auto wte = random_values<floatX>(c.V * C, 1), wpe = random_values<floatX>((c.T + first_position) * C, 2);
     const auto dout = random_values<floatX>(N * C, 3);
     const auto dwte = random_values<float>(c.V * C, 4), dwpe = random_values<float>((c.T + first_position) * C, 5);
-    std::vector<double> e_out, e_dwte = doubles(dwte), e_dwpe = doubles(dwpe);
+    std::vector<double> e_out, e_out_of_whole, e_dwte = doubles(dwte), e_dwpe = doubles(dwpe);
     for (int64_t n = 0; n < N; n++)
       for (int64_t i = 0; i < C; i++) {
-        e_out.push_back(real(wte[tokens[n] * C + i]) + double(float(wpe[(n % c.T + first_position) * C + i])));
+        e_out.push_back(real(wte[tokens[n] * C + i]) + double(float(wpe[positions[n] * C + i])));
+        e_out_of_whole.push_back(real(wte[tokens[n] * C + i]) + double(float(wpe[n % c.T * C + i])));
         e_dwte[tokens[n] * C + i] += real(dout[n * C + i]);
         e_dwpe[n % c.T * C + i] += real(dout[n * C + i]);
       }
-    const DeviceArray<int> d_tokens(tokens);
+    const DeviceArray<int> d_tokens(tokens), d_positions(positions);
     const DeviceArray<floatX> d_wte(wte), d_wpe(wpe), d_dout(dout);
-    const auto [out, dwte_result, dwpe_result] = in_any_order(
+    const auto [out, out_of_whole, dwte_result, dwpe_result] = in_any_order(
         [&] {
-          DeviceArray<floatX> d_out(nans<floatX>(N * C));
+          DeviceArray<floatX> d_out(nans<floatX>(N * C)), d_out_of_whole(nans<floatX>(N * C));
           DeviceArray<float> d_dwte(dwte), d_dwpe(dwpe);
-          embedding_forward(d_out.data, d_tokens.data, d_wte.data, d_wpe.data, c.B, c.T, C, first_position);
+          embedding_forward(d_out.data, d_tokens.data, {c.T, d_positions.data}, d_wte.data, d_wpe.data, N, C);
+          embedding_forward(d_out_of_whole.data, d_tokens.data, {c.T}, d_wte.data, d_wpe.data, N, C);
           embedding_backward(d_dwte.data, d_dwpe.data, d_dout.data, d_tokens.data, c.B, c.T, C);
-          return std::make_tuple(d_out.to_host(), d_dwte.to_host(), d_dwpe.to_host());
+          return std::make_tuple(d_out.to_host(), d_out_of_whole.to_host(), d_dwte.to_host(), d_dwpe.to_host());
         },
         N > 1000 ? 2 : 8);
     EXPECT_LE(relative_error(out, e_out), one_rounding);
+    EXPECT_LE(relative_error(out_of_whole, e_out_of_whole), one_rounding);
     EXPECT_LE(relative_error(dwte_result, e_dwte), of_fp32);
     EXPECT_LE(relative_error(dwpe_result, e_dwpe), of_fp32);
   }

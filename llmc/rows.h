@@ -1,0 +1,28 @@
+// Which rows operations read and write, the same for every device: rows of activations are tokens, one after the other.
+#pragma once
+#include <cstdint>             // int64_t
+#include "llmc/host_device.h"  // SLA_HOST_DEVICE
+#include "llmc/precision.h"    // floatX
+
+// The position of each row's token in its sequence.
+struct RowPositions {
+  int64_t T = 1;                // sequences of T rows, each from position 0 on,
+  const int* of_row = nullptr;  // or, if this is not null, that of each row, on the device
+
+  SLA_HOST_DEVICE int64_t operator[](int64_t row) const { return of_row != nullptr ? of_row[row] : row % T; }
+};
+
+// A copy of rows of `width` elements, or zeros where src is null. Row i goes to row i, or to row dst_rows[i * numbers],
+// which are on the device.
+struct RowCopy {
+  floatX* dst;
+  int64_t dst_stride;
+  const floatX* src;
+  int64_t src_stride, width;
+  const int* dst_rows = nullptr;
+  int64_t numbers = 1;
+
+  SLA_HOST_DEVICE floatX* to(int64_t row) const {
+    return dst + (dst_rows != nullptr ? int64_t(dst_rows[row * numbers]) : row) * dst_stride;
+  }
+};
