@@ -32,8 +32,10 @@ struct SequencesForward {
 };
 
 // BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `keys.first_row + position(i)` -> `b * a.T + position(i)`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h: `int64_t(keys.first_row) + k0` -> `blockIdx.z * a.T + k0`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h: `const int T = key_rows_of(a, blockIdx.z).T,` -> `const int T = int(a.T),`
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
+// `int64_t(keys.first_row) + k0` -> `blockIdx.z * a.T + k0`
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
+// `const int T = key_rows_of(a, blockIdx.z).T,` -> `const int T = int(a.T),`
 TEST(AttentionSequences, AreThoseOfTheWhole) {
   for (const Case& c : {Case{3, 200, 24, {0, 1, 0}, 1}, general_case(3, 200, 24)})
     for (int64_t queries : {1, 4}) {
