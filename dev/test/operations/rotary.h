@@ -27,16 +27,20 @@ TEST(Rotary, TurnsPairsByTheAngleOfTheirPosition) {
           b = b * std::cos(angle) + a * std::sin(angle), a = rotated;
         }
     const DeviceArray<float> table(rotary_table(c.T + c.first_position, c.HS, base));
+    const int64_t N = c.B * c.T;
+    std::vector<int> positions;
+    for (int64_t n = 0; n < N; n++) positions.push_back(int(n % c.T + c.first_position));
+    const DeviceArray<int> d_positions(positions);
     const auto [result, back] = in_any_order([&] {
       DeviceArray<floatX> d(x), d_back(x);
-      rotate({d.data, c.stride, c.heads, c.HS, table.data}, c.B, c.T, c.first_position);
-      rotate({d_back.data, c.stride, c.heads, c.HS, table.data}, c.B, c.T, 0);
-      rotate_back({d_back.data, c.stride, c.heads, c.HS, table.data}, c.B, c.T);
+      rotate({d.data, c.stride, c.heads, c.HS, table.data}, {c.T, d_positions.data}, N);
+      rotate({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T}, N);
+      rotate_back({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T}, N);
       return std::make_tuple(d.to_host(), d_back.to_host());
     });
     EXPECT_LE(relative_error(result, expected), one_rounding);
     EXPECT_LE(relative_error(back, doubles(x)), two_roundings);
-    for (int64_t n = 0; n < c.B * c.T; n++)
+    for (int64_t n = 0; n < N; n++)
       for (int64_t i = c.heads * c.HS; i < c.stride; i++)
         ASSERT_EQ(real(result[n * c.stride + i]), real(x[n * c.stride + i])) << "beside the heads";
   }
