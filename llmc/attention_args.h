@@ -39,9 +39,10 @@ struct AttentionArgs {
   const int* query_heads = nullptr;      // query heads, grouped by K/V head
   const int* kv_of_head = nullptr;       // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
   int kv_per_head = 1;                   // the largest number of K/V heads of a query head
-  const AttentionMask* masks = nullptr;  // (NH): of each query head; null: all are causal
+  const AttentionMask* masks = nullptr;  // (2, NH): of each query head; and of each among the positions with one
+                                         // remainder by its step
   bool is_general = false;  // more than one K/V head a query head, a mask, or another stride for v than for k
-  int largest_stride = 0;   // the largest s of masks with MaskPattern::stride; 0: there are none
+  int largest_step = 1;     // of the masks
 
   // With topk > 0, a query attends only to the `topk` visible keys with the highest scores; among equal scores those
   // come first whose K/V head, and then whose position, is lower. With topk = 0 it attends to all visible keys. The
@@ -79,6 +80,12 @@ struct AttentionArgs {
   float* scratch = nullptr;
 };
 
+// The mask of a query head: of all positions, or (step > 1) of those with one remainder by the mask's step.
+template <class Element>
+SLA_HOST_DEVICE const AttentionMask& mask_of(const AttentionArgs<Element>& a, int64_t head, int64_t step = 1) {
+  return a.masks[step > 1 ? a.NH + head : head];
+}
+
 // Whether each query head of a K/V head with `query_heads` query heads writes a partial sum of dk and dv to `scratch`.
 // Each device folder defines it.
 bool has_partial_sums(int64_t query_heads);
@@ -101,7 +108,7 @@ struct KVHeads {
   std::vector<KVHead<Element>> kv_heads;
   std::vector<int> query_heads;  // the query heads of each K/V head, one after the other
   std::vector<int> kv_of_head;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
-  int num_query_heads = 0, kv_per_head = 1, largest_stride = 0;
+  int num_query_heads = 0, kv_per_head = 1, largest_step = 1;
   bool is_general = false;
   DeviceArray<KVHead<Element>> device_kv_heads;
   DeviceArray<int> device_query_heads, device_kv_of_head;
@@ -110,7 +117,7 @@ struct KVHeads {
   KVHeads() = default;
   // `masks`: (NH), or none if all heads are causal.
   KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads,
-          const std::vector<AttentionMask>& masks = {})
+          std::vector<AttentionMask> masks = {})
       : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)) {
     for (int head : query_heads) num_query_heads = std::max(num_query_heads, head + 1);
     auto of_head = std::vector<std::vector<int>>(size_t(num_query_heads));
@@ -129,8 +136,11 @@ struct KVHeads {
       kv_of_head.insert(kv_of_head.end(), kv.begin(), kv.end());
     }
     CHECK(masks.empty() || int(masks.size()) == num_query_heads);
-    for (const AttentionMask& mask : masks)
-      if (mask.pattern == MaskPattern::stride) largest_stride = std::max(largest_stride, mask.s);
+    masks.resize(size_t(num_query_heads));
+    for (int i = 0; i < num_query_heads; i++) {
+      largest_step = std::max(largest_step, masks[i].step());
+      masks.push_back(of_one_remainder(masks[i]));
+    }
     device_kv_heads = DeviceArray<KVHead<Element>>(kv_heads);
     device_query_heads = DeviceArray<int>(query_heads);
     device_kv_of_head = DeviceArray<int>(kv_of_head);
@@ -143,6 +153,6 @@ struct KVHeads {
     args.kv_heads = device_kv_heads.data, args.num_kv_heads = int(kv_heads.size());
     args.query_heads = device_query_heads.data;
     args.kv_of_head = device_kv_of_head.data, args.kv_per_head = kv_per_head;
-    args.masks = device_masks.data, args.is_general = is_general, args.largest_stride = largest_stride;
+    args.masks = device_masks.data, args.is_general = is_general, args.largest_step = largest_step;
   }
 };

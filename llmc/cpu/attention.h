@@ -41,24 +41,19 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 // ----------------------------------------------------------------------------
 // Queries, and tiles of the keys that they see
 
-// The positions first, first + step, ... of a query head in one sequence, numbered from 0: all of them, but for the
-// stride pattern. There positions see each other only if they are equal modulo s, and those that are are a causal
-// problem of their own, with rows `step` apart.
+// The positions first, first + step, ... of a query head in one sequence, numbered from 0: all of them, unless the mask
+// is a residue. Then positions see each other only if they are equal modulo s, and those that are are a causal problem
+// of their own, with rows `step` apart.
 struct HeadPositions {
   const AttentionArgs<floatX>& a;
   int64_t b, head, first, step, length;
-  AttentionMask mask;  // of the numbers
+  const AttentionMask& mask;  // of the numbers
 
   HeadPositions(const AttentionArgs<floatX>& a, int64_t b, int64_t head, int64_t first)
-      : a(a), b(b), head(head), first(first), step(step_of(a, head)), length((a.T - first + step - 1) / step) {
-    if (a.masks != nullptr) mask = a.masks[head];
-    if (mask.pattern != MaskPattern::stride) return;
-    mask.pattern = MaskPattern::all;
-    if (mask.window > 0) mask.window = (mask.window - 1) / mask.s + 1;
-  }
+      : a(a), b(b), head(head), first(first), step(step_of(a, head)), length((a.T - first + step - 1) / step),
+        mask(mask_of(a, head, step)) {}
   static int64_t step_of(const AttentionArgs<floatX>& a, int64_t head) {
-    return a.masks != nullptr && a.masks[head].pattern == MaskPattern::stride ? std::min<int64_t>(a.masks[head].s, a.T)
-                                                                              : 1;
+    return std::min<int64_t>(mask_of(a, head).step(), a.T);
   }
   int64_t position(int64_t i) const { return first + i * step; }
   int64_t query_row(int64_t i) const {
@@ -72,37 +67,61 @@ struct HeadPositions {
 
 // Some of the keys that queries of a block see, in one of the query head's K/V heads.
 struct KeyTile {
-  int source, kv_head;              // it is the query head's K/V head number `source`, and a.kv_heads[kv_head]
-  int64_t keys, first;              // how many, at most key_block, and the number of the first
-  const int *numbers, *remainders;  // (keys): of each, and the same modulo the mask's s; null if they are first, first
-                                    // + 1, ...
+  int source, kv_head;                  // it is the query head's K/V head number `source`, and a.kv_heads[kv_head]
+  int64_t keys, first;                  // how many, at most key_block, and the number of the first
+  const int* numbers;                   // (keys): of each; null if they are first, first + 1, ...
+  const int* remainders[most_clauses];  // (keys): the same modulo s of each of the mask's clauses
 
   bool is_contiguous() const { return numbers == nullptr || numbers[keys - 1] - numbers[0] == keys - 1; }
+};
+
+// The keys that some queries see by a mask with clauses, and their remainders by s of each.
+struct SelectedKeys {
+  std::vector<int> numbers, remainders[most_clauses];
+
+  void select(const AttentionMask& mask, int q0, int q1) {
+    SeenKeys seen[most_clauses];
+    int rests[most_clauses];
+    const int first = mask.first_key(q0);
+    for (int c = 0; c < mask.num_clauses; c++) {
+      seen[c] = mask.clauses[c].seen_by(q0, q1), rests[c] = first % seen[c].s;
+      remainders[c].resize(size_t(q1 - first));
+    }
+    numbers.resize(size_t(q1 - first));
+    int keys = 0;
+    for (int j = first; j < q1; j++) {
+      bool is_seen = true;
+      numbers[keys] = j;
+      for (int c = 0; c < mask.num_clauses; c++) {
+        is_seen = is_seen && seen[c].includes(j, rests[c]);
+        remainders[c][keys] = rests[c];
+        rests[c] = rests[c] + 1 < seen[c].s ? rests[c] + 1 : 0;
+      }
+      keys += is_seen;
+    }
+    numbers.resize(size_t(keys));
+  }
 };
 
 // All that the queries [q0, q1) see, ascending by K/V head and position. Valid until the thread's next call.
 inline const std::vector<KeyTile>& key_tiles(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local std::vector<KeyTile> tiles;
-  thread_local std::vector<int> numbers, remainders;
-  const SeenKeys seen = at.mask.seen_by(int(q0), int(q1));
+  thread_local SelectedKeys selected;
   const bool is_interval = at.mask.is_interval();
-  const int64_t first = is_interval ? std::max(seen.first, seen.near) : 0;
-  int64_t keys = q1 - first;
-  if (!is_interval) {
-    numbers.clear(), remainders.clear();
-    for (int j = seen.first, remainder = j % seen.s; j < seen.end;
-         j++, remainder = remainder + 1 < seen.s ? remainder + 1 : 0)
-      if (seen.includes(j, remainder)) numbers.push_back(j), remainders.push_back(remainder);
-    keys = int64_t(numbers.size());
-  }
+  const int64_t first = is_interval ? at.mask.next_key(int(q0), int(q1), 0) : 0;
+  if (!is_interval) selected.select(at.mask, int(q0), int(q1));
+  const int64_t keys = is_interval ? q1 - first : int64_t(selected.numbers.size());
   tiles.clear();
   for (int source = 0; source < at.a.kv_per_head; source++) {
     const int kv_head = at.a.kv_of_head[at.head * at.a.kv_per_head + source];
     if (kv_head < 0) break;
     for (int64_t i = 0; i < keys; i += key_block) {
-      const int64_t n = std::min(key_block, keys - i);
-      if (is_interval) tiles.push_back({source, kv_head, n, first + i, nullptr, nullptr});
-      else tiles.push_back({source, kv_head, n, numbers[i], &numbers[i], &remainders[i]});
+      KeyTile tile = {source, kv_head, std::min(key_block, keys - i), first + i, nullptr, {}};
+      if (!is_interval) {
+        tile.first = selected.numbers[i], tile.numbers = &selected.numbers[i];
+        for (int c = 0; c < at.mask.num_clauses; c++) tile.remainders[c] = &selected.remainders[c][i];
+      }
+      tiles.push_back(tile);
     }
   }
   return tiles;
@@ -215,15 +234,22 @@ struct KeyRange {
 };
 
 // Which of a tile's keys query t may see. Scores (keys) within that range become -inf where the mask hides the key.
-inline KeyRange hide_masked(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
-  const SeenKeys seen = at.mask.seen_by(int(t), int(t) + 1);
+inline KeyRange mask_scores(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
+  const int q0 = int(t), q1 = q0 + 1;
   if (tile.numbers == nullptr) {
-    const int64_t begin = std::max(seen.first, seen.near) - tile.first, end = seen.end - tile.first;
+    const int64_t begin = at.mask.next_key(q0, q1, 0) - tile.first, end = q1 - tile.first;
     return {std::min(std::max<int64_t>(begin, 0), tile.keys), std::min(std::max<int64_t>(end, 0), tile.keys)};
   }
-  const int *numbers = tile.numbers, *remainders = tile.remainders;
+  const int first = at.mask.first_key(q0), *numbers = tile.numbers;
+  for (int c = 0; c < at.mask.num_clauses; c++) {
+    const SeenKeys seen = at.mask.clauses[c].seen_by(q0, q1);
+    const int* remainders = tile.remainders[c];
 #pragma omp simd
-  for (int64_t j = 0; j < tile.keys; j++) scores[j] = seen.includes(numbers[j], remainders[j]) ? scores[j] : -infinity;
+    for (int64_t i = 0; i < tile.keys; i++) {
+      const int j = numbers[i];
+      scores[i] = first <= j && j < q1 && seen.includes(j, remainders[i]) ? scores[i] : -infinity;
+    }
+  }
   return {0, tile.keys};
 }
 
@@ -232,18 +258,16 @@ inline int key_index(const HeadPositions& at, const KeyTile& tile, int64_t j) {
   return int(at.a.T * tile.source + at.position(tile.numbers == nullptr ? tile.first + j : tile.numbers[j]));
 }
 
-// The same for those that are not among its `topk`; the others are scaled then. NaN is kept, so that it reaches the
-// loss.
-inline KeyRange hide_unseen(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
-  const KeyRange keys = hide_masked(at, tile, t, scores);
-  if (at.a.topk == 0) return keys;
+// Scores of keys that are not among the topk of query t become -inf; the others are scaled, which compute_scores leaves
+// undone for topk. NaN is kept, so that it reaches the loss. Nothing without topk.
+inline void select_topk(const HeadPositions& at, const KeyTile& tile, int64_t t, const KeyRange& keys, float* scores) {
+  if (at.a.topk == 0) return;
   const float lowest = at.a.topk_score[at.statistic(t)];
   const int last = at.a.topk_last[at.statistic(t)];
   const float scale = score_scale(at.a);
   for (int64_t j = keys.begin; j < keys.end; j++)
     scores[j] =
         scores[j] < lowest || (scores[j] == lowest && key_index(at, tile, j) > last) ? -infinity : scores[j] * scale;
-  return keys;
 }
 
 // ----------------------------------------------------------------------------
@@ -270,7 +294,7 @@ struct HighestScores {
 
 // topk_score =, topk_last = of the queries [q0, q1); -inf and the largest int of those that see no more than `topk`
 // keys.
-inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
+inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local std::vector<float> score_tile(query_block * key_block);
   thread_local std::vector<floatX> copies;
   thread_local std::vector<HighestScores> highest(query_block);
@@ -281,7 +305,7 @@ inline void select_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
     compute_scores(at, tile, q0, q1 - q0, key_rows(at, tile, kv.k, kv.k_stride, copies), score_tile.data());
     for (int64_t r = 0; r < q1 - q0; r++) {
       float* scores = score_tile.data() + r * key_block;
-      const KeyRange seen = hide_masked(at, tile, q0 + r, scores);
+      const KeyRange seen = mask_scores(at, tile, q0 + r, scores);
       HighestScores& of_query = highest[r];
       for (int64_t j = seen.begin; j < seen.end; j++) {
         if (scores[j] <= of_query.last.score) continue;
@@ -354,7 +378,8 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
     for (int64_t r = 0; r < rows; r++) {
       float *scores = tile_of_scores.row(r), *o = sums.data + r * sums.stride;
       floatX* p = tile_of_scores.operand(r);
-      const KeyRange keys = hide_unseen(at, tile, q0 + r, scores);
+      const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
+      select_topk(at, tile, q0 + r, keys, scores);
       float max = is_first ? -infinity : row_max[r];
 #pragma omp simd reduction(max : max)
       for (int64_t j = keys.begin; j < keys.end; j++) max = scores[j] > max ? scores[j] : max;
@@ -425,7 +450,7 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
     const int64_t first_query = std::max<int64_t>((a.first_query - at.first + step - 1) / step, 0), block = unit / step;
     const int64_t q0 = std::max(first_query, block * query_block), q1 = std::min(at.length, (block + 1) * query_block);
     if (q0 >= q1) continue;
-    if (a.topk > 0) select_topk(at, q0, q1);
+    if (a.topk > 0) find_topk(at, q0, q1);
     attention_forward_block(at, q0, q1);
   }
 }
@@ -489,7 +514,8 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     for (int64_t r = 0; r < rows; r++) {
       float *scores = probabilities.row(r), *dp = dscores.row(r);
       floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
-      const KeyRange keys = hide_unseen(at, tile, q0 + r, scores);
+      const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
+      select_topk(at, tile, q0 + r, keys, scores);
       attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
                                 keys.end - keys.begin, lse[r * at.step], delta[r * at.step], scale);
       for (floatX* x : {p, ds}) {

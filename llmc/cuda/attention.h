@@ -47,9 +47,9 @@ void check_kv_head(const KVHead<Element>& kv_head) {
 
 inline void check_attention(const AttentionArgs<floatX>& a) {
   CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
-  CHECK(0 < a.T && a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
-  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_stride) <= 65535);  // a grid's y and z are
-                                                                                                // as large as that
+  CHECK(0 < a.T && a.B * a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
+  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_step) <= 65535);  // a grid's y and z are
+                                                                                              // as large as that
   CHECK(a.topk == 0 ||
         (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
 }

@@ -31,6 +31,13 @@ constexpr int attention_warps = 4, attention_threads = attention_warps * warp_si
 __device__ inline int warp_index() { return int(threadIdx.x) / warp_size; }
 __device__ inline bool first_of_row() { return threadIdx.x % 4 == 0; }  // one of the four lanes that hold a row
 
+// x, of which the compiler does not know that it stays the same in a loop: what follows from it is computed in the
+// loop, and not kept in registers from before it, of which these kernels have none to spare.
+__device__ inline int not_hoisted(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Where a loop may have had no tile: the block's own tiles, which are overwritten next, may still be under way.
 __device__ inline void finish_copies() {
   commit_copies();
@@ -38,32 +45,27 @@ __device__ inline void finish_copies() {
   __syncthreads();
 }
 
-// Scores s of keys that a query does not see become -inf, where `t` is the query of s's first row and `j` the key of
-// its first column; with `transposed`, t is that of the first column and j of the first row.
+// Scores of keys that a clause hides become -inf; the arguments are those of mask_scores.
 template <bool transposed, int M, int N>
-__device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& mask, int t, int j) {
-  if (mask.pattern == MaskPattern::all) {
-    const unsigned window = mask.window > 0 ? mask.window : INT_MAX;
-    ::mask(s,
-           [&](int row, int column) { return unsigned(t - j + (transposed ? column - row : row - column)) >= window; });
-    return;
-  }
-  // A loop over the thread's columns, with a bit for each element: unrolled, it would be thousands of instructions.
-  int rests[2 * M];
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) rests[r] = ((transposed ? j : t) + s.row(r / 2, r % 2 * 2)) % mask.s;
+__device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& clause, int t, int j) {
+  // A bit for each element, row by row, by loops: unrolled, they would be thousands of instructions.
   using Bits = std::conditional_t<4 * M * N <= 32, unsigned, uint64_t>;
   Bits seen = 0;
 #pragma unroll 1
-  for (int c = 0; c < 2 * N; c++) {
-    const int column = s.column(c / 2, c % 2), rest = ((transposed ? t : j) + column) % mask.s;
+  for (int r = 0; r < 2 * M; r++) {
+    const int row = (transposed ? j : t) + s.row(r / 2, r % 2 * 2), row_rest = row % clause.s;
+    int column = (transposed ? t : j) + s.column(0, 0), column_rest = column % clause.s;
+#pragma unroll 1
+    for (int n = 0; n < N; n++)
 #pragma unroll
-    for (int r = 0; r < 2 * M; r++) {
-      const int row = s.row(r / 2, r % 2 * 2);
-      const bool sees =
-          transposed ? mask.sees(t + column, j + row, rest, rests[r]) : mask.sees(t + row, j + column, rests[r], rest);
-      seen |= Bits(sees) << (2 * M * c + r);
-    }
+      for (int i = 0; i < 2; i++) {
+        const bool sees = transposed ? clause.sees(column, row, column_rest, row_rest)
+                                     : clause.sees(row, column, row_rest, column_rest);
+        seen = seen << 1 | Bits(sees);
+        const int to_next = i == 0 ? s.column(0, 1) - s.column(0, 0) : s.column(1, 0) - s.column(0, 1);
+        column += to_next, column_rest += to_next;
+        while (column_rest >= clause.s) column_rest -= clause.s;
+      }
   }
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -71,14 +73,25 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, const AttentionMask& ma
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        if (!(seen >> (2 * M * (2 * n + i % 2) + 2 * m + i / 2) & 1)) s.x[m][n][i] = -INFINITY;
+        if (!(seen >> (4 * M * N - 1 - (2 * N * (2 * m + i / 2) + 2 * n + i % 2)) & 1)) s.x[m][n][i] = -INFINITY;
+}
+
+// Scores s of keys that a query does not see become -inf, where `t` is the query of s's first row and `j` the key of
+// its first column; with `transposed`, t is that of the first column and j of the first row.
+template <bool transposed, int M, int N, class Mask>
+__device__ inline void mask_scores(Accumulator<M, N>& s, const Mask& mask, int t, int j) {
+  const unsigned window = unsigned(mask.window);
+  ::mask(s,
+         [&](int row, int column) { return unsigned(t - j + (transposed ? column - row : row - column)) >= window; });
+#pragma unroll 1
+  for (int c = 0; c < mask.num_clauses; c++) mask_by_clause<transposed>(s, mask.clauses[c], t, j);
 }
 
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row
 // (with `transposed`: column), of which `queries` exist; `j` is the index of the key of its first column (row). Queries
 // and keys are `step` apart.
 template <bool transposed, int M, int N>
-__device__ inline void hide_unchosen(Accumulator<M, N>& s, TopK chosen, int queries, int j, int step) {
+__device__ inline void select_topk(Accumulator<M, N>& s, TopK chosen, int queries, int j, int step) {
 #pragma unroll
   for (int q = 0; q < (transposed ? 2 * N : 2 * M); q++) {
     const int query = transposed ? s.column(q / 2, q % 2) : s.row(q / 2, q % 2 * 2);
@@ -125,7 +138,9 @@ __device__ inline void keep_rounding_errors(Accumulator<M, N>& s) {
 template <int M, int N>
 __device__ inline void store_exact(float* dst, int64_t stride, int first, int end, int HS,
                                    const Accumulator<M, N>& acc) {
+#pragma unroll
   for (int m = 0; m < M; m++)
+#pragma unroll
     for (int n = 0; n < N; n++)
       for (int i = 0; i < 4; i += 2) {
         const int row = first + acc.row(m, i), column = acc.column(n, 0);
@@ -209,8 +224,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
             step = positions.step;
   const int all_queries = int(a.T) - int(a.first_query),
             first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T,
-                first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
+  const int first_key_row = int(blockIdx.y) * int(a.T), first_row = int(blockIdx.y) * all_queries + first_row_of_q;
   if (General && own.tile * Tiles::queries >= queries) return;
 
   const Tile<D> q_tile = {0};
@@ -219,7 +233,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
   // The block's queries are the rows [q0, q0 + Tiles::queries) of q and out; `query` and `end` are positions: of the
   // warp's first query, and after the block's last query, which is also the end of the keys that they see.
   const int q0 = own.tile * Tiles::queries;
-  const int query = first_query + q0 + warp_index() * Tiles::warp_queries;
+  const int first_of_warp = first_query + q0 + warp_index() * Tiles::warp_queries;
   const int end = first_query + min(queries, q0 + Tiles::queries);
 
   const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, first_query + q0, end);
@@ -245,6 +259,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
     next = tiles.after(tile);
     if (tiles.contains(next)) start_loading(next);
     if (Tiles::q_in_registers && tile.is_first()) load_register_tile(q_rows, warp_q);
+    const int query = General ? not_hoisted(first_of_warp) : first_of_warp;
     if (query >= end) continue;
     const int k0 = tile.k0;
 #pragma unroll 1
@@ -255,13 +270,13 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
       if constexpr (Tiles::q_in_registers) mma_ABt(s, q_rows, k_tiles.from_row(row));
       else mma_ABt(s, warp_q, k_tiles.from_row(row));
       if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
-        if constexpr (General) hide_unseen<false>(s, tiles.mask, query, first);
+        if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
       if constexpr (General)
         if (a.topk > 0)
-          hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
-                               tile.source * int(a.T) + positions.at(first), step);
+          select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
+                             tile.source * int(a.T) + positions.at(first), step);
       softmax.update(s, acc, scale * log2_e);
       mma_AB(acc, to_bf16(s), v_tiles.from_row(row));
       if constexpr (General)
@@ -273,6 +288,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
   }
   if constexpr (General) finish_copies();
 
+  const int query = first_of_warp;
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -319,8 +335,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
             step = positions.step;
   const int all_queries = int(a.T) - int(a.first_query),
             first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T,
-                first_row = int64_t(blockIdx.y) * all_queries + first_row_of_q;
+  const int first_key_row = int(blockIdx.y) * int(a.T), first_row = int(blockIdx.y) * all_queries + first_row_of_q;
   const int q0 = own.tile * Tiles::queries, row = int(threadIdx.x);
   if (q0 >= queries) return;
   const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + Tiles::queries);
@@ -361,7 +376,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
       Accumulator<1, Tiles::keys / 8> s = {};
       mma_ABt(s, q_rows, k_tiles.from_row(tile.stage() * Tiles::keys));
       if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
-        hide_unseen<false>(s, tiles.mask, query, tile.k0);
+        mask_scores<false>(s, tiles.mask, query, tile.k0);
       for (int h = 0; h < 2; h++) {
         const int query_row = warp_index() * 16 + s.row(0, 2 * h);
         const RadixSearch search = searches[query_row];
@@ -440,7 +455,7 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int64_t first_key_row = int64_t(blockIdx.y) * a.T, first_row = first_key_row + positions.first;
+  const int first_key_row = int(blockIdx.y) * int(a.T), first_row = first_key_row + positions.first;
   const int64_t C = a.NH * a.HS, out_stride = step * C;
   if (General && own.tile * Tiles::queries >= T) return;
   const bf16 *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
@@ -507,13 +522,13 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
         mma_ABt(dp, warp_dout, v_tiles.from_row(row));
       }
       if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
-        if constexpr (General) hide_unseen<false>(s, tiles.mask, query, first);
+        if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
       if constexpr (General)
         if (a.topk > 0)
-          hide_unchosen<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
-                               tile.source * int(a.T) + positions.at(first), step);
+          select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
+                             tile.source * int(a.T) + positions.at(first), step);
       for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++)
           for (int i = 0; i < 4; i++) {
@@ -595,8 +610,7 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
     if (tiles.contains(next)) start_loading(next);
     if (key >= end) continue;
     const int q0 = tiles.q0(tile);
-    AttentionMask head_mask;
-    if constexpr (General) head_mask = mask_of(a, tiles.head(tile), step);
+    const AttentionMask& head_mask = mask_of(a, tiles.head(tile), step);
 #pragma unroll 1
     for (int first = q0; first < q0 + Tiles::queries; first += Tiles::step) {
       if (first + Tiles::step <= key) continue;  // none of these queries sees the warp's keys
@@ -607,11 +621,11 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
       mma_ABt(dp, group_v, dout_tiles.from_row(row + part_column));
       if constexpr (General) {
         if (!head_mask.sees_all(query, query + Tiles::columns, key, key + Tiles::group_keys))
-          hide_unseen<true>(s, head_mask, query, key);
+          mask_scores<true>(s, head_mask, query, key);
         const int head = tiles.head(tile);
         if (a.topk > 0)
-          hide_unchosen<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
-                              first_index(a, head, int(blockIdx.x)) + positions.at(key), step);
+          select_topk<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
+                            first_index(a, head, int(blockIdx.x)) + positions.at(key), step);
       } else if (query < key + Tiles::group_keys - 1) {
         mask(s, [&](int row, int column) { return key + row > query + column; });
       }
@@ -664,7 +678,7 @@ void for_head_size(int64_t HS, F f) {
 
 // A block for each tile of `rows` rows of each head in each sequence.
 inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
-  return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)));
+  return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_step)));
 }
 
 template <int D, bool General, bool Large>

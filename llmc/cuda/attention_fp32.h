@@ -127,16 +127,24 @@ __device__ inline void hide_keys_after_columns(float (&s)[rows_per_thread][N], i
 
 // Scores of keys that a query does not see become -inf. Rows of s are queries and columns are keys, or `transposed`; t
 // and j are the positions of the thread's first query and key.
-template <bool transposed, int N>
-__device__ inline void hide_unseen(float (&s)[rows_per_thread][N], const AttentionMask& mask, int t, int j) {
-  int row_rests[rows_per_thread];
-  for (int r = 0; r < rows_per_thread; r++) row_rests[r] = ((transposed ? j : t) + r) % mask.s;
-  for (int n = 0; n < N; n++) {
-    const int column = n * half_warp, rest = ((transposed ? t : j) + column) % mask.s;
-    for (int r = 0; r < rows_per_thread; r++)
-      if (!(transposed ? mask.sees(t + column, j + r, rest, row_rests[r])
-                       : mask.sees(t + r, j + column, row_rests[r], rest)))
+template <bool transposed, int N, class Mask>
+__device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& mask, int t, int j) {
+  for (int r = 0; r < rows_per_thread; r++)
+    for (int n = 0; n < N; n++)
+      if (unsigned(t - j + (transposed ? n * half_warp - r : r - n * half_warp)) >= unsigned(mask.window))
         s[r][n] = -INFINITY;
+#pragma unroll 1
+  for (int c = 0; c < mask.num_clauses; c++) {
+    const MaskClause& clause = mask.clauses[c];
+    int row_rests[rows_per_thread];
+    for (int r = 0; r < rows_per_thread; r++) row_rests[r] = ((transposed ? j : t) + r) % clause.s;
+    for (int n = 0; n < N; n++) {
+      const int column = n * half_warp, rest = ((transposed ? t : j) + column) % clause.s;
+      for (int r = 0; r < rows_per_thread; r++)
+        if (!(transposed ? clause.sees(t + column, j + r, rest, row_rests[r])
+                         : clause.sees(t + r, j + column, row_rests[r], rest)))
+          s[r][n] = -INFINITY;
+    }
   }
 }
 
@@ -144,7 +152,7 @@ __device__ inline void hide_unseen(float (&s)[rows_per_thread][N], const Attenti
 // of whose tile `queries` are left from there on; `j` is the index of the thread's first key. Queries and keys are
 // `step` apart.
 template <bool transposed, int N>
-__device__ inline void hide_unchosen(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j, int step) {
+__device__ inline void select_topk(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j, int step) {
   for (int i = 0; i < (transposed ? N : rows_per_thread); i++) {
     const int query = transposed ? i * half_warp : i;
     if (query >= queries) continue;
@@ -215,8 +223,7 @@ __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blo
             step = positions.step;
   const int all_queries = int(a.T) - int(a.first_query),
             first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T,
-                first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
+  const int first_key_row = int(blockIdx.z) * int(a.T), first_row = int(blockIdx.z) * all_queries + first_row_of_q;
   if (General && own.tile * Tiles::queries >= queries) return;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
@@ -251,10 +258,10 @@ __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blo
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys))
-        hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
+        mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
       if (a.topk > 0)
-        hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
-                             tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
+        select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
+                           tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::keys > q0 + 1) {
       hide_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
@@ -315,8 +322,7 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
             step = positions.step;
   const int all_queries = int(a.T) - int(a.first_query),
             first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T,
-                first_row = int64_t(blockIdx.z) * all_queries + first_row_of_q;
+  const int first_key_row = int(blockIdx.z) * int(a.T), first_row = int(blockIdx.z) * all_queries + first_row_of_q;
   if (own.tile * Tiles::queries >= queries) return;
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* k_tile = q_tile + Tiles::queries * tile_stride<G>;
@@ -346,7 +352,7 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
       float s[rows_per_thread][Tiles::keys / half_warp];
       mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, thread.channels(HS, q0, end));
       if (tiles.hides_some(warp_first(q0), warp_rows, tile.k0, tile.k0 + Tiles::keys))
-        hide_unseen<false>(s, tiles.mask, query, tile.k0 + thread.lane);
+        mask_scores<false>(s, tiles.mask, query, tile.k0 + thread.lane);
       for (int i = 0; i < rows_per_thread; i++) {
         const RadixSearch search = searches[thread.row + i];
         for (int j = 0; j < Tiles::keys / half_warp; j++) {
@@ -389,7 +395,7 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int64_t first_key_row = int64_t(blockIdx.z) * a.T, first_row = first_key_row + positions.first;
+  const int first_key_row = int(blockIdx.z) * int(a.T), first_row = first_key_row + positions.first;
   const int64_t C = a.NH * a.HS, out_stride = step * C;
   if (General && own.tile * Tiles::rows >= T) return;
   const float *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
@@ -441,10 +447,10 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
     mul_ABt<G>(dp, dout_tile + thread.row * tile_stride<G>, v_tile, channels);
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns))
-        hide_unseen<false>(s, tiles.mask, query, k0 + thread.lane);
+        mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
       if (a.topk > 0)
-        hide_unchosen<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
-                             tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
+        select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
+                           tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::columns > q0 + 1) {
       hide_keys_after_rows(s, query, k0 + thread.lane);
     }
@@ -472,7 +478,8 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int64_t first_row = int64_t(blockIdx.z) * a.T + positions.first, out_stride = step * a.NH * a.HS;
+  const int first_row = int(blockIdx.z) * int(a.T) + positions.first;
+  const int64_t out_stride = step * a.NH * a.HS;
   if (General && own.tile * Tiles::rows >= T) return;
 
   float* k_tile = reinterpret_cast<float*>(shared_memory);
@@ -494,8 +501,7 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
     const float* head_q = a.q + first_row * a.q_stride + head * a.HS;
     const float* head_dout = a.dout + (first_row * a.NH + head) * a.HS;
     const int64_t first_lse = int64_t(blockIdx.z) * a.T * a.NH + head * a.T + positions.first;
-    AttentionMask mask;
-    if constexpr (General) mask = mask_of(a, head, step);
+    const AttentionMask& mask = mask_of(a, head, step);
     auto visible_tile = [&](int q0) { return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q0, T) : q0; };
     for (int q0 = visible_tile(k0); q0 < T; q0 = visible_tile(q0 + Tiles::columns)) {
       const int columns = min(Tiles::columns, T - q0);
@@ -510,10 +516,10 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
       mul_ABt<G>(dp, v_tile + thread.row * tile_stride<G>, dout_tile, channels);
       if constexpr (General) {
         if (!mask.sees_all(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows))
-          hide_unseen<true>(s, mask, q0 + thread.lane, key);
+          mask_scores<true>(s, mask, q0 + thread.lane, key);
         if (a.topk > 0)
-          hide_unchosen<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
-                              first_index(a, head, int(blockIdx.y)) + positions.at(key), step);
+          select_topk<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
+                            first_index(a, head, int(blockIdx.y)) + positions.at(key), step);
       } else if (k0 + Tiles::rows > q0 + 1) {
         hide_keys_after_columns(s, q0 + thread.lane, key);
       }
@@ -545,7 +551,7 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
 
 // A block for each tile of `rows` rows of each head in each sequence.
 inline dim3 attention_grid(const AttentionArgs<float>& a, int64_t rows, int64_t tile_rows, int64_t heads) {
-  return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)), unsigned(heads), unsigned(a.B));
+  return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_step)), unsigned(heads), unsigned(a.B));
 }
 
 template <int G>

@@ -26,25 +26,18 @@ struct Positions {
 constexpr int smallest_step = 8, fewest_positions = 16;
 __device__ inline bool has_step(int s, int64_t T) { return s >= smallest_step && s <= T / fewest_positions; }
 
-// The most tiles of Size rows that a head has of `rows` rows of a sequence of T, if the masks' remainders are by
-// largest_s or less.
-inline int64_t most_tiles(int64_t rows, int64_t size, int64_t T, int largest_s) {
-  const int64_t step = std::min<int64_t>(largest_s, T / fewest_positions);
+// The most tiles of Size rows that a head has of `rows` rows of a sequence of T, if the masks' steps are
+// `largest_step` or less.
+inline int64_t most_tiles(int64_t rows, int64_t size, int64_t T, int largest_step) {
+  const int64_t step = std::min<int64_t>(largest_step, T / fewest_positions);
   return step < smallest_step ? ceil_div(rows, size) : ceil_div(rows + step, size) + step;
-}
-
-// The mask that a query head has among the positions with one remainder by `step`, or (step = 1) among all.
-template <class Element>
-__device__ inline AttentionMask mask_of(const AttentionArgs<Element>& a, int head, int step = 1) {
-  const AttentionMask mask = a.masks != nullptr ? a.masks[head] : AttentionMask();
-  return step == 1 ? mask : AttentionMask{(mask.window + step - 1) / step};
 }
 
 // By how much the positions differ that a block of a query head works on.
 template <class Element>
 __device__ inline int step_of(const AttentionArgs<Element>& a, int head) {
-  const AttentionMask mask = mask_of(a, head);
-  return mask.pattern == MaskPattern::stride && has_step(mask.s, a.T) ? mask.s : 1;
+  const int step = mask_of(a, head).step();
+  return has_step(step, a.T) ? step : 1;
 }
 
 // Of a K/V head: that of its query heads, if it is the same for all.
@@ -68,22 +61,14 @@ __device__ inline OwnTile own_tile(int step, int block) { return {{block % step,
 
 // The first tile of Size keys, from the one at k0 on, that a query of [q0, q1) sees; q1 or more if there is none.
 template <int Size>
-__device__ inline int visible_key_tile(const AttentionMask& mask, int q0, int q1, int k0) {
-  while (true) {
-    k0 = mask.next_key(q0, q1, k0) / Size * Size;
-    if (k0 >= q1 || mask.sees_some(q0, q1, k0, min(k0 + Size, q1))) return k0;
-    k0 += Size;
-  }
+__device__ inline int visible_key_tile(const MaskView& mask, int q0, int q1, int k0) {
+  return mask.next_key(q0, q1, k0) / Size * Size;
 }
 
 // The first tile of Size queries, from the one at q0 on, that sees a key of [k0, k1); T or more if there is none.
 template <int Size>
 __device__ inline int visible_query_tile(const AttentionMask& mask, int k0, int k1, int q0, int T) {
-  while (true) {
-    q0 = mask.next_query(k0, k1, q0) / Size * Size;
-    if (q0 >= T || mask.sees_some(q0, min(q0 + Size, T), k0, k1)) return q0;
-    q0 += Size;
-  }
+  return mask.next_query(k0, k1, q0, T) / Size * Size;
 }
 
 // ----------------------------------------------------------------------------
@@ -108,8 +93,7 @@ struct CausalKeyTiles {
   int q1;
 
   // first_row: the sequence's first row in k and v.
-  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions, int, int q1)
-      : q1(q1) {
+  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int first_row, Positions, int, int q1) : q1(q1) {
     const KVHead<Element> of_head = a.kv_heads[a.kv_of_head[head]];
     const int64_t stride = of_head.k_stride;  // which is v's
     kv = {of_head.k + first_row * stride, of_head.v + first_row * stride, stride, stride};
@@ -130,26 +114,29 @@ struct VisibleKeyTiles {
   struct Tile {
     int k0;
     int source;  // which of the query head's K/V heads
-    int index;   // which tile of the loop
-    __device__ int stage() const { return index % 2; }
-    __device__ bool is_first() const { return index == 0; }
+    int parity;  // of the number of tiles of the loop before it
+    bool first;  // of the loop
+    __device__ int stage() const { return parity; }
+    __device__ bool is_first() const { return first; }
   };
   const KVHead<Element>* kv_heads;
   const int* sources;  // the query head's K/V heads
   int num_sources;
-  int64_t first_row;  // of the first position
+  int first_row;  // of the first position
   int step, q0, q1;
-  AttentionMask mask;
+  MaskView mask;
 
-  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int64_t first_row, Positions positions, int q0,
+  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int first_row, Positions positions, int q0,
                              int q1)
       : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
-        first_row(first_row + positions.first), step(positions.step), q0(q0), q1(q1), mask(mask_of(a, head, step)) {}
-  __device__ Tile first() const { return {visible_key_tile<Size>(mask, q0, q1, 0), 0, 0}; }
+        first_row(first_row + positions.first), step(positions.step), q0(q0), q1(q1),
+        mask(view_of(mask_of(a, head, step))) {}
+  __device__ Tile first() const { return {visible_key_tile<Size>(mask, q0, q1, 0), 0, 0, true}; }
   __device__ Tile after(Tile tile) const {
-    const int k0 = visible_key_tile<Size>(mask, q0, q1, tile.k0 + Size);
-    if (k0 < q1) return {k0, tile.source, tile.index + 1};
-    return {first().k0, tile.source + 1, tile.index + 1};
+    int k0 = tile.k0 + Size, source = tile.source;
+#pragma unroll 1
+    while ((k0 = visible_key_tile<Size>(mask, q0, q1, k0)) >= q1) k0 = 0, source++;
+    return {k0, source, 1 - tile.parity, false};
   }
   __device__ bool contains(Tile tile) const {
     return tile.k0 < q1 && tile.source < num_sources && sources[tile.source] >= 0;

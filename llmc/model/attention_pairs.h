@@ -3,7 +3,7 @@
 #include <algorithm>         // std::min
 #include <map>               // std::map
 #include <string>            // std::string
-#include "attention_plan.h"  // AttentionPlan, mask_text
+#include "attention_plan.h"  // AttentionPlan
 
 // Pairs of a query and a key that see each other, in a sequence of T.
 struct AttentionPairs {
@@ -14,10 +14,10 @@ struct AttentionPairs {
 // The counts for a query head with this mask and `kv_heads` K/V heads in a sequence of T tokens. topk, if not 0, is the
 // largest number of keys that a query chooses among all of them.
 inline AttentionPairs pairs_of_head(const AttentionMask& mask, int64_t kv_heads, int64_t topk, int64_t T) {
-  const double visible = double(kv_heads * mask.visible_pairs(T));
+  const double visible = double(kv_heads * mask.visible_pairs(int(T)));
   if (topk == 0) return {visible, visible};
   int64_t taken = 0;
-  for (int64_t t = 0; t < T; t++) taken += std::min(topk, kv_heads * mask.visible_keys(t));
+  for (int t = 0; t < T; t++) taken += std::min(topk, kv_heads * mask.visible_keys(t));
   return {visible, double(taken)};
 }
 
@@ -29,7 +29,7 @@ inline AttentionPairs attention_pairs(const AttentionPlan& plan, int l, int64_t 
     for (int head = 0; head < plan.num_heads; head++) {
       const AttentionMask& mask = plan.table.mask(attention.map_layer, head);
       const int64_t kv_heads = int64_t(plan.table.sources(l, head).size());
-      const auto [it, is_new] = known.try_emplace(mask_text(mask) + " " + std::to_string(kv_heads));
+      const auto [it, is_new] = known.try_emplace(mask.text() + " " + std::to_string(kv_heads));
       if (is_new) it->second = pairs_of_head(mask, kv_heads, plan.table.topk, T);
       sum.scored += it->second.scored, sum.multiplied += it->second.multiplied;
     }

@@ -205,27 +205,12 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   return plan;
 }
 
-// How a mask is written in a drawing.
-inline std::string mask_text(const AttentionMask& m) {
-  std::string text = m.window > 0 ? format("last %d", m.window) : "";
-  auto add = [&](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
-  switch (m.pattern) {
-    case MaskPattern::all: break;
-    case MaskPattern::stride: add(format("every %d", m.s)); break;
-    case MaskPattern::local_or_stride: add(format("last %d or every %d", m.s + 1, m.s)); break;
-    case MaskPattern::block: add(format("block of %d", m.s)); break;
-    case MaskPattern::column: add(format("last %d of each %d", m.c, m.s)); break;
-    case MaskPattern::block_or_column: add(format("block of %d or last %d of each", m.s, m.c)); break;
-  }
-  return text.empty() ? "all" : text;
-}
-
 // The layer's masks: one for each run of heads that have the same.
 inline std::string masks_text(const AttentionPlan& plan, int layer) {
   std::string text;
   for (int i = 0, end; i < plan.num_heads; i = end) {
-    const std::string mask = mask_text(plan.table.mask(layer, i));
-    for (end = i + 1; end < plan.num_heads && mask_text(plan.table.mask(layer, end)) == mask;) end++;
+    const std::string mask = plan.table.mask(layer, i).text();
+    for (end = i + 1; end < plan.num_heads && plan.table.mask(layer, end).text() == mask;) end++;
     if (i == 0 && end == plan.num_heads) return mask == "all" ? "" : "keys: " + mask;
     text += format("%sheads %d to %d: %s", text.empty() ? "keys: " : "; ", i, end - 1, mask.c_str());
   }

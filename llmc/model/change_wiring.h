@@ -111,7 +111,7 @@ inline LayerChange layer_change(const WiringChange& c, int l) {
     const int map_before = before.map_layer[l], map_now = now.map_layer[l];
     const bool mixes_alike = l == 0 || (before.mix == now.mix && before.blend == now.blend);
     change.remapped += map_before != map_now || before.topk != now.topk || !mixes_alike ||
-                       mask_text(before.mask(map_before, i)) != mask_text(now.mask(map_now, i));
+                       before.mask(map_before, i).text() != now.mask(map_now, i).text();
   }
   for (Part part : all_parts) {
     std::set<int> used;

@@ -3,6 +3,7 @@
 // less than a copied row for each new one.
 #pragma once
 #include <algorithm>           // std::find, std::max, std::min
+#include <climits>             // INT_MAX
 #include <cstdint>             // int64_t
 #include <numeric>             // std::lcm
 #include <utility>             // std::move
@@ -74,12 +75,6 @@ struct KVCache {
   }
 };
 
-// How far back a mask sees, as KVCacheGroup::reach.
-inline int64_t reach_of(const AttentionMask& mask) {
-  const int64_t block = mask.pattern == MaskPattern::block ? mask.s : 0;
-  return mask.window > 0 && block > 0 ? std::min<int64_t>(mask.window, block) : std::max<int64_t>(mask.window, block);
-}
-
 // The groups: a layer is with those whose K/V it uses, and with what is used together with one of them.
 inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
   std::vector<int> group(size_t(plan.num_layers));  // by the lowest layer of each
@@ -115,10 +110,9 @@ inline KVCachePlan plan_kv_cache(const AttentionPlan& plan, int slots, int64_t m
       KVCacheGroup& group = cache.groups[cache.group_of_layer[l]];
       for (int head = 0; head < plan.num_heads; head++) {
         const AttentionMask& mask = plan.table.mask(attention.map_layer, head);
-        const int64_t reach = reach_of(mask);
-        group.reach = group.reach == 0 || reach == 0 ? 0 : std::max(group.reach, reach);
-        if (mask.pattern != MaskPattern::all)
-          group.alignment = std::min<int64_t>(std::lcm<int64_t>(group.alignment, mask.s), max_length);
+        const bool sees_all = group.reach == 0 || mask.reach() == INT_MAX;
+        group.reach = sees_all ? 0 : std::max<int64_t>(group.reach, mask.reach());
+        group.alignment = std::min(std::lcm(group.alignment, std::min(mask.period(), max_length)), max_length);
       }
     }
   for (KVCacheGroup& group : cache.groups) {

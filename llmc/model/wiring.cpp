@@ -201,7 +201,6 @@ struct Parser {
   }
 };
 
-bool is_sparse(Kind kind) { return kind == Kind::strided || kind == Kind::fixed; }
 // A term that decides whose K/V heads attend to, and one that decides whose attention map a layer uses.
 bool moves_kv(Kind kind) {
   return kind == Kind::sla || kind == Kind::also || kind == Kind::share || kind == Kind::layers;
@@ -223,8 +222,6 @@ void check_combinations(const Wiring& w) {
       auto other = [&] { return format("%s, at character %d", term_text(before).c_str(), before.character); };
       if (before.kind == t.kind && t.kind != Kind::sla && t.kind != Kind::also)
         term_error(w, t, "the term is there already: " + other() + "; only sla and also may be repeated");
-      if (is_sparse(t.kind) && is_sparse(before.kind))
-        term_error(w, t, "does not combine with " + other() + ": a head has one of the Sparse Transformer's masks");
       if (moves_maps(t.kind) && moves_maps(before.kind))
         term_error(w, t,
                    "does not combine with " + other() + ": reuse, blend and gate each decide on the attention map");
@@ -310,20 +307,15 @@ std::string canonical_text(const Wiring& w) {
 
 namespace {
 
-// What hides no more keys than both: a window of w keys beside the mask's own.
-void narrow_window(AttentionMask& mask, int w) { mask.window = mask.window == 0 ? w : std::min(mask.window, w); }
-
 // strided and fixed: which of the Sparse Transformer's masks A1 and A2, or both, a head has.
-void add_sparse_mask(AttentionMask& mask, const WiringTerm& t, int layer, int head, int num_heads) {
-  const bool first = t.how == How::heads ? head < (num_heads + 1) / 2 : layer % 2 == 0;
-  auto set = [&](MaskPattern pattern) { mask.pattern = pattern, mask.s = t.n, mask.c = t.c; };
-  if (t.kind == Kind::strided) {
-    if (t.how == How::both) set(MaskPattern::local_or_stride);
-    else if (first) narrow_window(mask, t.n + 1);
-    else set(MaskPattern::stride);
-  } else {
-    set(t.how == How::both ? MaskPattern::block_or_column : first ? MaskPattern::block : MaskPattern::column);
-  }
+MaskClause sparse_clause(const WiringTerm& t, int layer, int head, int num_heads) {
+  const bool is_first = t.how == How::heads ? head < (num_heads + 1) / 2 : layer % 2 == 0;
+  const bool a1 = t.how == How::both || is_first, a2 = t.how == How::both || !is_first;
+  MaskClause clause;
+  clause.s = t.n;
+  if (t.kind == Kind::strided) clause.last = a1 ? t.n + 1 : 0, clause.residue = a2;
+  else clause.block = a1, clause.columns = a2 ? t.c : 0;
+  return clause;
 }
 
 }  // namespace
@@ -350,8 +342,8 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
         if (t.kind == Kind::share) sources = {l / t.n * t.n};
         if (t.kind == Kind::layers) sources = {t.layers[l]};
         if (t.kind == Kind::window && (t.pattern.empty() || t.pattern[l % t.pattern.size()] == 'S'))
-          narrow_window(mask, t.n);
-        if (t.kind == Kind::strided || t.kind == Kind::fixed) add_sparse_mask(mask, t, l, i, num_heads);
+          mask.window = std::min(mask.window, t.n);
+        if (t.kind == Kind::strided || t.kind == Kind::fixed) mask.add(sparse_clause(t, l, i, num_heads));
       }
       if (t.kind == Kind::reuse) table.map_layer[l] = l / t.n * t.n;
     }

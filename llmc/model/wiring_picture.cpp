@@ -1,7 +1,7 @@
 #include "wiring_picture.h"
 #include <algorithm>           // std::find
 #include <map>                 // std::map
-#include "attention_plan.h"    // mask_text
+#include "attention_plan.h"    // draw
 #include "llmc/utils/error.h"  // format
 
 namespace {
@@ -102,7 +102,7 @@ std::vector<std::string> notes(const WiringTable& t) {
   std::vector<std::string> masks;
   for (int l = 0; l < t.num_layers; l++)
     for (int i = 0; i < t.num_heads; i++) {
-      const std::string mask = mask_text(t.mask(t.map_layer[l], i));
+      const std::string mask = t.mask(t.map_layer[l], i).text();
       if (mask != "all" && std::find(masks.begin(), masks.end(), mask) == masks.end()) masks.push_back(mask);
     }
   for (const std::string& mask : masks) lines.push_back("keys: " + mask);
