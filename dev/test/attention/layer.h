@@ -7,6 +7,7 @@
 #include <map>                    // std::map
 #include <ostream>                // std::ostream
 #include <vector>                 // std::vector
+#include "dev/test/mask_case.h"   // MaskCase, attention_mask, sees
 #include "dev/test/values.h"      // random_values, nans, relative_error, same_bits
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads
 #include "llmc/device_memory.h"   // DeviceArray
@@ -61,7 +62,7 @@ struct Case {
   int own_kv_heads;                 // the first ones are in the layer's own qkv, the others in a source layer's
   double q_scale = 1, k_scale = 1;
   bool dq_accumulate = false;
-  std::vector<AttentionMask> masks = {};  // (NH), or none
+  std::vector<MaskCase> masks = {};  // (NH), or none
   int topk = 0;
   bool v_apart = false;        // v, dv of all K/V heads are in buffers of their own, and where dk is =, dv is +=
   bool whole_numbers = false;  // q and k are, so that scores are exact, and many of them equal
@@ -72,12 +73,12 @@ struct Case {
     for (const Sources& sources : kv_of_head) last = std::max(last, *std::max_element(sources.begin(), sources.end()));
     return last + 1;
   }
-  AttentionMask mask(int64_t head) const { return masks.empty() ? AttentionMask() : masks[head]; }
+  MaskCase mask(int64_t head) const { return masks.empty() ? MaskCase() : masks[head]; }
   int64_t rows() const { return B * T; }
 };
 
 // Sets one mask for all query heads.
-inline Case with_mask(Case c, const AttentionMask& mask) {
+inline Case with_mask(Case c, const MaskCase& mask) {
   c.masks.assign(size_t(c.NH()), mask);
   return c;
 }
@@ -85,8 +86,7 @@ inline Case with_mask(Case c, const AttentionMask& mask) {
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", K/V heads " << testing::PrintToString(c.kv_of_head)
       << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
-  for (const AttentionMask& m : c.masks)
-    out << ", mask (window " << m.window << ", pattern " << int(m.pattern) << ", s " << m.s << ", c " << m.c << ")";
+  for (const MaskCase& m : c.masks) out << ", mask (" << m << ")";
   return out << ", topk " << c.topk;
 }
 
@@ -178,7 +178,9 @@ struct Layer {
       if (has_partial_sums(head.num_query_heads)) partial_sums += head.num_query_heads;
       heads.push_back(head);
     }
-    kv_heads = KVHeads<floatX>(std::move(heads), std::move(query_heads), c.masks);
+    std::vector<AttentionMask> masks;
+    for (const MaskCase& mask : c.masks) masks.push_back(attention_mask(mask));
+    kv_heads = KVHeads<floatX>(std::move(heads), std::move(query_heads), masks);
     d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
     args.B = c.B, args.T = c.T, args.HS = c.HS;
     kv_heads.set_args(args);
@@ -217,22 +219,6 @@ struct Layer {
       for (int64_t i = 0; i < m.columns; i++) buffer[m.at(row, i)] = x[row * m.columns + i];
   }
 };
-
-// What the patterns say, as they are written in the paper (Child et al. 2019), of a query and a key with j <= t.
-inline bool sees(const AttentionMask& m, int64_t t, int64_t j) {
-  const bool local = t - j <= m.s, stride = (t - j) % m.s == 0, block = j / m.s == t / m.s,
-             column = j % m.s >= m.s - m.c;
-  if (m.window > 0 && t - j >= m.window) return false;
-  switch (m.pattern) {
-    case MaskPattern::all: return true;
-    case MaskPattern::stride: return stride;
-    case MaskPattern::local_or_stride: return local || stride;
-    case MaskPattern::block: return block;
-    case MaskPattern::column: return column;
-    case MaskPattern::block_or_column: return block || column;
-  }
-  return false;
-}
 
 // The formula's results, each (B*T, ...) without gaps. `rounded`: with results in floatX, and the probabilities and ds
 // in floatX where they are an operand of a matmul, and nothing else: the error that any kernel in floatX has.
@@ -444,6 +430,6 @@ inline Case general_case(int64_t B, int64_t T, int64_t HS) {
              {0, MaskPattern::local_or_stride, 20},
              {50, MaskPattern::block, 33},
              {0, MaskPattern::column, 70, 3},
-             {0, MaskPattern::block_or_column, 12, 2}};
+             {0, MaskPattern::block_or_column, 12, 2, {MaskPattern::local_or_stride, 5}}};
   return c;
 }

@@ -12,8 +12,8 @@ constexpr size_t every = 11;
 constexpr size_t every = 1;
 #endif
 
-inline std::vector<AttentionMask> many_masks() {
-  std::vector<AttentionMask> masks;
+inline std::vector<MaskCase> many_masks() {
+  std::vector<MaskCase> masks;
   for (int window : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000})
     masks.push_back({window});
   for (int window : {0, 40})
@@ -24,6 +24,10 @@ inline std::vector<AttentionMask> many_masks() {
         for (int c : {1, s / 3, s})
           if (c > 0) masks.push_back({window, pattern, s, c});
     }
+  for (const MaskTerm& strided : {MaskTerm{MaskPattern::stride, 7}, MaskTerm{MaskPattern::local_or_stride, 12}})
+    for (const MaskTerm& fixed : {MaskTerm{MaskPattern::block, 40}, MaskTerm{MaskPattern::column, 16, 3},
+                                  MaskTerm{MaskPattern::column, 7, 2}, MaskTerm{MaskPattern::block_or_column, 65, 9}})
+      for (int window : {0, 90}) masks.push_back({window, strided.pattern, strided.s, strided.c, fixed});
   return masks;
 }
 
@@ -34,7 +38,7 @@ TEST(LONG_ON_EMU(AttentionMasks), MatchTheFormulaForEveryPatternAndLength) {
                                      {0, 0, 0, {0, {0, 1}}, 1},
                                      {0, 0, 0, {0}, 0}};
   size_t i = 0;
-  for (const AttentionMask& mask : many_masks())
+  for (const MaskCase& mask : many_masks())
     for (bool longest : {false, true}) {
       if (i++ % every > 0) continue;
       const int64_t T = longest ? 300 : lengths[i % lengths.size()];
@@ -45,54 +49,13 @@ TEST(LONG_ON_EMU(AttentionMasks), MatchTheFormulaForEveryPatternAndLength) {
     }
 }
 
-TEST(AttentionMasks, NameTheNextKeyAndQueryThatCount) {
-  for (int pattern = 0; pattern < 6; pattern++)
-    for (int window : {0, 5, 16})
-      for (int s : {1, 5, 8, 33})
-        for (int c : {1, 4}) {
-          if (c > s) continue;
-          const AttentionMask mask = {window, MaskPattern(pattern), s, c};
-          SCOPED_TRACE(testing::Message()
-                       << "pattern " << pattern << ", window " << window << ", s " << s << ", c " << c);
-          for (int first = 0; first < 40; first += 3)
-            for (int end : {first + 1, first + 8})
-              for (int from = 0; from < 48; from++) {
-                auto seen = [&](int t, int j) { return t >= j && sees(mask, t, j); };
-                auto key_is_seen = [&](int j) {
-                  for (int t = first; t < end; t++)
-                    if (seen(t, j)) return true;
-                  return false;
-                };
-                auto query_sees = [&](int t) {
-                  for (int j = first; j < end; j++)
-                    if (seen(t, j)) return true;
-                  return false;
-                };
-                const int key = mask.next_key(first, end, from), query = mask.next_query(first, end, from);
-                ASSERT_GE(key, from);
-                ASSERT_GE(query, from);
-                for (int j = from; j < std::min(key, end); j++)
-                  ASSERT_FALSE(key_is_seen(j)) << first << " " << end << " " << j;
-                for (int t = from; t < std::min(query, 100); t++)
-                  ASSERT_FALSE(query_sees(t)) << first << " " << end << " " << t;
-                // Windows beside a pattern may hide what either of them shows; a tile's columns may come after its
-                // first query.
-                if (window > 0 && mask.pattern != MaskPattern::all) continue;
-                const bool columns =
-                    mask.pattern == MaskPattern::column || mask.pattern == MaskPattern::block_or_column;
-                ASSERT_TRUE(key >= end || key_is_seen(key)) << first << " " << end << " " << from;
-                ASSERT_TRUE(columns || query == INT_MAX || query_sees(query)) << first << " " << end << " " << from;
-              }
-        }
-}
-
 // Strides of at least 8 and at most T / 16: there GPUs work on the positions with one remainder at a time, if all query
 // heads of a K/V head have the same stride.
 TEST(LONG_ON_EMU(AttentionMasks), WithStridesMatchTheFormula) {
-  const std::vector<AttentionMask> masks = {{0, MaskPattern::stride, 8},
-                                            {40, MaskPattern::stride, 12},
-                                            {0, MaskPattern::stride, 16},
-                                            {100, MaskPattern::local_or_stride, 12}};
+  const std::vector<MaskCase> masks = {{0, MaskPattern::stride, 8},
+                                       {40, MaskPattern::stride, 12},
+                                       {0, MaskPattern::stride, 16},
+                                       {100, MaskPattern::local_or_stride, 12}};
   for (int64_t T : {131, 300})
     for (int topk : {0, 3}) {
       Case c = {2, T, 24, {0, 0, {0, 1}, 2, {2, 3}, 4}, 2};

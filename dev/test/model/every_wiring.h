@@ -56,8 +56,9 @@ struct RandomCase {
                  draw.of<std::string>({"", ",S", ",SL", ",LSS"}).c_str()));
     const std::string how = draw.of<std::string>({"", ",heads", ",layers", ",union"});
     const int s = draw(1, 20), c = draw(1, s);
-    if (draw.one_in(4)) add(format("strided(%d%s)", s, how.c_str()));
-    else if (draw.one_in(3)) add(format("fixed(%d,%d%s)", s, c, how.c_str()));
+    const bool is_strided = draw.one_in(4);
+    if (is_strided) add(format("strided(%d%s)", s, how.c_str()));
+    if (draw.one_in(3)) add(format("fixed(%d,%d%s)", is_strided ? s + 2 : s, c, how.c_str()));
     const bool rotates = draw.one_in(3);  // pairs of channels
     if (rotates) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
     if (!is_bf16 && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
@@ -109,7 +110,9 @@ const char* const every_term[] = {"plain",
                                   "blend(0.7) topk(5)",
                                   "rope",
                                   "rope(100) sla(2,3) gqa(2) window(9,SL)",
-                                  "rope reuse(2)"};
+                                  "rope reuse(2)",
+                                  "strided(3) fixed(8,3)",
+                                  "fixed(7,2,union) strided(4,union) gqa(2)"};
 
 inline std::vector<std::string> wirings_to_try() {
   std::vector<std::string> wirings;

@@ -131,6 +131,8 @@ const std::vector<GraphCase> graph_cases =
      {"fixed", 3, 4, 32, 61, 40, "fixed(8,2)", true, 2, 33, 1},
      {"fixed_union", 3, 4, 32, 61, 40, "fixed(7,3,union) share(2)", true, 2, 33, 1},
      {"fixed_layers_window", 3, 4, 32, 61, 40, "fixed(5,1,layers) window(11)", true, 2, 33, 1},
+     {"strided_and_fixed", 3, 4, 32, 61, 40, "strided(3) fixed(8,4)", true, 2, 33, 1},
+     {"unions_and_window", 3, 4, 32, 61, 40, "fixed(7,3,union) window(25) strided(4,union) also(1,3)", true, 2, 33, 1},
      {"reused_maps", 5, 4, 32, 61, 40, "reuse(2)", true, 2, 33, 3},
      {"reused_masked_maps", 4, 4, 32, 61, 40, "reuse(3) gqa(2) window(7,SL)", false, 2, 33, 1},
      {"blended_maps", 4, 4, 32, 61, 40, "blend(0.3)", true, 2, 33, 1},
