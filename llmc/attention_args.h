@@ -36,13 +36,13 @@ struct AttentionArgs {
   // softmax over the keys of all of them.
   const KVHead<Element>* kv_heads = nullptr;  // (num_kv_heads)
   int num_kv_heads = 0;
-  const int* query_heads = nullptr;      // query heads, grouped by K/V head
-  const int* kv_of_head = nullptr;       // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
-  int kv_per_head = 1;                   // the largest number of K/V heads of a query head
-  const AttentionMask* masks = nullptr;  // (2, NH): of each query head; and of each among the positions with one
-                                         // remainder by its step
+  const int* query_heads = nullptr;  // query heads, grouped by K/V head
+  const int* kv_of_head = nullptr;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
+  int kv_per_head = 1;               // the largest number of K/V heads of a query head
+  // (2, NH): the mask of each query head, then that of each of the sequences that its step() makes (mask_of).
+  const AttentionMask* masks = nullptr;
   bool is_general = false;  // more than one K/V head a query head, a mask, or another stride for v than for k
-  int largest_step = 1;     // of the masks
+  int largest_step = 1;     // the largest step() of the masks
 
   // With topk > 0, a query attends only to the `topk` visible keys with the highest scores; among equal scores those
   // come first whose K/V head, and then whose position, is lower. With topk = 0 it attends to all visible keys. The
@@ -80,7 +80,8 @@ struct AttentionArgs {
   float* scratch = nullptr;
 };
 
-// The mask of a query head: of all positions, or (step > 1) of those with one remainder by the mask's step.
+// The mask of a query head, over all positions; with step > 1, over the positions of one of the mask's step()
+// sequences.
 template <class Element>
 SLA_HOST_DEVICE const AttentionMask& mask_of(const AttentionArgs<Element>& a, int64_t head, int64_t step = 1) {
   return a.masks[step > 1 ? a.NH + head : head];
@@ -139,7 +140,7 @@ struct KVHeads {
     masks.resize(size_t(num_query_heads));
     for (int i = 0; i < num_query_heads; i++) {
       largest_step = std::max(largest_step, masks[i].step());
-      masks.push_back(of_one_remainder(masks[i]));
+      masks.push_back(mask_of_each_residue(masks[i]));
     }
     device_kv_heads = DeviceArray<KVHead<Element>>(kv_heads);
     device_query_heads = DeviceArray<int>(query_heads);

@@ -1,15 +1,18 @@
-// Which keys a query sees, the same for every device. A mask is a conjunction: of the keys up to the query's own, those
-// that its window and each of its clauses show. A clause is a union of primitives, which are the Sparse Transformer's
-// (Child et al. 2019) and written once, in MaskClause:
+// Which keys a query sees, the same for every device. The query at position t sees the key at position j <= t if the
+// mask's window and each of its clauses show it. A clause is a union of primitives, those of the Sparse Transformer
+// (Child et al. 2019), in whole numbers:
 //
 //   last n          t - j < n            the last n keys, the query's own among them
-//   block s         j / s == t / s       those of the query's block of s (whole numbers)
-//   residue s       (t - j) % s == 0     every s-th
-//   columns s, c    j % s >= s - c       the last c of each block
+//   block s         j / s == t / s       the keys of the query's block of s
+//   residue s       (t - j) % s == 0     every s-th key, counted back from the query
+//   columns s, c    j % s >= s - c       the last c keys of each block of s
 //
-// The first two are an interval that ends at the query, the last two recur with period s. All else follows from that:
-// what it means for tiles of queries and keys, so that kernels neither load nor multiply tiles that a mask hides; how
-// far back a query sees; and how many keys.
+// `last` and `block` show an interval of keys that ends at the query; `residue` and `columns` show keys that recur with
+// period s. MaskClause says for each primitive which keys it shows, where the next of them is, how many there are, how
+// far back they go, and how they are described. The rest of the program asks the mask: kernels for tiles of keys and
+// queries that they need not load, the K/V cache for the reach, FLOPs for the counts, and drawings for the text.
+//
+// Where `x` is a position, `x_mod` is x % s.
 #pragma once
 #include <algorithm>           // std::min, std::max, std::swap, std::clamp
 #include <climits>             // INT_MAX
@@ -26,57 +29,60 @@
 #define SLA_NO_UNROLL
 #endif
 
-// What some neighbouring queries see by a clause, as comparisons of a key's position and of its remainder by s, for
-// loops that must neither branch nor divide: the keys from `near` on, and those whose remainder is one of `count`, from
-// `rest` on (after s - 1 comes 0).
+// The keys that a clause shows to some neighbouring queries: those from `near` on, and those whose j % s is one of the
+// `count` remainders first_mod, first_mod + 1, ... (0 comes after s - 1).
 struct SeenKeys {
-  int near, rest, count, s;
+  int near, first_mod, count, s;
 
-  SLA_HOST_DEVICE bool includes(int j, int j_rest) const {
-    const int after = j_rest - rest + (j_rest < rest ? s : 0);
+  // Loops over keys call it. It neither branches nor divides.
+  SLA_HOST_DEVICE bool includes(int j, int j_mod) const {
+    const int after = j_mod - first_mod + (j_mod < first_mod ? s : 0);
     return j >= near || after < count;
   }
 
-  // The first of them from `from` on; INT_MAX if there is none.
+  // The first of these keys from `from` on; INT_MAX if there is none.
   SLA_HOST_DEVICE int next(int from) const {
     if (from >= near) return from;
     if (count == 0) return near;
-    const int from_rest = from % s, after = from_rest - rest + (from_rest < rest ? s : 0);
+    const int from_mod = from % s, after = from_mod - first_mod + (from_mod < first_mod ? s : 0);
     const int recurring = after < count ? from : from - after + s;
     return recurring < near ? recurring : near;
   }
 
-  // How many of those that recur are in [begin, end), where the remainders do not go past s - 1.
+  // How many of the recurring keys are in [begin, end). The remainders must not go past s - 1.
   int recurring(int begin, int end) const {
-    auto before = [&](int j) { return j / s * count + std::clamp(j % s - rest, 0, count); };
+    auto before = [&](int j) { return j / s * count + std::clamp(j % s - first_mod, 0, count); };
     return before(end) - before(begin);
   }
 };
 
-// A union of primitives: an interval, or keys that recur, or both.
+// A union of primitives: an interval (last or block), recurring keys (residue or columns), or both.
 struct MaskClause {
-  int s = 1;                            // of block, residue and columns
-  int last = 0;                         // n; 0: not this primitive
-  int columns = 0;                      // c; 0: not this primitive
-  bool block = false, residue = false;  // in place of `last`, and of `columns`
+  int s = 1;             // the period of block, residue and columns
+  int last = 0;          // n of the primitive `last`; 0: the clause has none
+  bool block = false;    // excludes `last`
+  bool residue = false;  // excludes `columns`
+  int columns = 0;       // c of the primitive `columns`; 0: the clause has none
 
+  SLA_HOST_DEVICE bool has_interval() const { return last > 0 || block; }
   SLA_HOST_DEVICE bool recurs() const { return residue || columns > 0; }
-  SLA_HOST_DEVICE bool is_residue() const { return residue && last == 0 && !block; }
+  SLA_HOST_DEVICE bool is_residue() const { return residue && !has_interval(); }
 
-  // The first key of the interval of the query at t, whose remainder by s is t_rest; INT_MAX if there is none.
-  SLA_HOST_DEVICE int near(int t, int t_rest) const { return block ? t - t_rest : last > 0 ? t - last + 1 : INT_MAX; }
+  // The first key of the interval that the query at t sees; INT_MAX if the clause has no interval.
+  SLA_HOST_DEVICE int near(int t, int t_mod) const { return block ? t - t_mod : last > 0 ? t - last + 1 : INT_MAX; }
   SLA_HOST_DEVICE int near(int t) const { return near(t, t % s); }
 
-  // Whether the query at t sees the key at j <= t. The remainders by s are arguments, because a tile has one of them
-  // for each row and column.
-  SLA_HOST_DEVICE bool sees(int t, int j, int t_rest, int j_rest) const {
-    return j >= near(t, t_rest) || (residue ? j_rest == t_rest : j_rest >= s - columns);
+  // Whether the query at t sees the key at j <= t. Kernels compute t_mod and j_mod once for each row and column of a
+  // tile.
+  SLA_HOST_DEVICE bool sees(int t, int j, int t_mod, int j_mod) const {
+    return j >= near(t, t_mod) || (residue ? j_mod == t_mod : j_mod >= s - columns);
   }
 
-  // For one query the keys that it sees; for several those that some of them may see.
+  // The keys that the query q0 sees, if q1 = q0 + 1. For more queries [q0, q1) it may also include keys that none of
+  // them sees.
   SLA_HOST_DEVICE SeenKeys seen_by(int q0, int q1) const {
-    const int q0_rest = q0 % s;
-    return {near(q0, q0_rest), residue ? q0_rest : s - columns, residue ? q1 - q0 : columns, s};
+    const int q0_mod = q0 % s;
+    return {near(q0, q0_mod), residue ? q0_mod : s - columns, residue ? q1 - q0 : columns, s};
   }
 
   // The first query from `from` on that sees a key of [k0, k1), where from >= k0; INT_MAX if there is none.
@@ -101,15 +107,20 @@ struct MaskClause {
 
 constexpr int most_clauses = 2;  // a wiring's `strided` and its `fixed`
 
-// A mask, whose `Clauses` are an array or a pointer to one.
+// A mask: the conjunction of a window and of clauses. AttentionMask holds its clauses, MaskView points to them.
+//
+// next_key, next_query and sees_some test each condition (the window, a clause) by itself. Where different pairs of a
+// query and a key satisfy them, they name a tile of which no query sees a key. Kernels load it and mask all its scores.
 template <class Clauses>
 struct MaskOf {
   int window = INT_MAX;  // t - j < window
   int num_clauses = 0;
   Clauses clauses = {};
 
-  // From now on the mask hides what this hides, too.
+  // From now on the mask hides what this clause hides, too. A clause that is `last` alone narrows the window. The order
+  // of clauses is that of their texts, so that masks that show the same keys in the same words are equal.
   void add(const MaskClause& clause) {
+    CHECK(clause.has_interval() || clause.recurs());
     if (clause.is_residue() && clause.s == 1) return;  // all keys
     if (clause.recurs() || clause.block) {
       CHECK(num_clauses < most_clauses);
@@ -129,11 +140,9 @@ struct MaskOf {
     return true;
   }
 
-  // By how much positions differ that see each other, where the mask is a residue and no more than a window beside it:
-  // s sequences, each of positions with the same remainder by s, that are nothing to one another. Otherwise 1.
-  SLA_HOST_DEVICE int step() const {
-    return num_clauses == 1 && clauses[0].is_residue() ? clauses[0].s : 1;
-  }
+  // The s of a mask that is a residue, with or without a window; otherwise 1. Positions with different remainders by s
+  // never see each other, so that attention falls apart into s sequences of positions that are s apart.
+  SLA_HOST_DEVICE int step() const { return num_clauses == 1 && clauses[0].is_residue() ? clauses[0].s : 1; }
 
   // Whether the query at position t sees the key at position j.
   SLA_HOST_DEVICE bool sees(int t, int j) const {
@@ -142,14 +151,14 @@ struct MaskOf {
     return sees;
   }
 
-  // The first key that the window leaves to the query at t.
+  // The first key that the window shows to the query at t.
   SLA_HOST_DEVICE int first_key(int t) const {
     const int first = t + 1 - window;
     return first > 0 ? first : 0;
   }
 
-  // No query of [q0, q1) sees a key of [from, next_key): a loop over keys goes on from there. With two clauses it may
-  // be a key that nobody sees.
+  // The key at which a loop over the keys of the queries [q0, q1) continues: none of them sees a key of [from,
+  // next_key). It is q1 or more if they see no key from `from` on.
   SLA_HOST_DEVICE int next_key(int q0, int q1, int from) const {
     const int first = first_key(q0);
     if (from < first) from = first;
@@ -158,8 +167,8 @@ struct MaskOf {
     return from;
   }
 
-  // No query of [from, next_query) sees a key of [k0, k1); T or more if none of T queries does. With two conditions it
-  // may be a query that sees none.
+  // The query at which a loop over the queries of the keys [k0, k1) continues: none of [from, next_query) sees one of
+  // them. It is T or more if none of the queries [from, T) does.
   SLA_HOST_DEVICE int next_query(int k0, int k1, int from, int T) const {
     if (from < k0) from = k0;
     SLA_NO_UNROLL
@@ -167,13 +176,12 @@ struct MaskOf {
     return from - (k1 - 1) < window ? from : INT_MAX;
   }
 
-  // False if no query of [q0, q1) sees a key of [k0, k1); true may be wrong only where two conditions hold for
-  // different pairs.
+  // False only if no query of [q0, q1) sees a key of [k0, k1).
   SLA_HOST_DEVICE bool sees_some(int q0, int q1, int k0, int k1) const {
     return next_key(q0, q1, k0) < (k1 < q1 ? k1 : q1);
   }
 
-  // True only if each query of [q0, q1) sees each key of [k0, k1): nothing of the tile is masked.
+  // True only if each query of [q0, q1) sees each key of [k0, k1), so that nothing of the tile is masked.
   SLA_HOST_DEVICE bool sees_all(int q0, int q1, int k0, int k1) const {
     bool all = k1 <= q0 + 1 && q1 - k0 <= window;
     SLA_NO_UNROLL
@@ -190,9 +198,16 @@ struct MaskOf {
     if (seen[0].near > seen[1].near) std::swap(seen[0], seen[1]);
     const auto& [low, high] = seen;
     const int low_near = std::clamp(low.near, first, end), high_near = std::clamp(high.near, first, end);
-    int64_t keys = end - high_near + high.recurring(low_near, high_near);
-    for (int j = low.next(first); j < low_near; j = low.next(j + 1)) keys += high.next(j) == j;  // both recur
-    return keys;
+    // Both show all keys from high_near on. Between low_near and high_near `low` shows all keys and `high` those that
+    // recur. Before low_near both show only keys that recur: from `first` on, whole periods have equally many.
+    auto recurring_in_both = [&](int64_t from, int64_t to) {
+      int64_t keys = 0;
+      for (int j = low.next(int(from)); j < to; j = low.next(j + 1)) keys += high.next(j) == j;
+      return keys;
+    };
+    const int64_t periods = (low_near - first) / period(), tail = first + periods * period();
+    return end - high_near + high.recurring(low_near, high_near) +
+           (periods > 0 ? periods * recurring_in_both(first, first + period()) : 0) + recurring_in_both(tail, low_near);
   }
 
   // How many pairs (query, key) of T positions see each other.
@@ -216,7 +231,7 @@ struct MaskOf {
     return period;
   }
 
-  // As it is written in a drawing; no two masks have the same text.
+  // The mask in words, for drawings. Masks with the same text show the same keys.
   std::string text() const {
     std::string text = window < INT_MAX ? format("last %d", window) : "";
     for (int c = 0; c < num_clauses; c++) text += (text.empty() ? "" : ", ") + clauses[c].text();
@@ -226,15 +241,16 @@ struct MaskOf {
 
 using AttentionMask = MaskOf<MaskClause[most_clauses]>;
 
-// A mask whose clauses are elsewhere: the numbers that a kernel keeps.
+// A mask whose clauses stay in memory. A kernel keeps the other two numbers and the pointer in registers.
 using MaskView = MaskOf<const MaskClause*>;
 SLA_HOST_DEVICE inline MaskView view_of(const AttentionMask& mask) {
   return {mask.window, mask.num_clauses, mask.clauses};
 }
 
-// The mask among the positions with one remainder by its step(), numbered from 0.
-inline AttentionMask of_one_remainder(const AttentionMask& mask) {
-  AttentionMask of_numbers;
-  of_numbers.window = (mask.window - 1) / mask.step() + 1;
-  return of_numbers;
+// The mask of each of the step() sequences into which attention with this mask falls apart, if step() > 1. Its
+// positions are numbered from 0.
+inline AttentionMask mask_of_each_residue(const AttentionMask& mask) {
+  AttentionMask of_each;
+  if (mask.window < INT_MAX) of_each.window = (mask.window - 1) / mask.step() + 1;
+  return of_each;
 }

@@ -24,7 +24,7 @@ struct DeviceMemory {
   size_t used = 0;  // bytes from base that have ever been handed out
   int opened = 0;
   std::map<uintptr_t, size_t> allocations;  // first byte -> bytes
-  std::map<uintptr_t, size_t> free_spans;   // an allocation with its red zones, likewise
+  std::map<uintptr_t, size_t> free_spans;   // first byte -> bytes; each has been an allocation with its red zones
   std::map<uintptr_t, size_t> pinned;       // host memory from cudaMallocHost
   size_t most = 0;                          // bytes of SLA_EMU_MEMORY; 0: what the machine has
   size_t libraries[3] = {};                 // bytes that each takes

@@ -199,7 +199,7 @@ TEST(Masks, OfAResidueAreSequencesOfTheirOwn) {
   int with_step = 0;
   for (const MaskCase& m : cases()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m), of_numbers = of_one_remainder(mask);
+    const AttentionMask mask = attention_mask(m), of_numbers = mask_of_each_residue(mask);
     const Seen seen(m);
     const int s = mask.step();
     with_step += s > 1;
@@ -257,6 +257,8 @@ std::vector<std::string> mask_wirings() {
   for (const char* how : {"", ",heads", ",layers", ",union"}) {
     wirings.push_back(format("strided(5%s)", how));
     wirings.push_back(format("fixed(6,2%s)", how));
+    wirings.push_back(format("strided(5%s) window(9)", how));
+    wirings.push_back(format("window(4) strided(5%s)", how));
     for (const char* other : {"", ",layers", ",union"})
       for (const char* window : {"", "window(13) ", "window(20,LS) "}) {
         wirings.push_back(format("%sstrided(5%s) fixed(6,2%s)", window, how, other));
@@ -268,6 +270,7 @@ std::vector<std::string> mask_wirings() {
 }  // namespace
 
 // BUG llmc/model/wiring.cpp: `a2 = t.how == How::both || !is_first` -> `a2 = !is_first`
+// BUG llmc/attention_mask.h: `window = std::min(window, clause.last)` -> `window = clause.last`
 TEST(WiringMasks, AreThoseOfTheReference) {
   for (const std::string& wiring : mask_wirings()) {
     SCOPED_TRACE(wiring);
@@ -306,4 +309,17 @@ TEST(WiringMasks, MeanTheSameInTheKVCache) {
     }
   }
   EXPECT_GT(that_forget, 0);
+}
+
+// Layer 0 sees the last 10 keys of a block of 8, layer 1 the last 10 that are in certain columns.
+// BUG llmc/attention_mask.h: `reach = std::min(reach, clauses[c].reach())` -> `reach = std::max(reach,
+// clauses[c].reach())`
+TEST(WiringMasks, ReachAsFarAsTheNearestOfTheirConditions) {
+  const ModelConfig config = config_of("window(10) fixed(8,2,layers)");
+  const KVCachePlan cache = plan_kv_cache(make_attention_plan(config), 1, 200, 1);
+  ASSERT_EQ(cache.groups.size(), 3u);
+  EXPECT_EQ(cache.groups[0].reach, 8);
+  EXPECT_EQ(cache.groups[1].reach, 10);
+  EXPECT_EQ(cache.groups[0].capacity, 2 * (8 - 1 + 8) + 1);
+  EXPECT_EQ(cache.groups[1].capacity, 2 * (10 - 1 + 8) + 1);
 }

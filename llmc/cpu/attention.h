@@ -41,13 +41,13 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 // ----------------------------------------------------------------------------
 // Queries, and tiles of the keys that they see
 
-// The positions first, first + step, ... of a query head in one sequence, numbered from 0: all of them, unless the mask
-// is a residue. Then positions see each other only if they are equal modulo s, and those that are are a causal problem
-// of their own, with rows `step` apart.
+// The positions first, first + step, ... of a query head in one sequence, numbered from 0. The step is 1, unless the
+// mask's step() is larger: then the positions of each remainder by it are a sequence of their own, with rows `step`
+// apart.
 struct HeadPositions {
   const AttentionArgs<floatX>& a;
   int64_t b, head, first, step, length;
-  const AttentionMask& mask;  // of the numbers
+  const AttentionMask& mask;  // in which a position is its number
 
   HeadPositions(const AttentionArgs<floatX>& a, int64_t b, int64_t head, int64_t first)
       : a(a), b(b), head(head), first(first), step(step_of(a, head)), length((a.T - first + step - 1) / step),
@@ -70,21 +70,22 @@ struct KeyTile {
   int source, kv_head;                  // it is the query head's K/V head number `source`, and a.kv_heads[kv_head]
   int64_t keys, first;                  // how many, at most key_block, and the number of the first
   const int* numbers;                   // (keys): of each; null if they are first, first + 1, ...
-  const int* remainders[most_clauses];  // (keys): the same modulo s of each of the mask's clauses
+  const int* remainders[most_clauses];  // (keys), for each clause of the mask: the number of each key modulo its s
 
   bool is_contiguous() const { return numbers == nullptr || numbers[keys - 1] - numbers[0] == keys - 1; }
 };
 
-// The keys that some queries see by a mask with clauses, and their remainders by s of each.
+// The keys that some query of a block sees, by a mask whose keys are not neighbours. `remainders` are those of the keys
+// by the s of each clause.
 struct SelectedKeys {
   std::vector<int> numbers, remainders[most_clauses];
 
   void select(const AttentionMask& mask, int q0, int q1) {
     SeenKeys seen[most_clauses];
-    int rests[most_clauses];
+    int mods[most_clauses];
     const int first = mask.first_key(q0);
     for (int c = 0; c < mask.num_clauses; c++) {
-      seen[c] = mask.clauses[c].seen_by(q0, q1), rests[c] = first % seen[c].s;
+      seen[c] = mask.clauses[c].seen_by(q0, q1), mods[c] = first % seen[c].s;
       remainders[c].resize(size_t(q1 - first));
     }
     numbers.resize(size_t(q1 - first));
@@ -93,9 +94,9 @@ struct SelectedKeys {
       bool is_seen = true;
       numbers[keys] = j;
       for (int c = 0; c < mask.num_clauses; c++) {
-        is_seen = is_seen && seen[c].includes(j, rests[c]);
-        remainders[c][keys] = rests[c];
-        rests[c] = rests[c] + 1 < seen[c].s ? rests[c] + 1 : 0;
+        is_seen = is_seen && seen[c].includes(j, mods[c]);
+        remainders[c][keys] = mods[c];
+        mods[c] = mods[c] + 1 < seen[c].s ? mods[c] + 1 : 0;
       }
       keys += is_seen;
     }
@@ -103,7 +104,8 @@ struct SelectedKeys {
   }
 };
 
-// All that the queries [q0, q1) see, ascending by K/V head and position. Valid until the thread's next call.
+// The tiles of the keys that the queries [q0, q1) see, ascending by K/V head and position. They are valid until the
+// thread's next call.
 inline const std::vector<KeyTile>& key_tiles(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local std::vector<KeyTile> tiles;
   thread_local SelectedKeys selected;
@@ -163,8 +165,8 @@ inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, f
   }
 }
 
-// A tile of scores, probabilities or their gradients (query_block, key_block), and the same as the next matmul reads
-// it: rounded, in a tile of its own, if Element is not float.
+// A tile of scores, probabilities or their gradients (query_block, key_block). `operand` is the tile as the next matmul
+// reads it: rounded, in memory of its own, if Element is not float.
 template <class Element>
 struct ScoreTile {
   static constexpr bool is_rounded = !std::is_same_v<Element, float>;
@@ -203,7 +205,7 @@ inline float score_scale(const AttentionArgs<floatX>& a) { return 1.0f / std::sq
 // Whether attention is that of a few queries, for which a matmul of so few rows takes longer than reading k and v.
 inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.T - a.first_query <= most_few_queries; }
 
-// So many rows ahead k and v are asked for. A head's are far from each other, with those of other heads between them.
+// How many rows ahead k and v are prefetched. The rows of a head are far apart, with those of other heads between them.
 constexpr int64_t prefetch_rows = 16;
 
 // Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are
@@ -233,7 +235,8 @@ struct KeyRange {
   int64_t begin, end;
 };
 
-// Which of a tile's keys query t may see. Scores (keys) within that range become -inf where the mask hides the key.
+// The range of a tile's keys that query t may see. Scores (keys) of this range become -inf where the mask hides the
+// key.
 inline KeyRange mask_scores(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
   const int q0 = int(t), q1 = q0 + 1;
   if (tile.numbers == nullptr) {
@@ -258,8 +261,8 @@ inline int key_index(const HeadPositions& at, const KeyTile& tile, int64_t j) {
   return int(at.a.T * tile.source + at.position(tile.numbers == nullptr ? tile.first + j : tile.numbers[j]));
 }
 
-// Scores of keys that are not among the topk of query t become -inf; the others are scaled, which compute_scores leaves
-// undone for topk. NaN is kept, so that it reaches the loss. Nothing without topk.
+// With topk, scores of keys that are not among the topk of query t become -inf. The other scores are scaled, which
+// compute_scores leaves undone for topk. NaN is kept, so that it reaches the loss. Without topk it does nothing.
 inline void select_topk(const HeadPositions& at, const KeyTile& tile, int64_t t, const KeyRange& keys, float* scores) {
   if (at.a.topk == 0) return;
   const float lowest = at.a.topk_score[at.statistic(t)];
@@ -273,14 +276,14 @@ inline void select_topk(const HeadPositions& at, const KeyTile& tile, int64_t t,
 // ----------------------------------------------------------------------------
 // Forward
 
-// The highest scores of one query, of equal ones the first, from keys that come in order.
+// The highest scores of one query, from keys that come in order. Of equal scores the first are taken.
 struct HighestScores {
   struct Key {
     float score;
     int index;
   };
   std::vector<Key> keys;  // the highest so far, and others that have come since the last call of drop_others
-  Key last = {-infinity, std::numeric_limits<int>::max()};  // of more keys than are wanted: the lowest that is wanted
+  Key last = {-infinity, std::numeric_limits<int>::max()};  // the lowest wanted key, once there are more than wanted
 
   void drop_others(int64_t wanted) {
     if (int64_t(keys.size()) <= wanted) return;
@@ -292,8 +295,8 @@ struct HighestScores {
   }
 };
 
-// topk_score =, topk_last = of the queries [q0, q1); -inf and the largest int of those that see no more than `topk`
-// keys.
+// topk_score =, topk_last = of the queries [q0, q1). They are -inf and the largest int for queries that see no more
+// than `topk` keys. NaN ranks as the highest score.
 inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local std::vector<float> score_tile(query_block * key_block);
   thread_local std::vector<floatX> copies;
@@ -309,9 +312,8 @@ inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
       HighestScores& of_query = highest[r];
       for (int64_t j = seen.begin; j < seen.end; j++) {
         if (scores[j] <= of_query.last.score) continue;
-        of_query.keys.push_back({std::isnan(scores[j]) ? infinity : scores[j], key_index(at, tile, j)});  // NaN would
-                                                                                                          // have no
-                                                                                                          // order
+        const float rank = std::isnan(scores[j]) ? infinity : scores[j];  // NaN has no order
+        of_query.keys.push_back({rank, key_index(at, tile, j)});
       }
       if (int64_t(of_query.keys.size()) > 2 * a.topk) of_query.drop_others(a.topk);
     }
@@ -323,8 +325,8 @@ inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   }
 }
 
-// Of a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes what
-// rounding has left.
+// For a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes
+// what rounding has left.
 inline void keep_rounding_errors(ScoreTile<floatX>& tile, const float* shifts, int64_t rows, int64_t keys) {
   for (int64_t r = 0; r < rows; r++) {
     const float *scores = tile.row(r), shift = shifts[r];
@@ -434,8 +436,8 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
 // out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block
 // of queries of one head in one sequence; blocks with the most keys are started first.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
-  // Of keys and values that few queries read. A head's rows are far from each other: a byte takes four times as long as
-  // in sequence.
+  // The keys and values that few queries read. A head's rows are far from each other: a byte takes four times as long
+  // as in sequence.
   const int64_t bytes = has_few_queries(a) ? 4 * 2 * int64_t(sizeof(floatX)) * a.B * a.NH * a.HS * a.T : 0;
   int64_t units = 0;  // the most blocks that a head has
   for (int64_t head = 0; head < a.NH; head++) {
@@ -535,8 +537,8 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   store_sums(dq, sums, rows, HS, score_gradient_scale(a), a.dq_accumulate);
 }
 
-// Of each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it adds to
-// dk and dv themselves.
+// For each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it adds
+// to dk and dv themselves.
 inline std::vector<int> partial_sum_indices(const AttentionArgs<floatX>& a) {
   std::vector<int> partials;
   int n = 0;
@@ -553,7 +555,8 @@ inline KeyGradients partial_sum(const AttentionArgs<floatX>& a, int partial) {
   return {dk, dk + a.HS, 2 * a.HS, 2 * a.HS};
 }
 
-// Where the query head with this place, or -1, adds to the gradients of its K/V head.
+// Where a query head adds to the gradients of its K/V head: to the partial sum number `partial`; if that is -1, to dk
+// and dv.
 template <class Element>
 KeyGradients key_gradients(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int partial) {
   if constexpr (std::is_same_v<Element, float>)
@@ -567,7 +570,7 @@ inline void clear_key_gradients(const AttentionArgs<floatX>& a, int64_t b, float
   for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) std::fill_n(dx + row * stride, a.HS, 0.0f);
 }
 
-// One query head in sequence b: delta =, dq = or +=, and its part of dk and dv.
+// The backward pass of one query head in sequence b: delta =, dq = or +=, and its part of dk and dv.
 inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, int64_t head,
                                     const std::vector<int>& partials) {
   std::vector<KeyGradients> gradients;

@@ -2,8 +2,9 @@
 // over tiles of columns. One launch serves all heads of a layer, those with K/V from another layer too: each reads k
 // and v where they were projected.
 //
-//   forward    s = q k^T / sqrt(HS), of the keys that the query sees;  lse = log sum exp(s);  p = exp(s - lse);  out =
-//   p v backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
+//   forward    s = q k^T / sqrt(HS), of the keys that the query sees;
+//              lse = log sum exp(s);  p = exp(s - lse);  out = p v
+//   backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
 //              dq = ds k / sqrt(HS);  dk = ds^T q / sqrt(HS);  dv = p^T dout
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
@@ -32,7 +33,7 @@
 #ifdef PRECISION_BF16
 #include "attention_bf16.h"  // launch_attention_forward, launch_attention_backward
 #else
-#include "attention_fp32.h"  // the same
+#include "attention_fp32.h"  // launch_attention_forward, launch_attention_backward
 #endif
 
 // Blocks own tiles of keys and loop over query heads: nothing is left to be summed.
@@ -48,8 +49,8 @@ void check_kv_head(const KVHead<Element>& kv_head) {
 inline void check_attention(const AttentionArgs<floatX>& a) {
   CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
   CHECK(0 < a.T && a.B * a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
-  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_step) <= 65535);  // a grid's y and z are
-                                                                                              // as large as that
+  // 65,535 is the largest y and z of a grid.
+  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_step) <= 65535);
   CHECK(a.topk == 0 ||
         (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
 }

@@ -45,7 +45,7 @@ __device__ inline void finish_copies() {
   __syncthreads();
 }
 
-// Scores of keys that a clause hides become -inf; the arguments are those of mask_scores.
+// Scores of keys that a clause hides become -inf. `t` and `j` are those of mask_scores.
 template <bool transposed, int M, int N>
 __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& clause, int t, int j) {
   // A bit for each element, row by row, by loops: unrolled, they would be thousands of instructions.
@@ -53,18 +53,18 @@ __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& cl
   Bits seen = 0;
 #pragma unroll 1
   for (int r = 0; r < 2 * M; r++) {
-    const int row = (transposed ? j : t) + s.row(r / 2, r % 2 * 2), row_rest = row % clause.s;
-    int column = (transposed ? t : j) + s.column(0, 0), column_rest = column % clause.s;
+    const int row = (transposed ? j : t) + s.row(r / 2, r % 2 * 2), row_mod = row % clause.s;
+    int column = (transposed ? t : j) + s.column(0, 0), column_mod = column % clause.s;
 #pragma unroll 1
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const bool sees = transposed ? clause.sees(column, row, column_rest, row_rest)
-                                     : clause.sees(row, column, row_rest, column_rest);
+        const bool sees =
+            transposed ? clause.sees(column, row, column_mod, row_mod) : clause.sees(row, column, row_mod, column_mod);
         seen = seen << 1 | Bits(sees);
         const int to_next = i == 0 ? s.column(0, 1) - s.column(0, 0) : s.column(1, 0) - s.column(0, 1);
-        column += to_next, column_rest += to_next;
-        while (column_rest >= clause.s) column_rest -= clause.s;
+        column += to_next, column_mod += to_next;
+        while (column_mod >= clause.s) column_mod -= clause.s;
       }
   }
 #pragma unroll
@@ -399,8 +399,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
 // ----------------------------------------------------------------------------
 // Backward
 
-// Of more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which an
-// SM has room for one block then: of eight warps, as two blocks of four have. Without that much shared memory a warp
+// With more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which
+// an SM has room for one block then: of eight warps, as two blocks of four have. Without that much shared memory a warp
 // has 16 rows.
 template <int D, bool Large>
 struct DqTiles {

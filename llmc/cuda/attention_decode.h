@@ -22,7 +22,7 @@
 constexpr int decode_keys = 64, decode_threads = 128;
 constexpr int decode_rows = 8;  // queries of query heads that a block works on at a time
 
-// Of a tile of keys, for one query of a query head: o_i (HS), m_i, l_i.
+// Where o_i (HS), m_i and l_i are, of a tile of keys and one query of a query head.
 template <class Element>
 __device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, int head, int query, int source,
                                     int tile) {
@@ -112,9 +112,9 @@ __device__ inline float decode_score(const float* q, const Element* k, int HS) {
   return s;
 }
 
-// partials =. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads' rows
-// eight at a time. Of the scores, a thread owns one key and every second row, of the softmax a warp whole rows, and of
-// the results a thread single channels.
+// Writes partials. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads'
+// rows eight at a time. Of the scores, a thread owns one key and every second row, of the softmax a warp whole rows,
+// and of the results a thread single channels.
 template <class Element>
 static __global__ void __launch_bounds__(decode_threads)
     attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
@@ -170,7 +170,8 @@ static __global__ void __launch_bounds__(decode_threads)
   }
 }
 
-// out =, lse =, of the partials. A block owns a query of one head in one sequence, a thread one of its channels.
+// Computes out and lse from the partials. A block owns a query of one head in one sequence, a thread one of its
+// channels.
 template <class Element>
 static __global__ void __launch_bounds__(largest_head_size)
     attention_merge_kernel(AttentionArgs<Element> a, float scale, float to_exp2) {
@@ -199,7 +200,7 @@ inline int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, 
   return B * NH * most_few_queries * kv_per_head * ceil_div(T, decode_keys) * (HS + 2);
 }
 
-// Whether these kernels are for it. They do not choose keys by their scores, and do not write exact_out.
+// Whether these kernels compute the attention. They do not choose keys by their scores, and do not write exact_out.
 template <class Element>
 bool has_few_queries(const AttentionArgs<Element>& a) {
   return a.partials != nullptr && a.T - a.first_query <= most_few_queries && a.topk == 0 && a.exact_out == nullptr;

@@ -33,7 +33,7 @@ constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is
 // 16 bytes more than the channels: eight lanes that each read a vector of consecutive rows access all 32 banks once.
 template <int G>
 constexpr int tile_stride = 64 * G + 4;
-// Likewise for a tile of probabilities, where the gap puts the two half-warps on different banks.
+// The distance between the rows of a tile of probabilities: the gap puts the two half-warps on different banks.
 template <int Columns>
 constexpr int scores_stride = Columns + 4;
 
@@ -113,13 +113,13 @@ __device__ inline void mul_add_AB(float (&acc)[rows_per_thread][G][4], const flo
 
 // Scores of keys that come after the query are -inf. `key` and `query` are the thread's first: either may be the rows.
 template <int N>
-__device__ inline void hide_keys_after_rows(float (&s)[rows_per_thread][N], int query, int key) {
+__device__ inline void mask_keys_after_rows(float (&s)[rows_per_thread][N], int query, int key) {
   for (int i = 0; i < rows_per_thread; i++)
     for (int j = 0; j < N; j++)
       if (key + j * half_warp > query + i) s[i][j] = -INFINITY;
 }
 template <int N>
-__device__ inline void hide_keys_after_columns(float (&s)[rows_per_thread][N], int query, int key) {
+__device__ inline void mask_keys_after_columns(float (&s)[rows_per_thread][N], int query, int key) {
   for (int i = 0; i < rows_per_thread; i++)
     for (int j = 0; j < N; j++)
       if (key + i > query + j * half_warp) s[i][j] = -INFINITY;
@@ -136,13 +136,13 @@ __device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& m
 #pragma unroll 1
   for (int c = 0; c < mask.num_clauses; c++) {
     const MaskClause& clause = mask.clauses[c];
-    int row_rests[rows_per_thread];
-    for (int r = 0; r < rows_per_thread; r++) row_rests[r] = ((transposed ? j : t) + r) % clause.s;
+    int row_mods[rows_per_thread];
+    for (int r = 0; r < rows_per_thread; r++) row_mods[r] = ((transposed ? j : t) + r) % clause.s;
     for (int n = 0; n < N; n++) {
-      const int column = n * half_warp, rest = ((transposed ? t : j) + column) % clause.s;
+      const int column = n * half_warp, column_mod = ((transposed ? t : j) + column) % clause.s;
       for (int r = 0; r < rows_per_thread; r++)
-        if (!(transposed ? clause.sees(t + column, j + r, rest, row_rests[r])
-                         : clause.sees(t + r, j + column, row_rests[r], rest)))
+        if (!(transposed ? clause.sees(t + column, j + r, column_mod, row_mods[r])
+                         : clause.sees(t + r, j + column, row_mods[r], column_mod)))
           s[r][n] = -INFINITY;
     }
   }
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blo
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::keys > q0 + 1) {
-      hide_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
+      mask_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
     // In plain attention every query sees key 0, so that from the first tile on `row_max` is finite. In general it may
     // be -inf, and then all of s is, of which the differences would be NaN.
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::columns > q0 + 1) {
-      hide_keys_after_rows(s, query, k0 + thread.lane);
+      mask_keys_after_rows(s, query, k0 + thread.lane);
     }
     for (int i = 0; i < rows_per_thread; i++)
       for (int j = 0; j < Tiles::columns / half_warp; j++)
@@ -521,7 +521,7 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
           select_topk<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
                             first_index(a, head, int(blockIdx.y)) + positions.at(key), step);
       } else if (k0 + Tiles::rows > q0 + 1) {
-        hide_keys_after_columns(s, q0 + thread.lane, key);
+        mask_keys_after_columns(s, q0 + thread.lane, key);
       }
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
         const int query = q0 + thread.lane + j * half_warp;

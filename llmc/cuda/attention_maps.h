@@ -146,7 +146,8 @@ inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, cons
          sum, out, map_out, weights, map, first, last, N, int(C));
 }
 
-// Of a map's output: dmap_out (N, C) = weight(map) dout (N, C); dmap_weight (N) = rowsum(dout * map_out).
+// The gradients of a map's output and weight: dmap_out (N, C) = weight(map) dout (N, C), and dmap_weight (N) =
+// rowsum(dout * map_out).
 template <class Element>
 inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX* dout, const Element* map_out,
                              const MapWeights& weights, int map, int64_t N, int64_t C) {

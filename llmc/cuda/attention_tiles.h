@@ -11,9 +11,8 @@
 // Positions
 
 // The positions that a block works on: all of a sequence, or those with one remainder by `step`. The latter serves
-// masks by which a query sees only keys with its own remainder by s: every tile of neighbouring positions has some of
-// them, but those with one remainder are among themselves a plain sequence of T / s positions. The i-th of them is
-// position first + i * step.
+// masks with a step(): a query sees some keys of every tile of neighbouring positions, but the T / step positions with
+// one remainder see only each other, as a plain sequence does. The i-th of them is position first + i * step.
 struct Positions {
   int first = 0, step = 1;
 
@@ -40,7 +39,7 @@ __device__ inline int step_of(const AttentionArgs<Element>& a, int head) {
   return has_step(step, a.T) ? step : 1;
 }
 
-// Of a K/V head: that of its query heads, if it is the same for all.
+// By how much the positions differ that a block of a K/V head works on: step_of its query heads if they agree, else 1.
 template <class Element>
 __device__ inline int step_of(const AttentionArgs<Element>& a, const KVHead<Element>& kv) {
   int step = 0;
@@ -81,7 +80,7 @@ struct KVRows {
   int64_t k_stride, v_stride;
 };
 
-// Plain: the tiles of Size keys from 0 to the end of the queries [q0, q1).
+// The tiles of keys of plain attention: Size keys each, from 0 to the end of the queries [q0, q1).
 template <int Size, class Element>
 struct CausalKeyTiles {
   struct Tile {
@@ -103,26 +102,28 @@ struct CausalKeyTiles {
   __device__ bool contains(Tile tile) const { return tile.k0 < q1; }
   __device__ KVRows<Element> rows(Tile) const { return kv; }
 
-  // Of the tile's keys [k0, k1), and of the queries from `query` on.
+  // Whether the tile's keys [k0, k1) are hidden from all of the `queries` queries from `query` on; and whether some
+  // are.
   __device__ static bool hides_all(int query, int queries, int k0, int) { return k0 >= query + queries; }
   __device__ static bool hides_some(int query, int, int, int k1) { return k1 > query + 1; }
 };
 
-// General: those that one of the queries [q0, q1) sees, of the head's first K/V head, then of its next.
+// The tiles of keys of general attention: those that one of the queries [q0, q1) sees, of the head's first K/V head,
+// then of its next.
 template <int Size, class Element>
 struct VisibleKeyTiles {
   struct Tile {
     int k0;
     int source;  // which of the query head's K/V heads
-    int parity;  // of the number of tiles of the loop before it
-    bool first;  // of the loop
+    int parity;  // 0 for the loop's first tile, 1 for its second, 0 for its third, ...
+    bool first;  // whether it is the loop's first tile
     __device__ int stage() const { return parity; }
     __device__ bool is_first() const { return first; }
   };
   const KVHead<Element>* kv_heads;
   const int* sources;  // the query head's K/V heads
   int num_sources;
-  int first_row;  // of the first position
+  int first_row;  // the row of the first position in k and v
   int step, q0, q1;
   MaskView mask;
 
@@ -159,7 +160,7 @@ using KeyTiles = std::conditional_t<General, VisibleKeyTiles<Size, Element>, Cau
 // ----------------------------------------------------------------------------
 // Queries
 
-// Plain: of each query head of a K/V head, the tiles of Size queries from k0 to T.
+// The tiles of queries of plain attention: for each query head of a K/V head, Size queries each, from k0 to T.
 template <int Size, class Element>
 struct CausalQueryTiles {
   struct Tile {
@@ -186,7 +187,7 @@ struct CausalQueryTiles {
   __device__ int q0(Tile tile) const { return tile.start; }
 };
 
-// General: those that see a key of [k0, k1).
+// The tiles of queries of general attention: for each query head of a K/V head, those that see a key of [k0, k1).
 template <int Size, class Element>
 struct VisibleQueryTiles {
   struct Tile {

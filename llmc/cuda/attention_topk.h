@@ -1,5 +1,5 @@
-// Of the keys that a query sees, the topk with the highest scores: what the kernels that find them, and those that use
-// them, share.
+// topk: of the keys that a query sees, attention uses those with the highest scores. Shared by the kernels that find
+// them and those that use them.
 //
 // A query's keys are ranked by 64 bits: the score, higher ones first, and the key's index, T * (which K/V head of the
 // query head) + position. A radix selection finds the one of rank topk without storing scores: each pass computes all
@@ -18,14 +18,14 @@ bool is_general(const AttentionArgs<Element>& a) {
   return a.is_general || a.topk > 0 || a.exact_out != nullptr;
 }
 
-// What the kernels know of the chosen keys: those with a higher score than `score`, or with this score and an index up
-// to `last`. One for each query.
+// The chosen keys of neighbouring queries, with one element of each array for a query: those whose score is higher than
+// `score`, or equal to it with an index of at most `last`.
 struct TopK {
   float* score;
   int* last;
 };
 
-// Those of the queries from the position `query` on, of one head in sequence b.
+// The chosen keys of the queries from the position `query` on, of one head in sequence b.
 template <class Element>
 __device__ inline TopK chosen_from(const AttentionArgs<Element>& a, int64_t b, int head, int query) {
   const int64_t at = (b * a.NH + head) * (a.T - a.first_query) + query - a.first_query;

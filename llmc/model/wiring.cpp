@@ -307,15 +307,15 @@ std::string canonical_text(const Wiring& w) {
 
 namespace {
 
-// strided and fixed: which of the Sparse Transformer's masks A1 and A2, or both, a head has.
-MaskClause sparse_clause(const WiringTerm& t, int layer, int head, int num_heads) {
+// Hides what window, strided or fixed hides from a head: A1 and A2 are the Sparse Transformer's masks.
+void add_term(AttentionMask& mask, const WiringTerm& t, int layer, int head, int num_heads) {
   const bool is_first = t.how == How::heads ? head < (num_heads + 1) / 2 : layer % 2 == 0;
   const bool a1 = t.how == How::both || is_first, a2 = t.how == How::both || !is_first;
   MaskClause clause;
-  clause.s = t.n;
-  if (t.kind == Kind::strided) clause.last = a1 ? t.n + 1 : 0, clause.residue = a2;
-  else clause.block = a1, clause.columns = a2 ? t.c : 0;
-  return clause;
+  if (t.kind == Kind::window && (t.pattern.empty() || t.pattern[layer % t.pattern.size()] == 'S')) clause.last = t.n;
+  if (t.kind == Kind::strided) clause.s = t.n, clause.last = a1 ? t.n + 1 : 0, clause.residue = a2;
+  if (t.kind == Kind::fixed) clause.s = t.n, clause.block = a1, clause.columns = a2 ? t.c : 0;
+  if (clause.has_interval() || clause.recurs()) mask.add(clause);
 }
 
 }  // namespace
@@ -334,16 +334,13 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     for (int l = 0; l < num_layers; l++) {
       for (int i = 0; i < num_heads; i++) {
         std::vector<int>& sources = table.source_layers[l * num_heads + i];
-        AttentionMask& mask = table.masks[l * num_heads + i];
         const bool is_meant = l >= t.n && first_head <= i && i < end_head;  // by sla and also
         if (t.kind == Kind::sla && is_meant) sources = {l - t.n};
         if (t.kind == Kind::also && is_meant && std::find(sources.begin(), sources.end(), l - t.n) == sources.end())
           sources.push_back(l - t.n);
         if (t.kind == Kind::share) sources = {l / t.n * t.n};
         if (t.kind == Kind::layers) sources = {t.layers[l]};
-        if (t.kind == Kind::window && (t.pattern.empty() || t.pattern[l % t.pattern.size()] == 'S'))
-          mask.window = std::min(mask.window, t.n);
-        if (t.kind == Kind::strided || t.kind == Kind::fixed) mask.add(sparse_clause(t, l, i, num_heads));
+        add_term(table.masks[l * num_heads + i], t, l, i, num_heads);
       }
       if (t.kind == Kind::reuse) table.map_layer[l] = l / t.n * t.n;
     }

@@ -7,26 +7,30 @@
 //
 //   plain                GPT-2: head i of layer l attends to the K/V that its own layer projected for head i
 //   sla(n, k)            skip-layer attention: from layer n on, the last k heads attend to the K/V of the layer n
-//   below, same head. For k
-//                        also a range of heads a:b, from a on and before b. Several such terms make several distances
-//                        ("Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers")
-//   also(n, k)           likewise, beside what the head attends to already: one softmax over the keys of all its
-//   sources share(f)             cross-layer attention (Brandon et al. 2024): all heads attend to the K/V of the first
-//   layer of their group of f layers(0_0_2_2)      all heads of layer l attend to the K/V of the layer named for it,
-//   which is l or below gqa(k)               grouped-query attention (Ainslie et al. 2023): k K/V heads; query head i
-//   attends to K/V head i*k/h window(w[, SSL])     the last w keys, the query's own among them; with a pattern, which
-//   repeats over the layers, only where it says S strided(s[, how])    Sparse Transformer (Child et al. 2019): A1: t -
-//   s <= j;  A2: (t - j) % s == 0 fixed(s, c[, how])   the same paper's: A1: j/s == t/s;  A2: j % s >= s - c.  how:
-//   `heads` (the default): the first ceil(h/2) heads A1,
-//                        the others A2; `layers`: even layers A1, odd ones A2; `union`: A1 or A2
+//                        below, same head. k may also be a range of heads a:b, from a on and before b. Several such
+//                        terms make several distances ("Skip-Layer Attention: Bridging Abstract and Detailed
+//                        Dependencies in Transformers")
+//   also(n, k)           as sla, but beside what the head attends to already: one softmax over the keys of all sources
+//   share(f)             cross-layer attention (Brandon et al. 2024): all heads attend to the K/V of the first layer of
+//                        their group of f layers
+//   layers(0_0_2_2)      all heads of layer l attend to the K/V of the layer named for it, which is l or below
+//   gqa(k)               grouped-query attention (Ainslie et al. 2023): k K/V heads; query head i attends to K/V head
+//                        i*k/h
+//   window(w[, SSL])     the last w keys, the query's own among them; with a pattern, which repeats over the layers,
+//                        only where it says S
+//   strided(s[, how])    Sparse Transformer (Child et al. 2019): A1: t - s <= j;  A2: (t - j) % s == 0
+//   fixed(s, c[, how])   of the same paper: A1: j/s == t/s;  A2: j % s >= s - c.  how: `heads` (the default): the first
+//                        ceil(h/2) heads A1, the others A2; `layers`: even layers A1, odd ones A2; `union`: A1 or A2
 //   topk(k)              of the keys that a query sees, the k with the highest scores, of equal ones the first
-//   reuse(g)             in groups of g layers all use the attention map (q, k, mask) of the group's first on their own
-//   v blend(a)             attention map P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0
-//   gate                 the same with a = sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input
+//   reuse(g)             in groups of g layers all use the attention map (q, k, mask) of the group's first on
+//                        their own v
+//   blend(a)             attention map P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0
+//   gate                 blend with a = sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input
 //   rope, rope(b)        no learned positions: q and k of each head are rotated by position * b^(-2i/hs), b = 10000
 //                        (RoFormer); a head that attends to another layer's k does so as that layer rotated it
 //
-// A layer shares what it projected itself, never what it uses of another layer. Masks hide what any of them hides.
+// A layer shares what it projected itself, never what it uses of another layer. `window`, `strided` and `fixed`
+// combine: a head sees the keys that all of them show to it.
 #pragma once
 #include <string>                 // std::string
 #include <vector>                 // std::vector

@@ -20,8 +20,9 @@ using json = nlohmann::ordered_json;
 
 EMBED(sla_report_css, "llmc/run/report.css");
 EMBED(sla_report_js, "llmc/run/report.js");
-EMBED(sla_chart_js, "chart.js");                // of the package, by the Makefile; empty where there is none
-EMBED(sla_chart_licence, "chart_licence.txt");  // likewise
+// The chart library and its licence are the package's, copied by the Makefile; they are empty where there is none.
+EMBED(sla_chart_js, "chart.js");
+EMBED(sla_chart_licence, "chart_licence.txt");
 
 namespace {
 

@@ -30,7 +30,7 @@ bool is_folder(const std::string& path);
 
 // The bytes of a file. Throws UserError with the path and the system's reason if it cannot be read.
 std::string read_whole_file(const std::string& path);
-// The same, but nullopt, with the reason in errno, where the file does not exist or cannot be read.
+// The bytes of a file, or nullopt, with the reason in errno, if it does not exist or cannot be read.
 std::optional<std::string> try_read_file(const std::string& path);
 
 // The integer that a file begins with, in this machine's order of bytes; 0 if it has none or cannot be read.

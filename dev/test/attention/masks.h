@@ -1,7 +1,9 @@
 // Masks, several K/V heads a query head, and the keys with the highest scores.
 #pragma once
 #include <gtest/gtest.h>               // TEST
-#include <algorithm>                   // std::sort
+#include <algorithm>                   // std::max, std::sort
+#include <cmath>                       // isnan, INFINITY
+#include <functional>                  // std::greater
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case, check
 #include "dev/test/long.h"             // LONG_ON_EMU
 
@@ -249,6 +251,37 @@ TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
         keys += used[t][j] != 0;
       }
       EXPECT_EQ(keys, std::min<int64_t>(topk, t + 1)) << "topk " << topk << ", query " << t;
+    }
+  }
+}
+
+// A NaN key is chosen before all others, so that NaN reaches the loss. Scores of whole numbers are exact.
+// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `std::isnan(scores[j]) ? infinity : scores[j]` ->
+// `scores[j]`
+TEST(AttentionTopK, RanksNaNAsTheHighestScore) {
+  const int64_t T = 150, HS = 16;
+  const std::vector<int64_t> nan_keys = {3, 40, 41, 100};
+  for (int topk : {1, 4, 6}) {
+    SCOPED_TRACE(testing::Message() << "topk " << topk);
+    Case c = {1, T, HS, {0}, 1, /*q_scale=*/4, /*k_scale=*/4};
+    c.topk = topk, c.whole_numbers = true;
+    Layer layer(c);
+    for (int64_t key : nan_keys)
+      for (int64_t i = 0; i < HS; i++) layer.qkv[layer.k(0).at(key, i)] = nans<floatX>(1)[0];
+    layer.upload();
+    layer.forward();
+    const std::vector<floatX> out = layer.d_out.to_host();
+    const std::vector<float> lowest = layer.d_topk_score.to_host();
+    for (int64_t t = 0; t < T; t++) {
+      std::vector<double> scores(size_t(t + 1));
+      for (int64_t j = 0; j <= t; j++)
+        for (int64_t i = 0; i < HS; i++)
+          scores[j] += double(float(layer.qkv[layer.q().at(t, i)])) * double(float(layer.qkv[layer.k(0).at(j, i)]));
+      for (double& score : scores) score = std::isnan(score) ? INFINITY : score;
+      std::sort(scores.begin(), scores.end(), std::greater<double>());
+      const double expected = t < topk ? -INFINITY : scores[topk - 1];
+      EXPECT_EQ(std::isnan(float(out[t * HS])), scores[0] == INFINITY) << t;
+      EXPECT_EQ(std::isnan(lowest[t]) ? INFINITY : double(lowest[t]), expected) << t;
     }
   }
 }
