@@ -164,6 +164,8 @@ ALL = {  # name: (wiring, options)
     "fixed": ("fixed(6,2)", {"heads": 3, "channels": 24}),
     "fixed_layers": ("fixed(5,1,layers)", {}),
     "fixed_union": ("fixed(7,3,union)", {}),
+    "strided_and_fixed": ("strided(4) fixed(8,1)", {}),
+    "unions_and_window": ("fixed(7,3,union) window(15) strided(4,union)", {}),
     "topk": ("topk(5)", {}),
     "reuse": ("reuse(3)", {}),
     "blend": ("blend(0.3)", {}),
