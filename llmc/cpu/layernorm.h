@@ -4,15 +4,18 @@
 //   residual_layernorm_forward: residual (N, C) = a + b; out, mean, rstd = the LayerNorm of residual
 //   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 #pragma once
-#include <algorithm>  // std::fill_n, std::min
-#include <cmath>      // sqrt
-#include <cstdint>    // int64_t
-#include "threads.h"  // is_worth_threads
-#include "vec.h"      // to_float, from_float
+#include <algorithm>              // std::fill_n, std::min
+#include <cmath>                  // sqrt
+#include <cstdint>                // int64_t
+#include "llmc/layernorm_args.h"  // LayerNormForward, LayerNormBackward
+#include "threads.h"              // is_worth_threads
+#include "vec.h"                  // to_float, from_float
 
-// One row: out (C) =, mean and rstd =.
-inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* weight,
-                          const floatX* bias, int64_t C, float eps) {
+// out, mean and rstd = of row n, which is x (C).
+inline void layernorm_row(const LayerNormForward& norm, int64_t n, const floatX* x) {
+  const int64_t C = norm.C;
+  const floatX *weight = norm.weight, *bias = norm.bias;
+  floatX* out = norm.out + n * C;
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < C; i++) sum += to_float(x[i]);
@@ -20,7 +23,7 @@ inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t i = 0; i < C; i++) squares += (to_float(x[i]) - m) * (to_float(x[i]) - m);
-  const float s = 1.0f / std::sqrt(squares / float(C) + eps);
+  const float s = 1.0f / std::sqrt(squares / float(C) + norm.eps);
   if (bias != nullptr) {
 #pragma omp simd
     for (int64_t i = 0; i < C; i++)
@@ -29,27 +32,26 @@ inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x
 #pragma omp simd
     for (int64_t i = 0; i < C; i++) from_float(out[i], (to_float(x[i]) - m) * s * to_float(weight[i]));
   }
-  *mean = m;
-  *rstd = s;
+  norm.mean[n] = m;
+  norm.rstd[n] = s;
 }
 
-// out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.
-inline void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, int64_t N, int64_t C, float eps) {
-#pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * N * C))
-  for (int64_t n = 0; n < N; n++) layernorm_row(out + n * C, mean + n, rstd + n, inp + n * C, weight, bias, C, eps);
+// out, mean, rstd = the LayerNorm of inp (N, C).
+inline void layernorm_forward(const LayerNormForward& norm, const floatX* inp) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * norm.N * norm.C))
+  for (int64_t n = 0; n < norm.N; n++) layernorm_row(norm, n, inp + n * norm.C);
 }
 
 // residual (N, C) = a + b, and out, mean, rstd = its LayerNorm: one pass over memory instead of two.
-inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a,
-                                       const floatX* b, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
-                                       float eps) {
-#pragma omp parallel for schedule(static) if (is_worth_threads(4 * int64_t(sizeof(floatX)) * N * C))
-  for (int64_t n = 0; n < N; n++) {
+inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* residual, const floatX* a,
+                                       const floatX* b) {
+  const int64_t C = norm.C;
+#pragma omp parallel for schedule(static) if (is_worth_threads(4 * int64_t(sizeof(floatX)) * norm.N * C))
+  for (int64_t n = 0; n < norm.N; n++) {
     floatX* row = residual + n * C;
 #pragma omp simd
     for (int64_t i = 0; i < C; i++) from_float(row[i], to_float(a[n * C + i]) + to_float(b[n * C + i]));
-    layernorm_row(out + n * C, mean + n, rstd + n, row, weight, bias, C, eps);
+    layernorm_row(norm, n, row);
   }
 }
 
@@ -60,22 +62,22 @@ inline int64_t layernorm_blocks(int64_t N) { return (N + layernorm_block_rows - 
 // How many floats of scratch layernorm_backward needs: (blocks, 2, C), dweight and dbias of each block of rows.
 inline int64_t layernorm_backward_scratch(int64_t N, int64_t C) { return layernorm_blocks(N) * 2 * C; }
 
-// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). With xhat = (inp - mean) rstd and g = dout * weight:
-// dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums over rows go through partial sums of fixed blocks of
-// rows, so that the result does not depend on the number of threads. scratch: layernorm_backward_scratch(N, C) floats,
-// overwritten.
-inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                               const float* mean, const float* rstd, const floatX* weight, float* scratch, int64_t N,
-                               int64_t C) {
+// With xhat = (inp - mean) rstd and g = dout * weight: dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums
+// over rows, dweight and dbias, go through partial sums of fixed blocks of rows, so that the result does not depend on
+// the number of threads.
+inline void layernorm_backward(const LayerNormBackward& norm) {
+  const int64_t N = norm.N, C = norm.C;
+  floatX* dinp = norm.dinp;
+  const floatX* weight = norm.weight;
   const int64_t rows = layernorm_block_rows, blocks = layernorm_blocks(N);
 #pragma omp parallel for schedule(static) if (is_worth_threads(4 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t block = 0; block < blocks; block++) {
-    float* dw = scratch + block * 2 * C;
+    float* dw = norm.scratch + block * 2 * C;
     float* db = dw + C;
     std::fill_n(dw, 2 * C, 0.0f);
     for (int64_t n = block * rows; n < std::min(N, (block + 1) * rows); n++) {
-      const floatX *d = dout + n * C, *x = inp + n * C;
-      const float m = mean[n], s = rstd[n];
+      const floatX *d = norm.dout + n * C, *x = norm.inp + n * C;
+      const float m = norm.mean[n], s = norm.rstd[n];
       float sum_g = 0, sum_gx = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gx)
       for (int64_t i = 0; i < C; i++) {
@@ -98,10 +100,10 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const
 #pragma omp parallel for schedule(static) if (is_worth_threads(8 * blocks * C))
   for (int64_t first = 0; first < C; first += width) {
     for (int64_t block = 0; block < blocks; block++) {
-      const float* dw = scratch + block * 2 * C;
+      const float* dw = norm.scratch + block * 2 * C;
       for (int64_t i = first; i < std::min(C, first + width); i++) {
-        dweight[i] += dw[i];
-        if (dbias != nullptr) dbias[i] += dw[C + i];
+        norm.dweight[i] += dw[i];
+        if (norm.dbias != nullptr) norm.dbias[i] += dw[C + i];
       }
     }
   }

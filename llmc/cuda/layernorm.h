@@ -9,14 +9,15 @@
 //   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of
 //   dout
 #pragma once
-#include <algorithm>           // std::max, std::min
-#include <cstdint>             // int64_t
-#include "llmc/utils/error.h"  // CHECK
-#include "llmc/precision.h"    // floatX
-#include "column_sums.h"       // add_column_sums
-#include "device.h"            // gpu, device_scratch, largest_channels
-#include "launch.h"            // launch, shared_memory
-#include "vec.h"               // load8, store8, warp_sum, to_float, from_float, ceil_div, rows_of_block
+#include <algorithm>              // std::max, std::min
+#include <cstdint>                // int64_t
+#include "llmc/utils/error.h"     // CHECK
+#include "llmc/layernorm_args.h"  // LayerNormForward, LayerNormBackward
+#include "llmc/precision.h"       // floatX
+#include "column_sums.h"          // add_column_sums
+#include "device.h"               // gpu, device_scratch, largest_channels
+#include "launch.h"               // launch, shared_memory
+#include "vec.h"                  // load8, store8, warp_sum, to_float, from_float, ceil_div, rows_of_block
 
 // ----------------------------------------------------------------------------
 // Forward
@@ -63,11 +64,10 @@ constexpr int layernorm_warps = 4;
 // rounding must not be the compiler's choice.
 template <bool adds>
 __global__ void __launch_bounds__(layernorm_warps* warp_size)
-    layernorm_forward_kernel(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
-                             const floatX* weight, const floatX* bias, int64_t N, int C, float eps) {
-  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
+    layernorm_forward_kernel(LayerNormForward norm, floatX* residual, const floatX* a, const floatX* b) {
+  const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, C = int(norm.C);
   const int64_t n = int64_t(blockIdx.x) * layernorm_warps + warp, row = n * C;
-  if (n >= N) return;
+  if (n >= norm.N) return;
   const WarpRow kept(warp, lane, C);
   float x[8];
 
@@ -90,17 +90,17 @@ __global__ void __launch_bounds__(layernorm_warps* warp_size)
     kept.get(x, i);
     for (int j = 0; j < 8; j++) squares = fmaf(x[j] - m, x[j] - m, squares);
   }
-  const float s = 1.0f / sqrtf(warp_sum(squares) / float(C) + eps);
+  const float s = 1.0f / sqrtf(warp_sum(squares) / float(C) + norm.eps);
 
   for (int i = lane * 8; i < C; i += WarpRow::step) {
     float w[8], shift[8] = {};
     kept.get(x, i);
-    load8(w, weight + i);
-    if (bias != nullptr) load8(shift, bias + i);
+    load8(w, norm.weight + i);
+    if (norm.bias != nullptr) load8(shift, norm.bias + i);
     for (int j = 0; j < 8; j++) x[j] = fmaf((x[j] - m) * s, w[j], shift[j]);
-    store8(out + row + i, x);
+    store8(norm.out + row + i, x);
   }
-  if (lane == 0) mean[n] = m, rstd[n] = s;
+  if (lane == 0) norm.mean[n] = m, norm.rstd[n] = s;
 }
 
 // ----------------------------------------------------------------------------
@@ -114,8 +114,9 @@ __global__ void __launch_bounds__(layernorm_warps* warp_size)
 // the sums alternate between two buffers, so that one barrier per group of rows is enough.
 template <int together, int threads>
 __global__ void __launch_bounds__(threads)
-    layernorm_backward_kernel(float* partial, floatX* dinp, const floatX* dout, const floatX* inp, const float* mean,
-                              const float* rstd, const floatX* weight, int64_t N, int C, int rows_per_block) {
+    layernorm_backward_kernel(LayerNormBackward norm, float* partial, int rows_per_block) {
+  const int64_t N = norm.N;
+  const int C = int(norm.C);
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size,
             warps = int(blockDim.x) / warp_size;
   float* sums = reinterpret_cast<float*>(shared_memory);  // (2, warps, together, 2): of g and of g * xhat
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(threads)
   const int64_t first = int64_t(blockIdx.x) * rows_per_block;
   const int rows = first + rows_per_block < N ? rows_per_block : int(N - first);
   float w[8] = {}, dw[8] = {}, db[8] = {};
-  if (channel < C) load8(w, weight + channel);
+  if (channel < C) load8(w, norm.weight + channel);
 
   for (int row = 0; row < rows; row += together) {
     // Rows past the end count as 0.
@@ -132,11 +133,11 @@ __global__ void __launch_bounds__(threads)
     for (int r = 0; r < together; r++) {
       if (channel >= C || row + r >= rows) continue;
       const int64_t n = first + row + r, at = n * C + channel;
-      load8(d[r], dout + at);
-      load8(xhat[r], inp + at);
-      load8(dx[r], dinp + at);
-      s[r] = rstd[n];
-      const float m = mean[n];
+      load8(d[r], norm.dout + at);
+      load8(xhat[r], norm.inp + at);
+      load8(dx[r], norm.dinp + at);
+      s[r] = norm.rstd[n];
+      const float m = norm.mean[n];
       for (int j = 0; j < 8; j++) xhat[r][j] = (xhat[r][j] - m) * s[r];
     }
     float* buffer = sums + row / together % 2 * warps * together * 2;
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(threads)
       const float g = __shfl_sync(full_warp, mean_of_lane, 2 * r), gx = __shfl_sync(full_warp, mean_of_lane, 2 * r + 1);
       if (channel >= C || row + r >= rows) continue;
       for (int j = 0; j < 8; j++) dx[r][j] += s[r] * (d[r][j] - g - xhat[r][j] * gx);
-      store8(dinp + (first + row + r) * C + channel, dx[r]);
+      store8(norm.dinp + (first + row + r) * C + channel, dx[r]);
     }
   }
   if (channel >= C) return;
@@ -174,25 +175,22 @@ __global__ void __launch_bounds__(threads)
 // Launchers
 
 template <bool adds>
-void launch_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
-                              const floatX* weight, const floatX* bias, int64_t N, int64_t C, float eps) {
-  CHECK(C % 8 == 0 && C <= largest_channels);
-  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(N, layernorm_warps))),
-         dim3(layernorm_warps * warp_size), layernorm_warps * WarpRow::bytes(C), gpu().stream, residual, out, mean,
-         rstd, a, b, weight, bias, N, C, eps);
+void launch_layernorm_forward(const LayerNormForward& norm, floatX* residual, const floatX* a, const floatX* b) {
+  CHECK(norm.C % 8 == 0 && norm.C <= largest_channels);
+  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(norm.N, layernorm_warps))),
+         dim3(layernorm_warps * warp_size), layernorm_warps * WarpRow::bytes(norm.C), gpu().stream, norm, residual, a,
+         b);
 }
 
-// out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.
-inline void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, int64_t N, int64_t C, float eps) {
-  launch_layernorm_forward<false>(nullptr, out, mean, rstd, inp, nullptr, weight, bias, N, C, eps);
+// out, mean, rstd = the LayerNorm of inp (N, C).
+inline void layernorm_forward(const LayerNormForward& norm, const floatX* inp) {
+  launch_layernorm_forward<false>(norm, nullptr, inp, nullptr);
 }
 
-// residual (N, C) = a + b, and out, mean, rstd = its LayerNorm, the same bits as layernorm_forward's. bias may be null.
-inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a,
-                                       const floatX* b, const floatX* weight, const floatX* bias, int64_t N, int64_t C,
-                                       float eps) {
-  launch_layernorm_forward<true>(residual, out, mean, rstd, a, b, weight, bias, N, C, eps);
+// residual (N, C) = a + b, and out, mean, rstd = its LayerNorm, the same bits as layernorm_forward's.
+inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* residual, const floatX* a,
+                                       const floatX* b) {
+  launch_layernorm_forward<true>(norm, residual, a, b);
 }
 
 // How many floats of scratch layernorm_backward takes from the memory plan: none. Its partial sums are in the GPU's own
@@ -212,12 +210,11 @@ inline int64_t layernorm_backward_rows(int64_t N, int64_t C, int64_t multiproces
   return rows_of_block(N, 16, std::min(at_once, room));
 }
 
-// dinp (N, C) += ; dweight (C) += ; dbias (C) += (may be null). See the head. How the rows are divided among blocks,
+// dinp, dweight and dbias +=, by the formulas at the head of this file. How the rows are divided among blocks,
 // and with it the order of the sums for dweight and dbias, depends on N, C and how many multiprocessors the GPU has.
-// scratch is not used.
-inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                               const float* mean, const float* rstd, const floatX* weight, float* /*scratch*/,
-                               int64_t N, int64_t C) {
+// norm.scratch is not used.
+inline void layernorm_backward(const LayerNormBackward& norm) {
+  const int64_t N = norm.N, C = norm.C;
   CHECK(C % 8 == 0 && C <= largest_channels);
   const int64_t rows_per_block = layernorm_backward_rows(N, C, gpu().multiprocessors);
   const int64_t blocks = ceil_div(N, rows_per_block), warps = ceil_div(C, 8 * warp_size);
@@ -225,10 +222,9 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const
 
   auto run = [&](auto kernel, int together) {
     launch(kernel, dim3(unsigned(blocks)), dim3(unsigned(warps * warp_size)),
-           size_t(2 * warps * together) * sizeof(float2), gpu().stream, partial, dinp, dout, inp, mean, rstd, weight, N,
-           C, rows_per_block);
+           size_t(2 * warps * together) * sizeof(float2), gpu().stream, norm, partial, rows_per_block);
   };
   if (warps * warp_size <= two_row_threads) run(layernorm_backward_kernel<2, two_row_threads>, 2);
   else run(layernorm_backward_kernel<1, 1024>, 1);  // 1,024 threads have 64 registers each, enough for one row
-  add_column_sums(dweight, dbias, partial, blocks, 2 * C, C);
+  add_column_sums(norm.dweight, norm.dbias, partial, blocks, 2 * C, C);
 }

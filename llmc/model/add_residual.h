@@ -28,8 +28,7 @@ inline const floatX* plan_residual(AddResidual& r, const floatX* in, const Activ
 
 // out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
 inline void residual_forward(const AddResidual& r, const Norm& next, int64_t rows) {
-  residual_layernorm_forward(r.out, next.out, next.mean, next.rstd, r.in, r.branch_out, next.w.weight, next.w.bias,
-                             rows, next.C, next.eps);
+  residual_layernorm_forward(layernorm_args(next, rows), r.out, r.in, r.branch_out);
 }
 
 // Returns the gradient of branch_out (N, C), which is that of the stream, because the stream is a sum. The gradient of

@@ -29,12 +29,18 @@ void for_each_activation(Norm& norm, Recompute dropped_from, ActivationList<Decl
   list.of_step(Recompute::above_all_levels, std::string(norm.name) + "_rstd", norm.rstd, {N});
 }
 
-// out (N, C), mean (N), rstd (N) = the LayerNorm of `in` (N, C), where N is `rows`.
-inline void norm_forward(const Norm& n, int64_t rows) {
-  layernorm_forward(n.out, n.mean, n.rstd, n.in, n.w.weight, n.w.bias, rows, n.C, n.eps);
+inline LayerNormForward layernorm_args(const Norm& n, int64_t rows) {
+  return {n.out, n.mean, n.rstd, n.w.weight, n.w.bias, rows, n.C, n.eps};
 }
+
+// out (N, C), mean (N), rstd (N) = the LayerNorm of `in` (N, C), where N is `rows`.
+inline void norm_forward(const Norm& n, int64_t rows) { layernorm_forward(layernorm_args(n, rows), n.in); }
 
 // From dout (N, C), the gradient of out: dresidual (N, C) += the gradient of `in`; g +=.
 inline void norm_backward(const Norm& n, int64_t rows) {
-  layernorm_backward(n.dresidual, n.g.weight, n.g.bias, n.dout, n.in, n.mean, n.rstd, n.w.weight, n.scratch, rows, n.C);
+  LayerNormBackward args;
+  args.dinp = n.dresidual, args.dweight = n.g.weight, args.dbias = n.g.bias, args.dout = n.dout, args.inp = n.in;
+  args.mean = n.mean, args.rstd = n.rstd, args.weight = n.w.weight, args.scratch = n.scratch;
+  args.N = rows, args.C = n.C;
+  layernorm_backward(args);
 }

@@ -65,11 +65,11 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
     double sum;
     matmul_gelu_forward(a.data(), b.data(), c.data(), d.data(), e.data(), N, C, OC);
     matmul_gelu_backward(a.data(), x.data(), y.data(), d.data(), e.data(), f.data(), b.data(), N, C, OC);
-    layernorm_forward(a.data(), x.data(), y.data(), d.data(), e.data(), nullptr, N, C, 1e-5f);
-    residual_layernorm_forward(f.data(), a.data(), x.data(), y.data(), d.data(), e.data(), e.data(), nullptr, N, C,
-                               1e-5f);
-    layernorm_backward(a.data(), x.data(), y.data(), d.data(), e.data(), z.data(), z.data(), f.data(), scratch.data(),
-                       N, C);
+    const LayerNormForward norm = {a.data(), x.data(), y.data(), e.data(), nullptr, N, C, 1e-5f};
+    layernorm_forward(norm, d.data());
+    residual_layernorm_forward(norm, f.data(), d.data(), e.data());
+    layernorm_backward(
+        {a.data(), x.data(), y.data(), d.data(), e.data(), z.data(), z.data(), f.data(), scratch.data(), N, C});
     embedding_forward(a.data(), tokens.data(), b.data(), c.data(), 2, N / 2, C, 0);
     embedding_backward(x.data(), y.data(), c.data(), tokens.data(), 2, N / 2, C);
     classifier(x.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true);

@@ -53,8 +53,8 @@ TEST(LayerNorm, OfASumIsThatOfTheStoredSum) {
           [&] {
             DeviceArray<floatX> residual(nans<floatX>(N * C)), out(nans<floatX>(N * C));
             DeviceArray<float> mean(nans<float>(N)), rstd(nans<float>(N));
-            residual_layernorm_forward(residual.data, out.data, mean.data, rstd.data, d_a.data, d_b.data, d_weight.data,
-                                       bias_pointer, N, C, 1e-5f);
+            residual_layernorm_forward({out.data, mean.data, rstd.data, d_weight.data, bias_pointer, N, C, 1e-5f},
+                                       residual.data, d_a.data, d_b.data);
             return std::make_tuple(residual.to_host(), out.to_host(), mean.to_host(), rstd.to_host());
           },
           2);
@@ -67,8 +67,8 @@ TEST(LayerNorm, OfASumIsThatOfTheStoredSum) {
 
       const DeviceArray<floatX> d_residual(residual), again(nans<floatX>(N * C));
       const DeviceArray<float> mean_again(nans<float>(N)), rstd_again(nans<float>(N));
-      layernorm_forward(again.data, mean_again.data, rstd_again.data, d_residual.data, d_weight.data, bias_pointer, N,
-                        C, 1e-5f);
+      layernorm_forward({again.data, mean_again.data, rstd_again.data, d_weight.data, bias_pointer, N, C, 1e-5f},
+                        d_residual.data);
       EXPECT_TRUE(same_bits(again.to_host(), out)) << "computed again from the residual stream";
       EXPECT_TRUE(same_bits(mean_again.to_host(), mean) && same_bits(rstd_again.to_host(), rstd));
     }
@@ -84,7 +84,7 @@ TEST(LayerNorm, KeepsItsDigitsWhereTheMeanIsLarge) {
   const LayerNormValues expected = layernorm_in_double(inp, one, nullptr, inp, {N, C});
   const DeviceArray<floatX> d_inp(inp), d_one(one), out(nans<floatX>(N * C));
   const DeviceArray<float> mean(nans<float>(N)), rstd(nans<float>(N));
-  layernorm_forward(out.data, mean.data, rstd.data, d_inp.data, d_one.data, nullptr, N, C, 1e-5f);
+  layernorm_forward({out.data, mean.data, rstd.data, d_one.data, nullptr, N, C, 1e-5f}, d_inp.data);
   EXPECT_LE(relative_error(out.to_host(), expected.out), std::max(one_rounding, 1e-4));  // 1000's last place is 6e-5
   EXPECT_LE(relative_error(rstd.to_host(), expected.rstd), of_fp32);
 }
@@ -113,8 +113,8 @@ TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
             DeviceArray<floatX> d_dinp(dinp);
             DeviceArray<float> d_dweight(dweight), d_dbias(dbias),
                 scratch(nans<float>(layernorm_backward_scratch(N, C)));
-            layernorm_backward(d_dinp.data, d_dweight.data, with_bias ? d_dbias.data : nullptr, d_dout.data, d_inp.data,
-                               mean.data, rstd.data, d_weight.data, scratch.data, N, C);
+            layernorm_backward({d_dinp.data, d_dweight.data, with_bias ? d_dbias.data : nullptr, d_dout.data,
+                                d_inp.data, mean.data, rstd.data, d_weight.data, scratch.data, N, C});
             return std::make_tuple(d_dinp.to_host(), d_dweight.to_host(), d_dbias.to_host());
           },
           N * C > 20000   ? 2
@@ -157,8 +157,8 @@ TEST(LayerNorm, BackwardIsTwoKernels) {
       dbias(random_values<float>(C, 6));
   for (float* bias : {dbias.data, static_cast<float*>(nullptr)}) {
     const uint64_t before = emu::counters().launches;
-    layernorm_backward(dinp.data, dweight.data, bias, x.data, x.data, statistics.data, statistics.data, weight.data,
-                       nullptr, N, C);
+    layernorm_backward(
+        {dinp.data, dweight.data, bias, x.data, x.data, statistics.data, statistics.data, weight.data, nullptr, N, C});
     EXPECT_EQ(emu::counters().launches, before + 2);
   }
 }
