@@ -80,7 +80,6 @@ TEST(Masks, ShowWhatTheirTermsSay) {
   }
 }
 
-// BUG llmc/attention_mask.h: `return recurring < near ? recurring : near` -> `return recurring`
 TEST(Masks, NameTheNextKeyThatCounts) {
   for (const MaskCase& m : cases()) {
     SCOPED_TRACE(testing::Message() << m);
@@ -98,6 +97,19 @@ TEST(Masks, NameTheNextKeyThatCounts) {
           }
         }
   }
+}
+
+// The interval of a wiring's clause is never shorter than the distance of its recurring keys; here it is.
+// BUG llmc/attention_mask.h: `return recurring < near ? recurring : near` -> `return recurring`
+TEST(Masks, NameTheFirstKeyOfAShortInterval) {
+  MaskClause clause;
+  clause.s = 8, clause.last = 3, clause.residue = true;
+  AttentionMask mask;
+  mask.add(clause);
+  std::vector<int> keys;
+  for (int j = mask.next_key(20, 21, 0); j <= 20; j = mask.next_key(20, 21, j + 1)) keys.push_back(j);
+  EXPECT_EQ(keys, (std::vector<int>{4, 12, 18, 19, 20}));
+  EXPECT_EQ(mask.visible_keys(20), 5);
 }
 
 // BUG llmc/attention_mask.h: `column >= k1 ? INT_MAX` -> `column >= k1 - 1 ? INT_MAX`
