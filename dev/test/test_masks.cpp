@@ -66,25 +66,33 @@ struct Seen {
   }
 };
 
+struct TestedMask {
+  MaskCase terms;
+  AttentionMask mask;
+  Seen seen;
+};
+
+std::vector<TestedMask> masks() {
+  std::vector<TestedMask> masks;
+  for (const MaskCase& m : cases()) masks.push_back({m, attention_mask(m), Seen(m)});
+  return masks;
+}
+
 const std::vector<int> sizes = {1, 2, 7, 16};  // of tiles, which begin anywhere
 
 }  // namespace
 
 TEST(Masks, ShowWhatTheirTermsSay) {
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m);
-    const Seen seen(m);
     for (int t = 0; t < T; t++)
       for (int j = 0; j < T; j++) ASSERT_EQ(mask.sees(t, j), seen.of[t][j]) << t << " " << j;
   }
 }
 
 TEST(Masks, NameTheNextKeyThatCounts) {
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m);
-    const Seen seen(m);
     for (int size : sizes)
       for (int q0 = 0; q0 + size <= T; q0++)
         for (int from = 0; from < T; from++) {
@@ -114,10 +122,8 @@ TEST(Masks, NameTheFirstKeyOfAShortInterval) {
 
 // BUG llmc/attention_mask.h: `column >= k1 ? INT_MAX` -> `column >= k1 - 1 ? INT_MAX`
 TEST(Masks, NameTheNextQueryThatCounts) {
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m);
-    const Seen seen(m);
     for (int size : sizes)
       for (int k0 = 0; k0 + size <= T; k0++)
         for (int from = 0; from < T; from++) {
@@ -134,10 +140,8 @@ TEST(Masks, NameTheNextQueryThatCounts) {
 
 // BUG llmc/attention_mask.h: `clauses[c].near(q1 - 1) <= k0` -> `clauses[c].near(q0) <= k0`
 TEST(Masks, HideAndShowWholeTiles) {
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m);
-    const Seen seen(m);
     for (int queries : sizes)
       for (int keys : sizes)
         for (int q0 = 0; q0 + queries <= T; q0++)
@@ -154,10 +158,8 @@ TEST(Masks, HideAndShowWholeTiles) {
 
 // The comparisons that the CPU's loops make of remainders.
 TEST(Masks, AreComparisonsOfPositionsAndRemainders) {
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m);
-    const Seen seen(m);
     for (int size : sizes)
       for (int q0 = 0; q0 + size <= T; q0++)
         for (int j = mask.first_key(q0); j < q0 + size; j++) {
@@ -174,10 +176,8 @@ TEST(Masks, AreComparisonsOfPositionsAndRemainders) {
 
 // BUG llmc/attention_mask.h: `keys += high.next(j) == j` -> `keys++`
 TEST(Masks, CountTheKeysThatAreSeen) {
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m);
-    const Seen seen(m);
     int64_t pairs = 0;
     for (int t = 0; t < T; t++) {
       const int64_t keys = std::count(seen.of[t], seen.of[t] + T, true);
@@ -191,10 +191,8 @@ TEST(Masks, CountTheKeysThatAreSeen) {
 // A reach is the farthest that a query sees, where that is less than all; positions may be counted from any multiple of
 // the period.
 TEST(Masks, SeeAsFarAsTheyReachWithTheirPeriod) {
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m);
-    const Seen seen(m);
     int farthest = 0;
     for (int t = 0; t < T; t++)
       for (int j = 0; j <= t; j++)
@@ -209,10 +207,9 @@ TEST(Masks, SeeAsFarAsTheyReachWithTheirPeriod) {
 
 TEST(Masks, OfAResidueAreSequencesOfTheirOwn) {
   int with_step = 0;
-  for (const MaskCase& m : cases()) {
+  for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
-    const AttentionMask mask = attention_mask(m), of_numbers = mask_of_each_residue(mask);
-    const Seen seen(m);
+    const AttentionMask of_numbers = mask_of_each_residue(mask);
     const int s = mask.step();
     with_step += s > 1;
     for (int t = 0; t < T && s > 1; t++)
