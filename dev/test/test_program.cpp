@@ -4,9 +4,11 @@
 #include <fcntl.h>               // open
 #include <gtest/gtest.h>         // TEST
 #include <signal.h>              // SIGPIPE, kill
+#include <sys/resource.h>        // setrlimit
 #include <sys/stat.h>            // mkfifo, stat
 #include <sys/wait.h>            // waitpid
 #include <unistd.h>              // fork, dup2, pipe
+#include <atomic>                // std::atomic
 #include <filesystem>            // create_directory, create_symlink
 #include <functional>            // std::function
 #include <new>                   // std::bad_alloc
@@ -33,6 +35,7 @@ class Program : public FolderTest {
   // Returns waitpid's status of a process whose stdout and stderr are files "stdout" and "stderr" and which ends with
   // what `main` returns.
   int run(const std::function<int()>& main, const std::string& stdout_path = "") const {
+    fflush(nullptr);  // what GoogleTest has printed is not printed again by the child
     const pid_t child = fork();
     if (child == 0) {
       signal(SIGPIPE, SIG_DFL);
@@ -106,6 +109,10 @@ TEST_F(Program, OutputThatCannotBeWrittenIsAnError) {
       "/dev/full");
   EXPECT_EQ(WEXITSTATUS(status), 1);
   EXPECT_EQ(read_file(in("stderr")), message);
+  // A run ignores that its reader has gone, but not that the disk is full.
+  status = run([] { return run_program([] { return printf("out\n"), 0; }, ReaderGone::is_ignored); }, "/dev/full");
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  EXPECT_EQ(read_file(in("stderr")), message);
   // Not if nothing was printed.
   EXPECT_EQ(run([] { return run_program([] { return 0; }); }, "/dev/full"), 0);
 }
@@ -136,6 +143,17 @@ TEST_F(Program, AFilterEndsWithItsReaderAndARunDoesNot) {
   EXPECT_EQ(status, 0);
   EXPECT_TRUE(fs::exists(in("finished")));
   EXPECT_EQ(read_file(in("stderr")), "");
+}
+
+TEST_F(Program, AtTheFileSizeLimitAWriteIsAnError) {
+  const std::string error = error_after([&]() -> int {
+    const rlimit limit = {4096, 4096};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    write_file_durably(in("file"), std::string(5000, 'x'));
+    return 0;
+  });
+  EXPECT_EQ(error, "error: " + in("file") + ": cannot be written: File too large\n");
+  EXPECT_FALSE(fs::exists(in("file")));
 }
 
 TEST_F(Program, ClosedStreamsAreNoFilesOfTheProgram) {
@@ -217,6 +235,26 @@ TEST_F(Output, OfManyProcessesAtOnceIsOneOfThem) {
   EXPECT_EQ(names_in(folder), std::set<std::string>{"page"});
 }
 
+// Another process makes the file while this one looks what is there.
+// BUG llmc/utils/files.cpp: `&& S_ISLNK(link.st_mode)` -> ``
+TEST_F(Output, ThatAppearsMeanwhileIsNoLinkThatLeadsNowhere) {
+  const auto name = [](int n) { return "page" + std::to_string(n); };
+  std::atomic<int> wanted{0};
+  std::thread other([&] {
+    for (int n = 1; n <= 100; n++) {
+      while (wanted < n) std::this_thread::yield();
+      write(name(n), "");
+    }
+  });
+  int errors = 0;
+  for (int n = 1; n <= 100; n++) {
+    wanted = n;
+    while (!path_exists(in(name(n)))) errors += error_of([&] { check_output(in(name(n)), {}); }) != "";
+  }
+  other.join();
+  EXPECT_EQ(errors, 0);
+}
+
 TEST_F(Output, OfKilledProcessesIsRemovedAndOfOthersIsNot) {
   write("page.tmp.1.0", "left");
   write("page.tmp.1", "of the user");
@@ -261,6 +299,7 @@ TEST_F(Output, KeepsLinksPermissionsAndDevices) {
 
 // Standard output may be a file that has something in it, and gets more.
 TEST_F(Output, ToStandardOutputIsBetweenWhatIsPrinted) {
+  fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
     dup2(open(in("page").c_str(), O_WRONLY | O_CREAT, 0666), STDOUT_FILENO);

@@ -149,7 +149,8 @@ struct OutputTarget {
     struct stat link, standard_output;
     exists = stat(name.c_str(), &status) == 0;
     if (!exists && errno != ENOENT) cannot_be_written(name);
-    if (!exists && lstat(name.c_str(), &link) == 0)
+    // What is no link has been made since by another process.
+    if (!exists && lstat(name.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
       user_error("%s: is a link that leads nowhere; remove it, or choose another name", name.c_str());
     if (!exists) return;
     if (S_ISDIR(status.st_mode)) user_error("%s: is a folder; choose another name", name.c_str());
