@@ -193,6 +193,24 @@ TEST_F(LongCommandLine, AModelContinuesWithAnotherWiringAndSaysWhatChanges) {
   EXPECT_FALSE(says(data + "-e " + in("sla/step_00000008") + " --wiring 'sla( 3, 3 )' -x 1"));
 }
 
+// The golden case was trained with sla(3,3): layer 3 has no k and v of three heads.
+// BUG train_gpt2_sla.cu: `*in_folder, uint64_t(t.run.options.seed)` -> `*in_folder, 0`
+TEST_F(CommandLine, RowsThatAnotherWiringNeedsStartByTheSeed) {
+  const std::string golden = "dev/test/golden/paper_default";
+  std::vector<double> losses;
+  for (const char* seed : {"1", "2"}) {
+    const std::string out = in(format("out%zu", losses.size()));
+    const Outcome o = run(trainer + "-e " + golden + " --wiring plain -i " + golden +
+                          "/tokens.bin -b 1 -t 32 -x 1 -v 0 "
+                          "--seed " +
+                          seed + " -o " + out);
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_NE(o.out.find("rows of c_attn have no trained values and start as in a new model"), std::string::npos);
+    losses.push_back(steps_of(read_log(out)).at(0).at("loss"));
+  }
+  EXPECT_NE(losses[0], losses[1]);
+}
+
 // Three of 12 micro-batches are taken, the first, the fifth and the ninth: their mean loss is that of a file with the
 // sequences of these alone.
 // BUG train_gpt2_sla.cu: `all ? i : i * full_batches / batches` -> `i`

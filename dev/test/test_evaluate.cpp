@@ -100,9 +100,10 @@ class Evaluation : public CommandLine {
     return answers;
   }
   // A folder with a model that reads nothing of its input: token v has the logit logits[v] everywhere.
-  std::string model_of(const std::string& name, const std::vector<float>& logits, const std::string& vocabulary) const {
+  std::string model_of(const std::string& name, const std::vector<float>& logits, const std::string& vocabulary,
+                       int context = 16) const {
     ModelConfig config;
-    config.num_layers = 1, config.num_heads = 1, config.channels = 16, config.max_seq_len = 16,
+    config.num_layers = 1, config.num_heads = 1, config.channels = 16, config.max_seq_len = context,
     config.vocab_size = int(logits.size());
     config.wiring = Wiring();
     const std::string model = in(name);
@@ -461,6 +462,33 @@ TEST_F(Evaluation, SaysWhetherAContinuationIsTheLikeliest) {
   std::vector<bool> greedy;
   for (const json& score : answer) greedy.push_back(score[1]);
   EXPECT_EQ(greedy, (std::vector<bool>{true, false, true, true, false, false, false}));
+}
+
+// A pass has 1,024 rows: 68 sequences of 15 inputs and the first 4 inputs of another one, whose only wrong token is
+// among these. All sequences are alike, so that it does not matter which one that is.
+// BUG evaluate_gpt2_sla.cu: `s.sequence.wants_greedy && s.all_likeliest` -> `s.sequence.wants_greedy`
+TEST_F(Evaluation, AContinuationOfTwoPassesIsTheLikeliestInBoth) {
+  std::vector<float> logits(byte_vocab_size, 0.0f);
+  logits['t'] = 6;
+  const std::string model = model_of("model", logits, "");
+  for (const auto& [continuation, is_likeliest] : {std::pair("atttttttttttttt", false), {"ttttttttttttttt", true}}) {
+    const json answer = serve(model + " --slots 100", {loglikelihood(Pairs(100, {"", continuation}))})[0];
+    for (const json& score : answer["loglikelihood"]) ASSERT_EQ(score[1], is_likeliest) << continuation;
+  }
+}
+
+// 65,536 logits of 256 rows are what a chunk may take.
+// BUG evaluate_gpt2_sla.cu: `targets[row + (begin` -> `targets[(begin`
+TEST_F(Evaluation, AContinuationOfSeveralLogitChunksIsComparedWithItsOwnTokens) {
+  std::vector<float> logits(65536, 0.0f);
+  logits['t'] = 6;
+  const std::string model = model_of("model", logits, "bytes", /*context=*/600);
+  std::string likeliest(599, 't'), wrong_at_300 = likeliest, wrong_at_599 = likeliest;
+  wrong_at_300[300] = wrong_at_599[598] = 'a';
+  const json answer = serve(model, {loglikelihood({{"x", likeliest}, {"x", wrong_at_300}, {"x", wrong_at_599}})})[0];
+  std::vector<bool> greedy;
+  for (const json& score : answer["loglikelihood"]) greedy.push_back(score[1]);
+  EXPECT_EQ(greedy, (std::vector<bool>{true, false, false}));
 }
 
 // Texts are cut as lm-evaluation-harness does: into windows of the context length, the last one moved back until it is

@@ -194,6 +194,8 @@ TEST(AttentionPlan, IsDrawnWithItsSourceLayers) {
   EXPECT_NE(draw(plan_of("reuse(2) gqa(1)", 2, 2))
                 .find("1 |  .  . | projects k 0, v 1 of 1, no q, attention map of layer 0\n"),
             std::string::npos);
+  EXPECT_NE(draw(plan_of("reuse(2)", 2, 2)).find("0 |  .  . | projects 2 of 2, shares 2\n"), std::string::npos)
+      << "q and k, but not v";
   const std::string masks = draw(plan_of("strided(8) topk(3)", 1, 3));
   EXPECT_NE(masks.find("keys: heads 0 to 1: last 9; heads 2 to 2: every 8, of these 3 with the highest scores\n"),
             std::string::npos)
@@ -225,6 +227,7 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "gate"), "  layers 1 to 3: 4 heads have another mask or attention map; a gate that starts as "
                                    "in a new model\n");
   EXPECT_EQ(text("topk(3)", "topk(4)"), "  layers 0 to 3: 4 heads have another mask or attention map\n");
+  EXPECT_EQ(text("blend(0.3)", "blend(0.5)"), "  layers 1 to 3: 4 heads have another mask or attention map\n");
   EXPECT_EQ(text("sla(2,3)", "sla(2,1:4)"), "  nothing\n");
   EXPECT_EQ(text("plain", "rope"), "  positions: the learned ones are dropped; q and k are rotated instead\n");
   EXPECT_EQ(text("rope", "plain"), "  positions: q and k are no longer rotated; learned positions start as in a new "
@@ -318,7 +321,8 @@ TEST(KVCache, HoldsAsManyPositionsAsTheMasksReach) {
                {"reuse(2) window(10,SLLL)", {26, 26, 1000, 1000}},      // of a group the mask of its first layer
                {"blend(0.3) window(10)", {26, 26, 26, 26}},
                {"fixed(8,2)", {1000, 1000, 1000, 1000}},
-               {"window(10) fixed(8,2)", {40, 40, 40, 40}},  // 2 * (9 + 8) + 6: blocks of 8 must stay whole
+               {"window(10) fixed(8,2)", {40, 40, 40, 40}},         // 2 * (9 + 8) + 6: blocks of 8 must stay whole
+               {"window(10) fixed(8,2,layers)", {36, 40, 36, 40}},  // 2 * (7 + 8) + 6: a block of 8 is seen, not 10
                {"strided(8)", {1000, 1000, 1000, 1000}},
                {"window(600)", {1000, 1000, 1000, 1000}}};
   for (const auto& c : cases) {
@@ -408,6 +412,23 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
     ModelConfig config = make_config(L, h, 8 * h, 0, 0);
     config.wiring = parse_wiring(c.wiring);
     EXPECT_EQ(kv_elements_per_token(config, plan), c.kv_heads * config.head_size());
+  }
+}
+
+// The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from
+// layer 1 on a gate (32, 1).
+// BUG llmc/model/mixed_attention_branch.h: `has_map_gate(plan, b.layer) ? c.channels : 0` -> `0`
+TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
+  const double C = 32, plain = 257 * C + 3 * (3 * C * C + C * C + 8 * C * C);
+  ModelConfig config = make_config(3, 4, 32, 0, 0);
+  config.vocab_size = 257;
+  for (const auto& [wiring, elements] : {std::pair("plain", plain),
+                                         {"gate", plain + 2 * C},
+                                         {"blend(0.5)", plain},
+                                         {"gqa(1)", plain - 3 * 2 * 24 * C},
+                                         {"reuse(3)", plain - 2 * 2 * C * C}}) {
+    config.wiring = parse_wiring(wiring);
+    EXPECT_EQ(matmul_parameters(config, make_attention_plan(config)), elements) << wiring;
   }
 }
 

@@ -45,6 +45,13 @@ TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
   EXPECT_TRUE(std::isnan(estimate({}).mean));
 }
 
+// Of values that do not vary any mean but 0 is certain.
+TEST(Statistics, OfEqualValuesAreCertain) {
+  EXPECT_EQ(estimate({0.5, 0.5}).p, 0);
+  EXPECT_EQ(estimate({0, 0, 0}).p, 1);
+  EXPECT_EQ(estimate({0.5, 0.5}).interval, 0);
+}
+
 // Sample sizes of paired t-tests at a power of 0.8, as programs for them and tables have, for effects of 0.5, 0.8, 1
 // and 2 deviations.
 TEST(Statistics, PairsNeededAreThoseOfPowerTables) {
@@ -109,6 +116,9 @@ struct LogOf {
   static std::string val(int64_t n, const std::string& loss) {
     return format("{\"step\":%lld,\"val_loss\":%s}\n", (long long)n, loss.c_str());
   }
+  static std::string sample(int64_t n, const std::string& text) {
+    return format("{\"step\":%lld,\"sample\":\"%s\"}\n", (long long)n, text.c_str());
+  }
   static std::string steps(int64_t from, int64_t to, double loss = 3) {
     std::string text;
     for (int64_t n = from; n <= to; n++) text += step(n, std::to_string(loss - 0.01 * double(n)));
@@ -125,6 +135,15 @@ class Report : public CommandLine {
   }
   RunHistory read(const std::string& log) const { return read_run(write_run("run", log)); }
   static bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+  // A finished run of 10 steps: its folder is called as its wiring and seed.
+  RunHistory read_finished(const std::string& wiring, int64_t seed, const std::string& loss,
+                           const std::string& speed = "800") const {
+    LogOf of;
+    of.wiring = wiring, of.seed = seed;
+    std::string steps = LogOf::steps(1, 10);
+    for (size_t at = 0; (at = steps.find(":800", at)) != std::string::npos; at++) steps.replace(at + 1, 3, speed);
+    return read_run(write_run(wiring + std::to_string(seed), of.head() + steps + LogOf::val(10, loss)));
+  }
   static size_t count(const std::string& text, const std::string& part) {
     size_t n = 0;
     for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;
@@ -171,16 +190,19 @@ TEST_F(Report, ATornLastLineIsLeftOutAndSaid) {
 // A run that was killed after step 8 and resumed after step 5.
 TEST_F(Report, OfStepsTrainedTwiceTheLaterCount) {
   const RunHistory run =
-      read(LogOf().head() + LogOf::steps(1, 6) + LogOf::val(6, "7.5") + LogOf::steps(7, 8) +
-           "{\"step\":5,\"process\":{\"host\":\"node2\",\"ranks\":1,\"gemm_peak\":2000000}}\n" + LogOf::steps(6, 7, 9));
+      read(LogOf().head() + LogOf::steps(1, 5) + LogOf::sample(5, "kept") + LogOf::steps(6, 6) + LogOf::val(6, "7.5") +
+           LogOf::sample(6, "dropped") + LogOf::steps(7, 8) +
+           "{\"step\":5,\"process\":{\"host\":\"node2\",\"ranks\":2,\"gemm_peak\":2000000}}\n" + LogOf::steps(6, 7, 9));
   ASSERT_EQ(run.steps.size(), 7u);
   EXPECT_NEAR(run.steps[4].loss, 2.95, 1e-9);
   EXPECT_NEAR(run.steps[5].loss, 8.94, 1e-9);
   EXPECT_EQ(run.last_step(), 7) << "step 8 was not trained again";
   EXPECT_EQ(run.num_repeated, 3);
   EXPECT_TRUE(run.validations.empty()) << "that after step 6 was of other weights";
+  ASSERT_EQ(run.samples.size(), 1u) << "that after step 6 likewise";
+  EXPECT_EQ(run.samples[0].text, "kept");
   EXPECT_EQ(run.tokens(), 7 * 16);
-  EXPECT_DOUBLE_EQ(run.steps[6].gemm_share, 0.4) << "of the second machine";
+  EXPECT_DOUBLE_EQ(run.steps[6].gemm_share, 0.2) << "of the second machine, which has two ranks";
   const std::string page = report_page(run);
   EXPECT_TRUE(has(page, "3 steps are in the log twice")) << page.substr(0, 300);
   EXPECT_TRUE(has(page, "node2"));
@@ -286,6 +308,38 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
   EXPECT_FALSE(has(comparison_page({runs[0], runs[1]}), "Over seeds"));
 }
 
+// The differences of gqa(2) are -0.1 and -0.1, of rope 0.1 and -0.1, and of gate 0.1 alone: from seed to seed they vary
+// with a deviation of 0 and of 0.1414, together sqrt(0.02 / 2).
+// BUG llmc/run/report.cpp: `median(kind.speeds) / median(kinds[0].speeds)` -> `median(kinds[0].speeds) /
+// median(kind.speeds)`
+// BUG llmc/run/report.cpp: `needed > int(pairs)` -> `true`
+TEST_F(Report, OverSeedsSaysWhatAnySpreadShows) {
+  const std::string page = comparison_page({read_finished("plain", 1, "2.5"), read_finished("plain", 2, "2.5"),
+                                            read_finished("gqa(2)", 1, "2.4", "2000"),
+                                            read_finished("gqa(2)", 2, "2.4", "2000"), read_finished("rope", 1, "2.6"),
+                                            read_finished("rope", 2, "2.4"), read_finished("gate", 1, "2.6", "400")});
+  EXPECT_TRUE(has(page, "<td>-0.10000 &#177; 0.00000</td><td>2</td><td>0</td><td>2.50</td><td>100.0 %</td>"
+                        "<td>lower</td>"))
+      << page.substr(page.find("Over seeds"), 1200);
+  EXPECT_TRUE(has(page, "<td>no difference is shown: 0 lies in the interval</td>")) << "no number of seeds will do";
+  EXPECT_TRUE(has(page, "<td>+0.10000</td><td>1</td><td>-</td><td>0.50</td><td>100.0 %</td>"));
+  EXPECT_TRUE(has(page, "vary with a standard deviation of 0.1000 nats")) << page.substr(page.find("From seed"), 400);
+}
+
+// Of 10 steps no mean is drawn; of 200 and of 300 that of the last two and three.
+// BUG llmc/run/report.cpp: `const size_t window = smoothing_steps(run);` -> `const size_t window = smoothing_steps(run) +
+// 1;`
+TEST_F(Report, SmoothedLossesAreMeansOfAHundredthOfTheRun) {
+  for (int64_t steps : {10, 200, 300}) {
+    const RunHistory run = read(LogOf().head() + LogOf::steps(1, steps, 9));
+    const double mean = 9 - 0.01 * (double(steps) - double(std::max<int64_t>(steps / 100, 1) - 1) / 2);
+    const std::string page = report_page(run);
+    EXPECT_TRUE(has(page, format("training loss, mean</span><b>%.5f</b>", mean)))
+        << steps << "\n"
+        << page.substr(page.find("training loss, mean"), 60);
+  }
+}
+
 // Two seeds of two wirings, whose losses have been measured by position but for one, and a file that is torn.
 TEST_F(Report, LossesByPositionAreMeansOverSeedsAndDifferencesOfPairs) {
   std::vector<std::string> folders;
@@ -330,6 +384,22 @@ TEST_F(Report, LossesByPositionAreMeansOverSeedsAndDifferencesOfPairs) {
   }
 }
 
+// Positions 4 to 7 are a range; of a run with a context of 6, positions 4 to 6.
+TEST_F(Report, LossesOfDifferentPositionsAreNotCompared) {
+  std::vector<RunHistory> runs;
+  for (const auto& [wiring, context] : {std::pair("plain", 7), {"rope", 6}}) {
+    PositionLosses positions(context);
+    for (int64_t position = 1; position <= context; position++) positions.add(position, double(context));
+    read_finished(wiring, 1, "2.5");
+    const std::string run = in(wiring + std::string("1"));
+    write_file(run + "/positions.csv", positions_csv(positions));
+    runs.push_back(read_run(run));
+  }
+  const json differences = charts(comparison_page(runs)).back().at("series").at(0);
+  EXPECT_EQ(differences.at("x"), json({1, 2}));
+  EXPECT_EQ(differences.at("y"), json({-1.0, -1.0}));
+}
+
 // Sections of one page; of the second no run has begun.
 TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
   LogOf second;
@@ -366,6 +436,7 @@ TEST_F(Report, RunsThatDifferByMoreThanTheirSeedAreNotAveraged) {
   EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.002</td><td>1</td>"));
 }
 
+// BUG llmc/run/report.cpp: `names[i] = runs[i].name;` -> `names[i] = runs[0].name;`
 TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
   LogOf longer;
   longer.planned = 40;
@@ -378,6 +449,7 @@ TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
   EXPECT_EQ(train.at(0).at("s").back(), 10);
   EXPECT_EQ(train.at(1).at("s").back(), 40);
   EXPECT_EQ(train.at(0).at("name"), in("x/run")) << "both folders are called run";
+  EXPECT_EQ(train.at(1).at("name"), in("y/run"));
 }
 
 // ----------------------------------------------------------------------------

@@ -1,7 +1,12 @@
 // The program that samples, as users run it.
-#include <algorithm>       // std::count
-#include <sstream>         // std::istringstream
-#include "command_line.h"  // CommandLine
+#include <algorithm>           // std::any_of, std::count
+#include <cstdio>              // sscanf
+#include <set>                 // std::set
+#include <sstream>             // std::istringstream
+#include <tuple>               // std::tuple
+#include "command_line.h"      // CommandLine
+#include "llmc/utils/clock.h"  // seconds_now
+#include "llmc/utils/error.h"  // format
 
 // A model with random weights, of bytes: its folder has no vocabulary, and needs none.
 // The model's context length is 32.
@@ -111,6 +116,71 @@ TEST_F(Sampling, TakesLinesThatAreTyped) {
   EXPECT_NE(too_long.err.find("error: the prompt makes 41 tokens, and the model's context length is 32"),
             std::string::npos)
       << too_long.err;
+}
+
+// BUG sample_gpt2_sla.cu: `line, uint64_t(o.seed), config` -> `line, 0, config`
+TEST_F(Sampling, OfATypedLineIsThatOfAPromptWithTheSameSeed) {
+  std::set<std::string> texts;
+  for (const char* seed : {"5", "6"}) {
+    const std::string options = format(" -n 20 -q --seed %s", seed);
+    const Outcome typed = run("echo ab | " + sampler + plain + "-i" + options),
+                  given = run(sampler + plain + "--prompt ab" + options);
+    EXPECT_EQ(typed.exit_status, 0) << typed.err;
+    EXPECT_EQ("ab" + typed.out.substr(2, typed.out.rfind("> ") - 2), given.out) << typed.out;
+    texts.insert(given.out);
+  }
+  EXPECT_EQ(texts.size(), 2u);
+}
+
+// The likeliest tokens come again and again; with a large penalty no token does.
+// BUG llmc/model/sampling_engine.h: `options.sampling, text.tokens);` -> `options.sampling, {});`
+TEST_F(Sampling, WithARepetitionPenaltyTokensDoNotComeAgain) {
+  const auto text = [&](const std::string& options) {
+    const Outcome o = run(sampler + plain + "--prompt a --temperature 0 -n 30 -q --repetition-penalty " + options);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return o.out.substr(0, o.out.size() - 1);  // without the newline at the end
+  };
+  const auto repeats = [](const std::string& text) {
+    std::set<char> seen;
+    return std::any_of(text.begin(), text.end(), [&](char c) { return uint8_t(c) < 128 && !seen.insert(c).second; });
+  };
+  EXPECT_TRUE(repeats(text("1"))) << text("1");
+  EXPECT_FALSE(repeats(text("1000"))) << text("1000");
+}
+
+// The numbers that the program prints of a long prompt and one pass that draws, with and without a window.
+// BUG sample_gpt2_sla.cu: `double(s.drawn_tokens) / std::max(s.drawing_seconds, 1e-9)` -> `double(s.drawn_tokens) /
+// std::max(s.prompt_seconds, 1e-9)`
+// BUG llmc/model/sampling_engine.h: `- model.cache.first_position(slot, l)` -> ``
+TEST_F(Sampling, SpeedsAreOfThePromptAndOfTheDrawingAlone) {
+  ASSERT_EQ(run(trainer + "-i " + write("data.bin", shard_bytes(9000)) +
+                " --layers 2 --heads 2 --channels 32 --vocab-size 257 --max-seq-len 9000 -t 64 -b 1 -x 1 -v 0 "
+                "--wiring plain -o " +
+                in("run"))
+                .exit_status,
+            0);
+  write("prompt", std::string(7999, 'a'));
+  const double weights = 4 * (2 * (12 * 32 * 32 + 13 * 32) + 257 * 32 + 2 * 32), kv_of_a_token = 4 * 2 * 2 * 32;
+  for (const auto& [wiring, least, most] : {std::tuple("plain", 8000, 8001), {"window(16)", 16, 2 * (15 + 1) + 256}}) {
+    json config = json::parse(read_file(in("run/step_00000001/config.json")));
+    config["wiring"] = wiring;
+    write_file(in("run/step_00000001/config.json"), config.dump());
+    const double begin = seconds_now();
+    const Outcome o = run(sampler + in("run/step_00000001") + " --prompt-file " + in("prompt") +
+                          " -n 2 --seed 3 --ignore-end-of-text");
+    const double elapsed = seconds_now() - begin;
+    double prompt_speed = 0, speed = 0, bytes = 0;
+    char unit = 0;
+    ASSERT_EQ(sscanf(o.err.c_str(), "prompt: 8000 tokens, %lf tokens/s; drawn: 1 tokens, %lf tokens/s, %lf %cB/s",
+                     &prompt_speed, &speed, &bytes, &unit),
+              4)
+        << o.err;
+    EXPECT_LT(8000 / prompt_speed + 1 / speed, elapsed) << o.err;
+    EXPECT_LT(1 / speed, 0.5 * 8000 / prompt_speed) << o.err;
+    const double read = bytes * (unit == 'G' ? 1e9 : unit == 'M' ? 1e6 : 1e3) / speed;  // by a pass
+    EXPECT_GT(read, 0.99 * (weights + least * kv_of_a_token)) << o.err;
+    EXPECT_LT(read, 1.01 * (weights + most * kv_of_a_token)) << o.err;
+  }
 }
 
 TEST_F(Sampling, StopsAtASignal) {
