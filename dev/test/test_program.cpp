@@ -6,9 +6,11 @@
 #include <signal.h>              // SIGPIPE, kill
 #include <sys/resource.h>        // setrlimit
 #include <sys/stat.h>            // mkfifo, stat
+#include <sys/time.h>            // setitimer
 #include <sys/wait.h>            // waitpid
 #include <unistd.h>              // fork, dup2, pipe
 #include <atomic>                // std::atomic
+#include <cerrno>                // errno
 #include <filesystem>            // create_directory, create_symlink
 #include <functional>            // std::function
 #include <new>                   // std::bad_alloc
@@ -91,11 +93,13 @@ TEST_F(Program, OutputThatCannotBeWrittenIsAnError) {
         return run_program([] {
           printf("out\n");
           fflush(stdout);
+          errno = ENOTDIR;  // of something else
           return 0;
         });
       },
       "/dev/full");
   EXPECT_EQ(WEXITSTATUS(status), 1);
+  EXPECT_EQ(read_file(in("stderr")), "error: standard output cannot be written; what was printed is incomplete\n");
   // A stream of lines is noticed at its first.
   status = run(
       [] {
@@ -180,9 +184,23 @@ TEST_F(Program, AnErrorIsToldBeforeItIsPrinted) {
   EXPECT_EQ(read_file(in("stderr")), "told broken\nerror: broken\n");
 }
 
+// BUG llmc/utils/message.h: `fflush(stdout);` -> ``
+TEST_F(Program, AnErrorComesAfterWhatHasBeenPrinted) {
+  run([&] {
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    return run_program([]() -> int {
+      printf("printed\n");
+      user_error("broken");
+    });
+  });
+  EXPECT_EQ(read_file(in("stderr")), "printed\nerror: broken\n");
+}
+
 TEST(Message, IsSafeToPrint) {
   EXPECT_EQ(message_line("error", "a\x1b[31m\x07 \xff\nerror: b\xc2\x9b"), "error: a?[31m? \xEF\xBF\xBD?error: b?\n");
-  EXPECT_LT(message_line("warning", std::string(1000000, 'x')).size(), 5000u);
+  const std::string long_one = message_line("warning", "ab" + std::string(1000000, 'x'));
+  EXPECT_LT(long_one.size(), 5000u);
+  EXPECT_EQ(long_one.substr(0, 12), "warning: abx");
 }
 
 // ----------------------------------------------------------------------------
@@ -311,6 +329,52 @@ TEST_F(Output, ToStandardOutputIsBetweenWhatIsPrinted) {
   }
   waitpid(child, nullptr, 0);
   EXPECT_EQ(read_file(in("page")), "before page after");
+}
+
+TEST_F(Output, ToAPipeAsStandardOutputIsReadFromIt) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    _exit(error_of([] { write_file_durably("/dev/stdout", "p"); }) == "" ? 0 : 1);
+  }
+  close(ends[1]);
+  int status = 1;
+  waitpid(child, &status, 0);
+  char text[8];
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read(ends[0], text, sizeof text), 1);
+  close(ends[0]);
+}
+
+// A pipe takes 64 KiB at a time from a process that signals interrupt.
+// BUG llmc/utils/files.cpp: `write(fd, next + done, count - done)` -> `write(fd, next - done, count - done)`
+TEST_F(Output, OfWhichTheSystemTakesAPartIsWrittenToItsEnd) {
+  std::string bytes;
+  for (int i = 0; i < 300000; i++) bytes += char(i * 7 % 251);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    struct sigaction interrupt = {};
+    interrupt.sa_handler = [](int) {};
+    sigaction(SIGALRM, &interrupt, nullptr);
+    const itimerval every = {{0, 1000}, {0, 1000}};  // us
+    setitimer(ITIMER_REAL, &every, nullptr);
+    _exit(write_all(ends[1], bytes.data(), bytes.size()) == bytes.size() ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string read_bytes, block(10000, '\0');
+  for (ssize_t n; (n = read(ends[0], &block[0], block.size())) > 0; usleep(2000))
+    read_bytes.append(block, 0, size_t(n));
+  close(ends[0]);
+  int status = 1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(read_bytes == bytes) << read_bytes.size() << " bytes";
 }
 
 // Names that no file can be written to; `exists` is one that a folder has.
