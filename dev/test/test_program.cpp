@@ -476,6 +476,7 @@ TEST(Json, NestedTooDeepIsNone) {
   EXPECT_TRUE(parse_json(nested(101)).is_discarded());
   EXPECT_TRUE(parse_json(nested(300000)).is_discarded());
   EXPECT_FALSE(parse_json("[\"" + std::string(200, '[') + "\\\"" + std::string(200, '{') + "\"]").is_discarded());
+  EXPECT_TRUE(parse_json("[\"a\", " + nested(100) + "]").is_discarded()) << "a string has an end";
   std::string wide = "[";
   for (int i = 0; i < 200; i++) wide += "{},[],";
   EXPECT_FALSE(parse_json(wide + "0]").is_discarded()) << "side by side";

@@ -327,8 +327,8 @@ TEST_F(Report, OverSeedsSaysWhatAnySpreadShows) {
 }
 
 // Of 10 steps no mean is drawn; of 200 and of 300 that of the last two and three.
-// BUG llmc/run/report.cpp: `const size_t window = smoothing_steps(run);` -> `const size_t window = smoothing_steps(run) +
-// 1;`
+// BUG llmc/run/report.cpp: `const size_t window = smoothing_steps(run);` -> `const size_t window =
+// smoothing_steps(run) + 1;`
 TEST_F(Report, SmoothedLossesAreMeansOfAHundredthOfTheRun) {
   for (int64_t steps : {10, 200, 300}) {
     const RunHistory run = read(LogOf().head() + LogOf::steps(1, steps, 9));
