@@ -137,6 +137,8 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   for (const Option& option : train_options(options))
     EXPECT_NE(o.out.find("\n  " + option.flags + " "), std::string::npos) << option.flags;
   EXPECT_NE(o.out.find("\n  -b,--micro-batch INT=4 "), std::string::npos) << o.out;
+  for (const char* group : {"Data", "Model", "Batch", "Optimization", "Output"})
+    EXPECT_NE(o.out.find(format("\n%s:\n", group)), std::string::npos) << group;
   EXPECT_EQ(o.out.find("--skip-"), std::string::npos) << "what is no option any more";
 }
 
