@@ -1,11 +1,13 @@
 // AdamW (Loshchilov & Hutter 2019), as PyTorch computes it. For each parameter, at step t = 1, 2, ...:
 //
-//   g = gradient * min(1, grad_clip / (norm + 1e-6)), as clip_grad_norm_ does; norm: of all parameters' gradients
-//   together m = beta1 m + (1 - beta1) g v = beta2 v + (1 - beta2) g^2 parameter = parameter (1 - learning_rate
-//   weight_decay)
+//   g = gradient * min(1, grad_clip / (norm + 1e-6))
+//   m = beta1 m + (1 - beta1) g
+//   v = beta2 v + (1 - beta2) g^2
+//   parameter = parameter (1 - learning_rate weight_decay)
 //             - learning_rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
-// weight_decay is 0 for biases and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
+// norm is that of all parameters' gradients together, by which clip_grad_norm_ clips too. weight_decay is 0 for biases
+// and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
 #pragma once
 #include <cstdint>  // int64_t
 

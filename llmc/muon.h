@@ -5,11 +5,11 @@
 //   g = gradient, clipped as for AdamW
 //   m = momentum m + (1 - momentum) g
 //   u = momentum m + (1 - momentum) g, of the new m
-//   O = the matrix nearest to u of those whose singular values are all 1, about: five steps of a Newton-Schulz
-//   iteration W = W (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, columns)) O
+//   O = about the matrix nearest to u of those whose singular values are all 1
+//   W = W (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, columns)) O
 //
-// The iteration: X = u / ||u||, of which the longer side is its columns (else it is transposed); then five times, in
-// floatX,
+// O comes from five steps of a Newton-Schulz iteration: X = u / ||u||, of which the longer side is its columns (else it
+// is transposed); then five times, in floatX,
 //
 //   A = X X^T,   X = (a I + b A + c A A) X
 //

@@ -3,11 +3,10 @@
 // shares of the GEMM rate; and operations and steps beside what they should take by arithmetic (gpu_model.h). `make
 // gpu-check` runs it.
 //
-//   bench_gpu [--tiny] [--json FILE]      --tiny: a model of a few thousand parameters, to see that the benchmark
-//   itself runs
+//   bench_gpu [--tiny] [--json FILE]
 //
-// Markdown goes to stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the same
-// bits each time.
+// With --tiny it takes a model of a few thousand parameters, to see that the benchmark itself runs. Markdown goes to
+// stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the same bits each time.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 

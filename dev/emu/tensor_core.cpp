@@ -4,9 +4,9 @@
 //   a (16 x 16)   register r holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next
 //   b (16 x 8)    register r holds column group, rows 2 i + 8 r and the next
 //   d (16 x 8)    element e is at row group + 8 (e / 2), column 2 i + e % 2
-//   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 i and the next; transposed, column
-//   group, rows 2 i
-//                 and the next. Lane n passes the address of row n % 8 of matrix n / 8.
+//   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 i and the next;
+//                 transposed, column group, rows 2 i and the next. Lane n passes the address of row n % 8 of matrix n
+//                 / 8.
 #include <cstring>  // memcpy, memset
 #include "emu.h"
 

@@ -2,11 +2,10 @@
 // from memory.
 //
 //   losses (rows) = logsumexp(logits) - logits[target], in nats
-//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in place, 0 in the columns [V, ld); only with
-//   write_gradient,
-//     otherwise they are unchanged
+//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in place, 0 in the columns [V, ld)
 //
-// Every exponential is of a logit minus the row's largest, so that none overflows.
+// The logits become gradients only with write_gradient; otherwise they are unchanged. Every exponential is of a logit
+// minus the row's largest, so that none overflows.
 #pragma once
 #include <algorithm>           // std::min
 #include <cstdint>             // int64_t

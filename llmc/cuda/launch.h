@@ -4,8 +4,7 @@
 // compiled by version; of it these differ, or are missing in older ones:
 //   cudaFuncGetName           is new in 12.3
 //   cudaGraphInstantiate      has three parameters since 12.0
-//   cudaGetDeviceProperties   is a macro in 12; its cudaDeviceProp has no clockRate, memoryClockRate and others in 13,
-//   of which none is used
+//   cudaGetDeviceProperties   is a macro in 12; clockRate and others, which are not used, are gone from 13
 // dev/cuda_versions.sh compiles with versions that a machine has not.
 #pragma once
 #include <cuda_runtime.h>      // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName

@@ -6,8 +6,8 @@
 //   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 //
 // Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
-//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)),  dweight += sum over rows of dout * xhat,  dbias += sum of
-//   dout
+//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat))
+//   dweight += sum over rows of dout * xhat,  dbias += sum over rows of dout
 #pragma once
 #include <algorithm>              // std::max, std::min
 #include <cstdint>                // int64_t

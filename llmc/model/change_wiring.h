@@ -2,8 +2,7 @@
 // say. Most of its weights stay as they are. Of a layer's c_attn
 //   - the rows of a head of q, k or v that the new wiring uses too stay, whichever layers attend to it now;
 //   - rows that no attention uses any more are dead, as in every model with that wiring;
-//   - a K/V head takes the mean of what its query heads had, which is the mean pooling of grouped-query attention
-//   (Ainslie et al. 2023,
+//   - a K/V head takes the mean of what its query heads had, as in grouped-query attention (Ainslie et al. 2023,
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
 // Gates and learned positions that the model did not have are those of a new model as well.

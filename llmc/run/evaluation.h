@@ -77,12 +77,15 @@ std::string results_json(const EvaluationResults& results);
 std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path);
 
 // What --serve is asked for, a JSON object a line with one of these names, and answers in the same order:
-//   {"loglikelihood": [[context, continuation], ...]}  ->  {"loglikelihood": [[sum of log-likelihoods, all are the
-//   likeliest tokens], ...]}
-//   {"loglikelihood_rolling": [text, ...]}             ->  {"loglikelihood_rolling": [sum of log-likelihoods, ...]}
-//   {"generate_until": [{"context": text, "until": [text, ...], "max_tokens": n, "temperature": x, "top_k": n, "top_p":
-//   x}, ...]}
-//                                                      ->  {"generate_until": [text, ...]}
+//
+//   {"loglikelihood": [[context, continuation], ...]}
+//     -> {"loglikelihood": [[sum of log-likelihoods, all are the likeliest tokens], ...]}
+//   {"loglikelihood_rolling": [text, ...]}
+//     -> {"loglikelihood_rolling": [sum of log-likelihoods, ...]}
+//   {"generate_until": [{"context": text, "until": [text, ...], "max_tokens": n, "temperature": x, "top_k": n,
+//                        "top_p": x}, ...]}
+//     -> {"generate_until": [text, ...]}
+//
 // A request that cannot be answered gets {"error": text}.
 struct GenerateRequest {
   std::string context;

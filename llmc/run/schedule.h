@@ -9,9 +9,10 @@
 //   constant   base
 //   cosine     from base to final_fraction * base along half a cosine
 //   linear     from base to final_fraction * base along a line
-//   wsd        base, then over the last fifth of the run down to final_fraction * base as 1 - sqrt ("warm-up, stable,
-//   decay":
-//              Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations")
+//   wsd        base, then over the last fifth of the run down to final_fraction * base as 1 - sqrt
+//
+// wsd is "warm-up, stable, decay" (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training
+// durations").
 struct Schedule {
   std::string kind = "cosine";
   double learning_rate = 3e-4;
