@@ -11,8 +11,8 @@
 //   linear     from base to final_fraction * base along a line
 //   wsd        base, then over the last fifth of the run down to final_fraction * base as 1 - sqrt
 //
-// wsd is "warm-up, stable, decay" (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training
-// durations").
+// wsd is "warm-up, stable, decay" (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed
+// training durations").
 struct Schedule {
   std::string kind = "cosine";
   double learning_rate = 3e-4;

@@ -32,7 +32,7 @@ Json parse_json(std::string_view text) {
   return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
 }
 
-// The same, but throws Json::exception, which says what is wrong, and UserError if it is nested deeper.
+// The value that a text is. Throws Json::exception, which says what is wrong, or UserError if it is nested deeper.
 template <class Json = nlohmann::ordered_json>
 Json parse_json_or_throw(std::string_view text) {
   if (is_nested_deeper(text, deepest_json)) user_error("it is nested more than %d deep", deepest_json);

@@ -185,7 +185,7 @@ void run_mma_16(Warp& w, const Op& op) {
 
 float tf32(uint32_t bits) { return as<float>(bits & ~0x1fffu); }
 
-// The same of tf32: a is 16 x 8, b 8 x 8.
+// mma.m16n8k8 of tf32: a is 16 x 8, b 8 x 8.
 void run_mma_tf32(Warp& w, const Op& op) {
   float a[16][8], b[8][8], d[16][8];
   const auto reg = [&](int r) { return w.at<uint32_t>(op.list[size_t(r)]); };
