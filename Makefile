@@ -33,6 +33,7 @@ precision_flags.bf16 := -DPRECISION_BF16
 # What -march=native means here: programs that were compiled for another machine's CPU are built anew.
 NATIVE_CPU := $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
 
+comma := ,
 # What this machine has.
 have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
 # have_header NAME [FLAGS]
@@ -44,10 +45,18 @@ HAVE_NVCC := $(call have,$(NVCC))
 HAVE_MPI := $(shell mpicxx --showme:compile >/dev/null 2>&1 && echo yes)
 MPI_FLAGS := $(if $(HAVE_MPI),-DSLA_MPI -DOMPI_SKIP_MPICXX $(shell mpicxx --showme:compile 2>/dev/null))
 MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l%,$(filter-out -lmpi_cxx,$(shell mpicxx --showme:link 2>/dev/null))))
-# NCCL, if its header is where nvcc's compiler looks.
-HAVE_NCCL := $(if $(HAVE_NVCC),$(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include))
+# cuBLASLt and NCCL, if a program links with them where nvcc looks for libraries: there may be a header without its
+# library, and a library without the name that the linker looks for.
+links_with = $(shell echo 'int main() {}' | $(CXX) -x c++ - -o /dev/null $(CUDA_LIBRARIES) $(1) 2>/dev/null && echo yes)
+CUDA_LIBRARIES := $(if $(HAVE_NVCC),$(shell $(NVCC) -dryrun -o /dev/null none.o 2>&1 | sed -n 's/^.*LIBRARIES=//p'))
+HAVE_CUBLASLT := $(if $(HAVE_NVCC),$(call links_with,-lcublasLt))
+HAVE_NCCL := $(if $(HAVE_NVCC),$(and $(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include),$(call \
+  links_with,-lnccl)))
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+# oneDNN, which the CPU's programs need, and libarchive, without which data/tokenize reads plain files only.
+HAVE_DNNL := $(call have_header,dnnl.h)
+HAVE_ARCHIVE := $(call have_header,archive.h)
 # Chart.js, of Debian's and Ubuntu's libjs-chart.js: version 3 and 4 have different names.
 CHART_FOLDERS := /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist $(INCLUDES)
 CHART_JS := $(firstword $(wildcard $(foreach f,$(CHART_FOLDERS),$(f)/chart.min.js $(f)/chart.umd.js)))
@@ -156,22 +165,30 @@ help:
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'
 
-comma := ,
-gpu_builds := $(if $(HAVE_NVCC),$(comma) $(PROGRAMS) in $(gpu_precision))
+empty :=
+# join_all WORDS: with commas.
+join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
+BUILT := $(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu)) report data/tokenize data/convert $(if $(HAVE_CUBLASLT),$(PROGRAMS))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
+	@echo 'cuBLASLt $(call found,$(HAVE_CUBLASLT))'
 	@echo 'MPI      $(call found,$(HAVE_MPI))'
 	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
 	@echo 'GPU      $(or $(GPU),not found)'
-	@echo 'oneDNN   $(call found,$(call have_header,dnnl.h))'
+	@echo 'oneDNN   $(call found,$(HAVE_DNNL))'
 	@echo 'CPU      has $(or $(CPU_BF16),no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'Chart.js $(call found,$(CHART_JS))'
-	@echo 'libarchive $(call found,$(call have_header,archive.h))'
-	@echo 'builds:  $(PROGRAMS:%=%_cpu) in $(cpu_precision), report, data/tokenize, data/convert$(gpu_builds)'
-	@$(if $(HAVE_NVCC),:,echo 'leaves out: train_gpt2_sla (needs nvcc of CUDA 12.3 or later)')
-	@scripts/setup.sh --check build
+	@echo 'libarchive $(call found,$(HAVE_ARCHIVE))'
+	@echo 'builds:  $(call join_all,$(BUILT)) (for the CPU in $(cpu_precision), for a GPU in $(gpu_precision))'
+	@$(if $(HAVE_NVCC),:,echo 'leaves out: $(call join_all,$(PROGRAMS)) (they need nvcc of CUDA 12.3 or later)')
+	@$(if $(and $(HAVE_NVCC),$(if $(HAVE_CUBLASLT),,no)),\
+	  echo 'leaves out: $(call join_all,$(PROGRAMS)) (the linker finds no libcublasLt.so; LIBRARY_PATH=folder)',:)
+	@$(if $(HAVE_DNNL),:,echo 'leaves out: $(call join_all,$(PROGRAMS:%=%_cpu)) (they need oneDNN)')
+	@$(if $(HAVE_ARCHIVE),:,echo 'leaves out: compressed corpora and tar files in data/tokenize (they need libarchive)')
+	@$(if $(CHART_JS),:,echo 'leaves out: curves in reports (they need Chart.js)')
+	@scripts/setup.sh --check gpu $(if $(HAVE_CUBLASLT),--optional cpu extras,cpu --optional extras)
 
-programs: $(PROGRAMS:%=%_cpu) report data/tokenize data/convert $(if $(HAVE_NVCC),$(PROGRAMS))
+programs: $(BUILT)
 
 setup:
 	@scripts/setup.sh build test
@@ -181,7 +198,7 @@ train:
 
 SIZE ?= tiny
 paper:
-	@scripts/setup.sh build
+	@scripts/setup.sh gpu $(if $(and $(HAVE_NVCC),$(GPU)),,cpu) --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(addsuffix $(if $(and $(HAVE_NVCC),$(GPU)),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
 	@scripts/paper.sh $(SIZE)
@@ -294,8 +311,12 @@ $(HOST_LIB): $(HOST_OBJS)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
-data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o) $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lpthread -o $@
+# Without libarchive it reads plain files only.
+$(OBJ)/data/archives: force ; $(call remember,$(HAVE_ARCHIVE))
+SOURCE_STREAM := $(if $(HAVE_ARCHIVE),archive_stream,plain_stream)
+data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o $(SOURCE_STREAM).o shards.o archives) $(HOST_LIB) \
+  $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(if $(HAVE_ARCHIVE),-larchive) -lpthread -o $@
 
 report: $(OBJ)/report.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@

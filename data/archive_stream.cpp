@@ -1,15 +1,12 @@
 #include "archive_stream.h"
-#include <archive.h>            // archive_read_new and all others
-#include <archive_entry.h>      // archive_entry_pathname, archive_entry_filetype
-#include <fcntl.h>              // open
-#include <unistd.h>             // read, close
-#include <algorithm>            // std::min
-#include <cerrno>               // errno
-#include <cstdlib>              // strtol
-#include <cstring>              // memcpy, strerror
-#include "llmc/utils/crc32c.h"  // crc32c
-#include "llmc/utils/error.h"   // user_error
-#include "llmc/utils/utf8.h"    // printable
+#include <archive.h>           // archive_read_new and all others
+#include <archive_entry.h>     // archive_entry_pathname, archive_entry_filetype
+#include <algorithm>           // std::min
+#include <cstdlib>             // strtol
+#include <cstring>             // memcpy, strerror
+#include "llmc/utils/error.h"  // user_error
+#include "llmc/utils/utf8.h"   // printable
+#include "source_reader.h"     // SourceReader
 
 constexpr size_t tar_block = 512;  // bytes of a tar header
 constexpr size_t input_bytes = 1 << 18;
@@ -23,11 +20,8 @@ using Archive = std::unique_ptr<archive, FreeArchive>;
 // is a tar file, are parsed by `entries`.
 struct ArchiveStream::Level {
   std::string name;
-  Level* outer = nullptr;  // nullptr: it is a source, read from fd
-  int fd = -1;
-  int read_error = 0;      // errno
-  int64_t bytes_read = 0;  // from fd
-  uint32_t checksum = 0;   // of these bytes
+  Level* outer = nullptr;  // nullptr: it is a source, read by `source`
+  SourceReader source;
   Archive unpacked, entries;
   std::vector<char> input, unpacked_input;
   char head[tar_block];  // the first bytes, decompressed, by which tar files are detected
@@ -37,12 +31,11 @@ struct ArchiveStream::Level {
   ~Level() {
     entries.reset();
     unpacked.reset();
-    if (fd > 0) close(fd);
   }
 
   [[noreturn]] void fail(archive* a) const {
     for (const Level* level = this; level; level = level->outer)
-      if (level->read_error) user_error("%s: cannot read: %s", level->name.c_str(), strerror(level->read_error));
+      if (level->source.error) user_error("%s: cannot read: %s", level->name.c_str(), strerror(level->source.error));
     const char* why = archive_error_string(a);
     user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name.c_str(),
                why ? why : "unknown error");
@@ -51,13 +44,7 @@ struct ArchiveStream::Level {
   // Reads bytes before decompression. -1 on error.
   ssize_t read_outer(char* bytes, size_t size) {
     if (outer) return archive_read_data(outer->entries.get(), bytes, size);
-    for (;;) {
-      const ssize_t n = ::read(fd, bytes, size);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) read_error = errno;
-      if (n > 0) checksum = crc32c(bytes, n, checksum), bytes_read += n;
-      return n;
-    }
+    return source.read(bytes, size);
   }
   // Reads decompressed bytes. -1 on error.
   ssize_t read_unpacked(char* bytes, size_t size) {
@@ -103,7 +90,9 @@ ArchiveStream::~ArchiveStream() {
 }
 
 std::string ArchiveStream::name() const { return levels_.back()->name; }
-int64_t ArchiveStream::bytes_read() const { return bytes_read_ + (levels_.empty() ? 0 : levels_.front()->bytes_read); }
+int64_t ArchiveStream::bytes_read() const {
+  return bytes_read_ + (levels_.empty() ? 0 : levels_.front()->source.bytes_read);
+}
 
 void ArchiveStream::open_level(const std::string& name, int fd) {
   if (levels_.size() == max_nesting)
@@ -112,7 +101,7 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   levels_.push_back(std::make_unique<Level>());
   Level& level = *levels_.back();
   level.name = name;
-  level.fd = fd;
+  level.source.fd = fd;
   level.outer = levels_.size() > 1 ? levels_[levels_.size() - 2].get() : nullptr;
   level.input.resize(input_bytes);
   level.unpacked.reset(archive_read_new());
@@ -161,8 +150,8 @@ void ArchiveStream::finish_source() {
   ssize_t n;
   while ((n = level.read_outer(level.input.data(), level.input.size())) > 0) continue;
   if (n < 0) level.fail(level.unpacked.get());
-  sources_[source_].checksum = level.checksum;
-  bytes_read_ += level.bytes_read;
+  sources_[source_].checksum = level.source.checksum;
+  bytes_read_ += level.source.bytes_read;
   levels_.pop_back();
 }
 
@@ -180,9 +169,7 @@ bool ArchiveStream::next_file() {
     source_ = std::min(source_ + 1, int64_t(sources_.size()));
     if (source_ == int64_t(sources_.size())) return false;
     const std::string& path = sources_[source_].path;
-    const int fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
-    open_level(path, fd);
+    open_level(path, open_source(path));
     if (!levels_.back()->entries) return true;
   }
 }

@@ -1,32 +1,58 @@
 #!/usr/bin/env bash
-# Installs the packages that are missing, by apt. scripts/setup.sh [--check] build|test|browser|style|curl|gcide ...
-# Without the right to install, or with --check, it prints the one command to run and stops.
+# Installs the packages that are missing, by apt. scripts/setup.sh [--check] GROUP ... [--optional GROUP ...]
+#
+#   gpu      a compiler and the header-only libraries: all that the programs for a GPU need beside nvcc
+#   cpu      what the programs for the CPU need besides
+#   extras   what reads compressed corpora, and draws curves in reports
+#   build    all three
+#   test, browser, style, curl, gcide      for the tests, the form of the sources, and the corpora
+#
+# Without the right to install, or with --check, it prints the one command to run and stops. The exit status is 0 if
+# only packages of the groups after --optional are missing. INCLUDES, from the environment, are folders in which
+# header-only libraries and chart.min.js are found too, as by make INCLUDES="...".
 set -euo pipefail
 
-check=0
+check=0 optional=0 required=0
 if [ "${1:-}" = --check ]; then check=1; shift; fi
 
 missing=() why=() lists=0
 need() {  # need <package> <what for> <test command...>
   local package=$1 reason=$2
   shift 2
-  if ! "$@" >/dev/null 2>&1; then missing+=("$package"); why+=("  $package: $reason"); fi
+  if "$@" >/dev/null 2>&1; then return; fi
+  missing+=("$package") why+=("  $package: $reason")
+  [ $optional = 1 ] || required=1
 }
-chart_js() { ls /usr/share/javascript/chart.js/chart.min.js || ls /usr/share/javascript/chart.js/chart.umd.js; }
-header() { echo "#include <$1>" | "${CXX:-g++}" -std=c++17 -E -x c++ - ; }
+read -ra includes <<<"${INCLUDES:-}"
+chart_js() {
+  local folder
+  for folder in /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist "${includes[@]}"; do
+    if [ -e "$folder/chart.min.js" ] || [ -e "$folder/chart.umd.js" ]; then return; fi
+  done
+  return 1
+}
+# CXX may be a command with options.
+header() { echo "#include <$1>" | ${CXX:-g++} -std=c++17 "${includes[@]/#/-I}" -E -x c++ - ; }
+
+needs_of_gpu() {
+  local compiler=${CXX:-g++}
+  need g++ "the compiler" command -v "${compiler%% *}"
+  need make "runs the Makefile" command -v make
+  need nlohmann-json3-dev "JSON: configs, safetensors headers, logs" header nlohmann/json.hpp
+  need libcli11-dev "the command line" header CLI/CLI.hpp
+  need libtomlplusplus-dev "TOML: a run's options in a file" header toml++/toml.h
+}
+needs_of_cpu() { need libdnnl-dev "oneDNN, the matmuls on a CPU" header dnnl.h; }
+needs_of_extras() {
+  need libarchive-dev "reads compressed corpora and tar files" header archive.h
+  need libjs-chart.js "Chart.js, the charts in reports" chart_js
+}
 
 for group in "$@"; do
   case $group in
-    build)
-      need g++ "the compiler" command -v "${CXX:-g++}"
-      need make "runs the Makefile" command -v make
-      need libdnnl-dev "oneDNN, the matmuls on a CPU" header dnnl.h
-      need nlohmann-json3-dev "JSON: configs, safetensors headers, logs" header nlohmann/json.hpp
-      need libcli11-dev "the command line" header CLI/CLI.hpp
-      need libtomlplusplus-dev "TOML: a run's options in a file" header toml++/toml.h
-      need libarchive-dev "reads compressed corpora and tar files" header archive.h
-      need libjs-chart.js "Chart.js, the charts in reports" chart_js
-      ;;
+    --optional) optional=1 ;;
+    gpu | cpu | extras) "needs_of_$group" ;;
+    build) needs_of_gpu; needs_of_cpu; needs_of_extras ;;
     test)
       need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
       need libboost-context-dev "fibers, as threads of the emulated GPU" header boost/context/fiber.hpp
@@ -45,7 +71,8 @@ for group in "$@"; do
       ;;
     gcide) lists=1 ;;  # apt-get download needs only the package lists
     *)
-      echo "error: scripts/setup.sh: unknown group '$group'; known are build, test, browser, style, curl and gcide" >&2
+      echo "error: scripts/setup.sh: unknown group '$group'; known are gpu, cpu, extras, build, test, browser, style," \
+        "curl and gcide" >&2
       exit 1
       ;;
   esac
@@ -55,21 +82,28 @@ if [ ${#missing[@]} -gt 0 ]; then
   command+=" && apt-get install -y --no-install-recommends ${missing[*]}"
   { echo "missing packages:"; printf '%s\n' "${why[@]}"; } >&2
 elif [ $lists = 1 ] && ! apt-cache show dict-gcide >/dev/null 2>&1; then
+  required=1
   echo "missing: apt's package lists, in which the default corpus is found" >&2
 else
   exit 0
 fi
+# give_up <message>: an error, unless everything can do without what is missing.
+give_up() {
+  if [ $required = 0 ]; then echo "$1; only what needs these packages is left out" >&2; exit 0; fi
+  echo "error: $1" >&2
+  exit 1
+}
 if [ $check = 1 ] || ! command -v apt-get >/dev/null; then
   echo "install them with: sudo sh -c '$command'" >&2
-  exit 1
+  exit $required
 elif [ "$(id -u)" = 0 ]; then
   run=(sh -c)
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
   run=(sudo DEBIAN_FRONTEND=noninteractive sh -c)
 else
-  echo "error: installing needs root; run this once, then try again:" >&2
+  echo "installing needs root; to be run once, before trying again:" >&2
   echo "  sudo sh -c '$command'" >&2
-  exit 1
+  give_up "these packages are not installed"
 fi
 echo "installing: $command" >&2
 export DEBIAN_FRONTEND=noninteractive
@@ -77,6 +111,5 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! "${run[@]}" "$command" >"$log" 2>&1; then
   tail -n 20 "$log" >&2
-  echo "error: the installation failed; its last lines are above" >&2
-  exit 1
+  give_up "the installation failed; its last lines are above"
 fi

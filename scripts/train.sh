@@ -10,14 +10,15 @@ if command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then t
 say() { printf '\n== %s\n' "$*"; }
 
 say "packages"
-groups=(build)
+groups=(gpu)
+if [ $trainer = ./train_gpt2_sla_cpu ]; then groups+=(cpu); fi
 case $DATA in
   gcide) fetching=gcide ;;
   tinyshakespeare) fetching=curl ;;
   *) echo "error: DATA=$DATA: there are gcide and tinyshakespeare; TEXT=path takes any text" >&2; exit 1 ;;
 esac
 if [ -z "${TEXT:-}" ] && [ ! -e "data/$DATA/train_000000.bin" ]; then groups+=("$fetching"); fi
-scripts/setup.sh "${groups[@]}"
+scripts/setup.sh "${groups[@]}" --optional extras
 
 say "programs"
 make --no-print-directory -s -j"$(nproc)" "${trainer#./}" data/tokenize

@@ -9,6 +9,7 @@
 #include <unistd.h>            // access
 #include <cstdlib>             // setenv
 #include <iterator>            // std::istream_iterator
+#include <regex>               // std::regex_search
 #include <set>                 // std::multiset
 #include <sstream>             // std::istringstream
 #include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
@@ -533,20 +534,87 @@ TEST_F(RunTests, AProgramThatRunsNoTestHasFailed) {
 
 using MakefileTest = CommandLine;
 
-// -nostdinc: this machine's own nccl.h is not found, where it has one.
-TEST_F(MakefileTest, LinksNcclOnlyWhereItsHeaderIs) {
-  for (const char* name : {"cuda", "cuda/bin", "cuda/include"}) fs::create_directory(in(name));
-  write_file(in("cuda/bin/nvcc"), "#!/bin/sh\n");
-  chmod(in("cuda/bin/nvcc").c_str(), 0755);
-  const auto make = [&] {
-    return run("env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") +
-               "':\"$PATH\" make -n NVCC=nvcc CXX='g++ -nostdinc' build/bf16/train_gpt2_sla");
-  };
-  const auto has = [](const Outcome& o, const char* text) { return o.out.find(text) != std::string::npos; };
-  const Outcome without = make();
+// A machine of which g++ finds no headers but those in the folder "headers" (-nostdinc), and nvcc is a line of shell
+// that knows the folder "cuda/lib". In that lie libraries without any function.
+class MakefileOffline : public MakefileTest {
+ protected:
+  void SetUp() override {
+    MakefileTest::SetUp();
+    for (const char* name : {"cuda", "cuda/bin", "cuda/include", "cuda/lib", "headers"}) fs::create_directory(in(name));
+    write_file(in("cuda/bin/nvcc"), "#!/bin/sh\necho '#$ LIBRARIES=  \"-L" + in("cuda/lib") + "\"'\n");
+    chmod(in("cuda/bin/nvcc").c_str(), 0755);
+    add_library("cublasLt");
+    break_library("nccl");
+    for (const char* name : {"nlohmann/json.hpp", "CLI/CLI.hpp", "toml++/toml.h"}) {
+      fs::create_directories(fs::path(in(std::string("headers/") + name)).parent_path());
+      write_file(in(std::string("headers/") + name), "");
+    }
+  }
+  void add_library(const std::string& name) const {
+    ASSERT_EQ(run("g++ -shared -x c++ /dev/null -o '" + in("cuda/lib/lib" + name + ".so") + "'").exit_status, 0);
+  }
+  // It is found before this machine's, if that has one.
+  void break_library(const std::string& name) const { write_file(in("cuda/lib/lib" + name + ".so"), "none"); }
+  std::string environment() const { return "env -u MAKEFLAGS -u MAKELEVEL PATH='" + in("cuda/bin") + "':\"$PATH\" "; }
+  Outcome make(const std::string& arguments) const {
+    return run(environment() + "make NVCC=nvcc CXX='g++ -nostdinc' " + arguments);
+  }
+  static bool has(const Outcome& o, const std::string& text) { return (o.out + o.err).find(text) != std::string::npos; }
+};
+
+TEST_F(MakefileOffline, LinksNcclOnlyWhereItsHeaderAndLibraryAre) {
+  const auto links = [&] { return make("-n build/bf16/train_gpt2_sla"); };
+  const auto has_nccl = [&](const Outcome& o) { return has(o, "-lnccl") || has(o, "-DSLA_NCCL"); };
+  const Outcome without = links();
   EXPECT_TRUE(has(without, "-lcublasLt")) << without.out << without.err;
-  EXPECT_FALSE(has(without, "-lnccl") || has(without, "-DSLA_NCCL")) << without.out;
+  EXPECT_FALSE(has_nccl(without)) << without.out;
   write_file(in("cuda/include/nccl.h"), "");
-  const Outcome with = make();
+  EXPECT_FALSE(has_nccl(links())) << "the header alone";
+  add_library("nccl");
+  const Outcome with = links();
   EXPECT_TRUE(has(with, "-lnccl") && has(with, "-DSLA_NCCL")) << with.out << with.err;
+}
+
+// What the programs for a GPU need is there, and nothing else.
+TEST_F(MakefileOffline, LeavesOutOnlyWhatNeedsMissingPackages) {
+  const Outcome missing = make("what-is-here");
+  EXPECT_NE(missing.exit_status, 0);
+  EXPECT_TRUE(has(missing, "nlohmann-json3-dev: JSON")) << missing.err;
+  const std::string includes = "INCLUDES='" + in("headers") + "' ";
+  const Outcome o = make(includes + "what-is-here");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const char* sentence :
+       {"builds:  report, data/tokenize, data/convert, train_gpt2_sla, sample_gpt2_sla, evaluate_gpt2_sla (",
+        "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need oneDNN)",
+        "leaves out: compressed corpora and tar files in data/tokenize (they need libarchive)", "libdnnl-dev: oneDNN"})
+    EXPECT_TRUE(has(o, sentence)) << sentence << "\n" << o.out << o.err;
+  EXPECT_FALSE(has(o, "nlohmann")) << o.err;
+  const Outcome built = make(includes + "-n programs");
+  EXPECT_EQ(built.exit_status, 0) << built.err;
+  EXPECT_TRUE(has(built, "-I" + in("headers")) && has(built, "data/plain_stream.cpp")) << built.out;
+  EXPECT_FALSE(has(built, "-larchive") || has(built, "-ldnnl")) << built.out;
+  break_library("cublasLt");
+  const Outcome unlinked = make(includes + "what-is-here");
+  EXPECT_NE(unlinked.exit_status, 0) << "neither a GPU's programs nor a CPU's";
+  EXPECT_TRUE(has(unlinked, "(the linker finds no libcublasLt.so; LIBRARY_PATH=folder)")) << unlinked.out;
+}
+
+// Nothing can be installed; `make` says what it is to build, and the corpus is a text.
+TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
+  std::string real_make = run("command -v make").out;
+  real_make.pop_back();
+  for (const auto& [name, text] : {std::pair("nvidia-smi", "echo 'GPU 0: a'"), std::pair("apt-get", "exit 100"),
+                                   std::pair("sudo", "exit 1"), std::pair("make", "echo \"make: $*\"; exit 9")}) {
+    write_file(in("cuda/bin/") + name, std::string("#!/bin/sh\n") + text + "\n");
+    chmod((in("cuda/bin/") + name).c_str(), 0755);
+  }
+  const Outcome train =
+      run(environment() + "CXX='g++ -nostdinc' INCLUDES='" + in("headers") + "' TEXT=README.md scripts/train.sh");
+  EXPECT_EQ(train.exit_status, 9) << train.err;
+  EXPECT_TRUE(has(train, "only what needs these packages is left out")) << train.err;
+  EXPECT_TRUE(std::regex_search(train.out, std::regex("make: .* train_gpt2_sla data/tokenize"))) << train.out;
+  const Outcome paper = run(environment() + "INCLUDES='" + in("headers") + "' " + real_make +
+                            " CXX='g++ -nostdinc' MAKE='" + in("cuda/bin/make") + "' paper");
+  EXPECT_TRUE(std::regex_search(paper.out, std::regex("make: .* train_gpt2_sla evaluate_gpt2_sla report")))
+      << paper.out << paper.err;
 }

@@ -1,0 +1,88 @@
+// ArchiveStream where libarchive is not installed: plain files only. Compressed files and tar files are errors.
+#include <algorithm>  // std::min
+#include <cstring>    // strerror
+#include "archive_stream.h"
+#include "llmc/utils/error.h"  // user_error
+#include "source_reader.h"     // SourceReader, open_source
+
+// A source, of which the first bytes have been read to see what it is.
+struct ArchiveStream::Level {
+  std::string name, head;
+  size_t head_given = 0;
+  SourceReader source;
+
+  size_t read(char* bytes, size_t size) {
+    if (head_given < head.size()) {
+      const size_t n = head.copy(bytes, size, head_given);
+      head_given += n;
+      return n;
+    }
+    const ssize_t n = source.read(bytes, size);
+    if (n < 0) user_error("%s: cannot read: %s", name.c_str(), strerror(source.error));
+    return size_t(n);
+  }
+};
+
+ArchiveStream::ArchiveStream(std::vector<SourceFile>& sources, int64_t first) : sources_(sources), source_(first - 1) {}
+ArchiveStream::~ArchiveStream() = default;
+
+std::string ArchiveStream::name() const { return levels_.front()->name; }
+int64_t ArchiveStream::bytes_read() const {
+  return bytes_read_ + (levels_.empty() ? 0 : levels_.front()->source.bytes_read);
+}
+
+// Whether a file that begins with `head` is compressed by gzip, bzip2, xz or zstd, or is a tar file.
+static bool is_packed(const std::string& head) {
+  for (const std::string& magic : {std::string("\x1f\x8b"), std::string("BZh"),
+                                   std::string("\xfd"
+                                               "7zXZ"),
+                                   std::string("\x28\xb5\x2f\xfd")})
+    if (head.compare(0, magic.size(), magic) == 0) return true;
+  return head.size() > 257 && head.compare(257, 5, "ustar") == 0;
+}
+
+void ArchiveStream::open_level(const std::string& name, int fd) {
+  levels_.push_back(std::make_unique<Level>());
+  Level& level = *levels_.back();
+  level.name = name;
+  level.source.fd = fd;
+  std::string head(512, 0);  // of a tar file, the header of its first entry
+  size_t got = 0;
+  while (const size_t n = level.read(head.data() + got, head.size() - got)) got += n;
+  head.resize(got);
+  if (is_packed(head))
+    user_error("%s: is compressed or a tar file, and this program was built without libarchive; unpack it, or install "
+               "libarchive-dev and run make again",
+               name.c_str());
+  level.head = head;
+}
+
+void ArchiveStream::finish_source() {
+  const SourceReader& source = levels_.front()->source;
+  sources_[source_].checksum = source.checksum;
+  bytes_read_ += source.bytes_read;
+  levels_.pop_back();
+}
+
+bool ArchiveStream::next_file() {
+  if (!levels_.empty()) {
+    char rest[4096];
+    while (levels_.front()->read(rest, sizeof rest) > 0) continue;  // it counts for the checksum
+    finish_source();
+  }
+  source_ = std::min(source_ + 1, int64_t(sources_.size()));
+  if (source_ == int64_t(sources_.size())) return false;
+  const std::string& path = sources_[source_].path;
+  open_level(path, open_source(path));
+  return true;
+}
+
+size_t ArchiveStream::read(char* bytes, size_t size) {
+  size_t got = 0;
+  while (got < size) {
+    const size_t n = levels_.front()->read(bytes + got, size - got);
+    if (n == 0) break;
+    got += n;
+  }
+  return got;
+}

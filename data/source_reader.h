@@ -1,0 +1,41 @@
+// A file on disk, or standard input, that is read once from its beginning to its end.
+#pragma once
+#include <fcntl.h>              // open
+#include <unistd.h>             // read, close
+#include <cerrno>               // errno
+#include <cstring>              // strerror
+#include <string>               // std::string
+#include "llmc/utils/crc32c.h"  // crc32c
+#include "llmc/utils/error.h"   // user_error
+
+// The file descriptor of `path`, or of standard input if that is "-". Throws UserError if it cannot be opened.
+inline int open_source(const std::string& path) {
+  const int fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
+  return fd;
+}
+
+// Reads `fd`, which it closes at its end, and takes the CRC-32C of the bytes. No file if fd is -1.
+struct SourceReader {
+  int fd = -1;
+  int error = 0;  // errno of a read that failed
+  int64_t bytes_read = 0;
+  uint32_t checksum = 0;
+
+  SourceReader() = default;
+  SourceReader(const SourceReader&) = delete;
+  SourceReader& operator=(const SourceReader&) = delete;
+  ~SourceReader() {
+    if (fd > 0) close(fd);
+  }
+  // bytes (size) = the next bytes. Returns their number, 0 at the end; -1 on error, which `error` keeps.
+  ssize_t read(char* bytes, size_t size) {
+    for (;;) {
+      const ssize_t n = ::read(fd, bytes, size);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) error = errno;
+      if (n > 0) checksum = crc32c(bytes, n, checksum), bytes_read += n;
+      return n;
+    }
+  }
+};
