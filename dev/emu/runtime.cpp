@@ -41,6 +41,18 @@ struct Capture {
   bool lost = false;  // a call was made that a capture does not allow, and cudaStreamEndCapture has no graph to return
 };
 
+// The shared memory that a block can have, in KB, by compute capability: 80 is 8.0. 0 if it is not emulated.
+size_t shared_kilobytes(int capability) {
+  switch (capability) {
+    case 80: return 163;
+    case 86:
+    case 89:
+    case 120: return 99;
+    case 90: return 227;
+    default: return 0;
+  }
+}
+
 struct Kernel {
   std::string mangled, demangled;
   size_t shared_bytes_allowed = 48 * 1024;  // without cudaFuncSetAttribute
@@ -88,8 +100,10 @@ struct Runtime {
   Runtime() {
     if (const char* seed = getenv("SLA_EMU_SEED")) rng.state = strtoull(seed, nullptr, 10);
     const char* capability = getenv("SLA_EMU_CC");
-    if (capability != nullptr && sscanf(capability, "%1d%1d", &major, &minor) != 2) {
-      fatal("SLA_EMU_CC is \"%s\"; it should be 80 or 90", capability);
+    if (capability != nullptr) {
+      const int number = atoi(capability);
+      major = number / 10, minor = number % 10;
+      if (shared_kilobytes(number) == 0) fatal("SLA_EMU_CC is \"%s\"; it should be 80, 86, 89, 90 or 120", capability);
     }
     read_ptx();
     is_device_memory(nullptr);  // reserves the range before the handler uses it
@@ -117,7 +131,7 @@ Runtime& runtime() {
 
 cudaError_t failed(cudaError_t error) { return runtime().last_error = error; }
 
-size_t shared_bytes_limit() { return (runtime().major >= 9 ? 227 : 163) * size_t(1024); }
+size_t shared_bytes_limit() { return shared_kilobytes(runtime().major * 10 + runtime().minor) * 1024; }
 
 // Called at every use of a stream.
 CUstream_st& checked(cudaStream_t stream, const char* name) {
@@ -232,6 +246,7 @@ void set_seed(uint64_t seed) {
   rng.state = seed;
 }
 void set_compute_capability(int major, int minor) {
+  if (shared_kilobytes(major * 10 + minor) == 0) fatal("compute capability %d.%d is not emulated", major, minor);
   runtime().major = major;
   runtime().minor = minor;
 }

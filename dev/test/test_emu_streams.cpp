@@ -435,6 +435,11 @@ TEST(EmuLaunch, TheDeviceIsWhatItIsToldToBe) {
   EXPECT_EQ(properties.sharedMemPerBlockOptin, 163u * 1024);
   EXPECT_EQ(cudaFuncSetAttribute(set_to, cudaFuncAttributeMaxDynamicSharedMemorySize, 164 * 1024),
             cudaErrorInvalidValue);
+  for (const auto& [major, minor] : {std::pair(8, 6), std::pair(8, 9), std::pair(12, 0)}) {
+    emu::set_compute_capability(major, minor);
+    check(cudaGetDeviceProperties(&properties, 0));
+    EXPECT_EQ(properties.sharedMemPerBlockOptin, 99u * 1024) << major << "." << minor;
+  }
   emu::set_compute_capability(9, 0);
   int value;
   check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));

@@ -326,6 +326,19 @@ TEST_F(MachineCode, OfAttentionTakesNoMoreRegistersSpillsOrStack) {
   EXPECT_EQ(measured().table.size(), table.size()) << "dev/test/machine_code.txt has kernels that do not exist";
 }
 
+// Turing has no bf16 tensor cores, which is one error and not one for each use of them.
+TEST(GpusBeforeAmpere, AreRefusedInOneSentence) {
+  const TemporaryFolder folder;
+  if (shell(nvcc() + " --version", folder).exit_status != 0) GTEST_SKIP() << "no nvcc";
+  const Outcome o = shell(nvcc() + " -I. -std=c++17 -DPRECISION_BF16 -arch=sm_75 -c train_gpt2_sla.cu -o '" +
+                              folder.path + "/program.o'",
+                          folder);
+  EXPECT_NE(o.exit_status, 0);
+  const size_t error = o.err.find("error: ");
+  EXPECT_NE(o.err.find("compute capability 8.0 (Ampere) or later is needed"), std::string::npos) << o.err;
+  EXPECT_EQ(o.err.find("error: ", error + 1), std::string::npos) << o.err;
+}
+
 // The minor versions of an nvcc differ by a few percent.
 TEST_F(MachineCode, OfAttentionSpendsNoMorePerTensorInstruction) {
   if (!measured().reason_without_loops.empty()) GTEST_SKIP() << measured().reason_without_loops;

@@ -33,11 +33,13 @@ inline int& gpu_index() {
 struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
-  // A block can have 163 KB of shared memory on an A100, 227 KB on an H100, 99 KB with compute capability 8.6 or 8.9.
+  // A block can have 163 KB of shared memory on an A100, 227 KB on an H100, 99 KB with compute capability 8.6, 8.9 or
+  // 12.0.
   static constexpr size_t large_shared_bytes = 162 << 10;
   std::string name;
   std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
   int multiprocessors = 0;
+  size_t shared_bytes = 0;               // the most that a block can have
   bool has_large_shared_memory = false;  // a block can have large_shared_bytes
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
@@ -63,7 +65,8 @@ struct Gpu {
       id += format(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", (unsigned char)properties.uuid.bytes[i]);
     id += " on " + host_name();
     multiprocessors = properties.multiProcessorCount;
-    has_large_shared_memory = properties.sharedMemPerBlockOptin >= large_shared_bytes;
+    shared_bytes = properties.sharedMemPerBlockOptin;
+    has_large_shared_memory = shared_bytes >= large_shared_bytes;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));

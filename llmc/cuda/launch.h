@@ -14,6 +14,10 @@
 #include <string>              // std::string
 #include "llmc/utils/error.h"  // user_error
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "a GPU of compute capability 8.0 (Ampere) or later is needed: older ones have no bf16 tensor cores"
+#endif
+
 inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {
   if (status != cudaSuccess)
     user_error("CUDA: %s (%s) from %s at %s:%d", cudaGetErrorString(status), cudaGetErrorName(status), what, file,

@@ -54,9 +54,9 @@ __device__ inline float rounded(float x) {
   return to_float(y);
 }
 
-constexpr int layernorm_warps = 4;
+constexpr int layernorm_warps = 4;  // of a block, or fewer where their rows do not fit in its shared memory
 
-// A block owns four rows, a warp one of them, a lane eight channels of every 256. Global memory is read once: the row
+// A block owns a row for each of its warps, a lane eight channels of every 256. Global memory is read once: the row
 // stays in shared memory for the second pass, in which the variance is taken around the mean (without cancellation),
 // and for the third, which normalises. With `adds` the row is a + b rounded to floatX, as residual holds it, so that a
 // later LayerNorm of residual gives the same bits. For the same reason products and sums are written as fmaf: their
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(layernorm_warps* warp_size)
     layernorm_forward_kernel(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
                              const floatX* weight, const floatX* bias, int64_t N, int C, float eps) {
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
-  const int64_t n = int64_t(blockIdx.x) * layernorm_warps + warp, row = n * C;
+  const int64_t n = int64_t(blockIdx.x) * (blockDim.x / warp_size) + warp, row = n * C;
   if (n >= N) return;
   const WarpRow kept(warp, lane, C);
   float x[8];
@@ -177,9 +177,9 @@ template <bool adds>
 void launch_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
                               const floatX* weight, const floatX* bias, int64_t N, int64_t C, float eps) {
   CHECK(C % 8 == 0 && C <= largest_channels);
-  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(N, layernorm_warps))),
-         dim3(layernorm_warps * warp_size), layernorm_warps * WarpRow::bytes(C), gpu().stream, residual, out, mean,
-         rstd, a, b, weight, bias, N, C, eps);
+  const int64_t warps = std::min<int64_t>(layernorm_warps, gpu().shared_bytes / WarpRow::bytes(C));
+  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(N, warps))), dim3(unsigned(warps * warp_size)),
+         size_t(warps) * WarpRow::bytes(C), gpu().stream, residual, out, mean, rstd, a, b, weight, bias, N, C, eps);
 }
 
 // out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C). bias may be null.

@@ -89,6 +89,25 @@ TEST(LayerNorm, KeepsItsDigitsWhereTheMeanIsLarge) {
   EXPECT_LE(relative_error(rstd.to_host(), expected.rstd), of_fp32);
 }
 
+#ifdef SLA_EMU
+// Four rows of so many channels do not fit, as on GPUs of compute capability 8.6, 8.9 and 12.0.
+TEST(LayerNorm, FitsInBlocksOf99KilobytesOfSharedMemory) {
+  const size_t shared_bytes = gpu().shared_bytes;
+  emu::set_compute_capability(8, 6);
+  gpu().shared_bytes = 99 << 10;
+  for (const RowsAndChannels& s : {RowsAndChannels{7, 6400}, RowsAndChannels{5, 8192}}) {
+    const int64_t N = s.N, C = s.C;
+    const auto inp = random_values<floatX>(N * C, 1), one = std::vector<floatX>(size_t(C), floatX(1.0f));
+    const DeviceArray<floatX> d_inp(inp), d_one(one), out(nans<floatX>(N * C));
+    const DeviceArray<float> mean(nans<float>(N)), rstd(nans<float>(N));
+    layernorm_forward(out.data, mean.data, rstd.data, d_inp.data, d_one.data, nullptr, N, C, 1e-5f);
+    EXPECT_LE(relative_error(out.to_host(), layernorm_in_double(inp, one, nullptr, inp, s).out), one_rounding) << C;
+  }
+  gpu().shared_bytes = shared_bytes;
+  emu::set_compute_capability(9, 0);
+}
+#endif
+
 TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
   std::vector<RowsAndChannels> shapes(std::begin(layernorm_shapes), std::end(layernorm_shapes));
   shapes.push_back({2003, 8});  // on the emulated GPU more than 16 rows a block
