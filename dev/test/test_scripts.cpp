@@ -142,6 +142,7 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
   // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
   write_program("srun", R"(
     pmix=
+    echo "srun has $SRUN_CPUS_PER_TASK cores a task" >&2
     while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || pmix=SLURM_STEP_NUM_TASKS=2
        shift; done
     exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 \
@@ -151,6 +152,7 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
   write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   setenv("SLURM_JOB_ID", "7", 1);
+  setenv("SLURM_CPUS_PER_TASK", "8", 1);
   setenv("TRAINER", "build/fp32/train_gpt2_sla_emu", 1);
   for (const char* job : {"slurm_pmix", "slurm"}) {
     fs::remove(in("queue"));
@@ -161,6 +163,7 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
     EXPECT_NE(warned.exit_status, 0) << warned.err;
     EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
     EXPECT_NE(warned.err.find("srun --kill-on-bad-exit=1"), std::string::npos) << warned.err;
+    EXPECT_NE(warned.err.find("srun has 8 cores a task"), std::string::npos) << warned.err;
     EXPECT_EQ(warned.err.find("srun --mpi=pmix") != std::string::npos, std::string(job) == "slurm_pmix") << warned.err;
     const Outcome o = run(command);
     EXPECT_EQ(o.exit_status, 0) << o.err;
@@ -189,6 +192,19 @@ TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
                            "-x NCCL_SOCKET_IFNAME=eth7", "build/fp32/train_gpt2_sla_cpu -e d36"})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
   EXPECT_EQ(run("scripts/multi_node/mpirun.sh node1:8").exit_status, 1);
+}
+
+TEST_F(Scripts, OnSeveralMachinesPassNcclsVariablesToMpirun) {
+  write_program("mpirun", "echo \"mpirun $*\"");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  const Outcome o = run("NCCL_DEBUG=INFO NCCL_IB_HCA=mlx5 OMP_PLACES=cores INTERFACE=eth7 NCCL_SOCKET_IFNAME=eth1 "
+                        "OTHER=1 "
+                        "scripts/multi_node/mpirun.sh node1:8 scripts/run_gpt2_774M.sh");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const char* part : {" -x NCCL_DEBUG ", " -x NCCL_IB_HCA ", " -x OMP_PLACES ", " -x NCCL_SOCKET_IFNAME=eth7 "})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
+  for (const char* part : {"OTHER", "NCCL_SOCKET_IFNAME "})
+    EXPECT_EQ(o.out.find(part), std::string::npos) << part << "\n" << o.out;
 }
 
 // ----------------------------------------------------------------------------
