@@ -7,9 +7,11 @@ CXXSTD   := -std=c++17
 # user's build.
 WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror)
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
-OPTIMIZE := -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast
+# MARCH: the CPU that programs are for.
+MARCH := native
+OPTIMIZE := -O3 -march=$(MARCH) -fno-math-errno -fno-trapping-math -ffp-contract=fast
 ifdef DEBUG
-OPTIMIZE := -O1 -g -march=native -DSLA_DEBUG
+OPTIMIZE := -O1 -g -march=$(MARCH) -DSLA_DEBUG
 endif
 CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
 CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
@@ -66,13 +68,14 @@ CHART_LICENCE := $(if $(CHART_JS),$(wildcard /usr/share/doc/libjs-chart.js/copyr
 GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   tr -d . | grep -x '[0-9]*' | sort -u)
 ifneq ($(strip $(GPU_ARCH)),)
-GENCODE := $(foreach arch,$(GPU_ARCH),-gencode arch=compute_$(arch),code=sm_$(arch))
+GENCODE := $(foreach arch,$(GPU_ARCH:sm_%=%),-gencode arch=compute_$(arch),code=sm_$(arch))
 else
 GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
   -gencode arch=compute_90,code=compute_90
 endif
-NVCCFLAGS = $(CXXSTD) -O3 $(if $(DEBUG),-lineinfo -DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
-  $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE)
+NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
+  $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) $(if $(PORTABLE),\
+  -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed)
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
 # With -O2 it takes twice as long to compile, and the tests run no faster. -g1 is enough for stack traces with lines; -g
@@ -131,7 +134,7 @@ TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
 QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
 
 .PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
-.PHONY: setup programs what-is-here
+.PHONY: setup programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -146,7 +149,9 @@ help:
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
 	@echo '                (about 5 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (about 30 minutes); the last line of both says how many passed'
-	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark (under 10 minutes)'
+	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
+	@echo '                STEPS=build,tests,sanitize,bench,torch: only these'
+	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'
 	@echo '                with and without skip-layer attention'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
@@ -246,8 +251,23 @@ gpu-model:
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/gpu_model
 	@$(BUILD)/bf16/gpu_model > dev/bench/gpu-model.md
 
+# What `make gpu-check` runs.
+gpu-checked: $(addprefix $(BUILD)/bf16/,bench_gpu train_gpt2_sla test_tile) \
+  $(foreach p,bf16 fp32,$(addprefix $(BUILD)/$(p)/,$(DEVICE_TESTS)))
 gpu-check:
 	@scripts/gpu_check.sh
+
+# For another machine: without MPI, NCCL and the instructions of this one's CPU. PORTABLE=1 links the compiler's
+# libraries statically.
+BUNDLE := $(BUILD)/bundle
+BUNDLE_MARCH ?= $(if $(filter x86_64,$(shell uname -m)),x86-64-v3,armv8-a)
+gpu-bundle:
+	@$(if $(HAVE_CUBLASLT),:,echo 'error: gpu-bundle needs nvcc and cuBLASLt, which are not found' >&2; exit 1)
+	@$(if $(strip $(GPU_ARCH)),:,echo 'error: gpu-bundle: for which GPU? GPU_ARCH=sm_90 is an H100 or H200' >&2; exit 1)
+	@scripts/setup.sh gpu
+	@$(MAKE) --no-print-directory -j$(shell nproc) gpu-checked $(PROGRAMS:%=$(BUNDLE)/bf16/%) BUILD=$(BUNDLE) \
+	  MARCH=$(BUNDLE_MARCH) HAVE_MPI= HAVE_NCCL= PORTABLE=1 DEBUG=
+	@scripts/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
 
 SECONDS ?= 60
 fuzz:

@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
-# `make gpu-check`: everything that only a GPU can show, in under ten minutes: builds natively, tests the model and its
-# operations in both precisions, runs compute-sanitizer on a subset of the tests, and benchmarks. The results go to
-# dev/bench/results/<gpu>.{md,json}; the last line of the former says whether everything passed. If python3 has a
-# PyTorch that sees the GPU, the same model and attention are timed with it, too, which takes some minutes more: it
-# compiles the model for each shape.
+# `make gpu-check`: everything that only a GPU can show. STEPS, of which all are done unless it says otherwise:
 #
-# Needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++ and
-# GoogleTest. Where those are not installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources among them.
+#   build      the programs, with nvcc for this GPU
+#   tests      the model and its operations in both precisions, a golden case, the largest micro-batch
+#   sanitize   compute-sanitizer on a subset of the tests
+#   bench      the benchmark
+#   torch      the same model and attention in PyTorch, if python3 has one that sees the GPU; it compiles the model for
+#              each shape
+#
+# for example STEPS=tests,bench. Each step has a time limit; LIMIT=seconds is another for all of them. Results go to
+# dev/bench/results/<gpu>.{md,json}: a row as soon as its step has ended, so that a run that is killed leaves what it
+# has found out. Rows of other STEPS stay from earlier runs of the same commit. The report's last line says whether
+# everything passed. Logs are in build/gpu_check, that of the running step too.
+#
+# To build it needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++
+# and GoogleTest. Where those are not installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources in it.
+# Programs of make gpu-bundle are taken as they are: then there is a file `prebuilt` beside them.
 #
 # BUILD and RESULTS are the folders of the programs and of the report, if they are to be others than build and
 # dev/bench/results. dev/test/test_scripts.cpp runs this script so, with the emulated GPU's programs in place of what
@@ -14,105 +23,164 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build} results=${RESULTS:-dev/bench/results}
-die() { echo "error: $*" >&2; exit 1; }
-command -v nvcc >/dev/null || die "gpu-check: nvcc is not on the PATH; install the CUDA toolkit, or add its bin folder"
+die() { echo "error: gpu-check: $*" >&2; exit 1; }
+all_parts=(build tests sanitize bench torch)
+IFS=, read -ra parts <<<"${STEPS:-build,tests,sanitize,bench,torch}"
+for part in "${parts[@]}"; do
+  [[ " ${all_parts[*]} " = *" $part "* ]] || die "STEPS=$STEPS: $part is none of ${all_parts[*]}"
+done
+[[ ${LIMIT:-1} =~ ^[1-9][0-9]*$ ]] || die "LIMIT=$LIMIT: it must be a number of seconds"
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
-[ -n "$name" ] || die "gpu-check: nvidia-smi shows no GPU; make test runs the same kernels on an emulated one"
-sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v nvcc)")/compute-sanitizer" 2>/dev/null)
+[ -n "$name" ] || die "nvidia-smi shows no GPU; make test runs the same kernels on an emulated one"
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+if [ -e "$build/prebuilt" ]; then
+  source_of=$(<"$build/prebuilt")
+else
+  command -v nvcc >/dev/null || die "nvcc is not on the PATH; install the CUDA toolkit, or add its bin folder"
+  source_of="$(git rev-parse --short HEAD 2>/dev/null || echo 'no git'), CUDA $(nvcc --version |
+    sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+fi
+sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v nvcc)")/compute-sanitizer" 2>/dev/null ||
+  ls -d /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
 slug=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
-mkdir -p "$results"
-report=$results/$slug.md
-table=$(mktemp) steps=$(mktemp) peer=$(mktemp) tokens=$(mktemp)
-trap 'rm -f "$table" "$steps" "$peer" "$tokens"' EXIT
-failed=0 start=$SECONDS
+report=$results/$slug.md ours=$results/$slug.json
+# Here are the logs, and for each part its rows and what it prints below them.
+state=$build/gpu_check
+mkdir -p "$results" "$state"
+[ "$(cat "$state/of" 2>/dev/null)" = "$name, $source_of" ] || rm -f "$state"/*
+echo "$name, $source_of" >"$state/of"
+export build sanitizer state ours
 
-# step <what> <command...>: runs it and adds a row to the table; if it failed, or was a test program in which no test
-# ran, the end of its output is printed.
+# The report, of all rows that there are. It is green once every part is done and none of its rows is RED.
+write_report() {
+  local part missing=()
+  for part in "${all_parts[@]}"; do [ -e "$state/$part.done" ] || missing+=("$part"); done
+  {
+    printf '# %s\n\n`make gpu-check`, %s,\ndriver %s, %s.\n\n' "$name" "$source_of" "$driver" "$(date -u +%Y-%m-%d)"
+    printf '| step | | time | |\n| --- | --- | --: | --- |\n'
+    for part in "${all_parts[@]}"; do cat "$state/$part.rows" 2>/dev/null; done
+    echo
+    for part in bench torch; do cat "$state/$part.tables" 2>/dev/null; done
+    echo
+    if grep -qs '^|[^|]*| RED |' "$state"/*.rows; then
+      echo "Not all green."
+    elif [ ${#missing[@]} -gt 0 ]; then
+      echo "Green so far; not done: ${missing[*]}."
+    else
+      echo "All green."
+    fi
+  } >"$report.part"
+  mv "$report.part" "$report"
+}
+
+child=
+trap 'kill $child 2>/dev/null; exit 1' INT TERM HUP
+row() { echo "$1" | tee -a "$state/$part.rows"; write_report; }
+
+# step <limit in seconds> <what> <command...>: runs it, with its output in a log, and adds a row to the table. If it
+# failed, was a test program in which no test ran, or took too long, the end of its output is printed.
 step() {
-  local what=$1 log begin=$SECONDS verdict=green
-  shift
-  log=$(mktemp)
+  local limit=${LIMIT:-$1} what=$2 begin=$SECONDS verdict=green note status
+  shift 2
+  local log=$state/${what//[^A-Za-z0-9]/_}.log
   echo "== $what"
-  if ! "$@" >"$log" 2>&1 || grep -qF '[  PASSED  ] 0 tests.' "$log"; then verdict=RED; failed=1; tail -n 60 "$log"; fi
-  local tests
-  tests=$(grep -E '^\[  PASSED  \]|^ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/=* *//')
-  echo "| $what | $verdict | $((SECONDS - begin)) s | ${tests#\[  PASSED  \] } |" | tee -a "$steps"
-  rm -f "$log"
+  timeout --kill-after=10 "$limit" bash -c '"$@"' step "$@" >"$log" 2>&1 &
+  child=$!
+  wait $child
+  status=$?
+  note=$(grep -E '^\[  PASSED  \]|^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tail -n 1 |
+    sed 's/^\[  PASSED  \] //; s/^=* *//')
+  if [ $status = 124 ] || [ $status = 137 ]; then note="stopped after $limit s"; fi
+  if [ $status != 0 ] || grep -qF '[  PASSED  ] 0 tests.' "$log"; then verdict=RED; tail -n 60 "$log"; fi
+  row "| $what | $verdict | $((SECONDS - begin)) s | $note |"
+  [ $verdict = green ]
 }
 
 tests="test_gpt2_sla test_ops test_attention"
-targets=("$build"/bf16/{bench_gpu,train_gpt2_sla,test_tile})
-for p in bf16 fp32; do for t in $tests; do targets+=("$build/$p/$t"); done; done
-step "build for $name" make --no-print-directory -j"$(nproc)" BUILD="$build" "${targets[@]}"
-[ $failed = 0 ] || die "gpu-check: the build failed"
-step "test_tile, bf16" "$build/bf16/test_tile"
-for p in bf16 fp32; do for t in $tests; do step "$t, $p" "$build/$p/$t"; done; done
 
-trainer=$build/bf16/train_gpt2_sla
-step "train_gpt2_sla, a golden case" "$trainer" -e dev/test/golden/paper_default \
-  -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 -x 10 -k constant -l 1e-4 -v 0
+build_programs() {
+  if [ -e "$build/prebuilt" ]; then echo "taken as they are"; return; fi
+  make --no-print-directory -j"$(nproc)" BUILD="$build" gpu-checked
+}
+part_build() { step 1200 "build for $name" build_programs || die "the build failed"; }
 
 # Three updates of as many sequences as the program says fit: the first runs eagerly, the second is captured as a graph,
 # the third replays it. Does the plan, with what it keeps free, hold on this GPU? All tokens are 1.
 largest_micro_batch() {
-  local model=(-e d12 -i "$tokens" -t 1024 -v 0) plan b
+  local tokens=$state/tokens.bin plan b trainer=$build/bf16/train_gpt2_sla
+  local model=(-e d12 -i "$tokens" -t 1024 -v 0)
   yes $'\001' | tr '\n' '\0' | head -c 8000000 >"$tokens"
   plan=$("$trainer" "${model[@]}" -b 1 --dry-run) || return
   b=$(sed -n 's/.*the largest micro-batch that fits is //p' <<<"$plan")
   echo "$b sequences"
   "$trainer" "${model[@]}" -b "$b" -x 3
 }
-step "train_gpt2_sla, the largest micro-batch" largest_micro_batch
-
-# The subset: one wiring with accumulation, with and without recomputation, generation, and each operation once.
-short=('*HasTheLosses*/nine_of_twelve' '*HasThemWhenBlocks*/nine_of_twelve' 'Generation.Continues*')
-# sanitize <what> <program> <filter>: the program's tests that match, under each tool.
-sanitize() {
-  for tool in memcheck racecheck; do
-    step "compute-sanitizer $tool, $1" "$sanitizer" --tool "$tool" --error-exitcode 1 "$2" --gtest_filter="$3"
-  done
+part_tests() {
+  local p t
+  step 90 "test_tile, bf16" "$build/bf16/test_tile"
+  for p in bf16 fp32; do for t in $tests; do step 120 "$t, $p" "$build/$p/$t"; done; done
+  step 60 "train_gpt2_sla, a golden case" "$build/bf16/train_gpt2_sla" -e dev/test/golden/paper_default \
+    -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 -x 10 -k constant -l 1e-4 -v 0
+  step 120 "train_gpt2_sla, the largest micro-batch" largest_micro_batch
 }
-has_tests() { for filter in "${@:2}"; do "$1" --gtest_list_tests --gtest_filter="$filter" | grep '^  ' || return; done }
-if [ -n "$sanitizer" ]; then
-  step "the subset's tests exist" has_tests "$build/bf16/test_gpt2_sla" "${short[@]}"
+
+# sanitized <tool> <program> <filter>: the program's tests that match, under the tool, which must have found nothing.
+# racecheck looks at this project's kernels alone, whose names end in _kernel: those of libraries take most of the time.
+sanitized() {
+  local log=$state/sanitizer_output options=(--tool "$1" --error-exitcode 1)
+  [ "$1" = memcheck ] || options+=(--kernel-name kernel_substring=_kernel)
+  "$sanitizer" "${options[@]}" "$2" --gtest_filter="$3" | tee "$log"
+  [ "${PIPESTATUS[0]}" = 0 ] && grep -qE '^=+ (ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' "$log"
+}
+has_tests() {  # has_tests <program> <filter...>: each matches a test
+  for filter in "${@:2}"; do "$1" --gtest_list_tests --gtest_filter="$filter" | grep '^  ' || return; done
+}
+# sanitize <what> <program> <filter>
+sanitize() {
+  for tool in memcheck racecheck; do step 150 "compute-sanitizer $tool, $1" sanitized $tool "$2" "$3"; done
+}
+# The subset: one wiring with accumulation, with and without recomputation, generation, and each operation once, without
+# the tests that go through every length.
+part_sanitize() {
+  local short=('*HasTheLosses*/nine_of_twelve' '*HasThemWhenBlocks*/nine_of_twelve' 'Generation.Continues*') p t
+  if [ -z "$sanitizer" ]; then
+    row "| compute-sanitizer | RED | | not found beside nvcc |"
+    return
+  fi
+  step 60 "the subset's tests exist" has_tests "$build/bf16/test_gpt2_sla" "${short[@]}"
   for p in bf16 fp32; do sanitize "model, $p" "$build/$p/test_gpt2_sla" "$(IFS=:; echo "${short[*]}")"; done
-  for t in test_ops test_tile test_attention; do sanitize "$t, bf16" "$build/bf16/$t" '-*EveryLength*'; done
-else
-  echo "| compute-sanitizer | RED | | not found beside nvcc |" | tee -a "$steps"
-  failed=1
-fi
+  for t in test_ops test_tile test_attention; do sanitize "$t, bf16" "$build/bf16/$t" '-*Every*Length*'; done
+}
 
-ours=$results/$slug.json
-benchmark() { "$build/bf16/bench_gpu" --json "$ours" >"$table"; }
-step "benchmark" benchmark
+benchmark() { "$build/bf16/bench_gpu" --json "$ours" >"$state/bench.tables"; }
+part_bench() { step 400 "benchmark" benchmark; }
 
-# torch <arguments>: a table of PyTorch's figures beside those that were just measured.
+# torch <arguments>: a table of PyTorch's figures beside those of the benchmark.
 torch() { echo && python3 dev/bench/torch_sla.py "$@" --ours "$ours"; }
 torch_attention() { torch attention --heads 12 --head-size 64 "$@" && torch attention --heads 6 --head-size 128 "$@"; }
-to_peer() { "$@" >>"$peer"; }
-if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-  step "PyTorch computes the same function" python3 dev/bench/torch_sla.py check dev/test/golden
-  step "PyTorch, attention" to_peer torch_attention --seq-lens 1024,4096,8192,16384 --tokens 32768
-  step "PyTorch, training" to_peer torch train --model d12 --wiring plain --wiring 'sla(9,9)' \
+to_tables() { "$@" >>"$state/torch.tables"; }
+part_torch() {
+  if ! python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    row "| PyTorch | not timed | | python3 has no PyTorch that sees the GPU |"
+    return
+  fi
+  step 120 "PyTorch computes the same function" python3 dev/bench/torch_sla.py check dev/test/golden
+  if [ ! -e "$ours" ]; then
+    row "| PyTorch | RED | | there are no figures of the benchmark to compare with: STEPS=bench,torch |"
+    return
+  fi
+  step 240 "PyTorch, attention" to_tables torch_attention --seq-lens 1024,4096,8192,16384 --tokens 32768
+  step 540 "PyTorch, training" to_tables torch train --model d12 --wiring plain --wiring 'sla(9,9)' \
     --seq-len 1024,4096,8192,16384 --micro-batch 32,8,4,2
-else
-  echo "| PyTorch | not timed | | python3 has no PyTorch that sees the GPU |" | tee -a "$steps"
-fi
-{
-  echo "# $name"
-  echo
-  echo "\`make gpu-check\`, $((SECONDS - start)) s, $(date -u +%Y-%m-%d)," \
-    "$(git rev-parse --short HEAD 2>/dev/null || echo 'no git'),"
-  echo "CUDA $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')," \
-    "driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)."
-  echo
-  echo "| step | | time | |"
-  echo "| --- | --- | --: | --- |"
-  cat "$steps"
-  echo
-  cat "$table" "$peer"
-  echo
-  if [ $failed = 0 ]; then echo "All green."; else echo "Not all green."; fi
-} >"$report"
+}
+
+export -f build_programs largest_micro_batch sanitized has_tests benchmark torch torch_attention to_tables
+export tests
+for part in "${parts[@]}"; do
+  rm -f "$state/$part".{rows,tables,done}
+  "part_$part"
+  touch "$state/$part.done"
+done
+write_report
 cat "$report"
-[ $failed = 0 ]
+! grep -qs '^|[^|]*| RED |' "$state"/*.rows

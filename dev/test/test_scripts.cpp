@@ -342,6 +342,24 @@ class LongGpuCheck : public CommandLine {
     setenv("BUILD", in("build").c_str(), 1);
     setenv("RESULTS", in("results").c_str(), 1);
     setenv("OMP_NUM_THREADS", "1", 1);  // the matmuls are tiny
+    for (const char* option : {"STEPS", "LIMIT"}) unsetenv(option);
+    write_nvidia_smi();
+    // Runs the program as its arguments say, and reports no error. racecheck is limited to the project's kernels.
+    write_tool("compute-sanitizer", R"sh(
+      summary="ERROR SUMMARY: 0 errors"
+      case "$1 $2 $3 $4 $5 $6" in
+        "--tool memcheck --error-exitcode 1 "*) shift 4 ;;
+        "--tool racecheck --error-exitcode 1 --kernel-name kernel_substring=_kernel")
+          shift 6
+          summary="RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" ;;
+        *) exit 3 ;;
+      esac
+      [[ "$*" = *--gtest_filter=* ]] || exit 3
+      "$@" && echo "========= $summary")sh");
+    write_tool("python3", "exit 1");  // no PyTorch
+  }
+
+  void write_nvidia_smi() const {
     write_tool("nvidia-smi", R"sh(
       case "$*" in
         *=name*) echo 'Emulated GPU 9000' ;;
@@ -349,14 +367,7 @@ class LongGpuCheck : public CommandLine {
         *=compute_cap*) echo 9.0 ;;
         *) exit 1 ;;
       esac)sh");
-    // Runs the program as its arguments say, and reports no error.
-    write_tool("compute-sanitizer", R"sh(
-      [ "$1" = --tool ] && [[ "$2" =~ ^(mem|race)check$ ]] && [ "$3 $4" = '--error-exitcode 1' ] || exit 3
-      [[ "$*" = *--gtest_filter=* ]] || exit 3
-      "${@:5}" && echo "========= ERROR SUMMARY: 0 errors")sh");
-    write_tool("python3", "exit 1");  // no PyTorch
   }
-
   void write_tool(const std::string& name, const std::string& text) const {
     write_file(bin + "/" + name, "#!/usr/bin/env bash\n" + text + "\n");
     chmod((bin + "/" + name).c_str(), 0755);
@@ -403,7 +414,9 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   steps.push_back("benchmark");
   for (const std::string& step : steps)
     EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;
-  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9, driver 999.9.", "| PyTorch | not timed |",
+  EXPECT_NE(text.find("s | ERROR SUMMARY: 0 errors |"), std::string::npos) << text;
+  EXPECT_NE(text.find("s | RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings) |"), std::string::npos);
+  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9,\ndriver 999.9, ", "| PyTorch | not timed |",
                            "| attention_backward |", "\n| operation | calls a step | measured, ms | modelled, ms |",
                            "\n| matmul_backward, fc | 4 | ", "\n| step, 1 x 128, sla(3,3) | 1 | ", "\nAll green.\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
@@ -429,7 +442,9 @@ TEST_F(LongGpuCheck, SaysRedWhenAStepFails) {
                                                                     "exit 1"},
                         {"train_gpt2_sla, the largest micro-batch", "[[ $x$* = train_gpt2_sla*--dry-run ]] && exit 1"},
                         {"benchmark", "[ $x = bench_gpu ] && exit 1"}}) {
-    write_tool("compute-sanitizer", "TOOL=$2 exec \"${@:5}\"");
+    write_tool("compute-sanitizer", R"sh(export TOOL=$2
+      while [ "${1#--}" != "$1" ]; do shift 2; done
+      "$@" && echo "========= ERROR SUMMARY: 0 errors")sh");
     write_nvcc(std::string(c.failure) + "\necho '  Test'");
     const Outcome o = check();
     EXPECT_EQ(o.exit_status, 1) << c.step;
@@ -455,12 +470,106 @@ TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
     const Outcome o = check();
     EXPECT_EQ(o.exit_status, 1) << error;
     EXPECT_NE(o.err.find(std::string("error: gpu-check: ") + error), std::string::npos) << o.err;
-    EXPECT_FALSE(fs::exists(report));
   };
-  write_tool("nvcc", "echo 'error: no such architecture' >&2; exit 1");
-  expect_error("the build failed");
+  setenv("STEPS", "tests,torc", 1);
+  expect_error("STEPS=tests,torc: torc is none of build tests");
+  unsetenv("STEPS");
   write_tool("nvidia-smi", "exit 9");
   expect_error("nvidia-smi shows no GPU");
+  EXPECT_FALSE(fs::exists(report));
+  write_nvidia_smi();
+  write_tool("nvcc", "echo 'error: no such architecture' >&2; exit 1");
+  expect_error("the build failed");
+  EXPECT_NE(read_file(report).find("| build for Emulated GPU 9000 | RED |"), std::string::npos);
+}
+
+// The kill comes while test_attention runs in bf16, which says so and then does not end.
+TEST_F(LongGpuCheck, LeavesItsRowsWhenItIsKilled) {
+  write_nvcc("[ $p/$x = bf16/test_attention ] && { touch '" + in("hangs") +
+             "'; echo 'so far'; sleep 5; }; echo '  Test'");
+  const Outcome o = run("scripts/gpu_check.sh & check=$!; until [ -e '" + in("hangs") +
+                        "' ]; do sleep 0.1; done; sleep 0.3; kill -9 $check; wait $check; "
+                        "cat '" +
+                        report + "'");
+  EXPECT_NE(o.out.find("| test_ops, bf16 | green |"), std::string::npos) << o.out << o.err;
+  EXPECT_EQ(o.out.find("| test_attention, bf16 |"), std::string::npos) << o.out;
+  const std::string text = read_file(report);
+  EXPECT_NE(text.find("| test_ops, bf16 | green |"), std::string::npos) << text;
+  EXPECT_NE(text.find("Green so far; not done: tests sanitize bench torch."), std::string::npos) << text;
+  EXPECT_EQ(read_file(in("build/gpu_check/test_attention__bf16.log")), "so far\n");
+}
+
+TEST_F(LongGpuCheck, StopsAStepAtItsTimeLimit) {
+  setenv("LIMIT", "2", 1);
+  setenv("STEPS", "tests", 1);
+  fs::create_directories(in("build/bf16"));
+  write_file(in("build/prebuilt"), "abc, CUDA 99.9, sm_90\n");
+  write_file(in("build/bf16/test_tile"), "#!/bin/sh\necho begins\nsleep 100\n");
+  chmod(in("build/bf16/test_tile").c_str(), 0755);
+  const Outcome o = check();
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(read_file(report).find("| test_tile, bf16 | RED | 2 s | stopped after 2 s |"), std::string::npos) << o.out;
+  EXPECT_EQ(read_file(in("build/gpu_check/test_tile__bf16.log")), "begins\n");
+}
+
+// A second run of other steps adds to the report, and builds nothing.
+TEST_F(LongGpuCheck, DoesTheStepsThatItIsAskedFor) {
+  write_nvcc("echo '  Test'; [ $x = bench_gpu ] && echo {} >\"$2\"; exit 0");
+  write_tool("compute-sanitizer", "echo '========= ERROR SUMMARY: 0 errors'");
+  setenv("STEPS", "build,tests", 1);
+  EXPECT_EQ(check().exit_status, 0);
+  const std::string first = read_file(report);
+  EXPECT_NE(first.find("| test_tile, bf16 | green |"), std::string::npos) << first;
+  EXPECT_EQ(first.find("compute-sanitizer"), std::string::npos) << first;
+  EXPECT_NE(first.find("Green so far; not done: sanitize bench torch."), std::string::npos) << first;
+  const auto built = fs::last_write_time(in("build/bf16/test_tile"));
+  setenv("STEPS", "build,sanitize,bench,torch", 1);
+  EXPECT_EQ(check().exit_status, 0);
+  const std::string both = read_file(report);
+  for (const char* part : {"| test_tile, bf16 | green |", "| benchmark | green |", "\nAll green.\n"})
+    EXPECT_NE(both.find(part), std::string::npos) << part << both;
+  EXPECT_EQ(fs::last_write_time(in("build/bf16/test_tile")), built);
+}
+
+// What scripts/gpu_bundle.sh has packed, unpacked where there is nothing but a shell's tools. The benchmark needs
+// libcublasLt, which lies in PyTorch's wheel; all other programs are lines of shell.
+TEST_F(LongGpuCheck, RunsFromABundleWhereNothingIsInstalled) {
+  for (const char* name :
+       {"programs", "programs/bf16", "programs/fp32", "wheel", "wheel/cu99", "wheel/cu99/lib", "away"})
+    fs::create_directory(in(name));
+  const std::string library = in("wheel/cu99/lib/libcublasLt.so.99");
+  ASSERT_EQ(run("echo 'int answer() { return 42; }' | g++ -shared -fPIC -x c++ - -Wl,-soname,libcublasLt.so.99 -o " +
+                library + " && echo 'int answer(); int main() { return answer() - 42; }' | g++ -x c++ - -x none " +
+                library + " -o " + in("programs/bf16/bench_gpu"))
+                .exit_status,
+            0);
+  for (const char* name : {"bf16/test_tile", "bf16/train_gpt2_sla", "bf16/test_gpt2_sla", "bf16/test_ops",
+                           "bf16/test_attention", "fp32/test_gpt2_sla", "fp32/test_ops", "fp32/test_attention"})
+    write_file(in(std::string("programs/") + name), "#!/bin/sh\necho '  Test'\n"),
+        chmod(in(std::string("programs/") + name).c_str(), 0755);
+  write_tool("strip", "cp \"$3\" \"$2\"");
+  write_tool("nvcc", "echo 'Cuda compilation tools, release 99.9, V99.9.1'");
+  const Outcome packed = run("scripts/gpu_bundle.sh '" + in("programs") + "' 90");
+  ASSERT_EQ(packed.exit_status, 0) << packed.err;
+  EXPECT_EQ(packed.out.find(in("programs/gpt2-sla-sm_90.sh") + ": "), 0u) << packed.out;
+  for (const char* name : {"strip", "nvcc"}) fs::remove(bin + "/" + name);
+
+  const std::string away =
+      "cd '" + in("away") + "' && env -i PATH='" + bin + "':/usr/bin:/bin STEPS=build,tests,bench ";
+  const Outcome without = run(away + "sh '" + in("programs/gpt2-sla-sm_90.sh") + "'");
+  EXPECT_EQ(without.exit_status, 1);
+  EXPECT_NE(without.err.find("error: libcublasLt.so.99 is neither in a CUDA toolkit"), std::string::npos)
+      << without.err;
+  write_tool("python3", "[[ $2 = *nvidia* ]] && echo '" + in("wheel") + "'");
+  const Outcome o = run(away + "gpt2-sla-sm_90/run.sh");
+  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
+  const std::string text = read_file(in("away/gpt2-sla-sm_90/dev/bench/results/emulated-gpu-9000.md"));
+  for (const char* part : {", CUDA 99.9, sm_90,\n", "| build for Emulated GPU 9000 | green |",
+                           "| test_tile, bf16 | green |", "| train_gpt2_sla, a golden case | green |",
+                           "| benchmark | green |", "Green so far; not done: sanitize torch."})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  for (const char* name : {"CLI/CLI.hpp", "nlohmann/json.hpp", "toml++/toml.h"})
+    EXPECT_TRUE(fs::exists(in("away/gpt2-sla-sm_90/include/") + name)) << name;
 }
 
 // PyTorch has a GPU here and nothing else: torch_sla.py reads its command line, the wirings and the benchmark's

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# `make gpu-bundle GPU_ARCH=sm_90`: packs the programs that it has built, with all that `make gpu-check` needs, into one
+# file for a machine that has a GPU and nothing else: no internet, compiler or packages. There
+#
+#   sh gpt2-sla-sm_90.sh [folder]
+#
+# unpacks it into gpt2-sla-sm_90 or that folder, finds libcublasLt and runs scripts/gpu_check.sh, whose STEPS and LIMIT
+# it takes from the environment; <folder>/run.sh does so again. The trainer and the headers to build with (INCLUDES) are
+# in the folder, too.
+#
+#   scripts/gpu_bundle.sh <folder of the programs> <architecture, such as 90>
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1 name=gpt2-sla-sm_$2
+packed=$build/packed bundle=$build/$name.sh
+rm -rf "$packed"
+mkdir -p "$packed"/{build/{bf16,fp32},scripts,dev/{bench,test},llmc/model,include}
+for program in "$build"/{bf16,fp32}/*; do
+  if [ -f "$program" ] && [ -x "$program" ]; then strip -o "$packed/build/${program#"$build/"}" "$program"; fi
+done
+commit=$(git describe --always --dirty 2>/dev/null || echo 'no git')
+release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+echo "$commit, CUDA $release, sm_$2" >"$packed/build/prebuilt"
+cp scripts/gpu_check.sh "$packed/scripts"
+cp scripts/gpu_bundle_run.sh "$packed/run.sh"
+cp dev/bench/torch_sla.py "$packed/dev/bench"
+cp -r dev/test/golden "$packed/dev/test"
+cp -r llmc/model/huggingface "$packed/llmc/model"
+
+# The header-only libraries, from where the compiler finds them.
+read -ra includes <<<"${INCLUDES:-}"
+printf '#include <%s>\n' CLI/CLI.hpp nlohmann/json.hpp toml++/toml.h |
+  ${CXX:-g++} -std=c++17 "${includes[@]/#/-I}" -M -x c++ - | tr ' \\' '\n\n' |
+  sed -n 's,^\(.*\)/\(CLI\|nlohmann\|toml++\)/.*,\1/\2,p' | sort -u | xargs -I{} cp -rL {} "$packed/include"
+if [ -d /usr/src/googletest/googletest ]; then cp -r /usr/src/googletest/googletest "$packed/include"; fi
+
+unpack="#!/bin/sh
+# gpt2-sla $commit for sm_$2. sh $name.sh [folder]: unpacks it and checks the GPU. STEPS=tests,bench: parts of it.
+set -e
+folder=\${1:-$name}
+mkdir -p \"\$folder\"
+tail -n +8 \"\$0\" | tar xzf - -C \"\$folder\"
+exec \"\$folder/run.sh\""
+{ echo "$unpack"; tar c -C "$packed" --owner=0 --group=0 . | gzip -9; } >"$bundle"
+echo "$bundle: $(($(stat -c %s "$bundle") / 1000)) KB"
