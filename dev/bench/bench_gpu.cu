@@ -15,7 +15,7 @@
 #include <functional>             // std::function
 #include <nlohmann/json.hpp>      // nlohmann::json
 #include "dev/bench/gpu_model.h"  // modelled_step, GpuSpec
-#include "llmc/run/statistics.h"  // median
+#include "dev/bench/gpu_time.h"   // time_of
 #include "random_tokens.h"        // random_tokens
 
 using nlohmann::json;
@@ -26,7 +26,7 @@ struct Scale {
   std::vector<int> lengths;      // of sequences
   size_t copy_bytes;             // moved to measure the bandwidth
   int repeats;                   // of a matmul whose bits are compared
-  double seconds_per_operation;  // timed for about so long, after one run that is not
+  double seconds_per_operation;  // timed for about so long
   double seconds_per_training;
   size_t least_runs;  // that are timed
 };
@@ -43,25 +43,11 @@ Scale scale_tiny() {
   return s;
 }
 
-// Seconds that `run` takes: the median of runs that fill about `seconds`, at least `least_runs`, after one that is not
-// counted.
-double time_of(const std::function<void()>& run, double seconds, size_t least_runs) {
-  GpuTimer timer;
-  std::vector<double> times;
-  run();
-  for (double spent = 0; times.size() < least_runs || spent < seconds;) {
-    timer.start();
-    run();
-    times.push_back(timer.seconds());
-    spent += times.back();
-  }
-  return median(times);
-}
-
 // Bytes a second, read and written, of a device-to-device copy.
 double copy_bandwidth(size_t bytes) {
   char* memory = static_cast<char*>(device_malloc(2 * bytes));
   const double seconds = time_of(
+      GpuTimer(),
       [&] { CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream)); }, 0.2,
       3);
   device_free(memory, 2 * bytes);
@@ -120,7 +106,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   json results = json::array();
   printf("| operation | time, us | GB/s | TFLOP/s | share of its ceiling |\n| --- | --: | --: | --: | --: |\n");
   auto bench = [&](const char* name, int64_t bytes, double flops, const std::function<void()>& run) {
-    const double seconds = time_of(run, scale.seconds_per_operation, scale.least_runs);
+    const double seconds = time_of(GpuTimer(), run, scale.seconds_per_operation, scale.least_runs);
     const double bandwidth = double(bytes) / seconds, rate = flops / seconds;
     const double share = flops > 0 ? rate / ceilings.gemm : bandwidth / ceilings.copy;
     printf("| %s | %.1f | %s | %s | %.1f %% of %s |\n", name, seconds * 1e6,
@@ -278,7 +264,8 @@ json bench_algorithms(const Scale& scale) {
     const bool same = bench.has_the_same_bits(scale.repeats);
     std::vector<double> seconds;
     for (const cublasLtMatmulHeuristicResult_t& result : gemm_algorithms(shape, plan, 8))
-      seconds.push_back(time_of([&] { bench.run(result.algo); }, scale.seconds_per_operation, scale.least_runs));
+      seconds.push_back(time_of(
+          GpuTimer(), [&] { bench.run(result.algo); }, scale.seconds_per_operation, scale.least_runs));
     const size_t fastest = size_t(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
     sum_of_first += seconds[0], sum_of_fastest += seconds[fastest];
     const double flops = 2.0 * double(shape.m) * double(shape.n) * double(shape.k);
@@ -333,8 +320,9 @@ json bench_attention(const Scale& scale) {
           forward();
           attention_backward(attention);
         };
-        const double seconds = time_of(forward, scale.seconds_per_operation, scale.least_runs);
-        const double both_seconds = time_of(forward_backward, scale.seconds_per_operation, scale.least_runs);
+        const double seconds = time_of(GpuTimer(), forward, scale.seconds_per_operation, scale.least_runs);
+        const double both_seconds =
+            time_of(GpuTimer(), forward_backward, scale.seconds_per_operation, scale.least_runs);
         const double flops = attention_flops_of(model, 1, B, T);
         const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
         const std::string name = config.wiring.text;
@@ -376,6 +364,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
       const std::vector<int> tokens = random_tokens(B * T, config.vocab_size);
       int64_t step = 0;
       const double seconds = time_of(
+          GpuTimer(),
           [&] {
             gpt2_zero_grad(model);
             gpt2_zero_loss(model);

@@ -251,31 +251,47 @@ def wait(device):
         torch.cuda.synchronize()
 
 
-def time_of(run, device, seconds, at_least=3, at_once=1):
-    """Seconds that `run` takes: the median of runs that fill about `seconds`, after two that are not counted. `at_once`
-    of them are queued before a wait, so that a GPU need not wait for Python."""
+# As in gpu_time.h: a launch takes the host some microseconds, and much more from Python, which is noise in so much work.
+LEAST_QUEUED_SECONDS, MOST_QUEUED_RUNS = 1e-3, 4096
+
+
+def seconds_of(run, device, runs):
+    """Seconds that `runs` runs take, queued one after the other: on a GPU by its own clock."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(runs):
+            run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3
+    begin = time.perf_counter()
+    for _ in range(runs):
+        run()
+    return time.perf_counter() - begin
+
+
+def time_of(run, device, seconds, at_least=3):
+    """Seconds that `run` takes: the median of batches that fill about `seconds`, after two runs and some batches that
+    are not counted. A batch is as many runs as take a GPU LEAST_QUEUED_SECONDS, as bench_gpu's; on a CPU one run."""
     for _ in range(2):
         run()
     wait(device)
-    times, begin = [], time.perf_counter()
-    while len(times) < at_least or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        for _ in range(at_once):
-            run()
-        wait(device)
-        times.append((time.perf_counter() - start) / at_once)
-    return statistics.median(times)
-
-
-def operations_at_once(device):
-    return 10 if device.type == "cuda" else 1
+    runs = 1
+    if device.type == "cuda":
+        while seconds_of(run, device, runs) < LEAST_QUEUED_SECONDS and runs < MOST_QUEUED_RUNS:
+            runs *= 2
+    batches = []
+    while len(batches) < at_least or sum(batches) < seconds:
+        batches.append(seconds_of(run, device, runs))
+    return statistics.median(batches) / runs
 
 
 def gemm_rate(device):
     """FLOP/s of a bf16 matmul that is large enough to show the device's best."""
     n = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * n ** 3 / time_of(lambda: a @ b, device, 0.3, at_once=operations_at_once(device))
+    return 2 * n ** 3 / time_of(lambda: a @ b, device, 0.3)
 
 
 def bytes_text(n):
@@ -443,10 +459,10 @@ def time_attention(attention, B, T, heads, head_size, device):
     def forward_backward():
         torch.autograd.grad(attention(q, k, v), (q, k, v), dout)
 
-    seconds = time_of(forward, device, 0.2, at_once=operations_at_once(device))
+    seconds = time_of(forward, device, 0.2)
     for x in (q, k, v):
         x.requires_grad_()
-    return seconds, time_of(forward_backward, device, 0.2, at_once=operations_at_once(device))
+    return seconds, time_of(forward_backward, device, 0.2)
 
 
 def attention(args):
