@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 build=$1 name=gpt2-sla-sm_$2
 packed=$build/packed bundle=$build/$name.sh
 rm -rf "$packed"
-mkdir -p "$packed"/{build/{bf16,fp32},scripts,dev/{bench,test},llmc/model,include}
+mkdir -p "$packed"/{build/{bf16,fp32},scripts,dev/{bench,test/golden},llmc/model,include,lib}
 for program in "$build"/{bf16,fp32}/*; do
   if [ -f "$program" ] && [ -x "$program" ]; then strip -o "$packed/build/${program#"$build/"}" "$program"; fi
 done
@@ -24,8 +24,9 @@ echo "$commit, CUDA $release, sm_$2" >"$packed/build/prebuilt"
 cp scripts/gpu_check.sh "$packed/scripts"
 cp scripts/gpu_bundle_run.sh "$packed/run.sh"
 cp dev/bench/torch_sla.py "$packed/dev/bench"
-cp -r dev/test/golden "$packed/dev/test"
+cp -r dev/test/golden/paper_default "$packed/dev/test/golden"
 cp -r llmc/model/huggingface "$packed/llmc/model"
+cp -L "$(${CXX:-g++} -print-file-name=libgomp.so.1)" "$packed/lib"  # OpenMP, which comes with a compiler
 
 # The header-only libraries, from where the compiler finds them.
 read -ra includes <<<"${INCLUDES:-}"
@@ -34,12 +35,20 @@ printf '#include <%s>\n' CLI/CLI.hpp nlohmann/json.hpp toml++/toml.h |
   sed -n 's,^\(.*\)/\(CLI\|nlohmann\|toml++\)/.*,\1/\2,p' | sort -u | xargs -I{} cp -rL {} "$packed/include"
 if [ -d /usr/src/googletest/googletest ]; then cp -r /usr/src/googletest/googletest "$packed/include"; fi
 
-unpack="#!/bin/sh
+# The script, behind which the archive begins.
+unpack=$(cat <<END
+#!/bin/sh
 # gpt2-sla $commit for sm_$2. sh $name.sh [folder]: unpacks it and checks the GPU. STEPS=tests,bench: parts of it.
 set -e
 folder=\${1:-$name}
-mkdir -p \"\$folder\"
-tail -n +8 \"\$0\" | tar xzf - -C \"\$folder\"
-exec \"\$folder/run.sh\""
-{ echo "$unpack"; tar c -C "$packed" --owner=0 --group=0 . | gzip -9; } >"$bundle"
+mkdir -p "\$folder"
+decompress() {
+  if command -v xz >/dev/null; then xz -dc; return; fi
+  python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
+}
+tail -n +12 "\$0" | decompress | tar xf - -C "\$folder"
+exec "\$folder/run.sh"
+END
+)
+{ echo "$unpack"; tar c -C "$packed" --owner=0 --group=0 . | xz -T0; } >"$bundle"
 echo "$bundle: $(($(stat -c %s "$bundle") / 1000)) KB"

@@ -3,7 +3,11 @@
 # the check on the GPU.
 set -uo pipefail
 cd "$(dirname "$0")"
-missing=$(ldd build/bf16/bench_gpu 2>/dev/null | sed -n 's/^\s*\(libcublasLt[^ ]*\) => not found.*/\1/p')
+# not_found <library>: its whole name, if the programs do not find it.
+not_found() { ldd build/bf16/bench_gpu 2>/dev/null | sed -n "s/^\s*\($1[^ ]*\) => not found.*/\1/p"; }
+use() { export LD_LIBRARY_PATH=$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; }
+if [ -n "$(not_found libgomp)" ]; then use "$PWD/lib"; fi
+missing=$(not_found libcublasLt)
 if [ -n "$missing" ]; then
   wheels=$(python3 -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
   folder=
@@ -16,6 +20,6 @@ if [ -n "$missing" ]; then
       "python3); LD_LIBRARY_PATH=folder $0" >&2
     exit 1
   fi
-  export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  use "$folder"
 fi
 exec scripts/gpu_check.sh
