@@ -88,8 +88,8 @@ step() {
   child=$!
   wait $child
   status=$?
-  note=$(grep -E '^\[  PASSED  \]|^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tail -n 1 |
-    sed 's/^\[  PASSED  \] //; s/^=* *//')
+  note=$(grep -E '^\[  PASSED  \]|^ *[0-9]+ FAILED TESTS?$|^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tail -n 1 |
+    sed 's/^\[  PASSED  \] //; s/^[= ]*//')
   if [ $status = 124 ] || [ $status = 137 ]; then note="stopped after $limit s"; fi
   if [ $status != 0 ] || grep -qF '[  PASSED  ] 0 tests.' "$log"; then verdict=RED; tail -n 60 "$log"; fi
   row "| $what | $verdict | $((SECONDS - begin)) s | $note |"
