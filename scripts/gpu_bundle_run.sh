@@ -11,7 +11,8 @@ missing=$(not_found libcublasLt)
 if [ -n "$missing" ]; then
   wheels=$(python3 -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
   folder=
-  for path in "$(dirname "$(command -v nvcc)")"/../{lib64,lib,targets/*/lib} /usr/local/cuda*/{lib64,lib,targets/*/lib} \
+  toolkit=$(dirname "$(command -v nvcc)")/..
+  for path in "$toolkit"/{lib64,lib,targets/*/lib} /usr/local/cuda*/{lib64,lib,targets/*/lib} \
     ${wheels:+"$wheels"/*/lib}; do
     if [ -z "$folder" ] && [ -e "$path/$missing" ]; then folder=$path; fi
   done

@@ -251,7 +251,7 @@ def wait(device):
         torch.cuda.synchronize()
 
 
-# As in gpu_time.h: a launch takes the host some microseconds, and much more from Python, which is noise in so much work.
+# As in gpu_time.h: a launch takes the host some microseconds, more from Python, which is noise in so much work.
 LEAST_QUEUED_SECONDS, MOST_QUEUED_RUNS = 1e-3, 4096
 
 
