@@ -507,7 +507,7 @@ TEST_F(LongGpuCheck, StopsAStepAtItsTimeLimit) {
   write_file(in("build/bf16/test_tile"), "#!/bin/sh\necho begins\nsleep 100\n");
   chmod(in("build/bf16/test_tile").c_str(), 0755);
   const Outcome o = check();
-  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_EQ(o.exit_status, 1) << o.out << o.err;
   for (const char* part : {"| test_tile, bf16 | RED | ", "| stopped after 2 s |\n"})
     EXPECT_NE(read_file(report).find(part), std::string::npos) << o.out;
   EXPECT_EQ(read_file(in("build/gpu_check/test_tile__bf16.log")), "begins\n");
