@@ -100,7 +100,7 @@ TEST(LayerNorm, FitsInBlocksOf99KilobytesOfSharedMemory) {
     const auto inp = random_values<floatX>(N * C, 1), one = std::vector<floatX>(size_t(C), floatX(1.0f));
     const DeviceArray<floatX> d_inp(inp), d_one(one), out(nans<floatX>(N * C));
     const DeviceArray<float> mean(nans<float>(N)), rstd(nans<float>(N));
-    layernorm_forward(out.data, mean.data, rstd.data, d_inp.data, d_one.data, nullptr, N, C, 1e-5f);
+    layernorm_forward({out.data, mean.data, rstd.data, d_one.data, nullptr, N, C, 1e-5f}, d_inp.data);
     EXPECT_LE(relative_error(out.to_host(), layernorm_in_double(inp, one, nullptr, inp, s).out), one_rounding) << C;
   }
   gpu().shared_bytes = shared_bytes;
