@@ -456,7 +456,6 @@ void gpt2_move_matrices(GPT2& model) {
                          acts.muon_step,
                          acts.stats};
   muon_momentum(args);
-  muon_squares(args);
   for (const MuonBatch& batch : model.training->batches) muon_update(args, orthogonalize(acts, args, batch), batch);
 }
 

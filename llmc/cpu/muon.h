@@ -3,9 +3,11 @@
 #include <algorithm>         // std::max, std::min
 #include <cmath>             // std::sqrt
 #include <cstdint>           // int64_t
+#include <numeric>           // std::accumulate
+#include <vector>            // std::vector
 #include "llmc/muon_args.h"  // MuonArgs, MuonBatch, MuonMatrix, MuonStep
 #include "llmc/precision.h"  // floatX, has_master_weights
-#include "optimizer.h"       // StepStats, sum_of_squares, is_finite, clip_factor, full_precision_weights
+#include "optimizer.h"       // StepStats, num_elements, is_finite, clip_factor, full_precision_weights
 #include "threads.h"         // is_worth_threads
 #include "vec.h"             // to_float, from_float
 
@@ -16,30 +18,32 @@ constexpr int64_t muon_workspace_elements = 0;
 // *place = s, which the operations after it read.
 inline void muon_set_step(MuonStep* place, const MuonStep& s) { *place = s; }
 
-// grads = u and m = the new momentum, over the chunks. Nothing changes if the loss or the norm is not finite.
+// grads = u, m = the new momentum and squares = ||u||^2 of all matrices. grads and m stay as they are if the loss or
+// the norm is not finite.
 inline void muon_momentum(const MuonArgs& args) {
   if (!is_finite(*args.sums)) return;
   const MuonStep s = *args.step;
   const ParameterChunk* const chunks = args.chunks;
   float *const grads = args.grads, *const m = args.m;
-  const float scale = clip_factor(*args.sums, s.grad_clip), rest = 1.0f - s.momentum;
+  const float scale = clip_factor(*args.sums, s.grad_clip), momentum = s.momentum, rest = 1.0f - s.momentum;
+  std::vector<double> chunk_squares(size_t(args.num_chunks));  // added up in order: the same bits on any threads
 #pragma omp parallel for schedule(static) if (is_worth_threads(16 * num_elements(chunks, args.num_chunks)))
   for (int64_t c = 0; c < args.num_chunks; c++) {
     const int64_t end = chunks[c].begin + chunks[c].count, to_state = chunks[c].state - chunks[c].begin;
-#pragma omp simd
+    double squares = 0;
+#pragma omp simd reduction(+ : squares)
     for (int64_t i = chunks[c].begin; i < end; i++) {
-      const float g = grads[i] * scale, m_new = s.momentum * m[i + to_state] + rest * g;
+      const float g = grads[i] * scale, m_new = momentum * m[i + to_state] + rest * g, u = momentum * m_new + rest * g;
       m[i + to_state] = m_new;
-      grads[i] = s.momentum * m_new + rest * g;
+      grads[i] = u;
+      squares += double(u) * double(u);
     }
+    chunk_squares[size_t(c)] = squares;
   }
-}
-
-// squares = ||u||^2 of each matrix.
-inline void muon_squares(const MuonArgs& args) {
-  for (int64_t i = 0; i < args.num_matrices; i++)
-    sum_of_squares(args.squares + i, args.grads, args.chunks + args.matrices[i].first_chunk,
-                   args.matrices[i].num_chunks);
+  for (int64_t i = 0; i < args.num_matrices; i++) {
+    const double* const first = chunk_squares.data() + args.matrices[i].first_chunk;
+    args.squares[i] = std::accumulate(first, first + args.matrices[i].num_chunks, 0.0);
+  }
 }
 
 // Calls f(i, j) for all rows i and columns j, in blocks, so that a matrix and its transpose are both read a cache line
@@ -71,12 +75,14 @@ inline void muon_normalize(floatX* x, const MuonArgs& args, const MuonBatch& bat
 // p (count, n, n) = muon_a I + muon_b a + muon_c a_squared
 inline void muon_polynomial(floatX* p, const floatX* a, const floatX* a_squared, const MuonBatch& batch) {
   const int64_t n = batch.n;
-#pragma omp parallel for schedule(static) if (is_worth_threads(12 * batch.count * n * n))
-  for (int64_t row = 0; row < batch.count * n; row++) {
+  for (int64_t k = 0; k < batch.count; k++, p += n * n, a += n * n, a_squared += n * n) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(12 * n * n))
+    for (int64_t i = 0; i < n; i++) {
 #pragma omp simd
-    for (int64_t j = 0; j < n; j++)
-      from_float(p[row * n + j], muon_b * to_float(a[row * n + j]) + muon_c * to_float(a_squared[row * n + j]) +
-                                     (row % n == j ? muon_a : 0.0f));
+      for (int64_t j = 0; j < n; j++)
+        from_float(p[i * n + j], muon_b * to_float(a[i * n + j]) + muon_c * to_float(a_squared[i * n + j]) +
+                                     (i == j ? muon_a : 0.0f));
+    }
   }
 }
 

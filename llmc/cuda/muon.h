@@ -7,8 +7,8 @@
 #include "llmc/precision.h"  // floatX, has_master_weights
 #include "device.h"          // gpu
 #include "launch.h"          // launch, shared_memory
-#include "optimizer.h"       // ParameterChunk, StepStats, chunk_squares, chunk_threads, grad_scale, is_finite
-#include "vec.h"             // block_sum_of, from_float, to_float, ceil_div
+#include "optimizer.h"       // ParameterChunk, StepStats, chunk_threads, grad_scale, is_finite
+#include "vec.h"             // block_sum, block_sum_of, from_float, to_float, ceil_div
 
 // What the iteration's workspaces may take, in elements of floatX, if that is enough for a matrix: in bf16 512 MiB,
 // with which GPT-2 124M has its matrices in three batches. A batch that fills the GPU gains nothing from more.
@@ -18,19 +18,25 @@ constexpr int64_t muon_workspace_elements = int64_t(256) << 20;
 __global__ void muon_set_step_kernel(MuonStep* place, MuonStep s) { *place = s; }
 
 // A block owns a chunk, a thread every 256th element, so that a warp's accesses are of 128 consecutive bytes.
-__global__ void __launch_bounds__(chunk_threads) muon_momentum_kernel(MuonArgs args) {
-  float* scale = reinterpret_cast<float*>(shared_memory);
+// chunk_squares (chunks): the sum of u^2 of each.
+__global__ void __launch_bounds__(chunk_threads) muon_momentum_kernel(MuonArgs args, double* chunk_squares) {
+  auto* sums = reinterpret_cast<double*>(shared_memory);
+  float* scale = reinterpret_cast<float*>(sums + chunk_threads / warp_size);
   if (threadIdx.x == 0) *scale = grad_scale(*args.sums, args.step->grad_clip);
   __syncthreads();
   if (std::isnan(*scale)) return;
   const ParameterChunk chunk = args.chunks[blockIdx.x];
   const float momentum = args.step->momentum;
   float *grads = args.grads + chunk.begin, *m = args.m + chunk.state;
+  double squares = 0;
   for (int i = int(threadIdx.x); i < chunk.count; i += chunk_threads) {
     const float g = grads[i] * *scale, m_new = momentum * m[i] + (1.0f - momentum) * g;
-    m[i] = m_new;
-    grads[i] = momentum * m_new + (1.0f - momentum) * g;
+    const float u = momentum * m_new + (1.0f - momentum) * g;
+    m[i] = m_new, grads[i] = u;
+    squares += double(u) * double(u);
   }
+  squares = block_sum(squares, sums);
+  if (threadIdx.x == 0) chunk_squares[blockIdx.x] = squares;
 }
 
 // A block owns a matrix, whose chunks' squares it adds up; a thread every 256th of them.
@@ -117,16 +123,15 @@ inline void muon_set_step(MuonStep* place, const MuonStep& s) {
   launch(muon_set_step_kernel, dim3(1), dim3(1), 0, gpu().stream, place, s);
 }
 
-// grads = u and m = the new momentum, over the chunks. Nothing changes if the loss or the norm is not finite.
+// grads = u, m = the new momentum and squares = ||u||^2 of all matrices. grads and m stay as they are if the loss or
+// the norm is not finite.
 inline void muon_momentum(const MuonArgs& args) {
-  launch(muon_momentum_kernel, dim3(unsigned(args.num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, args);
-}
-
-// squares = ||u||^2 of each matrix.
-inline void muon_squares(const MuonArgs& args) {
-  launch(muon_squares_kernel, dim3(unsigned(args.num_matrices)), dim3(chunk_threads),
-         chunk_threads / warp_size * sizeof(double), gpu().stream, args,
-         chunk_squares(args.grads, args.chunks, args.num_chunks));
+  constexpr size_t warps = chunk_threads / warp_size;
+  double* chunk_squares = device_scratch<double>(size_t(args.num_chunks));
+  launch(muon_momentum_kernel, dim3(unsigned(args.num_chunks)), dim3(chunk_threads), (warps + 1) * sizeof(double),
+         gpu().stream, args, chunk_squares);
+  launch(muon_squares_kernel, dim3(unsigned(args.num_matrices)), dim3(chunk_threads), warps * sizeof(double),
+         gpu().stream, args, static_cast<const double*>(chunk_squares));
 }
 
 // x (count, n, length) = u / ||u|| of a batch's matrices, transposed if there are more rows than columns.

@@ -121,18 +121,13 @@ __global__ void __launch_bounds__(chunk_threads, 4)
   if constexpr (has_master_weights) from_float(params[i], weights[i]);
 }
 
-// Returns the sum of each chunk's squares, (num_chunks), in scratch.
-inline const double* chunk_squares(const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
+// sum (1) = the sum of squares over the chunks of x. sum and chunks are device pointers.
+inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   double* partial = device_scratch<double>(num_chunks);
   launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads),
          chunk_threads / warp_size * sizeof(double), gpu().stream, partial, x, chunks);
-  return partial;
-}
-
-// sum (1) = the sum of squares over the chunks of x. sum and chunks are device pointers.
-inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   launch(sum_partials_kernel, dim3(1), dim3(sum_partials_threads), sum_partials_threads / warp_size * sizeof(double),
-         gpu().stream, sum, chunk_squares(x, chunks, num_chunks), num_chunks);
+         gpu().stream, sum, partial, num_chunks);
 }
 
 // One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks and sums are device
