@@ -155,7 +155,8 @@ TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
 
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `w = w * keep - step` -> `w = w - step`
 // BUG (build/bf16/test_ops_emu) llmc/cuda/muon.h: `args.master + matrix.state` -> `args.master + matrix.begin`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `transposed ? first_place : first_line,` -> `first_line,`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `first_row = transposed ? first_place : first_line,` ->
+// `first_row = first_line,`
 TEST(Muon, MovesWeightsByTheDirection) {
   for (auto [n, length] : muon_shapes) {
     const MuonCase c(n, length);
