@@ -10,9 +10,9 @@
 #include "optimizer.h"       // ParameterChunk, StepStats, chunk_threads, grad_scale, is_finite
 #include "vec.h"             // block_sum, block_sum_of, from_float, to_float, ceil_div
 
-// What the iteration's workspaces may take, in elements of floatX, if that is enough for a matrix: in bf16 512 MiB,
-// with which GPT-2 124M has its matrices in three batches. A batch that fills the GPU gains nothing from more.
-constexpr int64_t muon_workspace_elements = int64_t(256) << 20;
+// What the iteration's workspaces may take, in elements of floatX, if that is enough for a matrix: in bf16 128 MiB,
+// with which GPT-2 124M has its matrices in six batches. A batch that fills the GPU gains nothing from more.
+constexpr int64_t muon_workspace_elements = int64_t(64) << 20;
 
 // One thread.
 __global__ void muon_set_step_kernel(MuonStep* place, MuonStep s) { *place = s; }
