@@ -508,7 +508,7 @@ TEST_F(LongTraining, TwoRanksOnOneGpuAreRefusedByName) {
   }
 }
 
-TEST_F(Training, NamesARankThatIsKilled) {
+TEST_F(LongTraining, NamesARankThatIsKilled) {
   for (int rank : {0, 1}) {
     expect_one_error(run_and_signal(rank, SIGKILL, "-n 2"), rank,
                      " has died; the run ends, and -y resumes from its last checkpoint");

@@ -65,7 +65,7 @@ static std::string finish(pid_t child, FILE* out, int* status) {
 
 // BUG llmc/io/checkpoint.cpp: `folder_in(out, unfinished_prefix, step), folder` -> `folder_in(out, "step_", step),
 // folder`
-TEST_F(CommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
+TEST_F(LongCommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const int steps = 1000000, kills = 50;
   const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 1 ";

@@ -41,7 +41,7 @@ TEST(Memory, OverlappingSkipsNeedAsManyAccumulatorsAsLayersAreSkipped) {
   EXPECT_EQ(model.attention_plan.num_accumulators, 2);
 }
 
-TEST(Bits, AreTheSameInASecondRun) {
+TEST(LONG_ON_EMU(Bits), AreTheSameInASecondRun) {
   auto a = make_model(small_config(), 2, 35), b = make_model(small_config(), 2, 35);
   EXPECT_EQ(loss_curve(*a, 3, 11), loss_curve(*b, 3, 11));
   expect_the_same_weights_and_moments(*a, *b);

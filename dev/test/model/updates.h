@@ -71,7 +71,7 @@ inline std::vector<GraphCase> update_cases() {
 
 const std::set<std::string> quick_update = {"all_heads"};
 
-INSTANTIATE_TEST_SUITE_P(Wiring, Updates, testing::ValuesIn(cases_by_name(update_cases(), quick_update)), name_of);
+INSTANTIATE(LONG_ON_EMU(Wiring), Updates, testing::ValuesIn(cases_by_name(update_cases(), quick_update)), name_of);
 INSTANTIATE(LONG_ON_EMU(OtherWiring), Updates, testing::ValuesIn(cases_by_name(update_cases(), quick_update, false)),
             name_of);
 
