@@ -195,7 +195,7 @@ struct MaskOf {
     static_assert(std::size(seen) == most_clauses);
     for (int c = 0; c < num_clauses; c++) seen[c] = clauses[c].seen_by(t, end);
     if (seen[0].near > seen[1].near) std::swap(seen[0], seen[1]);
-    const auto& [low, high] = seen;
+    const SeenKeys low = seen[0], high = seen[1];
     const int low_near = std::clamp(low.near, first, end), high_near = std::clamp(high.near, first, end);
     // Both show all keys from high_near on. Between low_near and high_near `low` shows all keys and `high` those that
     // recur. Before low_near both show only keys that recur: from `first` on, whole periods have equally many.
