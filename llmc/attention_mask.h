@@ -22,7 +22,7 @@
 #include "llmc/host_device.h"  // SLA_HOST_DEVICE
 #include "llmc/utils/error.h"  // CHECK, format
 
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__  // the host's compiler does not know it
 #define SLA_NO_UNROLL _Pragma("unroll 1")
 #else
 #define SLA_NO_UNROLL
