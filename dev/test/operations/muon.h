@@ -70,7 +70,8 @@ inline auto moved_momentum(const MuonCase& c, const std::vector<float>& grads, c
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `chunk_squares.data() + args.matrices[i].first_chunk` ->
 // `chunk_squares.data()`
 TEST(Muon, MomentumIsNesterovsAndEachMatrixHasItsNorm) {
-  for (auto [n, length] : muon_shapes) {
+  for (const auto& sides : muon_shapes) {
+    const int64_t n = sides.first, length = sides.second;
     const MuonCase c(n, length);
     const auto grads = random_values<float>(c.size, 1), m = random_values<float>(c.state_size, 2);
     const auto [new_grads, new_m, squares] = in_any_order([&] { return moved_momentum(c, grads, m, finite_stats); }, 3);
@@ -106,7 +107,8 @@ TEST(Muon, MomentumIsNesterovsAndEachMatrixHasItsNorm) {
 // BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `float(args.squares[i_matrix])` -> `float(args.squares[0])`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `args.squares[batch.first + k]` -> `args.squares[k]`
 TEST(Muon, NormalizesTheWiderWay) {
-  for (auto [n, length] : muon_shapes) {
+  for (const auto& sides : muon_shapes) {
+    const int64_t n = sides.first, length = sides.second;
     const MuonCase c(n, length);
     const auto u = random_values<float>(c.size, 3);
     const std::vector<double> squares = {25, 16, 0, 4}, norms = {5, 4, muon_least_norm, 2};
@@ -158,7 +160,8 @@ TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
 // BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `first_row = transposed ? first_place : first_line,` ->
 // `first_row = first_line,`
 TEST(Muon, MovesWeightsByTheDirection) {
-  for (auto [n, length] : muon_shapes) {
+  for (const auto& sides : muon_shapes) {
+    const int64_t n = sides.first, length = sides.second;
     const MuonCase c(n, length);
     const auto masters = random_values<float>(c.state_size, 1);
     std::vector<floatX> params = nans<floatX>(c.size);
