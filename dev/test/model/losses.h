@@ -216,7 +216,7 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
 
 inline std::string name_of_golden(const testing::TestParamInfo<std::string>& info) { return info.param; }
 
-const std::string quick_golden_case = "no_bias_accum";
+const std::string quick_golden_case = "w_gqa_sla";
 
 inline std::vector<std::string> other_golden_cases() {
   std::vector<std::string> names = golden_case_names();
