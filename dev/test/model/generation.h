@@ -24,6 +24,52 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
   EXPECT_LE(relative_error(pieces, whole), generation_tolerance);
 }
 
+// Texts of different lengths, whose caches begin at different positions, beside each other in another order than in the
+// cache. For the GPU they are as many launches as a single text.
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `position - cache.first[part.slot][g]` -> `position`
+// BUG (build/fp32/test_gpt2_sla_emu) llmc/model/attention_branch.h: `parts[end].count == queries) end++` ->
+// `parts[end].count < queries) end++`
+TEST(Generation, OfSeveralTextsIsThatOfEach) {
+  for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "topk(5)"}) {
+    SCOPED_TRACE(wiring);
+    ModelConfig config = small_config();
+    config.wiring = parse_wiring(wiring);
+    auto model = make_model(config, 1, 80);
+    set_weights(*model, random_parameters(model->config, 9));
+    const auto tokens = random_tokens(80, model->config.vocab_size, 77);
+    const size_t C = size_t(model->config.channels);
+    gpt2_forward(*model, tokens.data(), {1, 80});
+    const std::vector<float> whole = to_floats(model->hidden_states(), 80 * C);
+    auto generator = make_generator(*model, 4, 80, 20);
+    const std::vector<int> lengths = {66, 1, 20, 41};
+    for (int slot = 0; slot < 4; slot++)
+      gpt2_read_prompt(*generator, slot, {tokens.begin(), tokens.begin() + lengths[slot]});
+    std::vector<size_t> launches;
+    for (const std::vector<int>& slots : {std::vector<int>{3}, {2, 0, 3, 1}}) {
+      std::vector<int> next;
+      std::vector<std::pair<int, int64_t>> counts;
+      std::vector<float> expected;
+      for (int slot : slots) {
+        const int64_t position = generator->cache.lengths[slot];
+        next.push_back(tokens[position]), counts.push_back({slot, 1});
+        expected.insert(expected.end(), whole.begin() + position * C, whole.begin() + (position + 1) * C);
+      }
+#ifdef SLA_EMU
+      const size_t before = emu::counters().launches;
+#endif
+      gpt2_extend(*generator, next, counts);
+#ifdef SLA_EMU
+      launches.push_back(emu::counters().launches - before);
+#endif
+      EXPECT_LE(relative_error(to_floats(generator->hidden_states(), slots.size() * C), expected),
+                generation_tolerance);
+    }
+#ifdef SLA_EMU
+    if (generator->attention_plan.table.topk == 0) EXPECT_EQ(launches[0], launches[1]);
+#endif
+  }
+}
+
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` ->
 // `RandomStream::sample, 0,`
 TEST(LONG_ON_EMU(Generation), IsAFunctionOfSeedAndStep) {
