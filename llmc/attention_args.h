@@ -40,6 +40,8 @@ struct AttentionArgs {
   // longest then, and each sequence's last T - first_query positions are queries. Null: sequence b has T keys, from row
   // b * T on.
   const KeyRows* sequences = nullptr;
+  // How many positions of each sequence are queries.
+  SLA_HOST_DEVICE int64_t queries() const { return T - first_query; }
 
   // The K/V heads, on the device: what KVHeads::set_args sets. A query head attends to all its K/V heads at once: one
   // softmax over the keys of all of them.

@@ -12,17 +12,17 @@ struct RowPositions {
   SLA_HOST_DEVICE int64_t operator[](int64_t row) const { return of_row != nullptr ? of_row[row] : row % T; }
 };
 
-// A copy of rows of `width` elements, or zeros where src is null. Row i goes to row i, or to row dst_rows[i * numbers],
-// which are on the device.
+// A copy of rows of `width` elements, or zeros where src is null. Row i goes to row i of dst, or, if dst_rows is
+// not null, to row dst_rows[i * dst_rows_stride]; dst_rows is on the device.
 struct RowCopy {
   floatX* dst;
   int64_t dst_stride;
   const floatX* src;
   int64_t src_stride, width;
   const int* dst_rows = nullptr;
-  int64_t numbers = 1;
+  int64_t dst_rows_stride = 1;
 
   SLA_HOST_DEVICE floatX* to(int64_t row) const {
-    return dst + (dst_rows != nullptr ? int64_t(dst_rows[row * numbers]) : row) * dst_stride;
+    return dst + (dst_rows != nullptr ? int64_t(dst_rows[row * dst_rows_stride]) : row) * dst_stride;
   }
 };

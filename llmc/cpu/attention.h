@@ -54,8 +54,8 @@ struct HeadPositions {
   const AttentionMask& mask;  // in which a position is its number
 
   HeadPositions(const AttentionArgs<floatX>& a, int64_t b, int64_t head, int64_t first)
-      : a(a), b(b), head(head), first(first), step(step_of(a, head)), keys(key_rows_of(a, b)),
-        queries(a.T - a.first_query), length((keys.T - first + step - 1) / step), mask(mask_of(a, head, step)) {}
+      : a(a), b(b), head(head), first(first), step(step_of(a, head)), keys(key_rows_of(a, b)), queries(a.queries()),
+        length((keys.T - first + step - 1) / step), mask(mask_of(a, head, step)) {}
   static int64_t step_of(const AttentionArgs<floatX>& a, int64_t head) {
     return std::min<int64_t>(mask_of(a, head).step(), a.T);
   }
@@ -205,7 +205,7 @@ inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t
 inline float score_scale(const AttentionArgs<floatX>& a) { return 1.0f / std::sqrt(float(a.HS)); }
 
 // Whether attention is that of a few queries, for which a matmul of so few rows takes longer than reading k and v.
-inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.T - a.first_query <= most_few_queries; }
+inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.queries() <= most_few_queries; }
 
 // How many rows ahead k and v are prefetched. The rows of a head are far apart, with those of other heads between them.
 constexpr int64_t prefetch_rows = 16;
@@ -446,8 +446,7 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
     const int64_t step = HeadPositions::step_of(a, head);
     units = std::max(units, step * (((a.T + step - 1) / step + query_block - 1) / query_block));
   }
-#pragma omp parallel for schedule(dynamic, \
-                                  1) if (is_worth_threads(bytes, 2 * a.B * a.NH * a.HS * a.T * (a.T - a.first_query)))
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(bytes, 2 * a.B * a.NH * a.HS * a.T * a.queries()))
   for (int64_t task = 0; task < units * a.B * a.NH; task++) {
     const int64_t head = task % a.NH, unit = units - 1 - task / (a.B * a.NH), step = HeadPositions::step_of(a, head);
     const HeadPositions at(a, task / a.NH % a.B, head, unit % step);

@@ -26,14 +26,14 @@ constexpr int decode_rows = 8;  // queries of query heads that a block works on 
 template <class Element>
 __device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, int head, int query, int source,
                                     int tile) {
-  const int64_t queries = a.T - a.first_query, tiles = (a.T + decode_keys - 1) / decode_keys;
+  const int64_t queries = a.queries(), tiles = (a.T + decode_keys - 1) / decode_keys;
   return a.partials + ((((b * a.NH + head) * queries + query) * a.kv_per_head + source) * tiles + tile) * (a.HS + 2);
 }
 
 // Whether a query head may see a key of the tile in a sequence of T positions, of which the last `queries` are queries.
 template <class Element>
 __device__ inline bool sees_tile(const AttentionArgs<Element>& a, int head, int T, int tile) {
-  const int first_query = T - int(a.T - a.first_query);
+  const int first_query = T - int(a.queries());
   return mask_of(a, head).sees_some(first_query, T, tile * decode_keys, (tile + 1) * decode_keys);
 }
 
@@ -63,13 +63,13 @@ struct DecodeRow {
 };
 template <class Element>
 __device__ inline DecodeRow decode_row(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int row) {
-  const int queries = int(a.T - a.first_query);
+  const int queries = int(a.queries());
   return {a.query_heads[kv.first_query_head + row / queries], row % queries};
 }
 // Whether it sees a key, in a sequence of T positions.
 template <class Element>
 __device__ inline bool row_sees(const AttentionArgs<Element>& a, int T, const DecodeRow& row, int key) {
-  return mask_of(a, row.head).sees(T - int(a.T - a.first_query) + row.query, key);
+  return mask_of(a, row.head).sees(T - int(a.queries()) + row.query, key);
 }
 
 // The tile's rows of k and v that some row of the block sees, and zeros for the others, which are not read: by
@@ -77,7 +77,7 @@ __device__ inline bool row_sees(const AttentionArgs<Element>& a, int T, const De
 template <class Element>
 __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv,
                                         const DecodeMemory<Element>& memory, const KeyRows& keys, int k0) {
-  const int HS = int(a.HS), rows = kv.num_query_heads * int(a.T - a.first_query);
+  const int HS = int(a.HS), rows = kv.num_query_heads * int(a.queries());
   if (int(threadIdx.x) < decode_keys) {
     bool seen = false;
     for (int row = 0; row < rows && !seen; row++)
@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(decode_threads)
   const DecodeMemory<Element> memory(HS);
   load_decode_tile(a, kv, memory, keys, k0);
 
-  const int64_t queries = a.T - a.first_query;
+  const int64_t queries = a.queries();
   const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size,
             lane = int(threadIdx.x) % warp_size;
   for (int first = 0; first < all_rows; first += decode_rows) {
@@ -187,7 +187,7 @@ static __global__ void __launch_bounds__(merge_groups* largest_head_size)
   const int query = int(blockIdx.x), head = int(blockIdx.y), HS = int(a.HS);
   float* of_warp = reinterpret_cast<float*>(shared_memory);  // (32): for reductions
   float* out_of_group = of_warp + 32;                        // (merge_groups, HS)
-  const int64_t queries = a.T - a.first_query;
+  const int64_t queries = a.queries();
   const int T = key_rows_of(a, blockIdx.z).T, tiles = (T + decode_keys - 1) / decode_keys;
   int sources = 0;
   while (sources < a.kv_per_head && a.kv_of_head[head * a.kv_per_head + sources] >= 0) sources++;
@@ -232,7 +232,7 @@ inline bool takes_sequences(int64_t queries, int topk) { return queries <= most_
 // Whether these kernels compute the attention. They do not choose keys by their scores, and do not write exact_out.
 template <class Element>
 bool has_few_queries(const AttentionArgs<Element>& a) {
-  return a.partials != nullptr && takes_sequences(a.T - a.first_query, a.topk) && a.exact_out == nullptr;
+  return a.partials != nullptr && takes_sequences(a.queries(), a.topk) && a.exact_out == nullptr;
 }
 
 template <class Element>
@@ -241,7 +241,7 @@ void launch_attention_decode(const AttentionArgs<Element>& a) {
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
   launch(attention_decode_kernel<Element>, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream,
          a, to_exp2);
-  const dim3 results(unsigned(a.T - a.first_query), unsigned(a.NH), unsigned(a.B));
+  const dim3 results(unsigned(a.queries()), unsigned(a.NH), unsigned(a.B));
   const unsigned threads = unsigned(ceil_div(merge_groups * a.HS, warp_size) * warp_size);
   launch(attention_merge_kernel<Element>, results, threads, (32 + merge_groups * size_t(a.HS)) * sizeof(float),
          gpu().stream, a, scale, to_exp2);

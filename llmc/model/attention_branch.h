@@ -305,7 +305,7 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
   for (size_t n = first; n < end; n++)
     longest = std::max(longest, parts[n].first + parts[n].count - first_key(b, parts[n]));
   SequencePart part = parts[first];
-  part.slot = 0;
+  part.slot = 0;  // its K/V heads begin with the cache's first row, from which b.sequences counts
   AttentionArgs<floatX> args = attention_args(b, i, part, int64_t(end - first), row);
   args.T = longest, args.first_query = longest - part.count;
   args.sequences = b.sequences + first;

@@ -5,13 +5,24 @@
 #include "dev/test/model/model.h"  // make_model, make_generator, small_config
 #include "dev/test/values.h"       // relative_error
 
+// A model with random weights, and its hidden states of a text that it has computed as a whole.
+struct WholeText {
+  std::unique_ptr<GPT2> model;
+  std::vector<int> tokens;
+  size_t C;
+  std::vector<float> hidden_states;  // (80, C)
+
+  explicit WholeText(const ModelConfig& config)
+      : model(make_model(config, 1, 80)), tokens(random_tokens(80, config.vocab_size, 77)), C(size_t(config.channels)) {
+    set_weights(*model, random_parameters(config, 9));
+    gpt2_forward(*model, tokens.data(), {1, 80});
+    hidden_states = to_floats(model->hidden_states(), 80 * C);
+  }
+};
+
 TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
-  auto model = make_model(small_config(), 2, 80);
-  set_weights(*model, random_parameters(model->config, 9));
-  const auto tokens = random_tokens(80, model->config.vocab_size, 77);
-  const size_t C = size_t(model->config.channels);
-  gpt2_forward(*model, tokens.data(), {1, 80});
-  const std::vector<float> whole = to_floats(model->hidden_states(), 80 * C);
+  const WholeText text(small_config());
+  const auto& [model, tokens, C, whole] = text;
   auto generator = make_generator(*model, 1, 80, 30);
   const int ends[] = {1, 2, 30, 60, 61, 62, 63, 64, 65, 66, 79, 80};
   std::vector<float> pieces;
@@ -34,12 +45,8 @@ TEST(Generation, OfSeveralTextsIsThatOfEach) {
     SCOPED_TRACE(wiring);
     ModelConfig config = small_config();
     config.wiring = parse_wiring(wiring);
-    auto model = make_model(config, 1, 80);
-    set_weights(*model, random_parameters(model->config, 9));
-    const auto tokens = random_tokens(80, model->config.vocab_size, 77);
-    const size_t C = size_t(model->config.channels);
-    gpt2_forward(*model, tokens.data(), {1, 80});
-    const std::vector<float> whole = to_floats(model->hidden_states(), 80 * C);
+    const WholeText text(config);
+    const auto& [model, tokens, C, whole] = text;
     auto generator = make_generator(*model, 4, 80, 20);
     const std::vector<int> lengths = {66, 1, 20, 41};
     for (int slot = 0; slot < 4; slot++)
@@ -65,7 +72,7 @@ TEST(Generation, OfSeveralTextsIsThatOfEach) {
                 generation_tolerance);
     }
 #ifdef SLA_EMU
-    if (generator->attention_plan.table.topk == 0) EXPECT_EQ(launches[0], launches[1]);
+    if (generator->attention_plan.table.topk == 0) { EXPECT_EQ(launches[0], launches[1]); }
 #endif
   }
 }
