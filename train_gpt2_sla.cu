@@ -14,6 +14,7 @@
 #include <cmath>                        // std::isfinite, std::sqrt
 #include <cstdio>                       // printf
 #include <cstring>                      // memcpy
+#include <numeric>                      // std::iota
 #include <optional>                     // std::optional
 #include <string>                       // std::string
 #include <vector>                       // std::vector
@@ -26,6 +27,7 @@
 #include "llmc/model/orthogonalize.h"   // orthogonalize
 #include "llmc/model/model_memory.h"    // ModelMemory, init_weights, read_weights_of, store_weights, fetch_shard
 #include "llmc/model/parameters.h"      // make_parameter_table, parameter_pointers, Params
+#include "llmc/model/stream_memory.h"   // remember, fetch_memory, store_memory, gather_memory, memory_of_rank
 #include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
 #include "llmc/model/steps.h"        // Steps, Step, make_steps, plan_steps, branch_forward, step_backward
 #include "llmc/model/print_model.h"  // print_model
@@ -90,10 +92,12 @@ struct GPT2 : ModelShape, ModelMemory {
   Steps graph;    // operations read weights through step(i), norm(i), embeddings()
   KVCache cache;  // used in generation alone
   MemoryPlan memory;
-  CudaGraph<int, int, float> forward_backward;  // gpt2_forward_backward with B, T, dloss
-  CudaGraph<> matrix_update;                    // gpt2_move_matrices
-  PinnedBuffer<StepStats> host_stats;           // (1): where gpt2_read_stats reads them to
-  Collectives collectives;                      // of the ranks that train together
+  int64_t remembered = 0;  // positions of each stream that the layers' memory holds, in training
+  // gpt2_forward_backward with B, T, remembered, dloss
+  CudaGraph<int, int, int64_t, float> forward_backward;
+  CudaGraph<> matrix_update;           // gpt2_move_matrices
+  PinnedBuffer<StepStats> host_stats;  // (1): where gpt2_read_stats reads them to
+  Collectives collectives;             // of the ranks that train together
   // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;
   // all of them where no rank gathers.
   size_t buckets_awaited = 0;
@@ -182,8 +186,9 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
 
 // Plans the model for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
 void gpt2_plan_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
-  CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.max_seq_len);
+  CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.longest_text());
   plan_model(model, config, o.keep_dead_kv, o.shard);
+  hide_what_memory_has_lost(model.attention_plan, config.max_seq_len, o.max_length);
   model.rows = o.rows;
   model.generation = plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.rows);
   model.cache = KVCache(*model.generation);
@@ -282,6 +287,14 @@ void gpt2_forward(GPT2& model, const int* tokens, const Batch& batch) {
   gpt2_forward(model, batch);
 }
 
+// Computes the hidden states of the next segments of B streams, and remembers them.
+void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T) {
+  const Batch batch = segments(B, T, model.remembered);
+  gpt2_forward(model, tokens, batch);
+  remember(model.graph, batch);
+  model.remembered = memory_after(model.attention_plan.table.memory, batch);
+}
+
 // acts.logits = the logits of `count` rows of the hidden states, from `first_row` on.
 void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
   const int64_t C = model.config.channels, Vp = model.logit_stride;
@@ -367,11 +380,12 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false)
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
 // What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the
-// gradients of dloss * sum(losses).
+// gradients of dloss * sum(losses). Then the layers remember it.
 void gpt2_forward_backward(GPT2& model, const Batch& batch, float dloss, bool sum_over_ranks = false) {
   gpt2_forward(model, batch);
   gpt2_loss(model, batch, double(batch.rows()), /*backward=*/true, dloss);
   gpt2_backward(model, batch, sum_over_ranks);
+  remember(model.graph, batch);
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
@@ -387,9 +401,12 @@ void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, 
   upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
-  if (sum_over_ranks || weights_are_coming || model.timeline.on)
-    gpt2_forward_backward(model, {B, T}, dloss, sum_over_ranks);
-  else model.forward_backward.run([&](int b, int t, float d) { gpt2_forward_backward(model, {b, t}, d); }, B, T, dloss);
+  auto forward_backward = [&](int b, int t, int64_t memory, float d) {
+    gpt2_forward_backward(model, segments(b, t, memory), d, sum_over_ranks);
+  };
+  if (sum_over_ranks || weights_are_coming || model.timeline.on) forward_backward(B, T, model.remembered, dloss);
+  else model.forward_backward.run(forward_backward, B, T, model.remembered, dloss);
+  model.remembered = memory_after(model.attention_plan.table.memory, segments(B, T, model.remembered));
 }
 
 // x (count) = its sum over ranks: of acts.stats, whose doubles lie side by side.
@@ -512,7 +529,12 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
       copy_rows({kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, kv.width}, move.count);
   const CachedRows where(model.cache, batch.parts);
   const Activations& a = model.acts;
-  copy_to_device(a.positions, where.positions);
+  std::vector<int> positions = where.positions;
+  if (model.attention_plan.table.memory > 0) {  // each row has its own angles
+    set_rotary_table(a, model, positions);
+    std::iota(positions.begin(), positions.end(), 0);
+  }
+  copy_to_device(a.positions, positions);
   copy_to_device(a.cache_rows, where.rows);
   copy_to_device(a.sequences, where.sequences);
   batch.positions_of_parts = a.positions;
@@ -596,11 +618,35 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
                     shape.recompute < Recompute::block);
 }
 
+// With memory: the mean loss over the first -m micro-batches of the validation data's streams, or with -m 0 over all of
+// their segments. It begins with an empty memory; that of training is put aside.
+void validate_streams(Trainer& t) {
+  Run& run = t.run;
+  GPT2& model = t.model;
+  const double start = seconds_now();
+  const std::vector<CheckpointTensor> of_training = fetch_memory(model.graph, run.B, model.remembered);
+  const int64_t streams = run.val->streams, all = run.val->num_sequences / streams, asked = run.options.val_batches;
+  const int64_t count = asked == 0 ? all : std::min(all, (asked + run.ranks.size - 1) / run.ranks.size);
+  std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
+  gpt2_zero_loss(model);
+  model.remembered = 0;
+  for (int64_t i = 0; i < count; i++) {
+    run.val->load_batches(i * streams, 1, inputs.data(), targets.data(), run.B, run.ranks.rank, run.ranks.size);
+    gpt2_forward_segments(model, inputs.data(), run.B, run.T);
+    gpt2_loss(model, targets.data(), {run.B, run.T}, double(inputs.size()));
+  }
+  model.remembered = store_memory(model.graph, of_training);
+  gpt2_sum_over_ranks(model, &model.acts.stats->loss, 1);
+  const double loss = gpt2_read_stats(model).loss / double(count * run.ranks.size);
+  report_validation(run, loss, count * streams * run.T, seconds_now() - start);
+}
+
 // The mean loss over the tokens of -m micro-batches at even distances in the validation data (a corpus in the order of
 // its documents may begin with another kind of text than the rest), or with -m 0 of all of it: the incomplete
 // micro-batch at the end and what full sequences leave of each file too. Ranks deal the batches out among themselves.
 void validate_model(Trainer& t) {
   Run& run = t.run;
+  if (run.has_memory) return validate_streams(t);
   const double start = seconds_now();
   const DataLoader& data = *run.val;
   const bool all = run.options.val_batches == 0;
@@ -642,6 +688,8 @@ void save_checkpoint(Trainer& t) {
   const double start = seconds_now();
   report_saved(t.run, /*wait=*/true);
   GPT2& model = t.model;
+  std::vector<CheckpointTensor> memory =
+      gather_memory(t.run.channel, t.run.ranks, fetch_memory(model.graph, t.run.B, model.remembered));
   if (t.checkpoint_copy.size == 0) return;
   const size_t state_size = model.state_bytes() / sizeof(float);
   float *m = t.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
@@ -652,7 +700,8 @@ void save_checkpoint(Trainer& t) {
   auto fetch_copied = [&model, weights](int i, float* values) {
     memcpy(values, weights + model.tensor(i).element_offset(), model.tensor(i).bytes());
   };
-  start_checkpoint(t.run, model.parameters, {{}, model_text_files(model.config), fetch_copied, m, v});
+  start_checkpoint(t.run, model.parameters,
+                   {{}, model_text_files(model.config), fetch_copied, m, v, std::move(memory)});
 }
 
 // This rank's tokens of the next step.
@@ -682,10 +731,12 @@ StepResult train_step(Trainer& t) {
   gpt2_zero_grad(model);
   gpt2_zero_loss(model);
   const double asked = seconds_now();
+  const int64_t first_sequence = run.train->next_sequence;
   const StepTokens tokens = next_tokens(t);
   result.data_seconds = seconds_now() - asked;
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
     const int64_t first = i * run.B * run.T;
+    if (run.train->begins_stream(first_sequence + i * run.B * run.ranks.size)) model.remembered = 0;
     gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
                     i + 1 == run.grad_accum_steps);
   }
@@ -753,7 +804,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
     run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   const ModelConfig config = model_config(o.model, in_folder);
   if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
-  plan_batches(run, config.max_seq_len, in_folder.has_value());
+  plan_batches(run, config.max_seq_len, in_folder.has_value(), memory_positions(config.wiring) > 0);
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
@@ -796,6 +847,8 @@ void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folde
     resume_progress(t.run, checkpoint);
     read_weights(checkpoint, model.parameters, store_weights(model));
     read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
+    if (!t.run.options.reset_memory)
+      model.remembered = store_memory(model.graph, memory_of_rank(read_memory(checkpoint), t.run.ranks.rank, t.run.B));
   } else if (in_folder) {
     read_weights_of(model, model, t.run.options.model.model, *in_folder, uint64_t(t.run.options.seed));
   } else {

@@ -3,7 +3,8 @@
 // (Child et al. 2019), in whole numbers:
 //
 //   last n          t - j < n            the last n keys, the query's own among them
-//   block s         j / s == t / s       the keys of the query's block of s
+//   block s         j / s == t / s       the keys of the query's block of s; with `before` n, the n keys before that
+//                                        block as well
 //   residue s       (t - j) % s == 0     every s-th key, counted back from the query
 //   columns s, c    j % s >= s - c       the last c keys of each block of s
 //
@@ -60,6 +61,7 @@ struct MaskClause {
   int s = 1;             // the period of block, residue and columns
   int last = 0;          // n of the primitive `last`; 0: the clause has none
   bool block = false;    // excludes `last`
+  int before = 0;        // n of the primitive `block`
   bool residue = false;  // excludes `columns`
   int columns = 0;       // c of the primitive `columns`; 0: the clause has none
 
@@ -68,7 +70,9 @@ struct MaskClause {
   SLA_HOST_DEVICE bool is_residue() const { return residue && !has_interval(); }
 
   // The first key of the interval that the query at t sees; INT_MAX if the clause has no interval.
-  SLA_HOST_DEVICE int near(int t, int t_mod) const { return block ? t - t_mod : last > 0 ? t - last + 1 : INT_MAX; }
+  SLA_HOST_DEVICE int near(int t, int t_mod) const {
+    return block ? t - t_mod - before : last > 0 ? t - last + 1 : INT_MAX;
+  }
   SLA_HOST_DEVICE int near(int t) const { return near(t, t % s); }
 
   // Whether the query at t sees the key at j <= t. Kernels compute t_mod and j_mod once for each row and column of a
@@ -93,10 +97,13 @@ struct MaskClause {
   }
 
   // The query at t sees no key before t - reach + 1; INT_MAX: it may see all.
-  int reach() const { return recurs() ? INT_MAX : block ? s : last; }
+  int reach() const { return recurs() ? INT_MAX : block ? int(std::min<int64_t>(INT_MAX, int64_t(s) + before)) : last; }
 
   std::string text() const {
-    const std::string interval = block ? format("block of %d", s) : last > 0 ? format("last %d", last) : "";
+    const std::string interval =
+        block      ? format("block of %d%s", s, before > 0 ? format(" and %d before", before).c_str() : "")
+        : last > 0 ? format("last %d", last)
+                   : "";
     const std::string recurring = residue       ? format("every %d", s)
                                   : columns > 0 ? format("last %d of each %d", columns, s)
                                                 : "";

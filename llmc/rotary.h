@@ -14,11 +14,11 @@ struct RotaryHeads {
   const float* table = nullptr;  // rotary_table, on the device
 };
 
-// (positions, HS/2, 2): cosine and sine of position * base^(-2i/HS).
-inline std::vector<float> rotary_table(int64_t positions, int HS, double base) {
+// (positions, HS/2, 2): cosine and sine of position * base^(-2i/HS), of each of the positions.
+inline std::vector<float> rotary_table(const std::vector<int>& positions, int HS, double base) {
   std::vector<float> table;
-  table.reserve(size_t(positions) * size_t(HS));
-  for (int64_t position = 0; position < positions; position++)
+  table.reserve(positions.size() * size_t(HS));
+  for (int position : positions)
     for (int i = 0; i < HS / 2; i++) {
       const double angle = double(position) * std::pow(base, -2.0 * i / HS);
       table.push_back(float(std::cos(angle)));

@@ -36,11 +36,13 @@ struct GoldenCase {
 };
 
 inline const std::vector<std::string>& golden_case_names() {
-  static const std::vector<std::string> names = {"baseline",        "paper_default",  "adjacent",       "overlap",
-                                                 "all_heads",       "odd_shapes",     "no_bias_accum",  "w_also",
-                                                 "w_blend",         "w_fixed",        "w_gate",         "w_gqa_sla",
-                                                 "w_reuse",         "w_share_window", "w_strided",      "w_topk",
-                                                 "w_two_distances", "f_rope",         "m_strided_fixed"};
+  static const std::vector<std::string> names = {"baseline",      "paper_default",   "adjacent",
+                                                 "overlap",       "all_heads",       "odd_shapes",
+                                                 "no_bias_accum", "w_also",          "w_blend",
+                                                 "w_fixed",       "w_gate",          "w_gqa_sla",
+                                                 "w_reuse",       "w_share_window",  "w_strided",
+                                                 "w_topk",        "w_two_distances", "f_rope",
+                                                 "f_memory_rope", "m_strided_fixed"};
   return names;
 }
 
@@ -114,11 +116,16 @@ inline GoldenCase read_golden_case(const std::string& name) {
   return golden;
 }
 
-// Micro-batch s of the file: row b is tokens[(s*B + b)*T + 0 ... T - 1], and its targets are the tokens that follow
-// each of them. inputs, targets (B, T) are `=`.
+// Micro-batch s of the file: row b is tokens[(s*B + b)*T + 0 ... T - 1], or with memory, where rows are streams of n
+// micro-batches, tokens[(b*n + s)*T + 0 ... T - 1]; its targets are the tokens that follow each of them. inputs,
+// targets (B, T) are `=`.
 inline void golden_micro_batch(const GoldenCase& golden, int s, std::vector<int>& inputs, std::vector<int>& targets) {
-  const auto first = golden.tokens.begin() + int64_t(s) * golden.batch_size * golden.seq_len;
-  const int64_t count = int64_t(golden.batch_size) * golden.seq_len;  // the rows of a micro-batch follow each other
-  inputs.assign(first, first + count);
-  targets.assign(first + 1, first + 1 + count);
+  const bool has_memory = memory_positions(golden.config.wiring) > 0;
+  inputs.clear(), targets.clear();
+  for (int b = 0; b < golden.batch_size; b++) {
+    const int64_t sequence = has_memory ? b * golden.num_micro_batches() + s : s * golden.batch_size + b;
+    const auto first = golden.tokens.begin() + sequence * golden.seq_len;
+    inputs.insert(inputs.end(), first, first + golden.seq_len);
+    targets.insert(targets.end(), first + 1, first + 1 + golden.seq_len);
+  }
 }

@@ -6,10 +6,11 @@
 
 enum class MaskPattern : int {
   all,
-  stride,           // (t - j) % s == 0
-  local_or_stride,  // t - j <= s, or stride
-  block,            // j / s == t / s
-  column,           // j % s >= s - c
+  stride,            // (t - j) % s == 0
+  local_or_stride,   // t - j <= s, or stride
+  block,             // j / s == t / s
+  block_and_before,  // block, or one of the c keys before it
+  column,            // j % s >= s - c
   block_or_column
 };
 
@@ -40,6 +41,7 @@ inline bool sees(const MaskTerm& m, int64_t t, int64_t j) {
     case MaskPattern::stride: return stride;
     case MaskPattern::local_or_stride: return local || stride;
     case MaskPattern::block: return block;
+    case MaskPattern::block_and_before: return j >= t / m.s * m.s - m.c;
     case MaskPattern::column: return column;
     case MaskPattern::block_or_column: return block || column;
   }
@@ -60,6 +62,7 @@ inline AttentionMask attention_mask(const MaskCase& m) {
     if (term.pattern == MaskPattern::local_or_stride) clause.last = term.s + 1;
     clause.residue = is_one_of(MaskPattern::stride, MaskPattern::local_or_stride);
     clause.block = is_one_of(MaskPattern::block, MaskPattern::block_or_column);
+    if (term.pattern == MaskPattern::block_and_before) clause.block = true, clause.before = term.c;
     if (is_one_of(MaskPattern::column, MaskPattern::block_or_column)) clause.columns = term.c;
     if (term.pattern != MaskPattern::all) mask.add(clause);
   }

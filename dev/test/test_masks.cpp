@@ -25,6 +25,7 @@ std::vector<MaskCase> cases() {
     for (int c : {1, 4})
       for (MaskPattern pattern : {MaskPattern::column, MaskPattern::block_or_column})
         if (c <= s) terms.push_back({pattern, s, c});
+    for (int before : {1, 7, 40}) terms.push_back({MaskPattern::block_and_before, s, before});
   }
   std::vector<MaskCase> cases;
   for (const MaskTerm& m : terms)
@@ -198,8 +199,8 @@ TEST(Masks, SeeAsFarAsTheyReachWithTheirPeriod) {
       for (int j = 0; j <= t; j++)
         if (seen.of[t][j]) farthest = std::max(farthest, t - j + 1);
     if (mask.reach() < INT_MAX) { ASSERT_GE(mask.reach(), farthest); }
-    if (mask.reach() < T && has_one_condition(m)) { ASSERT_EQ(mask.reach(), farthest); }
     const int p = int(mask.period());
+    if (mask.reach() < T - p && has_one_condition(m)) { ASSERT_EQ(mask.reach(), farthest); }
     for (int t = p; t < T; t++)
       for (int j = p; j <= t; j++) ASSERT_EQ(seen.of[t][j], seen.of[t - p][j - p]) << t << " " << j;
   }
@@ -242,6 +243,7 @@ TEST(Masks, HaveTextsThatTellThemApart) {
   EXPECT_EQ(text({0, MaskPattern::local_or_stride, 8}), "last 9 or every 8");
   EXPECT_EQ(text({3, MaskPattern::block, 8}), "last 3, block of 8");
   EXPECT_EQ(text({0, MaskPattern::column, 8, 2}), "last 2 of each 8");
+  EXPECT_EQ(text({0, MaskPattern::block_and_before, 8, 5}), "block of 8 and 5 before");
   EXPECT_EQ(text({0, MaskPattern::block_or_column, 8, 2}), "block of 8 or last 2 of each 8");
   const char* both = "every 5, last 2 of each 8";
   EXPECT_EQ(text({0, MaskPattern::column, 8, 2, {MaskPattern::stride, 5}}), both);

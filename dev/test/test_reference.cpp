@@ -72,14 +72,18 @@ const WiringCase wirings[] = {
     {"also_topk", 3, 4, "also(1,3) topk(3)"},
     {"reuse_fixed_gqa", 5, 4, "reuse(2) fixed(4,2) gqa(1)", "", ".x.x."},
     {"gate_gqa_window", 4, 4, "gate gqa(2) window(6,SL)"},
+    {"memory", 3, 4, "memory(5) rope"},
+    {"memory_gqa_sla_window", 4, 4, "memory(11) rope gqa(2) sla(2,2) window(9)", ".. .. .x .x"},
 };
 
-// Shapes that are multiples of nothing; T < max_seq_len, so that the last positions go unused.
+// Shapes that are multiples of nothing; T < max_seq_len, so that the last positions go unused. With `memory` it holds
+// as many positions as it has room for, of any values: they are constants.
 struct Problem {
   ModelConfig config;
   int B = 2, T = 8;
   std::vector<int> inputs, targets;
   Tensors<double> params;
+  reference::Memory<double> memory;
 
   explicit Problem(const WiringCase& wiring) {
     config.num_layers = wiring.num_layers;
@@ -101,14 +105,23 @@ struct Problem {
       const bool norm_weight = name.find("ln_") != std::string::npos && name.find(".weight") != std::string::npos;
       for (double& w : param.data) w = 0.5 * uniform(random) + (norm_weight ? 1 : 0);
     }
+    memory.resize(config.num_layers);
+    for (Array<double>& layer : memory) {
+      layer.resize(B * memory_positions(config.wiring) * config.channels);
+      for (double& x : layer) x = uniform(random);
+    }
   }
 
-  double loss() const { return reference::forward(config, params, inputs, targets, B, T).loss; }
+  Result<double> forward(Cache<double>* cache = nullptr) const {
+    reference::Memory<double> before = memory;
+    return reference::forward(config, params, inputs, targets, B, T, cache, &before);
+  }
+  double loss() const { return forward().loss; }
 
   Tensors<double> grads() const {
     Tensors<double> grads = reference::make_parameters<double>(config);
     Cache<double> cache;
-    reference::forward(config, params, inputs, targets, B, T, &cache);
+    forward(&cache);
     reference::backward(config, params, cache, grads);
     return grads;
   }
@@ -235,9 +248,7 @@ TEST_P(ReferenceWiring, DeadHeadsHaveNoGradientAndNoEffect) {
 TEST_P(ReferenceWiring, NoLossDependsOnLaterTokens) {
   Problem problem(GetParam());
   const int B = problem.B, T = problem.T;
-  auto losses = [&] {
-    return reference::forward(problem.config, problem.params, problem.inputs, problem.targets, B, T).token_losses;
-  };
+  auto losses = [&] { return problem.forward().token_losses; };
   const auto before = losses();
   for (int changed = 0; changed < T; changed++) {
     const std::vector<int> inputs = problem.inputs;
@@ -330,7 +341,7 @@ TEST(Reference, SourcesAreTheLayersThatTheTermsName) {
 // A row for each of six queries, an x for each key that it sees.
 std::string mask_text(const std::string& wiring, int l, int head) {
   const int T = 6;
-  const std::vector<bool> visible = reference::visibility(config_of(wiring, 3, 3), l, head, T);
+  const std::vector<bool> visible = reference::visibility(config_of(wiring, 3, 3), l, head, 0, T);
   std::string text;
   for (int i = 0; i < T * T; i++) text += std::string(i > 0 && i % T == 0 ? " " : "") + (visible[i] ? "x" : ".");
   return text;
@@ -506,18 +517,21 @@ GoldenRun<Real> run_golden(const GoldenCase& golden) {
   GoldenRun<Real> run;
   Tensors<Real> params = golden_parameters<Real>(golden);
   std::vector<int> inputs, targets;
+  reference::Memory<Real> memory;
   for (int s = 0; s < golden.num_micro_batches(); s++) {
     golden_micro_batch(golden, s, inputs, targets);
-    run.val_loss += reference::forward(config, params, inputs, targets, B, T).loss / golden.num_micro_batches();
+    run.val_loss += reference::forward<Real>(config, params, inputs, targets, B, T, nullptr, &memory).loss /
+                    golden.num_micro_batches();
   }
   Tensors<Real> m = reference::make_parameters<Real>(config), v = m;
+  memory.clear();
   for (int step = 1; step <= golden.steps; step++) {
     Tensors<Real> grads = reference::make_parameters<Real>(config);
     double loss = 0;
     for (int s = 0; s < accum; s++) {
       golden_micro_batch(golden, (step - 1) * accum + s, inputs, targets);
       Cache<Real> cache;
-      const Result<Real> result = reference::forward(config, params, inputs, targets, B, T, &cache);
+      const Result<Real> result = reference::forward(config, params, inputs, targets, B, T, &cache, &memory);
       reference::backward(config, params, cache, grads, 1.0 / accum);
       loss += result.loss / accum;
       if (step == 1 && s == 0) run.token_losses = result.token_losses;

@@ -70,8 +70,7 @@ Parsed parse_message(std::string& in, Message& message, uint64_t max_bytes = uin
   Header header;
   if (in.size() < sizeof header) return Parsed::incomplete;
   memcpy(&header, in.data(), sizeof header);
-  if (header.magic != channel_magic || header.topic > Topic::checkpoint || header.bytes > max_bytes)
-    return Parsed::invalid;
+  if (header.magic != channel_magic || header.topic > Topic::memory || header.bytes > max_bytes) return Parsed::invalid;
   if (in.size() < sizeof header + header.bytes) return Parsed::incomplete;
   message = {header.kind, header.topic, in.substr(sizeof header, header.bytes)};
   in.erase(0, sizeof header + header.bytes);

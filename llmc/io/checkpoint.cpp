@@ -14,6 +14,7 @@ using json = nlohmann::ordered_json;
 static const char unfinished_prefix[] = "unfinished_step_";
 static const char removed_prefix[] = "removed_step_";
 static const char error_prefix[] = "error: ";  // of a report
+static const char memory_file[] = "memory.safetensors";
 static const int state_format = 3;
 
 // ----------------------------------------------------------------------------
@@ -118,6 +119,22 @@ static SafetensorsChecksums join_pieces(uint32_t header, const ParameterTable& t
   return sums;
 }
 
+// Writes a file of these tensors. Returns what state.json says of it.
+static json write_tensors(const std::string& path, const std::vector<CheckpointTensor>& tensors) {
+  std::vector<SafetensorsSpec> specs;
+  for (const CheckpointTensor& tensor : tensors) specs.push_back({tensor.name, tensor.shape});
+  SafetensorsWriter file(path, specs);
+  SafetensorsChecksums sums;
+  sums.header = file.header_checksum();
+  for (size_t i = 0; i < tensors.size(); i++) {
+    const std::vector<float>& values = tensors[i].values;
+    file.write_f32(i, values.data(), 0, int64_t(values.size()));
+    sums.tensors.push_back({tensors[i].name, crc32c(values.data(), values.size() * sizeof(float))});
+  }
+  file.finish();
+  return to_json(sums);
+}
+
 // Writes all files but state.json into the folder `temporary`. Returns what state.json says of them. `tell` and
 // `reports` as in OtherRanks, or null in a process alone.
 static json write_files(const std::string& temporary, const ParameterTable& table, const CheckpointContents& c,
@@ -133,6 +150,7 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
     checksums[name] = crc32c_hex(crc32c(text.data(), text.size()));
   }
   checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", table, c.fetch_weight));
+  if (!c.memory.empty()) checksums[memory_file] = write_tensors(temporary + "/" + memory_file, c.memory);
   std::vector<std::vector<MomentPiece>> pieces = {write_moment_shard(moments, table, c.m, c.v)};
   if (others.tell) {
     const std::vector<std::string> reports = others.reports();
@@ -286,7 +304,8 @@ void verify_checkpoint(const std::string& checkpoint) {
       const std::string path = checkpoint + "/" + name, text = read_whole_file(path);
       demand_equal(path + ":", crc32c(text.data(), text.size()), checksum);
     }
-    for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    for (const char* name : {"model.safetensors", "optimizer.safetensors", memory_file}) {
+      if (name == memory_file && !checksums.contains(name)) continue;
       const std::string path = checkpoint + "/" + name;
       const SafetensorsChecksums found = SafetensorsFile(path).checksums();
       const json& expected = checksums.at(name);
@@ -328,6 +347,20 @@ RunState read_run_state(const std::string& checkpoint) {
 
 void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight) {
   read_weight_files(weight_files(folder), table, store_weight);
+}
+
+std::vector<CheckpointTensor> read_memory(const std::string& checkpoint) {
+  const std::string path = checkpoint + "/" + memory_file;
+  std::vector<CheckpointTensor> tensors;
+  bool exists = false;
+  with_state(checkpoint, [&](const json& state) { exists = state.at("checksums").contains(memory_file); });
+  if (!exists) return tensors;
+  const SafetensorsFile file(path);
+  for (const SafetensorsTensor& t : file.tensors()) {
+    tensors.push_back({t.name, t.shape, std::vector<float>(size_t(t.num_elements()))});
+    file.read_f32(t, tensors.back().values.data());
+  }
+  return tensors;
 }
 
 void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m,

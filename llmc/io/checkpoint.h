@@ -4,6 +4,9 @@
 // bytes. A checkpoint is written under another name, synced, and renamed: a folder with its final name is complete. It
 // is renamed before it is removed.
 //
+// A model that is trained with a memory of earlier segments has that in memory.safetensors: of each stream of text, as
+// many as all ranks have rows.
+//
 // state.json has a CRC-32C of everything in the other files, tensor by tensor, and of itself.
 //
 // Where the optimizer's state is sharded (ZeRO-1), each rank writes its own shard: rank 0 lays optimizer.safetensors
@@ -31,12 +34,20 @@ struct RunState {
   std::vector<std::pair<std::string, Scalar>> options = {};
 };
 
+struct CheckpointTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+};
+
 // What a checkpoint is made of: values in host memory, and weights that fetch_weight copies there.
 struct CheckpointContents {
   RunState state;
   std::vector<TextFile> files;  // config.json, and what else belongs to the model
   FetchTensor fetch_weight;
   const float *m, *v;  // this process's shard of AdamW's moments
+  // (streams, positions, C) each; none where the streams begin, and in models without memory.
+  std::vector<CheckpointTensor> memory = {};
 };
 
 // How rank 0 talks to the ranks that write their shards of a checkpoint; empty where rank 0 has all of the state.
@@ -90,3 +101,5 @@ void read_weights(const std::string& folder, const ParameterTable& table, const 
 // Reads this process's shard of m and v; see read_moment_shard in model_file.h.
 void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m,
                   const StoreTensor& store_v);
+// CheckpointContents::memory. Throws UserError.
+std::vector<CheckpointTensor> read_memory(const std::string& checkpoint);

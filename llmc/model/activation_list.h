@@ -24,6 +24,18 @@ struct ActivationList {
   template <class T>
   void of_step(Recompute dropped_from, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
     const bool is_kept = shape.training && shape.training->recompute < dropped_from;
+    declare_shared(name, pointer, std::move(tensor_shape), is_kept);
+  }
+
+  // Declares a tensor that all steps share, in training too.
+  template <class T>
+  void of_all_steps(const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
+    declare_shared(name, pointer, std::move(tensor_shape), /*is_kept=*/false);
+  }
+
+ private:
+  template <class T>
+  void declare_shared(const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape, bool is_kept) {
     const auto found = shared.find(name);
     if (is_kept || found == shared.end()) {
       declare(MemoryGroup::activations, name, pointer, std::move(tensor_shape));

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>          // std::max, std::min
 #include <array>              // std::array
+#include <numeric>            // std::iota
 #include <vector>             // std::vector
 #include "activation_list.h"  // ActivationList
 #include "llmc/operations.h"  // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
@@ -21,7 +22,7 @@ struct Activations {
   StepStats* stats;               // (1)
   floatX* branch_out;             // (N, C): the output of a step's branch, before it joins the residual stream
   floatX* logits;                 // (logit_rows, logit_stride): a chunk of rows at a time
-  float* rotary_table = nullptr;  // (max_seq_len, hs): rotary_table of rotary.h, a constant
+  float* rotary_table = nullptr;  // (rotary_positions(...), hs): rotary_table of rotary.h
   // Tensors of generation, of which the first three say where the rows of a pass lie (kv_cache.h).
   int* positions = nullptr;             // (N)
   int* cache_rows = nullptr;            // (N, groups of layers)
@@ -31,11 +32,13 @@ struct Activations {
   floatX* dresidual = nullptr;         // (N, C): of the residual stream
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
   floatX* dhidden = nullptr;           // (N, 4C): of the MLP's hidden units
-  floatX* dqkv = nullptr;              // (N, the largest QKV)
+  floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
+  floatX* dkv = nullptr;               //   (B (M + T), the largest QKV - C)
   float* delta = nullptr;              // (N, h): rowsum(dout * out) of attention
   float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(N, C))
   float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
-  // num_accumulators of them, each (N, accumulator_heads * hs): dq | dk | dv of a layer's shared heads.
+  // num_accumulators of them, each (N, accumulator_heads * hs), with `memory` (B (M + T), ...): dq | dk | dv of a
+  // layer's shared heads.
   std::vector<floatX*> accumulators;
   // Tensors of layers that sum the outputs of several attention maps (`blend` and `gate`).
   float* map_sum = nullptr;  // (N, C): the weighted sum of the maps' outputs
@@ -82,6 +85,18 @@ inline int64_t most_kv_per_head(const AttentionPlan& plan) {
   return int64_t(most);
 }
 
+// The rows of k and v in training: those of the memory are before those of the tokens.
+inline int64_t key_rows(const ModelShape& shape) {
+  return shape.rows + int64_t(shape.training->B) * shape.attention_plan.table.memory;
+}
+
+// How many positions the table of rotary positions has. In training with `memory` they are counted from the memory's
+// first. In generation with `memory` they have no end: each pass has a table of its own rows.
+inline int64_t rotary_positions(const ModelShape& shape) {
+  const int memory = shape.attention_plan.table.memory;
+  return shape.generation && memory > 0 ? shape.rows : shape.config.max_seq_len + memory;
+}
+
 template <class Declare>
 void declare_muon_activations(Activations& acts, ActivationList<Declare>& list) {
   const TrainingShape& training = *list.shape.training;
@@ -111,14 +126,22 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   list.add(backward, "dresidual", acts.dresidual, {N, C});
   list.add(backward, "dnorm", acts.dnorm, {N, C});
   list.add(backward, "dhidden", acts.dhidden, {N, 4 * C});
-  list.add(backward, "dqkv", acts.dqkv, {N, largest_qkv});
+  if (plan.table.memory > 0) {
+    list.add(backward, "dq", acts.dqkv, {N, C});
+    list.add(backward, "dkv", acts.dkv, {key_rows(list.shape), largest_qkv - C});
+  } else {
+    list.add(backward, "dqkv", acts.dqkv, {N, largest_qkv});
+  }
   list.add(backward, "delta", acts.delta, {N, h});
-  list.add(backward, "layernorm_scratch", acts.layernorm_scratch, {layernorm_backward_scratch(N, C)});
-  const int64_t attention_scratch = attention_backward_scratch(training.B, training.T, hs, most_partial_sums(plan));
+  list.add(backward, "layernorm_scratch", acts.layernorm_scratch,
+           {layernorm_backward_scratch(key_rows(list.shape), C)});
+  const int64_t attention_scratch =
+      attention_backward_scratch(training.B, plan.table.memory + training.T, hs, most_partial_sums(plan));
   if (attention_scratch > 0) list.add(backward, "attention_scratch", acts.attention_scratch, {attention_scratch});
   acts.accumulators.resize(size_t(plan.num_accumulators));
   for (floatX*& accumulator : acts.accumulators)
-    list.add(MemoryGroup::dkv_accumulators, "accumulator", accumulator, {N, plan.accumulator_heads * hs});
+    list.add(MemoryGroup::dkv_accumulators, "accumulator", accumulator,
+             {key_rows(list.shape), plan.accumulator_heads * hs});
   if (plan.table.mix == WiringTable::Mix::gate) {
     list.add(backward, "dmap_gates", acts.dmap_gates, {c.num_layers, N});
     if (has_master_weights) list.add(backward, "exact_map_out", acts.exact_map_out, {N, C});
@@ -144,7 +167,8 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   list.add(activations, "branch_out", acts.branch_out, {N, C});
   if (plan.table.mix != WiringTable::Mix::none) list.add(activations, "map_sum", acts.map_sum, {N, C});
   if (plan.table.mix == WiringTable::Mix::gate) list.add(activations, "map_gates", acts.map_gates, {c.num_layers, N});
-  if (plan.table.rope > 0) list.add(activations, "rotary_table", acts.rotary_table, {c.max_seq_len, c.head_size()});
+  if (plan.table.rope > 0)
+    list.add(activations, "rotary_table", acts.rotary_table, {rotary_positions(list.shape), c.head_size()});
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);
   const KVCachePlan& cache = *list.shape.generation;
@@ -153,14 +177,19 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   list.add(activations, "cache_rows", acts.cache_rows, {N, groups});
   list.add(activations, "sequences", acts.sequences, {groups, cache.slots});
   const int64_t partials =
-      attention_partials(cache.slots, c.num_heads, c.head_size(), cache.max_length, most_kv_per_head(plan));
+      attention_partials(cache.slots, c.num_heads, c.head_size(), cache.longest(), most_kv_per_head(plan));
   if (partials > 0) list.add(activations, "attention_partials", acts.attention_partials, {partials});
+}
+
+// acts.rotary_table = the angles of these positions.
+inline void set_rotary_table(const Activations& acts, const ModelShape& shape, const std::vector<int>& positions) {
+  copy_to_device(acts.rotary_table, rotary_table(positions, shape.config.head_size(), shape.attention_plan.table.rope));
 }
 
 // Sets the activations that are constants: the angles of rotary positions.
 inline void set_constants(const Activations& acts, const ModelShape& shape) {
   if (acts.rotary_table == nullptr) return;
-  const ModelConfig& c = shape.config;
-  const std::vector<float> table = rotary_table(c.max_seq_len, c.head_size(), shape.attention_plan.table.rope);
-  copy_to_device(acts.rotary_table, table.data(), table.size() * sizeof(float));
+  std::vector<int> positions(size_t(rotary_positions(shape)));
+  std::iota(positions.begin(), positions.end(), 0);
+  set_rotary_table(acts, shape, positions);
 }

@@ -16,20 +16,25 @@
 #include "llmc/precision.h"       // floatX
 #include "llmc/rows.h"            // RowCopy
 #include "parameters.h"           // AttentionParams
+#include "norm.h"                 // Norm
 #include "planner.h"              // Planner, AttentionActs
+#include "segment_memory.h"       // SegmentMemory
 
-// A matmul from the LayerNorm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias.
+// A matmul from the LayerNorm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias. With `memory` k
+// and v have rows for that too.
 struct Projection {
-  const floatX *weight, *bias;  // (OC, C), (OC)
+  const floatX *in, *weight, *bias;  // (N, C), (OC, C), (OC)
   floatX* out;
   int64_t OC;
-  bool is_kept;  // the backward pass finds out as the forward pass left it
+  bool is_kept;       // the backward pass finds out as the forward pass left it
+  bool is_of_memory;  // N is Batch::key_rows, otherwise Batch::rows
 };
 
 // q or k of the projected heads, or both, which rotary positions rotate where they have been projected to.
 struct Rotation {
   RotaryHeads<floatX> heads;
-  bool is_kept;  // the backward pass finds them rotated
+  bool is_kept;       // the backward pass finds them rotated
+  bool is_of_memory;  // as in Projection
 };
 
 // In generation k and v of the new tokens, which lie beside their q, go to their rows of the K/V cache.
@@ -55,6 +60,7 @@ struct AttentionBranch {
   AttentionParams<float> g;
   int64_t C = 0, QKV = 0;
   const floatX* in = nullptr;           // (N, C)
+  std::vector<SegmentMemory> memory;    // one or none
   std::vector<Projection> projections;  // the matmuls to q, and to k and v, of the projected heads
   std::vector<Rotation> rotations;      // rotary positions of q and k; none with learned positions
   std::vector<StoreKV> store_kv;        // one in generation, if the layer projects any k or v
@@ -63,18 +69,21 @@ struct AttentionBranch {
   // attentions_of_slot[slot of the cache] in generation, attentions_of_slot[0] for all sequences in training: one
   // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
-  floatX* out = nullptr;           // (N, C)
-  std::vector<RowCopy> load_dqkv;  // the part of dqkv that other layers' attention has computed, or that is zero
-  std::vector<RotaryHeads<floatX>> drotations;              // the part of dqkv that is rotated back
+  floatX* out = nullptr;             // (N, C)
+  std::vector<RowCopy> load_dqkv;    // the part of dqkv that other layers' attention has computed, or that is zero
+  std::vector<Rotation> drotations;  // the part of dqkv that is rotated back
   floatX *din = nullptr, *datt = nullptr, *dqkv = nullptr;  // (N, C), (N, C), (N, QKV)
+  // With a memory dqkv is (N, C), of q alone, and this (key_rows, QKV - C) of k and v.
+  floatX* dkv = nullptr;
 };
 
 // ----------------------------------------------------------------------------
 // Memory
 
-// Whether layer l's q, k and v are one tensor, which is kept: other layers' attention may need q.
+// Whether layer l's q, k and v are one tensor, which is kept: other layers' attention may need q. With `memory` k and v
+// have more rows than q.
 inline bool keeps_qkv(const TrainingShape& training, const AttentionPlan& plan, int l) {
-  return training.recompute < Recompute::block || !plan.shared[Part::q][l].empty();
+  return (training.recompute < Recompute::block || !plan.shared[Part::q][l].empty()) && plan.table.memory == 0;
 }
 
 template <class Declare>
@@ -96,7 +105,11 @@ void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
     list.of_step(kept, "qkv", acts.qkv, {N, QKV});
   } else {
     if (q > 0) list.of_step(Recompute::block, "q", acts.q, {N, q});
-    list.of_step(kept, "kv", acts.kv, {N, QKV - q});
+    list.of_step(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
+  }
+  if (shape.training && plan.table.memory > 0 && QKV > q) {
+    b.memory.resize(1);
+    for_each_activation(b.memory[0], list);
   }
   // With several attention maps the backward pass runs each attention again, and needs nothing of it to be kept.
   const bool mixes_maps = plan.table.mix != WiringTable::Mix::none;
@@ -128,12 +141,20 @@ inline HeadPlace head_place(const Planner& p, Part part, const ProjectedHead& h,
   return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
 }
 
+// The place of a head's gradient among those of its layer.
+inline HeadPlace own_gradient_place(const Planner& p, Part part, const ProjectedHead& h) {
+  const int64_t QKV = p.QKV(h.layer), column = p.plan().projected_index(part, h) * p.head_size();
+  if (p.acts.dkv == nullptr) return {p.acts.dqkv + column, QKV};
+  const int64_t q = p.q_width(h.layer);
+  return part == Part::q ? HeadPlace{p.acts.dqkv + column, q} : HeadPlace{p.acts.dkv + column - q, QKV - q};
+}
+
 // Where layer l's attention writes the gradient of a head: in the dqkv of layer l if it projected the head, else in the
 // accumulator of the layer that projected it.
 inline HeadPlace gradient_place(const Planner& p, int l, Part part, const ProjectedHead& h) {
   const AttentionPlan& plan = p.plan();
   if (p.shape.generation) return {nullptr, 0};
-  if (h.layer == l) return {p.acts.dqkv + plan.projected_index(part, h) * p.head_size(), p.QKV(l)};
+  if (h.layer == l) return own_gradient_place(p, part, h);
   return {p.acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * p.head_size(),
           plan.accumulator_heads * p.head_size()};
 }
@@ -181,21 +202,22 @@ inline LayerAttention plan_attention(const Planner& p, int l, const PlannedAtten
 // zeros for unused ones. Heads that are neighbours in both are one copy.
 inline std::vector<RowCopy> plan_load_dqkv(const Planner& p, int l) {
   const AttentionPlan& plan = p.plan();
-  const int64_t hs = p.head_size(), QKV = p.QKV(l), accumulator_stride = plan.accumulator_heads * hs;
+  const int64_t hs = p.head_size(), accumulator_stride = plan.accumulator_heads * hs;
   std::vector<RowCopy> copies;
-  for (Part part : all_parts) {
-    auto dst = [&](int head) { return p.acts.dqkv + plan.projected_index(part, {l, head}) * hs; };
+  for (Part part : all_parts)
     for (int head : plan.shared[part][l]) {
+      const HeadPlace to = own_gradient_place(p, part, {l, head});
       const floatX* src = p.acts.accumulators[plan.accumulator[l]] + plan.shared_index(part, {l, head}) * hs;
-      const bool continues = !copies.empty() && dst(head) == copies.back().dst + copies.back().width &&
+      const bool continues = !copies.empty() && to.x == copies.back().dst + copies.back().width &&
                              src == copies.back().src + copies.back().width;
       if (continues) copies.back().width += hs;
-      else copies.push_back({dst(head), QKV, src, accumulator_stride, hs});
+      else copies.push_back({to.x, to.stride, src, accumulator_stride, hs});
     }
-  }
   for (Part part : all_parts)
-    for (int head : plan.unused(part, l))
-      copies.push_back({p.acts.dqkv + plan.projected_index(part, {l, head}) * hs, QKV, nullptr, 0, hs});
+    for (int head : plan.unused(part, l)) {
+      const HeadPlace to = own_gradient_place(p, part, {l, head});
+      copies.push_back({to.x, to.stride, nullptr, 0, hs});
+    }
   return copies;
 }
 
@@ -205,16 +227,24 @@ inline void plan_rotations(AttentionBranch& b, const Planner& p) {
   const int hs = int(p.head_size());
   const int q = int(p.plan().projected[Part::q][b.layer].size()), k = int(p.plan().projected[Part::k][b.layer].size());
   const int64_t kv_width = b.QKV - q * hs;
-  auto rotate_heads = [&](floatX* x, int64_t stride, int heads, bool is_kept) {
-    if (heads > 0) b.rotations.push_back({{x, stride, heads, hs, p.acts.rotary_table}, is_kept});
+  const bool has_memory = !b.memory.empty();
+  auto add = [&](std::vector<Rotation>& rotations, floatX* x, int64_t stride, int heads, bool is_kept,
+                 bool is_of_memory = false) {
+    if (heads > 0) rotations.push_back({{x, stride, heads, hs, p.acts.rotary_table}, is_kept, is_of_memory});
   };
   if (b.acts.qkv != nullptr) {
-    rotate_heads(b.acts.qkv, b.QKV, q + k, /*is_kept=*/true);
+    add(b.rotations, b.acts.qkv, b.QKV, q + k, /*is_kept=*/true);
   } else {
-    rotate_heads(b.acts.q, q * hs, q, /*is_kept=*/false);
-    rotate_heads(b.acts.kv, kv_width, k, /*is_kept=*/true);
+    add(b.rotations, b.acts.q, q * hs, q, /*is_kept=*/false);
+    add(b.rotations, b.acts.kv, kv_width, k, /*is_kept=*/true, has_memory);
   }
-  if (p.shape.training && q + k > 0) b.drotations = {{p.acts.dqkv, b.QKV, q + k, hs, p.acts.rotary_table}};
+  if (!p.shape.training) return;
+  if (p.acts.dkv == nullptr) {
+    add(b.drotations, p.acts.dqkv, b.QKV, q + k, /*is_kept=*/false);
+  } else {
+    add(b.drotations, p.acts.dqkv, q * hs, q, /*is_kept=*/false);
+    add(b.drotations, p.acts.dkv, kv_width, k, /*is_kept=*/false, has_memory);
+  }
 }
 
 // Plans how k and v come into the cache, and where attention finds them.
@@ -230,16 +260,22 @@ inline void plan_cache(AttentionBranch& b, const Planner& p) {
 
 // Sets the branch's pointers and sizes. `out` and `dout`: what each of its attentions writes, and the gradient of that.
 inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g,
-                                  const floatX* in, const Planner& p, floatX* out, const floatX* dout) {
+                                  const Norm& norm, const Planner& p, floatX* out, const floatX* dout) {
   const int64_t C = p.shape.config.channels, q = p.q_width(b.layer);
-  b.w = w.attention, b.g = g.attention, b.in = in;
+  b.w = w.attention, b.g = g.attention, b.in = norm.out;
   b.C = C, b.QKV = p.QKV(b.layer), b.cache = p.cache;
-  auto project = [&](floatX* to, int64_t first_row, int64_t rows, bool is_kept) {
+  for (SegmentMemory& memory : b.memory) plan_memory(memory, norm);
+  auto project = [&](floatX* to, int64_t first_row, int64_t rows, bool is_kept, const SegmentMemory* memory = nullptr) {
     const floatX* bias = b.w.qkvb != nullptr ? b.w.qkvb + first_row : nullptr;
-    if (rows > 0) b.projections.push_back({b.w.qkvw + first_row * C, bias, to, rows, is_kept});
+    const floatX* in = memory != nullptr ? memory->extended : b.in;
+    if (rows > 0) b.projections.push_back({in, b.w.qkvw + first_row * C, bias, to, rows, is_kept, memory != nullptr});
   };
-  if (b.acts.qkv != nullptr) project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
-  else project(b.acts.q, 0, q, /*is_kept=*/false), project(b.acts.kv, q, b.QKV - q, /*is_kept=*/true);
+  if (b.acts.qkv != nullptr) {
+    project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
+  } else {
+    project(b.acts.q, 0, q, /*is_kept=*/false);
+    project(b.acts.kv, q, b.QKV - q, /*is_kept=*/true, b.memory.empty() ? nullptr : &b.memory[0]);
+  }
   plan_rotations(b, p);
   if (p.shape.generation) plan_cache(b, p);
   for (int slot = 0; slot < (p.shape.generation ? p.shape.generation->slots : 1); slot++) {
@@ -251,12 +287,12 @@ inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>&
   if (p.shape.generation) return;
   b.load_dqkv = plan_load_dqkv(p, b.layer);
   b.din = b.datt = p.acts.dnorm;  // datt is no longer needed when din is written
-  b.dqkv = p.acts.dqkv;
+  b.dqkv = p.acts.dqkv, b.dkv = p.acts.dkv;
 }
 
-inline void plan_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const floatX* in,
+inline void plan_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
                         const Planner& p) {
-  plan_attention_branch(b, w, g, in, p, b.acts.att, p.acts.dnorm);
+  plan_attention_branch(b, w, g, norm, p, b.acts.att, p.acts.dnorm);
 }
 
 // The LayerNorm before it.
@@ -285,16 +321,28 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
 
 // The i-th attention of a training batch.
 inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
-  return attention_args(b, i, {0, 0, batch.T}, batch.B, /*row=*/0);
+  return attention_args(b, i, {0, batch.memory, batch.T}, batch.B, /*row=*/0);
+}
+
+// The rows that are rotated.
+inline int64_t rows_of(const Rotation& r, const Batch& batch) {
+  return r.is_of_memory ? batch.key_rows() : batch.rows();
+}
+inline RowPositions positions_of(const Rotation& r, const Batch& batch) {
+  return r.is_of_memory ? batch.key_positions() : batch.positions();
 }
 
 // q, k and v =; k and v of the new tokens go into the cache. When the backward pass computes a layer again, K/V has
 // been kept.
 inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is_kept) {
+  auto is_done = [&](const auto& operation) { return operation.is_kept && kv_is_kept; };
+  if (!kv_is_kept)
+    for (const SegmentMemory& memory : b.memory) extend_by_memory(memory, b.in, batch);
   for (const Projection& p : b.projections)
-    if (!(p.is_kept && kv_is_kept)) matmul_forward(p.out, b.in, p.weight, p.bias, batch.rows(), b.C, p.OC);
+    if (!is_done(p))
+      matmul_forward(p.out, p.in, p.weight, p.bias, p.is_of_memory ? batch.key_rows() : batch.rows(), b.C, p.OC);
   for (const Rotation& r : b.rotations)
-    if (!(r.is_kept && kv_is_kept)) rotate(r.heads, batch.positions(), batch.rows());
+    if (!is_done(r)) rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
   for (const StoreKV& kv : b.store_kv) copy_rows(kv.copy, batch.rows());
 }
 
@@ -353,14 +401,27 @@ std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_again(con
 // dqkv (N, QKV) to what it holds before this layer's attention adds to it: the sums of other layers for shared heads,
 // zeros for unused ones.
 inline void project_out_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
-  const int64_t N = batch.rows();
-  matmul_backward(b.datt, b.g.projw, b.g.projb, dout, b.acts.att, b.w.projw, N, b.C, b.C);
-  for (const RowCopy& copy : b.load_dqkv) copy_rows(copy, N);
+  matmul_backward(b.datt, b.g.projw, b.g.projb, dout, b.acts.att, b.w.projw, batch.rows(), b.C, b.C);
+  for (const RowCopy& copy : b.load_dqkv) copy_rows(copy, batch.key_rows());
+}
+
+// The backward pass of the projection to q, k and v of a layer with a memory. From dqkv (N, C) and dkv (key_rows, QKV -
+// C): din (N, C) =, and g +=.
+inline void project_qkv_backward(const AttentionBranch& b, const SegmentMemory& memory, const Batch& batch) {
+  const int64_t N = batch.rows(), C = b.C, kv = b.QKV - C;
+  float* kv_bias = b.g.qkvb != nullptr ? b.g.qkvb + C : nullptr;
+  extend_by_memory(memory, b.in, batch);
+  matmul_backward(memory.dextended, b.g.qkvw + C * C, kv_bias, b.dkv, memory.extended, b.w.qkvw + C * C,
+                  batch.key_rows(), C, kv);
+  extend_by_memory_backward(memory, b.din, batch);
+  gemm('N', 'N', N, C, C, b.dqkv, C, b.w.qkvw, C, true, b.din, C);
+  matmul_backward_weight(b.g.qkvw, b.g.qkvb, b.dqkv, b.in, N, C, C);
 }
 
 // The backward pass of the projection to q, k and v. From dqkv (N, QKV): din (N, C) =, and g +=.
 inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
-  for (const RotaryHeads<floatX>& heads : b.drotations) rotate_back(heads, batch.positions(), batch.rows());
+  for (const Rotation& r : b.drotations) rotate_back(r.heads, positions_of(r, batch), rows_of(r, batch));
+  if (!b.memory.empty()) return project_qkv_backward(b, b.memory[0], batch);
   matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
 }
 
@@ -375,10 +436,12 @@ inline void branch_backward(const AttentionBranch& b, const floatX* dout, const 
 // ----------------------------------------------------------------------------
 // Cost
 
-// Elements of the weights that a token is multiplied with.
+// Elements of the weights that a token is multiplied with. k and v of the memory's positions are counted with those of
+// the segment's tokens.
 inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan) {
-  const double C = c.channels;
-  return double(qkv_rows(c, plan, b.layer)) * C + C * C;
+  const double C = c.channels, qkv = double(qkv_rows(c, plan, b.layer));
+  const double of_memory = plan.table.memory > 0 ? (qkv - C) * plan.table.memory / c.max_seq_len : 0;
+  return (qkv + of_memory) * C + C * C;
 }
 
 // The FLOPs of a layer's attention for a sequence of T tokens, forward and backward: 2 matrix products forward and 5

@@ -205,6 +205,16 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   return plan;
 }
 
+// In generation and evaluation a text is computed as one sequence, of `length` positions at most: what of it a query of
+// a model with memory does not see, its masks hide. In training keys before the memory do not exist.
+inline void hide_what_memory_has_lost(AttentionPlan& plan, int segment, int64_t length) {
+  if (plan.table.memory == 0 || length <= segment) return;
+  MaskClause clause;
+  clause.s = segment, clause.block = true, clause.before = plan.table.memory;
+  for (AttentionMask& mask : plan.table.masks)
+    if (mask.window - 1 > plan.table.memory) mask.add(clause);  // a shorter window hides those keys
+}
+
 // The layer's masks: one for each run of heads that have the same.
 inline std::string masks_text(const AttentionPlan& plan, int layer) {
   std::string text;
@@ -254,5 +264,7 @@ inline std::string draw(const AttentionPlan& plan) {
     text += "\n";
   }
   if (plan.table.rope > 0) text += format("positions: q and k are rotated, base %g\n", plan.table.rope);
+  if (plan.table.memory > 0)
+    text += format("memory: of earlier segments, the %d positions before each\n", plan.table.memory);
   return text;
 }

@@ -16,11 +16,24 @@ struct Batch {
   int64_t B = 0, T = 0;
   std::vector<SequencePart> parts = {};     // empty in training
   const int* positions_of_parts = nullptr;  // (rows), on the device; null in training
+  // In training with `memory`: the positions of each sequence that the memory holds. They have keys before those of the
+  // T tokens, and positions are counted from the first of them.
+  int64_t memory = 0;
 
   int64_t rows() const {
     int64_t rows = B * T;
     for (const SequencePart& part : parts) rows += part.count;
     return rows;
   }
-  RowPositions positions() const { return {T, positions_of_parts}; }
+  RowPositions positions() const { return {T, positions_of_parts, memory}; }
+  // The rows of k and v, and their positions.
+  int64_t key_rows() const { return rows() + B * memory; }
+  RowPositions key_positions() const { return {memory + T, positions_of_parts}; }
 };
+
+// B segments of T tokens, after `memory` positions of their streams.
+inline Batch segments(int64_t B, int64_t T, int64_t memory) {
+  Batch batch = {B, T};
+  batch.memory = memory;
+  return batch;
+}

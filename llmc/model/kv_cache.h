@@ -36,6 +36,12 @@ struct KVCachePlan {
   std::vector<int> group_of_layer;  // (L)
 
   int64_t capacity(int layer) const { return groups[group_of_layer[layer]].capacity; }
+  // The most positions that are kept of a sequence.
+  int64_t longest() const {
+    int64_t longest = 0;
+    for (const KVCacheGroup& group : groups) longest = std::max(longest, group.capacity);
+    return longest;
+  }
 };
 
 // Which positions the cache holds at the moment.

@@ -21,11 +21,11 @@ struct MixedAttentionBranch : AttentionBranch {
 };
 
 inline void plan_branch(MixedAttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g,
-                        const floatX* in, const Planner& p) {
+                        const Norm& norm, const Planner& p) {
   const Activations& acts = p.acts;
   // One map's output and its gradient are in tensors that are free while it runs.
   b.map_out = acts.branch_out, b.dmap_out = acts.dhidden, b.map_sum = acts.map_sum;
-  plan_attention_branch(b, w, g, in, p, b.map_out, b.dmap_out);
+  plan_attention_branch(b, w, g, norm, p, b.map_out, b.dmap_out);
   const int64_t N = p.shape.rows;
   b.map_weights = {acts.map_gates, float(p.plan().table.blend), N, b.layer};
   b.exact_map_out = acts.exact_map_out, b.dmap_gates = acts.dmap_gates, b.dmap_weights = acts.dmap_weights;

@@ -5,6 +5,7 @@
 #include "llmc/operations.h"  // matmul_gelu_forward, matmul_forward, matmul_backward, ...
 #include "llmc/precision.h"   // floatX
 #include "batch.h"            // Batch
+#include "norm.h"             // Norm
 #include "parameters.h"       // MlpParams, LayerParams
 #include "planner.h"          // Planner
 
@@ -25,9 +26,9 @@ void for_each_activation(MlpBranch& b, ActivationList<Declare>& list) {
   list.of_step(Recompute::gelu, "fch_gelu", b.fch_gelu, {N, 4 * C});
 }
 
-inline void plan_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const floatX* in,
+inline void plan_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
                         const Planner& p) {
-  b.w = w.mlp, b.g = g.mlp, b.in = in, b.out = p.acts.branch_out;
+  b.w = w.mlp, b.g = g.mlp, b.in = norm.out, b.out = p.acts.branch_out;
   b.din = p.acts.dnorm, b.dfch = p.acts.dhidden;
 }
 

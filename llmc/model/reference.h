@@ -5,7 +5,8 @@
 // q, k and v that nobody uses are projected all the same (their gradient comes out as zero by itself).
 //
 // B batch, T length, C channels, L layers, h heads of size hs = C / h, g K/V heads (h without grouped-query attention),
-// S sources of a head: the layers whose K/V it attends to; V vocabulary. Shapes are in the order of memory.
+// S sources of a head: the layers whose K/V it attends to; V vocabulary; m positions of each sequence that the memory
+// holds (0 without `memory`), K = m + T keys of each source. Shapes are in the order of memory.
 // An Array is an activation, (B, T, something) unless said otherwise; a Tensor is a parameter, its gradient or its
 // optimizer state. Parameters bear their Hugging Face GPT-2 names; a linear layer's weight is (in, out), as in
 // GPT-2's Conv1D.
@@ -89,11 +90,12 @@ inline bool is_visible(const ModelConfig& config, int l, int head, int t, int j)
   return true;
 }
 
-// is_visible of all t and j: (T, T).
-inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, int T) {
-  std::vector<bool> visible(int64_t(T) * T);
+// is_visible of all t and j, counted from the memory's first position: (T, K).
+inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, int m, int T) {
+  const int K = m + T;
+  std::vector<bool> visible(int64_t(T) * K);
   for (int t = 0; t < T; t++)
-    for (int j = 0; j < T; j++) visible[int64_t(t) * T + j] = is_visible(config, l, head, t, j);
+    for (int j = 0; j < K; j++) visible[int64_t(t) * K + j] = is_visible(config, l, head, m + t, j);
   return visible;
 }
 
@@ -279,22 +281,22 @@ Array<Real> gelu_backward(const Array<Real>& in, const Array<Real>& d_out) {
 }
 
 // ----------------------------------------------------------------------------
-// Attention, of one head: q (B, T, hs), k and v (B, S * T, hs), where key s * T + j is that at position j of source s,
-// and an attention map (B, T, S * T), zero where a query does not see a key.
+// Attention, of one head: q (B, T, hs), k and v (B, S * K, hs), where key s * K + j is that at position j of source s,
+// and an attention map (B, T, S * K), zero where a query does not see a key.
 
-// map[t] = softmax of q[t].k[j] / sqrt(hs) over the keys j that t sees: those that `visible` (T, T) has, of every
+// map[t] = softmax of q[t].k[j] / sqrt(hs) over the keys j that t sees: those that `visible` (T, K) has, of every
 // source alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the first. All zero if t
 // sees none.
 template <class Real>
 Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const std::vector<bool>& visible, int topk,
                           int64_t B, int64_t T, int64_t hs) {
-  const int64_t keys = k.size() / (B * hs);
+  const int64_t keys = k.size() / (B * hs), K = visible.size() / T;
   Array<Real> map(B * T * keys), scores(keys);
   for (int64_t b = 0; b < B; b++) {
     for (int64_t t = 0; t < T; t++) {
       std::vector<int64_t> seen;
       for (int64_t j = 0; j < keys; j++) {
-        if (!visible[t * T + j % T]) continue;
+        if (!visible[t * K + j % K]) continue;
         seen.push_back(j);
         Real dot = 0;
         for (int64_t i = 0; i < hs; i++) dot += q[(b * T + t) * hs + i] * k[(b * keys + j) * hs + i];
@@ -370,13 +372,13 @@ void apply_map_backward(const Array<Real>& map, const Array<Real>& v, const Arra
   }
 }
 
-// `rope`: x[t] of a head, rotated by the angles direction * t * base^(-2i/hs); direction -1 is the backward pass. x (B,
-// T, hs), or with S sources (B, S * T, hs).
+// `rope`: x[t] of a head, rotated by the angles direction * (first + t) * base^(-2i/hs); direction -1 is the backward
+// pass. x (B, T, hs), or with S sources (B, S * T, hs).
 template <class Real>
-Array<Real> rotate(const Array<Real>& x, double base, int direction, int64_t T, int64_t hs) {
+Array<Real> rotate(const Array<Real>& x, double base, int direction, int64_t first, int64_t T, int64_t hs) {
   Array<Real> out(x.size());
   for (int64_t row = 0; row < int64_t(x.size()) / hs; row++) {
-    const int64_t t = row % T, half = hs / 2;
+    const int64_t t = first + row % T, half = hs / 2;
     for (int64_t i = 0; i < half; i++) {
       const Real angle = Real(direction * double(t) * std::pow(base, -2.0 * double(i) / double(hs)));
       const Real a = x[row * hs + i], b = x[row * hs + half + i];
@@ -451,6 +453,27 @@ void add_columns(const std::vector<Array<Real>*>& matrices, int64_t first, const
           (*matrices[s])[(b * T + t) * width + first + i] += x[((b * S + s) * T + t) * hs + i];
 }
 
+// x (B, m + T, width) = the rows of `before` (B, m, width) and then those of `rows` (B, T, width), of each sequence.
+template <class Real>
+Array<Real> append_rows(const Array<Real>& before, const Array<Real>& rows, int64_t B) {
+  const int64_t a = before.size() / B, b = rows.size() / B;
+  Array<Real> x;
+  for (int64_t i = 0; i < B; i++) {
+    x.insert(x.end(), before.begin() + i * a, before.begin() + (i + 1) * a);
+    x.insert(x.end(), rows.begin() + i * b, rows.begin() + (i + 1) * b);
+  }
+  return x;
+}
+
+// The last `count` rows of each sequence of x (B, any, width).
+template <class Real>
+Array<Real> last_rows(const Array<Real>& x, int64_t B, int64_t count, int64_t width) {
+  const int64_t all = x.size() / B;
+  Array<Real> rows;
+  for (int64_t i = 1; i <= B; i++) rows.insert(rows.end(), x.begin() + i * all - count * width, x.begin() + i * all);
+  return rows;
+}
+
 template <class Real>
 void add_into(Array<Real>& sum, const Array<Real>& term) {
   for (size_t i = 0; i < sum.size(); i++) sum[i] += term[i];
@@ -463,15 +486,15 @@ void add_into(Array<Real>& sum, const Array<Real>& term) {
 template <class Real>
 struct HeadCache {
   Array<Real> q;        // (B, T, hs)
-  Array<Real> k, v;     // (B, S * T, hs)
-  Array<Real> own_map;  // (B, T, S * T)  of these q and k; neither it nor q and k exist where the layer reuses a map
-  Array<Real> map;      // (B, T, S * T)  what v is weighed by
+  Array<Real> k, v;     // (B, S * K, hs)
+  Array<Real> own_map;  // (B, T, S * K)  of these q and k; neither it nor q and k exist where the layer reuses a map
+  Array<Real> map;      // (B, T, S * K)  what v is weighed by
 };
 
 template <class Real>
 struct LayerCache {
-  Norm<Real> ln_1;
-  Array<Real> qkv;                     // (B, T, C + 2 g hs)  what this layer projects, for itself and higher layers
+  Norm<Real> ln_1;                     // (B, K, ...)   of the memory's rows and the segment's
+  Array<Real> qkv;                     // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers
   Array<Real> mix;                     // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
@@ -482,13 +505,17 @@ struct LayerCache {
 
 template <class Real>
 struct Cache {
-  int B = 0, T = 0;
+  int B = 0, T = 0, m = 0;
   std::vector<int> inputs, targets;      // (B, T)
   std::vector<LayerCache<Real>> layers;  // (L)
   Norm<Real> ln_f;                       // ln_f.out: the last hidden state
   Array<Real> logits;                    // (B, T, V)
   Array<Real> probs;                     // (B, T, V)  softmax of the logits
 };
+
+// `memory`: each layer's input at the last m positions of each sequence: (L) of (B, m, C). Empty where a stream begins.
+template <class Real>
+using Memory = std::vector<Array<Real>>;
 
 template <class Real>
 struct Result {
@@ -509,8 +536,9 @@ inline HeadColumns head_columns(const ModelConfig& config, int head) {
 
 // Fills layer l's `heads` and `heads_out`; its `qkv` and `mix`, and the layers below, are given.
 template <class Real>
-void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t T) {
-  const int64_t C = config.channels, hs = config.head_size();
+void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t m,
+               int64_t T) {
+  const int64_t C = config.channels, hs = config.head_size(), K = m + T;
   const WiringTerm *topk = find_term(config, Kind::topk), *rope = find_term(config, Kind::rope);
   LayerCache<Real>& layer = layers[l];
   layer.heads.resize(config.num_heads);
@@ -523,28 +551,35 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
     if (map_layer(config, l) != l) {
       head.map = layers[map_layer(config, l)].heads[i].map;
     } else {
-      head.q = take_columns<Real>({&layer.qkv}, columns.q, B, T, hs);
-      head.k = take_columns(sources, columns.k, B, T, hs);
-      if (rope) head.q = rotate(head.q, rope->a, 1, T, hs), head.k = rotate(head.k, rope->a, 1, T, hs);
-      head.own_map = attention_map(head.q, head.k, visibility(config, l, i, T), topk ? topk->n : 0, B, T, hs);
+      head.q = last_rows(take_columns<Real>({&layer.qkv}, columns.q, B, K, hs), B, T, hs);
+      head.k = take_columns(sources, columns.k, B, K, hs);
+      if (rope) head.q = rotate(head.q, rope->a, 1, m, T, hs), head.k = rotate(head.k, rope->a, 1, 0, K, hs);
+      head.own_map =
+          attention_map(head.q, head.k, visibility(config, l, i, int(m), int(T)), topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
-    head.v = take_columns(sources, columns.v, B, T, hs);
+    head.v = take_columns(sources, columns.v, B, K, hs);
     add_columns<Real>({&layer.heads_out}, i * hs, apply_map(head.map, head.v, B, T, hs), B, T, hs);
   }
 }
 
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
-// overwritten with everything that backward() needs.
+// overwritten with everything that backward() needs. `memory`, where given, is that of the segments before, and becomes
+// that of the segments after this one.
 template <class Real>
 Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, const std::vector<int>& inputs,
-                     const std::vector<int>& targets, int B, int T, Cache<Real>* cache = nullptr) {
+                     const std::vector<int>& targets, int B, int T, Cache<Real>* cache = nullptr,
+                     Memory<Real>* memory = nullptr) {
   const int L = config.num_layers;
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
   CHECK(T <= config.max_seq_len && int64_t(inputs.size()) == N && int64_t(targets.size()) == N);
   Cache<Real> local;
   Cache<Real>& acts = cache ? *cache : local;
-  acts = {B, T, inputs, targets, std::vector<LayerCache<Real>>(L), {}, Array<Real>(N * V), Array<Real>(N * V)};
+  Memory<Real> none;
+  Memory<Real>& remembered = memory ? *memory : none;
+  remembered.resize(L);
+  const int m = int(remembered[0].size() / (B * C));
+  acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, Array<Real>(N * V), Array<Real>(N * V)};
 
   const Tensor<Real>& wte = params.at("wte.weight");
   const Tensor<Real>* wpe = find(params, "wpe.weight");
@@ -558,12 +593,15 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     const std::string h = "h." + std::to_string(l);
     LayerCache<Real>& layer = acts.layers[l];
     // x += c_proj(attention(ln_1(x)))
-    layer.ln_1 = layernorm(params, h + ".ln_1", x, config.layer_norm_eps);
+    const Array<Real> extended = append_rows(remembered[l], x, B);
+    const int64_t kept = std::min<int64_t>(memory_positions(config.wiring), m + T);
+    remembered[l] = last_rows(extended, B, kept, C);
+    layer.ln_1 = layernorm(params, h + ".ln_1", extended, config.layer_norm_eps);
     layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
     if (l > 0 && find_term(config, Kind::blend)) layer.mix.assign(N, Real(find_term(config, Kind::blend)->a));
     if (l > 0 && find_term(config, Kind::gate))
       layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
-    attention(config, acts.layers, l, B, T);
+    attention(config, acts.layers, l, B, m, T);
     add_into(x, linear(params, h + ".attn.c_proj", layer.heads_out));
     // x += c_proj(gelu(c_fc(ln_2(x))))
     layer.ln_2 = layernorm(params, h + ".ln_2", x, config.layer_norm_eps);
@@ -599,8 +637,8 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
 // has come down to it.
 template <class Real>
 struct SharedGradients {
-  std::vector<Array<Real>> d_qkv;               // (L): (B, T, C + 2 g hs)
-  std::vector<std::vector<Array<Real>>> d_map;  // (L, h): (B, T, S * T)
+  std::vector<Array<Real>> d_qkv;               // (L): (B, K, C + 2 g hs)
+  std::vector<std::vector<Array<Real>>> d_map;  // (L, h): (B, T, S * K)
 };
 
 // The backward pass of layer l's attention, from d_heads_out, the gradient of its `heads_out`: `shared` +=; d_mix (B,
@@ -608,8 +646,8 @@ struct SharedGradients {
 template <class Real>
 void attention_backward(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
                         const Array<Real>& d_heads_out, SharedGradients<Real>& shared, Array<Real>& d_mix, int64_t B,
-                        int64_t T) {
-  const int64_t hs = config.head_size();
+                        int64_t m, int64_t T) {
+  const int64_t hs = config.head_size(), K = m + T;
   const WiringTerm* rope = find_term(config, Kind::rope);
   const LayerCache<Real>& layer = layers[l];
   d_mix.assign(layer.mix.size(), 0);
@@ -622,7 +660,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
     Array<Real>& d_map = shared.d_map[l][i];
     Array<Real> d_q, d_k, d_v;
     apply_map_backward(head.map, head.v, d_out, d_map, d_v, B, T, hs);
-    add_columns(d_sources, columns.v, d_v, B, T, hs);
+    add_columns(d_sources, columns.v, d_v, B, K, hs);
     if (map_layer(config, l) != l) {
       add_into(shared.d_map[map_layer(config, l)][i], d_map);
       continue;
@@ -632,14 +670,14 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, d_mix, shared.d_map[l - 1][i],
                         d_own_map);
     attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, B, T, hs);
-    if (rope) d_q = rotate(d_q, rope->a, -1, T, hs), d_k = rotate(d_k, rope->a, -1, T, hs);
-    add_columns({&shared.d_qkv[l]}, columns.q, d_q, B, T, hs);
-    add_columns(d_sources, columns.k, d_k, B, T, hs);
+    if (rope) d_q = rotate(d_q, rope->a, -1, m, T, hs), d_k = rotate(d_k, rope->a, -1, 0, K, hs);
+    add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
+    add_columns(d_sources, columns.k, d_k, B, K, hs);
   }
 }
 
-// grads += scale * d(mean loss)/d(params), of the forward() that filled `cache` with the same parameters. With
-// gradient accumulation each micro-batch has scale 1 / grad_accum_steps.
+// grads += scale * d(mean loss)/d(params), of the forward() that filled `cache` with the same parameters; the memory is
+// a constant. With gradient accumulation each micro-batch has scale 1 / grad_accum_steps.
 template <class Real>
 void backward(const ModelConfig& config, const Tensors<Real>& params, const Cache<Real>& cache, Tensors<Real>& grads,
               double scale = 1) {
@@ -677,13 +715,13 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
 
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_x, grads);
     Array<Real> d_mix;
-    attention_backward(config, cache.layers, l, d_heads_out, shared, d_mix, B, T);
+    attention_backward(config, cache.layers, l, d_heads_out, shared, d_mix, B, cache.m, T);
     Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, shared.d_qkv[l], grads);
     if (l > 0 && find_term(config, Kind::gate)) {
       const Array<Real> d_gate = sigmoid_backward(layer.mix, d_mix);
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }
-    add_into(d_x, layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads));
+    add_into(d_x, last_rows(layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
   }
 
   for (int64_t n = 0; n < N; n++) {

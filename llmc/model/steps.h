@@ -160,7 +160,7 @@ inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<float
     std::visit(
         [&](auto& branch) {
           plan_norm(step.norm, norm_params(branch, w), norm_params(branch, g), step.bucket, stream, acts);
-          plan_branch(branch, w, g, step.norm.out, planner);
+          plan_branch(branch, w, g, step.norm, planner);
         },
         step.branch);
     std::visit([&](auto& residual) { stream = plan_residual(residual, stream, acts); }, step.residual);

@@ -34,6 +34,7 @@ const TermSyntax syntaxes[] = {
     {"blend", Kind::blend, 1, 1, "blend(share of the layer below), such as blend(0.3)"},
     {"gate", Kind::gate, 0, 0, "gate"},
     {"rope", Kind::rope, 0, 1, "rope or rope(base), such as rope(10000)"},
+    {"memory", Kind::memory, 1, 1, "memory(positions), such as memory(512)"},
 };
 
 const TermSyntax& syntax_of(Kind kind) {
@@ -207,6 +208,11 @@ bool moves_kv(Kind kind) {
 }
 bool moves_maps(Kind kind) { return kind == Kind::reuse || kind == Kind::blend || kind == Kind::gate; }
 
+// A term that goes with `memory`.
+bool goes_with_memory(Kind kind) {
+  return moves_kv(kind) || kind == Kind::gqa || kind == Kind::window || kind == Kind::rope || kind == Kind::memory;
+}
+
 [[noreturn]] void term_error(const Wiring& w, const WiringTerm& t, const std::string& what) {
   user_error("wiring \"%s\": %s, at character %d: %s", w.text.c_str(), term_text(t).c_str(), t.character, what.c_str());
 }
@@ -230,7 +236,14 @@ void check_combinations(const Wiring& w) {
                    "does not combine with " + other() +
                        ": attention maps of other layers need their own layer's keys; "
                        "gqa, topk and masks do combine with reuse, blend and gate");
+      if ((t.kind == Kind::memory && !goes_with_memory(before.kind)) ||
+          (before.kind == Kind::memory && !goes_with_memory(t.kind)))
+        term_error(w, t,
+                   "does not combine with " + other() +
+                       ": memory does with sla, also, share, layers, gqa, window and rope");
     }
+    if (t.kind == Kind::memory && learns_positions(w))
+      term_error(w, t, "needs rope: learned positions say nothing of those before a segment");
   }
 }
 
@@ -238,6 +251,12 @@ void check_combinations(const Wiring& w) {
 
 bool learns_positions(const Wiring& w) {
   return std::none_of(w.terms.begin(), w.terms.end(), [](const WiringTerm& t) { return t.kind == Kind::rope; });
+}
+
+int memory_positions(const Wiring& w) {
+  for (const WiringTerm& t : w.terms)
+    if (t.kind == Kind::memory) return t.n;
+  return 0;
 }
 
 Wiring parse_wiring(const std::string& text) {
@@ -350,6 +369,7 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::gate) table.mix = WiringTable::Mix::gate;
     if (t.kind == Kind::rope) table.rope = t.a;
   }
+  table.memory = memory_positions(w);
   for (std::vector<int>& sources : table.source_layers) std::sort(sources.begin(), sources.end());
   return table;
 }

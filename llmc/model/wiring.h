@@ -28,6 +28,9 @@
 //   gate                 blend with a = sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input
 //   rope, rope(b)        no learned positions: q and k of each head are rotated by position * b^(-2i/hs), b = 10000
 //                        (RoFormer); a head that attends to another layer's k does so as that layer rotated it
+//   memory(m)            Transformer-XL (Dai et al. 2019): a stream of text is computed in segments of n_positions, S;
+//                        a query of segment n also attends to the m positions before it, from n S - m on, of which
+//                        each layer keeps its input as a constant. Needs rope
 //
 // A layer shares what it projected itself, never what it uses of another layer. `window`, `strided` and `fixed`
 // combine: a head sees the keys that all of them show to it.
@@ -37,12 +40,28 @@
 #include "llmc/attention_mask.h"  // AttentionMask
 
 struct WiringTerm {
-  enum class Kind { plain, sla, also, share, layers, gqa, window, strided, fixed, topk, reuse, blend, gate, rope };
+  enum class Kind {
+    plain,
+    sla,
+    also,
+    share,
+    layers,
+    gqa,
+    window,
+    strided,
+    fixed,
+    topk,
+    reuse,
+    blend,
+    gate,
+    rope,
+    memory
+  };
   enum class How { heads, layers, both };  // of strided and fixed; both: union
 
   Kind kind = Kind::plain;
   int n = 0;           // sla, also: the distance in layers; share, reuse: layers in a group; gqa: K/V heads; window: w;
-                       // strided, fixed: s; topk: k
+                       // strided, fixed: s; topk: k; memory: m
   int c = 0;           // fixed
   int last_heads = 0;  // sla, also: how many heads, the last ones; 0 if it is a range:
   int first_head = 0, end_head = 0;  //   first_head and after the last one
@@ -62,6 +81,9 @@ struct Wiring {
 
 // Whether the model has an embedding of each position (wpe), which `rope` replaces.
 bool learns_positions(const Wiring& w);
+
+// The positions of earlier segments that a query attends to: the m of `memory`; 0 without it.
+int memory_positions(const Wiring& w);
 
 // Reads the text. Throws UserError, which says which term, at which character, and what would be right; what depends on
 // the number of layers and heads is validate's.
@@ -97,6 +119,7 @@ struct WiringTable {
   Mix mix = Mix::none;
   double blend = 0;  // a
   double rope = 0;   // the base of rotary positions; 0: positions are learned
+  int memory = 0;    // memory_positions of the wiring
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }

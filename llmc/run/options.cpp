@@ -154,6 +154,10 @@ static void add_checkpoint_options(OptionTable& t, TrainOptions& o) {
       .not_in_config()
       .needing("-i", needs_data)
       .needing("-o", "resumes from the checkpoints in a folder; name it with -o");
+  t.add("--reset-memory", o.reset_memory,
+        "resume with an empty memory of earlier segments, as is necessary with another number of ranks * B")
+      .not_in_config()
+      .needing("-y", "is for a run that is resumed (-y)");
   t.add("--resume-from", o.resume_from,
         "resume from this checkpoint in -o instead of the newest; later ones are renamed to set_aside_...")
       .not_in_config()

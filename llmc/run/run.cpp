@@ -14,13 +14,18 @@
 #include "report.h"                // read_run, report_page
 #include "stop_signal.h"           // stop_signal, signal_name
 
+static const char streams_key[] = "streams";  // in a checkpoint's state: DataLoader::streams
+
 // ----------------------------------------------------------------------------
 // Before anything is written
 
-void plan_batches(Run& run, int context_length, bool from_folder) {
+void plan_batches(Run& run, int context_length, bool from_folder, bool has_memory) {
   TrainOptions& o = run.options;
-  run.B = o.micro_batch;
-  run.T = o.seq_len.value_or(std::min(1024, context_length));
+  run.B = o.micro_batch, run.has_memory = has_memory;
+  run.T = o.seq_len.value_or(has_memory ? context_length : std::min(1024, context_length));
+  if (has_memory && run.T != context_length)
+    user_error("-t %d: a model with memory is trained in segments of its context length, %d; leave -t out%s", run.T,
+               context_length, from_folder ? "" : ", or give that as --max-seq-len");
   if (run.T > context_length)
     user_error("-t %d, but the model's context length is %d; take a shorter sequence%s", run.T, context_length,
                from_folder ? "" : ", or a longer context (--max-seq-len)");
@@ -30,7 +35,7 @@ void plan_batches(Run& run, int context_length, bool from_folder) {
     user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is",
                (long long)total_batch, run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
                run.ranks.size > 1 ? format(" * %d", run.ranks.size).c_str() : "", (long long)micro_tokens);
-  if (o.sample_every > 0 && o.sample_length > context_length)
+  if (o.sample_every > 0 && o.sample_length > context_length && !has_memory)
     user_error("-g %lld: a sample can be at most as long as the context, %d tokens", (long long)o.sample_length,
                context_length);
   run.grad_accum_steps = total_batch / micro_tokens;
@@ -91,6 +96,7 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
   int64_t steps_in_epoch = 0;
   if (!o.train_data.empty()) {
     run.train = std::make_unique<DataLoader>(o.train_data, vocab_size, run.T, o.shuffle, uint64_t(o.seed));
+    if (run.has_memory) run.train->cut_into_streams(int64_t(run.B) * run.ranks.size);
     steps_in_epoch = std::max<int64_t>(1, run.train->num_sequences / (run.B * run.num_micro_batches()));
   }
   if (!o.val_data.empty()) {
@@ -98,6 +104,7 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
     if (run.val->num_sequences < run.B)
       user_error("-j %s: has %lld sequences of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
                  o.val_data.c_str(), (long long)run.val->num_sequences, run.T, run.B);
+    if (run.has_memory) run.val->cut_into_streams(int64_t(run.B) * run.ranks.size);
   }
   run.tokenizer = choose_tokenizer(run, model_folder, vocab_size);
   if (run.tokenizer && !o.out.empty() && run.ranks.rank == 0) run.tokenizer_json = run.tokenizer->to_json();
@@ -161,11 +168,24 @@ static void compare_option(const Run& run, const Option& option, const RunState&
   warn(run, "%s; training continues with %s", both.c_str(), text_of(*now).c_str());
 }
 
+// Where a run with memory goes on that resumes from `saved`. With another number of streams that is the same share of
+// the tokens, at the beginning of segments.
+static int64_t resumed_sequence(const Run& run, const RunState& saved, const std::string& checkpoint) {
+  const int64_t streams = run.train->streams;
+  for (const auto& [key, value] : saved.options)
+    if (key == streams_key && value != Scalar(streams) && !run.options.reset_memory)
+      user_error("-y: the memory in %s is of %s streams of text (ranks * -b), and now there are %lld; give as many, or "
+                 "--reset-memory: it is empty then",
+                 checkpoint.c_str(), text_of(value).c_str(), (long long)streams);
+  return saved.next_sequence / streams * streams;
+}
+
 void resume_progress(Run& run, const std::string& checkpoint) {
   const RunState saved = read_run_state(checkpoint);
+  const int64_t next_sequence = run.has_memory ? resumed_sequence(run, saved, checkpoint) : saved.next_sequence;
   for (const Option& option : train_options(run.options))
     if (option.on_resume != OnResume::ignored) compare_option(run, option, saved, checkpoint);
-  if (saved.num_sequences != run.train->num_sequences)
+  if (saved.num_sequences != run.train->num_sequences && !run.options.reset_memory)
     user_error("-y: %s was written with other training data (-i): of %lld sequences, and now there are %lld; give the "
                "same, or start anew in another folder",
                checkpoint.c_str(), (long long)saved.num_sequences, (long long)run.train->num_sequences);
@@ -175,7 +195,7 @@ void resume_progress(Run& run, const std::string& checkpoint) {
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
-  run.train->next_sequence = saved.next_sequence;
+  run.train->next_sequence = next_sequence;
 }
 
 LogFields describe_run(const Run& run) {
@@ -273,6 +293,8 @@ static void warn_of_short_files(const Run& run, const char* option, const DataLo
 
 static void warn_of_unusual_options(const Run& run) {
   const TrainOptions& o = run.options;
+  if (run.has_memory && o.shuffle)
+    warn(run, "--shuffle: with memory the segments of a stream are read one after the other; nothing is shuffled");
   warn_of_short_files(run, "-i", run.train.get(), run.T + 1);
   // With -m 0 validation takes the rest of each file too.
   warn_of_short_files(run, "-j", run.val.get(), o.val_batches == 0 ? 2 : run.T + 1);
@@ -424,6 +446,7 @@ RunState run_state(const Run& run) {
     CHECK(value);  // plan_batches has set those without a default
     state.options.push_back({option.key, *value});
   }
+  if (run.has_memory) state.options.push_back({streams_key, run.train->streams});
   return state;
 }
 

@@ -30,6 +30,7 @@ struct Run {
   RunLog log;
   EventFile events;  // with --tensorboard
   int B = 0, T = 0;
+  bool has_memory = false;                          // rows are streams (DataLoader::streams)
   int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
   int64_t step = 0, steps = 0;                      // steps done, and steps to do in all
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // steps without an update: all, and the last in a row
@@ -63,11 +64,12 @@ struct StepResult {
 // Before anything is written: everything that can be wrong is found here, as a UserError
 
 // Sets B, T and grad_accum_steps to what the options say of batches; options that were not given get their values.
-// `context_length`: the model's; `from_folder`: it cannot be changed.
-void plan_batches(Run& run, int context_length, bool from_folder);
+// `context_length`: the model's; `from_folder`: it cannot be changed; `has_memory`: its rows are streams, in segments
+// of that length.
+void plan_batches(Run& run, int context_length, bool from_folder, bool has_memory);
 
 // Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of
-// steps.
+// steps. With memory (plan_batches) both data are cut into streams, one for each row of a micro-batch over all ranks.
 void open_data(Run& run, const std::string& model_folder, int vocab_size);
 
 // The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts
@@ -78,7 +80,8 @@ std::string checkpoint_to_resume(Run& run);
 // Output
 
 // Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other training data,
-// or another value of an option that must stay; warns of those that may change (OnResume in option.h).
+// another value of an option that must stay, or another number of streams; warns of options that may change (OnResume
+// in option.h).
 void resume_progress(Run& run, const std::string& checkpoint);
 
 // The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from

@@ -229,13 +229,15 @@ struct SequenceRest {
 
 // Reads sequences in the order of their numbers. Number s belongs to epoch s / num_sequences; unshuffled it is sequence
 // s % num_sequences (with one file, row b of micro-batch m of rank r of N begins at token ((m*N + r)*B + b)*T),
-// shuffled each epoch has another order.
+// shuffled each epoch has another order. Cut into streams, the tokens are as many equal contiguous parts, and sequences
+// s, s + 1, ... are the next segments of each stream in turn.
 struct DataLoader {
   TokenShards shards;
   int T;  // tokens in a sequence
   bool shuffle;
   uint64_t seed;              // of the shuffled orders
   int64_t num_sequences = 0;  // in one epoch
+  int64_t streams = 0;        // 0: not cut into streams
   // The position, counted from 0 over all epochs. The caller advances it, saves it, and sets it to resume.
   int64_t next_sequence = 0;
 
@@ -256,6 +258,21 @@ struct DataLoader {
                  shards.pattern.c_str(), (long long)longest, shards.files.size() > 1 ? " in its longest file" : "",
                  (long long)T + 1);
   }
+
+  // Cuts an epoch into `count` streams of whole sequences: what does not fill a sequence of each stream is left out.
+  // Their order cannot be shuffled. Throws UserError for fewer sequences than streams.
+  void cut_into_streams(int64_t count) {
+    if (num_sequences < count)
+      user_error("%s: has %lld sequences of T = %d tokens, but with memory each of the %lld rows of a micro-batch, "
+                 "over "
+                 "all ranks, reads a stream of its own; take a smaller -b or more text",
+                 shards.pattern.c_str(), (long long)num_sequences, T, (long long)count);
+    streams = count, shuffle = false;
+    segments_ = num_sequences / count, num_sequences = segments_ * count;
+  }
+
+  // Whether a sequence is the first of its stream.
+  bool begins_stream(int64_t number) const { return streams > 0 && number % num_sequences < streams; }
 
   // The files of fewer than `tokens` tokens, in their order: without T + 1 a file has no sequence.
   std::vector<std::string> files_shorter_than(int64_t tokens) const {
@@ -298,11 +315,13 @@ struct DataLoader {
 
  private:
   std::vector<int64_t> first_sequence_;  // (files), each file's first sequence in an unshuffled epoch
+  int64_t segments_ = 0;                 // of a stream
 
   // The T + 1 tokens of a sequence.
   const uint16_t* sequence_tokens(int64_t number) const {
     int64_t sequence = number % num_sequences;
     if (shuffle) sequence = permuted_index(seed, number / num_sequences, sequence, num_sequences);
+    if (streams > 0) sequence = sequence % streams * segments_ + sequence / streams;
     const auto next = std::upper_bound(first_sequence_.begin(), first_sequence_.end(), sequence);
     const int64_t file = next - first_sequence_.begin() - 1;
     return shards.files[file].tokens + (sequence - first_sequence_[file]) * T;

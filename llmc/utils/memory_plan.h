@@ -13,6 +13,7 @@ enum class MemoryGroup {
   backward,
   dkv_accumulators,
   muon,
+  segment_memory,
   logits,
   kv_cache,
   sampling,
@@ -20,9 +21,10 @@ enum class MemoryGroup {
 };
 
 inline const char* group_name(MemoryGroup group) {
-  static const char* names[] = {"weights",          "master weights", "gradients",        "AdamW moments",
-                                "workspaces",       "activations",    "backward buffers", "gradients of shared K/V",
-                                "Muon's iteration", "logits",         "K/V cache",        "samples"};
+  static const char* names[] = {"weights",          "master weights",     "gradients",        "AdamW moments",
+                                "workspaces",       "activations",        "backward buffers", "gradients of shared K/V",
+                                "Muon's iteration", "memory of segments", "logits",           "K/V cache",
+                                "samples"};
   return names[int(group)];
 }
 

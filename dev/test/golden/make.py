@@ -47,6 +47,7 @@ class Wiring:
         self.map_layer = list(range(L))                             # [l]: the layer whose attention map layer l uses
         self.mix = None                                             # share of the map below: a number, or "gate"
         self.rope_base = None                                       # if set, q and k are rotated, and there is no wpe
+        self.memory = 0                                             # positions before a segment that its queries see
         for name, arguments in re.findall(r"(\w+)(?:\(([^)]*)\))?", text):
             term = getattr(self, "term_" + name, None) or error(f"--wiring {text!r}: no term {name}")
             try:
@@ -145,6 +146,9 @@ class Wiring:
         """No wpe; at position p the pair (x_i, x_(i+hs/2)) of each head's q and k is rotated by p * b^(-2i/hs)."""
         self.rope_base = float(b)
 
+    def term_memory(self, positions):
+        self.memory = int(positions)
+
 
 ALL = {  # name: (wiring, options)
     "plain": ("plain", {}),
@@ -176,6 +180,8 @@ ALL = {  # name: (wiring, options)
     "sources_of_all_kinds": ("share(2) sla(3,1) also(1,2) gqa(2) window(9,SL)", {"accumulate": 2}),
     "highest_of_several_sources": ("also(1,3) topk(6) window(11)", {}),
     "reused_sparse_maps": ("reuse(2) fixed(7,2) gqa(2) topk(3)", {}),
+    "memory": ("memory(20) rope", {}),
+    "memory_of_sources": ("memory(7) rope(100) also(1,2) gqa(2) window(11)", {"accumulate": 2}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
 }
 
@@ -214,17 +220,25 @@ class Model:
     def __init__(self, config, wiring, w):
         self.config, self.wiring, self.w = config, wiring, w
         self.least_gap = float("inf")  # between scores that topk kept and dropped, so far
+        self.remembered = None         # of each layer: its input at the last positions (B, up to wiring.memory, C)
 
     def losses(self, tokens, targets):
-        """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token."""
+        """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token. With memory the rows are the next
+        segments of their streams."""
         T = tokens.shape[1]
         x = self.w["wte.weight"][tokens]
         if self.wiring.rope_base is None:
             x = x + self.w["wpe.weight"][:T]
         self.k, self.v, self.maps = [], [], []  # of the layers so far
+        before, self.remembered = self.remembered, []
         for l in range(self.config["n_layer"]):
-            x = x + self.attention(l, self.norm(f"h.{l}.ln_1", x))
+            extended = x if before is None else torch.cat([before[l], x], dim=1)
+            if self.wiring.memory > 0:
+                self.remembered.append(extended[:, -self.wiring.memory:].detach())
+            x = x + self.attention(l, self.norm(f"h.{l}.ln_1", extended), T)
             x = x + self.mlp(l, self.norm(f"h.{l}.ln_2", x))
+        if self.wiring.memory == 0:
+            self.remembered = None
         logits = self.norm("ln_f", x) @ self.w["wte.weight"].T
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
@@ -238,8 +252,9 @@ class Model:
     def mlp(self, l, x):
         return self.linear(f"h.{l}.mlp.c_proj", F.gelu(self.linear(f"h.{l}.mlp.c_fc", x), approximate="tanh"))
 
-    def attention(self, l, x):
-        """x (B, T, C), LayerNorm'd -> (B, T, C). The layer's K/V and attention maps join those of the layers so far."""
+    def attention(self, l, x, queries):
+        """x (B, T, C), LayerNorm'd, of which the last `queries` positions have queries -> (B, queries, C). The layer's
+        K/V and attention maps join those of the layers so far."""
         wiring, (B, T, C), h = self.wiring, x.shape, self.config["n_head"]
         hs = C // h
         q, k, v = self.linear(f"h.{l}.attn.c_attn", x).split([C, wiring.kv_heads * hs, wiring.kv_heads * hs], dim=2)
@@ -248,7 +263,7 @@ class Model:
             q, k = self.rotate(q), self.rotate(k)
         self.k.append(k)
         self.v.append(v)
-        own = [self.own_map(l, i, q[:, i]) for i in range(h)]
+        own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]
         self.maps.append(self.map_of(l, x, own))
         out = [self.maps[l][i] @ self.concatenate(self.v, l, i) for i in range(h)]
         return self.linear(f"h.{l}.attn.c_proj", torch.cat(out, dim=2))
@@ -266,9 +281,10 @@ class Model:
         return torch.cat([kv[source][:, kv_head] for source in self.wiring.sources[l][i]], dim=1)
 
     def own_map(self, l, i, q):
-        """q (B, T, hs) of head i of layer l -> its attention map (B, T, sources * T), zeros where no key is visible."""
-        T, hs = q.shape[1:]
-        t, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
+        """q (B, queries, hs) of head i of layer l -> its attention map (B, queries, sources * T), zeros where no key is
+        visible."""
+        T, (queries, hs) = self.k[l].shape[2], q.shape[1:]
+        t, j = torch.arange(T - queries, T)[:, None], torch.arange(T)[None, :]
         visible = j <= t
         for mask in self.wiring.masks[l][i]:
             visible = visible & mask(t, j)
@@ -303,9 +319,11 @@ class Model:
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
-def micro_batch(tokens, s, B, T):
-    """Inputs and targets (B, T) of micro-batch s: row b has the T + 1 tokens from (s * B + b) * T on."""
-    rows = torch.stack([tokens[(s * B + b) * T:][:T + 1] for b in range(B)])
+def micro_batch(tokens, s, B, T, segments=None):
+    """Inputs and targets (B, T) of micro-batch s: row b has the T + 1 tokens from (s * B + b) * T on, or, where rows are
+    streams of so many segments, from (b * segments + s) * T on."""
+    first = lambda b: s * B + b if segments is None else b * segments + s
+    rows = torch.stack([tokens[first(b) * T:][:T + 1] for b in range(B)])
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -318,11 +336,14 @@ def compute(config, weights, tokens, run):
     w = {name: torch.tensor(value, dtype=torch.float64) for name, value in weights.items()}
     trained = {name: p.requires_grad_() for name, p in w.items() if config["bias"] or not name.endswith(".bias")}
     model = Model(config, wiring, w)
-    losses_of = lambda s: model.losses(*micro_batch(tokens, s, B, T))
+    segments = steps * accumulate if wiring.memory > 0 else None
+    losses_of = lambda s: model.losses(*micro_batch(tokens, s, B, T, segments))
     with torch.no_grad():
         token_losses = losses_of(0)
+        model.remembered = None
         val_loss = sum(losses_of(s).mean().item() for s in range(steps * accumulate)) / (steps * accumulate)
 
+    model.remembered = None
     optimizer = torch.optim.AdamW(
         [{"params": [p for p in trained.values() if p.dim() >= 2], "weight_decay": run["weight_decay"]},
          {"params": [p for p in trained.values() if p.dim() < 2], "weight_decay": 0}],

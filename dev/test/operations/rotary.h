@@ -26,19 +26,23 @@ TEST(Rotary, TurnsPairsByTheAngleOfTheirPosition) {
           const double rotated = a * std::cos(angle) - b * std::sin(angle);
           b = b * std::cos(angle) + a * std::sin(angle), a = rotated;
         }
-    const DeviceArray<float> table(rotary_table(c.T + c.first_position, c.HS, base));
     const int64_t N = c.B * c.T;
+    std::vector<int> all_positions(size_t(c.T + c.first_position));
+    std::iota(all_positions.begin(), all_positions.end(), 0);
+    const DeviceArray<float> table(rotary_table(all_positions, c.HS, base));
     std::vector<int> positions;
     for (int64_t n = 0; n < N; n++) positions.push_back(int(n % c.T + c.first_position));
     const DeviceArray<int> d_positions(positions);
-    const auto [result, back] = in_any_order([&] {
+    const auto [result, counted, back] = in_any_order([&] {
       DeviceArray<floatX> d(x), d_back(x);
       rotate({d.data, c.stride, c.heads, c.HS, table.data}, {c.T, d_positions.data}, N);
-      rotate({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T}, N);
-      rotate_back({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T}, N);
-      return std::make_tuple(d.to_host(), d_back.to_host());
+      rotate({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T, nullptr, c.first_position}, N);
+      const std::vector<floatX> counted = d_back.to_host();
+      rotate_back({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T, nullptr, c.first_position}, N);
+      return std::make_tuple(d.to_host(), counted, d_back.to_host());
     });
     EXPECT_LE(relative_error(result, expected), one_rounding);
+    EXPECT_LE(relative_error(counted, expected), one_rounding);
     EXPECT_LE(relative_error(back, doubles(x)), two_roundings);
     for (int64_t n = 0; n < N; n++)
       for (int64_t i = c.heads * c.HS; i < c.stride; i++)

@@ -21,7 +21,7 @@ from torch import nn
 # The number of arguments of each term, at least and at most.
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
-         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1)}
+         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "memory": (1, 1)}
 
 
 def term_of(text, term):
@@ -35,14 +35,16 @@ def term_of(text, term):
 
 class Wiring:
     """What a text of terms says, of L layers and h heads; llmc/model/wiring.h of gpt2-sla describes the terms. It is
-    read without checks of what the trainer refuses."""
+    read without checks of what the trainer refuses. `segment`: the context length, which `memory` needs: a text is one
+    sequence here, in which queries see no key from before their segment's memory."""
 
-    def __init__(self, text, L, h):
-        self.text, self.num_layers, self.num_heads, self.num_kv_heads = text, L, h, h
+    def __init__(self, text, L, h, segment=None):
+        self.text, self.num_layers, self.num_heads, self.num_kv_heads, self.segment = text, L, h, h, segment
         self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
         self.masks = []                                             # f(layer, whether a head of the first half, t, j)
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
         self.rope = None  # the base of rotary positions; None: learned ones
+        self.memory = None
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
             for name, arguments in self.terms:
@@ -84,6 +86,11 @@ class Wiring:
             self.gate = True
         elif name == "rope":
             self.rope = float(arguments[0]) if arguments else 10000.0
+        elif name == "memory":
+            if self.segment is None:
+                raise ValueError(f"wiring {self.text!r}: memory needs the context length")
+            self.memory = n
+            self.masks.append(lambda l, first, t, j: j >= t // self.segment * self.segment - n)
 
     def add_sparse(self, how, a1, a2):
         how = how[0] if how else "heads"
@@ -303,7 +310,7 @@ class GPT2(nn.Module):
     def forward(self, tokens, attention_mask=None, cache=None):
         """tokens (B, T), new ones -> final hidden states (B, T, C). attention_mask: (B, S), of the cached ones too."""
         T, past = tokens.shape[1], cache.get_seq_length() if cache is not None else 0
-        if past + T > self.max_seq_len:
+        if past + T > self.max_seq_len and self.wiring.memory is None:
             raise ValueError(f"{past + T} tokens, but the context length is {self.max_seq_len}")
         positions = Positions(past, T, attention_mask, tokens.device)
         x = self.wte(tokens)

@@ -17,7 +17,7 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config):
         super().__init__(config)
-        wiring = Wiring(config.wiring, config.n_layer, config.n_head)
+        wiring = Wiring(config.wiring, config.n_layer, config.n_head, config.n_positions)
         self.transformer = GPT2(wiring, config.n_embd, config.vocab_size, config.n_positions, config.bias,
                                 config.layer_norm_epsilon)
         self.post_init()

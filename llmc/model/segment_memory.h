@@ -1,0 +1,92 @@
+// The memory of a layer's attention in training (`memory` in wiring.h): its input, the residual stream before its
+// LayerNorm, at the last positions of each stream, as earlier segments left it. It is a constant, but the LayerNorm,
+// k and v of it are computed with today's weights, which get gradients from them.
+//
+// B: streams, T: tokens of a segment, M: positions that the memory has room for, m: those that it holds
+// (Batch::memory).
+#pragma once
+#include <algorithm>          // std::max, std::min
+#include <cstdint>            // int64_t
+#include "activation_list.h"  // ActivationList
+#include "activations.h"      // Activations
+#include "batch.h"            // Batch
+#include "llmc/operations.h"  // copy_rows
+#include "llmc/precision.h"   // floatX
+#include "norm.h"             // Norm, norm_forward, norm_backward
+
+struct SegmentMemory {
+  int64_t M = 0, C = 0;
+  floatX* rows = nullptr;          // (B, m, C), in the memory of (B, M, C)
+  Norm norm;                       // the layer's LayerNorm, of `rows`
+  const floatX* stream = nullptr;  // (B, T, C): the layer's input
+  floatX* extended = nullptr;   // (B, m + T, C): the LayerNorm's output for the memory and for the segment, while the
+                                // layer runs
+  floatX* dextended = nullptr;  // (B, m + T, C): its gradient
+};
+
+// Declares what a layer's memory is, and what all layers share. `list.shape` is that of training.
+template <class Declare>
+void for_each_activation(SegmentMemory& memory, ActivationList<Declare>& list) {
+  const int64_t B = list.shape.training->B, T = list.shape.training->T, C = list.shape.config.channels;
+  const int64_t M = list.shape.attention_plan.table.memory, N = B * (M + T);
+  memory.M = M, memory.C = C;
+  list.add(MemoryGroup::segment_memory, "memory", memory.rows, {B, M, C});
+  list.of_all_steps("memory_norm", memory.norm.out, {B * M, C});
+  list.of_all_steps("memory_norm_mean", memory.norm.mean, {B * M});
+  list.of_all_steps("memory_norm_rstd", memory.norm.rstd, {B * M});
+  list.of_all_steps("extended_norm", memory.extended, {N, C});
+  list.of_all_steps("dextended_norm", memory.dextended, {N, C});
+}
+
+// Sets the pointers. `norm`: the layer's LayerNorm.
+inline void plan_memory(SegmentMemory& memory, const Norm& norm) {
+  const Norm of_memory = memory.norm;
+  memory.norm = norm;
+  memory.norm.in = memory.rows, memory.norm.out = of_memory.out;
+  memory.norm.mean = of_memory.mean, memory.norm.rstd = of_memory.rstd;
+  memory.norm.dout = of_memory.out;
+  memory.norm.dresidual = memory.dextended;  // the memory is a constant: nobody reads its gradient
+  memory.stream = norm.in;
+}
+
+// Copies `count` rows of each of B sequences: from row src_row on of src, which has src_rows of each, to row dst_row on
+// of dst, which has dst_rows of each.
+struct RowsOfSequences {
+  floatX* x;
+  int64_t rows, first;
+};
+inline void copy_rows_of_sequences(const RowsOfSequences& to, const RowsOfSequences& from, int64_t B, int64_t count,
+                                   int64_t C) {
+  if (count == 0) return;
+  copy_rows({to.x + to.first * C, to.rows * C, from.x + from.first * C, from.rows * C, count * C}, B);
+}
+
+// extended (B, m + T, C) = the LayerNorm's outputs for the memory and for the segment, which are `in` (B, T, C).
+inline void extend_by_memory(const SegmentMemory& memory, const floatX* in, const Batch& batch) {
+  const int64_t B = batch.B, T = batch.T, m = batch.memory, C = memory.C;
+  if (m > 0) norm_forward(memory.norm, B * m);
+  copy_rows_of_sequences({memory.extended, m + T, 0}, {memory.norm.out, m, 0}, B, m, C);
+  copy_rows_of_sequences({memory.extended, m + T, m}, {const_cast<floatX*>(in), T, 0}, B, T, C);
+}
+
+// From dextended: din (B, T, C) = the gradient of the segment's LayerNorm; the LayerNorm's own gradients +=, as far as
+// they come from the memory.
+inline void extend_by_memory_backward(const SegmentMemory& memory, floatX* din, const Batch& batch) {
+  const int64_t B = batch.B, T = batch.T, m = batch.memory, C = memory.C;
+  copy_rows_of_sequences({din, T, 0}, {memory.dextended, m + T, m}, B, T, C);
+  copy_rows_of_sequences({memory.norm.out, m, 0}, {memory.dextended, m + T, 0}, B, m, C);
+  if (m > 0) norm_backward(memory.norm, B * m);
+}
+
+// How many positions of each stream the memory holds after the batch.
+inline int64_t memory_after(int64_t M, const Batch& batch) { return std::min(M, batch.memory + batch.T); }
+
+// The memory becomes that of the last positions of the memory and the segment.
+inline void remember(const SegmentMemory& memory, const Batch& batch) {
+  const int64_t B = batch.B, T = batch.T, m = batch.memory, C = memory.C;
+  const int64_t kept = memory_after(memory.M, batch), old = std::max<int64_t>(0, kept - T), taken = kept - old;
+  // The old rows that stay move by way of another tensor, because their places overlap.
+  copy_rows_of_sequences({memory.extended, old, 0}, {memory.rows, m, m - old}, B, old, C);
+  copy_rows_of_sequences({memory.rows, kept, 0}, {memory.extended, old, 0}, B, old, C);
+  copy_rows_of_sequences({memory.rows, kept, old}, {const_cast<floatX*>(memory.stream), T, T - taken}, B, taken, C);
+}
