@@ -224,14 +224,15 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
 void read_inputs(Evaluator& e, const ModelConfig& config) {
   const EvaluateOptions& o = e.options;
   int64_t &context = e.results.context, &stride = e.results.stride;
-  context = o.context > 0 ? o.context : config.max_seq_len, stride = o.stride > 0 ? o.stride : context;
-  if (context > config.max_seq_len)
+  // A model with memory reads a text in segments, however long it is.
+  context = o.context > 0 ? o.context : config.longest_text(), stride = o.stride > 0 ? o.stride : context;
+  if (context > config.longest_text())
     user_error("--context %lld: the model's context length is %d", (long long)context, config.max_seq_len);
   if (stride > context)
     user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window",
                (long long)stride, (long long)context);
   choose_tokenizer(e, config.vocab_size, o.serve || !o.lambada.empty());
-  e.results.positions = PositionLosses(context);
+  e.results.positions = PositionLosses(std::min<int64_t>(context, config.max_seq_len));
   for (const std::string& path : o.files) add_file(e, path, config);
   for (const std::string& path : o.lambada) {
     e.last_words.push_back({path, {}});
@@ -249,7 +250,9 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
     for (size_t i = 0; i < c.answers.size(); i++) see(c.path, "question", c.answers[i].first, c.sequence(i));
   for (const LastWordsToScore& words : e.last_words)
     for (size_t i = 0; i < words.texts.size(); i++) see(words.path, "line", i + 1, words.texts[i]);
-  e.longest = o.serve ? config.max_seq_len : std::min(e.longest, context);
+  e.longest = o.serve ? config.longest_text() : std::min(e.longest, context);
+  if (o.context == 0 && !o.serve) context = std::min(context, std::max<int64_t>(e.longest, config.max_seq_len));
+  stride = std::min(stride, context);
 }
 
 // ----------------------------------------------------------------------------
@@ -266,7 +269,7 @@ void evaluate_text(Evaluator& e, const TextToScore& text) {
     for (int64_t at = window.first; at < window.end; at++) {
       const double loss = double(s.losses[at - window.first]);
       r.tokens++, r.nats += loss;
-      e.results.positions.add(at - window.begin, loss);
+      e.results.positions.add((at - window.begin - 1) % e.model.config.max_seq_len + 1, loss);
       const int64_t bytes = r.knows_bytes ? bytes_of_token(*e.tokenizer, text.tokens()[at]) : 0;
       if (bytes > 0) r.bytes += bytes, r.nats_of_bytes += loss;
     }

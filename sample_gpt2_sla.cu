@@ -63,12 +63,12 @@ int run_sampler(int argc, char** argv) {
   const ModelConfig config = read_config_json(o.model);
   const Tokenizer tokenizer = model_tokenizer(o.model, o.tokenizer, config.vocab_size);
   std::vector<SampleRequest> requests;
-  if (!o.interactive) requests = sample_requests(o, tokenizer, config.max_seq_len);
+  if (!o.interactive) requests = sample_requests(o, tokenizer, config.longest_text());
   GPT2 model;
   SamplingEngine engine = {o, tokenizer, model, {}};
   model.collectives.init(ranks, channel);  // selects the GPU
   const int slots = int(std::min<size_t>(size_t(o.slots), std::max<size_t>(1, requests.size())));
-  load_model(model, o.model, config, generation_plan(slots, longest_sequence(requests, o, config.max_seq_len)));
+  load_model(model, o.model, config, generation_plan(slots, longest_sequence(requests, o, config.longest_text())));
 
   if (!o.batch.empty()) {
     engine.run(requests, /*show=*/false, [](const Sampled& text) {
@@ -81,7 +81,7 @@ int run_sampler(int argc, char** argv) {
   } else {
     for (std::string line; read_line(line);) {
       try {
-        engine.run({sample_request(o, tokenizer, line, uint64_t(o.seed), config.max_seq_len)}, /*show=*/true,
+        engine.run({sample_request(o, tokenizer, line, uint64_t(o.seed), config.longest_text())}, /*show=*/true,
                    [](const Sampled&) {});
       } catch (const UserError& e) { print_error(e.what()); }
     }

@@ -12,3 +12,4 @@
 #include "dev/test/model/memory.h"          // memory, and the bits of a second run
 #include "dev/test/model/steps.h"           // what the training loop queues, uploads and waits for
 #include "dev/test/model/generation.h"      // generation and initial weights
+#include "dev/test/model/segments.h"        // streams in segments, with a memory of earlier ones

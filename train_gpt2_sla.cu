@@ -40,13 +40,14 @@
 #include "llmc/run/timeline.h"       // Timeline
 #include "llmc/text/sampler.h"       // sample_token
 #include "llmc/text/step_loader.h"   // StepLoader, StepTokens
-#include "llmc/utils/arena.h"        // ArenaLayout
-#include "llmc/utils/clock.h"        // seconds_now
-#include "llmc/utils/error.h"        // UserError, user_error, CHECK
-#include "llmc/utils/memory_plan.h"  // MemoryPlan, MemoryGroup
-#include "llmc/utils/message.h"      // print_error
-#include "llmc/utils/program.h"      // run_program, flush_output
-#include "llmc/utils/random.h"       // random_normal, random_uniform
+#include "llmc/text/validation_batches.h"  // ValidationBatches
+#include "llmc/utils/arena.h"              // ArenaLayout
+#include "llmc/utils/clock.h"              // seconds_now
+#include "llmc/utils/error.h"              // UserError, user_error, CHECK
+#include "llmc/utils/memory_plan.h"        // MemoryPlan, MemoryGroup
+#include "llmc/utils/message.h"            // print_error
+#include "llmc/utils/program.h"            // run_program, flush_output
+#include "llmc/utils/random.h"             // random_normal, random_uniform
 
 // ----------------------------------------------------------------------------
 // The model's memory
@@ -618,58 +619,26 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
                     shape.recompute < Recompute::block);
 }
 
-// With memory: the mean loss over the first -m micro-batches of the validation data's streams, or with -m 0 over all of
-// their segments. It begins with an empty memory; that of training is put aside.
-void validate_streams(Trainer& t) {
+// The mean loss over the tokens of ValidationBatches. It begins with an empty memory, and puts that of training aside.
+void validate_model(Trainer& t) {
   Run& run = t.run;
   GPT2& model = t.model;
   const double start = seconds_now();
-  const std::vector<CheckpointTensor> of_training = fetch_memory(model.graph, run.B, model.remembered);
-  const int64_t streams = run.val->streams, all = run.val->num_sequences / streams, asked = run.options.val_batches;
-  const int64_t count = asked == 0 ? all : std::min(all, (asked + run.ranks.size - 1) / run.ranks.size);
+  const ValidationBatches batches(*run.val, run.B, run.options.val_batches, run.ranks.rank, run.ranks.size);
+  const double full_batch = double(run.B) * run.T;
   std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
-  gpt2_zero_loss(model);
+  const std::vector<CheckpointTensor> of_training = fetch_memory(model.graph, run.B, model.remembered);
   model.remembered = 0;
-  for (int64_t i = 0; i < count; i++) {
-    run.val->load_batches(i * streams, 1, inputs.data(), targets.data(), run.B, run.ranks.rank, run.ranks.size);
-    gpt2_forward_segments(model, inputs.data(), run.B, run.T);
-    gpt2_loss(model, targets.data(), {run.B, run.T}, double(inputs.size()));
+  gpt2_zero_loss(model);
+  for (int64_t i = 0; i < batches.count(); i++) {
+    const auto [B, T] = batches.load(i, inputs.data(), targets.data());
+    gpt2_forward_segments(model, inputs.data(), B, T);
+    gpt2_loss(model, targets.data(), {B, T}, full_batch);
   }
   model.remembered = store_memory(model.graph, of_training);
   gpt2_sum_over_ranks(model, &model.acts.stats->loss, 1);
-  const double loss = gpt2_read_stats(model).loss / double(count * run.ranks.size);
-  report_validation(run, loss, count * streams * run.T, seconds_now() - start);
-}
-
-// The mean loss over the tokens of -m micro-batches at even distances in the validation data (a corpus in the order of
-// its documents may begin with another kind of text than the rest), or with -m 0 of all of it: the incomplete
-// micro-batch at the end and what full sequences leave of each file too. Ranks deal the batches out among themselves.
-void validate_model(Trainer& t) {
-  Run& run = t.run;
-  if (run.has_memory) return validate_streams(t);
-  const double start = seconds_now();
-  const DataLoader& data = *run.val;
-  const bool all = run.options.val_batches == 0;
-  const int64_t full_batches = data.num_sequences / run.B;
-  const int64_t sequences = all ? data.num_sequences : std::min(run.options.val_batches, full_batches) * run.B;
-  const int64_t batches = (sequences + run.B - 1) / run.B;
-  const std::vector<SequenceRest> rests = all ? data.rests() : std::vector<SequenceRest>();
-  int64_t tokens = sequences * run.T;
-  for (const SequenceRest& rest : rests) tokens += rest.length;
-  const double full_batch = double(run.B) * run.T;
-  std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
-  gpt2_zero_loss(t.model);
-  for (int64_t i = run.ranks.rank; i < batches + int64_t(rests.size()); i += run.ranks.size) {
-    Batch s = {std::min<int64_t>(run.B, sequences - i * run.B), run.T};
-    const int64_t batch = all ? i : i * full_batches / batches;
-    if (i < batches) data.load_sequences(batch * run.B, s.B, inputs.data(), targets.data());
-    else s = {1, rests[i - batches].load(inputs.data(), targets.data())};
-    gpt2_forward(t.model, inputs.data(), s);
-    gpt2_loss(t.model, targets.data(), s, full_batch);
-  }
-  gpt2_sum_over_ranks(t.model, &t.model.acts.stats->loss, 1);
-  const double loss = gpt2_read_stats(t.model).loss / (double(tokens) / full_batch);
-  report_validation(run, loss, tokens, seconds_now() - start);
+  const double loss = gpt2_read_stats(model).loss / (double(batches.tokens()) / full_batch);
+  report_validation(run, loss, batches.tokens(), seconds_now() - start);
 }
 
 void sample(Trainer& t) {

@@ -231,6 +231,31 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
   }
 }
 
+// The same four streams, as rows of one rank and as those of two and of four. The data end after 15 segments, amid the
+// fourth update.
+// BUG llmc/model/stream_memory.h: `all, int rank, int64_t B) {` -> `all, int rank, int64_t B) { rank = 0;`
+TEST_F(LongTraining, HasTheSameLossesWithTheSameStreamsOnAnyNumberOfRanks) {
+  write_file(in("streams.bin"), shard_bytes(4 * 15 * 8 + 1, 60));
+  const std::string own = " -i " + in("streams.bin") + " -j " + in("streams.bin") +
+                          " --layers 3 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8 -d 128 -l 1e-2 " +
+                          "-k constant -m 8 -v 6 -x 6 --wiring 'rope memory(12) sla(1,1)' -o ";
+  const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
+    const Outcome o =
+        run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + own + in(out) + format(" -b %d ", 4 / ranks) + more);
+    EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
+    return read_log(in(out));
+  };
+  const std::vector<json> alone = train_on(1, "1", "-n 3");
+  expect_the_same_curve(train_on(2, "2", "-n 3 --zero 1"), alone, 6);
+  expect_the_same_curve(train_on(4, "4", "--zero 0"), alone, 6);
+  for (const auto& [ranks, from] : {std::pair(2, "1"), std::pair(4, "2"), std::pair(1, "2")}) {
+    const std::string out = format("%d_from_", ranks) + from;
+    fs::create_directories(in(out));
+    fs::copy(in(from) + "/step_00000003", in(out) + "/step_00000003", fs::copy_options::recursive);
+    expect_the_same_curve(train_on(ranks, out, "-y"), alone, 3);
+  }
+}
+
 // The data are 29 sequences, the rest of the first file and two short files: no number of ranks or of sequences in a
 // micro-batch divides them. What one rank computes of them one after the other is the loss of all.
 TEST_F(LongTraining, ValidatesOnAllDataAlikeWithAnyNumberOfRanks) {

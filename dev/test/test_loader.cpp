@@ -1,16 +1,17 @@
 // Token files as they are opened, and the order in which the loader reads them.
-#include <gtest/gtest.h>            // TEST_F
-#include <sys/stat.h>               // mkdir, mkfifo, chmod
-#include <unistd.h>                 // seteuid, usleep
-#include <algorithm>                // std::count
-#include <chrono>                   // std::chrono::steady_clock
-#include <functional>               // std::function
-#include <set>                      // std::set
-#include <type_traits>              // std::is_copy_constructible_v
-#include "data_test.h"              // Data, counting
-#include "helpers.h"                // error_of
-#include "llmc/text/dataloader.h"   // DataLoader, TokenShards
-#include "llmc/text/step_loader.h"  // StepLoader
+#include <gtest/gtest.h>                   // TEST_F
+#include <sys/stat.h>                      // mkdir, mkfifo, chmod
+#include <unistd.h>                        // seteuid, usleep
+#include <algorithm>                       // std::count
+#include <chrono>                          // std::chrono::steady_clock
+#include <functional>                      // std::function
+#include <set>                             // std::set
+#include <type_traits>                     // std::is_copy_constructible_v
+#include "data_test.h"                     // Data, counting
+#include "helpers.h"                       // error_of
+#include "llmc/text/dataloader.h"          // DataLoader, TokenShards
+#include "llmc/text/step_loader.h"         // StepLoader
+#include "llmc/text/validation_batches.h"  // ValidationBatches
 
 using TokenShardsOf = Data;
 using Loader = Data;
@@ -36,7 +37,7 @@ static std::vector<int> sequences(const DataLoader& loader, int64_t first, int64
 
 TEST_F(TokenShardsOf, TheGoldenCasesOpen) {
   TokenShards shards("dev/test/golden/*/tokens.bin", 257);
-  ASSERT_EQ(shards.files.size(), 19u);
+  ASSERT_EQ(shards.files.size(), 20u);
   EXPECT_EQ(shards.files[0].path, "dev/test/golden/adjacent/tokens.bin");
   EXPECT_EQ(shards.files[0].num_tokens, 641);
   int64_t sum = 0;
@@ -205,6 +206,50 @@ TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
       }
     }
   }
+}
+
+// Three rows over all ranks: stream r has the sequences 4 r to 4 r + 3 of 14, and the last two are in no stream.
+// BUG llmc/text/dataloader.h: `sequence % streams * segments_ + sequence / streams` -> `sequence`
+TEST_F(Loader, StreamsAreContiguousAndEachRowReadsTheNextSegmentOfItsOwn) {
+  const int T = 5, segments = 4;
+  for (const auto& [ranks, B] : {std::pair(1, 3), std::pair(3, 1)}) {
+    DataLoader loader(write_shard("a.bin", counting(14 * T + 1)), 100, T, /*shuffled=*/true, 11);
+    loader.cut_into_streams(3);
+    EXPECT_EQ(loader.num_sequences, 12);
+    std::vector<int> inputs(size_t(2 * B * T)), targets(inputs.size());
+    for (int step = 0; step < 5; step++)  // two segments each: the streams begin anew after the second step
+      for (int rank = 0; rank < ranks; rank++) {
+        loader.load_batches(step * 6, 2, inputs.data(), targets.data(), B, rank, ranks);
+        for (int i = 0; i < 2; i++)
+          for (int b = 0; b < B; b++)
+            for (int t = 0; t < T; t++) {
+              const int token = ((rank * B + b) * segments + (2 * step + i) % segments) * T + t;
+              ASSERT_EQ(inputs[(i * B + b) * T + t], token) << "step " << step << ", rank " << rank;
+              ASSERT_EQ(targets[(i * B + b) * T + t], token + 1);
+            }
+      }
+    for (int number = 0; number < 30; number++) EXPECT_EQ(loader.begins_stream(number), number % 12 < 3) << number;
+    expect_error([&] { loader.cut_into_streams(13); }, {"has 12 sequences of T = 5", "each of the 13 rows"});
+  }
+}
+
+// Validation reads all streams from their beginnings, and as many segments of each.
+TEST_F(Loader, ValidatesOnTheFirstSegmentsOfStreams) {
+  const int T = 5, B = 2;
+  DataLoader loader(write_shard("a.bin", counting(17 * T + 1)), 100, T);
+  loader.cut_into_streams(4);
+  for (const auto& [wanted, segments] : {std::pair(0, 4), std::pair(1, 1), std::pair(3, 2), std::pair(100, 4)})
+    for (int rank : {0, 1}) {
+      const ValidationBatches batches(loader, B, wanted, rank, 2);
+      ASSERT_EQ(batches.count(), segments) << wanted;
+      EXPECT_EQ(batches.tokens(), 4 * segments * T);
+      std::vector<int> inputs(size_t(B * T)), targets(inputs.size());
+      for (int i = 0; i < segments; i++) {
+        const auto shape = batches.load(i, inputs.data(), targets.data());
+        EXPECT_TRUE(shape.B == B && shape.T == T);
+        for (int b = 0; b < B; b++) EXPECT_EQ(inputs[b * T], ((rank * B + b) * 4 + i) * T);
+      }
+    }
 }
 
 TEST_F(Loader, NoSequenceCrossesAShardAndShortShardsAreSkipped) {

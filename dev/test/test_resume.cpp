@@ -31,6 +31,43 @@ TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   EXPECT_EQ(steps_of(read_log(in("half"))).size(), 10u);
 }
 
+// Rows are streams of 14 segments, which end amid step 8 of 10; each has a memory that is longer than a segment. To
+// validate, with a memory of its own, changes nothing. With other streams the memory belongs to nobody.
+// BUG train_gpt2_sla.cu: `model.remembered = store_memory(model.graph, of_training)` -> `model.remembered = 0`
+// BUG train_gpt2_sla.cu: `if (!t.run.options.reset_memory)` -> `if (false)`
+TEST_F(CommandLine, AResumedRunOfStreamsHasTheBitsOfAnUninterruptedOne) {
+  write_file(in("tokens.bin"), shard_bytes(30 * 32 + 1));
+  const std::string common =
+      trainer + "-i " + in("tokens.bin") + small_model + "--wiring 'rope memory(40) sla(1,2)' -d 128 -x 10 -n 5 -o ";
+  ASSERT_EQ(run(common + in("whole")).exit_status, 0);
+  for (const auto& [out, more] : {std::pair("half", " -y"), std::pair("fewer", " -y -b 1")}) {
+    fs::create_directories(in(out));
+    fs::copy(in("whole/step_00000005"), in(out) + "/step_00000005", fs::copy_options::recursive);
+    fs::copy(in("whole/log.jsonl"), in(out) + "/log.jsonl");
+    const Outcome o = run(common + in(out) + more + " -v 2 -m 3 -j " + in("tokens.bin"));
+    if (std::string(out) == "half") {
+      ASSERT_EQ(o.exit_status, 0) << o.err;
+      expect_the_same_checkpoint(in("whole"), in("half"), 10);
+    } else {
+      EXPECT_EQ(o.exit_status, 1);
+      EXPECT_NE(o.err.find("is of 2 streams of text (ranks * -b), and now there are 1; give as many, or "
+                           "--reset-memory"),
+                std::string::npos)
+          << o.err;
+    }
+  }
+  const Outcome reset = run(common + in("fewer") + " -y -b 1 --reset-memory");
+  EXPECT_EQ(reset.exit_status, 0) << reset.err;
+  EXPECT_EQ(steps_of(read_log(in("fewer"))).size(), 10u);
+  const Outcome shorter = run(common + in("shorter") + " -t 16");
+  EXPECT_EQ(shorter.exit_status, 1);
+  EXPECT_NE(shorter.err.find("-t 16: a model with memory is trained in segments of its context length, 32"),
+            std::string::npos)
+      << shorter.err;
+  const Outcome shuffled = run(common + in("shuffled") + " --shuffle --dry-run");
+  EXPECT_EQ(shuffled.exit_status, 0) << shuffled.err;
+}
+
 // Runs `command` until it has printed a line that begins with `line`; *text is what it printed until then. Returns its
 // process.
 static pid_t start_until(const std::string& command, const char* line, const std::string& err, std::string* text,

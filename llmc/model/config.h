@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>            // std::remove_if
 #include <climits>              // INT_MAX
-#include <cstdint>              // int64_t
 #include <string>               // std::string
 #include <type_traits>          // std::is_same_v
 #include <vector>               // std::vector
@@ -23,7 +22,7 @@ struct ModelConfig {
 
   int head_size() const { return channels / num_heads; }
   // The most positions of a text that the model can be given: without end where it has a memory.
-  int64_t longest_text() const { return memory_positions(wiring) > 0 ? INT_MAX : max_seq_len; }
+  int longest_text() const { return memory_positions(wiring) > 0 ? INT_MAX : max_seq_len; }
 };
 
 // Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs

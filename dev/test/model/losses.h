@@ -31,7 +31,8 @@ inline ModelConfig config_of(const GraphCase& c) {
   return config;
 }
 
-// What the reference makes of a case: `accumulation` micro-batches, and the gradients of their mean loss.
+// What the reference makes of a case: `accumulation` micro-batches, with `memory` one segment of the streams after the
+// other, and the gradients of their mean loss.
 struct Expected {
   DoubleTensors params, grads;
   std::vector<std::vector<int>> inputs, targets;
@@ -47,11 +48,13 @@ inline const Expected& expected_of(const GraphCase& c) {
   const ModelConfig config = config_of(c);
   e.params = random_parameters(config, 42);
   e.grads = reference::make_parameters<double>(config);
+  reference::Memory<double> memory;
   for (int s = 0; s < c.accumulation; s++) {
     e.inputs.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s)));
     e.targets.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s + 1)));
     reference::Cache<double> cache;
-    e.results.push_back(reference::forward(config, e.params, e.inputs.back(), e.targets.back(), c.B, c.T, &cache));
+    e.results.push_back(
+        reference::forward(config, e.params, e.inputs.back(), e.targets.back(), c.B, c.T, &cache, &memory));
     reference::backward(config, e.params, cache, e.grads, 1.0 / c.accumulation);
   }
   return e;
@@ -144,6 +147,9 @@ const std::vector<GraphCase> graph_cases =
      {"rotary_shared_keys", 4, 4, 32, 61, 40, "rope(100) sla(2,3) gqa(2)", false, 2, 33, 1},
      {"rotary_reused_maps", 4, 4, 32, 61, 40, "reuse(2) rope", true, 2, 33, 1},
      {"rotary_gated_maps", 3, 4, 32, 61, 40, "rope gate window(9,SL)", true, 2, 33, 1},
+     {"memory", 3, 4, 32, 61, 40, "rope memory(20)", true, 2, 33, 4},
+     {"memory_of_shared_keys", 4, 4, 32, 61, 40, "rope memory(50) sla(2,3) gqa(2) window(60)", false, 2, 33, 4},
+     {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice
      {"highest_scores", 3, 4, 32, 61, 40, "topk(5)", true, 2, 33, 1},
      {"highest_scores_of_several_sources", 3, 4, 32, 61, 40, "topk(4) also(1,3) window(20)", true, 2, 33, 1},
@@ -155,7 +161,7 @@ inline std::string name_of(const testing::TestParamInfo<GraphCase>& info) { retu
 
 // Cases that are quick on the emulated GPU, and that have most kinds of terms.
 const std::set<std::string> quick_cases = {"no_bias", "fixed_union", "gated_masked_maps",
-                                           "highest_scores_of_several_sources"};
+                                           "highest_scores_of_several_sources", "memory_of_shared_keys"};
 
 // The cases of `all` that are among `names`, or those that are not.
 inline std::vector<GraphCase> cases_by_name(const std::vector<GraphCase>& all, const std::set<std::string>& names,
