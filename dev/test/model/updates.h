@@ -20,6 +20,7 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
   auto model = make_model(config, B, T);
   set_weights(*model, params);
   DoubleTensors m = reference::make_parameters<double>(config), v = m;
+  reference::Memory<double> memory;
   for (int step = 1; step <= steps; step++) {
     DoubleTensors grads = reference::make_parameters<double>(config);
     gpt2_zero_grad(*model);
@@ -27,7 +28,7 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
       const auto inputs = random_tokens(int64_t(B) * T, c.V, uint32_t(step * 100 + 2 * s));
       const auto targets = random_tokens(int64_t(B) * T, c.V, uint32_t(step * 100 + 2 * s + 1));
       reference::Cache<double> cache;
-      const double expected = reference::forward(config, params, inputs, targets, B, T, &cache).loss;
+      const double expected = reference::forward(config, params, inputs, targets, B, T, &cache, &memory).loss;
       reference::backward(config, params, cache, grads, 1.0 / c.accumulation);
       const double loss = micro_step(*model, inputs, targets, B, T, c.accumulation);
       EXPECT_NEAR(loss / expected, 1, loss_tolerance) << "step " << step;
