@@ -80,12 +80,13 @@ struct AttentionArgs {
   // Partial results over parts of the keys, in the attention of a few queries: attention_partials(...) floats, or null.
   float* partials = nullptr;
 
-  // These are used by the backward pass alone, which needs first_query = 0.
-  const Element* dout = nullptr;  // (B, T, NH * HS)
-  Element* dq = nullptr;          // (B, T, NH * HS), rows dq_stride apart
+  // These are used by the backward pass alone. dk and dv of the K/V heads have rows for all keys [0, T): the gradient
+  // of a key that no query sees is 0.
+  const Element* dout = nullptr;  // (B, Q, NH * HS)
+  Element* dq = nullptr;          // (B, Q, NH * HS), rows dq_stride apart
   int64_t dq_stride = 0;
   bool dq_accumulate = false;  // dq is +=; else =
-  float* delta = nullptr;      // (B, NH, T) =: rowsum(dout * out)
+  float* delta = nullptr;      // (B, NH, Q) =: rowsum(dout * out)
   // Partial sums of dk and dv per query head, which are added up in a fixed order: attention_backward_scratch(...)
   // floats, or null for 0.
   float* scratch = nullptr;
@@ -108,7 +109,8 @@ SLA_HOST_DEVICE const AttentionMask& mask_of(const AttentionArgs<Element>& a, in
 bool has_partial_sums(int64_t query_heads);
 
 // The size of `scratch`, in floats, for `partial_sums` partial sums of dk and dv: one for each query head and each of
-// its K/V heads that has_partial_sums holds for. Each device folder defines it.
+// its K/V heads that has_partial_sums holds for. T is that of AttentionArgs, the keys of a sequence, however many of
+// them are queries. Each device folder defines it.
 int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums);
 
 // Whether attention_forward takes several sequences with `queries` queries each that lie in a K/V cache. Each device

@@ -61,6 +61,8 @@ struct HeadPositions {
   }
   int64_t position(int64_t i) const { return first + i * step; }
   int64_t first_query() const { return keys.T - queries; }
+  // The number of the first position that is a query; `length` or more if there is none.
+  int64_t first_query_number() const { return std::max<int64_t>((first_query() - first + step - 1) / step, 0); }
   // Rows of q, out and their gradients; places in lse, topk_score and topk_last; rows of k, v and their gradients.
   int64_t query_row(int64_t i) const { return b * queries + position(i) - first_query(); }
   int64_t statistic(int64_t i) const { return (b * a.NH + head) * queries + position(i) - first_query(); }
@@ -450,9 +452,8 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
   for (int64_t task = 0; task < units * a.B * a.NH; task++) {
     const int64_t head = task % a.NH, unit = units - 1 - task / (a.B * a.NH), step = HeadPositions::step_of(a, head);
     const HeadPositions at(a, task / a.NH % a.B, head, unit % step);
-    const int64_t first_query = std::max<int64_t>((at.first_query() - at.first + step - 1) / step, 0);
-    const int64_t block = unit / step;
-    const int64_t q0 = std::max(first_query, block * query_block), q1 = std::min(at.length, (block + 1) * query_block);
+    const int64_t block = unit / step, q0 = std::max(at.first_query_number(), block * query_block),
+                  q1 = std::min(at.length, (block + 1) * query_block);
     if (q0 >= q1) continue;
     if (a.topk > 0) find_topk(at, q0, q1);
     attention_forward_block(at, q0, q1);
@@ -566,7 +567,7 @@ KeyGradients key_gradients(const AttentionArgs<Element>& a, const KVHead<Element
   return partial_sum(a, partial);
 }
 
-// dx (T, HS) of sequence b = 0, if not `accumulate`.
+// dx (T, HS), of all keys of sequence b, = 0, if not `accumulate`.
 inline void clear_key_gradients(const AttentionArgs<floatX>& a, int64_t b, float* dx, int64_t stride, bool accumulate) {
   if (accumulate) return;
   for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) std::fill_n(dx + row * stride, a.HS, 0.0f);
@@ -589,7 +590,7 @@ inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, i
   }
   for (int64_t first = 0; first < HeadPositions::step_of(a, head); first++) {
     const HeadPositions at(a, b, head, first);
-    for (int64_t q0 = 0; q0 < at.length; q0 += query_block)
+    for (int64_t q0 = at.first_query_number(); q0 < at.length; q0 += query_block)
       attention_backward_block(at, gradients.data(), q0, std::min(at.length, q0 + query_block));
   }
 }
@@ -616,9 +617,9 @@ inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX
 // of dk and dv, so no two threads write to the same address, and the order of the sums does not depend on the number of
 // threads.
 inline void attention_backward(const AttentionArgs<floatX>& a) {
-  CHECK(a.first_query == 0);
+  CHECK(a.sequences == nullptr);
   const std::vector<int> partials = partial_sum_indices(a);
-#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 5 * a.B * a.NH * a.HS * a.T * a.T))
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 5 * a.B * a.NH * a.HS * a.T * a.queries()))
   for (int64_t task = 0; task < a.B * a.NH; task++) attention_backward_head(a, task / a.NH, task % a.NH, partials);
   for (int n = 0; n < a.num_kv_heads; n++) {
     const KVHead<floatX>& kv = a.kv_heads[n];

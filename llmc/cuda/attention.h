@@ -11,11 +11,11 @@
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
 //
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
-// attention); the general one has masks, several K/V heads for a query head, and topk. Each kernel is a template of
-// which `General` is a parameter, so that plain attention pays nothing for it. In general, tiles that a mask hides are
-// neither loaded nor multiplied (attention_tiles.h), and a kernel before the forward one finds the topk keys of each
-// query (attention_topk.h). A few queries after a K/V cache have kernels of their own, for either kind and both
-// precisions (attention_decode.h).
+// attention); the general one has masks, several K/V heads for a query head, topk, and in the backward pass keys before
+// the first query. Each kernel is a template of which `General` is a parameter, so that plain attention pays nothing
+// for it. In general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel
+// before the forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have
+// kernels of their own, for either kind and both precisions (attention_decode.h).
 //
 // Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most
 // 128.
@@ -67,7 +67,7 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
 // delta =; dq, dk and dv = or += as the arguments say.
 inline void attention_backward(const AttentionArgs<floatX>& a) {
   check_attention(a);
-  CHECK(a.dq_stride % 8 == 0 && a.first_query == 0);
+  CHECK(a.dq_stride % 8 == 0 && a.sequences == nullptr);
   launch_attention_backward(a);
 }
 

@@ -455,19 +455,23 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int first_key_row = int(blockIdx.y) * int(a.T), first_row = first_key_row + positions.first;
+  const int q0 = first_query<General>(a, positions) + own.tile * Tiles::queries, end = min(T, q0 + Tiles::queries);
+  const int first_key_row = int(blockIdx.y) * int(a.T),
+            first_row = int(blockIdx.y) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
   const int64_t C = a.NH * a.HS, out_stride = step * C;
-  if (General && own.tile * Tiles::queries >= T) return;
+  if (General && q0 >= T) return;
   const bf16 *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
-  const float* lse = a.lse + first_key_row * a.NH + head * a.T + positions.first;
-  float* delta = a.delta + first_key_row * a.NH + head * a.T + positions.first;
+  // Each form is the one with which its kernels do not spill.
+  const int64_t first_lse = General ? (blockIdx.y * a.NH + head) * a.queries() + query_row_0<General>(a, positions)
+                                    : first_key_row * a.NH + head * a.T + positions.first;
+  const float* lse = a.lse + first_lse;
+  float* delta = a.delta + first_lse;
 
   const Tile<D> q_tile = {0};
   const Tile<D> dout_tile = q_tile.from_row(Tiles::queries), k_tiles = dout_tile.from_row(Tiles::queries);
   const Tile<D> v_tiles = k_tiles.from_row(2 * Tiles::keys);
   const Tile<D> warp_q = q_tile.from_row(warp_index() * Tiles::warp_queries);
   const Tile<D> warp_dout = dout_tile.from_row(warp_index() * Tiles::warp_queries);
-  const int q0 = own.tile * Tiles::queries, end = min(T, q0 + Tiles::queries);
   const int query = q0 + warp_index() * Tiles::warp_queries;
 
   const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, q0, end);
@@ -540,15 +544,19 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
   }
   if constexpr (General) finish_copies();
   ::scale(acc, scale);
-  store_rows({a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate}, acc,
-             warp_q);
+  // Computed again, or it would be kept in registers over the loop, and spill.
+  const int first_of_block = General ? first_query<General>(a, positions) + not_hoisted(own.tile) * Tiles::queries : q0;
+  store_rows({a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride,
+              first_of_block + warp_index() * Tiles::warp_queries, min(T, first_of_block + Tiles::queries), HS,
+              a.dq_accumulate},
+             acc, warp_q);
 }
 
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a group of one or two warps 16 M of
 // them, a warp its part of their channels, a thread its elements of the warp's fragments. It loops over the tiles of q
-// and dout of every query head of the K/V head, from the block's first key on. dk and dv stay in registers throughout,
-// and are written once. The scores are transposed, with a key per row, so that they are A operands of the products for
-// dk and dv, in the registers where they were computed or in shared memory.
+// and dout of every query head of the K/V head, from the block's first key or the first query on, whichever is later.
+// dk and dv stay in registers throughout, and are written once. The scores are transposed, with a key per row, so that
+// they are A operands of the products for dk and dv, in the registers where they were computed or in shared memory.
 template <int D, bool General, bool Large>
 __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Large>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
@@ -561,9 +569,10 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
   const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int64_t first_row = int64_t(blockIdx.y) * a.T + positions.first, q_stride = step * a.q_stride,
-                out_stride = step * a.NH * a.HS;
-  const bf16 *q = a.q + first_row * a.q_stride, *dout = a.dout + first_row * a.NH * a.HS;
+  const int first_row = int(blockIdx.y) * int(a.T) + positions.first;
+  const int64_t q_stride = step * a.q_stride, out_stride = step * a.NH * a.HS;
+  const int first_query_row = int(blockIdx.y) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
+  const bf16 *q = a.q + first_query_row * a.q_stride, *dout = a.dout + first_query_row * a.NH * a.HS;
   if (General && own.tile * Tiles::keys >= T) return;
 
   const Tile<D> k_tile = {0};
@@ -586,7 +595,7 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
   auto start_loading = [&](auto tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
     // Computed here, or its 64 bits would be kept in registers and spill.
-    const int64_t first_lse = (blockIdx.y * a.NH + head) * a.T + positions.first;
+    const int64_t first_lse = (blockIdx.y * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
     load_tile_async<Tiles::queries, Tiles::threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
     load_tile_async<Tiles::queries, Tiles::threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T,
                                                     HS);
@@ -695,8 +704,8 @@ void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
   static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes, "what "
                                                                                                 "has_large_shared_"
                                                                                                 "memory promises");
-  launch(attention_dq_kernel<D, General, Large>, attention_grid(a, a.NH, a.T, Dq::queries), Dq::threads, Dq::bytes,
-         gpu().stream, a, scale);
+  launch(attention_dq_kernel<D, General, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads,
+         Dq::bytes, gpu().stream, a, scale);
   launch(attention_dkdv_kernel<D, General, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
          Dkdv::bytes, gpu().stream, a, scale);
 }
@@ -717,7 +726,7 @@ inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
 inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
-    if (is_general(a)) launch_backward_kernels<D, true, false>(a, scale);
+    if (is_general_backward(a)) launch_backward_kernels<D, true, false>(a, scale);
     else if (gpu().has_large_shared_memory)
       launch_backward_kernels<D, false, (D > 64)>(a, scale);  // of fewer channels there is one shape
     else launch_backward_kernels<D, false, false>(a, scale);

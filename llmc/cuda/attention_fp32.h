@@ -395,12 +395,15 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
-  const int first_key_row = int(blockIdx.z) * int(a.T), first_row = first_key_row + positions.first;
+  const int q0 = first_query<General>(a, positions) + own.tile * Tiles::rows, end = min(T, q0 + Tiles::rows);
+  const int first_key_row = int(blockIdx.z) * int(a.T),
+            first_row = int(blockIdx.z) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
+  const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
   const int64_t C = a.NH * a.HS, out_stride = step * C;
-  if (General && own.tile * Tiles::rows >= T) return;
+  if (General && q0 >= T) return;
   const float *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
-  const float* lse = a.lse + first_key_row * a.NH + head * a.T + positions.first;
-  float* delta = a.delta + first_key_row * a.NH + head * a.T + positions.first;
+  const float* lse = a.lse + first_lse;
+  float* delta = a.delta + first_lse;
 
   float* q_tile = reinterpret_cast<float*>(shared_memory);
   float* dout_tile = q_tile + Tiles::rows * tile_stride<G>;
@@ -409,7 +412,7 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   const Thread thread = this_thread();
   float* p = v_tile + Tiles::columns * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
 
-  const int q0 = own.tile * Tiles::rows, query = q0 + thread.row, end = min(T, q0 + Tiles::rows);
+  const int query = q0 + thread.row;
   const int channels = thread.channels(HS, q0, end);
   load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0,
                                             end, HS);
@@ -467,8 +470,8 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
 
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence and keeps their k and v in shared memory
 // over the loop over q and dout: of every query head of the K/V head, the tiles of queries from the block's first key
-// on. A warp owns eight keys, a thread the elements of the layouts above, of the transposed scores too; dk and dv stay
-// in registers and are written once.
+// or the first query on, whichever is later. A warp owns eight keys, a thread the elements of the layouts above, of the
+// transposed scores too; dk and dv stay in registers and are written once.
 template <int G, bool General>
 __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
@@ -479,6 +482,7 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), step = positions.step;
   const int first_row = int(blockIdx.z) * int(a.T) + positions.first;
+  const int64_t first_query_row = int64_t(blockIdx.z) * num_queries<General>(a) + query_row_0<General>(a, positions);
   const int64_t out_stride = step * a.NH * a.HS;
   if (General && own.tile * Tiles::rows >= T) return;
 
@@ -498,12 +502,15 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
   for (int n = 0; n < kv.num_query_heads; n++) {
     const int head = a.query_heads[kv.first_query_head + n];
-    const float* head_q = a.q + first_row * a.q_stride + head * a.HS;
-    const float* head_dout = a.dout + (first_row * a.NH + head) * a.HS;
-    const int64_t first_lse = int64_t(blockIdx.z) * a.T * a.NH + head * a.T + positions.first;
+    const float* head_q = a.q + first_query_row * a.q_stride + head * a.HS;
+    const float* head_dout = a.dout + (first_query_row * a.NH + head) * a.HS;
+    const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
     const AttentionMask& mask = mask_of(a, head, step);
-    auto visible_tile = [&](int q0) { return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q0, T) : q0; };
-    for (int q0 = visible_tile(k0); q0 < T; q0 = visible_tile(q0 + Tiles::columns)) {
+    const int q_first = General ? first_query_of_keys(a, positions, k0) : k0;
+    auto visible_tile = [&](int q0) {
+      return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q_first, q0, T) : q0;
+    };
+    for (int q0 = visible_tile(q_first); q0 < T; q0 = visible_tile(q0 + Tiles::columns)) {
       const int columns = min(Tiles::columns, T - q0);
       __syncthreads();  // all warps have read the tiles before these
       load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, step * a.q_stride, q0, T, HS);
@@ -571,9 +578,10 @@ void launch_backward(const AttentionArgs<float>& a) {
   using Tiles = BackwardTiles<G>;
   const float scale = float(1 / sqrt(double(a.HS)));
   const size_t shared_bytes = Tiles::floats * sizeof(float);
-  const auto dq_kernel = is_general(a) ? attention_dq_kernel<G, true> : attention_dq_kernel<G, false>;
-  const auto dkdv_kernel = is_general(a) ? attention_dkdv_kernel<G, true> : attention_dkdv_kernel<G, false>;
-  launch(dq_kernel, attention_grid(a, a.T, Tiles::rows, a.NH), Tiles::threads, shared_bytes, gpu().stream, a, scale);
+  const auto dq_kernel = is_general_backward(a) ? attention_dq_kernel<G, true> : attention_dq_kernel<G, false>;
+  const auto dkdv_kernel = is_general_backward(a) ? attention_dkdv_kernel<G, true> : attention_dkdv_kernel<G, false>;
+  launch(dq_kernel, attention_grid(a, a.queries(), Tiles::rows, a.NH), Tiles::threads, shared_bytes, gpu().stream, a,
+         scale);
   launch(dkdv_kernel, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads, shared_bytes, gpu().stream,
          a, scale);
 }

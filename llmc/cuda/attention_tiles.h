@@ -64,10 +64,11 @@ __device__ inline int visible_key_tile(const MaskView& mask, int q0, int q1, int
   return mask.next_key(q0, q1, k0) / Size * Size;
 }
 
-// The first tile of Size queries, from the one at q0 on, that sees a key of [k0, k1); T or more if there is none.
+// The first of the tiles of Size queries at `first`, first + Size, ..., from the one at q0 on, that sees a key of
+// [k0, k1), where first >= k0; T or more if there is none.
 template <int Size>
-__device__ inline int visible_query_tile(const AttentionMask& mask, int k0, int k1, int q0, int T) {
-  return mask.next_query(k0, k1, q0, T) / Size * Size;
+__device__ inline int visible_query_tile(const AttentionMask& mask, int k0, int k1, int first, int q0, int T) {
+  return first + (mask.next_query(k0, k1, q0, T) - first) / Size * Size;
 }
 
 // ----------------------------------------------------------------------------
@@ -160,6 +161,33 @@ using KeyTiles = std::conditional_t<General, VisibleKeyTiles<Size, Element>, Cau
 // ----------------------------------------------------------------------------
 // Queries
 
+// The queries of the backward pass, which leaves keys before the first query to general attention: how many rows of
+// queries a sequence has.
+template <bool General, class Element>
+__device__ inline int64_t num_queries(const AttentionArgs<Element>& a) {
+  return General ? a.queries() : a.T;
+}
+
+// The first of a block's positions that is a query.
+template <bool General, class Element>
+__device__ inline int first_query(const AttentionArgs<Element>& a, Positions positions) {
+  return General ? positions.count(int(a.first_query)) : 0;
+}
+
+// The row of a block's position 0 in what has rows for the queries alone; negative if it is before them, so that
+// pointers to it may only be added to.
+template <bool General, class Element>
+__device__ inline int query_row_0(const AttentionArgs<Element>& a, Positions positions) {
+  return positions.first - (General ? int(a.first_query) : 0);
+}
+
+// The first query of a loop over those that may see keys from k0 on.
+template <class Element>
+__device__ inline int first_query_of_keys(const AttentionArgs<Element>& a, Positions positions, int k0) {
+  const int first = first_query<true>(a, positions);
+  return first < k0 ? k0 : first;
+}
+
 // The tiles of queries of plain attention: for each query head of a K/V head, Size queries each, from k0 to T.
 template <int Size, class Element>
 struct CausalQueryTiles {
@@ -187,7 +215,8 @@ struct CausalQueryTiles {
   __device__ int q0(Tile tile) const { return tile.start; }
 };
 
-// The tiles of queries of general attention: for each query head of a K/V head, those that see a key of [k0, k1).
+// The tiles of queries of general attention: for each query head of a K/V head, those that see a key of [k0, k1). They
+// begin at multiples of Size after k0, or after the first query if that comes later.
 template <int Size, class Element>
 struct VisibleQueryTiles {
   struct Tile {
@@ -205,7 +234,7 @@ struct VisibleQueryTiles {
                                int k1)
       : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), positions(positions), k0(k0),
         k1(k1) {}
-  __device__ Tile first() const { return from({k0, 0, 0}); }
+  __device__ Tile first() const { return from({first_query_of_keys(a, positions, k0), 0, 0}); }
   __device__ Tile after(Tile tile) const { return from({tile.start + Size, tile.head_of_kv, tile.index + 1}); }
   __device__ bool contains(Tile tile) const { return tile.head_of_kv < num_query_heads; }
   __device__ int head(Tile tile) const { return a.query_heads[first_query_head + tile.head_of_kv]; }
@@ -214,8 +243,9 @@ struct VisibleQueryTiles {
  private:
   __device__ Tile from(Tile tile) const {
     const int T = positions.count(int(a.T));
-    for (; contains(tile); tile.head_of_kv++, tile.start = k0) {
-      tile.start = visible_query_tile<Size>(mask_of(a, head(tile), positions.step), k0, k1, tile.start, T);
+    const int q_first = first_query_of_keys(a, positions, k0);
+    for (; contains(tile); tile.head_of_kv++, tile.start = q_first) {
+      tile.start = visible_query_tile<Size>(mask_of(a, head(tile), positions.step), k0, k1, q_first, tile.start, T);
       if (tile.start < T) break;
     }
     return tile;

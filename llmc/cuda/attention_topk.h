@@ -18,6 +18,12 @@ bool is_general(const AttentionArgs<Element>& a) {
   return a.is_general || a.topk > 0 || a.exact_out != nullptr;
 }
 
+// Whether its backward pass needs them.
+template <class Element>
+bool is_general_backward(const AttentionArgs<Element>& a) {
+  return is_general(a) || a.first_query > 0;
+}
+
 // The chosen keys of neighbouring queries, with one element of each array for a query: those whose score is higher than
 // `score`, or equal to it with an index of at most `last`.
 struct TopK {

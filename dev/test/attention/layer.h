@@ -1,7 +1,7 @@
 // A layer's attention as the model lays it out, and its formula in double.
 #pragma once
 #include <gtest/gtest.h>          // EXPECT_LE
-#include <algorithm>              // std::max, std::max_element, std::sort
+#include <algorithm>              // std::fill_n, std::max, std::max_element, std::sort
 #include <cmath>                  // exp, log, pow, isinf, nearbyint
 #include <initializer_list>       // std::initializer_list
 #include <map>                    // std::map
@@ -18,6 +18,13 @@
 // where the kernels must have it.
 constexpr bool is_bf16 = sizeof(floatX) == 2;
 constexpr double tolerance = is_bf16 ? 8e-3 : 1e-5;
+
+// The emulated GPU takes so many times as long that it checks only every so many of the cases.
+#ifdef SLA_EMU
+constexpr size_t every = 11;
+#else
+constexpr size_t every = 1;
+#endif
 
 // (rows, columns) in a buffer, from `offset` on, rows `stride` apart.
 struct Matrix {
@@ -66,6 +73,7 @@ struct Case {
   int topk = 0;
   bool v_apart = false;        // v, dv of all K/V heads are in buffers of their own, and where dk is =, dv is +=
   bool whole_numbers = false;  // q and k are, so that scores are exact, and many of them equal
+  int64_t first_query = 0;     // the positions [first_query, T) are queries, and [0, T) are keys
 
   int64_t NH() const { return int64_t(kv_of_head.size()); }
   int num_kv_heads() const {
@@ -74,7 +82,9 @@ struct Case {
     return last + 1;
   }
   MaskCase mask(int64_t head) const { return masks.empty() ? MaskCase() : masks[head]; }
+  int64_t queries() const { return T - first_query; }
   int64_t rows() const { return B * T; }
+  int64_t query_rows() const { return B * queries(); }
 };
 
 // Sets one mask for all query heads.
@@ -87,12 +97,13 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", K/V heads " << testing::PrintToString(c.kv_of_head)
       << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
   for (const MaskCase& m : c.masks) out << ", mask (" << m << ")";
-  return out << ", topk " << c.topk;
+  return out << ", topk " << c.topk << ", first query " << c.first_query;
 }
 
 // qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
 // shared K/V; their gradients dqkv and shared_dkv likewise, with other strides. Odd K/V heads have a gradient already,
-// which is added to; so has q with dq_accumulate.
+// which is added to; so has q with dq_accumulate. Of the columns of q and its gradient the first B * queries rows are
+// used, which are those of the queries; q is NaN in the others.
 struct Layer {
   Case c;
   int64_t own, shared, q_stride, source_stride, shared_dkv_stride, apart_stride;
@@ -110,11 +121,13 @@ struct Layer {
         apart_stride((own + shared) * c.HS + 32) {
     qkv = drawn_values(c.rows() * q_stride, 1);
     source_kv = drawn_values(c.rows() * source_stride, 2);
-    dout = drawn_values(c.rows() * C(), 3);
+    dout = drawn_values(c.query_rows() * C(), 3);
     dqkv = nans<floatX>(c.rows() * q_stride);
     shared_dkv = nans<floatX>(c.rows() * shared_dkv_stride);
     if (c.v_apart) apart_v = drawn_values(c.rows() * apart_stride, 5), apart_dv = nans<floatX>(c.rows() * apart_stride);
     scale(qkv, q(), c.q_scale);
+    for (int64_t row = c.query_rows(); row < c.rows(); row++)
+      std::fill_n(&qkv[row * q_stride], C(), nans<floatX>(1)[0]);
     if (c.dq_accumulate) fill(dqkv, q(), 4);
     for (int n = 0; n < c.num_kv_heads(); n++) {
       scale(k_buffer(n), k(n), c.k_scale);
@@ -127,7 +140,7 @@ struct Layer {
   int64_t C() const { return c.NH() * c.HS; }
   static bool dk_accumulates(int kv_head) { return kv_head % 2 == 1; }
   bool dv_accumulates(int kv_head) const { return dk_accumulates(kv_head) != c.v_apart; }
-  Matrix q() const { return {c.rows(), C(), q_stride, 0}; }
+  Matrix q() const { return {c.query_rows(), C(), q_stride, 0}; }
   Matrix k(int n) const {
     if (n < own) return {c.rows(), c.HS, q_stride, C() + n * c.HS};
     return {c.rows(), c.HS, source_stride, (n - own) * c.HS};
@@ -149,11 +162,11 @@ struct Layer {
     d_qkv = DeviceArray<floatX>(qkv), d_source_kv = DeviceArray<floatX>(source_kv), d_dqkv = DeviceArray<floatX>(dqkv);
     d_shared_dkv = DeviceArray<floatX>(shared_dkv), d_dout = DeviceArray<floatX>(dout);
     d_apart_v = DeviceArray<floatX>(apart_v), d_apart_dv = DeviceArray<floatX>(apart_dv);
-    d_out = DeviceArray<floatX>(nans<floatX>(c.rows() * C()));
-    d_lse = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
-    d_delta = DeviceArray<float>(nans<float>(c.rows() * c.NH()));
-    d_topk_score = DeviceArray<float>(nans<float>(c.topk > 0 ? c.rows() * c.NH() : 0));
-    d_topk_last = DeviceArray<int>(std::vector<int>(size_t(c.topk > 0 ? c.rows() * c.NH() : 0), -7));
+    d_out = DeviceArray<floatX>(nans<floatX>(c.query_rows() * C()));
+    d_lse = DeviceArray<float>(nans<float>(c.query_rows() * c.NH()));
+    d_delta = DeviceArray<float>(nans<float>(c.query_rows() * c.NH()));
+    d_topk_score = DeviceArray<float>(nans<float>(c.topk > 0 ? c.query_rows() * c.NH() : 0));
+    d_topk_last = DeviceArray<int>(std::vector<int>(size_t(c.topk > 0 ? c.query_rows() * c.NH() : 0), -7));
     std::vector<KVHead<floatX>> heads;
     std::vector<int> query_heads;
     int64_t partial_sums = 0;
@@ -182,7 +195,7 @@ struct Layer {
     for (const MaskCase& mask : c.masks) masks.push_back(attention_mask(mask));
     kv_heads = KVHeads<floatX>(std::move(heads), std::move(query_heads), masks);
     d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
-    args.B = c.B, args.T = c.T, args.HS = c.HS;
+    args.B = c.B, args.T = c.T, args.HS = c.HS, args.first_query = c.first_query;
     kv_heads.set_args(args);
     args.q = d_qkv.data, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data,
     args.dout = d_dout.data;
@@ -220,8 +233,9 @@ struct Layer {
   }
 };
 
-// The formula's results, each (B*T, ...) without gaps. `rounded`: with results in floatX, and the probabilities and ds
-// in floatX where they are an operand of a matmul, and nothing else: the error that any kernel in floatX has.
+// The formula's results, each (B*Q, ...) or, of dk and dv, (B*T, ...) without gaps, where Q is c.queries(). `rounded`:
+// with results in floatX, and the probabilities and ds in floatX where they are an operand of a matmul, and nothing
+// else: the error that any kernel in floatX has.
 struct Expected {
   const bool rounded;
   // ||p dp k|| / sqrt(HS) and ||p dp q|| / sqrt(HS) over the queries that see one key, whose ds is the difference of
@@ -233,8 +247,8 @@ struct Expected {
   explicit Expected(Layer& layer, bool rounded = false) : rounded(rounded), topk(layer.c.topk) {
     const Case& c = layer.c;
     const int64_t NH = c.NH(), HS = c.HS, C = NH * HS;
-    const std::vector<double> q = pick(layer.qkv, layer.q()), dout = pick(layer.dout, {c.rows(), C, C, 0});
-    out.resize(c.rows() * C), lse.resize(c.rows() * NH), delta = lse;
+    const std::vector<double> q = pick(layer.qkv, layer.q()), dout = pick(layer.dout, {c.query_rows(), C, C, 0});
+    out.resize(c.query_rows() * C), lse.resize(c.query_rows() * NH), delta = lse;
     dq = c.dq_accumulate ? pick(layer.dqkv, layer.q()) : out;
     std::vector<std::vector<double>> k, v;
     for (int n = 0; n < c.num_kv_heads(); n++) {
@@ -246,16 +260,16 @@ struct Expected {
     }
     for (int64_t b = 0; b < c.B; b++)
       for (int64_t head = 0; head < NH; head++)
-        for (int64_t t = 0; t < c.T; t++) {
-          const int64_t at = (b * c.T + t) * C + head * HS, first_key = b * c.T * HS;
+        for (int64_t t = c.first_query; t < c.T; t++) {
+          const int64_t query = t - c.first_query, at = (b * c.queries() + query) * C + head * HS,
+                        statistic = (b * NH + head) * c.queries() + query, first_key = b * c.T * HS;
           keys.clear();
           for (int n : c.kv_of_head[head])
             for (int64_t j = 0; j <= t; j++) {
               const int64_t key = first_key + j * HS;
               if (sees(c.mask(head), t, j)) keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], 0, 0});
             }
-          attend(&out[at], lse[(b * NH + head) * c.T + t], delta[(b * NH + head) * c.T + t], &dq[at], &q[at], &dout[at],
-                 HS);
+          attend(&out[at], lse[statistic], delta[statistic], &dq[at], &q[at], &dout[at], HS);
         }
     lone_dq_terms = std::sqrt(lone_dq_terms), lone_dk_terms = std::sqrt(lone_dk_terms);
     round_all(dq);

@@ -7,13 +7,6 @@
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case, check
 #include "dev/test/long.h"             // LONG_ON_EMU
 
-// The emulated GPU takes so many times as long that it checks only every so many of the cases.
-#ifdef SLA_EMU
-constexpr size_t every = 11;
-#else
-constexpr size_t every = 1;
-#endif
-
 inline std::vector<MaskCase> many_masks() {
   std::vector<MaskCase> masks;
   for (int window : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000})
