@@ -234,6 +234,10 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("rope", "plain"), "  positions: q and k are no longer rotated; learned positions start as in a new "
                                    "model\n");
   EXPECT_EQ(text("rope", "rope(50)"), "  positions: q and k are rotated by the angles of base 50 in place of 10000\n");
+  EXPECT_EQ(text("plain", "memory(512) rope"), "  positions: the learned ones are dropped; q and k are rotated "
+                                               "instead\n"
+                                               "  memory: of earlier segments, 512 positions in place of 0\n");
+  EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
 // ----------------------------------------------------------------------------
@@ -275,6 +279,12 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"rope(0.5)", "rope(0.5), at character 1", "between 1 and"},
                {"rope(x)", "rope(x)", "not a number"},
                {"rope gqa(4) rope(7)", "rope(7), at character 13", "rope, at character 1"},
+               {"memory(0) rope", "memory(0), at character 1", "at least 1"},
+               {"memory", "memory, at character 1", "memory(positions), such as memory(512)"},
+               {"sla(9,9) memory(8)", "memory(8), at character 10", "needs rope"},
+               {"rope topk(3) memory(8)", "memory(8), at character 14", "topk(3), at character 6"},
+               {"rope memory(8) strided(4)", "strided(4), at character 16", "does not combine with memory(8)"},
+               {"memory(8) rope gate", "gate, at character 16", "memory does with sla, also, share"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
@@ -293,7 +303,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   EXPECT_EQ(canonical_text(w), "gqa(4) window(512,SSSL) strided(8)");
   for (const char* text :
        {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
-        "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate", "rope", "rope(500)"})
+        "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate", "rope", "rope(500)", "memory(8) rope"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");

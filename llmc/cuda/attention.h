@@ -74,14 +74,16 @@ inline void attention_backward(const AttentionArgs<floatX>& a) {
 // ----------------------------------------------------------------------------
 // Copies of rows
 
-// A block owns blockDim.y rows, threads with the same threadIdx.y one of them, and
-// neighbouring threads copy neighbouring 16 bytes, so that a warp's accesses are coalesced.
+// A block has blockDim.y rows, threads with the same threadIdx.y one of them, and neighbouring threads copy
+// neighbouring 16 bytes, so that a warp's accesses are coalesced. Of long rows each block with the same blockIdx.x
+// copies a part.
 static __global__ void copy_rows_kernel(RowCopy copy, int64_t rows, int pieces) {
   const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= rows) return;
   uint4* to = reinterpret_cast<uint4*>(copy.to(row));
   const uint4* from = copy.src != nullptr ? reinterpret_cast<const uint4*>(copy.src + row * copy.src_stride) : nullptr;
-  for (int i = int(threadIdx.x); i < pieces; i += int(blockDim.x))
+  const int stride = int(gridDim.y * blockDim.x);
+  for (int i = int(blockIdx.y * blockDim.x + threadIdx.x); i < pieces; i += stride)
     to[i] = from != nullptr ? from[i] : make_uint4(0, 0, 0, 0);
 }
 
@@ -91,5 +93,8 @@ inline void copy_rows(const RowCopy& copy, int64_t rows) {
   if (rows == 0 || copy.width == 0) return;
   const int pieces = int(copy.width * int64_t(sizeof(floatX)) / int64_t(sizeof(uint4)));
   const dim3 block(unsigned(pieces < 256 ? pieces : 256), unsigned(pieces < 256 ? 256 / pieces : 1));
-  launch(copy_rows_kernel, dim3(unsigned(ceil_div(rows, block.y))), block, 0, gpu().stream, copy, rows, pieces);
+  constexpr int pieces_of_thread = 4;
+  const dim3 grid(unsigned(ceil_div(rows, block.y)), unsigned(ceil_div(pieces, block.x * pieces_of_thread)));
+  CHECK(grid.y <= 65535);
+  launch(copy_rows_kernel, grid, block, 0, gpu().stream, copy, rows, pieces);
 }

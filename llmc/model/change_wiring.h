@@ -173,7 +173,15 @@ inline std::string positions_change_text(const WiringChange& c) {
   return format("positions: q and k are rotated by the angles of base %g in place of %g", now, before);
 }
 
-// Describes what changes: positions, and a line for all layers in which the same changes.
+// How the memory of earlier segments changes, as text; "" if it does not. No weight belongs to it.
+inline std::string memory_change_text(const WiringChange& c) {
+  const int before = c.plan.table.memory, now = c.new_plan.table.memory;
+  if (before == now) return "";
+  if (now == 0) return "memory: of earlier segments there is none any more";
+  return format("memory: of earlier segments, %d positions in place of %d", now, before);
+}
+
+// Describes what changes: positions, memory, and a line for all layers in which the same changes.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -183,8 +191,9 @@ inline std::string describe(const WiringChange& c) {
     if (line == lines.end()) line = lines.insert(line, {change, {}});
     line->second.push_back(l);
   }
-  std::string text = positions_change_text(c);
-  if (!text.empty()) text = "  " + text + "\n";
+  std::string text;
+  for (const std::string& of_model : {positions_change_text(c), memory_change_text(c)})
+    if (!of_model.empty()) text += "  " + of_model + "\n";
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;
 }

@@ -311,6 +311,9 @@ void print_start(const Run& run, const std::string& checkpoint, const char* prec
     if (run.val) printf(", %lld validation tokens", num_tokens(run.val));
     printf("; each update: %lld micro-batches of %d x %d tokens%s\n", (long long)run.grad_accum_steps, run.B, run.T,
            run.ranks.size > 1 ? format(" on each of %d ranks", run.ranks.size).c_str() : "");
+    if (run.has_memory)
+      printf("each row reads a stream of its own: %lld streams of %lld segments\n", (long long)run.train->streams,
+             (long long)(run.train->num_sequences / run.train->streams));
   }
   printf("GEMM peak measured: %.0f GFLOP/s in %s\n", run.gemm_peak * 1e-9, precision);
   if (!checkpoint.empty())

@@ -156,5 +156,5 @@ TEST(CopyRows, CopiesRowsOrSetsThemToZero) {
     for (int64_t width : {8, 24, 768, 3072}) check_copy_rows(rows, width);
   // Beside and on the rows of a block, and the width for which it has a single row: of float, and of bf16.
   for (int64_t rows : {127, 128, 129, 255, 256, 257}) check_copy_rows(rows, 8);
-  for (int64_t width : {1016, 1024, 1032, 2040, 2048, 2056}) check_copy_rows(3, width);
+  for (int64_t width : {1016, 1024, 1032, 2040, 2048, 2056, 40'000}) check_copy_rows(3, width);
 }

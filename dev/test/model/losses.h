@@ -161,7 +161,7 @@ inline std::string name_of(const testing::TestParamInfo<GraphCase>& info) { retu
 
 // Cases that are quick on the emulated GPU, and that have most kinds of terms.
 const std::set<std::string> quick_cases = {"no_bias", "fixed_union", "gated_masked_maps",
-                                           "highest_scores_of_several_sources", "memory_of_shared_keys"};
+                                           "highest_scores_of_several_sources"};
 
 // The cases of `all` that are among `names`, or those that are not.
 inline std::vector<GraphCase> cases_by_name(const std::vector<GraphCase>& all, const std::set<std::string>& names,
