@@ -657,8 +657,8 @@ void save_checkpoint(Trainer& t) {
   const double start = seconds_now();
   report_saved(t.run, /*wait=*/true);
   GPT2& model = t.model;
-  std::vector<CheckpointTensor> memory =
-      gather_memory(t.run.channel, t.run.ranks, fetch_memory(model.graph, t.run.B, model.remembered));
+  std::vector<CheckpointTensor> memory = gather_memory(model.collectives, t.run.channel, t.run.ranks,
+                                                       fetch_memory(model.graph, t.run.B, model.remembered));
   if (t.checkpoint_copy.size == 0) return;
   const size_t state_size = model.state_bytes() / sizeof(float);
   float *m = t.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;

@@ -238,7 +238,7 @@ TEST_F(LongTraining, HasTheSameLossesWithTheSameStreamsOnAnyNumberOfRanks) {
   write_file(in("streams.bin"), shard_bytes(4 * 15 * 8 + 1, 60));
   const std::string own = " -i " + in("streams.bin") + " -j " + in("streams.bin") +
                           " --layers 3 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8 -d 128 -l 1e-2 " +
-                          "-k constant -m 8 -v 6 -x 6 --wiring 'rope memory(12) sla(1,1)' -o ";
+                          "-k constant -m 0 -v 6 -x 6 --wiring 'rope memory(12) sla(1,1)' -o ";
   const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
     const Outcome o =
         run_ranks(ranks, "build/fp32/train_gpt2_sla_emu" + own + in(out) + format(" -b %d ", 4 / ranks) + more);

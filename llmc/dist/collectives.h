@@ -139,7 +139,7 @@ struct Collectives {
   }
 
   // The host waits for all collectives.
-  void wait() {
+  void wait() const {
     if (size_ > 1) CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 

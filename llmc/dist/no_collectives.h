@@ -30,7 +30,7 @@ struct Collectives {
   void await(size_t) {}
   template <class Event>
   void record(Event&) {}
-  void wait() {}
+  void wait() const {}
   template <class T>
   void all_reduce(T*, int64_t) {}
   void reduce_to_owners(float*, const ParameterBucket&) {}

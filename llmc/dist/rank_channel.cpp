@@ -70,7 +70,7 @@ Parsed parse_message(std::string& in, Message& message, uint64_t max_bytes = uin
   Header header;
   if (in.size() < sizeof header) return Parsed::incomplete;
   memcpy(&header, in.data(), sizeof header);
-  if (header.magic != channel_magic || header.topic > Topic::memory || header.bytes > max_bytes) return Parsed::invalid;
+  if (header.magic != channel_magic || header.topic >= Topic::count || header.bytes > max_bytes) return Parsed::invalid;
   if (in.size() < sizeof header + header.bytes) return Parsed::incomplete;
   message = {header.kind, header.topic, in.substr(sizeof header, header.bytes)};
   in.erase(0, sizeof header + header.bytes);
@@ -225,7 +225,7 @@ const char run_ends[] = "; the run ends, and -y resumes from its last checkpoint
 
 struct Peer {
   Connection connection;
-  std::deque<std::string> received[2];  // by topic
+  std::deque<std::string> received[size_t(Topic::count)];
   bool is_connected = false;            // since its handshake
   bool has_finalized = false;
 };

@@ -14,7 +14,7 @@
 #include "ranks.h"  // Ranks
 
 // Messages of different topics do not wait for each other: each topic may be used by a thread of its own.
-enum class Topic : uint32_t { run, checkpoint, memory };
+enum class Topic : uint32_t { run, checkpoint, memory, count };
 
 struct RankChannel {
   // The channel of a single process: broadcast and check_same_on_all_ranks return at once, watch_progress and finalize

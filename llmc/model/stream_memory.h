@@ -8,7 +8,7 @@
 #include "llmc/dist/rank_channel.h"  // RankChannel
 #include "llmc/dist/ranks.h"         // Ranks
 #include "llmc/io/checkpoint.h"      // CheckpointTensor, read_memory
-#include "llmc/operations.h"         // copy_to_host, copy_to_device
+#include "llmc/operations.h"         // copy_to_host, copy_to_device, Collectives
 #include "steps.h"                   // Steps, attention_of
 
 // Calls f(layer, memory) of each layer that has one.
@@ -50,8 +50,9 @@ inline int64_t store_memory(const Steps& graph, const std::vector<CheckpointTens
 
 // On rank 0: the memory of all ranks' streams, each tensor (ranks * B, m, C), from `own` of each rank; on others
 // nothing. Every rank calls it.
-inline std::vector<CheckpointTensor> gather_memory(RankChannel& channel, const Ranks& ranks,
-                                                   std::vector<CheckpointTensor> own) {
+inline std::vector<CheckpointTensor> gather_memory(const Collectives& collectives, RankChannel& channel,
+                                                   const Ranks& ranks, std::vector<CheckpointTensor> own) {
+  collectives.wait();  // rank 0, which waits for the others' memory, must not be what their collectives wait for
   for (CheckpointTensor& tensor : own) {
     const size_t bytes = tensor.values.size() * sizeof(float);
     if (ranks.rank > 0) {
