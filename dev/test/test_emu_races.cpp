@@ -82,6 +82,20 @@ TEST_F(EmuRacesDeathTest, NeighboursOfAnySizeAreToldApart) {
   EXPECT_DEATH(exchange<Four>(1, Between::nothing), race);
 }
 
+// The word is read before any byte has been accessed alone.
+__global__ void read_word_write_byte(int* out, bool with_barrier) {
+  if (threadIdx.x == 30) *out = reinterpret_cast<int*>(shared_memory)[31];
+  __any_sync(all_lanes, 1);
+  if (with_barrier) __syncwarp();
+  if (threadIdx.x == 31) shared_memory[4 * 31 + 3] = 1;
+}
+
+TEST_F(EmuRacesDeathTest, ABytesWriteMeetsTheReadOfItsWord) {
+  Array<int> out(1);
+  run(read_word_write_byte, 1, 32, 128, out.data, true);
+  EXPECT_DEATH(run(read_word_write_byte, 1, 32, 128, out.data, false), race);
+}
+
 // ----------------------------------------------------------------------------
 // Several threads, one cell
 
@@ -181,7 +195,7 @@ TEST_F(EmuRacesDeathTest, EachBlockBeginsAnew) {
   for (int i = 0; i < 5; i++) exchange(1, Between::syncwarp);
 }
 
-TEST_F(EmuRacesDeathTest, AreFoundInSomeBlockOfEveryLaunch) {
+TEST_F(EmuRacesDeathTest, AreNotLookedForWhereTheyAreAllowed) {
   const RacesAllowed allowed;
   exchange(1, Between::nothing);
   emu::look_for_races(true);
