@@ -78,11 +78,14 @@ NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL)
   -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed)
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
+# -fsanitize-recover=address and no functions that check accesses, however many there are in a kernel: dev/emu/
+# shared_memory.cpp is called for what is poisoned, and ends the program if it is an error.
 # With -O2 it takes twice as long to compile, and the tests run no faster. -g1 is enough for stack traces with lines; -g
 # would take nearly twice as long as well, for the places of variables in optimized code.
 EMU_OPTIMIZE := -O1 -g1
 EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno \
-  -ffp-contract=fast -fopenmp -fsanitize=address,alignment -fno-sanitize-recover=all -DSLA_EMU \
+  -ffp-contract=fast -fopenmp -fsanitize=address,alignment -fno-sanitize-recover=all \
+  -fsanitize-recover=address --param asan-instrumentation-with-call-threshold=2147483647 -DSLA_EMU \
   $(if $(HAVE_MPI),-DSLA_NCCL) -Idev/emu/include
 
 BUILD := build
@@ -383,9 +386,11 @@ $(EMU_OBJ)/%.o: %.cpp $(EMU_OBJ)/flags
 	@mkdir -p $(@D)
 	$(EMU_COMPILE) -c $< -o $@
 # What executes PTX checks accesses itself, and is fast only if it is optimized; PTX says which sums are fused.
-$(EMU_OBJ)/dev/emu/ptx/%.o: private EMUFLAGS := \
-  $(filter-out $(EMU_OPTIMIZE) -fsanitize=% -fno-sanitize% -ffp-contract=%,$(EMUFLAGS)) \
+$(EMU_OBJ)/dev/emu/ptx/%.o $(EMU_OBJ)/dev/emu/races.o: private EMUFLAGS := \
+  $(filter-out $(EMU_OPTIMIZE) -fsanitize% -fno-sanitize% -ffp-contract=%,$(EMUFLAGS)) \
   -O3 -g1 -fno-strict-aliasing -fno-trapping-math -ffp-contract=off
+# Called for every access to shared memory.
+$(EMU_OBJ)/dev/emu/shared_memory.o: private EMUFLAGS := $(filter-out $(EMU_OPTIMIZE),$(EMUFLAGS)) -O3 -g1
 
 $(filter $(BUILD)/test_emu%,$(HOST_TESTS)): $(BUILD)/%: $(EMU_OBJ)/dev/test/%.o $(EMU_OBJS) $(BUILD)/emu_flags
 	$(EMU_LINK) $(GTEST) -o $@

@@ -201,6 +201,7 @@ FAST void run_threads() {
     thread.state = Thread::able;
     threadIdx = thread.index;
     (*block.run_thread)();
+    end_accesses();
     thread.state = Thread::ended;
     block.num_ended++;
 
@@ -238,8 +239,17 @@ void prepare_blocks(const Launch& launch) {
       for (unsigned x = 0; x < launch.block.x; x++) block.threads[i++].index = {x, y, z};
 }
 
+// Copies that no thread waits for are forgotten.
+void end_copies() {
+  for (uint32_t i = 0; i < block.num_threads; i++) {
+    for (const AsyncCopy& copy : block.threads[i].copies.pending) copy_ends(i, copy);
+    block.threads[i].copies.clear();
+  }
+}
+
 void run_block(const Launch& launch) {
   fill(shared_memory, 0xff, launch.shared_bytes);
+  begin_block_accesses((block.num_threads + 31) / 32);
   block.num_ended = 0;
   for (Barrier& barrier : block.barriers) barrier.arrived = 0;
   block.predicates = 0;
@@ -248,12 +258,12 @@ void run_block(const Launch& launch) {
   block.runner = 0;
   for (uint32_t i = 0; i < block.num_threads; i++) {
     block.threads[i].state = Thread::unstarted;
-    block.threads[i].copies.clear();
     set_ready(i);
   }
   running().in_thread = true;
   switch_to(take_fiber(draw()));
   running().in_thread = false;
+  end_copies();
 }
 
 // The group of this mask; a new one if no lane has reached it yet.
@@ -392,7 +402,7 @@ FAST void complete(SyncPoint sync_point, Thread* lanes, unsigned mask) {
     void* operands[32];
     for (int lane = 0; lane < 32; lane++) operands[lane] = reinterpret_cast<void*>(lanes[lane].value);
     if (sync_point == SyncPoint::mma) run_mma(operands);
-    else run_ldmatrix(operands, sync_point == SyncPoint::ldmatrix_trans);
+    else run_ldmatrix(uint32_t(lanes - block.threads) / 32, operands, sync_point == SyncPoint::ldmatrix_trans);
   } else if (shuffles) {
     uint64_t brought[32];
     for (unsigned rest = mask; rest != 0; rest &= rest - 1)
@@ -403,7 +413,10 @@ FAST void complete(SyncPoint sync_point, Thread* lanes, unsigned mask) {
       // The value of a lane that does not take part is undefined: NaN here, so that it is not used unnoticed.
       lanes[lane].value = (mask >> (source & 31) & 1) != 0 ? brought[source & 31] : ~uint64_t(0);
     }
-  } else if (sync_point != SyncPoint::syncwarp) {
+  } else if (sync_point == SyncPoint::syncwarp) {
+    const uint32_t first = uint32_t(lanes - block.threads), count = min(block.num_threads - first, 32u);
+    order_accesses_of_lanes(first / 32, mask == ~0u >> (32 - count) ? ~0u : mask);
+  } else {
     const uint64_t result = reduce(sync_point, lanes, mask);
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) lanes[__builtin_ctz(rest)].value = result;
   }
@@ -412,6 +425,7 @@ FAST void complete(SyncPoint sync_point, Thread* lanes, unsigned mask) {
 // Waits until `threads` threads have come to the barrier. Returns how many of them have a predicate other than 0.
 FAST int meet_barrier(uint32_t number, uint32_t threads, SyncPoint sync_point, int predicate, Site site) {
   if (!running().in_thread) fatal("%s at %s:%d: only a kernel can call it", name_of(sync_point), site.file, site.line);
+  end_accesses();
   Thread& self = block.threads[current->thread];
   Barrier& barrier = block.barriers[number];
   if (barrier.arrived == 0) {
@@ -430,11 +444,14 @@ FAST int meet_barrier(uint32_t number, uint32_t threads, SyncPoint sync_point, i
   self.barrier = number;
   block.predicates += predicate != 0;
   if (++barrier.arrived == threads) {
+    uint32_t warps = 0;
     for (uint32_t i = 0; i < block.num_threads; i++) {
       if (!is_at_barrier(block.threads[i], number)) continue;
       block.threads[i].value = uint64_t(block.predicates);
       set_able(i);
+      warps |= 1u << i / 32;
     }
+    order_accesses_of_warps(warps);
     barrier.arrived = 0;
     if (number == 0) block.predicates = 0;
   }
@@ -468,6 +485,7 @@ FAST uint64_t meet_warp(SyncPoint sync_point, unsigned mask, uint64_t value, int
   if (width < 1 || width > 32 || (width & (width - 1)) != 0) {
     fatal("%s at %s:%d: width %d is not a power of two up to 32", name_of(sync_point), site.file, site.line, width);
   }
+  end_accesses();
   Thread* lanes = block.threads + first;
   Warp& warp = block.warps[number / 32];
   Group& group = group_of(warp, mask);
@@ -491,6 +509,7 @@ FAST uint64_t meet_warp(SyncPoint sync_point, unsigned mask, uint64_t value, int
 
 AsyncCopies& copies_of_thread() { return block.threads[current->thread].copies; }
 bool copies_are_late() { return block.copies_late; }
+uint32_t number_of_thread() { return current->thread; }
 
 bool in_fiber_guard_page(const void* p) {
   for (const Fiber* fiber : fibers) {
@@ -505,7 +524,7 @@ void close_shared_memory() { poison(shared_memory, max_shared_bytes); }
 
 void run_kernel(const Launch& launch) {
   prepare_blocks(launch);
-  open_shared_memory(launch.shared_bytes);
+  begin_accesses(launch.shared_bytes);
   std::vector<uint32_t> order(launch.grid.x * size_t(launch.grid.y) * launch.grid.z);
   std::iota(order.begin(), order.end(), 0);
   rng.shuffle(order.data(), uint32_t(order.size()));
@@ -513,7 +532,7 @@ void run_kernel(const Launch& launch) {
     blockIdx = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
     run_block(launch);
   }
-  close_shared_memory();
+  end_all_accesses();
 }
 
 }  // namespace emu

@@ -1,14 +1,16 @@
 // Declarations that the emulator's own files share. The emulated program includes only include/.
 //
-//   report.cpp       reports the kernel, block and thread in which something went wrong, and aborts
-//   memory.cpp       device memory: allocation, poison, range checks, and closing it while host code runs
-//   block.cpp        runs one kernel: blocks, fibers, barriers, warp collectives
-//   tensor_core.cpp  what an mma, an ldmatrix and a cp.async do
-//   runtime.cpp      the runtime API: streams, events, copies, launches
-//   cublaslt.cpp     cuBLASLt on oneDNN's sgemm
-//   nccl.cpp         NCCL on MPI
-//   symbols.cpp      the names of functions
-//   ptx/             executes nvcc's PTX in place of the kernels that g++ has compiled
+//   report.cpp         reports the kernel, block and thread in which something went wrong, and aborts
+//   memory.cpp         device memory: allocation, poison, range checks, and closing it while host code runs
+//   block.cpp          runs one kernel: blocks, fibers, barriers, warp collectives
+//   shared_memory.cpp  what threads do with shared memory, in kernels that g++ has compiled
+//   races.cpp          which accesses to shared memory no barrier orders
+//   tensor_core.cpp    what an mma, an ldmatrix and a cp.async do
+//   runtime.cpp        the runtime API: streams, events, copies, launches
+//   cublaslt.cpp       cuBLASLt on oneDNN's sgemm
+//   nccl.cpp           NCCL on MPI
+//   symbols.cpp        the names of functions
+//   ptx/               executes nvcc's PTX in place of the kernels that g++ has compiled
 #pragma once
 #include <cstddef>         // size_t
 #include <cstdint>         // uint64_t
@@ -144,11 +146,12 @@ constexpr size_t fiber_stack_bytes = 256 * 1024;  // ASan's red zones make frame
 // ----------------------------------------------------------------------------
 // tensor_core.cpp
 
-// A thread's asynchronous copies that have not run yet, oldest first.
+// A thread's asynchronous copies that it has not waited for yet, oldest first.
 struct AsyncCopy {
   void* to;
   const void* from;
   int bytes, bytes_read;
+  const void* code;  // where it was started
 };
 struct AsyncCopies {
   std::vector<AsyncCopy> pending;
@@ -158,10 +161,26 @@ struct AsyncCopies {
 };
 AsyncCopies& copies_of_thread();  // in block.cpp: of the thread that runs
 bool copies_are_late();           // in block.cpp: in this block they run when they are waited for, not at once
+uint32_t number_of_thread();      // in block.cpp: of the thread that runs, in its block
 
 // Called when all 32 lanes have reached the instruction, with a pointer to each lane's operands.
 void run_mma(void* const (&operands)[32]);
-void run_ldmatrix(void* const (&operands)[32], bool transposed);
+void run_ldmatrix(uint32_t warp, void* const (&operands)[32], bool transposed);
+
+// ----------------------------------------------------------------------------
+// shared_memory.cpp: accesses to shared memory, and races between them (races.h), in kernels that g++ has compiled.
+// `code` is an address in the program.
+
+bool looks_for_races();
+void begin_accesses(size_t shared_bytes);  // of a launch
+void end_all_accesses();
+void begin_block_accesses(uint32_t num_warps);
+void end_accesses();                                          // the thread that runs waits for others, or ends
+void order_accesses_of_warps(uint32_t warps);                 // bits: a barrier of all their threads
+void order_accesses_of_lanes(uint32_t warp, uint32_t lanes);  // bits: a __syncwarp; of all lanes: 0xffffffff
+void matrix_row_is_read(uint32_t warp, const void* row, const void* code);  // by all lanes
+void copy_starts(const AsyncCopy& copy);                                    // of the thread that runs
+void copy_ends(uint32_t thread, const AsyncCopy& copy);                     // it has been waited for
 
 // ----------------------------------------------------------------------------
 // symbols.cpp

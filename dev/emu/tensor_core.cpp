@@ -26,6 +26,7 @@ struct MmaOperands {
 struct LdmatrixOperands {
   unsigned* d;
   const unsigned char* row;
+  const void* code;  // where the lane has called it
 };
 
 // The bf16s of a register as floats.
@@ -42,9 +43,11 @@ bool is_shared(const void* p, size_t bytes) {
   return byte >= shared_memory && byte + bytes <= shared_memory + max_shared_bytes;
 }
 
-void copy_now(const AsyncCopy& copy) {
-  memcpy(copy.to, copy.from, size_t(copy.bytes_read));
-  memset(static_cast<char*>(copy.to) + copy.bytes_read, 0, size_t(copy.bytes - copy.bytes_read));
+// ASan checks what is read; what is written has been checked.
+FAST void copy_now(const AsyncCopy& copy) {
+  unsigned char bytes[16] = {};
+  memcpy(bytes, copy.from, size_t(copy.bytes_read));
+  for (int i = 0; i < copy.bytes; i++) static_cast<volatile unsigned char*>(copy.to)[i] = bytes[i];
 }
 
 }  // namespace
@@ -77,12 +80,14 @@ FAST void run_mma(void* const (&operands)[32]) {
 
 // Shared memory has 32 banks of 4 bytes: the eight rows of a matrix are read at once if they are in different eighths
 // of 128 bytes.
-void run_ldmatrix(void* const (&operands)[32], bool transposed) {
+FAST void run_ldmatrix(uint32_t warp, void* const (&operands)[32], bool transposed) {
   uint16_t rows[4][8][8];
   for (int matrix = 0; matrix < 4; matrix++) {
     unsigned eighths = 0;
     for (int row = 0; row < 8; row++) {
-      const unsigned char* from = static_cast<const LdmatrixOperands*>(operands[8 * matrix + row])->row;
+      const auto& lane = *static_cast<const LdmatrixOperands*>(operands[8 * matrix + row]);
+      const unsigned char* from = lane.row;
+      matrix_row_is_read(warp, from, lane.code);
       memcpy(rows[matrix][row], from, 16);
       eighths |= 1u << (from - shared_memory) / 16 % 8;
     }
@@ -106,7 +111,7 @@ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
 void ldmatrix_x4(unsigned (&d)[4], const void* row, bool transposed, Site site) {
   if (!is_shared(row, 16) || reinterpret_cast<uintptr_t>(row) % 16 != 0)
     fatal("ldmatrix at %s:%d: %p is not 16 aligned bytes of shared memory", site.file, site.line, row);
-  LdmatrixOperands operands = {d, static_cast<const unsigned char*>(row)};
+  LdmatrixOperands operands = {d, static_cast<const unsigned char*>(row), __builtin_return_address(0)};
   meet_warp(transposed ? SyncPoint::ldmatrix_trans : SyncPoint::ldmatrix, 0xffffffffu,
             reinterpret_cast<uint64_t>(&operands), 0, 32, site);
 }
@@ -120,9 +125,10 @@ void cp_async(void* shared, const void* global, int bytes, int bytes_read) {
   if (reinterpret_cast<uintptr_t>(global) % size_t(bytes) != 0)
     fatal("cp.async of %d bytes from %p, which is not aligned", bytes, global);
   mutable_counters().bytes_read_async += uint64_t(bytes_read);
-  const AsyncCopy copy = {shared, global, bytes, bytes_read};
-  if (copies_are_late()) copies_of_thread().pending.push_back(copy);
-  else copy_now(copy);
+  const AsyncCopy copy = {shared, global, bytes, bytes_read, __builtin_return_address(0)};
+  copy_starts(copy);
+  copies_of_thread().pending.push_back(copy);
+  if (!copies_are_late()) copy_now(copy);
 }
 
 void cp_async_commit_group() {
@@ -136,7 +142,11 @@ void cp_async_wait_group(int groups) {
   AsyncCopies& copies = copies_of_thread();
   size_t done = 0;
   while (copies.groups.size() > size_t(groups)) {
-    for (size_t i = 0; i < copies.groups.front(); i++) copy_now(copies.pending[done++]);
+    for (size_t i = 0; i < copies.groups.front(); i++) {
+      const AsyncCopy& copy = copies.pending[done++];
+      if (copies_are_late()) copy_now(copy);
+      copy_ends(number_of_thread(), copy);
+    }
     copies.groups.erase(copies.groups.begin());
   }
   copies.pending.erase(copies.pending.begin(), copies.pending.begin() + std::ptrdiff_t(done));

@@ -67,6 +67,13 @@ inline void run(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t sha
   check(cudaStreamSynchronize(stream));
 }
 
+// Races do not end the program, for tests of what else shows them.
+struct RacesAllowed {
+  RacesAllowed() { emu::look_for_races(false); }
+  RacesAllowed(const RacesAllowed&) = delete;
+  ~RacesAllowed() { emu::look_for_races(true); }
+};
+
 inline std::vector<float> ramp(size_t n) {
   std::vector<float> x(n);
   for (size_t i = 0; i < n; i++) x[i] = 0.1f * float(i % 97) - 3.0f;

@@ -207,6 +207,7 @@ struct Batch {
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   uint32_t alignment = 8;     // promised, of A
   size_t elements_of_b = 36;  // as many as are allocated
+  float beta = 0;             // times what D holds is added; where it is 0, D holds NaN
 };
 
 // Returns what the heuristic says.
@@ -215,7 +216,8 @@ static cublasStatus_t run_batch(const Batch& batch) {
   const Matrix a(4, 8, 4, type, 0.1);
   const Matrix b(4, 9, 4, type, 0.2);
   Stream stream;
-  void *da = upload(a.values, type, stream), *dd = upload(std::vector<double>(24, NAN), type, stream), *workspace;
+  const std::vector<double> before = batch.beta == 0 ? std::vector<double>(24, NAN) : Matrix(4, 6, 4, type, 0.3).values;
+  void *da = upload(a.values, type, stream), *dd = upload(before, type, stream), *workspace;
   std::vector<double> values_b = b.values;
   values_b.resize(batch.elements_of_b);
   void* db = upload(values_b, type, stream);
@@ -251,17 +253,18 @@ static cublasStatus_t run_batch(const Batch& batch) {
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, desc, layout_a, layout_b, layout_d, layout_d,
                                                                preference, 8, results, &returned);
   if (status == CUBLAS_STATUS_SUCCESS) {
-    const float one = 1, zero = 0;
-    check(cublasLtMatmul(handle, desc, &one, da, layout_a, db, layout_b, &zero, dd, layout_d, dd, layout_d,
+    const float one = 1;
+    check(cublasLtMatmul(handle, desc, &one, da, layout_a, db, layout_b, &batch.beta, dd, layout_d, dd, layout_d,
                          &results[0].algo, workspace, 4096, stream));
     const std::vector<double> d = download(dd, 24, type, stream);
     for (int64_t i = 0; i < batch.count; i++)
       for (int64_t row = 0; row < 2; row++)
         for (int64_t col = 0; col < 3; col++) {
-          double x = 0;
+          const size_t at = size_t(i * batch.next_d + col * 2 + row);
+          double x = batch.beta == 0 ? 0 : batch.beta * before[at];
           for (int64_t l = 0; l < 4; l++)
             x += a.values[size_t(i * batch.next_a + l * 2 + row)] * b.values[size_t(i * batch.next_b + col * 4 + l)];
-          EXPECT_NEAR(d[size_t(i * batch.next_d + col * 2 + row)], x, 1e-5) << i;
+          EXPECT_NEAR(d[at], x, 1e-5) << i;
         }
   }
   for (void* pointer : {da, db, dd, workspace}) check(cudaFree(pointer));
@@ -275,7 +278,9 @@ static cublasStatus_t run_batch(const Batch& batch) {
 TEST(EmuCublasLt, ABatchIsAProductOfEachPairOfMatrices) {
   for (Batch batch : {Batch{}, Batch{10, 12, 8}, Batch{0, 12, 7}})  // the same A for all of them
     EXPECT_EQ(run_batch(batch), CUBLAS_STATUS_SUCCESS);
-  Batch other_count, overlapping, with_epilogue;
+  Batch adds, other_count, overlapping, with_epilogue;
+  adds.beta = 0.5f;
+  EXPECT_EQ(run_batch(adds), CUBLAS_STATUS_SUCCESS);
   other_count.count_of_a = 2, overlapping.next_d = 5, with_epilogue.epilogue = CUBLASLT_EPILOGUE_BIAS;
   EXPECT_EQ(run_batch(other_count), CUBLAS_STATUS_INVALID_VALUE);
   EXPECT_EQ(run_batch(overlapping), CUBLAS_STATUS_INVALID_VALUE);

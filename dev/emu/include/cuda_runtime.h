@@ -237,6 +237,10 @@ namespace emu {
 // or 1.
 void set_seed(uint64_t seed);
 
+// Whether kernels that are launched from now on are searched for races in shared memory, which end the program. The
+// environment's SLA_EMU_RACES=0 sets it to false.
+void look_for_races(bool yes);
+
 // The device's compute capability, and with it the limit of shared memory: 8.0 (163 KB a block), 8.6, 8.9 or 12.0 (99
 // KB), or 9.0 (227 KB). The environment's SLA_EMU_CC=80, 86, 89, 90 or 120 sets it from outside; the default is 9.0.
 void set_compute_capability(int major, int minor);

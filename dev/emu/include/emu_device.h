@@ -242,31 +242,45 @@ inline void __threadfence() {}
 inline void __threadfence_block() {}
 
 namespace emu {
-template <class T>
-T exchange(T* address, T value) {
+void begin_atomic();  // what the thread accesses until end_atomic races with no other atomic operation
+void end_atomic();
+
+// *address = next(*address). Returns what it was.
+template <class T, class Next>
+T atomically(T* address, Next next) {
+  begin_atomic();
   const T old = *address;
-  *address = value;
+  *address = next(old);
+  end_atomic();
   return old;
 }
 }  // namespace emu
 
-inline int atomicAdd(int* p, int value) {
-  return emu::exchange(p, int(unsigned(*p) + unsigned(value)));
-}  // wraps around
-inline unsigned atomicAdd(unsigned* p, unsigned value) { return emu::exchange(p, *p + value); }
-inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long value) {
-  return emu::exchange(p, *p + value);
+#define EMU_ATOMIC(T, name, next)                                    \
+  inline T name(T* p, T value) {                                     \
+    return emu::atomically(p, [value](T old) -> T { return next; }); \
+  }
+EMU_ATOMIC(int, atomicAdd, int(unsigned(old) + unsigned(value)))  // wraps around
+EMU_ATOMIC(unsigned, atomicAdd, old + value)
+EMU_ATOMIC(unsigned long long, atomicAdd, old + value)
+EMU_ATOMIC(float, atomicAdd, old + value)
+EMU_ATOMIC(int, atomicMin, value < old ? value : old)
+EMU_ATOMIC(unsigned, atomicMin, value < old ? value : old)
+EMU_ATOMIC(int, atomicMax, value > old ? value : old)
+EMU_ATOMIC(unsigned, atomicMax, value > old ? value : old)
+#undef EMU_ATOMIC
+
+inline int atomicExch(int* p, int value) {
+  return emu::atomically(p, [value](int) { return value; });
 }
-inline float atomicAdd(float* p, float value) { return emu::exchange(p, *p + value); }
-inline int atomicMin(int* p, int value) { return emu::exchange(p, value < *p ? value : *p); }
-inline unsigned atomicMin(unsigned* p, unsigned value) { return emu::exchange(p, value < *p ? value : *p); }
-inline int atomicMax(int* p, int value) { return emu::exchange(p, value > *p ? value : *p); }
-inline unsigned atomicMax(unsigned* p, unsigned value) { return emu::exchange(p, value > *p ? value : *p); }
-inline int atomicExch(int* p, int value) { return emu::exchange(p, value); }
-inline unsigned atomicExch(unsigned* p, unsigned value) { return emu::exchange(p, value); }
-inline int atomicCAS(int* p, int expected, int value) { return emu::exchange(p, *p == expected ? value : *p); }
+inline unsigned atomicExch(unsigned* p, unsigned value) {
+  return emu::atomically(p, [value](unsigned) { return value; });
+}
+inline int atomicCAS(int* p, int expected, int value) {
+  return emu::atomically(p, [=](int old) { return old == expected ? value : old; });
+}
 inline unsigned atomicCAS(unsigned* p, unsigned expected, unsigned value) {
-  return emu::exchange(p, *p == expected ? value : *p);
+  return emu::atomically(p, [=](unsigned old) { return old == expected ? value : old; });
 }
 
 // Loads and stores with a cache hint. The hint is ignored; the size must be one that the hardware has.

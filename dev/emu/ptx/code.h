@@ -10,7 +10,6 @@
 //   arithmetic.cpp  instructions that compute something of each lane's operands alone
 //   memory.cpp      loads, stores, atomics, asynchronous copies
 //   warp.cpp        what lanes do together: shuffles, votes, barriers, mma, ldmatrix
-//   races.cpp       which accesses to shared memory no barrier orders
 //   block.cpp       runs a block: which warp, which lanes, which instruction next
 //   launch.cpp      finds the file and the kernel of a launch
 #pragma once

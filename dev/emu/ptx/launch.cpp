@@ -68,26 +68,15 @@ std::string name_in_file(const std::string& mangled) {
   return mangled.compare(0, 3, "_ZL") == 0 ? "_Z" + mangled.substr(3) : mangled;
 }
 
-bool looks_for_races() { return getenv("SLA_EMU_RACES") == nullptr || strcmp(getenv("SLA_EMU_RACES"), "0") != 0; }
-
-std::string thread_name(uint32_t thread) {
-  return format("thread (%u,%u,%u)", thread % blockDim.x, thread / blockDim.x % blockDim.y,
-                thread / blockDim.x / blockDim.y);
-}
-
 const Code* running_code = nullptr;  // for the message
 
 [[noreturn]] void report_race(uint32_t byte, const Access& now, const Access& before) {
-  threadIdx = {now.thread % blockDim.x, now.thread / blockDim.x % blockDim.y, now.thread / blockDim.x / blockDim.y};
-  running().in_thread = true;
-  fatal("race: byte %u of shared memory, no barrier between: %s it in %s; %s %s it in %s", byte,
-        now.writes ? "writes" : "reads", running_code->describe(now.op).c_str(), thread_name(before.thread).c_str(),
-        before.writes ? "has written" : "has read", running_code->describe(before.op).c_str());
+  fatal_race(byte, now, before, [](uint32_t op) { return "in " + running_code->describe(op); });
 }
 
 Races* races() {
-  static Races* const races = looks_for_races() ? new Races(report_race) : nullptr;
-  return races;
+  static Races* const races = new Races(report_race);
+  return looks_for_races() ? races : nullptr;
 }
 
 }  // namespace

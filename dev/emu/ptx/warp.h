@@ -1,9 +1,9 @@
 // What an instruction's handler sees of the block that runs.
 #pragma once
-#include <cstdint>  // uint32_t
-#include <cstring>  // memcpy
-#include "code.h"   // Op
-#include "races.h"  // Races
+#include <cstdint>     // uint32_t
+#include <cstring>     // memcpy
+#include "../races.h"  // Races
+#include "code.h"      // Op
 
 namespace emu::ptx {
 

@@ -4,7 +4,8 @@
 #include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
 #include "llmc/rotary.h"                    // rotary_table
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/rotary.h: `(first_position + n % T) * r.HS` -> `(n % T) * r.HS`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/rotary.h: `r.table + positions[n] * r.HS` -> `r.table + (positions[n] -
+// positions[0]) * r.HS`
 TEST(Rotary, TurnsPairsByTheAngleOfTheirPosition) {
   struct Case {
     int64_t B, T;

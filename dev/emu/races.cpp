@@ -2,9 +2,17 @@
 #include <algorithm>  // std::min, std::max
 #include <utility>    // std::move
 
-namespace emu::ptx {
+namespace emu {
 namespace {
 constexpr uint32_t atomic = 1u << 31;  // beside a thread's number
+
+uint32_t shift_of(uint32_t cell_bytes) { return cell_bytes == 4 ? 2 : cell_bytes == 2 ? 1 : 0; }
+
+// Each of the first `count` becomes 2^shift of its kind.
+template <class T>
+void spread(T* items, uint32_t count, uint32_t shift) {
+  for (uint32_t i = count << shift; i-- > 0;) items[i] = items[i >> shift];
+}
 }
 
 Races::Races(Report report) : report_(std::move(report)), cells_(new Cell[num_cells]()) {}
@@ -16,13 +24,20 @@ void Races::begin_block(uint32_t num_warps, uint32_t cell_bytes) {
     for (auto& reads : reads_) reads.reset();
   }
   num_warps_ = num_warps;
-  shift_ = cell_bytes == 4 ? 2 : cell_bytes == 2 ? 1 : 0;
+  shift_ = shift_of(cell_bytes);
   for (uint32_t w = 0; w < num_warps; w++) {
     std::fill_n(seen_[w], num_warps, time_);
     full_[w] = floor_[w] = time_;
     partial_[w] = false;
     if (!reads_[w]) reads_[w].reset(new Reads[num_cells]());
   }
+}
+
+void Races::split_cells(uint32_t cell_bytes, uint32_t bytes) {
+  const uint32_t count = (bytes + (1u << shift_) - 1) >> shift_, shift = shift_ - shift_of(cell_bytes);
+  spread(cells_.get(), count, shift);
+  for (uint32_t w = 0; w < num_warps_; w++) spread(reads_[w].get(), count, shift);
+  shift_ = shift_of(cell_bytes);
 }
 
 void Races::set_floor(uint32_t w) {
@@ -122,6 +137,11 @@ void Races::write(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op, 
   }
 }
 
+bool Races::has_just_written(uint32_t thread, uint32_t byte) const {
+  const Cell& cell = cells_[byte >> shift_];
+  return cell.written == time_ && (cell.writer & ~atomic) == thread;
+}
+
 void Races::start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op) {
   write(thread, first, bytes, op, Kind::plain);
   for (uint32_t c = first >> shift_; c <= (first + bytes - 1) >> shift_; c++) cells_[c].written = pending;
@@ -132,4 +152,4 @@ void Races::end_copy(uint32_t thread, uint32_t first, uint32_t bytes) {
     if (cells_[c].written == pending && cells_[c].writer == thread) cells_[c].written = time_;
 }
 
-}  // namespace emu::ptx
+}  // namespace emu

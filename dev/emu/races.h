@@ -2,19 +2,20 @@
 //
 // Time grows with every barrier. An access is stamped with the time; of each warp and lane it is known up to which time
 // the accesses of the others are ordered before what it does now: bar.sync orders all accesses of the warps that take
-// part, bar.warp.sync those of its lanes. Shuffles, votes and mma order nothing. Of each cell of shared memory the last
-// write is remembered, and each warp's last reads. Two accesses to a cell, one of them a write, of which none is
-// ordered before the other, are a race, except two writes of the same value, and two atomic operations.
+// part, bar.warp.sync (__syncwarp) those of its lanes. Shuffles, votes and mma order nothing. Of each cell of shared
+// memory the last write is remembered, and each warp's last reads. Two accesses to a cell, one of them a write, of
+// which none is ordered before the other, are a race, except two writes of the same value, and two atomic operations.
+// In which order threads run makes no difference, as long as a barrier is told of before what its threads do after it.
 #pragma once
 #include <cstdint>     // uint32_t
 #include <functional>  // std::function
 #include <memory>      // std::unique_ptr
 #include <string>      // std::string
 
-namespace emu::ptx {
+namespace emu {
 
 struct Access {
-  uint32_t thread = 0, op = 0;
+  uint32_t thread = 0, op = 0;  // op: where in the code, a number that the caller understands
   bool writes = false;
 };
 
@@ -26,6 +27,9 @@ class Races {
 
   // cell_bytes: 1, 2 or 4, not more than an access has.
   void begin_block(uint32_t num_warps, uint32_t cell_bytes);
+  // Smaller cells from now on, in the first `bytes` of shared memory; what has been accessed stays known.
+  void split_cells(uint32_t cell_bytes, uint32_t bytes);
+  uint32_t cell_bytes() const { return 1u << shift_; }
   void block_barrier(uint32_t warps);                   // bits
   void warp_barrier(uint32_t warp, uint32_t lanes_in);  // bits; of all existing lanes: 0xffffffff
 
@@ -33,6 +37,8 @@ class Races {
   void read(uint32_t warp, uint32_t lanes_in, uint32_t first, uint32_t bytes, uint32_t op);
   enum class Kind { plain, same_value, atomic };
   void write(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op, Kind kind);
+  // Whether the last write to this cell is the thread's, since the last barrier of any threads.
+  bool has_just_written(uint32_t thread, uint32_t byte) const;
   // An asynchronous copy is a write that nobody may read before the thread has waited for it.
   void start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op);
   void end_copy(uint32_t thread, uint32_t first, uint32_t bytes);
@@ -65,4 +71,8 @@ class Races {
   std::unique_ptr<Reads[]> reads_[max_warps];  // made when the warp first reads
 };
 
-}  // namespace emu::ptx
+// In shared_memory.cpp: ends the program with a message about a race; `describe` says of an op where it is.
+[[noreturn]] void fatal_race(uint32_t byte, const Access& now, const Access& before,
+                             const std::function<std::string(uint32_t op)>& describe);
+
+}  // namespace emu
