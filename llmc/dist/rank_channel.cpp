@@ -226,7 +226,7 @@ const char run_ends[] = "; the run ends, and -y resumes from its last checkpoint
 struct Peer {
   Connection connection;
   std::deque<std::string> received[size_t(Topic::count)];
-  bool is_connected = false;            // since its handshake
+  bool is_connected = false;  // since its handshake
   bool has_finalized = false;
 };
 

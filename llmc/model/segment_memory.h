@@ -16,12 +16,11 @@
 
 struct SegmentMemory {
   int64_t M = 0, C = 0;
-  floatX* rows = nullptr;          // (B, m, C), in the memory of (B, M, C)
+  floatX* rows = nullptr;          // (B, m, C), in room for (B, M, C)
   Norm norm;                       // the layer's LayerNorm, of `rows`
   const floatX* stream = nullptr;  // (B, T, C): the layer's input
-  floatX* extended = nullptr;   // (B, m + T, C): the LayerNorm's output for the memory and for the segment, while the
-                                // layer runs
-  floatX* dextended = nullptr;  // (B, m + T, C): its gradient
+  // (B, m + T, C): the LayerNorm's output for the memory and for the segment, while the layer runs, and its gradient.
+  floatX *extended = nullptr, *dextended = nullptr;
 };
 
 // Declares what a layer's memory is, and what all layers share. `list.shape` is that of training.
@@ -49,12 +48,12 @@ inline void plan_memory(SegmentMemory& memory, const Norm& norm) {
   memory.stream = norm.in;
 }
 
-// Copies `count` rows of each of B sequences: from row src_row on of src, which has src_rows of each, to row dst_row on
-// of dst, which has dst_rows of each.
+// Rows of C channels, from row `first` of each sequence on, in a tensor that has `rows` rows of each.
 struct RowsOfSequences {
   floatX* x;
   int64_t rows, first;
 };
+// Copies `count` rows of each of B sequences.
 inline void copy_rows_of_sequences(const RowsOfSequences& to, const RowsOfSequences& from, int64_t B, int64_t count,
                                    int64_t C) {
   if (count == 0) return;

@@ -320,8 +320,8 @@ class Model:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 def micro_batch(tokens, s, B, T, segments=None):
-    """Inputs and targets (B, T) of micro-batch s: row b has the T + 1 tokens from (s * B + b) * T on, or, where rows are
-    streams of so many segments, from (b * segments + s) * T on."""
+    """Inputs and targets (B, T) of micro-batch s: row b has the T + 1 tokens from (s * B + b) * T on, or, where rows
+    are streams of so many segments, from (b * segments + s) * T on."""
     first = lambda b: s * B + b if segments is None else b * segments + s
     rows = torch.stack([tokens[first(b) * T:][:T + 1] for b in range(B)])
     return rows[:, :-1], rows[:, 1:]

@@ -50,8 +50,8 @@ TEST(LONG_ON_EMU(Segments), MayBeCutAnywhere) {
 
 // A text that is five times as long as the context: read at once, in parts that cross the segments' ends, and token by
 // token, with a cache that is shorter than the text.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/attention_plan.h: `clause.before = plan.table.memory` -> `clause.before =
-// plan.table.memory - 1`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/attention_plan.h: `clause.before = plan.table.memory` ->
+// `clause.before = plan.table.memory - 1`
 TEST(LONG_ON_EMU(Segments), AreWhatGenerationComputes) {
   constexpr int T = 24, length = 5 * T, C = 32;
   for (const char* wiring : {"rope memory(24)", "rope memory(7) sla(1,2)", "rope memory(60) gqa(2) also(1,2)",
