@@ -14,7 +14,6 @@
 #include <cmath>                        // std::isfinite, std::sqrt
 #include <cstdio>                       // printf
 #include <cstring>                      // memcpy
-#include <numeric>                      // std::iota
 #include <optional>                     // std::optional
 #include <string>                       // std::string
 #include <vector>                       // std::vector
@@ -530,12 +529,7 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
       copy_rows({kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, kv.width}, move.count);
   const CachedRows where(model.cache, batch.parts);
   const Activations& a = model.acts;
-  std::vector<int> positions = where.positions;
-  if (model.attention_plan.table.memory > 0) {  // each row has its own angles
-    set_rotary_table(a, model, positions);
-    std::iota(positions.begin(), positions.end(), 0);
-  }
-  copy_to_device(a.positions, positions);
+  set_positions(a, model, where.positions);
   copy_to_device(a.cache_rows, where.rows);
   copy_to_device(a.sequences, where.sequences);
   batch.positions_of_parts = a.positions;
@@ -718,6 +712,7 @@ StepResult train_step(Trainer& t) {
   result.grad_norm = std::sqrt(stats.grad_squares);
   result.stop_requested = stats.stop_requests > 0;
   result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+  if (result.skipped) model.remembered = 0;  // what is not finite would stay in the memory
   count_step(run, result);
   result.seconds = seconds_now() - start;
   return result;

@@ -186,6 +186,16 @@ inline void set_rotary_table(const Activations& acts, const ModelShape& shape, c
   copy_to_device(acts.rotary_table, rotary_table(positions, shape.config.head_size(), shape.attention_plan.table.rope));
 }
 
+// In generation: acts.positions = the positions of a pass's rows, by which they are embedded or rotated. With `memory`
+// the table of angles is that of these rows.
+inline void set_positions(const Activations& acts, const ModelShape& shape, std::vector<int> positions) {
+  if (shape.attention_plan.table.memory > 0) {
+    set_rotary_table(acts, shape, positions);
+    std::iota(positions.begin(), positions.end(), 0);
+  }
+  copy_to_device(acts.positions, positions);
+}
+
 // Sets the activations that are constants: the angles of rotary positions.
 inline void set_constants(const Activations& acts, const ModelShape& shape) {
   if (acts.rotary_table == nullptr) return;

@@ -160,6 +160,24 @@ TEST(LONG_ON_EMU(Steps), WithANonFiniteLossChangeNothingAndAreCounted) {
   EXPECT_EQ(run->bad_steps_in_row, 0);
 }
 
+// Otherwise every later segment would attend to it.
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `if (result.skipped) model.remembered = 0;` -> ``
+TEST(LONG_ON_EMU(Steps), WithANonFiniteLossLeaveNothingOfItInTheMemory) {
+  ModelConfig config = three_layers();
+  config.wiring = parse_wiring("rope memory(30)");
+  auto trainer = make_trainer(config, 0, 2);
+  GPT2& model = trainer->model;
+  EXPECT_FALSE(train_step(*trainer).skipped);
+  EXPECT_EQ(model.remembered, 18);
+  floatX kept;
+  copy_to_host(&kept, model.params.layers[0].ln1.weight, sizeof kept);
+  const floatX infinity = floatX(INFINITY);
+  copy_to_device(model.params.layers[0].ln1.weight, &infinity, sizeof infinity);
+  EXPECT_TRUE(train_step(*trainer).skipped);
+  copy_to_device(model.params.layers[0].ln1.weight, &kept, sizeof kept);
+  EXPECT_FALSE(train_step(*trainer).skipped);
+}
+
 TEST(LONG_ON_EMU(Steps), WithANormThatIsNotFiniteChangeNothingEither) {
   auto model = make_model(three_layers(), 2, 9);
   loss_curve(*model, 1, 5);
