@@ -215,7 +215,7 @@ TEST_F(CommandLine, RowsThatAnotherWiringNeedsStartByTheSeed) {
 
 // Three of 12 micro-batches are taken, the first, the fifth and the ninth: their mean loss is that of a file with the
 // sequences of these alone.
-// BUG train_gpt2_sla.cu: `all ? i : i * full_batches / batches` -> `i`
+// BUG llmc/text/validation_batches.h: `batch * in_data_ / full_` -> `batch`
 TEST_F(LongCommandLine, ValidationTakesMicroBatchesAtEvenDistances) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 20 -o " + in("out")).exit_status, 0);

@@ -92,9 +92,11 @@ struct DiskModel {
                              {{"config.json", config_json(config)}, {"tokenizer.json", "{}\n"}},
                              fetch(1),
                              m.data(),
-                             v.data()},
+                             v.data(),
+                             memory},
                             others);
   }
+  std::vector<CheckpointTensor> memory = {};
 };
 
 TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
@@ -572,19 +574,26 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
 
 // BUG llmc/io/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header =
 // crc32c(file_.get(), 8);`
-// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors"}) {` ->
-// `{"model.safetensors"}) {`
+// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors", memory_file}) {` ->
+// `{"model.safetensors", "optimizer.safetensors"}) {`
 // BUG llmc/io/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
 //   `full.assign(size_t(num_elements(specs[i].shape)), 1.0f);`
 TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
   TemporaryFolder folder;
-  const DiskModel model(/*bias=*/false);  // with tensors that are not written
+  DiskModel model(/*bias=*/false);  // with tensors that are not written
+  for (const char* name : {"h.0.memory", "h.2.memory"})
+    model.memory.push_back({name, {2, 5, 8}, std::vector<float>(80, name[2] == '2' ? 0.5f : 3)});
   const std::string checkpoint = model.write(folder.path, {7, 1, 2});
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
+  const std::vector<CheckpointTensor> memory = read_memory(checkpoint);
+  ASSERT_EQ(memory.size(), 2u);
+  for (size_t i = 0; i < 2; i++)
+    EXPECT_TRUE(memory[i].name == model.memory[i].name && memory[i].shape == model.memory[i].shape &&
+                memory[i].values == model.memory[i].values);
   int flips = 0;
   std::set<std::string> damaged;
-  for (const char* name :
-       {"config.json", "tokenizer.json", "state.json", "model.safetensors", "optimizer.safetensors"}) {
+  for (const char* name : {"config.json", "tokenizer.json", "state.json", "model.safetensors", "optimizer.safetensors",
+                           "memory.safetensors"}) {
     const std::string path = checkpoint + "/" + name, whole = read_file(path);
     const bool is_safetensors = std::string(name).find(".safetensors") != std::string::npos;
     const size_t header = is_safetensors ? SafetensorsFile(path).data_offset() : whole.size();
@@ -607,7 +616,7 @@ TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
   }
   EXPECT_GT(flips, 1500);
   EXPECT_TRUE(damaged.count("wte.weight") && damaged.count("h.2.mlp.c_fc.bias") &&
-              damaged.count("h.1.attn.c_attn.weight.v"));
+              damaged.count("h.1.attn.c_attn.weight.v") && damaged.count("h.2.memory"));
   EXPECT_EQ(error_of([&] { verify_checkpoint(checkpoint); }), "");
   for (const char* name : {"tokenizer.json", "config.json"}) {
     fs::remove(checkpoint + "/" + name);
