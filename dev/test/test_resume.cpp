@@ -56,6 +56,12 @@ TEST_F(CommandLine, AResumedRunOfStreamsHasTheBitsOfAnUninterruptedOne) {
           << o.err;
     }
   }
+  write_file(in("tokens.bin"), shard_bytes(40 * 32 + 1));
+  const Outcome others = run(common + in("fewer") + " -y -b 1 --reset-memory");
+  EXPECT_EQ(others.exit_status, 1);
+  EXPECT_NE(others.err.find("other training data (-i): of 30 sequences, and now there are 40"), std::string::npos)
+      << others.err;
+  write_file(in("tokens.bin"), shard_bytes(30 * 32 + 1));
   const Outcome reset = run(common + in("fewer") + " -y -b 1 --reset-memory");
   EXPECT_EQ(reset.exit_status, 0) << reset.err;
   EXPECT_EQ(steps_of(read_log(in("fewer"))).size(), 10u);

@@ -168,27 +168,35 @@ static void compare_option(const Run& run, const Option& option, const RunState&
   warn(run, "%s; training continues with %s", both.c_str(), text_of(*now).c_str());
 }
 
-// Where a run with memory goes on that resumes from `saved`. With another number of streams that is the same share of
-// the tokens, at the beginning of segments.
-static int64_t resumed_sequence(const Run& run, const RunState& saved, const std::string& checkpoint) {
+// The streams that a run with memory had which wrote a checkpoint. Throws UserError if now they are others, unless the
+// options say that the memory begins empty.
+static int64_t saved_streams(const Run& run, const RunState& saved, const std::string& checkpoint) {
   const int64_t streams = run.train->streams;
+  int64_t before = streams;
   for (const auto& [key, value] : saved.options)
-    if (key == streams_key && value != Scalar(streams) && !run.options.reset_memory)
-      user_error("-y: the memory in %s is of %s streams of text (ranks * -b), and now there are %lld; give as many, or "
-                 "--reset-memory: it is empty then",
-                 checkpoint.c_str(), text_of(value).c_str(), (long long)streams);
-  return saved.next_sequence / streams * streams;
+    if (const int64_t* number = std::get_if<int64_t>(&value); key == streams_key && number != nullptr && *number > 0)
+      before = *number;
+  if (before != streams && !run.options.reset_memory)
+    user_error("-y: the memory in %s is of %lld streams of text (ranks * -b), and now there are %lld; give as many, or "
+               "--reset-memory: it is empty then",
+               checkpoint.c_str(), (long long)before, (long long)streams);
+  return before;
 }
 
 void resume_progress(Run& run, const std::string& checkpoint) {
   const RunState saved = read_run_state(checkpoint);
-  const int64_t next_sequence = run.has_memory ? resumed_sequence(run, saved, checkpoint) : saved.next_sequence;
+  const DataLoader& data = *run.train;
+  int64_t num_sequences = data.num_sequences, next_sequence = saved.next_sequence;
+  if (run.has_memory) {
+    num_sequences = data.sequences_of_streams(saved_streams(run, saved, checkpoint));
+    next_sequence = next_sequence / data.streams * data.streams;  // at the beginning of segments, if streams are others
+  }
   for (const Option& option : train_options(run.options))
     if (option.on_resume != OnResume::ignored) compare_option(run, option, saved, checkpoint);
-  if (saved.num_sequences != run.train->num_sequences && !run.options.reset_memory)
+  if (saved.num_sequences != num_sequences)
     user_error("-y: %s was written with other training data (-i): of %lld sequences, and now there are %lld; give the "
                "same, or start anew in another folder",
-               checkpoint.c_str(), (long long)saved.num_sequences, (long long)run.train->num_sequences);
+               checkpoint.c_str(), (long long)saved.num_sequences, (long long)num_sequences);
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(),
                (long long)run.steps);

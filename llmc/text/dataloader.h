@@ -253,6 +253,7 @@ struct DataLoader {
       longest = std::max(longest, file.num_tokens);
       file.advise(shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
     }
+    all_sequences_ = num_sequences;
     if (num_sequences == 0)
       user_error("%s: has %lld tokens%s, a sequence needs T + 1 = %lld; use a shorter length (-t) or more text",
                  shards.pattern.c_str(), (long long)longest, shards.files.size() > 1 ? " in its longest file" : "",
@@ -264,12 +265,14 @@ struct DataLoader {
   void cut_into_streams(int64_t count) {
     if (num_sequences < count)
       user_error("%s: has %lld sequences of T = %d tokens, but with memory each of the %lld rows of a micro-batch, "
-                 "over "
-                 "all ranks, reads a stream of its own; take a smaller -b or more text",
+                 "over all ranks, reads a stream of its own; take a smaller -b or more text",
                  shards.pattern.c_str(), (long long)num_sequences, T, (long long)count);
     streams = count, shuffle = false;
     segments_ = num_sequences / count, num_sequences = segments_ * count;
   }
+
+  // How many sequences an epoch has if the same data are cut into `count` streams.
+  int64_t sequences_of_streams(int64_t count) const { return all_sequences_ / count * count; }
 
   // Whether a sequence is the first of its stream.
   bool begins_stream(int64_t number) const { return streams > 0 && number % num_sequences < streams; }
@@ -315,6 +318,7 @@ struct DataLoader {
 
  private:
   std::vector<int64_t> first_sequence_;  // (files), each file's first sequence in an unshuffled epoch
+  int64_t all_sequences_ = 0;            // of an epoch that is not cut into streams
   int64_t segments_ = 0;                 // of a stream
 
   // The T + 1 tokens of a sequence.
