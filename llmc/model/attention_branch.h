@@ -26,15 +26,15 @@ struct Projection {
   const floatX *in, *weight, *bias;  // (N, C), (OC, C), (OC)
   floatX* out;
   int64_t OC;
-  bool is_kept;       // the backward pass finds out as the forward pass left it
-  bool is_of_memory;  // N is Batch::key_rows, otherwise Batch::rows
+  bool is_kept;          // the backward pass finds out as the forward pass left it
+  bool has_memory_rows;  // N is Batch::key_rows, otherwise Batch::rows
 };
 
 // q or k of the projected heads, or both, which rotary positions rotate where they have been projected to.
 struct Rotation {
   RotaryHeads<floatX> heads;
-  bool is_kept;       // the backward pass finds them rotated
-  bool is_of_memory;  // as in Projection
+  bool is_kept;          // the backward pass finds them rotated
+  bool has_memory_rows;  // as in Projection
 };
 
 // In generation k and v of the new tokens, which lie beside their q, go to their rows of the K/V cache.
@@ -229,8 +229,8 @@ inline void plan_rotations(AttentionBranch& b, const Planner& p) {
   const int64_t kv_width = b.QKV - q * hs;
   const bool has_memory = !b.memory.empty();
   auto add = [&](std::vector<Rotation>& rotations, floatX* x, int64_t stride, int heads, bool is_kept,
-                 bool is_of_memory = false) {
-    if (heads > 0) rotations.push_back({{x, stride, heads, hs, p.acts.rotary_table}, is_kept, is_of_memory});
+                 bool has_memory_rows = false) {
+    if (heads > 0) rotations.push_back({{x, stride, heads, hs, p.acts.rotary_table}, is_kept, has_memory_rows});
   };
   if (b.acts.qkv != nullptr) {
     add(b.rotations, b.acts.qkv, b.QKV, q + k, /*is_kept=*/true);
@@ -324,12 +324,13 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
   return attention_args(b, i, {0, batch.memory, batch.T}, batch.B, /*row=*/0);
 }
 
-// The rows that are rotated.
-inline int64_t rows_of(const Rotation& r, const Batch& batch) {
-  return r.is_of_memory ? batch.key_rows() : batch.rows();
+// The rows of a Projection or Rotation.
+template <class Operation>
+int64_t rows_of(const Operation& operation, const Batch& batch) {
+  return operation.has_memory_rows ? batch.key_rows() : batch.rows();
 }
 inline RowPositions positions_of(const Rotation& r, const Batch& batch) {
-  return r.is_of_memory ? batch.key_positions() : batch.positions();
+  return r.has_memory_rows ? batch.key_positions() : batch.positions();
 }
 
 // q, k and v =; k and v of the new tokens go into the cache. When the backward pass computes a layer again, K/V has
@@ -339,8 +340,7 @@ inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is
   if (!kv_is_kept)
     for (const SegmentMemory& memory : b.memory) extend_by_memory(memory, b.in, batch);
   for (const Projection& p : b.projections)
-    if (!is_done(p))
-      matmul_forward(p.out, p.in, p.weight, p.bias, p.is_of_memory ? batch.key_rows() : batch.rows(), b.C, p.OC);
+    if (!is_done(p)) matmul_forward(p.out, p.in, p.weight, p.bias, rows_of(p, batch), b.C, p.OC);
   for (const Rotation& r : b.rotations)
     if (!is_done(r)) rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
   for (const StoreKV& kv : b.store_kv) copy_rows(kv.copy, batch.rows());

@@ -32,7 +32,7 @@ struct Batch {
 };
 
 // B segments of T tokens, after `memory` positions of their streams.
-inline Batch segments(int64_t B, int64_t T, int64_t memory) {
+inline Batch batch_of_segments(int64_t B, int64_t T, int64_t memory) {
   Batch batch = {B, T};
   batch.memory = memory;
   return batch;

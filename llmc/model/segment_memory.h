@@ -49,13 +49,14 @@ inline void plan_memory(SegmentMemory& memory, const Norm& norm) {
 }
 
 // Rows of C channels, from row `first` of each sequence on, in a tensor that has `rows` rows of each.
+template <class Element>
 struct RowsOfSequences {
-  floatX* x;
+  Element* x;
   int64_t rows, first;
 };
 // Copies `count` rows of each of B sequences.
-inline void copy_rows_of_sequences(const RowsOfSequences& to, const RowsOfSequences& from, int64_t B, int64_t count,
-                                   int64_t C) {
+inline void copy_rows_of_sequences(const RowsOfSequences<floatX>& to, const RowsOfSequences<const floatX>& from,
+                                   int64_t B, int64_t count, int64_t C) {
   if (count == 0) return;
   copy_rows({to.x + to.first * C, to.rows * C, from.x + from.first * C, from.rows * C, count * C}, B);
 }
@@ -65,7 +66,7 @@ inline void extend_by_memory(const SegmentMemory& memory, const floatX* in, cons
   const int64_t B = batch.B, T = batch.T, m = batch.memory, C = memory.C;
   if (m > 0) norm_forward(memory.norm, B * m);
   copy_rows_of_sequences({memory.extended, m + T, 0}, {memory.norm.out, m, 0}, B, m, C);
-  copy_rows_of_sequences({memory.extended, m + T, m}, {const_cast<floatX*>(in), T, 0}, B, T, C);
+  copy_rows_of_sequences({memory.extended, m + T, m}, {in, T, 0}, B, T, C);
 }
 
 // From dextended: din (B, T, C) = the gradient of the segment's LayerNorm; the LayerNorm's own gradients +=, as far as
@@ -87,5 +88,5 @@ inline void remember(const SegmentMemory& memory, const Batch& batch) {
   // The old rows that stay move by way of another tensor, because their places overlap.
   copy_rows_of_sequences({memory.extended, old, 0}, {memory.rows, m, m - old}, B, old, C);
   copy_rows_of_sequences({memory.rows, kept, 0}, {memory.extended, old, 0}, B, old, C);
-  copy_rows_of_sequences({memory.rows, kept, old}, {const_cast<floatX*>(memory.stream), T, T - taken}, B, taken, C);
+  copy_rows_of_sequences({memory.rows, kept, old}, {memory.stream, T, T - taken}, B, taken, C);
 }

@@ -52,9 +52,10 @@ inline int64_t store_memory(const Steps& graph, const std::vector<CheckpointTens
 // nothing. Every rank calls it.
 inline std::vector<CheckpointTensor> gather_memory(const Collectives& collectives, RankChannel& channel,
                                                    const Ranks& ranks, std::vector<CheckpointTensor> own) {
+  if (own.empty()) return own;  // as on every other rank
   collectives.wait();  // rank 0, which waits for the others' memory, must not be what their collectives wait for
   for (CheckpointTensor& tensor : own) {
-    const size_t bytes = tensor.values.size() * sizeof(float);
+    const size_t count = tensor.values.size(), bytes = count * sizeof(float);
     if (ranks.rank > 0) {
       channel.send(0, Topic::memory, std::string(reinterpret_cast<const char*>(tensor.values.data()), bytes));
       continue;
@@ -62,8 +63,8 @@ inline std::vector<CheckpointTensor> gather_memory(const Collectives& collective
     for (int rank = 1; rank < ranks.size; rank++) {
       const std::string received = channel.receive(rank, Topic::memory);
       CHECK(received.size() == bytes);
-      tensor.values.resize(tensor.values.size() + bytes / sizeof(float));
-      memcpy(tensor.values.data() + tensor.values.size() - bytes / sizeof(float), received.data(), bytes);
+      tensor.values.resize(size_t(rank + 1) * count);
+      memcpy(tensor.values.data() + size_t(rank) * count, received.data(), bytes);
     }
     tensor.shape[0] *= ranks.size;
   }

@@ -12,18 +12,17 @@ class ValidationBatches {
  public:
   // B: sequences in a micro-batch. `data` must outlive it.
   ValidationBatches(const DataLoader& data, int B, int64_t wanted, int rank, int ranks)
-      : data_(data), B_(B), rank_(rank), ranks_(ranks), in_data_((data.num_sequences + B - 1) / B) {
-    const bool all = wanted == 0;
+      : data_(data), B_(B), rank_(rank), ranks_(ranks), in_data_(data.num_sequences / B) {
     if (data.streams > 0) {
       const int64_t segments = data.num_sequences / data.streams;
-      full_ = ranks * (all ? segments : std::min(segments, (wanted + ranks - 1) / ranks));
-      sequences_ = full_ * B;
+      in_data_ = full_ = ranks * (wanted == 0 ? segments : std::min(segments, (wanted + ranks - 1) / ranks));
+    } else if (wanted == 0) {
+      in_data_ = full_ = (data.num_sequences + B - 1) / B;
+      rests_ = data.rests();
     } else {
-      sequences_ = all ? data.num_sequences : std::min(wanted, data.num_sequences / B) * B;
-      full_ = (sequences_ + B - 1) / B;
-      if (!all) in_data_ = data.num_sequences / B;
-      if (all) rests_ = data.rests();
+      full_ = std::min(wanted, in_data_);
     }
+    sequences_ = std::min(full_ * B, data.num_sequences);
     tokens_ = sequences_ * data.T;
     for (const SequenceRest& rest : rests_) tokens_ += rest.length;
   }
@@ -40,15 +39,14 @@ class ValidationBatches {
     const int64_t batch = i * ranks_ + rank_;
     if (batch >= full_) return {1, rests_[size_t(batch - full_)].load(inputs, targets)};
     const int64_t B = std::min<int64_t>(B_, sequences_ - batch * B_);
-    const int64_t place = data_.streams > 0 ? batch : batch * in_data_ / full_;
-    data_.load_sequences(place * B_, B, inputs, targets);
+    data_.load_sequences(batch * in_data_ / full_ * B_, B, inputs, targets);
     return {B, data_.T};
   }
 
  private:
   const DataLoader& data_;
   const int B_, rank_, ranks_;
-  int64_t in_data_;                   // micro-batches that the data have
+  int64_t in_data_;                   // micro-batches of the data among which these are at even distances
   int64_t full_ = 0, sequences_ = 0;  // micro-batches of sequences, over all ranks, and their sequences
   std::vector<SequenceRest> rests_ = {};
   int64_t tokens_ = 0;
