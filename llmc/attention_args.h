@@ -26,6 +26,22 @@ struct KeyRows {
   int first_row, T;
 };
 
+// Relative positions, as in Transformer-XL (Dai et al. 2019). To the product of the query at t and the key at j that of
+// another query and of a vector for their distance is added: score = (q_t . k_j + q'_t . r_(t - j)) / sqrt(HS). The
+// rows of r are in the order of keys, with the largest distance first: that of the distance d is row distances - 1 - d.
+// Keys that are `distances` or more before a query must be hidden by its mask.
+template <class Element>
+struct RelativePositions {
+  const Element* q = nullptr;  // (B, Q, NH * HS): q'. Null: attention has no relative positions.
+  const Element* r = nullptr;  // (distances, NH * HS)
+  int64_t distances = 0;
+
+  // These are used by the backward pass alone.
+  Element* dq = nullptr;             // (B, Q, NH * HS) =
+  Element* dr = nullptr;             // (distances, NH * HS) =
+  float* dr_of_sequences = nullptr;  // (B, distances, NH * HS): the part of each sequence in dr
+};
+
 // Up to so many queries at the end of a sequence are few, as when generation draws tokens: their attention is bound by
 // reading k and v, and each device has a way of its own for it. A prompt's part has more.
 constexpr int most_few_queries = 4;
@@ -76,6 +92,9 @@ struct AttentionArgs {
   // (B, NH, Q): the natural log of the sum of the exponentials of a query's scaled scores. A query that sees no key has
   // out 0 and lse +inf, so that exp(score - lse) is 0.
   float* lse = nullptr;
+
+  // They go with several K/V heads and masks, but neither with topk nor with masks that have a step().
+  RelativePositions<Element> relative;
 
   // Partial results over parts of the keys, in the attention of a few queries: attention_partials(...) floats, or null.
   float* partials = nullptr;

@@ -74,6 +74,7 @@ struct Case {
   bool v_apart = false;        // v, dv of all K/V heads are in buffers of their own, and where dk is =, dv is +=
   bool whole_numbers = false;  // q and k are, so that scores are exact, and many of them equal
   int64_t first_query = 0;     // the positions [first_query, T) are queries, and [0, T) are keys
+  int64_t distances = 0;       // rows of r, of relative positions; 0: there are none
 
   int64_t NH() const { return int64_t(kv_of_head.size()); }
   int num_kv_heads() const {
@@ -97,7 +98,7 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", K/V heads " << testing::PrintToString(c.kv_of_head)
       << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
   for (const MaskCase& m : c.masks) out << ", mask (" << m << ")";
-  return out << ", topk " << c.topk << ", first query " << c.first_query;
+  return out << ", topk " << c.topk << ", first query " << c.first_query << ", distances " << c.distances;
 }
 
 // qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
@@ -109,8 +110,10 @@ struct Layer {
   int64_t own, shared, q_stride, source_stride, shared_dkv_stride, apart_stride;
   std::vector<floatX> qkv, source_kv, dqkv, shared_dkv, dout;  // as they are before
   std::vector<floatX> apart_v, apart_dv;                       // with v_apart
+  std::vector<floatX> relative_q, relative_r;                  // with relative positions
   DeviceArray<floatX> d_qkv, d_source_kv, d_dqkv, d_shared_dkv, d_apart_v, d_apart_dv, d_dout, d_out;
-  DeviceArray<float> d_lse, d_delta, d_topk_score, d_scratch;
+  DeviceArray<floatX> d_relative_q, d_relative_r, d_relative_dq, d_relative_dr;
+  DeviceArray<float> d_lse, d_delta, d_topk_score, d_scratch, d_dr_of_sequences;
   DeviceArray<int> d_topk_last;
   KVHeads<floatX> kv_heads;
   AttentionArgs<floatX> args;
@@ -125,6 +128,10 @@ struct Layer {
     dqkv = nans<floatX>(c.rows() * q_stride);
     shared_dkv = nans<floatX>(c.rows() * shared_dkv_stride);
     if (c.v_apart) apart_v = drawn_values(c.rows() * apart_stride, 5), apart_dv = nans<floatX>(c.rows() * apart_stride);
+    if (c.distances > 0) {
+      relative_q = drawn_values(c.query_rows() * C(), 6), relative_r = drawn_values(c.distances * C(), 7);
+      scale(relative_q, {c.query_rows(), C(), C(), 0}, c.q_scale);
+    }
     scale(qkv, q(), c.q_scale);
     for (int64_t row = c.query_rows(); row < c.rows(); row++)
       std::fill_n(&qkv[row * q_stride], C(), nans<floatX>(1)[0]);
@@ -202,17 +209,27 @@ struct Layer {
     args.dq = d_dqkv.data, args.dq_stride = q_stride, args.dq_accumulate = c.dq_accumulate, args.delta = d_delta.data;
     args.topk = c.topk, args.topk_score = d_topk_score.data, args.topk_last = d_topk_last.data,
     args.scratch = d_scratch.data;
+    if (c.distances > 0) upload_relative();
   }
 
   void forward() { attention_forward(args); }
   void backward() { attention_backward(args); }
 
-  // out, dqkv, shared_dkv and apart_dv.
+  // out, dqkv, shared_dkv, apart_dv, and the gradients of relative positions.
   std::vector<std::vector<floatX>> results() const {
-    return {d_out.to_host(), d_dqkv.to_host(), d_shared_dkv.to_host(), d_apart_dv.to_host()};
+    return {d_out.to_host(),      d_dqkv.to_host(),        d_shared_dkv.to_host(),
+            d_apart_dv.to_host(), d_relative_dq.to_host(), d_relative_dr.to_host()};
   }
 
  private:
+  void upload_relative() {
+    d_relative_q = DeviceArray<floatX>(relative_q), d_relative_r = DeviceArray<floatX>(relative_r);
+    d_relative_dq = DeviceArray<floatX>(nans<floatX>(c.query_rows() * C()));
+    d_relative_dr = DeviceArray<floatX>(nans<floatX>(c.distances * C()));
+    d_dr_of_sequences = DeviceArray<float>(nans<float>(c.B * c.distances * C()));
+    args.relative = {d_relative_q.data,  d_relative_r.data,  c.distances,
+                     d_relative_dq.data, d_relative_dr.data, d_dr_of_sequences.data};
+  }
   Matrix from_k_to_v(Matrix m, int kv_head) const {
     if (c.v_apart) return {m.rows, m.columns, apart_stride, kv_head * c.HS};
     m.offset += (kv_head < own ? own : shared) * c.HS;
@@ -242,6 +259,7 @@ struct Expected {
   // two equal terms
   double lone_dq_terms = 0, lone_dk_terms = 0;
   std::vector<double> out, lse, delta, dq;
+  std::vector<double> relative_dq, relative_dr;  // (B*Q, C), (distances, C)
   std::vector<std::vector<double>> dk, dv;
 
   explicit Expected(Layer& layer, bool rounded = false) : rounded(rounded), topk(layer.c.topk) {
@@ -250,6 +268,9 @@ struct Expected {
     const std::vector<double> q = pick(layer.qkv, layer.q()), dout = pick(layer.dout, {c.query_rows(), C, C, 0});
     out.resize(c.query_rows() * C), lse.resize(c.query_rows() * NH), delta = lse;
     dq = c.dq_accumulate ? pick(layer.dqkv, layer.q()) : out;
+    const std::vector<double> relative_q = pick(layer.relative_q, {c.distances > 0 ? c.query_rows() : 0, C, C, 0}),
+                              r = pick(layer.relative_r, {c.distances, C, C, 0});
+    relative_dq.resize(relative_q.size()), relative_dr.resize(r.size());
     std::vector<std::vector<double>> k, v;
     for (int n = 0; n < c.num_kv_heads(); n++) {
       k.push_back(pick(layer.k_buffer(n), layer.k(n)));
@@ -264,15 +285,21 @@ struct Expected {
           const int64_t query = t - c.first_query, at = (b * c.queries() + query) * C + head * HS,
                         statistic = (b * NH + head) * c.queries() + query, first_key = b * c.T * HS;
           keys.clear();
+          relative = c.distances == 0 ? RelativeQuery{} : RelativeQuery{&relative_q[at], &relative_dq[at]};
           for (int n : c.kv_of_head[head])
             for (int64_t j = 0; j <= t; j++) {
               const int64_t key = first_key + j * HS;
-              if (sees(c.mask(head), t, j)) keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], 0, 0});
+              if (!sees(c.mask(head), t, j)) continue;
+              keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], nullptr, nullptr, 0, 0});
+              if (c.distances == 0) continue;
+              CHECK(t - j < c.distances);
+              const int64_t of_distance = (c.distances - 1 - (t - j)) * C + head * HS;
+              keys.back().r = &r[of_distance], keys.back().dr = &relative_dr[of_distance];
             }
           attend(&out[at], lse[statistic], delta[statistic], &dq[at], &q[at], &dout[at], HS);
         }
     lone_dq_terms = std::sqrt(lone_dq_terms), lone_dk_terms = std::sqrt(lone_dk_terms);
-    round_all(dq);
+    round_all(dq), round_all(relative_dq), round_all(relative_dr);
     for (int n = 0; n < c.num_kv_heads(); n++) round_all(dk[n]), round_all(dv[n]);
   }
 
@@ -280,10 +307,17 @@ struct Expected {
   struct Key {
     const double *k, *v;
     double *dk, *dv;
+    const double* r;  // null without relative positions
+    double* dr;
     double prob, dprob;
   };
+  struct RelativeQuery {
+    const double* q = nullptr;
+    double* dq = nullptr;
+  };
   const int topk;
-  std::vector<Key> keys;  // those that a query sees
+  RelativeQuery relative;  // of the query
+  std::vector<Key> keys;   // those that a query sees
 
   __attribute__((no_sanitize("address"))) double round(double x) const {
     return rounded ? double(float(floatX(float(x)))) : x;
@@ -300,6 +334,8 @@ struct Expected {
       double score = 0, dprob = 0;
 #pragma omp simd reduction(+ : score, dprob)
       for (int64_t i = 0; i < HS; i++) score += q[i] * key.k[i], dprob += dout[i] * key.v[i];
+      if (key.r != nullptr)
+        for (int64_t i = 0; i < HS; i++) score += relative.q[i] * key.r[i];
       key.prob = score * scale, key.dprob = dprob;
     }
     if (topk > 0 && topk < int(keys.size())) {
@@ -333,6 +369,9 @@ struct Expected {
         key.dk[i] += ds * q[i];
         key.dv[i] += p * dout[i];
       }
+      if (key.r == nullptr) continue;
+#pragma omp simd
+      for (int64_t i = 0; i < HS; i++) relative.dq[i] += ds * key.r[i], key.dr[i] += ds * relative.q[i];
     }
   }
 };
@@ -372,6 +411,10 @@ inline void check(const Case& c, double slack = 1) {
                       apart_dv = layer.d_apart_dv.to_host();
   compare("dq", take(dqkv, layer.q()), exact.dq, rounded.dq, exact.lone_dq_terms);
   take(layer.dqkv, layer.q());
+  if (c.distances > 0) {
+    compare("relative dq", layer.d_relative_dq.to_host(), exact.relative_dq, rounded.relative_dq, exact.lone_dq_terms);
+    compare("dr", layer.d_relative_dr.to_host(), exact.relative_dr, rounded.relative_dr, exact.lone_dk_terms);
+  }
   for (int n = 0; n < c.num_kv_heads(); n++) {
     std::vector<floatX>&dk = n < layer.own ? dqkv : shared_dkv, &dv = c.v_apart ? apart_dv : dk;
     compare("dk", take(dk, layer.dk(n)), exact.dk[n], rounded.dk[n], exact.lone_dk_terms);
