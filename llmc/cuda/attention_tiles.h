@@ -7,6 +7,11 @@
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead, AttentionMask
 #include "vec.h"                  // ceil_div
 
+// What a kernel is compiled for, as a parameter of its template: the attention of GPT-2 and of skip-layer attention;
+// what has masks, several K/V heads for a query head, topk, or in the backward pass keys before the first query; and
+// that with relative positions.
+constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2;
+
 // ----------------------------------------------------------------------------
 // Positions
 
