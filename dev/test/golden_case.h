@@ -42,7 +42,7 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "w_fixed",       "w_gate",          "w_gqa_sla",
                                                  "w_reuse",       "w_share_window",  "w_strided",
                                                  "w_topk",        "w_two_distances", "f_rope",
-                                                 "f_memory_rope", "m_strided_fixed"};
+                                                 "f_memory_rope", "f_memory", "f_relative", "m_strided_fixed"};
   return names;
 }
 

@@ -242,7 +242,7 @@ void check_combinations(const Wiring& w) {
                    "does not combine with " + other() +
                        ": attention maps of other layers need their own layer's keys; "
                        "gqa, topk and masks do combine with reuse, blend and gate");
-      for (const auto [choosy, with] : {std::pair(t.kind, before.kind), std::pair(before.kind, t.kind)})
+      for (const auto& [choosy, with] : {std::pair(t.kind, before.kind), std::pair(before.kind, t.kind)})
         if (is_choosy(choosy) && !goes_with(choosy, with))
           term_error(w, t,
                      "does not combine with " + other() +
