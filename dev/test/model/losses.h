@@ -149,6 +149,10 @@ const std::vector<GraphCase> graph_cases =
      {"rotary_gated_maps", 3, 4, 32, 61, 40, "rope gate window(9,SL)", true, 2, 33, 1},
      {"memory", 3, 4, 32, 61, 40, "rope memory(20)", true, 2, 33, 4},
      {"memory_of_shared_keys", 4, 4, 32, 61, 40, "rope memory(50) sla(2,3) gqa(2) window(60)", false, 2, 33, 4},
+     {"relative", 3, 4, 32, 61, 40, "relative", true, 2, 33, 3},
+     {"relative_shared_keys", 4, 4, 32, 61, 40, "relative sla(2,3) gqa(2) window(9,SL)", false, 2, 33, 1},
+     {"relative_memory", 4, 4, 32, 61, 40, "relative memory(20) sla(2,2)", true, 2, 33, 4},
+     {"relative_memory_of_sources", 3, 4, 32, 61, 40, "relative memory(50) also(1,2) gqa(2)", false, 1, 40, 3},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice
      {"highest_scores", 3, 4, 32, 61, 40, "topk(5)", true, 2, 33, 1},
