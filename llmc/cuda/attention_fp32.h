@@ -716,10 +716,12 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
       add_shifted_ABt<G, true, 1, 1>(dp, dout_tile + thread.lane * tile_stride<G>, v_tile + key * tile_stride<G>,
                                      channels);
       const bool sees_all = k0 >= 0 && mask.sees_all(q0, q1, k0, k1);
+#pragma unroll
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
         const int column = thread.lane + j * half_warp, query = q0 + column;
         const float column_lse = query < T ? a.lse[first_lse + query] : INFINITY;  // p is 0 from T on
         const float column_delta = query < T ? a.delta[first_lse + query] : 0.0f;
+#pragma unroll
         for (int i = 0; i < rows_per_thread; i++) {
           const int j0 = k0 + thread.row + i + column;
           if (!sees_all && (j0 < 0 || !mask.sees(query, j0))) s[i][j] = -INFINITY;
