@@ -57,8 +57,6 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
                                   a.topk == 0 && a.largest_step == 1));
   CHECK(a.topk == 0 ||
         (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
-  CHECK(a.relative.q == nullptr || (0 < a.relative.distances && a.relative.distances <= INT_MAX - 128 - a.T &&
-                                    a.topk == 0 && a.largest_step == 1));
 }
 
 // out = softmax(q k^T / sqrt(HS)) v, over the keys that each query sees; lse =.

@@ -13,7 +13,7 @@
 #include <cmath>                  // sqrt
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
 #include "attention_relative.h"   // launch_sum_of_sequences
-#include "attention_tiles.h"      // visible_key_tile, visible_query_tile, relative_row
+#include "attention_tiles.h"      // visible_key_tile, visible_query_tile, DistanceTiles, relative_row
 #include "attention_topk.h"       // TopK, RadixSearch
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
@@ -663,11 +663,12 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
   store_rows<G>(kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate, dv);
 }
 
-// relative.dr_of_sequences =. A block owns a tile of rows of r, which are distances, for one head in one sequence, and
-// loops over the head's K/V heads and tiles of queries with their q, q' and dout: the keys at the block's distances
-// from a tile's queries are as many as the rows of both. A warp owns eight distances, a thread the elements of the
-// layouts above, where the rows of the scores are distances and the columns are queries, so that row + column says
-// which key; the gradient stays in registers and is written once. Keys before position 0 do not exist and are hidden.
+// relative.dr_of_sequences =. A block owns a tile of rows of r, which are distances, for one head in one sequence,
+// those with the most pairs first, and loops over the head's K/V heads and tiles of queries with their q, q' and dout:
+// the keys at the block's distances from a tile's queries are as many as the rows of both. A warp owns eight distances,
+// a thread the elements of the layouts above, where the rows of the scores are distances and the columns are queries,
+// so that row + column says which key; the gradient stays in registers and is written once. Keys before position 0 do
+// not exist and are hidden.
 template <int G>
 __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
                                   BackwardTiles<G, relative_attention>::blocks_per_sm)
@@ -675,7 +676,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
   using Tiles = BackwardTiles<G, relative_attention>;
   constexpr int keys = Tiles::rows + Tiles::columns;
   const int HS = int(a.HS), T = int(a.T), distances = int(a.relative.distances), head = int(blockIdx.y);
-  const int r0 = int(blockIdx.x) * Tiles::rows, end = min(distances, r0 + Tiles::rows);
+  const int r0 = int(gridDim.x - 1 - blockIdx.x) * Tiles::rows, end = min(distances, r0 + Tiles::rows);
   const int64_t C = a.NH * a.HS, first_row = int64_t(blockIdx.z) * a.queries() - a.first_query;  // of position 0
   const int64_t first_lse = (blockIdx.z * a.NH + head) * a.queries() - a.first_query;
 
@@ -691,47 +692,46 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
   load_tile<G, Tiles::rows, Tiles::threads>(r_tile, a.relative.r + head * HS, C, r0, end, HS);
 
   const AttentionMask& mask = mask_of(a, head);
-  const int first_query = max(int(a.first_query), distances - end);  // before it there is no key at these distances
+  const DistanceTiles<Tiles::columns, float> tiles(a, head, mask, distances - end);
   float acc[rows_per_thread][G][4] = {};
-  for (int source = 0; source < a.kv_per_head && a.kv_of_head[head * a.kv_per_head + source] >= 0; source++) {
-    const KVHead<float>& kv = a.kv_heads[a.kv_of_head[head * a.kv_per_head + source]];
-    for (int q0 = first_query; q0 < T; q0 += Tiles::columns) {
-      const int q1 = min(T, q0 + Tiles::columns), k0 = q0 + r0 - (distances - 1), k1 = k0 + keys - 1;
-      if (!mask.sees_some(q0, q1, k0, k1)) continue;
-      __syncthreads();  // all warps have read the tiles before these
-      auto load = [&](float* tile, const float* x, int64_t stride) {
-        load_tile<G, Tiles::columns, Tiles::threads>(tile, x + first_row * stride + head * HS, stride, q0, T, HS);
-      };
-      load(relative_q_tile, a.relative.q, C), load(q_tile, a.q, a.q_stride), load(dout_tile, a.dout, C);
-      auto load_keys = [&](float* tile, const float* x, int64_t stride) {
-        load_tile<G, keys, Tiles::threads, /*BeforeRow0=*/true>(tile, x + blockIdx.z * a.T * stride, stride, k0, T, HS);
-      };
-      load_keys(k_tile, kv.k, kv.k_stride), load_keys(v_tile, kv.v, kv.v_stride);
-      __syncthreads();
+  for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
+    const int q0 = tile.q0, q1 = min(T, q0 + Tiles::columns), k0 = q0 + r0 - (distances - 1), k1 = k0 + keys - 1;
+    if (!mask.sees_some(q0, q1, k0, k1)) continue;
+    const KVHead<float>& kv = tiles.kv(tile);
+    __syncthreads();  // all warps have read the tiles before these
+    auto load = [&](float* to, const float* x, int64_t stride) {
+      load_tile<G, Tiles::columns, Tiles::threads>(to, x + first_row * stride + head * HS, stride, q0, T, HS);
+    };
+    load(relative_q_tile, a.relative.q, C), load(q_tile, a.q, a.q_stride), load(dout_tile, a.dout, C);
+    auto load_keys = [&](float* to, const float* x, int64_t stride) {
+      load_tile<G, keys, Tiles::threads, /*BeforeRow0=*/true>(to, x + blockIdx.z * a.T * stride, stride, k0, T, HS);
+    };
+    load_keys(k_tile, kv.k, kv.k_stride), load_keys(v_tile, kv.v, kv.v_stride);
+    __syncthreads();
 
-      float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp] = {};
-      const int key = thread.row + thread.lane;  // of the thread's first row and column
-      mul_ABt<G>(s, r_tile + thread.row * tile_stride<G>, relative_q_tile, channels);
-      add_shifted_ABt<G, true, 1, 1>(s, q_tile + thread.lane * tile_stride<G>, k_tile + key * tile_stride<G>, channels);
-      add_shifted_ABt<G, true, 1, 1>(dp, dout_tile + thread.lane * tile_stride<G>, v_tile + key * tile_stride<G>,
-                                     channels);
-      const bool sees_all = k0 >= 0 && mask.sees_all(q0, q1, k0, k1);
+    float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp] = {};
+    const int key_row = thread.row + thread.lane;  // of the thread's first row and column
+    mul_ABt<G>(s, r_tile + thread.row * tile_stride<G>, relative_q_tile, channels);
+    add_shifted_ABt<G, true, 1, 1>(s, q_tile + thread.lane * tile_stride<G>, k_tile + key_row * tile_stride<G>,
+                                   channels);
+    add_shifted_ABt<G, true, 1, 1>(dp, dout_tile + thread.lane * tile_stride<G>, v_tile + key_row * tile_stride<G>,
+                                   channels);
+    const bool sees_all = k0 >= 0 && mask.sees_all(q0, q1, k0, k1);
 #pragma unroll
-      for (int j = 0; j < Tiles::columns / half_warp; j++) {
-        const int column = thread.lane + j * half_warp, query = q0 + column;
-        const float column_lse = query < T ? a.lse[first_lse + query] : INFINITY;  // p is 0 from T on
-        const float column_delta = query < T ? a.delta[first_lse + query] : 0.0f;
+    for (int j = 0; j < Tiles::columns / half_warp; j++) {
+      const int column = thread.lane + j * half_warp, query = q0 + column;
+      const float column_lse = query < T ? a.lse[first_lse + query] : INFINITY;  // p is 0 from T on
+      const float column_delta = query < T ? a.delta[first_lse + query] : 0.0f;
 #pragma unroll
-        for (int i = 0; i < rows_per_thread; i++) {
-          const int j0 = k0 + thread.row + i + column;
-          if (!sees_all && (j0 < 0 || !mask.sees(query, j0))) s[i][j] = -INFINITY;
-          s[i][j] = probability(s[i][j], scale, column_lse) * (dp[i][j] - column_delta);  // ds
-        }
+      for (int i = 0; i < rows_per_thread; i++) {
+        const int key = k0 + thread.row + i + column;
+        if (!sees_all && (key < 0 || !mask.sees(query, key))) s[i][j] = -INFINITY;
+        s[i][j] = probability(s[i][j], scale, column_lse) * (dp[i][j] - column_delta);  // ds
       }
-      store_scores<Tiles::columns>(p, s);
-      __syncwarp();
-      mul_add_AB<G, Tiles::columns>(acc, p, relative_q_tile, channels, q1 - q0);
     }
+    store_scores<Tiles::columns>(p, s);
+    __syncwarp();
+    mul_add_AB<G, Tiles::columns>(acc, p, relative_q_tile, channels, q1 - q0);
   }
   for (auto& row : acc) scale_row(row, scale);
   store_rows<G>(a.relative.dr_of_sequences + blockIdx.z * distances * C + head * HS, C, r0 + thread.row, end, HS,
