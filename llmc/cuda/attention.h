@@ -52,6 +52,9 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
   CHECK(0 < a.T && a.B * a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
   // 65,535 is the largest y and z of a grid.
   CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_step) <= 65535);
+  const RelativePositions<floatX>& relative = a.relative;
+  CHECK(relative.q == nullptr || (relative.r != nullptr && 0 < relative.distances && relative.distances <= 65535 * 32 &&
+                                  a.topk == 0 && a.largest_step == 1));
   CHECK(a.topk == 0 ||
         (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
 }
@@ -68,6 +71,8 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
 inline void attention_backward(const AttentionArgs<floatX>& a) {
   check_attention(a);
   CHECK(a.dq_stride % 8 == 0 && a.sequences == nullptr);
+  CHECK(a.relative.q == nullptr ||
+        (a.relative.dq != nullptr && a.relative.dr != nullptr && a.relative.dr_of_sequences != nullptr));
   launch_attention_backward(a);
 }
 

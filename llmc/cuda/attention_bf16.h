@@ -15,7 +15,8 @@
 #include <cmath>                  // sqrt, logf
 #include <type_traits>            // std::integral_constant
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "attention_tiles.h"      // KeyTiles, QueryTiles
+#include "attention_relative.h"   // launch_sum_of_sequences
+#include "attention_tiles.h"      // KeyTiles, QueryTiles, DistanceTiles
 #include "attention_topk.h"       // TopK, RadixSearch
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
@@ -125,6 +126,66 @@ struct ForwardTiles {
   static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 80 KB, 128: 80 KB
 };
 
+// With relative positions, the rows of r that a tile of queries and keys needs are those of queries + keys distances.
+// They are double-buffered, too, so there is room for 16 queries a warp: one fragment, whose rows need 16 rows of r
+// more than there are keys. q' is a register tile, which comes through the second buffer of r.
+template <int D>
+struct RelativeForwardTiles {
+  static constexpr bool q_in_registers = true;
+  static constexpr int M = 1, keys = D <= 64 ? 64 : 32, step = keys;
+  static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps, blocks_per_sm = 2;
+  static constexpr size_t bytes = (3 * queries + 6 * keys) * D * sizeof(bf16);  // D = 64: 72 KB, 128: 96 KB
+};
+
+template <int D, int Kind, bool Large>
+using ForwardTilesOf = std::conditional_t<Kind == relative_attention, RelativeForwardTiles<D>, ForwardTiles<D, Large>>;
+
+// What a block that owns queries has of relative positions: the rows of r for the distances of its queries and a tile
+// of keys, and q' of each warp.
+template <class Tiles, int D>
+struct RelativeRows {
+  static constexpr int rows = Tiles::queries + Tiles::keys;  // of r, for the distances of a tile of keys: one too many
+  Tile<D> r_tiles;                                           // double-buffered
+  RegisterTile<1, D / 16> q_rows;
+
+  // Starts loading q' of the block's queries, in the place of r's second tile. `first_row`: the row of q' that
+  // q0 counts from.
+  template <int Threads>
+  __device__ void start_loading_q(const AttentionArgs<bf16>& a, int head, int first_row, int q0, int end) const {
+    const int64_t C = a.NH * a.HS;
+    load_tile_async<Tiles::queries, Threads>(r_tiles.from_row(rows), a.relative.q + first_row * C + head * a.HS, C, q0,
+                                             end, int(a.HS));
+  }
+  // q' has arrived. Ends with a barrier, after which r's second tile may be loaded.
+  __device__ void take_q() {
+    load_register_tile(q_rows, r_tiles.from_row(rows + warp_index() * Tiles::warp_queries));
+    __syncthreads();
+  }
+
+  // r's tile number `stage` = its rows for the queries [q0, q0 + Tiles::queries) and the keys [k0, k0 + Tiles::keys).
+  template <int Threads>
+  __device__ void start_loading_r(const AttentionArgs<bf16>& a, int head, int stage, int q0, int k0) const {
+    const int distances = int(a.relative.distances);
+    load_band_async<rows, Threads>(r_tiles.from_row(stage * rows), a.relative.r + head * a.HS, a.NH * a.HS,
+                                   k0 - (q0 + Tiles::queries - 1) + distances - 1, distances, int(a.HS));
+  }
+
+  // Of the tile number `stage`, the rows for the warp's queries and the keys from the tile's `column` on. The first one
+  // is that of the last query and the first key.
+  __device__ Tile<D> of_warp(int stage, int column) const {
+    return r_tiles.from_row(stage * rows + column + Tiles::queries - 16 - warp_index() * Tiles::warp_queries);
+  }
+
+  // q' r^T of the warp's queries and 8 N keys, from the tile's `column` on.
+  template <int N>
+  __device__ Accumulator<1, N> scores(int stage, int column) const {
+    static_assert(Tiles::M == 1, "a fragment of queries has its own rows of r");
+    Accumulator<1, N + 2> g = {};
+    mma_ABt(g, q_rows, of_warp(stage, column));
+    return skew(g);
+  }
+};
+
 // x = what is lost where x is rounded to bf16.
 template <int M, int N>
 __device__ inline void keep_rounding_errors(Accumulator<M, N>& s) {
@@ -212,10 +273,11 @@ struct OnlineSoftmax {
 // of the warp's fragments (tile.h). q, the maxima, the sums and the rows of out stay in registers over the whole loop
 // over keys, so memory is read once per tile and written once; the copy of the next k and v runs beside the
 // multiplications.
-template <int D, bool General, bool Large>
-__global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blocks_per_sm)
+template <int D, int Kind, bool Large>
+__global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Large>::blocks_per_sm)
     attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
-  using Tiles = ForwardTiles<D, Large>;
+  using Tiles = ForwardTilesOf<D, Kind, Large>;
+  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   constexpr int M = Tiles::M;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
@@ -237,15 +299,19 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
   const int end = first_query + min(queries, q0 + Tiles::queries);
 
   const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, first_query + q0, end);
+  [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
     const KVRows<bf16> kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
+    if constexpr (Relative)
+      relative.template start_loading_r<attention_threads>(a, head, tile.stage(), first_query + q0, tile.k0);
     commit_copies();
   };
   load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS,
                                                      step * a.q_stride, q0, queries, HS);
+  if constexpr (Relative) relative.template start_loading_q<attention_threads>(a, head, first_row, q0, queries);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
@@ -256,6 +322,8 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
   for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
+    if constexpr (Relative)
+      if (tile.is_first()) relative.take_q();
     next = tiles.after(tile);
     if (tiles.contains(next)) start_loading(next);
     if (Tiles::q_in_registers && tile.is_first()) load_register_tile(q_rows, warp_q);
@@ -267,6 +335,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTiles<D, Large>::blo
       if (tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::step)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
       Accumulator<M, Tiles::step / 8> s = {};
+      if constexpr (Relative) s = relative.template scores<Tiles::step / 8>(tile.stage(), first - k0);
       if constexpr (Tiles::q_in_registers) mma_ABt(s, q_rows, k_tiles.from_row(row));
       else mma_ABt(s, warp_q, k_tiles.from_row(row));
       if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
@@ -411,6 +480,19 @@ struct DqTiles {
   static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 64 KB, 128: 64 or 160 KB
 };
 
+// With relative positions a warp has two results, dq and that of q', which is in registers.
+template <int D>
+struct RelativeDqTiles {
+  static constexpr bool rows_in_registers = D <= 64;
+  static constexpr int M = 1, keys = D <= 64 ? 64 : D <= 96 ? 32 : 16, step = keys < 32 ? keys : 32;
+  static constexpr int warps = attention_warps, threads = attention_threads, blocks_per_sm = 2;
+  static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
+  static constexpr size_t bytes = (4 * queries + 6 * keys) * D * sizeof(bf16);  // D = 64: 80 KB, 128: 88 KB
+};
+
+template <int D, int Kind, bool Large>
+using DqTilesOf = std::conditional_t<Kind == relative_attention, RelativeDqTiles<D>, DqTiles<D, Large>>;
+
 // dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each step, each computes
 // the scores and dp of half of the queries, they exchange p and ds through shared memory, and each adds up half of the
 // channels of dk and dv, as in FlashAttention-2. So each fragment that is loaded serves 32 rows here, too. Without that
@@ -431,6 +513,24 @@ struct DkdvTiles {
                                                                                                      // KB
 };
 
+// With relative positions there is a tile of q' beside that of q, and the rows of r for the distances of the block's
+// keys and the tile's queries.
+template <int D>
+struct RelativeDkdvTiles {
+  static constexpr int share = 1, groups = attention_warps;
+  static constexpr int M = 1, queries = D <= 96 ? 32 : 16, columns = queries, step = columns;
+  static constexpr int threads = attention_threads, blocks_per_sm = 2;
+  static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D;
+  static constexpr int distances = keys + queries;  // of a tile of r: one too many
+  static constexpr size_t floats = 4 * queries * sizeof(float);
+  static constexpr size_t bytes = (2 * keys + 6 * queries + 2 * distances) * D * sizeof(bf16) + floats;  // D = 64: 65
+                                                                                                         // KB, 96 and
+                                                                                                         // 128: 97 KB
+};
+
+template <int D, int Kind, bool Large>
+using DkdvTilesOf = std::conditional_t<Kind == relative_attention, RelativeDkdvTiles<D>, DkdvTiles<D, Large>>;
+
 // The sum over dout * out of a row, for the four lanes that hold it. Both pointers are to the row's first channel.
 __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
   float sum = 0;
@@ -446,10 +546,11 @@ __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
 // delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, a warp 16 M of them, a thread its
 // elements of the warp's fragments. dq, and of few channels q and dout, of the warp's rows stay in registers over the
 // whole loop over k and v, as in the forward pass. delta is summed first, straight from memory.
-template <int D, bool General, bool Large>
-__global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>::blocks_per_sm)
+template <int D, int Kind, bool Large>
+__global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<D, Kind, Large>::blocks_per_sm)
     attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
-  using Tiles = DqTiles<D, Large>;
+  using Tiles = DqTilesOf<D, Kind, Large>;
+  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   constexpr int M = Tiles::M, N = Tiles::step / 8;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
@@ -475,21 +576,25 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
   const int query = q0 + warp_index() * Tiles::warp_queries;
 
   const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, q0, end);
+  [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
     const KVRows<bf16> kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, Tiles::threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<Tiles::keys, Tiles::threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
+    if constexpr (Relative) relative.template start_loading_r<Tiles::threads>(a, head, tile.stage(), q0, tile.k0);
     commit_copies();
   };
   load_tile_async<Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
                                                   q0, end, HS);
   load_tile_async<Tiles::queries, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
+  if constexpr (Relative) relative.template start_loading_q<Tiles::threads>(a, head, first_row, q0, end);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
   RegisterTile<M, D / 16> q_rows, dout_rows;
   Accumulator<M, D / 8> acc = {};
+  [[maybe_unused]] Accumulator<M, D / 8> relative_dq = {};
   ColumnVector<M> log2_sum, row_sum;  // lse in powers of 2; delta
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -507,6 +612,8 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
   for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
     __syncthreads();  // all threads' copies of this tile have arrived, and all warps have read the one before it
+    if constexpr (Relative)
+      if (tile.is_first()) relative.take_q();
     next = tiles.after(tile);
     if (tiles.contains(next)) start_loading(next);
     if (Tiles::rows_in_registers && tile.is_first())
@@ -518,6 +625,7 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
       if (General && tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::step)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
       Accumulator<M, N> s = {}, dp = {};
+      if constexpr (Relative) s = relative.template scores<N>(tile.stage(), first - k0);
       if constexpr (Tiles::rows_in_registers) {
         mma_ABt(s, q_rows, k_tiles.from_row(row));
         mma_ABt(dp, dout_rows, v_tiles.from_row(row));
@@ -540,6 +648,7 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
             s.x[m][n][i] = p * (dp.x[m][n][i] - row_sum.x[m][i / 2]);  // ds
           }
       mma_AB(acc, to_bf16(s), k_tiles.from_row(row));
+      if constexpr (Relative) mma_AB(relative_dq, to_bf16(unskew(s)), relative.of_warp(tile.stage(), first - k0));
     }
   }
   if constexpr (General) finish_copies();
@@ -550,6 +659,10 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
               first_of_block + warp_index() * Tiles::warp_queries, min(T, first_of_block + Tiles::queries), HS,
               a.dq_accumulate},
              acc, warp_q);
+  if constexpr (Relative) {
+    ::scale(relative_dq, scale);
+    store_rows({a.relative.dq + first_row * C + head * a.HS, C, query, end, HS, false}, relative_dq, warp_dout);
+  }
 }
 
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence, a group of one or two warps 16 M of
@@ -557,10 +670,11 @@ __global__ void __launch_bounds__(DqTiles<D, Large>::threads, DqTiles<D, Large>:
 // and dout of every query head of the K/V head, from the block's first key or the first query on, whichever is later.
 // dk and dv stay in registers throughout, and are written once. The scores are transposed, with a key per row, so that
 // they are A operands of the products for dk and dv, in the registers where they were computed or in shared memory.
-template <int D, bool General, bool Large>
-__global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Large>::blocks_per_sm)
+template <int D, int Kind, bool Large>
+__global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTilesOf<D, Kind, Large>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
-  using Tiles = DkdvTiles<D, Large>;
+  using Tiles = DkdvTilesOf<D, Kind, Large>;
+  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   constexpr int M = Tiles::M, N = Tiles::columns / 8;
   const int HS = int(a.HS), group = warp_index() / Tiles::share,
             part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
@@ -582,10 +696,15 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
             delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
   const Tile<D> group_k = k_tile.from_row(group * Tiles::group_keys);
   const Tile<D> group_v = v_tile.from_row(group * Tiles::group_keys);
-  const Tile<Tiles::step> p_tile = {delta_tiles + 2 * Tiles::queries * int(sizeof(float))},
-                          ds_tile = p_tile.from_row(Tiles::keys);
-  const Tile<Tiles::step> group_p = p_tile.from_row(group * Tiles::group_keys);
-  const Tile<Tiles::step> group_ds = ds_tile.from_row(group * Tiles::group_keys);
+  const int after_floats = delta_tiles + 2 * Tiles::queries * int(sizeof(float));
+  // What the warps of a group exchange, if they share keys.
+  using Exchanged = Tile<Tiles::share == 1 ? 32 : Tiles::step>;
+  const Exchanged p_tile = {after_floats}, ds_tile = p_tile.from_row(Tiles::keys);
+  const Exchanged group_p = p_tile.from_row(group * Tiles::group_keys);
+  const Exchanged group_ds = ds_tile.from_row(group * Tiles::group_keys);
+  // q' and r, if there are relative positions.
+  [[maybe_unused]] const Tile<D> relative_q_tiles = {after_floats},
+                                 r_tiles = relative_q_tiles.from_row(2 * Tiles::queries);
   const int k0 = own.tile * Tiles::keys, end = min(T, k0 + Tiles::keys);
   const int key = k0 + group * Tiles::group_keys;
   const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // where the warp's part begins: of
@@ -599,6 +718,14 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
     load_tile_async<Tiles::queries, Tiles::threads>(q_tiles.from_row(stage), q + head * HS, q_stride, q0, T, HS);
     load_tile_async<Tiles::queries, Tiles::threads>(dout_tiles.from_row(stage), dout + head * HS, out_stride, q0, T,
                                                     HS);
+    if constexpr (Relative) {
+      const int64_t C = a.NH * a.HS;
+      const int distances = int(a.relative.distances), rows = Tiles::distances;
+      load_tile_async<Tiles::queries, Tiles::threads>(relative_q_tiles.from_row(stage),
+                                                      a.relative.q + first_query_row * C + head * HS, C, q0, T, HS);
+      load_band_async<rows, Tiles::threads>(r_tiles.from_row(tile.stage() * rows), a.relative.r + head * HS, C,
+                                            k0 - (q0 + Tiles::queries - 1) + distances - 1, distances, HS);
+    }
     load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, step);
     load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T, step);
     commit_copies();
@@ -626,6 +753,15 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
       if (General && !head_mask.sees_some(first, first + Tiles::step, key, key + Tiles::group_keys)) continue;
       const int row = first - q0 + tile.stage() * Tiles::queries, query = first + part_column;
       Accumulator<M, N> s = {}, dp = {};
+      if constexpr (Relative)  // r q'^T; the first of r's rows is that of the first key and the last query
+        for (int n = 0; n < N; n += 2) {
+          Accumulator<M + 1, 2> g = {};
+          mma_ABt(g,
+                  r_tiles.from_row(tile.stage() * Tiles::distances + key - k0 + q0 + Tiles::queries - 16 - first -
+                                   8 * n),
+                  relative_q_tiles.from_row(row + 8 * n));
+          skew_columns<false>(s, n, g);
+        }
       mma_ABt(s, group_k, q_tiles.from_row(row + part_column));
       mma_ABt(dp, group_v, dout_tiles.from_row(row + part_column));
       if constexpr (General) {
@@ -673,6 +809,127 @@ __global__ void __launch_bounds__(DkdvTiles<D, Large>::threads, DkdvTiles<D, Lar
              channel);
 }
 
+// With relative positions, dr. k and v have bands of as many rows as a tile of distances and one of queries need: they
+// and q and dout have no second buffer, but are loaded after their last use, the scores and dp.
+template <int D>
+struct DrTiles {
+  static constexpr int queries = D <= 96 ? 32 : 16, warp_distances = 16, distances = warp_distances * attention_warps;
+  static constexpr int keys = distances + queries;                                                   // one too many
+  static constexpr size_t floats = 4 * queries * sizeof(float);                                      // lse and delta
+  static constexpr size_t bytes = (distances + 2 * keys + 4 * queries) * D * sizeof(bf16) + floats;  // D = 64: 49 KB,
+                                                                                                     // 96 and 128: 73
+                                                                                                     // KB
+};
+
+// Elements of s without sees(row, column) become -inf.
+template <int M, int N, class Sees>
+__device__ inline void hide_unseen(Accumulator<M, N>& s, Sees sees) {
+  static_assert(4 * M * N <= 32, "a bit for each element of a lane");
+  unsigned seen = 0;
+#pragma unroll 1
+  for (int e = 0; e < 4 * M * N; e++)
+    seen |= unsigned(sees(s.row(e / (4 * N), e % 4), s.column(e / 4 % N, e % 4))) << e;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (!(seen >> (4 * (N * m + n) + i) & 1)) s.x[m][n][i] = -INFINITY;
+}
+
+// dr_of_sequences =. A block owns a tile of rows of r, which are distances, for one head in one sequence, a warp 16 of
+// them, a thread its elements of the warp's fragments. It is the kernel for dk and dv with distances in the place of
+// keys: it loops over the tiles of queries that have such distances to some key, for every K/V head of the query head,
+// and what is skewed is k q^T and v dout^T. dr stays in registers throughout, and is written once.
+template <int D>
+__global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(AttentionArgs<bf16> a, float scale) {
+  using Tiles = DrTiles<D>;
+  constexpr int N = Tiles::queries / 8;
+  const int HS = int(a.HS), head = int(blockIdx.x), T = int(a.T), distances = int(a.relative.distances);
+  const int64_t C = a.NH * a.HS;
+  const int first_key_row = int(blockIdx.y) * T;
+  const int first_query_row = int(blockIdx.y) * int(a.queries()) - int(a.first_query);  // of position 0
+  const int64_t first_lse = (blockIdx.y * a.NH + head) * a.queries() - a.first_query;
+  // The last tile first: it has the smallest distances, which the most queries have to some key.
+  const int row0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::distances, end = min(distances, row0 + Tiles::distances);
+  const int warp_row = row0 + warp_index() * Tiles::warp_distances;
+  const AttentionMask& mask = mask_of(a, head);
+
+  const Tile<D> r_tile = {0};
+  const Tile<D> k_tile = r_tile.from_row(Tiles::distances), v_tile = k_tile.from_row(Tiles::keys);
+  const Tile<D> q_tile = v_tile.from_row(Tiles::keys), dout_tile = q_tile.from_row(Tiles::queries);
+  const Tile<D> relative_q_tiles = dout_tile.from_row(Tiles::queries);  // double-buffered, as lse and delta are
+  const int lse_tiles = relative_q_tiles.from_row(2 * Tiles::queries).offset,
+            delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
+  const Tile<D> warp_r = r_tile.from_row(warp_index() * Tiles::warp_distances);
+
+  const DistanceTiles<Tiles::queries, bf16> tiles(a, head, mask, distances - end);
+  auto start_loading = [&](auto tile) {
+    const int q0 = tile.q0, stage = tile.stage() * Tiles::queries, k0 = q0 + row0 - (distances - 1);
+    const KVHead<bf16>& kv = tiles.kv(tile);
+    load_band_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_key_row * kv.k_stride, kv.k_stride, k0, T, HS);
+    load_band_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_key_row * kv.v_stride, kv.v_stride, k0, T, HS);
+    load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_query_row * a.q_stride + head * HS,
+                                                       a.q_stride, q0, T, HS);
+    load_tile_async<Tiles::queries, attention_threads>(dout_tile, a.dout + first_query_row * C + head * HS, C, q0, T,
+                                                       HS);
+    load_tile_async<Tiles::queries, attention_threads>(relative_q_tiles.from_row(stage),
+                                                       a.relative.q + first_query_row * C + head * HS, C, q0, T, HS);
+    load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T);
+    load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T);
+    commit_copies();
+  };
+  load_tile_async<Tiles::distances, attention_threads>(r_tile, a.relative.r + head * HS, C, row0, end, HS);
+  auto tile = tiles.first();
+  if (tiles.contains(tile)) start_loading(tile);
+
+  const float to_exp2 = scale * log2_e;
+  Accumulator<1, D / 8> dr = {};
+#pragma unroll 1
+  for (auto next = tile; tiles.contains(tile); tile = next) {
+    const int stage = tile.stage() * Tiles::queries;
+    const Tile<D> relative_q = relative_q_tiles.from_row(stage);
+    wait_for_copies();
+    __syncthreads();  // all threads' copies of this tile have arrived
+    Accumulator<1, N> s = {}, dp = {};
+    for (int n = 0; n < N; n += 2) {
+      const int key = warp_index() * Tiles::warp_distances + 8 * n;  // that of the first distance and query
+      Accumulator<2, 2> g = {};
+      mma_ABt(g, k_tile.from_row(key), q_tile.from_row(8 * n));
+      skew_columns<true>(s, n, g);
+      g = {};
+      mma_ABt(g, v_tile.from_row(key), dout_tile.from_row(8 * n));
+      skew_columns<true>(dp, n, g);
+    }
+    mma_ABt(s, warp_r, relative_q);
+    __syncthreads();  // all warps have read k, v, q and dout
+    next = tiles.after(tile);
+    if (tiles.contains(next)) start_loading(next);
+
+    const int first_distance = distances - 1 - warp_row, key = tile.q0 - first_distance;
+    ::mask(s, [&](int row, int column) {
+      return unsigned(first_distance - row) >= unsigned(mask.window) || key + row + column < 0;
+    });
+    if (mask.num_clauses > 0)
+      hide_unseen(s, [&](int row, int column) { return mask.sees(tile.q0 + column, max(0, key + row + column)); });
+    // Queries from T on have ds * q' = 0, as q' is.
+    for (int n = 0; n < N; n++)
+      for (int c = 0; c < 2; c++) {
+        const int column = (stage + s.column(n, c)) * int(sizeof(float));
+        const float log2_sum = shared_float(lse_tiles + column) * log2_e,
+                    column_delta = shared_float(delta_tiles + column);
+        for (int h = 0; h < 2; h++) {
+          float& x = s.x[0][n][2 * h + c];
+          x = exp2_approx(x * to_exp2 - log2_sum) * (dp.x[0][n][2 * h + c] - column_delta);  // ds
+        }
+      }
+    mma_AB(dr, to_bf16(s), relative_q);
+  }
+  ::scale(dr, scale);
+  store_exact(a.relative.dr_of_sequences + blockIdx.y * distances * C + head * HS, C, warp_row, end, HS, dr);
+}
+
 // ----------------------------------------------------------------------------
 // Launchers
 
@@ -690,24 +947,33 @@ inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t 
   return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_step)));
 }
 
-template <int D, bool General, bool Large>
+template <int D, int Kind, bool Large>
 void launch_forward_kernel(const AttentionArgs<bf16>& a, float scale) {
-  using Tiles = ForwardTiles<D, Large>;
-  launch(attention_forward_kernel<D, General, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
+  using Tiles = ForwardTilesOf<D, Kind, Large>;
+  launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
          attention_threads, Tiles::bytes, gpu().stream, a, scale);
 }
 
-template <int D, bool General, bool Large>
+template <int D, int Kind, bool Large>
 void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
-  using Dq = DqTiles<D, Large>;
-  using Dkdv = DkdvTiles<D, Large>;
+  using Dq = DqTilesOf<D, Kind, Large>;
+  using Dkdv = DkdvTilesOf<D, Kind, Large>;
   static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes, "what "
                                                                                                 "has_large_shared_"
                                                                                                 "memory promises");
-  launch(attention_dq_kernel<D, General, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads,
-         Dq::bytes, gpu().stream, a, scale);
-  launch(attention_dkdv_kernel<D, General, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
+  launch(attention_dq_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads, Dq::bytes,
+         gpu().stream, a, scale);
+  launch(attention_dkdv_kernel<D, Kind, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
          Dkdv::bytes, gpu().stream, a, scale);
+}
+
+// dr =, from the delta of the kernels before.
+template <int D>
+void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
+  using Tiles = DrTiles<D>;
+  const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
+  launch(attention_dr_kernel<D>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
+  launch_sum_of_sequences(a);
 }
 
 inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
@@ -716,19 +982,23 @@ inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
     if (a.topk > 0)
       launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries),
              attention_threads, TopKTiles<D>::bytes, gpu().stream, a);
-    if (is_general(a)) launch_forward_kernel<D, true, false>(a, scale);
+    if (a.relative.q != nullptr) launch_forward_kernel<D, relative_attention, false>(a, scale);
+    else if (is_general(a)) launch_forward_kernel<D, general_attention, false>(a, scale);
     else if (gpu().has_large_shared_memory)
-      launch_forward_kernel<D, false, D <= 64>(a, scale);  // of more channels there is one shape
-    else launch_forward_kernel<D, false, false>(a, scale);
+      launch_forward_kernel<D, plain_attention, D <= 64>(a, scale);  // of more channels there is one shape
+    else launch_forward_kernel<D, plain_attention, false>(a, scale);
   });
 }
 
 inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
-    if (is_general_backward(a)) launch_backward_kernels<D, true, false>(a, scale);
+    if (a.relative.q != nullptr) {
+      launch_backward_kernels<D, relative_attention, false>(a, scale);
+      launch_dr_kernels<D>(a, scale);
+    } else if (is_general_backward(a)) launch_backward_kernels<D, general_attention, false>(a, scale);
     else if (gpu().has_large_shared_memory)
-      launch_backward_kernels<D, false, (D > 64)>(a, scale);  // of fewer channels there is one shape
-    else launch_backward_kernels<D, false, false>(a, scale);
+      launch_backward_kernels<D, plain_attention, (D > 64)>(a, scale);  // of fewer channels there is one shape
+    else launch_backward_kernels<D, plain_attention, false>(a, scale);
   });
 }

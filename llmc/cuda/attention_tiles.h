@@ -12,6 +12,13 @@
 // that with relative positions.
 constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2;
 
+// With relative positions: the row of r of a query and a key, which are positions of a sequence. It is negative, or
+// `distances` or more, where no row is theirs: a mask hides the key.
+template <class Element>
+__device__ inline int relative_row(const AttentionArgs<Element>& a, int query, int key) {
+  return key - query + int(a.relative.distances) - 1;
+}
+
 // ----------------------------------------------------------------------------
 // Positions
 
@@ -259,3 +266,35 @@ struct VisibleQueryTiles {
 
 template <int Size, class Element, bool General>
 using QueryTiles = std::conditional_t<General, VisibleQueryTiles<Size, Element>, CausalQueryTiles<Size, Element>>;
+
+// ----------------------------------------------------------------------------
+// Distances
+
+// The tiles of queries of a block that owns distances of relative positions, from `nearest` on: for each K/V head of a
+// query head, Size queries each, from the first one that has a key so far away to T.
+template <int Size, class Element>
+struct DistanceTiles {
+  struct Tile {
+    int q0;      // its first query
+    int source;  // which of the query head's K/V heads
+    int parity;  // 0 for the loop's first tile, 1 for its second, 0 for its third, ...
+    __device__ int stage() const { return parity; }
+  };
+  const KVHead<Element>* kv_heads;
+  const int* sources;  // the query head's K/V heads
+  int num_sources;
+  int first_query, T;
+
+  __device__ DistanceTiles(const AttentionArgs<Element>& a, int head, const AttentionMask& mask, int nearest)
+      : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
+        first_query(max(int(a.first_query), nearest)), T(nearest < mask.window ? int(a.T) : 0) {}
+  __device__ Tile first() const { return {first_query, 0, 0}; }
+  __device__ Tile after(Tile tile) const {
+    if (tile.q0 + Size < T) return {tile.q0 + Size, tile.source, 1 - tile.parity};
+    return {first_query, tile.source + 1, 1 - tile.parity};
+  }
+  __device__ bool contains(Tile tile) const {
+    return tile.q0 < T && tile.source < num_sources && sources[tile.source] >= 0;
+  }
+  __device__ const KVHead<Element>& kv(Tile tile) const { return kv_heads[sources[tile.source]]; }
+};

@@ -186,11 +186,12 @@ struct Tile {
   __device__ Tile from_row(int row) const { return {offset + row * row_bytes}; }  // row: a multiple of 8
 };
 
-// tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end`
-// on and the channels from HS on, which are not read. Called by the whole block: neighbouring threads copy neighbouring
-// chunks.
-template <int Rows, int Threads, int D>
-__device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
+// tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows without
+// exists(row) and the channels from HS on, which are not read. Called by the whole block: neighbouring threads copy
+// neighbouring chunks.
+template <int Rows, int Threads, int D, class Exists>
+__device__ inline void load_rows_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int HS,
+                                       Exists exists) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = Threads / threads_per_row;
   static_assert(Rows % rows_at_once == 0 || rows_at_once % Rows == 0, "every thread has as many rows, or there is one "
                                                                       "for some");
@@ -204,7 +205,19 @@ __device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t st
 #pragma unroll
     for (int chunk = 0; chunk < tile.chunks; chunk += threads_per_row)
       copy_async<16>(to + i * tile.row_bytes + chunk * 16, from + chunk * 8,
-                     first + row + i < end && (column + chunk) * 8 < HS);
+                     exists(first + row + i) && (column + chunk) * 8 < HS);
+}
+
+// load_rows_async of rows that exist before `end`.
+template <int Rows, int Threads, int D>
+__device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
+  load_rows_async<Rows, Threads>(tile, src, stride, first, HS, [&](int row) { return row < end; });
+}
+
+// load_rows_async of rows that exist from 0 on and before `end`: `first` may be negative.
+template <int Rows, int Threads, int D>
+__device__ inline void load_band_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
+  load_rows_async<Rows, Threads>(tile, src, stride, first, HS, [&](int row) { return unsigned(row) < unsigned(end); });
 }
 
 // The floats at `offset` = elements [first, first + Count) of src, which are `step` apart, and zeros for those from
@@ -339,5 +352,83 @@ __device__ inline void mma_AB(Accumulator<M, N>& acc, const A& a, Tile<D> b, int
         mma_16x8x16(acc.x[m][n + 1], a_regs[m], {b_regs[2], b_regs[3]});
       }
     }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Skewed matrices: where an element belongs to a row and a distance, each row of a product is moved by one element
+// against the row before it. A lane's elements come from lanes that hold the same row (or column), by one shuffle each:
+// the lane that has the element knows which of two neighbouring registers it is that the other one wants.
+
+// Each fragment of 16 rows of the result: its (row, column) = g(row, column - row + 15).
+template <int M, int N>
+__device__ inline Accumulator<M, N - 2> skew(const Accumulator<M, N>& g) {
+  const int lane = int(threadIdx.x) % warp_size, i = lane % 4;
+  const int shift = 7 - lane / 4;  // of rows 0 to 7; that of rows 8 to 15 is 8 less, which is a fragment
+  Accumulator<M, N - 2> s;
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    const bool odd = (c + shift) % 2 == 1, near = 2 * i + odd >= c + shift;  // of the element that this lane sends
+    const int source = lane - i + (2 * i + c + shift) % 8 / 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int n = 0; n < N - 2; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const float(&a)[4] = g.x[m][n + 1 - h], (&b)[4] = g.x[m][n + 2 - h];
+          const float x = odd ? a[2 * h + 1] : a[2 * h], y = odd ? b[2 * h + 1] : b[2 * h];
+          s.x[m][n][2 * h + c] = __shfl_sync(full_warp, near ? x : y, source);
+        }
+  }
+  return s;
+}
+
+// What skew undoes: each fragment of 16 rows of the result has (row, column) = s(row, column + row - 15), and zeros
+// where s has no such column.
+template <int M, int N>
+__device__ inline Accumulator<M, N + 2> unskew(const Accumulator<M, N>& s) {
+  const int lane = int(threadIdx.x) % warp_size, i = lane % 4, shift = 7 - lane / 4;
+  Accumulator<M, N + 2> g;
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    const bool odd = (c + shift) % 2 == 1, near = 2 * i + odd + shift - c < 8;
+    const int source = lane - i + (2 * i + c + 8 - shift) % 8 / 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int n = 0; n < N + 2; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int of_near = n - 1 + h, of_far = n - 2 + h;
+          float x = 0, y = 0;
+          if (0 <= of_near && of_near < N) x = odd ? s.x[m][of_near][2 * h + 1] : s.x[m][of_near][2 * h];
+          if (0 <= of_far && of_far < N) y = odd ? s.x[m][of_far][2 * h + 1] : s.x[m][of_far][2 * h];
+          g.x[m][n][2 * h + c] = __shfl_sync(full_warp, near ? x : y, source);
+        }
+  }
+  return g;
+}
+
+// Columns [8 n, 8 n + 16) of s: s(row, 8 n + column) = g(row + column, column) with `down`, and else g(row - column +
+// 15, column).
+template <bool down, int M, int N>
+__device__ inline void skew_columns(Accumulator<M, N>& s, int n, const Accumulator<M + 1, 2>& g) {
+  const int lane = int(threadIdx.x) % warp_size, row = lane / 4;
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    const int column = lane % 4 * 2 + c, shift = down ? column : 7 - column;
+    const bool near = row >= shift;
+    const int source = (row + shift) % 8 * 4 + lane % 4;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int a = 2 * m + h + (down ? e : 1 - e), b = a + 1;  // eight rows of g each
+          s.x[m][n + e][2 * h + c] =
+              __shfl_sync(full_warp, near ? g.x[a / 2][e][a % 2 * 2 + c] : g.x[b / 2][e][b % 2 * 2 + c], source);
+        }
   }
 }

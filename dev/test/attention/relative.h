@@ -2,7 +2,7 @@
 // query, K/V heads of other layers and several for a query head, windows.
 #pragma once
 #include <gtest/gtest.h>               // TEST
-#include "dev/test/attention/layer.h"  // Case, PartialForward, with_mask, every, check
+#include "dev/test/attention/layer.h"  // Case, Layer, Expected, PartialForward, with_mask, every, check, check_partial
 #include "dev/test/long.h"             // LONG_ON_EMU
 
 // `c` with relative positions for as many distances as there are, and for `more` that no query and key have.
@@ -32,13 +32,31 @@ TEST(AttentionRelative, NeedsRowsOnlyForDistancesThatAMaskShows) {
   }
 }
 
+// The last queries alone: one to four of them, as generation computes them, and more.
+TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
+  Case window = with_mask({2, 140, 24, {0, {0, 1}, 0}, 1}, {50});
+  window.distances = 50;
+  for (const Case& c : {with_relative({2, 140, 64, {0, 1, 0}, 1}), with_relative({1, 65, 80, {{0, 1}, 0}, 1}, 3),
+                        with_relative({1, 70, 8, std::vector<Sources>(11, 0), 0}), window}) {
+    Layer layer(c);
+    const Expected whole(layer);
+    const std::vector<floatX> out(whole.out.begin(), whole.out.end());
+    const std::vector<float> lse(whole.lse.begin(), whole.lse.end());
+    for (int64_t queries : {1, 3, 4, 5, 65}) {
+      SCOPED_TRACE(testing::Message() << c << ", queries " << queries);
+      check_partial(PartialForward(layer, c.T - queries, c.T), c.T, out, lse);
+    }
+  }
+}
+
 TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
   const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},          // plain
                                      {0, 0, 0, {0, 1, 2}, 1},       // skip-layer attention
                                      {0, 0, 0, {0, 0, 1, 1}, 1},    // grouped-query attention
                                      {0, 0, 0, {{0, 1}, 2, 1}, 2},  // several K/V heads a query head
                                      with_mask({0, 0, 0, {0, 1, 0}, 1}, {20}),
-                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {110})};
+                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {110}),
+                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {0, MaskPattern::block_or_column, 30, 4})};
   size_t i = 0;
   for (int64_t first_query : {0, 1, 37, 64, 100})
     for (int64_t T : {first_query + 5, first_query + 64, int64_t(200)})
