@@ -35,10 +35,10 @@ static Outcome shell(const std::string& command, const TemporaryFolder& folder) 
 
 static std::string nvcc() { return getenv("NVCC") != nullptr ? getenv("NVCC") : "nvcc"; }
 
-// attention_forward_kernel<64, false, true> of its mangled name as "forward<64,0,1>"; "" if `text` holds none of
+// attention_forward_kernel<64, 0, true> of its mangled name as "forward<64,0,1>"; "" if `text` holds none of
 // attention's kernels.
 static std::string kernel_in(const std::string& text) {
-  for (const char* name : {"forward", "topk", "dq", "dkdv"}) {
+  for (const char* name : {"forward", "topk", "dq", "dkdv", "dr"}) {
     const std::string prefix = format("attention_%s_kernelI", name);
     size_t at = text.find(prefix);
     if (at == std::string::npos) continue;

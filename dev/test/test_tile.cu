@@ -234,6 +234,60 @@ TEST(Products, OfTilesAndRegistersAreThoseOfMatrices) {
   check_product<1, 96>(16, 96), check_product<1, 128>(11, 128);
 }
 
+// ----------------------------------------------------------------------------
+// Skewed matrices
+
+// (16 M, 8 N) in memory from and to a warp's registers.
+template <int M, int N>
+static __device__ Accumulator<M, N> load_accumulator(const float* x) {
+  Accumulator<M, N> acc;
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++)
+      for (int i = 0; i < 4; i++) acc.x[m][n][i] = x[acc.row(m, i) * 8 * N + acc.column(n, i)];
+  return acc;
+}
+template <int M, int N>
+static __device__ void store_accumulator(float* x, const Accumulator<M, N>& acc) {
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++)
+      for (int i = 0; i < 4; i++) x[acc.row(m, i) * 8 * N + acc.column(n, i)] = acc.x[m][n][i];
+}
+
+// s (32, 32) = the skewed g (32, 48), back (32, 48) = s unskewed; down, up (16, 32): the columns [16, 32) of them are
+// the first (32, 16) elements of g with its columns skewed in either direction.
+static __global__ void skew_kernel(float* s, float* back, float* down, float* up, const float* g) {
+  const Accumulator<2, 4> skewed = skew(load_accumulator<2, 6>(g));
+  store_accumulator(s, skewed);
+  store_accumulator(back, unskew(skewed));
+  Accumulator<1, 4> columns = {};
+  skew_columns<true>(columns, 2, load_accumulator<2, 2>(g));
+  store_accumulator(down, columns);
+  skew_columns<false>(columns, 2, load_accumulator<2, 2>(g));
+  store_accumulator(up, columns);
+}
+
+TEST(Skewed, ElementsAreThoseOfRowAndDistance) {
+  std::vector<float> g(32 * 48);
+  for (size_t i = 0; i < g.size(); i++) g[i] = float(i + 1);
+  const DeviceArray<float> d_g(g), d_s(nans<float>(32 * 32)), d_back(nans<float>(32 * 48)),
+      d_down(nans<float>(16 * 32)), d_up(nans<float>(16 * 32));
+  launch(skew_kernel, 1, warp_size, 0, gpu().stream, d_s.data, d_back.data, d_down.data, d_up.data, d_g.data);
+  const std::vector<float> s = d_s.to_host(), back = d_back.to_host(), down = d_down.to_host(), up = d_up.to_host();
+  for (int row = 0; row < 32; row++) {
+    for (int column = 0; column < 32; column++)
+      EXPECT_EQ(s[row * 32 + column], g[row * 48 + column - row % 16 + 15]) << row << ", " << column;
+    for (int column = 0; column < 48; column++) {
+      const int of_s = column + row % 16 - 15;
+      EXPECT_EQ(back[row * 48 + column], 0 <= of_s && of_s < 32 ? g[row * 48 + column] : 0) << row << ", " << column;
+    }
+  }
+  for (int row = 0; row < 16; row++)
+    for (int column = 0; column < 16; column++) {
+      EXPECT_EQ(down[row * 32 + 16 + column], g[(row + column) * 16 + column]) << row << ", " << column;
+      EXPECT_EQ(up[row * 32 + 16 + column], g[(row - column + 15) * 16 + column]) << row << ", " << column;
+    }
+}
+
 #ifdef SLA_EMU
 TEST(Products, HaveNoBankConflicts) {
   const emu::Counters before = emu::counters();

@@ -661,7 +661,10 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
              acc, warp_q);
   if constexpr (Relative) {
     ::scale(relative_dq, scale);
-    store_rows({a.relative.dq + first_row * C + head * a.HS, C, query, end, HS, false}, relative_dq, warp_dout);
+    store_rows({a.relative.dq + (first_row * a.NH + head) * a.HS, a.NH * a.HS,
+                first_of_block + warp_index() * Tiles::warp_queries, min(T, first_of_block + Tiles::queries), HS,
+                false},
+               relative_dq, warp_dout);
   }
 }
 
@@ -754,6 +757,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
       const int row = first - q0 + tile.stage() * Tiles::queries, query = first + part_column;
       Accumulator<M, N> s = {}, dp = {};
       if constexpr (Relative)  // r q'^T; the first of r's rows is that of the first key and the last query
+#pragma unroll
         for (int n = 0; n < N; n += 2) {
           Accumulator<M + 1, 2> g = {};
           mma_ABt(g,
@@ -893,8 +897,10 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
     wait_for_copies();
     __syncthreads();  // all threads' copies of this tile have arrived
     Accumulator<1, N> s = {}, dp = {};
+#pragma unroll
     for (int n = 0; n < N; n += 2) {
-      const int key = warp_index() * Tiles::warp_distances + 8 * n;  // that of the first distance and query
+      const int key = not_hoisted(warp_index()) * Tiles::warp_distances + 8 * n;  // that of the first distance and
+                                                                                  // query
       Accumulator<2, 2> g = {};
       mma_ABt(g, k_tile.from_row(key), q_tile.from_row(8 * n));
       skew_columns<true>(s, n, g);

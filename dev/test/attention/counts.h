@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>               // TEST
 #include <algorithm>                   // std::min, std::sort
 #include <climits>                     // INT_MAX
+#include <tuple>                       // std::tuple
 #include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
 #include "dev/test/long.h"             // LONG_ON_EMU
 
@@ -52,13 +53,70 @@ TEST(Attention, ReadsSharedKVInPlace) {
 TEST(Attention, HasNoBankConflicts) {
   const emu::Counters before = emu::counters();
   for (int64_t HS : {32, 64, 80, 96, 128}) {
-    Layer layer({1, 300, HS, {0, 1}, 1});
-    layer.forward();
-    layer.backward();
+    const Case plain = {1, 300, HS, {0, 1}, 1};
+    Case relative = {1, 100, HS, {0, 1}, 1};
+    relative.distances = relative.T;
+    for (const Case& c : {plain, relative}) {
+      Layer layer(c);
+      layer.forward();
+      layer.backward();
+    }
   }
   DeviceArray<float>(std::vector<float>(1)).to_host();  // waits
   EXPECT_GT(emu::counters().matrices_loaded, before.matrices_loaded);
   EXPECT_EQ(emu::counters().bank_conflicts, before.bank_conflicts);
+}
+#endif
+
+#ifdef PRECISION_BF16
+// Bytes that attention with relative positions reads asynchronously. A tile of queries and keys has the rows of r for
+// its distances; a tile of queries and distances, the rows of k and v for its keys.
+static uint64_t bytes_of_relative_attention(const Case& c) {
+  const int64_t T = c.T, HS = c.HS;
+  using Forward = RelativeForwardTiles<64>;
+  using Dq = RelativeDqTiles<64>;
+  using Dkdv = RelativeDkdvTiles<64>;
+  using Dr = DrTiles<64>;
+  auto rows = [](int64_t first, int64_t count, int64_t end) {  // those that exist
+    return std::max<int64_t>(0, std::min(end, first + count) - std::max<int64_t>(0, first));
+  };
+  auto distances = [&](int64_t q0, int64_t queries, int64_t k0, int64_t keys) {
+    return rows(k0 - (q0 + queries - 1) + c.distances - 1, queries + keys, c.distances);
+  };
+  int64_t total = 0, floats = 0;  // rows and floats of one head in one sequence
+  for (const auto& [queries, keys, operands] :
+       {std::tuple<int64_t, int64_t, int64_t>{Forward::queries, Forward::keys, 2}, {Dq::queries, Dq::keys, 3}})
+    for (int64_t q0 = 0; q0 < T; q0 += queries) {
+      const int64_t end = std::min(T, q0 + queries);
+      total += operands * (end - q0) + 2 * end;
+      for (int64_t k0 = 0; k0 < end; k0 += keys) total += distances(q0, queries, k0, keys);
+    }
+  for (int64_t k0 = 0; k0 < T; k0 += Dkdv::keys) {
+    total += 2 * rows(k0, Dkdv::keys, T) + 3 * (T - k0), floats += 2 * (T - k0);
+    for (int64_t q0 = k0; q0 < T; q0 += Dkdv::queries) total += distances(q0, Dkdv::queries, k0, Dkdv::keys);
+  }
+  for (int64_t row = 0; row < c.distances; row += Dr::distances) {
+    const int64_t end = std::min(c.distances, row + Dr::distances), first = c.distances - end;
+    total += end - row + 3 * (T - first), floats += 2 * (T - first);
+    for (int64_t q0 = first; q0 < T; q0 += Dr::queries) total += 2 * rows(q0 + row - c.distances + 1, Dr::keys, T);
+  }
+  return uint64_t(c.B * c.NH() * (total * HS * int64_t(sizeof(bf16)) + floats * int64_t(sizeof(float))));
+}
+
+// Nothing of size T * T, neither written nor read.
+TEST(AttentionRelative, ReadsTheRowsOfEachTilesDistances) {
+  Case c = {2, 300, 64, {0, 1}, 2};
+  c.distances = c.T;
+  Layer layer(c);
+  layer.d_qkv.to_host();  // waits
+  const emu::Counters before = emu::counters();
+  layer.forward();
+  layer.backward();
+  layer.d_out.to_host();
+  const emu::Counters after = emu::counters();
+  EXPECT_EQ(after.kernels - before.kernels, 5u) << "a forward, a dq, a dkdv and a dr kernel, and the sum of sequences";
+  EXPECT_EQ(after.bytes_on_device, before.bytes_on_device);
+  EXPECT_EQ(after.bytes_read_async - before.bytes_read_async, bytes_of_relative_attention(c));
 }
 #endif
 

@@ -49,6 +49,16 @@ TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
   }
 }
 
+// Blocks of queries that see their block and some keys before it; gradients that are added to; v in a buffer of its
+// own.
+TEST(AttentionRelative, MatchesTheFormulaWithOtherMasks) {
+  for (const MaskCase& mask : {MaskCase{0, MaskPattern::block, 33}, MaskCase{50, MaskPattern::block, 24}}) {
+    Case c = with_relative(with_mask({2, 140, 40, {0, {0, 1}, 1}, 1}, mask), 3);
+    c.dq_accumulate = c.v_apart = true;
+    check(c);
+  }
+}
+
 TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
   const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},          // plain
                                      {0, 0, 0, {0, 1, 2}, 1},       // skip-layer attention
