@@ -2,6 +2,7 @@
 // query, K/V heads of other layers and several for a query head, windows.
 #pragma once
 #include <gtest/gtest.h>               // TEST
+#include <algorithm>                   // std::max
 #include "dev/test/attention/layer.h"  // Case, Layer, Expected, PartialForward, with_mask, every, check, check_partial
 #include "dev/test/long.h"             // LONG_ON_EMU
 
@@ -49,8 +50,7 @@ TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
   }
 }
 
-// Blocks of queries that see their block and some keys before it; gradients that are added to; v in a buffer of its
-// own.
+// A query sees its block of positions. Gradients are added to, and v is in a buffer of its own.
 TEST(AttentionRelative, MatchesTheFormulaWithOtherMasks) {
   for (const MaskCase& mask : {MaskCase{0, MaskPattern::block, 33}, MaskCase{50, MaskPattern::block, 24}}) {
     Case c = with_relative(with_mask({2, 140, 40, {0, {0, 1}, 1}, 1}, mask), 3);
@@ -66,13 +66,14 @@ TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForEveryLengthHeadSizeAndW
                                      {0, 0, 0, {{0, 1}, 2, 1}, 2},  // several K/V heads a query head
                                      with_mask({0, 0, 0, {0, 1, 0}, 1}, {20}),
                                      with_mask({0, 0, 0, {0, {0, 1}}, 1}, {110}),
-                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {0, MaskPattern::block_or_column, 30, 4})};
+                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {0, MaskPattern::block, 30})};
   size_t i = 0;
+  const size_t some = std::max<size_t>(every, 7);
   for (int64_t first_query : {0, 1, 37, 64, 100})
     for (int64_t T : {first_query + 5, first_query + 64, int64_t(200)})
       for (int64_t HS : {8, 32, 64, 80, 96, 128})
         for (const Case& wiring : wirings) {
-          if (i++ % every > 0) continue;
+          if (i++ % some > 0) continue;
           Case c = wiring;
           c.B = 1 + int64_t(i) % 3, c.T = T, c.HS = HS, c.first_query = first_query;
           check(with_relative(c, int64_t(i) % 4 * 5));
