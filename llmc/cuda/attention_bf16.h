@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
-      if constexpr (General)
+      if constexpr (Kind == general_attention)
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(first), step);
@@ -637,7 +637,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
-      if constexpr (General)
+      if constexpr (Kind == general_attention)
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(first), step);
@@ -771,10 +771,12 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
       if constexpr (General) {
         if (!head_mask.sees_all(query, query + Tiles::columns, key, key + Tiles::group_keys))
           mask_scores<true>(s, head_mask, query, key);
-        const int head = tiles.head(tile);
-        if (a.topk > 0)
-          select_topk<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
-                            first_index(a, head, int(blockIdx.x)) + positions.at(key), step);
+        if constexpr (!Relative) {
+          const int head = tiles.head(tile);
+          if (a.topk > 0)
+            select_topk<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
+                              first_index(a, head, int(blockIdx.x)) + positions.at(key), step);
+        }
       } else if (query < key + Tiles::group_keys - 1) {
         mask(s, [&](int row, int column) { return key + row > query + column; });
       }
