@@ -12,12 +12,16 @@ inline Case with_relative(Case c, int64_t more = 0) {
   return c;
 }
 
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `mask, distances - end);` -> `mask, distances - r0);`
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h:
+// `Tiles::rows - rows_per_thread - thread.row)` -> `Tiles::rows - rows_per_thread - thread.row + 1)`
 TEST(AttentionRelative, MatchesTheFormulaForAFewShapes) {
   check(with_relative({2, 70, 32, {0, 1}, 2}));
   check(with_relative({1, 137, 80, {0, 0, 1}, 1}, 11));
   Case later = {2, 150, 64, {0, {0, 1}}, 1};
   later.first_query = 70;
   check(with_relative(later));
+  check(with_relative(with_mask({1, 150, 16, {0, 1}, 1}, {0, MaskPattern::column, 100, 3})));
 }
 
 TEST(AttentionRelative, MatchesTheFormulaForSeveralLengths) {
