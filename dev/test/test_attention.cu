@@ -6,7 +6,8 @@
 // again.
 //
 // COVERS ONLY llmc/attention_ llmc/cpu/attention.h llmc/cuda/attention.h llmc/cuda/attention_bf16.h
-// COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fp32.h llmc/cuda/attention_t llmc/cuda/tile.h
+// COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fp32.h llmc/cuda/attention_relative.h
+// COVERS ONLY llmc/cuda/attention_t llmc/cuda/tile.h
 #include "dev/test/attention/plain.h"      // causal attention, whole and of the last queries; copies of rows
 #include "dev/test/attention/masks.h"      // masks, several K/V heads a query head, the keys with the highest scores
 #include "dev/test/attention/memory.h"     // the backward pass with keys before the first query

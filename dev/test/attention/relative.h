@@ -24,6 +24,7 @@ TEST(AttentionRelative, MatchesTheFormulaForSeveralLengths) {
 }
 
 // Of a window the distances beyond it have no row, as in a text of many segments.
+// BUG (build/bf16/test_attention_emu) llmc/cuda/tile.h: `return unsigned(row) < unsigned(end);` -> `return row < end;`
 TEST(AttentionRelative, NeedsRowsOnlyForDistancesThatAMaskShows) {
   Case c = with_mask({2, 200, 24, {0, {0, 1}}, 1}, {20});
   for (int64_t distances : {20, 64, 77}) {
@@ -32,6 +33,8 @@ TEST(AttentionRelative, NeedsRowsOnlyForDistancesThatAMaskShows) {
   }
 }
 
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: ` || key + row + column < 0;` -> `;`
+//
 // Keys that a mask hides amid those that it shows; gradients that are added to; and v in a buffer of its own.
 TEST(AttentionRelative, MatchesTheFormulaWithOtherMasks) {
   for (const MaskCase& mask : {MaskCase{0, MaskPattern::block, 33}, MaskCase{50, MaskPattern::column, 24, 3},
