@@ -32,14 +32,15 @@ class Faults : public CommandLine {
   }
   int below(int n) { return int(random() % unsigned(n)); }
 
-  // With a checkpoint after every step, so that one is nearly always being written and another one removed.
+  // With a checkpoint after every step, so that one is nearly always being written and another one removed. Rows are
+  // streams with a memory, which grows between the two micro-batches of a step and is in the checkpoint.
   // The disturbed runs have no end of their own.
   std::string command(const std::string& out, const std::string& mpirun_options = "", int64_t steps = 1000000) const {
     return format("timeout -k 5 120 mpirun --oversubscribe -np %d %s sh -c 'echo $$ >\"%s.$OMPI_COMM_WORLD_RANK\"; "
                   "exec \"$@\"' rank "
                   "build/fp32/train_gpt2_sla_emu -i %s --layers 2 --heads 2 --channels 16 --vocab-size 64 "
-                  "--max-seq-len 8 -t 8 -b 1 -d 16 "
-                  "-l 1e-2 -k constant --shuffle --wiring 'sla(1,1)' -v 0 -n 1 --keep 2 -x %lld -o %s -y",
+                  "--max-seq-len 8 -t 8 -b 1 -d 32 "
+                  "-l 1e-2 -k constant --wiring 'relative memory(12) sla(1,1)' -v 0 -n 1 --keep 2 -x %lld -o %s -y",
                   ranks, mpirun_options.c_str(), in("pid").c_str(), in("tokens.bin").c_str(), (long long)steps,
                   in(out).c_str());
   }

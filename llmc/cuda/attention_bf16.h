@@ -11,6 +11,12 @@
 // kernel would have to add each tile's part of dq to memory with atomics, whose order differs from run to run, or in
 // turn, or into a buffer for each part of the keys. Here every result is written once, by the one block that owns it:
 // the bits are always the same, and delta is the only buffer.
+//
+// With relative positions, a tile of queries and keys multiplies q' with the rows of r for the distances in it, and a
+// matrix by distance becomes one by key by moving each row by one element against the row before it, in registers
+// (skew in tile.h). ds goes the other way for the gradient of q'. For dr there is a third kernel, with a block per tile
+// of distances, which computes the scores and dp once more; its parts of the sequences are added up in their order
+// (attention_relative.h). Nothing of size T * T is in memory, and what is loaded grows as that of k and v does.
 #pragma once
 #include <cmath>                  // sqrt, logf
 #include <type_traits>            // std::integral_constant

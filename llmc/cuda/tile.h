@@ -9,6 +9,7 @@
 //
 //   mma_ABt(acc, a, b)   acc += a b^T,    a: RegisterTile or Tile, b: the Tile's first 8 N rows
 //   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile or Tile, b: the Tile's first 16 K rows, all columns or some
+//   skew, unskew         between a matrix by distance and one by column, of relative positions
 //
 // Which element of a matrix is in which register of which lane is fixed by the instructions ("Matrix Fragments for
 // mma.m16n8k16" in the PTX manual): lane = 4 group + i holds, of each 16 x 8 accumulator, rows group and group + 8,

@@ -29,6 +29,7 @@ TEST(AttentionRelative, MatchesTheFormulaForSeveralLengths) {
 }
 
 // Of a window the distances beyond it have no row, as in a text of many segments.
+// BUG (build/bf16/test_attention_emu) llmc/cuda/tile.h: `return unsigned(row) < unsigned(end);` -> `return row < end;`
 TEST(AttentionRelative, NeedsRowsOnlyForDistancesThatAMaskShows) {
   Case c = with_mask({2, 200, 24, {0, {0, 1}}, 1}, {20});
   for (int64_t distances : {20, 64, 77}) {
@@ -54,6 +55,8 @@ TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
   }
 }
 
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: ` || key + row + column < 0;` -> `;`
+//
 // A query sees its block of positions. Gradients are added to, and v is in a buffer of its own.
 TEST(AttentionRelative, MatchesTheFormulaWithOtherMasks) {
   for (const MaskCase& mask : {MaskCase{0, MaskPattern::block, 33}, MaskCase{50, MaskPattern::block, 24}}) {
