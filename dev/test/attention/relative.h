@@ -21,7 +21,6 @@ TEST(AttentionRelative, MatchesTheFormulaForAFewShapes) {
   Case later = {2, 150, 64, {0, {0, 1}}, 1};
   later.first_query = 70;
   check(with_relative(later));
-  check(with_relative(with_mask({1, 150, 16, {0, 1}, 1}, {0, MaskPattern::column, 100, 3})));
 }
 
 TEST(AttentionRelative, MatchesTheFormulaForSeveralLengths) {
