@@ -89,7 +89,8 @@ class Config:
         of_attention = rows_in_use(self.wiring) * hs * C + (L - 1) * C * self.wiring.gate
         weights = self.vocab_size * C + 9 * L * C * C + of_attention
         scored, multiplied = pairs(self.wiring, T)
-        return 6 * weights + 2 * hs * (6 * multiplied + scored) / T
+        of_multiplied = 10 if self.wiring.relative else 6
+        return 6 * weights + 2 * hs * (of_multiplied * multiplied + scored) / T
 
 
 class GPT(GPT2):
