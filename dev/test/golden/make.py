@@ -50,6 +50,8 @@ class Wiring:
         self.rope_base = None                                       # if set, q and k are rotated
         self.relative = False                                       # whether scores have a term of the distance
         self.memory = 0                                             # positions before a segment that its queries see
+        self.cycle = L                                              # stored layers; layer l has those of l % cycle
+        self.steps = False                                          # whether there is wse, a row for each cycle
         for name, arguments in re.findall(r"(\w+)(?:\(([^)]*)\))?", text):
             term = getattr(self, "term_" + name, None) or error(f"--wiring {text!r}: no term {name}")
             try:
@@ -155,6 +157,14 @@ class Wiring:
     def term_memory(self, positions):
         self.memory = int(positions)
 
+    # ---- which layers share their parameters -------------------------------------------------------------------------
+
+    def term_universal(self, k):
+        """Layer l has the parameters of layer l % k; before each cycle of k layers its row of wse is added, and wpe."""
+        self.cycle, self.steps = int(k), True
+        if self.L % self.cycle:
+            raise ValueError(f"{k} does not divide {self.L} layers")
+
 
 ALL = {  # name: (wiring, options)
     "plain": ("plain", {}),
@@ -192,6 +202,10 @@ ALL = {  # name: (wiring, options)
     "memory_of_sources": ("memory(7) rope(100) also(1,2) gqa(2) window(11)", {"accumulate": 2}),
     "relative_to_memory": ("memory(20) relative", {}),
     "relative_to_memory_of_sources": ("relative memory(50) sla(2,3) also(1,2) gqa(2) window(60)", {"accumulate": 2}),
+    "universal": ("universal(1)", {}),
+    "universal_sources": ("universal(2) sla(2,2) also(1,3) gqa(2) window(9,SSL)", {"layers": 6, "bias": False}),
+    "universal_share": ("share(2) universal(2) rope gqa(2)", {"accumulate": 2}),
+    "universal_relative": ("relative universal(3) layers(0_1_0_2_4_3)", {"layers": 6}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
 }
 
@@ -200,10 +214,12 @@ ALL = {  # name: (wiring, options)
 
 def tensors_of(config, wiring):
     """[(name, shape, mean, standard deviation)] at the start. Values are larger than GPT-2's: a wrong index shows."""
-    C, V, L, P = (config[key] for key in ("n_embd", "vocab_size", "n_layer", "n_positions"))
+    C, V, P = (config[key] for key in ("n_embd", "vocab_size", "n_positions"))
     tensors = [("wte.weight", (V, C), 0, 0.08)]
     if wiring.learned:
         tensors.append(("wpe.weight", (P, C), 0, 0.08))
+    if wiring.steps:
+        tensors.append(("wse.weight", (wiring.L // wiring.cycle, C), 0, 0.08))
 
     def norm(name):
         tensors.extend([(name + ".weight", (C,), 1, 0.08), (name + ".bias", (C,), 0, 0.05)])
@@ -211,7 +227,7 @@ def tensors_of(config, wiring):
     def linear(name, inputs, outputs, std):
         tensors.extend([(name + ".weight", (inputs, outputs), 0, std), (name + ".bias", (outputs,), 0, 0.05)])
 
-    for l in range(L):
+    for l in range(wiring.cycle):
         norm(f"h.{l}.ln_1")
         linear(f"h.{l}.attn.c_attn", C, C + 2 * wiring.kv_heads * (C // config["n_head"]), 0.15)
         if wiring.mix == "gate" and l > 0:
@@ -241,20 +257,29 @@ class Model:
         segments of their streams."""
         T = tokens.shape[1]
         x = self.w["wte.weight"][tokens]
-        if self.wiring.learned:
-            x = x + self.w["wpe.weight"][:T]
         self.k, self.v, self.maps = [], [], []  # of the layers so far
         before, self.remembered = self.remembered, []
         for l in range(self.config["n_layer"]):
+            if l % self.wiring.cycle == 0:
+                x = x + self.coordinates(l // self.wiring.cycle, T)
             extended = x if before is None else torch.cat([before[l], x], dim=1)
             if self.wiring.memory > 0:
                 self.remembered.append(extended[:, -self.wiring.memory:].detach())
-            x = x + self.attention(l, self.norm(f"h.{l}.ln_1", extended), T)
-            x = x + self.mlp(l, self.norm(f"h.{l}.ln_2", x))
+            x = x + self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T)
+            x = x + self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x))
         if self.wiring.memory == 0:
             self.remembered = None
         logits = self.norm("ln_f", x) @ self.w["wte.weight"].T
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+    def coordinates(self, cycle, T):
+        """What the residual stream gets before a cycle: (T, C), (C) or 0."""
+        step = self.w["wse.weight"][cycle] if self.wiring.steps else 0
+        return step + self.w["wpe.weight"][:T] if self.wiring.learned else step
+
+    def of_layer(self, l, name):
+        """The name of that parameter of layer l."""
+        return f"h.{l % self.wiring.cycle}.{name}"
 
     def norm(self, name, x):
         return F.layer_norm(x, x.shape[-1:], self.w[name + ".weight"], self.w[name + ".bias"],
@@ -264,14 +289,16 @@ class Model:
         return x @ self.w[name + ".weight"] + self.w[name + ".bias"]
 
     def mlp(self, l, x):
-        return self.linear(f"h.{l}.mlp.c_proj", F.gelu(self.linear(f"h.{l}.mlp.c_fc", x), approximate="tanh"))
+        hidden = F.gelu(self.linear(self.of_layer(l, "mlp.c_fc"), x), approximate="tanh")
+        return self.linear(self.of_layer(l, "mlp.c_proj"), hidden)
 
     def attention(self, l, x, queries):
         """x (B, T, C), LayerNorm'd, of which the last `queries` positions have queries -> (B, queries, C). The layer's
         K/V and attention maps join those of the layers so far."""
         wiring, (B, T, C), h = self.wiring, x.shape, self.config["n_head"]
         hs = C // h
-        q, k, v = self.linear(f"h.{l}.attn.c_attn", x).split([C, wiring.kv_heads * hs, wiring.kv_heads * hs], dim=2)
+        widths = [C, wiring.kv_heads * hs, wiring.kv_heads * hs]
+        q, k, v = self.linear(self.of_layer(l, "attn.c_attn"), x).split(widths, dim=2)
         q, k, v = (y.view(B, T, -1, hs).transpose(1, 2) for y in (q, k, v))  # (B, heads, T, hs)
         if wiring.rope_base is not None:
             q, k = self.rotate(q), self.rotate(k)
@@ -280,7 +307,7 @@ class Model:
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]
         self.maps.append(self.map_of(l, x, own))
         out = [self.maps[l][i] @ self.concatenate(self.v, l, i) for i in range(h)]
-        return self.linear(f"h.{l}.attn.c_proj", torch.cat(out, dim=2))
+        return self.linear(self.of_layer(l, "attn.c_proj"), torch.cat(out, dim=2))
 
     def rotate(self, x):
         """x (B, heads, T, hs): the pair (x_i, x_(i+hs/2)) is turned by position * base^(-2i/hs)."""
@@ -304,7 +331,7 @@ class Model:
             visible = visible & mask(t, j)
         k, sources = self.concatenate(self.k, l, i).transpose(1, 2), len(self.wiring.sources[l][i])
         if self.wiring.relative:
-            u, v = (self.w[f"h.{l}.attn.relative.{name}"][i] for name in "uv")
+            u, v = (self.w[self.of_layer(l, f"attn.relative.{name}")][i] for name in "uv")
             scores = (q + u) @ k + self.of_distances(q + v, t - j, self.distances(l, i, T)).repeat(1, 1, sources)
         else:
             scores = q @ k
@@ -322,7 +349,8 @@ class Model:
         model, are the sines of d * 10000^(-2i/C) and then the cosines."""
         C, hs = self.config["n_embd"], self.config["n_embd"] // self.config["n_head"]
         angle = torch.outer(torch.arange(T).double(), 10000 ** (-torch.arange(0, C, 2).double() / C))
-        return torch.cat([angle.sin(), angle.cos()], dim=1) @ self.w[f"h.{l}.attn.relative.weight"][:, i * hs:][:, :hs]
+        weight = self.w[self.of_layer(l, "attn.relative.weight")][:, i * hs:][:, :hs]
+        return torch.cat([angle.sin(), angle.cos()], dim=1) @ weight
 
     def of_distances(self, q, distance, r):
         """q (B, queries, hs), distance (queries, T), r (T, hs) -> (B, queries, T): q[b, t] . r[distance[t, j]], with
@@ -345,7 +373,10 @@ class Model:
             return self.maps[self.wiring.map_layer[l]]
         if self.wiring.mix is None or l == 0:
             return own
-        a = torch.sigmoid(self.linear(f"h.{l}.attn.map_gate", x)) if self.wiring.mix == "gate" else self.wiring.mix
+        if self.wiring.mix == "gate":
+            a = torch.sigmoid(self.linear(self.of_layer(l, "attn.map_gate"), x))
+        else:
+            a = self.wiring.mix
         return [a * below + (1 - a) * mine for below, mine in zip(self.maps[l - 1], own)]
 
 
