@@ -93,7 +93,7 @@ struct AttentionArgs {
   // out 0 and lse +inf, so that exp(score - lse) is 0.
   float* lse = nullptr;
 
-  // They go with several K/V heads and masks, but neither with topk nor with masks that have a step().
+  // They go with several K/V heads and with masks that show intervals of keys, but not with other masks nor with topk.
   RelativePositions<Element> relative;
 
   // Partial results over parts of the keys, in the attention of a few queries: attention_partials(...) floats, or null.

@@ -10,6 +10,7 @@
 #include "llmc/cpu/layernorm.h"       // layernorm_forward, residual_layernorm_forward, layernorm_backward, ...
 #include "llmc/cpu/matmul.h"          // matmul_forward, matmul_gelu_forward, matmul_backward, gemm, ...
 #include "llmc/cpu/muon.h"            // muon_momentum, muon_normalize, muon_polynomial, ...
+#include "llmc/cpu/relative.h"        // relative_queries_forward, relative_queries_backward
 #include "llmc/cpu/rotary.h"          // rotate, rotate_back
 #include "llmc/cpu/optimizer.h"       // adamw_update, sum_of_squares
 #else
@@ -23,6 +24,7 @@
 #include "llmc/cuda/matmul.h"
 #include "llmc/cuda/muon.h"
 #include "llmc/cuda/optimizer.h"
+#include "llmc/cuda/relative.h"
 #include "llmc/cuda/rotary.h"
 #endif
 #if defined(SLA_NCCL) && !defined(SLA_CPU)

@@ -170,8 +170,16 @@ inline ModelledPart modelled_matmul(const GpuSpec& gpu, const char* name, int64_
 
 enum class Pass { forward, backward };
 
+// What relative positions multiply the kernels' products by, from their tiles: a fragment of 16 queries and 64 keys, or
+// of 16 keys and 16 queries, has 16 distances more than keys. Forward 2 products become 3.25, backward 7 become 17.5,
+// as there is another kernel, for the gradient of r.
+struct RelativeProducts {
+  static constexpr double forward = 3.25 / 2, backward = 17.5 / 7;
+};
+
 // Attention of a layer, all its maps: 2 products of scored and of multiplied pairs forward, of which topk scores four
-// times more, and 5 backward. Heads whose size is neither 64 nor 128 are computed as if they were.
+// times more, and 5 backward; RelativeProducts as many with relative positions. Heads whose size is neither 64 nor 128
+// are computed as if they were.
 inline ModelledPart modelled_attention(const GpuSpec& gpu, const ModelShape& model, int l, Pass pass) {
   const AttentionPlan& plan = model.attention_plan;
   const int hs = model.config.head_size(), D = hs <= 64 ? 64 : 128,
@@ -179,13 +187,17 @@ inline ModelledPart modelled_attention(const GpuSpec& gpu, const ModelShape& mod
   const AttentionPairs pairs = attention_pairs(plan, l, model.training->T);
   const bool is_forward = pass == Pass::forward;
   const double scored = pairs.scored * (plan.table.topk == 0 ? 1 : is_forward ? 5 : 1);
-  const double products = is_forward ? scored + pairs.multiplied : scored + 4 * pairs.multiplied;
+  const double relative = !plan.table.relative ? 1
+                          : is_forward         ? RelativeProducts::forward
+                                               : RelativeProducts::backward;
+  const double products = relative * (is_forward ? scored + pairs.multiplied : scored + 4 * pairs.multiplied);
   const AttentionRate& rate =
       D == 64 ? (is_forward ? gpu.forward64 : gpu.backward64) : (is_forward ? gpu.forward128 : gpu.backward128);
   const double keys = pairs.scored / heads / model.training->T;
   ModelledPart part;
   part.name = is_forward ? "attention_forward" : "attention_backward";
-  part.kernels = (is_forward ? (plan.table.topk > 0 ? 2 : 1) : 2) * int(plan.attentions[l].size());
+  const int kernels = is_forward ? (plan.table.topk > 0 ? 2 : 1) : plan.table.relative ? 4 : 2;
+  part.kernels = kernels * int(plan.attentions[l].size());
   part.flops = 2.0 * model.training->B * hs * products;
   const double rows = double(model.rows) * heads * hs;
   part.bytes = rows * sizeof(floatX) * (is_forward ? 4 : 8);  // q, k, v, out; and their gradients, each once
@@ -285,6 +297,17 @@ class StepModel {
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
     if (plan.table.rope > 0)
       rotate("rotate", l, !again ? rotated_channels(l) : keeps_qkv(*model.training, plan, l) ? 0 : q);
+    if (plan.table.relative)
+      add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
+  }
+  ModelledPart relative_queries() const {
+    return elementwise("relative_queries", double(N), double(C), 3 * x, Counts::copy);
+  }
+  // The sums over rows of the two queries' gradients are those of u and v.
+  void relative_backward(int l) {
+    const ModelledPart bias = elementwise("dbias", double(N), double(C), x, Counts::bias_backward, 2);
+    add("relative_backward", l,
+        {bias, bias, relative_queries(), matmul_of("dweight", C, C, relative_distances(model), true)});
   }
   void branch_forward(const AttentionBranch& b, int l, bool again) {
     project_qkv(l, again);
@@ -370,7 +393,9 @@ class StepModel {
   void branch_backward(const AttentionBranch& b, int l) {
     add("matmul_backward, attproj", l, linear_backward(C, C));
     load_accumulator(l);
+    if (plan.table.relative) add("relative_queries", l, {relative_queries()});
     attend(b, l, Pass::backward);
+    if (plan.table.relative) relative_backward(l);
     project_qkv_backward(l);
   }
   void branch_backward(const MixedAttentionBranch& b, int l) {

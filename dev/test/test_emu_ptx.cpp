@@ -220,6 +220,21 @@ TEST_F(Ptx, LoadsAndStoresExtendAndSplitValues) {
   for (const uint32_t value : values_of(body + store("%r0"))) EXPECT_EQ(value, 255u - 2 - 1);
 }
 
+// A register may hold an address before shared memory, to which an instruction adds a constant.
+// BUG dev/emu/ptx/warp.h: `uint32_t(at<uint32_t>(op.at[0])[i] + uint32_t(op.number))` ->
+//   `uint64_t(at<uint32_t>(op.at[0])[i]) + uint64_t(op.number)`
+TEST_F(Ptx, AddressesOfSharedMemoryHave32Bits) {
+  const std::string body = R"(
+  mov.u32 %r1, dynamic;
+  mad.lo.u32 %r1, %t, 4, %r1;
+  add.s32 %r2, %r1, -3000;
+  st.shared.u32 [%r2+3000], %t;
+  ld.shared.u32 %r0, [%r1];
+)";
+  const std::vector<uint32_t> values = values_of(body + store("%r0"));
+  for (uint32_t i = 0; i < 32; i++) EXPECT_EQ(values[i], i);
+}
+
 // Each thread adds up the squares of its number's bits in local memory.
 TEST_F(Ptx, ThreadsHaveLocalMemoryOfTheirOwn) {
   const std::string body = R"(

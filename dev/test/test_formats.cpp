@@ -377,6 +377,8 @@ TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
                {plain + " " + in("out") + " --type int8", "--type"},
                {"dev/test/golden/w_gate " + in("out.bin"), "the model's wiring is gate; llm.c knows plain GPT-2 only"},
                {"dev/test/golden/w_gate " + in("out.gguf"), "llama.cpp knows plain GPT-2 only"},
+               {"dev/test/golden/f_relative " + in("out.bin"), "wiring is relative sla(2,2); llm.c knows plain"},
+               {"dev/test/golden/f_memory " + in("out.gguf"), "wiring is memory(24) relative; llama.cpp knows plain"},
                {plain + " " + in("missing/out.gguf"), "cannot be written"},
                {plain + " /dev/full/out", ""},
                {plain, "OUT"}};

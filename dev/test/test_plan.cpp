@@ -237,6 +237,12 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "memory(512) rope"), "  positions: the learned ones are dropped; q and k are rotated "
                                                "instead\n"
                                                "  memory: of earlier segments, 512 positions in place of 0\n");
+  EXPECT_EQ(text("plain", "relative"), "  positions: the learned ones are dropped; relative ones start as in a new "
+                                       "model\n");
+  EXPECT_EQ(text("relative", "rope"), "  positions: the relative ones are dropped; q and k are rotated instead\n");
+  EXPECT_EQ(text("rope", "relative"), "  positions: q and k are no longer rotated; relative ones start as in a new "
+                                      "model\n");
+  EXPECT_EQ(text("relative gqa(2)", "gqa(2) relative"), "  nothing\n");
   EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
@@ -281,7 +287,12 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"rope gqa(4) rope(7)", "rope(7), at character 13", "rope, at character 1"},
                {"memory(0) rope", "memory(0), at character 1", "at least 1"},
                {"memory", "memory, at character 1", "memory(positions), such as memory(512)"},
-               {"sla(9,9) memory(8)", "memory(8), at character 10", "needs rope"},
+               {"sla(9,9) memory(8)", "memory(8), at character 10", "needs rope or relative"},
+               {"relative(3)", "relative(3), at character 1", "it is relative"},
+               {"relative rope", "rope, at character 10", "does not combine with relative, at character 1"},
+               {"topk(3) relative", "relative, at character 9", "relative does with sla, also, share, layers, gqa"},
+               {"relative blend(0.5)", "blend(0.5), at character 10", "relative does with"},
+               {"fixed(8,2) relative", "relative, at character 12", "fixed(8,2), at character 1"},
                {"rope topk(3) memory(8)", "memory(8), at character 14", "topk(3), at character 6"},
                {"rope memory(8) strided(4)", "strided(4), at character 16", "does not combine with memory(8)"},
                {"memory(8) rope gate", "gate, at character 16", "memory does with sla, also, share"},
@@ -301,9 +312,9 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   const Wiring w = parse_wiring(" gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(w.text, " gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(canonical_text(w), "gqa(4) window(512,SSSL) strided(8)");
-  for (const char* text :
-       {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
-        "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate", "rope", "rope(500)", "memory(8) rope"})
+  for (const char* text : {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)",
+                           "strided(8,union)", "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate",
+                           "rope", "rope(500)", "memory(8) rope", "relative window(7) memory(8)"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");

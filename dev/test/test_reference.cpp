@@ -66,6 +66,9 @@ const WiringCase wirings[] = {
     {"rope", 3, 4, "rope"},
     {"rope_reuse_gqa", 4, 4, "rope(3) reuse(2) gqa(2)", "", ".x.x"},
     {"rope_sla_also", 4, 4, "rope sla(2,2) also(1,1)", ".... .... ..x. ..xx"},
+    {"relative", 3, 4, "relative"},
+    {"relative_also", 3, 4, "relative also(1,2)"},
+    {"relative_gqa_sla_window", 4, 4, "relative gqa(2) sla(2,2) window(5)", ".. .. .x .x"},
     {"gqa_sla_window", 4, 4, "gqa(2) sla(2,2) window(5)", ".. .. .x .x"},
     {"also_strided", 3, 4, "also(1,2) strided(3,union)"},
     {"share_topk", 4, 4, "share(2) topk(4)", ".... xxxx .... xxxx"},
@@ -74,6 +77,7 @@ const WiringCase wirings[] = {
     {"gate_gqa_window", 4, 4, "gate gqa(2) window(6,SL)"},
     {"memory", 3, 4, "memory(5) rope"},
     {"memory_gqa_sla_window", 4, 4, "memory(11) rope gqa(2) sla(2,2) window(9)", ".. .. .x .x"},
+    {"relative_memory_sla", 4, 4, "relative memory(5) sla(2,2)", ".... .... ..xx ..xx"},
 };
 
 // Shapes that are multiples of nothing; T < max_seq_len, so that the last positions go unused. With `memory` it holds
@@ -384,12 +388,12 @@ TEST(Reference, TopkTakesTheFirstOfEqualScores) {
   const Array<double> expected = {0.5,   0,     0,     0.5,   0, 0,   // sees 0 and 3
                                   third, third, 0,     third, 0, 0,   // 0, 1, 3 and 4
                                   third, third, third, 0,     0, 0};  // all
-  EXPECT_EQ(reference::attention_map(q, k, causal, 3, 1, 3, 1), expected);
+  EXPECT_EQ(reference::attention_map(q, k, {}, causal, 3, 1, 3, 1), expected);
 }
 
 TEST(Reference, AQueryWithoutKeysGivesZero) {
   const Array<double> q = {2, 3}, k = {1, -1}, v = {5, 7};
-  const Array<double> map = reference::attention_map(q, k, {false, false, true, true}, 0, 1, 2, 1);
+  const Array<double> map = reference::attention_map(q, k, {}, {false, false, true, true}, 0, 1, 2, 1);
   EXPECT_EQ(Array<double>(map.begin(), map.begin() + 2), Array<double>({0, 0}));
   const Array<double> out = reference::apply_map(map, v, 1, 2, 1);
   EXPECT_EQ(out[0], 0);

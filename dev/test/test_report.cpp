@@ -476,7 +476,8 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"topk(3)", {"the 3 with the highest scores"}},
                         {"blend(0.25)", {"mixed with 0.25 of the one below"}},
                         {"gate", {"a share that is learned"}},
-                        {"rope", {"q and k are rotated by their position"}}}) {
+                        {"rope", {"q and k are rotated by their position"}},
+                        {"relative", {"scores depend on the distance of query and key"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");
     for (const char* words : c.words)
       EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;

@@ -4,7 +4,7 @@
 // stride will do.
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
-//   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=
+//   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=; dq and dr of relative positions =
 #pragma once
 #include <algorithm>              // std::max, std::min, std::nth_element
 #include <cmath>                  // log, sqrt
@@ -212,27 +212,120 @@ inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.queries()
 // How many rows ahead k and v are prefetched. The rows of a head are far apart, with those of other heads between them.
 constexpr int64_t prefetch_rows = 16;
 
+// products (rows, stride), of them the first `columns`, = scale q x^T; q (rows, HS) is of few queries, x (columns, HS).
+inline void multiply_few_queries(const Rows<const floatX>& q, const Rows<const floatX>& x, int64_t rows,
+                                 int64_t columns, int64_t HS, float scale, const Rows<float>& products) {
+  thread_local std::vector<float> query;
+  query.resize(size_t(HS));
+  for (int64_t r = 0; r < rows; r++) {
+    for (int64_t i = 0; i < HS; i++) query[i] = to_float(q.data[r * q.stride + i]);
+    for (int64_t j = 0; j < columns; j++)
+      products.data[r * products.stride + j] = scale * dot_product(query.data(), x.data + j * x.stride, HS,
+                                                                   size_t(prefetch_rows * x.stride) * sizeof(floatX));
+  }
+}
+
+// products (rows, stride), of them the first `columns`, = scale q x^T, of the block's queries q (rows, HS) and
+// x (columns, HS).
+inline void multiply_queries(const AttentionArgs<floatX>& a, const Rows<const floatX>& q, const Rows<const floatX>& x,
+                             int64_t rows, int64_t columns, float scale, const Rows<float>& products) {
+  if (has_few_queries(a)) return multiply_few_queries(q, x, rows, columns, a.HS, scale, products);
+  gemm('N', 'T', rows, columns, a.HS, scale, q.data, q.stride, x.data, x.stride, 0.0f, products.data, products.stride);
+}
+
+// ----------------------------------------------------------------------------
+// Relative positions
+
+// The rows of r for some queries and the keys of a tile. That of the first key and the last query is row `first`, which
+// may be negative; those that exist are [begin, end). The row of query q and key j, as numbers in the block and in the
+// tile, is first + j + (queries - 1 - q).
+struct DistanceRows {
+  int64_t first, begin, end;
+
+  int64_t count() const { return end - begin; }
+};
+inline DistanceRows distance_rows(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows) {
+  const int64_t distances = at.a.relative.distances, first = tile.first - (q0 + rows - 1) + distances - 1;
+  const DistanceRows found = {first, std::max<int64_t>(first, 0), std::min(first + tile.keys + rows - 1, distances)};
+  CHECK(at.step == 1 && tile.numbers == nullptr && found.begin < found.end);
+  return found;
+}
+
+// The head's part of a row of r, of its gradient, of q' or of that one's gradient.
+template <class Element>
+Rows<Element> head_rows(const HeadPositions& at, Element* x, int64_t row) {
+  const int64_t C = at.a.NH * at.a.HS;
+  return {x + row * C + at.head * at.a.HS, C};
+}
+
+// Products of a block's queries and rows of r, or gradients of them (query_block, query_block + key_block): column i
+// belongs to the row DistanceRows::first + i.
+constexpr int64_t distance_block = query_block + key_block;
+
+// scores (rows, key_block) += q' r^T, scaled, of the queries from q0 on and a tile's keys. Keys that are hidden may
+// have anything added.
+inline void add_relative_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows, float* scores) {
+  thread_local std::vector<float> products(query_block * distance_block);
+  const AttentionArgs<floatX>& a = at.a;
+  const DistanceRows distances = distance_rows(at, tile, q0, rows);
+  const Rows<const floatX> q = head_rows(at, a.relative.q, at.query_row(q0)),
+                           r = head_rows(at, a.relative.r, distances.begin);
+  float* existing = products.data() + distances.begin - distances.first;
+  multiply_queries(a, q, r, rows, distances.count(), score_scale(a), {existing, distance_block});
+  for (int64_t i = 0; i < rows; i++) {
+    const int64_t shift = distances.first + rows - 1 - i;  // the row of r of the tile's first key
+    const int64_t begin = std::max<int64_t>(0, distances.begin - shift),
+                  end = std::min(tile.keys, distances.end - shift);
+    const float* products_of_row = products.data() + i * distance_block + rows - 1 - i;
+    float* scores_of_row = scores + i * key_block;
+#pragma omp simd
+    for (int64_t j = begin; j < end; j++) scores_of_row[j] += products_of_row[j];
+  }
+}
+
+// From the gradients of a tile's scores, dscores (rows, key_block), which are 0 for keys that are hidden: dq (rows, HS)
+// = or +=, that of q', and the rows of dr of the head +=.
+inline void relative_backward(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows,
+                              const floatX* dscores, const Rows<float>& dq, bool accumulate) {
+  thread_local std::vector<floatX> dproducts(query_block * distance_block);
+  const AttentionArgs<floatX>& a = at.a;
+  const DistanceRows distances = distance_rows(at, tile, q0, rows);
+  const int64_t columns = rows - 1 + tile.keys;
+  for (int64_t i = 0; i < rows; i++) {
+    floatX* row = dproducts.data() + i * distance_block;
+    const int64_t first = rows - 1 - i;
+    std::fill(row, row + first, floatX(0.0f));
+    std::copy_n(dscores + i * key_block, tile.keys, row + first);
+    std::fill(row + first + tile.keys, row + columns, floatX(0.0f));
+  }
+  const Rows<const floatX> q = head_rows(at, a.relative.q, at.query_row(q0)),
+                           r = head_rows(at, a.relative.r, distances.begin);
+  const Rows<float> dr = head_rows(at, a.relative.dr_of_sequences, at.b * a.relative.distances + distances.begin);
+  const floatX* existing = dproducts.data() + distances.begin - distances.first;
+  gemm('N', 'N', rows, a.HS, distances.count(), existing, distance_block, r.data, r.stride, accumulate, dq.data,
+       dq.stride);
+  gemm('T', 'N', distances.count(), a.HS, rows, 1.0f, existing, distance_block, q.data, q.stride, 1.0f, dr.data,
+       dr.stride);
+}
+
+// The part of a head in dr of sequence b becomes 0.
+inline void clear_distance_gradients(const AttentionArgs<floatX>& a, int64_t b, int64_t head) {
+  const int64_t C = a.NH * a.HS, D = a.relative.distances;
+  for (int64_t row = b * D; row < (b + 1) * D; row++)
+    std::fill_n(a.relative.dr_of_sequences + row * C + head * a.HS, a.HS, 0.0f);
+}
+
+// ----------------------------------------------------------------------------
+// Scores
+
 // Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are
 // scaled, but for topk, where scores that are equal must stay equal.
 inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows,
                            const Rows<const floatX>& k, float* scores) {
   const AttentionArgs<floatX>& a = at.a;
-  if (has_few_queries(a)) {
-    thread_local std::vector<float> q;
-    q.resize(size_t(a.HS));
-    for (int64_t r = 0; r < rows; r++) {
-      const floatX* query = a.q + at.query_row(q0 + r) * a.q_stride + at.head * a.HS;
-      for (int64_t i = 0; i < a.HS; i++) q[i] = to_float(query[i]);
-      const float scale = a.topk > 0 ? 1.0f : score_scale(a);
-      for (int64_t j = 0; j < tile.keys; j++)
-        scores[r * key_block + j] = scale * dot_product(q.data(), k.data + j * k.stride, a.HS,
-                                                        size_t(prefetch_rows * k.stride) * sizeof(floatX));
-    }
-    return;
-  }
-  gemm('N', 'T', rows, tile.keys, a.HS, a.topk > 0 ? 1.0f : score_scale(a),
-       a.q + at.query_row(q0) * a.q_stride + at.head * a.HS, at.step * a.q_stride, k.data, k.stride, 0.0f, scores,
-       key_block);
+  const Rows<const floatX> q = {a.q + at.query_row(q0) * a.q_stride + at.head * a.HS, at.step * a.q_stride};
+  multiply_queries(a, q, k, rows, tile.keys, a.topk > 0 ? 1.0f : score_scale(a), {scores, key_block});
+  if (a.relative.q != nullptr) add_relative_scores(at, tile, q0, rows, scores);
 }
 
 struct KeyRange {
@@ -491,7 +584,7 @@ inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores
 inline void attention_backward_block(const HeadPositions& at, const KeyGradients* gradients, int64_t q0, int64_t q1) {
   thread_local ScoreTile<floatX> probabilities, dscores;
   thread_local std::vector<floatX> k_copies, v_copies;
-  thread_local std::vector<float> dq_sums;
+  thread_local std::vector<float> dq_sums, relative_dq_sums;
   const AttentionArgs<floatX>& a = at.a;
   const int64_t rows = q1 - q0, HS = a.HS, C = a.NH * HS, row = at.query_row(q0), column = at.head * HS;
   const Rows<const floatX> q = {a.q + row * a.q_stride + column, at.step * a.q_stride},
@@ -501,6 +594,9 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   float* delta = a.delta + at.statistic(q0);
   const Rows<floatX> dq = {a.dq + row * a.dq_stride + column, at.step * a.dq_stride};
   const Rows<float> sums = sums_of(dq, dq_sums, HS);
+  const bool is_relative = a.relative.q != nullptr;
+  const Rows<floatX> relative_dq = head_rows(at, a.relative.dq, is_relative ? row : 0);
+  const Rows<float> relative_sums = sums_of(relative_dq, relative_dq_sums, HS);
   const float scale = score_scale(a) / score_gradient_scale(a);
   for (int64_t r = 0; r < rows; r++) {
     const floatX *dout_row = dout.data + r * dout.stride, *out_row = out + r * dout.stride;
@@ -509,7 +605,7 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     for (int64_t i = 0; i < HS; i++) sum += to_float(dout_row[i]) * to_float(out_row[i]);
     delta[r * at.step] = sum;
   }
-  bool has_sums = !has_master_weights && a.dq_accumulate;
+  bool has_sums = !has_master_weights && a.dq_accumulate, has_relative_sums = false;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
     const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
     const Rows<const floatX> k = key_rows(at, tile, kv.k, kv.k_stride, k_copies),
@@ -534,10 +630,14 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     gemm('N', 'N', rows, HS, tile.keys, dscores.operand(), key_block, k.data, k.stride, has_sums, sums.data,
          sums.stride);
     has_sums = true;
+    if (!is_relative) continue;
+    relative_backward(at, tile, q0, rows, dscores.operand(), relative_sums, has_relative_sums);
+    has_relative_sums = true;
   }
   if (!has_sums)  // they see no key
     for (int64_t r = 0; r < rows; r++) std::fill_n(sums.data + r * sums.stride, HS, 0.0f);
   store_sums(dq, sums, rows, HS, score_gradient_scale(a), a.dq_accumulate);
+  if (is_relative) store_sums(relative_dq, relative_sums, rows, HS, score_gradient_scale(a), /*accumulate=*/false);
 }
 
 // For each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it adds
@@ -588,6 +688,7 @@ inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, i
     clear_key_gradients(a, b, to.dv, to.dv_stride, partial < 0 && kv.dv_accumulate);
     gradients.push_back(to);
   }
+  if (a.relative.q != nullptr) clear_distance_gradients(a, b, head);
   for (int64_t first = 0; first < HeadPositions::step_of(a, head); first++) {
     const HeadPositions at(a, b, head, first);
     for (int64_t q0 = at.first_query_number(); q0 < at.length; q0 += query_block)
@@ -613,6 +714,23 @@ inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX
   for (int64_t i = 0; i < a.HS; i++) from_float(dk[i], sums[i]), from_float(dv[i], sums[a.HS + i]);
 }
 
+// dr (distances, NH * HS) = the sum of the sequences' parts, in their order.
+inline void sum_distance_gradients(const AttentionArgs<floatX>& a) {
+  const int64_t C = a.NH * a.HS, D = a.relative.distances;
+  const float scale = score_gradient_scale(a);
+#pragma omp parallel for schedule(static) if (is_worth_threads(int64_t(sizeof(float)) * (a.B + 1) * D * C))
+  for (int64_t row = 0; row < D; row++) {
+    thread_local std::vector<float> sums;
+    sums.assign(size_t(C), 0.0f);
+    for (int64_t b = 0; b < a.B; b++) {
+      const float* part = a.relative.dr_of_sequences + (b * D + row) * C;
+#pragma omp simd
+      for (int64_t c = 0; c < C; c++) sums[c] += part[c];
+    }
+    for (int64_t c = 0; c < C; c++) from_float(a.relative.dr[row * C + c], scale * sums[c]);
+  }
+}
+
 // delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its partial sums
 // of dk and dv, so no two threads write to the same address, and the order of the sums does not depend on the number of
 // threads.
@@ -628,6 +746,7 @@ inline void attention_backward(const AttentionArgs<floatX>& a) {
     static) if (is_worth_threads(2 * a.B * a.T * a.HS * (kv.num_query_heads + 1) * int64_t(sizeof(float))))
     for (int64_t row = 0; row < a.B * a.T; row++) add_partial_sums(a, kv, partials, row);
   }
+  if (a.relative.q != nullptr) sum_distance_gradients(a);
 }
 
 inline void copy_rows(const RowCopy& copy, int64_t rows) {

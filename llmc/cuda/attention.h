@@ -7,21 +7,20 @@
 //   backward   delta = rowsum(dout * out);  dp = dout v^T;  ds = p (dp - delta)
 //              dq = ds k / sqrt(HS);  dk = ds^T q / sqrt(HS);  dv = p^T dout
 //
-// With relative positions (RelativePositions), where q' is another query and r_d a vector for the distance d:
-//
-//   forward    s = (q_t k_j + q'_t r_(t - j)) / sqrt(HS)
-//   backward   dq' = sum_j ds r_(t - j) / sqrt(HS);  dr_d = sum ds q'_t / sqrt(HS) over the (t, j) with t - j = d
+//   with relative positions, where r_d is the row of r for the distance d of a query and a key:
+//              s = (q k^T + q' r_d^T) / sqrt(HS)
+//              dq' = the sum over keys of ds r_d / sqrt(HS);  dr_d = the sum over pairs d apart of ds q' / sqrt(HS)
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
-//   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=; relative.dq =, relative.dr =
+//   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=, relative.dq =, relative.dr =
 //
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
 // attention); the general one has masks, several K/V heads for a query head, topk, and in the backward pass keys before
-// the first query. Each kernel is a template of which the kind is a parameter, so that plain attention pays nothing for
-// it. In general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before
-// the forward one finds the topk keys of each query (attention_topk.h). Attention with relative positions is the
-// general one with more, without topk and without masks that have a step(). A few queries after a K/V cache have
-// kernels of their own, for either kind and both precisions (attention_decode.h).
+// the first query; that with relative positions is general, too, but has no topk. Each kernel is a template of which
+// `Kind` is a parameter, so that plain attention pays nothing for the others. In general, tiles that a mask hides are
+// neither loaded nor multiplied (attention_tiles.h), and a kernel before the forward one finds the topk keys of each
+// query (attention_topk.h). A few queries after a K/V cache have kernels of their own, for every kind and both
+// precisions (attention_decode.h).
 //
 // Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most
 // 128.

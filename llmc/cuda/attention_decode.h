@@ -9,11 +9,14 @@
 // The tiles have the same keys and are merged in the same order whatever runs beside, so the bits are always the same.
 // All query heads of a K/V head are served by one read of it. Keys that none of them sees are not read.
 //
+// With relative positions each thread reads the row of r of its query and key straight from memory: a row serves one
+// query of one head, so that a block has no other use for it.
+//
 // In fp32 and bf16: products and sums are fp32, probabilities too.
 #pragma once
 #include <cmath>                  // sqrt
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "attention_tiles.h"      // mask_of
+#include "attention_tiles.h"      // relative_row
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
 #include "tile.h"                 // copy_async
@@ -103,8 +106,8 @@ __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const K
 }
 
 // q k^T of one row and one key of the tile.
-template <class Element>
-__device__ inline float decode_score(const float* q, const Element* k, int HS) {
+template <class Query, class Key>
+__device__ inline float decode_score(const Query* q, const Key* k, int HS) {
   float s = 0;
   for (int channel = 0; channel < HS; channel += 8) {
     float x[8], y[8];
@@ -115,10 +118,20 @@ __device__ inline float decode_score(const float* q, const Element* k, int HS) {
   return s;
 }
 
+// What relative positions add to it, for a key that the row sees in a sequence of T positions.
+template <class Element>
+__device__ inline float decode_relative_score(const AttentionArgs<Element>& a, int64_t b, int T, const DecodeRow& row,
+                                              int key) {
+  const int64_t C = a.NH * a.HS, queries = a.queries(), of_head = row.head * a.HS;
+  const Element* q = a.relative.q + (b * queries + row.query) * C + of_head;
+  const Element* r = a.relative.r + relative_row(a, T - int(queries) + row.query, key) * C + of_head;
+  return decode_score(q, r, int(a.HS));
+}
+
 // Writes partials. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads'
 // rows eight at a time. Of the scores, a thread owns one key and every second row, of the softmax a warp whole rows,
 // and of the results a thread single channels.
-template <class Element>
+template <class Element, bool Relative>
 static __global__ void __launch_bounds__(decode_threads)
     attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
   const KVHead<Element> kv = a.kv_heads[blockIdx.y];
@@ -143,8 +156,13 @@ static __global__ void __launch_bounds__(decode_threads)
     __syncthreads();  // all threads' copies have arrived too, and p of the rows before these has been read
     const int key = int(threadIdx.x) % decode_keys;
     for (int r = int(threadIdx.x) / decode_keys; r < rows; r += decode_threads / decode_keys) {
-      const bool sees = row_sees(a, keys.T, decode_row(a, kv, first + r), k0 + key);
-      memory.p[r * decode_keys + key] = sees ? decode_score(memory.q + r * HS, memory.k + key * stride, HS) : -INFINITY;
+      const DecodeRow row = decode_row(a, kv, first + r);
+      float s = -INFINITY;
+      if (row_sees(a, keys.T, row, k0 + key)) {
+        s = decode_score(memory.q + r * HS, memory.k + key * stride, HS);
+        if constexpr (Relative) s += decode_relative_score(a, blockIdx.z, keys.T, row, k0 + key);
+      }
+      memory.p[r * decode_keys + key] = s;
     }
     __syncthreads();
     auto partial = [&](int r) {
@@ -239,8 +257,9 @@ template <class Element>
 void launch_attention_decode(const AttentionArgs<Element>& a) {
   const float scale = float(1 / std::sqrt(double(a.HS))), to_exp2 = scale * 1.44269504f;  // exp(x) = exp2(x * log2(e))
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
-  launch(attention_decode_kernel<Element>, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream,
-         a, to_exp2);
+  const auto kernel =
+      a.relative.q != nullptr ? attention_decode_kernel<Element, true> : attention_decode_kernel<Element, false>;
+  launch(kernel, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream, a, to_exp2);
   const dim3 results(unsigned(a.queries()), unsigned(a.NH), unsigned(a.B));
   const unsigned threads = unsigned(ceil_div(merge_groups * a.HS, warp_size) * warp_size);
   launch(attention_merge_kernel<Element>, results, threads, (32 + merge_groups * size_t(a.HS)) * sizeof(float),

@@ -4,10 +4,16 @@
 // No sum depends on the order in which blocks run, and no two blocks write to the same address, so the results' bits
 // are always the same. The backward pass is two kernels, each of which computes the scores itself: seven matmuls
 // instead of five, but neither atomics nor a buffer.
+//
+// With relative positions a tile of queries and keys needs as many rows of r as it has queries and keys, one for each
+// distance that occurs in it. They lie in shared memory beside k, and a product with them reads the row of each pair's
+// distance: no scores by distance are stored. A third kernel of the backward pass, whose blocks own distances, computes
+// the gradient of r.
 #pragma once
 #include <cmath>                  // sqrt
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "attention_tiles.h"      // visible_key_tile, visible_query_tile
+#include "attention_relative.h"   // launch_sum_of_sequences
+#include "attention_tiles.h"      // visible_key_tile, visible_query_tile, DistanceTiles, relative_row
 #include "attention_topk.h"       // TopK, RadixSearch
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
@@ -53,8 +59,9 @@ constexpr int warp_rows = 2 * rows_per_thread;
 __device__ inline int warp_first(int first) { return first + int(threadIdx.x) / warp_size * warp_rows; }
 
 // tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows from `end`
-// on, which are not read. Called by the whole block: neighbouring threads load neighbouring groups of eight channels.
-template <int G, int Rows, int Threads>
+// on, and with `BeforeRow0` for those before row 0, which are not read. Called by the whole block: neighbouring threads
+// load neighbouring groups of eight channels.
+template <int G, int Rows, int Threads, bool BeforeRow0 = false>
 __device__ inline void load_tile(float* tile, const float* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = 64 * G / 8, rows_at_once = Threads / threads_per_row;
   static_assert(Rows % rows_at_once == 0, "every thread has as many rows");
@@ -64,7 +71,7 @@ __device__ inline void load_tile(float* tile, const float* src, int64_t stride, 
   for (int i = 0; i < Rows / rows_at_once; i++) {
     const int row = i * rows_at_once + int(threadIdx.x) / threads_per_row;
     float x[8] = {};
-    if (first + row < end) load8(x, src + (first + row) * stride + channel);
+    if (first + row < end && (!BeforeRow0 || first + row >= 0)) load8(x, src + (first + row) * stride + channel);
     store8(tile + row * tile_stride<G> + channel, x);
   }
 }
@@ -85,6 +92,25 @@ __device__ inline void mul_ABt(float (&s)[rows_per_thread][N], const float* a, c
     for (int i = 0; i < rows_per_thread; i++)
       for (int j = 0; j < N; j++)
         for (int c = 0; c < 4; c++) s[i][j] += x[i][c] * y[j][c];
+  }
+}
+
+// s (4 x columns) += products of rows of `a` and b over HS channels that depend on how far row and column are apart, as
+// those with the vectors of relative positions do. The element (i, j) gets the product of row i of `a`, or with
+// OfColumns row j, and of row RowStep i + ColumnStep j of b. `a` and b point to those of the thread's first element.
+template <int G, bool OfColumns, int RowStep, int ColumnStep, int N>
+__device__ inline void add_shifted_ABt(float (&s)[rows_per_thread][N], const float* a, const float* b, int HS) {
+  constexpr int rows_of_a = OfColumns ? N : rows_per_thread, a_step = OfColumns ? half_warp : 1;
+#pragma unroll 1
+  for (int channel = 0; channel < HS; channel += 4) {
+    float x[rows_of_a][4];
+    for (int r = 0; r < rows_of_a; r++) load4(x[r], a + r * a_step * tile_stride<G> + channel);
+    for (int j = 0; j < N; j++)
+      for (int i = 0; i < rows_per_thread; i++) {
+        float y[4];
+        load4(y, b + (RowStep * i + ColumnStep * j * half_warp) * tile_stride<G> + channel);
+        for (int c = 0; c < 4; c++) s[i][j] += x[OfColumns ? j : i][c] * y[c];
+      }
   }
 }
 
@@ -174,6 +200,20 @@ __device__ inline void store_scores(float* p, const float (&s)[rows_per_thread][
     for (int j = 0; j < N; j++) p[i * scores_stride<Columns> + j * half_warp + int(threadIdx.x) % half_warp] = s[i][j];
 }
 
+// Stores scores with row i of the thread shifted by 3 - i columns and zeros around them, so that mul_add_AB over
+// Columns + 4 columns multiplies the element (i, j) by row j - i + 3 of its b.
+template <int Columns, int N>
+__device__ inline void store_shifted_scores(float* p, const float (&s)[rows_per_thread][N]) {
+  static_assert(scores_stride<Columns> == Columns + rows_per_thread, "a row has room for the zeros");
+  const int lane = int(threadIdx.x) % half_warp;
+  for (int i = 0; i < rows_per_thread; i++) {
+    const int shift = rows_per_thread - 1 - i;
+    float* row = p + i * scores_stride<Columns>;
+    for (int j = 0; j < N; j++) row[j * half_warp + lane + shift] = s[i][j];
+    if (lane < rows_per_thread) row[lane < shift ? lane : Columns + lane] = 0;
+  }
+}
+
 // The thread's part of one row of results times `factor`.
 template <int G>
 __device__ inline void scale_row(float (&row)[G][4], float factor) {
@@ -201,21 +241,37 @@ __device__ inline void store_rows(float* dst, int64_t stride, int first, int end
 // ----------------------------------------------------------------------------
 // Forward
 
-template <int G>
+// With relative positions they are smaller, because q' and r must fit, too.
+template <int G, int Kind>
 struct ForwardTiles {
-  static constexpr int queries = 64, keys = 64 / G, threads = queries / rows_per_thread * half_warp;
-  static constexpr int blocks_per_sm = G == 1 ? 3 : 2;
-  static constexpr int floats = (queries + 2 * keys) * tile_stride<G> + queries * scores_stride<keys>;  // 70 and 77 KB
+  static constexpr bool relative = Kind == relative_attention;
+  static constexpr int queries = relative ? 64 / G : 64, keys = (relative ? 32 : 64) / G,
+                       threads = queries / rows_per_thread * half_warp;
+  static constexpr int blocks_per_sm = G == 1 && !relative ? 3 : 2;
+  static constexpr int relative_rows = relative ? queries + (queries + keys) : 0;  // of q' and r
+  static constexpr int floats =  // 70 and 77 KB, with relative positions 87 and 79 KB
+      (queries + 2 * keys + relative_rows) * tile_stride<G> + queries * scores_stride<keys>;
 };
+
+// r_tile = the rows of r of the distances in a tile of queries and keys, of which `Rows` are as many together: from the
+// block's last query and its first key on, which are the furthest apart. The distance of query q0 + i and key k0 + j is
+// that of row j - i + (the tile's queries) - 1.
+template <int G, int Rows, int Threads>
+__device__ inline void load_distances(float* r_tile, const AttentionArgs<float>& a, int head, int last_query, int k0) {
+  load_tile<G, Rows, Threads, /*BeforeRow0=*/true>(r_tile, a.relative.r + head * a.HS, a.NH * a.HS,
+                                                   relative_row(a, last_query, k0), int(a.relative.distances),
+                                                   int(a.HS));
+}
 
 // out =, lse =. A block owns 64 queries of one head in one sequence; blocks with the most keys are started first. A
 // warp owns eight queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in registers
 // over the whole loop over keys, so memory is read once per tile and written once. Each lane sums the probabilities
 // that it computed; the sixteen sums of a row are added at the end.
-template <int G, bool General>
-__global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blocks_per_sm)
+template <int G, int Kind>
+__global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G, Kind>::blocks_per_sm)
     attention_forward_kernel(AttentionArgs<float> a, float scale) {
-  using Tiles = ForwardTiles<G>;
+  using Tiles = ForwardTiles<G, Kind>;
+  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
@@ -231,6 +287,8 @@ __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blo
   float* v_tile = k_tile + Tiles::keys * tile_stride<G>;
   const Thread thread = this_thread();
   float* p = v_tile + Tiles::keys * tile_stride<G> + thread.row * scores_stride<Tiles::keys>;
+  float* relative_q_tile = v_tile + Tiles::keys * tile_stride<G> + Tiles::queries * scores_stride<Tiles::keys>;
+  float* r_tile = relative_q_tile + Tiles::queries * tile_stride<G>;
 
   // The block's queries are the rows [first, first + Tiles::queries) of q and out; q0, `query` and `end` are positions:
   // of the block's and of the thread's first query, and after the block's last query, which is also the end of the keys
@@ -240,6 +298,9 @@ __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blo
   const int channels = thread.channels(HS, q0, end);
   load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
                                                first, queries, HS);
+  if constexpr (Relative)
+    load_tile<G, Tiles::queries, Tiles::threads>(relative_q_tile, a.relative.q + (first_row * a.NH + head) * a.HS,
+                                                 step * a.NH * a.HS, first, queries, HS);
 
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
@@ -251,15 +312,21 @@ __global__ void __launch_bounds__(ForwardTiles<G>::threads, ForwardTiles<G>::blo
     __syncthreads();  // all warps have read the tiles before these
     load_tile<G, Tiles::keys, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
     load_tile<G, Tiles::keys, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
+    if constexpr (Relative)
+      load_distances<G, Tiles::queries + Tiles::keys, Tiles::threads>(r_tile, a, head, q0 + Tiles::queries - 1, k0);
     __syncthreads();
     if (General && tiles.hides_all(warp_first(q0), warp_rows, k0, k0 + Tiles::keys)) continue;
 
     float s[rows_per_thread][Tiles::keys / half_warp];
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
+    if constexpr (Relative)
+      add_shifted_ABt<G, false, -1, 1>(s, relative_q_tile + thread.row * tile_stride<G>,
+                                       r_tile + (thread.lane - thread.row + Tiles::queries - 1) * tile_stride<G>,
+                                       channels);
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys))
         mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
-      if (a.topk > 0)
+      if (!Relative && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::keys > q0 + 1) {
@@ -373,24 +440,29 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
 // Backward
 
 // For heads of more than 64 channels smaller than the forward pass's, because four tiles must fit: 32 rows and half as
-// many warps.
-template <int G>
+// many warps. With relative positions half of that again, because as many rows must fit as eight tiles have: most of
+// all in the kernel of the gradient of r, whose tiles of k and v are twice as large.
+template <int G, int Kind>
 struct BackwardTiles {
-  static constexpr int rows = 64 / G, columns = 64 / G, threads = rows / rows_per_thread * half_warp;
-  static constexpr int blocks_per_sm = G == 1 ? 2 : 3;
-  static constexpr int floats = 2 * (rows + columns) * tile_stride<G> + rows * scores_stride<columns>;  // 87 and 72 KB
+  static constexpr bool relative = Kind == relative_attention;
+  static constexpr int rows = (relative ? 32 : 64) / G, columns = rows, threads = rows / rows_per_thread * half_warp;
+  static constexpr int blocks_per_sm = G == 1 && !relative ? 2 : 3;
+  static constexpr int floats =  // 87 and 72 KB, with relative positions 74 and 69 KB
+      (relative ? 8 : 4) * rows * tile_stride<G> + rows * scores_stride<columns>;
 };
 
 // exp(s * scale - lse) for raw scores; 0 where s is -inf or lse is +inf.
 __device__ inline float probability(float s, float scale, float lse) { return exp2f((s * scale - lse) * log2_e); }
 
-// delta =, dq = or +=. A block owns a tile of queries of one head in one sequence, those with the most keys first, and
-// keeps their q and dout in shared memory over the loop over k and v. A warp owns eight queries, a thread the elements
-// of the layouts above; dq stays in registers and is written once. delta is summed first, straight from memory.
-template <int G, bool General>
-__global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
+// delta =, dq = or +=, relative.dq =. A block owns a tile of queries of one head in one sequence, those with the most
+// keys first, and keeps their q and dout in shared memory over the loop over k and v. A warp owns eight queries, a
+// thread the elements of the layouts above; dq stays in registers and is written once. delta is summed first, straight
+// from memory.
+template <int G, int Kind>
+__global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles<G, Kind>::blocks_per_sm)
     attention_dq_kernel(AttentionArgs<float> a, float scale) {
-  using Tiles = BackwardTiles<G>;
+  using Tiles = BackwardTiles<G, Kind>;
+  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
@@ -411,14 +483,20 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   float* v_tile = k_tile + Tiles::columns * tile_stride<G>;
   const Thread thread = this_thread();
   float* p = v_tile + Tiles::columns * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
+  float* relative_q_tile = v_tile + Tiles::columns * tile_stride<G> + Tiles::rows * scores_stride<Tiles::columns>;
+  float* r_tile = relative_q_tile + Tiles::rows * tile_stride<G>;
 
   const int query = q0 + thread.row;
   const int channels = thread.channels(HS, q0, end);
   load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0,
                                             end, HS);
   load_tile<G, Tiles::rows, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
+  if constexpr (Relative)
+    load_tile<G, Tiles::rows, Tiles::threads>(relative_q_tile, a.relative.q + first_row * C + head * HS, out_stride, q0,
+                                              end, HS);
 
   float row_lse[rows_per_thread], row_delta[rows_per_thread], acc[rows_per_thread][G][4] = {};
+  [[maybe_unused]] float relative_acc[rows_per_thread][G][4] = {};
   for (int i = 0; i < rows_per_thread; i++) {
     const bool exists = query + i < end;
     float sum = 0;
@@ -442,16 +520,22 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
     __syncthreads();  // all warps have read the tiles before these
     load_tile<G, Tiles::columns, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
     load_tile<G, Tiles::columns, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
+    if constexpr (Relative)
+      load_distances<G, Tiles::rows + Tiles::columns, Tiles::threads>(r_tile, a, head, q0 + Tiles::rows - 1, k0);
     __syncthreads();
     if (General && tiles.hides_all(warp_first(q0), warp_rows, k0, k0 + Tiles::columns)) continue;
 
     float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
     mul_ABt<G>(dp, dout_tile + thread.row * tile_stride<G>, v_tile, channels);
+    if constexpr (Relative)
+      add_shifted_ABt<G, false, -1, 1>(s, relative_q_tile + thread.row * tile_stride<G>,
+                                       r_tile + (thread.lane - thread.row + Tiles::rows - 1) * tile_stride<G>,
+                                       channels);
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns))
         mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
-      if (a.topk > 0)
+      if (!Relative && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
     } else if (k0 + Tiles::columns > q0 + 1) {
@@ -463,19 +547,33 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
     store_scores<Tiles::columns>(p, s);
     __syncwarp();
     mul_add_AB<G, Tiles::columns>(acc, p, k_tile, channels, min(Tiles::columns, end - k0));
+    if constexpr (Relative) {
+      __syncwarp();  // all lanes have read p, and the shifted ds may overwrite it
+      store_shifted_scores<Tiles::columns>(p, s);
+      __syncwarp();
+      mul_add_AB<G, Tiles::columns>(relative_acc, p,
+                                    r_tile + (Tiles::rows - rows_per_thread - thread.row) * tile_stride<G>, channels,
+                                    Tiles::columns + rows_per_thread);
+    }
   }
   for (auto& row : acc) scale_row(row, scale);
   store_rows<G>(a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate, acc);
+  if constexpr (Relative) {
+    for (auto& row : relative_acc) scale_row(row, scale);
+    store_rows<G>(a.relative.dq + first_row * C + head * HS, out_stride, query, end, HS, /*accumulate=*/false,
+                  relative_acc);
+  }
 }
 
 // dk, dv = or +=. A block owns a tile of keys of one K/V head in one sequence and keeps their k and v in shared memory
 // over the loop over q and dout: of every query head of the K/V head, the tiles of queries from the block's first key
 // or the first query on, whichever is later. A warp owns eight keys, a thread the elements of the layouts above, of the
 // transposed scores too; dk and dv stay in registers and are written once.
-template <int G, bool General>
-__global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::blocks_per_sm)
+template <int G, int Kind>
+__global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles<G, Kind>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
-  using Tiles = BackwardTiles<G>;
+  using Tiles = BackwardTiles<G, Kind>;
+  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS);
   const KVHead<float>& kv = a.kv_heads[blockIdx.y];
   const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.x));
@@ -492,6 +590,8 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   float* dout_tile = q_tile + Tiles::columns * tile_stride<G>;
   const Thread thread = this_thread();
   float* p = dout_tile + Tiles::columns * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
+  float* relative_q_tile = dout_tile + Tiles::columns * tile_stride<G> + Tiles::rows * scores_stride<Tiles::columns>;
+  float* r_tile = relative_q_tile + Tiles::columns * tile_stride<G>;
 
   const int k0 = own.tile * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
   const int channels = thread.channels(HS, k0, end);
@@ -515,16 +615,26 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
       __syncthreads();  // all warps have read the tiles before these
       load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, step * a.q_stride, q0, T, HS);
       load_tile<G, Tiles::columns, Tiles::threads>(dout_tile, head_dout, out_stride, q0, T, HS);
+      if constexpr (Relative) {
+        load_tile<G, Tiles::columns, Tiles::threads>(relative_q_tile,
+                                                     a.relative.q + (first_query_row * a.NH + head) * a.HS, out_stride,
+                                                     q0, T, HS);
+        load_distances<G, Tiles::rows + Tiles::columns, Tiles::threads>(r_tile, a, head, q0 + Tiles::columns - 1, k0);
+      }
       __syncthreads();
       if (General && !mask.sees_some(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows)) continue;
 
       float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
       mul_ABt<G>(s, k_tile + thread.row * tile_stride<G>, q_tile, channels);
       mul_ABt<G>(dp, v_tile + thread.row * tile_stride<G>, dout_tile, channels);
+      if constexpr (Relative)
+        add_shifted_ABt<G, true, 1, -1>(s, relative_q_tile + thread.lane * tile_stride<G>,
+                                        r_tile + (thread.row - thread.lane + Tiles::columns - 1) * tile_stride<G>,
+                                        channels);
       if constexpr (General) {
         if (!mask.sees_all(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows))
           mask_scores<true>(s, mask, q0 + thread.lane, key);
-        if (a.topk > 0)
+        if (!Relative && a.topk > 0)
           select_topk<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
                             first_index(a, head, int(blockIdx.y)) + positions.at(key), step);
       } else if (k0 + Tiles::rows > q0 + 1) {
@@ -553,6 +663,81 @@ __global__ void __launch_bounds__(BackwardTiles<G>::threads, BackwardTiles<G>::b
   store_rows<G>(kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate, dv);
 }
 
+// relative.dr_of_sequences =. A block owns a tile of rows of r, which are distances, for one head in one sequence,
+// those with the most pairs first, and loops over the head's K/V heads and tiles of queries with their q, q' and dout:
+// the keys at the block's distances from a tile's queries are as many as the rows of both. A warp owns eight distances,
+// a thread the elements of the layouts above, where the rows of the scores are distances and the columns are queries,
+// so that row + column says which key; the gradient stays in registers and is written once. Keys before position 0 do
+// not exist and are hidden.
+template <int G>
+__global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
+                                  BackwardTiles<G, relative_attention>::blocks_per_sm)
+    attention_dr_kernel(AttentionArgs<float> a, float scale) {
+  using Tiles = BackwardTiles<G, relative_attention>;
+  constexpr int keys = Tiles::rows + Tiles::columns;
+  const int HS = int(a.HS), T = int(a.T), distances = int(a.relative.distances), head = int(blockIdx.y);
+  const int r0 = int(gridDim.x - 1 - blockIdx.x) * Tiles::rows, end = min(distances, r0 + Tiles::rows);
+  const int64_t C = a.NH * a.HS, first_row = int64_t(blockIdx.z) * a.queries() - a.first_query;  // of position 0
+  const int64_t first_lse = (blockIdx.z * a.NH + head) * a.queries() - a.first_query;
+
+  float* r_tile = reinterpret_cast<float*>(shared_memory);
+  float* relative_q_tile = r_tile + Tiles::rows * tile_stride<G>;
+  float* q_tile = relative_q_tile + Tiles::columns * tile_stride<G>;
+  float* dout_tile = q_tile + Tiles::columns * tile_stride<G>;
+  float* k_tile = dout_tile + Tiles::columns * tile_stride<G>;
+  float* v_tile = k_tile + keys * tile_stride<G>;
+  const Thread thread = this_thread();
+  float* p = v_tile + keys * tile_stride<G> + thread.row * scores_stride<Tiles::columns>;
+  const int channels = thread.channels(HS, r0, end);
+  load_tile<G, Tiles::rows, Tiles::threads>(r_tile, a.relative.r + head * HS, C, r0, end, HS);
+
+  const AttentionMask& mask = mask_of(a, head);
+  const DistanceTiles<Tiles::columns, float> tiles(a, head, mask, distances - end);
+  float acc[rows_per_thread][G][4] = {};
+  for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
+    const int q0 = tile.q0, q1 = min(T, q0 + Tiles::columns), k0 = q0 + r0 - (distances - 1), k1 = k0 + keys - 1;
+    if (!mask.sees_some(q0, q1, k0, k1)) continue;
+    const KVHead<float>& kv = tiles.kv(tile);
+    __syncthreads();  // all warps have read the tiles before these
+    auto load = [&](float* to, const float* x, int64_t stride) {
+      load_tile<G, Tiles::columns, Tiles::threads>(to, x + first_row * stride + head * HS, stride, q0, T, HS);
+    };
+    load(relative_q_tile, a.relative.q, C), load(q_tile, a.q, a.q_stride), load(dout_tile, a.dout, C);
+    auto load_keys = [&](float* to, const float* x, int64_t stride) {
+      load_tile<G, keys, Tiles::threads, /*BeforeRow0=*/true>(to, x + blockIdx.z * a.T * stride, stride, k0, T, HS);
+    };
+    load_keys(k_tile, kv.k, kv.k_stride), load_keys(v_tile, kv.v, kv.v_stride);
+    __syncthreads();
+
+    float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp] = {};
+    const int key_row = thread.row + thread.lane;  // of the thread's first row and column
+    mul_ABt<G>(s, r_tile + thread.row * tile_stride<G>, relative_q_tile, channels);
+    add_shifted_ABt<G, true, 1, 1>(s, q_tile + thread.lane * tile_stride<G>, k_tile + key_row * tile_stride<G>,
+                                   channels);
+    add_shifted_ABt<G, true, 1, 1>(dp, dout_tile + thread.lane * tile_stride<G>, v_tile + key_row * tile_stride<G>,
+                                   channels);
+    const bool sees_all = k0 >= 0 && mask.sees_all(q0, q1, k0, k1);
+#pragma unroll
+    for (int j = 0; j < Tiles::columns / half_warp; j++) {
+      const int column = thread.lane + j * half_warp, query = q0 + column;
+      const float column_lse = query < T ? a.lse[first_lse + query] : INFINITY;  // p is 0 from T on
+      const float column_delta = query < T ? a.delta[first_lse + query] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < rows_per_thread; i++) {
+        const int key = k0 + thread.row + i + column;
+        if (!sees_all && (key < 0 || !mask.sees(query, key))) s[i][j] = -INFINITY;
+        s[i][j] = probability(s[i][j], scale, column_lse) * (dp[i][j] - column_delta);  // ds
+      }
+    }
+    store_scores<Tiles::columns>(p, s);
+    __syncwarp();
+    mul_add_AB<G, Tiles::columns>(acc, p, relative_q_tile, channels, q1 - q0);
+  }
+  for (auto& row : acc) scale_row(row, scale);
+  store_rows<G>(a.relative.dr_of_sequences + blockIdx.z * distances * C + head * HS, C, r0 + thread.row, end, HS,
+                /*accumulate=*/false, acc);
+}
+
 // ----------------------------------------------------------------------------
 // Launchers
 
@@ -561,29 +746,44 @@ inline dim3 attention_grid(const AttentionArgs<float>& a, int64_t rows, int64_t 
   return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_step)), unsigned(heads), unsigned(a.B));
 }
 
+template <int G, int Kind>
+void launch_forward(const AttentionArgs<float>& a) {
+  using Tiles = ForwardTiles<G, Kind>;
+  if (a.topk > 0)
+    launch(attention_topk_kernel<G>, attention_grid(a, a.queries(), TopKTiles<G>::queries, a.NH), TopKTiles<G>::threads,
+           TopKTiles<G>::bytes, gpu().stream, a);
+  launch(attention_forward_kernel<G, Kind>, attention_grid(a, a.queries(), Tiles::queries, a.NH), Tiles::threads,
+         Tiles::floats * sizeof(float), gpu().stream, a, float(1 / sqrt(double(a.HS))));
+}
+
+template <int G, int Kind>
+void launch_backward(const AttentionArgs<float>& a) {
+  using Tiles = BackwardTiles<G, Kind>;
+  const float scale = float(1 / sqrt(double(a.HS)));
+  const size_t shared_bytes = Tiles::floats * sizeof(float);
+  launch(attention_dq_kernel<G, Kind>, attention_grid(a, a.queries(), Tiles::rows, a.NH), Tiles::threads, shared_bytes,
+         gpu().stream, a, scale);
+  launch(attention_dkdv_kernel<G, Kind>, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads,
+         shared_bytes, gpu().stream, a, scale);
+  if constexpr (Kind == relative_attention) {
+    const dim3 grid(unsigned(ceil_div(a.relative.distances, Tiles::rows)), unsigned(a.NH), unsigned(a.B));
+    launch(attention_dr_kernel<G>, grid, Tiles::threads, shared_bytes, gpu().stream, a, scale);
+    launch_sum_of_sequences(a);
+  }
+}
+
 template <int G>
 void launch_forward(const AttentionArgs<float>& a) {
-  using Tiles = ForwardTiles<G>;
-  const int64_t queries = a.T - a.first_query;
-  const auto kernel = is_general(a) ? attention_forward_kernel<G, true> : attention_forward_kernel<G, false>;
-  if (a.topk > 0)
-    launch(attention_topk_kernel<G>, attention_grid(a, queries, TopKTiles<G>::queries, a.NH), TopKTiles<G>::threads,
-           TopKTiles<G>::bytes, gpu().stream, a);
-  launch(kernel, attention_grid(a, queries, Tiles::queries, a.NH), Tiles::threads, Tiles::floats * sizeof(float),
-         gpu().stream, a, float(1 / sqrt(double(a.HS))));
+  if (a.relative.q != nullptr) launch_forward<G, relative_attention>(a);
+  else if (is_general(a)) launch_forward<G, general_attention>(a);
+  else launch_forward<G, plain_attention>(a);
 }
 
 template <int G>
 void launch_backward(const AttentionArgs<float>& a) {
-  using Tiles = BackwardTiles<G>;
-  const float scale = float(1 / sqrt(double(a.HS)));
-  const size_t shared_bytes = Tiles::floats * sizeof(float);
-  const auto dq_kernel = is_general_backward(a) ? attention_dq_kernel<G, true> : attention_dq_kernel<G, false>;
-  const auto dkdv_kernel = is_general_backward(a) ? attention_dkdv_kernel<G, true> : attention_dkdv_kernel<G, false>;
-  launch(dq_kernel, attention_grid(a, a.queries(), Tiles::rows, a.NH), Tiles::threads, shared_bytes, gpu().stream, a,
-         scale);
-  launch(dkdv_kernel, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads, shared_bytes, gpu().stream,
-         a, scale);
+  if (a.relative.q != nullptr) launch_backward<G, relative_attention>(a);
+  else if (is_general_backward(a)) launch_backward<G, general_attention>(a);
+  else launch_backward<G, plain_attention>(a);
 }
 
 inline void launch_attention_forward(const AttentionArgs<float>& a) {

@@ -12,6 +12,13 @@
 // that with relative positions.
 constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2;
 
+// With relative positions: the row of r of a query and a key, which are positions of a sequence. It is negative, or
+// `distances` or more, where no row is theirs: a mask hides the key.
+template <class Element>
+__device__ inline int relative_row(const AttentionArgs<Element>& a, int query, int key) {
+  return key - query + int(a.relative.distances) - 1;
+}
+
 // ----------------------------------------------------------------------------
 // Positions
 

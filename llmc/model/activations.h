@@ -8,6 +8,7 @@
 #include "activation_list.h"  // ActivationList
 #include "llmc/operations.h"  // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
 #include "llmc/precision.h"   // floatX
+#include "llmc/relative.h"    // sines_of_distances
 #include "llmc/rotary.h"      // rotary_table
 #include "parameters.h"       // qkv_rows
 #include "shape.h"            // ModelShape
@@ -23,6 +24,9 @@ struct Activations {
   floatX* branch_out;             // (N, C): the output of a step's branch, before it joins the residual stream
   floatX* logits;                 // (logit_rows, logit_stride): a chunk of rows at a time
   float* rotary_table = nullptr;  // (rotary_positions(...), hs): rotary_table of rotary.h
+  // Tensors of relative positions (llmc/relative.h).
+  floatX* sines = nullptr;                                             // (relative_distances(...), C)
+  floatX *queries_of_keys = nullptr, *queries_of_distances = nullptr;  // (N, C)
   // Tensors of generation, of which the first three say where the rows of a pass lie (kv_cache.h).
   int* positions = nullptr;             // (N)
   int* cache_rows = nullptr;            // (N, groups of layers)
@@ -40,6 +44,9 @@ struct Activations {
   // num_accumulators of them, each (N, accumulator_heads * hs), with `memory` (B (M + T), ...): dq | dk | dv of a
   // layer's shared heads.
   std::vector<floatX*> accumulators;
+  // Of relative positions: (N, C) each, (relative_distances(...), C), and that of each sequence.
+  floatX *dqueries_of_keys = nullptr, *dqueries_of_distances = nullptr, *relative_dr = nullptr;
+  float* relative_dr_of_sequences = nullptr;
   // Tensors of layers that sum the outputs of several attention maps (`blend` and `gate`).
   float* map_sum = nullptr;  // (N, C): the weighted sum of the maps' outputs
   // (N, C): a map's output before it is rounded, for `gate`, whose gradient is a difference of two such outputs.
@@ -97,6 +104,13 @@ inline int64_t rotary_positions(const ModelShape& shape) {
   return shape.generation && memory > 0 ? shape.rows : shape.config.max_seq_len + memory;
 }
 
+// How many distances of query and key relative positions have a row for: all that are seen.
+inline int64_t relative_distances(const ModelShape& shape) {
+  const int64_t memory = shape.attention_plan.table.memory;
+  if (shape.training) return shape.training->T + memory;
+  return std::min(shape.generation->max_length, shape.config.max_seq_len + memory);
+}
+
 template <class Declare>
 void declare_muon_activations(Activations& acts, ActivationList<Declare>& list) {
   const TrainingShape& training = *list.shape.training;
@@ -142,6 +156,13 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   for (floatX*& accumulator : acts.accumulators)
     list.add(MemoryGroup::dkv_accumulators, "accumulator", accumulator,
              {key_rows(list.shape), plan.accumulator_heads * hs});
+  if (plan.table.relative) {
+    const int64_t D = relative_distances(list.shape);
+    list.add(backward, "dqueries_of_keys", acts.dqueries_of_keys, {N, C});
+    list.add(backward, "dqueries_of_distances", acts.dqueries_of_distances, {N, C});
+    list.add(backward, "relative_dr", acts.relative_dr, {D, C});
+    list.add(backward, "relative_dr_of_sequences", acts.relative_dr_of_sequences, {training.B, D, C});
+  }
   if (plan.table.mix == WiringTable::Mix::gate) {
     list.add(backward, "dmap_gates", acts.dmap_gates, {c.num_layers, N});
     if (has_master_weights) list.add(backward, "exact_map_out", acts.exact_map_out, {N, C});
@@ -169,6 +190,11 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   if (plan.table.mix == WiringTable::Mix::gate) list.add(activations, "map_gates", acts.map_gates, {c.num_layers, N});
   if (plan.table.rope > 0)
     list.add(activations, "rotary_table", acts.rotary_table, {rotary_positions(list.shape), c.head_size()});
+  if (plan.table.relative) {
+    list.add(activations, "sines", acts.sines, {relative_distances(list.shape), C});
+    list.add(activations, "queries_of_keys", acts.queries_of_keys, {N, C});
+    list.add(activations, "queries_of_distances", acts.queries_of_distances, {N, C});
+  }
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);
   const KVCachePlan& cache = *list.shape.generation;
@@ -189,15 +215,19 @@ inline void set_rotary_table(const Activations& acts, const ModelShape& shape, c
 // In generation: acts.positions = the positions of a pass's rows, by which they are embedded or rotated. With `memory`
 // the table of angles is that of these rows.
 inline void set_positions(const Activations& acts, const ModelShape& shape, std::vector<int> positions) {
-  if (shape.attention_plan.table.memory > 0) {
+  if (shape.attention_plan.table.memory > 0 && shape.attention_plan.table.rope > 0) {
     set_rotary_table(acts, shape, positions);
     std::iota(positions.begin(), positions.end(), 0);
   }
   copy_to_device(acts.positions, positions);
 }
 
-// Sets the activations that are constants: the angles of rotary positions.
+// Sets the activations that are constants: the sines of relative positions, the angles of rotary ones.
 inline void set_constants(const Activations& acts, const ModelShape& shape) {
+  if (acts.sines != nullptr) {
+    const std::vector<float> sines = sines_of_distances(relative_distances(shape), shape.config.channels);
+    copy_to_device(acts.sines, std::vector<floatX>(sines.begin(), sines.end()));
+  }
   if (acts.rotary_table == nullptr) return;
   std::vector<int> positions(size_t(rotary_positions(shape)));
   std::iota(positions.begin(), positions.end(), 0);

@@ -18,6 +18,7 @@
 #include "parameters.h"           // AttentionParams
 #include "norm.h"                 // Norm
 #include "planner.h"              // Planner, AttentionActs
+#include "relative_attention.h"   // RelativeAttention
 #include "segment_memory.h"       // SegmentMemory
 
 // A matmul from the LayerNorm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias. With `memory` k
@@ -59,13 +60,14 @@ struct AttentionBranch {
   AttentionParams<floatX> w;
   AttentionParams<float> g;
   int64_t C = 0, QKV = 0;
-  const floatX* in = nullptr;           // (N, C)
-  std::vector<SegmentMemory> memory;    // one or none
-  std::vector<Projection> projections;  // the matmuls to q, and to k and v, of the projected heads
-  std::vector<Rotation> rotations;      // rotary positions of q and k; none with learned positions
-  std::vector<StoreKV> store_kv;        // one in generation, if the layer projects any k or v
-  const KVCache* cache = nullptr;       // in generation; else null
-  const KeyRows* sequences = nullptr;   // (slots): in generation, where the keys of each part's sequence lie
+  const floatX* in = nullptr;               // (N, C)
+  std::vector<SegmentMemory> memory;        // one or none
+  std::vector<Projection> projections;      // the matmuls to q, and to k and v, of the projected heads
+  std::vector<Rotation> rotations;          // rotary positions of q and k; none with learned positions
+  std::vector<RelativeAttention> relative;  // of relative positions: one or none
+  std::vector<StoreKV> store_kv;            // one in generation, if the layer projects any k or v
+  const KVCache* cache = nullptr;           // in generation; else null
+  const KeyRows* sequences = nullptr;       // (slots): in generation, where the keys of each part's sequence lie
   // attentions_of_slot[slot of the cache] in generation, attentions_of_slot[0] for all sequences in training: one
   // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
@@ -110,6 +112,10 @@ void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
   if (shape.training && plan.table.memory > 0 && QKV > q) {
     b.memory.resize(1);
     for_each_activation(b.memory[0], list);
+  }
+  if (plan.table.relative) {
+    b.relative.resize(1);
+    for_each_activation(b.relative[0], list);
   }
   // With several attention maps the backward pass runs each attention again, and needs nothing of it to be kept.
   const bool mixes_maps = plan.table.mix != WiringTable::Mix::none;
@@ -282,6 +288,8 @@ inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>&
     b.attentions_of_slot.emplace_back();
     for (const PlannedAttention& planned : p.plan().attentions[b.layer])
       b.attentions_of_slot[slot].push_back(plan_attention(p, b.layer, planned, slot, out, dout));
+    for (RelativeAttention& relative : b.relative)
+      plan_relative(relative, w.attention, g.attention, p.acts, b.attentions_of_slot[slot][0].args);
   }
   b.out = p.acts.branch_out;
   if (p.shape.generation) return;
@@ -316,12 +324,15 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
   args.B = B, args.first_query = part.first - first_key(b, part), args.T = args.first_query + part.count;
   args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
   if (args.topk > 0) args.topk_score += row * args.NH, args.topk_last += row * args.NH;
+  if (args.relative.q != nullptr) args.relative.q += row * args.NH * args.HS;
   return args;
 }
 
 // The i-th attention of a training batch.
 inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
-  return attention_args(b, i, {0, batch.memory, batch.T}, batch.B, /*row=*/0);
+  AttentionArgs<floatX> args = attention_args(b, i, {0, batch.memory, batch.T}, batch.B, /*row=*/0);
+  for (const RelativeAttention& relative : b.relative) args.relative = positions_of(relative, args.relative, batch);
+  return args;
 }
 
 // The rows of a Projection or Rotation.
@@ -343,6 +354,7 @@ inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is
     if (!is_done(p)) matmul_forward(p.out, p.in, p.weight, p.bias, rows_of(p, batch), b.C, p.OC);
   for (const Rotation& r : b.rotations)
     if (!is_done(r)) rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
+  for (const RelativeAttention& relative : b.relative) relative_forward(relative, batch);
   for (const StoreKV& kv : b.store_kv) copy_rows(kv.copy, batch.rows());
 }
 
@@ -429,7 +441,9 @@ inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
 // plan says.
 inline void branch_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
   project_out_backward(b, dout, batch);
+  for (const RelativeAttention& relative : b.relative) relative_again(relative, batch);
   attention_backward(attention_args(b, 0, batch));
+  for (const RelativeAttention& relative : b.relative) relative_backward(relative, batch);
   project_qkv_backward(b, batch);
 }
 
@@ -447,9 +461,11 @@ inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, co
 // The FLOPs of a layer's attention for a sequence of T tokens, forward and backward: 2 matrix products forward and 5
 // backward (one of which rebuilds the scores), each with 2 operations per channel of a head for each query and key that
 // it sees: C * (T + 1) a token where all heads are causal. With topk all scores are computed once, and only the chosen
-// keys are multiplied.
+// keys are multiplied. Relative positions have 1 product more forward and 3 backward, and r, which does not depend on
+// the batch and is not counted.
 inline double attention_flops(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
   const AttentionPairs pairs = attention_pairs(plan, b.layer, T);
-  const double products = plan.table.topk > 0 ? 6 * pairs.multiplied + pairs.scored : 7 * pairs.scored;
+  const double products =
+      plan.table.topk > 0 ? 6 * pairs.multiplied + pairs.scored : (plan.table.relative ? 11 : 7) * pairs.scored;
   return 2 * c.head_size() * products;
 }

@@ -264,6 +264,7 @@ inline std::string draw(const AttentionPlan& plan) {
     text += "\n";
   }
   if (plan.table.rope > 0) text += format("positions: q and k are rotated, base %g\n", plan.table.rope);
+  if (plan.table.relative) text += "positions: relative, by the distance of query and key\n";
   if (plan.table.memory > 0)
     text += format("memory: of earlier segments, the %d positions before each\n", plan.table.memory);
   return text;

@@ -5,7 +5,7 @@
 //   - a K/V head takes the mean of what its query heads had, as in grouped-query attention (Ainslie et al. 2023,
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
-// Gates and learned positions that the model did not have are those of a new model as well.
+// Gates, learned and relative positions that the model did not have are those of a new model as well.
 #pragma once
 #include <algorithm>             // std::find_if, std::max, std::min
 #include <cstdint>               // int64_t
@@ -166,11 +166,17 @@ inline std::string layers_text(const std::vector<int>& layers) {
 
 // How positions change, as text; "" if they do not.
 inline std::string positions_change_text(const WiringChange& c) {
-  const double before = c.plan.table.rope, now = c.new_plan.table.rope;
-  if (before == now) return "";
-  if (before == 0) return "positions: the learned ones are dropped; q and k are rotated instead";
-  if (now == 0) return "positions: q and k are no longer rotated; learned positions start as in a new model";
-  return format("positions: q and k are rotated by the angles of base %g in place of %g", now, before);
+  const WiringTable &before = c.plan.table, &now = c.new_plan.table;
+  if (before.rope == now.rope && before.relative == now.relative) return "";
+  if (before.rope > 0 && now.rope > 0)
+    return format("positions: q and k are rotated by the angles of base %g in place of %g", now.rope, before.rope);
+  const char* dropped = before.rope > 0   ? "q and k are no longer rotated"
+                        : before.relative ? "the relative ones are dropped"
+                                          : "the learned ones are dropped";
+  const char* instead = now.rope > 0   ? "q and k are rotated instead"
+                        : now.relative ? "relative ones start as in a new model"
+                                       : "learned positions start as in a new model";
+  return format("positions: %s; %s", dropped, instead);
 }
 
 // How the memory of earlier segments changes, as text; "" if it does not. No weight belongs to it.

@@ -104,8 +104,12 @@ inline void validate(const ModelConfig& c) {
                c.channels);
   if (!(c.layer_norm_eps > 0)) user_error("layer_norm_epsilon is %g; it must be greater than 0", c.layer_norm_eps);
   validate(c.wiring, c.num_layers, c.num_heads);
-  if (!learns_positions(c.wiring) && c.head_size() % 2 != 0)
+  if (has_term(c.wiring, WiringTerm::Kind::rope) && c.head_size() % 2 != 0)
     user_error("wiring \"%s\": rope rotates pairs of channels, but a head has %d; --channels must be an even multiple "
                "of --heads",
                c.wiring.text.c_str(), c.head_size());
+  if (has_term(c.wiring, WiringTerm::Kind::relative) && c.channels % 2 != 0)
+    user_error("wiring \"%s\": relative has a sine and a cosine for each frequency, but there are %d channels; "
+               "--channels must be even",
+               c.wiring.text.c_str(), c.channels);
 }

@@ -19,7 +19,9 @@ template <class T>
 struct AttentionParams {
   T *qkvw = nullptr, *qkvb = nullptr;    // (QKV, C), (QKV): the rows are q | k | v of the heads that the layer projects
   T *gatew = nullptr, *gateb = nullptr;  // (C), (1): of `gate`, from layer 1 on; else null
-  T *projw = nullptr, *projb = nullptr;  // (C, C), (C)
+  T* relativew = nullptr;                // (C, C): W of `relative`; else null, and so are:
+  T *relativeu = nullptr, *relativev = nullptr;  // (h, hs): u and v
+  T *projw = nullptr, *projb = nullptr;          // (C, C), (C)
 };
 
 template <class T>
@@ -40,7 +42,7 @@ struct LayerParams {
 template <class T>
 struct Params {
   T* wte = nullptr;  // (V, C), also the output head
-  T* wpe = nullptr;  // (max_seq_len, C); null with rotary positions
+  T* wpe = nullptr;  // (max_seq_len, C); null with rotary and with relative positions
   int embedding_bucket = 0;
   std::vector<LayerParams<T>> layers;  // (L)
   NormParams<T> lnf;
@@ -124,7 +126,7 @@ struct ParameterBuilder {
     else table.zero_tensors.push_back({name + ".bias", num_elements(spec.file_shape)});
   }
 
-  void embedding(T*& weight, const char* name, int64_t rows, int64_t channels, int64_t tail_rows, double std) {
+  void embedding(T*& weight, const std::string& name, int64_t rows, int64_t channels, int64_t tail_rows, double std) {
     ParameterSpec spec;
     spec.init_std = std;
     add(weight, name, {rows, channels}, std::move(spec), tail_rows * channels);
@@ -142,6 +144,10 @@ struct ParameterBuilder {
     add(weight, name + ".weight", {out, in},
         linear_spec(in, out, std, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()));
     bias(bias_pointer, name, out, std::move(bias_spec));
+  }
+  // A linear layer that has no bias.
+  void matrix(T*& weight, const std::string& name, int64_t in, int64_t out, double std) {
+    add(weight, name, {out, in}, linear_spec(in, out, std, {out}));
   }
   // A linear layer of which only `rows` of the full-size weight's `file_out` exist; matrix_rows: those of its matrices,
   // one below the other.
@@ -199,6 +205,11 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
     b.linear_of_rows(attention.qkvw, attention.qkvb, h + "attn.c_attn", C, full_qkv_rows(c, plan, l), matrix_rows,
                      full_qkv_size(c, plan), weight_std);
     if (has_map_gate(plan, l)) b.linear(attention.gatew, attention.gateb, h + "attn.map_gate", C, 1, weight_std);
+    if (plan.table.relative) {
+      b.matrix(attention.relativew, h + "attn.relative.weight", C, C, weight_std);
+      b.embedding(attention.relativeu, h + "attn.relative.u", c.num_heads, c.head_size(), 0, weight_std);
+      b.embedding(attention.relativev, h + "attn.relative.v", c.num_heads, c.head_size(), 0, weight_std);
+    }
     b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
     b.norm(layer.ln2, h + "ln_2", C);
     b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, 4 * C, weight_std);

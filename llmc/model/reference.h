@@ -127,13 +127,18 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     if (config.bias) add(name + ".bias", {out});
   };
   const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
+  const bool relative = find_term(config, Kind::relative);
   add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
-  if (!find_term(config, Kind::rope)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
+  if (!relative && !find_term(config, Kind::rope)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
   for (int l = 0; l < config.num_layers; l++) {
     const std::string h = "h." + std::to_string(l);
     add_norm(h + ".ln_1", C);
     add_linear(h + ".attn.c_attn", C, C + 2 * g * hs);  // columns: q | k | v, each head by head
     if (find_term(config, Kind::gate) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
+    if (relative) {
+      add(h + ".attn.relative.weight", {C, C});
+      for (const char* bias : {"u", "v"}) add(h + ".attn.relative." + bias, {config.num_heads, hs});
+    }
     add_linear(h + ".attn.c_proj", C, C);
     add_norm(h + ".ln_2", C);
     add_linear(h + ".mlp.c_fc", C, 4 * C);
@@ -284,12 +289,12 @@ Array<Real> gelu_backward(const Array<Real>& in, const Array<Real>& d_out) {
 // Attention, of one head: q (B, T, hs), k and v (B, S * K, hs), where key s * K + j is that at position j of source s,
 // and an attention map (B, T, S * K), zero where a query does not see a key.
 
-// map[t] = softmax of q[t].k[j] / sqrt(hs) over the keys j that t sees: those that `visible` (T, K) has, of every
-// source alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the first. All zero if t
-// sees none.
+// map[t] = softmax of (q[t].k[j] + of_distances[t,j]) / sqrt(hs) over the keys j that t sees: those that `visible` (T,
+// K) has, of every source alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the
+// first. All zero if t sees none. of_distances (B, T, K), of every source alike; empty: zeros.
 template <class Real>
-Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const std::vector<bool>& visible, int topk,
-                          int64_t B, int64_t T, int64_t hs) {
+Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const Array<Real>& of_distances,
+                          const std::vector<bool>& visible, int topk, int64_t B, int64_t T, int64_t hs) {
   const int64_t keys = k.size() / (B * hs), K = visible.size() / T;
   Array<Real> map(B * T * keys), scores(keys);
   for (int64_t b = 0; b < B; b++) {
@@ -298,7 +303,7 @@ Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const std:
       for (int64_t j = 0; j < keys; j++) {
         if (!visible[t * K + j % K]) continue;
         seen.push_back(j);
-        Real dot = 0;
+        Real dot = of_distances.empty() ? 0 : of_distances[(b * T + t) * K + j % K];
         for (int64_t i = 0; i < hs; i++) dot += q[(b * T + t) * hs + i] * k[(b * keys + j) * hs + i];
         scores[j] = dot / std::sqrt(Real(hs));
       }
@@ -317,15 +322,16 @@ Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const std:
   return map;
 }
 
-// d_q, d_k (=): d_score = p * (d_p - sum_j p d_p), which is zero for keys that are not seen, and through it d_q and
-// d_k.
+// d_q, d_k, d_of_distances (=): d_score = p * (d_p - sum_j p d_p), which is zero for keys that are not seen, and
+// through it the others. K: keys of a source.
 template <class Real>
 void attention_map_backward(const Array<Real>& q, const Array<Real>& k, const Array<Real>& map,
-                            const Array<Real>& d_map, Array<Real>& d_q, Array<Real>& d_k, int64_t B, int64_t T,
-                            int64_t hs) {
+                            const Array<Real>& d_map, Array<Real>& d_q, Array<Real>& d_k, Array<Real>& d_of_distances,
+                            int64_t B, int64_t T, int64_t K, int64_t hs) {
   const int64_t keys = k.size() / (B * hs);
   d_q.assign(q.size(), 0);
   d_k.assign(k.size(), 0);
+  d_of_distances.assign(B * T * K, 0);
   for (int64_t b = 0; b < B; b++) {
     for (int64_t t = 0; t < T; t++) {
       const Real* p = &map[(b * T + t) * keys];
@@ -334,6 +340,7 @@ void attention_map_backward(const Array<Real>& q, const Array<Real>& k, const Ar
       for (int64_t j = 0; j < keys; j++) mean_d_p += p[j] * d_p[j];
       for (int64_t j = 0; j < keys; j++) {
         const Real d_dot = p[j] * (d_p[j] - mean_d_p) / std::sqrt(Real(hs));
+        d_of_distances[(b * T + t) * K + j % K] += d_dot;
         for (int64_t i = 0; i < hs; i++) d_q[(b * T + t) * hs + i] += d_dot * k[(b * keys + j) * hs + i];
         for (int64_t i = 0; i < hs; i++) d_k[(b * keys + j) * hs + i] += d_dot * q[(b * T + t) * hs + i];
       }
@@ -387,6 +394,67 @@ Array<Real> rotate(const Array<Real>& x, double base, int direction, int64_t fir
     }
   }
   return out;
+}
+
+// `relative`: s_d of the distances d = 0 .. K - 1, (K, C): the sines of d * 10000^(-2i/C), i = 0 .. C/2 - 1, then the
+// cosines.
+template <class Real>
+Array<Real> sines_of_distances(int64_t K, int64_t C) {
+  Array<Real> sines(K * C);
+  for (int64_t d = 0; d < K; d++) {
+    for (int64_t i = 0; i < C / 2; i++) {
+      const double angle = double(d) * std::pow(10000.0, -2.0 * double(i) / double(C));
+      sines[d * C + i] = Real(std::sin(angle));
+      sines[d * C + C / 2 + i] = Real(std::cos(angle));
+    }
+  }
+  return sines;
+}
+
+// out[t,j] = q[t].r[m + t - j], the distance of key j being counted from the query's place behind m positions of
+// memory; zero for later keys. q (B, T, hs), r (K, hs), out (B, T, K).
+template <class Real>
+Array<Real> distance_scores(const Array<Real>& q, const Array<Real>& r, int64_t B, int64_t T, int64_t hs) {
+  const int64_t K = r.size() / hs, m = K - T;
+  Array<Real> out(B * T * K);
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t t = 0; t < T; t++)
+      for (int64_t j = 0; j <= m + t; j++)
+        for (int64_t i = 0; i < hs; i++) out[(b * T + t) * K + j] += q[(b * T + t) * hs + i] * r[(m + t - j) * hs + i];
+  return out;
+}
+
+// d_q, d_r (=).
+template <class Real>
+void distance_scores_backward(const Array<Real>& q, const Array<Real>& r, const Array<Real>& d_out, Array<Real>& d_q,
+                              Array<Real>& d_r, int64_t B, int64_t T, int64_t hs) {
+  const int64_t K = r.size() / hs, m = K - T;
+  d_q.assign(q.size(), 0);
+  d_r.assign(r.size(), 0);
+  for (int64_t b = 0; b < B; b++) {
+    for (int64_t t = 0; t < T; t++) {
+      for (int64_t j = 0; j <= m + t; j++) {
+        for (int64_t i = 0; i < hs; i++) {
+          d_q[(b * T + t) * hs + i] += d_out[(b * T + t) * K + j] * r[(m + t - j) * hs + i];
+          d_r[(m + t - j) * hs + i] += d_out[(b * T + t) * K + j] * q[(b * T + t) * hs + i];
+        }
+      }
+    }
+  }
+}
+
+// Every row of x (any, hs), plus row `head` of `bias` (h, hs).
+template <class Real>
+Array<Real> add_head_bias(const Array<Real>& x, const Array<Real>& bias, int head, int64_t hs) {
+  Array<Real> sum = x;
+  for (size_t n = 0; n < x.size(); n++) sum[n] += bias[head * hs + int64_t(n) % hs];
+  return sum;
+}
+
+// d_bias +=; that of x is d_sum.
+template <class Real>
+void add_head_bias_backward(const Array<Real>& d_sum, Array<Real>& d_bias, int head, int64_t hs) {
+  for (size_t n = 0; n < d_sum.size(); n++) d_bias[head * hs + int64_t(n) % hs] += d_sum[n];
 }
 
 // `blend` and `gate`: map[t] = a[t] below[t] + (1 - a[t]) own[t], with the map of the layer below and the layer's own;
@@ -485,17 +553,26 @@ void add_into(Array<Real>& sum, const Array<Real>& term) {
 // Attention of one head.
 template <class Real>
 struct HeadCache {
-  Array<Real> q;        // (B, T, hs)
+  Array<Real> q;        // (B, T, hs)      with `relative` q + u, and
+  Array<Real> q_v;      // (B, T, hs)      q + v
   Array<Real> k, v;     // (B, S * K, hs)
   Array<Real> own_map;  // (B, T, S * K)  of these q and k; neither it nor q and k exist where the layer reuses a map
   Array<Real> map;      // (B, T, S * K)  what v is weighed by
 };
 
+// `relative`: what a layer's scores take from the distance of query and key. Empty without it.
+template <class Real>
+struct Distances {
+  Array<Real> r;     // (K, C)   r_d = s_d W of the distances d
+  Array<Real> u, v;  // (h, hs)
+};
+
 template <class Real>
 struct LayerCache {
-  Norm<Real> ln_1;                     // (B, K, ...)   of the memory's rows and the segment's
-  Array<Real> qkv;                     // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers
-  Array<Real> mix;                     // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
+  Norm<Real> ln_1;  // (B, K, ...)   of the memory's rows and the segment's
+  Array<Real> qkv;  // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers
+  Array<Real> mix;  // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
+  Distances<Real> distances;
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
@@ -534,7 +611,7 @@ inline HeadColumns head_columns(const ModelConfig& config, int head) {
   return {head * hs, C + kv_head * hs, C + g * hs + kv_head * hs};
 }
 
-// Fills layer l's `heads` and `heads_out`; its `qkv` and `mix`, and the layers below, are given.
+// Fills layer l's `heads` and `heads_out`; its `qkv`, `mix` and `distances`, and the layers below, are given.
 template <class Real>
 void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t m,
                int64_t T) {
@@ -554,8 +631,14 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
       head.q = last_rows(take_columns<Real>({&layer.qkv}, columns.q, B, K, hs), B, T, hs);
       head.k = take_columns(sources, columns.k, B, K, hs);
       if (rope) head.q = rotate(head.q, rope->a, 1, m, T, hs), head.k = rotate(head.k, rope->a, 1, 0, K, hs);
-      head.own_map =
-          attention_map(head.q, head.k, visibility(config, l, i, int(m), int(T)), topk ? topk->n : 0, B, T, hs);
+      Array<Real> of_distances;
+      if (find_term(config, Kind::relative)) {
+        head.q_v = add_head_bias(head.q, layer.distances.v, i, hs);
+        head.q = add_head_bias(head.q, layer.distances.u, i, hs);
+        of_distances = distance_scores(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), B, T, hs);
+      }
+      head.own_map = attention_map(head.q, head.k, of_distances, visibility(config, l, i, int(m), int(T)),
+                                   topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
     head.v = take_columns(sources, columns.v, B, K, hs);
@@ -601,6 +684,9 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (l > 0 && find_term(config, Kind::blend)) layer.mix.assign(N, Real(find_term(config, Kind::blend)->a));
     if (l > 0 && find_term(config, Kind::gate))
       layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
+    if (find_term(config, Kind::relative))
+      layer.distances = {linear(params, h + ".attn.relative", sines_of_distances<Real>(m + T, C)),
+                         params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
     attention(config, acts.layers, l, B, m, T);
     add_into(x, linear(params, h + ".attn.c_proj", layer.heads_out));
     // x += c_proj(gelu(c_fc(ln_2(x))))
@@ -641,16 +727,26 @@ struct SharedGradients {
   std::vector<std::vector<Array<Real>>> d_map;  // (L, h): (B, T, S * K)
 };
 
-// The backward pass of layer l's attention, from d_heads_out, the gradient of its `heads_out`: `shared` +=; d_mix (B,
-// T) =, empty where the layer has no `mix`.
+// Gradients of what attention takes from its own layer alone, besides q.
+template <class Real>
+struct OwnGradients {
+  Array<Real> d_mix;  // (B, T)  empty where the layer has no `mix`
+  Distances<Real> d_distances;
+};
+
+// The backward pass of layer l's attention, from d_heads_out, the gradient of its `heads_out`: `shared` +=, `own` =.
 template <class Real>
 void attention_backward(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
-                        const Array<Real>& d_heads_out, SharedGradients<Real>& shared, Array<Real>& d_mix, int64_t B,
-                        int64_t m, int64_t T) {
+                        const Array<Real>& d_heads_out, SharedGradients<Real>& shared, OwnGradients<Real>& own,
+                        int64_t B, int64_t m, int64_t T) {
   const int64_t hs = config.head_size(), K = m + T;
   const WiringTerm* rope = find_term(config, Kind::rope);
   const LayerCache<Real>& layer = layers[l];
-  d_mix.assign(layer.mix.size(), 0);
+  Distances<Real>& d_distances = own.d_distances;
+  own.d_mix.assign(layer.mix.size(), 0);
+  d_distances.r.assign(layer.distances.r.size(), 0);
+  d_distances.u.assign(layer.distances.u.size(), 0);
+  d_distances.v.assign(layer.distances.v.size(), 0);
   for (int i = 0; i < config.num_heads; i++) {
     const HeadCache<Real>& head = layer.heads[i];
     const HeadColumns columns = head_columns(config, i);
@@ -658,7 +754,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
     for (int source : source_layers(config, l, i)) d_sources.push_back(&shared.d_qkv[source]);
     const Array<Real> d_out = take_columns<Real>({&d_heads_out}, i * hs, B, T, hs);
     Array<Real>& d_map = shared.d_map[l][i];
-    Array<Real> d_q, d_k, d_v;
+    Array<Real> d_q, d_k, d_v, d_of_distances;
     apply_map_backward(head.map, head.v, d_out, d_map, d_v, B, T, hs);
     add_columns(d_sources, columns.v, d_v, B, K, hs);
     if (map_layer(config, l) != l) {
@@ -667,9 +763,18 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
     }
     Array<Real> d_own_map = d_map;
     if (!layer.mix.empty())
-      mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, d_mix, shared.d_map[l - 1][i],
+      mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, own.d_mix, shared.d_map[l - 1][i],
                         d_own_map);
-    attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, B, T, hs);
+    attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, d_of_distances, B, T, K, hs);
+    if (find_term(config, Kind::relative)) {
+      Array<Real> d_q_v, d_r;
+      distance_scores_backward(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), d_of_distances,
+                               d_q_v, d_r, B, T, hs);
+      add_columns<Real>({&d_distances.r}, i * hs, d_r, 1, K, hs);
+      add_head_bias_backward(d_q, d_distances.u, i, hs);
+      add_head_bias_backward(d_q_v, d_distances.v, i, hs);
+      add_into(d_q, d_q_v);
+    }
     if (rope) d_q = rotate(d_q, rope->a, -1, m, T, hs), d_k = rotate(d_k, rope->a, -1, 0, K, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
     add_columns(d_sources, columns.k, d_k, B, K, hs);
@@ -714,11 +819,16 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     add_into(d_x, layernorm_backward(params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_x, grads);
-    Array<Real> d_mix;
-    attention_backward(config, cache.layers, l, d_heads_out, shared, d_mix, B, cache.m, T);
+    OwnGradients<Real> own;
+    attention_backward(config, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
+    if (find_term(config, Kind::relative)) {
+      linear_backward(params, h + ".attn.relative", sines_of_distances<Real>(cache.m + T, C), own.d_distances.r, grads);
+      add_into(grads.at(h + ".attn.relative.u").data, own.d_distances.u);
+      add_into(grads.at(h + ".attn.relative.v").data, own.d_distances.v);
+    }
     Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, shared.d_qkv[l], grads);
     if (l > 0 && find_term(config, Kind::gate)) {
-      const Array<Real> d_gate = sigmoid_backward(layer.mix, d_mix);
+      const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }
     add_into(d_x, last_rows(layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));

@@ -1,5 +1,6 @@
 #include "wiring.h"
-#include <algorithm>            // std::find, std::min, std::sort
+#include <algorithm>            // std::any_of, std::find, std::min, std::none_of, std::sort
+#include <utility>              // std::pair
 #include "llmc/utils/error.h"   // format, user_error, UserError
 #include "llmc/utils/number.h"  // parse_number
 #include "llmc/utils/text.h"    // nearest_name, shortest
@@ -34,6 +35,7 @@ const TermSyntax syntaxes[] = {
     {"blend", Kind::blend, 1, 1, "blend(share of the layer below), such as blend(0.3)"},
     {"gate", Kind::gate, 0, 0, "gate"},
     {"rope", Kind::rope, 0, 1, "rope or rope(base), such as rope(10000)"},
+    {"relative", Kind::relative, 0, 0, "relative"},
     {"memory", Kind::memory, 1, 1, "memory(positions), such as memory(512)"},
 };
 
@@ -208,10 +210,14 @@ bool moves_kv(Kind kind) {
 }
 bool moves_maps(Kind kind) { return kind == Kind::reuse || kind == Kind::blend || kind == Kind::gate; }
 
-// A term that goes with `memory`.
-bool goes_with_memory(Kind kind) {
-  return moves_kv(kind) || kind == Kind::gqa || kind == Kind::window || kind == Kind::rope || kind == Kind::memory;
+bool replaces_positions(Kind kind) { return kind == Kind::rope || kind == Kind::relative; }
+
+// Whether a term that is `memory` or `relative` goes with another one.
+bool goes_with(Kind kind, Kind other) {
+  if (moves_kv(other) || other == Kind::gqa || other == Kind::window) return true;
+  return kind == Kind::memory ? replaces_positions(other) : other == Kind::memory;
 }
+bool is_choosy(Kind kind) { return kind == Kind::memory || kind == Kind::relative; }
 
 [[noreturn]] void term_error(const Wiring& w, const WiringTerm& t, const std::string& what) {
   user_error("wiring \"%s\": %s, at character %d: %s", w.text.c_str(), term_text(t).c_str(), t.character, what.c_str());
@@ -236,21 +242,28 @@ void check_combinations(const Wiring& w) {
                    "does not combine with " + other() +
                        ": attention maps of other layers need their own layer's keys; "
                        "gqa, topk and masks do combine with reuse, blend and gate");
-      if ((t.kind == Kind::memory && !goes_with_memory(before.kind)) ||
-          (before.kind == Kind::memory && !goes_with_memory(t.kind)))
-        term_error(w, t,
-                   "does not combine with " + other() +
-                       ": memory does with sla, also, share, layers, gqa, window and rope");
+      for (const auto& [choosy, with] : {std::pair(t.kind, before.kind), std::pair(before.kind, t.kind)})
+        if (is_choosy(choosy) && !goes_with(choosy, with))
+          term_error(w, t,
+                     "does not combine with " + other() +
+                         (choosy == Kind::memory ? ": memory does with sla, also, share, layers, gqa, window, rope and "
+                                                   "relative"
+                                                 : ": relative does with sla, also, share, layers, gqa, window and "
+                                                   "memory"));
     }
     if (t.kind == Kind::memory && learns_positions(w))
-      term_error(w, t, "needs rope: learned positions say nothing of those before a segment");
+      term_error(w, t, "needs rope or relative: learned positions say nothing of those before a segment");
   }
 }
 
 }  // namespace
 
 bool learns_positions(const Wiring& w) {
-  return std::none_of(w.terms.begin(), w.terms.end(), [](const WiringTerm& t) { return t.kind == Kind::rope; });
+  return std::none_of(w.terms.begin(), w.terms.end(), [](const WiringTerm& t) { return replaces_positions(t.kind); });
+}
+
+bool has_term(const Wiring& w, Kind kind) {
+  return std::any_of(w.terms.begin(), w.terms.end(), [&](const WiringTerm& t) { return t.kind == kind; });
 }
 
 int memory_positions(const Wiring& w) {
@@ -368,6 +381,7 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::blend) table.mix = WiringTable::Mix::blend, table.blend = t.a;
     if (t.kind == Kind::gate) table.mix = WiringTable::Mix::gate;
     if (t.kind == Kind::rope) table.rope = t.a;
+    if (t.kind == Kind::relative) table.relative = true;
   }
   table.memory = memory_positions(w);
   for (std::vector<int>& sources : table.source_layers) std::sort(sources.begin(), sources.end());

@@ -28,9 +28,12 @@
 //   gate                 blend with a = sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input
 //   rope, rope(b)        no learned positions: q and k of each head are rotated by position * b^(-2i/hs), b = 10000
 //                        (RoFormer); a head that attends to another layer's k does so as that layer rotated it
-//   memory(m)            Transformer-XL (Dai et al. 2019): a stream of text is computed in segments of n_positions, S;
-//                        a query of segment n also attends to the m positions before it, from n S - m on, of which
-//                        each layer keeps its input as a constant. Needs rope
+//   relative             no learned positions: the score of query t and key j is ((q_t + u) . k_j + (q_t + v) . r_d) /
+//                        sqrt(hs), where r_d = s_d W depends on the distance d = t - j alone (Transformer-XL, Dai et
+//                        al. 2019); W, u and v are of the query's layer; s_d: llmc/relative.h
+//   memory(m)            of the same paper: a stream of text is computed in segments of n_positions, S; a query of
+//                        segment n also attends to the m positions before it, from n S - m on, of which each layer
+//                        keeps its input as a constant. Needs rope or relative
 //
 // A layer shares what it projected itself, never what it uses of another layer. `window`, `strided` and `fixed`
 // combine: a head sees the keys that all of them show to it.
@@ -55,6 +58,7 @@ struct WiringTerm {
     blend,
     gate,
     rope,
+    relative,
     memory
   };
   enum class How { heads, layers, both };  // of strided and fixed; both: union
@@ -79,8 +83,11 @@ struct Wiring {
   bool is_plain() const { return terms.size() == 1 && terms[0].kind == WiringTerm::Kind::plain; }
 };
 
-// Whether the model has an embedding of each position (wpe), which `rope` replaces.
+// Whether the model has an embedding of each position (wpe), which `rope` and `relative` replace.
 bool learns_positions(const Wiring& w);
+
+// Whether the wiring has a term of this kind.
+bool has_term(const Wiring& w, WiringTerm::Kind kind);
 
 // The positions of earlier segments that a query attends to: the m of `memory`; 0 without it.
 int memory_positions(const Wiring& w);
@@ -117,9 +124,10 @@ struct WiringTable {
   int topk = 0;                                 // 0: all keys
   std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
   Mix mix = Mix::none;
-  double blend = 0;  // a
-  double rope = 0;   // the base of rotary positions; 0: positions are learned
-  int memory = 0;    // memory_positions of the wiring
+  double blend = 0;       // a
+  double rope = 0;        // the base of rotary positions; 0: there are none
+  bool relative = false;  // Transformer-XL's relative positions
+  int memory = 0;         // memory_positions of the wiring
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }

@@ -61,10 +61,10 @@ struct Warp {
   uint32_t thread(int lane) const { return number * lanes + uint32_t(lane); }
   uint32_t index_of(const Op& op) const { return uint32_t(&op - code->ops.data()); }
 
-  // Of op.at[0] + op.number.
+  // Of op.at[0] + op.number. Where addresses have 32 bits, so has the sum: nvcc lets registers hold offsets below 0.
   void read_addresses(const Op& op, uint64_t (&addresses)[lanes]) const {
     if (op.narrow_address)
-      for (int i = 0; i < lanes; i++) addresses[i] = uint64_t(at<uint32_t>(op.at[0])[i]) + uint64_t(op.number);
+      for (int i = 0; i < lanes; i++) addresses[i] = uint32_t(at<uint32_t>(op.at[0])[i] + uint32_t(op.number));
     else
       for (int i = 0; i < lanes; i++) addresses[i] = at<uint64_t>(op.at[0])[i] + uint64_t(op.number);
   }

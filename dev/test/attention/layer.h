@@ -215,6 +215,14 @@ struct Layer {
   void forward() { attention_forward(args); }
   void backward() { attention_backward(args); }
 
+  // Rows of q' one after the other; empty without relative positions.
+  std::vector<floatX> relative_q_of(const std::vector<int64_t>& rows) const {
+    std::vector<floatX> of_rows;
+    for (int64_t row : rows)
+      if (c.distances > 0) of_rows.insert(of_rows.end(), &relative_q[row * C()], &relative_q[row * C()] + C());
+    return of_rows;
+  }
+
   // out, dqkv, shared_dkv, apart_dv, and the gradients of relative positions.
   std::vector<std::vector<floatX>> results() const {
     return {d_out.to_host(),      d_dqkv.to_host(),        d_shared_dkv.to_host(),
@@ -438,12 +446,13 @@ struct PartialForward {
       : rows(layer.c.B * (T - first_query)), C(layer.C()), NH(layer.c.NH()), queries(T - first_query) {
     const int64_t q_stride = C + 16, gap = 64;
     std::vector<floatX> q = nans<floatX>(gap + rows * q_stride);
-    for (int64_t row = 0; row < rows; row++)
-      for (int64_t i = 0; i < C; i++) {
-        const int64_t layer_row = row / queries * layer.args.T + first_query + row % queries;
-        q[gap + row * q_stride + i] = layer.qkv[layer.q().at(layer_row, i)];
-      }
-    const DeviceArray<floatX> d_q(q), d_out(std::vector<floatX>(rows * C + gap, floatX(7.0f)));
+    std::vector<int64_t> layer_rows;
+    for (int64_t row = 0; row < rows; row++) {
+      layer_rows.push_back(row / queries * layer.args.T + first_query + row % queries);
+      for (int64_t i = 0; i < C; i++) q[gap + row * q_stride + i] = layer.qkv[layer.q().at(layer_rows.back(), i)];
+    }
+    const DeviceArray<floatX> d_q(q), d_relative_q(layer.relative_q_of(layer_rows)),
+        d_out(std::vector<floatX>(rows * C + gap, floatX(7.0f)));
     const DeviceArray<float> d_lse(std::vector<float>(rows * NH + gap, 7.0f));
     const DeviceArray<float> d_partials(
         nans<float>(attention_partials(layer.c.B, NH, layer.c.HS, T, layer.args.kv_per_head)));
@@ -451,6 +460,7 @@ struct PartialForward {
     args.partials = d_partials.data;
     args.T = T, args.first_query = first_query;
     args.q = d_q.data + gap, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data;
+    if (layer.c.distances > 0) args.relative.q = d_relative_q.data;
     attention_forward(args);
     out = d_out.to_host(), lse = d_lse.to_host();
     for (int64_t i = 0; i < gap; i++) {

@@ -4,9 +4,10 @@
 #ifdef SLA_CPU
 #include <omp.h>  // omp_set_num_threads
 #endif
-#include <cmath>                       // isnan
-#include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
-#include "dev/test/long.h"             // LONG_ON_EMU
+#include <cmath>                          // isnan
+#include "dev/test/attention/layer.h"     // Case, Layer, PartialForward, general_case
+#include "dev/test/attention/relative.h"  // with_relative
+#include "dev/test/long.h"                // LONG_ON_EMU
 
 // Masks that hide nothing define the same function as no mask. Other kernels may compute it, or sums may be in another
 // order.
@@ -99,7 +100,8 @@ TEST(LONG_ON_EMU(Attention), HasTheSameBitsInAnyOrderOfThreads) {
   Case top = general_case(1, 70, 24);
   top.topk = 7;
   for (const Case& c : {Case{2, 70, 24, {0, 0, 1}, 1}, Case{1, 70, 72, {0, 0, 1}, 1}, Case{1, 200, 64, {0, 1}, 1},
-                        general_case(1, 140, 24), top}) {
+                        general_case(1, 140, 24), top, with_relative({2, 80, 24, {0, {0, 1}}, 1}),
+                        with_relative({1, 70, 72, {0, 0}, 1}, 5)}) {
     std::vector<std::vector<floatX>> first;
     std::vector<float> first_lse;
     for (uint64_t seed : {1, 2, 3, 4, 5, 6}) {

@@ -1,7 +1,8 @@
 // Sequences of different lengths in a K/V cache, whose last positions are computed by one call.
 #pragma once
-#include <vector>   // std::vector
-#include "layer.h"  // Layer, Case, general_case, check_partial
+#include <vector>      // std::vector
+#include "layer.h"     // Layer, Case, general_case, with_mask, check_partial
+#include "relative.h"  // with_relative
 
 // The forward pass of the last `queries` positions of sequences that lie in the rows of a layer's k and v.
 struct SequencesForward {
@@ -11,13 +12,17 @@ struct SequencesForward {
   SequencesForward(const Layer& layer, const std::vector<KeyRows>& sequences, int64_t queries) {
     const int64_t C = layer.C(), NH = layer.c.NH(), B = int64_t(sequences.size());
     std::vector<floatX> q;
+    std::vector<int64_t> layer_rows;
     int longest = 0;
     for (const KeyRows& keys : sequences) {
       longest = std::max(longest, keys.T);
-      for (int64_t row = keys.first_row + keys.T - queries; row < keys.first_row + keys.T; row++)
+      for (int64_t row = keys.first_row + keys.T - queries; row < keys.first_row + keys.T; row++) {
+        layer_rows.push_back(row);
         for (int64_t i = 0; i < C; i++) q.push_back(layer.qkv[layer.q().at(row, i)]);
+      }
     }
-    const DeviceArray<floatX> d_q(q), d_out(nans<floatX>(B * queries * C));
+    const DeviceArray<floatX> d_q(q), d_relative_q(layer.relative_q_of(layer_rows)),
+        d_out(nans<floatX>(B * queries * C));
     const DeviceArray<float> d_lse(nans<float>(B * queries * NH));
     const DeviceArray<float> d_partials(
         nans<float>(attention_partials(B, NH, layer.c.HS, longest, layer.args.kv_per_head)));
@@ -26,6 +31,7 @@ struct SequencesForward {
     args.partials = d_partials.data, args.sequences = d_sequences.data;
     args.B = B, args.T = longest, args.first_query = longest - queries;
     args.q = d_q.data, args.q_stride = C, args.out = d_out.data, args.lse = d_lse.data;
+    if (layer.c.distances > 0) args.relative.q = d_relative_q.data;
     attention_forward(args);
     out = d_out.to_host(), lse = d_lse.to_host();
   }
@@ -36,8 +42,13 @@ struct SequencesForward {
 // `int64_t(keys.first_row) + k0` -> `blockIdx.z * a.T + k0`
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
 // `const int T = key_rows_of(a, blockIdx.z).T,` -> `const int T = int(a.T),`
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
+// `relative_row(a, T - int(queries) + row.query, key)` -> `relative_row(a, int(a.T) - int(queries) + row.query, key)`
 TEST(AttentionSequences, AreThoseOfTheWhole) {
-  for (const Case& c : {Case{3, 200, 24, {0, 1, 0}, 1}, general_case(3, 200, 24)})
+  Case window = with_mask({3, 200, 24, {0, {0, 1}}, 1}, {70});
+  window.distances = 70;
+  for (const Case& c :
+       {Case{3, 200, 24, {0, 1, 0}, 1}, general_case(3, 200, 24), with_relative({3, 200, 24, {0, 1, 0}, 1}, 3), window})
     for (int64_t queries : {1, 4}) {
       SCOPED_TRACE(testing::Message() << c << ", queries " << queries);
       Layer layer(c);

@@ -46,7 +46,9 @@ class Wiring:
         self.top = None                                             # keys that each query keeps
         self.map_layer = list(range(L))                             # [l]: the layer whose attention map layer l uses
         self.mix = None                                             # share of the map below: a number, or "gate"
-        self.rope_base = None                                       # if set, q and k are rotated, and there is no wpe
+        self.learned = True                                         # positions; with rope and relative there is no wpe
+        self.rope_base = None                                       # if set, q and k are rotated
+        self.relative = False                                       # whether scores have a term of the distance
         self.memory = 0                                             # positions before a segment that its queries see
         for name, arguments in re.findall(r"(\w+)(?:\(([^)]*)\))?", text):
             term = getattr(self, "term_" + name, None) or error(f"--wiring {text!r}: no term {name}")
@@ -144,7 +146,11 @@ class Wiring:
 
     def term_rope(self, b="10000"):
         """No wpe; at position p the pair (x_i, x_(i+hs/2)) of each head's q and k is rotated by p * b^(-2i/hs)."""
-        self.rope_base = float(b)
+        self.learned, self.rope_base = False, float(b)
+
+    def term_relative(self):
+        """No wpe; the query at t and the key at j have the score ((q_t + u) . k_j + (q_t + v) . r_(t-j)) / sqrt(hs)."""
+        self.learned, self.relative = False, True
 
     def term_memory(self, positions):
         self.memory = int(positions)
@@ -180,8 +186,12 @@ ALL = {  # name: (wiring, options)
     "sources_of_all_kinds": ("share(2) sla(3,1) also(1,2) gqa(2) window(9,SL)", {"accumulate": 2}),
     "highest_of_several_sources": ("also(1,3) topk(6) window(11)", {}),
     "reused_sparse_maps": ("reuse(2) fixed(7,2) gqa(2) topk(3)", {}),
+    "relative": ("relative", {}),
+    "relative_to_sources": ("relative sla(2,2) also(1,3) gqa(2) window(9,SL)", {"bias": False}),
     "memory": ("memory(20) rope", {}),
     "memory_of_sources": ("memory(7) rope(100) also(1,2) gqa(2) window(11)", {"accumulate": 2}),
+    "relative_to_memory": ("memory(20) relative", {}),
+    "relative_to_memory_of_sources": ("relative memory(50) sla(2,3) also(1,2) gqa(2) window(60)", {"accumulate": 2}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
 }
 
@@ -192,7 +202,7 @@ def tensors_of(config, wiring):
     """[(name, shape, mean, standard deviation)] at the start. Values are larger than GPT-2's: a wrong index shows."""
     C, V, L, P = (config[key] for key in ("n_embd", "vocab_size", "n_layer", "n_positions"))
     tensors = [("wte.weight", (V, C), 0, 0.08)]
-    if wiring.rope_base is None:
+    if wiring.learned:
         tensors.append(("wpe.weight", (P, C), 0, 0.08))
 
     def norm(name):
@@ -206,6 +216,10 @@ def tensors_of(config, wiring):
         linear(f"h.{l}.attn.c_attn", C, C + 2 * wiring.kv_heads * (C // config["n_head"]), 0.15)
         if wiring.mix == "gate" and l > 0:
             linear(f"h.{l}.attn.map_gate", C, 1, 0.3)
+        if wiring.relative:
+            tensors.append((f"h.{l}.attn.relative.weight", (C, C), 0, 0.15))
+            of_heads = (config["n_head"], C // config["n_head"])
+            tensors.extend([(f"h.{l}.attn.relative.u", of_heads, 0, 0.5), (f"h.{l}.attn.relative.v", of_heads, 0, 0.5)])
         linear(f"h.{l}.attn.c_proj", C, C, 0.08)
         norm(f"h.{l}.ln_2")
         linear(f"h.{l}.mlp.c_fc", C, 4 * C, 0.08)
@@ -227,7 +241,7 @@ class Model:
         segments of their streams."""
         T = tokens.shape[1]
         x = self.w["wte.weight"][tokens]
-        if self.wiring.rope_base is None:
+        if self.wiring.learned:
             x = x + self.w["wpe.weight"][:T]
         self.k, self.v, self.maps = [], [], []  # of the layers so far
         before, self.remembered = self.remembered, []
@@ -288,14 +302,32 @@ class Model:
         visible = j <= t
         for mask in self.wiring.masks[l][i]:
             visible = visible & mask(t, j)
-        visible = visible.repeat(1, len(self.wiring.sources[l][i]))
-        scores = (q @ self.concatenate(self.k, l, i).transpose(1, 2) / hs ** 0.5).masked_fill(~visible, -float("inf"))
+        k, sources = self.concatenate(self.k, l, i).transpose(1, 2), len(self.wiring.sources[l][i])
+        if self.wiring.relative:
+            u, v = (self.w[f"h.{l}.attn.relative.{name}"][i] for name in "uv")
+            scores = (q + u) @ k + self.of_distances(q + v, t - j, self.distances(l, i, T)).repeat(1, 1, sources)
+        else:
+            scores = q @ k
+        visible = visible.repeat(1, sources)
+        scores = (scores / hs ** 0.5).masked_fill(~visible, -float("inf"))
         if self.wiring.top is not None:
             scores = self.keep_highest(scores)
         highest = scores.detach().amax(2, keepdim=True)
         weights = (scores - highest.masked_fill(highest.isinf(), 0)).exp()
         total = weights.sum(2, keepdim=True)
         return weights / total.masked_fill(total == 0, 1)
+
+    def distances(self, l, i, T):
+        """r_0 to r_(T-1) of head i of layer l (T, hs): r_d = s_d W, the head's columns; s_d, of as many channels as the
+        model, are the sines of d * 10000^(-2i/C) and then the cosines."""
+        C, hs = self.config["n_embd"], self.config["n_embd"] // self.config["n_head"]
+        angle = torch.outer(torch.arange(T).double(), 10000 ** (-torch.arange(0, C, 2).double() / C))
+        return torch.cat([angle.sin(), angle.cos()], dim=1) @ self.w[f"h.{l}.attn.relative.weight"][:, i * hs:][:, :hs]
+
+    def of_distances(self, q, distance, r):
+        """q (B, queries, hs), distance (queries, T), r (T, hs) -> (B, queries, T): q[b, t] . r[distance[t, j]], with
+        any number where the distance is negative: no query sees such a key."""
+        return (q @ r.T).gather(2, distance.clamp(min=0).expand(len(q), -1, -1))
 
     def keep_highest(self, scores):
         """The highest scores of each query, of equal ones the first; -inf in place of the others."""
@@ -417,6 +449,8 @@ def make_case(folder, o):
         error(f"{o.heads} heads must divide {o.channels} channels, and {o.length} tokens fit {o.positions} positions")
     if wiring.rope_base and o.channels // o.heads % 2:
         error(f"{o.wiring}: it rotates pairs of channels; a head has {o.channels // o.heads}")
+    if wiring.relative and o.channels % 2:
+        error(f"{o.wiring}: half of the channels are sines, half cosines, but {o.channels} is odd")
     config = {"model_type": "gpt2", "n_layer": o.layers, "n_head": o.heads, "n_embd": o.channels,
               "n_positions": o.positions, "vocab_size": o.vocab, "layer_norm_epsilon": 1e-5,
               "activation_function": "gelu_new", "bias": o.bias, "wiring": o.wiring}

@@ -153,6 +153,11 @@ TEST(AnotherWiring, DropsLearnedPositionsAndHasNewOnes) {
   Rewired learned(four_layers("rope"), "plain");
   learned.check();
   EXPECT_EQ(learned.expected.at("wpe.weight").data, learned.fresh.at("wpe.weight").data);
+  Rewired relative(four_layers("plain"), "relative");
+  relative.check();
+  for (const char* name : {"h.3.attn.relative.weight", "h.3.attn.relative.u", "h.0.attn.relative.v"})
+    EXPECT_EQ(relative.expected.at(name).data, relative.fresh.at(name).data) << name;
+  Rewired(four_layers("relative"), "plain").check();
 }
 
 TEST(AnotherWiring, WrittenOtherwiseIsTheSameFile) {

@@ -62,15 +62,18 @@ struct RandomCase {
     if (is_fixed) add(format("fixed(%d,%d%s)", is_strided ? s + 2 : s, c, how.c_str()));
     const bool rotates = draw.one_in(3);  // pairs of channels
     if (rotates) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
-    const bool has_memory = rotates && !moves_maps && !is_strided && !is_fixed && draw.one_in(2);
+    const bool may_have_memory = !moves_maps && !is_strided && !is_fixed;
+    const bool is_relative = !rotates && may_have_memory && draw.one_in(2);
+    if (is_relative) add("relative");
+    const bool has_memory = (rotates || is_relative) && may_have_memory && draw.one_in(2);
     if (has_memory) add(format("memory(%d)", draw(1, 2 * T)));
-    else if (!is_bf16 && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
+    else if (!is_bf16 && !is_relative && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     // In bf16 the sizes that GPUs take, on the CPU too: in tensors of fewer numbers roundings do not average out.
     constexpr int multiple = std::max(head_size_multiple, is_bf16 ? 8 : 1);
     int hs = multiple > 1 ? multiple * draw(1, 2) : draw(4, 12) + (h < 4 ? 8 : 0);
-    if (rotates) hs = hs / 2 * 2;
+    if (rotates || is_relative) hs = hs / 2 * 2;
     this->c = {"", L, h, h * hs, 61, 300, "", !draw.one_in(4), T > 70 ? 1 : draw(1, 2), T, has_memory ? 3 : 1};
   }
 };
@@ -114,6 +117,8 @@ const char* const every_term[] = {"plain",
                                   "rope",
                                   "rope(100) sla(2,3) gqa(2) window(9,SL)",
                                   "rope reuse(2)",
+                                  "relative",
+                                  "relative sla(2,3) gqa(2) window(9,SL)",
                                   "strided(3) fixed(8,3)",
                                   "fixed(7,2,union) strided(4,union) gqa(2)"};
 

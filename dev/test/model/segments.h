@@ -37,7 +37,8 @@ inline std::vector<float> hidden_states_of_streams(const ModelConfig& config, co
 // computed these alike.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/segment_memory.h: `{memory.rows, m, m - old}` -> `{memory.rows, m, 0}`
 TEST(LONG_ON_EMU(Segments), MayBeCutAnywhere) {
-  for (const char* wiring : {"rope window(16) memory(16)", "rope memory(15) window(16) sla(1,2) gqa(2)"}) {
+  for (const char* wiring : {"rope window(16) memory(16)", "rope memory(15) window(16) sla(1,2) gqa(2)",
+                             "relative window(16) memory(16) sla(1,2)"}) {
     SCOPED_TRACE(wiring);
     const std::vector<int> tokens = random_tokens(2 * 192, 61, 5);
     const std::vector<float> by_64 = hidden_states_of_streams(with_segments(wiring, 64), tokens, 2);
@@ -54,8 +55,10 @@ TEST(LONG_ON_EMU(Segments), MayBeCutAnywhere) {
 // `clause.before = plan.table.memory - 1`
 TEST(LONG_ON_EMU(Segments), AreWhatGenerationComputes) {
   constexpr int T = 24, length = 5 * T, C = 32;
-  for (const char* wiring : {"rope memory(24)", "rope memory(7) sla(1,2)", "rope memory(60) gqa(2) also(1,2)",
-                             "rope memory(10) window(11)", "rope memory(10) window(30,SL) share(2)"}) {
+  for (const char* wiring :
+       {"rope memory(24)", "rope memory(7) sla(1,2)", "rope memory(60) gqa(2) also(1,2)", "rope memory(10) window(11)",
+        "rope memory(10) window(30,SL) share(2)", "relative memory(24) sla(1,2)", "relative memory(7) gqa(2) also(1,2)",
+        "relative memory(60) window(11,SL)"}) {
     SCOPED_TRACE(wiring);
     const ModelConfig config = with_segments(wiring, T);
     const std::vector<int> tokens = random_tokens(length, 61, 6);
@@ -77,11 +80,12 @@ TEST(LONG_ON_EMU(Segments), AreWhatGenerationComputes) {
 
 // The cache's memory does not depend on the text's length.
 TEST(Segments, LetGenerationGoOnInConstantMemory) {
-  const ModelConfig config = with_segments("rope memory(24) sla(1,2)", 24);
-  auto bytes = [&](int64_t length) {
-    GPT2 model;
-    gpt2_plan_generation(model, config, generation_plan(1, length));
-    return model.memory.total();
-  };
-  EXPECT_EQ(bytes(100'000), bytes(INT_MAX));
+  for (const char* wiring : {"rope memory(24) sla(1,2)", "relative memory(24)"}) {
+    auto bytes = [&](int64_t length) {
+      GPT2 model;
+      gpt2_plan_generation(model, with_segments(wiring, 24), generation_plan(1, length));
+      return model.memory.total();
+    };
+    EXPECT_EQ(bytes(100'000), bytes(INT_MAX)) << wiring;
+  }
 }

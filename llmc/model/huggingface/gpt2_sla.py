@@ -21,7 +21,7 @@ from torch import nn
 # The number of arguments of each term, at least and at most.
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
-         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "memory": (1, 1)}
+         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1)}
 
 
 def term_of(text, term):
@@ -43,7 +43,7 @@ class Wiring:
         self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
         self.masks = []                                             # f(layer, whether a head of the first half, t, j)
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
-        self.rope = None  # the base of rotary positions; None: learned ones
+        self.learned, self.rope, self.relative = True, None, False  # positions: wpe; else the base of rope, or relative
         self.memory = None
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
@@ -85,7 +85,9 @@ class Wiring:
         elif name == "gate":
             self.gate = True
         elif name == "rope":
-            self.rope = float(arguments[0]) if arguments else 10000.0
+            self.learned, self.rope = False, float(arguments[0]) if arguments else 10000.0
+        elif name == "relative":
+            self.learned, self.relative = False, True
         elif name == "memory":
             if self.segment is None:
                 raise ValueError(f"wiring {self.text!r}: memory needs the context length")
@@ -122,7 +124,7 @@ class Wiring:
 
     def needs_maps(self):
         """Whether scaled_dot_product_attention with a causal mask will not do."""
-        return bool(self.masks or self.topk or self.mixes_maps() or self.maps_in_group > 1 or
+        return bool(self.masks or self.topk or self.relative or self.mixes_maps() or self.maps_in_group > 1 or
                     any(len(sources) > 1 for layer in self.sources for sources in layer))
 
     def is_plain(self):
@@ -146,6 +148,10 @@ class Positions:
         self.queries = self.keys[:, past:]                                          # (1 or B, T)
         self.is_causal = past == 0 and self.valid is None
 
+    def distances(self):
+        """(1 or B, T, S): of each query to each key; 0 to a later one, which it does not see."""
+        return (self.queries[:, :, None] - self.keys[:, None, :]).clamp(min=0)
+
     def visible(self, wiring, l, head):
         """(1 or B, T, S)"""
         visible = wiring.visible(l, head, self.queries[:, :, None], self.keys[:, None, :])
@@ -166,6 +172,33 @@ def rotated(x, positions, base):
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=3)
+
+
+class RelativePositions(nn.Module):
+    """Transformer-XL's: the query at t and the key at j have the score (q_t + u) . k_j + (q_t + v) . r_(t-j) before it
+    is scaled. r_d = s_d weight, of which each head takes its columns; s_d: the C/2 sines of d * 10000^(-2i/C), then the
+    cosines."""
+
+    def __init__(self, heads, channels):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, channels))
+        self.u = nn.Parameter(torch.empty(heads, channels // heads))
+        self.v = nn.Parameter(torch.empty(heads, channels // heads))
+
+    def rows(self, count):
+        """r_0 to r_(count - 1), by head: (h, count, hs)"""
+        C, device = self.weight.shape[0], self.weight.device
+        frequencies = 10000 ** (-torch.arange(0, C, 2, device=device, dtype=torch.float64) / C)
+        angles = torch.arange(count, device=device)[:, None] * frequencies
+        sines = torch.cat((angles.sin(), angles.cos()), dim=1).to(self.weight.dtype)
+        return (sines @ self.weight).view(count, *self.u.shape).transpose(0, 1)
+
+    def scores(self, head, q, k, r, distances):
+        """One head's q (B, T, hs), k (B, n * S, hs) of n sources, r (S, hs) and distances (1 or B, T, S) ->
+        (B, T, n * S)."""
+        S = distances.shape[2]
+        of_distances = ((q + self.v[head]) @ r.t()).gather(2, distances.expand(q.shape[0], -1, -1))
+        return (q + self.u[head]) @ k.transpose(1, 2) + of_distances.repeat(1, 1, k.shape[1] // S)
 
 
 class LayerNorm(nn.Module):
@@ -199,6 +232,7 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(channels, channels + 2 * wiring.num_kv_heads * self.head_size, bias)
         self.c_proj = Conv1D(channels, channels, bias)
         self.map_gate = Conv1D(channels, 1, bias) if wiring.gate and layer > 0 else None
+        self.relative = RelativePositions(self.heads, channels) if wiring.relative else None
         self.sources = [sorted(sources) for sources in wiring.sources[layer]]
 
     def forward(self, x, projected, maps, positions, cache=None):
@@ -241,13 +275,18 @@ class Attention(nn.Module):
         """The layer's attention map of each head, (B, T, n * S)."""
         if self.wiring.map_layer(self.layer) != self.layer:
             return maps[self.wiring.map_layer(self.layer)]
-        visible = {}
-        own = []
+        visible, own = {}, []
+        if self.relative is not None:
+            rows, distances = self.relative.rows(positions.keys.shape[1]), positions.distances()
         for head in range(self.heads):
             half = self.wiring.in_first_half(head)
             if half not in visible:
                 visible[half] = positions.visible(self.wiring, self.layer, head)
-            scores = q[:, head] @ self.of_sources(projected, 0, head).transpose(1, 2)
+            k = self.of_sources(projected, 0, head)
+            if self.relative is None:
+                scores = q[:, head] @ k.transpose(1, 2)
+            else:
+                scores = self.relative.scores(head, q[:, head], k, rows[head], distances)
             own.append(self.softmax_of_visible(scores, visible[half]))
         if self.layer == 0 or not self.wiring.mixes_maps():
             return own
@@ -295,7 +334,7 @@ class GPT2(nn.Module):
             raise ValueError(f"{wiring.num_heads} heads do not divide {channels} channels")
         self.wiring, self.max_seq_len = wiring, max_seq_len
         self.wte = nn.Embedding(num_embeddings, channels)
-        self.wpe = nn.Embedding(max_seq_len, channels) if wiring.rope is None else None
+        self.wpe = nn.Embedding(max_seq_len, channels) if wiring.learned else None
         self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps)
                                for layer in range(wiring.num_layers))
         self.ln_f = LayerNorm(channels, bias, layer_norm_eps)

@@ -1,0 +1,50 @@
+// The queries of relative positions (llmc/relative.h).
+//
+//   relative_queries_forward:   of_keys, of_distances =
+//   relative_queries_backward:  dq =
+#pragma once
+#include <cstdint>           // int64_t
+#include "device.h"          // gpu
+#include "launch.h"          // launch
+#include "llmc/precision.h"  // floatX
+#include "llmc/relative.h"   // RelativeQueries, RelativeQueryGradients
+#include "vec.h"             // load8, store8, ceil_div
+
+constexpr int relative_query_threads = 256;
+
+// In both kernels a thread owns eight neighbouring channels of a row, and neighbouring threads have neighbouring ones.
+__global__ void __launch_bounds__(relative_query_threads)
+    relative_queries_forward_kernel(RelativeQueries<floatX> r, int64_t N, int64_t C) {
+  const int64_t at = (int64_t(blockIdx.x) * relative_query_threads + threadIdx.x) * 8, n = at / C, c = at % C;
+  if (n >= N) return;
+  float q[8], u[8], v[8];
+  load8(q, r.q + n * r.q_stride + c);
+  load8(u, r.u + c);
+  load8(v, r.v + c);
+  for (int i = 0; i < 8; i++) u[i] += q[i], v[i] += q[i];
+  store8(r.of_keys + at, u);
+  store8(r.of_distances + at, v);
+}
+
+__global__ void __launch_bounds__(relative_query_threads)
+    relative_queries_backward_kernel(RelativeQueryGradients<floatX> r, int64_t N, int64_t C) {
+  const int64_t at = (int64_t(blockIdx.x) * relative_query_threads + threadIdx.x) * 8, n = at / C, c = at % C;
+  if (n >= N) return;
+  float x[8], y[8];
+  load8(x, r.of_keys + at);
+  load8(y, r.of_distances + at);
+  for (int i = 0; i < 8; i++) x[i] += y[i];
+  store8(r.dq + n * r.dq_stride + c, x);
+}
+
+inline dim3 relative_grid(int64_t N, int64_t C) { return dim3(unsigned(ceil_div(N * C / 8, relative_query_threads))); }
+
+// of_keys (N, C) = q + u, of_distances (N, C) = q + v. C and q_stride are multiples of 8.
+inline void relative_queries_forward(const RelativeQueries<floatX>& r, int64_t N, int64_t C) {
+  launch(relative_queries_forward_kernel, relative_grid(N, C), dim3(relative_query_threads), 0, gpu().stream, r, N, C);
+}
+
+// dq (N, C) = the sum of the gradients of q + u and q + v. C and dq_stride are multiples of 8.
+inline void relative_queries_backward(const RelativeQueryGradients<floatX>& r, int64_t N, int64_t C) {
+  launch(relative_queries_backward_kernel, relative_grid(N, C), dim3(relative_query_threads), 0, gpu().stream, r, N, C);
+}

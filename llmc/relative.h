@@ -1,0 +1,40 @@
+// Relative positions (Transformer-XL, Dai et al. 2019): the score of the query at t and the key at j is
+//
+//   ((q_t + u) . k_j + (q_t + v) . r_(t-j)) / sqrt(HS),  r_d = s_d W
+//
+// where the distance d has the sines and cosines s_d. Attention gets q + u and q + v as two tensors of queries, and r
+// as a table by distance (RelativePositions in attention_args.h).
+#pragma once
+#include <cmath>    // std::cos, std::pow, std::sin
+#include <cstdint>  // int64_t
+#include <vector>   // std::vector
+
+// The queries that are multiplied with keys, q + u, and with vectors of distances, q + v.
+template <class Element>
+struct RelativeQueries {
+  const Element* q = nullptr;  // (N, C), rows q_stride apart
+  int64_t q_stride = 0;
+  const Element *u = nullptr, *v = nullptr;             // (C): those of all heads
+  Element *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
+};
+
+// The gradient of q from those of q + u and q + v.
+template <class Element>
+struct RelativeQueryGradients {
+  Element* dq = nullptr;  // (N, C), rows dq_stride apart
+  int64_t dq_stride = 0;
+  const Element *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
+};
+
+// (distances, C): s_d, the largest distance, distances - 1, first: the sines of d * 10000^(-2i/C), i < C/2, then the
+// cosines. C is even.
+inline std::vector<float> sines_of_distances(int64_t distances, int64_t C) {
+  std::vector<float> table;
+  table.reserve(size_t(distances * C));
+  auto angle = [&](int64_t d, int64_t i) { return double(d) * std::pow(10000.0, -2.0 * double(i) / double(C)); };
+  for (int64_t d = distances - 1; d >= 0; d--) {
+    for (int64_t i = 0; i < C / 2; i++) table.push_back(float(std::sin(angle(d, i))));
+    for (int64_t i = 0; i < C / 2; i++) table.push_back(float(std::cos(angle(d, i))));
+  }
+  return table;
+}
