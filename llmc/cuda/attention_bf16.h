@@ -22,7 +22,7 @@
 #include <type_traits>            // std::integral_constant
 #include "llmc/attention_args.h"  // AttentionArgs, KVHead
 #include "attention_relative.h"   // launch_sum_of_sequences
-#include "attention_tiles.h"      // KeyTiles, QueryTiles, DistanceTiles
+#include "attention_tiles.h"      // KeyTiles, QueryTiles, DistanceTiles, relative_row
 #include "attention_topk.h"       // TopK, RadixSearch
 #include "device.h"               // gpu
 #include "launch.h"               // launch, shared_memory
@@ -171,9 +171,8 @@ struct RelativeRows {
   // r's tile number `stage` = its rows for the queries [q0, q0 + Tiles::queries) and the keys [k0, k0 + Tiles::keys).
   template <int Threads>
   __device__ void start_loading_r(const AttentionArgs<bf16>& a, int head, int stage, int q0, int k0) const {
-    const int distances = int(a.relative.distances);
     load_band_async<rows, Threads>(r_tiles.from_row(stage * rows), a.relative.r + head * a.HS, a.NH * a.HS,
-                                   k0 - (q0 + Tiles::queries - 1) + distances - 1, distances, int(a.HS));
+                                   relative_row(a, q0 + Tiles::queries - 1, k0), int(a.relative.distances), int(a.HS));
   }
 
   // Of the tile number `stage`, the rows for the warp's queries and the keys from the tile's `column` on. The first one
@@ -729,11 +728,12 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
                                                     HS);
     if constexpr (Relative) {
       const int64_t C = a.NH * a.HS;
-      const int distances = int(a.relative.distances), rows = Tiles::distances;
+      constexpr int rows = Tiles::distances;
       load_tile_async<Tiles::queries, Tiles::threads>(relative_q_tiles.from_row(stage),
                                                       a.relative.q + first_query_row * C + head * HS, C, q0, T, HS);
       load_band_async<rows, Tiles::threads>(r_tiles.from_row(tile.stage() * rows), a.relative.r + head * HS, C,
-                                            k0 - (q0 + Tiles::queries - 1) + distances - 1, distances, HS);
+                                            relative_row(a, q0 + Tiles::queries - 1, k0), int(a.relative.distances),
+                                            HS);
     }
     load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, step);
     load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T, step);

@@ -548,7 +548,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     __syncwarp();
     mul_add_AB<G, Tiles::columns>(acc, p, k_tile, channels, min(Tiles::columns, end - k0));
     if constexpr (Relative) {
-      __syncwarp();  // all lanes have read p, and the shifted ds may overwrite it
+      __syncwarp();  // the shifted ds overwrites p, which all lanes have read
       store_shifted_scores<Tiles::columns>(p, s);
       __syncwarp();
       mul_add_AB<G, Tiles::columns>(relative_acc, p,

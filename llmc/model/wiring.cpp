@@ -1,6 +1,5 @@
 #include "wiring.h"
 #include <algorithm>            // std::any_of, std::find, std::min, std::none_of, std::sort
-#include <utility>              // std::pair
 #include "llmc/utils/error.h"   // format, user_error, UserError
 #include "llmc/utils/number.h"  // parse_number
 #include "llmc/utils/text.h"    // nearest_name, shortest
@@ -37,6 +36,7 @@ const TermSyntax syntaxes[] = {
     {"rope", Kind::rope, 0, 1, "rope or rope(base), such as rope(10000)"},
     {"relative", Kind::relative, 0, 0, "relative"},
     {"memory", Kind::memory, 1, 1, "memory(positions), such as memory(512)"},
+    {"universal", Kind::universal, 1, 1, "universal(layers in a cycle), such as universal(2)"},
 };
 
 const TermSyntax& syntax_of(Kind kind) {
@@ -212,12 +212,30 @@ bool moves_maps(Kind kind) { return kind == Kind::reuse || kind == Kind::blend |
 
 bool replaces_positions(Kind kind) { return kind == Kind::rope || kind == Kind::relative; }
 
-// Whether a term that is `memory` or `relative` goes with another one.
-bool goes_with(Kind kind, Kind other) {
-  if (moves_kv(other) || other == Kind::gqa || other == Kind::window) return true;
-  return kind == Kind::memory ? replaces_positions(other) : other == Kind::memory;
+// Terms that go with few others: with those that move K/V, gqa, window and these.
+struct ChoosyTerm {
+  Kind kind;
+  std::vector<Kind> goes_with;
+};
+const std::vector<ChoosyTerm>& choosy_terms() {
+  static const std::vector<ChoosyTerm> terms = {{Kind::memory, {Kind::rope, Kind::relative}},
+                                                {Kind::relative, {Kind::memory, Kind::universal}},
+                                                {Kind::universal, {Kind::rope, Kind::relative}}};
+  return terms;
 }
-bool is_choosy(Kind kind) { return kind == Kind::memory || kind == Kind::relative; }
+
+bool excludes(const ChoosyTerm& term, Kind other) {
+  if (moves_kv(other) || other == Kind::gqa || other == Kind::window) return false;
+  return std::find(term.goes_with.begin(), term.goes_with.end(), other) == term.goes_with.end();
+}
+
+// What the term combines with, in words.
+std::string combinations_of(const ChoosyTerm& term) {
+  std::string text = std::string(syntax_of(term.kind).name) + " does with sla, also, share, layers, gqa, window";
+  for (size_t i = 0; i < term.goes_with.size(); i++)
+    text += std::string(i + 1 < term.goes_with.size() ? ", " : " and ") + syntax_of(term.goes_with[i]).name;
+  return text;
+}
 
 [[noreturn]] void term_error(const Wiring& w, const WiringTerm& t, const std::string& what) {
   user_error("wiring \"%s\": %s, at character %d: %s", w.text.c_str(), term_text(t).c_str(), t.character, what.c_str());
@@ -242,14 +260,10 @@ void check_combinations(const Wiring& w) {
                    "does not combine with " + other() +
                        ": attention maps of other layers need their own layer's keys; "
                        "gqa, topk and masks do combine with reuse, blend and gate");
-      for (const auto& [choosy, with] : {std::pair(t.kind, before.kind), std::pair(before.kind, t.kind)})
-        if (is_choosy(choosy) && !goes_with(choosy, with))
-          term_error(w, t,
-                     "does not combine with " + other() +
-                         (choosy == Kind::memory ? ": memory does with sla, also, share, layers, gqa, window, rope and "
-                                                   "relative"
-                                                 : ": relative does with sla, also, share, layers, gqa, window and "
-                                                   "memory"));
+      for (const ChoosyTerm& term : choosy_terms())
+        if ((term.kind == t.kind && excludes(term, before.kind)) ||
+            (term.kind == before.kind && excludes(term, t.kind)))
+          term_error(w, t, "does not combine with " + other() + ": " + combinations_of(term));
     }
     if (t.kind == Kind::memory && learns_positions(w))
       term_error(w, t, "needs rope or relative: learned positions say nothing of those before a segment");
@@ -264,6 +278,12 @@ bool learns_positions(const Wiring& w) {
 
 bool has_term(const Wiring& w, Kind kind) {
   return std::any_of(w.terms.begin(), w.terms.end(), [&](const WiringTerm& t) { return t.kind == kind; });
+}
+
+int stored_layers(const Wiring& w, int num_layers) {
+  for (const WiringTerm& t : w.terms)
+    if (t.kind == Kind::universal) return t.n;
+  return num_layers;
 }
 
 int memory_positions(const Wiring& w) {
@@ -317,6 +337,9 @@ void validate(const Wiring& w, int num_layers, int num_heads) {
       case Kind::layers:
         if (int(t.layers.size()) != num_layers)
           error(format("it names %zu layers; the model has %d", t.layers.size(), num_layers));
+        break;
+      case Kind::universal:
+        if (num_layers % t.n != 0) error(format("cycles of %d layers do not divide the %d layers", t.n, num_layers));
         break;
       case Kind::gqa:
         if (num_heads % t.n != 0) {
@@ -383,7 +406,7 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::rope) table.rope = t.a;
     if (t.kind == Kind::relative) table.relative = true;
   }
-  table.memory = memory_positions(w);
+  table.memory = memory_positions(w), table.stored_layers = stored_layers(w, num_layers);
   for (std::vector<int>& sources : table.source_layers) std::sort(sources.begin(), sources.end());
   return table;
 }

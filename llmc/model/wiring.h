@@ -34,6 +34,10 @@
 //   memory(m)            of the same paper: a stream of text is computed in segments of n_positions, S; a query of
 //                        segment n also attends to the m positions before it, from n S - m on, of which each layer
 //                        keeps its input as a constant. Needs rope or relative
+//   universal(k)         Universal Transformer (Dehghani et al. 2018): layers in cycles of k, in which layer l has the
+//                        parameters of layer l mod k. Before each cycle c the residual stream gets + wse[c] and, with
+//                        learned positions, + wpe[position], which the embeddings do not have. Sources count layers as
+//                        they run
 //
 // A layer shares what it projected itself, never what it uses of another layer. `window`, `strided` and `fixed`
 // combine: a head sees the keys that all of them show to it.
@@ -59,13 +63,14 @@ struct WiringTerm {
     gate,
     rope,
     relative,
-    memory
+    memory,
+    universal
   };
   enum class How { heads, layers, both };  // of strided and fixed; both: union
 
   Kind kind = Kind::plain;
   int n = 0;           // sla, also: the distance in layers; share, reuse: layers in a group; gqa: K/V heads; window: w;
-                       // strided, fixed: s; topk: k; memory: m
+                       // strided, fixed: s; topk: k; memory: m; universal: k
   int c = 0;           // fixed
   int last_heads = 0;  // sla, also: how many heads, the last ones; 0 if it is a range:
   int first_head = 0, end_head = 0;  //   first_head and after the last one
@@ -88,6 +93,9 @@ bool learns_positions(const Wiring& w);
 
 // Whether the wiring has a term of this kind.
 bool has_term(const Wiring& w, WiringTerm::Kind kind);
+
+// How many layers have parameters of their own: the k of `universal`; without it all, num_layers.
+int stored_layers(const Wiring& w, int num_layers);
 
 // The positions of earlier segments that a query attends to: the m of `memory`; 0 without it.
 int memory_positions(const Wiring& w);
@@ -128,6 +136,7 @@ struct WiringTable {
   double rope = 0;        // the base of rotary positions; 0: there are none
   bool relative = false;  // Transformer-XL's relative positions
   int memory = 0;         // memory_positions of the wiring
+  int stored_layers = 0;  // layer l has the parameters of layer l mod stored_layers
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }
