@@ -257,12 +257,15 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
 // ----------------------------------------------------------------------------
 // Forward
 
-// acts.embedded = wte[tokens] + wpe[positions]; with rotary positions wpe is null.
+// acts.embedded = wte[tokens] + wpe[positions]; where wpe is null, without the latter, and where layers repeat, the
+// first cycle's start has it.
 void embed(GPT2& model, const Batch& batch) {
   const int64_t C = model.config.channels;
   const Activations& acts = model.acts;
   const Params<floatX>& p = model.embeddings();
-  embedding_forward(acts.embedded, acts.tokens, batch.positions(), p.wte, p.wpe, batch.rows(), C);
+  const bool repeats = !model.graph.first_cycle.empty();
+  embedding_forward(acts.embedded, acts.tokens, batch.positions(), p.wte, repeats ? nullptr : p.wpe, batch.rows(), C);
+  for (const CycleStart& start : model.graph.first_cycle) cycle_start_forward(start, batch);
 }
 
 // Computes the final hidden states, last_norm.out (N, C), of acts.tokens (N), where N is batch.rows().
@@ -372,8 +375,9 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false)
     norm_backward(step.norm, batch.rows());  // acts.dresidual +=
     for (int bucket : step.completes) complete(bucket);
   }
-  embedding_backward(model.grads.wte, model.grads.wpe, acts.dresidual, acts.tokens, batch.B, batch.T,
-                     model.config.channels);
+  for (const CycleStart& start : graph.first_cycle) cycle_start_backward(start, batch);
+  embedding_backward(model.grads.wte, graph.first_cycle.empty() ? model.grads.wpe : nullptr, acts.dresidual,
+                     acts.tokens, batch.B, batch.T, model.config.channels);
   complete(model.params.embedding_bucket);
 }
 

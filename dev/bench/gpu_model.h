@@ -339,10 +339,19 @@ class StepModel {
   void forward() {
     add("embedding_forward", 0, {elementwise("embedding_forward", double(N), double(C), 3 * x, Counts::embedding)});
     layernorm_forward("layernorm_forward", 0, 2);
+    if (cycles() > 0)
+      add("add_coordinates", 0,
+          {elementwise("add_coordinates", double(N) * cycles(), double(C), 3 * x, Counts::embedding, cycles())});
     for (const Step& step : graph.steps) {
       std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/false); }, step.branch);
       std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
     }
+  }
+
+  // Of layers that repeat.
+  int cycles() const {
+    const int stored = plan.table.stored_layers;
+    return stored < plan.num_layers ? plan.num_layers / stored : 0;
   }
 
   void head() {
@@ -424,6 +433,10 @@ class StepModel {
       std::visit([&](const auto& branch) { branch_backward(branch, step.layer); }, step.branch);
       layernorm_backward(step.layer);
     }
+    if (cycles() > 0)
+      add("coordinates_backward", 0,
+          {elementwise("wse", double(N) * cycles(), double(C), x, Counts::bias_backward, 2 * cycles()),
+           elementwise("wpe", double(N) * cycles(), double(C), x, Counts::embedding, cycles())});
     // Tokens as if drawn evenly, which is more different ones than text has. The first of each is found by about 2 N
     // comparisons, four in a thread.
     const double V = model.config.vocab_size, different = V * (1 - std::pow(1 - 1 / V, double(N)));

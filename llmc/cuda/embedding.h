@@ -2,6 +2,8 @@
 //
 //   embedding_forward:  out (N, C) = wte[tokens (N)] + wpe[positions (N)]
 //   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
+//   add_coordinates:    x (N, C) += wse (C) + wpe[positions (N)]
+//   position_backward:  dwpe[t] += dout (B, T, C)
 //
 // Without position embeddings wpe and dwpe are null.
 //
@@ -30,6 +32,23 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, RowPosi
       for (int j = 0; j < 8; j++) x[j] += y[j];
     }
     store8(out + n * C + i, x);
+  }
+}
+
+// A block owns a row of x, a thread eight channels of it.
+__global__ void add_coordinates_kernel(floatX* x, const floatX* wse, const floatX* wpe, RowPositions positions,
+                                       int64_t C) {
+  const int64_t n = blockIdx.x;
+  for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
+    float sum[8], y[8];
+    load8(sum, x + n * C + i);
+    load8(y, wse + i);
+    for (int j = 0; j < 8; j++) sum[j] += y[j];
+    if (wpe != nullptr) {
+      load8(y, wpe + positions[n] * C + i);
+      for (int j = 0; j < 8; j++) sum[j] += y[j];
+    }
+    store8(x + n * C + i, sum);
   }
 }
 
@@ -132,12 +151,22 @@ inline void embedding_forward(floatX* out, const int* tokens, const RowPositions
          wpe, C);
 }
 
+// x (N, C) += wse (C) + wpe[positions (N)]; without the second term if wpe is null.
+inline void add_coordinates(floatX* x, const floatX* wse, const floatX* wpe, const RowPositions& positions, int64_t N,
+                            int64_t C) {
+  launch(add_coordinates_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, x, wse, wpe, positions, C);
+}
+
+// dwpe[t] += dout (B, T, C).
+inline void position_backward(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
+  launch(embedding_backward_wpe_kernel, dim3(unsigned(T)), embedding_block(C), 0, gpu().stream, dwpe, dout, B, T, C);
+}
+
 // dwte[tokens] += dout (B, T, C); dwpe[t] += dout, unless dwpe is null. tokens is 16-byte aligned.
 inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,
                                int64_t C) {
   CHECK(uintptr_t(tokens) % 16 == 0);
-  if (dwpe != nullptr)
-    launch(embedding_backward_wpe_kernel, dim3(unsigned(T)), embedding_block(C), 0, gpu().stream, dwpe, dout, B, T, C);
+  if (dwpe != nullptr) position_backward(dwpe, dout, B, T, C);
   launch(embedding_backward_wte_kernel, dim3(unsigned(B * T)), dim3(wte_threads), (wte_warps + wte_round) * sizeof(int),
          gpu().stream, dwte, dout, tokens, B * T, C);
 }

@@ -1,18 +1,21 @@
 // How a branch's output joins the residual stream in GPT-2: it is added.
 #pragma once
-#include <cstdint>            // int64_t
+#include <vector>             // std::vector
 #include "activation_list.h"  // ActivationList
 #include "llmc/operations.h"  // residual_layernorm_forward
 #include "llmc/precision.h"   // floatX
 #include "activations.h"      // Activations
+#include "batch.h"            // Batch
+#include "cycle_start.h"      // CycleStart
 #include "norm.h"             // Norm
 
 struct AddResidual {
-  const char* name;                    // of its tensor
-  const floatX* in = nullptr;          // (N, C): the residual stream before
-  floatX* out = nullptr;               // (N, C): and after
-  const floatX* branch_out = nullptr;  // (N, C)
-  floatX* dresidual = nullptr;         // (N, C)
+  const char* name;                         // of its tensor
+  const floatX* in = nullptr;               // (N, C): the residual stream before
+  floatX* out = nullptr;                    // (N, C): and after
+  const floatX* branch_out = nullptr;       // (N, C)
+  floatX* dresidual = nullptr;              // (N, C)
+  std::vector<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it: one or none
 };
 
 template <class Declare>
@@ -27,10 +30,14 @@ inline const floatX* plan_residual(AddResidual& r, const floatX* in, const Activ
 }
 
 // out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
-inline void residual_forward(const AddResidual& r, const Norm& next, int64_t rows) {
-  residual_layernorm_forward(layernorm_args(next, rows), r.out, r.in, r.branch_out);
+inline void residual_forward(const AddResidual& r, const Norm& next, const Batch& batch) {
+  for (const CycleStart& start : r.next_cycle) cycle_start_forward(start, batch);
+  residual_layernorm_forward(layernorm_args(next, batch.rows()), r.out, r.in, r.branch_out);
 }
 
 // Returns the gradient of branch_out (N, C), which is that of the stream, because the stream is a sum. The gradient of
 // `in` is the same tensor.
-inline const floatX* residual_backward(const AddResidual& r, int64_t) { return r.dresidual; }
+inline const floatX* residual_backward(const AddResidual& r, const Batch& batch) {
+  for (const CycleStart& start : r.next_cycle) cycle_start_backward(start, batch);
+  return r.dresidual;
+}

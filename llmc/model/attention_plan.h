@@ -65,7 +65,8 @@ struct AttentionPlan {
   // come first, then those of k, then those of v.
   int projected_index(Part part, const ProjectedHead& h) const { return index_in(projected, part, h); }
   int shared_index(Part part, const ProjectedHead& h) const { return index_in(shared, part, h); }
-  // Heads that are projected although no attention uses them; none unless the plan was told to keep them.
+  // Heads that are projected although no attention uses them: where the plan was told to keep them, or where another
+  // layer with the same parameters has a use for them.
   std::vector<int> unused(Part part, int layer) const;
 
  private:
@@ -177,7 +178,8 @@ inline void plan_accumulation(AttentionPlan& plan) {
     }
 }
 
-// With keep_dead, every layer projects all heads, as the paper's code does.
+// With keep_dead, every layer projects all heads, as the paper's code does. Layers that share parameters project the
+// same heads, those that an attention of any of them uses.
 inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = false) {
   AttentionPlan plan;
   plan.num_layers = c.num_layers;
@@ -192,11 +194,17 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
       for_each_head(attention,
                     [&](Part part, const ProjectedHead& head) { highest_use[part][head.layer * h + head.head] = l; });
   }
+  const auto is_used = [&](Part part, int l, int i) {  // in any layer with the same parameters
+    bool used = false;
+    for (int same = l % plan.table.stored_layers; same < L; same += plan.table.stored_layers)
+      used |= highest_use[part][same * h + i] >= 0;
+    return used;
+  };
   for (Part part : all_parts) {
     plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
     for (int l = 0; l < L; l++)
       for (int i = 0; i < (part == Part::q ? h : plan.table.num_kv_heads); i++) {
-        if (keep_dead || highest_use[part][l * h + i] >= 0) plan.projected[part][l].push_back(i);
+        if (keep_dead || is_used(part, l, i)) plan.projected[part][l].push_back(i);
         if (highest_use[part][l * h + i] > l) plan.shared[part][l].push_back(i);
       }
   }
@@ -265,6 +273,8 @@ inline std::string draw(const AttentionPlan& plan) {
   }
   if (plan.table.rope > 0) text += format("positions: q and k are rotated, base %g\n", plan.table.rope);
   if (plan.table.relative) text += "positions: relative, by the distance of query and key\n";
+  if (plan.table.stored_layers < plan.num_layers)
+    text += format("layers repeat: layer l has the parameters of layer l mod %d\n", plan.table.stored_layers);
   if (plan.table.memory > 0)
     text += format("memory: of earlier segments, the %d positions before each\n", plan.table.memory);
   return text;

@@ -5,6 +5,7 @@
 //   - a K/V head takes the mean of what its query heads had, as in grouped-query attention (Ainslie et al. 2023,
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
+// Where layers repeat, before or now (`universal`), each layer takes the weights of the one that has run in its place.
 // Gates, learned and relative positions that the model did not have are those of a new model as well.
 #pragma once
 #include <algorithm>             // std::find_if, std::max, std::min
@@ -66,27 +67,39 @@ inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_ele
   }
 }
 
+// The name that a parameter of the new model has in the trained one: of a layer, that of the layer whose parameters it
+// had. wse has another number of rows where cycles have another length, and is then new.
+inline std::string trained_name(const WiringChange& c, const ParameterTable& table, int index) {
+  const std::string& name = table.tensor(index).name;
+  const int layer = table.specs[index].layer, before = c.plan.table.stored_layers;
+  if (name == "wse.weight" && before != c.new_plan.table.stored_layers) return "";
+  if (layer < 0) return name;
+  return "h." + std::to_string(layer % before) + name.substr(name.find('.', 2));
+}
+
 // Reads the trained model in `folder` for the parameters `table` of the new one and hands each of them to `store`.
 // `initial(index)`: what that parameter is in a new model. Throws UserError as read_weight_files does.
 inline void read_weights_for_new_wiring(const std::string& folder, const WiringChange& c, const ParameterTable& table,
                                         const std::function<std::vector<float>(int)>& initial,
                                         const StoreTensor& store) {
-  std::map<std::string, int> without_values;  // parameters of the new model
-  for (int i = 0; i < table.size(); i++) without_values[table.tensor(i).name] = i;
+  std::multimap<std::string, int> without_values;  // parameters of the new model, by the name of the trained one
+  for (int i = 0; i < table.size(); i++) without_values.emplace(trained_name(c, table, i), i);
   read_weights(folder, c.table, [&](int from, const float* trained) {
     const ParameterSpec& spec = c.table.specs[from];
-    const auto it = without_values.find(c.table.tensor(from).name);
-    if (it == without_values.end()) return;  // a gate that the new wiring has not
-    const bool is_of_heads = !spec.full_rows.empty();
-    if (is_of_heads) {
-      std::vector<float> values = initial(it->second);
-      const int64_t row_elements = c.table.tensor(from).num_elements() / int64_t(spec.full_rows.size());
-      take_trained_rows(c, spec.layer, c.model.head_size() * row_elements, trained, values.data());
-      store(it->second, values.data());
-    } else {
-      store(it->second, trained);
+    const auto [begin, end] = without_values.equal_range(c.table.tensor(from).name);
+    for (auto it = begin; it != end; ++it) {  // none of a gate that the new wiring has not
+      const int index = it->second;
+      const bool is_of_heads = !spec.full_rows.empty();
+      if (is_of_heads) {
+        std::vector<float> values = initial(index);
+        const int64_t row_elements = c.table.tensor(from).num_elements() / int64_t(spec.full_rows.size());
+        take_trained_rows(c, table.specs[index].layer, c.model.head_size() * row_elements, trained, values.data());
+        store(index, values.data());
+      } else {
+        store(index, trained);
+      }
     }
-    without_values.erase(it);
+    without_values.erase(begin, end);
   });
   for (const auto& [name, index] : without_values) store(index, initial(index).data());
 }
@@ -187,7 +200,19 @@ inline std::string memory_change_text(const WiringChange& c) {
   return format("memory: of earlier segments, %d positions in place of %d", now, before);
 }
 
-// Describes what changes: positions, memory, and a line for all layers in which the same changes.
+// How the repetition of layers changes, as text; "" if it does not.
+inline std::string cycles_change_text(const WiringChange& c) {
+  const int before = c.plan.table.stored_layers, now = c.new_plan.table.stored_layers, L = c.plan.num_layers;
+  if (before == now) return "";
+  const std::string taken = before < L ? format("layer l those of layer l mod %d", before)
+                            : now > 1  ? format("layers 0 to %d theirs", now - 1)
+                                       : "layer 0 its own";
+  const char* starts =
+      now < L ? "what cycles begin with starts as in a new model" : "what cycles began with is dropped";
+  return format("layers: %d in place of %d have weights, %s; %s", now, before, taken.c_str(), starts);
+}
+
+// Describes what changes: positions, memory, cycles, and a line for all layers in which the same changes.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -198,7 +223,7 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   std::string text;
-  for (const std::string& of_model : {positions_change_text(c), memory_change_text(c)})
+  for (const std::string& of_model : {positions_change_text(c), memory_change_text(c), cycles_change_text(c)})
     if (!of_model.empty()) text += "  " + of_model + "\n";
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;

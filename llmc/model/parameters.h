@@ -43,8 +43,9 @@ template <class T>
 struct Params {
   T* wte = nullptr;  // (V, C), also the output head
   T* wpe = nullptr;  // (max_seq_len, C); null with rotary and with relative positions
+  T* wse = nullptr;  // (cycles, C): what cycles of layers begin with; null without `universal`
   int embedding_bucket = 0;
-  std::vector<LayerParams<T>> layers;  // (L)
+  std::vector<LayerParams<T>> layers;  // (L), or as many as a cycle has
   NormParams<T> lnf;
   int lnf_bucket = 0;
 };
@@ -63,7 +64,8 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
 inline double least_parameters(const ModelConfig& c) {
   const double C = c.channels, least = 6 * double(ArenaLayout::alignment) / sizeof(float);
   const double positions = learns_positions(c.wiring) ? c.max_seq_len : 0;
-  return (double(c.vocab_size) + positions) * C + c.num_layers * std::max(9 * C * C, least);
+  const int layers = stored_layers(c.wiring, c.num_layers);
+  return (double(c.vocab_size) + positions) * C + layers * std::max(9 * C * C, least);
 }
 
 // Throws UserError if the parameters alone, of so many bytes each, take more than what is `available` on a device (or
@@ -192,9 +194,12 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   p.embedding_bucket = b.begin_bucket("embeddings");
   b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
   if (learns_positions(c.wiring)) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
+  const int layers = plan.table.stored_layers;
+  if (has_term(c.wiring, WiringTerm::Kind::universal))
+    b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
   b.end_bucket();
-  p.layers.resize(size_t(c.num_layers));
-  for (int l = 0; l < c.num_layers; l++) {
+  p.layers.resize(size_t(layers));
+  for (int l = 0; l < layers; l++) {
     LayerParams<T>& layer = p.layers[l];
     const std::string h = "h." + std::to_string(l) + ".";
     layer.bucket = b.begin_bucket("layer " + std::to_string(l)), b.layer = l;

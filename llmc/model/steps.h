@@ -48,8 +48,9 @@ struct ZeroedTensor {
 // The whole graph between the embeddings and the output head.
 struct Steps {
   std::vector<Step> steps;
-  Norm last_norm;                    // the LayerNorm whose output is the final hidden states
-  std::vector<ZeroedTensor> zeroed;  // before the backward pass
+  Norm last_norm;                       // the LayerNorm whose output is the final hidden states
+  std::vector<ZeroedTensor> zeroed;     // before the backward pass
+  std::vector<CycleStart> first_cycle;  // of layers that repeat: one or none
 
   int size() const { return int(steps.size()); }
   // The LayerNorm before step i; i = size(): the one before the output head.
@@ -75,9 +76,9 @@ inline const AttentionBranch& attention_of_layer(const Steps& graph, int layer) 
 }
 
 // Adds a step of layer l, whose branch is set later.
-inline Step& add_step(Steps& graph, int l, const char* norm, const char* residual) {
+inline Step& add_step(Steps& graph, const AttentionPlan& plan, int l, const char* norm, const char* residual) {
   Step& step = graph.steps.emplace_back();
-  step.layer = step.weights = l;
+  step.layer = l, step.weights = l % plan.table.stored_layers;
   step.norm.name = norm;
   step.residual = AddResidual{residual};
   return step;
@@ -87,11 +88,11 @@ inline Step& add_step(Steps& graph, int l, const char* norm, const char* residua
 inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
   Steps graph;
   for (int l = 0; l < c.num_layers; l++) {
-    Step& attention = add_step(graph, l, "ln1", "residual2");
+    Step& attention = add_step(graph, plan, l, "ln1", "residual2");
     if (plan.table.mix == WiringTable::Mix::none) attention.branch.emplace<AttentionBranch>();
     else attention.branch.emplace<MixedAttentionBranch>();
     attention_of(attention)->layer = l;
-    add_step(graph, l, "ln2", "residual3").branch.emplace<MlpBranch>().C = c.channels;
+    add_step(graph, plan, l, "ln2", "residual3").branch.emplace<MlpBranch>().C = c.channels;
   }
   graph.last_norm.name = "lnf";
   for (int i = 0; i <= graph.size(); i++) graph.norm(i).C = c.channels, graph.norm(i).eps = float(c.layer_norm_eps);
@@ -141,6 +142,21 @@ inline void plan_norm(Norm& norm, const NormParams<floatX>& w, const NormParams<
   norm.dresidual = acts.dresidual, norm.dout = acts.dnorm, norm.scratch = acts.layernorm_scratch;
 }
 
+// Plans what the cycles of layers that repeat begin with: it is added to the embeddings, and to the output of the step
+// before a cycle.
+inline void plan_cycle_starts(Steps& graph, const ModelShape& shape, const Params<floatX>& params,
+                              const Params<float>& grads, const Activations& acts) {
+  if (params.wse == nullptr) return;
+  auto start_of = [&](int cycle, floatX* x) {
+    return plan_cycle_start(cycle, shape.config.channels, x, params, grads, acts);
+  };
+  graph.first_cycle = {start_of(0, acts.embedded)};
+  const int of_cycle = 2 * shape.attention_plan.table.stored_layers;  // steps
+  for (int i = of_cycle; i < graph.size(); i += of_cycle)
+    std::visit([&](auto& residual) { residual.next_cycle = {start_of(i / of_cycle, acts.branch_out)}; },
+               graph.steps[size_t(i - 1)].residual);
+}
+
 // Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
 // layers, and `cache` is not null.
 inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<floatX>& params, const Params<float>& grads,
@@ -166,6 +182,7 @@ inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<float
     std::visit([&](auto& residual) { stream = plan_residual(residual, stream, acts); }, step.residual);
   }
   plan_norm(graph.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
+  plan_cycle_starts(graph, shape, params, grads, acts);
   const size_t N = size_t(shape.rows);
   graph.zeroed = {{acts.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
   if (acts.dmap_gates != nullptr)
@@ -181,14 +198,14 @@ inline void branch_forward(const Step& step, const Batch& batch) {
 
 // Computes the residual stream after the step, and the LayerNorm that follows.
 inline void residual_forward(const Step& step, const Norm& next, const Batch& batch) {
-  std::visit([&](const auto& residual) { residual_forward(residual, next, batch.rows()); }, step.residual);
+  std::visit([&](const auto& residual) { residual_forward(residual, next, batch); }, step.residual);
 }
 
 // The backward pass of a step without its LayerNorm. From the gradient of the residual stream after the step: that of
 // the stream before it, without the part that comes through the LayerNorm, and dnorm, that of the LayerNorm's output.
 inline void step_backward(const Step& step, const Batch& batch) {
   const floatX* dbranch =
-      std::visit([&](const auto& residual) { return residual_backward(residual, batch.rows()); }, step.residual);
+      std::visit([&](const auto& residual) { return residual_backward(residual, batch); }, step.residual);
   std::visit([&](const auto& branch) { branch_backward(branch, dbranch, batch); }, step.branch);
 }
 

@@ -100,6 +100,8 @@ std::vector<std::string> notes(const WiringTable& t) {
   if (t.topk > 0) lines.push_back(format("of the keys that a query sees, the %d with the highest scores", t.topk));
   if (t.rope > 0) lines.push_back(format("q and k are rotated by their position, base %g", t.rope));
   if (t.relative) lines.push_back("positions are relative: scores depend on the distance of query and key");
+  if (t.stored_layers < t.num_layers)
+    lines.push_back(format("layer l has the parameters of layer l mod %d", t.stored_layers));
   if (t.memory > 0) lines.push_back(format("memory: a segment also attends to the %d positions before it", t.memory));
   std::vector<std::string> masks;
   for (int l = 0; l < t.num_layers; l++)
