@@ -31,7 +31,7 @@ struct WiringCase {
   const char* name;
   int num_layers, num_heads;
   const char* wiring;
-  const char* dead_kv = "";   // x for each K/V head that no head attends to, layer by layer; "": there is none
+  const char* dead_kv = "";   // x for each K/V head that no head attends to, by layer that has parameters; "": none
   const char* dead_map = "";  // x for each layer whose q and k nobody uses
   bool bias = true;
 };
@@ -78,6 +78,12 @@ const WiringCase wirings[] = {
     {"memory", 3, 4, "memory(5) rope"},
     {"memory_gqa_sla_window", 4, 4, "memory(11) rope gqa(2) sla(2,2) window(9)", ".. .. .x .x"},
     {"relative_memory_sla", 4, 4, "relative memory(5) sla(2,2)", ".... .... ..xx ..xx"},
+    {"universal", 3, 4, "universal(1)"},
+    {"universal_without_biases", 4, 4, "universal(2)", "", "", false},
+    {"universal_sla", 4, 4, "universal(2) sla(2,2)"},
+    {"universal_share_sla", 4, 4, "universal(2) share(2) sla(1,1:2)", ".... x.xx"},
+    {"universal_rope_gqa_window", 4, 4, "universal(2) rope gqa(2) window(3,SSL)"},
+    {"universal_relative_also", 4, 4, "universal(2) relative also(1,2)"},
 };
 
 // Shapes that are multiples of nothing; T < max_seq_len, so that the last positions go unused. With `memory` it holds
@@ -210,16 +216,17 @@ TEST_P(ReferenceWiring, DeadHeadsHaveNoGradientAndNoEffect) {
   Problem problem(GetParam());
   const ModelConfig& config = problem.config;
   const int hs = config.head_size(), kv_heads = reference::num_kv_heads(config);
+  const int layers = reference::layers_in_cycle(config);
   std::string dead_kv = GetParam().dead_kv, dead_map = GetParam().dead_map;
   dead_kv.erase(std::remove(dead_kv.begin(), dead_kv.end(), ' '), dead_kv.end());
-  if (dead_kv.empty()) dead_kv.assign(config.num_layers * kv_heads, '.');
-  if (dead_map.empty()) dead_map.assign(config.num_layers, '.');
-  ASSERT_EQ(int(dead_kv.size()), config.num_layers * kv_heads);
-  ASSERT_EQ(int(dead_map.size()), config.num_layers);
+  if (dead_kv.empty()) dead_kv.assign(layers * kv_heads, '.');
+  if (dead_map.empty()) dead_map.assign(layers, '.');
+  ASSERT_EQ(int(dead_kv.size()), layers * kv_heads);
+  ASSERT_EQ(int(dead_map.size()), layers);
 
   const Tensors<double> grads = problem.grads();
   const double loss = problem.loss();
-  for (int l = 0; l < config.num_layers; l++) {
+  for (int l = 0; l < layers; l++) {
     const std::string c_attn = "h." + std::to_string(l) + ".attn.c_attn";
     const int width = config.channels + 2 * kv_heads * hs;
     for (int first = 0; first < width; first += hs) {  // the columns of one head's q, k or v

@@ -105,6 +105,18 @@ inline int map_layer(const ModelConfig& config, int l) {
   return reuse ? l - l % reuse->n : l;
 }
 
+// The k of `universal`: layers run in cycles of k, and layer l has the parameters of layer l mod k. Without it all
+// layers are one cycle.
+inline int layers_in_cycle(const ModelConfig& config) {
+  const WiringTerm* universal = find_term(config, Kind::universal);
+  return universal ? universal->n : config.num_layers;
+}
+
+// What the names of layer l's parameters begin with.
+inline std::string name_of_layer(const ModelConfig& config, int l) {
+  return "h." + std::to_string(l % layers_in_cycle(config));
+}
+
 // ----------------------------------------------------------------------------
 // Parameters: their names and shapes
 
@@ -130,8 +142,10 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   const bool relative = find_term(config, Kind::relative);
   add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
   if (!relative && !find_term(config, Kind::rope)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
-  for (int l = 0; l < config.num_layers; l++) {
-    const std::string h = "h." + std::to_string(l);
+  const int k = layers_in_cycle(config);
+  if (find_term(config, Kind::universal)) add("wse.weight", {config.num_layers / k, C});  // embedding of the cycle
+  for (int l = 0; l < k; l++) {
+    const std::string h = name_of_layer(config, l);
     add_norm(h + ".ln_1", C);
     add_linear(h + ".attn.c_attn", C, C + 2 * g * hs);  // columns: q | k | v, each head by head
     if (find_term(config, Kind::gate) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
@@ -547,6 +561,27 @@ void add_into(Array<Real>& sum, const Array<Real>& term) {
   for (size_t i = 0; i < sum.size(); i++) sum[i] += term[i];
 }
 
+// Before each cycle: the residual stream x (B, T, C) += wpe[t] + wse[cycle], of which a model may have either, both or
+// none.
+template <class Real>
+void add_coordinates(const Tensors<Real>& params, int cycle, int64_t T, int64_t C, Array<Real>& x) {
+  const Tensor<Real>*wpe = find(params, "wpe.weight"), *wse = find(params, "wse.weight");
+  for (int64_t i = 0; i < int64_t(x.size()); i++) {
+    if (wpe) x[i] += wpe->data[i / C % T * C + i % C];
+    if (wse) x[i] += wse->data[cycle * C + i % C];
+  }
+}
+
+// That of x stays what it is.
+template <class Real>
+void add_coordinates_backward(const Array<Real>& d_x, int cycle, int64_t T, int64_t C, Tensors<Real>& grads) {
+  Tensor<Real>*d_wpe = find(grads, "wpe.weight"), *d_wse = find(grads, "wse.weight");
+  for (int64_t i = 0; i < int64_t(d_x.size()); i++) {
+    if (d_wpe) d_wpe->data[i / C % T * C + i % C] += d_x[i];
+    if (d_wse) d_wse->data[cycle * C + i % C] += d_x[i];
+  }
+}
+
 // ----------------------------------------------------------------------------
 // The model, forward
 
@@ -665,15 +700,16 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, Array<Real>(N * V), Array<Real>(N * V)};
 
   const Tensor<Real>& wte = params.at("wte.weight");
-  const Tensor<Real>* wpe = find(params, "wpe.weight");
   Array<Real> x(N * C);  // (B, T, C)  the residual stream
   for (int64_t n = 0; n < N; n++) {
     CHECK(inputs[n] >= 0 && inputs[n] < V && targets[n] >= 0 && targets[n] < V);
-    for (int64_t c = 0; c < C; c++) x[n * C + c] = wte.data[inputs[n] * C + c] + (wpe ? wpe->data[n % T * C + c] : 0);
+    for (int64_t c = 0; c < C; c++) x[n * C + c] = wte.data[inputs[n] * C + c];
   }
 
+  const int k = layers_in_cycle(config);
   for (int l = 0; l < L; l++) {
-    const std::string h = "h." + std::to_string(l);
+    if (l % k == 0) add_coordinates(params, l / k, T, C, x);
+    const std::string h = name_of_layer(config, l);
     LayerCache<Real>& layer = acts.layers[l];
     // x += c_proj(attention(ln_1(x)))
     const Array<Real> extended = append_rows(remembered[l], x, B);
@@ -790,7 +826,6 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
   const Tensor<Real>& wte = params.at("wte.weight");
   Tensor<Real>& d_wte = grads.at("wte.weight");
-  Tensor<Real>* d_wpe = find(grads, "wpe.weight");
 
   Array<Real> d_hidden(N * C);  // of ln_f's output
   for (int64_t n = 0; n < N; n++) {
@@ -810,8 +845,9 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     shared.d_map.emplace_back();
     for (const HeadCache<Real>& head : layer.heads) shared.d_map.back().push_back(Array<Real>(head.map.size()));
   }
+  const int k = layers_in_cycle(config);
   for (int l = L - 1; l >= 0; l--) {
-    const std::string h = "h." + std::to_string(l);
+    const std::string h = name_of_layer(config, l);
     const LayerCache<Real>& layer = cache.layers[l];
     const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_x, grads);
     const Array<Real> d_fc = gelu_backward(layer.fc, d_gelu);
@@ -832,14 +868,11 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }
     add_into(d_x, last_rows(layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
+    if (l % k == 0) add_coordinates_backward(d_x, l / k, T, C, grads);
   }
 
-  for (int64_t n = 0; n < N; n++) {
-    for (int64_t c = 0; c < C; c++) {
-      d_wte.data[cache.inputs[n] * C + c] += d_x[n * C + c];
-      if (d_wpe) d_wpe->data[n % T * C + c] += d_x[n * C + c];
-    }
-  }
+  for (int64_t n = 0; n < N; n++)
+    for (int64_t c = 0; c < C; c++) d_wte.data[cache.inputs[n] * C + c] += d_x[n * C + c];
 }
 
 // ----------------------------------------------------------------------------
