@@ -47,6 +47,9 @@ TEST(Config, RefusesImpossibleModels) {
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 99, 0)); }), "") << "without skip heads any n_l is plain "
                                                                                 "GPT-2";
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 11, 12)); }), "");
+  ModelConfig repeated = make_config(12, 12, 768, 0, 0);
+  repeated.wiring = parse_wiring("universal(5)");
+  EXPECT_ERROR(validate(repeated), "universal(5), at character 1: cycles of 5 layers do not divide the 12 layers");
 }
 
 // ----------------------------------------------------------------------------
@@ -243,6 +246,13 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("rope", "relative"), "  positions: q and k are no longer rotated; relative ones start as in a new "
                                       "model\n");
   EXPECT_EQ(text("relative gqa(2)", "gqa(2) relative"), "  nothing\n");
+  EXPECT_EQ(text("plain", "universal(1)"), "  layers: 1 in place of 4 have weights, layer 0 its own; what cycles begin "
+                                           "with starts as in a new model\n");
+  EXPECT_EQ(text("plain", "universal(2)"), "  layers: 2 in place of 4 have weights, layers 0 to 1 theirs; what cycles "
+                                           "begin with starts as in a new model\n");
+  EXPECT_EQ(text("universal(2)", "plain"), "  layers: 4 in place of 2 have weights, layer l those of layer l mod 2; "
+                                           "what "
+                                           "cycles began with is dropped\n");
   EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
@@ -312,9 +322,10 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   const Wiring w = parse_wiring(" gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(w.text, " gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(canonical_text(w), "gqa(4) window(512,SSSL) strided(8)");
-  for (const char* text : {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)",
-                           "strided(8,union)", "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate",
-                           "rope", "rope(500)", "memory(8) rope", "relative window(7) memory(8)"})
+  for (const char* text :
+       {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
+        "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate", "rope", "rope(500)", "memory(8) rope",
+        "relative window(7) memory(8)", "universal(2) relative"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");

@@ -477,7 +477,8 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"blend(0.25)", {"mixed with 0.25 of the one below"}},
                         {"gate", {"a share that is learned"}},
                         {"rope", {"q and k are rotated by their position"}},
-                        {"relative", {"scores depend on the distance of query and key"}}}) {
+                        {"relative", {"scores depend on the distance of query and key"}},
+                        {"universal(1)", {"layer l has the parameters of layer l mod 1"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");
     for (const char* words : c.words)
       EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;

@@ -160,6 +160,20 @@ TEST(AnotherWiring, DropsLearnedPositionsAndHasNewOnes) {
   Rewired(four_layers("relative"), "plain").check();
 }
 
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/change_wiring.h: `std::to_string(layer % before)` ->
+// `std::to_string(layer)`
+TEST(AnotherWiring, OfRepeatedLayersTakesTheLayersThatRan) {
+  Rewired fewer(four_layers("plain"), "universal(2)");
+  EXPECT_EQ(fewer.expected.at("wse.weight").data, fewer.fresh.at("wse.weight").data);
+  EXPECT_EQ(fewer.expected.count("h.2.ln_1.weight"), 0u);
+  fewer.check();
+  Rewired more(four_layers("universal(2)"), "sla(3,2)");
+  for (auto& [name, tensor] : more.expected)
+    if (name.compare(0, 4, "h.2.") == 0 || name.compare(0, 4, "h.3.") == 0)
+      tensor = more.trained.at(format("h.%d.", name[2] - '2') + name.substr(4));
+  more.check();
+}
+
 TEST(AnotherWiring, WrittenOtherwiseIsTheSameFile) {
   Rewired(four_layers("sla(2,3)"), " sla( 2, 3 )", /*keep_dead_kv=*/true).check();
 }

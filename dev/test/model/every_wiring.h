@@ -62,11 +62,15 @@ struct RandomCase {
     if (is_fixed) add(format("fixed(%d,%d%s)", is_strided ? s + 2 : s, c, how.c_str()));
     const bool rotates = draw.one_in(3);  // pairs of channels
     if (rotates) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
-    const bool may_have_memory = !moves_maps && !is_strided && !is_fixed;
+    const bool may_have_memory = !moves_maps && !is_strided && !is_fixed;  // or repeat layers
     const bool is_relative = !rotates && may_have_memory && draw.one_in(2);
     if (is_relative) add("relative");
     const bool has_memory = (rotates || is_relative) && may_have_memory && draw.one_in(2);
+    std::vector<int> cycles;
+    for (int k = 1; k <= L; k++)
+      if (L % k == 0) cycles.push_back(k);
     if (has_memory) add(format("memory(%d)", draw(1, 2 * T)));
+    else if (may_have_memory && draw.one_in(2)) add(format("universal(%d)", draw.of(cycles)));
     else if (!is_bf16 && !is_relative && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
@@ -119,6 +123,8 @@ const char* const every_term[] = {"plain",
                                   "rope reuse(2)",
                                   "relative",
                                   "relative sla(2,3) gqa(2) window(9,SL)",
+                                  "universal(2) sla(3,2)",
+                                  "rope universal(1) gqa(2) window(9,SL)",
                                   "strided(3) fixed(8,3)",
                                   "fixed(7,2,union) strided(4,union) gqa(2)"};
 

@@ -155,6 +155,11 @@ const std::vector<GraphCase> graph_cases =
      {"relative_shared_keys", 4, 4, 32, 61, 40, "relative sla(2,3) gqa(2) window(9,SL)", false, 2, 33, 1},
      {"relative_memory", 4, 4, 32, 61, 40, "relative memory(20) sla(2,2)", true, 2, 33, 4},
      {"relative_memory_of_sources", 3, 4, 32, 61, 40, "relative memory(50) also(1,2) gqa(2)", false, 1, 40, 3},
+     {"repeated_layers", 4, 4, 32, 61, 40, "universal(2)", true, 2, 33, 3},
+     {"one_repeated_layer", 3, 4, 32, 61, 40, "universal(1)", false, 2, 33, 1},
+     {"repeated_layers_of_shared_keys", 6, 4, 32, 61, 40, "universal(3) sla(4,3) gqa(2) window(9,SL)", true, 2, 33, 1},
+     {"repeated_rotary", 4, 4, 32, 61, 40, "rope universal(2) also(1,2)", true, 2, 33, 1},
+     {"repeated_relative", 4, 4, 32, 61, 40, "universal(1) relative share(2)", true, 2, 33, 3},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice
      {"highest_scores", 3, 4, 32, 61, 40, "topk(5)", true, 2, 33, 1},
