@@ -174,7 +174,7 @@ enum class Pass { forward, backward };
 // of 16 keys and 16 queries, has 16 distances more than keys. Forward 2 products become 3.25, backward 7 become 17.5,
 // as there is another kernel, for the gradient of r.
 struct RelativeProducts {
-  static constexpr double forward = 3.25 / 2, backward = 17.5 / 7;
+  static constexpr double forward = 3.25 / 2, backward = 18.0 / 7;
 };
 
 // Attention of a layer, all its maps: 2 products of scored and of multiplied pairs forward, of which topk scores four
