@@ -572,7 +572,7 @@ void add_coordinates(const Tensors<Real>& params, int cycle, int64_t T, int64_t 
   }
 }
 
-// That of x stays what it is.
+// The gradients of wpe and wse are +=; that of x is d_x before and after.
 template <class Real>
 void add_coordinates_backward(const Array<Real>& d_x, int cycle, int64_t T, int64_t C, Tensors<Real>& grads) {
   Tensor<Real>*d_wpe = find(grads, "wpe.weight"), *d_wse = find(grads, "wse.weight");

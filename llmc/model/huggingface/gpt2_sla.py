@@ -21,7 +21,8 @@ from torch import nn
 # The number of arguments of each term, at least and at most.
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
-         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1)}
+         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
+         "universal": (1, 1)}
 
 
 def term_of(text, term):
@@ -45,6 +46,7 @@ class Wiring:
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
         self.learned, self.rope, self.relative = True, None, False  # positions: wpe; else the base of rope, or relative
         self.memory = None
+        self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
             for name, arguments in self.terms:
@@ -93,6 +95,10 @@ class Wiring:
                 raise ValueError(f"wiring {self.text!r}: memory needs the context length")
             self.memory = n
             self.masks.append(lambda l, first, t, j: j >= t // self.segment * self.segment - n)
+        elif name == "universal":
+            if L % n != 0:
+                raise ValueError(f"wiring {self.text!r}: cycles of {n} layers do not make {L} layers")
+            self.cycle = n
 
     def add_sparse(self, how, a1, a2):
         how = how[0] if how else "heads"
@@ -114,6 +120,10 @@ class Wiring:
         for mask in self.masks:
             visible = visible & mask(l, self.in_first_half(head), t, j)
         return visible
+
+    def stored_layers(self):
+        """Layer l has the parameters of layer l mod this many."""
+        return self.cycle or self.num_layers
 
     def map_layer(self, l):
         """The layer whose attention map layer l uses."""
@@ -225,17 +235,19 @@ class Conv1D(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, wiring, layer, channels, bias):
+    """With `universal` several layers have these parameters; the `layer` of its methods is the one that runs."""
+
+    def __init__(self, wiring, stored_layer, channels, bias):
         super().__init__()
-        self.wiring, self.layer, self.heads = wiring, layer, wiring.num_heads
+        self.wiring, self.heads = wiring, wiring.num_heads
         self.head_size = channels // self.heads
         self.c_attn = Conv1D(channels, channels + 2 * wiring.num_kv_heads * self.head_size, bias)
         self.c_proj = Conv1D(channels, channels, bias)
-        self.map_gate = Conv1D(channels, 1, bias) if wiring.gate and layer > 0 else None
+        self.map_gate = Conv1D(channels, 1, bias) if wiring.gate and stored_layer > 0 else None
         self.relative = RelativePositions(self.heads, channels) if wiring.relative else None
-        self.sources = [sorted(sources) for sources in wiring.sources[layer]]
+        self.sources = [[sorted(sources) for sources in of_heads] for of_heads in wiring.sources]  # by layer, by head
 
-    def forward(self, x, projected, maps, positions, cache=None):
+    def forward(self, layer, x, projected, maps, positions, cache=None):
         """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, S, hs), and `maps` the
         attention maps of their heads; this one appends its own."""
         B, T, C = x.shape
@@ -245,53 +257,55 @@ class Attention(nn.Module):
         if self.wiring.rope is not None:
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if cache is not None:
-            k, v = cache.update(k, v, self.layer)
+            k, v = cache.update(k, v, layer)
         if self.wiring.num_kv_heads < self.heads:
             k, v = (y.repeat_interleave(self.heads // self.wiring.num_kv_heads, dim=1) for y in (k, v))
         projected.append((k, v))
         if self.wiring.needs_maps():
-            maps.append(self.own_maps(x, q, projected, maps, positions))
-            y = torch.stack([maps[-1][head] @ self.of_sources(projected, 1, head) for head in range(self.heads)], dim=1)
+            maps.append(self.own_maps(layer, x, q, projected, maps, positions))
+            y = torch.stack([maps[-1][head] @ self.of_sources(layer, projected, 1, head) for head in range(self.heads)],
+                            dim=1)
         else:
-            k, v = (self.by_head(projected, which) for which in (0, 1))
-            visible = None if positions.is_causal else positions.visible(self.wiring, self.layer, 0)[:, None]
+            k, v = (self.by_head(layer, projected, which) for which in (0, 1))
+            visible = None if positions.is_causal else positions.visible(self.wiring, layer, 0)[:, None]
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=positions.is_causal)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
-    def by_head(self, projected, which):
+    def by_head(self, layer, projected, which):
         """(B, h, S, hs): each head's k or v, from its one source; neighbouring heads with the same are one slice."""
         parts, first = [], 0
+        sources = self.sources[layer]
         for head in range(1, self.heads + 1):
-            if head == self.heads or self.sources[head] != self.sources[first]:
-                parts.append(projected[self.sources[first][0]][which][:, first:head])
+            if head == self.heads or sources[head] != sources[first]:
+                parts.append(projected[sources[first][0]][which][:, first:head])
                 first = head
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def of_sources(self, projected, which, head):
+    def of_sources(self, layer, projected, which, head):
         """(B, n * S, hs): the k or v of all of a head's n sources, the lowest layer's first."""
-        return torch.cat([projected[source][which][:, head] for source in self.sources[head]], dim=1)
+        return torch.cat([projected[source][which][:, head] for source in self.sources[layer][head]], dim=1)
 
-    def own_maps(self, x, q, projected, maps, positions):
+    def own_maps(self, layer, x, q, projected, maps, positions):
         """The layer's attention map of each head, (B, T, n * S)."""
-        if self.wiring.map_layer(self.layer) != self.layer:
-            return maps[self.wiring.map_layer(self.layer)]
+        if self.wiring.map_layer(layer) != layer:
+            return maps[self.wiring.map_layer(layer)]
         visible, own = {}, []
         if self.relative is not None:
             rows, distances = self.relative.rows(positions.keys.shape[1]), positions.distances()
         for head in range(self.heads):
             half = self.wiring.in_first_half(head)
             if half not in visible:
-                visible[half] = positions.visible(self.wiring, self.layer, head)
-            k = self.of_sources(projected, 0, head)
+                visible[half] = positions.visible(self.wiring, layer, head)
+            k = self.of_sources(layer, projected, 0, head)
             if self.relative is None:
                 scores = q[:, head] @ k.transpose(1, 2)
             else:
                 scores = self.relative.scores(head, q[:, head], k, rows[head], distances)
             own.append(self.softmax_of_visible(scores, visible[half]))
-        if self.layer == 0 or not self.wiring.mixes_maps():
+        if layer == 0 or not self.wiring.mixes_maps():
             return own
         a = torch.sigmoid(self.map_gate(x)) if self.wiring.gate else self.wiring.blend
-        return [a * below + (1 - a) * mine for below, mine in zip(maps[self.layer - 1], own)]
+        return [a * below + (1 - a) * mine for below, mine in zip(maps[layer - 1], own)]
 
     def softmax_of_visible(self, scores, visible):
         """A row without a visible key is zero."""
@@ -315,13 +329,13 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, wiring, layer, channels, bias, eps):
+    def __init__(self, wiring, stored_layer, channels, bias, eps):
         super().__init__()
-        self.ln_1, self.attn = LayerNorm(channels, bias, eps), Attention(wiring, layer, channels, bias)
+        self.ln_1, self.attn = LayerNorm(channels, bias, eps), Attention(wiring, stored_layer, channels, bias)
         self.ln_2, self.mlp = LayerNorm(channels, bias, eps), MLP(channels, bias)
 
-    def forward(self, x, projected, maps, positions, cache):
-        x = x + self.attn(self.ln_1(x), projected, maps, positions, cache)
+    def forward(self, layer, x, projected, maps, positions, cache):
+        x = x + self.attn(layer, self.ln_1(x), projected, maps, positions, cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -335,8 +349,9 @@ class GPT2(nn.Module):
         self.wiring, self.max_seq_len = wiring, max_seq_len
         self.wte = nn.Embedding(num_embeddings, channels)
         self.wpe = nn.Embedding(max_seq_len, channels) if wiring.learned else None
+        self.wse = nn.Embedding(wiring.num_layers // wiring.cycle, channels) if wiring.cycle else None
         self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps)
-                               for layer in range(wiring.num_layers))
+                               for layer in range(wiring.stored_layers()))
         self.ln_f = LayerNorm(channels, bias, layer_norm_eps)
 
     def initialise(self):
@@ -346,16 +361,22 @@ class GPT2(nn.Module):
                 scale = math.sqrt(2 * self.wiring.num_layers) if name.endswith("c_proj.weight") else 1
                 nn.init.normal_(p, std=0.02 / scale)
 
+    def with_coordinates(self, x, cycle, positions):
+        """The residual stream (B, T, C) at the beginning of a cycle, of which there is one without `universal`."""
+        if self.wpe is not None:
+            x = x + self.wpe(positions.queries)
+        return x if self.wse is None else x + self.wse.weight[cycle]
+
     def forward(self, tokens, attention_mask=None, cache=None):
         """tokens (B, T), new ones -> final hidden states (B, T, C). attention_mask: (B, S), of the cached ones too."""
         T, past = tokens.shape[1], cache.get_seq_length() if cache is not None else 0
         if past + T > self.max_seq_len and self.wiring.memory is None:
             raise ValueError(f"{past + T} tokens, but the context length is {self.max_seq_len}")
         positions = Positions(past, T, attention_mask, tokens.device)
-        x = self.wte(tokens)
-        if self.wpe is not None:
-            x = x + self.wpe(positions.queries)
-        projected, maps = [], []
-        for block in self.h:
-            x = block(x, projected, maps, positions, cache)
+        x, projected, maps = self.wte(tokens), [], []
+        for layer in range(self.wiring.num_layers):
+            cycle, stored_layer = divmod(layer, len(self.h))
+            if stored_layer == 0:
+                x = self.with_coordinates(x, cycle, positions)
+            x = self.h[stored_layer](layer, x, projected, maps, positions, cache)
         return self.ln_f(x)
