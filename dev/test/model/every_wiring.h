@@ -229,3 +229,20 @@ TEST(LONG_ON_EMU(EveryWiring), ThatSaysNothingIsPlain) {
   }
   EXPECT_NE(losses_of("window(32)"), plain);
 }
+
+// In a single cycle whose start is wpe alone.
+TEST(EveryWiring, OfOneCycleThatBeginsWithPositionsAloneIsPlain) {
+  const auto inputs = random_tokens(66, 61, 1), targets = random_tokens(66, 61, 2);
+  const DoubleTensors trained = random_parameters(four_layers("plain"), 9);
+  auto loss_of = [&](const char* wiring) {
+    const ModelConfig config = four_layers(wiring);
+    DoubleTensors params = reference::make_parameters<double>(config);
+    for (auto& [name, tensor] : params)
+      if (const auto it = trained.find(name); it != trained.end()) tensor = it->second;  // wse stays zero
+    auto model = make_model(config, 2, 33);
+    set_weights(*model, params);
+    gpt2_zero_grad(*model);
+    return micro_step(*model, inputs, targets, 2, 33, 1);
+  };
+  EXPECT_NEAR(loss_of("universal(4)") / loss_of("plain"), 1, is_bf16 ? 1e-3 : 1e-6);
+}
