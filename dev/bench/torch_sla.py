@@ -45,7 +45,8 @@ class UserError(Exception):
 
 
 def rows_in_use(wiring):
-    """How many of the heads' q, k and v, of all layers, some head uses."""
+    """How many of the heads' q, k and v, of all layers that run, some head uses, be it in another layer with the same
+    parameters."""
     q, k, v = set(), set(), set()
     for l in range(wiring.num_layers):
         for head in range(wiring.num_heads):
@@ -54,7 +55,8 @@ def rows_in_use(wiring):
             if wiring.map_layer(l) == l:
                 q.add((l, head))
                 k |= used
-    return len(q) + len(k) + len(v)
+    stored = wiring.stored_layers()
+    return sum(len({(l % stored, head) for l, head in used}) for used in (q, k, v)) * (wiring.num_layers // stored)
 
 
 def pairs(wiring, T):
