@@ -37,8 +37,8 @@ TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
 // BUG train_gpt2_sla.cu: `if (!t.run.options.reset_memory)` -> `if (false)`
 TEST_F(CommandLine, AResumedRunOfStreamsHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_bytes(30 * 32 + 1));
-  const std::string common =
-      trainer + "-i " + in("tokens.bin") + small_model + "--wiring 'relative memory(40) sla(1,2)' -d 128 -x 10 -n 5 -o ";
+  const std::string common = trainer + "-i " + in("tokens.bin") + small_model +
+                             "--wiring 'relative memory(40) sla(1,2)' -d 128 -x 10 -n 5 -o ";
   ASSERT_EQ(run(common + in("whole")).exit_status, 0);
   for (const auto& [out, more] : {std::pair("half", " -y"), std::pair("fewer", " -y -b 1")}) {
     fs::create_directories(in(out));

@@ -5,6 +5,16 @@
 #include "dev/test/attention/layer.h"  // Case, Layer, general_case, with_mask, every, check
 #include "dev/test/long.h"             // LONG_ON_EMU
 
+// Wirings without a shape: K/V heads of other layers and several for a query head, windows.
+inline std::vector<Case> wirings_with_first_query() {
+  return {{0, 0, 0, {0, 1}, 2},          // plain
+          {0, 0, 0, {0, 1, 2}, 1},       // skip-layer attention
+          {0, 0, 0, {0, 0, 1, 1}, 1},    // grouped-query attention
+          {0, 0, 0, {{0, 1}, 2, 1}, 2},  // several K/V heads a query head
+          with_mask({0, 0, 0, {0, 1, 0}, 1}, {20}),
+          with_mask({0, 0, 0, {0, {0, 1}}, 1}, {110})};
+}
+
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `first < k0 ? k0 : first` -> `k0`
 // BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `q0 = at.first_query_number(); q0 < at.length` ->
 //   `q0 = 0; q0 < at.length`
@@ -18,12 +28,7 @@ TEST(AttentionMemory, MatchesTheFormulaForAFewShapes) {
 }
 
 TEST(LONG_ON_EMU(AttentionMemory), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
-  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},          // plain
-                                     {0, 0, 0, {0, 1, 2}, 1},       // skip-layer attention
-                                     {0, 0, 0, {0, 0, 1, 1}, 1},    // grouped-query attention
-                                     {0, 0, 0, {{0, 1}, 2, 1}, 2},  // several K/V heads a query head
-                                     with_mask({0, 0, 0, {0, 1, 0}, 1}, {20}),
-                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {110})};
+  const std::vector<Case> wirings = wirings_with_first_query();
   size_t i = 0;
   for (int64_t first_query : {1, 37, 64, 100})
     for (int64_t T : {first_query + 5, first_query + 64, int64_t(200)})

@@ -1,10 +1,11 @@
 // Relative positions, forward and backward, against the formula: shapes at the edges of tiles, keys before the first
 // query, K/V heads of other layers and several for a query head, windows.
 #pragma once
-#include <gtest/gtest.h>               // TEST
-#include <algorithm>                   // std::max
-#include "dev/test/attention/layer.h"  // Case, Layer, Expected, PartialForward, with_mask, every, check, check_partial
-#include "dev/test/long.h"             // LONG_ON_EMU
+#include <gtest/gtest.h>                // TEST
+#include <algorithm>                    // std::max
+#include "dev/test/attention/layer.h"   // Case, Layer, Expected, PartialForward, with_mask, every, check, check_partial
+#include "dev/test/attention/memory.h"  // wirings_with_first_query
+#include "dev/test/long.h"              // LONG_ON_EMU
 
 // `c` with relative positions for as many distances as there are, and for `more` that no query and key have.
 inline Case with_relative(Case c, int64_t more = 0) {
@@ -66,13 +67,8 @@ TEST(AttentionRelative, MatchesTheFormulaWithOtherMasks) {
 }
 
 TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
-  const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},          // plain
-                                     {0, 0, 0, {0, 1, 2}, 1},       // skip-layer attention
-                                     {0, 0, 0, {0, 0, 1, 1}, 1},    // grouped-query attention
-                                     {0, 0, 0, {{0, 1}, 2, 1}, 2},  // several K/V heads a query head
-                                     with_mask({0, 0, 0, {0, 1, 0}, 1}, {20}),
-                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {110}),
-                                     with_mask({0, 0, 0, {0, {0, 1}}, 1}, {0, MaskPattern::block, 30})};
+  std::vector<Case> wirings = wirings_with_first_query();
+  wirings.push_back(with_mask({0, 0, 0, {0, {0, 1}}, 1}, {0, MaskPattern::block, 30}));
   size_t i = 0;
   const size_t some = std::max<size_t>(every, 7);
   for (int64_t first_query : {0, 1, 37, 64, 100})
