@@ -55,7 +55,8 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
 // ----------------------------------------------------------------------------
 // Embedding
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `positions[n] * C` -> `n * C`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `floatX* position = wpe + positions[n] * C` ->
+//   `floatX* position = wpe + n * C`
 TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   struct Case {
     int64_t B, T, C, V;
