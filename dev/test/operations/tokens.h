@@ -103,6 +103,37 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   }
 }
 
+// What a cycle of layers that repeat begins with.
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `to_float(row[i]) + to_float(wse[i]) +` -> `to_float(wse[i]) +`
+TEST(Coordinates, AreAddedToEachRow) {
+  for (const auto& [B, T, C] : {std::tuple<int64_t, int64_t, int64_t>{2, 5, 40}, {1, 33, 2056}, {3, 70, 8}}) {
+    SCOPED_TRACE(testing::Message() << B << " x " << T << " x " << C);
+    const int64_t N = B * T;
+    const auto x = random_values<floatX>(N * C, 1), wse = random_values<floatX>(C, 2);
+    const auto wpe = random_values<floatX>(T * C, 3);
+    const auto dwpe = random_values<float>(T * C, 4);
+    std::vector<double> e_alone, e_both, e_dwpe = doubles(dwpe);
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t i = 0; i < C; i++) {
+        e_alone.push_back(real(x[n * C + i]) + real(wse[i]));
+        e_both.push_back(e_alone.back() + real(wpe[n % T * C + i]));
+        e_dwpe[n % T * C + i] += real(x[n * C + i]);
+      }
+    const DeviceArray<floatX> d_wse(wse), d_wpe(wpe), d_x(x);
+    const auto [alone, both, dwpe_result] = in_any_order([&] {
+      DeviceArray<floatX> alone(x), both(x);
+      DeviceArray<float> d_dwpe(dwpe);
+      add_coordinates(alone.data, d_wse.data, nullptr, {T}, N, C);
+      add_coordinates(both.data, d_wse.data, d_wpe.data, {T}, N, C);
+      position_backward(d_dwpe.data, d_x.data, B, T, C);
+      return std::make_tuple(alone.to_host(), both.to_host(), d_dwpe.to_host());
+    });
+    EXPECT_LE(relative_error(alone, e_alone), one_rounding);
+    EXPECT_LE(relative_error(both, e_both), one_rounding);
+    EXPECT_LE(relative_error(dwpe_result, e_dwpe), of_fp32);
+  }
+}
+
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `double total = 0;` -> `float total = 0;`
 TEST(MeanLoss, IsAddedToTheSumInDouble) {
   for (int64_t n : {1023, 1024, 1025, 3 * 1024 + 5}) {  // beside and on the threads of a block
