@@ -91,7 +91,7 @@ void bench_attention(int rounds) {
   };
   std::vector<Layer> layers;
   for (const char* wiring : {"plain", "sla(1,3)", "gqa(1)", "also(1,3)", "window(256)", "strided(64)",
-                             "strided(64,union)", "fixed(64,8)", "topk(64)", "reuse(2)"}) {
+                             "strided(64,union)", "fixed(64,8)", "topk(64)", "reuse(2)", "relative"}) {
     Layer layer = {wiring, std::make_unique<GPT2>()};
     ModelConfig config;
     config.num_layers = 2, config.num_heads = 4, config.channels = 256, config.vocab_size = 257, config.max_seq_len = T;
@@ -102,7 +102,8 @@ void bench_attention(int rounds) {
     init_weights(model, 1);
     const std::vector<int> tokens = random_tokens(T, config.vocab_size);
     gpt2_forward(model, tokens.data(), {1, T});
-    layer.flops = 7 * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
+    const double products = model.attention_plan.table.relative ? 11 : 7;
+    layer.flops = products * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
     layers.push_back(std::move(layer));
   }
   double gemm = 0;

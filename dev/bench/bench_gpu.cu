@@ -120,7 +120,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("embedding_forward", N * (3 * C * x + 4), 0,
         [&] { embedding_forward(a.embedded, a.tokens, {T}, model.params.wte, model.params.wpe, N, C); });
   bench("layernorm_forward", N * (2 * C * x + 8), 0, [&] { norm_forward(ln1, N); });
-  bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] { residual_forward(add, ln2, N); });
+  bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] { residual_forward(add, ln2, batch); });
   bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { project_qkv(att, batch, /*kv_is_kept=*/false); });
   bench("attention_forward", 0, attention_flops, [&] { attend(att, 0, batch); });
   bench("matmul_forward, attproj", 0, matmul(C, C), [&] { project_out(att, batch); });
