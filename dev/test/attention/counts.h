@@ -104,7 +104,7 @@ static uint64_t bytes_of_relative_attention(const Case& c) {
 }
 
 // Nothing of size T * T, neither written nor read.
-TEST(AttentionRelative, ReadsTheRowsOfEachTilesDistances) {
+TEST(LONG_ON_EMU(AttentionRelative), ReadsTheRowsOfEachTilesDistances) {
   Case c = {2, 300, 64, {0, 1}, 2};
   c.distances = c.T;
   Layer layer(c);

@@ -24,7 +24,7 @@ TEST(AttentionRelative, MatchesTheFormulaForAFewShapes) {
   check(with_relative(later));
 }
 
-TEST(AttentionRelative, MatchesTheFormulaForSeveralLengths) {
+TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForSeveralLengths) {
   for (int64_t T : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300}) check(with_relative({2, T, 16, {0, 1}, 2}));
 }
 
@@ -58,7 +58,7 @@ TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: ` || key + row + column < 0;` -> `;`
 //
 // A query sees its block of positions. Gradients are added to, and v is in a buffer of its own.
-TEST(AttentionRelative, MatchesTheFormulaWithOtherMasks) {
+TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaWithOtherMasks) {
   for (const MaskCase& mask : {MaskCase{0, MaskPattern::block, 33}, MaskCase{50, MaskPattern::block, 24}}) {
     Case c = with_relative(with_mask({2, 140, 40, {0, {0, 1}, 1}, 1}, mask), 3);
     c.dq_accumulate = c.v_apart = true;
