@@ -7,18 +7,21 @@
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/relative.h: `floatX *of_keys = r.of_keys + n * C` ->
 //   `floatX *of_keys = r.of_keys + n * r.q_stride`
 TEST(RelativeQueries, AreTheSumsWithUAndV) {
-  for (const auto& [N, C, q_stride] :
-       {std::tuple<int64_t, int64_t, int64_t>{9, 8, 8}, {7, 40, 120}, {65, 264, 272}, {300, 32, 96}}) {
+  struct Case {
+    int64_t N, C, q_stride;
+  };
+  for (const Case& c : {Case{9, 8, 8}, Case{7, 40, 120}, Case{65, 264, 272}, Case{300, 32, 96}}) {
+    const int64_t N = c.N, C = c.C, q_stride = c.q_stride;
     SCOPED_TRACE(testing::Message() << N << " x " << C << ", rows " << q_stride << " apart");
     const auto q = random_values<floatX>(N * q_stride, 1), u = random_values<floatX>(C, 2);
     const auto v = random_values<floatX>(C, 3);
     const auto of_keys = random_values<floatX>(N * C, 4), of_distances = random_values<floatX>(N * C, 5);
     std::vector<double> e_keys, e_distances, e_dq;
     for (int64_t n = 0; n < N; n++)
-      for (int64_t c = 0; c < C; c++) {
-        e_keys.push_back(real(q[n * q_stride + c]) + real(u[c]));
-        e_distances.push_back(real(q[n * q_stride + c]) + real(v[c]));
-        e_dq.push_back(real(of_keys[n * C + c]) + real(of_distances[n * C + c]));
+      for (int64_t i = 0; i < C; i++) {
+        e_keys.push_back(real(q[n * q_stride + i]) + real(u[i]));
+        e_distances.push_back(real(q[n * q_stride + i]) + real(v[i]));
+        e_dq.push_back(real(of_keys[n * C + i]) + real(of_distances[n * C + i]));
       }
     const DeviceArray<floatX> d_q(q), d_u(u), d_v(v), d_of_keys(of_keys), d_of_distances(of_distances);
     const auto [keys, distances, all_of_dq] = in_any_order([&] {

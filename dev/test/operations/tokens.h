@@ -106,7 +106,11 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
 // What a cycle of layers that repeat begins with.
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `to_float(row[i]) + to_float(wse[i]) +` -> `to_float(wse[i]) +`
 TEST(Coordinates, AreAddedToEachRow) {
-  for (const auto& [B, T, C] : {std::tuple<int64_t, int64_t, int64_t>{2, 5, 40}, {1, 33, 2056}, {3, 70, 8}}) {
+  struct Case {
+    int64_t B, T, C;
+  };
+  for (const Case& c : {Case{2, 5, 40}, Case{1, 33, 2056}, Case{3, 70, 8}}) {
+    const int64_t B = c.B, T = c.T, C = c.C;
     SCOPED_TRACE(testing::Message() << B << " x " << T << " x " << C);
     const int64_t N = B * T;
     const auto x = random_values<floatX>(N * C, 1), wse = random_values<floatX>(C, 2);
