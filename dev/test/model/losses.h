@@ -22,7 +22,7 @@ struct GraphCase {
 };
 
 class Graph : public testing::TestWithParam<GraphCase> {};
-class RecomputedGraph : public testing::TestWithParam<GraphCase> {};
+class GraphVariants : public testing::TestWithParam<GraphCase> {};
 
 inline ModelConfig config_of(const GraphCase& c) {
   ModelConfig config;
@@ -107,10 +107,10 @@ inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool ke
 
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `double(B) * T * double(num_micro_batches)` -> `double(B) * T`
 TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), 0); }
-TEST_P(Graph, HasThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
 TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
-TEST_P(RecomputedGraph, HasThemWithGelu) { expect_equal_to_reference(GetParam(), 1); }
-TEST_P(RecomputedGraph, HasThemWithLayerNorm) { expect_equal_to_reference(GetParam(), 2); }
+TEST_P(GraphVariants, HaveThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
+TEST_P(GraphVariants, HaveThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetParam(), 1); }
+TEST_P(GraphVariants, HaveThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(GetParam(), 2); }
 
 const std::vector<GraphCase> graph_cases =
     {{"plain", 3, 4, 32, 61, 40, "plain", true, 2, 33, 1},
@@ -187,13 +187,13 @@ INSTANTIATE_TEST_SUITE_P(Wiring, Graph, testing::ValuesIn(cases_by_name(graph_ca
 INSTANTIATE(LONG_ON_EMU(OtherWiring), Graph, testing::ValuesIn(cases_by_name(graph_cases, quick_cases, false)),
             name_of);
 
-// What these two levels compute again is the same for every wiring; the emulated GPU has every fourth one.
-inline std::vector<GraphCase> recomputed_cases() {
+// What they do otherwise is the same for every wiring; the emulated GPU has every fourth one.
+inline std::vector<GraphCase> cases_of_variants() {
   std::vector<GraphCase> cases;
   for (size_t i = 0; i<graph_cases.size(); i += head_size_multiple> 1 ? 4 : 1) cases.push_back(graph_cases[i]);
   return cases;
 }
-INSTANTIATE(LONG_ON_EMU(Wiring), RecomputedGraph, testing::ValuesIn(recomputed_cases()), name_of);
+INSTANTIATE(LONG_ON_EMU(Wiring), GraphVariants, testing::ValuesIn(cases_of_variants()), name_of);
 
 class Golden : public testing::TestWithParam<std::string> {};
 
