@@ -52,11 +52,13 @@ using GoldenRun = std::tuple<std::string, std::string>;
 
 static const GoldenRun quick_golden_run = {trainer, "paper_default"};
 
+// All cases on the CPU. The emulated GPU, on which the model's own tests compute each of them, has every third one.
 static std::vector<GoldenRun> other_golden_runs() {
   std::vector<GoldenRun> runs;
-  for (const std::string& program : {trainer, emulated_trainer})
-    for (const std::string& name : golden_case_names())
-      if (GoldenRun(program, name) != quick_golden_run) runs.push_back({program, name});
+  const std::vector<std::string>& names = golden_case_names();
+  for (const std::string& name : names)
+    if (GoldenRun(trainer, name) != quick_golden_run) runs.push_back({trainer, name});
+  for (size_t i = 0; i < names.size(); i += 3) runs.push_back({emulated_trainer, names[i]});
   return runs;
 }
 
