@@ -308,13 +308,6 @@ inline void relative_backward(const HeadPositions& at, const KeyTile& tile, int6
        dr.stride);
 }
 
-// The part of a head in dr of sequence b becomes 0.
-inline void clear_distance_gradients(const AttentionArgs<floatX>& a, int64_t b, int64_t head) {
-  const int64_t C = a.NH * a.HS, D = a.relative.distances;
-  for (int64_t row = b * D; row < (b + 1) * D; row++)
-    std::fill_n(a.relative.dr_of_sequences + row * C + head * a.HS, a.HS, 0.0f);
-}
-
 // ----------------------------------------------------------------------------
 // Scores
 
@@ -667,10 +660,9 @@ KeyGradients key_gradients(const AttentionArgs<Element>& a, const KVHead<Element
   return partial_sum(a, partial);
 }
 
-// dx (T, HS), of all keys of sequence b, = 0, if not `accumulate`.
-inline void clear_key_gradients(const AttentionArgs<floatX>& a, int64_t b, float* dx, int64_t stride, bool accumulate) {
-  if (accumulate) return;
-  for (int64_t row = b * a.T; row < (b + 1) * a.T; row++) std::fill_n(dx + row * stride, a.HS, 0.0f);
+// The rows of sequence b in x, which has `rows` rows (HS) of each sequence, `stride` apart, become 0.
+inline void clear_rows(float* x, int64_t stride, int64_t b, int64_t rows, int64_t HS) {
+  for (int64_t row = b * rows; row < (b + 1) * rows; row++) std::fill_n(x + row * stride, HS, 0.0f);
 }
 
 // The backward pass of one query head in sequence b: delta =, dq = or +=, and its part of dk and dv.
@@ -684,11 +676,12 @@ inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, i
     const int* query_heads = a.query_heads + kv.first_query_head;
     const int partial = partials[std::find(query_heads, query_heads + kv.num_query_heads, int(head)) - a.query_heads];
     const KeyGradients to = key_gradients(a, kv, partial);
-    clear_key_gradients(a, b, to.dk, to.dk_stride, partial < 0 && kv.dk_accumulate);
-    clear_key_gradients(a, b, to.dv, to.dv_stride, partial < 0 && kv.dv_accumulate);
+    if (partial >= 0 || !kv.dk_accumulate) clear_rows(to.dk, to.dk_stride, b, a.T, a.HS);
+    if (partial >= 0 || !kv.dv_accumulate) clear_rows(to.dv, to.dv_stride, b, a.T, a.HS);
     gradients.push_back(to);
   }
-  if (a.relative.q != nullptr) clear_distance_gradients(a, b, head);
+  if (a.relative.q != nullptr)
+    clear_rows(a.relative.dr_of_sequences + head * a.HS, a.NH * a.HS, b, a.relative.distances, a.HS);
   for (int64_t first = 0; first < HeadPositions::step_of(a, head); first++) {
     const HeadPositions at(a, b, head, first);
     for (int64_t q0 = at.first_query_number(); q0 < at.length; q0 += query_block)

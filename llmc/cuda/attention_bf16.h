@@ -12,8 +12,9 @@
 // turn, or into a buffer for each part of the keys. Here every result is written once, by the one block that owns it:
 // the bits are always the same, and delta is the only buffer.
 //
-// With relative positions, a tile of queries and keys multiplies q' with the rows of r for the distances in it, and a
-// matrix by distance becomes one by key by moving each row by one element against the row before it, in registers
+// With relative positions (RelativePositions in attention_args.h: other queries q', and a row of r for each distance),
+// a tile of queries and keys multiplies q' with the rows of r for the distances in it. The product has a column for
+// each distance; it gets one for each key by moving each row by one element against the row before it, in registers
 // (skew in tile.h). ds goes the other way for the gradient of q'. For dr there is a third kernel, with a block per tile
 // of distances, which computes the scores and dp once more; its parts of the sequences are added up in their order
 // (attention_relative.h). Nothing of size T * T is in memory, and what is loaded grows as that of k and v does.
@@ -74,13 +75,9 @@ __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& cl
         while (column_mod >= clause.s) column_mod -= clause.s;
       }
   }
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (!(seen >> (4 * M * N - 1 - (2 * N * (2 * m + i / 2) + 2 * n + i % 2)) & 1)) s.x[m][n][i] = -INFINITY;
+  mask_elements(s, [&](int m, int n, int i) {
+    return !(seen >> (4 * M * N - 1 - (2 * N * (2 * m + i / 2) + 2 * n + i % 2)) & 1);
+  });
 }
 
 // Scores s of keys that a query does not see become -inf, where `t` is the query of s's first row and `j` the key of
@@ -150,8 +147,9 @@ using ForwardTilesOf = std::conditional_t<Kind == relative_attention, RelativeFo
 // of keys, and q' of each warp.
 template <class Tiles, int D>
 struct RelativeRows {
-  static constexpr int rows = Tiles::queries + Tiles::keys;  // of r, for the distances of a tile of keys: one too many
-  Tile<D> r_tiles;                                           // double-buffered
+  // Of r, for a tile of keys: there is one distance less, but tiles have whole eights of rows.
+  static constexpr int rows = Tiles::queries + Tiles::keys;
+  Tile<D> r_tiles;  // double-buffered
   RegisterTile<1, D / 16> q_rows;
 
   // Starts loading q' of the block's queries, in the place of r's second tile. `first_row`: the row of q' that
@@ -162,7 +160,7 @@ struct RelativeRows {
     load_tile_async<Tiles::queries, Threads>(r_tiles.from_row(rows), a.relative.q + first_row * C + head * a.HS, C, q0,
                                              end, int(a.HS));
   }
-  // q' has arrived. Ends with a barrier, after which r's second tile may be loaded.
+  // Moves q', which has arrived, to registers. Ends with a barrier, after which r's second tile may be loaded.
   __device__ void take_q() {
     load_register_tile(q_rows, r_tiles.from_row(rows + warp_index() * Tiles::warp_queries));
     __syncthreads();
@@ -526,7 +524,7 @@ struct RelativeDkdvTiles {
   static constexpr int M = 1, queries = D <= 96 ? 32 : 16, columns = queries, step = columns;
   static constexpr int threads = attention_threads, blocks_per_sm = 2;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D;
-  static constexpr int distances = keys + queries;  // of a tile of r: one too many
+  static constexpr int distances = keys + queries;  // rows of a tile of r, as in RelativeRows
   static constexpr size_t floats = 4 * queries * sizeof(float);
   static constexpr size_t bytes = (2 * keys + 6 * queries + 2 * distances) * D * sizeof(bf16) + floats;  // D = 64: 65
                                                                                                          // KB, 96 and
@@ -826,8 +824,8 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
 template <int D>
 struct DrTiles {
   static constexpr int queries = D <= 96 ? 32 : 16, warp_distances = 16, distances = warp_distances * attention_warps;
-  static constexpr int keys = distances + queries;                                                   // one too many
-  static constexpr size_t floats = 4 * queries * sizeof(float);                                      // lse and delta
+  static constexpr int keys = distances + queries;               // rows of k and v, as in RelativeRows
+  static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
   static constexpr size_t bytes = (distances + 2 * keys + 4 * queries) * D * sizeof(bf16) + floats;  // D = 64: 49 KB,
                                                                                                      // 96 and 128: 73
                                                                                                      // KB
@@ -841,13 +839,7 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, Sees sees) {
 #pragma unroll 1
   for (int e = 0; e < 4 * M * N; e++)
     seen |= unsigned(sees(s.row(e / (4 * N), e % 4), s.column(e / 4 % N, e % 4))) << e;
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (!(seen >> (4 * (N * m + n) + i) & 1)) s.x[m][n][i] = -INFINITY;
+  mask_elements(s, [&](int m, int n, int i) { return !(seen >> (4 * (N * m + n) + i) & 1); });
 }
 
 // dr_of_sequences =. A block owns a tile of rows of r, which are distances, for one head in one sequence, a warp 16 of

@@ -151,15 +151,22 @@ __device__ inline void scale(Accumulator<M, N>& acc, float factor) {
       for (float& x : n) x *= factor;
 }
 
-// The elements with hidden(row, column) become -inf.
+// The elements x[m][n][i] with hidden(m, n, i) become -inf.
 template <int M, int N, class Hidden>
-__device__ inline void mask(Accumulator<M, N>& acc, Hidden hidden) {
+__device__ inline void mask_elements(Accumulator<M, N>& acc, Hidden hidden) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int n = 0; n < N; n++)
+#pragma unroll
       for (int i = 0; i < 4; i++)
-        if (hidden(acc.row(m, i), acc.column(n, i))) acc.x[m][n][i] = -INFINITY;
+        if (hidden(m, n, i)) acc.x[m][n][i] = -INFINITY;
+}
+
+// The elements with hidden(row, column) become -inf.
+template <int M, int N, class Hidden>
+__device__ inline void mask(Accumulator<M, N>& acc, Hidden hidden) {
+  mask_elements(acc, [&](int m, int n, int i) { return hidden(acc.row(m, i), acc.column(n, i)); });
 }
 
 // ----------------------------------------------------------------------------

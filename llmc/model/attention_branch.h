@@ -441,7 +441,7 @@ inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
 // plan says.
 inline void branch_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
   project_out_backward(b, dout, batch);
-  for (const RelativeAttention& relative : b.relative) relative_again(relative, batch);
+  for (const RelativeAttention& relative : b.relative) queries_forward(relative, batch);
   attention_backward(attention_args(b, 0, batch));
   for (const RelativeAttention& relative : b.relative) relative_backward(relative, batch);
   project_qkv_backward(b, batch);

@@ -143,13 +143,13 @@ struct ParameterBuilder {
   void linear(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, int64_t out, double std) {
     ParameterSpec bias_spec;
     bias_spec.file_shape = {out};
-    add(weight, name + ".weight", {out, in},
-        linear_spec(in, out, std, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()));
+    matrix(weight, name + ".weight", in, out, std);
     bias(bias_pointer, name, out, std::move(bias_spec));
   }
   // A linear layer that has no bias.
   void matrix(T*& weight, const std::string& name, int64_t in, int64_t out, double std) {
-    add(weight, name, {out, in}, linear_spec(in, out, std, {out}));
+    add(weight, name, {out, in},
+        linear_spec(in, out, std, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()));
   }
   // A linear layer of which only `rows` of the full-size weight's `file_out` exist; matrix_rows: those of its matrices,
   // one below the other.

@@ -65,14 +65,14 @@ inline void distances_forward(const RelativeAttention& relative, const Batch& ba
                  C);
 }
 
-inline void relative_forward(const RelativeAttention& relative, const Batch& batch) {
-  distances_forward(relative, batch);
+// Both queries =. The backward pass of the attention computes them again, because other layers have overwritten them.
+inline void queries_forward(const RelativeAttention& relative, const Batch& batch) {
   relative_queries_forward(relative.queries, batch.rows(), relative.C);
 }
 
-// Before the backward pass of the attention: the queries, which other layers have overwritten.
-inline void relative_again(const RelativeAttention& relative, const Batch& batch) {
-  relative_queries_forward(relative.queries, batch.rows(), relative.C);
+inline void relative_forward(const RelativeAttention& relative, const Batch& batch) {
+  distances_forward(relative, batch);
+  queries_forward(relative, batch);
 }
 
 // From the gradients of both queries and of r: dq =, and those of u, v and W +=.
