@@ -142,8 +142,11 @@ class Channel : public CommandLine {
  protected:
   int num_started = 0;
 
+  // A port, a new one each time. It is below those that Linux gives to connections, from 32768 on: to one of another
+  // program, or to one that tries to connect to this very port before rank 0 listens, and so connects to itself. Either
+  // would keep rank 0 from listening.
   static std::string free_port_at(const std::string& host) {
-    static int next = 20000 + int(getpid()) * 7 % 20000;
+    static int next = 10000 + int(getpid()) * 7 % 20000;
     return format("tcp:%s:%d", host.c_str(), next++);
   }
   // Forks a process that runs `body`, with errors handled as in main().
