@@ -1,5 +1,5 @@
 #include "wiring.h"
-#include <algorithm>            // std::any_of, std::find, std::min, std::none_of, std::sort
+#include <algorithm>            // std::find, std::find_if, std::min, std::none_of, std::sort
 #include "llmc/utils/error.h"   // format, user_error, UserError
 #include "llmc/utils/number.h"  // parse_number
 #include "llmc/utils/text.h"    // nearest_name, shortest
@@ -16,7 +16,7 @@ struct TermSyntax {
   int least_arguments, most_arguments;
   const char* form;
 };
-constexpr double default_rope_base = 10000;
+constexpr double default_rope_base = 10000, default_ponder_cost = 0.01;
 
 const TermSyntax syntaxes[] = {
     {"plain", Kind::plain, 0, 0, "plain"},
@@ -37,6 +37,8 @@ const TermSyntax syntaxes[] = {
     {"relative", Kind::relative, 0, 0, "relative"},
     {"memory", Kind::memory, 1, 1, "memory(positions), such as memory(512)"},
     {"universal", Kind::universal, 1, 1, "universal(layers in a cycle), such as universal(2)"},
+    {"act", Kind::act, 1, 2, "act(eps) or act(eps, cost), such as act(0.01)"},
+    {"gru", Kind::gru, 0, 0, "gru"},
 };
 
 const TermSyntax& syntax_of(Kind kind) {
@@ -67,6 +69,7 @@ std::string arguments_text(const WiringTerm& t) {
     case Kind::fixed: return n + "," + std::to_string(t.c) + how;
     case Kind::blend:
     case Kind::rope: return shortest(t.a);
+    case Kind::act: return shortest(t.a) + (t.cost == default_ponder_cost ? "" : "," + shortest(t.cost));
     default: return n;
   }
 }
@@ -179,6 +182,7 @@ struct Parser {
     t.character = int(term_begin) + 1;
     if (t.kind == Kind::layers) read_layers(t, args[0], *s);
     else if (t.kind == Kind::blend) t.a = read_number(args[0], 0, 1, *s);
+    else if (t.kind == Kind::act) read_act(t, args, *s);
     else if (t.kind == Kind::rope) t.a = count > 0 ? read_number(args[0], 1, 1e9, *s) : default_rope_base;
     else if (count > 0) t.n = whole_number(args[0], 1, *s);
     if (t.kind == Kind::sla || t.kind == Kind::also) read_heads(t, args[1], *s);
@@ -194,6 +198,12 @@ struct Parser {
       if (count == 3) t.how = read_how(args[2]);
     }
     return t;
+  }
+
+  void read_act(WiringTerm& t, const std::vector<std::string>& args, const TermSyntax& s) const {
+    t.a = read_number(args[0], 0, 1, s);
+    if (t.a == 0 || t.a == 1) error("eps, " + args[0] + ", must lie between 0 and 1, and be neither");
+    t.cost = args.size() > 1 ? read_number(args[1], 0, 1e9, s) : default_ponder_cost;
   }
 
   double read_number(const std::string& argument, double least, double most, const TermSyntax& s) const {
@@ -213,24 +223,26 @@ bool moves_maps(Kind kind) { return kind == Kind::reuse || kind == Kind::blend |
 bool replaces_positions(Kind kind) { return kind == Kind::rope || kind == Kind::relative; }
 
 // Terms that go with few others: with those that move K/V, gqa, window and these.
-struct ChoosyTerm {
+struct RestrictedTerm {
   Kind kind;
   std::vector<Kind> goes_with;
 };
-const std::vector<ChoosyTerm>& choosy_terms() {
-  static const std::vector<ChoosyTerm> terms = {{Kind::memory, {Kind::rope, Kind::relative}},
-                                                {Kind::relative, {Kind::memory, Kind::universal}},
-                                                {Kind::universal, {Kind::rope, Kind::relative}}};
+const std::vector<RestrictedTerm>& restricted_terms() {
+  static const std::vector<RestrictedTerm> terms =
+      {{Kind::memory, {Kind::rope, Kind::relative, Kind::gru}},
+       {Kind::relative, {Kind::memory, Kind::universal, Kind::act, Kind::gru}},
+       {Kind::universal, {Kind::rope, Kind::relative, Kind::act, Kind::gru}},
+       {Kind::act, {Kind::universal, Kind::rope, Kind::relative, Kind::gru}}};
   return terms;
 }
 
-bool excludes(const ChoosyTerm& term, Kind other) {
+bool excludes(const RestrictedTerm& term, Kind other) {
   if (moves_kv(other) || other == Kind::gqa || other == Kind::window) return false;
   return std::find(term.goes_with.begin(), term.goes_with.end(), other) == term.goes_with.end();
 }
 
 // What the term combines with, in words.
-std::string combinations_of(const ChoosyTerm& term) {
+std::string combinations_of(const RestrictedTerm& term) {
   std::string text = std::string(syntax_of(term.kind).name) + " does with sla, also, share, layers, gqa, window";
   for (size_t i = 0; i < term.goes_with.size(); i++)
     text += std::string(i + 1 < term.goes_with.size() ? ", " : " and ") + syntax_of(term.goes_with[i]).name;
@@ -260,14 +272,22 @@ void check_combinations(const Wiring& w) {
                    "does not combine with " + other() +
                        ": attention maps of other layers need their own layer's keys; "
                        "gqa, topk and masks do combine with reuse, blend and gate");
-      for (const ChoosyTerm& term : choosy_terms())
+      for (const RestrictedTerm& term : restricted_terms())
         if ((term.kind == t.kind && excludes(term, before.kind)) ||
             (term.kind == before.kind && excludes(term, t.kind)))
           term_error(w, t, "does not combine with " + other() + ": " + combinations_of(term));
     }
     if (t.kind == Kind::memory && learns_positions(w))
       term_error(w, t, "needs rope or relative: learned positions say nothing of those before a segment");
+    if (t.kind == Kind::act && !has_term(w, Kind::universal))
+      term_error(w, t, "needs universal: a token halts after a cycle of layers that repeat");
   }
+}
+
+// The first term of this kind; null if there is none.
+const WiringTerm* term_of(const Wiring& w, Kind kind) {
+  const auto found = std::find_if(w.terms.begin(), w.terms.end(), [&](const WiringTerm& t) { return t.kind == kind; });
+  return found != w.terms.end() ? &*found : nullptr;
 }
 
 }  // namespace
@@ -276,20 +296,16 @@ bool learns_positions(const Wiring& w) {
   return std::none_of(w.terms.begin(), w.terms.end(), [](const WiringTerm& t) { return replaces_positions(t.kind); });
 }
 
-bool has_term(const Wiring& w, Kind kind) {
-  return std::any_of(w.terms.begin(), w.terms.end(), [&](const WiringTerm& t) { return t.kind == kind; });
-}
+bool has_term(const Wiring& w, Kind kind) { return term_of(w, kind) != nullptr; }
 
 int stored_layers(const Wiring& w, int num_layers) {
-  for (const WiringTerm& t : w.terms)
-    if (t.kind == Kind::universal) return t.n;
-  return num_layers;
+  const WiringTerm* universal = term_of(w, Kind::universal);
+  return universal != nullptr ? universal->n : num_layers;
 }
 
 int memory_positions(const Wiring& w) {
-  for (const WiringTerm& t : w.terms)
-    if (t.kind == Kind::memory) return t.n;
-  return 0;
+  const WiringTerm* memory = term_of(w, Kind::memory);
+  return memory != nullptr ? memory->n : 0;
 }
 
 Wiring parse_wiring(const std::string& text) {
@@ -405,6 +421,8 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::gate) table.mix = WiringTable::Mix::gate;
     if (t.kind == Kind::rope) table.rope = t.a;
     if (t.kind == Kind::relative) table.relative = true;
+    if (t.kind == Kind::act) table.halting = t.a, table.ponder_cost = t.cost;
+    if (t.kind == Kind::gru) table.gru = true;
   }
   table.memory = memory_positions(w), table.stored_layers = stored_layers(w, num_layers);
   for (std::vector<int>& sources : table.source_layers) std::sort(sources.begin(), sources.end());

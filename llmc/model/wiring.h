@@ -38,6 +38,13 @@
 //                        parameters of layer l mod k. Before each cycle c the residual stream gets + wse[c] and, with
 //                        learned positions, + wpe[position], which the embeddings do not have. Sources count layers as
 //                        they run
+//   act(eps[, cost])     adaptive computation time (Graves 2016), of `universal`: after cycle c a token halts with
+//                        probability p_c = sigmoid(x_c . w + b). N: the first c with p_1 + ... + p_c >= 1 - eps, or the
+//                        last. The final LayerNorm gets p_1 x_1 + ... + p_(N-1) x_(N-1) + R x_N, where the weights add
+//                        up to 1. What is minimised is the loss + cost * the mean of N + R; cost = 0.01
+//   gru                  GTrXL (Parisotto et al. 2019): the residual stream x and a branch's output y join in a gate,
+//                        in place of x + y: y = relu(y), r = sigmoid(y W_r + x U_r), z = sigmoid(y W_z + x U_z - b),
+//                        g = tanh(y W_g + (r x) U_g), and the stream becomes (1 - z) x + z g
 //
 // A layer shares what it projected itself, never what it uses of another layer. `window`, `strided` and `fixed`
 // combine: a head sees the keys that all of them show to it.
@@ -64,7 +71,9 @@ struct WiringTerm {
     rope,
     relative,
     memory,
-    universal
+    universal,
+    act,
+    gru
   };
   enum class How { heads, layers, both };  // of strided and fixed; both: union
 
@@ -77,7 +86,8 @@ struct WiringTerm {
   std::vector<int> layers;           // layers
   std::string pattern;               // window: of S and L; empty: S for all layers
   How how = How::heads;
-  double a = 0;       // blend; rope: the base
+  double a = 0;       // blend; rope: the base; act: eps
+  double cost = 0;    // act
   int character = 1;  // where the term begins in the text, counted from 1
 };
 
@@ -137,6 +147,9 @@ struct WiringTable {
   bool relative = false;  // Transformer-XL's relative positions
   int memory = 0;         // memory_positions of the wiring
   int stored_layers = 0;  // layer l has the parameters of layer l mod stored_layers
+  double halting = 0;     // the eps of `act`; 0: tokens do not halt
+  double ponder_cost = 0;
+  bool gru = false;  // branches join the residual stream in gates
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }
