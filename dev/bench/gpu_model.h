@@ -289,6 +289,30 @@ class StepModel {
         {elementwise("layernorm_backward", double(N), double(C), 4 * x, Counts::layernorm_backward, 2)});
   }
   void residual_forward(const AddResidual&, int l) { layernorm_forward("residual_layernorm_forward", l, 4); }
+  void residual_forward(const GruResidual& gru, int l) {
+    take_branch(gru, l);
+    gates_forward(gru, l);
+    layernorm_forward("layernorm_forward", l, 2);
+  }
+  void take_branch(const GruResidual&, int l) { add("relu_forward", l, {gru_part("relu_forward", 2)}); }
+  void gates_forward(const GruResidual&, int l) {
+    add("matmul_forward, gru", l, {matmul_of("y", N, 3 * C, C), matmul_of("x", N, 2 * C, C), matmul_of("rx", N, C, C)});
+    add("gru_forward", l, {gru_part("gru_gates", 8), gru_part("gru_output", 6)});
+  }
+  // An operation that moves as many tensors (N, C).
+  ModelledPart gru_part(const char* name, double tensors) const {
+    return elementwise(name, double(N), double(C), tensors * x, Counts::gelu_forward);
+  }
+  void residual_backward(const AddResidual&, int) {}
+  void residual_backward(const GruResidual&, int l) {
+    add("gru_backward", l,
+        {gru_part("gru_output", 7), gru_part("gru_gates", 7), gru_part("relu", 3),
+         elementwise("bias", double(N), double(C), x, Counts::bias_backward, 2)});
+    add("matmul_backward, gru", l,
+        {matmul_of("dy", N, C, 3 * C), matmul_of("dx", N, C, 2 * C), matmul_of("drx", N, C, C),
+         matmul_of("y.weight", 3 * C, C, N, true), matmul_of("x.weight", 2 * C, C, N, true),
+         matmul_of("rx.weight", C, C, N, true)});
+  }
 
   // Branches, forward; `again`: for the backward pass, where K/V has been kept.
   void project_qkv(int l, bool again) {
@@ -377,6 +401,12 @@ class StepModel {
         std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
         break;
       case What::gelu: add("gelu_forward", step.layer, {gelu_part()}); break;
+      case What::output:
+        linear_forward("matmul_forward, output", step.layer, std::holds_alternative<MlpBranch>(step.branch) ? 4 * C : C,
+                       C);
+        take_branch(std::get<GruResidual>(step.residual), step.layer);
+        break;
+      case What::gates: gates_forward(std::get<GruResidual>(step.residual), step.layer); break;
     }
   }
 
@@ -430,6 +460,7 @@ class StepModel {
     for (int i = graph.size() - 1; i >= 0; i--) {
       const Step& step = graph.steps[size_t(i)];
       for (const Recomputation& again : step.again) compute_again(again);
+      std::visit([&](const auto& residual) { residual_backward(residual, step.layer); }, step.residual);
       std::visit([&](const auto& branch) { branch_backward(branch, step.layer); }, step.branch);
       layernorm_backward(step.layer);
     }

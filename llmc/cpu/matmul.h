@@ -63,8 +63,9 @@ inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp
   gelu_forward(out, pre_gelu, N * OC);
 }
 
-// dbias (OC) += the column sums of dout (N, OC). A thread owns columns, so the order of the sum is always the same.
-inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {
+// dbias (OC) += factor * the column sums of dout (N, OC), whose rows are `stride` apart. A thread owns columns, so the
+// order of the sum is always the same.
+inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC, int64_t stride, float factor = 1) {
   const int64_t width = 64;
 #pragma omp parallel for schedule(static) if (is_worth_threads(int64_t(sizeof(floatX)) * N * OC))
   for (int64_t first = 0; first < OC; first += width) {
@@ -72,10 +73,13 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
     const int64_t n = std::min(width, OC - first);
     for (int64_t i = 0; i < N; i++) {
 #pragma omp simd
-      for (int64_t j = 0; j < n; j++) sum[j] += to_float(dout[i * OC + first + j]);
+      for (int64_t j = 0; j < n; j++) sum[j] += to_float(dout[i * stride + first + j]);
     }
-    for (int64_t j = 0; j < n; j++) dbias[first + j] += sum[j];
+    for (int64_t j = 0; j < n; j++) dbias[first + j] += factor * sum[j];
   }
+}
+inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {
+  bias_backward(dbias, dout, N, OC, OC);
 }
 
 // dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.

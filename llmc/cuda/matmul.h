@@ -288,12 +288,13 @@ inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp
   }
 }
 
-// partial (gridDim.y, OC) = the column sums of each block's rows. A block owns 256 columns of rows_per_block rows, a
-// warp every eighth row of them, a lane eight columns, so that loads are coalesced and many are in flight. The warps'
-// sums go through shared memory (8, 256), where each thread adds up one column.
+// partial (gridDim.y, OC) = factor * the column sums of each block's rows. A block owns 256 columns of rows_per_block
+// rows, a warp every eighth row of them, a lane eight columns, so that loads are coalesced and many are in flight. The
+// warps' sums go through shared memory (8, 256), where each thread adds up one column.
 constexpr int bias_warps = 8, bias_columns = warp_size * 8;
 __global__ void __launch_bounds__(bias_warps* warp_size)
-    bias_backward_kernel(float* partial, const floatX* dout, int64_t N, int64_t OC, int rows_per_block) {
+    bias_backward_kernel(float* partial, const floatX* dout, int64_t N, int64_t OC, int64_t stride, float factor,
+                         int rows_per_block) {
   float* sums = reinterpret_cast<float*>(shared_memory);
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size;
   const int64_t column = int64_t(blockIdx.x) * bias_columns + lane * 8;
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(bias_warps* warp_size)
 #pragma unroll 4
     for (int64_t n = first + warp; n < last; n += bias_warps) {
       float x[8];
-      load8(x, dout + n * OC + column);
+      load8(x, dout + n * stride + column);
       for (int i = 0; i < 8; i++) sum[i] += x[i];
     }
   }
@@ -314,19 +315,23 @@ __global__ void __launch_bounds__(bias_warps* warp_size)
   if (mine >= OC) return;
   float total = 0;
   for (int w = 0; w < bias_warps; w++) total += sums[w * bias_columns + threadIdx.x];
-  partial[int64_t(blockIdx.y) * OC + mine] = total;
+  partial[int64_t(blockIdx.y) * OC + mine] = factor * total;
 }
 
-// dbias (OC) += the column sums of dout (N, OC), in an order that depends on the shape alone. OC is a multiple of 8.
-inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {
+// dbias (OC) += factor * the column sums of dout (N, OC), whose rows are `stride` apart, in an order that depends on
+// the shape alone. OC and stride are multiples of 8.
+inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC, int64_t stride, float factor = 1) {
   const int64_t most = int64_t(Gpu::scratch_bytes / sizeof(float)) / OC;  // rows of partial sums that fit into scratch
   const int rows_per_block = int(rows_of_block(N, 64, std::min<int64_t>(256, most)));
   const int blocks = int(ceil_div(N, rows_per_block));
   float* partial = device_scratch<float>(blocks * OC);
   launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)),
          dim3(bias_warps * warp_size), bias_warps * bias_columns * sizeof(float), gpu().stream, partial, dout, N, OC,
-         rows_per_block);
+         stride, factor, rows_per_block);
   add_column_sums(dbias, nullptr, partial, blocks, OC, OC);
+}
+inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {
+  bias_backward(dbias, dout, N, OC, OC);
 }
 
 // dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.

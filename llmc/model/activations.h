@@ -27,6 +27,7 @@ struct Activations {
   // Tensors of relative positions (llmc/relative.h).
   floatX* sines = nullptr;                                             // (relative_distances(...), C)
   floatX *queries_of_keys = nullptr, *queries_of_distances = nullptr;  // (N, C)
+  floatX* gru_sums = nullptr;                                          // (N, 2C): of `gru` (llmc/gru.h)
   // Tensors of generation, of which the first three say where the rows of a pass lie (kv_cache.h).
   int* positions = nullptr;             // (N)
   int* cache_rows = nullptr;            // (N, groups of layers)
@@ -195,6 +196,7 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
     list.add(activations, "queries_of_keys", acts.queries_of_keys, {N, C});
     list.add(activations, "queries_of_distances", acts.queries_of_distances, {N, C});
   }
+  if (plan.table.gru) list.add(activations, "gru_sums", acts.gru_sums, {N, 2 * C});
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);
   const KVCachePlan& cache = *list.shape.generation;

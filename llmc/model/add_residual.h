@@ -8,12 +8,13 @@
 #include "batch.h"            // Batch
 #include "cycle_start.h"      // CycleStart
 #include "norm.h"             // Norm
+#include "parameters.h"       // GruParams
 
 struct AddResidual {
   const char* name;                         // of its tensor
   const floatX* in = nullptr;               // (N, C): the residual stream before
   floatX* out = nullptr;                    // (N, C): and after
-  const floatX* branch_out = nullptr;       // (N, C)
+  floatX* branch_out = nullptr;             // (N, C)
   floatX* dresidual = nullptr;              // (N, C)
   std::vector<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it: one or none
 };
@@ -23,11 +24,15 @@ void for_each_activation(AddResidual& r, Recompute dropped_from, ActivationList<
   list.of_step(dropped_from, r.name, r.out, {list.shape.rows, list.shape.config.channels});
 }
 
-// Plans the pointers. `in`: the residual stream before. Returns the stream after, r.out.
-inline const floatX* plan_residual(AddResidual& r, const floatX* in, const Activations& acts) {
+// Plans the pointers. `in`: the residual stream before. Returns the stream after, r.out. A sum has no parameters.
+inline const floatX* plan_residual(AddResidual& r, const GruParams<floatX>&, const GruParams<float>&, const floatX* in,
+                                   const Activations& acts) {
   r.in = in, r.branch_out = acts.branch_out, r.dresidual = acts.dresidual;
   return r.out;
 }
+
+// Where the start of the next cycle is added: on its way into the sum.
+inline floatX* place_of_cycle_start(const AddResidual& r) { return r.branch_out; }
 
 // out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
 inline void residual_forward(const AddResidual& r, const Norm& next, const Batch& batch) {
@@ -41,3 +46,6 @@ inline const floatX* residual_backward(const AddResidual& r, const Batch& batch)
   for (const CycleStart& start : r.next_cycle) cycle_start_backward(start, batch);
   return r.dresidual;
 }
+
+// Elements of the weights that a token is multiplied with: none.
+inline double matmul_elements(const AddResidual&, const ModelConfig&) { return 0; }

@@ -309,6 +309,12 @@ const NormParams<T>& norm_params(const AttentionBranch&, const LayerParams<T>& p
   return p.ln1;
 }
 
+// The parameters of the gate in which attention's output joins the residual stream.
+template <class T>
+const GruParams<T>& gru_params(const AttentionBranch&, const LayerParams<T>& p) {
+  return p.gru1;
+}
+
 // ----------------------------------------------------------------------------
 // The passes
 
@@ -388,6 +394,7 @@ inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
   }
 }
 
+// out (N, C) = the output projection of the heads' outputs.
 inline void project_out(const AttentionBranch& b, const Batch& batch) {
   matmul_forward(b.out, b.acts.att, b.w.projw, b.w.projb, batch.rows(), b.C, b.C);
 }

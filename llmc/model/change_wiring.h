@@ -6,7 +6,8 @@
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
 // Where layers repeat, before or now (`universal`), each layer takes the weights of the one that has run in its place.
-// Gates, learned and relative positions that the model did not have are those of a new model as well.
+// Gates, of maps and of the residual stream, and positions that the model did not have are those of a new model as
+// well.
 #pragma once
 #include <algorithm>             // std::find_if, std::max, std::min
 #include <cstdint>               // int64_t
@@ -212,7 +213,15 @@ inline std::string cycles_change_text(const WiringChange& c) {
   return format("layers: %d in place of %d have weights, %s; %s", now, before, taken.c_str(), starts);
 }
 
-// Describes what changes: positions, memory, cycles, and a line for all layers in which the same changes.
+// How the gates of the residual stream change, as text; "" if they do not.
+inline std::string gru_change_text(const WiringChange& c) {
+  const bool before = c.plan.table.gru, now = c.new_plan.table.gru;
+  if (before == now) return "";
+  if (before) return "residual stream: its gates are dropped, and branches are added again";
+  return "residual stream: gates in place of sums start as in a new model, almost closed to what branches add";
+}
+
+// Describes what changes: positions, memory, cycles, gates, and a line for all layers in which the same changes.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -223,7 +232,8 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   std::string text;
-  for (const std::string& of_model : {positions_change_text(c), memory_change_text(c), cycles_change_text(c)})
+  for (const std::string& of_model :
+       {positions_change_text(c), memory_change_text(c), cycles_change_text(c), gru_change_text(c)})
     if (!of_model.empty()) text += "  " + of_model + "\n";
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;

@@ -10,7 +10,8 @@
 inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan) {
   double n = double(c.vocab_size) * c.channels;
   for (const Step& step : make_steps(c, plan).steps)
-    n += std::visit([&](const auto& branch) { return matmul_elements(branch, c, plan); }, step.branch);
+    n += std::visit([&](const auto& branch) { return matmul_elements(branch, c, plan); }, step.branch) +
+         std::visit([&](const auto& residual) { return matmul_elements(residual, c); }, step.residual);
   return n;
 }
 

@@ -38,6 +38,12 @@ const NormParams<T>& norm_params(const MlpBranch&, const LayerParams<T>& p) {
   return p.ln2;
 }
 
+// The parameters of the gate in which the MLP's output joins the residual stream.
+template <class T>
+const GruParams<T>& gru_params(const MlpBranch&, const LayerParams<T>& p) {
+  return p.gru2;
+}
+
 // fch (N, 4C) = in (N, C) fcw^T + fcb; fch_gelu (N, 4C) = gelu(fch).
 inline void hidden_forward(const MlpBranch& b, const Batch& batch) {
   matmul_gelu_forward(b.fch_gelu, b.fch, b.in, b.w.fcw, b.w.fcb, batch.rows(), b.C, 4 * b.C);
@@ -51,10 +57,15 @@ inline void gelu_again(const MlpBranch& b, const Batch& batch) {
   gelu_forward(b.fch_gelu, b.fch, batch.rows() * 4 * b.C);
 }
 
+// out (N, C) = fch_gelu (N, 4C) projw^T + projb.
+inline void project_out(const MlpBranch& b, const Batch& batch) {
+  matmul_forward(b.out, b.fch_gelu, b.w.projw, b.w.projb, batch.rows(), 4 * b.C, b.C);
+}
+
 // out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_gelu (N, 4C) =.
 inline void branch_forward(const MlpBranch& b, const Batch& batch) {
   hidden_forward(b, batch);
-  matmul_forward(b.out, b.fch_gelu, b.w.projw, b.w.projb, batch.rows(), 4 * b.C, b.C);
+  project_out(b, batch);
 }
 
 // From dout (N, C), the gradient of out: din (N, C) =, dfch (N, 4C) =, and g +=.

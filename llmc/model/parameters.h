@@ -30,12 +30,21 @@ struct MlpParams {
   T *projw = nullptr, *projb = nullptr;  // (C, 4C), (C)
 };
 
+// Of `gru`; else null.
+template <class T>
+struct GruParams {
+  T *y = nullptr, *x = nullptr, *rx = nullptr;  // (3C, C): Wr, Wz, Wg; (2C, C): Ur, Uz; (C, C): Ug
+  T* bias = nullptr;                            // (C): b, also in models without biases
+};
+
 template <class T>
 struct LayerParams {
   NormParams<T> ln1;
   AttentionParams<T> attention;
+  GruParams<T> gru1;  // of attention's output
   NormParams<T> ln2;
   MlpParams<T> mlp;
+  GruParams<T> gru2;  // of the MLP's output
   int bucket = 0;
 };
 
@@ -146,10 +155,18 @@ struct ParameterBuilder {
     matrix(weight, name + ".weight", in, out, std);
     bias(bias_pointer, name, out, std::move(bias_spec));
   }
-  // A linear layer that has no bias.
-  void matrix(T*& weight, const std::string& name, int64_t in, int64_t out, double std) {
+  // A linear layer that has no bias; `count`: of as many matrices, one below the other.
+  void matrix(T*& weight, const std::string& name, int64_t in, int64_t out, double std, int count = 1) {
     add(weight, name, {out, in},
-        linear_spec(in, out, std, out > 1 ? std::vector<int64_t>{out} : std::vector<int64_t>()));
+        linear_spec(in, out, std, std::vector<int64_t>(size_t(out > 1 ? count : 0), out / count)));
+  }
+  void gru(GruParams<T>& p, const std::string& name, int64_t channels, double std) {
+    matrix(p.y, name + ".y.weight", channels, 3 * channels, std, 3);
+    matrix(p.x, name + ".x.weight", channels, 2 * channels, std, 2);
+    matrix(p.rx, name + ".rx.weight", channels, channels, std);
+    ParameterSpec bias_spec;
+    bias_spec.init_mean = 2;
+    add(p.bias, name + ".bias", {channels}, std::move(bias_spec));
   }
   // A linear layer of which only `rows` of the full-size weight's `file_out` exist; matrix_rows: those of its matrices,
   // one below the other.
@@ -216,9 +233,11 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
       b.embedding(attention.relativev, h + "attn.relative.v", c.num_heads, c.head_size(), 0, weight_std);
     }
     b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
+    if (plan.table.gru) b.gru(layer.gru1, h + "gru_1", C, weight_std);
     b.norm(layer.ln2, h + "ln_2", C);
     b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, 4 * C, weight_std);
     b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", 4 * C, C, residual_std);
+    if (plan.table.gru) b.gru(layer.gru2, h + "gru_2", C, weight_std);
     b.end_bucket(), b.layer = -1;
   }
   p.lnf_bucket = b.begin_bucket("final layernorm");

@@ -9,12 +9,13 @@
 #include <vector>                    // std::vector
 #include "add_residual.h"            // AddResidual
 #include "attention_branch.h"        // AttentionBranch
+#include "gru_residual.h"            // GruResidual
 #include "mixed_attention_branch.h"  // MixedAttentionBranch
 #include "mlp_branch.h"              // MlpBranch
 #include "norm.h"                    // Norm
 
 using Branch = std::variant<AttentionBranch, MixedAttentionBranch, MlpBranch>;
-using Residual = std::variant<AddResidual>;
+using Residual = std::variant<AddResidual, GruResidual>;
 
 // What the backward pass computes again before a step, because a later step of the forward pass has overwritten it.
 struct Recomputation {
@@ -22,7 +23,9 @@ struct Recomputation {
     norm,      // the step's LayerNorm
     branch,    // what of its branch other operations use; K/V has been kept
     residual,  // the residual stream after it, and the next LayerNorm
-    gelu       // of an MLP: GELU of the hidden units, which have been kept
+    gelu,      // of an MLP: GELU of the hidden units, which have been kept
+    output,    // the branch's output, from the last of its activations, and what its gate keeps of it
+    gates      // of a gate: r, z and g
   };
   What what;
   int step;
@@ -76,11 +79,13 @@ inline const AttentionBranch& attention_of_layer(const Steps& graph, int layer) 
 }
 
 // Adds a step of layer l, whose branch is set later.
-inline Step& add_step(Steps& graph, const AttentionPlan& plan, int l, const char* norm, const char* residual) {
+inline Step& add_step(Steps& graph, const ModelConfig& c, const AttentionPlan& plan, int l, const char* norm,
+                      const char* residual) {
   Step& step = graph.steps.emplace_back();
   step.layer = l, step.weights = l % plan.table.stored_layers;
   step.norm.name = norm;
-  step.residual = AddResidual{residual};
+  if (plan.table.gru) step.residual = GruResidual{residual, c.channels};
+  else step.residual = AddResidual{residual};
   return step;
 }
 
@@ -88,11 +93,11 @@ inline Step& add_step(Steps& graph, const AttentionPlan& plan, int l, const char
 inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
   Steps graph;
   for (int l = 0; l < c.num_layers; l++) {
-    Step& attention = add_step(graph, plan, l, "ln1", "residual2");
+    Step& attention = add_step(graph, c, plan, l, "ln1", "residual2");
     if (plan.table.mix == WiringTable::Mix::none) attention.branch.emplace<AttentionBranch>();
     else attention.branch.emplace<MixedAttentionBranch>();
     attention_of(attention)->layer = l;
-    add_step(graph, plan, l, "ln2", "residual3").branch.emplace<MlpBranch>().C = c.channels;
+    add_step(graph, c, plan, l, "ln2", "residual3").branch.emplace<MlpBranch>().C = c.channels;
   }
   graph.last_norm.name = "lnf";
   for (int i = 0; i <= graph.size(); i++) graph.norm(i).C = c.channels, graph.norm(i).eps = float(c.layer_norm_eps);
@@ -114,6 +119,12 @@ inline void plan_recomputation(Steps& graph, Recompute level) {
     }
     if (level >= Recompute::layernorm) again.push_back({What::norm, i + 1});
     if (level >= Recompute::gelu) again.push_back({What::gelu, i + 1});
+  }
+  for (int i = 0; i + 1 < graph.size() && level >= Recompute::gelu; i++) {
+    Step& step = graph.steps[size_t(i)];
+    if (!std::holds_alternative<GruResidual>(step.residual)) continue;
+    if (level >= Recompute::block) step.again.push_back({What::output, i});
+    step.again.push_back({What::gates, i});
   }
 }
 
@@ -153,7 +164,7 @@ inline void plan_cycle_starts(Steps& graph, const ModelShape& shape, const Param
   graph.first_cycle = {start_of(0, acts.embedded)};
   const int of_cycle = 2 * shape.attention_plan.table.stored_layers;  // steps
   for (int i = of_cycle; i < graph.size(); i += of_cycle)
-    std::visit([&](auto& residual) { residual.next_cycle = {start_of(i / of_cycle, acts.branch_out)}; },
+    std::visit([&](auto& residual) { residual.next_cycle = {start_of(i / of_cycle, place_of_cycle_start(residual))}; },
                graph.steps[size_t(i - 1)].residual);
 }
 
@@ -179,7 +190,11 @@ inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<float
           plan_branch(branch, w, g, step.norm, planner);
         },
         step.branch);
-    std::visit([&](auto& residual) { stream = plan_residual(residual, stream, acts); }, step.residual);
+    std::visit(
+        [&](auto& residual, const auto& branch) {
+          stream = plan_residual(residual, gru_params(branch, w), gru_params(branch, g), stream, acts);
+        },
+        step.residual, step.branch);
   }
   plan_norm(graph.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
   plan_cycle_starts(graph, shape, params, grads, acts);
@@ -217,5 +232,10 @@ inline void compute_again(const Steps& graph, const Recomputation& r, const Batc
     case What::branch: std::visit([&](const auto& branch) { branch_again(branch, batch); }, step.branch); break;
     case What::residual: residual_forward(step, graph.norm(r.step + 1), batch); break;
     case What::gelu: gelu_again(std::get<MlpBranch>(step.branch), batch); break;
+    case What::output:
+      std::visit([&](const auto& branch) { project_out(branch, batch); }, step.branch);
+      take_branch(std::get<GruResidual>(step.residual), batch);
+      break;
+    case What::gates: gates_forward(std::get<GruResidual>(step.residual), batch); break;
   }
 }

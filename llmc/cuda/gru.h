@@ -1,0 +1,152 @@
+// The gate of `gru` (llmc/gru.h), but for its matmuls, which are between these operations.
+//
+//   relu_forward:         y =
+//   gru_gates_forward:    r, z, r x =
+//   gru_output_forward:   g, out =
+//   gru_output_backward:  the gradients of z's and g's arguments, and dresidual =
+//   gru_gates_backward:   that of r's argument and r x =, dresidual +=
+//   relu_backward:        dy =
+//
+// C is a multiple of 8, pointers are 16-byte aligned. Memory bounds all kernels: a thread owns eight neighbouring
+// channels of a token, and neighbouring threads have neighbouring ones.
+#pragma once
+#include <cmath>             // tanhf
+#include <cstdint>           // int64_t
+#include "device.h"          // gpu
+#include "launch.h"          // launch
+#include "llmc/gru.h"        // GruGates
+#include "llmc/precision.h"  // floatX
+#include "vec.h"             // load8, store8, ceil_div
+
+constexpr int gru_threads = 256;
+
+inline dim3 gru_grid(int64_t elements) { return dim3(unsigned(ceil_div(elements, 8 * gru_threads))); }
+
+// The first of this thread's eight elements.
+__device__ inline int64_t gru_element() { return (int64_t(blockIdx.x) * gru_threads + threadIdx.x) * 8; }
+
+__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+__global__ void __launch_bounds__(gru_threads) relu_forward_kernel(floatX* y, const floatX* x, int64_t n) {
+  const int64_t i = gru_element();
+  if (i >= n) return;
+  float v[8];
+  load8(v, x + i);
+  for (float& a : v) a = a < 0.0f ? 0.0f : a;
+  store8(y + i, v);
+}
+
+__global__ void __launch_bounds__(gru_threads) relu_backward_kernel(floatX* dy, const floatX* y, int64_t n) {
+  const int64_t i = gru_element();
+  if (i >= n) return;
+  float d[8], v[8];
+  load8(d, dy + i);
+  load8(v, y + i);
+  for (int j = 0; j < 8; j++) d[j] = v[j] > 0.0f ? d[j] : 0.0f;
+  store8(dy + i, d);
+}
+
+__global__ void __launch_bounds__(gru_threads)
+    gru_gates_forward_kernel(GruGates<floatX> gru, const floatX* sums, int64_t N, int64_t C) {
+  const int64_t at = gru_element(), n = at / C, c = at % C;
+  if (n >= N) return;
+  floatX *r_place = gru.gates + n * 3 * C + c, *z_place = r_place + C;
+  float r[8], z[8], x[8], sum[8], bias[8];
+  load8(r, r_place);
+  load8(z, z_place);
+  load8(x, gru.in + at);
+  load8(bias, gru.bias + c);
+  load8(sum, sums + n * 2 * C + c);
+  for (int j = 0; j < 8; j++) r[j] = sigmoid(r[j] + sum[j]), x[j] *= r[j];
+  load8(sum, sums + n * 2 * C + C + c);
+  for (int j = 0; j < 8; j++) z[j] = sigmoid(z[j] + sum[j] - bias[j]);
+  store8(r_place, r);
+  store8(z_place, z);
+  store8(gru.reset_in + at, x);
+}
+
+__global__ void __launch_bounds__(gru_threads)
+    gru_output_forward_kernel(GruGates<floatX> gru, const floatX* sums, int64_t N, int64_t C) {
+  const int64_t at = gru_element(), n = at / C, c = at % C;
+  if (n >= N) return;
+  floatX *z_place = gru.gates + n * 3 * C + C + c, *g_place = z_place + C;
+  float z[8], g[8], x[8], sum[8];
+  load8(z, z_place);
+  load8(g, g_place);
+  load8(x, gru.in + at);
+  load8(sum, sums + at);
+  for (int j = 0; j < 8; j++) g[j] = tanhf(g[j] + sum[j]), x[j] = (1.0f - z[j]) * x[j] + z[j] * g[j];
+  store8(g_place, g);
+  store8(gru.out + at, x);
+}
+
+__global__ void __launch_bounds__(gru_threads) gru_output_backward_kernel(GruGates<floatX> gru, int64_t N, int64_t C) {
+  const int64_t at = gru_element(), n = at / C, c = at % C;
+  if (n >= N) return;
+  floatX *z_place = gru.gates + n * 3 * C + C + c, *g_place = z_place + C;
+  float z[8], g[8], x[8], d[8];
+  load8(z, z_place);
+  load8(g, g_place);
+  load8(x, gru.in + at);
+  load8(d, gru.dresidual + at);
+  for (int j = 0; j < 8; j++) {
+    x[j] = d[j] * (g[j] - x[j]) * z[j] * (1.0f - z[j]);
+    g[j] = d[j] * z[j] * (1.0f - g[j] * g[j]);
+    d[j] *= 1.0f - z[j];
+  }
+  store8(z_place, x);
+  store8(g_place, g);
+  store8(gru.dresidual + at, d);
+}
+
+__global__ void __launch_bounds__(gru_threads) gru_gates_backward_kernel(GruGates<floatX> gru, int64_t N, int64_t C) {
+  const int64_t at = gru_element(), n = at / C, c = at % C;
+  if (n >= N) return;
+  floatX* r_place = gru.gates + n * 3 * C + c;
+  float r[8], x[8], d[8], dresidual[8];
+  load8(r, r_place);
+  load8(x, gru.in + at);
+  load8(d, gru.dreset_in + at);
+  load8(dresidual, gru.dresidual + at);
+  for (int j = 0; j < 8; j++) {
+    const float reset_in = r[j] * x[j];
+    dresidual[j] += d[j] * r[j];
+    r[j] = d[j] * x[j] * r[j] * (1.0f - r[j]);
+    x[j] = reset_in;
+  }
+  store8(r_place, r);
+  store8(gru.reset_in + at, x);
+  store8(gru.dresidual + at, dresidual);
+}
+
+// y (n) = max(x, 0); NaN stays NaN. n is a multiple of 8.
+inline void relu_forward(floatX* y, const floatX* x, int64_t n) {
+  launch(relu_forward_kernel, gru_grid(n), dim3(gru_threads), 0, gpu().stream, y, x, n);
+}
+
+// dy (n) = 0 where y = relu(x) is 0, in place: the gradient of x. n is a multiple of 8.
+inline void relu_backward(floatX* dy, const floatX* y, int64_t n) {
+  launch(relu_backward_kernel, gru_grid(n), dim3(gru_threads), 0, gpu().stream, dy, y, n);
+}
+
+// r = sigmoid(gates + sums (N, 2C)), z = sigmoid(gates + sums - bias), reset_in = r x.
+inline void gru_gates_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
+  launch(gru_gates_forward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, sums, N, C);
+}
+
+// g = tanh(gates + sums (N, C)), out = (1 - z) x + z g.
+inline void gru_output_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
+  launch(gru_output_forward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, sums, N, C);
+}
+
+// From dresidual, the gradient of out: z and g become the gradients of their arguments, and dresidual that of x, of the
+// term (1 - z) x alone.
+inline void gru_output_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
+  launch(gru_output_backward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, N, C);
+}
+
+// From dreset_in, the gradient of r x: reset_in = r x again, r becomes the gradient of its argument, dresidual += that
+// of x.
+inline void gru_gates_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
+  launch(gru_gates_backward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, N, C);
+}

@@ -1,0 +1,90 @@
+// How a branch's output joins the residual stream with `gru` (wiring.h): in a gate in place of the sum.
+#pragma once
+#include <string>             // std::string
+#include <vector>             // std::vector
+#include "activation_list.h"  // ActivationList
+#include "activations.h"      // Activations
+#include "batch.h"            // Batch
+#include "cycle_start.h"      // CycleStart
+#include "llmc/gru.h"         // GruGates
+#include "llmc/operations.h"  // matmul_forward, gru_gates_forward, ...
+#include "llmc/precision.h"   // floatX
+#include "norm.h"             // Norm
+#include "parameters.h"       // GruParams
+
+struct GruResidual {
+  const char* name;  // of the tensor of the stream after it
+  int64_t C = 0;
+  GruParams<floatX> w = {};
+  GruParams<float> g = {};
+  floatX* branch_out = nullptr;  // (N, C); when y is known: r x, and in the backward pass the gradient of the branch
+  floatX* y = nullptr;           // (N, C): relu of the branch's output
+  GruGates<floatX> gates = {};   // of (N, 3C), and the residual stream before and after
+  floatX* sums = nullptr;        // (N, 2C)
+  floatX* dreset_in = nullptr;   // (N, C)
+  std::vector<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it: one or none
+};
+
+template <class Declare>
+void for_each_activation(GruResidual& r, Recompute dropped_from, ActivationList<Declare>& list) {
+  const int64_t N = list.shape.rows, C = list.shape.config.channels;
+  list.of_step(dropped_from, r.name, r.gates.out, {N, C});
+  list.of_step(Recompute::block, "gru_y", r.y, {N, C});
+  list.of_step(Recompute::gelu, "gru_gates", r.gates.gates, {N, 3 * C});
+}
+
+// Plans the pointers. `in`: the residual stream before. Returns the stream after.
+inline const floatX* plan_residual(GruResidual& r, const GruParams<floatX>& w, const GruParams<float>& g,
+                                   const floatX* in, const Activations& acts) {
+  r.w = w, r.g = g;
+  r.branch_out = acts.branch_out, r.sums = acts.gru_sums, r.dreset_in = acts.dnorm;
+  r.gates.in = in, r.gates.reset_in = acts.branch_out, r.gates.bias = w.bias;
+  r.gates.dresidual = acts.dresidual, r.gates.dreset_in = r.dreset_in;
+  return r.gates.out;
+}
+
+// Where the start of the next cycle is added.
+inline floatX* place_of_cycle_start(const GruResidual& r) { return r.gates.out; }
+
+// y (N, C) = relu(branch_out).
+inline void take_branch(const GruResidual& r, const Batch& batch) {
+  relu_forward(r.y, r.branch_out, batch.rows() * r.C);
+}
+
+// From y: r, z, g (N, 3C) and out (N, C) =.
+inline void gates_forward(const GruResidual& r, const Batch& batch) {
+  const int64_t N = batch.rows(), C = r.C;
+  matmul_forward(r.gates.gates, r.y, r.w.y, nullptr, N, C, 3 * C);
+  matmul_forward(r.sums, r.gates.in, r.w.x, nullptr, N, C, 2 * C);
+  gru_gates_forward(r.gates, r.sums, N, C);
+  matmul_forward(r.sums, r.gates.reset_in, r.w.rx, nullptr, N, C, C);
+  gru_output_forward(r.gates, r.sums, N, C);
+}
+
+// out (N, C) = the gate of `in` and branch_out, and the LayerNorm that follows.
+inline void residual_forward(const GruResidual& r, const Norm& next, const Batch& batch) {
+  take_branch(r, batch);
+  gates_forward(r, batch);
+  for (const CycleStart& start : r.next_cycle) cycle_start_forward(start, batch);
+  norm_forward(next, batch.rows());
+}
+
+// From dresidual (N, C), the gradient of out: dresidual = that of `in`, g +=. Returns that of branch_out (N, C).
+inline const floatX* residual_backward(const GruResidual& r, const Batch& batch) {
+  const int64_t N = batch.rows(), C = r.C;
+  const floatX *dr = r.gates.gates, *dz = dr + C, *dg = dz + C;  // of their arguments, in rows of 3C
+  for (const CycleStart& start : r.next_cycle) cycle_start_backward(start, batch);
+  gru_output_backward(r.gates, N, C);
+  gemm('N', 'N', N, C, C, dg, 3 * C, r.w.rx, C, false, r.dreset_in, C);
+  gru_gates_backward(r.gates, N, C);
+  gemm('T', 'N', C, C, N, dg, 3 * C, r.gates.reset_in, C, true, r.g.rx, C);
+  bias_backward(r.g.bias, dz, N, C, 3 * C, /*factor=*/-1);
+  gemm('T', 'N', 2 * C, C, N, dr, 3 * C, r.gates.in, C, true, r.g.x, C);
+  gemm('N', 'N', N, C, 2 * C, dr, 3 * C, r.w.x, C, true, r.gates.dresidual, C);
+  matmul_backward(r.branch_out, r.g.y, nullptr, dr, r.y, r.w.y, N, C, 3 * C);
+  relu_backward(r.branch_out, r.y, N * C);
+  return r.branch_out;
+}
+
+// Elements of the weights that a token is multiplied with.
+inline double matmul_elements(const GruResidual&, const ModelConfig& c) { return 6.0 * c.channels * c.channels; }
