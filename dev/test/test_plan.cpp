@@ -253,6 +253,9 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("universal(2)", "plain"), "  layers: 4 in place of 2 have weights, layer l those of layer l mod 2; "
                                            "what "
                                            "cycles began with is dropped\n");
+  EXPECT_EQ(text("plain", "gru"), "  residual stream: gates in place of sums start as in a new model, almost closed to "
+                                  "what branches add\n");
+  EXPECT_EQ(text("gru", "plain"), "  residual stream: its gates are dropped, and branches are added again\n");
   EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
@@ -306,6 +309,8 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"rope topk(3) memory(8)", "memory(8), at character 14", "topk(3), at character 6"},
                {"rope memory(8) strided(4)", "strided(4), at character 16", "does not combine with memory(8)"},
                {"memory(8) rope gate", "gate, at character 16", "memory does with sla, also, share"},
+               {"gru(1)", "gru(1), at character 1", "it is gru"},
+               {"gru rope gru", "gru, at character 10", "the term is there already"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
@@ -322,12 +327,29 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   const Wiring w = parse_wiring(" gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(w.text, " gqa( 4)  window(512 , SSSL) strided(8, heads)");
   EXPECT_EQ(canonical_text(w), "gqa(4) window(512,SSSL) strided(8)");
-  for (const char* text :
-       {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
-        "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate", "rope", "rope(500)", "memory(8) rope",
-        "relative window(7) memory(8)", "universal(2) relative"})
+  for (const char* text : {"plain",
+                           "sla(9,3:12) sla(2,1)",
+                           "also(1,2)",
+                           "share(3)",
+                           "layers(0_0_2_2)",
+                           "window(7)",
+                           "strided(8,union)",
+                           "fixed(8,2,layers)",
+                           "topk(64)",
+                           "reuse(2)",
+                           "blend(0.3)",
+                           "gate",
+                           "rope",
+                           "rope(500)",
+                           "memory(8) rope",
+                           "relative window(7) memory(8)",
+                           "universal(2) relative",
+                           "gru",
+                           "universal(1) act(0.1)",
+                           "universal(2) act(0.01,0.5) gru"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
+  EXPECT_EQ(canonical_text(parse_wiring("universal(1) act(1e-1, 1e-2)")), "universal(1) act(0.1)");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());
 }

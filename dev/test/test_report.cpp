@@ -478,7 +478,8 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"gate", {"a share that is learned"}},
                         {"rope", {"q and k are rotated by their position"}},
                         {"relative", {"scores depend on the distance of query and key"}},
-                        {"universal(1)", {"layer l has the parameters of layer l mod 1"}}}) {
+                        {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
+                        {"gru", {"join the residual stream in gates"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");
     for (const char* words : c.words)
       EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;

@@ -174,6 +174,15 @@ TEST(AnotherWiring, OfRepeatedLayersTakesTheLayersThatRan) {
   more.check();
 }
 
+TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {
+  Rewired gated(four_layers("plain"), "gru");
+  for (const char* name : {"h.0.gru_1.y.weight", "h.3.gru_2.x.weight", "h.2.gru_1.rx.weight", "h.3.gru_2.bias"})
+    EXPECT_EQ(gated.expected.at(name).data, gated.fresh.at(name).data) << name;
+  EXPECT_EQ(gated.expected.at("h.1.gru_2.bias").data, std::vector<double>(32, 2));
+  gated.check();
+  Rewired(four_layers("gru"), "plain").check();
+}
+
 TEST(AnotherWiring, WrittenOtherwiseIsTheSameFile) {
   Rewired(four_layers("sla(2,3)"), " sla( 2, 3 )", /*keep_dead_kv=*/true).check();
 }

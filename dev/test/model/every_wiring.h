@@ -61,6 +61,7 @@ struct RandomCase {
     if (is_strided) add(format("strided(%d%s)", s, how.c_str()));
     if (is_fixed) add(format("fixed(%d,%d%s)", is_strided ? s + 2 : s, c, how.c_str()));
     const bool rotates = draw.one_in(3);  // pairs of channels
+    if (draw.one_in(4)) add("gru");
     if (rotates) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
     const bool may_have_memory = !moves_maps && !is_strided && !is_fixed;  // or repeat layers
     const bool is_relative = !rotates && may_have_memory && draw.one_in(2);
@@ -125,6 +126,8 @@ const char* const every_term[] = {"plain",
                                   "relative sla(2,3) gqa(2) window(9,SL)",
                                   "universal(2) sla(3,2)",
                                   "rope universal(1) gqa(2) window(9,SL)",
+                                  "gru",
+                                  "universal(2) gru relative also(1,2)",
                                   "strided(3) fixed(8,3)",
                                   "fixed(7,2,union) strided(4,union) gqa(2)"};
 
@@ -228,6 +231,27 @@ TEST(LONG_ON_EMU(EveryWiring), ThatSaysNothingIsPlain) {
     for (size_t i = 0; i < plain.size(); i++) EXPECT_NEAR(losses[i], plain[i], is_bf16 ? 1e-3 : 1e-6) << c.wiring;
   }
   EXPECT_NE(losses_of("window(32)"), plain);
+}
+
+// Gates that are closed: what branches compute does not matter.
+TEST(EveryWiring, OfClosedGatesIgnoresItsBranches) {
+  const auto inputs = random_tokens(66, 61, 1), targets = random_tokens(66, 61, 2);
+  const ModelConfig config = four_layers("gru sla(3,2)");
+  DoubleTensors params = random_parameters(config, 9);
+  for (auto& [name, tensor] : params)
+    if (name.find("gru_") != std::string::npos && name.find(".bias") != std::string::npos)
+      std::fill(tensor.data.begin(), tensor.data.end(), 30.0);
+  auto loss_of = [&] {
+    auto model = make_model(config, 2, 33);
+    set_weights(*model, params);
+    gpt2_zero_grad(*model);
+    return micro_step(*model, inputs, targets, 2, 33, 1);
+  };
+  const double loss = loss_of();
+  for (auto& [name, tensor] : params)
+    if (name.find("attn") != std::string::npos || name.find("mlp") != std::string::npos)
+      std::fill(tensor.data.begin(), tensor.data.end(), 0.1);
+  EXPECT_NEAR(loss_of(), loss, 1e-6);
 }
 
 // In a single cycle whose start is wpe alone.

@@ -160,6 +160,10 @@ const std::vector<GraphCase> graph_cases =
      {"repeated_layers_of_shared_keys", 6, 4, 32, 61, 40, "universal(3) sla(4,3) gqa(2) window(9,SL)", true, 2, 33, 1},
      {"repeated_rotary", 4, 4, 32, 61, 40, "rope universal(2) also(1,2)", true, 2, 33, 1},
      {"repeated_relative", 4, 4, 32, 61, 40, "universal(1) relative share(2)", true, 2, 33, 3},
+     {"gates", 3, 4, 32, 61, 40, "gru", true, 2, 33, 3},
+     {"gates_of_repeated_layers", 4, 4, 32, 61, 40, "universal(2) gru sla(3,2)", false, 2, 33, 1},
+     {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 2, 33, 4},
+     {"gates_of_both_kinds", 3, 4, 32, 61, 40, "gru gate gqa(2) window(9,SL)", true, 2, 33, 1},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice
      {"highest_scores", 3, 4, 32, 61, 40, "topk(5)", true, 2, 33, 1},
