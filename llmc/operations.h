@@ -2,7 +2,7 @@
 #pragma once
 #ifdef SLA_CPU
 #include "llmc/cpu/attention.h"       // attention_forward, attention_backward, copy_rows
-#include "llmc/cpu/attention_maps.h"  // map_gate_forward, mix_map_forward, mix_map_backward, ...
+#include "llmc/cpu/attention_maps.h"  // mix_map_forward, mix_map_backward, mix_gates_backward
 #include "llmc/cpu/classifier.h"      // classifier, add_losses
 #include "llmc/cpu/device.h"          // device_malloc, copy_to_device, ...
 #include "llmc/cpu/embedding.h"       // embedding_forward, embedding_backward
@@ -13,6 +13,7 @@
 #include "llmc/cpu/relative.h"        // relative_queries_forward, relative_queries_backward
 #include "llmc/cpu/rotary.h"          // rotate, rotate_back
 #include "llmc/cpu/optimizer.h"       // adamw_update, sum_of_squares
+#include "llmc/cpu/token_gate.h"      // token_gate_forward, token_gate_backward
 #else
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/attention_maps.h"
@@ -26,6 +27,7 @@
 #include "llmc/cuda/optimizer.h"
 #include "llmc/cuda/relative.h"
 #include "llmc/cuda/rotary.h"
+#include "llmc/cuda/token_gate.h"
 #endif
 #if defined(SLA_NCCL) && !defined(SLA_CPU)
 #include "llmc/dist/collectives.h"  // Collectives

@@ -317,7 +317,7 @@ class StepModel {
   void branch_forward(const MixedAttentionBranch& b, int l, bool again) {
     project_qkv(l, again);
     if (has_map_gate(plan, l))
-      add("map_gate_forward", l, {elementwise("map_gate_forward", double(N), double(C), x, Counts::copy)});
+      add("token_gate_forward", l, {elementwise("token_gate_forward", double(N), double(C), x, Counts::copy)});
     attend(b, l, Pass::forward);
     mix_maps("mix maps", l, 2 * x + 4);
     linear_forward("matmul_forward, attproj", l, C, C);
@@ -415,7 +415,7 @@ class StepModel {
     attend(b, l, Pass::backward);
     project_qkv_backward(l);
     if (has_map_gate(plan, l))
-      add("map_gate_backward", l, {elementwise("map_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
+      add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
   }
   void branch_backward(const MlpBranch&, int l) {
     std::vector<ModelledPart> fcproj = linear_backward(4 * C, C);
