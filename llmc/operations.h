@@ -7,7 +7,8 @@
 #include "llmc/cpu/device.h"          // device_malloc, copy_to_device, ...
 #include "llmc/cpu/embedding.h"       // embedding_forward, embedding_backward
 #include "llmc/cpu/gelu.h"            // gelu_forward, gelu_backward
-#include "llmc/cpu/layernorm.h"       // layernorm_forward, residual_layernorm_forward, layernorm_backward, ...
+#include "llmc/cpu/halting.h"         // halting_forward, halting_backward
+#include "llmc/cpu/layernorm.h"       // layernorm_forward, residual_layernorm_forward, residual_sum, ...
 #include "llmc/cpu/matmul.h"          // matmul_forward, matmul_gelu_forward, matmul_backward, gemm, ...
 #include "llmc/cpu/muon.h"            // muon_momentum, muon_normalize, muon_polynomial, ...
 #include "llmc/cpu/relative.h"        // relative_queries_forward, relative_queries_backward
@@ -21,6 +22,7 @@
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/embedding.h"
 #include "llmc/cuda/gelu.h"
+#include "llmc/cuda/halting.h"
 #include "llmc/cuda/layernorm.h"
 #include "llmc/cuda/matmul.h"
 #include "llmc/cuda/muon.h"

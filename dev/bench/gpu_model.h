@@ -289,6 +289,23 @@ class StepModel {
         {elementwise("layernorm_backward", double(N), double(C), 4 * x, Counts::layernorm_backward, 2)});
   }
   void residual_forward(const AddResidual&, int l) { layernorm_forward("residual_layernorm_forward", l, 4); }
+  void residual_forward(const Step& step) {
+    std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
+    for (const CycleEnd& end : step.cycle_end) cycle_end_forward(end, step.layer);
+  }
+  // What it takes beside a sum and a LayerNorm that are one pass, and beside the coordinates: the stream is read again.
+  void cycle_end_forward(const CycleEnd& end, int l) {
+    std::vector<ModelledPart> parts = {
+        elementwise("halting_forward", double(N), double(C), 2 * x + 2 * sizeof(float), Counts::copy, 2)};
+    if (!end.is_last()) parts.push_back(elementwise("token_gate_forward", double(N), double(C), x, Counts::copy));
+    add("cycle_end_forward", l, std::move(parts));
+  }
+  void cycle_end_backward(const CycleEnd& end, int l) {
+    std::vector<ModelledPart> parts = {elementwise("halting_backward", double(N), double(C), 4 * x, Counts::copy)};
+    if (!end.is_last())
+      parts.push_back(elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2));
+    add("cycle_end_backward", l, std::move(parts));
+  }
 
   // Branches, forward; `again`: for the backward pass, where K/V has been kept.
   void project_qkv(int l, bool again) {
@@ -344,7 +361,7 @@ class StepModel {
           {elementwise("add_coordinates", double(N) * cycles(), double(C), 3 * x, Counts::embedding, cycles())});
     for (const Step& step : graph.steps) {
       std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/false); }, step.branch);
-      std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
+      residual_forward(step);
     }
   }
 
@@ -373,9 +390,7 @@ class StepModel {
       case What::branch:
         std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/true); }, step.branch);
         break;
-      case What::residual:
-        std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
-        break;
+      case What::residual: residual_forward(step); break;
       case What::gelu: add("gelu_forward", step.layer, {gelu_part()}); break;
     }
   }
@@ -430,6 +445,7 @@ class StepModel {
     for (int i = graph.size() - 1; i >= 0; i--) {
       const Step& step = graph.steps[size_t(i)];
       for (const Recomputation& again : step.again) compute_again(again);
+      for (const CycleEnd& end : step.cycle_end) cycle_end_backward(end, step.layer);
       std::visit([&](const auto& branch) { branch_backward(branch, step.layer); }, step.branch);
       layernorm_backward(step.layer);
     }

@@ -253,6 +253,12 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("universal(2)", "plain"), "  layers: 4 in place of 2 have weights, layer l those of layer l mod 2; "
                                            "what "
                                            "cycles began with is dropped\n");
+  EXPECT_EQ(text("universal(1)", "universal(1) act(0.1)"), "  halting: at 1 - 0.1, at a cost of 0.01; halting "
+                                                           "probabilities start as in a new model\n");
+  EXPECT_EQ(text("universal(1) act(0.1)", "universal(1) act(0.2,1)"), "  halting: at 1 - 0.2, at a cost of 1, in place "
+                                                                      "of 1 - 0.1 and 0.01\n");
+  EXPECT_EQ(text("act(0.1) universal(1)", "universal(1)"), "  halting: tokens run all cycles; what halted them is "
+                                                           "dropped\n");
   EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
@@ -306,6 +312,15 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"rope topk(3) memory(8)", "memory(8), at character 14", "topk(3), at character 6"},
                {"rope memory(8) strided(4)", "strided(4), at character 16", "does not combine with memory(8)"},
                {"memory(8) rope gate", "gate, at character 16", "memory does with sla, also, share"},
+               {"act(0.1)", "act(0.1), at character 1", "needs universal"},
+               {"universal(1) act(0)", "act(0), at character 14", "must lie between 0 and 1, and be neither"},
+               {"universal(1) act(1)", "act(1), at character 14", "must lie between 0 and 1, and be neither"},
+               {"universal(1) act(nan)", "act(nan)", "not a number"},
+               {"universal(1) act(0.1,-1)", "act(0.1,-1)", "between 0 and"},
+               {"universal(1) act", "act, at character 14", "act(eps) or act(eps, cost), such as act(0.01)"},
+               {"universal(1) act(0.1) act(0.2)", "act(0.2), at character 23", "act(0.1), at character 14"},
+               {"topk(3) universal(1) act(0.1)", "topk(3)", "does not combine with"},
+               {"universal(1) act(0.1) gate", "gate, at character 23", "does with sla, also, share"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
@@ -325,9 +340,10 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
   for (const char* text :
        {"plain", "sla(9,3:12) sla(2,1)", "also(1,2)", "share(3)", "layers(0_0_2_2)", "window(7)", "strided(8,union)",
         "fixed(8,2,layers)", "topk(64)", "reuse(2)", "blend(0.3)", "gate", "rope", "rope(500)", "memory(8) rope",
-        "relative window(7) memory(8)", "universal(2) relative"})
+        "relative window(7) memory(8)", "universal(2) relative", "universal(3) act(0.05)", "act(0.1,2) universal(2)"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
+  EXPECT_EQ(canonical_text(parse_wiring("universal(1) act(1e-2,1e-2)")), "universal(1) act(0.01)");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());
 }
@@ -449,7 +465,7 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
 }
 
 // The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from
-// layer 1 on a gate (32, 1).
+// layer 1 on a gate (32, 1); or after each cycle but the last the gate that halts a token.
 // BUG llmc/model/mixed_attention_branch.h: `has_map_gate(plan, b.layer) ? c.channels : 0` -> `0`
 TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
   const double C = 32, plain = 257 * C + 3 * (3 * C * C + C * C + 8 * C * C);
@@ -459,6 +475,7 @@ TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
                                          {"gate", plain + 2 * C},
                                          {"blend(0.5)", plain},
                                          {"gqa(1)", plain - 3 * 2 * 24 * C},
+                                         {"universal(1) act(0.1)", plain + 2 * C},
                                          {"reuse(3)", plain - 2 * 2 * C * C}}) {
     config.wiring = parse_wiring(wiring);
     EXPECT_EQ(matmul_parameters(config, make_attention_plan(config)), elements) << wiring;
