@@ -257,22 +257,11 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
 // ----------------------------------------------------------------------------
 // Forward
 
-// acts.embedded = wte[tokens] + wpe[positions]; where wpe is null, without the latter, and where layers repeat, the
-// first cycle's start has it.
-void embed(GPT2& model, const Batch& batch) {
-  const int64_t C = model.config.channels;
-  const Activations& acts = model.acts;
-  const Params<floatX>& p = model.embeddings();
-  const bool repeats = !model.graph.first_cycle.empty();
-  embedding_forward(acts.embedded, acts.tokens, batch.positions(), p.wte, repeats ? nullptr : p.wpe, batch.rows(), C);
-  for (const CycleStart& start : model.graph.first_cycle) cycle_start_forward(start, batch);
-}
-
 // Computes the final hidden states, last_norm.out (N, C), of acts.tokens (N), where N is batch.rows().
 void gpt2_forward(GPT2& model, const Batch& batch) {
   CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.T <= model.config.max_seq_len);
   CHECK(batch.parts.empty() == model.training.has_value());
-  embed(model, batch);
+  embed(model.graph, model.embeddings(), model.acts, batch);
   norm_forward(model.norm(0), batch.rows());
   for (int i = 0; i < model.graph.size(); i++) {
     const Step& step = model.step(i);
@@ -314,18 +303,19 @@ void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
 }
 
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their sum / divisor. With `backward`
-// also the head's gradients of dloss * sum(losses): acts.dnorm = that of the hidden states, grads.wte +=.
-void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward, float dloss = 0) {
+// also the head's gradients of batch.dloss * sum(losses): acts.dnorm = that of the hidden states, grads.wte +=.
+void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   const int64_t N = batch.rows();
   const Activations& acts = model.acts;
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     gpt2_logits(model, row, count);
     classifier(acts.losses + row, acts.logits, acts.targets + row, count, model.config.vocab_size, model.logit_stride,
-               dloss, backward);
+               batch.dloss, backward);
     if (backward) gpt2_logits_backward(model, row, count);
   }
   add_losses(&acts.stats->loss, acts.losses, N, divisor);
+  if (acts.ponder != nullptr) add_losses(&acts.stats->ponder, acts.ponder, N, divisor);
 }
 
 // The losses of `targets` (B, T), on the host, without gradients.
@@ -334,7 +324,8 @@ void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divis
   gpt2_loss(model, batch, divisor, /*backward=*/false);
 }
 
-void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, sizeof(double)); }
+// Of the losses and, beside it, of what tokens ponder.
+void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, 2 * sizeof(double)); }
 
 // What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.
 StepStats gpt2_read_stats(GPT2& model) {
@@ -360,7 +351,6 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
 // hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
 void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false) {
   const Steps& graph = model.graph;
-  const Activations& acts = model.acts;
   auto complete = [&](int bucket) {
     if (sum_over_ranks) gpt2_reduce_bucket(model, size_t(bucket));
   };
@@ -375,19 +365,17 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false)
     norm_backward(step.norm, batch.rows());  // acts.dresidual +=
     for (int bucket : step.completes) complete(bucket);
   }
-  for (const CycleStart& start : graph.first_cycle) cycle_start_backward(start, batch);
-  embedding_backward(model.grads.wte, graph.first_cycle.empty() ? model.grads.wpe : nullptr, acts.dresidual,
-                     acts.tokens, batch.B, batch.T, model.config.channels);
+  embed_backward(graph, model.grads, model.acts, batch);
   complete(model.params.embedding_bucket);
 }
 
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
 // What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the
-// gradients of dloss * sum(losses). Then the layers remember it.
-void gpt2_forward_backward(GPT2& model, const Batch& batch, float dloss, bool sum_over_ranks = false) {
+// gradients of batch.dloss * sum(losses). Then the layers remember it.
+void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false) {
   gpt2_forward(model, batch);
-  gpt2_loss(model, batch, double(batch.rows()), /*backward=*/true, dloss);
+  gpt2_loss(model, batch, double(batch.rows()), /*backward=*/true);
   gpt2_backward(model, batch, sum_over_ranks);
   remember(model.graph, batch);
 }
@@ -406,7 +394,7 @@ void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, 
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
   auto forward_backward = [&](int b, int t, int64_t memory, float d) {
-    gpt2_forward_backward(model, batch_of_segments(b, t, memory), d, sum_over_ranks);
+    gpt2_forward_backward(model, batch_of_segments(b, t, memory, d), sum_over_ranks);
   };
   if (sum_over_ranks || weights_are_coming || model.timeline.on) forward_backward(B, T, model.remembered, dloss);
   else model.forward_backward.run(forward_backward, B, T, model.remembered, dloss);
@@ -490,8 +478,8 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   const bool is_sharded = model.parameters.shard.count > 1;
   c.compute_waits_for_comm();  // the sums of the gradients
   gpt2_square_grads(model);
-  if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, 3);
-  else gpt2_sum_over_ranks(model, &model.acts.stats->loss, 2);  // each rank has all gradients
+  if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, 4);
+  else gpt2_sum_over_ranks(model, &model.acts.stats->loss, 3);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
   if (!model.training->matrices.empty()) {
@@ -634,9 +622,11 @@ void validate_model(Trainer& t) {
     gpt2_loss(model, targets.data(), {B, T}, full_batch);
   }
   model.remembered = store_memory(model.graph, of_training);
-  gpt2_sum_over_ranks(model, &model.acts.stats->loss, 1);
-  const double loss = gpt2_read_stats(model).loss / (double(batches.tokens()) / full_batch);
-  report_validation(run, loss, batches.tokens(), seconds_now() - start);
+  gpt2_sum_over_ranks(model, &model.acts.stats->loss, 2);
+  const StepStats stats = gpt2_read_stats(model);
+  const double num_batches = double(batches.tokens()) / full_batch;
+  report_validation(run,
+                    {stats.loss / num_batches, stats.ponder / num_batches, batches.tokens(), seconds_now() - start});
 }
 
 void sample(Trainer& t) {
@@ -713,6 +703,7 @@ StepResult train_step(Trainer& t) {
   const StepStats stats = gpt2_read_stats(model);
   model.timeline.end_step();
   result.loss = stats.loss / double(run.num_micro_batches());
+  result.ponder = stats.ponder / double(run.num_micro_batches());
   result.grad_norm = std::sqrt(stats.grad_squares);
   result.stop_requested = stats.stop_requests > 0;
   result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);

@@ -36,6 +36,7 @@ struct AdamWStep {
 struct StepStats {
   double grad_squares;       // the sum of the squares of all gradients
   double loss;               // the sum of the micro-batches' mean losses, in nats
+  double ponder = 0;         // of their mean N + R, with `act` (halting.h)
   double stop_requests = 0;  // positive if a rank asks to stop after this step; not used by the update
 };
-static_assert(sizeof(StepStats) == 3 * sizeof(double));
+static_assert(sizeof(StepStats) == 4 * sizeof(double));

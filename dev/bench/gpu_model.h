@@ -313,6 +313,23 @@ class StepModel {
          matmul_of("y.weight", 3 * C, C, N, true), matmul_of("x.weight", 2 * C, C, N, true),
          matmul_of("rx.weight", C, C, N, true)});
   }
+  void residual_forward(const Step& step) {
+    std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
+    for (const CycleEnd& end : step.cycle_end) cycle_end_forward(end, step.layer);
+  }
+  // What it takes beside a sum and a LayerNorm that are one pass, and beside the coordinates: the stream is read again.
+  void cycle_end_forward(const CycleEnd& end, int l) {
+    std::vector<ModelledPart> parts = {
+        elementwise("halting_forward", double(N), double(C), 2 * x + 2 * sizeof(float), Counts::copy, 2)};
+    if (!end.is_last()) parts.push_back(elementwise("token_gate_forward", double(N), double(C), x, Counts::copy));
+    add("cycle_end_forward", l, std::move(parts));
+  }
+  void cycle_end_backward(const CycleEnd& end, int l) {
+    std::vector<ModelledPart> parts = {elementwise("halting_backward", double(N), double(C), 4 * x, Counts::copy)};
+    if (!end.is_last())
+      parts.push_back(elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2));
+    add("cycle_end_backward", l, std::move(parts));
+  }
 
   // Branches, forward; `again`: for the backward pass, where K/V has been kept.
   void project_qkv(int l, bool again) {
@@ -341,7 +358,7 @@ class StepModel {
   void branch_forward(const MixedAttentionBranch& b, int l, bool again) {
     project_qkv(l, again);
     if (has_map_gate(plan, l))
-      add("map_gate_forward", l, {elementwise("map_gate_forward", double(N), double(C), x, Counts::copy)});
+      add("token_gate_forward", l, {elementwise("token_gate_forward", double(N), double(C), x, Counts::copy)});
     attend(b, l, Pass::forward);
     mix_maps("mix maps", l, 2 * x + 4);
     linear_forward("matmul_forward, attproj", l, C, C);
@@ -368,7 +385,7 @@ class StepModel {
           {elementwise("add_coordinates", double(N) * cycles(), double(C), 3 * x, Counts::embedding, cycles())});
     for (const Step& step : graph.steps) {
       std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/false); }, step.branch);
-      std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
+      residual_forward(step);
     }
   }
 
@@ -397,9 +414,7 @@ class StepModel {
       case What::branch:
         std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/true); }, step.branch);
         break;
-      case What::residual:
-        std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
-        break;
+      case What::residual: residual_forward(step); break;
       case What::gelu: add("gelu_forward", step.layer, {gelu_part()}); break;
       case What::output:
         linear_forward("matmul_forward, output", step.layer, std::holds_alternative<MlpBranch>(step.branch) ? 4 * C : C,
@@ -445,7 +460,7 @@ class StepModel {
     attend(b, l, Pass::backward);
     project_qkv_backward(l);
     if (has_map_gate(plan, l))
-      add("map_gate_backward", l, {elementwise("map_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
+      add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
   }
   void branch_backward(const MlpBranch&, int l) {
     std::vector<ModelledPart> fcproj = linear_backward(4 * C, C);
@@ -460,6 +475,7 @@ class StepModel {
     for (int i = graph.size() - 1; i >= 0; i--) {
       const Step& step = graph.steps[size_t(i)];
       for (const Recomputation& again : step.again) compute_again(again);
+      for (const CycleEnd& end : step.cycle_end) cycle_end_backward(end, step.layer);
       std::visit([&](const auto& residual) { residual_backward(residual, step.layer); }, step.residual);
       std::visit([&](const auto& branch) { branch_backward(branch, step.layer); }, step.branch);
       layernorm_backward(step.layer);

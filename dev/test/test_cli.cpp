@@ -157,6 +157,19 @@ TEST_F(CommandLine, ShowsShapeWiringParametersAndMemoryBeforeItTrains) {
   }
 }
 
+// Of weights as small as a new model's, each probability is nearly that of the bias, which begins as 1: 0.731.
+TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  const std::string data = "-i " + in("tokens.bin") + " -j " + in("tokens.bin");
+  const Outcome o =
+      run(trainer + data + small_model + "--wiring 'universal(1) act(0.1)' -x 2 -d 128 -v 2 -m 1 -o " + in("out"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find(" | ponder 2.2"), std::string::npos) << o.out;
+  const std::vector<json> log = read_log(in("out"));
+  EXPECT_NEAR(log.at(1).at("val_ponder").get<double>(), 2 + 1 - 0.731, 0.05);
+  for (const json& step : steps_of(log)) EXPECT_NEAR(step.at("ponder").get<double>(), 2 + 1 - 0.731, 0.05);
+}
+
 TEST_F(LongCommandLine, ACheckpointIsAModelToStartFromOrValidate) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string data = "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + " -b 2 -t 32 -m 5 ";

@@ -10,6 +10,7 @@
 #include "dev/test/operations/tokens.h"     // embedding and classifier
 #include "dev/test/operations/maps.h"       // sums of attention maps
 #include "dev/test/operations/gru.h"        // the gate of gru
+#include "dev/test/operations/halting.h"    // tokens that halt after some cycles of layers
 #include "dev/test/operations/relative.h"   // relative positions
 #include "dev/test/operations/rotary.h"     // rotary positions
 #include "dev/test/operations/muon.h"       // Muon

@@ -256,6 +256,12 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "gru"), "  residual stream: gates in place of sums start as in a new model, almost closed to "
                                   "what branches add\n");
   EXPECT_EQ(text("gru", "plain"), "  residual stream: its gates are dropped, and branches are added again\n");
+  EXPECT_EQ(text("universal(1)", "universal(1) act(0.1)"), "  halting: at 1 - 0.1, at a cost of 0.01; halting "
+                                                           "probabilities start as in a new model\n");
+  EXPECT_EQ(text("universal(1) act(0.1)", "universal(1) act(0.2,1)"), "  halting: at 1 - 0.2, at a cost of 1, in place "
+                                                                      "of 1 - 0.1 and 0.01\n");
+  EXPECT_EQ(text("act(0.1) universal(1)", "universal(1)"), "  halting: tokens run all cycles; what halted them is "
+                                                           "dropped\n");
   EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
@@ -311,6 +317,15 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"memory(8) rope gate", "gate, at character 16", "memory does with sla, also, share"},
                {"gru(1)", "gru(1), at character 1", "it is gru"},
                {"gru rope gru", "gru, at character 10", "the term is there already"},
+               {"act(0.1)", "act(0.1), at character 1", "needs universal"},
+               {"universal(1) act(0)", "act(0), at character 14", "must lie between 0 and 1, and be neither"},
+               {"universal(1) act(1)", "act(1), at character 14", "must lie between 0 and 1, and be neither"},
+               {"universal(1) act(nan)", "act(nan)", "not a number"},
+               {"universal(1) act(0.1,-1)", "act(0.1,-1)", "between 0 and"},
+               {"universal(1) act", "act, at character 14", "act(eps) or act(eps, cost), such as act(0.01)"},
+               {"universal(1) act(0.1) act(0.2)", "act(0.2), at character 23", "act(0.1), at character 14"},
+               {"topk(3) universal(1) act(0.1)", "topk(3)", "does not combine with"},
+               {"universal(1) act(0.1) gate", "gate, at character 23", "does with sla, also, share"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
@@ -346,7 +361,9 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "universal(2) relative",
                            "gru",
                            "universal(1) act(0.1)",
-                           "universal(2) act(0.01,0.5) gru"})
+                           "universal(2) act(0.01,0.5) gru",
+                           "universal(3) act(0.05)",
+                           "act(0.1,2) universal(2)"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
   EXPECT_EQ(canonical_text(parse_wiring("universal(1) act(1e-1, 1e-2)")), "universal(1) act(0.1)");
@@ -471,7 +488,7 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
 }
 
 // The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from
-// layer 1 on a gate (32, 1).
+// layer 1 on a gate (32, 1); or after each cycle but the last the gate that halts a token.
 // BUG llmc/model/mixed_attention_branch.h: `has_map_gate(plan, b.layer) ? c.channels : 0` -> `0`
 TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
   const double C = 32, plain = 257 * C + 3 * (3 * C * C + C * C + 8 * C * C);
@@ -481,6 +498,7 @@ TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
                                          {"gate", plain + 2 * C},
                                          {"blend(0.5)", plain},
                                          {"gqa(1)", plain - 3 * 2 * 24 * C},
+                                         {"universal(1) act(0.1)", plain + 2 * C},
                                          {"reuse(3)", plain - 2 * 2 * C * C}}) {
     config.wiring = parse_wiring(wiring);
     EXPECT_EQ(matmul_parameters(config, make_attention_plan(config)), elements) << wiring;

@@ -224,6 +224,14 @@ TEST_F(Report, LossesThatAreNotFiniteAreGapsAndSaid) {
   EXPECT_EQ(charts(page).at(0).at("series").size(), 1u) << "no curve of validations: none was finite";
 }
 
+TEST_F(Report, OfTokensThatHaltHasACurveOfTheirCycles) {
+  std::string log = LogOf().head();
+  for (int n = 1; n <= 3; n++) log += format("{\"step\":%d,\"loss\":3,\"grad_norm\":1,\"ponder\":%d.5}\n", n, 5 - n);
+  const json curve = charts(report_page(read(log))).at(1);
+  EXPECT_EQ(curve.at("title"), "Cycles that tokens run: N + R");
+  EXPECT_EQ(curve.at("series").at(0).at("y"), json({4.5, 3.5, 2.5}));
+}
+
 // BUG llmc/run/report.cpp: `text += c == '<' ? std::string("\\u003c") : std::string(1, c);` -> `text += c;`
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string evil = "</script><script>alert(1)</script><b title=\"x\" & 'y'>";
@@ -479,7 +487,8 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"rope", {"q and k are rotated by their position"}},
                         {"relative", {"scores depend on the distance of query and key"}},
                         {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
-                        {"gru", {"join the residual stream in gates"}}}) {
+                        {"gru", {"join the residual stream in gates"}},
+                        {"universal(1) act(0.1)", {"halting probabilities reach 1 - 0.1"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");
     for (const char* words : c.words)
       EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;

@@ -23,16 +23,16 @@ inline void embedding_forward(floatX* out, const int* tokens, const RowPositions
   }
 }
 
-// x (N, C) += wse (C) + wpe[positions (N)]; without the second term if wpe is null.
-inline void add_coordinates(floatX* x, const floatX* wse, const floatX* wpe, const RowPositions& positions, int64_t N,
-                            int64_t C) {
+// out (N, C) = x (N, C) + wse (C) + wpe[positions (N)]; without the last term if wpe is null. x may be out.
+inline void add_coordinates(floatX* out, const floatX* x, const floatX* wse, const floatX* wpe,
+                            const RowPositions& positions, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {
-    floatX* row = x + n * C;
     const floatX* position = wpe != nullptr ? wpe + positions[n] * C : nullptr;
 #pragma omp simd
     for (int64_t i = 0; i < C; i++)
-      from_float(row[i], to_float(row[i]) + to_float(wse[i]) + (position != nullptr ? to_float(position[i]) : 0.0f));
+      from_float(out[n * C + i],
+                 to_float(x[n * C + i]) + to_float(wse[i]) + (position != nullptr ? to_float(position[i]) : 0.0f));
   }
 }
 

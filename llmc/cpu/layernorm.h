@@ -2,6 +2,7 @@
 //
 //   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
 //   residual_layernorm_forward: residual (N, C) = a + b; out, mean, rstd = the LayerNorm of residual
+//   residual_sum:               residual (N, C) = a + b alone
 //   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 #pragma once
 #include <algorithm>              // std::fill_n, std::min
@@ -53,6 +54,12 @@ inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* res
     for (int64_t i = 0; i < C; i++) from_float(row[i], to_float(a[n * C + i]) + to_float(b[n * C + i]));
     layernorm_row(norm, n, row);
   }
+}
+
+// residual (n) = a + b, for a stream that another operation changes before its LayerNorm.
+inline void residual_sum(floatX* residual, const floatX* a, const floatX* b, int64_t n) {
+#pragma omp parallel for simd schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * n))
+  for (int64_t i = 0; i < n; i++) from_float(residual[i], to_float(a[i]) + to_float(b[i]));
 }
 
 // Rows whose share of dweight and dbias is summed by itself in the backward pass, whatever the number of threads.

@@ -2,7 +2,7 @@
 //
 //   embedding_forward:  out (N, C) = wte[tokens (N)] + wpe[positions (N)]
 //   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
-//   add_coordinates:    x (N, C) += wse (C) + wpe[positions (N)]
+//   add_coordinates:    out (N, C) = x (N, C) + wse (C) + wpe[positions (N)]
 //   position_backward:  dwpe[t] += dout (B, T, C)
 //
 // Without position embeddings wpe and dwpe are null.
@@ -35,9 +35,9 @@ __global__ void embedding_forward_kernel(floatX* out, const int* tokens, RowPosi
   }
 }
 
-// A block owns a row of x, a thread eight channels of it.
-__global__ void add_coordinates_kernel(floatX* x, const floatX* wse, const floatX* wpe, RowPositions positions,
-                                       int64_t C) {
+// A block owns a row of out, a thread eight channels of it. x may be out.
+__global__ void add_coordinates_kernel(floatX* out, const floatX* x, const floatX* wse, const floatX* wpe,
+                                       RowPositions positions, int64_t C) {
   const int64_t n = blockIdx.x;
   for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
     float sum[8], y[8];
@@ -48,7 +48,7 @@ __global__ void add_coordinates_kernel(floatX* x, const floatX* wse, const float
       load8(y, wpe + positions[n] * C + i);
       for (int j = 0; j < 8; j++) sum[j] += y[j];
     }
-    store8(x + n * C + i, sum);
+    store8(out + n * C + i, sum);
   }
 }
 
@@ -151,10 +151,11 @@ inline void embedding_forward(floatX* out, const int* tokens, const RowPositions
          wpe, C);
 }
 
-// x (N, C) += wse (C) + wpe[positions (N)]; without the second term if wpe is null.
-inline void add_coordinates(floatX* x, const floatX* wse, const floatX* wpe, const RowPositions& positions, int64_t N,
-                            int64_t C) {
-  launch(add_coordinates_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, x, wse, wpe, positions, C);
+// out (N, C) = x (N, C) + wse (C) + wpe[positions (N)]; without the last term if wpe is null. x may be out.
+inline void add_coordinates(floatX* out, const floatX* x, const floatX* wse, const floatX* wpe,
+                            const RowPositions& positions, int64_t N, int64_t C) {
+  launch(add_coordinates_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, out, x, wse, wpe, positions,
+         C);
 }
 
 // dwpe[t] += dout (B, T, C).

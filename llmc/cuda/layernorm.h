@@ -3,6 +3,7 @@
 //
 //   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
 //   residual_layernorm_forward: residual (N, C) = a + b in floatX; out, mean, rstd = the LayerNorm of residual
+//   residual_sum:               residual (N, C) = a + b alone
 //   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 //
 // Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
@@ -171,6 +172,20 @@ __global__ void __launch_bounds__(threads)
   store8(partial + int64_t(blockIdx.x) * 2 * C + C + channel, db);
 }
 
+constexpr int residual_threads = 256;
+
+// A thread owns eight elements.
+__global__ void __launch_bounds__(residual_threads)
+    residual_sum_kernel(floatX* residual, const floatX* a, const floatX* b, int64_t n) {
+  const int64_t i = (int64_t(blockIdx.x) * residual_threads + threadIdx.x) * 8;
+  if (i >= n) return;
+  float x[8], y[8];
+  load8(x, a + i);
+  load8(y, b + i);
+  for (int j = 0; j < 8; j++) x[j] += y[j];
+  store8(residual + i, x);
+}
+
 // ----------------------------------------------------------------------------
 // Launchers
 
@@ -191,6 +206,13 @@ inline void layernorm_forward(const LayerNormForward& norm, const floatX* inp) {
 inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* residual, const floatX* a,
                                        const floatX* b) {
   launch_layernorm_forward<true>(norm, residual, a, b);
+}
+
+// residual (n) = a + b, for a stream that another operation changes before its LayerNorm.
+inline void residual_sum(floatX* residual, const floatX* a, const floatX* b, int64_t n) {
+  CHECK(n % 8 == 0);
+  launch(residual_sum_kernel, dim3(unsigned(ceil_div(n, 8 * residual_threads))), dim3(residual_threads), 0,
+         gpu().stream, residual, a, b, n);
 }
 
 // How many floats of scratch layernorm_backward takes from the memory plan: none. Its partial sums are in the GPU's own

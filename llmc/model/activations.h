@@ -54,6 +54,12 @@ struct Activations {
   float* exact_map_out = nullptr;
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, N): of gate
   float* dmap_weights = nullptr;                      // (L, N): gradients of the weights of each map in one layer
+  // Tensors of cycles after which tokens halt (`act`; llmc/halting.h).
+  float* halting = nullptr;                          // (cycles, N): with which probability; of the last cycle not used
+  float* halting_sum = nullptr;                      // (N, C): of the residual stream after each cycle
+  float* ponder = nullptr;                           // (N): N + R
+  floatX* dhalted = nullptr;                         // (N, C): of the sum when it is rounded
+  float *dhalting = nullptr, *dremainder = nullptr;  // (N): of one cycle's probabilities; of R
   // Tensors of Muon, which takes one batch of matrices of sides n and length after the other.
   floatX *muon_x = nullptr, *muon_next = nullptr;  // (batch, n, length): X before and after a step of the iteration
   // (batch, n, n): A, A A and a I + b A + c A A.
@@ -170,6 +176,11 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   }
   if (plan.table.mix != WiringTable::Mix::none)
     list.add(backward, "dmap_weights", acts.dmap_weights, {c.num_layers, N});
+  if (plan.table.halting > 0) {
+    list.add(backward, "dhalted", acts.dhalted, {N, C});
+    list.add(backward, "dhalting", acts.dhalting, {N});
+    list.add(backward, "dremainder", acts.dremainder, {N});
+  }
   declare_muon_activations(acts, list);
 }
 
@@ -189,6 +200,11 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   list.add(activations, "branch_out", acts.branch_out, {N, C});
   if (plan.table.mix != WiringTable::Mix::none) list.add(activations, "map_sum", acts.map_sum, {N, C});
   if (plan.table.mix == WiringTable::Mix::gate) list.add(activations, "map_gates", acts.map_gates, {c.num_layers, N});
+  if (plan.table.halting > 0) {
+    list.add(activations, "halting", acts.halting, {c.num_layers / plan.table.stored_layers, N});
+    list.add(activations, "halting_sum", acts.halting_sum, {N, C});
+    list.add(activations, "ponder", acts.ponder, {N});
+  }
   if (plan.table.rope > 0)
     list.add(activations, "rotary_table", acts.rotary_table, {rotary_positions(list.shape), c.head_size()});
   if (plan.table.relative) {

@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>             // std::vector
 #include "activation_list.h"  // ActivationList
-#include "llmc/operations.h"  // residual_layernorm_forward
+#include "llmc/operations.h"  // residual_layernorm_forward, residual_sum
 #include "llmc/precision.h"   // floatX
 #include "activations.h"      // Activations
 #include "batch.h"            // Batch
@@ -11,7 +11,8 @@
 #include "parameters.h"       // GruParams
 
 struct AddResidual {
-  const char* name;                         // of its tensor
+  const char* name;  // of its tensor
+  int64_t C = 0;
   const floatX* in = nullptr;               // (N, C): the residual stream before
   floatX* out = nullptr;                    // (N, C): and after
   floatX* branch_out = nullptr;             // (N, C)
@@ -34,7 +35,12 @@ inline const floatX* plan_residual(AddResidual& r, const GruParams<floatX>&, con
 // Where the start of the next cycle is added: on its way into the sum.
 inline floatX* place_of_cycle_start(const AddResidual& r) { return r.branch_out; }
 
-// out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
+// out (N, C) = in + branch_out.
+inline void residual_forward(const AddResidual& r, const Batch& batch) {
+  residual_sum(r.out, r.in, r.branch_out, batch.rows() * r.C);
+}
+
+// The same and the LayerNorm that follows, in one pass over the residual stream.
 inline void residual_forward(const AddResidual& r, const Norm& next, const Batch& batch) {
   for (const CycleStart& start : r.next_cycle) cycle_start_forward(start, batch);
   residual_layernorm_forward(layernorm_args(next, batch.rows()), r.out, r.in, r.branch_out);

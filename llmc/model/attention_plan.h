@@ -275,6 +275,9 @@ inline std::string draw(const AttentionPlan& plan) {
   if (plan.table.relative) text += "positions: relative, by the distance of query and key\n";
   if (plan.table.stored_layers < plan.num_layers)
     text += format("layers repeat: layer l has the parameters of layer l mod %d\n", plan.table.stored_layers);
+  if (plan.table.halting > 0)
+    text += format("halting: after the cycle in which a token's probabilities reach 1 - %g, at a cost of %g\n",
+                   plan.table.halting, plan.table.ponder_cost);
   if (plan.table.memory > 0)
     text += format("memory: of earlier segments, the %d positions before each\n", plan.table.memory);
   return text;

@@ -19,6 +19,7 @@ struct Batch {
   // In training with `memory`: the positions of each sequence that the memory holds. They have keys before those of the
   // T tokens, and positions are counted from the first of them.
   int64_t memory = 0;
+  float dloss = 0;  // in the backward pass: what the loss of a token weighs in what is minimised
 
   int64_t rows() const {
     int64_t rows = B * T;
@@ -32,8 +33,8 @@ struct Batch {
 };
 
 // B segments of T tokens, after `memory` positions of their streams.
-inline Batch batch_of_segments(int64_t B, int64_t T, int64_t memory) {
+inline Batch batch_of_segments(int64_t B, int64_t T, int64_t memory, float dloss = 0) {
   Batch batch = {B, T};
-  batch.memory = memory;
+  batch.memory = memory, batch.dloss = dloss;
   return batch;
 }

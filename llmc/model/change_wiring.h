@@ -6,8 +6,8 @@
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
 // Where layers repeat, before or now (`universal`), each layer takes the weights of the one that has run in its place.
-// Gates, of maps and of the residual stream, and positions that the model did not have are those of a new model as
-// well.
+// Gates, of maps and of the residual stream, halting, and positions that the model did not have are those of a new
+// model as well.
 #pragma once
 #include <algorithm>             // std::find_if, std::max, std::min
 #include <cstdint>               // int64_t
@@ -221,7 +221,18 @@ inline std::string gru_change_text(const WiringChange& c) {
   return "residual stream: gates in place of sums start as in a new model, almost closed to what branches add";
 }
 
-// Describes what changes: positions, memory, cycles, gates, and a line for all layers in which the same changes.
+// How halting changes, as text; "" if it does not.
+inline std::string halting_change_text(const WiringChange& c) {
+  const WiringTable &before = c.plan.table, &now = c.new_plan.table;
+  if (before.halting == now.halting && before.ponder_cost == now.ponder_cost) return "";
+  if (now.halting == 0) return "halting: tokens run all cycles; what halted them is dropped";
+  const std::string text = format("halting: at 1 - %g, at a cost of %g", now.halting, now.ponder_cost);
+  if (before.halting == 0) return text + "; halting probabilities start as in a new model";
+  return text + format(", in place of 1 - %g and %g", before.halting, before.ponder_cost);
+}
+
+// Describes what changes: positions, memory, cycles, gates, halting, and a line for all layers in which the same
+// changes.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -232,8 +243,8 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   std::string text;
-  for (const std::string& of_model :
-       {positions_change_text(c), memory_change_text(c), cycles_change_text(c), gru_change_text(c)})
+  for (const std::string& of_model : {positions_change_text(c), memory_change_text(c), cycles_change_text(c),
+                                      gru_change_text(c), halting_change_text(c)})
     if (!of_model.empty()) text += "  " + of_model + "\n";
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;

@@ -9,9 +9,11 @@
 // Elements of the weights that a token is multiplied with: those of the steps, and the tied head.
 inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan) {
   double n = double(c.vocab_size) * c.channels;
-  for (const Step& step : make_steps(c, plan).steps)
+  for (const Step& step : make_steps(c, plan).steps) {
     n += std::visit([&](const auto& branch) { return matmul_elements(branch, c, plan); }, step.branch) +
          std::visit([&](const auto& residual) { return matmul_elements(residual, c); }, step.residual);
+    for (const CycleEnd& end : step.cycle_end) n += matmul_elements(end);
+  }
   return n;
 }
 

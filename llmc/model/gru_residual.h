@@ -61,10 +61,15 @@ inline void gates_forward(const GruResidual& r, const Batch& batch) {
   gru_output_forward(r.gates, r.sums, N, C);
 }
 
-// out (N, C) = the gate of `in` and branch_out, and the LayerNorm that follows.
-inline void residual_forward(const GruResidual& r, const Norm& next, const Batch& batch) {
+// out (N, C) = the gate of `in` and branch_out.
+inline void residual_forward(const GruResidual& r, const Batch& batch) {
   take_branch(r, batch);
   gates_forward(r, batch);
+}
+
+// out, with the next cycle's start where one begins, and the LayerNorm that follows.
+inline void residual_forward(const GruResidual& r, const Norm& next, const Batch& batch) {
+  residual_forward(r, batch);
   for (const CycleStart& start : r.next_cycle) cycle_start_forward(start, batch);
   norm_forward(next, batch.rows());
 }

@@ -4,7 +4,7 @@
 #include <vector>              // std::vector
 #include "attention_branch.h"  // AttentionBranch
 #include "llmc/map_weights.h"  // MapWeights
-#include "llmc/operations.h"   // mix_map_forward, map_gate_forward, ...
+#include "llmc/operations.h"   // mix_map_forward, token_gate_forward, ...
 
 // With `gate`, from layer 1 on: for each token the weight of the attention map of the layer below, and its gradient.
 struct MapGate {
@@ -37,7 +37,7 @@ inline void plan_branch(MixedAttentionBranch& b, const LayerParams<floatX>& w, c
 inline void branch_forward(const MixedAttentionBranch& b, const Batch& batch, bool kv_is_kept) {
   const int64_t N = batch.rows();
   project_qkv(b, batch, kv_is_kept);
-  for (const MapGate& gate : b.gates) map_gate_forward(gate.gate, b.in, b.w.gatew, b.w.gateb, N, b.C);
+  for (const MapGate& gate : b.gates) token_gate_forward(gate.gate, b.in, b.w.gatew, b.w.gateb, N, b.C);
   const std::vector<LayerAttention>& attentions = b.attentions_of_slot[0];
   for (size_t i = 0; i < attentions.size(); i++) {
     attend(b, i, batch);
@@ -66,7 +66,7 @@ inline void branch_backward(const MixedAttentionBranch& b, const floatX* dout, c
   if (b.dmap_gates != nullptr) mix_gates_backward(b.dmap_gates, b.dmap_weights, b.map_weights, N);
   project_qkv_backward(b, batch);
   for (const MapGate& gate : b.gates)
-    map_gate_backward(b.din, b.g.gatew, b.g.gateb, gate.dgate, gate.gate, b.in, b.w.gatew, N, b.C);
+    token_gate_backward(b.din, b.g.gatew, b.g.gateb, gate.dgate, gate.gate, b.in, b.w.gatew, N, b.C);
 }
 
 inline double matmul_elements(const MixedAttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan) {

@@ -50,9 +50,10 @@ struct LayerParams {
 
 template <class T>
 struct Params {
-  T* wte = nullptr;  // (V, C), also the output head
-  T* wpe = nullptr;  // (max_seq_len, C); null with rotary and with relative positions
-  T* wse = nullptr;  // (cycles, C): what cycles of layers begin with; null without `universal`
+  T* wte = nullptr;                      // (V, C), also the output head
+  T* wpe = nullptr;                      // (max_seq_len, C); null with rotary and with relative positions
+  T* wse = nullptr;                      // (cycles, C): what cycles of layers begin with; null without `universal`
+  T *haltw = nullptr, *haltb = nullptr;  // (C), (1): of `act`; else null
   int embedding_bucket = 0;
   std::vector<LayerParams<T>> layers;  // (L), or as many as a cycle has
   NormParams<T> lnf;
@@ -214,6 +215,12 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   const int layers = plan.table.stored_layers;
   if (has_term(c.wiring, WiringTerm::Kind::universal))
     b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
+  if (plan.table.halting > 0) {
+    ParameterSpec bias_spec;
+    bias_spec.init_mean = 1, bias_spec.file_shape = {1};  // tokens of a new model halt early
+    b.matrix(p.haltw, "halt.weight", C, 1, weight_std);
+    b.bias(p.haltb, "halt", 1, std::move(bias_spec));
+  }
   b.end_bucket();
   p.layers.resize(size_t(layers));
   for (int l = 0; l < layers; l++) {

@@ -10,6 +10,7 @@
 #include "add_residual.h"            // AddResidual
 #include "attention_branch.h"        // AttentionBranch
 #include "gru_residual.h"            // GruResidual
+#include "cycle_end.h"               // CycleEnd
 #include "mixed_attention_branch.h"  // MixedAttentionBranch
 #include "mlp_branch.h"              // MlpBranch
 #include "norm.h"                    // Norm
@@ -38,6 +39,7 @@ struct Step {
   Norm norm;
   Branch branch;
   Residual residual;
+  std::vector<CycleEnd> cycle_end;   // one or none
   std::vector<Recomputation> again;  // before the step's backward pass
   std::vector<int> completes;        // buckets whose gradients are complete after it
 };
@@ -85,9 +87,11 @@ inline Step& add_step(Steps& graph, const ModelConfig& c, const AttentionPlan& p
   step.layer = l, step.weights = l % plan.table.stored_layers;
   step.norm.name = norm;
   if (plan.table.gru) step.residual = GruResidual{residual, c.channels};
-  else step.residual = AddResidual{residual};
+  else step.residual = AddResidual{residual, c.channels};
   return step;
 }
+
+inline int steps_of_cycle(const AttentionPlan& plan) { return 2 * plan.table.stored_layers; }
 
 // The steps of a model, without pointers: enough for its arithmetic.
 inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
@@ -98,6 +102,10 @@ inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
     else attention.branch.emplace<MixedAttentionBranch>();
     attention_of(attention)->layer = l;
     add_step(graph, c, plan, l, "ln2", "residual3").branch.emplace<MlpBranch>().C = c.channels;
+  }
+  for (int i = steps_of_cycle(plan); plan.table.halting > 0 && i <= graph.size(); i += steps_of_cycle(plan)) {
+    CycleEnd& end = graph.steps[size_t(i - 1)].cycle_end.emplace_back();
+    end.cycle = i / steps_of_cycle(plan) - 1, end.cycles = graph.size() / steps_of_cycle(plan), end.C = c.channels;
   }
   graph.last_norm.name = "lnf";
   for (int i = 0; i <= graph.size(); i++) graph.norm(i).C = c.channels, graph.norm(i).eps = float(c.layer_norm_eps);
@@ -140,6 +148,7 @@ void for_each_activation(Steps& graph, ActivationList<Declare>& list) {
     std::visit([&](auto& branch) { for_each_activation(branch, list); }, step.branch);
     const Recompute dropped_from = ends_layer ? Recompute::above_all_levels : Recompute::block;
     std::visit([&](auto& residual) { for_each_activation(residual, dropped_from, list); }, step.residual);
+    for (CycleEnd& end : step.cycle_end) for_each_activation(end, list);
   }
   for_each_activation(graph.last_norm, Recompute::above_all_levels, list);
 }
@@ -153,19 +162,23 @@ inline void plan_norm(Norm& norm, const NormParams<floatX>& w, const NormParams<
   norm.dresidual = acts.dresidual, norm.dout = acts.dnorm, norm.scratch = acts.layernorm_scratch;
 }
 
-// Plans what the cycles of layers that repeat begin with: it is added to the embeddings, and to the output of the step
-// before a cycle.
+// Plans what the cycles of layers that repeat begin with: it is added to the embeddings, and to the output of the
+// branch before a cycle. A cycle's end has the next one's start itself.
 inline void plan_cycle_starts(Steps& graph, const ModelShape& shape, const Params<floatX>& params,
                               const Params<float>& grads, const Activations& acts) {
   if (params.wse == nullptr) return;
   auto start_of = [&](int cycle, floatX* x) {
-    return plan_cycle_start(cycle, shape.config.channels, x, params, grads, acts);
+    CycleStart start = plan_cycle_start(cycle, shape.config.channels, params, grads, acts);
+    start.in = start.out = x;
+    return start;
   };
   graph.first_cycle = {start_of(0, acts.embedded)};
-  const int of_cycle = 2 * shape.attention_plan.table.stored_layers;  // steps
+  const int of_cycle = steps_of_cycle(shape.attention_plan);
   for (int i = of_cycle; i < graph.size(); i += of_cycle)
-    std::visit([&](auto& residual) { residual.next_cycle = {start_of(i / of_cycle, place_of_cycle_start(residual))}; },
-               graph.steps[size_t(i - 1)].residual);
+    if (Step& before = graph.steps[size_t(i - 1)]; before.cycle_end.empty())
+      std::visit([&](auto&
+                         residual) { residual.next_cycle = {start_of(i / of_cycle, place_of_cycle_start(residual))}; },
+                 before.residual);
 }
 
 // Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
@@ -195,11 +208,13 @@ inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<float
           stream = plan_residual(residual, gru_params(branch, w), gru_params(branch, g), stream, acts);
         },
         step.residual, step.branch);
+    for (CycleEnd& end : step.cycle_end) stream = plan_cycle_end(end, stream, shape, params, grads, acts);
   }
   plan_norm(graph.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
+  if (acts.dhalted != nullptr) graph.last_norm.dresidual = acts.dhalted;  // whence it goes to each cycle's end
   plan_cycle_starts(graph, shape, params, grads, acts);
   const size_t N = size_t(shape.rows);
-  graph.zeroed = {{acts.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
+  graph.zeroed = {{graph.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
   if (acts.dmap_gates != nullptr)
     graph.zeroed.push_back({acts.dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
 }
@@ -207,18 +222,39 @@ inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<float
 // ----------------------------------------------------------------------------
 // The passes
 
+// acts.embedded = wte[tokens] + wpe[positions]; where wpe is null, without the latter, and where layers repeat, the
+// first cycle's start has it.
+inline void embed(const Steps& graph, const Params<floatX>& params, const Activations& acts, const Batch& batch) {
+  const floatX* wpe = graph.first_cycle.empty() ? params.wpe : nullptr;
+  embedding_forward(acts.embedded, acts.tokens, batch.positions(), params.wte, wpe, batch.rows(), graph.last_norm.C);
+  for (const CycleStart& start : graph.first_cycle) cycle_start_forward(start, batch);
+}
+
+// The gradients of the embeddings +=, from acts.dresidual.
+inline void embed_backward(const Steps& graph, const Params<float>& grads, const Activations& acts,
+                           const Batch& batch) {
+  for (const CycleStart& start : graph.first_cycle) cycle_start_backward(start, batch);
+  float* dwpe = graph.first_cycle.empty() ? grads.wpe : nullptr;
+  embedding_backward(grads.wte, dwpe, acts.dresidual, acts.tokens, batch.B, batch.T, graph.last_norm.C);
+}
+
 inline void branch_forward(const Step& step, const Batch& batch) {
   std::visit([&](const auto& branch) { branch_forward(branch, batch); }, step.branch);
 }
 
 // Computes the residual stream after the step, and the LayerNorm that follows.
 inline void residual_forward(const Step& step, const Norm& next, const Batch& batch) {
-  std::visit([&](const auto& residual) { residual_forward(residual, next, batch); }, step.residual);
+  if (step.cycle_end.empty())
+    return std::visit([&](const auto& residual) { residual_forward(residual, next, batch); }, step.residual);
+  std::visit([&](const auto& residual) { residual_forward(residual, batch); }, step.residual);
+  for (const CycleEnd& end : step.cycle_end) cycle_end_forward(end, batch);
+  norm_forward(next, batch.rows());
 }
 
 // The backward pass of a step without its LayerNorm. From the gradient of the residual stream after the step: that of
 // the stream before it, without the part that comes through the LayerNorm, and dnorm, that of the LayerNorm's output.
 inline void step_backward(const Step& step, const Batch& batch) {
+  for (const CycleEnd& end : step.cycle_end) cycle_end_backward(end, batch);
   const floatX* dbranch =
       std::visit([&](const auto& residual) { return residual_backward(residual, batch); }, step.residual);
   std::visit([&](const auto& branch) { branch_backward(branch, dbranch, batch); }, step.branch);

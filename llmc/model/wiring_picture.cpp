@@ -103,6 +103,8 @@ std::vector<std::string> notes(const WiringTable& t) {
   if (t.stored_layers < t.num_layers)
     lines.push_back(format("layer l has the parameters of layer l mod %d", t.stored_layers));
   if (t.gru) lines.push_back("branches join the residual stream in gates (GRU)");
+  if (t.halting > 0)
+    lines.push_back(format("a token halts after the cycle in which its halting probabilities reach 1 - %g", t.halting));
   if (t.memory > 0) lines.push_back(format("memory: a segment also attends to the %d positions before it", t.memory));
   std::vector<std::string> masks;
   for (int l = 0; l < t.num_layers; l++)

@@ -176,6 +176,7 @@ json charts_of(const RunHistory& run) {
   const json val = series(run, run.validations, buckets_of_a_run, [&](size_t i) { return run.validations[i].loss; });
   losses.push_back(styled(val, "validation", 1, "points"));
   add_chart(charts, "Loss", "nats a token", std::move(losses));
+  add_chart(charts, "Cycles that tokens run: N + R", "mean over tokens", noisy(run, &TrainPoint::ponder, "N + R", 5));
   add_chart(charts, "Norm of the gradient", "norm", noisy(run, &TrainPoint::grad_norm, "norm", 3));
   const json rate = series(run, run.steps, buckets_of_a_run, [&](size_t i) { return run.steps[i].learning_rate; });
   add_chart(charts, "Learning rate", "learning rate", {styled(rate, "learning rate", 2, "line")});

@@ -336,31 +336,35 @@ void count_step(Run& run, const StepResult& result) {
   run.bad_steps_in_row = result.skipped ? run.bad_steps_in_row + 1 : 0;
 }
 
+using Scalars = std::vector<std::pair<std::string, double>>;
+
 static void log_step(Run& run, const StepResult& r) {
-  run.log.write({{"step", run.step},
-                 {"loss", r.loss},
-                 {"grad_norm", r.grad_norm},
-                 {"lr", r.learning_rate},
-                 {"ms", r.seconds * 1e3},
-                 {"data_ms", r.data_seconds * 1e3},
-                 {"tokens_per_second", double(run.tokens_per_step()) / r.seconds}});
-  run.events.write(run.step, {{"train/loss", r.loss},
-                              {"train/grad_norm", r.grad_norm},
-                              {"train/learning_rate", r.learning_rate},
-                              {"train/tokens_per_second", double(run.tokens_per_step()) / r.seconds}});
+  const double rate = double(run.tokens_per_step()) / r.seconds;
+  LogFields fields = {{"step", run.step},         {"loss", r.loss},        {"grad_norm", r.grad_norm},
+                      {"lr", r.learning_rate},    {"ms", r.seconds * 1e3}, {"data_ms", r.data_seconds * 1e3},
+                      {"tokens_per_second", rate}};
+  Scalars scalars = {{"train/loss", r.loss},
+                     {"train/grad_norm", r.grad_norm},
+                     {"train/learning_rate", r.learning_rate},
+                     {"train/tokens_per_second", rate}};
+  if (r.ponder != 0) fields.push_back({"ponder", r.ponder}), scalars.push_back({"train/ponder", r.ponder});
+  run.log.write(fields);
+  run.events.write(run.step, scalars);
   if (r.skipped)
     run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
 }
+
+static std::string ponder_text(double ponder) { return ponder != 0 ? format(" | ponder %.3f", ponder) : ""; }
 
 static std::string progress_text(const Run& run, const StepResult& r) {
   const double rate = double(run.tokens_per_step()) / r.seconds,
                share = rate * run.flops_per_token / (run.gemm_peak * run.ranks.size);
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
-  std::string text = format("step %lld/%lld | loss %.5f | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM "
+  std::string text = format("step %lld/%lld | loss %.5f%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM "
                             "peak | "
                             "%.0f%%, %s left",
-                            (long long)run.step, (long long)run.steps, r.loss, r.grad_norm, r.learning_rate,
-                            r.seconds * 1e3, count_text(rate).c_str(), 100 * share,
+                            (long long)run.step, (long long)run.steps, r.loss, ponder_text(r.ponder).c_str(),
+                            r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(), 100 * share,
                             100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
   if (r.skipped)
     text += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,
@@ -408,19 +412,22 @@ static void write_report(Run& run) {
   });
 }
 
-void report_validation(Run& run, double loss, int64_t tokens, double seconds) {
-  run.log.write({{"step", run.step}, {"val_loss", loss}});
-  run.events.write(run.step, {{"val/loss", loss}});
-  print_line("val loss %.5f after step %lld (%lld tokens, %s)\n", loss, (long long)run.step, (long long)tokens,
-             time_text(seconds).c_str());
+void report_validation(Run& run, const Validation& v) {
+  LogFields fields = {{"step", run.step}, {"val_loss", v.loss}};
+  Scalars scalars = {{"val/loss", v.loss}};
+  if (v.ponder != 0) fields.push_back({"val_ponder", v.ponder}), scalars.push_back({"val/ponder", v.ponder});
+  run.log.write(fields);
+  run.events.write(run.step, scalars);
+  print_line("val loss %.5f%s after step %lld (%lld tokens, %s)\n", v.loss, ponder_text(v.ponder).c_str(),
+             (long long)run.step, (long long)v.tokens, time_text(v.seconds).c_str());
   if (!run.report_writer.is_busy()) write_report(run);
-  if (std::isfinite(loss)) return;
+  if (std::isfinite(v.loss)) return;
   const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier "
                               "checkpoint "
                               "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
   user_error("the validation loss after step %lld is %g: the weights, or what the model computes from them, have "
              "become NaN or infinite%s",
-             (long long)run.step, loss, run.step > 0 ? nothing_saved : "; take another model (-e)");
+             (long long)run.step, v.loss, run.step > 0 ? nothing_saved : "; take another model (-e)");
 }
 
 bool due(const Run& run, int64_t every) { return every > 0 && (run.step % every == 0 || run.step == run.steps); }

@@ -55,6 +55,7 @@ struct Run {
 
 struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
+  double ponder;        // the mean of N + R of `act`: about how many cycles a token runs; 0 without it
   double data_seconds;  // the part of `seconds` that was spent waiting for tokens
   bool skipped;         // loss or norm not finite: nothing was updated
   bool stop_requested;  // some rank asked to stop when it queued the step's update
@@ -107,10 +108,16 @@ void report_step(Run& run, const StepResult& result);
 // Throws UserError if too many steps in a row were skipped.
 void check_progress(const Run& run, const StepResult& result);
 
-// The line of a validation, over so many tokens, in the log and on the terminal; then the report is written anew, on
+struct Validation {
+  double loss, ponder;  // as in a step's result
+  int64_t tokens;
+  double seconds;
+};
+
+// The line of a validation in the log and on the terminal; then the report is written anew, on
 // another thread. Throws UserError if the loss is not finite: the weights may be what is wrong, so that no checkpoint
 // of them may replace another.
-void report_validation(Run& run, double loss, int64_t tokens, double seconds);
+void report_validation(Run& run, const Validation& v);
 
 // True after every `every`-th step and after the last one; never if `every` is 0.
 bool due(const Run& run, int64_t every);

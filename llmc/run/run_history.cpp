@@ -46,7 +46,7 @@ static void add_step(RunHistory& run, const json& line, int64_t step) {
   const double share = rate * run.number("flops_per_token", NAN) /
                        (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
   run.steps.push_back({step, number_in(line, "loss"), number_in(line, "grad_norm"), number_in(line, "lr"),
-                       number_in(line, "ms") * 1e-3, rate, share, 0, 0});
+                       number_in(line, "ms") * 1e-3, rate, share, 0, 0, number_in(line, "ponder")});
 }
 
 // Takes over a line of the log; returns false if it is none.

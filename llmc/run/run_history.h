@@ -15,6 +15,7 @@ struct TrainPoint {
   double tokens_per_second;
   double gemm_share;       // the share of the GEMM rate measured when the process began; 0 to 1
   double seconds, tokens;  // of all steps up to this one
+  double ponder;           // the mean of N + R, with `act`
 };
 
 struct ValPoint {

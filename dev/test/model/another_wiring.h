@@ -183,6 +183,15 @@ TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {
   Rewired(four_layers("gru"), "plain").check();
 }
 
+TEST(AnotherWiring, HasNewHaltingProbabilitiesAndDropsOldOnes) {
+  Rewired halting(four_layers("universal(1)"), "universal(1) act(0.3)");
+  for (const char* name : {"halt.weight", "halt.bias"})
+    EXPECT_EQ(halting.expected.at(name).data, halting.fresh.at(name).data) << name;
+  halting.check();
+  Rewired(four_layers("universal(1) act(0.3)"), "universal(1) act(0.2,1)").check();
+  Rewired(four_layers("universal(1) act(0.3)"), "universal(1)").check();
+}
+
 TEST(AnotherWiring, WrittenOtherwiseIsTheSameFile) {
   Rewired(four_layers("sla(2,3)"), " sla( 2, 3 )", /*keep_dead_kv=*/true).check();
 }

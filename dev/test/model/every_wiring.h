@@ -71,8 +71,11 @@ struct RandomCase {
     for (int k = 1; k <= L; k++)
       if (L % k == 0) cycles.push_back(k);
     if (has_memory) add(format("memory(%d)", draw(1, 2 * T)));
-    else if (may_have_memory && draw.one_in(2)) add(format("universal(%d)", draw.of(cycles)));
-    else if (!is_bf16 && !is_relative && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
+    else if (may_have_memory && draw.one_in(2)) {
+      add(format("universal(%d)", draw.of(cycles)));
+      // Of weights as small as they are in bf16, all probabilities are nearly 1/2, whose sums stay away from 1 - eps.
+      if (draw.one_in(2)) add(format("act(0.%d%s)", draw(2, 4), draw.one_in(2) ? "" : ",0.5"));
+    } else if (!is_bf16 && !is_relative && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     // In bf16 the sizes that GPUs take, on the CPU too: in tensors of fewer numbers roundings do not average out.
@@ -128,6 +131,8 @@ const char* const every_term[] = {"plain",
                                   "rope universal(1) gqa(2) window(9,SL)",
                                   "gru",
                                   "universal(2) gru relative also(1,2)",
+                                  "universal(1) act(0.3)",
+                                  "universal(2) act(0.3) relative sla(2,3)",
                                   "strided(3) fixed(8,3)",
                                   "fixed(7,2,union) strided(4,union) gqa(2)"};
 
@@ -269,4 +274,29 @@ TEST(EveryWiring, OfOneCycleThatBeginsWithPositionsAloneIsPlain) {
     return micro_step(*model, inputs, targets, 2, 33, 1);
   };
   EXPECT_NEAR(loss_of("universal(4)") / loss_of("plain"), 1, is_bf16 ? 1e-3 : 1e-6);
+}
+
+// Of tokens that never halt before the last cycle, and of those that halt after the first.
+TEST(EveryWiring, OfTokensThatHaltAtOnceOrNeverIsThatManyCycles) {
+  const auto inputs = random_tokens(66, 61, 1), targets = random_tokens(66, 61, 2);
+  DoubleTensors params = random_parameters(four_layers("universal(1) act(0.01)"), 9);
+  auto step_of = [&](int L, const char* wiring, double bias) {
+    ModelConfig config = four_layers(wiring);
+    config.num_layers = L;
+    DoubleTensors own = reference::make_parameters<double>(config);
+    for (auto& [name, tensor] : own)
+      tensor.data.assign(params.at(name).data.begin(), params.at(name).data.begin() + long(tensor.data.size()));
+    if (auto it = own.find("halt.bias"); it != own.end()) it->second.data[0] = bias;
+    auto model = make_model(config, 2, 33);
+    set_weights(*model, own);
+    gpt2_zero_grad(*model);
+    micro_step(*model, inputs, targets, 2, 33, 1);
+    return gpt2_read_stats(*model);
+  };
+  constexpr double tolerance = is_bf16 ? 1e-3 : 1e-6;
+  const StepStats never = step_of(4, "universal(1) act(0.01)", -30), at_once = step_of(4, "universal(1) act(0.01)", 30);
+  EXPECT_NEAR(never.loss / step_of(4, "universal(1)", 0).loss, 1, tolerance);
+  EXPECT_NEAR(at_once.loss / step_of(1, "universal(1)", 0).loss, 1, tolerance);
+  EXPECT_NEAR(never.ponder, 5, 1e-6);
+  EXPECT_NEAR(at_once.ponder, 2, 1e-6);
 }

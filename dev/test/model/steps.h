@@ -45,7 +45,8 @@ inline double eager_step(Trainer& trainer) {
     run.train->next_sequence += run.B;
     copy_to_device(model.acts.tokens, inputs.data(), n * sizeof(int));
     copy_to_device(model.acts.targets, targets.data(), n * sizeof(int));
-    gpt2_forward_backward(model, {run.B, run.T}, float(1.0 / (double(n) * double(run.grad_accum_steps))));
+    gpt2_forward_backward(model,
+                          batch_of_segments(run.B, run.T, 0, float(1.0 / (double(n) * double(run.grad_accum_steps)))));
   }
   run.step++;
   gpt2_update(model, run.step, {run.schedule(run.step), o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
@@ -82,7 +83,7 @@ TEST(LONG_ON_EMU(Steps), AreCapturedAgainForOtherShapesAndGradientScales) {
       copy_to_device(direct->acts.tokens, inputs.data(), inputs.size() * sizeof(int));
       copy_to_device(direct->acts.targets, targets.data(), targets.size() * sizeof(int));
       gpt2_zero_loss(*direct);
-      gpt2_forward_backward(*direct, {s.B, s.T}, float(1.0 / (double(s.B) * s.T * s.accumulation)));
+      gpt2_forward_backward(*direct, batch_of_segments(s.B, s.T, 0, float(1.0 / (double(s.B) * s.T * s.accumulation))));
       EXPECT_EQ(loss, gpt2_read_stats(*direct).loss);
     }
     EXPECT_EQ(grad_norm(*model), grad_norm(*direct));

@@ -69,6 +69,9 @@ TEST(LayerNorm, OfASumIsThatOfTheStoredSum) {
       const DeviceArray<float> mean_again(nans<float>(N)), rstd_again(nans<float>(N));
       layernorm_forward({again.data, mean_again.data, rstd_again.data, d_weight.data, bias_pointer, N, C, 1e-5f},
                         d_residual.data);
+      const DeviceArray<floatX> sum(nans<floatX>(N * C));
+      residual_sum(sum.data, d_a.data, d_b.data, N * C);
+      EXPECT_TRUE(same_bits(sum.to_host(), residual)) << "without the LayerNorm";
       EXPECT_TRUE(same_bits(again.to_host(), out)) << "computed again from the residual stream";
       EXPECT_TRUE(same_bits(mean_again.to_host(), mean) && same_bits(rstd_again.to_host(), rstd));
     }

@@ -1,4 +1,4 @@
-// Sums of attention maps, and the gates that weigh them.
+// Gates, and sums of attention maps.
 #pragma once
 #include <cmath>                            // exp
 #include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
@@ -8,7 +8,7 @@
 static const RowsAndChannels map_shapes[] = {{1, 264}, {7, 248},  {8, 256}, {9, 264}, {31, 56}, {32, 64},
                                              {33, 72}, {33, 264}, {255, 8}, {256, 8}, {257, 8}};
 
-TEST(MapGate, IsTheSigmoidOfALinearLayer) {
+TEST(TokenGate, IsTheSigmoidOfALinearLayer) {
   for (const RowsAndChannels& s : map_shapes) {
     SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
     const int64_t N = s.N, C = s.C;
@@ -25,7 +25,7 @@ TEST(MapGate, IsTheSigmoidOfALinearLayer) {
       const auto [gate] = in_any_order(
           [&] {
             DeviceArray<float> gate(nans<float>(N));
-            map_gate_forward(gate.data, d_x.data, d_weight.data, with_bias ? d_bias.data : nullptr, N, C);
+            token_gate_forward(gate.data, d_x.data, d_weight.data, with_bias ? d_bias.data : nullptr, N, C);
             return std::make_tuple(gate.to_host());
           },
           2);
@@ -41,7 +41,7 @@ inline std::vector<float> random_gates(int64_t n, uint32_t tag) {
   return gates;
 }
 
-TEST(MapGate, BackwardAddsTheFormulasGradients) {
+TEST(TokenGate, BackwardAddsTheFormulasGradients) {
   for (const RowsAndChannels& s : map_shapes) {
     SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
     const int64_t N = s.N, C = s.C;
@@ -63,8 +63,8 @@ TEST(MapGate, BackwardAddsTheFormulasGradients) {
           [&] {
             DeviceArray<floatX> d_dx(dx);
             DeviceArray<float> d_dgate(dgate), d_dweight(dweight), d_dbias(dbias);
-            map_gate_backward(d_dx.data, d_dweight.data, with_bias ? d_dbias.data : nullptr, d_dgate.data, d_gate.data,
-                              d_x.data, d_weight.data, N, C);
+            token_gate_backward(d_dx.data, d_dweight.data, with_bias ? d_dbias.data : nullptr, d_dgate.data,
+                                d_gate.data, d_x.data, d_weight.data, N, C);
             return std::make_tuple(d_dx.to_host(), d_dgate.to_host(), d_dweight.to_host(), d_dbias.to_host());
           },
           3);

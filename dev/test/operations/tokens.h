@@ -125,10 +125,10 @@ TEST(Coordinates, AreAddedToEachRow) {
       }
     const DeviceArray<floatX> d_wse(wse), d_wpe(wpe), d_x(x);
     const auto [alone, both, dwpe_result] = in_any_order([&] {
-      DeviceArray<floatX> alone(x), both(x);
+      DeviceArray<floatX> alone(nans<floatX>(N * C)), both(x);  // the latter in place
       DeviceArray<float> d_dwpe(dwpe);
-      add_coordinates(alone.data, d_wse.data, nullptr, {T}, N, C);
-      add_coordinates(both.data, d_wse.data, d_wpe.data, {T}, N, C);
+      add_coordinates(alone.data, d_x.data, d_wse.data, nullptr, {T}, N, C);
+      add_coordinates(both.data, both.data, d_wse.data, d_wpe.data, {T}, N, C);
       position_backward(d_dwpe.data, d_x.data, B, T, C);
       return std::make_tuple(alone.to_host(), both.to_host(), d_dwpe.to_host());
     });

@@ -1,0 +1,79 @@
+// What a cycle of layers that repeat ends with where tokens halt (`act` in wiring.h): the probability with which each
+// halts now, this cycle's term of the sum that the final LayerNorm gets, and the next cycle's start.
+#pragma once
+#include <cstdint>            // int64_t
+#include <vector>             // std::vector
+#include "activation_list.h"  // ActivationList
+#include "activations.h"      // Activations
+#include "batch.h"            // Batch
+#include "cycle_start.h"      // CycleStart
+#include "llmc/halting.h"     // HaltingForward, HaltingBackward
+#include "llmc/operations.h"  // token_gate_forward, halting_forward, ...
+#include "llmc/precision.h"   // floatX
+#include "parameters.h"       // Params
+
+struct CycleEnd {
+  int cycle = 0, cycles = 0;
+  int64_t C = 0;
+  const floatX* in = nullptr;               // (N, C): the residual stream after the cycle
+  floatX* out = nullptr;                    // (N, C): what the next cycle begins with, or after the last the sum
+  floatX* din = nullptr;                    // (N, C): the gradient of the stream, here and in the next cycle
+  const floatX *w = nullptr, *b = nullptr;  // (C), (1) or null
+  float *dw = nullptr, *db = nullptr;
+  float* p = nullptr;  // (N): of this cycle
+  HaltingForward forward;
+  HaltingBackward backward;
+  float ponder_cost = 0;
+  std::vector<CycleStart> next_cycle = {};  // none after the last cycle
+
+  bool is_last() const { return cycle + 1 == cycles; }
+};
+
+template <class Declare>
+void for_each_activation(CycleEnd& end, ActivationList<Declare>& list) {
+  list.of_step(Recompute::above_all_levels, "cycle_end", end.out, {list.shape.rows, end.C});
+}
+
+// Plans the pointers. `in`: the residual stream after the cycle. Returns what the next step gets. In generation `grads`
+// has null pointers.
+inline const floatX* plan_cycle_end(CycleEnd& end, const floatX* in, const ModelShape& shape,
+                                    const Params<floatX>& params, const Params<float>& grads, const Activations& acts) {
+  const WiringTable& table = shape.attention_plan.table;
+  const HaltingWeights weights = {acts.halting, shape.rows, end.cycles, float(1 - table.halting)};
+  end.in = in, end.din = acts.dresidual, end.ponder_cost = float(table.ponder_cost);
+  end.p = acts.halting + end.cycle * shape.rows;
+  end.w = params.haltw, end.b = params.haltb, end.dw = grads.haltw, end.db = grads.haltb;
+  HaltingForward& f = end.forward;
+  f.sum = acts.halting_sum, f.out = end.out, f.ponder = acts.ponder;
+  f.x = in, f.weights = weights, f.cycle = end.cycle, f.C = end.C;
+  HaltingBackward& b = end.backward;
+  b.dx = acts.dresidual, b.dp = acts.dhalting, b.dremainder = acts.dremainder, b.dout = acts.dhalted;
+  b.x = in, b.weights = weights, b.cycle = end.cycle, b.C = end.C;
+  if (!end.is_last()) {
+    end.next_cycle = {plan_cycle_start(end.cycle + 1, end.C, params, grads, acts)};
+    end.next_cycle[0].in = in, end.next_cycle[0].out = end.out;
+  }
+  return end.out;
+}
+
+// out (N, C) =, and this cycle's p, of `in`.
+inline void cycle_end_forward(const CycleEnd& end, const Batch& batch) {
+  HaltingForward args = end.forward;
+  args.N = batch.rows();
+  if (!end.is_last()) token_gate_forward(end.p, end.in, end.w, end.b, args.N, end.C);
+  halting_forward(args);
+  for (const CycleStart& start : end.next_cycle) cycle_start_forward(start, batch);
+}
+
+// From the gradients of the weighted sum and of what the next cycle begins with: din (N, C) becomes that of `in`; those
+// of the parameters +=. After the last cycle there is nothing but the former.
+inline void cycle_end_backward(const CycleEnd& end, const Batch& batch) {
+  for (const CycleStart& start : end.next_cycle) cycle_start_backward(start, batch);
+  HaltingBackward args = end.backward;
+  args.N = batch.rows(), args.dponder = end.ponder_cost * batch.dloss;
+  halting_backward(args);
+  if (!end.is_last()) token_gate_backward(end.din, end.dw, end.db, args.dp, end.p, end.in, end.w, args.N, end.C);
+}
+
+// Elements of the weights that a token is multiplied with.
+inline double matmul_elements(const CycleEnd& end) { return end.is_last() ? 0 : double(end.C); }
