@@ -1,14 +1,14 @@
 // Is the reference right? Its gradients against central finite differences, everything against the golden cases.
 // Run from the repository's root.
-#include <algorithm>               // std::max, std::remove
-#include <cmath>                   // std::sqrt, std::fabs
+#include <algorithm>               // std::max, std::min, std::remove
+#include <cmath>                   // std::sqrt, std::fabs, INFINITY
 #include <cstdio>                  // printf
 #include <gtest/gtest.h>           // TEST_P, EXPECT_LE
 #include <numeric>                 // std::iota, std::inner_product
 #include <random>                  // std::mt19937_64
 #include <set>                     // std::set
 #include <string>                  // std::string
-#include <utility>                 // std::swap
+#include <utility>                 // std::pair, std::swap
 #include <vector>                  // std::vector
 #include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
 #include "dev/test/values.h"       // relative_error
@@ -84,6 +84,13 @@ const WiringCase wirings[] = {
     {"universal_share_sla", 4, 4, "universal(2) share(2) sla(1,1:2)", ".... x.xx"},
     {"universal_rope_gqa_window", 4, 4, "universal(2) rope gqa(2) window(3,SSL)"},
     {"universal_relative_also", 4, 4, "universal(2) relative also(1,2)"},
+    {"gru", 3, 4, "gru"},
+    {"gru_without_biases", 2, 4, "gru", "", "", false},
+    {"gru_universal_sla", 4, 4, "gru universal(2) sla(2,2)"},
+    {"gru_relative_memory", 3, 4, "gru relative memory(5)"},
+    {"act", 6, 4, "universal(1) act(0.05,0.5)"},
+    {"act_after_two_layers", 6, 4, "universal(2) act(0.03) rope gqa(2) sla(2,2)"},
+    {"act_gru_without_biases", 4, 4, "universal(1) act(0.4,2) relative gru", "", "", false},
 };
 
 // Shapes that are multiples of nothing; T < max_seq_len, so that the last positions go unused. With `memory` it holds
@@ -128,6 +135,13 @@ struct Problem {
   }
   double loss() const { return forward().loss; }
 
+  // What the gradients are of.
+  double objective() const {
+    const WiringTerm* act = reference::find_term(config, reference::Kind::act);
+    const Result<double> result = forward();
+    return result.loss + (act ? act->cost * result.ponder : 0);
+  }
+
   Tensors<double> grads() const {
     Tensors<double> grads = reference::make_parameters<double>(config);
     Cache<double> cache;
@@ -158,7 +172,26 @@ std::vector<WiringCase> wirings_of_gradients(bool quick) {
 INSTANTIATE_TEST_SUITE_P(Quick, ReferenceGradients, testing::ValuesIn(wirings_of_gradients(true)), wiring_name);
 INSTANTIATE_TEST_SUITE_P(Long, ReferenceGradients, testing::ValuesIn(wirings_of_gradients(false)), wiring_name);
 
-// d loss / d (the tensor along `direction`), by central difference. Its error is about h^2/6 times the third
+// How near the sum of a token's halting probabilities, after a cycle that it may halt at, comes to 1 - eps, where N
+// changes and the loss is no smooth function; and which N there are. Infinite and none without `act`.
+std::pair<double, std::set<int>> halting_distance(const Problem& problem) {
+  std::pair<double, std::set<int>> distance = {INFINITY, {}};
+  Cache<double> cache;
+  problem.forward(&cache);
+  const reference::Halting<double>& halting = cache.halting;
+  for (size_t n = 0; n < halting.last.size(); n++) {
+    double sum = 0;
+    for (int cycle = 0; cycle <= halting.last[n] && cycle + 1 < int(halting.p.size()); cycle++) {
+      sum += halting.p[cycle][n];
+      const double eps = reference::find_term(problem.config, reference::Kind::act)->a;
+      distance.first = std::min(distance.first, std::fabs(sum - (1 - eps)));
+    }
+    distance.second.insert(halting.last[n] + 1);
+  }
+  return distance;
+}
+
+// d objective / d (the tensor along `direction`), by central difference. Its error is about h^2/6 times the third
 // derivative, plus 1e-16 / h from rounding: the two meet near h = 1e-5.
 double directional_derivative(Problem& problem, Tensor<double>& tensor, const std::vector<double>& direction) {
   const double h = 1e-5;
@@ -166,7 +199,7 @@ double directional_derivative(Problem& problem, Tensor<double>& tensor, const st
   double loss[2];
   for (int side = 0; side < 2; side++) {
     for (size_t i = 0; i < saved.size(); i++) tensor.data[i] = saved[i] + (side == 0 ? h : -h) * direction[i];
-    loss[side] = problem.loss();
+    loss[side] = problem.objective();
   }
   tensor.data = saved;
   return (loss[0] - loss[1]) / (2 * h);
@@ -177,6 +210,9 @@ double directional_derivative(Problem& problem, Tensor<double>& tensor, const st
 // vector, because a single true derivative may be zero, like that of every key bias, to which softmax is blind.
 TEST_P(ReferenceGradients, AreCentralDifferencesOfTheLoss) {
   Problem problem(GetParam());
+  const auto [distance, lengths] = halting_distance(problem);
+  EXPECT_GT(distance, 1e-3) << "a difference may move a halting decision: draw other parameters";
+  EXPECT_NE(lengths.size(), 1) << "all tokens halt after the same cycle";
   const Tensors<double> grads = problem.grads();
   std::mt19937_64 random(99);
   double worst = 0;
@@ -278,7 +314,8 @@ TEST_P(ReferenceWiring, NoLossDependsOnLaterTokens) {
 
 TEST_P(ReferenceWiring, NoLossDependsOnLaterPositions) {
   Problem problem(GetParam());
-  if (problem.params.count("wpe.weight") == 0) return;  // the test above is of every wiring
+  if (problem.params.count("wpe.weight") == 0) return;                 // the test above is of every wiring
+  for (WiringTerm& term : problem.config.wiring.terms) term.cost = 0;  // mean N + R has a gradient at every position
   const int B = problem.B, T = problem.T, V = problem.config.vocab_size, C = problem.config.channels;
   Cache<double> cache;
   const Result<double> result =
@@ -408,19 +445,89 @@ TEST(Reference, AQueryWithoutKeysGivesZero) {
 }
 
 // ----------------------------------------------------------------------------
+// Gates and halting where they decide nothing
 
+// Every element of the tensors whose names end so becomes `value`.
+void set_all(Problem& problem, const std::string& ending, double value) {
+  int count = 0;
+  for (auto& [name, param] : problem.params) {
+    if (name.size() < ending.size() || name.compare(name.size() - ending.size(), ending.size(), ending) != 0) continue;
+    param.data.assign(param.data.size(), value);
+    count++;
+  }
+  ASSERT_GT(count, 0) << ending;
+}
+
+// The problem with another wiring and number of layers, and the same values of the parameters that both models have;
+// of a tensor that is shorter there, the first ones.
+Problem with_wiring(const Problem& problem, int num_layers, const char* wiring) {
+  Problem other({"", num_layers, problem.config.num_heads, wiring});
+  for (auto& [name, param] : other.params) {
+    const std::vector<double>& data = problem.params.at(name).data;
+    param.data.assign(data.begin(), data.begin() + param.data.size());
+  }
+  return other;
+}
+
+TEST(Reference, ATokenThatNeverHaltsTakesTheLastState) {
+  Problem problem({"", 6, 4, "universal(2) act(0.1)"});
+  set_all(problem, "halt.bias", -30);
+  const Result<double> result = problem.forward();
+  EXPECT_NEAR(result.loss, with_wiring(problem, 6, "universal(2)").loss(), 1e-9);
+  EXPECT_NEAR(result.ponder, 4, 1e-9);  // three cycles and R = 1
+}
+
+TEST(Reference, ATokenThatHaltsAtOnceTakesTheFirstState) {
+  Problem problem({"", 6, 4, "universal(2) act(0.1)"});
+  set_all(problem, "halt.bias", 30);
+  const Result<double> result = problem.forward();
+  EXPECT_NEAR(result.loss, with_wiring(problem, 2, "universal(2)").loss(), 1e-9);
+  EXPECT_NEAR(result.ponder, 2, 1e-9);
+}
+
+// With p_c = 1/2 after every cycle: sums of 1/2, 1, 3/2.
+TEST(Reference, ATokenHaltsWhereItsSumReachesOneMinusEps) {
+  const std::pair<const char*, std::vector<double>> cases[] = {{"universal(1) act(0.5)", {1, 0, 0}},
+                                                               {"universal(1) act(0.49)", {0.5, 0.5, 0}},
+                                                               {"universal(1) act(0.001)", {0.5, 0.5, 0}}};
+  for (const auto& [wiring, weights] : cases) {
+    Problem problem({"", 3, 4, wiring});
+    set_all(problem, "halt.weight", 0);
+    set_all(problem, "halt.bias", 0);
+    Cache<double> cache;
+    const double ponder = problem.forward(&cache).ponder;
+    EXPECT_EQ(ponder, weights[0] == 1 ? 2 : 2.5) << wiring;
+    for (int cycle = 0; cycle < 3; cycle++) EXPECT_EQ(cache.halting.weight(cycle, 5), weights[cycle]) << wiring;
+  }
+}
+
+TEST(Reference, GatesWithALargeBiasIgnoreTheirBranches) {
+  Problem problem({"", 3, 4, "gru"});
+  set_all(problem, "gru_1.bias", 30);
+  set_all(problem, "gru_2.bias", 30);
+  Problem without = with_wiring(problem, 3, "plain");
+  set_all(without, "c_proj.weight", 0);
+  set_all(without, "c_proj.bias", 0);
+  EXPECT_NEAR(problem.loss(), without.loss(), 1e-9);
+}
+
+// ----------------------------------------------------------------------------
+
+// BUG llmc/model/reference.h: `scale * act->cost` -> `act->cost`
 TEST(Reference, BackwardAddsScaleTimesTheGradient) {
-  Problem problem(wirings[1]);
-  const Tensors<double> once = problem.grads();
-  Tensors<double> twice = reference::make_parameters<double>(problem.config);
-  Cache<double> cache;
-  reference::forward(problem.config, problem.params, problem.inputs, problem.targets, problem.B, problem.T, &cache);
-  reference::backward(problem.config, problem.params, cache, twice, 0.25);
-  reference::backward(problem.config, problem.params, cache, twice, 1.5);
-  for (const auto& [name, grad] : once) {
-    std::vector<double> expected = grad.data;
-    for (double& g : expected) g *= 1.75;
-    EXPECT_LE(relative_error(twice.at(name).data, expected), 1e-14) << name;
+  for (const char* wiring : {"sla(3,3)", "universal(1) act(0.1,0.5) gru"}) {
+    const Problem problem({"", 4, 4, wiring});
+    const Tensors<double> once = problem.grads();
+    Tensors<double> twice = reference::make_parameters<double>(problem.config);
+    Cache<double> cache;
+    problem.forward(&cache);
+    reference::backward(problem.config, problem.params, cache, twice, 0.25);
+    reference::backward(problem.config, problem.params, cache, twice, 1.5);
+    for (const auto& [name, grad] : once) {
+      std::vector<double> expected = grad.data;
+      for (double& g : expected) g *= 1.75;
+      EXPECT_LE(relative_error(twice.at(name).data, expected), 1e-14) << wiring << ": " << name;
+    }
   }
 }
 

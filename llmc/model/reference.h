@@ -121,7 +121,7 @@ inline std::string name_of_layer(const ModelConfig& config, int l) {
 // Parameters: their names and shapes
 
 // Every parameter of the model, filled with zeros; gradients and optimizer state have the same names and shapes.
-// Without config.bias the `.bias` tensors do not exist.
+// Without config.bias the `.bias` tensors do not exist, but for those of `gru`.
 template <class Real>
 Tensors<Real> make_parameters(const ModelConfig& config) {
   Tensors<Real> params;
@@ -138,12 +138,20 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     add(name + ".weight", {in, out});
     if (config.bias) add(name + ".bias", {out});
   };
+  auto add_gate = [&](const std::string& name, int64_t channels) {
+    if (!find_term(config, Kind::gru)) return;
+    add(name + ".y.weight", {channels, 3 * channels});  // columns: W_r | W_z | W_g
+    add(name + ".x.weight", {channels, 2 * channels});  // columns: U_r | U_z
+    add(name + ".rx.weight", {channels, channels});     // U_g
+    add(name + ".bias", {channels});
+  };
   const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
   const bool relative = find_term(config, Kind::relative);
   add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
   if (!relative && !find_term(config, Kind::rope)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
   const int k = layers_in_cycle(config);
   if (find_term(config, Kind::universal)) add("wse.weight", {config.num_layers / k, C});  // embedding of the cycle
+  if (find_term(config, Kind::act)) add_linear("halt", C, 1);
   for (int l = 0; l < k; l++) {
     const std::string h = name_of_layer(config, l);
     add_norm(h + ".ln_1", C);
@@ -154,9 +162,11 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
       for (const char* bias : {"u", "v"}) add(h + ".attn.relative." + bias, {config.num_heads, hs});
     }
     add_linear(h + ".attn.c_proj", C, C);
+    add_gate(h + ".gru_1", C);
     add_norm(h + ".ln_2", C);
     add_linear(h + ".mlp.c_fc", C, 4 * C);
     add_linear(h + ".mlp.c_proj", 4 * C, C);
+    add_gate(h + ".gru_2", C);
   }
   add_norm("ln_f", C);
   return params;
@@ -495,9 +505,14 @@ void mix_maps_backward(const Array<Real>& a, const Array<Real>& below, const Arr
 }
 
 template <class Real>
+Real sigmoid_of(Real x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+template <class Real>
 Array<Real> sigmoid(const Array<Real>& in) {
   Array<Real> out(in.size());
-  for (size_t i = 0; i < in.size(); i++) out[i] = 1 / (1 + std::exp(-in[i]));
+  for (size_t i = 0; i < in.size(); i++) out[i] = sigmoid_of(in[i]);
   return out;
 }
 
@@ -583,6 +598,140 @@ void add_coordinates_backward(const Array<Real>& d_x, int cycle, int64_t T, int6
 }
 
 // ----------------------------------------------------------------------------
+// `gru`: the gate in which a sublayer's output joins the residual stream; all (B, T, C)
+
+template <class Real>
+struct Gate {
+  Array<Real> x;   // the residual stream before
+  Array<Real> y;   // relu(the sublayer's output)
+  Array<Real> r;   // sigmoid(y W_r + x U_r)
+  Array<Real> z;   // sigmoid(y W_z + x U_z - b)
+  Array<Real> rx;  // r x
+  Array<Real> g;   // tanh(y W_g + rx U_g)
+};
+
+// x = (1 - z) x + z g. `branch`: the sublayer's output; `gate` is overwritten.
+template <class Real>
+void gru(const Tensors<Real>& params, const std::string& name, const Array<Real>& branch, Array<Real>& x,
+         Gate<Real>& gate) {
+  const Array<Real>& b = params.at(name + ".bias").data;
+  const int64_t C = b.size(), size = x.size();
+  gate = {x, branch, Array<Real>(size), Array<Real>(size), Array<Real>(size), Array<Real>(size)};
+  for (Real& y : gate.y) y = std::max(y, Real(0));
+  const Array<Real> of_y = linear(params, name + ".y", gate.y);  // (B, T, 3C)
+  const Array<Real> of_x = linear(params, name + ".x", x);       // (B, T, 2C)
+  for (int64_t i = 0; i < size; i++) {
+    const int64_t n = i / C, c = i % C;
+    gate.r[i] = sigmoid_of(of_y[n * 3 * C + c] + of_x[n * 2 * C + c]);
+    gate.z[i] = sigmoid_of(of_y[n * 3 * C + C + c] + of_x[n * 2 * C + C + c] - b[c]);
+    gate.rx[i] = gate.r[i] * x[i];
+  }
+  const Array<Real> of_rx = linear(params, name + ".rx", gate.rx);
+  for (int64_t i = 0; i < size; i++) {
+    gate.g[i] = std::tanh(of_y[i / C * 3 * C + 2 * C + i % C] + of_rx[i]);
+    x[i] = (1 - gate.z[i]) * x[i] + gate.z[i] * gate.g[i];
+  }
+}
+
+// Returns the gradient of the sublayer's output; d_x is that of the stream after the gate, and becomes that of the
+// stream before it.
+template <class Real>
+Array<Real> gru_backward(const Tensors<Real>& params, const std::string& name, const Gate<Real>& gate, Array<Real>& d_x,
+                         Tensors<Real>& grads) {
+  Array<Real>& d_b = grads.at(name + ".bias").data;
+  const int64_t C = d_b.size(), size = d_x.size();
+  const Array<Real> d_out = d_x;
+  Array<Real> d_of_y(3 * size), d_of_x(2 * size), d_of_rx(size);  // of what r, z and g are functions of
+  for (int64_t i = 0; i < size; i++) {
+    const int64_t n = i / C, c = i % C;
+    const Real d_z = d_out[i] * (gate.g[i] - gate.x[i]) * gate.z[i] * (1 - gate.z[i]);
+    d_of_rx[i] = d_out[i] * gate.z[i] * (1 - gate.g[i] * gate.g[i]);
+    d_of_y[n * 3 * C + C + c] = d_of_x[n * 2 * C + C + c] = d_z;
+    d_of_y[n * 3 * C + 2 * C + c] = d_of_rx[i];
+    d_b[c] -= d_z;
+    d_x[i] = d_out[i] * (1 - gate.z[i]);
+  }
+  const Array<Real> d_rx = linear_backward(params, name + ".rx", gate.rx, d_of_rx, grads);
+  for (int64_t i = 0; i < size; i++) {
+    const Real d_r = d_rx[i] * gate.x[i] * gate.r[i] * (1 - gate.r[i]);
+    d_of_y[i / C * 3 * C + i % C] = d_of_x[i / C * 2 * C + i % C] = d_r;
+    d_x[i] += d_rx[i] * gate.r[i];
+  }
+  add_into(d_x, linear_backward(params, name + ".x", gate.x, d_of_x, grads));
+  Array<Real> d_branch = linear_backward(params, name + ".y", gate.y, d_of_y, grads);
+  for (int64_t i = 0; i < size; i++)
+    if (gate.y[i] == 0) d_branch[i] = 0;
+  return d_branch;
+}
+
+// ----------------------------------------------------------------------------
+// `act`: after which cycle each token halts, and with what weights its states are added
+
+template <class Real>
+struct Halting {
+  std::vector<Array<Real>> states;  // (cycles): (B, T, C)  the residual stream after each cycle
+  std::vector<Array<Real>> p;       // (cycles): (B, T)     sigmoid(state w + b)
+  std::vector<int> last;            // (B, T)  N - 1: the first cycle with p_1 + ... + p_N >= 1 - eps, or the last
+  Array<Real> remainder;            // (B, T)  R = 1 - (p_1 + ... + p_(N-1))
+
+  // The weight of token n's state after that cycle.
+  Real weight(int cycle, int64_t n) const {
+    return cycle < last[n] ? p[cycle][n] : cycle == last[n] ? remainder[n] : Real(0);
+  }
+};
+
+// Returns the weighted sum of halting.states, which are given, (B, T, C); the rest of `halting` is =. `mean_ponder`
+// (=): the mean of N + R.
+template <class Real>
+Array<Real> halt(const Tensors<Real>& params, double eps, Halting<Real>& halting, double& mean_ponder) {
+  const int cycles = int(halting.states.size());
+  halting.p.clear();
+  for (const Array<Real>& state : halting.states) halting.p.push_back(sigmoid(linear(params, "halt", state)));
+  const int64_t N = halting.p[0].size(), C = halting.states[0].size() / N;
+  halting.last.assign(N, 0);
+  halting.remainder.assign(N, 1);
+  mean_ponder = 0;
+  Array<Real> x(N * C);
+  for (int64_t n = 0; n < N; n++) {
+    int& last = halting.last[n];
+    Real sum = halting.p[0][n];
+    while (last < cycles - 1 && sum < Real(1 - eps)) {
+      halting.remainder[n] -= halting.p[last][n];
+      sum += halting.p[++last][n];
+    }
+    mean_ponder += (last + 1 + double(halting.remainder[n])) / double(N);
+    for (int cycle = 0; cycle < cycles; cycle++)
+      for (int64_t c = 0; c < C; c++) x[n * C + c] += halting.weight(cycle, n) * halting.states[cycle][n * C + c];
+  }
+  return x;
+}
+
+// Returns the gradients of the states (cycles): (B, T, C), from d_x, that of their weighted sum, and cost times the
+// mean of N + R. N has no gradient; R's is -1 with respect to each p before the last cycle's.
+template <class Real>
+std::vector<Array<Real>> halt_backward(const Tensors<Real>& params, double cost, const Halting<Real>& halting,
+                                       const Array<Real>& d_x, Tensors<Real>& grads) {
+  const int64_t N = halting.last.size(), C = d_x.size() / N;
+  auto d_weight = [&](int cycle, int64_t n) {
+    Real sum = 0;
+    for (int64_t c = 0; c < C; c++) sum += d_x[n * C + c] * halting.states[cycle][n * C + c];
+    return sum;
+  };
+  std::vector<Array<Real>> d_states;
+  for (int cycle = 0; cycle < int(halting.states.size()); cycle++) {
+    Array<Real> d_state(N * C), d_p(N);
+    for (int64_t n = 0; n < N; n++) {
+      for (int64_t c = 0; c < C; c++) d_state[n * C + c] = halting.weight(cycle, n) * d_x[n * C + c];
+      if (cycle < halting.last[n]) d_p[n] = d_weight(cycle, n) - d_weight(halting.last[n], n) - Real(cost) / N;
+    }
+    const Array<Real> d_logit = sigmoid_backward(halting.p[cycle], d_p);
+    add_into(d_state, linear_backward(params, "halt", halting.states[cycle], d_logit, grads));
+    d_states.push_back(d_state);
+  }
+  return d_states;
+}
+
+// ----------------------------------------------------------------------------
 // The model, forward
 
 // Attention of one head.
@@ -611,8 +760,9 @@ struct LayerCache {
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
-  Array<Real> fc;       // (B, T, 4C)    before GELU
-  Array<Real> fc_gelu;  // (B, T, 4C)
+  Array<Real> fc;           // (B, T, 4C)    before GELU
+  Array<Real> fc_gelu;      // (B, T, 4C)
+  Gate<Real> gru_1, gru_2;  // after attention and after the MLP; empty without `gru`
 };
 
 template <class Real>
@@ -620,6 +770,7 @@ struct Cache {
   int B = 0, T = 0, m = 0;
   std::vector<int> inputs, targets;      // (B, T)
   std::vector<LayerCache<Real>> layers;  // (L)
+  Halting<Real> halting;                 // empty without `act`
   Norm<Real> ln_f;                       // ln_f.out: the last hidden state
   Array<Real> logits;                    // (B, T, V)
   Array<Real> probs;                     // (B, T, V)  softmax of the logits
@@ -632,6 +783,7 @@ using Memory = std::vector<Array<Real>>;
 template <class Real>
 struct Result {
   double loss = 0;           // mean of token_losses, nats
+  double ponder = 0;         // `act`: mean of N + R. What is minimised is loss + cost * ponder
   Array<Real> token_losses;  // (B, T)  -log p(target)
 };
 
@@ -681,6 +833,14 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
   }
 }
 
+// A sublayer's output `branch` joins the residual stream x: x += branch, or gru() where `name` has parameters.
+template <class Real>
+void join(const Tensors<Real>& params, const std::string& name, const Array<Real>& branch, Array<Real>& x,
+          Gate<Real>& gate) {
+  if (find(params, name + ".bias")) gru(params, name, branch, x, gate);
+  else add_into(x, branch);
+}
+
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
 // overwritten with everything that backward() needs. `memory`, where given, is that of the segments before, and becomes
 // that of the segments after this one.
@@ -697,7 +857,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   Memory<Real>& remembered = memory ? *memory : none;
   remembered.resize(L);
   const int m = int(remembered[0].size() / (B * C));
-  acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, Array<Real>(N * V), Array<Real>(N * V)};
+  acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, {}, Array<Real>(N * V), Array<Real>(N * V)};
 
   const Tensor<Real>& wte = params.at("wte.weight");
   Array<Real> x(N * C);  // (B, T, C)  the residual stream
@@ -707,11 +867,12 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   }
 
   const int k = layers_in_cycle(config);
+  const WiringTerm* act = find_term(config, Kind::act);
   for (int l = 0; l < L; l++) {
     if (l % k == 0) add_coordinates(params, l / k, T, C, x);
     const std::string h = name_of_layer(config, l);
     LayerCache<Real>& layer = acts.layers[l];
-    // x += c_proj(attention(ln_1(x)))
+    // x += c_proj(attention(ln_1(x))), with `gru` its gate in place of +=
     const Array<Real> extended = append_rows(remembered[l], x, B);
     const int64_t kept = std::min<int64_t>(memory_positions(config.wiring), m + T);
     remembered[l] = last_rows(extended, B, kept, C);
@@ -724,16 +885,18 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
       layer.distances = {linear(params, h + ".attn.relative", sines_of_distances<Real>(m + T, C)),
                          params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
     attention(config, acts.layers, l, B, m, T);
-    add_into(x, linear(params, h + ".attn.c_proj", layer.heads_out));
+    join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x, layer.gru_1);
     // x += c_proj(gelu(c_fc(ln_2(x))))
     layer.ln_2 = layernorm(params, h + ".ln_2", x, config.layer_norm_eps);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
     layer.fc_gelu = gelu(layer.fc);
-    add_into(x, linear(params, h + ".mlp.c_proj", layer.fc_gelu));
+    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_gelu), x, layer.gru_2);
+    if (act && (l + 1) % k == 0) acts.halting.states.push_back(x);
   }
 
+  Result<Real> result = {0, 0, Array<Real>(N)};
+  if (act) x = halt(params, act->a, acts.halting, result.ponder);
   acts.ln_f = layernorm(params, "ln_f", x, config.layer_norm_eps);
-  Result<Real> result = {0, Array<Real>(N)};
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
     Real* probs = &acts.probs[n * V];
@@ -817,8 +980,17 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
   }
 }
 
-// grads += scale * d(mean loss)/d(params), of the forward() that filled `cache` with the same parameters; the memory is
-// a constant. With gradient accumulation each micro-batch has scale 1 / grad_accum_steps.
+// The backward pass of join(): returns the gradient of `branch`; d_x is that of x after it, and becomes that of x
+// before it.
+template <class Real>
+Array<Real> join_backward(const Tensors<Real>& params, const std::string& name, const Gate<Real>& gate,
+                          Array<Real>& d_x, Tensors<Real>& grads) {
+  return find(params, name + ".bias") ? gru_backward(params, name, gate, d_x, grads) : d_x;
+}
+
+// grads += scale * d(mean loss)/d(params), with `act` of loss + cost * ponder, of the forward() that filled `cache`
+// with the same parameters; the memory is a constant. With gradient accumulation each micro-batch has scale 1 /
+// grad_accum_steps.
 template <class Real>
 void backward(const ModelConfig& config, const Tensors<Real>& params, const Cache<Real>& cache, Tensors<Real>& grads,
               double scale = 1) {
@@ -838,6 +1010,12 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     }
   }
   Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);  // of the residual stream
+  const WiringTerm* act = find_term(config, Kind::act);
+  std::vector<Array<Real>> d_states;  // of the residual stream after each cycle, through ln_f's input alone
+  if (act) {
+    d_states = halt_backward(params, scale * act->cost, cache.halting, d_x, grads);
+    d_x.assign(N * C, 0);
+  }
 
   SharedGradients<Real> shared;
   for (const LayerCache<Real>& layer : cache.layers) {
@@ -849,12 +1027,15 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   for (int l = L - 1; l >= 0; l--) {
     const std::string h = name_of_layer(config, l);
     const LayerCache<Real>& layer = cache.layers[l];
-    const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_x, grads);
+    if (act && (l + 1) % k == 0) add_into(d_x, d_states[l / k]);
+    const Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x, grads);
+    const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_mlp, grads);
     const Array<Real> d_fc = gelu_backward(layer.fc, d_gelu);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
     add_into(d_x, layernorm_backward(params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
-    const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_x, grads);
+    const Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x, grads);
+    const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_attention, grads);
     OwnGradients<Real> own;
     attention_backward(config, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
     if (find_term(config, Kind::relative)) {

@@ -28,7 +28,9 @@ except ImportError as e:
     sys.exit(f"error: make.py needs PyTorch and NumPy: {e}")
 
 SETTINGS = {"learning_rate": 1e-4, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 1.0}
-LEAST_GAP = 1e-6  # between the scores of the last key that topk keeps and the first that it drops; float32 errs by 2e-7
+# What float32, which errs by 2e-7, has to tell apart.
+LEAST_SCORE_GAP = 1e-6    # between the scores of the last key that topk keeps and the first that it drops
+LEAST_HALTING_GAP = 2e-4  # between the sum of a token's halting probabilities, after any cycle, and 1 - eps
 
 
 def error(what):
@@ -52,6 +54,9 @@ class Wiring:
         self.memory = 0                                             # positions before a segment that its queries see
         self.cycle = L                                              # stored layers; layer l has those of l % cycle
         self.steps = False                                          # whether there is wse, a row for each cycle
+        self.halting = None                                         # the eps of act
+        self.ponder_cost = 0                                        # what minimised has of the mean of N + R
+        self.gru = False                                            # whether sublayers join the stream in gates
         for name, arguments in re.findall(r"(\w+)(?:\(([^)]*)\))?", text):
             term = getattr(self, "term_" + name, None) or error(f"--wiring {text!r}: no term {name}")
             try:
@@ -165,6 +170,18 @@ class Wiring:
         if self.L % self.cycle:
             raise ValueError(f"{k} does not divide {self.L} layers")
 
+    def term_act(self, eps, cost="0.01"):
+        """The last norm gets the mean of a token's states after its first N cycles, weighed by their halting
+        probabilities, and the last by R, what is left of 1; N is the first cycle whose sum of them is 1 - eps or more.
+        cost * (N + R) is minimised too."""
+        self.halting, self.ponder_cost = float(eps), float(cost)
+
+    # ---- how a sublayer joins the residual stream --------------------------------------------------------------------
+
+    def term_gru(self):
+        """GTrXL's gate in place of x + y."""
+        self.gru = True
+
 
 ALL = {  # name: (wiring, options)
     "plain": ("plain", {}),
@@ -206,6 +223,13 @@ ALL = {  # name: (wiring, options)
     "universal_sources": ("universal(2) sla(2,2) also(1,3) gqa(2) window(9,SSL)", {"layers": 6, "bias": False}),
     "universal_share": ("share(2) universal(2) rope gqa(2)", {"accumulate": 2}),
     "universal_relative": ("relative universal(3) layers(0_1_0_2_4_3)", {"layers": 6}),
+    "gru": ("gru", {}),
+    "gru_no_bias": ("gru gqa(2) sla(1,2) topk(5)", {"bias": False, "accumulate": 2}),
+    "gru_of_memory": ("gru memory(20) relative", {}),
+    "gru_universal": ("gru universal(2) rope", {}),
+    "act": ("universal(1) act(0.1,0.05)", {}),
+    "act_cycles_of_two": ("universal(2) act(0.3) rope sla(2,2) window(9,SL)", {"layers": 8, "accumulate": 2}),
+    "act_no_bias": ("universal(1) act(0.01,1) relative gru", {"layers": 3, "bias": False}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
 }
 
@@ -227,6 +251,14 @@ def tensors_of(config, wiring):
     def linear(name, inputs, outputs, std):
         tensors.extend([(name + ".weight", (inputs, outputs), 0, std), (name + ".bias", (outputs,), 0, 0.05)])
 
+    def gate(name):
+        if wiring.gru:
+            tensors.extend([(f"{name}.{of}.weight", (C, n * C), 0, 0.15) for of, n in (("y", 3), ("x", 2), ("rx", 1))])
+            tensors.append((name + ".bias", (C,), 0.5, 0.3))
+
+    if wiring.halting is not None:
+        linear("halt", C, 1, 0.3)
+
     for l in range(wiring.cycle):
         norm(f"h.{l}.ln_1")
         linear(f"h.{l}.attn.c_attn", C, C + 2 * wiring.kv_heads * (C // config["n_head"]), 0.15)
@@ -237,11 +269,18 @@ def tensors_of(config, wiring):
             of_heads = (config["n_head"], C // config["n_head"])
             tensors.extend([(f"h.{l}.attn.relative.u", of_heads, 0, 0.5), (f"h.{l}.attn.relative.v", of_heads, 0, 0.5)])
         linear(f"h.{l}.attn.c_proj", C, C, 0.08)
+        gate(f"h.{l}.gru_1")
         norm(f"h.{l}.ln_2")
         linear(f"h.{l}.mlp.c_fc", C, 4 * C, 0.08)
         linear(f"h.{l}.mlp.c_proj", 4 * C, C, 0.08)
+        gate(f"h.{l}.gru_2")
     norm("ln_f")
     return tensors
+
+
+def is_zero(config, name):
+    """Whether the tensor is the bias of a linear layer or norm in a model without them; gru has its bias in any."""
+    return name.endswith(".bias") and ".gru_" not in name and not config["bias"]
 
 
 class Model:
@@ -249,8 +288,9 @@ class Model:
 
     def __init__(self, config, wiring, w):
         self.config, self.wiring, self.w = config, wiring, w
-        self.least_gap = float("inf")  # between scores that topk kept and dropped, so far
+        self.least_gap = float("inf")  # of a choice of topk or act so far, as a share of what it has to be at least
         self.remembered = None         # of each layer: its input at the last positions (B, up to wiring.memory, C)
+        self.penalty = 0               # what is minimised beside the mean of the last losses
 
     def losses(self, tokens, targets):
         """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token. With memory the rows are the next
@@ -258,6 +298,7 @@ class Model:
         T = tokens.shape[1]
         x = self.w["wte.weight"][tokens]
         self.k, self.v, self.maps = [], [], []  # of the layers so far
+        states = []                             # (B, T, C) after each cycle
         before, self.remembered = self.remembered, []
         for l in range(self.config["n_layer"]):
             if l % self.wiring.cycle == 0:
@@ -265,8 +306,12 @@ class Model:
             extended = x if before is None else torch.cat([before[l], x], dim=1)
             if self.wiring.memory > 0:
                 self.remembered.append(extended[:, -self.wiring.memory:].detach())
-            x = x + self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T)
-            x = x + self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x))
+            x = self.join(l, "gru_1", x, self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T))
+            x = self.join(l, "gru_2", x, self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x)))
+            if (l + 1) % self.wiring.cycle == 0:
+                states.append(x)
+        if self.wiring.halting is not None:
+            x = self.halted(torch.stack(states))
         if self.wiring.memory == 0:
             self.remembered = None
         logits = self.norm("ln_f", x) @ self.w["wte.weight"].T
@@ -276,6 +321,33 @@ class Model:
         """What the residual stream gets before a cycle: (T, C), (C) or 0."""
         step = self.w["wse.weight"][cycle] if self.wiring.steps else 0
         return step + self.w["wpe.weight"][:T] if self.wiring.learned else step
+
+    def join(self, l, gate, x, y):
+        """The residual stream x and the output y of a sublayer, (B, T, C) each -> the stream after it."""
+        if not self.wiring.gru:
+            return x + y
+        weights = lambda of: self.w[self.of_layer(l, f"{gate}.{of}.weight")]
+        y = y.relu()
+        (y_r, y_z, y_g), (x_r, x_z) = (y @ weights("y")).chunk(3, dim=2), (x @ weights("x")).chunk(2, dim=2)
+        r = torch.sigmoid(y_r + x_r)
+        z = torch.sigmoid(y_z + x_z - self.w[self.of_layer(l, gate + ".bias")])
+        return (1 - z) * x + z * torch.tanh(y_g + (r * x) @ weights("rx"))
+
+    def halted(self, states):
+        """The residual stream after each cycle (cycles, B, T, C) -> what the last norm gets (B, T, C): it is weighed
+        by p_1, ..., p_(N-1) and R."""
+        p = torch.sigmoid(self.linear("halt", states)).squeeze(3)
+        sums, enough = p.detach().cumsum(0), 1 - self.wiring.halting
+        gaps = (sums[:-1] - enough).abs()  # the last cycle is the last whatever its sum
+        self.least_gap = min([self.least_gap, *(gaps / LEAST_HALTING_GAP).flatten().tolist()])
+        before_last = (sums < enough)[:-1]  # falling: a token that has halted stays so
+        p = torch.where(before_last, p[:-1], 0)
+        remainder = 1 - p.sum(0)
+        cycles = 1 + before_last.sum(0)
+        self.penalty = self.wiring.ponder_cost * (cycles + remainder).mean()
+        is_last = cycles - 1 == torch.arange(len(states))[:, None, None]
+        weights = torch.cat([p, torch.zeros_like(p[:1])]) + is_last * remainder
+        return (weights[..., None] * states).sum(0)
 
     def of_layer(self, l, name):
         """The name of that parameter of layer l."""
@@ -363,7 +435,7 @@ class Model:
         ordered, index = scores.detach().sort(dim=2, descending=True, stable=True)
         if top < ordered.shape[2]:
             gaps = ordered[..., top - 1] - ordered[..., top]  # inf or nan where fewer keys are visible
-            self.least_gap = min([self.least_gap, *gaps[gaps.isfinite()].tolist()])
+            self.least_gap = min([self.least_gap, *(gaps[gaps.isfinite()] / LEAST_SCORE_GAP).tolist()])
         dropped = torch.ones_like(scores, dtype=torch.bool).scatter(2, index[..., :top], False)
         return scores.masked_fill(dropped, -float("inf"))
 
@@ -392,12 +464,12 @@ def micro_batch(tokens, s, B, T, segments=None):
 
 def compute(config, weights, tokens, run):
     """What a case's files hold of a model that trains: ({key of expected.json: numbers}, {name: gradient of step 1},
-    the losses of micro-batch 0 (B, T)), and the least gap of topk. weights: {name: float32 array}; run: the other keys
+    the losses of micro-batch 0 (B, T)), and the model's least gap. weights: {name: float32 array}; run: the other keys
     of expected.json. Gradients and token losses are float32."""
     B, T, accumulate, steps = (run[key] for key in ("batch_size", "seq_len", "grad_accum_steps", "steps"))
     wiring = Wiring(wiring_text(config), config["n_layer"], config["n_head"])
     w = {name: torch.tensor(value, dtype=torch.float64) for name, value in weights.items()}
-    trained = {name: p.requires_grad_() for name, p in w.items() if config["bias"] or not name.endswith(".bias")}
+    trained = {name: p.requires_grad_() for name, p in w.items() if not is_zero(config, name)}
     model = Model(config, wiring, w)
     segments = steps * accumulate if wiring.memory > 0 else None
     losses_of = lambda s: model.losses(*micro_batch(tokens, s, B, T, segments))
@@ -414,9 +486,11 @@ def compute(config, weights, tokens, run):
     losses, norms, grads = [], [], {}
     for step in range(steps):
         optimizer.zero_grad()
-        mean = sum(losses_of(step * accumulate + s).mean() for s in range(accumulate)) / accumulate
-        mean.backward()
-        losses.append(mean.item())
+        losses.append(0)
+        for s in range(accumulate):
+            mean = losses_of(step * accumulate + s).mean()
+            ((mean + model.penalty) / accumulate).backward()
+            losses[-1] += mean.item() / accumulate
         if step == 0:
             grads = {name: p.grad.float().numpy() for name, p in trained.items()}
         norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), run["grad_clip"]).item())
@@ -467,13 +541,13 @@ def random_weights(config, wiring, generator):
     weights = {}
     for name, shape, mean, std in tensors_of(config, wiring):
         values = generator.normal(mean, std, shape)
-        without = name.endswith(".bias") and not config["bias"]
-        weights[name] = (np.zeros(shape) if without else values).astype(np.float32)
+        weights[name] = (np.zeros(shape) if is_zero(config, name) else values).astype(np.float32)
     return weights
 
 
 def make_case(folder, o):
-    """Writes a case with o.seed, or, where topk's choice is too narrow for float32, with the next seed that will do."""
+    """Writes a case with o.seed, or, where a choice of topk or act is too narrow for float32, with the next seed that
+    will do."""
     began = time.monotonic()
     wiring = Wiring(o.wiring, o.layers, o.heads)
     if o.channels % o.heads or o.length > o.positions:
@@ -487,7 +561,7 @@ def make_case(folder, o):
               "activation_function": "gelu_new", "bias": o.bias, "wiring": o.wiring}
     run = {"batch_size": o.batch, "seq_len": o.length, "grad_accum_steps": o.accumulate, "steps": o.steps, **SETTINGS}
     seed, gap = o.seed - 1, 0
-    while gap < LEAST_GAP:
+    while gap < 1:
         seed += 1
         generator = np.random.default_rng(seed)
         weights = random_weights(config, wiring, generator)
