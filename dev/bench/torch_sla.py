@@ -89,14 +89,17 @@ class Config:
         """Forward and backward, as llmc/model/flops.h counts what the model needs: without unused q, k and v."""
         L, C, hs = self.num_layers, self.channels, self.channels // self.num_heads
         of_attention = rows_in_use(self.wiring) * hs * C + (L - 1) * C * self.wiring.gate
-        weights = self.vocab_size * C + 9 * L * C * C + of_attention
+        of_gates = 12 * L * C * C * self.wiring.gru
+        of_halting = L // self.wiring.stored_layers() * C * (self.wiring.halting is not None)
+        weights = self.vocab_size * C + 9 * L * C * C + of_attention + of_gates + of_halting
         scored, multiplied = pairs(self.wiring, T)
         of_multiplied = 10 if self.wiring.relative else 6
         return 6 * weights + 2 * hs * (of_multiplied * multiplied + scored) / T
 
 
 class GPT(GPT2):
-    """tokens, targets (B, T) -> losses (B, T), in nats."""
+    """tokens, targets (B, T) -> losses (B, T), in nats, and what training minimises beside their mean: 0, or with `act`
+    the cost of the mean of N + R."""
 
     def __init__(self, config):
         super().__init__(config.wiring, config.channels, config.num_embeddings, config.max_seq_len, config.bias,
@@ -105,8 +108,10 @@ class GPT(GPT2):
 
     def forward(self, tokens, targets):
         B, T = tokens.shape
-        logits = F.linear(super().forward(tokens), self.wte.weight)
-        return F.cross_entropy(logits.view(B * T, -1), targets.reshape(B * T), reduction="none").view(B, T)
+        x, ponder = super().forward(tokens)
+        logits = F.linear(x, self.wte.weight)
+        losses = F.cross_entropy(logits.view(B * T, -1), targets.reshape(B * T), reduction="none").view(B, T)
+        return losses, self.wiring.ponder_cost * ponder
 
 
 def make_optimizer(model, learning_rate, betas, eps, weight_decay):
@@ -117,13 +122,15 @@ def make_optimizer(model, learning_rate, betas, eps, weight_decay):
 
 
 def mean_loss_and_gradients(model, batches, autocast):
-    """p.grad = the gradients of the mean loss of `batches`, (tokens, targets) each. Returns it, on the device."""
+    """p.grad = the gradients of what training minimises, the mean over `batches`, (tokens, targets) each. Returns the
+    mean loss, on the device."""
     model.zero_grad(set_to_none=True)
     total = 0
     for tokens, targets in batches:
         with autocast:
-            loss = model(tokens, targets).mean() / len(batches)
-        loss.backward()
+            losses, penalty = model(tokens, targets)
+            loss = losses.mean() / len(batches)
+        (loss + penalty / len(batches)).backward()
         total = total + loss.detach()
     return total
 
@@ -204,8 +211,8 @@ def check_case(folder):
         for name, p in parameters.items():
             p.copy_(weights[name])
         all_batches = [micro_batch(s) for s in range(expected["steps"] * accumulation)]
-        val_loss = torch.stack([model(*batch).mean() for batch in all_batches]).mean()
-        token_losses = model(*all_batches[0])
+        val_loss = torch.stack([model(*batch)[0].mean() for batch in all_batches]).mean()
+        token_losses, _ = model(*all_batches[0])
     expected_losses = read_safetensors(folder / "token_losses.safetensors")["losses"]
     errors = {"val loss": (relative_error(val_loss, expected["val_loss"]), NUMBER_BOUND),
               "token losses": (relative_error(token_losses, expected_losses), TENSOR_BOUND)}

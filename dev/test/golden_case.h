@@ -36,12 +36,13 @@ struct GoldenCase {
 };
 
 inline const std::vector<std::string>& golden_case_names() {
-  static const std::vector<std::string> names = {"baseline",        "paper_default",  "adjacent",       "overlap",
-                                                 "all_heads",       "odd_shapes",     "no_bias_accum",  "w_also",
-                                                 "w_blend",         "w_fixed",        "w_gate",         "w_gqa_sla",
-                                                 "w_reuse",         "w_share_window", "w_strided",      "w_topk",
-                                                 "w_two_distances", "f_rope",         "f_memory_rope",  "f_relative",
-                                                 "f_memory",        "f_universal",    "m_strided_fixed"};
+  static const std::vector<std::string> names = {"baseline",        "paper_default",  "adjacent",      "overlap",
+                                                 "all_heads",       "odd_shapes",     "no_bias_accum", "w_also",
+                                                 "w_blend",         "w_fixed",        "w_gate",        "w_gqa_sla",
+                                                 "w_reuse",         "w_share_window", "w_strided",     "w_topk",
+                                                 "w_two_distances", "f_rope",         "f_memory_rope", "f_relative",
+                                                 "f_memory",        "f_universal",    "f_gru",         "f_act",
+                                                 "f_gtrxl",         "m_strided_fixed"};
   return names;
 }
 

@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1)}
+         "universal": (1, 1), "act": (1, 2), "gru": (0, 0)}
 
 
 def term_of(text, term):
@@ -47,6 +47,8 @@ class Wiring:
         self.learned, self.rope, self.relative = True, None, False  # positions: wpe; else the base of rope, or relative
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
+        self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
+        self.gru = False
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
             for name, arguments in self.terms:
@@ -56,7 +58,7 @@ class Wiring:
 
     def apply(self, name, arguments):
         L, h = self.num_layers, self.num_heads
-        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope") else None
+        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "act") else None
         if name in ("sla", "also"):
             first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
             for l in range(n, L):
@@ -99,6 +101,10 @@ class Wiring:
             if L % n != 0:
                 raise ValueError(f"wiring {self.text!r}: cycles of {n} layers do not make {L} layers")
             self.cycle = n
+        elif name == "act":
+            self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
+        elif name == "gru":
+            self.gru = True
 
     def add_sparse(self, how, a1, a2):
         how = how[0] if how else "heads"
@@ -328,15 +334,45 @@ class MLP(nn.Module):
         return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
 
 
+class Gate(nn.Module):
+    """GTrXL's, in which the output y of attention or MLP joins the residual stream x, (B, T, C) each. It has a bias in
+    models without biases too."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.y, self.x, self.rx = (Conv1D(channels, n * channels, bias=False) for n in (3, 2, 1))
+        self.bias = nn.Parameter(torch.full((channels,), 2.0))
+
+    def forward(self, x, y):
+        y = F.relu(y)
+        (y_r, y_z, y_g), (x_r, x_z) = self.y(y).chunk(3, dim=-1), self.x(x).chunk(2, dim=-1)
+        r, z = torch.sigmoid(y_r + x_r), torch.sigmoid(y_z + x_z - self.bias)
+        return (1 - z) * x + z * torch.tanh(y_g + self.rx(r * x))
+
+
 class Block(nn.Module):
     def __init__(self, wiring, stored_layer, channels, bias, eps):
         super().__init__()
         self.ln_1, self.attn = LayerNorm(channels, bias, eps), Attention(wiring, stored_layer, channels, bias)
+        self.gru_1 = Gate(channels) if wiring.gru else torch.add
         self.ln_2, self.mlp = LayerNorm(channels, bias, eps), MLP(channels, bias)
+        self.gru_2 = Gate(channels) if wiring.gru else torch.add
 
     def forward(self, layer, x, projected, maps, positions, cache):
-        x = x + self.attn(layer, self.ln_1(x), projected, maps, positions, cache)
-        return x + self.mlp(self.ln_2(x))
+        x = self.gru_1(x, self.attn(layer, self.ln_1(x), projected, maps, positions, cache))
+        return self.gru_2(x, self.mlp(self.ln_2(x)))
+
+
+def halting_weights(p, eps):
+    """p (cycles, ...), the probabilities that tokens halt after each cycle -> (w, n): w (cycles, ...), the weights of
+    the states after the cycles, which sum to 1, and n (...), N + R: the number of cycles with a weight and the last of
+    these weights."""
+    goes_on = p.detach().cumsum(0) < 1 - eps
+    goes_on[-1] = False
+    reached = torch.cat((torch.ones_like(goes_on[:1]), goes_on[:-1]))
+    before_last = torch.where(goes_on, p, 0)
+    remainder = 1 - before_last.sum(0)
+    return torch.where(reached & ~goes_on, remainder, before_last), reached.sum(0) + remainder
 
 
 class GPT2(nn.Module):
@@ -350,6 +386,9 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding(num_embeddings, channels)
         self.wpe = nn.Embedding(max_seq_len, channels) if wiring.learned else None
         self.wse = nn.Embedding(wiring.num_layers // wiring.cycle, channels) if wiring.cycle else None
+        self.halt = Conv1D(channels, 1, bias) if wiring.halting is not None else None
+        if wiring.halting is not None and bias:
+            nn.init.ones_(self.halt.bias)
         self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps)
                                for layer in range(wiring.stored_layers()))
         self.ln_f = LayerNorm(channels, bias, layer_norm_eps)
@@ -367,16 +406,28 @@ class GPT2(nn.Module):
             x = x + self.wpe(positions.queries)
         return x if self.wse is None else x + self.wse.weight[cycle]
 
+    def halted(self, states):
+        """Of each cycle the residual stream after it, (B, T, C) -> the mean of them that each token's halting
+        probabilities make, (B, T, C), and the mean of N + R."""
+        states = torch.stack(states)
+        w, n = halting_weights(torch.sigmoid(self.halt(states)), self.wiring.halting)
+        return (w * states).sum(0), n.mean()
+
     def forward(self, tokens, attention_mask=None, cache=None):
-        """tokens (B, T), new ones -> final hidden states (B, T, C). attention_mask: (B, S), of the cached ones too."""
+        """tokens (B, T), new ones -> final hidden states (B, T, C), and with `act` the mean of N + R, else 0.
+        attention_mask: (B, S), of the cached ones too."""
         T, past = tokens.shape[1], cache.get_seq_length() if cache is not None else 0
         if past + T > self.max_seq_len and self.wiring.memory is None:
             raise ValueError(f"{past + T} tokens, but the context length is {self.max_seq_len}")
         positions = Positions(past, T, attention_mask, tokens.device)
-        x, projected, maps = self.wte(tokens), [], []
+        x, projected, maps, states, ponder = self.wte(tokens), [], [], [], 0
         for layer in range(self.wiring.num_layers):
             cycle, stored_layer = divmod(layer, len(self.h))
             if stored_layer == 0:
                 x = self.with_coordinates(x, cycle, positions)
             x = self.h[stored_layer](layer, x, projected, maps, positions, cache)
-        return self.ln_f(x)
+            if self.halt is not None and stored_layer + 1 == len(self.h):
+                states.append(x)
+        if self.halt is not None:
+            x, ponder = self.halted(states)
+        return self.ln_f(x), ponder

@@ -38,7 +38,7 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
         left out. Positions follow from attention_mask; no other are known."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
-        x = self.transformer(input_ids, attention_mask, past_key_values)
+        x, _ = self.transformer(input_ids, attention_mask, past_key_values)
         logits = F.linear(x[:, -logits_to_keep:] if logits_to_keep else x, self.transformer.wte.weight)
         loss = None
         if labels is not None:
