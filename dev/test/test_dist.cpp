@@ -169,10 +169,11 @@ class Training : public Ranks {
     }
     return step;
   }
-  static double last_val_loss(const std::vector<json>& log) {
-    double loss = NAN;
-    for (const json& line : log) loss = line.value("val_loss", loss);
-    return loss;
+  static double last_val_loss(const std::vector<json>& log) { return last(log, "val_loss", NAN); }
+  static double last(const std::vector<json>& log, const char* key, double otherwise) {
+    double value = otherwise;
+    for (const json& line : log) value = line.value(key, value);
+    return value;
   }
   // Losses, norms and validation losses agree up to the order of fp32 sums.
   static void expect_the_same_curve(const std::vector<json>& log, const std::vector<json>& expected, size_t num_steps) {
@@ -185,6 +186,8 @@ class Training : public Ranks {
       EXPECT_NEAR(a[i].at("grad_norm").get<double>() / e.at("grad_norm").get<double>(), 1, 1e-5) << a[i];
     }
     EXPECT_NEAR(last_val_loss(log) / last_val_loss(expected), 1, 1e-6);
+    for (const char* key : {"ponder", "val_ponder"})
+      EXPECT_NEAR(last(log, key, 0), last(expected, key, 0), 1e-5) << key;
   }
   // The losses in full precision. (The norm's last digit depends on how it is split into chunks.)
   static std::vector<double> losses_of(const std::vector<json>& log) {
@@ -208,12 +211,13 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanks) {
   }
 }
 
-// A gate's parameters, K/V heads of groups, gradients of shared q, masks, and layers whose gradients add up.
+// A gate's parameters, K/V heads of groups, gradients of shared q, masks, layers whose gradients add up, and tokens
+// that halt.
 TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
   const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
                           " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
                           "--max-seq-len 8 -t 8 -b 1 -d 32 -l 1e-2 -k constant -m 5 -v 6 ";
-  for (const char* wiring : {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)", "universal(1) relative gru"}) {
+  for (const char* wiring : {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)", "universal(1) relative gru act(0.1)"}) {
     SCOPED_TRACE(wiring);
     const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
       const Outcome o =

@@ -104,7 +104,8 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
 }
 
 // What a cycle of layers that repeat begins with.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `to_float(row[i]) + to_float(wse[i]) +` -> `to_float(wse[i]) +`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `to_float(x[n * C + i]) + to_float(wse[i]) +` ->
+//   `to_float(wse[i]) +`
 TEST(Coordinates, AreAddedToEachRow) {
   struct Case {
     int64_t B, T, C;
