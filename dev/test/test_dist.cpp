@@ -216,7 +216,7 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanks) {
 TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
   const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
                           " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
-                          "--max-seq-len 8 -t 8 -b 1 -d 32 -l 1e-2 -k constant -m 5 -v 6 ";
+                          "--max-seq-len 8 -t 8 -b 1 -d 48 -l 1e-2 -k constant -m 5 -v 6 ";
   for (const char* wiring : {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)", "universal(1) relative gru act(0.1)"}) {
     SCOPED_TRACE(wiring);
     const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
@@ -226,12 +226,14 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
       EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
       return read_log(in(out));
     };
-    for (const char* out : {"1", "2", "3"}) fs::remove_all(in(out));
+    for (const char* out : {"1", "2", "3", "4"}) fs::remove_all(in(out));
     const std::vector<json> alone = train_on(1, "1", " -x 6 -n 3");
     expect_the_same_curve(train_on(2, "2", " -x 6 --zero 1"), alone, 6);
     fs::create_directories(in("3"));
     fs::copy(in("1/step_00000003"), in("3/step_00000003"), fs::copy_options::recursive);
     expect_the_same_curve(train_on(2, "3", " -x 6 -n 3 -y"), alone, 3);  // resumed by two ranks
+    if (wiring == std::string("universal(1) relative gru act(0.1)"))
+      expect_the_same_curve(train_on(3, "4", " -x 6 --zero 1"), alone, 6);
   }
 }
 

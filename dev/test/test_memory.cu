@@ -336,7 +336,7 @@ struct ModelledModel {
 // What a step needs, and the rows of the head that pad the vocabulary.
 TEST(ModelledStep, HasTheArithmeticThatTheModelNeeds) {
   for (const char* wiring : {"plain", "sla(9,9)", "gqa(4)", "window(100)", "strided(32)", "share(2) window(256, SSL)",
-                             "also(3,6)", "reuse(2)"})
+                             "also(3,6)", "reuse(2)", "universal(1)", "gru"})
     for (int T : {1024, 1000, 8192}) {
       const ModelledModel m(wiring, 3, T);
       const double padding = 6.0 * double(padded_vocab_size(m.config) - m.config.vocab_size) * m.config.channels;
