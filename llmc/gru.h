@@ -8,11 +8,11 @@
 
 template <class T>
 struct GruGates {
-  T* gates = nullptr;            // (N, 3C): the arguments' terms of y before r, z and g are computed
-  const T* in = nullptr;         // (N, C): x, the residual stream before
-  T* reset_in = nullptr;         // (N, C): r x
-  const T* bias = nullptr;       // (C): b
-  T* out = nullptr;              // (N, C): the residual stream after
-  T* dresidual = nullptr;        // (N, C): its gradient, which becomes that of x
-  const T* dreset_in = nullptr;  // (N, C)
+  T* gates = nullptr;       // (N, 3C): the arguments' terms of y before r, z and g are computed
+  const T* in = nullptr;    // (N, C): x, the residual stream before
+  T* reset_in = nullptr;    // (N, C): r x
+  const T* bias = nullptr;  // (C): b
+  T* out = nullptr;         // (N, C): the residual stream after
+  T* dresidual = nullptr;   // (N, C): its gradient, which becomes that of x
+  T* dreset_in = nullptr;   // (N, C): the gradient of reset_in
 };

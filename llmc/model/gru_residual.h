@@ -21,7 +21,6 @@ struct GruResidual {
   floatX* y = nullptr;           // (N, C): relu of the branch's output
   GruGates<floatX> gates = {};   // of (N, 3C), and the residual stream before and after
   floatX* sums = nullptr;        // (N, 2C)
-  floatX* dreset_in = nullptr;   // (N, C)
   std::vector<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it: one or none
 };
 
@@ -37,9 +36,9 @@ void for_each_activation(GruResidual& r, Recompute dropped_from, ActivationList<
 inline const floatX* plan_residual(GruResidual& r, const GruParams<floatX>& w, const GruParams<float>& g,
                                    const floatX* in, const Activations& acts) {
   r.w = w, r.g = g;
-  r.branch_out = acts.branch_out, r.sums = acts.gru_sums, r.dreset_in = acts.dnorm;
+  r.branch_out = acts.branch_out, r.sums = acts.gru_sums;
   r.gates.in = in, r.gates.reset_in = acts.branch_out, r.gates.bias = w.bias;
-  r.gates.dresidual = acts.dresidual, r.gates.dreset_in = r.dreset_in;
+  r.gates.dresidual = acts.dresidual, r.gates.dreset_in = acts.dnorm;
   return r.gates.out;
 }
 
@@ -80,7 +79,7 @@ inline const floatX* residual_backward(const GruResidual& r, const Batch& batch)
   const floatX *dr = r.gates.gates, *dz = dr + C, *dg = dz + C;  // of their arguments, in rows of 3C
   for (const CycleStart& start : r.next_cycle) cycle_start_backward(start, batch);
   gru_output_backward(r.gates, N, C);
-  gemm('N', 'N', N, C, C, dg, 3 * C, r.w.rx, C, false, r.dreset_in, C);
+  gemm('N', 'N', N, C, C, dg, 3 * C, r.w.rx, C, false, r.gates.dreset_in, C);
   gru_gates_backward(r.gates, N, C);
   gemm('T', 'N', C, C, N, dg, 3 * C, r.gates.reset_in, C, true, r.g.rx, C);
   bias_backward(r.g.bias, dz, N, C, 3 * C, /*factor=*/-1);
