@@ -28,6 +28,7 @@ struct Scoring {
   int slot;                        // in the K/V cache
   int64_t read = 0;                // inputs that have been computed
   std::vector<float> losses = {};  // of the scored tokens so far, in nats
+  std::vector<float> ponder = {};  // with `act` N + R of the tokens before them
   // Each scored token so far is the likeliest one: the token with the highest logit, and the first among equal ones.
   // Only kept where the sequence asks for it.
   bool all_likeliest = true;
@@ -81,6 +82,8 @@ struct ScoringPass {
     gpt2_loss(model, targets.data(), {1, rows()}, /*divisor=*/1);
     std::vector<float> losses(tokens.size());
     copy_to_host(losses.data(), model.acts.losses, losses.size() * sizeof(float));
+    std::vector<float> ponder;
+    append_ponder(ponder, model.acts, rows());
     for (const Part& part : parts) {
       Scoring& s = *part.scoring;
       const int64_t begin = part.row + part.first_scored, end = part.row + part.count;
@@ -90,6 +93,7 @@ struct ScoringPass {
                      "become NaN or infinite: take an "
                      "earlier checkpoint");
       s.losses.insert(s.losses.end(), losses.begin() + begin, losses.begin() + end);
+      if (!ponder.empty()) s.ponder.insert(s.ponder.end(), ponder.begin() + begin, ponder.begin() + end);
       if (s.sequence.wants_greedy && s.all_likeliest)
         s.all_likeliest = are_likeliest(model, begin, {targets.begin() + begin, targets.begin() + end});
     }
@@ -268,8 +272,9 @@ void evaluate_text(Evaluator& e, const TextToScore& text) {
     const TextWindows::Window window = window_of(i);
     for (int64_t at = window.first; at < window.end; at++) {
       const double loss = double(s.losses[at - window.first]);
-      r.tokens++, r.nats += loss;
-      e.results.positions.add((at - window.begin - 1) % e.model.config.max_seq_len + 1, loss);
+      const double ponder = s.ponder.empty() ? 0 : double(s.ponder[at - window.first]);
+      r.tokens++, r.nats += loss, r.pondered += ponder;
+      e.results.positions.add((at - window.begin - 1) % e.model.config.max_seq_len + 1, loss, ponder);
       const int64_t bytes = r.knows_bytes ? bytes_of_token(*e.tokenizer, text.tokens()[at]) : 0;
       if (bytes > 0) r.bytes += bytes, r.nats_of_bytes += loss;
     }

@@ -540,30 +540,36 @@ std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t cou
   return logits;
 }
 
-// Puts a prompt into an empty slot, model.rows tokens at a time. Returns the logits (V) of its last token.
-std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int>& prompt) {
+// Puts a prompt into an empty slot, model.rows tokens at a time. Returns the logits (V) of its last token. With `act`
+// N + R of its tokens are appended to `ponder`, unless that is null.
+std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int>& prompt,
+                                    std::vector<float>* ponder = nullptr) {
   model.cache.clear(slot);
   int64_t count = 0;
   for (size_t begin = 0; begin < prompt.size(); begin += size_t(count)) {
     count = std::min(model.rows, int64_t(prompt.size() - begin));
     gpt2_extend(model, {prompt.begin() + long(begin), prompt.begin() + long(begin) + count}, {{slot, count}});
+    if (ponder != nullptr) append_ponder(*ponder, model.acts, count);
   }
   return gpt2_fetch_logits(model, count - 1, 1);
 }
 
 // Continues `tokens` until there are `length` of them, in the cache's first slot. Every token goes through the model
-// once. The n-th token is drawn with the n-th random number of (seed, step).
-void gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options, uint64_t seed,
-                   int64_t step) {
+// once. The n-th token is drawn with the n-th random number of (seed, step). Returns N + R of the tokens that went
+// through the model, which are all but the last; nothing without `act`.
+std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options,
+                                 uint64_t seed, int64_t step) {
   CHECK(!tokens.empty());
-  std::vector<float> logits = gpt2_read_prompt(model, 0, tokens);
+  std::vector<float> ponder, logits = gpt2_read_prompt(model, 0, tokens, &ponder);
   while (int(tokens.size()) < length) {
     const double uniform = random_uniform(seed, RandomStream::sample, uint32_t(step), uint64_t(tokens.size()));
     tokens.push_back(sample_token(std::move(logits), uniform, options));
-    if (int(tokens.size()) == length) return;
+    if (int(tokens.size()) == length) break;
     gpt2_extend(model, {tokens.back()}, {{0, 1}});
+    append_ponder(ponder, model.acts, 1);
     logits = gpt2_fetch_logits(model, 0, 1);
   }
+  return ponder;
 }
 
 // ----------------------------------------------------------------------------
@@ -634,9 +640,9 @@ void sample(Trainer& t) {
   const WatchdogPause pause(run.channel);
   std::vector<int> tokens = run.prompt;
   t.model.await_all_weights();
-  gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), {1, run.options.temperature},
-                uint64_t(run.options.seed), run.step);
-  print_sample(run, tokens);
+  const std::vector<float> ponder = gpt2_generate(*t.sampler, tokens, int(run.options.sample_length),
+                                                  {1, run.options.temperature}, uint64_t(run.options.seed), run.step);
+  print_sample(run, tokens, ponder);
 }
 
 // Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest happens while

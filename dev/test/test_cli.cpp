@@ -4,8 +4,10 @@
 // COVERS train_gpt2_sla.cu llmc/run/options llmc/run/run.
 #include <gtest/gtest.h>          // TEST_F, TEST_P
 #include <sys/wait.h>             // WIFEXITED
+#include <algorithm>              // std::find_if
 #include <cmath>                  // std::abs
 #include <filesystem>             // create_directories, remove_all
+#include <numeric>                // std::accumulate
 #include <set>                    // std::set
 #include <sstream>                // std::istringstream
 #include <tuple>                  // std::tuple
@@ -168,6 +170,28 @@ TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
   const std::vector<json> log = read_log(in("out"));
   EXPECT_NEAR(log.at(1).at("val_ponder").get<double>(), 2 + 1 - 0.731, 0.05);
   for (const json& step : steps_of(log)) EXPECT_NEAR(step.at("ponder").get<double>(), 2 + 1 - 0.731, 0.05);
+}
+
+// The prompt is an end of text and three bytes, two of which are a character; 10 tokens are drawn.
+TEST_F(CommandLine, SamplesOfTokensThatHaltHaveThePonderOfEach) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  const std::string command =
+      trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -x 2 -s 2 -g 14 --prompt 'a\u00fc' ";
+  ASSERT_EQ(run(command + "--wiring 'universal(1) act(0.3)' -o " + in("out")).exit_status, 0);
+  const std::vector<json> log = read_log(in("out"));
+  const auto line = std::find_if(log.begin(), log.end(), [](const json& j) { return j.contains("sample"); });
+  ASSERT_NE(line, log.end());
+  const std::vector<std::string> tokens = line->at("tokens");
+  const std::vector<double> ponder = line->at("ponder");
+  ASSERT_EQ(tokens.size(), 14u);
+  EXPECT_EQ((std::vector<std::string>{tokens.begin(), tokens.begin() + 4}),
+            (std::vector<std::string>{"<|endoftext|>", "a", "", "\u00fc"}));
+  EXPECT_EQ(std::accumulate(tokens.begin() + 1, tokens.end(), std::string()), line->at("sample"));
+  EXPECT_EQ(ponder.size(), 13u) << "the last token has not gone through the model";
+  for (double x : ponder) EXPECT_TRUE(x > 1 && x <= 5) << x;
+  EXPECT_NE(read_file(in("out/report.html")).find("<pre class=\"shaded\"><span"), std::string::npos);
+  ASSERT_EQ(run(command + "-o " + in("plain")).exit_status, 0);
+  for (const json& j : read_log(in("plain"))) EXPECT_FALSE(j.contains("ponder") || j.contains("tokens")) << j;
 }
 
 TEST_F(LongCommandLine, ACheckpointIsAModelToStartFromOrValidate) {

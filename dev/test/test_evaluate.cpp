@@ -45,6 +45,15 @@ struct ReferenceModel {
     }
     return result.token_losses;
   }
+  // N + R of tokens 0, 1, ... of a sequence but the last, with `act`.
+  std::vector<double> ponder(const std::vector<int>& tokens) const {
+    const std::vector<int> inputs(tokens.begin(), tokens.end() - 1), targets(tokens.begin() + 1, tokens.end());
+    reference::Cache<double> cache;
+    reference::forward(golden.config, params, inputs, targets, 1, int(inputs.size()), &cache);
+    std::vector<double> ponder;
+    for (size_t t = 0; t < inputs.size(); t++) ponder.push_back(cache.halting.last[t] + 1 + cache.halting.remainder[t]);
+    return ponder;
+  }
 };
 
 static std::string shard_of(const std::vector<int>& tokens) {
@@ -231,6 +240,36 @@ TEST_F(Evaluation, HasTheReferencesLossesByPositionWithAnyStride) {
       }
     }
   }
+}
+
+// Of the token before each that is scored: windows of 20 inputs that begin 7 apart.
+TEST_F(Evaluation, HasThePonderOfTokensThatHaltByPosition) {
+  const ReferenceModel model("f_act");
+  const std::vector<int> tokens(model.golden.tokens.begin(), model.golden.tokens.begin() + 60);
+  PositionLosses expected(20);
+  double sum = 0;
+  for (int t = 1; t < 60; t++) {
+    int begin = 0;
+    while (begin + 20 < t) begin += 7;
+    const double ponder = model.ponder({tokens.begin() + begin, tokens.begin() + t + 1}).back();
+    expected.add(t - begin, 0, ponder), sum += ponder;
+  }
+  const std::string command = model.golden.folder + " " + write("tokens.bin", shard_of(tokens)) +
+                              " --context 20 --stride 7 --json " + in("r.json") + " --positions " + in("p.csv");
+  const Outcome o = run(program + command);
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  const PositionLosses found = parse_positions(in("p.csv"), read_file(in("p.csv")));
+  EXPECT_EQ(found.counts, expected.counts);
+  for (size_t p = 1; p <= 20; p++) EXPECT_NEAR(found.ponder[p] / expected.ponder[p], 1, float_error) << p;
+  const json r = json::parse(read_file(in("r.json")));
+  for (const json& text : {r["texts"][0], r["all_texts"]})
+    EXPECT_NEAR(text["ponder"].get<double>() / (sum / 59), 1, float_error);
+  EXPECT_NEAR(r["positions"][1]["ponder"].get<double>() / ((expected.ponder[2] + expected.ponder[3]) / 2), 1,
+              float_error);
+  for (const char* head : {" bits/byte    ponder\n", " loss    ponder\n"})
+    EXPECT_NE(o.out.find(head), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find(format(" %9.5f\n", sum / 59)), std::string::npos) << o.out;
+  EXPECT_FALSE(evaluate(plain + " " + in("tokens.bin"))["texts"][0].contains("ponder"));
 }
 
 // 10 windows of 8, 3 of which are scored: the first, the fourth and the seventh.

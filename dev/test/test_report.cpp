@@ -232,6 +232,38 @@ TEST_F(Report, OfTokensThatHaltHasACurveOfTheirCycles) {
   EXPECT_EQ(curve.at("series").at(0).at("y"), json({4.5, 3.5, 2.5}));
 }
 
+// Of two samples the last one is shaded: from its least to its largest number.
+// BUG llmc/run/report.cpp: `(sample.ponder[i] - *least) / range` -> `sample.ponder[i] / range`
+TEST_F(Report, ShadesTheLastSamplesTokensByTheirCycles) {
+  const auto sample = [](int64_t step, const json& ponder) {
+    const json tokens = {"<|endoftext|>", "<b>&\n", "", "\u00fc"};
+    return json({{"step", step}, {"sample", "<b>&\n\u00fc"}, {"tokens", tokens}, {"ponder", ponder}}).dump() + "\n";
+  };
+  const std::string before = LogOf().head() + LogOf::steps(1, 10) + sample(5, {1.5, 1.5, 1.5});
+  const std::string page = report_page(read(before + sample(10, {2.25, 1.25, 3.25})));
+  EXPECT_TRUE(has(page, "from <span style=\"--share:0.000\" title=\"the fewest\">1.250</span> to "
+                        "<span style=\"--share:1.000\" title=\"the most\">3.250</span>;"));
+  EXPECT_TRUE(has(page, "<pre class=\"shaded\"><span style=\"--share:0.500\" title=\"N + R 2.250\">&lt;|endoftext|&gt;"
+                        "</span><span style=\"--share:0.000\" title=\"N + R 1.250\">&lt;b&gt;&amp;\n</span>"
+                        "<span style=\"--share:1.000\" title=\"N + R 3.250\"></span>\u00fc</pre>"));
+  EXPECT_TRUE(has(page, "after step 5</p>\n<pre>&lt;b&gt;&amp;\n\u00fc</pre>"));
+  EXPECT_EQ(count(page, "--share:"), 5u) << "two in the line that says what shades mean";
+  EXPECT_EQ(count(report_page(read(before)), "--share:0.000"), 4u) << "equal numbers, and that line's least one";
+  for (const json& ponder : {json({1.5, 1.5}), json::array(), json("1"), json({1.5, 1.5, "1"}), json()})
+    EXPECT_FALSE(has(report_page(read(before + sample(10, ponder))), "--share:")) << ponder;
+}
+
+TEST_F(Report, OfSeveralRunsHasTheCyclesOfThoseThatHalt) {
+  const std::string log = LogOf().head() + LogOf::steps(1, 10);
+  const RunHistory halts = read(log + "{\"step\":10,\"val_loss\":2.5,\"val_ponder\":3.25}\n"),
+                   plain = read(log + LogOf::val(10, "2.5"));
+  const std::string page = comparison_page({plain, halts});
+  EXPECT_TRUE(has(page, "<th>cycles of a token, N + R</th></tr>"));
+  EXPECT_TRUE(has(page, "<td>+0.00000</td><td>3.25000</td></tr>")) << page.substr(page.find("Final losses"), 3000);
+  EXPECT_TRUE(has(page, "<td></td><td>-</td></tr>"));
+  EXPECT_FALSE(has(comparison_page({plain, plain}), "N + R</th>"));
+}
+
 // BUG llmc/run/report.cpp: `text += c == '<' ? std::string("\\u003c") : std::string(1, c);` -> `text += c;`
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string evil = "</script><script>alert(1)</script><b title=\"x\" & 'y'>";
@@ -390,6 +422,26 @@ TEST_F(Report, LossesByPositionAreMeansOverSeedsAndDifferencesOfPairs) {
     write_file(path, csv);
     EXPECT_ERROR(read_run(folders[5]), format("positions.csv:%d: is not a line of losses by position", line).c_str());
   }
+}
+
+TEST_F(Report, ShowsCyclesByPositionWhereTheyWereMeasured) {
+  const std::string run = write_run("halts", LogOf().head() + LogOf::steps(1, 10));
+  PositionLosses positions(3);
+  positions.add(1, 4, 2.5), positions.add(2, 3, 2), positions.add(2, 3, 3), positions.add(3, 3, 4);
+  const std::string csv = positions_csv(positions);
+  EXPECT_EQ(csv, "position,tokens,loss,ponder\n1,1,4,2.5\n2,2,3,2.5\n3,1,3,4\n");
+  write_file(run + "/positions.csv", csv);
+  json all = charts(report_page(read_run(run)));
+  EXPECT_EQ(all.back().at("title"), "Cycles that tokens run, by position");
+  EXPECT_EQ(all.back().at("series").at(0).at("y"), json({2.5, 3})) << "of position 1, and of 2 to 3";
+  EXPECT_ERROR(parse_positions("p.csv", "position,tokens,loss,ponder\n1,2,3\n"), "it has not four numbers");
+  EXPECT_ERROR(parse_positions("p.csv", "position,tokens,loss\n1,2,3,4\n"), "it has not three numbers");
+  positions = PositionLosses(3);
+  positions.add(1, 4);
+  write_file(run + "/positions.csv", positions_csv(positions));
+  EXPECT_EQ(read_file(run + "/positions.csv"), "position,tokens,loss\n1,1,4\n");
+  all = charts(report_page(read_run(run)));
+  EXPECT_EQ(all.back().at("title"), "Loss by position");
 }
 
 // Positions 4 to 7 are a range; of a run with a context of 6, positions 4 to 6.

@@ -75,5 +75,13 @@ inline void cycle_end_backward(const CycleEnd& end, const Batch& batch) {
   if (!end.is_last()) token_gate_backward(end.din, end.dw, end.db, args.dp, end.p, end.in, end.w, args.N, end.C);
 }
 
+// Appends N + R of the first `count` rows of the last pass to `ponder`; nothing without `act`. Waits for the device.
+inline void append_ponder(std::vector<float>& ponder, const Activations& acts, int64_t count) {
+  if (acts.ponder == nullptr) return;
+  const size_t before = ponder.size();
+  ponder.resize(before + size_t(count));
+  copy_to_host(ponder.data() + before, acts.ponder, size_t(count) * sizeof(float));
+}
+
 // Elements of the weights that a token is multiplied with.
 inline double matmul_elements(const CycleEnd& end) { return end.is_last() ? 0 : double(end.C); }

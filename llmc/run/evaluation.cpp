@@ -43,7 +43,9 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.add_option("--tokenizer", o.tokenizer,
                  "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
   app.add_option("--json", o.json, "write the results to this file");
-  app.add_option("--positions", o.positions, "write the losses by position in the window to this file, as CSV");
+  app.add_option("--positions", o.positions,
+                 "write the losses by position in the window to this file, as CSV; with `act` also the mean of N + R, "
+                 "ponder");
   app.add_flag("-q,--quiet", o.quiet, "do not tell the progress and the speed");
 }
 
@@ -86,7 +88,7 @@ static double accuracy(const ChoiceResult& r, ChoiceScore score) {
 static TextResult total_of(const std::vector<TextResult>& texts) {
   TextResult total = {"all", 0, 0, true};
   for (const TextResult& t : texts) {
-    total.tokens += t.tokens, total.nats += t.nats;
+    total.tokens += t.tokens, total.nats += t.nats, total.pondered += t.pondered;
     total.bytes += t.bytes, total.nats_of_bytes += t.nats_of_bytes;
     total.knows_bytes = total.knows_bytes && t.knows_bytes;
   }
@@ -103,18 +105,22 @@ static std::string number_or_dash(const char* fmt, double x) {
 static void print_texts(const EvaluationResults& r) {
   size_t width = 4;
   for (const TextResult& t : r.texts) width = std::max(width, t.file.size());
+  const bool has_ponder = r.positions.has_ponder();
+  auto ponder_cell = [&](double ponder) { return has_ponder ? format(" %9.5f", ponder) : ""; };
   auto print = [&](const TextResult& t) {
-    printf("%-*s %12lld %9.5f %11.3f %10s\n", int(width), t.file.c_str(), (long long)t.tokens, t.loss(),
-           std::exp(t.loss()), number_or_dash("%.5f", t.bits_per_byte()).c_str());
+    printf("%-*s %12lld %9.5f %11.3f %10s%s\n", int(width), t.file.c_str(), (long long)t.tokens, t.loss(),
+           std::exp(t.loss()), number_or_dash("%.5f", t.bits_per_byte()).c_str(), ponder_cell(t.ponder()).c_str());
   };
-  printf("%-*s %12s %9s %11s %10s\n", int(width), "text", "tokens", "loss", "perplexity", "bits/byte");
+  const char* ponder_head = has_ponder ? "    ponder" : "";
+  printf("%-*s %12s %9s %11s %10s%s\n", int(width), "text", "tokens", "loss", "perplexity", "bits/byte", ponder_head);
   for (const TextResult& t : r.texts) print(t);
   if (r.texts.size() > 1) print(total_of(r.texts));
-  printf("\n%-13s %12s %9s\n", "tokens before", "tokens", "loss");
+  printf("\n%-13s %12s %9s%s\n", "tokens before", "tokens", "loss", ponder_head);
   for (const PositionRange& range : ranges_of(r.positions)) {
     std::string name = std::to_string(range.first);
     if (range.last > range.first) name += "-" + std::to_string(range.last);
-    printf("%-13s %12lld %9.5f\n", name.c_str(), (long long)range.tokens, range.loss);
+    printf("%-13s %12lld %9.5f%s\n", name.c_str(), (long long)range.tokens, range.loss,
+           ponder_cell(range.ponder).c_str());
   }
 }
 
@@ -139,12 +145,14 @@ void print_results(const EvaluationResults& r) {
 static ordered_json number_or_null(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(nullptr); }
 
 static ordered_json json_of(const TextResult& t) {
-  return {{"file", name_as_text(t.file)},
-          {"tokens", t.tokens},
-          {"bytes", t.knows_bytes ? ordered_json(t.bytes) : ordered_json(nullptr)},
-          {"loss", t.loss()},
-          {"perplexity", std::exp(t.loss())},
-          {"bits_per_byte", number_or_null(t.bits_per_byte())}};
+  ordered_json json = {{"file", name_as_text(t.file)},
+                       {"tokens", t.tokens},
+                       {"bytes", t.knows_bytes ? ordered_json(t.bytes) : ordered_json(nullptr)},
+                       {"loss", t.loss()},
+                       {"perplexity", std::exp(t.loss())},
+                       {"bits_per_byte", number_or_null(t.bits_per_byte())}};
+  if (t.pondered > 0) json["ponder"] = t.ponder();
+  return json;
 }
 
 static ordered_json json_of(const ChoiceResult& c) {
@@ -172,9 +180,11 @@ std::string results_json(const EvaluationResults& r) {
   if (!r.texts.empty()) json["all_texts"] = json_of(total_of(r.texts));
   for (const ChoiceResult& c : r.choices) json["choices"].push_back(json_of(c));
   for (const LastWordResult& w : r.last_words) json["last_words"].push_back(json_of(w));
-  for (const PositionRange& range : ranges_of(r.positions))
+  for (const PositionRange& range : ranges_of(r.positions)) {
     json["positions"].push_back(
         {{"first", range.first}, {"last", range.last}, {"tokens", range.tokens}, {"loss", range.loss}});
+    if (range.ponder > 0) json["positions"].back()["ponder"] = range.ponder;
+  }
   return dump(json, 1) + "\n";
 }
 

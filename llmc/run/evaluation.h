@@ -34,8 +34,10 @@ struct TextResult {
   bool knows_bytes = false;  // a vocabulary is known
   int64_t bytes = 0;         // of the tokens that stand for text
   double nats_of_bytes = 0;  // the sum of those tokens' losses
+  double pondered = 0;       // with `act` the sum of N + R of the tokens before those that are scored
 
   double loss() const { return nats / double(tokens); }
+  double ponder() const { return pondered / double(tokens); }
   double bits_per_byte() const;  // NaN if bytes are not known, or 0
 };
 

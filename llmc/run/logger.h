@@ -10,7 +10,7 @@ struct LogField;
 using LogFields = std::vector<LogField>;
 struct LogField {
   const char* key;
-  std::variant<int64_t, double, bool, std::string, LogFields> value;
+  std::variant<int64_t, double, bool, std::string, std::vector<double>, std::vector<std::string>, LogFields> value;
 };
 
 struct ResumedLog {

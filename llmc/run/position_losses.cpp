@@ -1,10 +1,14 @@
 #include "position_losses.h"
-#include <algorithm>            // std::min
+#include <algorithm>            // std::any_of, std::min
 #include <sstream>              // std::istringstream
 #include <string_view>          // std::string_view
 #include "llmc/utils/error.h"   // format, user_error
 #include "llmc/utils/number.h"  // parse_number
 #include "llmc/utils/text.h"    // shortest
+
+bool PositionLosses::has_ponder() const {
+  return std::any_of(ponder.begin(), ponder.end(), [](double sum) { return sum > 0; });
+}
 
 std::vector<PositionRange> ranges_of(const PositionLosses& positions) {
   std::vector<PositionRange> ranges;
@@ -12,20 +16,25 @@ std::vector<PositionRange> ranges_of(const PositionLosses& positions) {
   for (int64_t first = 1; first <= context; first *= 2) {
     PositionRange range = {first, std::min(2 * first - 1, context), 0, 0};
     for (int64_t p = range.first; p <= range.last; p++)
-      range.tokens += positions.counts[p], range.loss += positions.sums[p];
-    range.loss /= double(range.tokens);
+      range.tokens += positions.counts[p], range.loss += positions.sums[p], range.ponder += positions.ponder[p];
+    range.loss /= double(range.tokens), range.ponder /= double(range.tokens);
     if (range.tokens > 0) ranges.push_back(range);
   }
   return ranges;
 }
 
-static const char* const csv_head = "position,tokens,loss";
+static const std::string csv_head = "position,tokens,loss", csv_head_with_ponder = csv_head + ",ponder";
 
 std::string positions_csv(const PositionLosses& positions) {
-  std::string csv = std::string(csv_head) + "\n";
-  for (size_t p = 1; p < positions.counts.size(); p++)
-    if (const int64_t count = positions.counts[p]; count > 0)
-      csv += format("%zu,%lld,%s\n", p, (long long)count, shortest(positions.sums[p] / double(count)).c_str());
+  const bool has_ponder = positions.has_ponder();
+  std::string csv = (has_ponder ? csv_head_with_ponder : csv_head) + "\n";
+  for (size_t p = 1; p < positions.counts.size(); p++) {
+    const int64_t count = positions.counts[p];
+    if (count == 0) continue;
+    csv += format("%zu,%lld,%s", p, (long long)count, shortest(positions.sums[p] / double(count)).c_str());
+    if (has_ponder) csv += "," + shortest(positions.ponder[p] / double(count));
+    csv += "\n";
+  }
   return csv;
 }
 
@@ -33,17 +42,19 @@ namespace {
 
 struct PositionRow {
   int64_t position, tokens;
-  double loss;
+  double loss, ponder;
 };
 
-// Throws UserError for a line that is not "POSITION,TOKENS,LOSS".
-PositionRow read_row(const std::string& line) {
-  const size_t first = line.find(','), second = line.find(',', first + 1);
-  if (first == std::string::npos || second == std::string::npos) user_error("it has not three numbers");
-  const std::string_view text = line;
-  return {parse_number<int64_t>(text.substr(0, first)),
-          parse_number<int64_t>(text.substr(first + 1, second - first - 1)),
-          parse_number<double>(text.substr(second + 1))};
+// Throws UserError for a line that is not "POSITION,TOKENS,LOSS", or with `has_ponder` "POSITION,TOKENS,LOSS,PONDER".
+PositionRow read_row(std::string_view line, bool has_ponder) {
+  std::vector<std::string_view> cells;
+  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
+    end = line.find(',', begin);
+    cells.push_back(line.substr(begin, end - begin));
+  }
+  if (cells.size() != (has_ponder ? 4 : 3)) user_error("it has not %s numbers", has_ponder ? "four" : "three");
+  return {parse_number<int64_t>(cells[0]), parse_number<int64_t>(cells[1]), parse_number<double>(cells[2]),
+          has_ponder ? parse_number<double>(cells[3]) : 0};
 }
 
 }  // namespace
@@ -59,19 +70,22 @@ PositionLosses parse_positions(const std::string& path, const std::string& csv) 
       user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them: %s",
                  path.c_str(), number, what.c_str());
   };
-  check(std::getline(lines, line) && line == csv_head, std::string("the first one is ") + csv_head);
+  std::getline(lines, line);
+  const bool has_ponder = line == csv_head_with_ponder;
+  check(has_ponder || line == csv_head, "the first one is " + csv_head);
   for (number = 2; std::getline(lines, line); number++) {
     PositionRow row = {};
     try {
-      row = read_row(line);
+      row = read_row(line, has_ponder);
     } catch (const UserError& e) { check(false, e.what()); }
     check(row.position >= int64_t(positions.counts.size()) && row.position <= most && row.tokens >= 1, "positions "
                                                                                                        "ascend, and "
                                                                                                        "each has "
                                                                                                        "tokens");
-    positions.counts.resize(size_t(row.position) + 1), positions.sums.resize(size_t(row.position) + 1);
+    positions.resize(size_t(row.position) + 1);
     positions.counts[size_t(row.position)] = row.tokens;
     positions.sums[size_t(row.position)] = row.loss * double(row.tokens);
+    positions.ponder[size_t(row.position)] = row.ponder * double(row.tokens);
   }
   check(number > 2 && csv.back() == '\n', "the file is incomplete; measure them again");
   return positions;

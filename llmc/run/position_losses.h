@@ -5,25 +5,31 @@
 #include <string>   // std::string
 #include <vector>   // std::vector
 
-// Sums of losses, in nats, at each position: 1 ... context tokens before.
+// Sums of losses, in nats, at each position: 1 ... context tokens before. And of what the token before the predicted
+// one ponders, N + R, where the model has `act`; else these are 0.
 struct PositionLosses {
   std::vector<int64_t> counts;
-  std::vector<double> sums;
+  std::vector<double> sums, ponder;
 
-  explicit PositionLosses(int64_t context) : counts(size_t(context) + 1), sums(size_t(context) + 1) {}
-  void add(int64_t position, double loss) { counts[position]++, sums[position] += loss; }
+  explicit PositionLosses(int64_t context) { resize(size_t(context) + 1); }
+  void resize(size_t positions) { counts.resize(positions), sums.resize(positions), ponder.resize(positions); }
+  void add(int64_t position, double loss, double pondered = 0) {
+    counts[position]++, sums[position] += loss, ponder[position] += pondered;
+  }
+  bool has_ponder() const;
 };
 
-// Positions first ... last, and the mean loss there.
+// Positions first ... last, the mean loss there, and the mean of N + R, 0 without it.
 struct PositionRange {
   int64_t first, last, tokens;
-  double loss;
+  double loss, ponder = 0;
 };
 
 // 1, 2 to 3, 4 to 7, ...; ranges without tokens are left out.
 std::vector<PositionRange> ranges_of(const PositionLosses& positions);
 
-// The losses as CSV: position, tokens, loss. Numbers have all their digits.
+// The losses as CSV: position, tokens, loss and, where there is one, the mean of N + R, ponder. Numbers have all their
+// digits.
 std::string positions_csv(const PositionLosses& positions);
 
 // Reads what positions_csv wrote; `path` is for errors. Throws UserError, with the line, for anything else, and for a

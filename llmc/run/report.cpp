@@ -1,5 +1,5 @@
 #include "report.h"
-#include <algorithm>                    // std::any_of, std::clamp, std::find_if
+#include <algorithm>                    // std::any_of, std::clamp, std::find_if, std::minmax_element
 #include <cmath>                        // std::isfinite
 #include <filesystem>                   // std::filesystem::path
 #include <functional>                   // std::function
@@ -154,19 +154,19 @@ std::vector<json> noisy(const RunHistory& run, double TrainPoint::*what, const s
                  name + format(", mean of %zu steps", smoothing_steps(run)), colour, "line")};
 }
 
-// Losses by position, a point for each range, at its (geometric) middle.
-json by_position(const std::vector<PositionRange>& positions) {
+// Losses, or N + R, by position, a point for each range, at its (geometric) middle.
+json by_position(const std::vector<PositionRange>& positions, double PositionRange::*what = &PositionRange::loss) {
   json s = {{"x", json::array()}, {"y", json::array()}};
   for (const PositionRange& range : positions) {
     s["x"].push_back(std::round(std::sqrt(double(range.first) * double(range.last))));
-    s["y"].push_back(rounded(range.loss));
+    s["y"].push_back(rounded(range.*what));
   }
   return s;
 }
 
-void add_position_chart(json& charts, const std::string& title, std::vector<json> all) {
+void add_position_chart(json& charts, const std::string& title, std::vector<json> all, const char* y = "nats a token") {
   const size_t before = charts.size();
-  add_chart(charts, title, "nats a token", std::move(all), "tokens before, in the context");
+  add_chart(charts, title, y, std::move(all), "tokens before, in the context");
   if (charts.size() > before) charts.back()["logX"] = true;
 }
 
@@ -184,6 +184,10 @@ json charts_of(const RunHistory& run) {
   add_chart(charts, "Share of the GEMM rate measured at the start", "share",
             noisy(run, &TrainPoint::gemm_share, "share", 4));
   add_position_chart(charts, "Loss by position", {styled(by_position(run.positions), "loss", 1, "points")});
+  if (!run.positions.empty() && run.positions[0].ponder > 0)
+    add_position_chart(charts, "Cycles that tokens run, by position",
+                       {styled(by_position(run.positions, &PositionRange::ponder), "N + R", 5, "points")},
+                       "mean of N + R");
   return charts;
 }
 
@@ -297,11 +301,31 @@ std::string picture_of(const RunHistory& run, const std::string& id) {
   } catch (const UserError&) { return ""; }
 }
 
+// Shaded by `share`, 0 to 1. report.css has the colour.
+std::string shaded(double share, const std::string& title, const std::string& text) {
+  return format("<span style=\"--share:%.3f\" title=\"", share) + html(title) + "\">" + html(text) + "</span>";
+}
+
+// A sample's tokens, shaded by their N + R, and a line that says what the shades mean.
+std::string shaded_sample(const Sample& sample) {
+  const auto [least, most] = std::minmax_element(sample.ponder.begin(), sample.ponder.end());
+  const double range = std::max(*most - *least, 1e-9);
+  std::string text = "<p class=\"quiet shaded\">Tokens are shaded by how many cycles they run, N + R: from " +
+                     shaded(0, "the fewest", format("%.3f", *least)) + " to " +
+                     shaded(1, "the most", format("%.3f", *most)) + "; the last one has not run.</p>\n" +
+                     "<pre class=\"shaded\">";
+  for (size_t i = 0; i < sample.ponder.size(); i++)
+    text += shaded((sample.ponder[i] - *least) / range, format("N + R %.3f", sample.ponder[i]), sample.tokens[i]);
+  return text + html(sample.tokens.back()) + "</pre>\n";
+}
+
 std::string samples(const RunHistory& run) {
   std::string text;
-  for (size_t i = run.samples.size(), n = 0; i-- > 0 && n < 3; n++)
-    text += format("<p class=\"quiet\">after step %lld</p>\n<pre>", (long long)run.samples[i].step) +
-            html(run.samples[i].text) + "</pre>\n";
+  for (size_t i = run.samples.size(), n = 0; i-- > 0 && n < 3; n++) {
+    const Sample& sample = run.samples[i];
+    text += format("<p class=\"quiet\">after step %lld</p>\n", (long long)sample.step) +
+            (n == 0 && !sample.ponder.empty() ? shaded_sample(sample) : "<pre>" + html(sample.text) + "</pre>\n");
+  }
   return text;
 }
 
@@ -403,9 +427,14 @@ std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
 
 std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<std::string>& names,
                          const std::vector<int>& kind_of_run) {
-  std::string rows = row({"run", "wiring", "seed", "steps", "tokens", "training", "tokens/s", "parameters",
-                          "K/V a token", "FLOPs a token", "validation loss", "difference to the first"},
-                         "th");
+  const bool has_ponder =
+      std::any_of(runs.begin(), runs.end(), [](const RunHistory& run) { return std::isfinite(run.final_ponder()); });
+  std::vector<std::string> head = {"run",           "wiring",          "seed",
+                                   "steps",         "tokens",          "training",
+                                   "tokens/s",      "parameters",      "K/V a token",
+                                   "FLOPs a token", "validation loss", "difference to the first"};
+  if (has_ponder) head.push_back("cycles of a token, N + R");
+  std::string rows = row(head, "th");
   const double first = runs[0].final_loss();
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
@@ -413,15 +442,23 @@ std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<
       return std::isfinite(run.number(key, NAN)) ? count_text(run.number(key, NAN)) : std::string("-");
     };
     const bool timed = std::isfinite(run.seconds()) && run.seconds() > 0;
-    rows += row({format("<span class=\"key\" style=\"background:var(--series-%d)\"></span>", kind_of_run[i] % 8) +
-                     html(names[i]),
-                 html(string_in(run.description, "wiring")), html(string_in(run.description, "seed")),
-                 format("%lld", (long long)run.last_step()) +
-                     (run.is_finished() ? "" : format(" of %lld", (long long)run.planned_steps())),
-                 count_text(run.tokens()), timed ? time_text(run.seconds()) : "-",
-                 timed ? count_text(run.tokens() / run.seconds()) : "-", count("num_parameters"),
-                 count("kv_bytes_per_token"), count("flops_per_token"), loss_text(run.final_loss()),
-                 i == 0 ? "" : signed_text(run.final_loss() - first)});
+    std::vector<std::string> cells = {format("<span class=\"key\" style=\"background:var(--series-%d)\"></span>",
+                                             kind_of_run[i] % 8) +
+                                          html(names[i]),
+                                      html(string_in(run.description, "wiring")),
+                                      html(string_in(run.description, "seed")),
+                                      format("%lld", (long long)run.last_step()) +
+                                          (run.is_finished() ? "" : format(" of %lld", (long long)run.planned_steps())),
+                                      count_text(run.tokens()),
+                                      timed ? time_text(run.seconds()) : "-",
+                                      timed ? count_text(run.tokens() / run.seconds()) : "-",
+                                      count("num_parameters"),
+                                      count("kv_bytes_per_token"),
+                                      count("flops_per_token"),
+                                      loss_text(run.final_loss()),
+                                      i == 0 ? "" : signed_text(run.final_loss() - first)};
+    if (has_ponder) cells.push_back(loss_text(run.final_ponder()));
+    rows += row(cells);
   }
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
 }

@@ -1,18 +1,19 @@
 #include "run.h"
-#include <algorithm>               // std::find_if, std::max, std::min
-#include <cmath>                   // std::isfinite
-#include <fstream>                 // std::ifstream
-#include <thread>                  // std::thread::hardware_concurrency
-#include "llmc/utils/files.h"      // is_folder, make_folders, parent_folder, write_file_durably
-#include "llmc/utils/clock.h"      // seconds_now
-#include "llmc/utils/error.h"      // user_error, UserError
-#include "llmc/utils/host_name.h"  // host_name
-#include "llmc/utils/message.h"    // print_error, print_warning
-#include "llmc/utils/utf8.h"       // name_as_text
-#include "option.h"                // OptionTable, OnResume
-#include "print.h"                 // print_line, count_text, time_text
-#include "report.h"                // read_run, report_page
-#include "stop_signal.h"           // stop_signal, signal_name
+#include <algorithm>                // std::find_if, std::max, std::min
+#include <cmath>                    // std::isfinite
+#include <fstream>                  // std::ifstream
+#include <thread>                   // std::thread::hardware_concurrency
+#include "llmc/text/text_stream.h"  // TextStream
+#include "llmc/utils/files.h"       // is_folder, make_folders, parent_folder, write_file_durably
+#include "llmc/utils/clock.h"       // seconds_now
+#include "llmc/utils/error.h"       // user_error, UserError
+#include "llmc/utils/host_name.h"   // host_name
+#include "llmc/utils/message.h"     // print_error, print_warning
+#include "llmc/utils/utf8.h"        // name_as_text
+#include "option.h"                 // OptionTable, OnResume
+#include "print.h"                  // print_line, count_text, time_text
+#include "report.h"                 // read_run, report_page
+#include "stop_signal.h"            // stop_signal, signal_name
 
 static const char streams_key[] = "streams";  // in a checkpoint's state: DataLoader::streams
 
@@ -441,13 +442,29 @@ bool checkpoint_due(const Run& run, const StepResult& result, bool stopping) {
   return !run.options.out.empty() && (run.step == run.steps || stopping || due_now);
 }
 
-void print_sample(Run& run, const std::vector<int>& tokens) {
+static std::string token_text(const Run& run, int token) {
+  return run.tokenizer && token < run.tokenizer->vocab_size() ? run.tokenizer->token(token) : format("%d ", token);
+}
+
+// The text of each token. A character that several tokens make is text of the last of them.
+static std::vector<std::string> token_texts(const Run& run, const std::vector<int>& tokens) {
+  TextStream stream;
+  std::vector<std::string> texts;
+  for (int token : tokens) texts.push_back(stream.add(token_text(run, token)));
+  texts.back() += stream.finish();
+  return texts;
+}
+
+void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<float>& ponder) {
+  CHECK(ponder.empty() || ponder.size() + 1 == tokens.size());
   std::string text;
-  for (size_t i = 1; i < tokens.size(); i++) {  // without the end of text that they begin with
-    if (run.tokenizer && tokens[i] < run.tokenizer->vocab_size()) text += run.tokenizer->token(tokens[i]);
-    else text += format("%d ", tokens[i]);
+  for (size_t i = 1; i < tokens.size(); i++) text += token_text(run, tokens[i]);  // without the end of text before it
+  LogFields fields = {{"step", run.step}, {"sample", text}};
+  if (!ponder.empty()) {
+    fields.push_back({"tokens", token_texts(run, tokens)});
+    fields.push_back({"ponder", std::vector<double>(ponder.begin(), ponder.end())});
   }
-  run.log.write({{"step", run.step}, {"sample", text}});
+  run.log.write(fields);
   print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, printable(text).c_str());
 }
 

@@ -129,8 +129,9 @@ bool must_stop(const Run& run, const StepResult& result);
 // True if a checkpoint is due. Amid skipped steps only the run's last one is: these weights may be what is wrong.
 bool checkpoint_due(const Run& run, const StepResult& result, bool stopping);
 
-// Prints and logs the prompt and its continuation, `tokens`, as text of the vocabulary; as numbers without one.
-void print_sample(Run& run, const std::vector<int>& tokens);
+// Prints and logs the prompt and its continuation, `tokens`, as text of the vocabulary; as numbers without one. The log
+// gets `ponder`, too, unless it is empty: N + R of all tokens but the last, beside each token's text.
+void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<float>& ponder);
 
 // ----------------------------------------------------------------------------
 // Checkpoints

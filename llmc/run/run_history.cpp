@@ -19,6 +19,8 @@ double RunHistory::number(const char* key, double otherwise) const { return numb
 
 double RunHistory::final_loss() const { return validations.empty() ? NAN : validations.back().loss; }
 
+double RunHistory::final_ponder() const { return validations.empty() ? NAN : validations.back().ponder; }
+
 std::vector<int64_t> RunHistory::steps_not_finite() const {
   std::vector<int64_t> found;
   for (const TrainPoint& p : steps)
@@ -49,6 +51,18 @@ static void add_step(RunHistory& run, const json& line, int64_t step) {
                        number_in(line, "ms") * 1e-3, rate, share, 0, 0, number_in(line, "ponder")});
 }
 
+// Takes over what a sample's tokens ponder, unless it is incomplete.
+static void add_ponder(Sample& sample, const json& line) {
+  const auto tokens = line.find("tokens"), ponder = line.find("ponder");
+  if (tokens == line.end() || ponder == line.end()) return;
+  try {
+    const auto texts = tokens->get<std::vector<std::string>>();
+    const auto numbers = ponder->get<std::vector<double>>();
+    if (numbers.empty() || texts.size() != numbers.size() + 1) return;
+    sample.tokens = texts, sample.ponder = numbers;
+  } catch (const json::exception&) {}
+}
+
 // Takes over a line of the log; returns false if it is none.
 static bool add_line(RunHistory& run, const json& line) {
   if (!line.is_object()) return false;
@@ -65,10 +79,11 @@ static bool add_line(RunHistory& run, const json& line) {
     add_step(run, line, step);
   } else if (line.contains("val_loss")) {
     drop_from(run.validations, step);
-    run.validations.push_back({step, number_in(line, "val_loss"), 0, 0});
+    run.validations.push_back({step, number_in(line, "val_loss"), 0, 0, number_in(line, "val_ponder")});
   } else if (line.contains("sample") && line["sample"].is_string()) {
     drop_from(run.samples, step);
     run.samples.push_back({step, line["sample"].get<std::string>()});
+    add_ponder(run.samples.back(), line);
   } else if (line.contains("process")) {
     take_process(run, line["process"]);
   }

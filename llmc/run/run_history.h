@@ -22,11 +22,16 @@ struct ValPoint {
   int64_t step;
   double loss;
   double seconds, tokens;  // of the training steps before it
+  double ponder;           // as of a training step
 };
 
 struct Sample {
   int64_t step;
   std::string text;
+  // With `act` the text of each token, with the end of text that they begin with, and N + R of all tokens but the last;
+  // else both are empty.
+  std::vector<std::string> tokens = {};
+  std::vector<double> ponder = {};
 };
 
 struct RunHistory {
@@ -50,6 +55,7 @@ struct RunHistory {
   double tokens() const { return steps.empty() ? 0 : steps.back().tokens; }
   double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
   double final_loss() const;                      // of the last validation; NaN if there is none
+  double final_ponder() const;                    // of the last validation; NaN without it, or without `act`
   std::vector<int64_t> steps_not_finite() const;  // steps whose loss or norm was not finite
 };
 

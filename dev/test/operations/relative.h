@@ -4,8 +4,7 @@
 #include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
 #include "llmc/relative.h"                  // sines_of_distances
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/relative.h: `floatX *of_keys = r.of_keys + n * C` ->
-//   `floatX *of_keys = r.of_keys + n * r.q_stride`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/relative.h: `r.q + n * r.q_stride` -> `r.q + n * C`
 TEST(RelativeQueries, AreTheSumsWithUAndV) {
   struct Case {
     int64_t N, C, q_stride;
