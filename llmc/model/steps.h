@@ -128,6 +128,7 @@ inline void plan_recomputation(Steps& graph, Recompute level) {
     if (level >= Recompute::layernorm) again.push_back({What::norm, i + 1});
     if (level >= Recompute::gelu) again.push_back({What::gelu, i + 1});
   }
+  // Of gates those of the last step alone are still there.
   for (int i = 0; i + 1 < graph.size() && level >= Recompute::gelu; i++) {
     Step& step = graph.steps[size_t(i)];
     if (!std::holds_alternative<GruResidual>(step.residual)) continue;
@@ -174,11 +175,12 @@ inline void plan_cycle_starts(Steps& graph, const ModelShape& shape, const Param
   };
   graph.first_cycle = {start_of(0, acts.embedded)};
   const int of_cycle = steps_of_cycle(shape.attention_plan);
-  for (int i = of_cycle; i < graph.size(); i += of_cycle)
-    if (Step& before = graph.steps[size_t(i - 1)]; before.cycle_end.empty())
-      std::visit([&](auto&
-                         residual) { residual.next_cycle = {start_of(i / of_cycle, place_of_cycle_start(residual))}; },
-                 before.residual);
+  for (int i = of_cycle; i < graph.size(); i += of_cycle) {
+    Step& before = graph.steps[size_t(i - 1)];
+    if (!before.cycle_end.empty()) continue;
+    const int cycle = i / of_cycle;
+    std::visit([&](auto& r) { r.next_cycle = {start_of(cycle, place_of_cycle_start(r))}; }, before.residual);
+  }
 }
 
 // Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
