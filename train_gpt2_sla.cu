@@ -608,7 +608,7 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
   print_memory_plan(memory,
                     {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
                      largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
-                    shape.recompute < Recompute::block);
+                    shape.recompute < Recompute::chunks);
 }
 
 // The mean loss over the tokens of ValidationBatches. It begins with an empty memory, and puts that of training aside.

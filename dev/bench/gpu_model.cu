@@ -338,7 +338,7 @@ int main(int argc, char** argv) {
   app.add_option("--wiring", c.wirings, "more than once for more than one; the model's own and plain");
   app.add_option("-b", c.B, "sequences in the micro-batch")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("-t", c.T, "their length")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("-r", c.recompute, "level of recomputation")->capture_default_str()->check(CLI::Range(0, 3));
+  app.add_option("-r", c.recompute, "level of recomputation")->capture_default_str()->check(CLI::Range(0, 4));
   CLI11_PARSE(app, argc, argv);
   try {
     if (argc == 1) print_page();

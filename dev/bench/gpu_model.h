@@ -363,7 +363,9 @@ class StepModel {
     mix_maps("mix maps", l, 2 * x + 4);
     linear_forward("matmul_forward, attproj", l, C, C);
   }
+  bool has_chunks() const { return model.hidden_rows() < N; }
   void branch_forward(const MlpBranch&, int l, bool again) {
+    if (again && has_chunks()) return;  // that is part of the backward pass
     add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_part()});
     if (!again) linear_forward("matmul_forward, fcproj", l, 4 * C, C);
   }
@@ -463,6 +465,7 @@ class StepModel {
       add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
   }
   void branch_backward(const MlpBranch&, int l) {
+    if (has_chunks()) add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_part()});
     std::vector<ModelledPart> fcproj = linear_backward(4 * C, C);
     fcproj.push_back(elementwise("gelu_backward", double(N), 4.0 * C, 3 * x, Counts::gelu_backward));
     add("matmul_gelu_backward, fcproj", l, std::move(fcproj));

@@ -412,7 +412,7 @@ TEST_F(LongCommandLine, ARunByMuonResumesWithTheSameBits) {
 TEST_F(CommandLine, OptionsOfMemoryChangeThePlanAndNoLoss) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   std::set<std::string> plans, losses;
-  for (const char* options : {"", "-r 1", "-r 2", "-r 3", "--keep-dead-kv"}) {
+  for (const char* options : {"", "-r 1", "-r 2", "-r 3", "-r 4", "--keep-dead-kv"}) {
     const Outcome o = run(alone + trainer + "-i " + in("tokens.bin") + small_model + "-x 2 " + options);
     ASSERT_EQ(o.exit_status, 0) << o.err;
     const size_t plan = o.out.find("\n  activations "), loss = o.out.find("step 2/2 | loss ");

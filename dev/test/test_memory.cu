@@ -63,7 +63,7 @@ static std::vector<Shape> shapes(int T) {
 
 TEST(MemoryPlan, SaysWhatAModelTakes) {
   for (const Shape& shape : shapes(1024)) {
-    for (int recompute = 0; recompute <= 3; recompute++) {
+    for (int recompute = 0; recompute <= 4; recompute++) {
       GPT2 model;
       gpt2_plan(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
       const double before = allocated(), planned = double(model.memory.total() - device_workspace_bytes());
@@ -75,7 +75,7 @@ TEST(MemoryPlan, SaysWhatAModelTakes) {
 
 TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
   for (const Shape& shape : shapes(96)) {
-    for (int recompute = 0; recompute <= 3; recompute++) {
+    for (int recompute = 0; recompute <= 4; recompute++) {
       GPT2 model;
       gpt2_plan(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
       const double before = allocated(), planned = double(model.memory.total() - device_workspace_bytes());
@@ -154,7 +154,7 @@ TEST(MemoryPlan, IsOfMemoryThatComesBack) {
 
 TEST(LongContexts, TakeActivationsInProportionToLengthByPlan) {
   for (const char* name : {"d12", "d24", "d36"}) {
-    for (int recompute = 0; recompute <= 3; recompute++) {
+    for (int recompute = 0; recompute <= 4; recompute++) {
       double a_token = 0;
       for (int T : lengths) {
         GPT2 model;
@@ -170,7 +170,7 @@ TEST(LongContexts, TakeActivationsInProportionToLengthByPlan) {
 }
 
 TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
-  for (int recompute = 0; recompute <= 3; recompute++) {
+  for (int recompute = 0; recompute <= 4; recompute++) {
     double a_token = 0;
     for (int T : lengths) {
       GPT2 model;
@@ -189,7 +189,7 @@ TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
 // BUG (build/bf16/test_memory_emu) llmc/model/activations.h: `acts.delta, {N, h}` -> `acts.delta, {N, h, training.T}`
 TEST(LongContexts, HaveNoTensorThatGrowsFasterThanLength) {
   for (const char* name : {"d12", "d24", "d36"}) {
-    for (int recompute = 0; recompute <= 3; recompute++) {
+    for (int recompute = 0; recompute <= 4; recompute++) {
       for (size_t i = 0; i + 1 < lengths.size(); i++) {
         GPT2 model, longer;
         gpt2_plan(model, preset(name, lengths[i]), {1, lengths[i], Recompute(recompute)});
@@ -227,7 +227,7 @@ TEST(LongContexts, TakeNothingQuadraticDuringAStep) {
 TEST(LongContexts, Of64kTokensOf124MFitInto32Gb) {
   const ModelConfig config = preset("d12", 65536);
   ASSERT_EQ(config.wiring.text, "sla(9,9)");
-  for (int recompute = 0; recompute <= 3; recompute++) {
+  for (int recompute = 0; recompute <= 4; recompute++) {
     GPT2 model;
     gpt2_plan(model, config, {1, 65536, Recompute(recompute)});
     EXPECT_LE(double(model.memory.total()), 32e9) << describe(model);
@@ -238,7 +238,7 @@ TEST(LongContexts, TakeLessAtEachLevelOfRecomputation) {
   for (const char* name : {"d12", "d24", "d36"}) {
     for (int T : lengths) {
       size_t level_below = SIZE_MAX;
-      for (int recompute = 0; recompute <= 3; recompute++) {
+      for (int recompute = 0; recompute <= 4; recompute++) {
         GPT2 model;
         gpt2_plan(model, preset(name, T), {1, T, Recompute(recompute)});
         EXPECT_LT(model.memory.total(), level_below) << describe(model);
@@ -354,6 +354,9 @@ TEST(ModelledStep, ComputesAgainWhatIsRecomputed) {
   const double C = blocks.config.channels, layers = blocks.config.num_layers - 1;
   const double attention = 4.0 * 64 * attention_pairs(blocks.plan, 0, 1024).scored / 1024;
   EXPECT_NEAR((blocks.flops() - all_kept) / (layers * (2 * 6 * C * C + attention) * blocks.tokens), 1, 1e-9);
+  // In chunks, that of the last layer as well.
+  const double chunks = ModelledModel("sla(9,9)", 2, 1024, Recompute::chunks).flops();
+  EXPECT_NEAR((chunks - blocks.flops()) / (2 * 4 * C * C * blocks.tokens), 1, 1e-9);
 }
 
 // No part is faster than the GPU's memory and tensor cores are, and each takes the share of them that is assumed.

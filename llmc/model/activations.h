@@ -36,7 +36,7 @@ struct Activations {
   // Tensors of the backward pass: gradients, unless said otherwise.
   floatX* dresidual = nullptr;         // (N, C): of the residual stream
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
-  floatX* dhidden = nullptr;           // (N, 4C): of the MLP's hidden units
+  floatX* dhidden = nullptr;           // (hidden_rows, 4C): of the MLP's hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
   floatX* dkv = nullptr;               //   (B (M + T), the largest QKV - C)
   float* delta = nullptr;              // (N, h): rowsum(dout * out) of attention
@@ -146,7 +146,10 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   for (int l = 0; l < c.num_layers; l++) largest_qkv = std::max(largest_qkv, qkv_rows(c, plan, l));
   list.add(backward, "dresidual", acts.dresidual, {N, C});
   list.add(backward, "dnorm", acts.dnorm, {N, C});
-  list.add(backward, "dhidden", acts.dhidden, {N, 4 * C});
+  // The gradient of one map's output is there, too (mixed_attention_branch.h).
+  const int64_t hidden_rows = list.shape.hidden_rows();
+  list.add(backward, "dhidden", acts.dhidden,
+           {plan.table.mix == WiringTable::Mix::none ? hidden_rows : std::max(hidden_rows, (N + 3) / 4), 4 * C});
   if (plan.table.memory > 0) {
     list.add(backward, "dq", acts.dqkv, {N, C});
     list.add(backward, "dkv", acts.dkv, {key_rows(list.shape), largest_qkv - C});

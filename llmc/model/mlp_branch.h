@@ -1,5 +1,6 @@
 // The MLP: a linear layer to 4 C hidden units, GELU, a linear layer back.
 #pragma once
+#include <algorithm>          // std::min
 #include <cstdint>            // int64_t
 #include "activation_list.h"  // ActivationList
 #include "llmc/operations.h"  // matmul_gelu_forward, matmul_forward, matmul_backward, ...
@@ -13,23 +14,26 @@ struct MlpBranch {
   MlpParams<floatX> w;
   MlpParams<float> g;
   int64_t C = 0;
+  int64_t chunk_rows = 0;                      // the rows of which there are hidden units at a time
+  bool in_chunks = false;                      // less than all: the backward pass computes them again, chunk by chunk
   const floatX* in = nullptr;                  // (N, C)
-  floatX *fch = nullptr, *fch_gelu = nullptr;  // (N, 4C): before and after GELU
+  floatX *fch = nullptr, *fch_gelu = nullptr;  // (chunk_rows, 4C): before and after GELU
   floatX* out = nullptr;                       // (N, C)
-  floatX *din = nullptr, *dfch = nullptr;      // (N, C), (N, 4C)
+  floatX *din = nullptr, *dfch = nullptr;      // (N, C), (chunk_rows, 4C)
 };
 
 template <class Declare>
 void for_each_activation(MlpBranch& b, ActivationList<Declare>& list) {
-  const int64_t N = list.shape.rows, C = list.shape.config.channels;
-  list.of_step(Recompute::block, "fch", b.fch, {N, 4 * C});
-  list.of_step(Recompute::gelu, "fch_gelu", b.fch_gelu, {N, 4 * C});
+  const int64_t rows = list.shape.hidden_rows(), C = list.shape.config.channels;
+  list.of_step(Recompute::block, "fch", b.fch, {rows, 4 * C});
+  list.of_step(Recompute::gelu, "fch_gelu", b.fch_gelu, {rows, 4 * C});
 }
 
 inline void plan_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
                         const Planner& p) {
   b.w = w.mlp, b.g = g.mlp, b.in = norm.out, b.out = p.acts.branch_out;
   b.din = p.acts.dnorm, b.dfch = p.acts.dhidden;
+  b.chunk_rows = p.shape.hidden_rows(), b.in_chunks = b.chunk_rows < p.shape.rows;
 }
 
 // The parameters of the LayerNorm before the MLP.
@@ -44,35 +48,61 @@ const GruParams<T>& gru_params(const MlpBranch&, const LayerParams<T>& p) {
   return p.gru2;
 }
 
-// fch (N, 4C) = in (N, C) fcw^T + fcb; fch_gelu (N, 4C) = gelu(fch).
-inline void hidden_forward(const MlpBranch& b, const Batch& batch) {
-  matmul_gelu_forward(b.fch_gelu, b.fch, b.in, b.w.fcw, b.w.fcb, batch.rows(), b.C, 4 * b.C);
+// Some of the rows, from the first one on.
+struct RowRange {
+  int64_t first, count;
+};
+
+// Calls operation(rows) for one chunk of N rows after the other.
+template <class Operation>
+void for_each_chunk(const MlpBranch& b, int64_t N, Operation operation) {
+  for (int64_t first = 0; first < N; first += b.chunk_rows) operation(RowRange{first, std::min(b.chunk_rows, N - first)});
 }
 
-// Computes the hidden units, fch and fch_gelu (N, 4C), again in the backward pass.
-inline void branch_again(const MlpBranch& b, const Batch& batch) { hidden_forward(b, batch); }
+// fch (rows, 4C) = in (rows, C) fcw^T + fcb; fch_gelu (rows, 4C) = gelu(fch).
+inline void hidden_forward(const MlpBranch& b, const RowRange& rows) {
+  matmul_gelu_forward(b.fch_gelu, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C, 4 * b.C);
+}
+
+// out (rows, C) = fch_gelu (rows, 4C) projw^T + projb.
+inline void hidden_project(const MlpBranch& b, const RowRange& rows) {
+  matmul_forward(b.out + rows.first * b.C, b.fch_gelu, b.w.projw, b.w.projb, rows.count, 4 * b.C, b.C);
+}
+
+// Computes the hidden units, fch and fch_gelu (N, 4C), again in the backward pass, which has those of chunks itself.
+inline void branch_again(const MlpBranch& b, const Batch& batch) {
+  if (!b.in_chunks) hidden_forward(b, {0, batch.rows()});
+}
 
 // fch_gelu (N, 4C) = gelu(fch), again in the backward pass.
 inline void gelu_again(const MlpBranch& b, const Batch& batch) {
   gelu_forward(b.fch_gelu, b.fch, batch.rows() * 4 * b.C);
 }
 
-// out (N, C) = fch_gelu (N, 4C) projw^T + projb.
-inline void project_out(const MlpBranch& b, const Batch& batch) {
-  matmul_forward(b.out, b.fch_gelu, b.w.projw, b.w.projb, batch.rows(), 4 * b.C, b.C);
-}
-
-// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_gelu (N, 4C) =.
+// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_gelu (N, 4C) =, or those of the last chunk.
 inline void branch_forward(const MlpBranch& b, const Batch& batch) {
-  hidden_forward(b, batch);
-  project_out(b, batch);
+  for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
+    hidden_forward(b, rows);
+    hidden_project(b, rows);
+  });
 }
 
-// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, 4C) =, and g +=.
+// out (N, C), again in the backward pass, of hidden units that are there unless they come in chunks.
+inline void project_out(const MlpBranch& b, const Batch& batch) {
+  if (b.in_chunks) branch_forward(b, batch);
+  else hidden_project(b, {0, batch.rows()});
+}
+
+// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, 4C) =, or that of the last chunk, and g +=.
 inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch& batch) {
-  const int64_t N = batch.rows();
-  matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout, b.fch_gelu, b.fch, b.w.projw, N, 4 * b.C, b.C);
-  matmul_backward(b.din, b.g.fcw, b.g.fcb, b.dfch, b.in, b.w.fcw, N, b.C, 4 * b.C);
+  const int64_t C = b.C;
+  for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
+    const int64_t first = rows.first * C;
+    if (b.in_chunks) hidden_forward(b, rows);
+    matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_gelu, b.fch, b.w.projw, rows.count, 4 * C,
+                         C);
+    matmul_backward(b.din + first, b.g.fcw, b.g.fcb, b.dfch, b.in + first, b.w.fcw, rows.count, C, 4 * C);
+  });
 }
 
 // Elements of the weights that a token is multiplied with.

@@ -1,6 +1,7 @@
 // A model's shape: what it computes, and what its activations have room for. Training and generation are two plans of
 // the same model: what only one of them has is in a struct of its own.
 #pragma once
+#include <algorithm>         // std::min
 #include <cstdint>           // int64_t
 #include <optional>          // std::optional
 #include <vector>            // std::vector
@@ -14,7 +15,8 @@ enum class Recompute {
   nothing,
   gelu,
   layernorm,
-  block,  // everything in a layer but its K/V and the residual stream that enters it
+  block,   // everything in a layer but its K/V and the residual stream that enters it
+  chunks,  // the same, and an MLP's hidden units exist for some rows at a time only, in the forward pass too
   above_all_levels
 };
 
@@ -25,6 +27,9 @@ struct TrainingShape {
   std::vector<MuonBatch> batches = {};    // of them
 };
 
+// The rows of N whose hidden units an MLP computes at a time, of `chunks`: an eighth, in whole tiles of 64.
+inline int64_t rows_of_chunk(int64_t N) { return (N / 8 + 63) / 64 * 64; }
+
 struct ModelShape {
   ModelConfig config;
   AttentionPlan attention_plan;
@@ -33,4 +38,10 @@ struct ModelShape {
   // One of the two.
   std::optional<TrainingShape> training;
   std::optional<KVCachePlan> generation;
+
+  // How many rows an MLP has hidden units of at a time.
+  int64_t hidden_rows() const {
+    const bool in_chunks = training && training->recompute >= Recompute::chunks;
+    return in_chunks ? std::min(rows, rows_of_chunk(rows)) : rows;
+  }
 };

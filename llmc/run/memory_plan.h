@@ -55,7 +55,7 @@ inline void print_memory_plan(const MemoryPlan& plan, const MemoryLimits& limits
   if (total > limits.available)
     user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s",
                bytes_text(double(total - limits.available)).c_str(),
-               recompute_more ? ", or recompute more (-r 3)" : "");
+               recompute_more ? ", or recompute more (-r 4)" : "");
 }
 
 // The plan as the log has it: bytes by group.

@@ -56,8 +56,8 @@ static void add_batch_options(OptionTable& t, TrainOptions& o) {
       .warned_of_on_resume("number of tokens in an update, B * T if it is not given");
   t.add("-r,--recompute", o.recompute,
         "what the backward pass computes again instead of keeping it: 0 nothing, 1 GELU, 2 and LayerNorm, 3 everything "
-        "in a block but its K/V: less memory, slower")
-      .takes(between(0, 3))
+        "in a block but its K/V, 4 and the MLP's hidden units in chunks: less memory, slower")
+      .takes(between(0, 4))
       .logged("recompute");
   t.add("--tf32", o.tf32, "fp32 matmuls on a GPU may round their operands to TF32: faster, less exact");
 }

@@ -6,7 +6,7 @@
 #include "dev/test/model/model.h"  // make_model, small_config, loss_curve
 
 TEST(LONG_ON_EMU(Memory), NoActivationIsReadBeforeItIsWritten) {
-  for (int recompute = 0; recompute <= 3; recompute++) {
+  for (int recompute = 0; recompute <= 4; recompute++) {
     std::vector<std::vector<double>> curves;
     for (int fill : {0x00, 0xff}) {  // zeros, NaN
       auto model = make_model(small_config(), 2, 35, recompute);
@@ -23,7 +23,7 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
   ASSERT_TRUE(config_from_preset("d12", d12));
   const int64_t T = 1024, C = 768, L = 12, x = sizeof(floatX);
   std::vector<int64_t> bytes;
-  for (int recompute = 0; recompute <= 3; recompute++) {
+  for (int recompute = 0; recompute <= 4; recompute++) {
     GPT2 model;
     gpt2_plan(model, d12, {1, int(T), Recompute(recompute)});
     bytes.push_back(int64_t(model.activation_layout.bytes));
@@ -33,6 +33,8 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
   EXPECT_NEAR(double(bytes[1] - bytes[2]), double((L - 1) * T * 2 * C * x), 1e5);  // ln1, ln2
   // Level 3 also computes q, att, residual2, fch and lse again.
   EXPECT_NEAR(double(bytes[2] - bytes[3]), double((L - 1) * (T * (1 + 1 + 1 + 4) * C * x + lse)), 1e5);
+  // Level 4 has an eighth of fch, fch_gelu and their gradient.
+  EXPECT_NEAR(double(bytes[3] - bytes[4]), double(T * 7 / 8 * 3 * 4 * C * x), 1e5);
 }
 
 TEST(Memory, OverlappingSkipsNeedAsManyAccumulatorsAsLayersAreSkipped) {
@@ -50,7 +52,7 @@ TEST(LONG_ON_EMU(Bits), AreTheSameInASecondRun) {
 #ifdef SLA_EMU
 // On the emulated GPU a seed picks the order in which threads and blocks run. Whatever depends on it depends on a race.
 TEST(LONG_ON_EMU(Bits), DoNotDependOnTheOrderOfThreads) {
-  for (int recompute : {0, 3}) {
+  for (int recompute : {0, 4}) {
     emu::set_seed(1);
     auto a = make_model(small_config(), 2, 35, recompute);
     const auto expected = loss_curve(*a, 2, 11);
