@@ -28,7 +28,7 @@ struct TrainingShape {
 };
 
 // The rows of N whose hidden units an MLP computes at a time, of `chunks`: an eighth, in whole tiles of 64.
-inline int64_t rows_of_chunk(int64_t N) { return (N / 8 + 63) / 64 * 64; }
+inline int64_t rows_of_chunk(int64_t N) { return (N + 511) / 512 * 64; }
 
 struct ModelShape {
   ModelConfig config;
