@@ -263,7 +263,7 @@ TEST_F(Evaluation, HasThePonderOfTokensThatHaltByPosition) {
   for (size_t p = 1; p <= 20; p++) EXPECT_NEAR(found.ponder[p] / expected.ponder[p], 1, float_error) << p;
   const json r = json::parse(read_file(in("r.json")));
   for (const json& text : {r["texts"][0], r["all_texts"]})
-    EXPECT_NEAR(text["ponder"].get<double>() / (sum / 59), 1, float_error);
+    EXPECT_NEAR(text.at("ponder").get<double>() / (sum / 59), 1, float_error);
   EXPECT_NEAR(r["positions"][1]["ponder"].get<double>() / ((expected.ponder[2] + expected.ponder[3]) / 2), 1,
               float_error);
   for (const char* head : {" bits/byte    ponder\n", " loss    ponder\n"})
