@@ -56,7 +56,8 @@ struct RowRange {
 // Calls operation(rows) for one chunk of N rows after the other.
 template <class Operation>
 void for_each_chunk(const MlpBranch& b, int64_t N, Operation operation) {
-  for (int64_t first = 0; first < N; first += b.chunk_rows) operation(RowRange{first, std::min(b.chunk_rows, N - first)});
+  for (int64_t first = 0; first < N; first += b.chunk_rows)
+    operation(RowRange{first, std::min(b.chunk_rows, N - first)});
 }
 
 // fch (rows, 4C) = in (rows, C) fcw^T + fcb; fch_gelu (rows, 4C) = gelu(fch).
