@@ -153,6 +153,8 @@ static const std::vector<Case> cases = {
     {"mul.ftz.f32 %f0, 0f00400000, 0f4B000000;", bits(0.0f)},  // a subnormal factor is 0
     {"abs.f32 %f0, 0fBF800000;", bits(1.0f)},
     {"neg.f32 %f0, 0f00000000;", bits(-0.0f)},
+    {"copysign.f32 %f0, 0f80000000, 0f3F800000;", bits(-1.0f)},
+    {"copysign.f32 %f0, 0f3F800000, 0fC0000000;", bits(2.0f)},
     // Registers of two parts
     {"mov.b64 %l0, {1, 2}; shr.u64 %l0, %l0, 32; cvt.u32.u64 %r0, %l0;", 2},
     {"mov.b64 {%r1, %r0}, 0x500000007;", 5},

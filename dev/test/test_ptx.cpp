@@ -38,7 +38,7 @@ class PtxProgram : public CommandLine {
   static std::string end_of(const std::string& text, int lines) {
     size_t at = text.size();
     for (int i = 0; i <= lines && at != 0 && at != std::string::npos; i++) at = text.rfind('\n', at - 1);
-    return at == std::string::npos ? text : text.substr(at + 1);
+    return at == std::string::npos || text.empty() ? text : text.substr(at + 1);
   }
 
   void expect_to_pass(const PtxRun& r) const {

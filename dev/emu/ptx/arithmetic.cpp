@@ -264,6 +264,11 @@ template <class T>
 T fabs_of(T a) {
   return std::fabs(a);
 }
+// The sign of a, and else b.
+template <class T>
+T sign_of_first(T a, T b) {
+  return std::copysign(b, a);
+}
 template <class T>
 T fsqrt(T a) {
   return std::sqrt(a);
@@ -472,6 +477,7 @@ void add_floats(Table& t, const std::string& type) {
   ADD("rcp.rn", frcp<T>);
   ADD("neg", fneg<T>);
   ADD("abs", fabs_of<T>);
+  ADD("copysign", sign_of_first<T>);
   ADD("min", fmin_of<T>);
   ADD("max", fmax_of<T>);
   ADD("mov", copy<T>);
