@@ -73,7 +73,7 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "--layers 2000000000",
                {"2000000000 layers of 32 channels", "take at least", "take a smaller model"});  // at once
   expect_error(with + "-y 7", {"-y 7"});
-  expect_error(with + "-r 4", {"-r 4", "between 0 and 3"});
+  expect_error(with + "-r 5", {"-r 5", "between 0 and 4"});
 }
 
 TEST_F(LongCommandLine, AnOutputThatCannotBeWrittenIsAnError) {

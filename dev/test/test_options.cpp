@@ -348,7 +348,7 @@ TEST(Options, OutsideTheirRangeAreRefused) {
                         {"-t", "0", "1"},
                         {"-d", "0", "1"},
                         {"-r", "-1", "0"},
-                        {"-r", "4", "3"},
+                        {"-r", "5", "4"},
                         {"-x", "-1", "0"},
                         {"-k", "cosines", "wsd"},
                         {"-l", "-1e-310", "0"},
@@ -393,7 +393,7 @@ TEST(Options, OutsideTheirRangeAreRefused) {
   for (const Option& option : train_options(options))
     EXPECT_EQ(tried.count(option.flag()), option.range ? 1u : 0u) << option.flag();
   EXPECT_ERROR(parse({"-i", "x", "-g", "0"}), "-g 0: it must be at least 1");
-  EXPECT_ERROR(parse({"-i", "x", "-r", "4"}), "-r 4: it must lie between 0 and 3");
+  EXPECT_ERROR(parse({"-i", "x", "-r", "5"}), "-r 5: it must lie between 0 and 4");
   EXPECT_ERROR(parse({"-i", "x", "--beta1", "1"}), "--beta1 1: it must lie in [0, 1)");
   EXPECT_ERROR(parse({"-i", "x", "--hang-timeout", "1"}), "--hang-timeout 1: it must be 0, or at least 2 seconds");
   EXPECT_ERROR(parse({"-i", "x", "-k", "cosin"}), "-k cosin: it must be cosine, linear, constant or wsd");

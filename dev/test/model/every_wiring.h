@@ -243,7 +243,7 @@ TEST(LONG_ON_EMU(EveryWiring), ThatSaysNothingIsPlain) {
 }
 
 // Gates that are closed: what branches compute does not matter.
-TEST(EveryWiring, OfClosedGatesIgnoresItsBranches) {
+TEST(LONG_ON_EMU(EveryWiring), OfClosedGatesIgnoresItsBranches) {
   const auto inputs = random_tokens(66, 61, 1), targets = random_tokens(66, 61, 2);
   const ModelConfig config = four_layers("gru sla(3,2)");
   DoubleTensors params = random_parameters(config, 9);
@@ -281,7 +281,7 @@ TEST(EveryWiring, OfOneCycleThatBeginsWithPositionsAloneIsPlain) {
 }
 
 // Of tokens that never halt before the last cycle, and of those that halt after the first.
-TEST(EveryWiring, OfTokensThatHaltAtOnceOrNeverIsThatManyCycles) {
+TEST(LONG_ON_EMU(EveryWiring), OfTokensThatHaltAtOnceOrNeverIsThatManyCycles) {
   const auto inputs = random_tokens(66, 61, 1), targets = random_tokens(66, 61, 2);
   DoubleTensors params = random_parameters(four_layers("universal(1) act(0.01)"), 9);
   auto step_of = [&](int L, const char* wiring, double bias) {
