@@ -290,11 +290,11 @@ class StepModel {
   }
   void residual_forward(const AddResidual&, int l) { layernorm_forward("residual_layernorm_forward", l, 4); }
   void residual_forward(const GruResidual& gru, int l) {
-    take_branch(gru, l);
+    branch_relu(gru, l);
     gates_forward(gru, l);
     layernorm_forward("layernorm_forward", l, 2);
   }
-  void take_branch(const GruResidual&, int l) { add("relu_forward", l, {gru_part("relu_forward", 2)}); }
+  void branch_relu(const GruResidual&, int l) { add("relu_forward", l, {gru_part("relu_forward", 2)}); }
   void gates_forward(const GruResidual&, int l) {
     add("matmul_forward, gru", l, {matmul_of("y", N, 3 * C, C), matmul_of("x", N, 2 * C, C), matmul_of("rx", N, C, C)});
     add("gru_forward", l, {gru_part("gru_gates", 8), gru_part("gru_output", 6)});
@@ -421,7 +421,7 @@ class StepModel {
       case What::output:
         linear_forward("matmul_forward, output", step.layer, std::holds_alternative<MlpBranch>(step.branch) ? 4 * C : C,
                        C);
-        take_branch(std::get<GruResidual>(step.residual), step.layer);
+        branch_relu(std::get<GruResidual>(step.residual), step.layer);
         break;
       case What::gates: gates_forward(std::get<GruResidual>(step.residual), step.layer); break;
     }

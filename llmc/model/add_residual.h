@@ -32,7 +32,7 @@ inline const floatX* plan_residual(AddResidual& r, const GruParams<floatX>&, con
   return r.out;
 }
 
-// Where the start of the next cycle is added: on its way into the sum.
+// The tensor (N, C) that the start of the next cycle is added to: the branch's output, before it joins the stream.
 inline floatX* place_of_cycle_start(const AddResidual& r) { return r.branch_out; }
 
 // out (N, C) = in + branch_out.
@@ -40,7 +40,7 @@ inline void residual_forward(const AddResidual& r, const Batch& batch) {
   residual_sum(r.out, r.in, r.branch_out, batch.rows() * r.C);
 }
 
-// The same and the LayerNorm that follows, in one pass over the residual stream.
+// out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
 inline void residual_forward(const AddResidual& r, const Norm& next, const Batch& batch) {
   for (const CycleStart& start : r.next_cycle) cycle_start_forward(start, batch);
   residual_layernorm_forward(layernorm_args(next, batch.rows()), r.out, r.in, r.branch_out);

@@ -1,6 +1,5 @@
 // How a branch's output joins the residual stream with `gru` (wiring.h): in a gate in place of the sum.
 #pragma once
-#include <string>             // std::string
 #include <vector>             // std::vector
 #include "activation_list.h"  // ActivationList
 #include "activations.h"      // Activations
@@ -17,10 +16,12 @@ struct GruResidual {
   int64_t C = 0;
   GruParams<floatX> w = {};
   GruParams<float> g = {};
-  floatX* branch_out = nullptr;  // (N, C); when y is known: r x, and in the backward pass the gradient of the branch
-  floatX* y = nullptr;           // (N, C): relu of the branch's output
-  GruGates<floatX> gates = {};   // of (N, 3C), and the residual stream before and after
-  floatX* sums = nullptr;        // (N, 2C)
+  // (N, C): the branch's output. When y has been computed from it, r x takes its place, and in the backward pass the
+  // gradient of the branch's output does.
+  floatX* branch_out = nullptr;
+  floatX* y = nullptr;                      // (N, C): relu of the branch's output
+  GruGates<floatX> gates = {};              // of (N, 3C), and the residual stream before and after
+  floatX* sums = nullptr;                   // (N, 2C), and then (N, C): the matmuls of x and of r x
   std::vector<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it: one or none
 };
 
@@ -42,11 +43,11 @@ inline const floatX* plan_residual(GruResidual& r, const GruParams<floatX>& w, c
   return r.gates.out;
 }
 
-// Where the start of the next cycle is added.
+// The tensor (N, C) that the start of the next cycle is added to: the stream after the gate.
 inline floatX* place_of_cycle_start(const GruResidual& r) { return r.gates.out; }
 
 // y (N, C) = relu(branch_out).
-inline void take_branch(const GruResidual& r, const Batch& batch) {
+inline void branch_relu(const GruResidual& r, const Batch& batch) {
   relu_forward(r.y, r.branch_out, batch.rows() * r.C);
 }
 
@@ -62,11 +63,12 @@ inline void gates_forward(const GruResidual& r, const Batch& batch) {
 
 // out (N, C) = the gate of `in` and branch_out.
 inline void residual_forward(const GruResidual& r, const Batch& batch) {
-  take_branch(r, batch);
+  branch_relu(r, batch);
   gates_forward(r, batch);
 }
 
-// out, with the next cycle's start where one begins, and the LayerNorm that follows.
+// out (N, C) = the gate of `in` and branch_out, + the start of a cycle that begins here; and the LayerNorm that
+// follows.
 inline void residual_forward(const GruResidual& r, const Norm& next, const Batch& batch) {
   residual_forward(r, batch);
   for (const CycleStart& start : r.next_cycle) cycle_start_forward(start, batch);

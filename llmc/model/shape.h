@@ -16,7 +16,7 @@ enum class Recompute {
   gelu,
   layernorm,
   block,   // everything in a layer but its K/V and the residual stream that enters it
-  chunks,  // the same, and an MLP's hidden units exist for some rows at a time only, in the forward pass too
+  chunks,  // MLPs compute the hidden units of some rows at a time, in the forward pass too, and keep none
   above_all_levels
 };
 

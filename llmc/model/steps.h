@@ -9,8 +9,8 @@
 #include <vector>                    // std::vector
 #include "add_residual.h"            // AddResidual
 #include "attention_branch.h"        // AttentionBranch
-#include "gru_residual.h"            // GruResidual
 #include "cycle_end.h"               // CycleEnd
+#include "gru_residual.h"            // GruResidual
 #include "mixed_attention_branch.h"  // MixedAttentionBranch
 #include "mlp_branch.h"              // MlpBranch
 #include "norm.h"                    // Norm
@@ -25,8 +25,8 @@ struct Recomputation {
     branch,    // what of its branch other operations use; K/V has been kept
     residual,  // the residual stream after it, and the next LayerNorm
     gelu,      // of an MLP: GELU of the hidden units, which have been kept
-    output,    // the branch's output, from the last of its activations, and what its gate keeps of it
-    gates      // of a gate: r, z and g
+    output,    // with `gru`: the branch's output and its relu, which the gate reads
+    gates      // with `gru`: r, z and g
   };
   What what;
   int step;
@@ -128,7 +128,7 @@ inline void plan_recomputation(Steps& graph, Recompute level) {
     if (level >= Recompute::layernorm) again.push_back({What::norm, i + 1});
     if (level >= Recompute::gelu) again.push_back({What::gelu, i + 1});
   }
-  // Of gates those of the last step alone are still there.
+  // Steps share the tensors of their gates, so that those of the last step alone have not been overwritten.
   for (int i = 0; i + 1 < graph.size() && level >= Recompute::gelu; i++) {
     Step& step = graph.steps[size_t(i)];
     if (!std::holds_alternative<GruResidual>(step.residual)) continue;
@@ -213,7 +213,7 @@ inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<float
     for (CycleEnd& end : step.cycle_end) stream = plan_cycle_end(end, stream, shape, params, grads, acts);
   }
   plan_norm(graph.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
-  if (acts.dhalted != nullptr) graph.last_norm.dresidual = acts.dhalted;  // whence it goes to each cycle's end
+  if (acts.dhalted != nullptr) graph.last_norm.dresidual = acts.dhalted;  // which every cycle's end reads
   plan_cycle_starts(graph, shape, params, grads, acts);
   const size_t N = size_t(shape.rows);
   graph.zeroed = {{graph.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
@@ -272,7 +272,7 @@ inline void compute_again(const Steps& graph, const Recomputation& r, const Batc
     case What::gelu: gelu_again(std::get<MlpBranch>(step.branch), batch); break;
     case What::output:
       std::visit([&](const auto& branch) { project_out(branch, batch); }, step.branch);
-      take_branch(std::get<GruResidual>(step.residual), batch);
+      branch_relu(std::get<GruResidual>(step.residual), batch);
       break;
     case What::gates: gates_forward(std::get<GruResidual>(step.residual), batch); break;
   }
