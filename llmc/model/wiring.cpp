@@ -39,6 +39,8 @@ const TermSyntax syntaxes[] = {
     {"universal", Kind::universal, 1, 1, "universal(layers in a cycle), such as universal(2)"},
     {"act", Kind::act, 1, 2, "act(eps) or act(eps, cost), such as act(0.01)"},
     {"gru", Kind::gru, 0, 0, "gru"},
+    {"lsh", Kind::lsh, 2, 2, "lsh(buckets, rounds), such as lsh(32, 2)"},
+    {"reversible", Kind::reversible, 0, 0, "reversible"},
 };
 
 const TermSyntax& syntax_of(Kind kind) {
@@ -66,6 +68,7 @@ std::string arguments_text(const WiringTerm& t) {
     }
     case Kind::window: return n + (t.pattern.empty() ? "" : "," + t.pattern);
     case Kind::strided: return n + how;
+    case Kind::lsh: return n + "," + std::to_string(t.c);
     case Kind::fixed: return n + "," + std::to_string(t.c) + how;
     case Kind::blend:
     case Kind::rope: return shortest(t.a);
@@ -191,6 +194,10 @@ struct Parser {
       if (t.pattern.empty() || t.pattern.find_first_not_of("SL") != std::string::npos)
         error("the pattern \"" + t.pattern + "\" must be of the letters S (window) and L (no window)");
     }
+    if (t.kind == Kind::lsh) {
+      t.c = whole_number(args[1], 1, *s);
+      if (t.n % 2 != 0) error(format("%d buckets; they are pairs, so it must be an even number", t.n));
+    }
     if (t.kind == Kind::strided && count == 2) t.how = read_how(args[1]);
     if (t.kind == Kind::fixed) {
       t.c = whole_number(args[1], 1, *s);
@@ -222,30 +229,35 @@ bool moves_maps(Kind kind) { return kind == Kind::reuse || kind == Kind::blend |
 
 bool replaces_positions(Kind kind) { return kind == Kind::rope || kind == Kind::relative; }
 
-// Terms that go with few others: with those that move K/V, gqa, window and these.
+// Terms that go with few others: these.
 struct RestrictedTerm {
   Kind kind;
   std::vector<Kind> goes_with;
 };
 const std::vector<RestrictedTerm>& restricted_terms() {
+  auto with_sources = [](std::vector<Kind> kinds) {
+    kinds.insert(kinds.begin(), {Kind::sla, Kind::also, Kind::share, Kind::layers, Kind::gqa, Kind::window});
+    return kinds;
+  };
   static const std::vector<RestrictedTerm> terms =
-      {{Kind::memory, {Kind::rope, Kind::relative, Kind::gru}},
-       {Kind::relative, {Kind::memory, Kind::universal, Kind::act, Kind::gru}},
-       {Kind::universal, {Kind::rope, Kind::relative, Kind::act, Kind::gru}},
-       {Kind::act, {Kind::universal, Kind::rope, Kind::relative, Kind::gru}}};
+      {{Kind::memory, with_sources({Kind::rope, Kind::relative, Kind::gru})},
+       {Kind::relative, with_sources({Kind::memory, Kind::universal, Kind::act, Kind::gru})},
+       {Kind::universal, with_sources({Kind::rope, Kind::relative, Kind::act, Kind::gru})},
+       {Kind::act, with_sources({Kind::universal, Kind::rope, Kind::relative, Kind::gru})},
+       {Kind::lsh, {Kind::gru, Kind::reversible}},
+       {Kind::reversible, with_sources({Kind::strided, Kind::fixed, Kind::rope, Kind::lsh})}};
   return terms;
 }
 
 bool excludes(const RestrictedTerm& term, Kind other) {
-  if (moves_kv(other) || other == Kind::gqa || other == Kind::window) return false;
   return std::find(term.goes_with.begin(), term.goes_with.end(), other) == term.goes_with.end();
 }
 
 // What the term combines with, in words.
 std::string combinations_of(const RestrictedTerm& term) {
-  std::string text = std::string(syntax_of(term.kind).name) + " does with sla, also, share, layers, gqa, window";
-  for (size_t i = 0; i < term.goes_with.size(); i++)
-    text += std::string(i + 1 < term.goes_with.size() ? ", " : " and ") + syntax_of(term.goes_with[i]).name;
+  std::string text = std::string(syntax_of(term.kind).name) + " does with ";
+  for (size_t i = 0, n = term.goes_with.size(); i < n; i++)
+    text += std::string(i == 0 ? "" : i + 1 < n ? ", " : " and ") + syntax_of(term.goes_with[i]).name;
   return text;
 }
 
@@ -423,6 +435,8 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::relative) table.relative = true;
     if (t.kind == Kind::act) table.halting = t.a, table.ponder_cost = t.cost;
     if (t.kind == Kind::gru) table.gru = true;
+    if (t.kind == Kind::reversible) table.reversible = true;
+    if (t.kind == Kind::lsh) table.lsh_buckets = t.n, table.lsh_rounds = t.c;
   }
   table.memory = memory_positions(w), table.stored_layers = stored_layers(w, num_layers);
   for (std::vector<int>& sources : table.source_layers) std::sort(sources.begin(), sources.end());

@@ -45,6 +45,13 @@
 //   gru                  GTrXL (Parisotto et al. 2019): the residual stream x and a branch's output y join in a gate,
 //                        in place of x + y: y = relu(y), r = sigmoid(y W_r + x U_r), z = sigmoid(y W_z + x U_z - b),
 //                        g = tanh(y W_g + (r x) U_g), and the stream becomes (1 - z) x + z g
+//   lsh(b, r)            attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020): k_j = q_j / |q_j|. In
+//                        each of r rounds x falls into bucket argmax([x R, -x R]) of b, where R (hs, b/2) is a constant
+//                        of the head and the round. A query sees the earlier positions that share its bucket in some
+//                        round, and itself only if there are none
+//   reversible           RevNet (Gomez et al. 2017), as in Reformer: two residual streams in fp32, both the embeddings
+//                        at first: x1 += attention(ln_1(x2)), x2 += mlp(ln_2(x1)). ln_f gets their mean. The backward
+//                        pass recovers a layer's streams from those after it, so that none are kept
 //
 // A layer shares what it projected itself, never what it uses of another layer. `window`, `strided` and `fixed`
 // combine: a head sees the keys that all of them show to it.
@@ -73,14 +80,16 @@ struct WiringTerm {
     memory,
     universal,
     act,
-    gru
+    gru,
+    lsh,
+    reversible
   };
   enum class How { heads, layers, both };  // of strided and fixed; both: union
 
   Kind kind = Kind::plain;
   int n = 0;           // sla, also: the distance in layers; share, reuse: layers in a group; gqa: K/V heads; window: w;
-                       // strided, fixed: s; topk: k; memory: m; universal: k
-  int c = 0;           // fixed
+                       // strided, fixed: s; topk: k; memory: m; universal: k; lsh: b
+  int c = 0;           // fixed; lsh: r
   int last_heads = 0;  // sla, also: how many heads, the last ones; 0 if it is a range:
   int first_head = 0, end_head = 0;  //   first_head and after the last one
   std::vector<int> layers;           // layers
@@ -150,6 +159,8 @@ struct WiringTable {
   double halting = 0;     // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
   bool gru = false;  // branches join the residual stream in gates
+  bool reversible = false;  // two residual streams, which the backward pass recovers
+  int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }
