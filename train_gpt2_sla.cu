@@ -170,13 +170,13 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(!o.muon || o.shard.count == 1 || o.shard.whole_matrices);
   plan_model(model, config, o.keep_dead_kv, o.shard);
   model.rows = int64_t(o.B) * o.T;
-  model.training = {o.B, o.T, o.recompute};
+  model.training = {o.B, o.T, recompute_level(model.attention_plan, o.recompute)};
   if (o.muon) {
     model.training->matrices = muon_matrices(model.parameters);
     model.training->batches = make_muon_batches(model.training->matrices, o.muon_elements);
   }
   model.logit_rows = planned_logit_rows(model, model.rows, o.logit_bytes);
-  plan_recomputation(model.graph, o.recompute);
+  plan_recomputation(model.graph, model.training->recompute);
   model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
   model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
   model.memory[MemoryGroup::moments] = 2 * model.state_bytes();

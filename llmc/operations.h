@@ -13,6 +13,7 @@
 #include "llmc/cpu/matmul.h"          // matmul_forward, matmul_gelu_forward, matmul_backward, gemm, ...
 #include "llmc/cpu/muon.h"            // muon_momentum, muon_normalize, muon_polynomial, ...
 #include "llmc/cpu/relative.h"        // relative_queries_forward, relative_queries_backward
+#include "llmc/cpu/reversible.h"      // streams_begin, stream_add, streams_mean, streams_mean_backward
 #include "llmc/cpu/rotary.h"          // rotate, rotate_back
 #include "llmc/cpu/optimizer.h"       // adamw_update, sum_of_squares
 #include "llmc/cpu/token_gate.h"      // token_gate_forward, token_gate_backward
@@ -30,6 +31,7 @@
 #include "llmc/cuda/muon.h"
 #include "llmc/cuda/optimizer.h"
 #include "llmc/cuda/relative.h"
+#include "llmc/cuda/reversible.h"
 #include "llmc/cuda/rotary.h"
 #include "llmc/cuda/token_gate.h"
 #endif

@@ -303,7 +303,16 @@ class StepModel {
   ModelledPart gru_part(const char* name, double tensors) const {
     return elementwise(name, double(N), double(C), tensors * x, Counts::gelu_forward);
   }
+  // The stream is read and written in fp32, and rounded to floatX.
+  ModelledPart stream_part(const char* name) const {
+    return elementwise(name, double(N), double(C), 2 * sizeof(float) + 2 * x, Counts::copy);
+  }
+  void residual_forward(const ReversibleResidual&, int l) {
+    add("stream_add", l, {stream_part("stream_add")});
+    layernorm_forward("layernorm_forward", l, 2);
+  }
   void residual_backward(const AddResidual&, int) {}
+  void residual_backward(const ReversibleResidual&, int) {}
   void residual_backward(const GruResidual&, int l) {
     add("gru_backward", l,
         {gru_part("gru_output", 7), gru_part("gru_gates", 7), gru_part("relu", 3),
@@ -334,10 +343,10 @@ class StepModel {
   // Branches, forward; `again`: for the backward pass, where K/V has been kept.
   void project_qkv(int l, bool again) {
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * model.config.head_size();
-    const int64_t rows = !again ? qkv_rows(model.config, plan, l) : keeps_qkv(*model.training, plan, l) ? 0 : q;
+    const bool all = !again || !keeps_kv(plan, l), none = again && keeps_qkv(*model.training, plan, l);
+    const int64_t rows = all ? qkv_rows(model.config, plan, l) : none ? 0 : q;
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
-    if (plan.table.rope > 0)
-      rotate("rotate", l, !again ? rotated_channels(l) : keeps_qkv(*model.training, plan, l) ? 0 : q);
+    if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
   }
@@ -421,9 +430,11 @@ class StepModel {
       case What::output:
         linear_forward("matmul_forward, output", step.layer, std::holds_alternative<MlpBranch>(step.branch) ? 4 * C : C,
                        C);
-        branch_relu(std::get<GruResidual>(step.residual), step.layer);
+        if (const auto* gru = std::get_if<GruResidual>(&step.residual)) branch_relu(*gru, step.layer);
         break;
       case What::gates: gates_forward(std::get<GruResidual>(step.residual), step.layer); break;
+      case What::stream:
+      case What::taken_back: add("stream_add", step.layer, {stream_part("stream_add")}); break;
     }
   }
 

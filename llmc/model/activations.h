@@ -28,6 +28,7 @@ struct Activations {
   floatX* sines = nullptr;                                             // (relative_distances(...), C)
   floatX *queries_of_keys = nullptr, *queries_of_distances = nullptr;  // (N, C)
   floatX* gru_sums = nullptr;                                          // (N, 2C): of `gru` (llmc/gru.h)
+  std::array<float*, 2> streams = {};                                  // (N, C): of `reversible`
   // Tensors of generation, of which the first three say where the rows of a pass lie (kv_cache.h).
   int* positions = nullptr;             // (N)
   int* cache_rows = nullptr;            // (N, groups of layers)
@@ -35,6 +36,7 @@ struct Activations {
   float* attention_partials = nullptr;  // (attention_partials(...))
   // Tensors of the backward pass: gradients, unless said otherwise.
   floatX* dresidual = nullptr;         // (N, C): of the residual stream
+  floatX* dstream = nullptr;           // (N, C): of the second stream of `reversible`
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
   floatX* dhidden = nullptr;           // (hidden_rows, 4C): of the MLP's hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
@@ -145,6 +147,7 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   int64_t largest_qkv = 0;
   for (int l = 0; l < c.num_layers; l++) largest_qkv = std::max(largest_qkv, qkv_rows(c, plan, l));
   list.add(backward, "dresidual", acts.dresidual, {N, C});
+  if (plan.table.reversible) list.add(backward, "dstream", acts.dstream, {N, C});
   list.add(backward, "dnorm", acts.dnorm, {N, C});
   // The gradient of one map's output is there, too (mixed_attention_branch.h).
   const int64_t hidden_rows = list.shape.hidden_rows();
@@ -215,6 +218,8 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
     list.add(activations, "queries_of_keys", acts.queries_of_keys, {N, C});
     list.add(activations, "queries_of_distances", acts.queries_of_distances, {N, C});
   }
+  for (float*& stream : acts.streams)
+    if (plan.table.reversible) list.add(activations, "stream", stream, {N, C});
   if (plan.table.gru) list.add(activations, "gru_sums", acts.gru_sums, {N, 2 * C});
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);

@@ -32,8 +32,11 @@ inline const floatX* plan_residual(AddResidual& r, const GruParams<floatX>&, con
   return r.out;
 }
 
-// The tensor (N, C) that the start of the next cycle is added to: the branch's output, before it joins the stream.
-inline floatX* place_of_cycle_start(const AddResidual& r) { return r.branch_out; }
+// Plans the start of a cycle after the step: it is added to the branch's output, before that joins the stream.
+inline void plan_next_cycle(AddResidual& r, const CycleStart& start) {
+  r.next_cycle = {start};
+  r.next_cycle[0].in = r.next_cycle[0].out = r.branch_out;
+}
 
 // out (N, C) = in + branch_out.
 inline void residual_forward(const AddResidual& r, const Batch& batch) {

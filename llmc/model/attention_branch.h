@@ -88,6 +88,12 @@ inline bool keeps_qkv(const TrainingShape& training, const AttentionPlan& plan, 
   return (training.recompute < Recompute::block || !plan.shared[Part::q][l].empty()) && plan.table.memory == 0;
 }
 
+// Whether layer l's k and v are kept for the backward pass: always, but for those of reversible layers that no other
+// layer's attention uses.
+inline bool keeps_kv(const AttentionPlan& plan, int l) {
+  return !plan.table.reversible || !plan.shared[Part::k][l].empty() || !plan.shared[Part::v][l].empty();
+}
+
 template <class Declare>
 void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
   const ModelShape& shape = list.shape;
@@ -107,7 +113,8 @@ void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
     list.of_step(kept, "qkv", acts.qkv, {N, QKV});
   } else {
     if (q > 0) list.of_step(Recompute::block, "q", acts.q, {N, q});
-    list.of_step(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
+    if (keeps_kv(plan, b.layer)) list.of_step(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
+    else list.of_all_steps("kv of one layer", acts.kv, {N, full_qkv_size(shape.config, plan) - C});
   }
   if (shape.training && plan.table.memory > 0 && QKV > q) {
     b.memory.resize(1);
@@ -242,7 +249,7 @@ inline void plan_rotations(AttentionBranch& b, const Planner& p) {
     add(b.rotations, b.acts.qkv, b.QKV, q + k, /*is_kept=*/true);
   } else {
     add(b.rotations, b.acts.q, q * hs, q, /*is_kept=*/false);
-    add(b.rotations, b.acts.kv, kv_width, k, /*is_kept=*/true, has_memory);
+    add(b.rotations, b.acts.kv, kv_width, k, keeps_kv(p.plan(), b.layer), has_memory);
   }
   if (!p.shape.training) return;
   if (p.acts.dkv == nullptr) {
@@ -280,7 +287,7 @@ inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>&
     project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
   } else {
     project(b.acts.q, 0, q, /*is_kept=*/false);
-    project(b.acts.kv, q, b.QKV - q, /*is_kept=*/true, b.memory.empty() ? nullptr : &b.memory[0]);
+    project(b.acts.kv, q, b.QKV - q, keeps_kv(p.plan(), b.layer), b.memory.empty() ? nullptr : &b.memory[0]);
   }
   plan_rotations(b, p);
   if (p.shape.generation) plan_cache(b, p);

@@ -43,8 +43,11 @@ inline const floatX* plan_residual(GruResidual& r, const GruParams<floatX>& w, c
   return r.gates.out;
 }
 
-// The tensor (N, C) that the start of the next cycle is added to: the stream after the gate.
-inline floatX* place_of_cycle_start(const GruResidual& r) { return r.gates.out; }
+// Plans the start of a cycle after the step: it is added to the stream after the gate.
+inline void plan_next_cycle(GruResidual& r, const CycleStart& start) {
+  r.next_cycle = {start};
+  r.next_cycle[0].in = r.next_cycle[0].out = r.gates.out;
+}
 
 // y (N, C) = relu(branch_out).
 inline void branch_relu(const GruResidual& r, const Batch& batch) {

@@ -25,8 +25,8 @@ template <class Declare>
 void for_each_activation(Norm& norm, Recompute dropped_from, ActivationList<Declare>& list) {
   const int64_t N = list.shape.rows;
   list.of_step(dropped_from, std::string(norm.name), norm.out, {N, norm.C});
-  list.of_step(Recompute::above_all_levels, std::string(norm.name) + "_mean", norm.mean, {N});
-  list.of_step(Recompute::above_all_levels, std::string(norm.name) + "_rstd", norm.rstd, {N});
+  list.of_step(list.shape.dropped_from(), std::string(norm.name) + "_mean", norm.mean, {N});
+  list.of_step(list.shape.dropped_from(), std::string(norm.name) + "_rstd", norm.rstd, {N});
 }
 
 inline LayerNormForward layernorm_args(const Norm& n, int64_t rows) {

@@ -1,7 +1,7 @@
 // A model's shape: what it computes, and what its activations have room for. Training and generation are two plans of
 // the same model: what only one of them has is in a struct of its own.
 #pragma once
-#include <algorithm>         // std::min
+#include <algorithm>         // std::max, std::min
 #include <cstdint>           // int64_t
 #include <optional>          // std::optional
 #include <vector>            // std::vector
@@ -19,6 +19,12 @@ enum class Recompute {
   chunks,  // MLPs compute the hidden units of some rows at a time, in the forward pass too, and keep none
   above_all_levels
 };
+
+// The level of a model for which `wanted` is asked. Reversible layers keep less than any level, and compute everything
+// in a block again.
+inline Recompute recompute_level(const AttentionPlan& plan, Recompute wanted) {
+  return plan.table.reversible ? std::max(wanted, Recompute::block) : wanted;
+}
 
 struct TrainingShape {
   int B = 0, T = 0;  // sequences in a micro-batch, and their length
@@ -39,6 +45,10 @@ struct ModelShape {
   std::optional<TrainingShape> training;
   std::optional<KVCachePlan> generation;
 
+  // The level of recomputation from which on a tensor that no level drops is not kept: reversible layers keep none.
+  Recompute dropped_from() const {
+    return attention_plan.table.reversible ? Recompute::nothing : Recompute::above_all_levels;
+  }
   // How many rows an MLP has hidden units of at a time.
   int64_t hidden_rows() const {
     const bool in_chunks = training && training->recompute >= Recompute::chunks;

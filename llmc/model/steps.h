@@ -14,19 +14,22 @@
 #include "mixed_attention_branch.h"  // MixedAttentionBranch
 #include "mlp_branch.h"              // MlpBranch
 #include "norm.h"                    // Norm
+#include "reversible_residual.h"     // ReversibleResidual
 
 using Branch = std::variant<AttentionBranch, MixedAttentionBranch, MlpBranch>;
-using Residual = std::variant<AddResidual, GruResidual>;
+using Residual = std::variant<AddResidual, GruResidual, ReversibleResidual>;
 
 // What the backward pass computes again before a step, because a later step of the forward pass has overwritten it.
 struct Recomputation {
   enum class What {
-    norm,      // the step's LayerNorm
-    branch,    // what of its branch other operations use; K/V has been kept
-    residual,  // the residual stream after it, and the next LayerNorm
-    gelu,      // of an MLP: GELU of the hidden units, which have been kept
-    output,    // with `gru`: the branch's output and its relu, which the gate reads
-    gates      // with `gru`: r, z and g
+    norm,       // the step's LayerNorm
+    branch,     // what of its branch other operations use; K/V has been kept
+    residual,   // the residual stream after it, and the next LayerNorm
+    gelu,       // of an MLP: GELU of the hidden units, which have been kept
+    output,     // the branch's output, and with `gru` its relu, which the gate reads
+    gates,      // with `gru`: r, z and g
+    stream,     // with `reversible`: what the step's LayerNorm read of a stream
+    taken_back  // with `reversible`: the step's stream as it was before the step
   };
   What what;
   int step;
@@ -56,6 +59,7 @@ struct Steps {
   Norm last_norm;                       // the LayerNorm whose output is the final hidden states
   std::vector<ZeroedTensor> zeroed;     // before the backward pass
   std::vector<CycleStart> first_cycle;  // of layers that repeat: one or none
+  std::vector<Streams> streams;         // of reversible layers: one or none
 
   int size() const { return int(steps.size()); }
   // The LayerNorm before step i; i = size(): the one before the output head.
@@ -87,6 +91,7 @@ inline Step& add_step(Steps& graph, const ModelConfig& c, const AttentionPlan& p
   step.layer = l, step.weights = l % plan.table.stored_layers;
   step.norm.name = norm;
   if (plan.table.gru) step.residual = GruResidual{residual, c.channels};
+  else if (plan.table.reversible) step.residual.emplace<ReversibleResidual>().C = c.channels;
   else step.residual = AddResidual{residual, c.channels};
   return step;
 }
@@ -107,15 +112,34 @@ inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
     CycleEnd& end = graph.steps[size_t(i - 1)].cycle_end.emplace_back();
     end.cycle = i / steps_of_cycle(plan) - 1, end.cycles = graph.size() / steps_of_cycle(plan), end.C = c.channels;
   }
+  for (Step& step : graph.steps)
+    if (auto* r = std::get_if<ReversibleResidual>(&step.residual))
+      r->adds_to_first = attention_of(step) != nullptr, r->is_last = &step == &graph.steps.back();
   graph.last_norm.name = "lnf";
   for (int i = 0; i <= graph.size(); i++) graph.norm(i).C = c.channels, graph.norm(i).eps = float(c.layer_norm_eps);
   return graph;
+}
+
+// What the backward pass of reversible layers computes again before each step: the stream that the next step has added
+// to is taken back, and everything of the step is computed again. What the last layer's steps leave is still there, but
+// for the streams' mean in place of what the last LayerNorm of a layer read, and the output of attention.
+inline void plan_reversible_recomputation(Steps& graph) {
+  using What = Recomputation::What;
+  const int size = graph.size();
+  graph.steps.back().again = {{What::stream, size - 1}};
+  for (int i = size - 2; i >= 0; i--) {
+    std::vector<Recomputation>& again = graph.steps[size_t(i)].again;
+    again.push_back({What::taken_back, i + 1});
+    if (i < size - 2) again.insert(again.end(), {{What::norm, i}, {What::branch, i}});
+    if (i == size - 2 || attention_of(graph.steps[size_t(i)]) == nullptr) again.push_back({What::output, i});
+  }
 }
 
 // What each step's backward pass finds overwritten. The last layer's tensors are still there, because no step of the
 // forward pass comes after it.
 inline void plan_recomputation(Steps& graph, Recompute level) {
   using What = Recomputation::What;
+  if (std::holds_alternative<ReversibleResidual>(graph.steps[0].residual)) return plan_reversible_recomputation(graph);
   for (int i = 0; i + 2 < graph.size(); i += 2) {  // the steps of a layer: attention, MLP
     std::vector<Recomputation>& again = graph.steps[size_t(i + 1)].again;
     if (level >= Recompute::layernorm) again.push_back({What::norm, i});
@@ -168,19 +192,22 @@ inline void plan_norm(Norm& norm, const NormParams<floatX>& w, const NormParams<
 inline void plan_cycle_starts(Steps& graph, const ModelShape& shape, const Params<floatX>& params,
                               const Params<float>& grads, const Activations& acts) {
   if (params.wse == nullptr) return;
-  auto start_of = [&](int cycle, floatX* x) {
-    CycleStart start = plan_cycle_start(cycle, shape.config.channels, params, grads, acts);
-    start.in = start.out = x;
-    return start;
-  };
-  graph.first_cycle = {start_of(0, acts.embedded)};
+  auto start_of = [&](int cycle) { return plan_cycle_start(cycle, shape.config.channels, params, grads, acts); };
+  graph.first_cycle = {start_of(0)};
+  graph.first_cycle[0].in = graph.first_cycle[0].out = acts.embedded;
   const int of_cycle = steps_of_cycle(shape.attention_plan);
   for (int i = of_cycle; i < graph.size(); i += of_cycle) {
     Step& before = graph.steps[size_t(i - 1)];
     if (!before.cycle_end.empty()) continue;
-    const int cycle = i / of_cycle;
-    std::visit([&](auto& r) { r.next_cycle = {start_of(cycle, place_of_cycle_start(r))}; }, before.residual);
+    std::visit([&](auto& r) { plan_next_cycle(r, start_of(i / of_cycle)); }, before.residual);
   }
+}
+
+// Plans the gradients of the two streams of reversible layers: each LayerNorm's is that of the stream that it read.
+inline void plan_streams(Steps& graph, const Activations& acts) {
+  for (Step& step : graph.steps)
+    if (const auto* r = std::get_if<ReversibleResidual>(&step.residual)) step.norm.dresidual = r->read_dx();
+  if (acts.streams[0] != nullptr) graph.streams = {streams_of(acts)};
 }
 
 // Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
@@ -215,6 +242,7 @@ inline void plan_steps(Steps& graph, const ModelShape& shape, const Params<float
   plan_norm(graph.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
   if (acts.dhalted != nullptr) graph.last_norm.dresidual = acts.dhalted;  // which every cycle's end reads
   plan_cycle_starts(graph, shape, params, grads, acts);
+  plan_streams(graph, acts);
   const size_t N = size_t(shape.rows);
   graph.zeroed = {{graph.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
   if (acts.dmap_gates != nullptr)
@@ -230,12 +258,14 @@ inline void embed(const Steps& graph, const Params<floatX>& params, const Activa
   const floatX* wpe = graph.first_cycle.empty() ? params.wpe : nullptr;
   embedding_forward(acts.embedded, acts.tokens, batch.positions(), params.wte, wpe, batch.rows(), graph.last_norm.C);
   for (const CycleStart& start : graph.first_cycle) cycle_start_forward(start, batch);
+  for (const Streams& s : graph.streams) streams_begin(s.x1, s.x2, s.rounded, batch.rows() * graph.last_norm.C);
 }
 
 // The gradients of the embeddings +=, from acts.dresidual.
 inline void embed_backward(const Steps& graph, const Params<float>& grads, const Activations& acts,
                            const Batch& batch) {
   for (const CycleStart& start : graph.first_cycle) cycle_start_backward(start, batch);
+  for (const Streams& s : graph.streams) residual_sum(s.dx1, s.dx1, s.dx2, batch.rows() * graph.last_norm.C);
   float* dwpe = graph.first_cycle.empty() ? grads.wpe : nullptr;
   embedding_backward(grads.wte, dwpe, acts.dresidual, acts.tokens, batch.B, batch.T, graph.last_norm.C);
 }
@@ -272,8 +302,10 @@ inline void compute_again(const Steps& graph, const Recomputation& r, const Batc
     case What::gelu: gelu_again(std::get<MlpBranch>(step.branch), batch); break;
     case What::output:
       std::visit([&](const auto& branch) { project_out(branch, batch); }, step.branch);
-      branch_relu(std::get<GruResidual>(step.residual), batch);
+      if (const auto* gru = std::get_if<GruResidual>(&step.residual)) branch_relu(*gru, batch);
       break;
     case What::gates: gates_forward(std::get<GruResidual>(step.residual), batch); break;
+    case What::stream: round_stream(std::get<ReversibleResidual>(step.residual), batch); break;
+    case What::taken_back: take_back(std::get<ReversibleResidual>(step.residual), batch); break;
   }
 }

@@ -158,8 +158,8 @@ struct WiringTable {
   int stored_layers = 0;  // layer l has the parameters of layer l mod stored_layers
   double halting = 0;     // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
-  bool gru = false;  // branches join the residual stream in gates
-  bool reversible = false;  // two residual streams, which the backward pass recovers
+  bool gru = false;                     // branches join the residual stream in gates
+  bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }

@@ -1,0 +1,42 @@
+// The two residual streams of `reversible` (model/reversible_residual.h), in fp32 whatever floatX is.
+//
+//   streams_begin:          x1, x2 = embedded
+//   stream_add:             x += factor y, rounded = x
+//   streams_mean:           out = (x1 + x2) / 2
+//   streams_mean_backward:  dx1, dx2 = dx1 / 2
+#pragma once
+#include <cstdint>           // int64_t
+#include "llmc/precision.h"  // floatX
+#include "threads.h"         // is_worth_threads
+#include "vec.h"             // to_float, from_float
+
+// x1 (n) = x2 (n) = embedded (n).
+inline void streams_begin(float* x1, float* x2, const floatX* embedded, int64_t n) {
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(10 * n))
+  for (int64_t i = 0; i < n; i++) x1[i] = x2[i] = to_float(embedded[i]);
+}
+
+// x (n) += factor * y (n), and `rounded` (n) = x in floatX. The factor is 1, or -1 to take back what was added.
+inline void stream_add(float* x, floatX* rounded, const floatX* y, float factor, int64_t n) {
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(12 * n))
+  for (int64_t i = 0; i < n; i++) {
+    x[i] += factor * to_float(y[i]);
+    from_float(rounded[i], x[i]);
+  }
+}
+
+// out (n) = (x1 (n) + x2 (n)) / 2. Of one stream twice: that stream, rounded to floatX.
+inline void streams_mean(floatX* out, const float* x1, const float* x2, int64_t n) {
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(10 * n))
+  for (int64_t i = 0; i < n; i++) from_float(out[i], 0.5f * (x1[i] + x2[i]));
+}
+
+// From dx1 (n), the gradient of the streams' mean: dx1 (n) = dx2 (n) = those of the streams, half of it.
+inline void streams_mean_backward(floatX* dx1, floatX* dx2, int64_t n) {
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(3 * int64_t(sizeof(floatX)) * n))
+  for (int64_t i = 0; i < n; i++) {
+    const float d = 0.5f * to_float(dx1[i]);
+    from_float(dx1[i], d);
+    from_float(dx2[i], d);
+  }
+}

@@ -1,0 +1,91 @@
+// The two residual streams of `reversible` (model/reversible_residual.h), in fp32 whatever floatX is.
+//
+//   streams_begin:          x1, x2 = embedded
+//   stream_add:             x += factor y, rounded = x
+//   streams_mean:           out = (x1 + x2) / 2
+//   streams_mean_backward:  dx1, dx2 = dx1 / 2
+//
+// n is a multiple of 8, pointers are 16-byte aligned. Memory bounds all kernels: a thread owns eight elements.
+#pragma once
+#include <cstdint>           // int64_t
+#include "device.h"          // gpu
+#include "launch.h"          // launch
+#include "llmc/precision.h"  // floatX
+#include "vec.h"             // load8, store8, ceil_div
+
+constexpr int stream_threads = 256;
+
+// The first of this thread's eight elements.
+__device__ inline int64_t stream_element() { return (int64_t(blockIdx.x) * stream_threads + threadIdx.x) * 8; }
+
+__global__ void __launch_bounds__(stream_threads)
+    streams_begin_kernel(float* x1, float* x2, const floatX* embedded, int64_t n) {
+  const int64_t i = stream_element();
+  if (i >= n) return;
+  float x[8];
+  load8(x, embedded + i);
+  store8(x1 + i, x);
+  store8(x2 + i, x);
+}
+
+__global__ void __launch_bounds__(stream_threads)
+    stream_add_kernel(float* x_out, floatX* rounded, const floatX* y_in, float factor, int64_t n) {
+  const int64_t i = stream_element();
+  if (i >= n) return;
+  float x[8], y[8];
+  load8(x, x_out + i);
+  load8(y, y_in + i);
+  for (int j = 0; j < 8; j++) x[j] += factor * y[j];
+  store8(x_out + i, x);
+  store8(rounded + i, x);
+}
+
+__global__ void __launch_bounds__(stream_threads)
+    streams_mean_kernel(floatX* out, const float* x1_in, const float* x2_in, int64_t n) {
+  const int64_t i = stream_element();
+  if (i >= n) return;
+  float x1[8], x2[8];
+  load8(x1, x1_in + i);
+  load8(x2, x2_in + i);
+  for (int j = 0; j < 8; j++) x1[j] = 0.5f * (x1[j] + x2[j]);
+  store8(out + i, x1);
+}
+
+__global__ void __launch_bounds__(stream_threads) streams_mean_backward_kernel(floatX* dx1, floatX* dx2, int64_t n) {
+  const int64_t i = stream_element();
+  if (i >= n) return;
+  float d[8];
+  load8(d, dx1 + i);
+  for (float& a : d) a *= 0.5f;
+  store8(dx1 + i, d);
+  store8(dx2 + i, d);
+}
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+template <class Kernel, class... Args>
+void launch_stream_kernel(Kernel kernel, int64_t n, Args... args) {
+  CHECK(n % 8 == 0);
+  launch(kernel, dim3(unsigned(ceil_div(n, 8 * stream_threads))), dim3(stream_threads), 0, gpu().stream, args..., n);
+}
+
+// x1 (n) = x2 (n) = embedded (n).
+inline void streams_begin(float* x1, float* x2, const floatX* embedded, int64_t n) {
+  launch_stream_kernel(streams_begin_kernel, n, x1, x2, embedded);
+}
+
+// x (n) += factor * y (n), and `rounded` (n) = x in floatX. The factor is 1, or -1 to take back what was added.
+inline void stream_add(float* x, floatX* rounded, const floatX* y, float factor, int64_t n) {
+  launch_stream_kernel(stream_add_kernel, n, x, rounded, y, factor);
+}
+
+// out (n) = (x1 (n) + x2 (n)) / 2. Of one stream twice: that stream, rounded to floatX.
+inline void streams_mean(floatX* out, const float* x1, const float* x2, int64_t n) {
+  launch_stream_kernel(streams_mean_kernel, n, out, x1, x2);
+}
+
+// From dx1 (n), the gradient of the streams' mean: dx1 (n) = dx2 (n) = those of the streams, half of it.
+inline void streams_mean_backward(floatX* dx1, floatX* dx2, int64_t n) {
+  launch_stream_kernel(streams_mean_backward_kernel, n, dx1, dx2);
+}
