@@ -181,6 +181,11 @@ const std::vector<GraphCase> graph_cases =
      {"halting_after_one_cycle", 2, 4, 32, 61, 40, "universal(2) act(0.3)", true, 2, 33, 1},
      // With 32 channels the error of relative.v, 32 numbers, is 0.0414 in bf16.
      {"halting_relative", 4, 4, 64, 61, 40, "universal(1) relative act(0.4,2) window(9,SL)", true, 2, 33, 2},
+     {"reversible", 3, 4, 32, 61, 40, "reversible", true, 2, 33, 3},
+     {"reversible_sources", 4, 4, 32, 61, 40, "reversible sla(2,3) also(1,1:3)", false, 2, 33, 1},
+     {"reversible_masks", 4, 4, 32, 61, 40, "rope reversible gqa(2) window(9,SL) strided(4)", true, 2, 33, 1},
+     {"reversible_one_layer", 1, 4, 32, 61, 40, "reversible", true, 3, 22, 1},
+     {"reversible_48_layers", 48, 4, 32, 61, 40, "reversible sla(30,3)", true, 1, 33, 1},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice, or weighs too much in gradients that come through two gates
      {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 2, 33, 4},
