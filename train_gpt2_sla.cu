@@ -136,7 +136,7 @@ void plan_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, const
   model.buckets_awaited = model.parameters.buckets.size();
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
   model.memory = {};
-  model.memory[MemoryGroup::weights] = model.weight_bytes();
+  model.memory[MemoryGroup::weights] = model.weight_bytes() + model.constant_bytes();
   model.memory[MemoryGroup::workspaces] = device_workspace_bytes();
 }
 
@@ -227,11 +227,10 @@ void plan_update(GPT2& model) {
 // so that one that is read before it is written shows.
 void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
   auto pointers = [&](auto* arena) {
-    return parameter_pointers(model.config, model.attention_plan, model.parameters, arena);
+    return parameter_pointers(model.config, model.attention_plan, model.parameters, arena, model.constant_memory);
   };
-  model.owns_weights = weights_of == nullptr;
-  if (model.owns_weights) model.allocate_weights();
-  else model.weight_memory = weights_of->weight_memory;
+  if (weights_of == nullptr) model.allocate_weights();
+  else model.use_weights_of(*weights_of);
   model.params = pointers(model.weight_memory);
   if (model.training) {
     model.allocate_training_state();
@@ -660,11 +659,8 @@ void save_checkpoint(Trainer& t) {
   fetch_shard(model, model.m_memory, m);
   fetch_shard(model, model.v_memory, v);
   t.run.stall_seconds = seconds_now() - start;
-  auto fetch_copied = [&model, weights](int i, float* values) {
-    memcpy(values, weights + model.tensor(i).element_offset(), model.tensor(i).bytes());
-  };
   start_checkpoint(t.run, model.parameters,
-                   {{}, model_text_files(model.config), fetch_copied, m, v, std::move(memory)});
+                   {{}, model_text_files(model.config), fetch_from_host(model, weights), m, v, std::move(memory)});
 }
 
 // This rank's tokens of the next step.

@@ -79,6 +79,7 @@ static std::vector<SafetensorsSpec> weight_specs(const ParameterTable& table) {
   std::vector<SafetensorsSpec> specs;
   for (const ParameterSpec& spec : table.specs)
     specs.push_back({table.layout.tensors[spec.tensor].name, spec.file_shape});
+  for (const ConstantTensor& constant : table.constants) specs.push_back({constant.name, constant.shape});
   return specs;
 }
 
@@ -91,7 +92,10 @@ SafetensorsChecksums write_weight_file(const std::string& path, const ParameterT
   std::vector<float> values, full;
   for (size_t i = 0; i < specs.size(); i++) {
     full.assign(size_t(num_elements(specs[i].shape)), 0.0f);
-    if (i < table.specs.size()) {
+    if (int(i) < table.file_tensors() && table.is_constant(int(i))) {
+      fetch(int(i), full.data());
+      writer.write_f32(i, full.data(), 0, int64_t(full.size()));
+    } else if (i < table.specs.size()) {
       values.resize(size_t(table.tensor(int(i)).num_elements()));
       fetch(int(i), values.data());
       to_file_layout(table, int(i), whole_weight(table, int(i)), values.data(), full.data());
@@ -249,7 +253,13 @@ void read_weight_files(const std::vector<std::string>& paths, const ParameterTab
   check_zero_biases(in, table);
   check_tied_head(in, sources[0]);
   in.check_no_others();
-  for (size_t i = 0; i < sources.size(); i++) read_part(sources[i], table, int(i), whole_weight(table, int(i)), store);
+  for (size_t i = 0; i < table.specs.size(); i++)
+    read_part(sources[i], table, int(i), whole_weight(table, int(i)), store);
+  for (size_t i = table.specs.size(); i < sources.size(); i++) {
+    std::vector<float> values(size_t(num_elements(sources[i].shape())));
+    sources[i].read(values.data());
+    store(int(i), values.data());
+  }
 }
 
 void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m,

@@ -59,6 +59,10 @@ struct AttentionPlan {
   int num_accumulators = 0;
   int accumulator_heads = 0;  // q, k and v heads in an accumulator: the most that any layer shares
 
+  // The heads of a full-size layer: with `lsh` keys are queries, and there is no k.
+  int heads_of(Part part) const {
+    return part == Part::q ? num_heads : part == Part::k && table.lsh_buckets > 0 ? 0 : table.num_kv_heads;
+  }
   int num_projected(int layer) const { return count(projected, layer); }  // q, k and v heads
   int num_shared(int layer) const { return count(shared, layer); }
   // The index of a head among the layer's projected heads, or in its accumulator; -1 if it is not there. Heads of q
@@ -203,7 +207,7 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   for (Part part : all_parts) {
     plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
     for (int l = 0; l < L; l++)
-      for (int i = 0; i < (part == Part::q ? h : plan.table.num_kv_heads); i++) {
+      for (int i = 0; i < plan.heads_of(part); i++) {
         if (keep_dead || is_used(part, l, i)) plan.projected[part][l].push_back(i);
         if (highest_use[part][l * h + i] > l) plan.shared[part][l].push_back(i);
       }
@@ -235,11 +239,12 @@ inline std::string masks_text(const AttentionPlan& plan, int layer) {
   return text;
 }
 
-// Elements of k and v that generation keeps of a token, in all layers.
+// Elements of k and v, with `lsh` of q and v, that generation keeps of a token, in all layers.
 inline int64_t kv_elements_per_token(const ModelConfig& c, const AttentionPlan& plan) {
   int64_t heads = 0;
   for (int l = 0; l < plan.num_layers; l++)
-    heads += int64_t(plan.projected[Part::k][l].size() + plan.projected[Part::v][l].size());
+    for (Part part : {plan.table.lsh_buckets > 0 ? Part::q : Part::k, Part::v})
+      heads += int64_t(plan.projected[part][l].size());
   return heads * c.head_size();
 }
 
@@ -258,7 +263,9 @@ inline std::string draw(const AttentionPlan& plan) {
     }
     auto projects = [&](Part part) { return plan.projected[part][l].size(); };
     const int kv_heads = plan.table.num_kv_heads;
-    if (projects(Part::k) == projects(Part::v)) text += format(" | projects %zu of %d", projects(Part::k), kv_heads);
+    if (plan.table.lsh_buckets > 0) text += format(" | projects q, v of %d", kv_heads);
+    else if (projects(Part::k) == projects(Part::v))
+      text += format(" | projects %zu of %d", projects(Part::k), kv_heads);
     else text += format(" | projects k %zu, v %zu of %d", projects(Part::k), projects(Part::v), kv_heads);
     if (projects(Part::q) == 0) text += ", no q";
     const size_t shared = std::max(plan.shared[Part::k][l].size(), plan.shared[Part::v][l].size());
@@ -278,6 +285,11 @@ inline std::string draw(const AttentionPlan& plan) {
   if (plan.table.halting > 0)
     text += format("halting: after the cycle in which a token's probabilities reach 1 - %g, at a cost of %g\n",
                    plan.table.halting, plan.table.ponder_cost);
+  if (plan.table.lsh_buckets > 0)
+    text += format("keys are queries: a query sees those of its hash bucket in any of %d rounds of %d buckets\n",
+                   plan.table.lsh_rounds, plan.table.lsh_buckets);
+  if (plan.table.reversible) text += "reversible: two residual streams, which the backward pass recovers\n";
+  if (plan.table.gru) text += "residual stream: branches join it in gates\n";
   if (plan.table.memory > 0)
     text += format("memory: of earlier segments, the %d positions before each\n", plan.table.memory);
   return text;

@@ -85,7 +85,14 @@ inline void read_weights_for_new_wiring(const std::string& folder, const WiringC
                                         const StoreTensor& store) {
   std::multimap<std::string, int> without_values;  // parameters of the new model, by the name of the trained one
   for (int i = 0; i < table.size(); i++) without_values.emplace(trained_name(c, table, i), i);
+  const bool keeps_constants = c.plan.table.lsh_buckets == c.new_plan.table.lsh_buckets &&
+                               c.plan.table.lsh_rounds == c.new_plan.table.lsh_rounds;
+  for (int i = table.size(); i < table.file_tensors() && !keeps_constants; i++) store(i, initial(i).data());
   read_weights(folder, c.table, [&](int from, const float* trained) {
+    if (c.table.is_constant(from)) {
+      if (keeps_constants) store(from - c.table.size() + table.size(), trained);
+      return;
+    }
     const ParameterSpec& spec = c.table.specs[from];
     const auto [begin, end] = without_values.equal_range(c.table.tensor(from).name);
     for (auto it = begin; it != end; ++it) {  // none of a gate that the new wiring has not

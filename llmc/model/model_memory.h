@@ -1,5 +1,6 @@
 // The flat arenas of a model's parameters, what they hold in a new model, and the way between them and files.
 #pragma once
+#include <algorithm>                     // std::copy_n
 #include <cstdint>                       // int64_t, uint64_t
 #include <string>                        // std::string
 #include <vector>                        // std::vector
@@ -16,6 +17,8 @@ struct ModelMemory {
   ParameterTable parameters;
   floatX* weight_memory = nullptr;                 // (parameters)
   bool owns_weights = true;                        // else another model owns them, and must outlive this one
+  float* constant_memory = nullptr;                // (constants): owned as the weights are
+  std::vector<float> constants;                    // on the host
   float* master_memory = nullptr;                  // (state): weights in full precision; weight_memory if that is float
   float* grad_memory = nullptr;                    // (parameters)
   float *m_memory = nullptr, *v_memory = nullptr;  // (state): AdamW's moments
@@ -24,23 +27,33 @@ struct ModelMemory {
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory() {
-    if (owns_weights) device_free(weight_memory, weight_bytes());
+    if (owns_weights) {
+      device_free(weight_memory, weight_bytes());
+      device_free(constant_memory, constant_bytes());
+    }
     device_free(grad_memory, parameters.layout.bytes);
     if (has_master_weights) device_free(master_memory, state_bytes());
     for (float* arena : {m_memory, v_memory}) device_free(arena, state_bytes());
   }
 
   size_t weight_bytes() const { return parameters.layout.bytes / sizeof(float) * sizeof(floatX); }
+  size_t constant_bytes() const { return size_t(parameters.constant_count) * sizeof(float); }
   // The bytes of the arena of master weights, and of each arena of moments: of all parameters, or as many as a
   // rank's shard has at most.
   size_t state_bytes() const { return size_t(parameters.state_count) * sizeof(float); }
   const TensorSpec& tensor(int index) const { return parameters.tensor(index); }
   int num_tensors() const { return parameters.size(); }
 
-  // Allocates the weights, all zero.
+  // Allocates the weights, all zero, and constants.
   void allocate_weights() {
+    constants.resize(size_t(parameters.constant_count));
+    if (!constants.empty()) constant_memory = static_cast<float*>(device_malloc(constant_bytes()));
     weight_memory = static_cast<floatX*>(device_malloc(weight_bytes()));
     parameters.layout.forbid_gaps(weight_memory, sizeof(float) / sizeof(floatX));
+  }
+  void use_weights_of(const ModelMemory& other) {
+    owns_weights = false;
+    weight_memory = other.weight_memory, constant_memory = other.constant_memory;
   }
   // Allocates what training needs beside the weights: master weights, gradients and moments, all zero.
   void allocate_training_state() {
@@ -58,11 +71,34 @@ struct ModelMemory {
   }
 };
 
+// values = a constant.
+inline void fetch_constant(const ModelMemory& model, int index, float* values) {
+  const ConstantTensor& constant = model.parameters.constant(index);
+  std::copy_n(model.constants.begin() + constant.offset, num_elements(constant.shape), values);
+}
+
 // Returns a function for writers of files, which copies a tensor of a float arena of all parameters to host memory.
 inline FetchTensor fetch_from(const ModelMemory& model, const float* arena) {
   return [&model, arena](int index, float* values) {
+    if (model.parameters.is_constant(index)) return fetch_constant(model, index, values);
     copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
   };
+}
+
+// Returns the same function for an arena of all parameters in host memory.
+inline FetchTensor fetch_from_host(const ModelMemory& model, const float* arena) {
+  return [&model, arena](int index, float* values) {
+    if (model.parameters.is_constant(index)) return fetch_constant(model, index, values);
+    std::copy_n(arena + model.tensor(index).element_offset(), model.tensor(index).num_elements(), values);
+  };
+}
+
+// Sets a constant.
+inline void store_constant(ModelMemory& model, int index, const float* values) {
+  const ConstantTensor& constant = model.parameters.constant(index);
+  const size_t count = size_t(num_elements(constant.shape));
+  std::copy_n(values, count, model.constants.begin() + constant.offset);
+  copy_to_device(model.constant_memory + constant.offset, values, count * sizeof(float));
 }
 
 // host (state) = all of an arena of masters or moments.
@@ -84,8 +120,9 @@ inline StoreTensor store_shard(const ModelMemory& model, float* arena) {
 
 // Returns a function for readers of files, which stores all of a tensor in the weights that operations read, rounded to
 // floatX, and this process's shard of it in the master weights.
-inline StoreTensor store_weights(const ModelMemory& model) {
+inline StoreTensor store_weights(ModelMemory& model) {
   return [&model](int index, const float* values) {
+    if (model.parameters.is_constant(index)) return store_constant(model, index, values);
     const TensorSpec& tensor = model.tensor(index);
     const std::vector<floatX> rounded(values, values + tensor.num_elements());
     copy_to_device(model.weight_memory + tensor.element_offset(), rounded.data(), rounded.size() * sizeof(floatX));
@@ -98,6 +135,13 @@ inline StoreTensor store_weights(const ModelMemory& model) {
 // A tensor's values in a new model. Each depends on the seed, its tensor and its place in the full-size tensor alone:
 // models with and without dead rows begin as the same function.
 inline std::vector<float> initial_values(const ModelMemory& model, int index, uint64_t seed) {
+  if (model.parameters.is_constant(index)) {
+    const ConstantTensor& constant = model.parameters.constant(index);
+    std::vector<float> values(size_t(num_elements(constant.shape)));
+    for (size_t i = 0; i < values.size(); i++)
+      values[i] = float(constant.init_std * random_normal(seed, RandomStream::init, uint32_t(index), i));
+    return values;
+  }
   const ParameterSpec& spec = model.parameters.specs[index];
   const TensorSpec& tensor = model.tensor(index);
   const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
@@ -112,14 +156,14 @@ inline std::vector<float> initial_values(const ModelMemory& model, int index, ui
   return host;
 }
 
-inline void init_weights(const ModelMemory& model, uint64_t seed) {
-  for (int index = 0; index < model.num_tensors(); index++)
+inline void init_weights(ModelMemory& model, uint64_t seed) {
+  for (int index = 0; index < model.parameters.file_tensors(); index++)
     store_weights(model)(index, initial_values(model, index, seed).data());
 }
 
 // Reads the weights of `in_folder`, the model in that folder, for a model of this shape, which may have another wiring.
 // Weights that have no trained values in the new wiring are initialised.
-inline void read_weights_of(const ModelMemory& model, const ModelShape& shape, const std::string& folder,
+inline void read_weights_of(ModelMemory& model, const ModelShape& shape, const std::string& folder,
                             const ModelConfig& in_folder, uint64_t seed) {
   if (same_model(in_folder, shape.config)) return read_weights(folder, model.parameters, store_weights(model));
   read_weights_for_new_wiring(

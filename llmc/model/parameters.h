@@ -22,6 +22,7 @@ struct AttentionParams {
   T* relativew = nullptr;                // (C, C): W of `relative`; else null, and so are:
   T *relativeu = nullptr, *relativev = nullptr;  // (h, hs): u and v
   T *projw = nullptr, *projb = nullptr;          // (C, C), (C)
+  const float* rotations = nullptr;              // (h, rounds, hs, buckets / 2): of `lsh`, a constant; else null
 };
 
 template <class T>
@@ -90,9 +91,14 @@ inline void check_parameters_fit(const ModelConfig& c, double bytes_each, const 
                c.num_layers, c.channels, c.vocab_size, least * 1e-9, what, double(available) * 1e-9, device);
 }
 
-// The rows of the full-size c_attn: q (C) | k | v (K/V heads times head size each).
+// The rows of a part of the full-size c_attn, which is q | k | v, and with `lsh` q | v.
+inline int64_t full_part_size(const ModelConfig& c, const AttentionPlan& plan, Part part) {
+  return int64_t(plan.heads_of(part)) * c.head_size();
+}
 inline int64_t full_qkv_size(const ModelConfig& c, const AttentionPlan& plan) {
-  return c.channels + 2 * int64_t(plan.table.num_kv_heads) * c.head_size();
+  int64_t rows = 0;
+  for (Part part : all_parts) rows += full_part_size(c, plan, part);
+  return rows;
 }
 
 // For each row of a layer's qkvw, its row in the full-size c_attn.
@@ -102,7 +108,7 @@ inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan&
   for (Part part : all_parts) {
     for (int head : plan.projected[part][layer])
       for (int i = 0; i < c.head_size(); i++) rows.push_back(first + head * c.head_size() + i);
-    first += (part == Part::q ? c.num_heads : plan.table.num_kv_heads) * c.head_size();
+    first += int(full_part_size(c, plan, part));
   }
   return rows;
 }
@@ -116,6 +122,7 @@ template <class T>
 struct ParameterBuilder {
   ParameterTable table;
   T* base;
+  const float* constants;  // the arena of constants
   bool has_biases;
   int layer = -1;  // the layer of the parameters that are declared next
 
@@ -138,6 +145,12 @@ struct ParameterBuilder {
     else table.zero_tensors.push_back({name + ".bias", num_elements(spec.file_shape)});
   }
 
+  void constant(const float*& pointer, std::string name, std::vector<int64_t> shape, double std) {
+    pointer = constants == nullptr ? nullptr : constants + table.constant_count;
+    const int64_t count = num_elements(shape);
+    table.constants.push_back({std::move(name), std::move(shape), table.constant_count, std});
+    table.constant_count += count;
+  }
   void embedding(T*& weight, const std::string& name, int64_t rows, int64_t channels, int64_t tail_rows, double std) {
     ParameterSpec spec;
     spec.init_std = std;
@@ -239,6 +252,9 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
       b.embedding(attention.relativeu, h + "attn.relative.u", c.num_heads, c.head_size(), 0, weight_std);
       b.embedding(attention.relativev, h + "attn.relative.v", c.num_heads, c.head_size(), 0, weight_std);
     }
+    if (const WiringTable& table = plan.table; table.lsh_buckets > 0)
+      b.constant(attention.rotations, h + "attn.rotations",
+                 {c.num_heads, table.lsh_rounds, c.head_size(), table.lsh_buckets / 2}, /*std=*/1);
     b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru1, h + "gru_1", C, weight_std);
     b.norm(layer.ln2, h + "ln_2", C);
@@ -260,8 +276,8 @@ struct DeclaredParameters {
   ParameterTable table;
   Params<T> pointers;
 
-  DeclaredParameters(const ModelConfig& c, const AttentionPlan& plan, Shard shard, T* base) {
-    ParameterBuilder<T> builder = {{}, base, c.bias};
+  DeclaredParameters(const ModelConfig& c, const AttentionPlan& plan, Shard shard, T* base, const float* constants) {
+    ParameterBuilder<T> builder = {{}, base, constants, c.bias};
     builder.table.shard = shard;
     declare_parameters(builder, c, plan, pointers);
     table = std::move(builder.table);
@@ -269,11 +285,13 @@ struct DeclaredParameters {
 };
 
 inline ParameterTable make_parameter_table(const ModelConfig& c, const AttentionPlan& plan, Shard shard = {}) {
-  return DeclaredParameters<float>(c, plan, shard, nullptr).table;
+  return DeclaredParameters<float>(c, plan, shard, nullptr, nullptr).table;
 }
 
-// The parameters of a table that make_parameter_table made, as pointers into an arena that starts at `base`.
+// The parameters of a table that make_parameter_table made, as pointers into an arena that starts at `base`, and into
+// that of its constants.
 template <class T>
-Params<T> parameter_pointers(const ModelConfig& c, const AttentionPlan& plan, const ParameterTable& table, T* base) {
-  return DeclaredParameters<T>(c, plan, table.shard, base).pointers;
+Params<T> parameter_pointers(const ModelConfig& c, const AttentionPlan& plan, const ParameterTable& table, T* base,
+                             const float* constants) {
+  return DeclaredParameters<T>(c, plan, table.shard, base, constants).pointers;
 }

@@ -57,6 +57,15 @@ struct ZeroTensor {
   int64_t size;
 };
 
+// A tensor of float that files hold and nothing trains: no optimizer, gradient or rank but all of it. In a new model
+// normal(0, init_std).
+struct ConstantTensor {
+  std::string name;  // in files
+  std::vector<int64_t> shape;
+  int64_t offset;  // in elements of an arena of all constants
+  double init_std;
+};
+
 struct ParameterTable {
   ArenaLayout layout;                    // of float arenas; in one of another type a tensor begins at the same element
   std::vector<ParameterBucket> buckets;  // embeddings, layer 0, layer 1, ..., final LayerNorm
@@ -65,11 +74,17 @@ struct ParameterTable {
   // In the order of the layout: layer by layer, so that a layer is one contiguous bucket.
   std::vector<ParameterSpec> specs;
   std::vector<ZeroTensor> zero_tensors;  // biases, in a model without any
-  int64_t num_parameters = 0;            // what is trained
-  int64_t num_parameters_full = 0;       // what the model would have with dead K/V rows
+  // Functions that read and write files number them after the parameters, from size() on.
+  std::vector<ConstantTensor> constants;
+  int64_t constant_count = 0;       // elements of all of them
+  int64_t num_parameters = 0;       // what is trained
+  int64_t num_parameters_full = 0;  // what the model would have with dead K/V rows
 
   const TensorSpec& tensor(int index) const { return layout.tensors[specs[index].tensor]; }
   int size() const { return int(specs.size()); }
+  int file_tensors() const { return size() + int(constants.size()); }
+  bool is_constant(int index) const { return index >= size(); }
+  const ConstantTensor& constant(int index) const { return constants[size_t(index - size())]; }
 };
 
 // What an update by Muon of a tensor's matrices costs, relative to others; 0 if it has none.
