@@ -93,6 +93,21 @@ struct LshDecode {
   SLA_HOST_DEVICE int64_t queries() const { return shape.T - first_query; }
 };
 
+// argmax([x R, -x R]) over columns of x R that come in order.
+struct LshBucket {
+  float largest = -INFINITY;
+  int bucket = 0;
+
+  SLA_HOST_DEVICE void consider(float product, int column, int columns) {
+    const bool negative = product < 0;
+    take(negative ? -product : product, negative ? column + columns : column);
+  }
+  // Of equal values the lower bucket is taken.
+  SLA_HOST_DEVICE void take(float value, int of) {
+    if (value > largest || (value == largest && of < bucket)) largest = value, bucket = of;
+  }
+};
+
 // How the result of one round joins that of the rounds before it: their outputs, each a weighted mean of values, get
 // these factors. -inf is the lse of no key.
 struct LshMerge {
