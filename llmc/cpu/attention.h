@@ -415,11 +415,40 @@ inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
   }
 }
 
+// The online softmax of one query: the maximum of its scores so far, and the sum of exp(score - max).
+struct RowSoftmax {
+  float max = -infinity, sum = 0;
+
+  // No key yet: exp(-inf - 0) is 0, exp(-inf + inf) would be NaN.
+  float shift() const { return max == -infinity ? 0.0f : max; }
+  // The log of the sum of the exponentials of the scores; -inf of none.
+  float lse() const { return sum == 0 ? -infinity : max + std::log(sum); }
+
+  // Goes on with `keys` scores: p = exp(scores - max), rounded. Returns the factor that what was summed up with the
+  // maximum so far has with the new one.
+  float update(const float* scores, floatX* p, int64_t keys) {
+    float largest = max, added = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < keys; j++) largest = scores[j] > largest ? scores[j] : largest;
+    const float before = max;
+    max = largest;
+    const float base = shift(), rescale = vec_exp(before - base);
+#pragma omp simd reduction(+ : added)
+    for (int64_t j = 0; j < keys; j++) {
+      const float e = vec_exp(scores[j] - base);
+      from_float(p[j], e);
+      added += e;
+    }
+    sum = added + sum * rescale;
+    return rescale;
+  }
+};
+
 // For a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes
 // what rounding has left.
-inline void keep_rounding_errors(ScoreTile<floatX>& tile, const float* shifts, int64_t rows, int64_t keys) {
+inline void keep_rounding_errors(ScoreTile<floatX>& tile, const RowSoftmax* softmax, int64_t rows, int64_t keys) {
   for (int64_t r = 0; r < rows; r++) {
-    const float *scores = tile.row(r), shift = shifts[r];
+    const float *scores = tile.row(r), shift = softmax[r].shift();
     floatX* p = tile.operand(r);
 #pragma omp simd
     for (int64_t j = 0; j < keys; j++) {
@@ -458,7 +487,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
   thread_local ScoreTile<floatX> tile_of_scores;
   thread_local std::vector<floatX> k_copies, v_copies;
   thread_local std::vector<float> out_sums;
-  float row_max[query_block], row_sum[query_block], shifts[query_block];
+  RowSoftmax softmax[query_block];
   const AttentionArgs<floatX>& a = at.a;
   const int64_t rows = q1 - q0, HS = a.HS, first = at.query_row(q0) * a.NH * HS + at.head * HS;
   const Rows<floatX> out = {a.out + first, at.step * a.NH * HS};
@@ -472,27 +501,12 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
       floatX* p = tile_of_scores.operand(r);
       const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
       select_topk(at, tile, q0 + r, keys, scores);
-      float max = is_first ? -infinity : row_max[r];
-#pragma omp simd reduction(max : max)
-      for (int64_t j = keys.begin; j < keys.end; j++) max = scores[j] > max ? scores[j] : max;
-      const float shift = max == -infinity ? 0.0f : max;  // no key yet: exp(-inf - 0) is 0, exp(-inf + inf) would be
-                                                          // NaN
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = keys.begin; j < keys.end; j++) {
-        const float e = vec_exp(scores[j] - shift);
-        from_float(p[j], e);
-        sum += e;
-      }
+      const float rescale = softmax[r].update(scores + keys.begin, p + keys.begin, keys.end - keys.begin);
       std::fill(p, p + keys.begin, floatX(0.0f));
       std::fill(p + keys.end, p + tile.keys, floatX(0.0f));
-      if (!is_first) {
-        const float rescale = vec_exp(row_max[r] - shift);
-        sum += row_sum[r] * rescale;
+      if (is_first) continue;
 #pragma omp simd
-        for (int64_t i = 0; i < HS; i++) o[i] *= rescale;
-      }
-      row_max[r] = max, row_sum[r] = sum, shifts[r] = shift;
+      for (int64_t i = 0; i < HS; i++) o[i] *= rescale;
     }
     const Rows<const floatX> v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
     auto add = [&](bool accumulate) {
@@ -501,21 +515,21 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
     add(!is_first);
     is_first = false;
     if (has_master_weights && a.exact_out != nullptr) {
-      keep_rounding_errors(tile_of_scores, shifts, rows, tile.keys);
+      keep_rounding_errors(tile_of_scores, softmax, rows, tile.keys);
       add(true);
     }
   }
   for (int64_t r = 0; r < rows; r++) {
     float *o = sums.data + r * sums.stride, *lse = a.lse + at.statistic(q0 + r);
-    if (is_first || row_sum[r] == 0) {  // it sees no key
+    if (softmax[r].sum == 0) {  // it sees no key
       std::fill(o, o + HS, 0.0f);
       *lse = infinity;
       continue;
     }
-    const float inverse = 1.0f / row_sum[r];
+    const float inverse = 1.0f / softmax[r].sum;
 #pragma omp simd
     for (int64_t i = 0; i < HS; i++) o[i] *= inverse;
-    *lse = row_max[r] + std::log(row_sum[r]);
+    *lse = softmax[r].lse();
   }
   store_sums(out, sums, rows, HS, 1.0f, /*accumulate=*/false);
   if (has_master_weights && a.exact_out != nullptr)
