@@ -6,6 +6,7 @@
 #include <numeric>            // std::iota
 #include <vector>             // std::vector
 #include "activation_list.h"  // ActivationList
+#include "llmc/lsh.h"         // LshShape, lsh_scratch
 #include "llmc/operations.h"  // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
 #include "llmc/precision.h"   // floatX
 #include "llmc/relative.h"    // sines_of_distances
@@ -29,6 +30,7 @@ struct Activations {
   floatX *queries_of_keys = nullptr, *queries_of_distances = nullptr;  // (N, C)
   floatX* gru_sums = nullptr;                                          // (N, 2C): of `gru` (llmc/gru.h)
   std::array<float*, 2> streams = {};                                  // (N, C): of `reversible`
+  float* lsh_scratch = nullptr;                                        // (lsh_scratch(...)): of `lsh`, of either pass
   // Tensors of generation, of which the first three say where the rows of a pass lie (kv_cache.h).
   int* positions = nullptr;             // (N)
   int* cache_rows = nullptr;            // (N, groups of layers)
@@ -91,6 +93,17 @@ inline int64_t most_partial_sums(const AttentionPlan& plan) {
       most = std::max(most, partial_sums);
     }
   return int64_t(most);
+}
+
+inline LshShape lsh_shape(const ModelConfig& c, const WiringTable& table, int64_t B, int64_t T) {
+  return {B, T, c.num_heads, c.head_size(), table.lsh_buckets, table.lsh_rounds};
+}
+
+// How many floats of scratch `lsh` takes in either pass of training; 0 without it.
+inline int64_t lsh_scratch_of(const ModelShape& shape) {
+  if (!shape.training || shape.attention_plan.table.lsh_buckets == 0) return 0;
+  const LshShape lsh = lsh_shape(shape.config, shape.attention_plan.table, shape.training->B, shape.training->T);
+  return std::max(lsh_scratch(lsh, /*backward=*/false), lsh_scratch(lsh, /*backward=*/true));
 }
 
 // The most K/V heads that a query head attends to in one softmax.
@@ -159,12 +172,13 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   } else {
     list.add(backward, "dqkv", acts.dqkv, {N, largest_qkv});
   }
-  list.add(backward, "delta", acts.delta, {N, h});
+  if (plan.table.lsh_buckets == 0) list.add(backward, "delta", acts.delta, {N, h});
   list.add(backward, "layernorm_scratch", acts.layernorm_scratch,
            {layernorm_backward_scratch(key_rows(list.shape), C)});
   const int64_t attention_scratch =
       attention_backward_scratch(training.B, plan.table.memory + training.T, hs, most_partial_sums(plan));
-  if (attention_scratch > 0) list.add(backward, "attention_scratch", acts.attention_scratch, {attention_scratch});
+  if (attention_scratch > 0 && plan.table.lsh_buckets == 0)
+    list.add(backward, "attention_scratch", acts.attention_scratch, {attention_scratch});
   acts.accumulators.resize(size_t(plan.num_accumulators));
   for (floatX*& accumulator : acts.accumulators)
     list.add(MemoryGroup::dkv_accumulators, "accumulator", accumulator,
@@ -221,6 +235,8 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   for (float*& stream : acts.streams)
     if (plan.table.reversible) list.add(activations, "stream", stream, {N, C});
   if (plan.table.gru) list.add(activations, "gru_sums", acts.gru_sums, {N, 2 * C});
+  if (const int64_t scratch = lsh_scratch_of(list.shape); scratch > 0)
+    list.add(activations, "lsh_scratch", acts.lsh_scratch, {scratch});
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);
   const KVCachePlan& cache = *list.shape.generation;

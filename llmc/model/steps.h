@@ -11,12 +11,13 @@
 #include "attention_branch.h"        // AttentionBranch
 #include "cycle_end.h"               // CycleEnd
 #include "gru_residual.h"            // GruResidual
+#include "lsh_branch.h"              // LshBranch
 #include "mixed_attention_branch.h"  // MixedAttentionBranch
 #include "mlp_branch.h"              // MlpBranch
 #include "norm.h"                    // Norm
 #include "reversible_residual.h"     // ReversibleResidual
 
-using Branch = std::variant<AttentionBranch, MixedAttentionBranch, MlpBranch>;
+using Branch = std::variant<AttentionBranch, MixedAttentionBranch, LshBranch, MlpBranch>;
 using Residual = std::variant<AddResidual, GruResidual, ReversibleResidual>;
 
 // What the backward pass computes again before a step, because a later step of the forward pass has overwritten it.
@@ -70,7 +71,7 @@ struct Steps {
 // ----------------------------------------------------------------------------
 // Which steps there are
 
-// The attention branch of a step; null for an MLP.
+// The attention branch of a step; null for an MLP and for one that hashes.
 inline AttentionBranch* attention_of(Step& step) {
   if (auto* mixed = std::get_if<MixedAttentionBranch>(&step.branch)) return mixed;
   return std::get_if<AttentionBranch>(&step.branch);
@@ -103,9 +104,9 @@ inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
   Steps graph;
   for (int l = 0; l < c.num_layers; l++) {
     Step& attention = add_step(graph, c, plan, l, "ln1", "residual2");
-    if (plan.table.mix == WiringTable::Mix::none) attention.branch.emplace<AttentionBranch>();
-    else attention.branch.emplace<MixedAttentionBranch>();
-    attention_of(attention)->layer = l;
+    if (plan.table.lsh_buckets > 0) attention.branch.emplace<LshBranch>().layer = l;
+    else if (plan.table.mix == WiringTable::Mix::none) attention.branch.emplace<AttentionBranch>().layer = l;
+    else attention.branch.emplace<MixedAttentionBranch>().layer = l;
     add_step(graph, c, plan, l, "ln2", "residual3").branch.emplace<MlpBranch>().C = c.channels;
   }
   for (int i = steps_of_cycle(plan); plan.table.halting > 0 && i <= graph.size(); i += steps_of_cycle(plan)) {
@@ -114,7 +115,7 @@ inline Steps make_steps(const ModelConfig& c, const AttentionPlan& plan) {
   }
   for (Step& step : graph.steps)
     if (auto* r = std::get_if<ReversibleResidual>(&step.residual))
-      r->adds_to_first = attention_of(step) != nullptr, r->is_last = &step == &graph.steps.back();
+      r->adds_to_first = !std::holds_alternative<MlpBranch>(step.branch), r->is_last = &step == &graph.steps.back();
   graph.last_norm.name = "lnf";
   for (int i = 0; i <= graph.size(); i++) graph.norm(i).C = c.channels, graph.norm(i).eps = float(c.layer_norm_eps);
   return graph;
@@ -131,7 +132,8 @@ inline void plan_reversible_recomputation(Steps& graph) {
     std::vector<Recomputation>& again = graph.steps[size_t(i)].again;
     again.push_back({What::taken_back, i + 1});
     if (i < size - 2) again.insert(again.end(), {{What::norm, i}, {What::branch, i}});
-    if (i == size - 2 || attention_of(graph.steps[size_t(i)]) == nullptr) again.push_back({What::output, i});
+    if (i == size - 2 || std::holds_alternative<MlpBranch>(graph.steps[size_t(i)].branch))
+      again.push_back({What::output, i});
   }
 }
 

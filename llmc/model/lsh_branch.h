@@ -1,0 +1,196 @@
+// Attention by locality-sensitive hashing as a branch (`lsh` in wiring.h, llmc/lsh.h): q and v of all heads, the
+// buckets of q, attention to keys of the same buckets, and the output projection. No other layer uses any of it.
+#pragma once
+#include <algorithm>          // std::max, std::min
+#include <cstdint>            // int64_t
+#include <vector>             // std::vector
+#include "activation_list.h"  // ActivationList
+#include "activations.h"      // Activations, lsh_shape
+#include "attention_pairs.h"  // attention_pairs
+#include "batch.h"            // Batch, SequencePart
+#include "llmc/lsh.h"         // LshShape, LshHash, LshOrder, LshAttention, LshDecode
+#include "llmc/operations.h"  // matmul_forward, lsh_hash, lsh_sort, lsh_forward, lsh_backward, lsh_decode, copy_rows
+#include "llmc/precision.h"   // floatX
+#include "llmc/rows.h"        // RowCopy
+#include "norm.h"             // Norm
+#include "parameters.h"       // AttentionParams
+#include "planner.h"          // Planner
+
+// In generation: what the cache keeps of a layer.
+struct LshCache {
+  const KVCache* cache = nullptr;
+  int64_t capacity = 0;
+  int group = 0;
+  floatX* qv = nullptr;                // (slots, capacity, 2C)
+  int* buckets = nullptr;              // (slots, capacity, h, rounds)
+  const int* rows = nullptr;           // (N, groups), from this layer's group on: where the rows of a pass go
+  int64_t rows_stride = 0;             // groups
+  const KeyRows* sequences = nullptr;  // (slots): where the keys of each part's sequence lie
+};
+
+struct LshBranch {
+  int layer = 0;
+  AttentionParams<floatX> w;
+  AttentionParams<float> g;
+  LshShape shape;              // without B and T
+  const floatX* in = nullptr;  // (N, C)
+  floatX* qv = nullptr;        // (N, 2C)
+  LshOrder of;                 // in training, the buckets of N rows
+  floatX* att = nullptr;       // (N, C): the heads' outputs
+  float* lse = nullptr;        // (N, h)
+  float* scratch = nullptr;
+  floatX* out = nullptr;                                   // (N, C)
+  floatX *din = nullptr, *datt = nullptr, *dqv = nullptr;  // (N, C), (N, C), (N, 2C)
+  std::vector<LshCache> cache;                             // one in generation
+
+  int64_t C() const { return shape.C(); }
+};
+
+template <class Declare>
+void for_each_activation(LshBranch& b, ActivationList<Declare>& list) {
+  const ModelShape& shape = list.shape;
+  const WiringTable& table = shape.attention_plan.table;
+  const int64_t N = shape.rows, C = shape.config.channels, h = shape.config.num_heads, rounds = table.lsh_rounds;
+  list.of_step(Recompute::block, "qv", b.qv, {N, 2 * C});
+  list.of_step(Recompute::block, "att", b.att, {N, C});
+  if (shape.generation) {
+    b.cache.resize(1);
+    const int64_t slots = shape.generation->slots, capacity = shape.generation->capacity(b.layer);
+    list.add(MemoryGroup::kv_cache, "qv", b.cache[0].qv, {slots, capacity, 2 * C});
+    list.add(MemoryGroup::kv_cache, "buckets", b.cache[0].buckets, {slots, capacity, h, rounds});
+    return;
+  }
+  const int64_t B = shape.training->B, T = shape.training->T;
+  list.of_step(Recompute::block, "lse", b.lse, {N, h});
+  list.of_step(Recompute::block, "buckets", b.of.buckets, {N, h, rounds});
+  list.of_step(Recompute::block, "inverse_norms", b.of.inverse_norms, {N, h});
+  list.of_step(Recompute::block, "bucket_order", b.of.order, {B, h, rounds, T});
+  list.of_step(Recompute::block, "bucket_starts", b.of.starts, {B, h, rounds, table.lsh_buckets + 1});
+}
+
+inline void plan_cache(LshCache& cache, const LshBranch& b, const Planner& p) {
+  const KVCachePlan& plan = *p.shape.generation;
+  cache.cache = p.cache, cache.capacity = plan.capacity(b.layer), cache.group = plan.group_of_layer[b.layer];
+  cache.rows = p.acts.cache_rows + cache.group, cache.rows_stride = int64_t(plan.groups.size());
+  cache.sequences = p.acts.sequences + cache.group * plan.slots;
+}
+
+inline void plan_branch(LshBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
+                        const Planner& p) {
+  b.w = w.attention, b.g = g.attention, b.in = norm.out, b.out = p.acts.branch_out;
+  b.shape = lsh_shape(p.shape.config, p.plan().table, 0, 0);
+  b.scratch = p.acts.lsh_scratch;
+  b.din = b.datt = p.acts.dnorm;  // datt is no longer needed when din is written
+  b.dqv = p.acts.dqkv;
+  for (LshCache& cache : b.cache) plan_cache(cache, b, p);
+}
+
+// The parameters of the LayerNorm before it.
+template <class T>
+const NormParams<T>& norm_params(const LshBranch&, const LayerParams<T>& p) {
+  return p.ln1;
+}
+
+// The parameters of the gate in which attention's output joins the residual stream.
+template <class T>
+const GruParams<T>& gru_params(const LshBranch&, const LayerParams<T>& p) {
+  return p.gru1;
+}
+
+// ----------------------------------------------------------------------------
+// The passes
+
+// The hashes of the rows of qv, whose buckets go to `buckets`.
+inline LshHash hash_args(const LshBranch& b, int* buckets, int64_t rows) {
+  LshHash args;
+  args.q = b.qv, args.q_stride = 2 * b.C(), args.rotations = b.w.rotations, args.buckets = buckets;
+  args.N = rows, args.NH = b.shape.NH, args.HS = b.shape.HS;
+  args.num_buckets = b.shape.buckets, args.rounds = b.shape.rounds;
+  return args;
+}
+
+// The attention of a training batch; `dout`: null in the forward pass.
+inline LshAttention attention_args(const LshBranch& b, const Batch& batch, const floatX* dout) {
+  LshAttention args;
+  args.shape = b.shape, args.shape.B = batch.B, args.shape.T = batch.T;
+  args.qv = b.qv, args.of = b.of, args.out = b.att, args.lse = b.lse, args.scratch = b.scratch;
+  args.dout = dout, args.dqv = b.dqv;
+  return args;
+}
+
+// Attention of a training batch: buckets, order and att =, from qv.
+inline void attend(const LshBranch& b, const Batch& batch) {
+  LshHash hash = hash_args(b, b.of.buckets, batch.rows());
+  hash.inverse_norms = b.of.inverse_norms;
+  const LshAttention args = attention_args(b, batch, /*dout=*/nullptr);
+  lsh_hash(hash);
+  lsh_sort(args.shape, b.of);
+  lsh_forward(args);
+}
+
+// Attention of parts of sequences, whose q, v and buckets go into the cache: those of neighbours at once where they
+// have as many queries.
+inline void attend(const LshBranch& b, const LshCache& cache, const Batch& batch) {
+  const std::vector<SequencePart>& parts = batch.parts;
+  copy_rows({cache.qv, 2 * b.C(), b.qv, 2 * b.C(), 2 * b.C(), cache.rows, cache.rows_stride}, batch.rows());
+  LshHash hash = hash_args(b, cache.buckets, batch.rows());
+  hash.dst_rows = cache.rows, hash.dst_rows_stride = cache.rows_stride;
+  lsh_hash(hash);
+  int64_t row = 0;
+  for (size_t first = 0, end; first < parts.size(); first = end) {
+    int64_t longest = 0;
+    for (end = first; end < parts.size() && parts[end].count == parts[first].count; end++)
+      longest = std::max(longest, parts[end].first + parts[end].count);
+    LshDecode args;
+    args.shape = b.shape, args.shape.B = int64_t(end - first), args.shape.T = longest;
+    args.first_query = longest - parts[first].count, args.sequences = cache.sequences + first;
+    args.qv = cache.qv, args.buckets = cache.buckets, args.out = b.att + row * b.C();
+    lsh_decode(args);
+    row += args.shape.B * parts[first].count;
+  }
+}
+
+// out (N, C) = the output projection of the heads' outputs.
+inline void project_out(const LshBranch& b, const Batch& batch) {
+  matmul_forward(b.out, b.att, b.w.projw, b.w.projb, batch.rows(), b.C(), b.C());
+}
+
+// out (N, C) = the output of the branch for its input `in` (N, C).
+inline void branch_forward(const LshBranch& b, const Batch& batch) {
+  matmul_forward(b.qv, b.in, b.w.qkvw, b.w.qkvb, batch.rows(), b.C(), 2 * b.C());
+  if (b.cache.empty()) attend(b, batch);
+  for (const LshCache& cache : b.cache) attend(b, cache, batch);
+  project_out(b, batch);
+}
+// Computes everything again in the backward pass: the same q has the same buckets.
+inline void branch_again(const LshBranch& b, const Batch& batch) { branch_forward(b, batch); }
+
+// From dout (N, C), the gradient of out: din (N, C) =, and g +=.
+inline void branch_backward(const LshBranch& b, const floatX* dout, const Batch& batch) {
+  const int64_t N = batch.rows(), C = b.C();
+  matmul_backward(b.datt, b.g.projw, b.g.projb, dout, b.att, b.w.projw, N, C, C);
+  lsh_backward(attention_args(b, batch, b.datt));
+  matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqv, b.in, b.w.qkvw, N, C, 2 * C);
+}
+
+// ----------------------------------------------------------------------------
+// Cost
+
+// Elements of the weights that a token is multiplied with.
+inline double matmul_elements(const LshBranch&, const ModelConfig& c, const AttentionPlan&) {
+  return 3.0 * c.channels * c.channels;
+}
+
+// The pairs of a query and a key of a layer that see each other in a sequence of T tokens, if buckets are as large as
+// each other: of each round one in `buckets` of all pairs, but no more than all.
+inline double lsh_pairs(const AttentionPlan& plan, int l, int64_t T) {
+  const double share = double(plan.table.lsh_rounds) / plan.table.lsh_buckets;
+  return attention_pairs(plan, l, T).scored * std::min(1.0, share);
+}
+
+// The FLOPs of hashing, 2 for each channel of a head and each of its rotations, and of attention, forward and backward:
+// 7 matrix products, as in attention to all keys (attention_branch.h).
+inline double attention_flops(const LshBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
+  const double rotations = double(plan.table.lsh_rounds) * plan.table.lsh_buckets / 2;
+  return 2 * double(T) * c.channels * rotations + 2 * c.head_size() * 7 * lsh_pairs(plan, b.layer, T);
+}
