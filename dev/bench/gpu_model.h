@@ -372,6 +372,17 @@ class StepModel {
     mix_maps("mix maps", l, 2 * x + 4);
     linear_forward("matmul_forward, attproj", l, C, C);
   }
+  // Hashing is products in fp32 of q and rotations; sorting reads buckets and writes positions.
+  void branch_forward(const LshBranch& b, int l, bool) {
+    const WiringTable& table = plan.table;
+    const double hashes = double(N) * table.lsh_rounds * plan.num_heads;
+    linear_forward("matmul_forward, qv", l, C, 2 * C);
+    add("lsh_hash", l,
+        {elementwise("lsh_hash", double(N), double(C), x, double(table.lsh_rounds) * table.lsh_buckets / 2 * 8)});
+    add("lsh_sort", l, {streamed(gpu, "lsh_sort", hashes * 3 * sizeof(int), hashes / 8, Counts::copy)});
+    attend(b, l, Pass::forward);
+    linear_forward("matmul_forward, attproj", l, C, C);
+  }
   bool has_chunks() const { return model.hidden_rows() < N; }
   void branch_forward(const MlpBranch&, int l, bool again) {
     if (again && has_chunks()) return;  // that is part of the backward pass
@@ -381,6 +392,16 @@ class StepModel {
   void attend(const AttentionBranch&, int l, Pass pass) {
     add(pass == Pass::forward ? "attention_forward" : "attention_backward", l,
         {modelled_attention(gpu, model, l, pass)});
+  }
+  void attend(const LshBranch&, int l, Pass pass) {
+    const bool is_forward = pass == Pass::forward;
+    const double share = lsh_pairs(plan, l, model.training->T) / attention_pairs(plan, l, model.training->T).scored;
+    ModelledPart part = modelled_attention(gpu, model, l, pass);
+    part.flops *= share, part.seconds *= share, part.kernels = plan.table.lsh_rounds * (is_forward ? 1 : 2);
+    // Each round reads and writes sums of the rounds before it, in fp32.
+    const ModelledPart sums = elementwise("sums of rounds", double(N) * plan.table.lsh_rounds, double(C),
+                                          (is_forward ? 2 : 6) * sizeof(float), Counts::copy, 0);
+    add(is_forward ? "lsh_forward" : "lsh_backward", l, {part, sums});
   }
   // The weighted sum of several attention maps' outputs, or its backward pass.
   void mix_maps(const char* name, int l, double bytes) {
@@ -464,6 +485,11 @@ class StepModel {
     attend(b, l, Pass::backward);
     if (plan.table.relative) relative_backward(l);
     project_qkv_backward(l);
+  }
+  void branch_backward(const LshBranch& b, int l) {
+    add("matmul_backward, attproj", l, linear_backward(C, C));
+    attend(b, l, Pass::backward);
+    add("matmul_backward, qv", l, linear_backward(C, 2 * C));
   }
   void branch_backward(const MixedAttentionBranch& b, int l) {
     add("matmul_backward, attproj", l, linear_backward(C, C));

@@ -262,6 +262,15 @@ TEST(WiringChange, IsSaidByLayers) {
                                                                       "of 1 - 0.1 and 0.01\n");
   EXPECT_EQ(text("act(0.1) universal(1)", "universal(1)"), "  halting: tokens run all cycles; what halted them is "
                                                            "dropped\n");
+  EXPECT_EQ(text("plain", "reversible"), "  residual stream: two in place of one, attention's and the MLPs'\n");
+  EXPECT_EQ(text("reversible", "plain"), "  residual stream: one in place of attention's and the MLPs'\n");
+  EXPECT_EQ(text("lsh(4,2)", "lsh(8,1)"), "  hashing: 1 rounds of 8 buckets, of rotations as in a new model\n");
+  EXPECT_EQ(text("plain", "lsh(4,2)"), "  hashing: 2 rounds of 4 buckets, of rotations as in a new model; keys are "
+                                       "queries\n"
+                                       "  layers 0 to 3: 32 rows of c_attn are not used any more\n");
+  EXPECT_EQ(text("lsh(4,2)", "plain"), "  keys: projected again, in place of queries; rotations are dropped\n"
+                                       "  layers 0 to 3: 32 rows of c_attn have no trained values and start as in a "
+                                       "new model\n");
   EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
@@ -326,6 +335,17 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"universal(1) act(0.1) act(0.2)", "act(0.2), at character 23", "act(0.1), at character 14"},
                {"topk(3) universal(1) act(0.1)", "topk(3)", "does not combine with"},
                {"universal(1) act(0.1) gate", "gate, at character 23", "does with sla, also, share"},
+               {"lsh(3,2)", "lsh(3,2), at character 1", "an even number"},
+               {"lsh(4)", "lsh(4), at character 1", "lsh(buckets, rounds), such as lsh(32, 2)"},
+               {"lsh(4,0)", "lsh(4,0)", "at least 1"},
+               {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
+               {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10", "lsh does with gru and reversible"},
+               {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
+               {"reversible gru", "gru, at character 12",
+                "reversible does with sla, also, share, layers, gqa, window, "
+                "strided, fixed, rope and lsh"},
+               {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
+               {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
@@ -363,7 +383,10 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "universal(1) act(0.1)",
                            "universal(2) act(0.01,0.5) gru",
                            "universal(3) act(0.05)",
-                           "act(0.1,2) universal(2)"})
+                           "act(0.1,2) universal(2)",
+                           "reversible lsh(32,2)",
+                           "gru lsh(2,1)",
+                           "rope sla(1,2) reversible"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
   EXPECT_EQ(canonical_text(parse_wiring("universal(1) act(1e-1, 1e-2)")), "universal(1) act(0.1)");
@@ -502,6 +525,8 @@ TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
                                          {"gqa(1)", plain - 3 * 2 * 24 * C},
                                          {"universal(1) act(0.1)", plain + 2 * C},
                                          {"gru", plain + 3 * 12 * C * C},
+                                         {"lsh(4,2)", plain - 3 * C * C},
+                                         {"reversible", plain},
                                          {"reuse(3)", plain - 2 * 2 * C * C}}) {
     config.wiring = parse_wiring(wiring);
     EXPECT_EQ(matmul_parameters(config, make_attention_plan(config)), elements) << wiring;

@@ -6,8 +6,8 @@
 //     section 2.1), and where there are more K/V heads than before a copy;
 //   - rows that were dead have no trained values: they are those of a new model.
 // Where layers repeat, before or now (`universal`), each layer takes the weights of the one that has run in its place.
-// Gates, of maps and of the residual stream, halting, and positions that the model did not have are those of a new
-// model as well.
+// Gates, of maps and of the residual stream, halting, rotations, and positions that the model did not have are those of
+// a new model as well.
 #pragma once
 #include <algorithm>             // std::find_if, std::max, std::min
 #include <cstdint>               // int64_t
@@ -228,6 +228,24 @@ inline std::string gru_change_text(const WiringChange& c) {
   return "residual stream: gates in place of sums start as in a new model, almost closed to what branches add";
 }
 
+// How hashing changes, as text; "" if it does not.
+inline std::string hashing_change_text(const WiringChange& c) {
+  const WiringTable &before = c.plan.table, &now = c.new_plan.table;
+  if (before.lsh_buckets == now.lsh_buckets && before.lsh_rounds == now.lsh_rounds) return "";
+  if (now.lsh_buckets == 0) return "keys: projected again, in place of queries; rotations are dropped";
+  const std::string text =
+      format("hashing: %d rounds of %d buckets, of rotations as in a new model", now.lsh_rounds, now.lsh_buckets);
+  return before.lsh_buckets == 0 ? text + "; keys are queries" : text;
+}
+
+// How the residual streams change, as text; "" if they do not.
+inline std::string streams_change_text(const WiringChange& c) {
+  const bool before = c.plan.table.reversible, now = c.new_plan.table.reversible;
+  if (before == now) return "";
+  return now ? "residual stream: two in place of one, attention's and the MLPs'"
+             : "residual stream: one in place of attention's and the MLPs'";
+}
+
 // How halting changes, as text; "" if it does not.
 inline std::string halting_change_text(const WiringChange& c) {
   const WiringTable &before = c.plan.table, &now = c.new_plan.table;
@@ -238,8 +256,8 @@ inline std::string halting_change_text(const WiringChange& c) {
   return text + format(", in place of 1 - %g and %g", before.halting, before.ponder_cost);
 }
 
-// Describes what changes: positions, memory, cycles, gates, halting, and a line for all layers in which the same
-// changes.
+// Describes what changes: positions, memory, cycles, gates, halting, hashing, streams, and a line for all layers in
+// which the same changes.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -250,8 +268,9 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   std::string text;
-  for (const std::string& of_model : {positions_change_text(c), memory_change_text(c), cycles_change_text(c),
-                                      gru_change_text(c), halting_change_text(c)})
+  for (const std::string& of_model :
+       {positions_change_text(c), memory_change_text(c), cycles_change_text(c), gru_change_text(c),
+        halting_change_text(c), hashing_change_text(c), streams_change_text(c)})
     if (!of_model.empty()) text += "  " + of_model + "\n";
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;

@@ -1,5 +1,6 @@
 #include "wiring.h"
 #include <algorithm>            // std::find, std::find_if, std::min, std::none_of, std::sort
+#include "llmc/lsh.h"           // lsh_most_buckets
 #include "llmc/utils/error.h"   // format, user_error, UserError
 #include "llmc/utils/number.h"  // parse_number
 #include "llmc/utils/text.h"    // nearest_name, shortest
@@ -196,6 +197,7 @@ struct Parser {
     }
     if (t.kind == Kind::lsh) {
       t.c = whole_number(args[1], 1, *s);
+      if (t.n > lsh_most_buckets) error(format("%d buckets must be at most %d", t.n, lsh_most_buckets));
       if (t.n % 2 != 0) error(format("%d buckets; they are pairs, so it must be an even number", t.n));
     }
     if (t.kind == Kind::strided && count == 2) t.how = read_how(args[1]);

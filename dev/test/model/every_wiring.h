@@ -139,6 +139,8 @@ const char* const every_term[] = {"plain",
                                   "universal(2) act(0.3) relative sla(2,3)",
                                   "reversible",
                                   "reversible rope sla(3,2) gqa(2) window(9,SL)",
+                                  "lsh(4,2)",
+                                  "lsh(6,1) reversible",
                                   "strided(3) fixed(8,3)",
                                   "fixed(7,2,union) strided(4,union) gqa(2)"};
 

@@ -61,8 +61,8 @@ TEST(Generation, BeginsATextWithTodaysWeights) {
 // BUG (build/fp32/test_gpt2_sla_emu) llmc/model/attention_branch.h: `parts[end].count == queries) end++` ->
 // `parts[end].count < queries) end++`
 TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
-  for (const char* wiring :
-       {"sla(1,1)", "rope window(9,SL)", "relative", "universal(1)", "universal(2) act(0.3)", "gru", "topk(5)"}) {
+  for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "relative", "universal(1)", "universal(2) act(0.3)",
+                             "gru", "topk(5)", "lsh(4,2)", "reversible sla(2,2)"}) {
     SCOPED_TRACE(wiring);
     const bool rounding_changes_the_choice = is_bf16 && std::string(wiring).find("topk") != std::string::npos;
     if (rounding_changes_the_choice) continue;

@@ -186,8 +186,11 @@ const std::vector<GraphCase> graph_cases =
      {"reversible_masks", 4, 4, 32, 61, 40, "rope reversible gqa(2) window(9,SL) strided(4)", true, 2, 33, 1},
      {"reversible_one_layer", 1, 4, 32, 61, 40, "reversible", true, 3, 22, 1},
      {"reversible_48_layers", 48, 4, 32, 61, 40, "reversible sla(30,3)", true, 1, 33, 1},
+     {"reversible_hashes", 3, 4, 32, 61, 40, "lsh(2,2) reversible", true, 2, 33, 1},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice, or weighs too much in gradients that come through two gates
+     {"hashes", 3, 4, 32, 61, 40, "lsh(4,2)", true, 2, 33, 3},
+     {"hashes_of_many_rounds", 3, 4, 32, 61, 70, "lsh(16,5) gru", false, 2, 66, 1},
      {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 2, 33, 4},
      {"gates_of_both_kinds", 3, 4, 32, 61, 40, "gru gate gqa(2) window(9,SL)", true, 2, 33, 1},
      {"gates_without_biases", 4, 4, 32, 61, 40, "universal(2) gru sla(3,2)", false, 2, 33, 1},
