@@ -90,12 +90,13 @@ inline bool is_visible(const ModelConfig& config, int l, int head, int t, int j)
   return true;
 }
 
-// is_visible of all t and j, counted from the memory's first position: (T, K).
-inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, int m, int T) {
-  const int K = m + T;
-  std::vector<bool> visible(int64_t(T) * K);
-  for (int t = 0; t < T; t++)
-    for (int j = 0; j < K; j++) visible[int64_t(t) * K + j] = is_visible(config, l, head, m + t, j);
+// is_visible of all t and j, counted from the memory's first position, in each of B sequences: (B, T, K).
+inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, int64_t B, int64_t m, int64_t T) {
+  const int64_t K = m + T;
+  std::vector<bool> visible(B * T * K);
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t t = 0; t < T; t++)
+      for (int64_t j = 0; j < K; j++) visible[(b * T + t) * K + j] = is_visible(config, l, head, int(m + t), int(j));
   return visible;
 }
 
@@ -120,8 +121,11 @@ inline std::string name_of_layer(const ModelConfig& config, int l) {
 // ----------------------------------------------------------------------------
 // Parameters: their names and shapes
 
-// Every parameter of the model, filled with zeros; gradients and optimizer state have the same names and shapes.
-// Without config.bias the `.bias` tensors do not exist, but for those of `gru`.
+// Whether training leaves the tensor as it is: the rotations of `lsh`. It has no gradient and does not decay.
+inline bool is_constant(const std::string& name) { return name.find(".attn.rotations") != std::string::npos; }
+
+// Every parameter of the model, filled with zeros; gradients and optimizer state have the same names and shapes, those
+// of constants staying zero. Without config.bias the `.bias` tensors do not exist, but for those of `gru`.
 template <class Real>
 Tensors<Real> make_parameters(const ModelConfig& config) {
   Tensors<Real> params;
@@ -147,6 +151,7 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   };
   const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
   const bool relative = find_term(config, Kind::relative);
+  const WiringTerm* lsh = find_term(config, Kind::lsh);
   add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
   if (!relative && !find_term(config, Kind::rope)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
   const int k = layers_in_cycle(config);
@@ -155,7 +160,8 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   for (int l = 0; l < k; l++) {
     const std::string h = name_of_layer(config, l);
     add_norm(h + ".ln_1", C);
-    add_linear(h + ".attn.c_attn", C, C + 2 * g * hs);  // columns: q | k | v, each head by head
+    add_linear(h + ".attn.c_attn", C, C + (lsh ? 1 : 2) * g * hs);  // columns: q | k | v, or q | v, each head by head
+    if (lsh) add(h + ".attn.rotations", {config.num_heads, lsh->c, hs, lsh->n / 2});
     if (find_term(config, Kind::gate) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
     if (relative) {
       add(h + ".attn.relative.weight", {C, C});
@@ -313,19 +319,19 @@ Array<Real> gelu_backward(const Array<Real>& in, const Array<Real>& d_out) {
 // Attention, of one head: q (B, T, hs), k and v (B, S * K, hs), where key s * K + j is that at position j of source s,
 // and an attention map (B, T, S * K), zero where a query does not see a key.
 
-// map[t] = softmax of (q[t].k[j] + of_distances[t,j]) / sqrt(hs) over the keys j that t sees: those that `visible` (T,
-// K) has, of every source alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the
+// map[t] = softmax of (q[t].k[j] + of_distances[t,j]) / sqrt(hs) over the keys j that t sees: those that `visible` (B,
+// T, K) has, of every source alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the
 // first. All zero if t sees none. of_distances (B, T, K), of every source alike; empty: zeros.
 template <class Real>
 Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const Array<Real>& of_distances,
                           const std::vector<bool>& visible, int topk, int64_t B, int64_t T, int64_t hs) {
-  const int64_t keys = k.size() / (B * hs), K = visible.size() / T;
+  const int64_t keys = k.size() / (B * hs), K = visible.size() / (B * T);
   Array<Real> map(B * T * keys), scores(keys);
   for (int64_t b = 0; b < B; b++) {
     for (int64_t t = 0; t < T; t++) {
       std::vector<int64_t> seen;
       for (int64_t j = 0; j < keys; j++) {
-        if (!visible[t * K + j % K]) continue;
+        if (!visible[(b * T + t) * K + j % K]) continue;
         seen.push_back(j);
         Real dot = of_distances.empty() ? 0 : of_distances[(b * T + t) * K + j % K];
         for (int64_t i = 0; i < hs; i++) dot += q[(b * T + t) * hs + i] * k[(b * keys + j) * hs + i];
@@ -418,6 +424,69 @@ Array<Real> rotate(const Array<Real>& x, double base, int direction, int64_t fir
     }
   }
   return out;
+}
+
+// `lsh`: each row of x (any, hs) divided by its norm.
+template <class Real>
+Array<Real> unit_rows(const Array<Real>& x, int64_t hs) {
+  Array<Real> out(x.size());
+  for (size_t first = 0; first < x.size(); first += hs) {
+    Real squares = 0;
+    for (int64_t i = 0; i < hs; i++) squares += x[first + i] * x[first + i];
+    for (int64_t i = 0; i < hs; i++) out[first + i] = x[first + i] / std::sqrt(squares);
+  }
+  return out;
+}
+
+// With y = x / |x| of a row: d_x = (d_y - y (y . d_y)) / |x|.
+template <class Real>
+Array<Real> unit_rows_backward(const Array<Real>& x, const Array<Real>& d_out, int64_t hs) {
+  Array<Real> d_x(x.size());
+  for (size_t first = 0; first < x.size(); first += hs) {
+    Real squares = 0, dot = 0;
+    for (int64_t i = 0; i < hs; i++) squares += x[first + i] * x[first + i], dot += x[first + i] * d_out[first + i];
+    for (int64_t i = 0; i < hs; i++)
+      d_x[first + i] = (d_out[first + i] - x[first + i] * dot / squares) / std::sqrt(squares);
+  }
+  return d_x;
+}
+
+// `lsh`: the values of x (hs) in one round, of which the place of the largest is its bucket: x R, and then -x R. R (hs,
+// buckets / 2).
+template <class Real>
+Array<Real> hash_values(const Real* x, const Real* R, int64_t hs, int buckets) {
+  Array<Real> values(buckets);
+  for (int64_t i = 0; i < hs; i++) {
+    for (int c = 0; c < buckets / 2; c++) {
+      values[c] += x[i] * R[i * (buckets / 2) + c];
+      values[buckets / 2 + c] -= x[i] * R[i * (buckets / 2) + c];
+    }
+  }
+  return values;
+}
+
+// `lsh`: whether the query at t sees the key at j, (B, T, T): earlier ones that are in its bucket in some round, and
+// its own if there are none. k (B, T, hs), in the same buckets as q; rotations (rounds, hs, buckets / 2).
+template <class Real>
+std::vector<bool> shared_buckets(const Array<Real>& k, const Real* rotations, const WiringTerm& lsh, int64_t B,
+                                 int64_t T, int64_t hs) {
+  std::vector<bool> visible(B * T * T);
+  for (int round = 0; round < lsh.c; round++) {
+    std::vector<int64_t> bucket;  // (B, T)
+    for (int64_t n = 0; n < B * T; n++) {
+      const Array<Real> values = hash_values(&k[n * hs], rotations + round * hs * (lsh.n / 2), hs, lsh.n);
+      bucket.push_back(std::max_element(values.begin(), values.end()) - values.begin());
+    }
+    for (int64_t n = 0; n < B * T; n++)
+      for (int64_t j = 0; j < n % T; j++)
+        if (bucket[n] == bucket[n - n % T + j]) visible[n * T + j] = true;
+  }
+  for (int64_t n = 0; n < B * T; n++) {
+    bool sees_earlier = false;
+    for (int64_t j = 0; j < n % T; j++) sees_earlier |= visible[n * T + j];
+    visible[n * T + n % T] = !sees_earlier;
+  }
+  return visible;
 }
 
 // `relative`: s_d of the distances d = 0 .. K - 1, (K, C): the sines of d * 10000^(-2i/C), i = 0 .. C/2 - 1, then the
@@ -597,6 +666,17 @@ void add_coordinates_backward(const Array<Real>& d_x, int cycle, int64_t T, int6
   }
 }
 
+// How many residual streams there are: two of `reversible`, whose branches each read one and join the other.
+inline int num_streams(const ModelConfig& config) { return find_term(config, Kind::reversible) ? 2 : 1; }
+
+template <class Real>
+Array<Real> mean_of(const std::vector<Array<Real>>& arrays) {
+  Array<Real> mean(arrays[0].size());
+  for (const Array<Real>& array : arrays)
+    for (size_t i = 0; i < mean.size(); i++) mean[i] += array[i] / arrays.size();
+  return mean;
+}
+
 // ----------------------------------------------------------------------------
 // `gru`: the gate in which a sublayer's output joins the residual stream; all (B, T, C)
 
@@ -739,7 +819,7 @@ template <class Real>
 struct HeadCache {
   Array<Real> q;        // (B, T, hs)      with `relative` q + u, and
   Array<Real> q_v;      // (B, T, hs)      q + v
-  Array<Real> k, v;     // (B, S * K, hs)
+  Array<Real> k, v;     // (B, S * K, hs)  with `lsh` k = q / |q|
   Array<Real> own_map;  // (B, T, S * K)  of these q and k; neither it nor q and k exist where the layer reuses a map
   Array<Real> map;      // (B, T, S * K)  what v is weighed by
 };
@@ -754,9 +834,10 @@ struct Distances {
 template <class Real>
 struct LayerCache {
   Norm<Real> ln_1;  // (B, K, ...)   of the memory's rows and the segment's
-  Array<Real> qkv;  // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers
+  Array<Real> qkv;  // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers; with `lsh` q and v
   Array<Real> mix;  // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
   Distances<Real> distances;
+  Array<Real> rotations;               // (h, rounds, hs, buckets / 2) of `lsh`; empty without it
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
@@ -787,7 +868,7 @@ struct Result {
   Array<Real> token_losses;  // (B, T)  -log p(target)
 };
 
-// Where head `head` has its q, k and v among the columns of c_attn.
+// Where head `head` has its q, k and v among the columns of c_attn; with `lsh` k is made of q.
 struct HeadColumns {
   int64_t q, k, v;
 };
@@ -795,15 +876,18 @@ struct HeadColumns {
 inline HeadColumns head_columns(const ModelConfig& config, int head) {
   const int64_t C = config.channels, hs = config.head_size(), g = num_kv_heads(config);
   const int64_t kv_head = head * g / config.num_heads;
+  if (find_term(config, Kind::lsh)) return {head * hs, head * hs, C + head * hs};
   return {head * hs, C + kv_head * hs, C + g * hs + kv_head * hs};
 }
 
-// Fills layer l's `heads` and `heads_out`; its `qkv`, `mix` and `distances`, and the layers below, are given.
+// Fills layer l's `heads` and `heads_out`; its `qkv`, `mix`, `distances` and `rotations`, and the layers below, are
+// given.
 template <class Real>
 void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t m,
                int64_t T) {
   const int64_t C = config.channels, hs = config.head_size(), K = m + T;
   const WiringTerm *topk = find_term(config, Kind::topk), *rope = find_term(config, Kind::rope);
+  const WiringTerm* lsh = find_term(config, Kind::lsh);
   LayerCache<Real>& layer = layers[l];
   layer.heads.resize(config.num_heads);
   layer.heads_out.assign(B * T * C, 0);
@@ -816,7 +900,7 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
       head.map = layers[map_layer(config, l)].heads[i].map;
     } else {
       head.q = last_rows(take_columns<Real>({&layer.qkv}, columns.q, B, K, hs), B, T, hs);
-      head.k = take_columns(sources, columns.k, B, K, hs);
+      head.k = lsh ? unit_rows(head.q, hs) : take_columns(sources, columns.k, B, K, hs);
       if (rope) head.q = rotate(head.q, rope->a, 1, m, T, hs), head.k = rotate(head.k, rope->a, 1, 0, K, hs);
       Array<Real> of_distances;
       if (find_term(config, Kind::relative)) {
@@ -824,8 +908,10 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
         head.q = add_head_bias(head.q, layer.distances.u, i, hs);
         of_distances = distance_scores(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), B, T, hs);
       }
-      head.own_map = attention_map(head.q, head.k, of_distances, visibility(config, l, i, int(m), int(T)),
-                                   topk ? topk->n : 0, B, T, hs);
+      const std::vector<bool> visible =
+          lsh ? shared_buckets(head.k, &layer.rotations[i * layer.rotations.size() / config.num_heads], *lsh, B, T, hs)
+              : visibility(config, l, i, B, m, T);
+      head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
     head.v = take_columns(sources, columns.v, B, K, hs);
@@ -860,7 +946,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, {}, Array<Real>(N * V), Array<Real>(N * V)};
 
   const Tensor<Real>& wte = params.at("wte.weight");
-  Array<Real> x(N * C);  // (B, T, C)  the residual stream
+  Array<Real> x(N * C);  // (B, T, C)
   for (int64_t n = 0; n < N; n++) {
     CHECK(inputs[n] >= 0 && inputs[n] < V && targets[n] >= 0 && targets[n] < V);
     for (int64_t c = 0; c < C; c++) x[n * C + c] = wte.data[inputs[n] * C + c];
@@ -868,12 +954,16 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
 
   const int k = layers_in_cycle(config);
   const WiringTerm* act = find_term(config, Kind::act);
+  // The residual stream, or the two of `reversible`; without it x1 and x2 are the same array.
+  std::vector<Array<Real>> streams(num_streams(config), x);
+  Array<Real>&x1 = streams.front(), &x2 = streams.back();
   for (int l = 0; l < L; l++) {
-    if (l % k == 0) add_coordinates(params, l / k, T, C, x);
+    if (l % k == 0)
+      for (Array<Real>& stream : streams) add_coordinates(params, l / k, T, C, stream);
     const std::string h = name_of_layer(config, l);
     LayerCache<Real>& layer = acts.layers[l];
-    // x += c_proj(attention(ln_1(x))), with `gru` its gate in place of +=
-    const Array<Real> extended = append_rows(remembered[l], x, B);
+    // x1 += c_proj(attention(ln_1(x2))), with `gru` its gate in place of +=
+    const Array<Real> extended = append_rows(remembered[l], x2, B);
     const int64_t kept = std::min<int64_t>(memory_positions(config.wiring), m + T);
     remembered[l] = last_rows(extended, B, kept, C);
     layer.ln_1 = layernorm(params, h + ".ln_1", extended, config.layer_norm_eps);
@@ -884,18 +974,19 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (find_term(config, Kind::relative))
       layer.distances = {linear(params, h + ".attn.relative", sines_of_distances<Real>(m + T, C)),
                          params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
+    if (find_term(config, Kind::lsh)) layer.rotations = params.at(h + ".attn.rotations").data;
     attention(config, acts.layers, l, B, m, T);
-    join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x, layer.gru_1);
-    // x += c_proj(gelu(c_fc(ln_2(x))))
-    layer.ln_2 = layernorm(params, h + ".ln_2", x, config.layer_norm_eps);
+    join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
+    // x2 += c_proj(gelu(c_fc(ln_2(x1))))
+    layer.ln_2 = layernorm(params, h + ".ln_2", x1, config.layer_norm_eps);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
     layer.fc_gelu = gelu(layer.fc);
-    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_gelu), x, layer.gru_2);
-    if (act && (l + 1) % k == 0) acts.halting.states.push_back(x);
+    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_gelu), x2, layer.gru_2);
+    if (act && (l + 1) % k == 0) acts.halting.states.push_back(x2);
   }
 
   Result<Real> result = {0, 0, Array<Real>(N)};
-  if (act) x = halt(params, act->a, acts.halting, result.ponder);
+  x = act ? halt(params, act->a, acts.halting, result.ponder) : mean_of(streams);
   acts.ln_f = layernorm(params, "ln_f", x, config.layer_norm_eps);
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
@@ -975,6 +1066,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       add_into(d_q, d_q_v);
     }
     if (rope) d_q = rotate(d_q, rope->a, -1, m, T, hs), d_k = rotate(d_k, rope->a, -1, 0, K, hs);
+    if (find_term(config, Kind::lsh)) d_k = unit_rows_backward(head.q, d_k, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
     add_columns(d_sources, columns.k, d_k, B, K, hs);
   }
@@ -1009,13 +1101,16 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       }
     }
   }
-  Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);  // of the residual stream
+  Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);
   const WiringTerm* act = find_term(config, Kind::act);
   std::vector<Array<Real>> d_states;  // of the residual stream after each cycle, through ln_f's input alone
   if (act) {
     d_states = halt_backward(params, scale * act->cost, cache.halting, d_x, grads);
     d_x.assign(N * C, 0);
   }
+  for (Real& d : d_x) d /= num_streams(config);
+  std::vector<Array<Real>> d_streams(num_streams(config), d_x);
+  Array<Real>&d_x1 = d_streams.front(), &d_x2 = d_streams.back();
 
   SharedGradients<Real> shared;
   for (const LayerCache<Real>& layer : cache.layers) {
@@ -1027,14 +1122,14 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   for (int l = L - 1; l >= 0; l--) {
     const std::string h = name_of_layer(config, l);
     const LayerCache<Real>& layer = cache.layers[l];
-    if (act && (l + 1) % k == 0) add_into(d_x, d_states[l / k]);
-    const Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x, grads);
+    if (act && (l + 1) % k == 0) add_into(d_x2, d_states[l / k]);
+    const Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x2, grads);
     const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_mlp, grads);
     const Array<Real> d_fc = gelu_backward(layer.fc, d_gelu);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
-    add_into(d_x, layernorm_backward(params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
+    add_into(d_x1, layernorm_backward(params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
-    const Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x, grads);
+    const Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x1, grads);
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_attention, grads);
     OwnGradients<Real> own;
     attention_backward(config, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
@@ -1048,12 +1143,14 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }
-    add_into(d_x, last_rows(layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
-    if (l % k == 0) add_coordinates_backward(d_x, l / k, T, C, grads);
+    add_into(d_x2, last_rows(layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
+    if (l % k == 0)
+      for (const Array<Real>& d_stream : d_streams) add_coordinates_backward(d_stream, l / k, T, C, grads);
   }
 
-  for (int64_t n = 0; n < N; n++)
-    for (int64_t c = 0; c < C; c++) d_wte.data[cache.inputs[n] * C + c] += d_x[n * C + c];
+  for (const Array<Real>& d_stream : d_streams)
+    for (int64_t n = 0; n < N; n++)
+      for (int64_t c = 0; c < C; c++) d_wte.data[cache.inputs[n] * C + c] += d_stream[n * C + c];
 }
 
 // ----------------------------------------------------------------------------
@@ -1081,6 +1178,7 @@ struct AdamWOptions {
 // min(1, grad_clip / (norm + 1e-6)) first, as clip_grad_norm_ does. Returns the norm before clipping.
 //   w *= 1 - lr * weight_decay;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 //   w -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
+// Constants stay as they are.
 template <class Real>
 double adamw(Tensors<Real>& params, const Tensors<Real>& grads, Tensors<Real>& m, Tensors<Real>& v, int step,
              const AdamWOptions& o) {
@@ -1089,6 +1187,7 @@ double adamw(Tensors<Real>& params, const Tensors<Real>& grads, Tensors<Real>& m
   const Real step_size = Real(o.learning_rate / (1 - std::pow(o.beta1, step)));
   const Real sqrt_correction2 = Real(std::sqrt(1 - std::pow(o.beta2, step)));
   for (auto& [name, param] : params) {
+    if (is_constant(name)) continue;
     const std::vector<Real>& grad = grads.at(name).data;
     std::vector<Real>& m_data = m.at(name).data;
     std::vector<Real>& v_data = v.at(name).data;

@@ -31,6 +31,7 @@ SETTINGS = {"learning_rate": 1e-4, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0
 # What float32, which errs by 2e-7, has to tell apart.
 LEAST_SCORE_GAP = 1e-6    # between the scores of the last key that topk keeps and the first that it drops
 LEAST_HALTING_GAP = 2e-4  # between the sum of a token's halting probabilities, after any cycle, and 1 - eps
+LEAST_HASH_GAP = 3e-5     # between the two largest hash values of a key of lsh, whose norm is 1
 
 
 def error(what):
@@ -57,6 +58,8 @@ class Wiring:
         self.halting = None                                         # the eps of act
         self.ponder_cost = 0                                        # what minimised has of the mean of N + R
         self.gru = False                                            # whether sublayers join the stream in gates
+        self.reversible = False                                     # whether there are two residual streams
+        self.hashes = None                                          # the (buckets, rounds) of lsh
         for name, arguments in re.findall(r"(\w+)(?:\(([^)]*)\))?", text):
             term = getattr(self, "term_" + name, None) or error(f"--wiring {text!r}: no term {name}")
             try:
@@ -135,6 +138,13 @@ class Wiring:
         """Of the keys that a query may see, the k with the highest scores."""
         self.top = int(k)
 
+    def term_lsh(self, b, r):
+        """k_j = q_j / |q_j|. A query sees earlier positions that are in its bucket, of b, in any of r rounds; itself if
+        there are none."""
+        self.hashes = int(b), int(r)
+        if self.hashes[0] % 2:
+            raise ValueError(f"{b} buckets are no pairs")
+
     # ---- by whose attention map ------------------------------------------------------------------------------------
 
     def term_reuse(self, g):
@@ -181,6 +191,10 @@ class Wiring:
     def term_gru(self):
         """GTrXL's gate in place of x + y."""
         self.gru = True
+
+    def term_reversible(self):
+        """Two streams: x1 += attention(ln_1(x2)), x2 += mlp(ln_2(x1)); the last norm gets their mean."""
+        self.reversible = True
 
 
 ALL = {  # name: (wiring, options)
@@ -230,11 +244,25 @@ ALL = {  # name: (wiring, options)
     "act": ("universal(1) act(0.1,0.05)", {}),
     "act_cycles_of_two": ("universal(2) act(0.3) rope sla(2,2) window(9,SL)", {"layers": 8, "accumulate": 2}),
     "act_no_bias": ("universal(1) act(0.01,1) relative gru", {"layers": 3, "bias": False}),
+    "lsh": ("lsh(4,2)", {}),
+    "lsh_no_bias": ("lsh(2,3)", {"bias": False, "accumulate": 2}),
+    "lsh_gru": ("lsh(16,1) gru", {}),
+    "reversible": ("reversible", {}),
+    "reversible_sources": ("reversible sla(2,2) also(1,1) gqa(2) window(9,SL) rope", {"bias": False}),
+    "reversible_sparse": ("reversible strided(5,union) fixed(7,3,layers)", {"accumulate": 2}),
+    "reversible_lsh": ("reversible lsh(8,2)", {}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
 }
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
+
+def widths_of(config, wiring):
+    """How many columns of c_attn q, k and v have; with lsh there is no k."""
+    C = config["n_embd"]
+    kv_width = C // config["n_head"] * wiring.kv_heads
+    return [C, 0 if wiring.hashes else kv_width, kv_width]
+
 
 def tensors_of(config, wiring):
     """[(name, shape, mean, standard deviation)] at the start. Values are larger than GPT-2's: a wrong index shows."""
@@ -261,7 +289,11 @@ def tensors_of(config, wiring):
 
     for l in range(wiring.cycle):
         norm(f"h.{l}.ln_1")
-        linear(f"h.{l}.attn.c_attn", C, C + 2 * wiring.kv_heads * (C // config["n_head"]), 0.15)
+        linear(f"h.{l}.attn.c_attn", C, sum(widths_of(config, wiring)), 0.15)
+        if wiring.hashes:
+            buckets, rounds = wiring.hashes
+            rotations = (config["n_head"], rounds, C // config["n_head"], buckets // 2)
+            tensors.append((f"h.{l}.attn.rotations", rotations, 0, 1))
         if wiring.mix == "gate" and l > 0:
             linear(f"h.{l}.attn.map_gate", C, 1, 0.3)
         if wiring.relative:
@@ -283,12 +315,17 @@ def is_zero(config, name):
     return name.endswith(".bias") and ".gru_" not in name and not config["bias"]
 
 
+def is_trained(config, name):
+    """Whether the tensor has a gradient; the rotations of lsh are constants."""
+    return not is_zero(config, name) and not name.endswith(".rotations")
+
+
 class Model:
     """GPT-2 with a wiring. w: {name: float64 tensor}; those of two or more dimensions are (in, out)."""
 
     def __init__(self, config, wiring, w):
         self.config, self.wiring, self.w = config, wiring, w
-        self.least_gap = float("inf")  # of a choice of topk or act so far, as a share of what it has to be at least
+        self.least_gap = float("inf")  # of a choice of topk, act or lsh so far, as a share of what it has to be
         self.remembered = None         # of each layer: its input at the last positions (B, up to wiring.memory, C)
         self.penalty = 0               # what is minimised beside the mean of the last losses
 
@@ -296,20 +333,24 @@ class Model:
         """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token. With memory the rows are the next
         segments of their streams."""
         T = tokens.shape[1]
-        x = self.w["wte.weight"][tokens]
+        x1 = x2 = self.w["wte.weight"][tokens]  # the residual stream, or the two of reversible
         self.k, self.v, self.maps = [], [], []  # of the layers so far
         states = []                             # (B, T, C) after each cycle
         before, self.remembered = self.remembered, []
         for l in range(self.config["n_layer"]):
             if l % self.wiring.cycle == 0:
-                x = x + self.coordinates(l // self.wiring.cycle, T)
-            extended = x if before is None else torch.cat([before[l], x], dim=1)
+                x1 = x2 = x2 + self.coordinates(l // self.wiring.cycle, T)
+            extended = x2 if before is None else torch.cat([before[l], x2], dim=1)
             if self.wiring.memory > 0:
                 self.remembered.append(extended[:, -self.wiring.memory:].detach())
-            x = self.join(l, "gru_1", x, self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T))
-            x = self.join(l, "gru_2", x, self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x)))
+            x1 = self.join(l, "gru_1", x1, self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T))
+            joined = x2 if self.wiring.reversible else x1
+            x2 = self.join(l, "gru_2", joined, self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x1)))
+            if not self.wiring.reversible:
+                x1 = x2
             if (l + 1) % self.wiring.cycle == 0:
-                states.append(x)
+                states.append(x2)
+        x = (x1 + x2) / 2
         if self.wiring.halting is not None:
             x = self.halted(torch.stack(states))
         if self.wiring.memory == 0:
@@ -369,11 +410,12 @@ class Model:
         K/V and attention maps join those of the layers so far."""
         wiring, (B, T, C), h = self.wiring, x.shape, self.config["n_head"]
         hs = C // h
-        widths = [C, wiring.kv_heads * hs, wiring.kv_heads * hs]
-        q, k, v = self.linear(self.of_layer(l, "attn.c_attn"), x).split(widths, dim=2)
+        q, k, v = self.linear(self.of_layer(l, "attn.c_attn"), x).split(widths_of(self.config, wiring), dim=2)
         q, k, v = (y.view(B, T, -1, hs).transpose(1, 2) for y in (q, k, v))  # (B, heads, T, hs)
         if wiring.rope_base is not None:
             q, k = self.rotate(q), self.rotate(k)
+        if wiring.hashes:
+            k = q / q.norm(dim=3, keepdim=True)
         self.k.append(k)
         self.v.append(v)
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]
@@ -401,13 +443,15 @@ class Model:
         visible = j <= t
         for mask in self.wiring.masks[l][i]:
             visible = visible & mask(t, j)
+        if self.wiring.hashes:
+            visible = self.meets(l, i)
         k, sources = self.concatenate(self.k, l, i).transpose(1, 2), len(self.wiring.sources[l][i])
         if self.wiring.relative:
             u, v = (self.w[self.of_layer(l, f"attn.relative.{name}")][i] for name in "uv")
             scores = (q + u) @ k + self.of_distances(q + v, t - j, self.distances(l, i, T)).repeat(1, 1, sources)
         else:
             scores = q @ k
-        visible = visible.repeat(1, sources)
+        visible = torch.cat([visible] * sources, dim=-1)
         scores = (scores / hs ** 0.5).masked_fill(~visible, -float("inf"))
         if self.wiring.top is not None:
             scores = self.keep_highest(scores)
@@ -415,6 +459,18 @@ class Model:
         weights = (scores - highest.masked_fill(highest.isinf(), 0)).exp()
         total = weights.sum(2, keepdim=True)
         return weights / total.masked_fill(total == 0, 1)
+
+    def meets(self, l, i):
+        """Head i of layer l: whether the query at t sees the key at j (B, t, j). In each round a position's bucket is
+        the argmax of [k R, -k R], which k has in common with q."""
+        rotated = self.k[l].detach()[:, i, None] @ self.w[self.of_layer(l, "attn.rotations")][i]  # (B, rounds, T, b/2)
+        values = torch.cat([rotated, -rotated], dim=3)
+        largest, second = values.topk(2, dim=3).values.unbind(dim=3)
+        self.least_gap = min(self.least_gap, (largest - second).min().item() / LEAST_HASH_GAP)
+        bucket = values.argmax(dim=3)
+        earlier = (bucket[:, :, :, None] == bucket[:, :, None, :]).any(dim=1).tril(-1)
+        alone = ~earlier.any(dim=2, keepdim=True)
+        return earlier | alone & torch.eye(earlier.shape[1], dtype=torch.bool)
 
     def distances(self, l, i, T):
         """r_0 to r_(T-1) of head i of layer l (T, hs): r_d = s_d W, the head's columns; s_d, of as many channels as the
@@ -469,7 +525,7 @@ def compute(config, weights, tokens, run):
     B, T, accumulate, steps = (run[key] for key in ("batch_size", "seq_len", "grad_accum_steps", "steps"))
     wiring = Wiring(wiring_text(config), config["n_layer"], config["n_head"])
     w = {name: torch.tensor(value, dtype=torch.float64) for name, value in weights.items()}
-    trained = {name: p.requires_grad_() for name, p in w.items() if not is_zero(config, name)}
+    trained = {name: p.requires_grad_() for name, p in w.items() if is_trained(config, name)}
     model = Model(config, wiring, w)
     segments = steps * accumulate if wiring.memory > 0 else None
     losses_of = lambda s: model.losses(*micro_batch(tokens, s, B, T, segments))
@@ -546,8 +602,8 @@ def random_weights(config, wiring, generator):
 
 
 def make_case(folder, o):
-    """Writes a case with o.seed, or, where a choice of topk or act is too narrow for float32, with the next seed that
-    will do."""
+    """Writes a case with o.seed, or, where a choice of topk, act or lsh is too narrow for float32, with the next seed
+    that will do."""
     began = time.monotonic()
     wiring = Wiring(o.wiring, o.layers, o.heads)
     if o.channels % o.heads or o.length > o.positions:
