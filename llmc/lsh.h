@@ -73,6 +73,36 @@ struct LshAttention {
   floatX* dqv = nullptr;         // (B * T, 2 C) =
 };
 
+// One round of a head in a sequence: its positions in the order of their buckets.
+struct LshRound {
+  const LshAttention& a;
+  int64_t b, head;
+  int round;
+  const int *order, *starts;
+
+  SLA_HOST_DEVICE LshRound(const LshAttention& a, int64_t b, int64_t head, int round)
+      : a(a), b(b), head(head), round(round) {
+    const int64_t index = (b * a.shape.NH + head) * a.shape.rounds + round;
+    order = a.of.order + index * a.shape.T, starts = a.of.starts + index * (a.shape.buckets + 1);
+  }
+  // Of the i-th position in the order: its row; its place in lse and inverse_norms; its buckets in each round; where
+  // its bucket begins and ends in the order.
+  SLA_HOST_DEVICE int64_t row(int64_t i) const { return b * a.shape.T + order[i]; }
+  SLA_HOST_DEVICE int64_t statistic(int64_t i) const { return row(i) * a.shape.NH + head; }
+  SLA_HOST_DEVICE const int* buckets(int64_t i) const { return a.of.buckets + statistic(i) * a.shape.rounds; }
+  SLA_HOST_DEVICE int bucket_start(int64_t i) const { return starts[buckets(i)[round]]; }
+  SLA_HOST_DEVICE int bucket_end(int64_t i) const { return starts[buckets(i)[round] + 1]; }
+};
+
+// The scratch memory of the backward pass: rows of dq | dk | dv, each of C channels, without the factor 1 / sqrt(HS) of
+// dq and dk; and rowsum(dout * out) of each head.
+struct LshGradients {
+  float* rows;   // (B * T, 3 C)
+  float* delta;  // (B * T, NH)
+  SLA_HOST_DEVICE explicit LshGradients(const LshAttention& a)
+      : rows(a.scratch), delta(a.scratch + a.shape.rows() * 3 * a.shape.C()) {}
+};
+
 // The size of LshAttention::scratch, in floats: forward, sums of the rounds so far, (B * T, C); backward, of dq, dk and
 // dv, (B * T, 3 C), and the sums of dout * out, (B * T, NH).
 inline int64_t lsh_scratch(const LshShape& s, bool backward) {

@@ -28,6 +28,7 @@
 #include "llmc/cuda/gru.h"
 #include "llmc/cuda/halting.h"
 #include "llmc/cuda/layernorm.h"
+#include "llmc/cuda/lsh.h"
 #include "llmc/cuda/matmul.h"
 #include "llmc/cuda/muon.h"
 #include "llmc/cuda/optimizer.h"

@@ -11,9 +11,7 @@
 #include "dev/test/operations/maps.h"       // sums of attention maps
 #include "dev/test/operations/gru.h"        // the gate of gru
 #include "dev/test/operations/halting.h"    // tokens that halt after some cycles of layers
-#ifdef SLA_CPU
-#include "dev/test/operations/lsh.h"  // attention by locality-sensitive hashing
-#endif
+#include "dev/test/operations/lsh.h"        // attention by locality-sensitive hashing
 #include "dev/test/operations/relative.h"   // relative positions
 #include "dev/test/operations/rotary.h"     // rotary positions
 #include "dev/test/operations/muon.h"       // Muon

@@ -93,23 +93,6 @@ inline void lsh_sort(const LshShape& s, const LshOrder& o) {
 // ----------------------------------------------------------------------------
 // Tiles
 
-// One round of a head in a sequence: its positions in the order of their buckets.
-struct LshRound {
-  const LshAttention& a;
-  int64_t b, head;
-  int round;
-  const int *order, *starts;
-
-  LshRound(const LshAttention& a, int64_t b, int64_t head, int round) : a(a), b(b), head(head), round(round) {
-    const int64_t index = (b * a.shape.NH + head) * a.shape.rounds + round;
-    order = a.of.order + index * a.shape.T, starts = a.of.starts + index * (a.shape.buckets + 1);
-  }
-  int64_t row(int64_t i) const { return b * a.shape.T + order[i]; }
-  int64_t statistic(int64_t i) const { return row(i) * a.shape.NH + head; }
-  const int* buckets(int64_t i) const { return a.of.buckets + statistic(i) * a.shape.rounds; }
-  int64_t bucket_start(int64_t i) const { return starts[buckets(i)[round]]; }
-};
-
 inline float lsh_scale(const LshShape& s) { return 1.0f / std::sqrt(float(s.HS)); }
 
 // Copies have whole groups of so many rows, the last of them zeros: oneDNN's products in bf16 are compiled for each
@@ -141,7 +124,7 @@ struct LshTile {
   // The tile's keys that share the bucket of query r of the block and come before it, as numbers in the tile.
   KeyRange range(const LshRound& at, int64_t r) const {
     if (r >= num_queries()) return {0, 0};
-    const int64_t i = queries.begin + r, first = std::max(at.bucket_start(i), keys.begin) - keys.begin,
+    const int64_t i = queries.begin + r, first = std::max<int64_t>(at.bucket_start(i), keys.begin) - keys.begin,
                   end = std::min(i, keys.end) - keys.begin;
     return {std::min(first, std::max<int64_t>(end, 0)), std::max<int64_t>(end, 0)};
   }
@@ -290,14 +273,6 @@ inline void lsh_forward(const LshAttention& a) {
 
 // ----------------------------------------------------------------------------
 // Backward
-
-// The scratch memory: rows of dq | dk | dv, each of C channels, without the factor 1 / sqrt(HS) of dq and dk; and
-// rowsum(dout * out) of each head.
-struct LshGradients {
-  float* rows;   // (B * T, 3 C)
-  float* delta;  // (B * T, NH)
-  explicit LshGradients(const LshAttention& a) : rows(a.scratch), delta(a.scratch + a.shape.rows() * 3 * a.shape.C()) {}
-};
 
 // Rows of the positions [begin, end) in the round's order += sums (end - begin, HS): dq (part 0), dk (1) or dv (2).
 inline void add_to_rows(const LshRound& at, int part, KeyRange positions, const std::vector<float>& sums) {

@@ -263,6 +263,30 @@ __device__ inline void load_distances(float* r_tile, const AttentionArgs<float>&
                                                    int(a.HS));
 }
 
+// s = exp((s - max) * scale), with the maximum over all columns up to these, and the thread's rows of acc and of the
+// sums, which have the maximum before these, are rescaled. In plain attention every query sees key 0, so that from the
+// first tile on `row_max` is finite. In general it may be -inf, and then all of s is, of which the differences would be
+// NaN.
+template <bool General, int G, int N>
+__device__ inline void update_softmax(float (&s)[rows_per_thread][N], float (&acc)[rows_per_thread][G][4],
+                                      float (&row_max)[rows_per_thread], float (&row_sum)[rows_per_thread],
+                                      float to_exp2) {
+  for (int i = 0; i < rows_per_thread; i++) {
+    float new_max = s[i][0];
+    for (float x : s[i]) new_max = fmaxf(new_max, x);
+    new_max = fmaxf(row_max[i], warp_max<half_warp>(new_max));
+    const float base = General && new_max == -INFINITY ? 0.0f : new_max;
+    const float rescale = exp2f((row_max[i] - base) * to_exp2);
+    row_max[i] = new_max;
+    row_sum[i] *= rescale;
+    scale_row(acc[i], rescale);
+    for (float& x : s[i]) {
+      x = exp2f((x - base) * to_exp2);
+      row_sum[i] += x;
+    }
+  }
+}
+
 // out =, lse =. A block owns 64 queries of one head in one sequence; blocks with the most keys are started first. A
 // warp owns eight queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in registers
 // over the whole loop over keys, so memory is read once per tile and written once. Each lane sums the probabilities
@@ -332,22 +356,7 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
     } else if (k0 + Tiles::keys > q0 + 1) {
       mask_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
-    // In plain attention every query sees key 0, so that from the first tile on `row_max` is finite. In general it may
-    // be -inf, and then all of s is, of which the differences would be NaN.
-    for (int i = 0; i < rows_per_thread; i++) {
-      float new_max = s[i][0];
-      for (float x : s[i]) new_max = fmaxf(new_max, x);
-      new_max = fmaxf(row_max[i], warp_max<half_warp>(new_max));
-      const float base = General && new_max == -INFINITY ? 0.0f : new_max;
-      const float rescale = exp2f((row_max[i] - base) * to_exp2);
-      row_max[i] = new_max;
-      row_sum[i] *= rescale;
-      scale_row(acc[i], rescale);
-      for (float& x : s[i]) {
-        x = exp2f((x - base) * to_exp2);
-        row_sum[i] += x;
-      }
-    }
+    update_softmax<General>(s, acc, row_max, row_sum, to_exp2);
     store_scores<Tiles::keys>(p, s);
     __syncwarp();
     mul_add_AB<G, Tiles::keys>(acc, p, v_tile, channels, min(Tiles::keys, end - k0));

@@ -72,6 +72,21 @@ __device__ inline void store4(__nv_bfloat16* p, const float (&x)[4]) {
   *reinterpret_cast<uint2*>(p) = make_uint2(pack2(x[0], x[1]), pack2(x[2], x[3]));
 }
 
+// Two consecutive elements as floats. p is aligned to both of them.
+__device__ inline void load2(float (&x)[2], const float* p) {
+  const float2 a = *reinterpret_cast<const float2*>(p);
+  x[0] = a.x, x[1] = a.y;
+}
+__device__ inline void store2(float* p, const float (&x)[2]) {
+  *reinterpret_cast<float2*>(p) = make_float2(x[0], x[1]);
+}
+__device__ inline void load2(float (&x)[2], const __nv_bfloat16* p) {
+  unpack2(x[0], x[1], *reinterpret_cast<const unsigned*>(p));
+}
+__device__ inline void store2(__nv_bfloat16* p, const float (&x)[2]) {
+  *reinterpret_cast<unsigned*>(p) = pack2(x[0], x[1]);
+}
+
 // Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of
 // the additions is fixed, and so are the bits.
 template <int lanes = warp_size, class T>
