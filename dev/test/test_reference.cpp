@@ -495,7 +495,8 @@ TEST(Reference, AQuerySeesEarlierKeysOfItsBuckets) {
     WiringTerm lsh;
     lsh.n = 4, lsh.c = rounds;
     std::string text;
-    for (bool sees : reference::shared_buckets(k, rotations, lsh, 1, 6, 2)) text += sees ? "x" : ".";
+    for (bool sees : reference::shared_buckets(reference::buckets_of(k, rotations, lsh, 2), 1, 6))
+      text += sees ? "x" : ".";
     return text;
   };
   EXPECT_EQ(seen(1), "x....."

@@ -465,18 +465,25 @@ Array<Real> hash_values(const Real* x, const Real* R, int64_t hs, int buckets) {
   return values;
 }
 
-// `lsh`: whether the query at t sees the key at j, (B, T, T): earlier ones that are in its bucket in some round, and
-// its own if there are none. k (B, T, hs), in the same buckets as q; rotations (rounds, hs, buckets / 2).
+// `lsh`: the buckets of k (N, hs), which are those of q, (rounds, N); rotations (rounds, hs, buckets / 2).
 template <class Real>
-std::vector<bool> shared_buckets(const Array<Real>& k, const Real* rotations, const WiringTerm& lsh, int64_t B,
-                                 int64_t T, int64_t hs) {
-  std::vector<bool> visible(B * T * T);
+std::vector<int> buckets_of(const Array<Real>& k, const Real* rotations, const WiringTerm& lsh, int64_t hs) {
+  std::vector<int> buckets;
   for (int round = 0; round < lsh.c; round++) {
-    std::vector<int64_t> bucket;  // (B, T)
-    for (int64_t n = 0; n < B * T; n++) {
-      const Array<Real> values = hash_values(&k[n * hs], rotations + round * hs * (lsh.n / 2), hs, lsh.n);
-      bucket.push_back(std::max_element(values.begin(), values.end()) - values.begin());
+    for (size_t first = 0; first < k.size(); first += hs) {
+      const Array<Real> values = hash_values(&k[first], rotations + round * hs * (lsh.n / 2), hs, lsh.n);
+      buckets.push_back(int(std::max_element(values.begin(), values.end()) - values.begin()));
     }
+  }
+  return buckets;
+}
+
+// `lsh`: whether the query at t sees the key at j, (B, T, T): earlier ones that are in its bucket in some round, and
+// its own if there are none. buckets (rounds, B, T).
+inline std::vector<bool> shared_buckets(const std::vector<int>& buckets, int64_t B, int64_t T) {
+  std::vector<bool> visible(B * T * T);
+  for (size_t round = 0; round < buckets.size(); round += B * T) {
+    const int* bucket = &buckets[round];
     for (int64_t n = 0; n < B * T; n++)
       for (int64_t j = 0; j < n % T; j++)
         if (bucket[n] == bucket[n - n % T + j]) visible[n * T + j] = true;
@@ -831,6 +838,9 @@ struct Distances {
   Array<Real> u, v;  // (h, hs)
 };
 
+// With `lsh`: the buckets of each head's q, (h) of (rounds, B, T).
+using HeadBuckets = std::vector<std::vector<int>>;
+
 template <class Real>
 struct LayerCache {
   Norm<Real> ln_1;  // (B, K, ...)   of the memory's rows and the segment's
@@ -838,6 +848,7 @@ struct LayerCache {
   Array<Real> mix;  // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
   Distances<Real> distances;
   Array<Real> rotations;               // (h, rounds, hs, buckets / 2) of `lsh`; empty without it
+  HeadBuckets buckets;                 // of `lsh`
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
@@ -880,8 +891,8 @@ inline HeadColumns head_columns(const ModelConfig& config, int head) {
   return {head * hs, C + kv_head * hs, C + g * hs + kv_head * hs};
 }
 
-// Fills layer l's `heads` and `heads_out`; its `qkv`, `mix`, `distances` and `rotations`, and the layers below, are
-// given.
+// Fills layer l's `heads` and `heads_out`, and `buckets` unless they are there; its `qkv`, `mix`, `distances` and
+// `rotations`, and the layers below, are given.
 template <class Real>
 void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t m,
                int64_t T) {
@@ -908,9 +919,11 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
         head.q = add_head_bias(head.q, layer.distances.u, i, hs);
         of_distances = distance_scores(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), B, T, hs);
       }
+      if (lsh && layer.buckets.size() == size_t(i))
+        layer.buckets.push_back(
+            buckets_of(head.k, &layer.rotations[i * layer.rotations.size() / config.num_heads], *lsh, hs));
       const std::vector<bool> visible =
-          lsh ? shared_buckets(head.k, &layer.rotations[i * layer.rotations.size() / config.num_heads], *lsh, B, T, hs)
-              : visibility(config, l, i, B, m, T);
+          lsh ? shared_buckets(layer.buckets[i], B, T) : visibility(config, l, i, B, m, T);
       head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
@@ -929,11 +942,12 @@ void join(const Tensors<Real>& params, const std::string& name, const Array<Real
 
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
 // overwritten with everything that backward() needs. `memory`, where given, is that of the segments before, and becomes
-// that of the segments after this one.
+// that of the segments after this one. `buckets`, where given, are those of each layer, (L): a program that rounds q
+// decides otherwise about a q between two buckets, and this says what follows from its decisions.
 template <class Real>
 Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, const std::vector<int>& inputs,
                      const std::vector<int>& targets, int B, int T, Cache<Real>* cache = nullptr,
-                     Memory<Real>* memory = nullptr) {
+                     Memory<Real>* memory = nullptr, const std::vector<HeadBuckets>* buckets = nullptr) {
   const int L = config.num_layers;
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
   CHECK(T <= config.max_seq_len && int64_t(inputs.size()) == N && int64_t(targets.size()) == N);
@@ -975,6 +989,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
       layer.distances = {linear(params, h + ".attn.relative", sines_of_distances<Real>(m + T, C)),
                          params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
     if (find_term(config, Kind::lsh)) layer.rotations = params.at(h + ".attn.rotations").data;
+    if (buckets) layer.buckets = (*buckets)[l];
     attention(config, acts.layers, l, B, m, T);
     join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
     // x2 += c_proj(gelu(c_fc(ln_2(x1))))

@@ -38,25 +38,42 @@ struct Expected {
   DoubleTensors params, grads;
   std::vector<std::vector<int>> inputs, targets;
   std::vector<reference::Result<double>> results;
+  double hashes = 0, other_buckets = 0;  // q that `lsh` hashes, in all rounds, and those in other buckets than
+                                         // `buckets`
 };
 
-// Computed once a case: it is what takes the time.
-inline const Expected& expected_of(const GraphCase& c) {
+// How many of the q that `lsh` hashes are in another bucket than `cache` says, because the model has rounded them.
+inline void count_other_buckets(const ModelConfig& config, const reference::Cache<double>& cache, Expected& e) {
+  const WiringTerm* lsh = reference::find_term(config, WiringTerm::Kind::lsh);
+  for (const reference::LayerCache<double>& layer : cache.layers) {
+    for (size_t i = 0; i < layer.buckets.size(); i++) {
+      const double* rotations = &layer.rotations[i * layer.rotations.size() / layer.buckets.size()];
+      const auto own = reference::buckets_of(layer.heads[i].k, rotations, *lsh, config.head_size());
+      for (size_t n = 0; n < own.size(); n++) e.hashes++, e.other_buckets += own[n] != layer.buckets[i][n];
+    }
+  }
+}
+
+// Computed once a case: it is what takes the time. With `lsh` the reference has the buckets that `model`, which has its
+// weights then, decides on.
+inline const Expected& expected_of(const GraphCase& c, GPT2& model) {
   static std::map<std::string, Expected> known;
   auto [it, is_new] = known.try_emplace(c.name);
   Expected& e = it->second;
+  if (is_new) e.params = random_parameters(model.config, 42);
+  set_weights(model, e.params);
   if (!is_new) return e;
-  const ModelConfig config = config_of(c);
-  e.params = random_parameters(config, 42);
-  e.grads = reference::make_parameters<double>(config);
+  e.grads = reference::make_parameters<double>(model.config);
   reference::Memory<double> memory;
   for (int s = 0; s < c.accumulation; s++) {
     e.inputs.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s)));
     e.targets.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s + 1)));
+    const auto buckets = buckets_of_pass(model, e.inputs.back(), c.B, c.T);
     reference::Cache<double> cache;
-    e.results.push_back(
-        reference::forward(config, e.params, e.inputs.back(), e.targets.back(), c.B, c.T, &cache, &memory));
-    reference::backward(config, e.params, cache, e.grads, 1.0 / c.accumulation);
+    e.results.push_back(reference::forward(model.config, e.params, e.inputs.back(), e.targets.back(), c.B, c.T, &cache,
+                                           &memory, buckets.empty() ? nullptr : &buckets));
+    count_other_buckets(model.config, cache, e);
+    reference::backward(model.config, e.params, cache, e.grads, 1.0 / c.accumulation);
   }
   return e;
 }
@@ -85,9 +102,10 @@ inline double tolerance_of(const GPT2& model, const std::string& name) {
 }
 
 inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool keep_dead_kv = false) {
-  const Expected& e = expected_of(c);
   auto model = make_model(config_of(c), c.B, c.T, recompute, keep_dead_kv);
-  set_weights(*model, e.params);
+  const Expected& e = expected_of(c, *model);
+  // Rounding moves few q to another bucket.
+  EXPECT_LE(e.other_buckets, (is_bf16 ? 0.02 : 0.0005) * e.hashes);
   gpt2_zero_grad(*model);
   for (size_t s = 0; s < e.results.size(); s++) {
     const double loss = micro_step(*model, e.inputs[s], e.targets[s], c.B, c.T, c.accumulation);
@@ -185,12 +203,11 @@ const std::vector<GraphCase> graph_cases =
      {"reversible_sources", 4, 4, 32, 61, 40, "reversible sla(2,3) also(1,1:3)", false, 2, 33, 1},
      {"reversible_masks", 4, 4, 32, 61, 40, "rope reversible gqa(2) window(9,SL) strided(4)", true, 2, 33, 1},
      {"reversible_one_layer", 1, 4, 32, 61, 40, "reversible", true, 3, 22, 1},
-     {"reversible_48_layers", 48, 4, 32, 61, 40, "reversible sla(30,3)", true, 1, 33, 1},
+     {"hashes", 3, 4, 32, 61, 40, "lsh(4,2)", true, 2, 33, 3},
+     {"hashes_of_many_rounds", 3, 4, 32, 61, 70, "lsh(16,5) gru", true, 2, 66, 1},
      {"reversible_hashes", 3, 4, 32, 61, 40, "lsh(2,2) reversible", true, 2, 33, 1},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice, or weighs too much in gradients that come through two gates
-     {"hashes", 3, 4, 32, 61, 40, "lsh(4,2)", true, 2, 33, 3},
-     {"hashes_of_many_rounds", 3, 4, 32, 61, 70, "lsh(16,5) gru", false, 2, 66, 1},
      {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 2, 33, 4},
      {"gates_of_both_kinds", 3, 4, 32, 61, 40, "gru gate gqa(2) window(9,SL)", true, 2, 33, 1},
      {"gates_without_biases", 4, 4, 32, 61, 40, "universal(2) gru sla(3,2)", false, 2, 33, 1},

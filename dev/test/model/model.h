@@ -7,7 +7,7 @@
 #include <memory>                  // std::unique_ptr
 #include <string>                  // std::string
 #include <vector>                  // std::vector
-#include "llmc/model/reference.h"  // reference::make_parameters
+#include "llmc/model/reference.h"  // reference::make_parameters, reference::HeadBuckets
 
 using DoubleTensors = reference::Tensors<double>;
 
@@ -73,6 +73,34 @@ void set_weights(GPT2& model, const Tensors& params) {
     from_file_layout(model.parameters, i, whole_weight(model.parameters, i), full.data(), values.data());
     store_weights(model)(i, values.data());
   }
+  for (int i = model.num_tensors(); i < model.parameters.file_tensors(); i++) {
+    const auto& source = params.at(model.parameters.constant(i).name).data;
+    store_weights(model)(i, std::vector<float>(source.begin(), source.end()).data());
+  }
+}
+
+// With `lsh`: the buckets that the model's forward pass decides on, of each layer; without it none.
+inline std::vector<reference::HeadBuckets> buckets_of_pass(GPT2& model, const std::vector<int>& tokens, int B, int T) {
+  std::vector<reference::HeadBuckets> layers;
+  if (model.attention_plan.table.lsh_buckets == 0) return layers;
+  const Batch batch = batch_of_segments(B, T, 0);
+  const int64_t N = batch.rows(), h = model.config.num_heads, rounds = model.attention_plan.table.lsh_rounds;
+  copy_to_device(model.acts.tokens, tokens);
+  embed(model.graph, model.embeddings(), model.acts, batch);
+  norm_forward(model.norm(0), N);
+  for (int i = 0; i < model.graph.size(); i++) {
+    branch_forward(model.step(i), batch);
+    residual_forward(model.step(i), model.norm(i + 1), batch);
+    const auto* branch = std::get_if<LshBranch>(&model.step(i).branch);
+    if (branch == nullptr) continue;
+    std::vector<int> buckets(size_t(N * h * rounds));  // (N, h, rounds)
+    copy_to_host(buckets.data(), branch->of.buckets, buckets.size() * sizeof(int));
+    reference::HeadBuckets& heads = layers.emplace_back(size_t(h));
+    for (int64_t head = 0; head < h; head++)
+      for (int64_t round = 0; round < rounds; round++)
+        for (int64_t n = 0; n < N; n++) heads[head].push_back(buckets[(n * h + head) * rounds + round]);
+  }
+  return layers;
 }
 
 // One tensor of a float arena, full-size, as files hold it.
