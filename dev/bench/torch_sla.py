@@ -54,7 +54,8 @@ def rows_in_use(wiring):
             v |= used
             if wiring.map_layer(l) == l:
                 q.add((l, head))
-                k |= used
+                if not wiring.hashes:
+                    k |= used
     stored = wiring.stored_layers()
     return sum(len({(l % stored, head) for l, head in used}) for used in (q, k, v)) * (wiring.num_layers // stored)
 
@@ -62,7 +63,7 @@ def rows_in_use(wiring):
 def pairs(wiring, T):
     """(scored, multiplied): pairs of a query and a key that see each other, of all attentions. With `topk` fewer values
     are multiplied than scores computed; a mixed map is the attention of each layer below and the own, over the same
-    values."""
+    values. With `lsh`, which keys queries see depends on their values; here all pairs of a causal mask count."""
     scored = multiplied = 0
     t = torch.arange(T)
     for l in range(wiring.num_layers):
@@ -208,7 +209,7 @@ def check_case(folder):
     if set(parameters) != set(grads):
         raise UserError(f"{folder}: grads.safetensors and the model differ in {sorted(set(parameters) ^ set(grads))}")
     with torch.no_grad():
-        for name, p in parameters.items():
+        for name, p in [*model.named_parameters(), *model.named_buffers()]:
             p.copy_(weights[name])
         all_batches = [micro_batch(s) for s in range(expected["steps"] * accumulation)]
         val_loss = torch.stack([model(*batch)[0].mean() for batch in all_batches]).mean()

@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "gru": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -49,6 +49,8 @@ class Wiring:
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
         self.gru = False
+        self.hashes = None  # of lsh: (buckets, rounds)
+        self.reversible = False
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
             for name, arguments in self.terms:
@@ -105,6 +107,12 @@ class Wiring:
             self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
         elif name == "gru":
             self.gru = True
+        elif name == "lsh":
+            if n % 2 != 0:
+                raise ValueError(f"wiring {self.text!r}: {n} buckets; they are pairs")
+            self.hashes = n, int(arguments[1])
+        elif name == "reversible":
+            self.reversible = True
 
     def add_sparse(self, how, a1, a2):
         how = how[0] if how else "heads"
@@ -140,8 +148,8 @@ class Wiring:
 
     def needs_maps(self):
         """Whether scaled_dot_product_attention with a causal mask will not do."""
-        return bool(self.masks or self.topk or self.relative or self.mixes_maps() or self.maps_in_group > 1 or
-                    any(len(sources) > 1 for layer in self.sources for sources in layer))
+        return bool(self.masks or self.topk or self.relative or self.hashes or self.mixes_maps() or
+                    self.maps_in_group > 1 or any(len(sources) > 1 for layer in self.sources for sources in layer))
 
     def is_plain(self):
         return all(name == "plain" for name, _ in self.terms)
@@ -168,6 +176,11 @@ class Positions:
         """(1 or B, T, S): of each query to each key; 0 to a later one, which it does not see."""
         return (self.queries[:, :, None] - self.keys[:, None, :]).clamp(min=0)
 
+    def own(self):
+        """(T, S): whether the key is that of the query's token."""
+        order = torch.arange(self.keys.shape[1], device=self.keys.device)
+        return order[None, :] == order[-self.queries.shape[1]:, None]
+
     def visible(self, wiring, l, head):
         """(1 or B, T, S)"""
         visible = wiring.visible(l, head, self.queries[:, :, None], self.keys[:, None, :])
@@ -175,9 +188,8 @@ class Positions:
             return visible
         # A row of padding would see nothing; its own key keeps it finite, and nobody reads it.
         order = torch.arange(self.keys.shape[1], device=visible.device)
-        own = order[None, :] == order[-self.queries.shape[1]:, None]
         before = order[None, :] <= order[-self.queries.shape[1]:, None]
-        return visible & self.valid[:, None, :] & before | own & ~self.valid[:, None, :]
+        return visible & self.valid[:, None, :] & before | self.own() & ~self.valid[:, None, :]
 
 
 def rotated(x, positions, base):
@@ -247,19 +259,24 @@ class Attention(nn.Module):
         super().__init__()
         self.wiring, self.heads = wiring, wiring.num_heads
         self.head_size = channels // self.heads
-        self.c_attn = Conv1D(channels, channels + 2 * wiring.num_kv_heads * self.head_size, bias)
+        kv_channels = wiring.num_kv_heads * self.head_size
+        self.widths = (channels, kv_channels) if wiring.hashes else (channels, kv_channels, kv_channels)
+        self.c_attn = Conv1D(channels, sum(self.widths), bias)
         self.c_proj = Conv1D(channels, channels, bias)
         self.map_gate = Conv1D(channels, 1, bias) if wiring.gate and stored_layer > 0 else None
         self.relative = RelativePositions(self.heads, channels) if wiring.relative else None
+        if wiring.hashes:
+            buckets, rounds = wiring.hashes
+            self.register_buffer("rotations", torch.randn(self.heads, rounds, self.head_size, buckets // 2))
         self.sources = [[sorted(sources) for sources in of_heads] for of_heads in wiring.sources]  # by layer, by head
 
     def forward(self, layer, x, projected, maps, positions, cache=None):
         """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, S, hs), and `maps` the
         attention maps of their heads; this one appends its own."""
         B, T, C = x.shape
-        kv_channels = self.wiring.num_kv_heads * self.head_size
-        parts = self.c_attn(x).split((C, kv_channels, kv_channels), dim=2)
-        q, k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in parts)
+        parts = self.c_attn(x).split(self.widths, dim=2)
+        q, *k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in parts)
+        k = k[0] if k else q / q.norm(dim=3, keepdim=True)
         if self.wiring.rope is not None:
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if cache is not None:
@@ -302,16 +319,28 @@ class Attention(nn.Module):
             half = self.wiring.in_first_half(head)
             if half not in visible:
                 visible[half] = positions.visible(self.wiring, layer, head)
-            k = self.of_sources(layer, projected, 0, head)
+            k, seen = self.of_sources(layer, projected, 0, head), visible[half]
+            if self.wiring.hashes:
+                seen = self.in_shared_buckets(head, k, seen, positions.own())
             if self.relative is None:
                 scores = q[:, head] @ k.transpose(1, 2)
             else:
                 scores = self.relative.scores(head, q[:, head], k, rows[head], distances)
-            own.append(self.softmax_of_visible(scores, visible[half]))
+            own.append(self.softmax_of_visible(scores, seen))
         if layer == 0 or not self.wiring.mixes_maps():
             return own
         a = torch.sigmoid(self.map_gate(x)) if self.wiring.gate else self.wiring.blend
         return [a * below + (1 - a) * mine for below, mine in zip(maps[layer - 1], own)]
+
+    def in_shared_buckets(self, head, k, visible, own):
+        """`lsh`: of the keys k (B, S, hs) that are visible (1 or B, T, S), the earlier ones in the query's bucket in
+        some round, or its own (T, S) if there are none: (B, T, S). k is q / |q|, so both are in the same bucket."""
+        values = k[:, None] @ self.rotations[head]  # (B, rounds, S, buckets / 2)
+        bucket = torch.cat((values, -values), dim=3).argmax(dim=3)
+        of_query = bucket[:, :, -visible.shape[1]:]
+        shared = (of_query[:, :, :, None] == bucket[:, :, None, :]).any(dim=1)
+        earlier = visible & shared & ~own
+        return earlier | own & ~earlier.any(dim=2, keepdim=True)
 
     def softmax_of_visible(self, scores, visible):
         """A row without a visible key is zero."""
@@ -353,14 +382,18 @@ class Gate(nn.Module):
 class Block(nn.Module):
     def __init__(self, wiring, stored_layer, channels, bias, eps):
         super().__init__()
+        self.reversible = wiring.reversible
         self.ln_1, self.attn = LayerNorm(channels, bias, eps), Attention(wiring, stored_layer, channels, bias)
         self.gru_1 = Gate(channels) if wiring.gru else torch.add
         self.ln_2, self.mlp = LayerNorm(channels, bias, eps), MLP(channels, bias)
         self.gru_2 = Gate(channels) if wiring.gru else torch.add
 
-    def forward(self, layer, x, projected, maps, positions, cache):
-        x = self.gru_1(x, self.attn(layer, self.ln_1(x), projected, maps, positions, cache))
-        return self.gru_2(x, self.mlp(self.ln_2(x)))
+    def forward(self, layer, streams, projected, maps, positions, cache):
+        """The residual stream twice or, with `reversible`, the two streams, (B, T, C) each -> those after the layer."""
+        x1, x2 = streams
+        x1 = self.gru_1(x1, self.attn(layer, self.ln_1(x2), projected, maps, positions, cache))
+        x2 = self.gru_2(x2 if self.reversible else x1, self.mlp(self.ln_2(x1)))
+        return (x1 if self.reversible else x2), x2
 
 
 def halting_weights(p, eps):
@@ -425,9 +458,13 @@ class GPT2(nn.Module):
             cycle, stored_layer = divmod(layer, len(self.h))
             if stored_layer == 0:
                 x = self.with_coordinates(x, cycle, positions)
-            x = self.h[stored_layer](layer, x, projected, maps, positions, cache)
+                streams = x, x
+            streams = self.h[stored_layer](layer, streams, projected, maps, positions, cache)
+            x = streams[1]
             if self.halt is not None and stored_layer + 1 == len(self.h):
                 states.append(x)
+        if self.wiring.reversible:
+            x = (streams[0] + streams[1]) / 2
         if self.halt is not None:
             x, ponder = self.halted(states)
         return self.ln_f(x), ponder
