@@ -132,6 +132,32 @@ inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool ke
   EXPECT_NEAR(grad_norm(*model) / norm, 1, norm_tolerance);
 }
 
+// With weights as those of a new model, in which the streams grow with depth as they do in training: the larger what
+// branches add in comparison with the stream, the less of it is left when it is taken back.
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/reversible_residual.h: `/*factor=*/-1` -> `/*factor=*/-1.001f`
+TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) {
+  const GraphCase c = {"", 48, 4, 96, 61, 40, "reversible sla(30,3)", true, 2, 33, 1};
+  auto model = make_model(config_of(c), c.B, c.T);
+  init_weights(*model, 3);
+  DoubleTensors params = reference::make_parameters<double>(model->config), grads = params;
+  for (int i = 0; i < model->num_tensors(); i++) {
+    const std::vector<float> values = full_tensor(*model, model->master_memory, i);
+    for (size_t n = 0; n < values.size(); n++) params.at(model->tensor(i).name).data[n] = double(floatX(values[n]));
+  }
+  const auto inputs = random_tokens(c.B * c.T, c.V, 1), targets = random_tokens(c.B * c.T, c.V, 2);
+  reference::Cache<double> cache;
+  const double expected = reference::forward(model->config, params, inputs, targets, c.B, c.T, &cache).loss;
+  reference::backward(model->config, params, cache, grads);
+  gpt2_zero_grad(*model);
+  EXPECT_NEAR(micro_step(*model, inputs, targets, c.B, c.T, 1) / expected, 1, loss_tolerance);
+  const double norm = reference::global_norm(grads);
+  for (int i = 0; i < model->num_tensors(); i++) {
+    const double error =
+        relative_error(full_tensor(*model, model->grad_memory, i), grads.at(model->tensor(i).name).data, norm);
+    EXPECT_LE(error, tensor_tolerance) << model->tensor(i).name;
+  }
+}
+
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `double(B) * T * double(num_micro_batches)` -> `double(B) * T`
 TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), 0); }
 TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
