@@ -42,7 +42,8 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "w_reuse",         "w_share_window", "w_strided",     "w_topk",
                                                  "w_two_distances", "f_rope",         "f_memory_rope", "f_relative",
                                                  "f_memory",        "f_universal",    "f_gru",         "f_act",
-                                                 "f_gtrxl",         "m_strided_fixed"};
+                                                 "f_gtrxl",         "f_lsh",          "f_reversible",  "f_reformer",
+                                                 "m_strided_fixed"};
   return names;
 }
 
