@@ -799,15 +799,8 @@ using ReferenceGoldenInFloat = ReferenceGolden;
 
 std::string case_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 
-// Those of the trainer's tests, and cases of terms that the trainer does not compute.
-std::vector<std::string> cases_of_reference() {
-  std::vector<std::string> names = golden_case_names();
-  names.insert(names.end(), {"f_lsh", "f_reversible", "f_reformer"});
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, ReferenceGolden, testing::ValuesIn(cases_of_reference()), case_name);
-INSTANTIATE_TEST_SUITE_P(Long, ReferenceGoldenInFloat, testing::ValuesIn(cases_of_reference()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, ReferenceGolden, testing::ValuesIn(golden_case_names()), case_name);
+INSTANTIATE_TEST_SUITE_P(Long, ReferenceGoldenInFloat, testing::ValuesIn(golden_case_names()), case_name);
 
 TEST_P(ReferenceGolden, InDoubleItComputesWhatTheIndependentImplementationDid) {
   const GoldenCase golden = read_golden_case(GetParam());
