@@ -121,6 +121,9 @@ struct LshDecode {
   floatX* out = nullptr;               // (B * queries(), C)
 
   SLA_HOST_DEVICE int64_t queries() const { return shape.T - first_query; }
+  SLA_HOST_DEVICE KeyRows keys_of(int64_t b) const {
+    return sequences != nullptr ? sequences[b] : KeyRows{int(b * shape.T), int(shape.T)};
+  }
 };
 
 // argmax([x R, -x R]) over columns of x R that come in order.

@@ -419,7 +419,7 @@ inline void lsh_decode(const LshDecode& a) {
 #pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(bytes))
   for (int64_t task = 0; task < a.shape.B * Q * NH; task++) {
     const int64_t head = task % NH, query = task / NH, b = query / Q;
-    const KeyRows keys = a.sequences != nullptr ? a.sequences[b] : KeyRows{int(b * a.shape.T), int(a.shape.T)};
+    const KeyRows keys = a.keys_of(b);
     lsh_decode_query(a, keys.first_row, keys.T - Q + query % Q, head, a.out + (query * NH + head) * HS);
   }
 }

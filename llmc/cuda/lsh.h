@@ -10,6 +10,7 @@
 #include "attention.h"         // largest_head_size, head_size_multiple
 #include "device.h"            // gpu
 #include "launch.h"            // launch, shared_memory
+#include "lsh_decode.h"        // lsh_decode_kernel
 #include "llmc/lsh.h"          // LshAttention, LshDecode, LshHash, LshOrder, LshShape
 #include "llmc/utils/error.h"  // CHECK
 #include "vec.h"               // load4, load8, warp_sum
@@ -248,4 +249,14 @@ inline void lsh_backward(const LshAttention& a) {
   launch(lsh_delta_kernel, grid, block, 0, gpu().stream, a);
   for (int round = 0; round < a.shape.rounds; round++) launch_lsh_backward(a, round);
   launch(lsh_dqv_kernel, grid, block, 0, gpu().stream, a, 1.0f / std::sqrt(float(a.shape.HS)));
+}
+
+// out =.
+inline void lsh_decode(const LshDecode& a) {
+  check_lsh(a.shape);
+  CHECK(0 <= a.first_query && a.first_query < a.shape.T);
+  const dim3 grid(unsigned(a.shape.B * a.queries()), unsigned(a.shape.NH));
+  const size_t bytes = lsh_decode_warps * size_t(a.shape.HS + 2) * sizeof(float);
+  launch(lsh_decode_kernel, grid, dim3(lsh_decode_threads), bytes, gpu().stream, a,
+         1.0f / std::sqrt(float(a.shape.HS)));
 }

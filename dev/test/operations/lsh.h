@@ -90,7 +90,7 @@ struct LshCase {
   std::vector<floatX> qv, dout;
   std::vector<int> buckets;
 
-  // Random rows, of which one has q = 0, and random buckets: of a position with `few` they are as few as 3 of a round.
+  // Random rows, of which one has q = 0. Heads and sequences differ in their rows, heads also in their buckets.
   LshCase(const LshShape& s, const std::function<int(int64_t t, int round)>& bucket_of) : shape(s) {
     qv = random_values<floatX>(s.rows() * 2 * s.C(), 1, 1.5), dout = random_values<floatX>(s.rows() * s.C(), 2);
     std::fill_n(qv.begin() + (s.rows() / 2) * 2 * s.C() + s.HS * (s.NH - 1), s.HS, floatX(0.0f));
@@ -100,7 +100,7 @@ struct LshCase {
   }
 };
 
-// Pseudorandom, but of a position, a head and a round the same in each run.
+// Pseudorandom, but of a position and a round the same in each run.
 inline int random_bucket(int64_t t, int round, int buckets) {
   return int((uint64_t(t * 2654435761 + round * 40503 + 12345) * 1103515245 >> 16) % uint64_t(buckets));
 }
@@ -114,10 +114,10 @@ inline void for_each_lsh_case(void (*f)(const LshCase&)) {
                         Case{200, 16, 4, 2}, Case{130, 128, 2, 1}}) {
     SCOPED_TRACE(testing::Message() << "T " << c.T << ", " << c.HS << " channels, " << c.buckets << " buckets, "
                                     << c.rounds << " rounds");
-    f(LshCase({2, c.T, 3, c.HS, c.buckets, c.rounds},
+    f(LshCase({c.T < 100 ? 2 : 1, c.T, c.T < 100 ? 3 : 1, c.HS, c.buckets, c.rounds},
               [&](int64_t t, int round) { return random_bucket(t, round, c.buckets); }));
   }
-  const LshShape shape = {1, 200, 2, 16, 256, 3};
+  const LshShape shape = {1, 200, 1, 16, 256, 3};
   SCOPED_TRACE("200 positions");
   {
     SCOPED_TRACE("in one bucket");
@@ -238,8 +238,8 @@ TEST(LshHash, FindsTheLargestProductOfEachRound) {
 }
 
 TEST(LshHash, TakesTheFirstOfEqualProducts) {
-  // Columns 1 and 2 are equal, column 3 is their negative: with the sign of the product, or without one, as of q = 0.
-  const std::vector<float> R = {0.5f, 1, 1, -1}, row = {1, 0, 0, 0, 0, 0, 0, 0};
+  // Columns 1 and 2 are equal, and column 3 is their negative. All products of q = 0 are equal.
+  const std::vector<float> R = {0.5f, 1, 1, -1};
   std::vector<float> rotations(32, 0.0f);
   std::copy(R.begin(), R.end(), rotations.begin());
   std::vector<floatX> q(3 * 8, floatX(0.0f));
@@ -311,52 +311,82 @@ TEST(LshDefinition, HasTheGradientsOfFiniteDifferences) {
   EXPECT_LE(relative_error(of_zero, slopes), 1e-8);
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/lsh.h: `if (a[n] == b[n]) return true` -> `if (a[n] == b[n]) return n > 0`
-TEST(LshForward, AttendsToEarlierPositionsThatShareABucket) {
+TEST(LshAttention, IsThatOfTheDefinitionAndSoAreItsGradients) {
   for_each_lsh_case([](const LshCase& c) {
     NaiveLsh naive = {c.shape, c.buckets, {}, {}, {}};
-    naive.forward(doubles(c.qv));
-    const auto [out, lse] = in_any_order(
+    const std::vector<double> qv = doubles(c.qv);
+    naive.forward(qv);
+    naive.backward(qv, doubles(c.dout));
+    const auto [out, lse, all_gradients] = in_any_order(
         [&] {
           LshTensors tensors(c);
           tensors.find_norms();
           lsh_sort(c.shape, tensors.of());
           lsh_forward(tensors.attention());
-          return std::make_tuple(tensors.out.to_host(), tensors.lse.to_host());
+          copy_to_device(tensors.scratch.data, nans<float>(int64_t(tensors.scratch.size)));
+          lsh_backward(tensors.attention());
+          return std::make_tuple(tensors.out.to_host(), tensors.lse.to_host(), tensors.dqv.to_host());
         },
         2);
     EXPECT_LE(relative_error(out, naive.out), of_lsh);
     for (size_t i = 0; i < lse.size(); i++)
       if (std::isinf(naive.lse[i])) EXPECT_EQ(lse[i], INFINITY);
       else EXPECT_NEAR(lse[i], naive.lse[i], has_master_weights ? 1e-2 : 1e-5);
+    std::vector<floatX> gradients[2];  // of q and v
+    std::vector<double> expected[2];
+    for (size_t i = 0; i < all_gradients.size(); i++) {
+      const bool is_v = int64_t(i) / c.shape.C() % 2 == 1;
+      gradients[is_v].push_back(all_gradients[i]), expected[is_v].push_back(naive.dqv[i]);
+    }
+    const double size = std::sqrt(double(c.dout.size()));  // where no query sees two keys, the gradient of q is 0
+    EXPECT_LE(relative_error(gradients[0], expected[0], size), 2 * of_lsh) << "of q";
+    EXPECT_LE(relative_error(gradients[1], expected[1]), of_lsh) << "of v";
   });
 }
 
-TEST(LshBackward, HasTheGradientsOfTheDefinition) {
-  for_each_lsh_case([](const LshCase& c) {
-    NaiveLsh naive = {c.shape, c.buckets, {}, {}, {}};
-    const std::vector<double> qv = doubles(c.qv);
-    naive.forward(qv);
-    naive.backward(qv, doubles(c.dout));
-    const auto [all] = in_any_order(
+// The last positions of sequences of different lengths, which lie in a cache in reverse order with NaN between them,
+// and whole sequences that lie side by side.
+TEST(LshDecode, IsTheAttentionOfTheLastPositions) {
+  const LshCase c({3, 300, 2, 24, 64, 2}, [](int64_t t, int round) { return random_bucket(t, round, 64); });
+  NaiveLsh naive = {c.shape, c.buckets, {}, {}, {}};
+  naive.forward(doubles(c.qv));
+  const int64_t C = c.shape.C(), of_row = c.shape.NH * c.shape.rounds, capacity = c.shape.T + 5;
+  const int lengths[] = {40, 300, 3};
+  std::vector<floatX> cache = nans<floatX>(3 * capacity * 2 * C);
+  std::vector<int> buckets(size_t(3 * capacity * of_row), 0);
+  std::vector<KeyRows> sequences;
+  for (int64_t b = 0; b < 3; b++) {
+    sequences.push_back({int((2 - b) * capacity), lengths[b]});
+    std::copy_n(c.qv.begin() + b * c.shape.T * 2 * C, lengths[b] * 2 * C,
+                cache.begin() + sequences[b].first_row * 2 * C);
+    std::copy_n(c.buckets.begin() + b * c.shape.T * of_row, lengths[b] * of_row,
+                buckets.begin() + sequences[b].first_row * of_row);
+  }
+  const DeviceArray<floatX> d_cache(cache), d_qv(c.qv);
+  const DeviceArray<int> d_buckets(buckets), d_all_buckets(c.buckets);
+  const DeviceArray<KeyRows> d_sequences(sequences);
+  auto decode = [&](LshDecode a) {
+    const auto [out] = in_any_order(
         [&] {
-          LshTensors tensors(c);
-          tensors.find_norms();
-          lsh_sort(c.shape, tensors.of());
-          lsh_forward(tensors.attention());
-          lsh_backward(tensors.attention());
-          return std::make_tuple(tensors.dqv.to_host());
+          const DeviceArray<floatX> out(nans<floatX>(a.shape.B * a.queries() * C));
+          a.out = out.data;
+          lsh_decode(a);
+          return std::make_tuple(out.to_host());
         },
         2);
-    std::vector<floatX> parts[2];  // dq, dv
-    std::vector<double> e_parts[2];
-    for (size_t i = 0; i < all.size(); i++) {
-      const bool is_v = int64_t(i) / c.shape.C() % 2 == 1;
-      parts[is_v].push_back(all[i]), e_parts[is_v].push_back(naive.dqv[i]);
-    }
-    // Where no query sees two keys, dq is 0.
-    const double size = std::sqrt(double(c.dout.size()));
-    EXPECT_LE(relative_error(parts[0], e_parts[0], size), 2 * of_lsh) << "dq";
-    EXPECT_LE(relative_error(parts[1], e_parts[1]), of_lsh) << "dv";
-  });
+    return out;
+  };
+  auto expected = [&](int64_t row, int64_t rows) {
+    return std::vector<double>(naive.out.begin() + row * C, naive.out.begin() + (row + rows) * C);
+  };
+  LshDecode a = {c.shape, c.shape.T - 3, d_sequences.data, d_cache.data, d_buckets.data};
+  std::vector<double> e_out;
+  for (int64_t b = 0; b < 3; b++)
+    for (double x : expected(b * c.shape.T + lengths[b] - 3, 3)) e_out.push_back(x);
+  EXPECT_LE(relative_error(decode(a), e_out), one_rounding);
+  a = {c.shape, 280, nullptr, d_qv.data, d_all_buckets.data};
+  e_out.clear();
+  for (int64_t b = 0; b < 3; b++)
+    for (double x : expected(b * c.shape.T + 280, 20)) e_out.push_back(x);
+  EXPECT_LE(relative_error(decode(a), e_out), one_rounding);
 }
