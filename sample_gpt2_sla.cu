@@ -26,7 +26,7 @@ void print_speed(const SamplingEngine& engine) {
           (long long)s.drawn_tokens, double(s.drawn_tokens) / std::max(s.drawing_seconds, 1e-9),
           bytes_text(s.bytes_read / std::max(s.drawing_seconds, 1e-9)).c_str(), precision_name, device_name(),
           bytes_text(double(model.memory[MemoryGroup::kv_cache])).c_str(),
-          double(kv_elements_per_token(model.config, model.attention_plan)) * sizeof(floatX));
+          double(kv_bytes_per_token(model.config, model.attention_plan, sizeof(floatX))));
 }
 
 // A line that is typed, after "> ". Returns false at the end of the input, or when a signal asks to stop, which ends no

@@ -829,8 +829,7 @@ LogFields describe(const Trainer& t) {
   for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
   fields.push_back({"precision", std::string(precision_name)});
   fields.push_back({"device", std::string(device_name())});
-  const int64_t kv_bytes = kv_elements_per_token(t.model.config, t.model.attention_plan) * int64_t(sizeof(floatX));
-  fields.push_back({"kv_bytes_per_token", kv_bytes});
+  fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
   fields.push_back({"memory", memory_fields(t.model.memory)});
   return fields;
 }

@@ -506,8 +506,22 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
     EXPECT_EQ(pairs.multiplied, multiplied);
     ModelConfig config = make_config(L, h, 8 * h, 0, 0);
     config.wiring = parse_wiring(c.wiring);
-    EXPECT_EQ(kv_elements_per_token(config, plan), c.kv_heads * config.head_size());
+    EXPECT_EQ(kv_bytes_per_token(config, plan, 2), 2 * c.kv_heads * config.head_size());
   }
+}
+
+// Of two rounds of four buckets half of the pairs are in one bucket, if buckets are equal; of as many rounds as buckets
+// all are counted, and no pair twice.
+TEST(Flops, CountTheEqualShareOfHashBuckets) {
+  const double all = attention_pairs(plan_of("plain", 3, 4), 0, 50).scored;
+  EXPECT_EQ(lsh_pairs(plan_of("lsh(4,2)", 3, 4), 0, 50), all / 2);
+  EXPECT_EQ(lsh_pairs(plan_of("lsh(4,9)", 3, 4), 0, 50), all);
+  ModelConfig config = make_config(3, 4, 32, 0, 0);
+  config.wiring = parse_wiring("lsh(4,2)");
+  const AttentionPlan plan = make_attention_plan(config);
+  EXPECT_EQ(kv_bytes_per_token(config, plan, 2), 3 * (2 * 32 * 2 + 4 * 2 * 4));  // q, v and the numbers of buckets
+  const double hashing = 2.0 * 32 * 2 * 2, pairs = 2.0 * 8 * 7 * all / 2 / 50;   // of a token, in each layer
+  EXPECT_NEAR(flops_per_token(config, plan, 50), 6 * matmul_parameters(config, plan) + 3 * (hashing + pairs), 1e-6);
 }
 
 // The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from

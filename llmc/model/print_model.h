@@ -23,11 +23,11 @@ inline void print_model(const ModelShape& model, int T, const ParameterTable& p)
   ModelConfig plain = c;
   plain.wiring = Wiring();
   const AttentionPlan plain_plan = make_attention_plan(plain);
-  const double kv = double(kv_elements_per_token(c, model.attention_plan)),
-               plain_kv = double(kv_elements_per_token(plain, plain_plan));
+  const double kv = double(kv_bytes_per_token(c, model.attention_plan, sizeof(floatX))),
+               plain_kv = double(kv_bytes_per_token(plain, plain_plan, sizeof(floatX)));
   const double flops = flops_per_token(c, model.attention_plan, T), plain_flops = flops_per_token(plain, plain_plan, T);
   const int64_t plain_parameters = make_parameter_table(plain, plain_plan).num_parameters;
   printf("relative to plain GPT-2: parameters %.1f %%; a token: K/V %.0f bytes, %.1f %%; at T %d %.4g GFLOP, %.1f %%\n",
-         100 * double(p.num_parameters) / double(plain_parameters), kv * sizeof(floatX), 100 * kv / plain_kv, T,
-         flops * 1e-9, 100 * flops / plain_flops);
+         100 * double(p.num_parameters) / double(plain_parameters), kv, 100 * kv / plain_kv, T, flops * 1e-9,
+         100 * flops / plain_flops);
 }
