@@ -320,8 +320,8 @@ void bench_profile(const Shape& shape, double seconds) {
 
 // bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside
 // FOLDER/{bf16,fp32}/bench_cpu and PyTorch. bench_cpu steps SHAPE: a worker of that. bench_cpu profile SECONDS: the
-// time of each operation in steps of the shapes that are compared. bench_cpu ceilings: the rate of matmuls in FLOP/s,
-// and of copies in bytes/s.
+// time of each operation in steps of the shapes that are compared. bench_cpu attention ROUNDS: attention alone, by
+// wiring. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -329,6 +329,7 @@ int main(int argc, char** argv) {
   if (argc == 6 && arguments[0] == "compare")
     return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4])), 0;
   if (argc == 2 && arguments[0] == "ceilings") return printf("%.6g %.6g\n", gemm_peak(0.5), copy_bandwidth()), 0;
+  if (argc == 3 && arguments[0] == "attention") return bench_attention(std::stoi(arguments[1])), 0;
   if (argc == 3 && arguments[0] == "profile") {
     for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]));
     return 0;

@@ -355,12 +355,18 @@ inline int key_index(const HeadPositions& at, const KeyTile& tile, int64_t j) {
 // compute_scores leaves undone for topk. NaN is kept, so that it reaches the loss. Without topk it does nothing.
 inline void select_topk(const HeadPositions& at, const KeyTile& tile, int64_t t, const KeyRange& keys, float* scores) {
   if (at.a.topk == 0) return;
-  const float lowest = at.a.topk_score[at.statistic(t)];
+  const float lowest = at.a.topk_score[at.statistic(t)], scale = score_scale(at.a);
   const int last = at.a.topk_last[at.statistic(t)];
-  const float scale = score_scale(at.a);
-  for (int64_t j = keys.begin; j < keys.end; j++)
-    scores[j] =
-        scores[j] < lowest || (scores[j] == lowest && key_index(at, tile, j) > last) ? -infinity : scores[j] * scale;
+  auto select = [=](float score, int index) {
+    return score < lowest || (score == lowest && index > last) ? -infinity : score * scale;
+  };
+  if (tile.numbers != nullptr) {
+    for (int64_t j = keys.begin; j < keys.end; j++) scores[j] = select(scores[j], key_index(at, tile, j));
+    return;
+  }
+  const int first = key_index(at, tile, 0), step = int(at.step);
+#pragma omp simd
+  for (int j = int(keys.begin); j < int(keys.end); j++) scores[j] = select(scores[j], first + j * step);
 }
 
 // ----------------------------------------------------------------------------
@@ -374,6 +380,25 @@ struct HighestScores {
   };
   std::vector<Key> keys;  // the highest so far, and others that have come since the last call of drop_others
   Key last = {-infinity, std::numeric_limits<int>::max()};  // the lowest wanted key, once there are more than wanted
+
+  // The keys [begin, end) of a tile. Most groups of neighbours have no score above the lowest wanted one, which a few
+  // vector instructions tell.
+  void add(const HeadPositions& at, const KeyTile& tile, const KeyRange& seen, const float* scores) {
+    constexpr int64_t group = 16;
+    const float lowest = last.score;
+    for (int64_t first = seen.begin; first < seen.end; first += group) {
+      const int64_t end = std::min(first + group, seen.end);
+      int higher = 0;
+#pragma omp simd reduction(| : higher)
+      for (int64_t j = first; j < end; j++) higher |= !(scores[j] <= lowest);
+      if (higher == 0) continue;
+      for (int64_t j = first; j < end; j++) {
+        if (scores[j] <= lowest) continue;
+        const float rank = std::isnan(scores[j]) ? infinity : scores[j];  // NaN has no order
+        keys.push_back({rank, key_index(at, tile, j)});
+      }
+    }
+  }
 
   void drop_others(int64_t wanted) {
     if (int64_t(keys.size()) <= wanted) return;
@@ -400,11 +425,7 @@ inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
       float* scores = score_tile.data() + r * key_block;
       const KeyRange seen = mask_scores(at, tile, q0 + r, scores);
       HighestScores& of_query = highest[r];
-      for (int64_t j = seen.begin; j < seen.end; j++) {
-        if (scores[j] <= of_query.last.score) continue;
-        const float rank = std::isnan(scores[j]) ? infinity : scores[j];  // NaN has no order
-        of_query.keys.push_back({rank, key_index(at, tile, j)});
-      }
+      of_query.add(at, tile, seen, scores);
       if (int64_t(of_query.keys.size()) > 2 * a.topk) of_query.drop_others(a.topk);
     }
   }

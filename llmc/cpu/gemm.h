@@ -10,7 +10,9 @@
 #include <vector>               // std::vector
 #include "llmc/batched_gemm.h"  // BatchedGemm
 #include "llmc/utils/error.h"   // CHECK
+#include "amx.h"                // amx::multiply
 #include "bf16.h"               // bfloat16
+#include "bf16_block.h"         // Bf16Block
 #include "threads.h"            // is_worth_threads
 #include "vec.h"                // to_float, from_float
 
@@ -46,27 +48,6 @@ inline bool has_bf16_matmuls() {
   static const int isa = int(dnnl_get_effective_cpu_isa());
   return (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
 }
-
-// A block of a product, which one thread computes: c (m, n) = alpha op(a) op(b), or += if `accumulate`, in fp32.
-struct Bf16Block {
-  int64_t m, n, k, lda, ldb, ldc;
-  float alpha;
-  char op_a, op_b;
-  bool accumulate;
-
-  bool operator==(const Bf16Block& o) const {
-    return m == o.m && n == o.n && k == o.k && lda == o.lda && ldb == o.ldb && ldc == o.ldc && alpha == o.alpha &&
-           op_a == o.op_a && op_b == o.op_b && accumulate == o.accumulate;
-  }
-};
-struct Bf16BlockHash {
-  size_t operator()(const Bf16Block& s) const {
-    size_t hash = size_t(s.op_a == 'T') + 2 * size_t(s.op_b == 'T') + 4 * size_t(s.accumulate);
-    for (int64_t x : {s.m, s.n, s.k, s.lda, s.ldb, s.ldc})
-      hash = (hash ^ size_t(x)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
-    return hash;
-  }
-};
 
 // oneDNN's primitive for blocks of one shape, in the thread that made it: primitives are compiled when they are made,
 // and their memory objects are told new addresses for each run.
@@ -155,7 +136,21 @@ inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bflo
   }
 }
 
+// Whether the program has instructions for AMX and may use them: oneDNN finds the unit, and has asked the kernel for
+// it.
+inline bool has_amx() {
+#ifdef __AMX_BF16__
+  static const int isa = int(dnnl_get_effective_cpu_isa());
+  return (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
+#else
+  return false;
+#endif
+}
+
 inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c) {
+#ifdef __AMX_BF16__
+  if (has_amx()) return amx::multiply(s, a, b, c);
+#endif
   if (!has_bf16_matmuls()) return multiply_as_floats(s, a, b, c);
   thread_local std::unordered_map<Bf16Block, Bf16Primitive, Bf16BlockHash> primitives;
   auto it = primitives.find(s);
@@ -164,18 +159,21 @@ inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16
 }
 
 // The size of the blocks that c (m, n) is cut into: as large as a core's caches like, but small enough for several
-// threads. It depends on the shape alone, and so do the bits. Measured on Zen 5 with 256 to 1,024 tokens; what the best
-// sizes for each shape gain is below 5 %.
+// threads. It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens, for oneDNN on Zen 5
+// and for AMX on Sapphire Rapids, whose blocks are larger because packing an operand is a larger part of their time;
+// what the best sizes for each shape gain is below 5 %.
 struct BlockSize {
   int64_t rows, columns;
 };
 inline BlockSize block_size(char op_a, char op_b, int64_t m, int64_t n) {
-  const int64_t most_columns = op_a == 'T'   ? 768
-                               : op_b == 'T' ? 192
-                                             : 384,
+  const int64_t most_columns = op_a == 'T'                 ? 768
+                               : op_b == 'T' && !has_amx() ? 192
+                                                           : 384,
                 column_blocks = (n + most_columns - 1) / most_columns;
-  const bool few = (m + 255) / 256 * column_blocks < 8;
-  return {op_a == 'T' || few ? 128 : 256, ((n + column_blocks - 1) / column_blocks + 63) / 64 * 64};
+  int64_t rows = has_amx() ? 512 : 256;
+  while (rows > (has_amx() ? 256 : 128) && (m + rows - 1) / rows * column_blocks < 8) rows /= 2;
+  if (op_a == 'T') rows = has_amx() ? 256 : 128;
+  return {rows, ((n + column_blocks - 1) / column_blocks + 63) / 64 * 64};
 }
 
 // op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column), of which block.ldc, alpha and

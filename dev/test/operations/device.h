@@ -194,6 +194,42 @@ TEST(Gemm, MultipliesBf16ToBothTypes) {
       }
 }
 
+#ifdef __AMX_BF16__
+// Tiles of 16 rows and 32 of k, in panels of 32 rows and columns, 512 of k at once.
+TEST(Gemm, MultipliesTilesThatAreFullAndThatAreNot) {
+  if (!has_amx()) GTEST_SKIP() << "this CPU has no AMX";
+  for (char op_a : {'N', 'T'})
+    for (char op_b : {'N', 'T'})
+      for (auto [m, n, k] : {std::tuple(64, 96, 64), {15, 17, 31}, {47, 33, 1}, {33, 64, 545}, {32, 49, 1056}})
+        for (auto [alpha, beta] : {std::pair(1.0f, 0.0f), {1.0f, 1.0f}, {0.5f, 0.0f}, {0.5f, 1.0f}}) {
+          SCOPED_TRACE(testing::Message() << op_a << op_b << " " << m << " x " << n << " x " << k << ", " << alpha);
+          Product<bfloat16, float> p = {m, n, k, op_a, op_b, alpha, beta};
+          const std::vector<double> expected = p.expected();
+          if (beta == 0)  // what is there before does not count
+            for (int64_t i = 0; i < m; i++) std::fill_n(p.c.begin() + i * p.ldc, n, std::nanf(""));
+          std::vector<float> y = p.c;
+          amx::multiply({m, n, k, p.lda, p.ldb, p.ldc, alpha, op_a, op_b, beta != 0}, p.a.data(), p.b.data(), y.data());
+          EXPECT_LE(relative_error(y, expected), of_fp32);
+        }
+}
+
+// Rows and columns that pad a tile are zero, not what lies beside the matrix, be it NaN.
+TEST(Gemm, TilesReadNothingBesideTheirMatrices) {
+  if (!has_amx()) GTEST_SKIP() << "this CPU has no AMX";
+  for (char op_a : {'N', 'T'})
+    for (char op_b : {'N', 'T'}) {
+      Product<bfloat16, float> p = {19, 35, 37, op_a, op_b, 1.0f, 0.0f};
+      auto spoil = [](std::vector<bfloat16>& x, int64_t columns, int64_t ld) {
+        for (size_t i = 0; i < x.size(); i++)
+          if (int64_t(i) % ld >= columns) x[i] = bfloat16(std::nanf(""));
+      };
+      const std::vector<double> expected = p.expected();
+      spoil(p.a, op_a == 'N' ? p.k : p.m, p.lda), spoil(p.b, op_b == 'N' ? p.n : p.k, p.ldb);
+      EXPECT_LE(relative_error(p.computed(), expected), of_fp32) << op_a << op_b;
+    }
+}
+#endif
+
 // The sum over k is cut into parts only where oneDNN has no matmul of bf16.
 TEST(Gemm, AddsUpAllPartsOfALongSum) {
   const Product<bfloat16, float> p = {3, 5, 2500, 'N', 'T', 1.0f, 0.0f};
