@@ -1,7 +1,7 @@
 // Matmuls of bf16 by AMX, the matrix unit of Intel's server CPUs since Sapphire Rapids, for programs that are compiled
-// for one. Measured on a core of Sapphire Rapids, in the matmuls of GPT-2 124M: oneDNN 2.6 reaches 590 to 850 GFLOP/s,
-// this 730 to 1,050; in attention's products of 128 queries and 256 keys 170 to 510, and 600 to 760. Four tiles of sums
-// stay in registers while two tiles of each operand are loaded.
+// for one. Measured on a core of Sapphire Rapids, in the matmuls of GPT-2 124M but the classifier's: oneDNN 2.6 reaches
+// 590 to 850 GFLOP/s, this 730 to 1,050; in attention's products of 128 queries and 256 keys 170 to 510, and 600 to
+// 760. Four tiles of sums stay in registers while two tiles of each operand are loaded.
 //
 // A tile is 16 rows of 64 bytes. TDPBF16PS adds to a tile of sums (16, 16) the product of a tile of a, 16 rows of 32
 // elements along k, and of a tile of b, 16 pairs of k: row p has for each of 16 columns the elements 2p and 2p + 1 of
