@@ -129,6 +129,65 @@ void bench_attention(int rounds) {
 }
 
 // ----------------------------------------------------------------------------
+// What length costs
+
+// The wirings whose cost grows with T as T * T, T, or between: what reads all keys, some by a mask, and some by what
+// they say. `lsh` has buckets of 64 positions on average.
+std::vector<std::string> wirings_by_length(int T) {
+  const std::string hashes = format("lsh(%d,2)", T / 64);
+  std::vector<std::string> wirings;
+  for (const std::string& wiring : {std::string(), std::string("window(256)"), std::string("strided(256)"), hashes})
+    for (const char* streams : {"", "reversible"}) {
+      const std::string both = streams + std::string(wiring.empty() || *streams == 0 ? "" : " ") + wiring;
+      wirings.push_back(both.empty() ? "plain" : both);
+    }
+  wirings.push_back("topk(64)");
+  return wirings;
+}
+
+// The fastest of some forward and backward passes of one sequence: at least one after a first one, but for passes of
+// more than 10 s, of which the first one counts.
+void measure_passes(const ModelConfig& config, int T, double seconds, Measurement& m) {
+  GPT2 model;
+  forget_peak_memory();
+  gpt2_plan(model, config, {1, T});
+  gpt2_allocate(model);
+  init_weights(model, 1);
+  const std::vector<int> tokens = random_tokens(T + 1, config.vocab_size);
+  const double start = seconds_now();
+  for (int pass = 0; pass < 2 || seconds_now() - start < seconds; pass++) {
+    const double begin = seconds_now();
+    gpt2_zero_grad(model);
+    gpt2_micro_step(model, tokens.data(), tokens.data() + 1, 1, T, 1);
+    const double taken = seconds_now() - begin;
+    if (pass > 0 || taken > 10) m.step_seconds = std::min(m.step_seconds, taken);
+    if (taken > 10) break;
+  }
+  m.peak_bytes = peak_memory(), m.planned_bytes = double(model.memory.total());
+}
+
+// Forward and backward passes of a model of 4 layers of 4 heads of 64 on one sequence of T bytes, up to `longest`.
+void bench_lengths(int longest, double seconds) {
+  printf("| T | wiring | forward + backward, ms | plain / this | us a token | peak memory | planned |\n"
+         "| --: | --- | --: | --: | --: | --: | --: |\n");
+  for (int T = 1024; T <= longest; T *= 4) {
+    double plain = 0;
+    for (const std::string& wiring : wirings_by_length(T)) {
+      ModelConfig config;
+      config.num_layers = 4, config.num_heads = 4, config.channels = 256, config.vocab_size = 257;
+      config.max_seq_len = T, config.wiring = parse_wiring(wiring);
+      Measurement m;
+      measure_passes(config, T, seconds, m);
+      if (config.wiring.is_plain()) plain = m.step_seconds;
+      printf("| %d | %s | %.1f | %.2f | %.1f | %s | %s |\n", T, wiring.c_str(), m.step_seconds * 1e3,
+             plain / m.step_seconds, m.step_seconds / T * 1e6, bytes_text(m.peak_bytes).c_str(),
+             bytes_text(m.planned_bytes).c_str());
+      fflush(stdout);
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------
 // Beside PyTorch: a process for each way to train, which take turns
 
 // A model and its batch as the arguments of `bench_cpu steps` and `torch_sla.py steps`.
@@ -321,7 +380,8 @@ void bench_profile(const Shape& shape, double seconds) {
 // bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside
 // FOLDER/{bf16,fp32}/bench_cpu and PyTorch. bench_cpu steps SHAPE: a worker of that. bench_cpu profile SECONDS: the
 // time of each operation in steps of the shapes that are compared. bench_cpu attention ROUNDS: attention alone, by
-// wiring. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
+// wiring. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST tokens. bench_cpu ceilings: the
+// rate of matmuls in FLOP/s, and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -329,6 +389,7 @@ int main(int argc, char** argv) {
   if (argc == 6 && arguments[0] == "compare")
     return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4])), 0;
   if (argc == 2 && arguments[0] == "ceilings") return printf("%.6g %.6g\n", gemm_peak(0.5), copy_bandwidth()), 0;
+  if (argc == 4 && arguments[0] == "lengths") return bench_lengths(std::stoi(arguments[1]), std::stod(arguments[2])), 0;
   if (argc == 3 && arguments[0] == "attention") return bench_attention(std::stoi(arguments[1])), 0;
   if (argc == 3 && arguments[0] == "profile") {
     for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]));
