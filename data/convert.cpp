@@ -28,19 +28,22 @@ struct Options {
 struct HostModel {
   ModelConfig config;
   ParameterTable table;
-  std::vector<float> values;   // of the table's layout
+  std::vector<float> values;   // of the table's layout, and after it the constants
   std::string tokenizer_json;  // "": the vocabulary is not known
 
   void allocate() {
     table = make_parameter_table(config, make_attention_plan(config, /*keep_dead=*/true));
-    values.assign(table.layout.bytes / sizeof(float), 0.0f);
+    values.assign(table.layout.bytes / sizeof(float) + size_t(table.constant_count), 0.0f);
   }
-  float* tensor(int index) { return values.data() + table.tensor(index).element_offset(); }
+  float* tensor(int index) {
+    if (!table.is_constant(index)) return values.data() + table.tensor(index).element_offset();
+    return values.data() + table.layout.bytes / sizeof(float) + table.constant(index).offset;
+  }
   StoreTensor store() {
-    return [this](int i, const float* from) { memcpy(tensor(i), from, table.tensor(i).bytes()); };
+    return [this](int i, const float* from) { memcpy(tensor(i), from, size_t(table.elements(i)) * sizeof(float)); };
   }
   FetchTensor fetch() {
-    return [this](int i, float* to) { memcpy(to, tensor(i), table.tensor(i).bytes()); };
+    return [this](int i, float* to) { memcpy(to, tensor(i), size_t(table.elements(i)) * sizeof(float)); };
   }
 };
 

@@ -1,5 +1,6 @@
 // Models in the files of other programs: llm.c's and GGUF, and data/convert.
 #include <gtest/gtest.h>
+#include <algorithm>                 // std::find_if
 #include <cstring>                   // memcpy
 #include <map>                       // std::map
 #include "command_line.h"            // CommandLine
@@ -7,6 +8,7 @@
 #include "helpers.h"                 // EXPECT_ERROR
 #include "llmc/io/checkpoint.h"      // read_weights
 #include "llmc/io/model_file.h"      // write_weight_file
+#include "llmc/io/safetensors.h"     // SafetensorsFile
 #include "llmc/model/config_json.h"  // config_json, read_config_json
 #include "llmc/model/gguf_file.h"    // write_gguf_file
 #include "llmc/model/llmc_file.h"    // write_llmc_file, read_llmc_config, read_llmc_weights
@@ -329,6 +331,25 @@ TEST(Bf16Bits, RoundToTheNearestEven) {
     float value;
     memcpy(&value, &c.bits, 4);
     EXPECT_EQ(bf16_from_float(value), c.expected) << std::hex << c.bits;
+  }
+}
+
+// BUG data/convert.cpp: `table.layout.bytes / sizeof(float) + table.constant(index).offset` ->
+//   `table.constant(index).offset`
+TEST_F(CommandLine, ConvertKeepsWhatIsNotTrained) {
+  const std::string golden = "dev/test/golden/f_lsh";
+  const Outcome there = run("data/convert " + golden + " " + in("there"));
+  ASSERT_EQ(there.exit_status, 0) << there.err;
+  SafetensorsFile before(golden + "/model.safetensors"), after(in("there") + "/model.safetensors");
+  ASSERT_EQ(after.tensors().size(), before.tensors().size());
+  for (const SafetensorsTensor& tensor : after.tensors()) {
+    const auto same = std::find_if(before.tensors().begin(), before.tensors().end(),
+                                   [&](const SafetensorsTensor& other) { return other.name == tensor.name; });
+    ASSERT_NE(same, before.tensors().end()) << tensor.name;
+    std::vector<float> values(size_t(tensor.num_elements())), expected(values.size());
+    after.read_f32(tensor, values.data());
+    before.read_f32(*same, expected.data());
+    EXPECT_EQ(values, expected) << tensor.name;
   }
 }
 

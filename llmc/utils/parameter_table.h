@@ -85,6 +85,10 @@ struct ParameterTable {
   int file_tensors() const { return size() + int(constants.size()); }
   bool is_constant(int index) const { return index >= size(); }
   const ConstantTensor& constant(int index) const { return constants[size_t(index - size())]; }
+  // The elements of a parameter or constant in its arena.
+  int64_t elements(int index) const {
+    return is_constant(index) ? num_elements(constant(index).shape) : tensor(index).num_elements();
+  }
 };
 
 // What an update by Muon of a tensor's matrices costs, relative to others; 0 if it has none.
