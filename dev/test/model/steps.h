@@ -111,8 +111,8 @@ inline bool same_state(const std::vector<std::vector<float>>& a, const std::vect
 }
 
 // Whatever training does with the model while it is written.
-// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `model_text_files(model.config), fetch_from_host(model, weights),`
-// -> `model_text_files(model.config), fetch_from(model, model.master_memory),`
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `fetch_from_host(model, weights), m, v` ->
+// `fetch_from(model, model.master_memory), m, v`
 TEST(LONG_ON_EMU(Steps), LeaveACheckpointOfTheModelAtItsBeginning) {
   auto trainer = make_trainer(three_layers(), 0, 1);
   auto* run = &trainer->run;
