@@ -99,6 +99,10 @@ static const std::vector<Case> cases = {
     {"popc.b32 %r0, 0xf0f1;", 9},
     {"clz.b32 %r0, 0;", 32},
     {"clz.b32 %r0, 0x00ff0000;", 8},
+    {"bfind.u32 %r0, 0x00ff0000;", 23},
+    {"bfind.u32 %r0, 0;", ~0u},
+    {"bfind.shiftamt.u32 %r0, 0x00ff0000;", 8},
+    {"bfind.shiftamt.u32 %r0, 0;", ~0u},
     {"brev.b32 %r0, 6;", 0x60000000},
     {"min.s32 %r0, -1, 1;", ~0u},
     {"max.u32 %r0, -1, 1;", ~0u},
@@ -139,7 +143,12 @@ static const std::vector<Case> cases = {
     {"max.f32 %f0, 0f7FC00000, 0f3F800000;", bits(1.0f)},
     {"max.f32 %f0, 0f80000000, 0f00000000;", bits(0.0f)},
     {"min.f32 %f0, 0f00000000, 0f80000000;", bits(-0.0f)},
-    {"add.f32 %f0, 0f3F800000, 0f33800000;", bits(1.0f)},  // 1 + 2^-24
+    {"add.f32 %f0, 0f3F800000, 0f33800000;", bits(1.0f)},                 // 1 + 2^-24
+    {"add.rz.f32 %f0, 0f3F800000, 0f34400000;", bits(1.0f + 0x1p-23f)},   // 1 + 1.5 * 2^-23
+    {"add.rz.f32 %f0, 0fBF800000, 0fB4400000;", bits(-1.0f - 0x1p-23f)},  // the same below 0
+    {"add.rz.f32 %f0, 0f7F7FFFFF, 0f7F7FFFFF;", bits(0x1.fffffep+127f)},  // no infinity
+    {"add.rz.f32 %f0, 0f3F800000, 0fA1800000;", bits(0x1.fffffep-1f)},    // 1 - 2^-60
+    {"add.rz.f32 %f0, 0f3F800000, 0f21800000;", bits(1.0f)},              // 1 + 2^-60
     {"fma.rn.f32 %f0, 0f3F800001, 0f3F800001, 0fBF800000;", bits(0x1.000001p-22f)},
     {"fma.rm.f32 %f0, 0f3F800000, 0f3F800000, 0f33000000;", bits(1.0f)},            // 1 + 2^-25
     {"fma.rm.f32 %f0, 0fBF800000, 0f3F800000, 0fB3000000;", bits(-0x1.000002p0f)},  // -1 - 2^-25

@@ -225,6 +225,10 @@ u32 popc32(u32 a) { return u32(__builtin_popcount(a)); }
 u32 popc64(u64 a) { return u32(__builtin_popcountll(a)); }
 u32 clz32(u32 a) { return a == 0 ? 32 : u32(__builtin_clz(a)); }
 u32 clz64(u64 a) { return a == 0 ? 64 : u32(__builtin_clzll(a)); }
+// The place of the highest bit that is 1, and by how much a would have to be shifted left to bring it to the top; all
+// ones if there is none.
+u32 bfind32(u32 a) { return a == 0 ? ~0u : 31 - u32(__builtin_clz(a)); }
+u32 bfind_shift32(u32 a) { return a == 0 ? ~0u : u32(__builtin_clz(a)); }
 u32 brev32(u32 a) {
   u32 r = 0;
   for (int i = 0; i < 32; i++) r |= (a >> i & 1) << (31 - i);
@@ -276,6 +280,15 @@ T fsqrt(T a) {
 template <class T>
 T frcp(T a) {
   return T(1) / a;
+}
+// a + b rounded toward 0. `rest` is what the sum in double leaves of the exact one (Knuth's two-sum).
+float add_toward_zero(float a, float b) {
+  const double x = a, y = b, sum = x + y, of_y = sum - x, rest = (x - (sum - of_y)) + (y - of_y);
+  const float nearest = float(sum);
+  if (!std::isfinite(sum)) return nearest;
+  const double missing = (sum - double(nearest)) + rest;  // of the exact sum
+  const bool is_too_far = nearest > 0 ? missing < 0 : missing > 0;
+  return is_too_far && nearest != 0 ? std::nextafter(nearest, 0.0f) : nearest;
 }
 float frsqrt(float a) { return 1 / std::sqrt(a); }
 
@@ -617,7 +630,10 @@ Table make_table() {
   ADD("popc.b64", popc64);
   ADD("clz.b32", clz32);
   ADD("clz.b64", clz64);
+  ADD("bfind.u32", bfind32);
+  ADD("bfind.shiftamt.u32", bfind_shift32);
   ADD("brev.b32", brev32);
+  ADD("add.rz.f32", add_toward_zero);
   return t;
 }
 
