@@ -36,10 +36,26 @@ struct Rewired {
       const std::vector<float> values = full_tensor(*initial, initial->master_memory, i);
       fresh.at(initial->tensor(i).name).data.assign(values.begin(), values.end());
     }
+    for (int i = initial->num_tensors(); i < initial->parameters.file_tensors(); i++) {
+      const std::vector<float> values = constant(*initial, i);
+      fresh.at(initial->parameters.constant(i).name).data.assign(values.begin(), values.end());
+    }
     expected = fresh;
     for (auto& [name, tensor] : expected)
       if (const auto it = trained.find(name); it != trained.end() && it->second.shape == tensor.shape)
         tensor = it->second;
+  }
+
+  // A constant of a model, as its operations read it.
+  static std::vector<float> constant(const GPT2& model, int index) {
+    const ConstantTensor& constant = model.parameters.constant(index);
+    return to_floats(model.constant_memory + constant.offset, size_t(num_elements(constant.shape)));
+  }
+  void expect_constants() const {
+    for (int i = model->num_tensors(); i < model->parameters.file_tensors(); i++) {
+      const std::vector<double>& values = expected.at(model->parameters.constant(i).name).data;
+      EXPECT_EQ(constant(*model, i), std::vector<float>(values.begin(), values.end()));
+    }
   }
 
   // Layer l's c_attn: what q (part 0), k (1) or v (2) of a head has for row `row` of its input, or with row C for the
@@ -181,6 +197,16 @@ TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {
   EXPECT_EQ(gated.expected.at("h.1.gru_2.bias").data, std::vector<double>(32, 2));
   gated.check();
   Rewired(four_layers("gru"), "plain").check();
+}
+
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/change_wiring.h: `if (keeps_constants) store(` -> `store(`
+TEST(AnotherWiring, KeepsRotationsOfTheSameBuckets) {
+  for (const char* wiring : {"lsh(4,2) reversible", "lsh(8,1)"}) {
+    Rewired hashing(four_layers("lsh(4,2)"), wiring);
+    ASSERT_EQ(hashing.model->parameters.constants.size(), 4u);
+    hashing.expect_constants();
+  }
+  Rewired(four_layers("plain"), "lsh(4,2)").expect_constants();
 }
 
 TEST(AnotherWiring, HasNewHaltingProbabilitiesAndDropsOldOnes) {
