@@ -191,13 +191,16 @@ __device__ inline void select_topk(float (&s)[rows_per_thread][N], TopK chosen, 
   }
 }
 
-// Stores scores for the other lanes of the half-warp, in the layout that mul_add_AB reads, which it may do after a
-// __syncwarp().
-template <int Columns, int N>
-__device__ inline void store_scores(float* p, const float (&s)[rows_per_thread][N]) {
+// acc (4 x 64 G) += s b. The rows of the scores s, of which each lane of a half-warp has some columns, are exchanged in
+// `p`, shared memory that no lane of the warp still reads.
+template <int G, int Columns, int N>
+__device__ inline void mul_add_scores(float (&acc)[rows_per_thread][G][4], const float (&s)[rows_per_thread][N],
+                                      float* p, const float* b, int HS, int columns) {
   static_assert(N * half_warp == Columns, "a half-warp owns whole rows");
   for (int i = 0; i < rows_per_thread; i++)
     for (int j = 0; j < N; j++) p[i * scores_stride<Columns> + j * half_warp + int(threadIdx.x) % half_warp] = s[i][j];
+  __syncwarp();
+  mul_add_AB<G, Columns>(acc, p, b, HS, columns);
 }
 
 // Stores scores with row i of the thread shifted by 3 - i columns and zeros around them, so that mul_add_AB over
@@ -357,9 +360,7 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
       mask_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
     update_softmax<General>(s, acc, row_max, row_sum, to_exp2);
-    store_scores<Tiles::keys>(p, s);
-    __syncwarp();
-    mul_add_AB<G, Tiles::keys>(acc, p, v_tile, channels, min(Tiles::keys, end - k0));
+    mul_add_scores<G, Tiles::keys>(acc, s, p, v_tile, channels, min(Tiles::keys, end - k0));
   }
 
   for (int i = 0; i < rows_per_thread; i++) {
@@ -553,9 +554,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     for (int i = 0; i < rows_per_thread; i++)
       for (int j = 0; j < Tiles::columns / half_warp; j++)
         s[i][j] = probability(s[i][j], scale, row_lse[i]) * (dp[i][j] - row_delta[i]);  // ds
-    store_scores<Tiles::columns>(p, s);
-    __syncwarp();
-    mul_add_AB<G, Tiles::columns>(acc, p, k_tile, channels, min(Tiles::columns, end - k0));
+    mul_add_scores<G, Tiles::columns>(acc, s, p, k_tile, channels, min(Tiles::columns, end - k0));
     if constexpr (Relative) {
       __syncwarp();  // the shifted ds overwrites p, which all lanes have read
       store_shifted_scores<Tiles::columns>(p, s);
@@ -658,13 +657,9 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
           dp[i][j] = s[i][j] * (dp[i][j] - column_delta);  // ds
         }
       }
-      store_scores<Tiles::columns>(p, s);
-      __syncwarp();
-      mul_add_AB<G, Tiles::columns>(dv, p, dout_tile, channels, columns);
+      mul_add_scores<G, Tiles::columns>(dv, s, p, dout_tile, channels, columns);
       __syncwarp();  // all lanes have read p, and ds may overwrite it
-      store_scores<Tiles::columns>(p, dp);
-      __syncwarp();
-      mul_add_AB<G, Tiles::columns>(dk, p, q_tile, channels, columns);
+      mul_add_scores<G, Tiles::columns>(dk, dp, p, q_tile, channels, columns);
     }
   }
   for (auto& row : dk) scale_row(row, scale);
@@ -738,9 +733,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
         s[i][j] = probability(s[i][j], scale, column_lse) * (dp[i][j] - column_delta);  // ds
       }
     }
-    store_scores<Tiles::columns>(p, s);
-    __syncwarp();
-    mul_add_AB<G, Tiles::columns>(acc, p, relative_q_tile, channels, q1 - q0);
+    mul_add_scores<G, Tiles::columns>(acc, s, p, relative_q_tile, channels, q1 - q0);
   }
   for (auto& row : acc) scale_row(row, scale);
   store_rows<G>(a.relative.dr_of_sequences + blockIdx.z * distances * C + head * HS, C, r0 + thread.row, end, HS,

@@ -4,7 +4,7 @@
 #pragma once
 #include <cmath>             // sqrt
 #include <type_traits>       // std::integral_constant
-#include "attention_fp32.h"  // load8, mul_ABt, mul_add_AB, store_scores, probability, this_thread
+#include "attention_fp32.h"  // load8, mul_ABt, mul_add_scores, probability, this_thread
 #include "device.h"          // gpu
 #include "launch.h"          // launch, shared_memory
 #include "llmc/lsh.h"        // LshAttention, LshRound, LshGradients
@@ -109,11 +109,21 @@ struct LshBlock {
     return reinterpret_cast<int*>(tile(num_tiles) + Tiles::rows * scores_stride<Tiles::rows>);
   }
   __device__ int* column_buckets() const { return row_buckets() + at.round * Tiles::rows; }
+  // Tiles n and n + 1 = rows a and b of the places of the columns, with their buckets. Called by the whole block.
+  __device__ void load_columns(LshInterval places, int n, const LshRows& a, const LshRows& b) const {
+    __syncthreads();  // all warps have read the tiles before these
+    load_places<G>(tile(n), at, a, places);
+    load_places<G>(tile(n + 1), at, b, places);
+    load_buckets<G>(column_buckets(), at, places);
+    __syncthreads();
+  }
   __device__ int channels() const { return this_thread().channels(int(at.a.shape.HS), own.begin, own.end); }
 
-  // `interval`: keys_of_query or queries_of_key.
+  // What the thread's rows see: `interval` is keys_of_query or queries_of_key. Loads the rows' buckets, which the
+  // first load_columns makes visible; called by the whole block.
   template <class Interval>
   __device__ LshMask<G> mask(Interval interval) const {
+    load_buckets<G>(row_buckets(), at, own);
     LshMask<G> mask = {{}, row_buckets(), column_buckets()};
     for (int i = 0; i < rows_per_thread; i++) mask.seen[i] = interval(at, own.begin + this_thread().row + i, own.end);
     return mask;
@@ -130,7 +140,6 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_forward_kernel(Ls
   const Thread thread = this_thread();
   float *q_tile = block.tile(0), *k_tile = block.tile(1), *v_tile = block.tile(2), *p = block.scores();
   load_places<G>(q_tile, at, lsh_q(at), block.own);
-  load_buckets<G>(block.row_buckets(), at, block.own);
   const LshMask<G> mask = block.mask(keys_of_query);
   const int end = block.own.end - 1, channels = block.channels();  // the last query is no other one's key
 
@@ -140,18 +149,12 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_forward_kernel(Ls
   int k0 = next_columns<Tiles::rows>(at, block.own, at.bucket_start(block.own.begin), end);
   for (; k0 < end; k0 = next_columns<Tiles::rows>(at, block.own, k0 + Tiles::rows, end)) {
     const LshInterval keys = {k0, min(k0 + Tiles::rows, end)};
-    __syncthreads();  // all warps have read the tiles before these
-    load_places<G>(k_tile, at, lsh_k(at), keys);
-    load_places<G>(v_tile, at, lsh_v(at), keys);
-    load_buckets<G>(block.column_buckets(), at, keys);
-    __syncthreads();
+    block.load_columns(keys, 1, lsh_k(at), lsh_v(at));
     float s[rows_per_thread][Tiles::rows / half_warp];
     mul_ABt<G>(s, block.rows(0), k_tile, channels);
     mask.apply(s, k0, round);
     update_softmax<true>(s, acc, row_max, row_sum, to_exp2);
-    store_scores<Tiles::rows>(p, s);
-    __syncwarp();
-    mul_add_AB<G, Tiles::rows>(acc, p, v_tile, channels, keys.end - keys.begin);
+    mul_add_scores<G, Tiles::rows>(acc, s, p, v_tile, channels, keys.end - keys.begin);
   }
   for (int i = 0; i < rows_per_thread; i++) {
     const float sum = warp_sum<half_warp>(row_sum[i]);
@@ -197,7 +200,6 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dq_kernel(LshAtte
   float *k_tile = block.tile(2), *v_tile = block.tile(3), *ds = block.scores();
   load_places<G>(block.tile(0), at, lsh_q(at), block.own);
   load_places<G>(block.tile(1), at, lsh_dout(at), block.own);
-  load_buckets<G>(block.row_buckets(), at, block.own);
   const LshMask<G> mask = block.mask(keys_of_query);
   const int end = block.own.end - 1, channels = block.channels();
 
@@ -205,11 +207,7 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dq_kernel(LshAtte
   int k0 = next_columns<Tiles::rows>(at, block.own, at.bucket_start(block.own.begin), end);
   for (; k0 < end; k0 = next_columns<Tiles::rows>(at, block.own, k0 + Tiles::rows, end)) {
     const LshInterval keys = {k0, min(k0 + Tiles::rows, end)};
-    __syncthreads();  // all warps have read the tiles before these
-    load_places<G>(k_tile, at, lsh_k(at), keys);
-    load_places<G>(v_tile, at, lsh_v(at), keys);
-    load_buckets<G>(block.column_buckets(), at, keys);
-    __syncthreads();
+    block.load_columns(keys, 2, lsh_k(at), lsh_v(at));
     float s[rows_per_thread][Tiles::rows / half_warp], dp[rows_per_thread][Tiles::rows / half_warp];
     mul_ABt<G>(s, block.rows(0), k_tile, channels);
     mul_ABt<G>(dp, block.rows(1), v_tile, channels);
@@ -219,9 +217,7 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dq_kernel(LshAtte
       for (int j = 0; j < Tiles::rows / half_warp; j++)
         s[i][j] = probability(s[i][j], scale, query.lse) * (dp[i][j] - query.delta);
     }
-    store_scores<Tiles::rows>(ds, s);
-    __syncwarp();
-    mul_add_AB<G, Tiles::rows>(dq, ds, k_tile, channels, keys.end - keys.begin);
+    mul_add_scores<G, Tiles::rows>(dq, s, ds, k_tile, channels, keys.end - keys.begin);
   }
   add_gradients(block, 0, dq);
 }
@@ -236,7 +232,6 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dkdv_kernel(LshAt
   float *q_tile = block.tile(2), *dout_tile = block.tile(3), *p = block.scores();
   load_places<G>(block.tile(0), at, lsh_k(at), block.own);
   load_places<G>(block.tile(1), at, lsh_v(at), block.own);
-  load_buckets<G>(block.row_buckets(), at, block.own);
   const LshMask<G> mask = block.mask(queries_of_key);
   const int end = at.bucket_end(block.own.end - 1), channels = block.channels();
 
@@ -245,11 +240,7 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dkdv_kernel(LshAt
   for (; q0 < end; q0 = next_columns<Tiles::rows>(at, block.own, q0 + Tiles::rows, end)) {
     const LshInterval queries = {q0, min(q0 + Tiles::rows, end)};
     const int columns = queries.end - queries.begin;
-    __syncthreads();  // all warps have read the tiles before these
-    load_places<G>(q_tile, at, lsh_q(at), queries);
-    load_places<G>(dout_tile, at, lsh_dout(at), queries);
-    load_buckets<G>(block.column_buckets(), at, queries);
-    __syncthreads();
+    block.load_columns(queries, 2, lsh_q(at), lsh_dout(at));
     float s[rows_per_thread][Tiles::rows / half_warp], dp[rows_per_thread][Tiles::rows / half_warp];
     mul_ABt<G>(s, block.rows(0), q_tile, channels);
     mul_ABt<G>(dp, block.rows(1), dout_tile, channels);
@@ -261,13 +252,9 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dkdv_kernel(LshAt
         dp[i][j] = s[i][j] * (dp[i][j] - query.delta);  // ds
       }
     }
-    store_scores<Tiles::rows>(p, s);
-    __syncwarp();
-    mul_add_AB<G, Tiles::rows>(dv, p, dout_tile, channels, columns);
+    mul_add_scores<G, Tiles::rows>(dv, s, p, dout_tile, channels, columns);
     __syncwarp();  // all lanes have read p, and ds may overwrite it
-    store_scores<Tiles::rows>(p, dp);
-    __syncwarp();
-    mul_add_AB<G, Tiles::rows>(dk, p, q_tile, channels, columns);
+    mul_add_scores<G, Tiles::rows>(dk, dp, p, q_tile, channels, columns);
   }
   add_gradients(block, 1, dk);
   add_gradients(block, 2, dv);

@@ -8,22 +8,16 @@
 #include "llmc/lsh.h"  // LshRound, merge_rounds
 #include "vec.h"       // full_warp, warp_size
 
-// Four or two neighbouring channels as floats.
-template <class Element>
-__device__ inline void load_channels(float (&x)[4], const Element* p) {
-  load4(x, p);
+// N neighbouring channels, four or two, as floats.
+template <int N, class Element>
+__device__ inline void load_channels(float (&x)[N], const Element* p) {
+  if constexpr (N == 4) load4(x, p);
+  else load2(x, p);
 }
-template <class Element>
-__device__ inline void store_channels(Element* p, const float (&x)[4]) {
-  store4(p, x);
-}
-template <class Element>
-__device__ inline void load_channels(float (&x)[2], const Element* p) {
-  load2(x, p);
-}
-template <class Element>
-__device__ inline void store_channels(Element* p, const float (&x)[2]) {
-  store2(p, x);
+template <int N, class Element>
+__device__ inline void store_channels(Element* p, const float (&x)[N]) {
+  if constexpr (N == 4) store4(p, x);
+  else store2(p, x);
 }
 
 struct LshInterval {
@@ -40,8 +34,8 @@ __device__ inline LshInterval queries_of_key(const LshRound& at, int i, int end)
   return i < end ? LshInterval{i + 1, at.bucket_end(i)} : LshInterval{};
 }
 
-// Whether the rows [row0, row1) and the columns [column0, column1) all share their bucket in an earlier round: there is
-// nothing to compute then. Called by a whole warp.
+// Whether all rows and all columns share one bucket in an earlier round, so that there is nothing to compute. Called by
+// a whole warp.
 __device__ inline bool is_seen_before(const LshRound& at, LshInterval rows, LshInterval columns) {
   const int lane = int(threadIdx.x) % warp_size;
   for (int n = 0; n < at.round; n++) {

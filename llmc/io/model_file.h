@@ -31,7 +31,7 @@ FilePart own_moment(const ParameterTable& table, int index);
 void to_file_layout(const ParameterTable& table, int index, const FilePart& part, const float* values, float* full);
 void from_file_layout(const ParameterTable& table, int index, const FilePart& part, const float* full, float* values);
 
-// Copies a parameter to or from host memory: (index into the table, its elements in the arena's layout); or a constant.
+// Copies a parameter or a constant to or from host memory: (its index, its elements in the arena's layout).
 using FetchTensor = std::function<void(int index, float* values)>;
 using StoreTensor = std::function<void(int index, const float* values)>;
 

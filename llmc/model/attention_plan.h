@@ -251,6 +251,11 @@ inline int64_t kv_bytes_per_token(const ModelConfig& c, const AttentionPlan& pla
   return heads * c.head_size() * int64_t(element_bytes) + buckets * int64_t(sizeof(int));
 }
 
+// "2 rounds"
+inline std::string lsh_rounds_text(const WiringTable& table) {
+  return format("%d round%s", table.lsh_rounds, table.lsh_rounds == 1 ? "" : "s");
+}
+
 // The plan as text: a row a layer, top layer first, a column a head; after the bar, what the layer projects of each,
 // how many K/V heads of it other layers use, and its masks and attention maps.
 inline std::string draw(const AttentionPlan& plan) {
@@ -289,8 +294,8 @@ inline std::string draw(const AttentionPlan& plan) {
     text += format("halting: after the cycle in which a token's probabilities reach 1 - %g, at a cost of %g\n",
                    plan.table.halting, plan.table.ponder_cost);
   if (plan.table.lsh_buckets > 0)
-    text += format("keys are queries: a query sees those of its hash bucket in any of %d rounds of %d buckets\n",
-                   plan.table.lsh_rounds, plan.table.lsh_buckets);
+    text += format("keys are queries: a query sees those of its hash bucket (%d buckets, %s)\n", plan.table.lsh_buckets,
+                   lsh_rounds_text(plan.table).c_str());
   if (plan.table.reversible) text += "reversible: two residual streams, which the backward pass recovers\n";
   if (plan.table.gru) text += "residual stream: branches join it in gates\n";
   if (plan.table.memory > 0)

@@ -233,8 +233,8 @@ inline std::string hashing_change_text(const WiringChange& c) {
   const WiringTable &before = c.plan.table, &now = c.new_plan.table;
   if (before.lsh_buckets == now.lsh_buckets && before.lsh_rounds == now.lsh_rounds) return "";
   if (now.lsh_buckets == 0) return "keys: projected again, in place of queries; rotations are dropped";
-  const std::string text =
-      format("hashing: %d rounds of %d buckets, of rotations as in a new model", now.lsh_rounds, now.lsh_buckets);
+  const std::string text = format("hashing: %s of %d buckets, of rotations as in a new model",
+                                  lsh_rounds_text(now).c_str(), now.lsh_buckets);
   return before.lsh_buckets == 0 ? text + "; keys are queries" : text;
 }
 
