@@ -1,6 +1,6 @@
 // Matmuls of bf16 by AMX, the matrix unit of Intel's server CPUs since Sapphire Rapids, for programs that are compiled
 // for one. Measured on a core of Sapphire Rapids, in the matmuls of GPT-2 124M but the classifier's: oneDNN 2.6 reaches
-// 590 to 850 GFLOP/s, this 730 to 1,050; in attention's products of 128 queries and 256 keys 170 to 510, and 600 to
+// 590 to 850 GFLOP/s, this 840 to 1,050; in attention's products of 128 queries and 256 keys 170 to 510, and 600 to
 // 760. Four tiles of sums stay in registers while two tiles of each operand are loaded.
 //
 // A tile is 16 rows of 64 bytes. TDPBF16PS adds to a tile of sums (16, 16) the product of a tile of a, 16 rows of 32
@@ -159,12 +159,38 @@ class TileRegisters {
   TileRegisters(const TileRegisters&) = delete;
 };
 
-// Memory for `count` rows or columns that are packed, at an address that is a multiple of 64 bytes. It keeps no values.
-inline bfloat16* room_for(std::vector<bfloat16>& memory, int64_t count) {
-  const size_t size = size_t((count + panel - 1) / panel * panel * most_depth) + tile_depth;
-  if (memory.size() < size) memory.resize(size);
-  return reinterpret_cast<bfloat16*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
-}
+// The most of k of which an operand is kept after a block: 6 MB of 1,024 rows or columns.
+constexpr int64_t most_kept_depth = 3072;
+
+// An operand of a block, in a thread's memory. The next block of a matmul often has the same, which then is not packed
+// again.
+class PackedOperand {
+ public:
+  // of (count, depth). `matmul`: a number that each matmul has for itself, or 0: nothing is kept after the block.
+  void set(const Operand& of, int64_t count, int64_t depth, uint64_t matmul) {
+    is_packed_ = matmul != 0 && matmul == matmul_ && of.x == of_.x && is_kept_;
+    of_ = of, count_ = count, matmul_ = matmul, is_kept_ = depth <= most_kept_depth;
+    const size_t depth_of_memory = size_t(is_kept_ ? depth + tile_depth : most_depth);
+    memory_.resize(std::max(memory_.size(), size_t(padded()) * depth_of_memory + tile_depth));
+  }
+
+  // The tiles of [k, k + depth), at an address that is a multiple of 64 bytes.
+  const bfloat16* tiles(int64_t k, int64_t depth, bool as_pairs) {
+    bfloat16* const memory = reinterpret_cast<bfloat16*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) / 64 * 64);
+    bfloat16* const to = memory + (is_kept_ ? padded() * k : 0);
+    if (!is_packed_) pack(to, of_.from(0, k), count_, depth, as_pairs);
+    return to;
+  }
+
+ private:
+  std::vector<bfloat16> memory_;
+  Operand of_ = {};
+  int64_t count_ = 0;
+  uint64_t matmul_ = 0;
+  bool is_kept_ = false, is_packed_ = false;
+
+  int64_t padded() const { return (count_ + panel - 1) / panel * panel; }
+};
 
 // c (panel, panel), of which (rows, columns) exist, = or += alpha times the product of two packed panels.
 inline void multiply_edge(const bfloat16* a, const bfloat16* b, int64_t steps, const Bf16Block& s, int64_t rows,
@@ -179,20 +205,22 @@ inline void multiply_edge(const bfloat16* a, const bfloat16* b, int64_t steps, c
   }
 }
 
-// c (m, n) = or += alpha op(a) op(b) of a block. Each sum is in the order of k, whatever the block.
-inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c) {
-  thread_local std::vector<bfloat16> a_memory, b_memory;
-  bfloat16 *const a_packed = room_for(a_memory, s.m), *const b_packed = room_for(b_memory, s.n);
-  const Operand rows = {a, s.lda, s.op_a == 'T'}, columns = {b, s.ldb, s.op_b == 'N'};
+// c (m, n) = or += alpha op(a) op(b) of a block of the matmul that has the number `matmul`; 0 if nothing else is of it.
+// Each sum is in the order of k, whatever the block.
+inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul) {
+  thread_local PackedOperand a_packed, b_packed;
+  a_packed.set({a, s.lda, s.op_a == 'T'}, s.m, s.k, matmul);
+  b_packed.set({b, s.ldb, s.op_b == 'N'}, s.n, s.k, matmul);
   const TileRegisters registers;
   for (int64_t k = 0; k < s.k; k += most_depth) {
     const int64_t depth = std::min(most_depth, s.k - k), steps = (depth + tile_depth - 1) / tile_depth;
     const bool accumulate = s.accumulate || k > 0;
-    pack(b_packed, columns.from(0, k), s.n, depth, /*as_pairs=*/true);
-    pack(a_packed, rows.from(0, k), s.m, depth, /*as_pairs=*/false);
+    const bfloat16 *const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true), *const a_tiles =
+                                                                                     a_packed.tiles(k, depth,
+                                                                                                    /*as_pairs=*/false);
     for (int64_t i = 0; i < s.m; i += panel) {
       for (int64_t j = 0; j < s.n; j += panel) {
-        const bfloat16 *a_panel = a_packed + i * steps * tile_depth, *b_panel = b_packed + j * steps * tile_depth;
+        const bfloat16 *a_panel = a_tiles + i * steps * tile_depth, *b_panel = b_tiles + j * steps * tile_depth;
         float* to = c + i * s.ldc + j;
         if (s.alpha == 1 && i + panel <= s.m && j + panel <= s.n)
           multiply_panels(a_panel, b_panel, steps, to, s.ldc, accumulate);

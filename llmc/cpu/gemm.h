@@ -4,6 +4,7 @@
 #include <dnnl.hpp>             // dnnl_sgemm, dnnl::matmul
 #include <omp.h>                // omp_get_max_threads, omp_set_num_threads
 #include <algorithm>            // std::min
+#include <atomic>               // std::atomic
 #include <cstdint>              // int64_t
 #include <cstring>              // memcpy
 #include <unordered_map>        // std::unordered_map
@@ -147,9 +148,13 @@ inline bool has_amx() {
 #endif
 }
 
-inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c) {
+// c = alpha op(a) op(b) of a block, or +=. `matmul`: a number of the matmul that it is part of, whose operands do not
+// change meanwhile; 0 if it is none.
+inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul = 0) {
 #ifdef __AMX_BF16__
-  if (has_amx()) return amx::multiply(s, a, b, c);
+  if (has_amx()) return amx::multiply(s, a, b, c, matmul);
+#else
+  (void)matmul;
 #endif
   if (!has_bf16_matmuls()) return multiply_as_floats(s, a, b, c);
   thread_local std::unordered_map<Bf16Block, Bf16Primitive, Bf16BlockHash> primitives;
@@ -176,18 +181,21 @@ inline BlockSize block_size(char op_a, char op_b, int64_t m, int64_t n) {
   return {rows, ((n + column_blocks - 1) / column_blocks + 63) / 64 * 64};
 }
 
-// op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column), of which block.ldc, alpha and
-// accumulate are to be set.
+// op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column, matmul), of which block.ldc,
+// alpha and accumulate are to be set.
 template <class Multiply>
 void for_each_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
                     const bfloat16* b, int64_t ldb, const Multiply& multiply) {
+  static std::atomic<uint64_t> matmuls{0};
+  const uint64_t matmul = ++matmuls;
   const BlockSize size = block_size(op_a, op_b, m, n);
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
   for (int64_t column = 0; column < n; column += size.columns) {
     for (int64_t row = 0; row < m; row += size.rows) {
       const Bf16Block block =
           {std::min(size.rows, m - row), std::min(size.columns, n - column), k, lda, ldb, 0, 1.0f, op_a, op_b, false};
-      multiply(block, a + (op_a == 'N' ? row * lda : row), b + (op_b == 'N' ? column : column * ldb), row, column);
+      multiply(block, a + (op_a == 'N' ? row * lda : row), b + (op_b == 'N' ? column : column * ldb), row, column,
+               matmul);
     }
   }
 }
@@ -196,9 +204,10 @@ void for_each_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const bfloat16* a, int64_t lda,
                  const bfloat16* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   for_each_block(op_a, op_b, m, n, k, a, lda, b, ldb,
-                 [=](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column) {
+                 [=](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column,
+                     uint64_t matmul) {
                    block.alpha = alpha, block.accumulate = beta != 0, block.ldc = ldc;
-                   multiply_block(block, a_block, b_block, c + row * ldc + column);
+                   multiply_block(block, a_block, b_block, c + row * ldc + column, matmul);
                  });
 }
 
@@ -208,11 +217,12 @@ template <class Store>
 void gemm_and_store(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
                     const bfloat16* b, int64_t ldb, const Store& store) {
   for_each_block(op_a, op_b, m, n, k, a, lda, b, ldb,
-                 [&](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column) {
+                 [&](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column,
+                     uint64_t matmul) {
                    thread_local std::vector<float> sums;
                    sums.resize(std::max(sums.size(), size_t(block.m * block.n)));
                    block.ldc = block.n;
-                   multiply_block(block, a_block, b_block, sums.data());
+                   multiply_block(block, a_block, b_block, sums.data(), matmul);
                    for (int64_t i = 0; i < block.m; i++) store(row + i, column, sums.data() + i * block.n, block.n);
                  });
 }
