@@ -481,6 +481,30 @@ TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
   EXPECT_ERROR(read_outline(in("outline")), "outline:2: a title, `# TITLE`, must come first");
 }
 
+// What a publication found stands in the row of the runs that differ by seed alone, in the section that says so.
+// BUG llmc/run/report.cpp: `published[kind_of_run[run]] = found->second` -> `published[0] = found->second`
+// BUG llmc/run/report.cpp: `section.published[section.folders.back()]` -> `section.published[section.folders.front()]`
+TEST_F(Report, PublishedDifferencesStandBesideOurs) {
+  std::string runs_of[2];
+  for (int wiring = 0; wiring < 2; wiring++)
+    for (int seed = 1; seed <= 2; seed++) {
+      LogOf log;
+      log.seed = seed, log.wiring = wiring == 0 ? "plain" : "sla(1,1)";
+      const std::string rest = LogOf::steps(1, 10) + LogOf::val(10, wiring == 0 ? "2.5" : "2.4");
+      runs_of[wiring] += "run " + write_run(format("%d-%d", wiring, seed), log.head() + rest) + "\n";
+    }
+  write_file(in("outline"), "# One\n" + runs_of[0] + runs_of[1] + "published -0.1329 <a run>\n# Two\n" + runs_of[0]);
+  const Outcome o = run("./report --outline " + in("outline") + " -o " + in("page.html"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  const std::string page = read_file(in("page.html"));
+  const size_t second = page.find("<h2>Two"), row = page.find("sla(1,1)", page.find("difference, published"));
+  EXPECT_LT(row, page.find("-0.1329 &lt;a run&gt;</td></tr>", row));
+  EXPECT_LT(page.find("-0.1329 &lt;a run&gt;</td></tr>", row), page.find("</tr>", row)) << "in the same row";
+  EXPECT_EQ(page.find("published", second), std::string::npos);
+  write_file(in("outline"), "# One\npublished 1\n");
+  EXPECT_ERROR(read_outline(in("outline")), "outline:2: `published` says something of the run before it");
+}
+
 // Another learning rate is another kind of run, and the label says it.
 TEST_F(Report, RunsThatDifferByMoreThanTheirSeedAreNotAveraged) {
   std::string other = LogOf().head();

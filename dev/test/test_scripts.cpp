@@ -314,6 +314,7 @@ class LongPaper : public Scripts {
   json description(const std::string& run) const { return read_log(in("out/" + run)).at(0).at("run"); }
 };
 
+// BUG scripts/paper.sh: `${paper_n_h[n - 1]}` -> `${paper_n_l[n - 1]-}`
 // BUG scripts/paper.sh: `$((micro_batch > length ? micro_batch / length : 1))` -> `1`
 TEST_F(LongPaper, TablesAreAtEqualFlopsAndEqualKv) {
   const Outcome o = run("scripts/paper.sh tiny");
@@ -325,6 +326,17 @@ TEST_F(LongPaper, TablesAreAtEqualFlopsAndEqualKv) {
         "Table 3: --layers 8 --heads 8 --channels 128 --vocab-size 257, T = 512", "Table 4a: ", "Table 4b: "})
     EXPECT_NE(page.find(std::string("<h2>") + title), std::string::npos) << title;
   EXPECT_EQ(page.find("class=\"warn\""), std::string::npos) << "all have run to their ends";
+  const std::string outline = read_file(in("out/outline.txt"));
+  const size_t table2 = outline.find("# Table 2"), table3 = outline.find("# Table 3");
+  const auto published = [&](const std::string& run, size_t from) {
+    const size_t line = outline.find("T512/" + run + "-1\npublished ", from);
+    return line == std::string::npos ? "" : outline.substr(outline.find("published ", line) + 10, 7);
+  };
+  EXPECT_EQ(published("sla_2_6", 0), "-0.0868") << "n_l = 3 of 12 in the paper";
+  EXPECT_EQ(published("sla_6_6", 0), "-0.1076") << "n_l = 9, with half of the heads";
+  EXPECT_EQ(published("sla_6_6", table2), "-0.1329") << "n_h = 9 of 12";
+  EXPECT_EQ(published("sla_6_8", table2), "-0.1183") << "n_h = 12 of 12";
+  EXPECT_EQ(published("sla_6_6", table3), "") << "of other sizes";
   const auto flops = [&](const std::string& run) {
     const json d = description(run);
     return d.at("flops_per_token").get<double>() * d.at("steps").get<double>();

@@ -491,13 +491,21 @@ std::string seeds_for(double squares, int freedom) {
   return text + ".</p>\n";
 }
 
-// Means over seeds; nothing if no kind has two.
-std::string over_seeds(const std::vector<Kind>& kinds) {
+// Means over seeds; nothing if no kind has two. `published`: of some kinds, by their number, the difference that a
+// publication found.
+std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::string>& published = {}) {
   if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
-  std::string rows =
-      row({"runs that differ by seed alone", "seeds", "mean validation loss", "difference to the first, by pairs",
-           "pairs", "p", "tokens/s, to the first's", "K/V, to the first's", ""},
-          "th");
+  std::vector<std::string> heads = {"runs that differ by seed alone",
+                                    "seeds",
+                                    "mean validation loss",
+                                    "difference to the first, by pairs",
+                                    "pairs",
+                                    "p",
+                                    "tokens/s, to the first's",
+                                    "K/V, to the first's",
+                                    ""};
+  if (!published.empty()) heads.push_back("difference, published");
+  std::string rows = row(heads, "th");
   auto with_interval = [](const Estimate& e, const std::string& mean) {
     return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
   };
@@ -525,6 +533,10 @@ std::string over_seeds(const std::vector<Kind>& kinds) {
     const double speed = median(kind.speeds) / median(kinds[0].speeds), kv = kind.kv_bytes / kinds[0].kv_bytes;
     if (&kind != &kinds[0] && std::isfinite(speed)) cells[6] = format("%.2f", speed);
     if (&kind != &kinds[0] && std::isfinite(kv)) cells[7] = format("%.1f %%", 100 * kv);
+    if (!published.empty()) {
+      const auto found = published.find(int(&kind - &kinds[0]));
+      cells.push_back(found == published.end() ? "" : html(found->second));
+    }
     rows += row(cells);
   }
   return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p "
@@ -635,8 +647,18 @@ std::vector<ReportSection> read_outline(const std::string& path) {
       continue;
     }
     if (sections.empty()) user_error("%s:%d: a title, `# TITLE`, must come first", path.c_str(), number);
-    if (line.compare(0, 4, "run ") == 0) sections.back().folders.push_back(line.substr(4));
-    else sections.back().paragraphs.push_back(line);
+    ReportSection& section = sections.back();
+    if (line.compare(0, 4, "run ") == 0) {
+      section.folders.push_back(line.substr(4));
+    } else if (line.compare(0, 10, "published ") == 0) {
+      if (section.folders.empty())
+        user_error("%s:%d: `published` says something of the run before it, and there is "
+                   "none in this section",
+                   path.c_str(), number);
+      section.published[section.folders.back()] = line.substr(10);
+    } else {
+      section.paragraphs.push_back(line);
+    }
   }
   return sections;
 }
@@ -649,10 +671,11 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
   for (const ReportSection& s : sections) runs_of_page += s.folders.size();
   for (size_t i = 0; i < sections.size(); i++) {
     std::vector<RunHistory> runs;
+    std::vector<std::string> folders;  // of `runs`
     for (const std::string& folder : sections[i].folders) {
       if (!path_exists(folder + "/log.jsonl")) continue;
       if (all.count(folder) == 0) all[folder] = read_run(folder);
-      runs.push_back(all[folder]);
+      runs.push_back(all[folder]), folders.push_back(folder);
     }
     body += "<h2>" + html(sections[i].title) + "</h2>\n";
     for (const std::string& paragraph : sections[i].paragraphs) body += "<p>" + html(paragraph) + "</p>\n";
@@ -664,7 +687,12 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     const std::vector<std::string> names = names_of(runs);
     const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
     for (const RunHistory& run : runs) body += notices(run);
-    const std::string over = over_seeds(kinds);
+    std::map<int, std::string> published;  // by kind
+    for (size_t run = 0; run < runs.size(); run++) {
+      const auto found = sections[i].published.find(folders[run]);
+      if (found != sections[i].published.end()) published[kind_of_run[run]] = found->second;
+    }
+    const std::string over = over_seeds(kinds, published);
     body += (over.empty() ? final_losses(runs, names, kind_of_run) : over) +
             format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
     for (json& chart : comparison_charts(runs, names, kinds, kind_of_run, runs_of_page)) {

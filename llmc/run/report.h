@@ -2,6 +2,7 @@
 // several side by side. Charts are drawn by Chart.js, which the build puts into the program with its licence; without
 // it the pages have numbers only.
 #pragma once
+#include <map>            // std::map
 #include <string>         // std::string
 #include <vector>         // std::vector
 #include "run_history.h"  // RunHistory
@@ -21,10 +22,12 @@ struct ReportSection {
   std::string title;
   std::vector<std::string> paragraphs;
   std::vector<std::string> folders;
+  std::map<std::string, std::string> published = {};  // of some folders: the difference that a publication found
 };
 
-// An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, and other lines are
-// paragraphs. Throws UserError, with the line, for a folder or a paragraph before the first title.
+// An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, a line `published TEXT`
+// says what difference a publication found for the run before it, and other lines are paragraphs. Throws UserError,
+// with the line, for anything before the first title, and for `published` before a run.
 std::vector<ReportSection> read_outline(const std::string& path);
 
 // Sections below each other, with the runs over seeds and their validation losses in each, and all final losses at the
