@@ -131,12 +131,12 @@ PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx \
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
-  report data/tokenize data/convert \
+  report data/tokenize data/convert data/probe \
   $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu \
   $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt \
   $(PTX)
 # What the tests of `make test` run.
-QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize $(BUILD)/fp32/train_gpt2_sla_emu
+QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize data/probe $(BUILD)/fp32/train_gpt2_sla_emu
 
 .PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
 .PHONY: setup programs what-is-here gpu-checked gpu-bundle
@@ -178,7 +178,8 @@ help:
 empty :=
 # join_all WORDS: with commas.
 join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
-BUILT := $(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu)) report data/tokenize data/convert $(if $(HAVE_CUBLASLT),$(PROGRAMS))
+BUILT := $(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu)) report data/tokenize data/convert data/probe \
+  $(if $(HAVE_CUBLASLT),$(PROGRAMS))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
 	@echo 'cuBLASLt $(call found,$(HAVE_CUBLASLT))'
@@ -281,7 +282,7 @@ fuzz:
 	$(BUILD)/fuzz_safetensors $(SECONDS) $$RANDOM
 
 clean:
-	rm -rf $(BUILD) $(TOP_LEVEL) report data/tokenize data/convert
+	rm -rf $(BUILD) $(TOP_LEVEL) report data/tokenize data/convert data/probe
 
 # ----------------------------------------------------------------------------
 # What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder,
@@ -313,7 +314,7 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 
 # `private`: not for the stamp that they depend on.
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o: private CXXFLAGS += $(COLD)
+$(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/data/probe.o: private CXXFLAGS += $(COLD)
 $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
 
@@ -349,6 +350,9 @@ report: $(OBJ)/report.o $(HOST_LIB) $(BUILD)/flags
 data/convert: $(OBJ)/data/convert.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
 
+data/probe: $(addprefix $(OBJ)/data/,probe.o shards.o) $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
+
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
 
@@ -356,6 +360,7 @@ $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
 
 $(BUILD)/test_corpus: GTEST += -larchive
+$(BUILD)/test_corpus: $(OBJ)/data/shards.o
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
 

@@ -29,9 +29,9 @@ struct Scoring {
   int64_t read = 0;                // inputs that have been computed
   std::vector<float> losses = {};  // of the scored tokens so far, in nats
   std::vector<float> ponder = {};  // with `act` N + R of the tokens before them
-  // Each scored token so far is the likeliest one: the token with the highest logit, and the first among equal ones.
-  // Only kept where the sequence asks for it.
-  bool all_likeliest = true;
+  // Of each scored token so far whether it is the likeliest one: the token with the highest logit, and the first among
+  // equal ones.
+  std::vector<uint8_t> likeliest = {};
 
   bool is_done() const { return read == sequence.inputs(); }
   double nats() const {
@@ -39,19 +39,8 @@ struct Scoring {
     for (float loss : losses) sum += double(loss);
     return sum;
   }
+  bool all_likeliest() const { return std::count(likeliest.begin(), likeliest.end(), 0) == 0; }
 };
-
-// Whether the `targets` are the likeliest tokens after the rows of the hidden states from first_row on.
-bool are_likeliest(GPT2& model, int64_t first_row, const std::vector<int>& targets) {
-  const int64_t V = model.config.vocab_size, count = int64_t(targets.size());
-  for (int64_t row = 0; row < count; row += model.logit_rows) {
-    const std::vector<float> logits =
-        gpt2_fetch_logits(model, first_row + row, std::min(model.logit_rows, count - row));
-    for (auto begin = logits.begin(); begin != logits.end(); begin += V)
-      if (std::max_element(begin, begin + V) - begin != targets[row + (begin - logits.begin()) / V]) return false;
-  }
-  return true;
-}
 
 // Some of the next inputs of several sequences, a row each, and the losses of their targets.
 struct ScoringPass {
@@ -82,6 +71,8 @@ struct ScoringPass {
     gpt2_loss(model, targets.data(), {1, rows()}, /*divisor=*/1);
     std::vector<float> losses(tokens.size());
     copy_to_host(losses.data(), model.acts.losses, losses.size() * sizeof(float));
+    std::vector<uint8_t> correct(tokens.size());
+    copy_to_host(correct.data(), model.acts.correct, correct.size());
     std::vector<float> ponder;
     append_ponder(ponder, model.acts, rows());
     for (const Part& part : parts) {
@@ -94,8 +85,7 @@ struct ScoringPass {
                      "earlier checkpoint");
       s.losses.insert(s.losses.end(), losses.begin() + begin, losses.begin() + end);
       if (!ponder.empty()) s.ponder.insert(s.ponder.end(), ponder.begin() + begin, ponder.begin() + end);
-      if (s.sequence.wants_greedy && s.all_likeliest)
-        s.all_likeliest = are_likeliest(model, begin, {targets.begin() + begin, targets.begin() + end});
+      s.likeliest.insert(s.likeliest.end(), correct.begin() + begin, correct.begin() + end);
     }
   }
 };
@@ -134,6 +124,7 @@ struct TextToScore {
   std::optional<TokenFile> file;
   std::vector<uint16_t> encoded;
 
+  bool is_scored(int64_t token) const { return !file || file->mask.is_scored(token); }
   const uint16_t* tokens() const { return file ? file->tokens : encoded.data(); }
   int64_t count() const { return file ? file->num_tokens : int64_t(encoded.size()); }
 };
@@ -221,6 +212,8 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     user_error(text.file ? "%s: has one token, and there is none before it that could predict it"
                          : "%s: is empty: there is nothing to predict",
                path.c_str());
+  if (text.file && text.file->mask.exists() && text.file->mask.num_scored(1) == 0)
+    user_error("%s: the mask beside it leaves no token to score; remove it to score every token", path.c_str());
   e.texts.push_back(std::move(text));
 }
 
@@ -267,13 +260,16 @@ void evaluate_text(Evaluator& e, const TextToScore& text) {
   const int64_t all = windows.count(), count = e.options.windows > 0 ? std::min(e.options.windows, all) : all;
   auto window_of = [&](int64_t i) { return windows[i * all / count]; };
   TextResult r = {text.path};
-  r.knows_bytes = e.tokenizer.has_value();
+  r.knows_bytes = e.tokenizer.has_value(), r.has_mask = text.file && text.file->mask.exists();
+  int64_t seen = 0;  // tokens, scored or not
   auto add = [&](int64_t i, const Scoring& s) {
     const TextWindows::Window window = window_of(i);
     for (int64_t at = window.first; at < window.end; at++) {
+      seen++;
+      if (!text.is_scored(at)) continue;
       const double loss = double(s.losses[at - window.first]);
       const double ponder = s.ponder.empty() ? 0 : double(s.ponder[at - window.first]);
-      r.tokens++, r.nats += loss, r.pondered += ponder;
+      r.tokens++, r.nats += loss, r.pondered += ponder, r.correct += s.likeliest[at - window.first];
       e.results.positions.add((at - window.begin - 1) % e.model.config.max_seq_len + 1, loss, ponder);
       const int64_t bytes = r.knows_bytes ? bytes_of_token(*e.tokenizer, text.tokens()[at]) : 0;
       if (bytes > 0) r.bytes += bytes, r.nats_of_bytes += loss;
@@ -282,7 +278,7 @@ void evaluate_text(Evaluator& e, const TextToScore& text) {
   };
   score_sequences(
       e.model, count, [&](int64_t i) { return sequence_of(window_of(i), text.tokens()); }, add);
-  CHECK(count < all || r.tokens == windows.num_scored());
+  CHECK(count < all || seen == windows.num_scored());
   e.results.texts.push_back(r);
 }
 
@@ -336,7 +332,7 @@ void evaluate_last_words(Evaluator& e, const LastWordsToScore& words) {
     return s;
   };
   score_sequences(e.model, r.texts, make, [&](int64_t, const Scoring& s) {
-    r.nats += s.nats(), r.right += s.all_likeliest;
+    r.nats += s.nats(), r.right += s.all_likeliest();
     e.count(s);
   });
   e.results.last_words.push_back(r);
@@ -353,7 +349,7 @@ std::string answer_loglikelihood(Evaluator& e, const ServeRequest& request) {
     return s;
   };
   score_sequences(e.model, int64_t(request.pairs.size()), make, [&](int64_t, const Scoring& s) {
-    scores.push_back({-s.nats(), s.all_likeliest});
+    scores.push_back({-s.nats(), s.all_likeliest()});
   });
   return serve_answer(request.name, scores);
 }

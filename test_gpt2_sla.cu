@@ -6,6 +6,7 @@
 //
 // Each section is a file of dev/test/model. They are compiled together, because each would compile the model again.
 #include "dev/test/model/losses.h"          // losses and gradients, of many wirings and of the golden cases
+#include "dev/test/model/masks.h"           // targets that are not scored
 #include "dev/test/model/every_wiring.h"    // random wirings; what holds for every wiring
 #include "dev/test/model/updates.h"         // updates of weights and moments, and the rows that have none
 #include "dev/test/model/another_wiring.h"  // another wiring than the model was trained with

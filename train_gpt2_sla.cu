@@ -301,20 +301,21 @@ void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
   gemm('T', 'N', Vp, C, count, acts.logits, Vp, model.hidden_states() + first_row * C, C, true, model.grads.wte, C);
 }
 
-// acts.losses (B, T) = cross-entropy of acts.targets, in nats; acts.stats->loss += their sum / divisor. With `backward`
-// also the head's gradients of batch.dloss * sum(losses): acts.dnorm = that of the hidden states, grads.wte +=.
+// acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
+// their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): acts.dnorm = that of the
+// hidden states, grads.wte +=. Without it acts.correct (B, T) =, and is counted.
 void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
-  const int64_t N = batch.rows();
+  const int64_t N = batch.rows(), V = model.config.vocab_size;
   const Activations& acts = model.acts;
+  uint8_t* correct = backward ? nullptr : acts.correct;
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     gpt2_logits(model, row, count);
-    classifier(acts.losses + row, acts.logits, acts.targets + row, count, model.config.vocab_size, model.logit_stride,
-               batch.dloss, backward);
+    classifier({acts.losses + row, acts.logits, acts.targets + row, count, V, model.logit_stride, batch.dloss, backward,
+                backward ? nullptr : correct + row});
     if (backward) gpt2_logits_backward(model, row, count);
   }
-  add_losses(&acts.stats->loss, acts.losses, N, divisor);
-  if (acts.ponder != nullptr) add_losses(&acts.stats->ponder, acts.ponder, N, divisor);
+  add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});
 }
 
 // The losses of `targets` (B, T), on the host, without gradients.
@@ -323,8 +324,8 @@ void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divis
   gpt2_loss(model, batch, divisor, /*backward=*/false);
 }
 
-// Of the losses and, beside it, of what tokens ponder.
-void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, 2 * sizeof(double)); }
+constexpr int num_loss_sums = 5;  // of StepStats: what gpt2_loss adds up, loss and what follows
+void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, num_loss_sums * sizeof(double)); }
 
 // What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.
 StepStats gpt2_read_stats(GPT2& model) {
@@ -380,10 +381,11 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks 
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
-// as above. Waits for nothing: inputs and targets (B, T) lie in host memory, and if it is a PinnedBuffer's they stay as
-// they are until gpt2_read_stats has returned. After a rank's last one gradients are summed over the ranks, and before
-// its first one weights come from them; these two run eagerly, because they take two streams; the others are captured
-// and replayed as a CUDA graph.
+// as above, as if all tokens were scored: StepStats::grad_weight has the rest, so that the captured dloss stays. Waits
+// for nothing: inputs and targets (B, T) lie in host memory, and if it is a PinnedBuffer's they stay as they are until
+// gpt2_read_stats has returned. After a rank's last one gradients are summed over the ranks, and before its first one
+// weights come from them; these two run eagerly, because they take two streams; the others are captured and replayed as
+// a CUDA graph.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last = true) {
   Activations& a = model.acts;
@@ -477,8 +479,8 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   const bool is_sharded = model.parameters.shard.count > 1;
   c.compute_waits_for_comm();  // the sums of the gradients
   gpt2_square_grads(model);
-  if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, 4);
-  else gpt2_sum_over_ranks(model, &model.acts.stats->loss, 3);  // each rank has all gradients
+  if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, num_loss_sums + 2);
+  else gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
   if (!model.training->matrices.empty()) {
@@ -610,7 +612,8 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
                     shape.recompute < Recompute::chunks);
 }
 
-// The mean loss over the tokens of ValidationBatches. It begins with an empty memory, and puts that of training aside.
+// The mean loss over the scored tokens of ValidationBatches. It begins with an empty memory, and puts that of training
+// aside.
 void validate_model(Trainer& t) {
   Run& run = t.run;
   GPT2& model = t.model;
@@ -627,11 +630,10 @@ void validate_model(Trainer& t) {
     gpt2_loss(model, targets.data(), {B, T}, full_batch);
   }
   model.remembered = store_memory(model.graph, of_training);
-  gpt2_sum_over_ranks(model, &model.acts.stats->loss, 2);
+  gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums);
   const StepStats stats = gpt2_read_stats(model);
-  const double num_batches = double(batches.tokens()) / full_batch;
-  report_validation(run,
-                    {stats.loss / num_batches, stats.ponder / num_batches, batches.tokens(), seconds_now() - start});
+  report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
+                          int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), seconds_now() - start});
 }
 
 void sample(Trainer& t) {
@@ -704,9 +706,9 @@ StepResult train_step(Trainer& t) {
               {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
   const StepStats stats = gpt2_read_stats(model);
   model.timeline.end_step();
-  result.loss = stats.loss / double(run.num_micro_batches());
-  result.ponder = stats.ponder / double(run.num_micro_batches());
-  result.grad_norm = std::sqrt(stats.grad_squares);
+  const double rows = double(run.B) * run.T;
+  result.loss = stats.mean(stats.loss, rows), result.ponder = stats.mean(stats.ponder, rows);
+  result.scored_tokens = int64_t(stats.scored), result.grad_norm = stats.grad_norm();
   result.stop_requested = stats.stop_requests > 0;
   result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
   if (result.skipped) model.remembered = 0;  // what is not finite would stay in the memory

@@ -74,7 +74,7 @@ bool CorpusReader::next_block() {
 
 // Takes text from rest_ up to the end of the document or of rest_. Returns true if it was the end of the document.
 bool CorpusReader::take(std::string_view& text) {
-  const bool separated = options_.nul_separated || !options_.field.empty();
+  const bool separated = options_.nul_separated || !options_.fields.empty();
   const void* end = separated ? memchr(rest_.data(), options_.nul_separated ? '\0' : '\n', rest_.size()) : nullptr;
   const size_t n = end ? size_t(static_cast<const char*>(end) - rest_.data()) : rest_.size();
   text = rest_.substr(0, n);
@@ -98,7 +98,7 @@ void CorpusReader::skip_to(const Position& place) {
       break;
     }
     offset += int64_t(text.size());
-    counts = counts || (options_.field.empty() ? !text.empty() : !is_blank(text));
+    counts = counts || (options_.fields.empty() ? !text.empty() : !is_blank(text));
     line_ += ends;
     if (!ends) continue;
     documents += counts;
@@ -142,7 +142,7 @@ void CorpusReader::end_part(Batch& batch, bool ends) {
     part.val = position_.document % split_.every ==
                random_words(split_seed, RandomStream::split, 0, row).word[0] % uint32_t(split_.every);
   }
-  if (!options_.field.empty()) {
+  if (!options_.fields.empty()) {
     const std::string file = stream_.name();
     const Batch::Lines* last = batch.lines.empty() ? nullptr : &batch.lines.back();
     if (!last || last->file != file || last->line + int64_t(batch.parts.size() - last->first_part) != line_)
@@ -158,7 +158,7 @@ void CorpusReader::end_part(Batch& batch, bool ends) {
 
 void CorpusReader::end_document(Batch& batch) {
   const std::string_view text = std::string_view(batch.text).substr(part_begin_);
-  if (!options_.field.empty() && is_blank(text)) {
+  if (!options_.fields.empty() && is_blank(text)) {
     batch.text.resize(part_begin_);
   } else if (!text.empty() || in_document_) {
     end_part(batch, true);
@@ -188,11 +188,11 @@ void CorpusReader::cut_tail(Batch& batch) {
 // The batch is full: cuts the open part, or leaves it to the next batch. False if the batch must grow further.
 bool CorpusReader::finish(Batch& batch) {
   const std::string_view open = std::string_view(batch.text).substr(part_begin_);
-  if (!options_.field.empty() && open.size() > longest_line)
-    user_error("%s: line %lld is longer than %zu MB; JSON lines (--field) have a document a line",
-               stream_.name().c_str(), (long long)line_, longest_line >> 20);
-  size_t cut = open.empty() || !options_.field.empty() ? 0 : tokenizer_.last_cut(open, no_cut_before_);
-  if (cut == 0 && open.size() >= longest_run && options_.field.empty()) {
+  if (!options_.fields.empty() && open.size() > longest_line)
+    user_error("%s: line %lld is longer than %zu MB; JSON lines have a document a line", stream_.name().c_str(),
+               (long long)line_, longest_line >> 20);
+  size_t cut = open.empty() || !options_.fields.empty() ? 0 : tokenizer_.last_cut(open, no_cut_before_);
+  if (cut == 0 && open.size() >= longest_run && options_.fields.empty()) {
     cut = open.size() - 4;  // the last character may be incomplete
     for (int i = 0; i < 3 && is_continuation_byte(open[cut]); i++) cut--;
     batch.runs_cut++;
@@ -233,7 +233,8 @@ static int64_t replace_lone_surrogates(std::string& json_text) {
   return replaced;
 }
 
-bool document_of_line(std::string_view line, const std::string& field, std::string& document, int64_t& replaced) {
+bool strings_of_line(std::string_view line, const std::vector<std::string>& fields, std::vector<std::string>& strings,
+                     int64_t& replaced) {
   std::string text;
   const int64_t invalid = replace_invalid_utf8(line, text);
   if (invalid == 0) text = line;
@@ -243,8 +244,12 @@ bool document_of_line(std::string_view line, const std::string& field, std::stri
     surrogates = replace_lone_surrogates(text);
     object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   }
-  if (!object.is_object() || !object.contains(field) || !object[field].is_string()) return false;
+  if (!object.is_object()) return false;
+  strings.clear();
+  for (const std::string& field : fields) {
+    if (!object.contains(field) || !object[field].is_string()) return false;
+    strings.push_back(std::move(object[field].get_ref<std::string&>()));
+  }
   replaced += invalid + surrogates;
-  document = std::move(object[field].get_ref<std::string&>());
   return true;
 }

@@ -19,9 +19,9 @@ constexpr size_t longest_line = 32 << 20;  // bytes, of JSON
 inline volatile sig_atomic_t interrupted = 0;
 
 struct CorpusOptions {
-  std::vector<std::string> paths;  // files, folders, or "-" for standard input
-  bool nul_separated = false;      // documents in a file are separated by NUL bytes; otherwise a file is one document
-  std::string field;               // not "": files are JSON lines, each with a document in this field
+  std::vector<std::string> paths;   // files, folders, or "-" for standard input
+  bool nul_separated = false;       // documents in a file are separated by NUL bytes; otherwise a file is one document
+  std::vector<std::string> fields;  // not empty: files are JSON lines, each with a document in these fields
 };
 
 // Which documents are validation data.
@@ -49,7 +49,7 @@ struct Part {
 };
 
 struct Batch {
-  std::string text;  // the parts, concatenated; with CorpusOptions::field, lines of JSON
+  std::string text;  // the parts, concatenated; with CorpusOptions::fields, lines of JSON
   std::vector<Part> parts;
   Position end;          // after its last part
   int64_t runs_cut = 0;  // runs longer than longest_run that were cut
@@ -58,7 +58,7 @@ struct Batch {
     std::string file;
     int64_t line;  // of the first part
   };
-  std::vector<Lines> lines;  // with CorpusOptions::field: where parts come from, for messages
+  std::vector<Lines> lines;  // with CorpusOptions::fields: where parts come from, for messages
 
   size_t memory() const { return text.size() + parts.size() * sizeof(Part); }
 };
@@ -104,6 +104,8 @@ struct CorpusReader {
   bool finish(Batch& batch);
 };
 
-// document = the string in `field` of a line of JSON, in UTF-8. Invalid UTF-8 and unpaired surrogates become U+FFFD,
-// and `replaced` is incremented by their number. Returns false if the line is no JSON object or has no such string.
-bool document_of_line(std::string_view line, const std::string& field, std::string& document, int64_t& replaced);
+// strings (fields) = the strings in `fields` of a line of JSON, in UTF-8. Invalid UTF-8 and unpaired surrogates become
+// U+FFFD, and `replaced` is incremented by their number. Returns false if the line is no JSON object or lacks one of
+// these strings.
+bool strings_of_line(std::string_view line, const std::vector<std::string>& fields, std::vector<std::string>& strings,
+                     int64_t& replaced);

@@ -9,8 +9,9 @@
 #include <cstring>                 // strerror
 #include "llmc/utils/crc32c.h"     // crc32c, crc32c_combine
 #include "llmc/text/dataloader.h"  // shard_magic, shard_version, shard_header_ints, shard_header_bytes
-#include "llmc/utils/files.h"      // list_folder, write_all, sync_folder, parent_folder, rename_durably
-#include "llmc/utils/error.h"      // user_error, format
+#include "llmc/text/token_mask.h"  // mask_magic, mask_path_of
+#include "llmc/utils/files.h"      // list_folder, try_read_file, write_file_durably, write_all, rename_durably
+#include "llmc/utils/error.h"      // user_error, format, CHECK
 
 using json = nlohmann::ordered_json;
 
@@ -42,18 +43,25 @@ ShardWriter::~ShardWriter() {
   if (fd_ >= 0) close(fd_);
 }
 
-std::string ShardWriter::name() const { return format("%s_%06zu.bin", prefix_.c_str(), shards_.size()); }
-
-void ShardWriter::fail() const {
-  user_error("%s: cannot write: %s", (folder_ + "/" + name()).c_str(), strerror(errno));
+// Appends `count` bits, each a 0 or 1 of `values`, to the first `size` bits of `bits`; those after them stay 0.
+static void append_bits(std::vector<uint8_t>& bits, int64_t size, const uint8_t* values, int64_t count) {
+  bits.resize(size_t(size + count + 7) / 8);
+  for (int64_t i = 0; i < count; i++) bits[(size + i) / 8] |= uint8_t((values[i] != 0) << (size + i) % 8);
 }
 
-void ShardWriter::add(const uint16_t* tokens, int64_t count) {
+std::string ShardWriter::name() const { return format("%s_%06zu.bin", prefix_.c_str(), shards_.size()); }
+
+void ShardWriter::fail() const { user_error("%s: cannot write: %s", path().c_str(), strerror(errno)); }
+
+void ShardWriter::add(const uint16_t* tokens, int64_t count, const uint8_t* scored) {
+  if (count > 0 && total_ == 0) has_mask_ = scored != nullptr;
   while (count > 0) {
+    CHECK(has_mask_ == (scored != nullptr));
     if (in_shard_ == shard_tokens_) finish_shard();
     if (fd_ < 0) begin_shard();
     const int64_t n = std::min(count, shard_tokens_ - in_shard_);
     buffer_.insert(buffer_.end(), tokens, tokens + n);
+    if (scored) append_bits(mask_, in_shard_, scored, n), scored += n;
     in_shard_ += n, total_ += n;
     tokens += n, count -= n;
     if (buffer_.size() >= 1 << 20) flush();
@@ -69,6 +77,7 @@ void ShardWriter::begin_shard() {
   fd_ = open(part_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0 || lseek(fd_, shard_header_bytes, SEEK_SET) < 0) fail();
   in_shard_ = 0, checksum_ = 0;
+  mask_.clear();
 }
 
 void ShardWriter::flush() {
@@ -78,6 +87,16 @@ void ShardWriter::flush() {
   // Starts writing to the disk, so that fsync has less to wait for. It is only a hint.
   sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
   buffer_.clear();
+}
+
+// Writes the mask of the tokens so far, all of them flushed, as the part's.
+uint32_t ShardWriter::write_mask() const {
+  int32_t header[mask_header_ints] = {mask_magic, mask_version, int32_t(in_shard_)};
+  memcpy(&header[3], &checksum_, sizeof checksum_);
+  std::string file(reinterpret_cast<const char*>(header), sizeof header);
+  file.append(reinterpret_cast<const char*>(mask_.data()), mask_.size());
+  write_file_durably(mask_part_path(), file);
+  return crc32c(file.data(), file.size());
 }
 
 void ShardWriter::finish_shard() {
@@ -90,41 +109,69 @@ void ShardWriter::finish_shard() {
   const bool closed = close(fd_) == 0;
   fd_ = -1;
   if (!synced || !closed) fail();
-  rename_durably(part_path(), folder_ + "/" + name());
-  shards_.push_back({name(), in_shard_, checksum});
+  std::optional<uint32_t> mask_checksum;
+  if (has_mask_) {
+    mask_checksum = write_mask();
+    rename_durably(mask_part_path(), mask_path());
+  }
+  rename_durably(part_path(), path());
+  shards_.push_back({name(), in_shard_, checksum, mask_checksum});
   in_shard_ = 0;
 }
 
 json ShardWriter::state() {
-  json state = {{"complete", json::array()}, {"part_tokens", in_shard_}, {"part_crc32c", 0}};
-  for (const Shard& shard : shards_)
-    state["complete"].push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", shard.checksum}});
+  json state = {{"complete", json::array()}, {"has_mask", has_mask_}, {"part_tokens", in_shard_}, {"part_crc32c", 0}};
+  for (const Shard& shard : shards_) {
+    json& entry = state["complete"].emplace_back(
+        json{{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", shard.checksum}});
+    if (shard.mask_checksum) entry["mask_crc32c"] = *shard.mask_checksum;
+  }
   if (fd_ < 0) return state;
   flush();
   if (fsync(fd_) != 0) fail();
   state["part_crc32c"] = checksum_;
+  if (has_mask_) {
+    write_mask();
+    state["part_mask_crc32c"] = crc32c(mask_.data(), mask_.size());
+  }
   return state;
 }
 
 bool ShardWriter::resume(const json& state) {
+  has_mask_ = state.at("has_mask");
   uint32_t checksum;
   for (const json& shard : state.at("complete")) {
-    shards_.push_back({shard.at("name"), shard.at("tokens"), shard.at("crc32c")});
-    const Shard& s = shards_.back();
-    if (!checksum_of_file(folder_ + "/" + s.name, 0, bytes_of(s.tokens), checksum) || checksum != s.checksum)
-      return false;
+    shards_.push_back({shard.at("name"), shard.at("tokens"), shard.at("crc32c"), std::nullopt});
+    Shard& s = shards_.back();
+    const std::string path = folder_ + "/" + s.name;
+    if (!checksum_of_file(path, 0, bytes_of(s.tokens), checksum) || checksum != s.checksum) return false;
     total_ += s.tokens;
+    if (!has_mask_) continue;
+    s.mask_checksum = shard.at("mask_crc32c").get<uint32_t>();
+    if (!checksum_of_file(mask_path_of(path), 0, mask_bytes(s.tokens), checksum) || checksum != s.mask_checksum)
+      return false;
   }
   in_shard_ = state.at("part_tokens");
   if (in_shard_ == 0) return true;
   total_ += in_shard_;
   checksum_ = state.at("part_crc32c");
-  rename((folder_ + "/" + name()).c_str(), part_path().c_str());  // if it was completed after state()
+  rename(path().c_str(), part_path().c_str());  // if it was completed after state()
   if (!checksum_of_file(part_path(), shard_header_bytes, bytes_of(in_shard_), checksum) || checksum != checksum_)
     return false;
+  if (has_mask_ && !resume_mask(state)) return false;
   fd_ = open(part_path().c_str(), O_WRONLY | O_CLOEXEC);
   if (fd_ < 0 || ftruncate(fd_, bytes_of(in_shard_)) != 0 || lseek(fd_, 0, SEEK_END) < 0) fail();
   return true;
+}
+
+// Reads the bits of the tokens in the part. After state() the file may have been written again, with more of them.
+bool ShardWriter::resume_mask(const json& state) {
+  rename(mask_path().c_str(), mask_part_path().c_str());  // if it was completed after state()
+  const std::optional<std::string> file = try_read_file(mask_part_path());
+  if (!file || int64_t(file->size()) < mask_bytes(in_shard_)) return false;
+  mask_.assign(file->begin() + mask_header_bytes, file->begin() + mask_bytes(in_shard_));
+  if (in_shard_ % 8 != 0) mask_.back() &= uint8_t((1 << in_shard_ % 8) - 1);
+  return crc32c(mask_.data(), mask_.size()) == state.at("part_mask_crc32c");
 }
 
 // -------------------------------------------------------------------------------------------------------------------
@@ -138,8 +185,9 @@ static bool ends_with(const std::string& name, const std::string& end) {
 static bool is_ours(const std::string& name) {
   const bool shard = name.rfind("train_", 0) == 0 || name.rfind("val_", 0) == 0;
   const std::string file = is_unfinished_output(name) ? name.substr(0, name.rfind(".tmp.")) : name;
-  return (shard && (ends_with(name, ".bin") || ends_with(name, ".bin.part"))) || file == "MANIFEST.json" ||
-         file == "tokenizer.json" || file == "PROGRESS.json";
+  for (const char* end : {".bin", ".bin.part", ".mask", ".mask.part"})
+    if (shard && ends_with(file, end)) return true;
+  return file == "MANIFEST.json" || file == "tokenizer.json" || file == "PROGRESS.json";
 }
 
 // Deletes this program's files in a folder, and the folder if it is then empty. Ignores errors.

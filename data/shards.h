@@ -2,26 +2,32 @@
 // DIR.tmp for the next one: the complete shards, incomplete ones (*.part), and PROGRESS.json, the position up to which
 // they are written.
 #pragma once
-#include <cstdint>            // int64_t, uint16_t, uint32_t
-#include <nlohmann/json.hpp>  // nlohmann::ordered_json
-#include <string>             // std::string
-#include <vector>             // std::vector
+#include <cstdint>                 // int64_t, uint16_t, uint32_t
+#include <nlohmann/json.hpp>       // nlohmann::ordered_json
+#include <optional>                // std::optional
+#include <string>                  // std::string
+#include <vector>                  // std::vector
+#include "llmc/text/token_mask.h"  // mask_path_of
 
 struct Shard {
   std::string name;  // train_000000.bin
   int64_t tokens = 0;
-  uint32_t checksum = 0;  // CRC-32C of the file
+  uint32_t checksum = 0;                  // CRC-32C of the file
+  std::optional<uint32_t> mask_checksum;  // of its mask, train_000000.mask, if it has one
 };
 
-// Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`. All functions
-// throw UserError, with the file and the system's reason, if writing fails.
+// Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`, and, if the
+// tokens come with a mask, PREFIX_000000.mask, ... (llmc/text/token_mask.h). A shard that is complete has its mask. All
+// functions throw UserError, with the file and the system's reason, if writing fails.
 struct ShardWriter {
   ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
 
-  void add(const uint16_t* tokens, int64_t count);  // appends tokens (count)
-  void finish();                                    // completes the last shard
+  // Appends tokens (count). scored (count): 1 if the token is scored, 0 if not; null: there is no mask. The first
+  // tokens decide whether there is one.
+  void add(const uint16_t* tokens, int64_t count, const uint8_t* scored = nullptr);
+  void finish();  // completes the last shard
 
   int64_t total() const { return total_; }                      // tokens
   const std::vector<Shard>& shards() const { return shards_; }  // the complete ones
@@ -38,14 +44,21 @@ struct ShardWriter {
   int fd_ = -1;
   uint32_t checksum_ = 0;  // of the tokens in the file
   std::vector<uint16_t> buffer_;
+  bool has_mask_ = false;
+  std::vector<uint8_t> mask_;  // of the tokens in the shard, a bit each
   std::vector<Shard> shards_;
 
   std::string name() const;
-  std::string part_path() const { return folder_ + "/" + name() + ".part"; }
+  std::string path() const { return folder_ + "/" + name(); }
+  std::string part_path() const { return path() + ".part"; }
+  std::string mask_path() const { return mask_path_of(path()); }
+  std::string mask_part_path() const { return mask_path() + ".part"; }
   [[noreturn]] void fail() const;
   void begin_shard();
   void flush();
+  uint32_t write_mask() const;  // returns the CRC-32C of the file
   void finish_shard();
+  bool resume_mask(const nlohmann::ordered_json& state);
 };
 
 // DIR.tmp, locked while the object exists, so that a folder that a killed run has left can be told from one that

@@ -2,10 +2,18 @@
 # data/text.sh PATH: any text file, or folder of text files, compressed and in tar files too, as tokens in
 # data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its
 # end. Made again if something in PATH is newer. A document is a file. Prints the folder as its last line.
+# data/text.sh --pairs PATH: JSON lines {"prompt": "...", "answer": "..."}, of which the answers are scored, in
+# data/pairs-<name>-<checksum of the path>/.
 set -euo pipefail
 corpus=text
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-[[ $# -eq 1 && $1 != -* ]] || fail "usage: data/text.sh PATH (a text file, or a folder of text files)"
+options=()
+if [[ ${1-} = --pairs ]]; then
+  corpus=pairs
+  options=(--pairs)
+  shift
+fi
+[[ $# -eq 1 && $1 != -* ]] || fail "usage: data/text.sh [--pairs] PATH (a text file, or a folder of text files)"
 [[ -e $1 ]] || fail "$1: no such file or folder"
 path=$(realpath "$1"; echo .)
 path=${path%$'\n.'}  # with the newlines at its end, if it has any
@@ -13,7 +21,7 @@ name=${path##*/}
 name=${name//[^A-Za-z0-9._-]/_}
 name=${name:0:100}  # a file name has at most 255 bytes, and the folder's has more in it
 sum=$(printf %s "$path" | sha256sum)
-choose_tokenizer "text-$name-${sum:0:8}"
+choose_tokenizer "$corpus-$name-${sum:0:8}"
 
 # A folder is newer if a file in it was added or removed.
 if [[ -e $out/train_000000.bin && -z $(find "$path" -newer "$out/train_000000.bin" -print -quit) ]]; then
@@ -28,6 +36,6 @@ say "$path has about $bytes bytes; writing twice as many of tokens, about $((byt
 mkdir -p "$root/data/.download"
 stamp=$(mktemp "$root/data/.download/text.XXXXXX")
 trap 'rm -f "$stamp"' EXIT
-tokenize --force "$path"
+tokenize --force "${options[@]}" "$path"
 touch -r "$stamp" "$out/train_000000.bin"
 echo "$out"

@@ -6,6 +6,7 @@
 // written to PROGRESS.json, from which an interrupted run resumes.
 #include <unistd.h>                   // isatty
 #include <CLI/CLI.hpp>                // CLI::App
+#include <algorithm>                  // std::all_of
 #include <cmath>                      // std::lround
 #include <condition_variable>         // std::condition_variable
 #include <csignal>                    // signal
@@ -33,6 +34,8 @@ struct Options {
   std::string out;
   std::string separator = "none";
   std::string end_of_text = "before";
+  std::string field;
+  bool pairs = false;
   std::optional<double> val_fraction;
   int64_t shard_tokens = 100 * 1000 * 1000;  // llm.c's
   int threads = int(std::max(1u, std::thread::hardware_concurrency()));
@@ -56,8 +59,19 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Position, source, source_document, offset, do
 // -------------------------------------------------------------------------------------------------------------------
 // Encoding a batch
 
+struct EncodedTokens {
+  std::vector<uint16_t> tokens;
+  std::vector<uint8_t> scored;  // a 0 or 1 for each token of pairs; otherwise empty, which means all
+
+  // The tokens added since the last call are scored, or not.
+  void mark(bool are_scored) { scored.resize(tokens.size(), are_scored); }
+  void write_to(ShardWriter& shards) const {
+    shards.add(tokens.data(), int64_t(tokens.size()), scored.empty() ? nullptr : scored.data());
+  }
+};
+
 struct EncodedBatch {
-  std::vector<uint16_t> train, val;
+  EncodedTokens train, val;
   Counts counts;
   Position end;
   size_t memory = 0;  // of the batch before encoding
@@ -68,19 +82,45 @@ struct BatchEncoder {
   const Options& options;
   const Tokenizer& tokenizer;
   Encoder encoder;
-  std::string replaced, document;
+  std::string replaced;
+  std::vector<std::string> strings;  // of a line of JSON
 
   BatchEncoder(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), encoder(t) {}
 
-  void add(std::string_view text, bool begins, bool ends, std::vector<uint16_t>& tokens, Counts& counts) {
+  void add_text(std::string_view text, std::vector<uint16_t>& tokens, Counts& counts) {
+    counts.bytes += int64_t(text.size());
     if (!tokenizer.is_bytes()) {
       const int64_t n = replace_invalid_utf8(text, replaced);
       if (n > 0) text = replaced;
       counts.replaced += n;
     }
-    if (begins && options.end_of_text == "before") tokens.push_back(tokenizer.end_of_text());
     encoder.encode(text, tokens);
-    if (ends && options.end_of_text == "after") tokens.push_back(tokenizer.end_of_text());
+  }
+
+  void add(std::string_view text, const Part& part, std::vector<uint16_t>& tokens, Counts& counts) {
+    if (part.begins && options.end_of_text == "before") tokens.push_back(tokenizer.end_of_text());
+    add_text(text, tokens, counts);
+    if (part.ends && options.end_of_text == "after") tokens.push_back(tokenizer.end_of_text());
+  }
+
+  // The prompt is encoded alone, as it is when a model is asked.
+  void add_pair(const std::string& prompt, const std::string& answer, EncodedTokens& result, Counts& counts) {
+    add_text(prompt, result.tokens, counts);
+    result.mark(false);
+    add_text(answer, result.tokens, counts);
+    result.tokens.push_back(tokenizer.end_of_text());
+    result.mark(true);
+  }
+
+  // Adds the document, or the pair, of a line of JSON.
+  void add_line(const Part& part, EncodedTokens& result, Counts& counts) {
+    if (std::all_of(strings.begin(), strings.end(), [](const std::string& s) { return s.empty(); })) {
+      counts.empty++;
+    } else if (options.pairs) {
+      add_pair(strings[0], strings[1], result, counts);
+    } else {
+      add(strings[0], part, result.tokens, counts);
+    }
   }
 
   EncodedBatch encode(const Batch& batch) {
@@ -91,23 +131,30 @@ struct BatchEncoder {
     size_t at = 0, line = 0;
     for (size_t i = 0; i < batch.parts.size(); i++) {
       const Part& part = batch.parts[i];
-      std::string_view text = std::string_view(batch.text).substr(at, part.bytes);
+      const std::string_view text = std::string_view(batch.text).substr(at, part.bytes);
+      EncodedTokens& tokens = part.val ? result.val : result.train;
       at += part.bytes;
-      if (!options.corpus.field.empty()) {
-        while (line + 1 < batch.lines.size() && batch.lines[line + 1].first_part <= i) line++;
-        const Batch::Lines& lines = batch.lines[line];
-        if (!document_of_line(text, options.corpus.field, document, result.counts.replaced))
-          user_error("%s: line %lld is no JSON object with a string named \"%s\"; name the right field with --field",
-                     lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)),
-                     options.corpus.field.c_str());
-        text = document;
-        result.counts.empty += text.empty();
-        if (text.empty()) continue;
+      if (options.corpus.fields.empty()) {
+        add(text, part, tokens.tokens, result.counts);
+        continue;
       }
-      result.counts.bytes += int64_t(text.size());
-      add(text, part.begins, part.ends, part.val ? result.val : result.train, result.counts);
+      while (line + 1 < batch.lines.size() && batch.lines[line + 1].first_part <= i) line++;
+      const Batch::Lines& lines = batch.lines[line];
+      if (!strings_of_line(text, options.corpus.fields, strings, result.counts.replaced))
+        bad_line(lines.file, lines.line + int64_t(i - lines.first_part));
+      add_line(part, tokens, result.counts);
     }
     return result;
+  }
+
+ private:
+  [[noreturn]] void bad_line(const std::string& file, int64_t line) const {
+    if (options.pairs)
+      user_error("%s: line %lld is no JSON object with strings named \"prompt\" and \"answer\"; --pairs needs both in "
+                 "every line",
+                 file.c_str(), (long long)line);
+    user_error("%s: line %lld is no JSON object with a string named \"%s\"; name the right field with --field",
+               file.c_str(), (long long)line, options.corpus.fields[0].c_str());
   }
 };
 
@@ -157,7 +204,7 @@ void Run::choose_split() {
   if (options.val_fraction && *options.val_fraction == 0) return;
   const double documents = options.val_fraction.value_or(0.05), bytes = options.val_fraction.value_or(0.1);
   split.every = std::lround(1 / documents);
-  if (reads_stdin() || !options.corpus.field.empty())
+  if (reads_stdin() || !options.corpus.fields.empty())
     return;  // cannot be read twice; the text's size is unknown before parsing
   std::vector<SourceFile> counted = sources;
   const Tokenizer bytes_tokenizer = Tokenizer::bytes();
@@ -177,7 +224,8 @@ json Run::identity() const {
   for (const SourceFile& source : sources) files.push_back({name_as_text(source.path), source.bytes, source.mtime_ns});
   return {{"vocabulary_crc32c", tokenizer.checksum()},
           {"separator", options.separator},
-          {"field", name_as_text(options.corpus.field)},
+          {"field", name_as_text(options.field)},
+          {"pairs", options.pairs},
           {"end_of_text", options.end_of_text},
           {"val_every", split.every},
           {"train_bytes", split.train_bytes},
@@ -236,8 +284,10 @@ void Run::write_manifest() {
     files.push_back(
         {{"path", name_as_text(source.path)}, {"bytes", source.bytes}, {"crc32c", crc32c_hex(source.checksum)}});
   for (const ShardWriter* writer : {&*train, &*val})
-    for (const Shard& shard : writer->shards())
+    for (const Shard& shard : writer->shards()) {
       shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
+      if (shard.mask_checksum) shards.back()["mask_crc32c"] = crc32c_hex(*shard.mask_checksum);
+    }
   const json manifest = {{"tokenizer",
                           {{"vocabulary", name_as_text(options.tokenizer)},
                            {"vocab_size", tokenizer.vocab_size()},
@@ -257,8 +307,8 @@ void Run::write_manifest() {
 
 void Run::write(const EncodedBatch& batch) {
   const size_t complete = train->shards().size() + val->shards().size();
-  train->add(batch.train.data(), int64_t(batch.train.size()));
-  val->add(batch.val.data(), int64_t(batch.val.size()));
+  batch.train.write_to(*train);
+  batch.val.write_to(*val);
   counts.empty += batch.counts.empty;
   counts.bytes += batch.counts.bytes;
   counts.replaced += batch.counts.replaced;
@@ -427,13 +477,20 @@ void define_options(CLI::App& app, Options& options) {
                  "documents are left out")
       ->check(CLI::IsMember({"none", "nul"}))
       ->capture_default_str();
-  app.add_option("--field", options.corpus.field,
-                 "files hold JSON lines: one object per line, with a document in this field")
-      ->type_name("NAME");
-  app.add_option("--end-of-text", options.end_of_text,
-                 "where the end-of-text token is: before each document, as in llm.c, or after it, as in nanoGPT")
-      ->check(CLI::IsMember({"before", "after"}))
-      ->capture_default_str();
+  CLI::Option* field = app.add_option("--field", options.field,
+                                      "files hold JSON lines: one object per line, with a document in this field")
+                           ->type_name("NAME");
+  CLI::Option* end_of_text = app.add_option("--end-of-text", options.end_of_text,
+                                            "where the end-of-text token is: before each document, as in llm.c, or "
+                                            "after it, as in nanoGPT")
+                                 ->check(CLI::IsMember({"before", "after"}))
+                                 ->capture_default_str();
+  app.add_flag("--pairs", options.pairs,
+               "files hold JSON lines of a prompt and its answer: {\"prompt\": \"...\", \"answer\": \"...\"}. Each "
+               "becomes the prompt's tokens, the answer's and an end of text; only the last two are scored, which "
+               "train_*.mask and val_*.mask say")
+      ->excludes(field)
+      ->excludes(end_of_text);
   app.add_option("--val-fraction", options.val_fraction,
                  "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON "
                  "lines and from "
@@ -466,6 +523,8 @@ static int run_tokenize(int argc, char** argv) {
   define_options(app, options);
   if (!parse_command_line(app, argc, argv)) return 0;
   options.corpus.nul_separated = options.separator == "nul";
+  if (!options.field.empty()) options.corpus.fields = {options.field};
+  if (options.pairs) options.corpus.fields = {"prompt", "answer"}, options.end_of_text = "after";
   while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
   for (int stop : {SIGINT, SIGTERM, SIGHUP}) signal(stop, [](int) { interrupted = 1; });
   tokenize(options);

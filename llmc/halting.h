@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>                // int64_t
 #include "llmc/attention_mask.h"  // SLA_HOST_DEVICE
+#include "llmc/not_scored.h"      // not_scored
 #include "llmc/precision.h"       // floatX
 
 struct HaltingWeights {
@@ -50,7 +51,10 @@ struct HaltingBackward {
   float* dremainder = nullptr;   // (N) = that of R, of the tokens that halt in this cycle; of others it is read
   const floatX* dout = nullptr;  // (N, C): of the weighted sum
   const floatX* x = nullptr;     // (N, C)
-  float dponder = 0;             // of each token's N + R, in which N is a constant
+  // The gradient of N + R, in which N is a constant, of each token whose target is scored. Others ponder at no cost, so
+  // that what is minimised is a mean over the same tokens as the loss.
+  float dponder = 0;
+  const int* targets = nullptr;  // (N)
   HaltingWeights weights;
   int cycle = 0;
   int64_t N = 0, C = 0;

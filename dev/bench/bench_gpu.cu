@@ -134,8 +134,9 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_again(mlp, batch); });
   const double head_flops = 2.0 * double(rows) * double(Vp) * double(C);
   bench("head logits, one chunk", 0, head_flops, [&] { gpt2_logits(model, 0, rows); });
-  bench("classifier, one chunk", rows * Vp * 2 * x, 0,
-        [&] { classifier(a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true); });
+  bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
+    classifier({a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true});
+  });
   bench("head gradients, one chunk", 0, 2 * head_flops, [&] { gpt2_logits_backward(model, 0, rows); });
   bench("gelu_backward", N * 4 * C * 3 * x, 0, [&] { gelu_backward(mlp.dfch, mlp.fch, N * 4 * C); });
   for (bool fused : gelu_ways)

@@ -1,17 +1,18 @@
 // Tests of programs as users run them: a process with arguments, files and an exit status. They run from the
 // repository's root, where build/fp32/train_gpt2_sla_cpu lies.
 #pragma once
-#include <gtest/gtest.h>      // testing::Test
-#include <sys/wait.h>         // WIFEXITED
-#include <cstdio>             // snprintf
-#include <cstdlib>            // system, setenv
-#include <filesystem>         // exists
-#include <fstream>            // std::ifstream
-#include <nlohmann/json.hpp>  // nlohmann::json
-#include <set>                // std::set
-#include <string>             // std::string
-#include <vector>             // std::vector
-#include "files.h"            // FolderTest, read_file, write_file, names_in
+#include <gtest/gtest.h>        // testing::Test
+#include <sys/wait.h>           // WIFEXITED
+#include <cstdio>               // snprintf
+#include <cstdlib>              // system, setenv
+#include <filesystem>           // exists
+#include <fstream>              // std::ifstream
+#include <nlohmann/json.hpp>    // nlohmann::json
+#include <set>                  // std::set
+#include <string>               // std::string
+#include <vector>               // std::vector
+#include "llmc/utils/crc32c.h"  // crc32c
+#include "files.h"              // FolderTest, read_file, write_file, names_in
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -115,5 +116,18 @@ inline std::string shard_bytes(int n, uint16_t largest = 255) {
     uint16_t token = uint16_t((i * i / 7 + i % 5) % (largest + 1));
     bytes.append(reinterpret_cast<char*>(&token), 2);
   }
+  return bytes;
+}
+
+// The mask of a shard's bytes: token i is scored if is_scored(i).
+template <class IsScored>
+std::string mask_of_shard(const std::string& shard, IsScored is_scored) {
+  const std::string tokens = shard.substr(256 * sizeof(int32_t));
+  const int count = int(tokens.size() / 2);
+  int32_t header[256] = {20261124, 1, count, int32_t(crc32c(tokens.data(), tokens.size()))};
+  std::string bytes(reinterpret_cast<char*>(header), sizeof header);
+  bytes.resize(sizeof header + size_t(count + 7) / 8);
+  for (int i = 0; i < count; i++)
+    if (is_scored(i)) bytes[sizeof header + size_t(i / 8)] |= char(1 << i % 8);
   return bytes;
 }

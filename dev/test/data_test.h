@@ -1,10 +1,11 @@
 // Folders with token files, for the tests of what reads and what writes them.
 #pragma once
-#include <sys/stat.h>  // chmod
-#include <cstdint>     // uint16_t
-#include <string>      // std::string
-#include <vector>      // std::vector
-#include "files.h"     // FolderTest
+#include <sys/stat.h>           // chmod
+#include <cstdint>              // uint16_t
+#include <string>               // std::string
+#include <vector>               // std::vector
+#include "files.h"              // FolderTest
+#include "llmc/utils/crc32c.h"  // crc32c
 
 struct Data : FolderTest {
   Data() { CHECK(chmod(folder.c_str(), 0755) == 0); }  // some tests give up root's rights
@@ -17,6 +18,16 @@ struct Data : FolderTest {
     int32_t header[256] = {magic, version, int32_t(tokens.size()) + extra_count};
     std::string bytes(reinterpret_cast<const char*>(header), sizeof header);
     return write(name, bytes + std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
+  }
+  // NAME.mask beside the shard NAME.bin of these tokens; scored: a 0 or 1 for each.
+  std::string write_mask(const std::string& name, const std::vector<uint16_t>& tokens,
+                         const std::string& scored) const {
+    int32_t header[256] = {20261124, 1, int32_t(tokens.size()), int32_t(crc32c(tokens.data(), tokens.size() * 2))};
+    std::string bytes(reinterpret_cast<const char*>(header), sizeof header);
+    bytes.resize(sizeof header + (tokens.size() + 7) / 8);
+    for (size_t i = 0; i < scored.size(); i++)
+      if (scored[i] == '1') bytes[sizeof header + i / 8] |= char(1 << i % 8);
+    return write(name, bytes);
   }
 };
 

@@ -273,7 +273,7 @@ TEST_F(LongCommandLine, ValidationTakesMicroBatchesAtEvenDistances) {
   EXPECT_NEAR(val_loss("all.bin") / val_loss("some/*.bin"), 1, 1e-6);
 }
 
-// BUG llmc/text/dataloader.h: `file.tokens + file.num_tokens - 1 - length` -> `file.tokens`
+// BUG llmc/text/dataloader.h: `file.num_tokens - 1 - length, length}` -> `0, length}`
 TEST_F(LongCommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 20 -o " + in("out")).exit_status, 0);

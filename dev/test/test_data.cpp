@@ -339,6 +339,20 @@ TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenSomethingIsNewer) {
   expect_in("no such file or folder", shell(data + "/text.sh /none").output);
 }
 
+TEST_F(Scripts, TextOfPairsHasAMaskAndAFolderOfItsOwn) {
+  std::string data = copy_scripts(folder);
+  std::string lines;
+  for (int i = 0; i < 200; i++) lines += "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n";
+  Finished done = shell(data + "/text.sh --pairs " + write("in.jsonl", lines));
+  ASSERT_EQ(done.exit_code, 0) << done.output;
+  const std::string out = last_line(done.output);
+  EXPECT_EQ(out.rfind(data + "/pairs-in.jsonl-", 0), 0u) << out;
+  EXPECT_EQ(decoded(out, "train").substr(0, 6), "1+1=2|");
+  const TokenFile file(out + "/train_000000.bin");
+  EXPECT_FALSE(file.mask.is_scored(3));
+  EXPECT_TRUE(file.mask.is_scored(4));
+}
+
 TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {
   std::string data = copy_scripts(folder);
   std::string wrong = write("wrong", random_text(1115394, 1));

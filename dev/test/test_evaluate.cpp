@@ -317,6 +317,36 @@ TEST_F(Evaluation, HasTheTrainersValidationLoss) {
               6e-6);  // it prints five digits
 }
 
+// BUG evaluate_gpt2_sla.cu: `if (!text.is_scored(at)) continue;` -> ``
+// BUG llmc/run/evaluation.cpp: `total.correct += t.correct, ` -> ``
+TEST_F(Evaluation, ScoresWhatTheMaskSaysAndSaysHowManyAreRight) {
+  const std::vector<float> logits = different_logits(256);
+  const auto likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin();
+  const std::string model = model_of("model", logits, "");
+  std::vector<int> tokens;
+  for (int i = 0; i < 500; i++) tokens.push_back(i % 4 == 0 ? int(likeliest) : i % 256);
+  const std::string shard = shard_of(tokens), data = write("masked.bin", shard);
+  auto is_scored = [](int i) { return i % 3 == 0 || i > 450; };
+  write("masked.mask", mask_of_shard(shard, is_scored));
+  double sum = 0, scored = 0, right = 0;
+  for (int i = 1; i < 500; i++)
+    if (is_scored(i)) scored++, sum += losses_of(logits)[size_t(tokens[i])], right += tokens[i] == likeliest;
+  const json r = evaluate(model + " " + data);
+  for (const json& text : {r["texts"][0], r["all_texts"]}) {
+    EXPECT_EQ(text.at("tokens"), scored);
+    EXPECT_NEAR(text.at("loss").get<double>() / (sum / scored), 1, float_error);
+    EXPECT_NEAR(text.at("accuracy").get<double>(), right / scored, 1e-12);
+  }
+  EXPECT_NE(run(program + model + " " + data).out.find("bits/byte  accuracy\n"), std::string::npos);
+  const Outcome o = run(trainer + "-e " + model + " -j " + data + " -x 0 -m 0 -b 4");
+  EXPECT_NE(o.out.find(format("val loss %.5f | accuracy %.1f %% after step 0 (%d tokens,", sum / scored,
+                              100 * right / scored, int(scored))),
+            std::string::npos)
+      << o.out << o.err;
+  write("masked.mask", mask_of_shard(shard, [](int i) { return i == 0; }));
+  expect_error(model + " " + data, "the mask beside it leaves no token to score");
+}
+
 // Tokens that stand for several bytes, parts of a character, and U+FFFD in place of what is no UTF-8.
 TEST_F(Evaluation, CountsBytesOfTextNotTokens) {
   const std::string text = "The naïve café: 日本語, and the end.\n", broken = "the \xFF end";
@@ -533,7 +563,7 @@ TEST_F(Evaluation, SaysWhetherAContinuationIsTheLikeliest) {
 
 // A pass has 1,024 rows: 68 sequences of 15 inputs and the first 4 inputs of another one, whose only wrong token is
 // among these. All sequences are alike, so that it does not matter which one that is.
-// BUG evaluate_gpt2_sla.cu: `s.sequence.wants_greedy && s.all_likeliest` -> `s.sequence.wants_greedy`
+// BUG evaluate_gpt2_sla.cu: `s.likeliest.insert(s.likeliest.end(), correct` -> `s.likeliest.assign(correct`
 TEST_F(Evaluation, AContinuationOfTwoPassesIsTheLikeliestInBoth) {
   std::vector<float> logits(byte_vocab_size, 0.0f);
   logits['t'] = 6;
@@ -545,7 +575,7 @@ TEST_F(Evaluation, AContinuationOfTwoPassesIsTheLikeliestInBoth) {
 }
 
 // 65,536 logits of 256 rows are what a chunk may take.
-// BUG evaluate_gpt2_sla.cu: `targets[row + (begin` -> `targets[(begin`
+// BUG train_gpt2_sla.cu: `backward ? nullptr : correct + row` -> `backward ? nullptr : correct`
 TEST_F(Evaluation, AContinuationOfSeveralLogitChunksIsComparedWithItsOwnTokens) {
   std::vector<float> logits(65536, 0.0f);
   logits['t'] = 6;

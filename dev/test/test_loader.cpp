@@ -12,8 +12,10 @@
 #include "llmc/text/dataloader.h"          // DataLoader, TokenShards
 #include "llmc/text/step_loader.h"         // StepLoader
 #include "llmc/text/validation_batches.h"  // ValidationBatches
+#include "llmc/utils/files.h"              // read_whole_file
 
 using TokenShardsOf = Data;
+using Masks = Data;
 using Loader = Data;
 using Shuffle = Data;
 
@@ -164,6 +166,80 @@ TEST_F(TokenShardsOf, TheLargestUint16IsInTheLargestVocabularyOnly) {
   EXPECT_EQ(TokenShards(path, 65536).num_tokens, 2);
   EXPECT_EQ(TokenShards(path, 100000).num_tokens, 2);
   expect_error([&] { TokenShards(path, 65535); }, {"token 65535 at position 1"});
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// Masks beside token files.
+
+TEST_F(Masks, TargetsThatAreNotScoredAreMinusOne) {
+  const std::vector<uint16_t> tokens = counting(10, 20);
+  write_mask("a.mask", tokens, "0010110011");
+  DataLoader loader(write_shard("a.bin", tokens), 257, 4);
+  EXPECT_EQ(sequences(loader, 0, 2), (std::vector<int>{20, 21, 22, 23, 24, 25, 26, 27,  //
+                                                       -1, 22, -1, 24, 25, -1, -1, 28}));
+  EXPECT_TRUE(loader.has_mask());
+  EXPECT_EQ(loader.shards.num_scored(), 5);
+  int inputs, target;
+  ASSERT_EQ(loader.rests().size(), 1u);
+  EXPECT_EQ(loader.rests()[0].load(&inputs, &target), 1);
+  EXPECT_EQ(inputs, 28);
+  EXPECT_EQ(target, 29);
+}
+
+TEST_F(Masks, EachFileHasItsOwn) {
+  const std::vector<uint16_t> tokens = counting(5);
+  for (const char* name : {"a_0.bin", "a_1.bin", "a_2.bin"}) write_shard(name, tokens);
+  write_mask("a_0.mask", tokens, "11111");
+  write_mask("a_2.mask", tokens, "00000");  // a file without a scored token is right
+  DataLoader loader(folder + "/a_?.bin", 10, 4);
+  EXPECT_EQ(sequences(loader, 0, 3), (std::vector<int>{0, 1, 2, 3, 0, 1, 2, 3, 0,  1,  2,  3,  //
+                                                       1, 2, 3, 4, 1, 2, 3, 4, -1, -1, -1, -1}));
+  EXPECT_EQ(loader.shards.num_scored(), 8);
+  EXPECT_FALSE(DataLoader(folder + "/a_1.bin", 10, 4).has_mask());
+}
+
+TEST_F(Masks, AHeaderlessFileCanHaveOne) {
+  write_mask("train.mask", {7, 8, 9}, "001");
+  EXPECT_EQ(sequences(DataLoader(write_headerless("train.bin", {7, 8, 9}), 257, 2), 0, 1),
+            (std::vector<int>{7, 8, -1, 9}));
+}
+
+TEST_F(Masks, DataWithoutAScoredTokenAreRefused) {
+  write_shard("a.bin", {1, 2, 3});
+  write_mask("a.mask", {1, 2, 3}, "100");  // the first token is no target
+  expect_error([&] { TokenShards(folder + "/a.bin", 10); }, {folder + "/a.bin: ", "no token to score", "remove them"});
+}
+
+TEST_F(Masks, AMaskOfOtherTokensIsRefused) {
+  write_shard("a.bin", {1, 2, 3});
+  const std::string path = write_mask("a.mask", {1, 2, 4}, "111");
+  for (int vocab_size : {10, 65536})
+    expect_error([&] { TokenShards(folder + "/a.bin", vocab_size); }, {path + ": was made for other tokens"});
+  write_mask("a.mask", {1, 2, 3, 4}, "1111");
+  expect_error([&] { TokenShards(folder + "/a.bin", 10); }, {path + ": is a mask of 4 tokens, but its shard has 3"});
+}
+
+TEST_F(Masks, ADamagedMaskIsRefused) {
+  write_shard("a.bin", {1, 2, 3});
+  const std::string path = write_mask("a.mask", {1, 2, 3}, "111"), whole = read_whole_file(path);
+  auto expect_refused = [&](const std::string& bytes, const std::string& why) {
+    write("a.mask", bytes);
+    expect_error([&] { TokenShards(folder + "/a.bin", 10); }, {path + ": " + why});
+  };
+  expect_refused("", "is empty");
+  expect_refused(whole.substr(0, 1000), "truncated: 1000 bytes");
+  expect_refused(whole.substr(0, 1024), "a mask of 3 tokens takes 1025 bytes, but the file has 1024");
+  expect_refused(whole + "x", "a mask of 3 tokens takes 1025 bytes, but the file has 1026");
+  expect_refused("x" + whole.substr(1), "bad magic");
+  expect_refused(whole.substr(0, 4) + '\2' + whole.substr(5), "is a mask of version 2");
+}
+
+TEST_F(Masks, APatternThatMatchesMasksIsRefused) {
+  for (int n : {1, 7, 8, 16}) {
+    write_shard("train_0.bin", counting(n));
+    const std::string path = write_mask("train_0.mask", counting(n), "1");
+    expect_error([&] { TokenShards(folder + "/train_*", 257); }, {path + ": is a mask", "'train_*.bin'"});
+  }
 }
 
 // ------------------------------------------------------------------------------------------------------------------

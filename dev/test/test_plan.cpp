@@ -264,7 +264,7 @@ TEST(WiringChange, IsSaidByLayers) {
                                                            "dropped\n");
   EXPECT_EQ(text("plain", "reversible"), "  residual stream: two in place of one, attention's and the MLPs'\n");
   EXPECT_EQ(text("reversible", "plain"), "  residual stream: one in place of attention's and the MLPs'\n");
-  EXPECT_EQ(text("lsh(4,2)", "lsh(8,1)"), "  hashing: 1 rounds of 8 buckets, of rotations as in a new model\n");
+  EXPECT_EQ(text("lsh(4,2)", "lsh(8,1)"), "  hashing: 1 round of 8 buckets, of rotations as in a new model\n");
   EXPECT_EQ(text("plain", "lsh(4,2)"), "  hashing: 2 rounds of 4 buckets, of rotations as in a new model; keys are "
                                        "queries\n"
                                        "  layers 0 to 3: 32 rows of c_attn are not used any more\n");

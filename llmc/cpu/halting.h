@@ -35,7 +35,7 @@ inline void halting_backward(const HaltingBackward& h) {
       dweight += double(d) * to_float(h.x[i]);
       from_float(h.dx[i], (last ? 0.0f : to_float(h.dx[i])) + end.weight * d);
     }
-    if (end.state == State::halts) h.dremainder[n] = float(dweight + h.dponder);
+    if (end.state == State::halts) h.dremainder[n] = float(dweight + (h.targets[n] == not_scored ? 0.0f : h.dponder));
     if (!last) h.dp[n] = end.state == State::runs ? float(dweight - h.dremainder[n]) : 0.0f;
   }
 }

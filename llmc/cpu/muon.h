@@ -7,7 +7,7 @@
 #include <vector>            // std::vector
 #include "llmc/muon_args.h"  // MuonArgs, MuonBatch, MuonMatrix, MuonStep
 #include "llmc/precision.h"  // floatX, has_master_weights
-#include "optimizer.h"       // StepStats, num_elements, is_finite, clip_factor, full_precision_weights
+#include "optimizer.h"       // StepStats, num_elements, is_finite, grad_factor, full_precision_weights
 #include "threads.h"         // is_worth_threads
 #include "vec.h"             // to_float, from_float
 
@@ -25,7 +25,7 @@ inline void muon_momentum(const MuonArgs& args) {
   const MuonStep s = *args.step;
   const ParameterChunk* const chunks = args.chunks;
   float *const grads = args.grads, *const m = args.m;
-  const float scale = clip_factor(*args.sums, s.grad_clip), momentum = s.momentum, rest = 1.0f - s.momentum;
+  const float scale = grad_factor(*args.sums, s.grad_clip), momentum = s.momentum, rest = 1.0f - s.momentum;
   std::vector<double> chunk_squares(size_t(args.num_chunks));  // added up in order: the same bits on any threads
 #pragma omp parallel for schedule(static) if (is_worth_threads(16 * num_elements(chunks, args.num_chunks)))
   for (int64_t c = 0; c < args.num_chunks; c++) {

@@ -40,9 +40,11 @@ inline float* full_precision_weights(bfloat16*, float* master, int64_t to_state)
 // The loss and the gradients' norm are finite; else a step changes nothing.
 inline bool is_finite(const StepStats& sums) { return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares); }
 
-// The factor that clips gradients of that norm; grad_clip: the largest, 0: none.
-inline float clip_factor(const StepStats& sums, double grad_clip) {
-  return grad_clip > 0 ? float(std::min(1.0, grad_clip / (std::sqrt(sums.grad_squares) + 1e-6))) : 1.0f;
+// What gradients are multiplied by: the weight of scored tokens, and the factor that clips gradients of that norm;
+// grad_clip: the largest, 0: none.
+inline float grad_factor(const StepStats& sums, double grad_clip) {
+  const double clip = grad_clip > 0 ? std::min(1.0, grad_clip / (sums.grad_norm() + 1e-6)) : 1.0;
+  return float(clip * sums.grad_weight());
 }
 
 // One step of AdamW over the chunks, as llmc/adamw.h says. params, master, m, v and grads are the arenas' bases: params
@@ -51,7 +53,7 @@ inline float clip_factor(const StepStats& sums, double grad_clip) {
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
                          const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   if (!is_finite(*sums)) return;
-  const float grad_scale = clip_factor(*sums, s.grad_clip);
+  const float grad_scale = grad_factor(*sums, s.grad_clip);
   const float step_size = s.learning_rate / s.bias_correction1;
   const float v_scale = 1.0f / std::sqrt(s.bias_correction2);
 #pragma omp parallel for schedule(static) if (is_worth_threads(28 * num_elements(chunks, num_chunks)))

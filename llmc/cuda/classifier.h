@@ -4,16 +4,21 @@
 //   losses (rows) = logsumexp(logits) - logits[target], in nats
 //   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in place, 0 in the columns [V, ld)
 //
+// Where the target is not scored the loss and all of the gradient are 0.
+//
 // The logits become gradients only with write_gradient; otherwise they are unchanged. Every exponential is of a logit
 // minus the row's largest, so that none overflows.
 #pragma once
-#include <algorithm>           // std::min
-#include <cstdint>             // int64_t
-#include "llmc/utils/error.h"  // CHECK
-#include "llmc/precision.h"    // floatX
-#include "device.h"            // gpu, device_memory_total
-#include "launch.h"            // launch, shared_memory
-#include "vec.h"               // load8, store8, to_float, block_max, block_sum, block_sum_of
+#include <algorithm>               // std::min
+#include <cstdint>                 // int64_t
+#include "llmc/adamw.h"            // StepStats
+#include "llmc/classifier_args.h"  // ClassifierArgs, LossRows
+#include "llmc/not_scored.h"       // not_scored
+#include "llmc/utils/error.h"      // CHECK
+#include "llmc/precision.h"        // floatX
+#include "device.h"                // gpu, device_memory_total
+#include "launch.h"                // launch, shared_memory
+#include "vec.h"                   // load8, store8, to_float, block_max, block_sum, block_sum_of
 
 // What a chunk of logits may take, in bytes: a GiB, or a 32nd of the GPU's memory where that is less. Each chunk is a
 // pass over the fp32 gradient of the head's weight: with 124M 309 MB, read and written, 0.09 ms at 3.35 TB/s. The three
@@ -27,17 +32,42 @@ constexpr int64_t logit_row_multiple = 256;  // rows of the largest tiles that m
 
 constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
 
+// What classifier_kernel does with a row whose target is not scored: loss and gradient = 0. It reads none of it.
+__device__ inline void skip_row(const ClassifierArgs& args, floatX* row) {
+  if (threadIdx.x == 0) {
+    args.losses[blockIdx.x] = 0;
+    if (args.correct != nullptr) args.correct[blockIdx.x] = false;
+  }
+  const float zeros[8] = {};
+  for (int i = int(threadIdx.x) * 8; args.write_gradient && i < args.ld; i += int(blockDim.x) * 8)
+    store8(row + i, zeros);
+}
+
+// 1 if among this thread's columns of the row is a larger logit than the target's, or one as large before it, else 0.
+__device__ inline float is_beaten(const floatX* row, int target, float target_logit, int V) {
+  bool beaten = false;
+  for (int i = int(threadIdx.x) * 8; i < V; i += int(blockDim.x) * 8) {
+    float x[8];
+    load8(x, row + i);
+    for (int j = 0; j < 8 && i + j < V; j++)
+      beaten = beaten || x[j] > target_logit || (x[j] == target_logit && i + j < target);
+  }
+  return beaten ? 1.0f : 0.0f;
+}
+
 // A block owns a row, a warp 32 neighbouring groups of eight columns of each pass over the row, a thread every
 // blockDim.x-th group. The first loop computes the maximum and the sum together: each thread rescales its sum when its
 // maximum grows, and all of them once more at the end. The second loop reads the row from L1 or L2 (100 KB of bf16 for
 // GPT-2's vocabulary), so that memory is read once and written once. Rows are padded to whole groups: the last one is
 // read whole, and columns from V on count as -inf.
-__global__ void __launch_bounds__(classifier_threads)
-    classifier_kernel(float* losses, floatX* logits, const int* targets, int V, int64_t ld, float dloss,
-                      bool write_gradient) {
+__global__ void __launch_bounds__(classifier_threads) classifier_kernel(ClassifierArgs args) {
   float* shared = reinterpret_cast<float*>(shared_memory);
-  floatX* row = logits + int64_t(blockIdx.x) * ld;
-  const int target = targets[blockIdx.x];
+  const int V = int(args.V);
+  const int64_t ld = args.ld;
+  const float dloss = args.dloss;
+  floatX* row = args.logits + int64_t(blockIdx.x) * ld;
+  const int target = args.targets[blockIdx.x];
+  if (target == not_scored) return skip_row(args, row);
   const float target_logit = to_float(row[target]);  // read before the barriers, after which the gradient overwrites it
 
   float max = -INFINITY, sum = 0;  // of this thread's columns
@@ -55,8 +85,12 @@ __global__ void __launch_bounds__(classifier_threads)
   const float row_max = block_max(max, shared);
   // A thread without columns adds 0 * exp(-inf) = 0.
   const float row_sum = block_sum(sum * __expf(max - row_max), shared);
-  if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + (row_max - target_logit);
-  if (!write_gradient) return;
+  if (threadIdx.x == 0) args.losses[blockIdx.x] = logf(row_sum) + (row_max - target_logit);
+  if (args.correct != nullptr) {
+    const float beaten = block_max(is_beaten(row, target, target_logit, V), shared);
+    if (threadIdx.x == 0) args.correct[blockIdx.x] = beaten == 0;
+  }
+  if (!args.write_gradient) return;
 
   const float scale = dloss / row_sum;
   for (int i = int(threadIdx.x) * 8; i < ld; i += int(blockDim.x) * 8) {
@@ -75,25 +109,34 @@ __global__ void __launch_bounds__(classifier_threads)
   }
 }
 
-// sum (1) += the sum of losses (count) / divisor. One block, in which a thread owns every 1,024th element.
-__global__ void __launch_bounds__(classifier_threads)
-    add_losses_kernel(double* sum, const float* losses, int64_t count, double divisor) {
-  const double total = block_sum_of(losses, count, reinterpret_cast<double*>(shared_memory));
-  if (threadIdx.x == 0) *sum += total / divisor;
+// stats += the rows' sums. One block, in which a thread owns every 1,024th row.
+__global__ void __launch_bounds__(classifier_threads) add_losses_kernel(StepStats* stats, LossRows r) {
+  double loss = 0, ponder = 0, scored = 0, correct = 0;
+  for (int64_t i = threadIdx.x; i < r.count; i += blockDim.x) {
+    if (r.targets[i] == not_scored) continue;
+    loss += double(r.losses[i]), scored++;
+    if (r.ponder != nullptr) ponder += double(r.ponder[i]);
+    if (r.correct != nullptr) correct += r.correct[i];
+  }
+  double* shared = reinterpret_cast<double*>(shared_memory);
+  loss = block_sum(loss, shared), ponder = block_sum(ponder, shared);
+  scored = block_sum(scored, shared), correct = block_sum(correct, shared);
+  if (threadIdx.x != 0) return;
+  stats->loss += loss / r.divisor, stats->ponder += ponder / r.divisor;
+  stats->scored += scored, stats->correct += correct, stats->tokens += double(r.count);
 }
 
-// sum (1) += the sum of losses (count) / divisor, in double; sum and losses are on the device.
-inline void add_losses(double* sum, const float* losses, int64_t count, double divisor) {
+// stats (1) += what the rows have of loss, ponder, scored, tokens and correct. Sums are in double, on the device.
+inline void add_losses(StepStats* stats, const LossRows& rows) {
   launch(add_losses_kernel, dim3(1), dim3(classifier_threads), classifier_threads / warp_size * sizeof(double),
-         gpu().stream, sum, losses, count, divisor);
+         gpu().stream, stats, rows);
 }
 
-// losses =, logits = as the head says. The columns [0, V) are the vocabulary, 0 <= targets < V; ld is a multiple of 64
-// (whole tiles of the head's matmuls).
-inline void classifier(float* losses, floatX* logits, const int* targets, int64_t rows, int64_t V, int64_t ld,
-                       float dloss, bool write_gradient) {
-  CHECK(V <= ld && ld % 64 == 0);
-  const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(V, 8 * warp_size) * warp_size));
-  launch(classifier_kernel, dim3(unsigned(rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float),
-         gpu().stream, losses, logits, targets, V, ld, dloss, write_gradient);
+// losses =, correct =, logits = as the head and ClassifierArgs say. ld is a multiple of 64 (whole tiles of the head's
+// matmuls).
+inline void classifier(const ClassifierArgs& args) {
+  CHECK(args.V <= args.ld && args.ld % 64 == 0);
+  const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(args.V, 8 * warp_size) * warp_size));
+  launch(classifier_kernel, dim3(unsigned(args.rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float),
+         gpu().stream, args);
 }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(token_threads) halting_backward_kernel(Halting
   }
   dweight = warp_sum(dweight);
   if (lane != 0) return;
-  if (end.state == State::halts) h.dremainder[row] = float(dweight + h.dponder);
+  if (end.state == State::halts) h.dremainder[row] = float(dweight + (h.targets[row] == not_scored ? 0.0f : h.dponder));
   if (!last) h.dp[row] = end.state == State::runs ? float(dweight - h.dremainder[row]) : 0.0f;
 }
 

@@ -66,12 +66,12 @@ __device__ inline bool is_finite(const StepStats& sums) {
   return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares);
 }
 
-// The factor that clips the gradients; NaN if nothing is to be updated.
+// What gradients are multiplied by: the weight of scored tokens, and the factor that clips the gradients; NaN if
+// nothing is to be updated.
 __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
   if (!is_finite(sums)) return NAN;
-  const double norm = sqrt(sums.grad_squares);
-  const double scale = grad_clip / (norm + 1e-6);
-  return grad_clip > 0 && scale < 1 ? float(scale) : 1.0f;
+  const double clip = grad_clip / (sums.grad_norm() + 1e-6);
+  return float((grad_clip > 0 && clip < 1 ? clip : 1.0) * sums.grad_weight());
 }
 
 // A block owns a chunk, a thread every 256th group of four elements, so that a warp's load is of 512 consecutive bytes.

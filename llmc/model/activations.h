@@ -21,6 +21,7 @@ struct Activations {
   std::array<int*, num_staging_buffers> staged_tokens, staged_targets;
   floatX* embedded;               // (N, C)
   float* losses;                  // (N)
+  uint8_t* correct;               // (N): the target's logit is the first of the largest; not written in training steps
   StepStats* stats;               // (1)
   floatX* branch_out;             // (N, C): the output of a step's branch, before it joins the residual stream
   floatX* logits;                 // (logit_rows, logit_stride): a chunk of rows at a time
@@ -216,6 +217,7 @@ void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
   for (int*& buffer : acts.staged_targets) list.add(activations, "staged_targets", buffer, {N});
   list.add(activations, "embedded", acts.embedded, {N, C});
   list.add(activations, "losses", acts.losses, {N});
+  list.add(activations, "correct", acts.correct, {N});
   list.add(activations, "stats", acts.stats, {1});
   list.add(activations, "branch_out", acts.branch_out, {N, C});
   if (plan.table.mix != WiringTable::Mix::none) list.add(activations, "map_sum", acts.map_sum, {N, C});

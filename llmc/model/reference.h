@@ -11,7 +11,7 @@
 // optimizer state. Parameters bear their Hugging Face GPT-2 names; a linear layer's weight is (in, out), as in
 // GPT-2's Conv1D.
 #pragma once
-#include <algorithm>           // std::min, std::max, std::stable_sort
+#include <algorithm>           // std::min, std::max, std::count, std::stable_sort
 #include <cmath>               // std::exp, std::log, std::sqrt, std::tanh, std::pow, ...
 #include <cstdint>             // int64_t
 #include <map>                 // std::map
@@ -767,10 +767,21 @@ struct Halting {
   }
 };
 
-// Returns the weighted sum of halting.states, which are given, (B, T, C); the rest of `halting` is =. `mean_ponder`
-// (=): the mean of N + R.
+// (B, T): what each position weighs in the mean loss. A target of -1 is not scored, and weighs nothing.
 template <class Real>
-Array<Real> halt(const Tensors<Real>& params, double eps, Halting<Real>& halting, double& mean_ponder) {
+Array<Real> weights_in_mean(const std::vector<int>& targets) {
+  const auto unscored = std::count(targets.begin(), targets.end(), -1);
+  Array<Real> weights(targets.size());
+  for (size_t n = 0; n < targets.size(); n++)
+    weights[n] = targets[n] == -1 ? Real(0) : Real(1) / Real(int64_t(targets.size()) - unscored);
+  return weights;
+}
+
+// Returns the weighted sum of halting.states, which are given, (B, T, C); the rest of `halting` is =. `mean_ponder`
+// (=): the mean of N + R of the positions that are scored.
+template <class Real>
+Array<Real> halt(const Tensors<Real>& params, double eps, const Array<Real>& in_mean, Halting<Real>& halting,
+                 double& mean_ponder) {
   const int cycles = int(halting.states.size());
   halting.p.clear();
   for (const Array<Real>& state : halting.states) halting.p.push_back(sigmoid(linear(params, "halt", state)));
@@ -786,7 +797,7 @@ Array<Real> halt(const Tensors<Real>& params, double eps, Halting<Real>& halting
       halting.remainder[n] -= halting.p[last][n];
       sum += halting.p[++last][n];
     }
-    mean_ponder += (last + 1 + double(halting.remainder[n])) / double(N);
+    mean_ponder += (last + 1 + double(halting.remainder[n])) * double(in_mean[n]);
     for (int cycle = 0; cycle < cycles; cycle++)
       for (int64_t c = 0; c < C; c++) x[n * C + c] += halting.weight(cycle, n) * halting.states[cycle][n * C + c];
   }
@@ -796,8 +807,8 @@ Array<Real> halt(const Tensors<Real>& params, double eps, Halting<Real>& halting
 // Returns the gradients of the states (cycles): (B, T, C), from d_x, that of their weighted sum, and cost times the
 // mean of N + R. N has no gradient; R's is -1 with respect to each p before the last cycle's.
 template <class Real>
-std::vector<Array<Real>> halt_backward(const Tensors<Real>& params, double cost, const Halting<Real>& halting,
-                                       const Array<Real>& d_x, Tensors<Real>& grads) {
+std::vector<Array<Real>> halt_backward(const Tensors<Real>& params, double cost, const Array<Real>& in_mean,
+                                       const Halting<Real>& halting, const Array<Real>& d_x, Tensors<Real>& grads) {
   const int64_t N = halting.last.size(), C = d_x.size() / N;
   auto d_weight = [&](int cycle, int64_t n) {
     Real sum = 0;
@@ -809,7 +820,7 @@ std::vector<Array<Real>> halt_backward(const Tensors<Real>& params, double cost,
     Array<Real> d_state(N * C), d_p(N);
     for (int64_t n = 0; n < N; n++) {
       for (int64_t c = 0; c < C; c++) d_state[n * C + c] = halting.weight(cycle, n) * d_x[n * C + c];
-      if (cycle < halting.last[n]) d_p[n] = d_weight(cycle, n) - d_weight(halting.last[n], n) - Real(cost) / N;
+      if (cycle < halting.last[n]) d_p[n] = d_weight(cycle, n) - d_weight(halting.last[n], n) - Real(cost) * in_mean[n];
     }
     const Array<Real> d_logit = sigmoid_backward(halting.p[cycle], d_p);
     add_into(d_state, linear_backward(params, "halt", halting.states[cycle], d_logit, grads));
@@ -874,9 +885,9 @@ using Memory = std::vector<Array<Real>>;
 
 template <class Real>
 struct Result {
-  double loss = 0;           // mean of token_losses, nats
-  double ponder = 0;         // `act`: mean of N + R. What is minimised is loss + cost * ponder
-  Array<Real> token_losses;  // (B, T)  -log p(target)
+  double loss = 0;           // mean of token_losses over the scored tokens, nats; 0 if there is none
+  double ponder = 0;         // `act`: mean of their N + R. What is minimised is loss + cost * ponder
+  Array<Real> token_losses;  // (B, T)  -log p(target), 0 where the target is -1: it is not scored
 };
 
 // Where head `head` has its q, k and v among the columns of c_attn; with `lsh` k is made of q.
@@ -962,7 +973,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   const Tensor<Real>& wte = params.at("wte.weight");
   Array<Real> x(N * C);  // (B, T, C)
   for (int64_t n = 0; n < N; n++) {
-    CHECK(inputs[n] >= 0 && inputs[n] < V && targets[n] >= 0 && targets[n] < V);
+    CHECK(inputs[n] >= 0 && inputs[n] < V && targets[n] >= -1 && targets[n] < V);
     for (int64_t c = 0; c < C; c++) x[n * C + c] = wte.data[inputs[n] * C + c];
   }
 
@@ -1001,7 +1012,8 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   }
 
   Result<Real> result = {0, 0, Array<Real>(N)};
-  x = act ? halt(params, act->a, acts.halting, result.ponder) : mean_of(streams);
+  const Array<Real> in_mean = weights_in_mean<Real>(targets);
+  x = act ? halt(params, act->a, in_mean, acts.halting, result.ponder) : mean_of(streams);
   acts.ln_f = layernorm(params, "ln_f", x, config.layer_norm_eps);
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
@@ -1015,8 +1027,9 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     for (int64_t token = 0; token < V; token++) largest = std::max(largest, logits[token]);
     for (int64_t token = 0; token < V; token++) sum += probs[token] = std::exp(logits[token] - largest);
     for (int64_t token = 0; token < V; token++) probs[token] /= sum;
+    if (targets[n] == -1) continue;
     result.token_losses[n] = std::log(sum) + largest - logits[targets[n]];
-    result.loss += result.token_losses[n] / N;
+    result.loss += result.token_losses[n] * in_mean[n];
   }
   return result;
 }
@@ -1106,10 +1119,11 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   const Tensor<Real>& wte = params.at("wte.weight");
   Tensor<Real>& d_wte = grads.at("wte.weight");
 
+  const Array<Real> in_mean = weights_in_mean<Real>(cache.targets);
   Array<Real> d_hidden(N * C);  // of ln_f's output
   for (int64_t n = 0; n < N; n++) {
     for (int64_t token = 0; token < V; token++) {
-      const Real d_logit = (cache.probs[n * V + token] - (token == cache.targets[n])) * Real(scale) / N;
+      const Real d_logit = (cache.probs[n * V + token] - (token == cache.targets[n])) * Real(scale) * in_mean[n];
       for (int64_t c = 0; c < C; c++) {
         d_hidden[n * C + c] += d_logit * wte.data[token * C + c];
         d_wte.data[token * C + c] += d_logit * cache.ln_f.out[n * C + c];
@@ -1120,7 +1134,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   const WiringTerm* act = find_term(config, Kind::act);
   std::vector<Array<Real>> d_states;  // of the residual stream after each cycle, through ln_f's input alone
   if (act) {
-    d_states = halt_backward(params, scale * act->cost, cache.halting, d_x, grads);
+    d_states = halt_backward(params, scale * act->cost, in_mean, cache.halting, d_x, grads);
     d_x.assign(N * C, 0);
   }
   for (Real& d : d_x) d /= num_streams(config);

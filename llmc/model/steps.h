@@ -23,14 +23,14 @@ using Residual = std::variant<AddResidual, GruResidual, ReversibleResidual>;
 // What the backward pass computes again before a step, because a later step of the forward pass has overwritten it.
 struct Recomputation {
   enum class What {
-    norm,       // the step's LayerNorm
-    branch,     // what of its branch other operations use; K/V has been kept
-    residual,   // the residual stream after it, and the next LayerNorm
-    gelu,       // of an MLP: GELU of the hidden units, which have been kept
-    output,     // the branch's output, and with `gru` its relu, which the gate reads
-    gates,      // with `gru`: r, z and g
-    stream,     // with `reversible`: what the step's LayerNorm read of a stream
-    taken_back  // with `reversible`: the step's stream as it was before the step
+    norm,        // the step's LayerNorm
+    branch,      // what of its branch other operations use; K/V has been kept
+    residual,    // the residual stream after it, and the next LayerNorm
+    gelu,        // of an MLP: GELU of the hidden units, which have been kept
+    output,      // the branch's output, and with `gru` its relu, which the gate reads
+    gates,       // with `gru`: r, z and g
+    stream,      // with `reversible`: what the step's LayerNorm read of a stream
+    taken_back,  // with `reversible`: the step's stream as it was before the step
   };
   What what;
   int step;

@@ -89,6 +89,7 @@ static TextResult total_of(const std::vector<TextResult>& texts) {
   TextResult total = {"all", 0, 0, true};
   for (const TextResult& t : texts) {
     total.tokens += t.tokens, total.nats += t.nats, total.pondered += t.pondered;
+    total.correct += t.correct, total.has_mask = total.has_mask || t.has_mask;
     total.bytes += t.bytes, total.nats_of_bytes += t.nats_of_bytes;
     total.knows_bytes = total.knows_bytes && t.knows_bytes;
   }
@@ -107,12 +108,16 @@ static void print_texts(const EvaluationResults& r) {
   for (const TextResult& t : r.texts) width = std::max(width, t.file.size());
   const bool has_ponder = r.positions.has_ponder();
   auto ponder_cell = [&](double ponder) { return has_ponder ? format(" %9.5f", ponder) : ""; };
+  const bool has_mask = total_of(r.texts).has_mask;
   auto print = [&](const TextResult& t) {
-    printf("%-*s %12lld %9.5f %11.3f %10s%s\n", int(width), t.file.c_str(), (long long)t.tokens, t.loss(),
-           std::exp(t.loss()), number_or_dash("%.5f", t.bits_per_byte()).c_str(), ponder_cell(t.ponder()).c_str());
+    const std::string accuracy = has_mask ? format(" %9.5f", t.accuracy()) : "";
+    printf("%-*s %12lld %9.5f %11.3f %10s%s%s\n", int(width), t.file.c_str(), (long long)t.tokens, t.loss(),
+           std::exp(t.loss()), number_or_dash("%.5f", t.bits_per_byte()).c_str(), accuracy.c_str(),
+           ponder_cell(t.ponder()).c_str());
   };
   const char* ponder_head = has_ponder ? "    ponder" : "";
-  printf("%-*s %12s %9s %11s %10s%s\n", int(width), "text", "tokens", "loss", "perplexity", "bits/byte", ponder_head);
+  printf("%-*s %12s %9s %11s %10s%s%s\n", int(width), "text", "tokens", "loss", "perplexity", "bits/byte",
+         has_mask ? "  accuracy" : "", ponder_head);
   for (const TextResult& t : r.texts) print(t);
   if (r.texts.size() > 1) print(total_of(r.texts));
   printf("\n%-13s %12s %9s%s\n", "tokens before", "tokens", "loss", ponder_head);
@@ -150,7 +155,8 @@ static ordered_json json_of(const TextResult& t) {
                        {"bytes", t.knows_bytes ? ordered_json(t.bytes) : ordered_json(nullptr)},
                        {"loss", t.loss()},
                        {"perplexity", std::exp(t.loss())},
-                       {"bits_per_byte", number_or_null(t.bits_per_byte())}};
+                       {"bits_per_byte", number_or_null(t.bits_per_byte())},
+                       {"accuracy", t.accuracy()}};
   if (t.pondered > 0) json["ponder"] = t.ponder();
   return json;
 }

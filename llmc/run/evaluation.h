@@ -34,9 +34,12 @@ struct TextResult {
   bool knows_bytes = false;  // a vocabulary is known
   int64_t bytes = 0;         // of the tokens that stand for text
   double nats_of_bytes = 0;  // the sum of those tokens' losses
+  int64_t correct = 0;       // scored tokens whose logit is the largest
+  bool has_mask = false;     // some tokens may not be scored
   double pondered = 0;       // with `act` the sum of N + R of the tokens before those that are scored
 
   double loss() const { return nats / double(tokens); }
+  double accuracy() const { return double(correct) / double(tokens); }
   double ponder() const { return pondered / double(tokens); }
   double bits_per_byte() const;  // NaN if bytes are not known, or 0
 };

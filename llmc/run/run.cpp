@@ -349,6 +349,7 @@ static void log_step(Run& run, const StepResult& r) {
                      {"train/learning_rate", r.learning_rate},
                      {"train/tokens_per_second", rate}};
   if (r.ponder != 0) fields.push_back({"ponder", r.ponder}), scalars.push_back({"train/ponder", r.ponder});
+  if (r.scored_tokens != run.tokens_per_step()) fields.push_back({"scored_tokens", r.scored_tokens});
   run.log.write(fields);
   run.events.write(run.step, scalars);
   if (r.skipped)
@@ -367,6 +368,7 @@ static std::string progress_text(const Run& run, const StepResult& r) {
                             (long long)run.step, (long long)run.steps, r.loss, ponder_text(r.ponder).c_str(),
                             r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(), 100 * share,
                             100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
+  if (r.scored_tokens == 0) text += " | no token is scored: the gradients are 0";
   if (r.skipped)
     text += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,
                    (long long)run.skipped_steps);
@@ -417,10 +419,15 @@ void report_validation(Run& run, const Validation& v) {
   LogFields fields = {{"step", run.step}, {"val_loss", v.loss}};
   Scalars scalars = {{"val/loss", v.loss}};
   if (v.ponder != 0) fields.push_back({"val_ponder", v.ponder}), scalars.push_back({"val/ponder", v.ponder});
+  std::string accuracy_text;
+  if (const std::optional<double> accuracy = v.accuracy()) {
+    fields.push_back({"val_accuracy", *accuracy / 100}), scalars.push_back({"val/accuracy", *accuracy / 100});
+    accuracy_text = format(" | accuracy %.1f %%", *accuracy);
+  }
   run.log.write(fields);
   run.events.write(run.step, scalars);
-  print_line("val loss %.5f%s after step %lld (%lld tokens, %s)\n", v.loss, ponder_text(v.ponder).c_str(),
-             (long long)run.step, (long long)v.tokens, time_text(v.seconds).c_str());
+  print_line("val loss %.5f%s%s after step %lld (%lld tokens, %s)\n", v.loss, ponder_text(v.ponder).c_str(),
+             accuracy_text.c_str(), (long long)run.step, (long long)v.scored_tokens, time_text(v.seconds).c_str());
   if (!run.report_writer.is_busy()) write_report(run);
   if (std::isfinite(v.loss)) return;
   const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier "

@@ -55,10 +55,11 @@ struct Run {
 
 struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
-  double ponder;        // the mean of N + R of `act`: about how many cycles a token runs; 0 without it
-  double data_seconds;  // the part of `seconds` that was spent waiting for tokens
-  bool skipped;         // loss or norm not finite: nothing was updated
-  bool stop_requested;  // some rank asked to stop when it queued the step's update
+  double ponder;          // the mean of N + R of `act`: about how many cycles a token runs; 0 without it
+  double data_seconds;    // the part of `seconds` that was spent waiting for tokens
+  int64_t scored_tokens;  // of all ranks: those whose losses count
+  bool skipped;           // loss or norm not finite: nothing was updated
+  bool stop_requested;    // some rank asked to stop when it queued the step's update
 };
 
 // ----------------------------------------------------------------------------
@@ -109,9 +110,16 @@ void report_step(Run& run, const StepResult& result);
 void check_progress(const Run& run, const StepResult& result);
 
 struct Validation {
-  double loss, ponder;  // as in a step's result
-  int64_t tokens;
+  double loss, ponder;            // as in a step's result
+  int64_t scored_tokens, tokens;  // whose losses count, of how many
+  int64_t correct;                // of how many scored ones the logit is the largest
   double seconds;
+
+  // In percent, where some tokens are not scored; else none.
+  std::optional<double> accuracy() const {
+    if (scored_tokens == 0 || scored_tokens == tokens) return {};
+    return 100 * double(correct) / double(scored_tokens);
+  }
 };
 
 // The line of a validation in the log and on the terminal; then the report is written anew, on

@@ -5,20 +5,19 @@
 // state is one integer, the number of the next sequence; numbers continue from epoch to epoch, and the tokens of a
 // number are a pure function of it.
 #pragma once
-#include <fcntl.h>              // open
-#include <glob.h>               // glob, globfree
-#include <sys/mman.h>           // mmap, munmap, madvise
-#include <sys/stat.h>           // fstat
-#include <unistd.h>             // close
-#include <algorithm>            // std::max, std::min, std::upper_bound
-#include <cerrno>               // errno
-#include <cstdint>              // int64_t, uint16_t
-#include <cstring>              // memcpy, strerror
-#include <string>               // std::string
-#include <utility>              // std::move, std::swap
-#include <vector>               // std::vector
-#include "llmc/utils/error.h"   // user_error, CHECK
-#include "llmc/utils/random.h"  // random_words, RandomStream
+#include <glob.h>                    // glob, globfree
+#include <sys/mman.h>                // MADV_SEQUENTIAL, MADV_RANDOM
+#include <sys/stat.h>                // stat
+#include <algorithm>                 // std::any_of, std::max, std::min, std::upper_bound
+#include <cstdint>                   // int64_t, uint16_t
+#include <cstring>                   // memcpy
+#include <string>                    // std::string
+#include <vector>                    // std::vector
+#include "llmc/utils/error.h"        // user_error, CHECK
+#include "llmc/utils/files.h"        // path_exists
+#include "llmc/utils/mapped_file.h"  // MappedFile
+#include "llmc/utils/random.h"       // random_words, RandomStream
+#include "token_mask.h"              // TokenMask, not_scored
 
 // An llm.c shard: 256 int32 (magic, version, number of tokens, zeros), then the tokens as uint16.
 constexpr int32_t shard_magic = 20240520;
@@ -26,80 +25,59 @@ constexpr int32_t shard_version = 1;
 constexpr int shard_header_ints = 256;
 constexpr int64_t shard_header_bytes = shard_header_ints * 4;
 
-// A token file mapped into memory: an llm.c shard, or nanoGPT's headerless uint16 file. Movable, not copyable.
+// A token file mapped into memory: an llm.c shard, or nanoGPT's headerless uint16 file, with its mask if it has one.
+// Movable, not copyable.
 struct TokenFile {
   std::string path;
   const uint16_t* tokens = nullptr;  // (num_tokens)
   int64_t num_tokens = 0;
+  TokenMask mask;
 
-  // Throws UserError if the file cannot be read or is neither of the two formats.
-  explicit TokenFile(const std::string& file_path) : path(file_path) {
-    int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: opening a named pipe must not block
-    if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
-    struct stat info;
-    int failed = fstat(fd, &info);
-    if (!failed && S_ISREG(info.st_mode) && info.st_size > 0) {
-      mapped_bytes_ = info.st_size;
-      mapping_ = mmap(nullptr, mapped_bytes_, PROT_READ, MAP_PRIVATE, fd, 0);
-    }
-    int map_error = errno;
-    close(fd);
-    const char* name = path.c_str();
-    if (!failed && S_ISDIR(info.st_mode))
-      user_error("%s: is a folder; name the files in it, for example '%s/train_*.bin'", name, name);
-    if (failed || !S_ISREG(info.st_mode)) user_error("%s: is not a regular file", name);
-    if (info.st_size == 0) user_error("%s: is empty; make it again", name);
-    if (mapping_ == MAP_FAILED) user_error("%s: cannot map: %s", name, strerror(map_error));
-    try {
-      find_tokens();
-    } catch (...) {
-      unmap();
-      throw;
-    }
+  // Throws UserError if the file cannot be read or is neither of the two formats, or if its mask is not one.
+  explicit TokenFile(const std::string& file_path) : path(file_path), file_(file_path) {
+    find_tokens();
+    const std::string mask_path = mask_path_of(path);
+    if (!mask_path.empty() && path_exists(mask_path)) mask = TokenMask(mask_path, num_tokens);
   }
-  TokenFile(TokenFile&& other) noexcept { *this = std::move(other); }
-  TokenFile& operator=(TokenFile&& other) noexcept {
-    std::swap(path, other.path);
-    std::swap(tokens, other.tokens);
-    std::swap(num_tokens, other.num_tokens);
-    std::swap(mapping_, other.mapping_);
-    std::swap(mapped_bytes_, other.mapped_bytes_);
-    return *this;
-  }
-  ~TokenFile() { unmap(); }
 
   // Tells the kernel how the pages will be read: MADV_SEQUENTIAL or MADV_RANDOM. Only a hint.
-  void advise(int advice) const { madvise(mapping_, mapped_bytes_, advice); }
+  void advise(int advice) const { file_.advise(advice); }
+
+  // inputs (count) = the tokens from `begin` on; targets (count) = the token after each, or not_scored.
+  void load(int64_t begin, int64_t count, int* inputs, int* targets) const {
+    for (int64_t t = 0; t < count; t++) inputs[t] = tokens[begin + t], targets[t] = tokens[begin + t + 1];
+    if (!mask.exists()) return;
+    for (int64_t t = 0; t < count; t++)
+      if (!mask.is_scored(begin + t + 1)) targets[t] = not_scored;
+  }
 
  private:
-  void* mapping_ = MAP_FAILED;
-  int64_t mapped_bytes_ = 0;
-
-  void unmap() {
-    if (mapping_ != MAP_FAILED) munmap(mapping_, mapped_bytes_);
-    mapping_ = MAP_FAILED;
-  }
+  MappedFile file_;
 
   // Detects the format and sets `tokens` and `num_tokens`. llm.c's magic numbers cannot begin a file of GPT-2 tokens:
   // read as uint16 they are 55,238 and more, beyond its vocabulary of 50,257.
   void find_tokens() {
     const char* name = path.c_str();
     int32_t header[3] = {0, 0, 0};  // magic, version, number of tokens
-    memcpy(header, mapping_, std::min<int64_t>(mapped_bytes_, sizeof header));
+    memcpy(header, file_.data(), std::min<int64_t>(file_.bytes, sizeof header));
+    if (is_mask(file_.data(), file_.bytes))
+      user_error("%s: is a mask, which says what tokens of the .bin beside it are scored; name only the tokens, for "
+                 "example 'train_*.bin'",
+                 name);
     if (header[0] == shard_magic) {
-      if (mapped_bytes_ < shard_header_bytes)
+      if (file_.bytes < shard_header_bytes)
         user_error("%s: truncated: %lld bytes, but a shard's header alone has %lld; make it again", name,
-                   (long long)mapped_bytes_, (long long)shard_header_bytes);
+                   (long long)file_.bytes, (long long)shard_header_bytes);
       if (header[1] != shard_version)
         user_error("%s: is a token shard of version %d; only version %d is known", name, header[1], shard_version);
-      tokens = reinterpret_cast<const uint16_t*>(static_cast<const char*>(mapping_) + shard_header_bytes);
+      tokens = reinterpret_cast<const uint16_t*>(static_cast<const char*>(file_.data()) + shard_header_bytes);
       num_tokens = header[2];
       if (num_tokens < 1) user_error("%s: its header says %d tokens; make it again", name, header[2]);
       int64_t expected = shard_header_bytes + num_tokens * 2;
-      if (mapped_bytes_ != expected)
+      if (file_.bytes != expected)
         user_error("%s: %s: its header says %lld tokens, which take %lld bytes, but the file has %lld; make it again",
-                   name, mapped_bytes_ < expected ? "truncated" : "longer than its header says", (long long)num_tokens,
-                   (long long)expected, (long long)mapped_bytes_);
+                   name, file_.bytes < expected ? "truncated" : "longer than its header says", (long long)num_tokens,
+                   (long long)expected, (long long)file_.bytes);
       return;
     }
     struct Other {
@@ -113,32 +91,33 @@ struct TokenFile {
       if (header[0] == other.magic)
         user_error("%s: bad magic %d: this is %s; a shard of uint16 tokens begins with %d", name, other.magic,
                    other.what, shard_magic);
-    if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == mapped_bytes_)
+    if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == file_.bytes)
       user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", name, header[0],
                  shard_magic);
-    if (mapped_bytes_ % 2 != 0)
+    if (file_.bytes % 2 != 0)
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
                  "uint16 tokens; data/text.sh makes tokens of text",
-                 name, (long long)mapped_bytes_, header[0], shard_magic);
+                 name, (long long)file_.bytes, header[0], shard_magic);
     if (looks_like_text()) user_error("%s: is text, not tokens; data/text.sh makes tokens of it", name);
-    tokens = static_cast<const uint16_t*>(mapping_);
-    num_tokens = mapped_bytes_ / 2;
+    tokens = static_cast<const uint16_t*>(file_.data());
+    num_tokens = file_.bytes / 2;
   }
 
   // Naming the text itself is an easy mistake, and any file of even size would pass for headerless tokens. ASCII text
   // has no byte outside this range; 64 bytes of tokens within it would be rare tokens only.
   bool looks_like_text() const {
-    const unsigned char* bytes = static_cast<const unsigned char*>(mapping_);
-    int64_t n = std::min<int64_t>(mapped_bytes_, 4096);
+    const unsigned char* bytes = static_cast<const unsigned char*>(file_.data());
+    int64_t n = std::min<int64_t>(file_.bytes, 4096);
     for (int64_t i = 0; i < n; i++)
       if (!(bytes[i] >= 32 && bytes[i] < 127) && !(bytes[i] >= '\t' && bytes[i] <= '\r')) return false;
     return n >= 64;
   }
 };
 
-// Throws UserError, naming the first one, unless every token is below `vocab_size`. Reads the whole file once, on all
-// threads.
+// Throws UserError, naming the first one, unless every token is below `vocab_size`, and if the file's mask was made for
+// other tokens. Reads the whole file, on all threads.
 inline void check_tokens(const TokenFile& file, int vocab_size) {
+  file.mask.check_belongs_to(file.tokens);
   if (vocab_size > 65535) return;  // no uint16 is larger
   constexpr int64_t block = 1 << 16;
   int largest = 0;
@@ -161,7 +140,8 @@ inline void check_tokens(const TokenFile& file, int vocab_size) {
 }
 
 // All files that a glob pattern matches, sorted by name. The constructor throws UserError, naming the file, if no file
-// matches, if one is not a token file, or if one holds a token that is not below `vocab_size`.
+// matches, if one is not a token file, or if one holds a token that is not below `vocab_size`; and if masks leave no
+// token to score.
 struct TokenShards {
   std::string pattern;
   std::vector<TokenFile> files;
@@ -173,6 +153,21 @@ struct TokenShards {
       check_tokens(file, vocab_size);
       num_tokens += file.num_tokens;
     }
+    if (has_mask() && num_scored() == 0)
+      user_error("%s: the masks beside these files leave no token to score; make them again, or remove them to score "
+                 "every token",
+                 pattern.c_str());
+  }
+
+  // Whether a file has a mask; if none has, every token is scored.
+  bool has_mask() const {
+    return std::any_of(files.begin(), files.end(), [](const TokenFile& file) { return file.mask.exists(); });
+  }
+  // How many tokens are scored. A file's first token never is, because no token stands before it.
+  int64_t num_scored() const {
+    int64_t scored = 0;
+    for (const TokenFile& file : files) scored += file.mask.exists() ? file.mask.num_scored(1) : file.num_tokens - 1;
+    return scored;
   }
 
  private:
@@ -217,12 +212,12 @@ inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64
 
 // The tokens after the last full sequence of a file: fewer than T inputs and their targets.
 struct SequenceRest {
-  const uint16_t* tokens;  // (length + 1)
-  int64_t length;
+  const TokenFile* file;
+  int64_t begin, length;
 
   // inputs, targets (length). Returns the length.
   int64_t load(int* inputs, int* targets) const {
-    for (int64_t t = 0; t < length; t++) inputs[t] = tokens[t], targets[t] = tokens[t + 1];
+    file->load(begin, length, inputs, targets);
     return length;
   }
 };
@@ -271,6 +266,9 @@ struct DataLoader {
     segments_ = num_sequences / count, num_sequences = segments_ * count;
   }
 
+  // Whether some targets may be not_scored.
+  bool has_mask() const { return shards.has_mask(); }
+
   // How many sequences an epoch has if the same data are cut into `count` streams.
   int64_t sequences_of_streams(int64_t count) const { return all_sequences_ / count * count; }
 
@@ -285,15 +283,13 @@ struct DataLoader {
     return paths;
   }
 
-  // inputs, targets (count, T) = sequences first, first + 1, ... Does not read or change next_sequence.
+  // inputs, targets (count, T) = sequences first, first + 1, ...; targets that are not scored are not_scored. Does not
+  // read or change next_sequence.
   void load_sequences(int64_t first, int64_t count, int* inputs, int* targets) const {
     CHECK(first >= 0);
     for (int64_t row = 0; row < count; row++) {
-      const uint16_t* tokens = sequence_tokens(first + row);
-      for (int t = 0; t < T; t++) {
-        inputs[row * T + t] = tokens[t];
-        targets[row * T + t] = tokens[t + 1];
-      }
+      const Place place = place_of(first + row);
+      place.file->load(place.begin, T, inputs + row * T, targets + row * T);
     }
   }
 
@@ -311,7 +307,7 @@ struct DataLoader {
     std::vector<SequenceRest> all;
     for (const TokenFile& file : shards.files) {
       const int64_t length = (file.num_tokens - 1) % T;
-      if (length > 0) all.push_back({file.tokens + file.num_tokens - 1 - length, length});
+      if (length > 0) all.push_back({&file, file.num_tokens - 1 - length, length});
     }
     return all;
   }
@@ -321,13 +317,17 @@ struct DataLoader {
   int64_t all_sequences_ = 0;            // of an epoch that is not cut into streams
   int64_t segments_ = 0;                 // of a stream
 
-  // The T + 1 tokens of a sequence.
-  const uint16_t* sequence_tokens(int64_t number) const {
+  // Where the T + 1 tokens of a sequence begin.
+  struct Place {
+    const TokenFile* file;
+    int64_t begin;
+  };
+  Place place_of(int64_t number) const {
     int64_t sequence = number % num_sequences;
     if (shuffle) sequence = permuted_index(seed, number / num_sequences, sequence, num_sequences);
     if (streams > 0) sequence = sequence % streams * segments_ + sequence / streams;
     const auto next = std::upper_bound(first_sequence_.begin(), first_sequence_.end(), sequence);
     const int64_t file = next - first_sequence_.begin() - 1;
-    return shards.files[file].tokens + (sequence - first_sequence_[file]) * T;
+    return {&shards.files[file], (sequence - first_sequence_[file]) * T};
   }
 };

@@ -9,9 +9,8 @@
 #include "tokenizer.h"         // Tokenizer, Encoder, encode_prompt
 
 struct ScoredSequence {
-  std::vector<int> tokens;    // (n)
-  int64_t scored = 0;         // the last so many have a loss, given those before: 1 to n - 1
-  bool wants_greedy = false;  // say whether each of them is the likeliest token at its place
+  std::vector<int> tokens;  // (n)
+  int64_t scored = 0;       // the last so many have a loss, given those before: 1 to n - 1
 
   int64_t inputs() const { return int64_t(tokens.size()) - 1; }
   // Removes tokens in front so that at most `context` are read. Returns whether it did. Throws UserError if more are
@@ -81,7 +80,6 @@ inline ScoredSequence encode_continuation(const Tokenizer& tokenizer, std::strin
   sequence.tokens = encode_prompt(tokenizer, context + continuation, /*begins_with_end=*/context.empty());
   if (sequence.tokens.size() <= before) user_error("the continuation makes no token");
   sequence.scored = int64_t(sequence.tokens.size() - before);
-  sequence.wants_greedy = true;
   return sequence;
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>  // uint32_t, uint64_t
 
 // What the numbers are used for. It is part of the function's argument, so that no two uses share numbers.
-enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5 };
+enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5, probe = 6 };
 
 struct Philox {
   uint32_t word[4];

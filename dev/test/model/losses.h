@@ -101,6 +101,26 @@ inline double tolerance_of(const GPT2& model, const std::string& name) {
   return (is_of_qkv && has_no_v) || plan.table.gru ? 4e-2 : tensor_tolerance;
 }
 
+// Compares the model's gradients, times `weight`, with the reference's.
+inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, double weight = 1) {
+  const double norm = reference::global_norm(grads);
+  // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
+  for (int i = 0; i < model.num_tensors(); i++) {
+    const std::string& name = model.tensor(i).name;
+    std::vector<float> grad = full_tensor(model, model.grad_memory, i);
+    std::vector<double> expected = grads.at(name).data;
+    if (is_of_gate(name) && model.config.bias) {
+      if (grad.size() == 1) continue;
+      const std::vector<float> bias = full_tensor(model, model.grad_memory, i + 1);
+      const std::vector<double>& expected_bias = grads.at(model.tensor(i + 1).name).data;
+      grad.insert(grad.end(), bias.begin(), bias.end());
+      expected.insert(expected.end(), expected_bias.begin(), expected_bias.end());
+    }
+    for (float& x : grad) x = float(x * weight);
+    EXPECT_LE(relative_error(grad, expected, norm), tolerance_of(model, name)) << name;
+  }
+}
+
 inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool keep_dead_kv = false) {
   auto model = make_model(config_of(c), c.B, c.T, recompute, keep_dead_kv);
   const Expected& e = expected_of(c, *model);
@@ -114,22 +134,8 @@ inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool ke
     EXPECT_LE(relative_error(to_floats(model->acts.losses, e.inputs[s].size()), e.results[s].token_losses),
               tensor_tolerance);
   }
-  const double norm = reference::global_norm(e.grads);
-  // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
-  for (int i = 0; i < model->num_tensors(); i++) {
-    const std::string& name = model->tensor(i).name;
-    std::vector<float> grad = full_tensor(*model, model->grad_memory, i);
-    std::vector<double> expected = e.grads.at(name).data;
-    if (is_of_gate(name) && model->config.bias) {
-      if (grad.size() == 1) continue;
-      const std::vector<float> bias = full_tensor(*model, model->grad_memory, i + 1);
-      const std::vector<double>& expected_bias = e.grads.at(model->tensor(i + 1).name).data;
-      grad.insert(grad.end(), bias.begin(), bias.end());
-      expected.insert(expected.end(), expected_bias.begin(), expected_bias.end());
-    }
-    EXPECT_LE(relative_error(grad, expected, norm), tolerance_of(*model, name)) << name;
-  }
-  EXPECT_NEAR(grad_norm(*model) / norm, 1, norm_tolerance);
+  expect_gradients(*model, e.grads);
+  EXPECT_NEAR(grad_norm(*model) / reference::global_norm(e.grads), 1, norm_tolerance);
 }
 
 // With weights as those of a new model, in which the streams grow with depth as they do in training: the larger what

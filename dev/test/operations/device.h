@@ -72,7 +72,7 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
         {a.data(), x.data(), y.data(), d.data(), e.data(), z.data(), z.data(), f.data(), scratch.data(), N, C});
     embedding_forward(a.data(), tokens.data(), {N / 2}, b.data(), c.data(), N, C);
     embedding_backward(x.data(), y.data(), c.data(), tokens.data(), 2, N / 2, C);
-    classifier(x.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true);
+    classifier({x.data(), logits.data(), tokens.data(), N, V, V, 0.1f, true});
     sum_of_squares(&sum, x.data(), chunks.data(), int64_t(chunks.size()));
     const StepStats stats = {1, 1};
     adamw_update(a.data(), w.data(), x.data(), y.data(), z.data(), chunks.data(), int64_t(chunks.size()), {}, &stats);

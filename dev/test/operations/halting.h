@@ -75,6 +75,9 @@ TEST(Halting, GivesStatesAndProbabilitiesTheirGradients) {
     const auto dout = random_values<floatX>(c.N * c.C, 20), before = random_values<floatX>(c.N * c.C, 21);
     const DeviceArray<floatX> d_dout(dout);
     std::vector<double> e_dx, e_dp;  // (cycles, N * C), (cycles - 1, N)
+    std::vector<int> targets(size_t(c.N), 4);
+    for (int64_t n = 0; n < c.N; n += 3) targets[n] = not_scored;
+    const DeviceArray<int> d_targets(targets);
     auto dweight = [&](int cycle, int64_t n) {
       double sum = 0;
       for (int64_t i = n * c.C; i < (n + 1) * c.C; i++) sum += real(dout[i]) * real(c.x[cycle][i]);
@@ -87,7 +90,7 @@ TEST(Halting, GivesStatesAndProbabilitiesTheirGradients) {
         // The weight of a cycle before the last is p, and R is 1 minus all of these.
         if (cycle + 1 == c.cycles) continue;
         const bool runs = cycle < c.last[n];
-        e_dp.push_back(runs ? dweight(cycle, n) - dweight(c.last[n], n) - dponder : 0);
+        e_dp.push_back(runs ? dweight(cycle, n) - dweight(c.last[n], n) - (targets[n] == not_scored ? 0 : dponder) : 0);
       }
     const auto [dx, dp] = in_any_order(
         [&] {
@@ -97,7 +100,7 @@ TEST(Halting, GivesStatesAndProbabilitiesTheirGradients) {
           for (int cycle = c.cycles - 1; cycle >= 0; cycle--) {
             const DeviceArray<floatX> d_dx(cycle + 1 < c.cycles ? before : nans<floatX>(c.N * c.C));
             halting_backward({d_dx.data, d_dp.data + cycle * c.N, d_dremainder.data, d_dout.data, c.d_x[cycle].data,
-                              dponder, c.args(), cycle, c.N, c.C});
+                              dponder, d_targets.data, c.args(), cycle, c.N, c.C});
             const std::vector<floatX> of_cycle = d_dx.to_host();
             std::copy(of_cycle.begin(), of_cycle.end(), dx.begin() + cycle * c.N * c.C);
           }

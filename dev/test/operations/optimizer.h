@@ -147,14 +147,27 @@ inline float grad_scale_of(const StepStats& sums, double grad_clip) {
   return new_m[0];
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, grad_clip / (std::sqrt(sums.grad_squares) +
-// 1e-6))` -> `grad_clip / (std::sqrt(sums.grad_squares) + 1e-6)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `std::min(1.0, grad_clip / (sums.grad_norm() + 1e-6))` ->
+//   `grad_clip / (sums.grad_norm() + 1e-6)`
 TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({16, 3}, 1), float(1 / (4 + 1e-6)));
   EXPECT_EQ(grad_scale_of({2, 3}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));
   EXPECT_EQ(grad_scale_of({16, 3}, 4.1), 1) << "shorter than the limit";
   EXPECT_EQ(grad_scale_of({16, 3}, 0), 1) << "no limit";
   EXPECT_EQ(grad_scale_of({0, 3}, 1), 1);
+}
+
+// BUG (build/fp32/test_ops_cpu) llmc/adamw.h: `return sqrt(grad_squares) * grad_weight();` ->
+//   `return sqrt(grad_squares);`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `return float(clip * sums.grad_weight());` ->
+//   `return float(clip);`
+TEST(AdamW, TakesTheGradientOfTheMeanOverScoredTokens) {
+  auto stats = [](double scored, double tokens) { return StepStats{16, 3, 0, scored, tokens}; };
+  EXPECT_EQ(grad_scale_of(stats(5, 20), 1), float(4 * (1 / (16 + 1e-6))));
+  EXPECT_EQ(grad_scale_of(stats(5, 20), 16.1), 4) << "shorter than the limit";
+  EXPECT_EQ(grad_scale_of(stats(5, 20), 0), 4) << "no limit";
+  EXPECT_EQ(grad_scale_of(stats(20, 20), 1), float(1 / (4 + 1e-6)));
+  EXPECT_EQ(grad_scale_of(stats(0, 20), 0), 1) << "no gradient";
 }
 
 TEST(AdamW, ChangesNothingIfLossOrNormIsNotFinite) {

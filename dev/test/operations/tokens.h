@@ -7,6 +7,11 @@
 // ----------------------------------------------------------------------------
 // Classifier
 
+inline std::vector<double> doubles_of(const DeviceArray<StepStats>& stats) {
+  const StepStats s = stats.to_host()[0];
+  return {s.grad_squares, s.loss, s.ponder, s.scored, s.tokens, s.correct, s.stop_requests};
+}
+
 TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
   // Less than a group of eight; whole groups and a part of one; beside and on a warp's 256; more than a warp; beside
   // and on the 8,192 of a block; more than a group per thread.
@@ -14,14 +19,19 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
     for (auto [scale, shift] : {std::pair(1.0, 0.0), std::pair(1e4, 0.0), std::pair(1.0, -3e4)}) {
       if (std::abs(V - 8192) <= 1 && (scale > 1 || shift < 0)) continue;
       SCOPED_TRACE(testing::Message() << V << " columns, logits of " << scale << " around " << shift);
-      const int64_t rows = 5, ld = (V + 63) / 64 * 64;
+      const int64_t rows = 6, ld = (V + 63) / 64 * 64;
       const float dloss = 0.25f;
-      const int last = int(V - 1), targets[] = {0, last, 2, 2, last / 2};
+      const int last = int(V - 1), targets[] = {not_scored, 0, last, 2, 2, last / 2};
       std::vector<floatX> logits = random_values<floatX>(rows * ld, 1, scale);
       for (floatX& x : logits) x = floatX(float(real(x) + shift));
+      std::fill_n(logits.begin(), ld, nans<floatX>(1)[0]);  // what is not scored is not read
       std::vector<double> e_losses, e_gradient;
       for (int64_t n = 0; n < rows; n++) {
         for (int64_t i = V; i < ld; i++) logits[n * ld + i] = nans<floatX>(1)[0];
+        if (targets[n] == not_scored) {
+          e_losses.push_back(0), e_gradient.insert(e_gradient.end(), size_t(V), 0.0);
+          continue;
+        }
         auto logit = [&](int64_t i) { return real(logits[n * ld + i]); };
         double max = logit(0), sum = 0;
         for (int64_t i = 0; i < V; i++) max = std::max(max, logit(i));
@@ -35,8 +45,8 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
           [&] {
             DeviceArray<floatX> result(logits), untouched(logits);
             DeviceArray<float> losses(nans<float>(rows)), losses_only(nans<float>(rows));
-            classifier(losses.data, result.data, d_targets.data, rows, V, ld, dloss, true);
-            classifier(losses_only.data, untouched.data, d_targets.data, rows, V, ld, dloss, false);
+            classifier({losses.data, result.data, d_targets.data, rows, V, ld, dloss, true});
+            classifier({losses_only.data, untouched.data, d_targets.data, rows, V, ld, dloss, false});
             return std::make_tuple(losses.to_host(), result.to_host(), losses_only.to_host(), untouched.to_host());
           },
           V > 1000 || scale > 1 || shift < 0 ? 2 : 8);
@@ -50,6 +60,29 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
       EXPECT_LE(relative_error(losses, e_losses), of_fp32);
       EXPECT_LE(relative_error(gradient, e_gradient), has_master_weights ? one_rounding : 2e-6);
     }
+}
+
+TEST(Classifier, TakesTheFirstOfTheLargestLogitsForTheAnswer) {
+  for (int64_t V : {3, 257, 8195}) {
+    const int last = int(V - 1);
+    const std::vector<int> targets = {last, 1, 0, 2, not_scored, last};
+    const int64_t rows = int64_t(targets.size()), ld = (V + 63) / 64 * 64;
+    std::vector<floatX> logits = random_values<floatX>(rows * ld, 1);
+    for (int64_t n = 0; n < rows; n++) {
+      logits[n * ld + 1] = floatX(8.0f), logits[n * ld + last] = floatX(8.0f);  // two are equal
+      for (int64_t i = V; i < ld; i++) logits[n * ld + i] = floatX(9.0f);       // beyond the vocabulary
+    }
+    logits[5 * ld + last] = floatX(8.5f);
+    const DeviceArray<int> d_targets(targets);
+    const auto [correct] = in_any_order([&] {
+      const DeviceArray<floatX> d_logits(logits);
+      const DeviceArray<float> losses(nans<float>(rows));
+      const DeviceArray<uint8_t> correct(std::vector<uint8_t>(size_t(rows), 7));
+      classifier({losses.data, d_logits.data, d_targets.data, rows, V, ld, 0, false, correct.data});
+      return std::make_tuple(correct.to_host());
+    });
+    EXPECT_EQ(correct, std::vector<uint8_t>({0, 1, 0, 0, 0, 1})) << V << " columns";
+  }
 }
 
 // ----------------------------------------------------------------------------
@@ -139,18 +172,27 @@ TEST(Coordinates, AreAddedToEachRow) {
   }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `double total = 0;` -> `float total = 0;`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `double loss = 0, ponder = 0;` -> `float loss = 0, ponder = 0;`
 TEST(MeanLoss, IsAddedToTheSumInDouble) {
   for (int64_t n : {1023, 1024, 1025, 3 * 1024 + 5}) {  // beside and on the threads of a block
     std::vector<float> losses(size_t(n), 1.0f);
     losses[7] = 67108864.0f;  // 2^26: a sum in float would lose the ones
     losses[size_t(n) - 1] = 0.5f;
+    std::vector<int> targets(size_t(n), 3);
+    std::vector<uint8_t> correct(size_t(n), 0);
+    targets[9] = targets[1000] = not_scored, correct[3] = correct[9] = correct[size_t(n) - 1] = 1;
     const DeviceArray<float> d_losses(losses);
-    const auto [sum] = in_any_order([&] {
-      const DeviceArray<double> d_sum(std::vector<double>{0.25});
-      add_losses(d_sum.data, d_losses.data, n, 7.0);
-      return std::make_tuple(d_sum.to_host());
+    const DeviceArray<int> d_targets(targets);
+    const DeviceArray<uint8_t> d_correct(correct);
+    const StepStats before = {1, 0.25, 0.5, 10, 20, 30, 40};
+    const auto [stats, without] = in_any_order([&] {
+      const DeviceArray<StepStats> d_stats(std::vector<StepStats>{before}), d_without(std::vector<StepStats>{before});
+      add_losses(d_stats.data, {d_losses.data, d_losses.data, d_correct.data, d_targets.data, n, 7.0});
+      add_losses(d_without.data, {d_losses.data, nullptr, nullptr, d_targets.data, n, 7.0});
+      return std::make_tuple(doubles_of(d_stats), doubles_of(d_without));
     });
-    EXPECT_EQ(sum[0], 0.25 + (67108864.0 + double(n - 2) + 0.5) / 7.0) << n;
+    const double sum = (67108864.0 + double(n - 4) + 0.5) / 7.0, scored = 10 + double(n - 2), tokens = 20 + double(n);
+    EXPECT_EQ(stats, std::vector<double>({1, 0.25 + sum, 0.5 + sum, scored, tokens, 32, 40})) << n;
+    EXPECT_EQ(without, std::vector<double>({1, 0.25 + sum, 0.5, scored, tokens, 30, 40})) << n;
   }
 }
