@@ -2,8 +2,10 @@
 //
 // An example takes exactly T tokens: a context, and then questions with their answers, in slots between which blanks
 // lie. Only answers are scored. In the papers a model is asked at the question's last token and never sees its answer;
-// here, as in a text, the answer is the next token. Example i of a split is a pure function of (settings, split, i),
-// computed with whole numbers only, so that it is the same on every machine.
+// here, as in a text, the answer is the next token. Values are drawn with repetitions: of different ones a model learns
+// first to name one that was not asked yet, which needs no key, and is stuck there for thousands of updates. Example i
+// of a split is a pure function of (settings, split, i), computed with whole numbers only, so that it is the same on
+// every machine.
 #pragma once
 #include <algorithm>            // std::swap, std::sort, std::min, std::lower_bound
 #include <cstdint>              // uint16_t, uint32_t, uint64_t, int64_t
@@ -137,13 +139,13 @@ inline ProbeVocabulary probe_vocabulary(const ProbeSettings& s) {
 inline double probe_chance(const ProbeSettings& s) { return 1.0 / s.symbols; }
 
 // The share of right answers of a model that picks one of the places in the context that hold an answer, which is what
-// a model can do that has learned everything but to find the right one; memorize has none there. Elimination of those
-// that were asked before is not counted. In copy and compress another place may hold the same token.
+// a model can do that has learned everything but to find the right one; memorize has none there. In all tasks but
+// induction another place may hold the same token; elimination of those that were asked before is not counted there.
 inline double probe_chance_in_context(const ProbeSettings& s) {
   if (s.task == "memorize") return probe_chance(s);
   if (s.task == "induction") return 1.0 / s.length;
-  if (s.task == "copy" || s.task == "compress") return 1.0 / s.length + (1 - 1.0 / s.length) * probe_chance(s);
-  return 1.0 / s.pairs;
+  const int places = s.task == "copy" || s.task == "compress" ? s.length : s.pairs;
+  return 1.0 / places + (1 - 1.0 / places) * probe_chance(s);
 }
 
 // -------------------------------------------------------------------------------------------------------------------
@@ -249,10 +251,10 @@ inline void check_probe(const ProbeSettings& s) {
   if (vocabulary.size > 65535)
     user_error("%s: a vocabulary of %d tokens, more than the 65535 of a shard; use fewer --symbols", task,
                vocabulary.size);
-  const bool answers_differ = s.task != "memorize" && s.task != "copy" && s.task != "compress";
-  const int answers = s.task == "induction" ? s.length : s.pairs;
-  if (answers_differ && answers > s.symbols)
-    user_error("%s: %d different tokens of an alphabet of %d; use more --symbols", task, answers, s.symbols);
+  const bool has_keys = s.task == "recall" || s.task == "noisy-recall" || s.task == "depth";
+  const int different = s.task == "induction" ? s.length : has_keys ? s.pairs : 0;
+  if (different > s.symbols)
+    user_error("%s: %d different tokens of an alphabet of %d; use more --symbols", task, different, s.symbols);
   if (s.task == "depth" && s.hops >= s.pairs)
     user_error("depth: a chain of %d nodes comes back within %d hops; use more --pairs than --hops", s.pairs, s.hops);
   if (s.distance == 0 || s.task == "copy" || s.task == "memorize") return;
@@ -301,10 +303,12 @@ class ProbeGenerator {
 
   Draws dictionary_draws() const { return {s_.seed, ProbeSplit::dictionary, 0}; }
 
+  uint16_t value(Draws& draws) const { return vocabulary_.values.token(draws.below(vocabulary_.values.size)); }
+
   // `n` values, with repetitions.
   std::vector<uint16_t> values(Draws draws, int n) const {
     std::vector<uint16_t> drawn(n);
-    for (uint16_t& value : drawn) value = vocabulary_.values.token(draws.below(vocabulary_.values.size));
+    for (uint16_t& token : drawn) token = value(draws);
     return drawn;
   }
 
@@ -343,14 +347,12 @@ class ProbeGenerator {
     int64_t possible = 1;
     for (int i = 0; i < width && possible < 1 << 20; i++) possible *= vocabulary_.keys.size;
     const std::vector<int> keys = draws.different(s_.pairs, int(possible));
-    std::vector<std::vector<int>> columns;  // the i-th tokens of all values
-    for (int i = 0; i < width; i++) columns.push_back(draws.different(s_.pairs, vocabulary_.values.size));
     const int noise = layout_.context - layout_.item * s_.pairs;
     const std::vector<int> places = draws.places(s_.pairs, s_.pairs + noise);
     std::vector<ProbeQuestion> questions;
     for (int i = 0; i < s_.pairs; i++) {
       ProbeQuestion q{places[i] + i * (layout_.item - 1), key(keys[i]), {}};
-      for (int j = 0; j < width; j++) q.answer.push_back(vocabulary_.values.token(columns[j][i]));
+      for (int j = 0; j < width; j++) q.answer.push_back(value(draws));
       put(e, put(e, q.source, q.question, false), q.answer, false);
       questions.push_back(q);
     }
@@ -379,7 +381,7 @@ class ProbeGenerator {
   std::vector<ProbeQuestion> make_compress(Draws& draws, ProbeExample& e) const {
     std::vector<ProbeQuestion> questions;
     for (int i = 0; i < s_.length; i++) {
-      e.tokens[i] = vocabulary_.values.token(draws.below(vocabulary_.values.size));
+      e.tokens[i] = value(draws);
       questions.push_back({i, {vocabulary_.keys.token(i)}, {e.tokens[i]}});
     }
     e.tokens[s_.length] = probe_mark;
@@ -392,12 +394,13 @@ class ProbeGenerator {
   std::vector<ProbeQuestion> make_depth(Draws& draws, ProbeExample& e) const {
     const int n = s_.pairs;
     const std::vector<int> ring = draws.different(n, vocabulary_.keys.size);
-    const std::vector<int> beside = draws.different(n, vocabulary_.values.size);
+    std::vector<uint16_t> beside;
+    for (int i = 0; i < n; i++) beside.push_back(value(draws));
     const std::vector<int> order = draws.different(n, n);  // which node's record comes first, second, ...
     std::vector<ProbeQuestion> questions;
     for (int i = 0; i < n; i++) {
       const int node = order[i], asked = (node + n - s_.hops) % n;
-      const uint16_t token = vocabulary_.values.token(beside[node]);
+      const uint16_t token = beside[node];
       put(e, 3 * i, {vocabulary_.keys.token(ring[node]), token, vocabulary_.keys.token(ring[(node + 1) % n])}, false);
       questions.push_back({3 * i, {vocabulary_.keys.token(ring[asked])}, {token}});
     }
@@ -425,7 +428,7 @@ class ProbeGenerator {
     const std::vector<int> places = draws.places(s_.length, context);
     e.tokens[context] = probe_mark;
     for (int i = 0; i < s_.length; i++) {
-      const uint16_t token = vocabulary_.values.token(draws.below(vocabulary_.values.size));
+      const uint16_t token = value(draws);
       e.tokens[places[i]] = token;
       put(e, context + 1 + i, {token}, true);
     }
