@@ -81,7 +81,7 @@ worker() {
     [ -z "$stopped" ] || return "$status"
     if [ "$status" -eq 0 ]; then
       echo "$name, seed $seed: $(sed -n 's/^{"step":\([0-9]*\),"val_loss":\(.*\)}$/validation loss \2 after step \1/p' \
-        "$out/$name-$seed/log.jsonl" | tail -n 1)"
+        "$out/$name-$seed/log.jsonl" | tail -n 1 | sed 's/,"val_accuracy":/, accuracy /')"
     else
       echo "error: $name, seed $seed, ended with status $status: $(tail -n 1 "$out/$name-$seed.txt")" >&2
       echo "$name-$seed" >>"$failures"

@@ -95,18 +95,18 @@ TEST(Thinning, KeepsEachExtremeAndWhatIsNotFinite) {
 struct LogOf {
   std::string wiring = "plain";
   int64_t seed = 1, planned = 10;
-  int kv_bytes = 512;
+  int kv_bytes = 512, flops = 1000;
 
   std::string head() const {
     return format(
         R"({"run":{"model":"d12","num_layers":4,"num_heads":4,"channels":32,"wiring":"%s","num_parameters":10000,)"
         R"("micro_batch":2,)"
         R"("seq_len":8,"grad_accum_steps":1,"ranks":1,"steps":%lld,"learning_rate":0.001,"seed":%lld,)"
-        R"("flops_per_token":1000,)"
+        R"("flops_per_token":%d,)"
         R"("kv_bytes_per_token":%d,"precision":"fp32","device":"CPU","memory":{"weights":4000,"activations":12000},)"
         R"("process":{"host":"node1","cpu":"A CPU","processors":2,"ranks":1,"gemm_peak":1000000}}})"
         "\n",
-        wiring.c_str(), (long long)planned, (long long)seed, kv_bytes);
+        wiring.c_str(), (long long)planned, (long long)seed, flops, kv_bytes);
   }
   static std::string step(int64_t n, const std::string& loss, const std::string& norm = "1.5") {
     return format(R"({"step":%lld,"loss":%s,"grad_norm":%s,"lr":0.001,"ms":20,"data_ms":0,"tokens_per_second":800})"
@@ -346,6 +346,43 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
   EXPECT_TRUE(has(comparison_page(runs), "<td>-0.10000</td><td>1</td><td>-</td><td>1.00</td><td>50.0 %</td><td>one "
                                          "pair shows nothing about other seeds</td>"));
   EXPECT_FALSE(has(comparison_page({runs[0], runs[1]}), "Over seeds"));
+}
+
+// Two wirings, of which rope takes half of the FLOPs, and two sections, of which the second has plain runs only.
+// BUG llmc/run/report.cpp: `if (flops_at(kind, point) <= flops) accuracy` -> `accuracy`
+// BUG llmc/run/report.cpp: `if (point.accuracy > solved) {` -> `if (point.accuracy >= solved) {`
+// BUG llmc/run/report.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
+TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
+  const auto run = [&](const std::string& name, const std::string& wiring, int64_t seed, double last) {
+    LogOf of;
+    of.wiring = wiring, of.seed = seed, of.flops = wiring == "plain" ? 2000 : 1000;
+    std::string log = of.head();
+    for (int step = 1; step <= 10; step++)
+      log += LogOf::steps(step, step) +
+             format("{\"step\":%d,\"val_loss\":1,\"val_accuracy\":%g}\n", step, step < 10 ? 0.11 * step : last);
+    return write_run(name, log);
+  };
+  const std::vector<ReportSection> sections = {{"recall",
+                                                {},
+                                                {run("a", "plain", 1, 1), run("b", "plain", 2, 0.98),
+                                                 run("c", "rope", 1, 1), run("d", "rope", 2, 1)}},
+                                               {"copy", {}, {run("e", "plain", 1, 0.5)}}};
+  const std::string page = sections_page("probe", sections);
+  const auto map = [&](const char* title) {
+    const size_t at = page.find(title);
+    return page.substr(at, page.find("</table>", at) - at);
+  };
+  EXPECT_TRUE(has(map("Accuracy after the last update"), "<th>wiring</th><th>recall</th><th>copy</th>"));
+  EXPECT_TRUE(has(map("Accuracy after the last update"), "<td>plain</td><td style=\"--share:0.990\">99.0 &#177; "
+                                                         "12.7</td><td style=\"--share:0.500\">50.0</td>"))
+      << map("Accuracy after the last update");
+  EXPECT_TRUE(has(map("Accuracy after the last update"), "<td>rope</td><td style=\"--share:1.000\">100.0 &#177; "
+                                                         "0.0</td><td>-</td>"));
+  EXPECT_TRUE(has(map("Accuracy at equal FLOPs"), "<td>plain</td><td style=\"--share:0.550\">55.0 &#177; 0.0</td>"))
+      << "after 5 of 10 updates " << map("Accuracy at equal FLOPs");
+  EXPECT_TRUE(has(map("Updates until solved"), "<td>plain</td><td>10 (1 of 2)</td><td>-</td>")) << map("Updates until "
+                                                                                                       "solved");
+  EXPECT_FALSE(has(sections_page("none", {{"recall", {}, {}}}), "Accuracy after the last update"));
 }
 
 // The differences of gqa(2) are -0.1 and -0.1, of rope 0.1 and -0.1, and of gate 0.1 alone: from seed to seed they vary

@@ -298,6 +298,38 @@ TEST_F(LongCompare, SaysWhichRunsFailedAndDoesTheOthers) {
 }
 
 // ----------------------------------------------------------------------------
+// probe.sh
+
+using LongProbe = Scripts;
+
+// The last task is not lost, what is done is not done again, and a task that is impossible is said before the first
+// run.
+// BUG scripts/probe.sh: `done <<<"$(tr ';\\n' '\\n ' <<<"$tasks")"` -> `done < <(tr ';\\n' '\\n ' <<<"$tasks")`
+// BUG scripts/probe.sh: `echo "run ${folder%/}"` -> `:`
+TEST_F(LongProbe, HasTheAccuraciesOfTasksAndWirings) {
+  const std::string tasks = " --tasks 'recall --pairs 2 --symbols 4 -t 16; copy --length 2 --symbols 4 -t 8' ";
+  const std::string command = "scripts/probe.sh --wirings 'plain; rope' --seeds 1 --steps 5 --out " + in("out") + tasks;
+  const Outcome o = run(command);
+  ASSERT_EQ(o.exit_status, 0) << o.out << o.err;
+  const std::string page = read_file(in("out/probe.html"));
+  EXPECT_NE(page.find("<h2>Accuracy after the last update</h2>"), std::string::npos);
+  EXPECT_NE(page.find("<th>recall --pairs 2 --symbols 4 -t 16</th><th>copy --length 2 --symbols 4 -t 8</th>"),
+            std::string::npos);
+  EXPECT_NE(o.out.find("2 of 2 tasks after"), std::string::npos) << o.out;
+  EXPECT_NE(read_file(in("out/outline.txt")).find("Chance: 62.5 % for"), std::string::npos) << "1/2 + 1/2 * 1/4";
+  const std::string log = in("out/copy_length_2_symbols_4_t_8/rope-1/log.jsonl");
+  const std::string before = read_file(log);
+  EXPECT_NE(before.find("\"val_accuracy\":"), std::string::npos);
+  ASSERT_EQ(run(command).exit_status, 0);
+  EXPECT_EQ(read_file(log).find("\"step\":5,\"loss\""), before.find("\"step\":5,\"loss\"")) << "no step runs again";
+  const Outcome impossible =
+      run("scripts/probe.sh --out " + in("none") + " --tasks 'recall -t 16 --pairs 2; recall --pairs 40 -t 16'");
+  EXPECT_EQ(impossible.exit_status, 1);
+  EXPECT_NE(impossible.err.find("recall: the context and 40 questions take"), std::string::npos) << impossible.err;
+  EXPECT_NE(run("scripts/probe.sh --seeds 0").err.find("error: probe.sh: '0'"), std::string::npos);
+}
+
+// ----------------------------------------------------------------------------
 // paper.sh
 
 // SIZE=tiny with shorter sequences, of 64 and 32 tokens in place of 512 and 128, and fewer channels.

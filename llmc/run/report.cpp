@@ -65,6 +65,7 @@ std::string script(const std::string& code) {
 }
 
 std::string loss_text(double loss) { return std::isfinite(loss) ? format("%.5f", loss) : "-"; }
+std::string percent_text(double share) { return std::isfinite(share) ? format("%.1f %%", 100 * share) : "-"; }
 std::string signed_text(double x) { return std::isfinite(x) ? format("%+.5f", x) : "-"; }
 
 std::string string_in(const json& object, const char* key) {
@@ -176,6 +177,9 @@ json charts_of(const RunHistory& run) {
   const json val = series(run, run.validations, buckets_of_a_run, [&](size_t i) { return run.validations[i].loss; });
   losses.push_back(styled(val, "validation", 1, "points"));
   add_chart(charts, "Loss", "nats a token", std::move(losses));
+  const json right =
+      series(run, run.validations, buckets_of_a_run, [&](size_t i) { return run.validations[i].accuracy; });
+  add_chart(charts, "Accuracy of validation", "share of scored tokens", {styled(right, "validation", 1, "points")});
   add_chart(charts, "Cycles that tokens run: N + R", "mean over tokens", noisy(run, &TrainPoint::ponder, "N + R", 5));
   add_chart(charts, "Norm of the gradient", "norm", noisy(run, &TrainPoint::grad_norm, "norm", 3));
   const json rate = series(run, run.steps, buckets_of_a_run, [&](size_t i) { return run.steps[i].learning_rate; });
@@ -372,6 +376,8 @@ struct Kind {
   std::vector<double> speeds;  // tokens/s of those runs, each its median step's: other programs' bursts do not count
   double kv_bytes = NAN;       // of a token
   std::map<int64_t, std::vector<PositionRange>> positions;  // by seed: of the runs where they have been measured
+  std::map<int64_t, std::vector<ValPoint>> validations;     // by seed: of runs that are finished
+  double flops_per_token = NAN;
 };
 
 // What follows from the rest of a description, and so says nothing more about what differs.
@@ -403,10 +409,19 @@ std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>
   for (const RunHistory& run : runs) {
     const nlohmann::json key = key_of(run);
     auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
-    if (it == kinds.end()) it = kinds.insert(kinds.end(), {key, "", {}, {}, run.number("kv_bytes_per_token", NAN), {}});
+    if (it == kinds.end())
+      it = kinds.insert(kinds.end(), {key,
+                                      "",
+                                      {},
+                                      {},
+                                      run.number("kv_bytes_per_token", NAN),
+                                      {},
+                                      {},
+                                      run.number("flops_per_token", NAN)});
     kind_of_run.push_back(int(it - kinds.begin()));
     if (!run.is_finished() || !std::isfinite(run.final_loss())) continue;
     it->losses.emplace(int64_t(run.number("seed", 0)), run.final_loss());
+    it->validations.emplace(int64_t(run.number("seed", 0)), run.validations);
     std::vector<double> speeds;
     for (const TrainPoint& p : run.steps) speeds.push_back(p.tokens_per_second);
     it->speeds.push_back(median(speeds));
@@ -433,7 +448,10 @@ std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<
                                    "steps",         "tokens",          "training",
                                    "tokens/s",      "parameters",      "K/V a token",
                                    "FLOPs a token", "validation loss", "difference to the first"};
+  const bool has_accuracy =
+      std::any_of(runs.begin(), runs.end(), [](const RunHistory& run) { return std::isfinite(run.final_accuracy()); });
   if (has_ponder) head.push_back("cycles of a token, N + R");
+  if (has_accuracy) head.push_back("accuracy");
   std::string rows = row(head, "th");
   const double first = runs[0].final_loss();
   for (size_t i = 0; i < runs.size(); i++) {
@@ -458,6 +476,7 @@ std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<
                                       loss_text(run.final_loss()),
                                       i == 0 ? "" : signed_text(run.final_loss() - first)};
     if (has_ponder) cells.push_back(loss_text(run.final_ponder()));
+    if (has_accuracy) cells.push_back(percent_text(run.final_accuracy()));
     rows += row(cells);
   }
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
@@ -572,13 +591,16 @@ std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind* first)
 json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<std::string>& names,
                        const std::vector<Kind>& kinds, const std::vector<int>& kind_of_run, size_t runs_of_page) {
   const size_t buckets = std::clamp<size_t>(6000 / runs_of_page, 50, buckets_of_a_run);
-  std::vector<json> val, train, scatter(kinds.size());
+  std::vector<json> val, accuracy, train, scatter(kinds.size());
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
     const std::vector<double> smooth = smoothed(run, &TrainPoint::loss);
     const int colour = kind_of_run[i];
     val.push_back(styled(series(run, run.validations, buckets, [&](size_t j) { return run.validations[j].loss; }),
                          names[i], colour, "points"));
+    accuracy.push_back(
+        styled(series(run, run.validations, buckets, [&](size_t j) { return run.validations[j].accuracy; }), names[i],
+               colour, "points"));
     train.push_back(
         styled(series(run, run.steps, buckets, [&](size_t j) { return smooth[j]; }), names[i], colour, "line"));
     json& dots = scatter[size_t(colour)];
@@ -590,6 +612,7 @@ json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<st
   }
   json charts = json::array();
   add_chart(charts, "Validation loss", "nats a token", std::move(val));
+  add_chart(charts, "Accuracy of validation", "share of scored tokens", std::move(accuracy));
   add_chart(charts, "Training loss, smoothed", "nats a token", std::move(train));
   add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V a token");
   std::vector<json> positions, differences;
@@ -663,8 +686,108 @@ std::vector<ReportSection> read_outline(const std::string& path) {
   return sections;
 }
 
+// ----------------------------------------------------------------------------
+// Accuracies, a wiring a row and a section a column
+
+namespace {
+
+struct Column {
+  std::string title;
+  std::vector<Kind> kinds;
+};
+
+double flops_at(const Kind& kind, const ValPoint& point) { return kind.flops_per_token * point.tokens; }
+
+// The least FLOPs that a finished run of the column's took; NaN if there is none.
+double least_flops(const Column& column) {
+  double least = NAN;
+  for (const Kind& kind : column.kinds)
+    for (const auto& [seed, points] : kind.validations)
+      if (!points.empty()) least = std::fmin(least, flops_at(kind, points.back()));
+  return least;
+}
+
+// The accuracy of the last validation that took no more than `flops`, of each seed.
+std::vector<double> accuracies_at(const Kind& kind, double flops) {
+  std::vector<double> found;
+  for (const auto& [seed, points] : kind.validations) {
+    double accuracy = NAN;
+    for (const ValPoint& point : points)
+      if (flops_at(kind, point) <= flops) accuracy = point.accuracy;
+    if (std::isfinite(accuracy)) found.push_back(accuracy);
+  }
+  return found;
+}
+
+std::string share_cell(const std::vector<double>& accuracies) {
+  if (accuracies.empty()) return "<td>-</td>";
+  const Estimate e = estimate(accuracies);
+  return format("<td style=\"--share:%.3f\">%.1f", e.mean, 100 * e.mean) +
+         (std::isfinite(e.interval) ? format(" &#177; %.1f", 100 * e.interval) : "") + "</td>";
+}
+
+constexpr double solved = 0.99;
+
+// The mean of the steps of each seed's first validation above 0.99, and how many seeds have one if not all.
+std::string solved_cell(const Kind& kind) {
+  std::vector<double> steps;
+  for (const auto& [seed, points] : kind.validations)
+    for (const ValPoint& point : points)
+      if (point.accuracy > solved) {
+        steps.push_back(double(point.step));
+        break;
+      }
+  if (steps.empty()) return "<td>-</td>";
+  return "<td>" + format("%.0f", estimate(steps).mean) +
+         (steps.size() < kind.validations.size() ? format(" (%zu of %zu)", steps.size(), kind.validations.size())
+                                                 : "") +
+         "</td>";
+}
+
+std::string map_of(const std::vector<Column>& columns,
+                   const std::function<std::string(const Column&, const Kind&)>& cell) {
+  std::vector<std::string> wirings, head = {"wiring"};
+  for (const Column& column : columns) {
+    head.push_back(html(column.title));
+    for (const Kind& kind : column.kinds)
+      if (std::find(wirings.begin(), wirings.end(), kind.label) == wirings.end()) wirings.push_back(kind.label);
+  }
+  std::string rows = row(head, "th");
+  for (const std::string& wiring : wirings) {
+    rows += "<tr><td>" + html(wiring) + "</td>";
+    for (const Column& column : columns) {
+      const auto kind =
+          std::find_if(column.kinds.begin(), column.kinds.end(), [&](const Kind& k) { return k.label == wiring; });
+      rows += kind == column.kinds.end() ? "<td>-</td>" : cell(column, *kind);
+    }
+    rows += "</tr>\n";
+  }
+  return "<div class=\"wide\"><table class=\"heat\">\n" + rows + "</table></div>\n";
+}
+
+std::string accuracy_maps(const std::vector<Column>& columns) {
+  const auto has_accuracy = [](const Column& column) {
+    return std::any_of(column.kinds.begin(), column.kinds.end(),
+                       [](const Kind& kind) { return !accuracies_at(kind, INFINITY).empty(); });
+  };
+  if (std::none_of(columns.begin(), columns.end(), has_accuracy)) return "";
+  return "<h2>Accuracy after the last update</h2>\n<p>Percent of the scored tokens of validation; means over seeds "
+         "with 95 % intervals. Only runs that are finished count.</p>\n" +
+         map_of(columns, [](const Column&, const Kind& kind) { return share_cell(accuracies_at(kind, INFINITY)); }) +
+         "<h2>Accuracy at equal FLOPs</h2>\n<p>Of each run's last validation that took no more FLOPs than the "
+         "column's cheapest run takes in all.</p>\n" +
+         map_of(columns, [](const Column& column,
+                            const Kind& kind) { return share_cell(accuracies_at(kind, least_flops(column))); }) +
+         "<h2>Updates until solved</h2>\n<p>The step of the first validation with an accuracy above 99 %, the mean of "
+         "the seeds that have one.</p>\n" +
+         map_of(columns, [](const Column&, const Kind& kind) { return solved_cell(kind); });
+}
+
+}  // namespace
+
 std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections) {
-  std::string body = "<h1>" + html(title) + "</h1>\n" + axes;
+  std::string body;
+  std::vector<Column> columns;
   json charts = json::array();
   std::map<std::string, RunHistory> all;  // by folder: sections share runs
   size_t runs_of_page = 0;
@@ -686,6 +809,7 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     std::vector<int> kind_of_run;
     const std::vector<std::string> names = names_of(runs);
     const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
+    columns.push_back({sections[i].title, kinds});
     for (const RunHistory& run : runs) body += notices(run);
     std::map<int, std::string> published;  // by kind
     for (size_t run = 0; run < runs.size(); run++) {
@@ -700,5 +824,5 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
       charts.push_back(std::move(chart));
     }
   }
-  return page(title, body, charts);
+  return page(title, "<h1>" + html(title) + "</h1>\n" + accuracy_maps(columns) + axes + body, charts);
 }

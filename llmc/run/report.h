@@ -30,6 +30,7 @@ struct ReportSection {
 // with the line, for anything before the first title, and for `published` before a run.
 std::vector<ReportSection> read_outline(const std::string& path);
 
-// Sections below each other, with the runs over seeds and their validation losses in each, and all final losses at the
-// end. A section without a run that has begun says so.
+// Sections below each other, with the runs over seeds and their validation losses in each. A section without a run that
+// has begun says so. Before them, if validations have accuracies: of each wiring (rows) and section (columns) the mean
+// accuracy over seeds after the last update and at equal FLOPs, and after how many updates it was above 0.99.
 std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections);

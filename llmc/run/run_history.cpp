@@ -20,6 +20,7 @@ double RunHistory::number(const char* key, double otherwise) const { return numb
 double RunHistory::final_loss() const { return validations.empty() ? NAN : validations.back().loss; }
 
 double RunHistory::final_ponder() const { return validations.empty() ? NAN : validations.back().ponder; }
+double RunHistory::final_accuracy() const { return validations.empty() ? NAN : validations.back().accuracy; }
 
 std::vector<int64_t> RunHistory::steps_not_finite() const {
   std::vector<int64_t> found;
@@ -79,7 +80,8 @@ static bool add_line(RunHistory& run, const json& line) {
     add_step(run, line, step);
   } else if (line.contains("val_loss")) {
     drop_from(run.validations, step);
-    run.validations.push_back({step, number_in(line, "val_loss"), 0, 0, number_in(line, "val_ponder")});
+    run.validations.push_back(
+        {step, number_in(line, "val_loss"), 0, 0, number_in(line, "val_ponder"), number_in(line, "val_accuracy")});
   } else if (line.contains("sample") && line["sample"].is_string()) {
     drop_from(run.samples, step);
     run.samples.push_back({step, line["sample"].get<std::string>()});

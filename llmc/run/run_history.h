@@ -23,6 +23,7 @@ struct ValPoint {
   double loss;
   double seconds, tokens;  // of the training steps before it
   double ponder;           // as of a training step
+  double accuracy;         // the share of scored tokens that got the largest logit; only where masks say what is scored
 };
 
 struct Sample {
@@ -56,6 +57,7 @@ struct RunHistory {
   double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
   double final_loss() const;                      // of the last validation; NaN if there is none
   double final_ponder() const;                    // of the last validation; NaN without it, or without `act`
+  double final_accuracy() const;                  // of the last validation; NaN without it, or without masks
   std::vector<int64_t> steps_not_finite() const;  // steps whose loss or norm was not finite
 };
 

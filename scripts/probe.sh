@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Small models learn synthetic tasks with known answers (data/probe), each with several wirings and seeds, and a page
+# shows as maps, wirings x tasks, what share of answers is right after equal updates, at equal FLOPs, and after how many
+# updates a task was solved:
+#
+#   scripts/probe.sh [--wirings 'plain; sla(2,4)'] [--tasks 'recall --pairs 8 -t 32; ...'] [--seeds n] [--steps n]
+#                    [--out runs/probe]
+#
+# Tasks are options of data/probe; harder ones are further tasks. `--wirings all` is a wiring of each term of the
+# README's table. The model has 4 layers of 8 heads and 64 channels; Muon, at a constant learning rate after a warm-up,
+# so that a run's curve is that of every shorter run too. After each task it says how long the others take. The same
+# command resumes where it was stopped. OUT/TASK has the runs of a task, OUT/data its examples, and OUT/probe.html,
+# written anew after each task, the maps.
+#
+# Environment: TRAINER: see compare.sh; JOBS=n: runs at a time (the cores, or the GPUs)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source scripts/stoppable.sh
+source scripts/wiring_name.sh
+die() { echo "error: probe.sh: $*" >&2; exit 1; }
+
+# Where windows are narrower than the distances of a task they must fail, through all layers, too.
+few='plain; rope; sla(2,4); window(8); gqa(2); lsh(4,2)'
+all='plain; rope; relative; sla(2,4); also(2,4); share(2); gqa(2); window(8); strided(8); fixed(8,2); topk(8); lsh(4,2);
+  reuse(2); blend(0.3); gate; universal(1); universal(1) act(0.01); gru; reversible'
+tasks='recall --pairs 8 --symbols 16 -t 32; recall --pairs 4 --symbols 16 --distance 40 -t 64;
+  noisy-recall --pairs 6 --noise 8 --symbols 16 -t 32; fuzzy-recall --pairs 4 --symbols 16 -t 32;
+  copy --length 8 --symbols 16 -t 32; induction --length 16 --symbols 16 -t 32; compress --length 8 --symbols 16 -t 32;
+  memorize --facts 64 --symbols 16 -t 32; depth --pairs 6 --hops 1 --symbols 16 -t 32'
+wirings=$few seeds=2 steps=3000 out=runs/probe
+while [ $# -gt 0 ]; do
+  case $1 in
+    --wirings) wirings=${2-} ;;
+    --tasks) tasks=${2-} ;;
+    --seeds) seeds=${2-} ;;
+    --steps) steps=${2-} ;;
+    --out) out=${2-} ;;
+    *) die "$1: there are --wirings, --tasks, --seeds, --steps and --out" ;;
+  esac
+  [ $# -ge 2 ] || die "$1: needs a value"
+  shift 2
+done
+[ "$wirings" != all ] || wirings=$all
+for number in "$seeds" "$steps"; do
+  [[ $number =~ ^[1-9][0-9]{0,6}$ ]] || die "'$number': --seeds and --steps are numbers, at least 1"
+done
+[ -n "$out" ] || die "--out: needs a folder"
+wirings=$(tr '\n' ' ' <<<"$wirings")
+texts=()
+while IFS= read -r text; do
+  text=$(sed 's/^ *//; s/ *$//' <<<"$text")
+  [ -z "$text" ] || texts+=("$text")
+done <<<"$(tr ';\n' '\n ' <<<"$tasks")"
+[ ${#texts[@]} -gt 0 ] || die "--tasks: none is given"
+for program in data/probe report; do [ -x $program ] || die "$program: not built; make builds it"; done
+mkdir -p "$out/data" || exit 1
+
+# setting_of <folder> <name>: a number in the manifest of a task's examples.
+setting_of() { sed -n "s/^ *\"$2\": *\([0-9.]*\),*\$/\1/p" "$1/MANIFEST.json"; }
+name_of() { wiring_name "$1" | sed 's/_-*/_/g; s/_$//'; }
+
+# All examples first: what is wrong with a task is said before the first run.
+for task in "${texts[@]}"; do
+  # shellcheck disable=SC2086 # options, split at spaces
+  data/probe $task -o "$out/data/$(name_of "$task")" --examples 64000 --val-examples 500 >/dev/null || exit 1
+done
+
+outline=$out/outline.txt
+write_page() {
+  local task examples folder chance
+  local says="Models of 4 layers of 8 heads and 64 channels learn tasks whose answers are known, in $steps updates of "
+  says+="32 examples at a constant learning rate; $seeds seeds each. Only answers are scored."
+  {
+    printf '# What this is\n%s\n' "$says"
+    for task in "${texts[@]}"; do
+      examples=$out/data/$(name_of "$task")
+      chance=$(awk -v c="$(setting_of "$examples" chance_in_context)" 'BEGIN { printf "%.1f", 100 * c }')
+      printf '# %s\n%s\n' "$task" "Chance: $chance % for a model that picks any of the answers in the context."
+      for folder in "$out/$(name_of "$task")"/*-[0-9]*/; do
+        [ ! -e "$folder/log.jsonl" ] || echo "run ${folder%/}"
+      done
+    done
+  } >"$outline"
+  ./report --outline "$outline" -o "$out/probe.html" >/dev/null
+}
+
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+export JOBS=${JOBS:-$([ "$gpus" -gt 0 ] && echo "$gpus" || nproc)}
+[ "$gpus" -gt 0 ] || export OMP_NUM_THREADS=1  # a run a core is faster than a run on all of them
+count=0 started=$SECONDS
+for task in "${texts[@]}"; do
+  name=$(name_of "$task") examples=$out/data/$(name_of "$task")
+  echo "task $((count + 1)) of ${#texts[@]}: $task"
+  stoppable scripts/compare.sh --wirings "$wirings" --seeds "$seeds" --out "$out/$name" -- \
+    -i "$examples/train_*.bin" -j "$examples/val_*.bin" --layers 4 --heads 8 --channels 64 \
+    --vocab-size "$(setting_of "$examples" vocab_size)" --tokenizer none \
+    --max-seq-len "$(setting_of "$examples" seq_len)" -t "$(setting_of "$examples" seq_len)" -b 32 \
+    --shuffle --optimizer muon -l 4e-3 -u 50 -k constant -c 0 -m 0 -v 100 -x "$steps"
+  write_page
+  [ -z "$stopped" ] && [ "$status" -eq 0 ] || exit "$status"
+  count=$((count + 1)) spent=$((SECONDS - started))
+  echo "$count of ${#texts[@]} tasks after $(((spent + 30) / 60)) min; the others take" \
+    "$(((spent * (${#texts[@]} - count) / count + 30) / 60)) min if they take as long"
+done
+echo "$out/probe.html"
