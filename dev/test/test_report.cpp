@@ -349,7 +349,7 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
 }
 
 // Two wirings, of which rope takes half of the FLOPs, and two sections, of which the second has plain runs only.
-// BUG llmc/run/report.cpp: `if (flops_at(kind, point) <= flops) accuracy` -> `accuracy`
+// BUG llmc/run/report.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
 // BUG llmc/run/report.cpp: `if (point.accuracy > solved) {` -> `if (point.accuracy >= solved) {`
 // BUG llmc/run/report.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
 TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
