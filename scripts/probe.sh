@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Small models learn synthetic tasks with known answers (data/probe), each with several wirings and seeds, and a page
-# shows as maps, wirings x tasks, what share of answers is right after equal updates, at equal FLOPs, and after how many
-# updates a task was solved:
+# shows as maps, wirings x tasks, what share of answers is right after equal updates, at equal FLOPs, which was the
+# hardest form of a task that was solved, and after how many updates:
 #
-#   scripts/probe.sh [--wirings 'plain; sla(2,4)'] [--tasks 'recall --pairs 8 -t 32; ...'] [--seeds n] [--steps n]
+#   scripts/probe.sh [--wirings 'plain; sla(2,2)'] [--tasks 'recall --pairs 8 -t 32; ...'] [--seeds n] [--steps n]
 #                    [--out runs/probe]
 #
-# Tasks are options of data/probe; harder ones are further tasks. `--wirings all` is a wiring of each term of the
-# README's table. The model has 4 layers of 8 heads and 64 channels; Muon, at a constant learning rate after a warm-up,
-# so that a run's curve is that of every shorter run too. After each task it says how long the others take. The same
-# command resumes where it was stopped. OUT/TASK has the runs of a task, OUT/data its examples, and OUT/probe.html,
-# written anew after each task, the maps.
+# Tasks are options of data/probe. Those that differ in nothing but the parameter that makes a task harder, and in -t,
+# are levels of one. `--wirings all` is a wiring of each term of the README's table. The model has 4 layers of 4 heads
+# and 128 channels; Muon, at a constant learning rate after a warm-up, so that a run's curve is that of every shorter
+# run too. After each task it says how long the others take. The same command resumes where it was stopped. OUT/TASK has
+# the runs of a task, OUT/data its examples, and OUT/probe.html, written anew after each task, the maps.
 #
 # Environment: TRAINER: see compare.sh; JOBS=n: runs at a time (the cores, or the GPUs)
 set -uo pipefail
@@ -19,15 +19,18 @@ source scripts/stoppable.sh
 source scripts/wiring_name.sh
 die() { echo "error: probe.sh: $*" >&2; exit 1; }
 
-# Where windows are narrower than the distances of a task they must fail, through all layers, too.
-few='plain; rope; sla(2,4); window(8); gqa(2); lsh(4,2)'
-all='plain; rope; relative; sla(2,4); also(2,4); share(2); gqa(2); window(8); strided(8); fixed(8,2); topk(8); lsh(4,2);
+# Through 4 layers a window of 4 reaches 12 tokens back: less than most tasks need. Examples without tokens to spare,
+# as here, are learnt fastest.
+few='plain; rope; sla(2,2); window(4); gqa(2); lsh(4,2)'
+all='plain; rope; relative; sla(2,2); also(2,2); share(2); gqa(2); window(4); strided(8); fixed(8,2); topk(4); lsh(4,2);
   reuse(2); blend(0.3); gate; universal(1); universal(1) act(0.01); gru; reversible'
-tasks='recall --pairs 8 --symbols 16 -t 32; recall --pairs 4 --symbols 16 --distance 40 -t 64;
-  noisy-recall --pairs 6 --noise 8 --symbols 16 -t 32; fuzzy-recall --pairs 4 --symbols 16 -t 32;
-  copy --length 8 --symbols 16 -t 32; induction --length 16 --symbols 16 -t 32; compress --length 8 --symbols 16 -t 32;
-  memorize --facts 64 --symbols 16 -t 32; depth --pairs 6 --hops 1 --symbols 16 -t 32'
-wirings=$few seeds=2 steps=3000 out=runs/probe
+tasks='recall --pairs 4 --symbols 16 -t 16; recall --pairs 8 --symbols 16 -t 32;
+  recall --pairs 4 --distance 20 --symbols 16 -t 36; noisy-recall --pairs 8 --noise 8 --symbols 16 -t 40;
+  fuzzy-recall --pairs 3 --symbols 16 -t 24; copy --length 8 --symbols 16 -t 32;
+  induction --length 8 --symbols 16 -t 24; compress --length 8 --symbols 16 -t 32;
+  memorize --facts 64 --symbols 16 -t 32; depth --pairs 4 --hops 0 --symbols 16 -t 20;
+  depth --pairs 4 --hops 1 --symbols 16 -t 20'
+wirings=$few seeds=2 steps=1000 out=runs/probe
 while [ $# -gt 0 ]; do
   case $1 in
     --wirings) wirings=${2-} ;;
@@ -57,6 +60,14 @@ mkdir -p "$out/data" || exit 1
 
 # setting_of <folder> <name>: a number in the manifest of a task's examples.
 setting_of() { sed -n "s/^ *\"$2\": *\([0-9.]*\),*\$/\1/p" "$1/MANIFEST.json"; }
+# level_of <task> <folder>: which level of what the task is, as an outline of ./report has it: the value of the
+# parameter that makes the task harder, and the task without it and without -t.
+level_of() {
+  local parameter level
+  parameter=$(sed -n 's/^ *"harder": *"\([a-z]*\)",*$/\1/p' "$2/MANIFEST.json")
+  level=$(setting_of "$2" "$parameter")
+  sed -E "s/ *--$parameter[ =]+[0-9]+//; s/ *-t *[0-9]+//; s/^/level $level of /; s/\$/ --$parameter/" <<<"$1"
+}
 name_of() { wiring_name "$1" | sed 's/_-*/_/g; s/_$//'; }
 
 # All examples first: what is wrong with a task is said before the first run.
@@ -68,14 +79,15 @@ done
 outline=$out/outline.txt
 write_page() {
   local task examples folder chance
-  local says="Models of 4 layers of 8 heads and 64 channels learn tasks whose answers are known, in $steps updates of "
+  local says="Models of 4 layers of 4 heads and 128 channels learn tasks whose answers are known, in $steps updates of "
   says+="32 examples at a constant learning rate; $seeds seeds each. Only answers are scored."
   {
     printf '# What this is\n%s\n' "$says"
     for task in "${texts[@]}"; do
       examples=$out/data/$(name_of "$task")
       chance=$(awk -v c="$(setting_of "$examples" chance_in_context)" 'BEGIN { printf "%.1f", 100 * c }')
-      printf '# %s\n%s\n' "$task" "Chance: $chance % for a model that picks any of the answers in the context."
+      printf '# %s\n%s\n%s\n' "$task" "$(level_of "$task" "$examples")" \
+        "Chance: $chance % for a model that picks any of the answers in the context."
       for folder in "$out/$(name_of "$task")"/*-[0-9]*/; do
         [ ! -e "$folder/log.jsonl" ] || echo "run ${folder%/}"
       done
@@ -92,10 +104,10 @@ for task in "${texts[@]}"; do
   name=$(name_of "$task") examples=$out/data/$(name_of "$task")
   echo "task $((count + 1)) of ${#texts[@]}: $task"
   stoppable scripts/compare.sh --wirings "$wirings" --seeds "$seeds" --out "$out/$name" -- \
-    -i "$examples/train_*.bin" -j "$examples/val_*.bin" --layers 4 --heads 8 --channels 64 \
+    -i "$examples/train_*.bin" -j "$examples/val_*.bin" --layers 4 --heads 4 --channels 128 \
     --vocab-size "$(setting_of "$examples" vocab_size)" --tokenizer none \
     --max-seq-len "$(setting_of "$examples" seq_len)" -t "$(setting_of "$examples" seq_len)" -b 32 \
-    --shuffle --optimizer muon -l 4e-3 -u 50 -k constant -c 0 -m 0 -v 100 -x "$steps"
+    --shuffle --optimizer muon -l 2e-3 -u 50 -k constant -c 0 -m 0 -v 100 -x "$steps"
   write_page
   [ -z "$stopped" ] && [ "$status" -eq 0 ] || exit "$status"
   count=$((count + 1)) spent=$((SECONDS - started))

@@ -383,6 +383,50 @@ TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
   EXPECT_TRUE(has(map("Updates until solved"), "<td>plain</td><td>10 (1 of 2)</td><td>-</td>")) << map("Updates until "
                                                                                                        "solved");
   EXPECT_FALSE(has(sections_page("none", {{"recall", {}, {}}}), "Accuracy after the last update"));
+  EXPECT_FALSE(has(page, "Hardest level solved"));
+}
+
+// With two seeds each: plain solves level 4 with both and 8 with one; rope 8 with one alone; gru none.
+// BUG llmc/run/report.cpp: `if (count == accuracies.size()) by_all` -> `by_all`
+// BUG llmc/run/report.cpp: `by_all = std::max(by_all, column.level);` -> `by_all = column.level;`
+// BUG llmc/run/report.cpp: `column.task == task ? column.kind(wiring)` -> `true ? column.kind(wiring)`
+TEST_F(Report, HardestLevelThatIsSolved) {
+  int runs = 0;
+  const auto run = [&](const std::string& wiring, int64_t seed, double accuracy) {
+    LogOf of;
+    of.wiring = wiring, of.seed = seed;
+    return write_run(format("run%d", runs++),
+                     of.head() + LogOf::steps(1, 10) +
+                         format("{\"step\":10,\"val_loss\":1,\"val_accuracy\":%g}\n", accuracy));
+  };
+  const auto level = [&](int64_t number, std::vector<std::string> folders) {
+    return ReportSection{format("recall %d", int(number)), {}, std::move(folders), {}, "recall --pairs", number};
+  };
+  const std::string page =
+      sections_page("probe",
+                    {level(8, {run("plain", 1, 1), run("plain", 2, 0.99), run("rope", 1, 1), run("rope", 2, 0.5)}),
+                     level(4, {run("plain", 1, 1), run("plain", 2, 1)}),
+                     level(2, {run("plain", 1, 1), run("plain", 2, 1), run("gru", 1, 0.5)}),
+                     {"copy", {}, {run("gru", 1, 1)}, {}, "copy --length", 16}});
+  const size_t at = page.find("Hardest level solved");
+  ASSERT_NE(at, std::string::npos);
+  const std::string map = page.substr(at, page.find("</table>", at) - at);
+  EXPECT_TRUE(has(map, "<th>recall --pairs 8, 4, 2</th><th>copy --length 16</th>")) << map;
+  EXPECT_TRUE(has(map, "<td>plain</td><td>4, 8 (1 of 2)</td><td>none</td>")) << map;
+  EXPECT_TRUE(has(map, "<td>rope</td><td>8 (1 of 2)</td><td>none</td>")) << map;
+  EXPECT_TRUE(has(map, "<td>gru</td><td>none</td><td>16</td>")) << map;
+}
+
+TEST_F(Report, OutlinesMayNameLevels) {
+  write_file(in("outline"), "# one\nlevel 8 of recall --pairs\nrun x\n# two\nrun y\n");
+  const std::vector<ReportSection> sections = read_outline(in("outline"));
+  ASSERT_EQ(sections.size(), 2u);
+  EXPECT_EQ(sections[0].task, "recall --pairs");
+  EXPECT_EQ(sections[0].level, 8);
+  EXPECT_EQ(sections[1].task, "");
+  write_file(in("outline"), "# one\nlevel of recall\n");
+  EXPECT_EQ(error_of([&] { read_outline(in("outline")); }), in("outline") + ":2: `level of recall`: it is `level "
+                                                                            "NUMBER of TASK`");
 }
 
 // The differences of gqa(2) are -0.1 and -0.1, of rope 0.1 and -0.1, and of gate 0.1 alone: from seed to seed they vary

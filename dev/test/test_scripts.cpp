@@ -315,6 +315,8 @@ TEST_F(LongProbe, HasTheAccuraciesOfTasksAndWirings) {
   EXPECT_NE(page.find("<h2>Accuracy after the last update</h2>"), std::string::npos);
   EXPECT_NE(page.find("<th>recall --pairs 2 --symbols 4 -t 16</th><th>copy --length 2 --symbols 4 -t 8</th>"),
             std::string::npos);
+  EXPECT_NE(page.find("<th>recall --symbols 4 --pairs 2</th><th>copy --symbols 4 --length 2</th>"), std::string::npos)
+      << "the levels";
   EXPECT_NE(o.out.find("2 of 2 tasks after"), std::string::npos) << o.out;
   EXPECT_NE(read_file(in("out/outline.txt")).find("Chance: 62.5 % for"), std::string::npos) << "1/2 + 1/2 * 1/4";
   const std::string log = in("out/copy_length_2_symbols_4_t_8/rope-1/log.jsonl");

@@ -1,5 +1,6 @@
 #include "report.h"
-#include <algorithm>                    // std::any_of, std::clamp, std::find_if, std::minmax_element
+#include <algorithm>                    // std::any_of, std::clamp, std::count_if, std::find_if, std::minmax_element
+#include <cinttypes>                    // SCNd64, PRId64
 #include <cmath>                        // std::isfinite
 #include <filesystem>                   // std::filesystem::path
 #include <functional>                   // std::function
@@ -679,6 +680,11 @@ std::vector<ReportSection> read_outline(const std::string& path) {
                    "none in this section",
                    path.c_str(), number);
       section.published[section.folders.back()] = line.substr(10);
+    } else if (line.compare(0, 6, "level ") == 0) {
+      int end = 0;
+      if (sscanf(line.c_str(), "level %" SCNd64 " of %n", &section.level, &end) != 1 || end == 0)
+        user_error("%s:%d: `%s`: it is `level NUMBER of TASK`", path.c_str(), number, line.c_str());
+      section.task = line.substr(size_t(end));
     } else {
       section.paragraphs.push_back(line);
     }
@@ -694,6 +700,14 @@ namespace {
 struct Column {
   std::string title;
   std::vector<Kind> kinds;
+  std::string task;  // of which it is a level; empty: of none
+  int64_t level;
+
+  // Null if the wiring has no run.
+  const Kind* kind(const std::string& wiring) const {
+    const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& k) { return k.label == wiring; });
+    return found == kinds.end() ? nullptr : &*found;
+  }
 };
 
 double flops_at(const Kind& kind, const ValPoint& point) { return kind.flops_per_token * point.tokens; }
@@ -744,25 +758,79 @@ std::string solved_cell(const Kind& kind) {
          "</td>";
 }
 
-std::string map_of(const std::vector<Column>& columns,
-                   const std::function<std::string(const Column&, const Kind&)>& cell) {
-  std::vector<std::string> wirings, head = {"wiring"};
+// The hardest level of `task` that all seeds solve, and the hardest of all if some seeds only solve it.
+std::string hardest_cell(const std::vector<Column>& columns, const std::string& task, const std::string& wiring) {
+  int64_t by_all = -1, by_some = -1;
+  std::string seeds;  // that solve `by_some`
   for (const Column& column : columns) {
-    head.push_back(html(column.title));
+    const Kind* kind = column.task == task ? column.kind(wiring) : nullptr;
+    if (kind == nullptr) continue;
+    const std::vector<double> accuracies = accuracies_at(*kind, INFINITY);
+    const auto count = size_t(std::count_if(accuracies.begin(), accuracies.end(), [](double a) { return a > solved; }));
+    if (count == 0) continue;
+    if (count == accuracies.size()) by_all = std::max(by_all, column.level);
+    if (column.level > by_some) {
+      by_some = column.level;
+      seeds = format("%zu of %zu", count, accuracies.size());
+    }
+  }
+  if (by_some < 0) return "<td>none</td>";
+  const std::string partly = format("%" PRId64 " (%s)", by_some, seeds.c_str());
+  if (by_all < 0) return "<td>" + partly + "</td>";
+  return "<td>" + format("%" PRId64, by_all) + (by_some > by_all ? ", " + partly : "") + "</td>";
+}
+
+// All wirings of the columns, each once.
+std::vector<std::string> wirings_of(const std::vector<Column>& columns) {
+  std::vector<std::string> wirings;
+  for (const Column& column : columns)
     for (const Kind& kind : column.kinds)
       if (std::find(wirings.begin(), wirings.end(), kind.label) == wirings.end()) wirings.push_back(kind.label);
-  }
+  return wirings;
+}
+
+// A table of wirings x `titles`.
+std::string map_of(const std::vector<std::string>& wirings, const std::vector<std::string>& titles,
+                   const std::function<std::string(size_t column, const std::string& wiring)>& cell) {
+  std::vector<std::string> head = {"wiring"};
+  for (const std::string& title : titles) head.push_back(html(title));
   std::string rows = row(head, "th");
   for (const std::string& wiring : wirings) {
     rows += "<tr><td>" + html(wiring) + "</td>";
-    for (const Column& column : columns) {
-      const auto kind =
-          std::find_if(column.kinds.begin(), column.kinds.end(), [&](const Kind& k) { return k.label == wiring; });
-      rows += kind == column.kinds.end() ? "<td>-</td>" : cell(column, *kind);
-    }
+    for (size_t column = 0; column < titles.size(); column++) rows += cell(column, wiring);
     rows += "</tr>\n";
   }
   return "<div class=\"wide\"><table class=\"heat\">\n" + rows + "</table></div>\n";
+}
+
+std::string map_of(const std::vector<Column>& columns,
+                   const std::function<std::string(const Column&, const Kind&)>& cell) {
+  std::vector<std::string> titles;
+  for (const Column& column : columns) titles.push_back(column.title);
+  return map_of(wirings_of(columns), titles, [&](size_t column, const std::string& wiring) {
+    const Kind* kind = columns[column].kind(wiring);
+    return kind == nullptr ? "<td>-</td>" : cell(columns[column], *kind);
+  });
+}
+
+// Empty if no section is a level of a task.
+std::string hardest_map(const std::vector<Column>& columns) {
+  std::vector<std::string> tasks, titles;
+  for (const Column& column : columns) {
+    if (column.task.empty()) continue;
+    const auto found = std::find(tasks.begin(), tasks.end(), column.task);
+    const std::string level = format(" %" PRId64, column.level);
+    if (found == tasks.end()) {
+      tasks.push_back(column.task), titles.push_back(column.task + level);
+    } else {
+      titles[size_t(found - tasks.begin())] += "," + level;
+    }
+  }
+  if (tasks.empty()) return "";
+  return "<h2>Hardest level solved</h2>\n<p>Of the levels that a column's title names, the hardest with an accuracy "
+         "above 99 % after the last update, with all seeds; in parentheses how many of the seeds, if not all.</p>\n" +
+         map_of(wirings_of(columns), titles,
+                [&](size_t column, const std::string& wiring) { return hardest_cell(columns, tasks[column], wiring); });
 }
 
 std::string accuracy_maps(const std::vector<Column>& columns) {
@@ -780,7 +848,7 @@ std::string accuracy_maps(const std::vector<Column>& columns) {
                             const Kind& kind) { return share_cell(accuracies_at(kind, least_flops(column))); }) +
          "<h2>Updates until solved</h2>\n<p>The step of the first validation with an accuracy above 99 %, the mean of "
          "the seeds that have one.</p>\n" +
-         map_of(columns, [](const Column&, const Kind& kind) { return solved_cell(kind); });
+         map_of(columns, [](const Column&, const Kind& kind) { return solved_cell(kind); }) + hardest_map(columns);
 }
 
 }  // namespace
@@ -809,7 +877,7 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     std::vector<int> kind_of_run;
     const std::vector<std::string> names = names_of(runs);
     const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
-    columns.push_back({sections[i].title, kinds});
+    columns.push_back({sections[i].title, kinds, sections[i].task, sections[i].level});
     for (const RunHistory& run : runs) body += notices(run);
     std::map<int, std::string> published;  // by kind
     for (size_t run = 0; run < runs.size(); run++) {

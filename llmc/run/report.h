@@ -23,14 +23,18 @@ struct ReportSection {
   std::vector<std::string> paragraphs;
   std::vector<std::string> folders;
   std::map<std::string, std::string> published = {};  // of some folders: the difference that a publication found
+  std::string task = {};                              // what the runs learn, if there are levels of it
+  int64_t level = 0;                                  // of `task`: more is harder
 };
 
 // An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, a line `published TEXT`
-// says what difference a publication found for the run before it, and other lines are paragraphs. Throws UserError,
-// with the line, for anything before the first title, and for `published` before a run.
+// says what difference a publication found for the run before it, a line `level NUMBER of TASK` how hard a form of a
+// task a section is about, and other lines are paragraphs. Throws UserError, with the line, for anything before the
+// first title, and for `published` before a run.
 std::vector<ReportSection> read_outline(const std::string& path);
 
 // Sections below each other, with the runs over seeds and their validation losses in each. A section without a run that
 // has begun says so. Before them, if validations have accuracies: of each wiring (rows) and section (columns) the mean
-// accuracy over seeds after the last update and at equal FLOPs, and after how many updates it was above 0.99.
+// accuracy over seeds after the last update and at equal FLOPs, after how many updates it was above 0.99, and of
+// tasks with levels the hardest on which it was.
 std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections);
