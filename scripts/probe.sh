@@ -78,16 +78,16 @@ done
 
 outline=$out/outline.txt
 write_page() {
-  local task examples folder chance
+  local task examples folder
   local says="Models of 4 layers of 4 heads and 128 channels learn tasks whose answers are known, in $steps updates of "
-  says+="32 examples at a constant learning rate; $seeds seeds each. Only answers are scored."
+  says+="32 examples at a constant learning rate; $seeds seeds each. Only answers are scored. "
+  says+="Chance is what a model gets right that picks any of the answers in the context."
   {
     printf '# What this is\n%s\n' "$says"
     for task in "${texts[@]}"; do
       examples=$out/data/$(name_of "$task")
-      chance=$(awk -v c="$(setting_of "$examples" chance_in_context)" 'BEGIN { printf "%.1f", 100 * c }')
-      printf '# %s\n%s\n%s\n' "$task" "$(level_of "$task" "$examples")" \
-        "Chance: $chance % for a model that picks any of the answers in the context."
+      printf '# %s\n%s\nchance %s\n' "$task" "$(level_of "$task" "$examples")" \
+        "$(setting_of "$examples" chance_in_context)"
       for folder in "$out/$(name_of "$task")"/*-[0-9]*/; do
         [ ! -e "$folder/log.jsonl" ] || echo "run ${folder%/}"
       done

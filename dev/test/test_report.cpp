@@ -352,6 +352,8 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
 // BUG llmc/run/report.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
 // BUG llmc/run/report.cpp: `if (point.accuracy > solved) {` -> `if (point.accuracy >= solved) {`
 // BUG llmc/run/report.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
+// BUG llmc/run/report.cpp: `share_cell({column.chance})` -> `share_cell({1 - column.chance})`
+// BUG llmc/run/report.cpp: `is_known |= std::isfinite(column.chance);` -> `is_known &= std::isfinite(column.chance);`
 TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
   const auto run = [&](const std::string& name, const std::string& wiring, int64_t seed, double last) {
     LogOf of;
@@ -366,7 +368,7 @@ TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
                                                 {},
                                                 {run("a", "plain", 1, 1), run("b", "plain", 2, 0.98),
                                                  run("c", "rope", 1, 1), run("d", "rope", 2, 1)}},
-                                               {"copy", {}, {run("e", "plain", 1, 0.5)}}};
+                                               {"copy", {}, {run("e", "plain", 1, 0.5)}, {}, "", 0, 0.25}};
   const std::string page = sections_page("probe", sections);
   const auto map = [&](const char* title) {
     const size_t at = page.find(title);
@@ -380,8 +382,11 @@ TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
                                                          "0.0</td><td>-</td>"));
   EXPECT_TRUE(has(map("Accuracy at equal FLOPs"), "<td>plain</td><td style=\"--share:0.550\">55.0 &#177; 0.0</td>"))
       << "after 5 of 10 updates " << map("Accuracy at equal FLOPs");
-  EXPECT_TRUE(has(map("Updates until solved"), "<td>plain</td><td>10 (1 of 2)</td><td>-</td>")) << map("Updates until "
-                                                                                                       "solved");
+  EXPECT_TRUE(has(map("Accuracy at equal FLOPs"), "<td>chance</td><td>-</td><td style=\"--share:0.250\">25.0</td>"));
+  const std::string updates = map("Updates until solved");
+  EXPECT_TRUE(has(updates, "<td>plain</td><td>10 (1 of 2)</td><td>-</td>")) << updates;
+  EXPECT_TRUE(has(updates, "<td>rope</td><td>10 &#177; 0</td><td>-</td>")) << updates;
+  EXPECT_FALSE(has(updates, "<td>chance</td>")) << updates;
   EXPECT_FALSE(has(sections_page("none", {{"recall", {}, {}}}), "Accuracy after the last update"));
   EXPECT_FALSE(has(page, "Hardest level solved"));
 }
@@ -427,6 +432,19 @@ TEST_F(Report, OutlinesMayNameLevels) {
   write_file(in("outline"), "# one\nlevel of recall\n");
   EXPECT_EQ(error_of([&] { read_outline(in("outline")); }), in("outline") + ":2: `level of recall`: it is `level "
                                                                             "NUMBER of TASK`");
+}
+
+// BUG llmc/run/report.cpp: `"chance %lf%c", &section.chance, &rest) != 1` -> `"chance %lf%c", &section.chance, &rest) < 1`
+TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
+  write_file(in("outline"), "# one\nchance 0.125\n# two\n");
+  const std::vector<ReportSection> sections = read_outline(in("outline"));
+  EXPECT_EQ(sections[0].chance, 0.125);
+  EXPECT_TRUE(std::isnan(sections[1].chance));
+  for (const char* wrong : {"chance 1.5", "chance -0.1", "chance high", "chance 0.5 %", "chance nan"}) {
+    write_file(in("outline"), format("# one\n%s\n", wrong));
+    EXPECT_EQ(error_of([&] { read_outline(in("outline")); }),
+              in("outline") + ":2: `" + wrong + "`: it is `chance SHARE`, a number from 0 to 1");
+  }
 }
 
 // The differences of gqa(2) are -0.1 and -0.1, of rope 0.1 and -0.1, and of gate 0.1 alone: from seed to seed they vary

@@ -685,6 +685,11 @@ std::vector<ReportSection> read_outline(const std::string& path) {
       if (sscanf(line.c_str(), "level %" SCNd64 " of %n", &section.level, &end) != 1 || end == 0)
         user_error("%s:%d: `%s`: it is `level NUMBER of TASK`", path.c_str(), number, line.c_str());
       section.task = line.substr(size_t(end));
+    } else if (line.compare(0, 7, "chance ") == 0) {
+      char rest;
+      if (sscanf(line.c_str(), "chance %lf%c", &section.chance, &rest) != 1 || !(section.chance >= 0) ||
+          section.chance > 1)
+        user_error("%s:%d: `%s`: it is `chance SHARE`, a number from 0 to 1", path.c_str(), number, line.c_str());
     } else {
       section.paragraphs.push_back(line);
     }
@@ -702,6 +707,7 @@ struct Column {
   std::vector<Kind> kinds;
   std::string task;  // of which it is a level; empty: of none
   int64_t level;
+  double chance;  // NaN: not known
 
   // Null if the wiring has no run.
   const Kind* kind(const std::string& wiring) const {
@@ -742,7 +748,8 @@ std::string share_cell(const std::vector<double>& accuracies) {
 
 constexpr double solved = 0.99;
 
-// The mean of the steps of each seed's first validation above 0.99, and how many seeds have one if not all.
+// The mean of the steps of each seed's first validation above 0.99, its 95 % interval, and how many seeds have one if
+// not all.
 std::string solved_cell(const Kind& kind) {
   std::vector<double> steps;
   for (const auto& [seed, points] : kind.validations)
@@ -752,7 +759,8 @@ std::string solved_cell(const Kind& kind) {
         break;
       }
   if (steps.empty()) return "<td>-</td>";
-  return "<td>" + format("%.0f", estimate(steps).mean) +
+  const Estimate e = estimate(steps);
+  return "<td>" + format("%.0f", e.mean) + (std::isfinite(e.interval) ? format(" &#177; %.0f", e.interval) : "") +
          (steps.size() < kind.validations.size() ? format(" (%zu of %zu)", steps.size(), kind.validations.size())
                                                  : "") +
          "</td>";
@@ -789,9 +797,10 @@ std::vector<std::string> wirings_of(const std::vector<Column>& columns) {
   return wirings;
 }
 
-// A table of wirings x `titles`.
+// A table of wirings x `titles`, with `last_row` below them.
 std::string map_of(const std::vector<std::string>& wirings, const std::vector<std::string>& titles,
-                   const std::function<std::string(size_t column, const std::string& wiring)>& cell) {
+                   const std::function<std::string(size_t column, const std::string& wiring)>& cell,
+                   const std::string& last_row = "") {
   std::vector<std::string> head = {"wiring"};
   for (const std::string& title : titles) head.push_back(html(title));
   std::string rows = row(head, "th");
@@ -800,17 +809,30 @@ std::string map_of(const std::vector<std::string>& wirings, const std::vector<st
     for (size_t column = 0; column < titles.size(); column++) rows += cell(column, wiring);
     rows += "</tr>\n";
   }
-  return "<div class=\"wide\"><table class=\"heat\">\n" + rows + "</table></div>\n";
+  return "<div class=\"wide\"><table class=\"heat\">\n" + rows + last_row + "</table></div>\n";
 }
 
 std::string map_of(const std::vector<Column>& columns,
-                   const std::function<std::string(const Column&, const Kind&)>& cell) {
+                   const std::function<std::string(const Column&, const Kind&)>& cell,
+                   const std::string& last_row = "") {
   std::vector<std::string> titles;
   for (const Column& column : columns) titles.push_back(column.title);
-  return map_of(wirings_of(columns), titles, [&](size_t column, const std::string& wiring) {
+  const auto cell_of = [&](size_t column, const std::string& wiring) {
     const Kind* kind = columns[column].kind(wiring);
     return kind == nullptr ? "<td>-</td>" : cell(columns[column], *kind);
-  });
+  };
+  return map_of(wirings_of(columns), titles, cell_of, last_row);
+}
+
+// The row of what a guess gets right in each column; empty if no column says it.
+std::string chance_row(const std::vector<Column>& columns) {
+  std::string cells;
+  bool is_known = false;
+  for (const Column& column : columns) {
+    is_known |= std::isfinite(column.chance);
+    cells += std::isfinite(column.chance) ? share_cell({column.chance}) : "<td>-</td>";
+  }
+  return is_known ? "<tr><td>chance</td>" + cells + "</tr>\n" : "";
 }
 
 // Empty if no section is a level of a task.
@@ -839,15 +861,22 @@ std::string accuracy_maps(const std::vector<Column>& columns) {
                        [](const Kind& kind) { return !accuracies_at(kind, INFINITY).empty(); });
   };
   if (std::none_of(columns.begin(), columns.end(), has_accuracy)) return "";
+  const std::string chance = chance_row(columns);
   return "<h2>Accuracy after the last update</h2>\n<p>Percent of the scored tokens of validation; means over seeds "
          "with 95 % intervals. Only runs that are finished count.</p>\n" +
-         map_of(columns, [](const Column&, const Kind& kind) { return share_cell(accuracies_at(kind, INFINITY)); }) +
+         map_of(
+             columns, [](const Column&, const Kind& kind) { return share_cell(accuracies_at(kind, INFINITY)); },
+             chance) +
          "<h2>Accuracy at equal FLOPs</h2>\n<p>Of each run's last validation that took no more FLOPs than the "
          "column's cheapest run takes in all.</p>\n" +
-         map_of(columns, [](const Column& column,
-                            const Kind& kind) { return share_cell(accuracies_at(kind, least_flops(column))); }) +
+         map_of(
+             columns,
+             [](const Column& column, const Kind& kind) {
+               return share_cell(accuracies_at(kind, least_flops(column)));
+             },
+             chance) +
          "<h2>Updates until solved</h2>\n<p>The step of the first validation with an accuracy above 99 %, the mean of "
-         "the seeds that have one.</p>\n" +
+         "the seeds that have one, with 95 % intervals.</p>\n" +
          map_of(columns, [](const Column&, const Kind& kind) { return solved_cell(kind); }) + hardest_map(columns);
 }
 
@@ -877,7 +906,7 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     std::vector<int> kind_of_run;
     const std::vector<std::string> names = names_of(runs);
     const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
-    columns.push_back({sections[i].title, kinds, sections[i].task, sections[i].level});
+    columns.push_back({sections[i].title, kinds, sections[i].task, sections[i].level, sections[i].chance});
     for (const RunHistory& run : runs) body += notices(run);
     std::map<int, std::string> published;  // by kind
     for (size_t run = 0; run < runs.size(); run++) {

@@ -2,6 +2,7 @@
 // several side by side. Charts are drawn by Chart.js, which the build puts into the program with its licence; without
 // it the pages have numbers only.
 #pragma once
+#include <cmath>          // NAN
 #include <map>            // std::map
 #include <string>         // std::string
 #include <vector>         // std::vector
@@ -25,16 +26,18 @@ struct ReportSection {
   std::map<std::string, std::string> published = {};  // of some folders: the difference that a publication found
   std::string task = {};                              // what the runs learn, if there are levels of it
   int64_t level = 0;                                  // of `task`: more is harder
+  double chance = NAN;                                // the share of right answers of a guess; NaN: not known
 };
 
 // An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, a line `published TEXT`
 // says what difference a publication found for the run before it, a line `level NUMBER of TASK` how hard a form of a
-// task a section is about, and other lines are paragraphs. Throws UserError, with the line, for anything before the
-// first title, and for `published` before a run.
+// task a section is about, a line `chance SHARE` what share of its answers a guess gets right, and other lines are
+// paragraphs. Throws UserError, with the line, for anything before the first title, for `published` before a run, and
+// for what is no number.
 std::vector<ReportSection> read_outline(const std::string& path);
 
 // Sections below each other, with the runs over seeds and their validation losses in each. A section without a run that
 // has begun says so. Before them, if validations have accuracies: of each wiring (rows) and section (columns) the mean
-// accuracy over seeds after the last update and at equal FLOPs, after how many updates it was above 0.99, and of
-// tasks with levels the hardest on which it was.
+// accuracy over seeds after the last update and at equal FLOPs beside that of a guess, after how many updates it was
+// above 0.99, and of tasks with levels the hardest on which it was.
 std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections);
