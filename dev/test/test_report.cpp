@@ -434,7 +434,7 @@ TEST_F(Report, OutlinesMayNameLevels) {
                                                                             "NUMBER of TASK`");
 }
 
-// BUG llmc/run/report.cpp: `"chance %lf%c", &section.chance, &rest) != 1` -> `"chance %lf%c", &section.chance, &rest) < 1`
+// BUG llmc/run/report.cpp: `&section.chance, &rest) != 1` -> `&section.chance, &rest) < 1`
 TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
   write_file(in("outline"), "# one\nchance 0.125\n# two\n");
   const std::vector<ReportSection> sections = read_outline(in("outline"));
