@@ -7,7 +7,7 @@
 // of a split is a pure function of (settings, split, i), computed with whole numbers only, so that it is the same on
 // every machine.
 #pragma once
-#include <algorithm>            // std::swap, std::sort, std::min, std::lower_bound
+#include <algorithm>            // std::swap, std::sort, std::min
 #include <cstdint>              // uint16_t, uint32_t, uint64_t, int64_t
 #include <string>               // std::string
 #include <vector>               // std::vector
@@ -221,10 +221,14 @@ inline ProbeLayout probe_layout(const ProbeSettings& s) {
   return {2 * s.pairs, 2, 2, s.pairs};
 }
 
-// The first slot for a question whose answer is to be found at `source`, so that it is not nearer than asked.
-inline int first_probe_slot(const ProbeSettings& s, int source) {
+// The first slot for questions, so that none is nearer to its answer than asked. It is that of the latest place where
+// an answer may be, for all questions: if each had its own, a question's place would tell where its answer is.
+inline int first_probe_slot(const ProbeSettings& s) {
   const ProbeLayout layout = probe_layout(s);
-  const int missing = s.distance - (layout.context - source);
+  const int last = s.task == "compress"    ? s.length - 1
+                   : s.task == "induction" ? s.length - 2
+                                           : layout.context - layout.item;
+  const int missing = s.distance - (layout.context - last);
   return missing > 0 ? (missing + layout.slot - 1) / layout.slot : 0;
 }
 
@@ -258,16 +262,10 @@ inline void check_probe(const ProbeSettings& s) {
   if (s.task == "depth" && s.hops >= s.pairs)
     user_error("depth: a chain of %d nodes comes back within %d hops; use more --pairs than --hops", s.pairs, s.hops);
   if (s.distance == 0 || s.task == "copy" || s.task == "memorize") return;
-  for (int later = 0; later < layout.questions; later++) {
-    // The latest place of what is asked, if what `later` other questions ask lies after it.
-    const int last = s.task == "compress"    ? s.length - 1 - later
-                     : s.task == "induction" ? s.length - 2 - 2 * later
-                                             : layout.context - layout.item * (later + 1);
-    if (probe_slots(s) - first_probe_slot(s, last) <= later)
-      user_error("%s: questions at a --distance of %d do not fit into %d tokens; use a smaller one, or a larger "
-                 "--seq-len",
-                 task, s.distance, s.seq_len);
-  }
+  if (probe_slots(s) - first_probe_slot(s) < layout.questions)
+    user_error("%s: questions at a --distance of %d do not fit into %d tokens; use a smaller one, or a larger "
+               "--seq-len",
+               task, s.distance, s.seq_len);
 }
 
 // Makes the examples of one task.
@@ -407,16 +405,14 @@ class ProbeGenerator {
     return questions;
   }
 
-  // Puts each question into a free slot that is far enough from its source. The latest sources, which have the fewest
-  // slots, choose first.
+  // Puts each question into a free slot that is far enough from the context. The latest sources choose first.
   void place_questions(Draws& draws, const std::vector<ProbeQuestion>& questions, ProbeExample& e) const {
     CHECK(int(questions.size()) == layout_.questions);
-    std::vector<int> free_slots(probe_slots(s_));
-    for (int i = 0; i < int(free_slots.size()); i++) free_slots[i] = i;
+    std::vector<int> free_slots;
+    for (int i = first_probe_slot(s_); i < probe_slots(s_); i++) free_slots.push_back(i);
     for (auto q = questions.rbegin(); q != questions.rend(); ++q) {
-      const auto first = std::lower_bound(free_slots.begin(), free_slots.end(), first_probe_slot(s_, q->source));
-      CHECK(first != free_slots.end());
-      const auto chosen = first + draws.small_below(int(free_slots.end() - first));
+      CHECK(!free_slots.empty());
+      const auto chosen = free_slots.begin() + draws.small_below(int(free_slots.size()));
       put(e, put(e, layout_.context + *chosen * layout_.slot, q->question, false), q->answer, true);
       free_slots.erase(chosen);
     }

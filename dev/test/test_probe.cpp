@@ -189,7 +189,7 @@ TEST(Probe, PickingAnAnswerIsRightAsChanceInContextSays) {
   }
 }
 
-// BUG data/probe_tasks.h: `s.distance - (layout.context - source)` -> `s.distance - layout.context`
+// BUG data/probe_tasks.h: `s.distance - (layout.context - last)` -> `s.distance - layout.context`
 TEST(Probe, NoAnswerLiesNearerThanAsked) {
   for (const char* task : {"recall", "noisy-recall", "fuzzy-recall", "induction", "compress", "depth"}) {
     for (int distance : {40, 41, 60, 100}) {
@@ -213,6 +213,33 @@ TEST(Probe, NoAnswerLiesNearerThanAsked) {
       EXPECT_GE(nearest, distance) << task;
       EXPECT_LE(nearest, distance + 4) << task << ": farther than needed";
     }
+  }
+}
+
+// What share of recall's answers is right if only the place of the question is known, and the likeliest pair is named.
+static double right_by_place(int distance) {
+  ProbeSettings s = settings_of("recall");
+  s.pairs = 4, s.seq_len = 64, s.distance = distance;
+  const ProbeGenerator generator(s);
+  std::map<int, std::map<int, int>> asked;  // by the question's place and its pair: how often
+  int questions = 0, right = 0;
+  for (int i = 0; i < 4000; i++) {
+    const ProbeExample e = generator.make(ProbeSplit::train, i);
+    for (int t = 2 * s.pairs + 1; t < s.seq_len; t++)
+      if (e.scored[t]) asked[t][find(e.tokens, t - 1, {e.tokens[t - 1]}) / 2]++, questions++;
+  }
+  for (const auto& [place, pairs] : asked) {
+    int most = 0;
+    for (const auto& [pair, count] : pairs) most = std::max(most, count);
+    right += most;
+  }
+  return double(right) / questions;
+}
+
+TEST(Probe, APlaceTellsNoMoreOfAnAnswerThatIsFar) {
+  for (int distance : {0, 9, 20, 40}) {
+    EXPECT_GT(right_by_place(distance), 0.25);
+    EXPECT_LT(right_by_place(distance), 0.35) << distance;  // near pairs are asked soon a little more often
   }
 }
 
