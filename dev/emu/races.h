@@ -6,17 +6,24 @@
 // memory the last write is remembered, and each warp's last reads. Two accesses to a cell, one of them a write, of
 // which none is ordered before the other, are a race, except two writes of the same value, and two atomic operations.
 // In which order threads run makes no difference, as long as a barrier is told of before what its threads do after it.
+//
+// A wgmma reads shared memory from its start until it has been waited for: a write in between is a race, whoever makes
+// it. It reads through the async proxy. What threads and cp.async have written before, through the generic proxy, must be
+// made visible to it by a fence.proxy.async somewhere between the write and the read: of the writer before a barrier, or
+// of the reader after one.
 #pragma once
 #include <cstdint>     // uint32_t
 #include <functional>  // std::function
 #include <memory>      // std::unique_ptr
 #include <string>      // std::string
+#include <vector>      // std::vector
 
 namespace emu {
 
 struct Access {
   uint32_t thread = 0, op = 0;  // op: where in the code, a number that the caller understands
   bool writes = false;
+  bool needs_proxy_fence = false;  // a barrier orders the two, and a fence.proxy.async is missing
 };
 
 class Races {
@@ -25,8 +32,8 @@ class Races {
   using Report = std::function<void(uint32_t byte, const Access& now, const Access& before)>;
   explicit Races(Report report);
 
-  // cell_bytes: 1, 2 or 4, not more than an access has.
-  void begin_block(uint32_t num_warps, uint32_t cell_bytes);
+  // cell_bytes: 1, 2 or 4, not more than an access has. `has_proxies`: the kernel uses the async proxy.
+  void begin_block(uint32_t num_warps, uint32_t cell_bytes, bool has_proxies = false);
   // Smaller cells from now on, in the first `bytes` of shared memory; what has been accessed stays known.
   void split_cells(uint32_t cell_bytes, uint32_t bytes);
   uint32_t cell_bytes() const { return 1u << shift_; }
@@ -42,6 +49,11 @@ class Races {
   // An asynchronous copy is a write that nobody may read before the thread has waited for it.
   void start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op);
   void end_copy(uint32_t thread, uint32_t first, uint32_t bytes);
+  // An asynchronous read of the async proxy by all lanes of a warp. Other warps may write there only after the end and a
+  // barrier, and nobody may before the end.
+  void start_async_read(uint32_t warp, uint32_t first, uint32_t bytes, uint32_t op);
+  void end_async_read(uint32_t warp, uint32_t first, uint32_t bytes, uint32_t op);
+  void proxy_fence(uint32_t warp, uint32_t lanes_in);  // fence.proxy.async; of all existing lanes: 0xffffffff
 
  private:
   static constexpr uint32_t num_cells = 227 * 1024, lanes = 32, max_warps = 32;
@@ -53,12 +65,15 @@ class Races {
   };
   struct Reads {
     uint32_t time, lanes, op;
+    uint32_t pending;  // asynchronous reads that have not ended
   };
 
   void check_reads(uint32_t thread, uint32_t cell, uint32_t op);
   bool is_ordered(uint32_t warp, uint32_t lane, uint32_t other_thread, uint32_t time) const;
   void report(uint32_t cell, uint32_t thread, uint32_t op, bool writes, const Access& before);
   void set_floor(uint32_t warp);
+  uint32_t& fenced(uint32_t warp, uint32_t thread) { return fenced_[warp * num_warps_ * lanes + thread]; }
+  void check_proxy(uint32_t warp, uint32_t cell, uint32_t op);
 
   Report report_;
   uint32_t time_ = 1, num_warps_ = 1, shift_ = 2;
@@ -67,6 +82,13 @@ class Races {
   uint32_t lane_[max_warps][lanes][lanes];  // the same of single lanes, if `partial_`
   bool partial_[max_warps];
   uint32_t floor_[max_warps];  // the least of seen_[w] and full_[w]
+  // If the kernel uses the async proxy: [warp][thread], up to which time the thread's writes are visible to the warp's
+  // asynchronous reads; and which lanes have had a proxy fence since the last barrier.
+  bool has_proxies_ = false;
+  uint32_t begin_ = 1;  // of the block
+  std::vector<uint32_t> fenced_;
+  uint32_t fence_lanes_[max_warps];
+  uint32_t num_async_reads_ = 0;  // that have not ended
   std::unique_ptr<Cell[]> cells_;
   std::unique_ptr<Reads[]> reads_[max_warps];  // made when the warp first reads
 };

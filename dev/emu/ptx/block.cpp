@@ -148,6 +148,7 @@ void Block::start(uint3 index) {
   falls_apart_ = rng.next() % 4 == 0;
   const bool copies_late = rng.next() % 2 != 0;
   const int flip = rng.next() % 2 != 0 ? 31 : 0;
+  const bool products_late = !code_.wgmma_registers.empty() && rng.next() % 2 != 0;
   num_ended_ = 0;
   for (Barrier& b : barriers_) b = Barrier();
   for (auto& w : warps_) {
@@ -157,9 +158,15 @@ void Block::start(uint3 index) {
     w->copies_late = copies_late;
     w->flip = flip;
     std::fill_n(w->committed, lanes, 0);
+    w->products.clear();
+    w->committed_products = 0;
+    w->products_late = products_late;
+    w->had_wgmma_fence = false;
+    w->wgmma_registers.assign(code_.wgmma_registers.size(), WgmmaRegister());
   }
   runner_ = warps_[0].get();
-  if (races_ != nullptr) races_->begin_block(uint32_t(warps_.size()), uint32_t(code_.smallest_shared_access));
+  if (races_ != nullptr) 
+    races_->begin_block(uint32_t(warps_.size()), uint32_t(code_.smallest_shared_access), code_.has_proxies);
 }
 
 void Block::run(uint3 index) {
@@ -256,6 +263,7 @@ void Block::control(ScheduledWarp& w, const Op& op) {
   w.groups[0].waits = true;
   w.set_active(takes);
   if (op.control == Control::barrier) reach_barrier(w, op);
+  else if (op.control == Control::warpgroup) reach_warpgroup(w, op);
   else meet(w, op);
 }
 
@@ -337,13 +345,39 @@ void Block::complete(ScheduledWarp& w, uint32_t pc, uint32_t mask, uint32_t aske
 // ----------------------------------------------------------------------------
 // Barriers of the block. A warp has come when all its lanes have.
 
-void Block::reach_barrier(ScheduledWarp& w, const Op& op) {
+// Whether all lanes have come to the instruction of the first group. Then the warp waits there.
+bool Block::has_come(ScheduledWarp& w) {
   const uint32_t pc = w.groups[0].pc;
   uint32_t arrived = 0;
   for (const Group& g : w.groups) arrived |= g.waits && g.pc == pc ? g.lanes : 0;
-  if (arrived != w.existing) return;
+  if (arrived != w.existing) return false;
   w.groups.assign(1, {pc, arrived, true});
   w.able = false;
+  return true;
+}
+
+// Four warps do it, the first of which has a number that is a multiple of 4.
+void Block::reach_warpgroup(ScheduledWarp& w, const Op& op) {
+  if (!has_come(w)) return;
+  const uint32_t first = w.number / 4 * 4, pc = w.groups[0].pc;
+  if ((first + 4) * lanes > num_threads_)
+    fail(w, op, 0, "its warpgroup has fewer than 128 threads, as the block has %u", num_threads_);
+  const auto waits_there = [&](const ScheduledWarp& o) {
+    return o.groups.size() == 1 && o.groups[0].waits && o.groups[0].pc == pc;
+  };
+  for (uint32_t i = first; i < first + 4; i++)
+    if (!waits_there(*warps_[i])) return;
+  for (uint32_t i = first; i < first + 4; i++) {
+    ScheduledWarp& each = *warps_[i];
+    each.set_active(each.existing);
+    op.run(each, op);
+    each.groups[0] = {pc + 1, each.existing, false};
+    each.able = true;
+  }
+}
+
+void Block::reach_barrier(ScheduledWarp& w, const Op& op) {
+  if (!has_come(w)) return;
   const uint32_t number = w.at<uint32_t>(op.at[1])[0], all = uint32_t(warps_.size()) * lanes;
   const uint32_t threads = op.at[2] < 0 ? all : w.at<uint32_t>(op.at[2])[0];
   if (number >= 16 || threads % lanes != 0 || threads == 0 || threads > all)
@@ -399,10 +433,12 @@ void Block::explain_deadlock() {
     for (auto& w : warps_)
       for (const Group& g : w->groups) {
         const Op& op = code_.ops[g.pc];
-        if ((op.control != Control::barrier || g.lanes != w->existing) != of_lanes) continue;
+        const bool of_warps = op.control == Control::barrier || op.control == Control::warpgroup;
+        if ((!of_warps || g.lanes != w->existing) != of_lanes) continue;
         for (uint32_t other = 0; other < num_threads_; other++) {
           const ScheduledWarp& o = *warps_[other / lanes];
           if (of_lanes && o.number != w->number) continue;
+          if (op.control == Control::warpgroup && o.number / 4 != w->number / 4) continue;
           const bool waits_there = std::any_of(o.groups.begin(), o.groups.end(), [&](const Group& x) {
             return (x.lanes >> other % lanes & 1) != 0 && x.pc == g.pc;
           });

@@ -44,7 +44,9 @@ class Block {
   void exit(ScheduledWarp& w);
   void meet(ScheduledWarp& w, const Op& op);
   void complete(ScheduledWarp& w, uint32_t pc, uint32_t mask, uint32_t asked_by);
+  bool has_come(ScheduledWarp& w);
   void reach_barrier(ScheduledWarp& w, const Op& op);
+  void reach_warpgroup(ScheduledWarp& w, const Op& op);
   void release(uint32_t number);
   void release_warp(ScheduledWarp& w, const Barrier& barrier);
   [[noreturn]] void explain_deadlock();

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>     // uint32_t
 #include <cstring>     // memcpy
+#include <memory>      // std::shared_ptr
+#include <vector>      // std::vector
 #include "../races.h"  // Races
 #include "code.h"      // Op
 
@@ -19,6 +21,26 @@ struct PendingCopies {
   uint32_t bytes;
 };
 
+// The values of an asynchronous product's operands in shared memory.
+struct Factors;
+
+// A wgmma of a warp that is not complete.
+struct PendingProduct {
+  const Op* op;
+  uint32_t group;                 // of the warp's committed groups
+  uint64_t a, b;                  // descriptors
+  bool adds;                      // to what the accumulators hold
+  std::shared_ptr<Factors> read;  // what it read at once; null: it reads when it is waited for
+};
+
+// A register of a wgmma, to which other instructions have access only at certain times.
+struct WgmmaRegister {
+  uint32_t accessed = 0;      // since the last wgmma.fence: by which op, plus 1
+  uint32_t accumulating = 0;  // pending products of which it is an accumulator
+  uint32_t factors = 0;       // pending products of which it holds a part of A
+  int64_t shape = 0;          // of the product that used it last since the last wgmma.fence
+};
+
 struct Warp {
   unsigned char* frame = nullptr;
   alignas(64) uint32_t mask[lanes];  // ~0 for the lanes that execute the instruction, 0 for the others
@@ -32,6 +54,11 @@ struct Warp {
   std::vector<PendingCopies> copies;
   uint32_t committed[lanes] = {};  // groups of copies
   bool copies_late = false;        // they are made when they are waited for; else at once
+  std::vector<PendingProduct> products;
+  uint32_t committed_products = 0;  // groups
+  bool products_late = false;       // they read shared memory when they are waited for; else at once
+  bool had_wgmma_fence = false;
+  std::vector<WgmmaRegister> wgmma_registers;  // of the code's
   int flip = 0;                    // 31: of lanes that write to one place, the first one's value stays
 
   template <class T>
@@ -90,6 +117,7 @@ void complete_copies(Warp& w, uint32_t of_lanes, int64_t groups_left);
 // Ends the program with a message about a thread and the instruction that it executes.
 [[noreturn]] __attribute__((format(printf, 4, 5))) void fail(const Warp& w, const Op& op, int lane, const char* format,
                                                              ...);
+void run_proxy_fence(Warp& w, const Op& op);
 void set_thread(const Warp& w, int lane);  // threadIdx, for messages
 
 }  // namespace emu::ptx
