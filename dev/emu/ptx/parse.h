@@ -14,7 +14,7 @@ struct Operand {
   int index = -1;     // reg, and an address's base: which of the kernel's registers; -1: none
   uint64_t bits = 0;  // number: two's complement, or of a float (0f...) or double (0d...); address: what is added
   std::string name;   // symbol, and an address's base: a variable, parameter, label or special register
-  std::vector<Operand> parts;  // list: of {a, b}, and of a|b
+  std::vector<Operand> parts;  // list: of {a, b}, and of a|b; address: what follows in [a, b], as in a tensor's
 };
 
 struct Instruction {
