@@ -459,6 +459,15 @@ static std::string error_of(const std::function<void()>& run) {
   return "no error";
 }
 
+TEST_F(Wgmma, OnlyComputeCapability90HasIt) {
+  emu::set_compute_capability(8, 0);
+  const std::string error = error_of([&] { run(Product()); });
+  emu::set_compute_capability(9, 0);
+  EXPECT_NE(error.find("the kernel test has wgmma, and the emulated GPU has compute capability 8.0; SLA_EMU_CC=90"),
+            std::string::npos)
+      << error;
+}
+
 TEST_F(Wgmma, FormsThatAreNotKnownAreErrors) {
   const auto error = [&](const std::string& instruction) {
     Product p;

@@ -339,7 +339,9 @@ Module::Module(const std::string& path, std::string text) : path_(path), text_(s
     const size_t first = t.position();
     const int line = t.line();
     const std::string word = t.take();
-    if (word == ".entry") {
+    if (word == ".target") {
+      target_ = t.take();
+    } else if (word == ".entry") {
       entries_[t.now()] = {first, line};
       while (!t.is("{")) t.take();
       t.skip_block();

@@ -62,13 +62,14 @@ class Module {
   Kernel parse(const std::string& kernel) const;                                   // throws UserError with the line
   const std::map<std::string, Variable>& variables() const { return variables_; }  // constant and global memory
   const std::vector<Variable>& shared() const { return shared_; }                  // of all kernels
+  const std::string& target() const { return target_; }                            // "sm_90a"
 
  private:
   struct Entry {
     size_t first;  // where `.entry` stands
     int line;
   };
-  std::string path_, text_;
+  std::string path_, text_, target_;
   std::map<std::string, Entry> entries_;
   std::map<std::string, Variable> variables_;
   std::vector<Variable> shared_;
