@@ -189,6 +189,10 @@ void fatal_race(uint32_t byte, const Access& now, const Access& before,
   threadIdx = index(now.thread);
   running().in_thread = true;
   const uint3 other = index(before.thread);
+  if (now.needs_proxy_fence)
+    fatal("byte %u of shared memory, no fence.proxy.async between: reads it %s; thread (%u,%u,%u) has written it %s, "
+          "through the generic proxy",
+          byte, describe(now.op).c_str(), other.x, other.y, other.z, describe(before.op).c_str());
   fatal("race: byte %u of shared memory, no barrier between: %s it %s; thread (%u,%u,%u) %s it %s", byte,
         now.writes ? "writes" : "reads", describe(now.op).c_str(), other.x, other.y, other.z,
         before.writes ? "has written" : "has read", describe(before.op).c_str());

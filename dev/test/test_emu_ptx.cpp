@@ -461,8 +461,8 @@ static std::string error_of(const std::function<void()>& run) {
 }
 
 TEST_F(Ptx, WhatIsNotKnownIsNamedWithItsLine) {
-  EXPECT_EQ(error_of([&] { values_of("  .loc 1 12 1\n  wgmma.fence.sync.aligned;"); }),
-            in("test0.ptx") + ":19: the instruction `wgmma.fence.sync.aligned` (llmc/cuda/source.h:12) is not "
+  EXPECT_EQ(error_of([&] { values_of("  .loc 1 12 1\n  tcgen05.fence::before_thread_sync;"); }),
+            in("test0.ptx") + ":19: the instruction `tcgen05.fence::before_thread_sync` (llmc/cuda/source.h:12) is not "
                               "emulated: it is "
                               "not known; dev/emu/ptx is where it belongs");
   EXPECT_NE(error_of([&] { values_of("  add.s32 %r0, %l1, 1, 2;"); }).find("another number of operands"),

@@ -68,18 +68,28 @@ static int blocks(int n, int of) { return (n + of - 1) / of; }
 // What a run found: the relative error of each result.
 using Errors = std::vector<std::pair<const char*, double>>;
 
-// a (M, K) b (K, N) in blocks of BM x BN.
+// x (rows, columns) as (columns, rows).
+static std::vector<double> transposed(const std::vector<double>& x, int rows, int columns) {
+  std::vector<double> y;
+  for (int c = 0; c < columns; c++)
+    for (int r = 0; r < rows; r++) y.push_back(x[size_t(r * columns + c)]);
+  return y;
+}
+
+// a (M, K) b (K, N) in blocks of BM x BN; of_transposed: in memory, a is (K, M) and b (N, K).
 template <class T>
-static Errors matmul(const TritonFile& file, int M, int N, int K, int BM, int BN) {
+static Errors matmul(const TritonFile& file, int M, int N, int K, int BM, int BN, bool of_transposed = false) {
   const std::vector<T> a = random_of<T>(size_t(M * K), 1), b = random_of<T>(size_t(K * N), 2);
-  const std::vector<double> x = reals(a), y = reals(b);
+  const std::vector<double> x = of_transposed ? transposed(reals(a), K, M) : reals(a);
+  const std::vector<double> y = of_transposed ? transposed(reals(b), N, K) : reals(b);
   std::vector<double> expected(size_t(M * N));
   for (int m = 0; m < M; m++)
     for (int k = 0; k < K; k++)
       for (int n = 0; n < N; n++) expected[size_t(m * N + n)] += x[size_t(m * K + k)] * y[size_t(k * N + n)];
   const Array<T> da(a, ptx_stream()), db(b, ptx_stream());
   const Array<float> c(size_t(M * N));
-  launch(file, "matmul", dim3(unsigned(blocks(M, BM) * blocks(N, BN))), da.data, db.data, c.data, M, N, K);
+  launch(file, of_transposed ? "matmul_of_transposed" : "matmul", dim3(unsigned(blocks(M, BM) * blocks(N, BN))),
+         da.data, db.data, c.data, M, N, K);
   return {{"c", relative_error(c.to_host(ptx_stream()), expected)}};
 }
 
@@ -179,9 +189,7 @@ static Errors cumsum(const TritonFile& file) {
 static Errors transpose(const TritonFile& file) {
   const int M = 160, N = 100;
   const std::vector<Bf16> x = random_of<Bf16>(size_t(M * N), 11);
-  std::vector<double> expected;
-  for (int n = 0; n < N; n++)
-    for (int m = 0; m < M; m++) expected.push_back(real(x[size_t(m * N + n)]));
+  const std::vector<double> expected = transposed(reals(x), M, N);
   const Array<Bf16> in(x, ptx_stream()), out(x.size());
   launch(file, "transpose", dim3(unsigned(blocks(M, 64)), unsigned(blocks(N, 64))), out.data, in.data, M, N);
   return {{"out", relative_error(reals(out.to_host(ptx_stream())), expected)}};
@@ -210,6 +218,17 @@ static const std::vector<TritonKernel>& triton_kernels() {
       {"histogram", histogram, 0},
       {"cumsum", cumsum, 1e-6},
       {"transpose", transpose, 0},
+      {"matmul_bf16_wgmma", [](auto& f) { return matmul<Bf16>(f, 200, 144, 112, 64, 64); }, 1e-6},
+      {"matmul_bf16_two_warpgroups", [](auto& f) { return matmul<Bf16>(f, 256, 192, 320, 128, 128); }, 1e-6},
+      {"matmul_bf16_swizzle32", [](auto& f) { return matmul<Bf16>(f, 100, 48, 80, 64, 16); }, 1e-6},
+      {"matmul_fp16_wgmma", [](auto& f) { return matmul<F16>(f, 100, 96, 400, 64, 32); }, 1e-6},
+      {"matmul_tf32_wgmma", [](auto& f) { return matmul<float>(f, 70, 128, 96, 64, 64); }, 0x1p-10},
+      {"matmul_of_transposed_bf16", [](auto& f) { return matmul<Bf16>(f, 160, 80, 240, 64, 64, true); }, 1e-6},
+      {"matmul_of_transposed_wide", [](auto& f) { return matmul<Bf16>(f, 144, 272, 96, 128, 256, true); }, 1e-6},
+      {"matmul_of_transposed_fp16", [](auto& f) { return matmul<F16>(f, 80, 48, 96, 64, 32, true); }, 1e-6},
+      {"attention_bf16_wgmma", [](auto& f) { return attention<Bf16>(f, 3, 320, 64, 64); }, 0x1p-8},
+      {"attention_bf16_wgmma128", [](auto& f) { return attention<Bf16>(f, 2, 384, 128, 128); }, 0x1p-8},
+      {"attention_fp16_wgmma", [](auto& f) { return attention<F16>(f, 2, 192, 128, 64); }, 0x1p-11},
   };
   return kernels;
 }

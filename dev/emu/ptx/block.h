@@ -18,12 +18,14 @@ struct Group {
 
 struct ScheduledWarp : Warp {
   std::vector<Group> groups;
-  bool able = false;  // one of them does not wait
+  bool able = false;               // one of them does not wait
+  bool must_change_group = false;  // the one that runs has waited for an mbarrier in vain
 };
 
 struct Barrier {
   uint32_t threads = 0, arrived = 0, warps = 0;  // for how many threads it is; how many have come; the warps, as bits
   uint32_t count = 0;                            // of bar.red: threads whose predicate holds
+  Races::Clock arrived_before;                   // of those who do not wait
 };
 
 class Block {
@@ -44,7 +46,9 @@ class Block {
   void exit(ScheduledWarp& w);
   void meet(ScheduledWarp& w, const Op& op);
   void complete(ScheduledWarp& w, uint32_t pc, uint32_t mask, uint32_t asked_by);
+  bool has_come(ScheduledWarp& w);
   void reach_barrier(ScheduledWarp& w, const Op& op);
+  void reach_warpgroup(ScheduledWarp& w, const Op& op);
   void release(uint32_t number);
   void release_warp(ScheduledWarp& w, const Barrier& barrier);
   [[noreturn]] void explain_deadlock();
@@ -58,6 +62,7 @@ class Block {
   std::vector<unsigned char> local_;
   ScheduledWarp* runner_ = nullptr;  // the warp that was drawn last
   Barrier barriers_[16];
+  SharedState state_;
   bool hurries_ = false, falls_apart_ = false;
 };
 

@@ -185,7 +185,7 @@ int32_t Decoder::result(const Operand& o, int bytes) {
 }
 
 void Decoder::address(const Operand& o, Op& op, int index) {
-  if (o.kind != Operand::address) fail("an operand is no address");
+  if (o.kind != Operand::address || !o.parts.empty()) fail("an operand is no address");
   op.number += int64_t(o.bits);
   if (o.index < 0) {
     op.at[index] = constant(value_of(o.name), 8);
@@ -205,6 +205,29 @@ void Decoder::list(const Operand& o, Op& op, int bytes, bool is_result) {
 }
 
 void Decoder::shared_access(int bytes) { code_.smallest_shared_access = std::min(code_.smallest_shared_access, bytes); }
+
+void Decoder::needs_clocks() { code_.has_clocks = true; }
+
+void Decoder::wgmma_register(const Operand& o) {
+  if (o.kind != Operand::reg) fail("an accumulator or a part of A is no register");
+  const auto [it, is_new] = wgmma_numbers_.try_emplace(o.index, uint32_t(code_.wgmma_registers.size()));
+  if (is_new) code_.wgmma_registers.push_back(o.index);
+}
+
+// In the second decoding, when all registers of wgmma are known. Those of a wgmma are in the order of its list.
+void Decoder::find_touched(Op& op) const {
+  const auto add = [&](const Operand& o) {
+    const auto number = o.kind == Operand::reg ? wgmma_numbers_.find(o.index) : wgmma_numbers_.end();
+    if (number != wgmma_numbers_.end()) op.touched.push_back(number->second);
+  };
+  for (const Operand& o : now_->operands) {
+    add(o);
+    for (const Operand& part : o.parts) add(part);
+  }
+  if (op.touched.empty() || op.control == Control::warpgroup) return;
+  op.untouched = op.run;
+  op.run = run_checked;
+}
 
 // ----------------------------------------------------------------------------
 // Instructions
@@ -233,7 +256,11 @@ bool Decoder::decode_control(const Instruction& i, const Words& words, Op& op) {
     op.control = Control::exit;
   } else if (name == "trap" || name == "brkpt") {
     op.run = run_trap;
-  } else if (name == "membar" || name == "fence" || name == "prefetch" || name == "nanosleep") {
+  } else if (name == "fence" && words.has("proxy")) {
+    if (!words.has("async")) fail("of the proxies only the async one is known");
+    op.run = words.has("global") ? run_nothing : run_proxy_fence;
+  } else if (name == "membar" || name == "fence" || name == "prefetch" || name == "nanosleep" ||
+             name == "griddepcontrol") {
     op.run = run_nothing;
   } else {
     return false;
@@ -303,7 +330,8 @@ void Decoder::instruction(const Instruction& i) {
   Op op;
   const Words words(i.opcode);
   if (!decode_control(i, words, op) && !decode_move(i, words, op) && !decode_memory(*this, i, words, op) &&
-      !decode_warp(*this, i, words, op) && !decode_arithmetic(i, op))
+      !decode_warp(*this, i, words, op) && !decode_wgmma(*this, i, words, op) &&
+      !decode_mbarrier(*this, i, words, op) && !decode_arithmetic(i, op))
     fail("it is not known");
   RegisterUse& use = uses_.back();
   if (i.guard >= 0) use.reads.insert(use.reads.end(), use.writes.begin(), use.writes.end());
@@ -311,6 +339,7 @@ void Decoder::instruction(const Instruction& i) {
   if (op.control == Control::branch) use.next.push_back(op.target);
   if (op.control == Control::none || i.guard >= 0 || (op.control != Control::branch && op.control != Control::exit))
     use.next.push_back(next);
+  find_touched(op);
   emit(std::move(op));
 }
 
@@ -345,7 +374,10 @@ void Decoder::decode_all() {
 void Decoder::share_places() {
   std::vector<int> bytes;
   for (const Register& r : code_.kernel.registers) bytes.push_back((r.bytes == 0 ? 4 : r.bytes) * lanes);
-  temporaries_ = int32_t(assign_places(lifetimes_of(uses_, bytes.size()), bytes, places_));
+  std::vector<Lifetime> lifetimes = lifetimes_of(uses_, bytes.size());
+  // A wgmma writes its accumulators later than where it stands.
+  for (const int r : code_.wgmma_registers) lifetimes[size_t(r)] = {0, uint32_t(uses_.size())};
+  temporaries_ = int32_t(assign_places(lifetimes, bytes, places_));
   code_.frame_bytes = size_t(temporaries_ + most_temporary_bytes_);
   code_.ops.clear();
   code_.constants.clear();

@@ -10,6 +10,8 @@
 //   arithmetic.cpp  instructions that compute something of each lane's operands alone
 //   memory.cpp      loads, stores, atomics, asynchronous copies
 //   warp.cpp        what lanes do together: shuffles, votes, barriers, mma, ldmatrix
+//   wgmma.cpp       asynchronous products of a warpgroup, and what must come before and after them
+//   mbarrier.cpp    barriers in shared memory, and the copies that arrive there
 //   block.cpp       runs a block: which warp, which lanes, which instruction next
 //   launch.cpp      finds the file and the kernel of a launch
 #pragma once
@@ -34,6 +36,7 @@ enum class Control : uint8_t {
   lanes_anywhere,  // the same, and some may be at another instruction of the kind: bar.warp.sync
   warp,            // all lanes of a warp wait for each other, and then do it at once: mma, ldmatrix
   barrier,         // warps wait for each other: bar.sync
+  warpgroup,       // the four warps of a warpgroup wait for each other, and then do it: wgmma
 };
 
 // An instruction.
@@ -50,6 +53,9 @@ struct Op {
   bool guard_negated = false;
   bool narrow_address = false;  // of 32 bits
   Handler guarded = nullptr;    // if there is a guard: what `run` calls with the lanes for which it holds
+  // Numbers of the registers of wgmma (Code::wgmma_registers) among its own: of a wgmma all in the order of the list.
+  std::vector<uint32_t> touched;
+  Handler untouched = nullptr;  // if there are some, and it is no wgmma: what is called when they have been checked
 };
 
 // A register that has the same value in all lanes from the beginning.
@@ -73,6 +79,8 @@ struct Code {
   size_t frame_bytes = 0;
   size_t static_shared_bytes = 0;         // before `extern .shared`
   int smallest_shared_access = 4;         // bytes, at most 4
+  bool has_clocks = false;                // it uses wgmma, mbarriers or bar.arrive
+  std::vector<int> wgmma_registers;       // accumulators and, in registers, A: indices of Kernel::registers
   std::vector<unsigned char> parameters;  // of the launch that runs; kernels have their address
 
   // "st.shared.f32 at llmc/cuda/gelu.h:20 (build/fp32/x.ptx:1200)", for messages.
@@ -117,11 +125,14 @@ class Decoder {
   void address(const Operand& o, Op& op, int index);               // op.at[index] = its base; op.number += the rest
   void list(const Operand& o, Op& op, int bytes, bool is_result);  // of {a, b} or a alone to the end of op.list
   void shared_access(int bytes);
+  void needs_clocks();
+  void wgmma_register(const Operand& o);  // an accumulator, or of A
   [[noreturn]] void fail(const char* what) const;
 
  private:
   void decode_all();
   void share_places();
+  void find_touched(Op& op) const;
   void instruction(const Instruction& i);
   bool decode_control(const Instruction& i, const Words& words, Op& op);
   bool decode_move(const Instruction& i, const Words& words, Op& op);
@@ -136,8 +147,9 @@ class Decoder {
   Code& code_;
   const std::map<std::string, uint64_t>& addresses_;
   const Instruction* now_ = nullptr;
-  std::vector<int32_t> places_;                                               // of the kernel's registers
-  std::vector<RegisterUse> uses_;                                             // by the instructions
+  std::vector<int32_t> places_;            // of the kernel's registers
+  std::vector<RegisterUse> uses_;          // by the instructions
+  std::map<int, uint32_t> wgmma_numbers_;  // of a register: its place among Code::wgmma_registers
   int32_t temporaries_ = 0, temporary_bytes_ = 0, most_temporary_bytes_ = 0;  // where they begin; of the instruction,
                                                                               // of all
   std::map<std::pair<uint64_t, int>, int32_t> constants_;
@@ -147,5 +159,10 @@ class Decoder {
 // False if the instruction is not one of the file's.
 bool decode_memory(Decoder& d, const Instruction& i, const Words& words, Op& op);
 bool decode_warp(Decoder& d, const Instruction& i, const Words& words, Op& op);
+bool decode_wgmma(Decoder& d, const Instruction& i, const Words& words, Op& op);
+bool decode_mbarrier(Decoder& d, const Instruction& i, const Words& words, Op& op);
+
+// In wgmma.cpp: ends the program if an asynchronous product still uses a register that the instruction touches.
+void run_checked(Warp& w, const Op& op);
 
 }  // namespace emu::ptx

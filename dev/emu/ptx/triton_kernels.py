@@ -1,4 +1,4 @@
-"""Compiles kernels written in Triton to PTX for sm_80, without a GPU (pip install triton).
+"""Compiles kernels written in Triton to PTX for sm_80 and sm_90a, without a GPU (pip install triton).
 
     dev/emu/ptx/triton_kernels.py FOLDER
 
@@ -32,6 +32,21 @@ def matmul(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexp
         column, row = (first + k)[None, :], (first + k)[:, None]
         x = tl.load(a + m[:, None] * K + column, mask=(m[:, None] < M) & (column < K), other=0.0)
         y = tl.load(b + row * N + n[None, :], mask=(row < K) & (n[None, :] < N), other=0.0)
+        acc = tl.dot(x, y, acc)
+    tl.store(c + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def matmul_of_transposed(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """c (M, N) = a^T b^T of a (K, M), b (N, K); what is beyond M, N and K is masked."""
+    blocks_n = tl.cdiv(N, BN)
+    block_m, block_n = tl.program_id(0) // blocks_n, tl.program_id(0) % blocks_n
+    m, n, k = block_m * BM + tl.arange(0, BM), block_n * BN + tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, K, BK):
+        column, row = (first + k)[None, :], (first + k)[:, None]
+        x = tl.load(a + column * M + m[:, None], mask=(m[:, None] < M) & (column < K), other=0.0)
+        y = tl.load(b + n[None, :] * K + row, mask=(row < K) & (n[None, :] < N), other=0.0)
         acc = tl.dot(x, y, acc)
     tl.store(c + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
 
@@ -107,6 +122,8 @@ def transpose(out, inp, M, N, B: tl.constexpr):
     tl.store(out + n[:, None] * M + m[None, :], tl.trans(x), mask=(n[:, None] < N) & (m[None, :] < M))
 
 
+MATMUL, MATMUL_F16 = "*bf16 *bf16 *fp32 i32 i32 i32", "*fp16 *fp16 *fp32 i32 i32 i32"
+
 # name, kernel, types of the pointers and numbers, constants, warps, stages, numbers that are multiples of 16
 KERNELS = [
     ("matmul_bf16", matmul, "*bf16 *bf16 *fp32 i32 i32 i32", dict(BM=64, BN=64, BK=32), 4, 3, ""),
@@ -122,22 +139,38 @@ KERNELS = [
     ("cumsum", cumsum, "*fp32 *fp32 i32", dict(B=1024), 4, 1, ""),
     ("transpose", transpose, "*bf16 *bf16 i32 i32", dict(B=64), 4, 1, "M"),
 ]
+# With wgmma. A row of a block in shared memory has as many bytes as its swizzle: 128 (or more), 64 or 32.
+KERNELS_90 = [
+    ("matmul_bf16_wgmma", matmul, MATMUL, dict(BM=64, BN=64, BK=32), 4, 3, "NK"),
+    ("matmul_bf16_two_warpgroups", matmul, MATMUL, dict(BM=128, BN=128, BK=64), 8, 3, "MNK"),
+    ("matmul_bf16_swizzle32", matmul, MATMUL, dict(BM=64, BN=16, BK=16), 4, 2, "NK"),
+    ("matmul_fp16_wgmma", matmul, MATMUL_F16, dict(BM=64, BN=32, BK=64), 4, 4, "NK"),
+    ("matmul_tf32_wgmma", matmul, "*fp32 *fp32 *fp32 i32 i32 i32", dict(BM=64, BN=64, BK=32), 4, 2, "NK"),
+    ("matmul_of_transposed_bf16", matmul_of_transposed, MATMUL, dict(BM=64, BN=64, BK=64), 4, 3, "MNK"),
+    ("matmul_of_transposed_wide", matmul_of_transposed, MATMUL, dict(BM=128, BN=256, BK=32), 8, 2, "MNK"),
+    ("matmul_of_transposed_fp16", matmul_of_transposed, MATMUL_F16, dict(BM=64, BN=32, BK=16), 4, 2, "MNK"),
+    ("attention_bf16_wgmma", attention, "*bf16 *bf16 *bf16 *bf16 i32 fp32", dict(BM=64, BN=64, D=64), 4, 3, "T"),
+    ("attention_bf16_wgmma128", attention, "*bf16 *bf16 *bf16 *bf16 i32 fp32", dict(BM=128, BN=64, D=128), 8, 2, "T"),
+    ("attention_fp16_wgmma", attention, "*fp16 *fp16 *fp16 *fp16 i32 fp32", dict(BM=64, BN=32, D=128), 4, 2, "T"),
+]
 
 
-def compiled(kernel, types, constants, warps, stages, multiples_of_16):
+def compiled(capability, kernel, types, constants, warps, stages, multiples_of_16):
     names = [n for n in kernel.arg_names if n not in constants]
     signature = dict(zip(names, types.split())) | {n: "constexpr" for n in constants}
     is_aligned = lambda n: signature[n].startswith("*") or n in multiples_of_16
     attributes = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in names if is_aligned(n)}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": warps, "num_stages": stages})
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def main():
     folder = sys.argv[1]
     os.makedirs(folder, exist_ok=True)
-    for name, kernel, types, constants, warps, stages, multiples_of_16 in KERNELS:
-        k = compiled(kernel, types, constants, warps, stages, multiples_of_16)
+    for capability, (name, kernel, types, constants, warps, stages, multiples_of_16) in (
+        [(80, k) for k in KERNELS] + [(90, k) for k in KERNELS_90]):
+        k = compiled(capability, kernel, types, constants, warps, stages, multiples_of_16)
         code = re.sub(r"\n\t?\.section\s*\.debug.*", "\n", k.asm["ptx"], flags=re.S)  # for debuggers, with paths
         code = re.sub(r'\.file\s+(\d+) ".*?([^/"]+)"', r'.file \1 "dev/emu/ptx/\2"', code)
         with open(os.path.join(folder, name + ".ptx"), "w") as f:
