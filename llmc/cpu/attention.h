@@ -411,8 +411,10 @@ struct HighestScores {
     places.resize(size_t(keys + 15));
     const float below = just_below(wanted);
     int64_t reach = places_above(scores.data(), keys, below, places.data());
-    lowest = infinity;
-    for (int64_t i = 0; i < reach; i++) lowest = std::min(lowest, scores[places[i]]);
+    float least = infinity;
+#pragma omp simd reduction(min : least)
+    for (int64_t i = 0; i < reach; i++) least = std::min(least, scores[places[i]]);
+    lowest = least;
     for (int64_t i = reach; reach > wanted;) {  // of equal ones the first are kept
       if (scores[places[--i]] == lowest) places.erase(places.begin() + i), reach--;
     }
@@ -592,7 +594,19 @@ inline void store_out(const HeadPositions& at, const Rows<floatX>& out, const Ro
     std::copy_n(sums.data + r * sums.stride, a.HS, a.exact_out + (out.data - a.out) + r * out.stride);
 }
 
-// out =, exact_out =, lse = of the queries [q0, q1); topk_score =, topk_last =.
+// out =, exact_out =, lse = of the queries [q0, q1), from the keys that topk has chosen for each.
+inline void topk_forward_block(const HeadPositions& at, int64_t q0, int64_t q1,
+                               const std::vector<HighestScores>& chosen) {
+  thread_local std::vector<float> out_sums;
+  const AttentionArgs<floatX>& a = at.a;
+  const int64_t C = a.NH * a.HS;
+  const Rows<floatX> out = {a.out + at.query_row(q0) * C + at.head * a.HS, at.step * C};
+  const Rows<float> sums = sums_of(out, out_sums, a.HS);
+  for (int64_t t = q0; t < q1; t++) attend_to_topk(at, t, chosen[t - q0], sums.data + (t - q0) * sums.stride);
+  store_out(at, out, sums, q1 - q0);
+}
+
+// out =, exact_out =, lse = of the queries [q0, q1).
 inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local ScoreTile<floatX> tile_of_scores;
   thread_local std::vector<floatX> k_copies, v_copies;
@@ -602,16 +616,8 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
   const int64_t rows = q1 - q0, HS = a.HS, first = at.query_row(q0) * a.NH * HS + at.head * HS;
   const Rows<floatX> out = {a.out + first, at.step * a.NH * HS};
   const Rows<float> sums = sums_of(out, out_sums, HS);
-  const std::vector<KeyTile>& tiles = key_tiles(at, q0, q1);
-  if (a.topk > 0) {
-    const std::vector<HighestScores>& chosen = find_topk(at, q0, q1, tiles);
-    if (is_sparse(at, tiles)) {
-      for (int64_t r = 0; r < rows; r++) attend_to_topk(at, q0 + r, chosen[r], sums.data + r * sums.stride);
-      return store_out(at, out, sums, rows);
-    }
-  }
   bool is_first = true;
-  for (const KeyTile& tile : tiles) {
+  for (const KeyTile& tile : key_tiles(at, q0, q1)) {
     const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
     compute_scores(at, tile, q0, rows, key_rows(at, tile, kv.k, kv.k_stride, k_copies), tile_of_scores.row(0));
     for (int64_t r = 0; r < rows; r++) {
@@ -670,6 +676,14 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
     const int64_t block = unit / step, q0 = std::max(at.first_query_number(), block * query_block),
                   q1 = std::min(at.length, (block + 1) * query_block);
     if (q0 >= q1) continue;
+    if (a.topk > 0) {
+      const std::vector<KeyTile>& tiles = key_tiles(at, q0, q1);
+      const std::vector<HighestScores>& chosen = find_topk(at, q0, q1, tiles);
+      if (is_sparse(at, tiles)) {
+        topk_forward_block(at, q0, q1, chosen);
+        continue;
+      }
+    }
     attention_forward_block(at, q0, q1);
   }
 }
