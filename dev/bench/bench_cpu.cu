@@ -80,9 +80,14 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   best.gemm = std::max(best.gemm, gemm_rate(2048, 0.5));
 }
 
+// The wirings whose attention is measured if none are named; what others cost is compared with the first.
+const std::vector<std::string> attention_wirings =
+    {"plain",       "sla(1,3)", "gqa(1)",   "also(1,3)", "window(256)", "strided(64)", "strided(64,union)",
+     "fixed(64,8)", "topk(64)", "reuse(2)", "relative"};
+
 // Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096. The wirings take turns, and
 // each one's fastest round counts. FLOPs are those of pairs of a query and a key that see each other.
-void bench_attention(int rounds) {
+void bench_attention(int rounds, const std::vector<std::string>& wirings) {
   const int T = 4096;
   struct Layer {
     std::string wiring;
@@ -90,8 +95,7 @@ void bench_attention(int rounds) {
     double seconds = 1e30, flops = 0;
   };
   std::vector<Layer> layers;
-  for (const char* wiring : {"plain", "sla(1,3)", "gqa(1)", "also(1,3)", "window(256)", "strided(64)",
-                             "strided(64,union)", "fixed(64,8)", "topk(64)", "reuse(2)", "relative"}) {
+  for (const std::string& wiring : wirings) {
     Layer layer = {wiring, std::make_unique<GPT2>()};
     ModelConfig config;
     config.num_layers = 2, config.num_heads = 4, config.channels = 256, config.vocab_size = 257, config.max_seq_len = T;
@@ -118,10 +122,10 @@ void bench_attention(int rounds) {
       layer.seconds = std::min(layer.seconds, seconds_now() - begin);
     }
   }
-  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | plain / this | GFLOP/s | share of "
+  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | %s / this | GFLOP/s | share of "
          "%s GEMM (%.0f GFLOP/s) |\n"
          "| --- | --: | --: | --: | --: |\n",
-         T, precision_name, gemm * 1e-9);
+         T, wirings[0].c_str(), precision_name, gemm * 1e-9);
   for (const Layer& layer : layers)
     printf("| %s | %.1f | %.2f | %.0f | %.1f %% |\n", layer.wiring.c_str(), layer.seconds * 1e3,
            layers[0].seconds / layer.seconds, layer.flops / layer.seconds * 1e-9,
@@ -379,9 +383,9 @@ void bench_profile(const Shape& shape, double seconds) {
 
 // bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside
 // FOLDER/{bf16,fp32}/bench_cpu and PyTorch. bench_cpu steps SHAPE: a worker of that. bench_cpu profile SECONDS: the
-// time of each operation in steps of the shapes that are compared. bench_cpu attention ROUNDS: attention alone, by
-// wiring. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST tokens. bench_cpu ceilings: the
-// rate of matmuls in FLOP/s, and of copies in bytes/s.
+// time of each operation in steps of the shapes that are compared. bench_cpu attention ROUNDS [WIRING...]: attention
+// alone, by wiring. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST tokens. bench_cpu
+// ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -390,7 +394,10 @@ int main(int argc, char** argv) {
     return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4])), 0;
   if (argc == 2 && arguments[0] == "ceilings") return printf("%.6g %.6g\n", gemm_peak(0.5), copy_bandwidth()), 0;
   if (argc == 4 && arguments[0] == "lengths") return bench_lengths(std::stoi(arguments[1]), std::stod(arguments[2])), 0;
-  if (argc == 3 && arguments[0] == "attention") return bench_attention(std::stoi(arguments[1])), 0;
+  if (argc >= 3 && arguments[0] == "attention") {
+    const std::vector<std::string> wirings(arguments.begin() + 2, arguments.end());
+    return bench_attention(std::stoi(arguments[1]), wirings.empty() ? attention_wirings : wirings), 0;
+  }
   if (argc == 3 && arguments[0] == "profile") {
     for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]));
     return 0;
@@ -422,5 +429,5 @@ int main(int argc, char** argv) {
       fflush(stdout);
     }
   }
-  bench_attention(10);
+  bench_attention(10, attention_wirings);
 }

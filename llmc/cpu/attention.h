@@ -6,8 +6,8 @@
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=; dq and dr of relative positions =
 #pragma once
-#include <algorithm>              // std::max, std::min, std::nth_element
-#include <cmath>                  // log, sqrt
+#include <algorithm>              // std::find, std::max, std::min
+#include <cmath>                  // std::isnan, std::log, std::nextafter, std::sqrt
 #include <cstring>                // memcpy, memset
 #include <limits>                 // std::numeric_limits
 #include <type_traits>            // std::is_same_v
@@ -374,51 +374,93 @@ inline void select_topk(const HeadPositions& at, const KeyTile& tile, int64_t t,
 
 // The highest scores of one query, from keys that come in order. Of equal scores the first are taken.
 struct HighestScores {
-  struct Key {
-    float score;
-    int index;
-  };
-  std::vector<Key> keys;  // the highest so far, and others that have come since the last call of drop_others
-  Key last = {-infinity, std::numeric_limits<int>::max()};  // the lowest wanted key, once there are more than wanted
+  // The highest so far, and others that have come since the last call of drop_others, in their order. NaN, which has no
+  // order, is infinity.
+  std::vector<float> scores;
+  std::vector<int> indices;
+  int64_t keys = 0;
+  float lowest = -infinity;  // the lowest wanted score, and the last key that has it; once there are more than wanted
+  int last = std::numeric_limits<int>::max();
 
-  // The keys [begin, end) of a tile. Most groups of neighbours have no score above the lowest wanted one, which a few
-  // vector instructions tell.
-  void add(const HeadPositions& at, const KeyTile& tile, const KeyRange& seen, const float* scores) {
-    constexpr int64_t group = 16;
-    const float lowest = last.score;
-    for (int64_t first = seen.begin; first < seen.end; first += group) {
-      const int64_t end = std::min(first + group, seen.end);
-      int higher = 0;
-#pragma omp simd reduction(| : higher)
-      for (int64_t j = first; j < end; j++) higher |= !(scores[j] <= lowest);
-      if (higher == 0) continue;
-      for (int64_t j = first; j < end; j++) {
-        if (scores[j] <= lowest) continue;
-        const float rank = std::isnan(scores[j]) ? infinity : scores[j];  // NaN has no order
-        keys.push_back({rank, key_index(at, tile, j)});
-      }
+  void clear() { keys = 0, lowest = HighestScores().lowest, last = HighestScores().last; }
+
+  // The keys [begin, end) of a tile. Those that are no higher than the lowest wanted score come too late.
+  void add(const HeadPositions& at, const KeyTile& tile, const KeyRange& seen, const float* of_tile) {
+    int places[key_block + 16];
+    const float* x = of_tile + seen.begin;
+    const int64_t count = places_above(x, seen.end - seen.begin, lowest, places);
+    if (int64_t(scores.size()) < keys + count) scores.resize(size_t(keys + count)), indices.resize(scores.size());
+    float* scores_to = scores.data() + keys;
+    int* indices_to = indices.data() + keys;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) scores_to[i] = std::isnan(x[places[i]]) ? infinity : x[places[i]];
+    if (tile.numbers == nullptr) {
+      const int first = key_index(at, tile, seen.begin), step = int(at.step);
+#pragma omp simd
+      for (int64_t i = 0; i < count; i++) indices_to[i] = first + step * places[i];
+    } else {
+      for (int64_t i = 0; i < count; i++) indices_to[i] = key_index(at, tile, seen.begin + places[i]);
     }
+    keys += count;
   }
 
+  // Keeps the `wanted` highest, if there are more.
   void drop_others(int64_t wanted) {
-    if (int64_t(keys.size()) <= wanted) return;
-    std::nth_element(keys.begin(), keys.begin() + (wanted - 1), keys.end(), [](const Key& x, const Key& y) {
-      return x.score > y.score || (x.score == y.score && x.index < y.index);
-    });
-    last = keys[wanted - 1];
-    keys.resize(size_t(wanted));
+    if (keys <= wanted) return;
+    thread_local std::vector<int> places;
+    places.resize(size_t(keys + 15));
+    const float below = just_below(wanted);
+    int64_t reach = places_above(scores.data(), keys, below, places.data());
+    float least = infinity;
+#pragma omp simd reduction(min : least)
+    for (int64_t i = 0; i < reach; i++) least = std::min(least, scores[places[i]]);
+    lowest = least;
+    for (int64_t i = reach; reach > wanted;) {  // of equal ones the first are kept
+      if (scores[places[--i]] == lowest) places.erase(places.begin() + i), reach--;
+    }
+    for (int64_t i = 0; i < wanted; i++) scores[i] = scores[places[i]], indices[i] = indices[places[i]];
+    keys = wanted;
+    int64_t i = wanted - 1;
+    while (scores[i] != lowest) i--;
+    last = indices[i];
+  }
+
+ private:
+  // A number that the `wanted` highest scores are above, and of the others only those that are equal to the lowest of
+  // them. It is found bit by bit, from the highest one on: vector instructions count the scores that reach a number.
+  float just_below(int64_t wanted) const {
+    thread_local std::vector<uint32_t> ranks;
+    ranks.resize(size_t(keys));
+    uint32_t *const rank = ranks.data(), ones = 0, zeros = 0;
+#pragma omp simd reduction(| : ones, zeros)
+    for (int64_t i = 0; i < keys; i++) rank[i] = rank_of(scores[i]), ones |= rank[i], zeros |= ~rank[i];
+    const uint32_t differing = ones & zeros;  // bits that are not the same in all
+    uint32_t threshold = rank[0] & ~differing;
+    for (uint32_t bit = uint32_t(1) << 31; bit > 0; bit >>= 1) {
+      if ((differing & bit) == 0) continue;
+      const uint32_t higher = (threshold & ~(bit - 1)) | bit;
+      int reach = 0;
+#pragma omp simd reduction(+ : reach)
+      for (int64_t i = 0; i < keys; i++) reach += rank[i] >= higher;
+      if (reach < wanted) continue;
+      threshold |= bit;
+      if (reach == wanted) break;
+    }
+    return std::nextafter(float_of_rank(threshold), -infinity);
   }
 };
 
-// topk_score =, topk_last = of the queries [q0, q1). They are -inf and the largest int for queries that see no more
-// than `topk` keys. NaN ranks as the highest score.
-inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
+// The highest scores of each of the queries [q0, q1), valid until the thread's next call; topk_score =, topk_last =.
+// They are -inf and the largest int for queries that see no more than `topk` keys. NaN ranks as the highest score.
+// `tiles`: those of the queries' keys.
+inline const std::vector<HighestScores>& find_topk(const HeadPositions& at, int64_t q0, int64_t q1,
+                                                   const std::vector<KeyTile>& tiles) {
   thread_local std::vector<float> score_tile(query_block * key_block);
   thread_local std::vector<floatX> copies;
   thread_local std::vector<HighestScores> highest(query_block);
   const AttentionArgs<floatX>& a = at.a;
-  for (HighestScores& of_query : highest) of_query.keys.clear(), of_query.last = HighestScores().last;
-  for (const KeyTile& tile : key_tiles(at, q0, q1)) {
+  for (HighestScores& of_query : highest) of_query.clear();
+  for (const KeyTile& tile : tiles) {
     const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
     compute_scores(at, tile, q0, q1 - q0, key_rows(at, tile, kv.k, kv.k_stride, copies), score_tile.data());
     for (int64_t r = 0; r < q1 - q0; r++) {
@@ -426,14 +468,15 @@ inline void find_topk(const HeadPositions& at, int64_t q0, int64_t q1) {
       const KeyRange seen = mask_scores(at, tile, q0 + r, scores);
       HighestScores& of_query = highest[r];
       of_query.add(at, tile, seen, scores);
-      if (int64_t(of_query.keys.size()) > 2 * a.topk) of_query.drop_others(a.topk);
+      if (of_query.keys > 2 * a.topk) of_query.drop_others(a.topk);
     }
   }
   for (int64_t r = 0; r < q1 - q0; r++) {
     highest[r].drop_others(a.topk);
-    a.topk_score[at.statistic(q0 + r)] = highest[r].last.score;
-    a.topk_last[at.statistic(q0 + r)] = highest[r].last.index;
+    a.topk_score[at.statistic(q0 + r)] = highest[r].lowest;
+    a.topk_last[at.statistic(q0 + r)] = highest[r].last;
   }
+  return highest;
 }
 
 // The online softmax of one query: the maximum of its scores so far, and the sum of exp(score - max).
@@ -445,9 +488,10 @@ struct RowSoftmax {
   // The log of the sum of the exponentials of the scores; -inf of none.
   float lse() const { return sum == 0 ? -infinity : max + std::log(sum); }
 
-  // Goes on with `keys` scores: p = exp(scores - max), rounded. Returns the factor that what was summed up with the
-  // maximum so far has with the new one.
-  float update(const float* scores, floatX* p, int64_t keys) {
+  // Goes on with `keys` scores: p = exp(scores - max), rounded; p may be scores. Returns the factor that what was
+  // summed up with the maximum so far has with the new one.
+  template <class Element>
+  float update(const float* scores, Element* p, int64_t keys) {
     float largest = max, added = 0;
 #pragma omp simd reduction(max : largest)
     for (int64_t j = 0; j < keys; j++) largest = scores[j] > largest ? scores[j] : largest;
@@ -479,28 +523,87 @@ inline void keep_rounding_errors(ScoreTile<floatX>& tile, const RowSoftmax* soft
   }
 }
 
+// sum (HS) = or += the sum of weights[j] times row(j) (HS), for each j < rows.
+template <class Element, class Row>
+void add_weighted_rows(float* sum, const Element* weights, const Row& row, int64_t rows, int64_t HS, bool accumulate) {
+  constexpr int64_t width = 64;  // channels whose sums stay in registers
+  for (int64_t first = 0; first < HS; first += width) {
+    float sums[width] = {};
+    const int64_t n = std::min(width, HS - first);
+    for (int64_t j = 0; j < rows; j++) {
+      const floatX *x = row(j) + first, *later = row(std::min(j + prefetch_rows, rows - 1)) + first;
+      for (size_t line = 0; line < size_t(n) * sizeof(floatX); line += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(later) + line);
+      const float weight = to_float(weights[j]);
+#pragma omp simd
+      for (int64_t i = 0; i < n; i++) sums[i] += weight * to_float(x[i]);
+    }
+    for (int64_t i = 0; i < n; i++) sum[first + i] = (accumulate ? sum[first + i] : 0.0f) + sums[i];
+  }
+}
+
 // sums (rows, HS) = or += p v, of p (rows, key_block) and a tile's v (keys, HS).
 inline void add_values(const Rows<float>& sums, const floatX* p, const Rows<const floatX>& v, int64_t rows,
                        int64_t keys, int64_t HS, bool few_queries, bool accumulate) {
   if (!few_queries)
     return gemm('N', 'N', rows, HS, keys, p, key_block, v.data, v.stride, accumulate, sums.data, sums.stride);
-  constexpr int64_t width = 64;  // channels whose sums stay in registers
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t first = 0; first < HS; first += width) {
-      float sum[width] = {};
-      const int64_t n = std::min(width, HS - first);
-      for (int64_t j = 0; j < keys; j++) {
-        const floatX* row = v.data + j * v.stride + first;
-        for (size_t line = 0; line < size_t(n) * sizeof(floatX); line += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(row + prefetch_rows * v.stride) + line);
-        const float weight = to_float(p[r * key_block + j]);
-#pragma omp simd
-        for (int64_t i = 0; i < n; i++) sum[i] += weight * to_float(row[i]);
-      }
-      float* to = sums.data + r * sums.stride + first;
-      for (int64_t i = 0; i < n; i++) to[i] = (accumulate ? to[i] : 0.0f) + sum[i];
-    }
+  for (int64_t r = 0; r < rows; r++)
+    add_weighted_rows(
+        sums.data + r * sums.stride, p + r * key_block, [=](int64_t j) { return v.data + j * v.stride; }, keys, HS,
+        accumulate);
+}
+
+// Whether topk leaves so few keys of those in `tiles` that what follows the choice is computed for each of them alone:
+// a pair of a query and a key costs several times as much as in matmuls.
+inline bool is_sparse(const HeadPositions& at, const std::vector<KeyTile>& tiles) {
+  constexpr int64_t least_keys = 8;  // for each that is chosen
+  int64_t keys = 0;
+  for (const KeyTile& tile : tiles) keys += tile.keys;
+  return at.a.topk > 0 && at.a.relative.q == nullptr && keys > least_keys * at.a.topk;
+}
+
+// sum (HS) = softmax(scores) v, unrounded, of the keys that topk has chosen for query t; lse =.
+inline void attend_to_topk(const HeadPositions& at, int64_t t, const HighestScores& chosen, float* sum) {
+  thread_local std::vector<float> p;
+  thread_local std::vector<const floatX*> rows;
+  const AttentionArgs<floatX>& a = at.a;
+  const float scale = score_scale(a);
+  p.resize(size_t(chosen.keys)), rows.resize(size_t(chosen.keys));
+  int64_t source = 0;
+  for (int64_t i = 0; i < chosen.keys; i++) {
+    while (chosen.indices[i] >= (source + 1) * a.T) source++;
+    const KVHead<floatX>& kv = a.kv_heads[a.kv_of_head[at.head * a.kv_per_head + source]];
+    rows[i] = kv.v + (at.keys.first_row + chosen.indices[i] - source * a.T) * kv.v_stride;
+    p[i] = chosen.scores[i] * scale;
   }
+  RowSoftmax softmax;
+  softmax.update(p.data(), p.data(), chosen.keys);
+  a.lse[at.statistic(t)] = softmax.sum == 0 ? infinity : softmax.lse();
+  const float inverse = softmax.sum == 0 ? 0.0f : 1.0f / softmax.sum;
+  for (float& weight : p) weight *= inverse;
+  add_weighted_rows(
+      sum, p.data(), [](int64_t i) { return rows[i]; }, chosen.keys, a.HS, /*accumulate=*/false);
+}
+
+// out =, exact_out = of a block's queries, whose rows of a.out are `out`.
+inline void store_out(const HeadPositions& at, const Rows<floatX>& out, const Rows<float>& sums, int64_t rows) {
+  const AttentionArgs<floatX>& a = at.a;
+  store_sums(out, sums, rows, a.HS, 1.0f, /*accumulate=*/false);
+  if (!has_master_weights || a.exact_out == nullptr) return;
+  for (int64_t r = 0; r < rows; r++)
+    std::copy_n(sums.data + r * sums.stride, a.HS, a.exact_out + (out.data - a.out) + r * out.stride);
+}
+
+// out =, exact_out =, lse = of the queries [q0, q1), from the keys that topk has chosen for each.
+inline void topk_forward_block(const HeadPositions& at, int64_t q0, int64_t q1,
+                               const std::vector<HighestScores>& chosen) {
+  thread_local std::vector<float> out_sums;
+  const AttentionArgs<floatX>& a = at.a;
+  const int64_t C = a.NH * a.HS;
+  const Rows<floatX> out = {a.out + at.query_row(q0) * C + at.head * a.HS, at.step * C};
+  const Rows<float> sums = sums_of(out, out_sums, a.HS);
+  for (int64_t t = q0; t < q1; t++) attend_to_topk(at, t, chosen[t - q0], sums.data + (t - q0) * sums.stride);
+  store_out(at, out, sums, q1 - q0);
 }
 
 // out =, exact_out =, lse = of the queries [q0, q1).
@@ -552,10 +655,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
     for (int64_t i = 0; i < HS; i++) o[i] *= inverse;
     *lse = softmax[r].lse();
   }
-  store_sums(out, sums, rows, HS, 1.0f, /*accumulate=*/false);
-  if (has_master_weights && a.exact_out != nullptr)
-    for (int64_t r = 0; r < rows; r++)
-      std::copy_n(sums.data + r * sums.stride, HS, a.exact_out + first + r * out.stride);
+  store_out(at, out, sums, rows);
 }
 
 // out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block
@@ -576,7 +676,14 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
     const int64_t block = unit / step, q0 = std::max(at.first_query_number(), block * query_block),
                   q1 = std::min(at.length, (block + 1) * query_block);
     if (q0 >= q1) continue;
-    if (a.topk > 0) find_topk(at, q0, q1);
+    if (a.topk > 0) {
+      const std::vector<KeyTile>& tiles = key_tiles(at, q0, q1);
+      const std::vector<HighestScores>& chosen = find_topk(at, q0, q1, tiles);
+      if (is_sparse(at, tiles)) {
+        topk_forward_block(at, q0, q1, chosen);
+        continue;
+      }
+    }
     attention_forward_block(at, q0, q1);
   }
 }
@@ -596,8 +703,9 @@ struct KeyGradients {
 inline float score_gradient_scale(const AttentionArgs<floatX>& a) { return has_master_weights ? score_scale(a) : 1.0f; }
 
 // One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is
-// dout v^T, ds = p (dp - delta) factor. If floatX is float, p may be scores and ds may be dp.
-inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores, const float* dp, int64_t visible,
+// dout v^T, ds = p (dp - delta) factor. If Element is float, p may be scores and ds may be dp.
+template <class Element>
+inline void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
                                       float lse, float delta, float factor) {
 #pragma omp simd
   for (int64_t j = 0; j < visible; j++) {
@@ -607,12 +715,66 @@ inline void attention_score_gradients(floatX* p, floatX* ds, const float* scores
   }
 }
 
+// x (rows, HS) in fp32, in `memory`.
+inline Rows<const float> rows_as_floats(const Rows<const floatX>& x, int64_t rows, int64_t HS,
+                                        std::vector<float>& memory) {
+  memory.resize(size_t(rows * HS));
+  for (int64_t r = 0; r < rows; r++) {
+#pragma omp simd
+    for (int64_t i = 0; i < HS; i++) memory[r * HS + i] = to_float(x.data[r * x.stride + i]);
+  }
+  return {memory.data(), HS};
+}
+
+// What topk_backward reads of one query, and where it adds to: q, dout and dq (HS).
+struct TopkQuery {
+  const float *q, *dout;
+  float *dq, lse, delta, factor;  // factor: of ds
+};
+
+// Of query t and the keys of a tile that topk has chosen for it: dq, dk and dv +=. scores (keys): as compute_scores
+// computes them, and mask_scores leaves them.
+inline void topk_backward(const HeadPositions& at, const KeyTile& tile, int64_t t, const KeyRange& keys,
+                          const float* scores, const TopkQuery& query, const Rows<const floatX>& k,
+                          const Rows<const floatX>& v, const KeyGradients& to) {
+  int places[key_block + 16];
+  float p[key_block], ds[key_block];
+  const AttentionArgs<floatX>& a = at.a;
+  const int64_t HS = a.HS;
+  const float lowest = a.topk_score[at.statistic(t)], scale = score_scale(a);
+  const int last = a.topk_last[at.statistic(t)];
+  const int64_t reach =
+      places_above(scores + keys.begin, keys.end - keys.begin, std::nextafter(lowest, -infinity), places);
+  auto row_of = [&](int64_t j) { return at.key_row(tile.numbers == nullptr ? tile.first + j : tile.numbers[j]); };
+  auto prefetch = [HS](const auto* row) {
+    for (int64_t i = 0; i < HS; i += int64_t(64 / sizeof *row)) __builtin_prefetch(row + i);
+  };
+  int64_t chosen = 0;
+  for (int64_t i = 0; i < reach; i++) {
+    const int64_t j = keys.begin + places[i], row = row_of(j);
+    if (scores[j] == lowest && key_index(at, tile, j) > last) continue;
+    prefetch(v.data + j * v.stride), prefetch(to.dk + row * to.dk_stride), prefetch(to.dv + row * to.dv_stride);
+    places[chosen] = int(j), p[chosen++] = scores[j] * scale;
+  }
+  for (int64_t i = 0; i < chosen; i++) ds[i] = dot_product(query.dout, v.data + places[i] * v.stride, HS, 0);
+  attention_score_gradients(p, ds, p, ds, chosen, query.lse, query.delta, query.factor);
+  for (int64_t i = 0; i < chosen; i++) {
+    const int64_t row = row_of(places[i]);
+    float *dk = to.dk + row * to.dk_stride, *dv = to.dv + row * to.dv_stride;
+#pragma omp simd
+    for (int64_t c = 0; c < HS; c++) dv[c] += p[i] * query.dout[c], dk[c] += ds[i] * query.q[c];
+  }
+  add_weighted_rows(
+      query.dq, ds, [&](int64_t i) { return k.data + places[i] * k.stride; }, chosen, HS,
+      /*accumulate=*/true);
+}
+
 // The queries [q0, q1): delta =, dq = or +=, dk and dv +=. With p = exp(s - lse): dv += p^T dout; dp = dout v^T;
 // ds = p (dp - delta) / sqrt(HS); dq += ds k; dk += ds^T q. `gradients`: of each K/V head of the query head.
 inline void attention_backward_block(const HeadPositions& at, const KeyGradients* gradients, int64_t q0, int64_t q1) {
   thread_local ScoreTile<floatX> probabilities, dscores;
   thread_local std::vector<floatX> k_copies, v_copies;
-  thread_local std::vector<float> dq_sums, relative_dq_sums;
+  thread_local std::vector<float> dq_sums, relative_dq_sums, floats_of_q, floats_of_dout;
   const AttentionArgs<floatX>& a = at.a;
   const int64_t rows = q1 - q0, HS = a.HS, C = a.NH * HS, row = at.query_row(q0), column = at.head * HS;
   const Rows<const floatX> q = {a.q + row * a.q_stride + column, at.step * a.q_stride},
@@ -634,11 +796,30 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     delta[r * at.step] = sum;
   }
   bool has_sums = !has_master_weights && a.dq_accumulate, has_relative_sums = false;
-  for (const KeyTile& tile : key_tiles(at, q0, q1)) {
+  const std::vector<KeyTile>& tiles = key_tiles(at, q0, q1);
+  const bool sparse = is_sparse(at, tiles);
+  const Rows<const float> q_floats = rows_as_floats(q, sparse ? rows : 0, HS, floats_of_q),
+                          dout_floats = rows_as_floats(dout, sparse ? rows : 0, HS, floats_of_dout);
+  if (sparse && !has_sums) {
+    for (int64_t r = 0; r < rows; r++) std::fill_n(sums.data + r * sums.stride, HS, 0.0f);
+    has_sums = true;
+  }
+  for (const KeyTile& tile : tiles) {
     const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
     const Rows<const floatX> k = key_rows(at, tile, kv.k, kv.k_stride, k_copies),
                              v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
     compute_scores(at, tile, q0, rows, k, probabilities.row(0));
+    if (sparse) {
+      for (int64_t r = 0; r < rows; r++) {
+        float* scores = probabilities.row(r);
+        const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
+        topk_backward(at, tile, q0 + r, keys, scores,
+                      {q_floats.data + r * HS, dout_floats.data + r * HS, sums.data + r * sums.stride, lse[r * at.step],
+                       delta[r * at.step], scale},
+                      k, v, gradients[tile.source]);
+      }
+      continue;
+    }
     gemm('N', 'T', rows, tile.keys, HS, dout.data, dout.stride, v.data, v.stride, false, dscores.row(0), key_block);
     for (int64_t r = 0; r < rows; r++) {
       float *scores = probabilities.row(r), *dp = dscores.row(r);

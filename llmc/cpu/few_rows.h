@@ -19,6 +19,17 @@ constexpr size_t most_texts_of_a_pass = size_t(most_few_rows);
 // in bf16.
 constexpr size_t weight_prefetch_bytes = 4096;
 
+// The sum of n numbers: the second half is added to the first one until one number is left.
+template <int n>
+inline float sum_by_halves(float* x) {
+  if constexpr (n == 1) return x[0];
+  else {
+#pragma omp simd
+    for (int j = 0; j < n / 2; j++) x[j] += x[j + n / 2];
+    return sum_by_halves<n / 2>(x);
+  }
+}
+
 // The sum over x y, in an order that depends on `count` alone. Prefetches what is `prefetch_bytes` after y.
 template <class Element>
 inline float dot_product(const float* x, const Element* y, int64_t count, size_t prefetch_bytes) {
@@ -33,11 +44,7 @@ inline float dot_product(const float* x, const Element* y, int64_t count, size_t
   }
 #pragma omp simd
   for (int j = 0; j < int(count - i); j++) sums[j] += x[i + j] * to_float(y[i + j]);
-  for (int half = lanes / 2; half > 0; half /= 2) {
-#pragma omp simd
-    for (int j = 0; j < half; j++) sums[j] += sums[j + half];
-  }
-  return sums[0];
+  return sum_by_halves<lanes>(sums);
 }
 
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null. A row of out has the same bits whatever

@@ -1,6 +1,9 @@
 // Conversions and elementary functions as straight-line code that the compiler turns into vector instructions inside
 // `omp simd` loops.
 #pragma once
+#ifdef __AVX512F__
+#include <immintrin.h>  // _mm512_cmp_ps_mask, _mm512_maskz_compress_epi32
+#endif
 #include <cstdint>  // uint32_t
 #include <cstring>  // memcpy
 #include "bf16.h"   // to_float and from_float of bf16
@@ -51,4 +54,39 @@ inline float vec_tanh(float x) {
   p = p * square - 1.0f / 3;
   const float near = x + x * square * p;
   return square < 0.25f ? near : x < 0.0f ? -far : far;
+}
+
+// places = the i, ascending, of those of n floats x that are not <= limit: that are higher, or NaN. Returns how many.
+// `places` has room for n + 15.
+inline int64_t places_above(const float* x, int64_t n, float limit, int* places) {
+  int64_t count = 0;
+#ifdef __AVX512F__
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int64_t i = 0; i < n; i += 16) {
+    const __mmask16 exist = n - i >= 16 ? __mmask16(0xffff) : __mmask16((1 << (n - i)) - 1);
+    const __mmask16 found =
+        _mm512_mask_cmp_ps_mask(exist, _mm512_maskz_loadu_ps(exist, x + i), _mm512_set1_ps(limit), _CMP_NLE_UQ);
+    if (found == 0) continue;  // most vectors have none
+    _mm512_storeu_si512(places + count,
+                        _mm512_maskz_compress_epi32(found, _mm512_add_epi32(lanes, _mm512_set1_epi32(int(i)))));
+    count += __builtin_popcount(found);
+  }
+#else
+  for (int64_t i = 0; i < n; i++) places[count] = int(i), count += !(x[i] <= limit);
+#endif
+  return count;
+}
+
+// A whole number for each float: higher for higher ones, and the same for 0 and -0.
+inline uint32_t rank_of(float x) {
+  uint32_t bits;
+  x += 0.0f;  // -0 + 0 is 0
+  memcpy(&bits, &x, 4);
+  return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
+}
+inline float float_of_rank(uint32_t rank) {
+  const uint32_t bits = rank ^ (rank >> 31 != 0 ? 0x80000000u : 0xffffffffu);
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
 }
