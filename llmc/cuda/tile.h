@@ -1,5 +1,5 @@
-// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program. A warp
-// owns 16 M rows of a product; the tiles that it multiplies them with are in shared memory, filled by asynchronous
+// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program but that of
+// Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it multiplies them with are in shared memory, filled by asynchronous
 // copies while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
@@ -284,8 +284,8 @@ struct RowsOut {
 
 // Channels [channel, channel + 8 N) of `out` = or += the warp's rows of acc, as far as they exist. `stage`: 16 M rows
 // in shared memory of which only this warp uses these channels, through which the stores become 16 bytes wide.
-template <int M, int N, int D>
-__device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Tile<D> stage, int channel = 0) {
+template <int M, int N, class Stage>
+__device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Stage stage, int channel = 0) {
   const int lane = int(threadIdx.x) % warp_size;
   __syncwarp();  // all lanes have read what `stage` held
 #pragma unroll
