@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
     const KeyTile next = tiles.after(tile), after_next = tiles.after(next);
     wait_for_tile();  // the next one
-    if (tiles.contains(next)) start_ABt(next_s, q_rows, k_tiles.next(buffer(next)));
+    start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
     if (tiles.contains(after_next)) start_loading(after_next);
     if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
@@ -83,11 +83,12 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     const bool grew = softmax.raise_max(s);
     if (grew) softmax.rescale_sums(before, scale * log2_e);
     softmax.exponentials(s, scale * log2_e);
-    wait_for_products<1>(acc, s);  // all but the next scores
+    // ptxas would let no products overlap if acc were rescaled beside the next scores. They are done: they take less
+    // time than the exponentials.
+    wait_for_products<0>(acc, s, next_s);
     if (grew) softmax.rescale_rows(acc, before, scale * log2_e);
     start_AB(acc, to_bf16(s), v_tiles.next(buffer(tile)));
     commit_products();
-    wait_for_products<1>(next_s);  // all but what has just been started
   };
 
   KeyTile tile = tiles.first();
@@ -196,10 +197,9 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& dp, Scores& next_s, Scores& next_dp) {
     const KeyTile next = tiles.after(tile), after_next = tiles.after(next);
     wait_for_tile();  // the next one
-    if (tiles.contains(next)) {
-      start_ABt(next_s, q_rows, k_tiles.next(buffer(next)));
-      start_ABt(next_dp, dout_rows, v_tiles.next(buffer(next)));
-    }
+    const int next_buffer = buffer(tiles.contains(next) ? next : tile);
+    start_ABt(next_s, q_rows, k_tiles.next(next_buffer));
+    start_ABt(next_dp, dout_rows, v_tiles.next(next_buffer));
     commit_products();
     if (tiles.contains(after_next)) start_loading(after_next);
     if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
@@ -284,16 +284,16 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
 
   Accumulator<1, D / 8> dk = {}, dv = {};
 #pragma unroll 1
-  for (QueryTile next = tile; tiles.contains(tile); tile = next) {
+  do {
     wait_for_tile();
-    next = tiles.after(tile);
-    if (tiles.contains(next)) start_loading(next);
     const int q0 = tiles.q0(tile), b = buffer(tile);
     Accumulator<1, N> s, dp;
     start_ABt(s, k_rows, q_tiles.next(b));
     commit_products();
     start_ABt(dp, v_rows, dout_tiles.next(b));
     commit_products();
+    tile = tiles.after(tile);
+    if (tiles.contains(tile)) start_loading(tile);
     wait_for_products<1>(s, dv, dk);  // all but dp
     if (q0 < key + 15) mask(s, [&](int row, int column) { return key + row > q0 + column; });
     // From T on the tiles of q, dout, lse and delta are zeros, as in attention_bf16.h.
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
       }
     start_AB(dk, to_bf16(dp), q_tiles.next(b));
     commit_products();
-  }
+  } while (tiles.contains(tile));
   wait_for_products<0>(dk, dv);
   __syncthreads();  // all products have read k and v, in whose places the results go to memory
   ::scale(dk, scale);

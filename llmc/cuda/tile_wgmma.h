@@ -39,9 +39,10 @@ template <int pending>
 __device__ inline void wait_for_groups() {}
 __device__ inline void copies_for_wgmma() {}
 __device__ inline void keep_here(float&) {}
-template <bool by_columns>
-__device__ inline void wgmma(float (&)[8][4], const unsigned (&)[4], uint64_t, bool) {}
-__device__ inline void wgmma(float (&)[8][4], uint64_t, uint64_t, bool) {}
+template <bool by_columns, bool added>
+__device__ inline void wgmma(float (&)[8][4], const unsigned (&)[4], uint64_t) {}
+template <bool added>
+__device__ inline void wgmma(float (&)[8][4], uint64_t, uint64_t) {}
 __device__ inline unsigned wgmma_address(int offset) { return unsigned(offset); }
 #else
 
@@ -64,31 +65,38 @@ __device__ inline void keep_here(float& x) { asm volatile("" : "+f"(x)::"memory"
 
 __device__ inline unsigned wgmma_address(int offset) { return shared_address(offset); }
 
-#define SLA_FOUR(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-#define SLA_ACCUMULATOR \
-  SLA_FOUR(0), SLA_FOUR(1), SLA_FOUR(2), SLA_FOUR(3), SLA_FOUR(4), SLA_FOUR(5), SLA_FOUR(6), SLA_FOUR(7)
-#define SLA_WGMMA                                                                                                  \
+#define SLA_FOUR(use, n) use(d[n][0]), use(d[n][1]), use(d[n][2]), use(d[n][3])
+#define SLA_ACCUMULATOR(use)                                                                      \
+  SLA_FOUR(use, 0), SLA_FOUR(use, 1), SLA_FOUR(use, 2), SLA_FOUR(use, 3), SLA_FOUR(use, 4), SLA_FOUR(use, 5), \
+      SLA_FOUR(use, 6), SLA_FOUR(use, 7)
+#define SLA_WGMMA(a_and_b, added, columns)                                                                         \
   "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                                          \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31}, "
+  "%24, %25, %26, %27, %28, %29, %30, %31}, " a_and_b ", " added ", 1, 1, " columns ";"
 
 // d (64 x 64) = or += a (64 x 16) b (16 x 64), by a whole warpgroup. b's descriptor is that of 64 rows of 16 columns of
-// a tile, or with by_columns of 16 rows of 64 columns. d is uninitialized before a product that is not `added`.
-template <bool by_columns>
-__device__ inline void wgmma(float (&d)[8][4], const unsigned (&a)[4], uint64_t b, bool added) {
-  asm volatile("{\n.reg .pred added;\nsetp.ne.b32 added, %37, 0;\n" SLA_WGMMA
-               "{%32, %33, %34, %35}, %36, added, 1, 1, %38;\n}"
-               : SLA_ACCUMULATOR
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(added)), "n"(int(by_columns))
-               : "memory");
+// a tile, or with by_columns of 16 rows of 64 columns. For a product that is not `added`, d's registers are no inputs:
+// else ptxas would see what was last computed in them as a part of the product, and let no products overlap.
+template <bool by_columns, bool added>
+__device__ inline void wgmma(float (&d)[8][4], const unsigned (&a)[4], uint64_t b) {
+  if constexpr (added)
+    asm volatile(SLA_WGMMA("{%32, %33, %34, %35}, %36", "1", "%37")
+                 : SLA_ACCUMULATOR("+f")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(by_columns))
+                 : "memory");
+  else
+    asm volatile(SLA_WGMMA("{%32, %33, %34, %35}, %36", "0", "%37")
+                 : SLA_ACCUMULATOR("=f")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(by_columns))
+                 : "memory");
 }
 
 // The product with a, too, from shared memory, and both by rows.
-__device__ inline void wgmma(float (&d)[8][4], uint64_t a, uint64_t b, bool added) {
-  asm volatile("{\n.reg .pred added;\nsetp.ne.b32 added, %34, 0;\n" SLA_WGMMA "%32, %33, added, 1, 1, 0, 0;\n}"
-               : SLA_ACCUMULATOR
-               : "l"(a), "l"(b), "r"(int(added))
-               : "memory");
+template <bool added>
+__device__ inline void wgmma(float (&d)[8][4], uint64_t a, uint64_t b) {
+  if constexpr (added)
+    asm volatile(SLA_WGMMA("%32, %33", "1", "0, 0") : SLA_ACCUMULATOR("+f") : "l"(a), "l"(b) : "memory");
+  else asm volatile(SLA_WGMMA("%32, %33", "0", "0, 0") : SLA_ACCUMULATOR("=f") : "l"(a), "l"(b) : "memory");
 }
 #undef SLA_WGMMA
 #undef SLA_ACCUMULATOR
@@ -157,28 +165,29 @@ __device__ inline float (&columns_from(Accumulator<1, N>& acc, int i))[8][4] {
   return *reinterpret_cast<float(*)[8][4]>(&acc.x[0][8 * i]);
 }
 
-template <bool by_columns, int K>
-__device__ inline void wgmma_of(float (&d)[8][4], const RegisterTile<1, K>& a, int k, uint64_t b, bool added) {
-  wgmma<by_columns>(d, a.x[0][k], b, added);
+template <bool by_columns, bool added, int K>
+__device__ inline void wgmma_of(float (&d)[8][4], const RegisterTile<1, K>& a, int k, uint64_t b) {
+  wgmma<by_columns, added>(d, a.x[0][k], b);
 }
-template <bool by_columns, int D, int Rows>
-__device__ inline void wgmma_of(float (&d)[8][4], SplitTile<D, Rows> a, int k, uint64_t b, bool added) {
+template <bool by_columns, bool added, int D, int Rows>
+__device__ inline void wgmma_of(float (&d)[8][4], SplitTile<D, Rows> a, int k, uint64_t b) {
   static_assert(!by_columns, "a of scores");
-  wgmma(d, wgmma_descriptor(a.part(k / 4)) + k % 4 * sixteen_columns, b, added);
+  wgmma<added>(d, wgmma_descriptor(a.part(k / 4)) + k % 4 * sixteen_columns, b);
 }
 
-// Starts acc (64 x 8 N) = a (64 x D) b^T, b: rows [0, 8 N) of the tile. acc may be uninitialized.
+// Starts acc (64 x 8 N) = a (64 x D) b^T, b: rows [0, 8 N) of the tile.
 template <class A, int N, int D, int Rows>
 __device__ inline void start_ABt(Accumulator<1, N>& acc, const A& a, SplitTile<D, Rows> b) {
   static_assert(N % 8 == 0, "whole instructions");
-  keep_here(acc);
   wgmma_fence();
 #pragma unroll
-  for (int n = 0; n < N / 8; n++)
+  for (int n = 0; n < N / 8; n++) {
+    const SplitTile<D, Rows> rows = b.from_row(64 * n);
+    wgmma_of<false, false>(columns_from(acc, n), a, 0, wgmma_descriptor(rows.part(0)));
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
-      wgmma_of<false>(columns_from(acc, n), a, k,
-                      wgmma_descriptor(b.from_row(64 * n).part(k / 4)) + k % 4 * sixteen_columns, k > 0);
+    for (int k = 1; k < D / 16; k++)
+      wgmma_of<false, true>(columns_from(acc, n), a, k, wgmma_descriptor(rows.part(k / 4)) + k % 4 * sixteen_columns);
+  }
 }
 
 // Starts acc (64 x D) += a (64 x 16 K) b, b: rows [0, 16 K) of the tile.
@@ -191,7 +200,7 @@ __device__ inline void start_AB(Accumulator<1, N>& acc, const RegisterTile<1, K>
   for (int n = 0; n < N / 8; n++)
 #pragma unroll
     for (int k = 0; k < K; k++)
-      wgmma_of<true>(columns_from(acc, n), a, k, wgmma_descriptor(b.part(n)) + k * sixteen_rows, true);
+      wgmma_of<true, true>(columns_from(acc, n), a, k, wgmma_descriptor(b.part(n)) + k * sixteen_rows);
 }
 
 // Waits until all groups of the warp's products but the last `pending` are done, and names accumulators that may be
