@@ -145,7 +145,8 @@ __device__ inline auto own_rows(SplitTile<D, Rows> tile) {
     load_register_tile(rows, tile.from_row(warp_index() * 16));
     return rows;
   } else {
-    return tile.from_row(warp_index() / 4 * warpgroup_rows);
+    // By a shuffle the compiler sees that all lanes have the same: then the descriptors need no registers of a thread.
+    return tile.from_row(__shfl_sync(full_warp, warp_index() / 4, 0) * warpgroup_rows);
   }
 }
 
@@ -193,38 +194,38 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
   const auto q_rows = own_rows(q_tile), dout_rows = own_rows(dout_tile);
   Accumulator<1, D / 8> acc = {};
 
-  // Adds a tile to dq, of which s are the scores and dp = dout v^T, and computes those of the next tile.
-  auto add_tile = [&](KeyTile tile, Scores& s, Scores& dp, Scores& next_s, Scores& next_dp) {
+  // Adds a tile to dq, of which s are the scores, and computes those of the next tile.
+  auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
     const KeyTile next = tiles.after(tile), after_next = tiles.after(next);
     wait_for_tile();  // the next one
-    const int next_buffer = buffer(tiles.contains(next) ? next : tile);
-    start_ABt(next_s, q_rows, k_tiles.next(next_buffer));
-    start_ABt(next_dp, dout_rows, v_tiles.next(next_buffer));
+    Scores dp;
+    start_ABt(dp, dout_rows, v_tiles.next(buffer(tile)));
+    commit_products();
+    start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
     if (tiles.contains(after_next)) start_loading(after_next);
     if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     for (int n = 0; n < Tiles::keys / 8; n++)
-      for (int i = 0; i < 4; i++) {
-        const float p = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
-        s.x[0][n][i] = p * (dp.x[0][n][i] - row_sum.x[0][i / 2]);  // ds
-      }
-    wait_for_products<1>(acc, s);  // all but the next scores and dp
+      for (int i = 0; i < 4; i++)
+        s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
+    wait_for_products<1>(dp, acc);  // all but the next scores
+    for (int n = 0; n < Tiles::keys / 8; n++)
+      for (int i = 0; i < 4; i++) s.x[0][n][i] *= dp.x[0][n][i] - row_sum.x[0][i / 2];  // ds
     start_AB(acc, to_bf16(s), k_tiles.next(buffer(tile)));
     commit_products();
-    wait_for_products<1>(next_s, next_dp);  // all but what has just been started
+    wait_for_products<1>(next_s);  // all but what has just been started
   };
-  Scores s, dp, other_s, other_dp;
+  Scores s, other_s;
   start_ABt(s, q_rows, k_tiles.next(buffer(tile)));
-  start_ABt(dp, dout_rows, v_tiles.next(buffer(tile)));
   commit_products();
-  wait_for_products<0>(s, dp);
+  wait_for_products<0>(s);
 #pragma unroll 1
   while (true) {
-    add_tile(tile, s, dp, other_s, other_dp);
+    add_tile(tile, s, other_s);
     tile = tiles.after(tile);
     if (!tiles.contains(tile)) break;
-    add_tile(tile, other_s, other_dp, s, dp);
+    add_tile(tile, other_s, s);
     tile = tiles.after(tile);
     if (!tiles.contains(tile)) break;
   }
