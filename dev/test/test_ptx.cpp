@@ -60,7 +60,7 @@ class PtxProgram : public CommandLine {
 // BUG llmc/cuda/tile.h: `"r"(b[0]), "r"(b[1])` -> `"r"(b[1]), "r"(b[0])`
 // BUG llmc/cuda/tile.h: `"r"(a[1]), "r"(a[2])` -> `"r"(a[2]), "r"(a[1])`
 // BUG llmc/cuda/tile.h: `ldmatrix.sync.aligned.m8n8.x4.trans.shared` -> `ldmatrix.sync.aligned.m8n8.x4.shared`
-// BUG llmc/cuda/tile.h: `cp.async.wait_group 0` -> `cp.async.wait_group 1`
+// BUG llmc/cuda/tile.h: `cp.async.wait_group %0` -> `cp.async.wait_group 1`
 // BUG llmc/cuda/tile.h: `size = exists ? bytes : 0` -> `size = bytes`
 // BUG llmc/cuda/tile.h: `"bar.sync %0, %1;"` -> `"bar.sync %0; // %1"`
 TEST_F(PtxProgram, TilesAreRightWithNvccsCode) {

@@ -7,8 +7,9 @@
 // probabilities are under way. So there are two accumulators of scores, which change places from tile to tile, and the
 // loops' bodies are functions that are called with the one and the other.
 //
-// Tiles have four buffers, and not two. When a tile is loaded, products of the two before it may still be under way,
-// and the one before those is being multiplied by slower warps. A single barrier a tile is enough.
+// All warps meet once a tile, the first warpgroup where it starts a tile, the second in the middle of one: so one
+// multiplies while the other takes exponentials. What a warp reads before it meets the others has arrived when they met
+// the time before. A tile's buffer is loaded again when no product that reads it can be under way.
 #pragma once
 #include <cmath>                  // sqrt, logf
 #include "attention_bf16.h"       // OnlineSoftmax, launch_mma_forward, launch_mma_backward, for_head_size
@@ -19,14 +20,19 @@
 #include "tile_wgmma.h"           // SplitTile, start_ABt, start_AB, wait_for_products
 
 constexpr int num_warpgroups = 2, wgmma_threads = num_warpgroups * warpgroup_size,
-              wgmma_rows = num_warpgroups * warpgroup_rows, tile_buffers = 4;
+              wgmma_rows = num_warpgroups * warpgroup_rows;
 
-// This thread's copies have arrived; after the barrier, those of all threads have, for wgmma, and all warps have done
-// what they did before it.
-__device__ inline void wait_for_tile() {
-  wait_for_copies();
+// Which of the block's warpgroups the warp belongs to. By a shuffle the compiler sees that all lanes have the same, and
+// computes what depends on it once for a warp.
+__device__ inline int warpgroup_index() { return __shfl_sync(full_warp, warp_index() / 4, 0); }
+
+// This thread's copies have arrived, but for the last `pending` groups; after the barrier, those of all threads have, for
+// wgmma, and all warps have done what they did before it.
+template <int pending = 0>
+__device__ inline void meet() {
+  wait_for_copies<pending>();
   copies_for_wgmma();
-  __syncthreads();
+  sync_threads<wgmma_threads>(1);
 }
 
 // ----------------------------------------------------------------------------
@@ -38,7 +44,8 @@ struct WgmmaForwardTiles {
   static constexpr int keys = D <= 64 ? 128 : 64;
   using Q = SplitTile<D, wgmma_rows>;
   using KV = SplitTile<D, keys>;
-  static constexpr size_t bytes = Q::bytes + 2 * tile_buffers * KV::bytes;  // D = 64: 144 KB, 128: 160 KB
+  static constexpr int buffers = 5;
+  static constexpr size_t bytes = Q::bytes + 2 * buffers * KV::bytes;  // D = 64: 176 KB, 128: 192 KB
 };
 
 // out =, lse =. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements of the
@@ -56,10 +63,10 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
   const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + wgmma_rows);
 
   const typename Tiles::Q q_tile = {0}, warp_q = q_tile.from_row(warp_index() * 16);
-  const typename Tiles::KV k_tiles = {q_tile.bytes}, v_tiles = k_tiles.next(tile_buffers);
+  const typename Tiles::KV k_tiles = {q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
   const KeyTiles<Tiles::keys, bf16, false> tiles(a, head, first_key_row, {}, first_query + q0, end);
   using KeyTile = decltype(tiles.first());
-  auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % tile_buffers; };
+  auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
     const KVRows<bf16> kv = tiles.rows(tile);
     load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
@@ -70,32 +77,42 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
   RegisterTile<1, D / 16> q_rows;
   Accumulator<1, D / 8> acc = {};
   OnlineSoftmax<1, false> softmax;
+  const int warpgroup = warpgroup_index();
+  // The warps meet, and start to load the tile after the next two.
+  auto meet_at = [&](KeyTile tile) {
+    meet();
+    const KeyTile third = tiles.after(tiles.after(tiles.after(tile)));
+    if (tiles.contains(third)) start_loading(third);
+  };
   // Adds a tile to the results, of which s are the scores, and computes those of the next tile.
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
-    const KeyTile next = tiles.after(tile), after_next = tiles.after(next);
-    wait_for_tile();  // the next one
+    const KeyTile next = tiles.after(tile);
+    if (warpgroup == 0) meet_at(tile);
     start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
-    if (tiles.contains(after_next)) start_loading(after_next);
     if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     const ColumnVector<1> before = softmax.max;
     const bool grew = softmax.raise_max(s);
     if (grew) softmax.rescale_sums(before, scale * log2_e);
+    if (warpgroup == 1) meet_at(tile);
     softmax.exponentials(s, scale * log2_e);
+    keep_here(s);
     // ptxas would let no products overlap if acc were rescaled beside the next scores. They are done: they take less
     // time than the exponentials.
-    wait_for_products<0>(acc, s, next_s);
+    wait_for_products<0>(acc, next_s);
     if (grew) softmax.rescale_rows(acc, before, scale * log2_e);
     start_AB(acc, to_bf16(s), v_tiles.next(buffer(tile)));
     commit_products();
   };
 
   KeyTile tile = tiles.first();
+  const KeyTile second = tiles.after(tile), third = tiles.after(second);
   load_tile_async<wgmma_threads>(q_tile, a.q + first_row * a.q_stride + head * HS, a.q_stride, q0, queries, HS);
   start_loading(tile);
-  if (tiles.contains(tiles.after(tile))) start_loading(tiles.after(tile));
-  wait_for_tile();
+  if (tiles.contains(second)) start_loading(second);
+  if (tiles.contains(third)) start_loading(third), meet<1>();
+  else meet();
   load_register_tile(q_rows, warp_q);
   Scores s, other_s;
   start_ABt(s, q_rows, k_tiles.next(buffer(tile)));
@@ -134,7 +151,8 @@ struct WgmmaDqTiles {
   static constexpr int keys = 64;
   using Q = SplitTile<D, wgmma_rows>;
   using KV = SplitTile<D, keys>;
-  static constexpr size_t bytes = 2 * Q::bytes + 2 * tile_buffers * KV::bytes;  // D = 64: 96 KB, 128: 192 KB
+  static constexpr int buffers = 5;
+  static constexpr size_t bytes = 2 * Q::bytes + 2 * buffers * KV::bytes;  // D = 64: 112 KB, 128: 224 KB
 };
 
 // What the block's own rows are as an A operand: with few channels a register tile that this loads, else the tile.
@@ -145,8 +163,7 @@ __device__ inline auto own_rows(SplitTile<D, Rows> tile) {
     load_register_tile(rows, tile.from_row(warp_index() * 16));
     return rows;
   } else {
-    // By a shuffle the compiler sees that all lanes have the same: then the descriptors need no registers of a thread.
-    return tile.from_row(__shfl_sync(full_warp, warp_index() / 4, 0) * warpgroup_rows);
+    return tile.from_row(warpgroup_index() * warpgroup_rows);
   }
 }
 
@@ -165,10 +182,10 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
   const int64_t first_lse = (blockIdx.y * a.NH + head) * T;
 
   const typename Tiles::Q q_tile = {0}, dout_tile = q_tile.next(1);
-  const typename Tiles::KV k_tiles = {2 * q_tile.bytes}, v_tiles = k_tiles.next(tile_buffers);
+  const typename Tiles::KV k_tiles = {2 * q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
   const KeyTiles<Tiles::keys, bf16, false> tiles(a, head, first_row, {}, q0, end);
   using KeyTile = decltype(tiles.first());
-  auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % tile_buffers; };
+  auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
     const KVRows<bf16> kv = tiles.rows(tile);
     load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
@@ -176,10 +193,12 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     commit_copies();
   };
   KeyTile tile = tiles.first();
+  const KeyTile second = tiles.after(tile), third = tiles.after(second);
   load_tile_async<wgmma_threads>(q_tile, a.q + first_row * a.q_stride + head * HS, a.q_stride, q0, end, HS);
   load_tile_async<wgmma_threads>(dout_tile, dout, C, q0, end, HS);
   start_loading(tile);
-  if (tiles.contains(tiles.after(tile))) start_loading(tiles.after(tile));
+  if (tiles.contains(second)) start_loading(second);
+  if (tiles.contains(third)) start_loading(third);
 
   ColumnVector<1> log2_sum, row_sum;  // lse in powers of 2; delta
 #pragma unroll
@@ -190,25 +209,34 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     row_sum.x[0][h] = warp_sum<4>(exists ? row_delta(dout + row * C, out + row * C, HS) : 0.0f);
     if (exists && first_of_row()) a.delta[first_lse + row] = row_sum.x[0][h];
   }
-  wait_for_tile();
+  if (tiles.contains(third)) meet<1>();
+  else meet();
   const auto q_rows = own_rows(q_tile), dout_rows = own_rows(dout_tile);
   Accumulator<1, D / 8> acc = {};
 
+  const int warpgroup = warpgroup_index();
+  // The warps meet, and start to load the tile after the next two.
+  auto meet_at = [&](KeyTile tile) {
+    meet();
+    const KeyTile third = tiles.after(tiles.after(tiles.after(tile)));
+    if (tiles.contains(third)) start_loading(third);
+  };
   // Adds a tile to dq, of which s are the scores, and computes those of the next tile.
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
-    const KeyTile next = tiles.after(tile), after_next = tiles.after(next);
-    wait_for_tile();  // the next one
+    const KeyTile next = tiles.after(tile);
+    if (warpgroup == 0) meet_at(tile);
     Scores dp;
     start_ABt(dp, dout_rows, v_tiles.next(buffer(tile)));
     commit_products();
     start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
-    if (tiles.contains(after_next)) start_loading(after_next);
     if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     for (int n = 0; n < Tiles::keys / 8; n++)
       for (int i = 0; i < 4; i++)
         s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
+    keep_here(s);
+    if (warpgroup == 1) meet_at(tile);
     wait_for_products<1>(dp, acc);  // all but the next scores
     for (int n = 0; n < Tiles::keys / 8; n++)
       for (int i = 0; i < 4; i++) s.x[0][n][i] *= dp.x[0][n][i] - row_sum.x[0][i / 2];  // ds
@@ -238,11 +266,11 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
 
 template <int D>
 struct WgmmaDkdvTiles {
-  static constexpr int queries = 64;
+  static constexpr int queries = 64, buffers = 4;
   using KV = SplitTile<D, wgmma_rows>;
   using Q = SplitTile<D, queries>;
   static constexpr int vector_bytes = queries * int(sizeof(float));                   // of lse and of delta
-  static constexpr size_t bytes = 2 * KV::bytes + 2 * tile_buffers * (Q::bytes + vector_bytes);  // D = 64: 98 KB, 128:
+  static constexpr size_t bytes = 2 * KV::bytes + 2 * buffers * (Q::bytes + vector_bytes);  // D = 64: 98 KB, 128:
                                                                                                  // 194 KB
 };
 
@@ -261,12 +289,12 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   const int k0 = int(blockIdx.z) * wgmma_rows, end = min(T, k0 + wgmma_rows), key = k0 + warp_index() * 16;
 
   const typename Tiles::KV k_tile = {0}, v_tile = k_tile.next(1);
-  const typename Tiles::Q q_tiles = {2 * k_tile.bytes}, dout_tiles = q_tiles.next(tile_buffers);
-  const int lse_tiles = dout_tiles.next(tile_buffers).offset,
-            delta_tiles = lse_tiles + tile_buffers * Tiles::vector_bytes;
+  const typename Tiles::Q q_tiles = {2 * k_tile.bytes}, dout_tiles = q_tiles.next(Tiles::buffers);
+  const int lse_tiles = dout_tiles.next(Tiles::buffers).offset,
+            delta_tiles = lse_tiles + Tiles::buffers * Tiles::vector_bytes;
   const QueryTiles<Tiles::queries, bf16, false> tiles(a, kv, {}, k0, end);
   using QueryTile = decltype(tiles.first());
-  auto buffer = [](QueryTile tile) { return int(tile.left % tile_buffers); };
+  auto buffer = [](QueryTile tile) { return int(tile.left % Tiles::buffers); };
   auto start_loading = [&](QueryTile tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), b = buffer(tile);
     const int64_t first_lse = (blockIdx.y * a.NH + head) * T;
@@ -280,21 +308,27 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   load_tile_async<wgmma_threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
   load_tile_async<wgmma_threads>(v_tile, kv.v + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
   start_loading(tile);
-  wait_for_tile();
+  if (tiles.contains(tiles.after(tile))) start_loading(tiles.after(tile)), meet<1>();
+  else meet();
   const auto k_rows = own_rows(k_tile), v_rows = own_rows(v_tile);
 
+  const int warpgroup = warpgroup_index();
+  // The warps meet, and start to load the tile after the next one.
+  auto meet_at = [&](QueryTile tile) {
+    meet();
+    const QueryTile next = tiles.after(tile), second = tiles.after(next);
+    if (tiles.contains(next) && tiles.contains(second)) start_loading(second);
+  };
   Accumulator<1, D / 8> dk = {}, dv = {};
 #pragma unroll 1
   do {
-    wait_for_tile();
+    if (warpgroup == 0) meet_at(tile);
     const int q0 = tiles.q0(tile), b = buffer(tile);
     Accumulator<1, N> s, dp;
     start_ABt(s, k_rows, q_tiles.next(b));
     commit_products();
     start_ABt(dp, v_rows, dout_tiles.next(b));
     commit_products();
-    tile = tiles.after(tile);
-    if (tiles.contains(tile)) start_loading(tile);
     wait_for_products<1>(s, dv, dk);  // all but dp
     if (q0 < key + 15) mask(s, [&](int row, int column) { return key + row > q0 + column; });
     // From T on the tiles of q, dout, lse and delta are zeros, as in attention_bf16.h.
@@ -304,6 +338,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
         const float log2_sum = shared_float(lse_tiles + b * Tiles::vector_bytes + column) * log2_e;
         s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum);
       }
+    if (warpgroup == 1) meet_at(tile);
     start_AB(dv, to_bf16(s), dout_tiles.next(b));
     commit_products();
     wait_for_products<1>(dp);  // all but dv
@@ -315,6 +350,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
       }
     start_AB(dk, to_bf16(dp), q_tiles.next(b));
     commit_products();
+    tile = tiles.after(tile);
   } while (tiles.contains(tile));
   wait_for_products<0>(dk, dv);
   __syncthreads();  // all products have read k and v, in whose places the results go to memory

@@ -40,7 +40,10 @@ __device__ inline void copy_async(int to, const void* from, bool exists) {
   emu::cp_async(shared_memory + to, from, bytes, exists ? bytes : 0);
 }
 __device__ inline void commit_copies() { emu::cp_async_commit_group(); }
-__device__ inline void wait_for_copies() { emu::cp_async_wait_group(0); }
+template <int pending = 0>
+__device__ inline void wait_for_copies() {
+  emu::cp_async_wait_group(pending);
+}
 __device__ inline float exp2_approx(float x) { return exp2f(x); }
 template <int threads>
 __device__ inline void sync_threads(int barrier) {
@@ -87,8 +90,12 @@ __device__ inline void copy_async(int to, const void* from, bool exists) {
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// When this returns, this thread's committed copies have arrived; those of the other threads, after a barrier.
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+// When this returns, this thread's committed copies have arrived, but for the last `pending` groups; those of the other
+// threads, after a barrier.
+template <int pending = 0>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
 
 // 2^x with a relative error of 2^-22; 0 for -inf.
 __device__ inline float exp2_approx(float x) {
