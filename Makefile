@@ -74,7 +74,8 @@ else
 GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 \
   -gencode arch=compute_90a,code=sm_90a
 endif
-NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
+NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
+  $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
   $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) $(if $(PORTABLE),\
   -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed)
 

@@ -153,7 +153,8 @@ void cp_async_wait_group(int groups) {
 }
 
 void no_wgmma() {
-  fatal("wgmma is executed in nvcc's code for sm_90a only: SLA_EMU_PTX names it, and dev/emu/README.md says how to make "
+  fatal("wgmma is executed in nvcc's code for sm_90a only: SLA_EMU_PTX names it, and dev/emu/README.md says how to "
+        "make "
         "it; or leave out SLA_ATTENTION=wgmma");
 }
 

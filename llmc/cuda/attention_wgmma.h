@@ -26,8 +26,8 @@ constexpr int num_warpgroups = 2, wgmma_threads = num_warpgroups * warpgroup_siz
 // computes what depends on it once for a warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(full_warp, warp_index() / 4, 0); }
 
-// This thread's copies have arrived, but for the last `pending` groups; after the barrier, those of all threads have, for
-// wgmma, and all warps have done what they did before it.
+// This thread's copies have arrived, but for the last `pending` groups; after the barrier, those of all threads have,
+// for wgmma, and all warps have done what they did before it.
 template <int pending = 0>
 __device__ inline void meet() {
   wait_for_copies<pending>();
@@ -51,8 +51,7 @@ struct WgmmaForwardTiles {
 // out =, lse =. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements of the
 // warp's fragments.
 template <int D>
-__global__ void __launch_bounds__(wgmma_threads, 1)
-    attention_forward_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaForwardTiles<D>;
   using Scores = Accumulator<1, Tiles::keys / 8>;
@@ -138,8 +137,8 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     if (first_of_row() && row < end)
       a.lse[(blockIdx.y * a.NH + head) * queries + row - first_query] = softmax.max.x[0][h] * scale + logf(sum);
   }
-  store_rows({a.out + (first_row * a.NH + head) * HS, a.NH * HS, query - first_query, end - first_query, HS, false}, acc,
-             warp_q);
+  store_rows({a.out + (first_row * a.NH + head) * HS, a.NH * HS, query - first_query, end - first_query, HS, false},
+             acc, warp_q);
 }
 
 // ----------------------------------------------------------------------------
@@ -233,8 +232,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     for (int n = 0; n < Tiles::keys / 8; n++)
-      for (int i = 0; i < 4; i++)
-        s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
+      for (int i = 0; i < 4; i++) s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
     keep_here(s);
     if (warpgroup == 1) meet_at(tile);
     wait_for_products<1>(dp, acc);  // all but the next scores
@@ -269,15 +267,15 @@ struct WgmmaDkdvTiles {
   static constexpr int queries = 64, buffers = 4;
   using KV = SplitTile<D, wgmma_rows>;
   using Q = SplitTile<D, queries>;
-  static constexpr int vector_bytes = queries * int(sizeof(float));                   // of lse and of delta
+  static constexpr int vector_bytes = queries * int(sizeof(float));                         // of lse and of delta
   static constexpr size_t bytes = 2 * KV::bytes + 2 * buffers * (Q::bytes + vector_bytes);  // D = 64: 98 KB, 128:
-                                                                                                 // 194 KB
+                                                                                            // 194 KB
 };
 
-// dk, dv = or +=. A block owns 128 keys of one K/V head in one sequence, a warp 16 of them, a thread its elements of the
-// warp's fragments. The scores are transposed, with a key per row. For two accumulators of scores and two of dp there
-// are not enough registers beside dk and dv: here the products of one tile run beside the start of the next one, and
-// one warpgroup's beside the other's exponentials.
+// dk, dv = or +=. A block owns 128 keys of one K/V head in one sequence, a warp 16 of them, a thread its elements of
+// the warp's fragments. The scores are transposed, with a key per row. For two accumulators of scores and two of dp
+// there are not enough registers beside dk and dv: here the products of one tile run beside the start of the next one,
+// and one warpgroup's beside the other's exponentials.
 template <int D>
 __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
   if (!compiled_for_wgmma) return trap();
@@ -356,8 +354,10 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   __syncthreads();  // all products have read k and v, in whose places the results go to memory
   ::scale(dk, scale);
   const int row = warp_index() * 16;
-  store_rows({kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, k_tile.from_row(row));
-  store_rows({kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv, v_tile.from_row(row));
+  store_rows({kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk,
+             k_tile.from_row(row));
+  store_rows({kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv,
+             v_tile.from_row(row));
 }
 
 // ----------------------------------------------------------------------------
@@ -376,10 +376,11 @@ bool for_wgmma_head_size(int64_t HS, F f) {
 
 inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   const bool is_plain = !is_general(a) && a.relative.q == nullptr;
-  const bool launched = is_plain && for_wgmma_head_size(a.HS, [&](auto D) {
-    launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows), wgmma_threads,
-           WgmmaForwardTiles<D>::bytes, gpu().stream, a, float(1 / sqrt(double(a.HS))));
-  });
+  const bool launched =
+      is_plain && for_wgmma_head_size(a.HS, [&](auto D) {
+        launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows),
+               wgmma_threads, WgmmaForwardTiles<D>::bytes, gpu().stream, a, float(1 / sqrt(double(a.HS))));
+      });
   if (!launched) launch_mma_forward(a);
 }
 
@@ -387,10 +388,10 @@ inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   const bool is_plain = !is_general_backward(a) && a.relative.q == nullptr;
   const bool launched = is_plain && for_wgmma_head_size(a.HS, [&](auto D) {
-    launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads, WgmmaDqTiles<D>::bytes,
-           gpu().stream, a, scale);
-    launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads,
-           WgmmaDkdvTiles<D>::bytes, gpu().stream, a, scale);
-  });
+                          launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
+                                 WgmmaDqTiles<D>::bytes, gpu().stream, a, scale);
+                          launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows),
+                                 wgmma_threads, WgmmaDkdvTiles<D>::bytes, gpu().stream, a, scale);
+                        });
   if (!launched) launch_mma_backward(a);
 }

@@ -34,14 +34,18 @@ inline int& gpu_index() {
   return index;
 }
 
-// Whether SLA_ATTENTION asks for attention by wgmma, the products of Hopper: "wgmma" or "mma", the default. A program
-// has wgmma's code if it was compiled for sm_90a (SLA_SM_90A); the emulated GPU executes such code if it is nvcc's.
-inline bool asks_for_wgmma(const cudaDeviceProp& gpu) {
-#if defined(SLA_SM_90A) || defined(SLA_EMU)
-  constexpr bool is_compiled = true;
+// A program has wgmma's code if it was compiled for sm_90a (SLA_SM_90A), and GPUs of compute capability 9.0 execute it.
+inline bool can_use_wgmma(const cudaDeviceProp& gpu) {
+#ifdef SLA_SM_90A
+  return gpu.major == 9 && gpu.minor == 0;
 #else
-  constexpr bool is_compiled = false;
+  return (void)gpu, false;
 #endif
+}
+
+// Whether SLA_ATTENTION asks for attention by wgmma: it is "wgmma", or "mma", the default. The emulated GPU is believed
+// to have wgmma's code: it executes nvcc's.
+inline bool asks_for_wgmma(const cudaDeviceProp& gpu) {
   const char* const text = getenv("SLA_ATTENTION");
   const std::string by = text != nullptr ? text : "mma";
   if (by == "mma") return false;
@@ -49,7 +53,10 @@ inline bool asks_for_wgmma(const cudaDeviceProp& gpu) {
   if (gpu.major != 9 || gpu.minor != 0)
     user_error("SLA_ATTENTION=wgmma: it needs a GPU of compute capability 9.0 (H100, H200), and this one has %d.%d",
                gpu.major, gpu.minor);
-  if (!is_compiled) user_error("SLA_ATTENTION=wgmma: this program has no code for sm_90a; build with GPU_ARCH=sm_90a");
+#ifndef SLA_EMU
+  if (!can_use_wgmma(gpu))
+    user_error("SLA_ATTENTION=wgmma: this program has no code for sm_90a; build it with GPU_ARCH=sm_90");
+#endif
   return true;
 }
 
@@ -65,7 +72,8 @@ struct Gpu {
   int multiprocessors = 0;
   size_t shared_bytes = 0;               // the most that a block can have
   bool has_large_shared_memory = false;  // a block can have large_shared_bytes
-  bool attention_uses_wgmma = false;     // SLA_ATTENTION=wgmma: plain attention in bf16, where it has kernels for it
+  bool has_wgmma = false;                // Hopper's products can be used: attention_wgmma.h
+  bool attention_uses_wgmma = false;     // SLA_ATTENTION=wgmma asks for them
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -93,6 +101,7 @@ struct Gpu {
     shared_bytes = properties.sharedMemPerBlockOptin;
     has_large_shared_memory = shared_bytes >= large_shared_bytes;
     attention_uses_wgmma = asks_for_wgmma(properties);
+    has_wgmma = attention_uses_wgmma || can_use_wgmma(properties);
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));

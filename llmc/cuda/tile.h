@@ -1,6 +1,6 @@
-// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program but that of
-// Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it multiplies them with are in shared memory, filled by asynchronous
-// copies while it computes.
+// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program but that
+// of Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it multiplies them with are
+// in shared memory, filled by asynchronous copies while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
 //   RegisterTile<M, K>   16 M x 16 K bf16s in a warp's registers, an A operand

@@ -66,11 +66,11 @@ __device__ inline void keep_here(float& x) { asm volatile("" : "+f"(x)::"memory"
 __device__ inline unsigned wgmma_address(int offset) { return shared_address(offset); }
 
 #define SLA_FOUR(use, n) use(d[n][0]), use(d[n][1]), use(d[n][2]), use(d[n][3])
-#define SLA_ACCUMULATOR(use)                                                                      \
+#define SLA_ACCUMULATOR(use)                                                                                  \
   SLA_FOUR(use, 0), SLA_FOUR(use, 1), SLA_FOUR(use, 2), SLA_FOUR(use, 3), SLA_FOUR(use, 4), SLA_FOUR(use, 5), \
       SLA_FOUR(use, 6), SLA_FOUR(use, 7)
-#define SLA_WGMMA(a_and_b, added, columns)                                                                         \
-  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                                          \
+#define SLA_WGMMA(a_and_b, added, columns)                                                                          \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                                           \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}, " a_and_b ", " added ", 1, 1, " columns ";"
 
