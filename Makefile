@@ -64,7 +64,7 @@ CHART_FOLDERS := /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist 
 CHART_JS := $(firstword $(wildcard $(foreach f,$(CHART_FOLDERS),$(f)/chart.min.js $(f)/chart.umd.js)))
 CHART_LICENCE := $(if $(CHART_JS),$(wildcard /usr/share/doc/libjs-chart.js/copyright))
 
-# Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90a), and PTX for what comes later.
+# Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90a), and PTX for later ones.
 # Hopper's is always that of sm_90a, which has wgmma.
 GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   tr -d . | grep -x '[0-9]*' | sort -u)
