@@ -4,7 +4,8 @@
 
 namespace emu {
 namespace {
-constexpr uint32_t atomic = 1u << 31;  // beside a thread's number
+constexpr uint32_t atomic = 1u << 31, async_proxy = 1u << 30;  // beside a thread's number
+constexpr uint32_t thread_of(uint32_t writer) { return writer & ~(atomic | async_proxy); }
 
 uint32_t shift_of(uint32_t cell_bytes) { return cell_bytes == 4 ? 2 : cell_bytes == 2 ? 1 : 0; }
 
@@ -17,7 +18,7 @@ void spread(T* items, uint32_t count, uint32_t shift) {
 
 Races::Races(Report report) : report_(std::move(report)), cells_(new Cell[num_cells]()) {}
 
-void Races::begin_block(uint32_t num_warps, uint32_t cell_bytes, bool has_proxies) {
+void Races::begin_block(uint32_t num_warps, uint32_t cell_bytes, bool has_clocks) {
   if (time_++ > 1u << 31) {  // long before it overflows
     time_ = 1;
     std::fill_n(cells_.get(), num_cells, Cell());
@@ -25,8 +26,11 @@ void Races::begin_block(uint32_t num_warps, uint32_t cell_bytes, bool has_proxie
   }
   num_warps_ = num_warps;
   begin_ = time_;
-  has_proxies_ = has_proxies;
-  if (has_proxies) fenced_.assign(size_t(num_warps) * num_warps * lanes, 0);
+  has_clocks_ = has_clocks;
+  if (has_clocks) {
+    known_.assign(size_t(num_warps) * num_clocks(), 0);
+    fenced_.assign(size_t(num_warps) * num_clocks(), 0);
+  }
   if (num_async_reads_ != 0) {  // of a block that has ended without waiting for them
     for (auto& reads : reads_)
       if (reads)
@@ -34,6 +38,7 @@ void Races::begin_block(uint32_t num_warps, uint32_t cell_bytes, bool has_proxie
     num_async_reads_ = 0;
   }
   std::fill_n(fence_lanes_, num_warps, 0);
+  std::fill_n(released_, num_warps, 0);
   shift_ = shift_of(cell_bytes);
   for (uint32_t w = 0; w < num_warps; w++) {
     std::fill_n(seen_[w], num_warps, time_);
@@ -70,11 +75,19 @@ void Races::block_barrier(uint32_t warps) {
     fence_lanes_[w] = 0;
     set_floor(w);
   }
-  for (uint32_t t = 0; has_proxies_ && t < num_warps_ * lanes; t++) {
-    uint32_t most = 0;
-    for (uint32_t rest = warps; rest != 0; rest &= rest - 1)
-      most = std::max(most, fenced(uint32_t(__builtin_ctz(rest)), t));
-    for (uint32_t rest = warps; rest != 0; rest &= rest - 1) fenced(uint32_t(__builtin_ctz(rest)), t) = most;
+  if (!has_clocks_) return;
+  for (uint32_t t = 0; t < num_clocks(); t++) {
+    uint32_t most_known = 0, most_fenced = 0;
+    for (uint32_t rest = warps; rest != 0; rest &= rest - 1) {
+      const uint32_t w = uint32_t(__builtin_ctz(rest));
+      most_known = std::max(most_known, known(w)[t]);
+      most_fenced = std::max(most_fenced, fenced(w)[t]);
+    }
+    for (uint32_t rest = warps; rest != 0; rest &= rest - 1) {
+      const uint32_t w = uint32_t(__builtin_ctz(rest));
+      known(w)[t] = most_known;
+      fenced(w)[t] = most_fenced;
+    }
   }
 }
 
@@ -96,10 +109,14 @@ void Races::warp_barrier(uint32_t w, uint32_t lanes_in) {
     if ((lanes_in >> a & 1) != 0) std::copy_n(joined, lanes, known[a]);
 }
 
+// `other`: a thread, or a cell's writer.
 bool Races::is_ordered(uint32_t warp, uint32_t lane, uint32_t other, uint32_t time) const {
   if (time == pending) return false;
-  if (other / lanes != warp) return time < seen_[warp][other / lanes];
-  return other % lanes == lane || time < full_[warp] || (partial_[warp] && time < lane_[warp][lane][other % lanes]);
+  if ((other & async_proxy) != 0) return time < known(warp)[num_clocks() - 1];
+  other = thread_of(other);
+  if (other / lanes != warp) return time < seen_[warp][other / lanes] || (has_clocks_ && time < known(warp)[other]);
+  return other % lanes == lane || time < full_[warp] || (partial_[warp] && time < lane_[warp][lane][other % lanes]) ||
+         (has_clocks_ && time < known(warp)[other]);
 }
 
 void Races::report(uint32_t cell, uint32_t thread, uint32_t op, bool writes, const Access& before) {
@@ -112,18 +129,17 @@ void Races::read(uint32_t warp, uint32_t lanes_in, uint32_t first, uint32_t byte
   for (uint32_t c = first >> shift_; c <= end; c++) {
     Cell& cell = cells_[c];
     if (cell.written >= floor_[warp]) {
-      const uint32_t writer = cell.writer & ~atomic;
       for (uint32_t rest = lanes_in; rest != 0; rest &= rest - 1) {
         const uint32_t lane = uint32_t(__builtin_ctz(rest));
-        if (!is_ordered(warp, lane, writer, cell.written))
-          return report(c, warp * lanes + lane, op, false, {writer, cell.write_op, true});
+        if (!is_ordered(warp, lane, cell.writer, cell.written))
+          return report(c, warp * lanes + lane, op, false, {thread_of(cell.writer), cell.write_op, true});
       }
     }
     cell.read = time_;
     Reads& r = reads[c];
     // Readers that no barrier of the warp has ordered are remembered together, at the time of the first: no other warp
     // can have been told of the one and not of the other.
-    if (r.time >= full) r.lanes |= lanes_in;
+    if (r.time >= full && r.time >= released_[warp]) r.lanes |= lanes_in;
     else r = {time_, lanes_in, op, r.pending};
   }
 }
@@ -146,8 +162,8 @@ void Races::write(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op, 
     Cell& cell = cells_[c];
     if (cell.written >= floor && !(kind == Kind::same_value && cell.written != pending) &&
         !(kind == Kind::atomic && (cell.writer & atomic) != 0) &&
-        !is_ordered(thread / lanes, thread % lanes, cell.writer & ~atomic, cell.written))
-      return report(c, thread, op, true, {cell.writer & ~atomic, cell.write_op, true});
+        !is_ordered(thread / lanes, thread % lanes, cell.writer, cell.written))
+      return report(c, thread, op, true, {thread_of(cell.writer), cell.write_op, true});
     if (cell.read >= floor || num_async_reads_ != 0) check_reads(thread, c, op);
     cell.written = time_;
     cell.writer = thread | (kind == Kind::atomic ? atomic : 0);
@@ -157,7 +173,7 @@ void Races::write(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op, 
 
 bool Races::has_just_written(uint32_t thread, uint32_t byte) const {
   const Cell& cell = cells_[byte >> shift_];
-  return cell.written == time_ && (cell.writer & ~atomic) == thread;
+  return cell.written == time_ && thread_of(cell.writer) == thread;
 }
 
 void Races::start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op) {
@@ -165,16 +181,17 @@ void Races::start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t
   for (uint32_t c = first >> shift_; c <= (first + bytes - 1) >> shift_; c++) cells_[c].written = pending;
 }
 
-void Races::end_copy(uint32_t thread, uint32_t first, uint32_t bytes) {
+void Races::end_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t time) {
   for (uint32_t c = first >> shift_; c <= (first + bytes - 1) >> shift_; c++)
-    if (cells_[c].written == pending && cells_[c].writer == thread) cells_[c].written = time_;
+    if (cells_[c].written == pending && cells_[c].writer == thread) cells_[c].written = time;
 }
 
 // A write of the generic proxy that a barrier has ordered before an asynchronous read, but no fence of the proxies.
 void Races::check_proxy(uint32_t warp, uint32_t c, uint32_t op) {
   const Cell& cell = cells_[c];
-  const uint32_t writer = cell.writer & ~atomic;
-  if (cell.written < begin_ || cell.written < fenced(warp, writer)) return;
+  if (cell.written < begin_ || (cell.writer & async_proxy) != 0) return;
+  const uint32_t writer = thread_of(cell.writer);
+  if (cell.written < fenced(warp)[writer]) return;
   report_(c << shift_, {warp * lanes, op, false, true}, {writer, cell.write_op, true});
 }
 
@@ -198,15 +215,69 @@ void Races::end_async_read(uint32_t warp, uint32_t first, uint32_t bytes, uint32
 }
 
 void Races::proxy_fence(uint32_t warp, uint32_t lanes_in) {
-  if (!has_proxies_) return;
+  if (!has_clocks_) return;
   time_++;
+  uint32_t* const visible = fenced(warp);
   for (uint32_t lane = 0; lane < lanes; lane++)
-    if ((lanes_in >> lane & 1) != 0) fenced(warp, warp * lanes + lane) = time_;
+    if ((lanes_in >> lane & 1) != 0) visible[warp * lanes + lane] = time_;
   fence_lanes_[warp] |= lanes_in;
   if (fence_lanes_[warp] != ~0u) return;
   fence_lanes_[warp] = 0;
   for (uint32_t t = 0; t < num_warps_ * lanes; t++)
-    if (t / lanes != warp) fenced(warp, t) = std::max(fenced(warp, t), seen_[warp][t / lanes]);
+    if (t / lanes != warp) visible[t] = std::max({visible[t], seen_[warp][t / lanes], known(warp)[t]});
+}
+
+// ----------------------------------------------------------------------------
+// mbarriers, and those who only arrive at a barrier
+
+void Races::Clock::join(const Clock& other) {
+  known.resize(std::max(known.size(), other.known.size()));
+  fenced.resize(known.size());
+  for (size_t t = 0; t < other.known.size(); t++) {
+    known[t] = std::max(known[t], other.known[t]);
+    fenced[t] = std::max(fenced[t], other.fenced[t]);
+  }
+}
+
+uint32_t Races::release(uint32_t warp, uint32_t lanes_in, Clock& clock) {
+  released_[warp] = ++time_;
+  Clock now;
+  now.known.assign(known(warp), known(warp) + num_clocks());
+  now.fenced.assign(fenced(warp), fenced(warp) + num_clocks());
+  for (uint32_t t = 0; t < num_warps_ * lanes; t++) {
+    const uint32_t lane = t % lanes;
+    uint32_t& time = now.known[t];
+    if (t / lanes != warp) {
+      time = std::max(time, seen_[warp][t / lanes]);
+    } else if ((lanes_in >> lane & 1) != 0) {
+      time = time_;
+    } else {
+      time = full_[warp];
+      for (uint32_t rest = partial_[warp] ? lanes_in : 0; rest != 0; rest &= rest - 1)
+        time = std::max(time, lane_[warp][__builtin_ctz(rest)][lane]);
+    }
+  }
+  clock.join(now);
+  return time_;
+}
+
+void Races::acquire(uint32_t warp, const Clock& clock) {
+  for (size_t t = 0; t < clock.known.size(); t++) {
+    known(warp)[t] = std::max(known(warp)[t], clock.known[t]);
+    fenced(warp)[t] = std::max(fenced(warp)[t], clock.fenced[t]);
+  }
+}
+
+void Races::start_bulk_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op) {
+  start_copy(thread, first, bytes, op);
+  for (uint32_t c = first >> shift_; c <= (first + bytes - 1) >> shift_; c++) cells_[c].writer |= async_proxy;
+}
+
+void Races::end_bulk_copy(uint32_t thread, uint32_t first, uint32_t bytes, Clock& clock) {
+  end_copy(thread | async_proxy, first, bytes, time_);
+  clock.known.resize(num_clocks());
+  clock.fenced.resize(num_clocks());
+  clock.known.back() = ++time_;
 }
 
 }  // namespace emu

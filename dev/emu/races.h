@@ -8,9 +8,9 @@
 // In which order threads run makes no difference, as long as a barrier is told of before what its threads do after it.
 //
 // A wgmma reads shared memory from its start until it has been waited for: a write in between is a race, whoever makes
-// it. It reads through the async proxy. What threads and cp.async have written before, through the generic proxy, must be
-// made visible to it by a fence.proxy.async somewhere between the write and the read: of the writer before a barrier, or
-// of the reader after one.
+// it. It reads through the async proxy. What threads and cp.async have written before, through the generic proxy, must
+// be made visible to it by a fence.proxy.async somewhere between the write and the read: of the writer before a
+// barrier, or of the reader after one.
 #pragma once
 #include <cstdint>     // uint32_t
 #include <functional>  // std::function
@@ -32,8 +32,8 @@ class Races {
   using Report = std::function<void(uint32_t byte, const Access& now, const Access& before)>;
   explicit Races(Report report);
 
-  // cell_bytes: 1, 2 or 4, not more than an access has. `has_proxies`: the kernel uses the async proxy.
-  void begin_block(uint32_t num_warps, uint32_t cell_bytes, bool has_proxies = false);
+  // cell_bytes: 1, 2 or 4, not more than an access has. `has_clocks`: the kernel uses wgmma, mbarriers or bar.arrive.
+  void begin_block(uint32_t num_warps, uint32_t cell_bytes, bool has_clocks = false);
   // Smaller cells from now on, in the first `bytes` of shared memory; what has been accessed stays known.
   void split_cells(uint32_t cell_bytes, uint32_t bytes);
   uint32_t cell_bytes() const { return 1u << shift_; }
@@ -48,12 +48,25 @@ class Races {
   bool has_just_written(uint32_t thread, uint32_t byte) const;
   // An asynchronous copy is a write that nobody may read before the thread has waited for it.
   void start_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op);
-  void end_copy(uint32_t thread, uint32_t first, uint32_t bytes);
-  // An asynchronous read of the async proxy by all lanes of a warp. Other warps may write there only after the end and a
-  // barrier, and nobody may before the end.
+  void end_copy(uint32_t thread, uint32_t first, uint32_t bytes) { end_copy(thread, first, bytes, time_); }
+  void end_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t time);
+  // An asynchronous read of the async proxy by all lanes of a warp. Other warps may write there only after the end and
+  // a barrier, and nobody may before the end.
   void start_async_read(uint32_t warp, uint32_t first, uint32_t bytes, uint32_t op);
   void end_async_read(uint32_t warp, uint32_t first, uint32_t bytes, uint32_t op);
   void proxy_fence(uint32_t warp, uint32_t lanes_in);  // fence.proxy.async; of all existing lanes: 0xffffffff
+
+  // What an mbarrier, or those who have only arrived at a barrier, know: of each thread, up to which time its accesses
+  // are ordered before those who wait, and visible to their asynchronous reads. The last is the async proxy's own.
+  struct Clock {
+    std::vector<uint32_t> known, fenced;
+    void join(const Clock& other);
+  };
+  uint32_t release(uint32_t warp, uint32_t lanes_in, Clock& clock);  // lanes arrive; returns the time
+  void acquire(uint32_t warp, const Clock& clock);                   // lanes have waited: counts for the whole warp
+  // A bulk copy is a write of the async proxy, which only those may read whom an mbarrier has told of its end.
+  void start_bulk_copy(uint32_t thread, uint32_t first, uint32_t bytes, uint32_t op);
+  void end_bulk_copy(uint32_t thread, uint32_t first, uint32_t bytes, Clock& clock);
 
  private:
   static constexpr uint32_t num_cells = 227 * 1024, lanes = 32, max_warps = 32;
@@ -72,7 +85,10 @@ class Races {
   bool is_ordered(uint32_t warp, uint32_t lane, uint32_t other_thread, uint32_t time) const;
   void report(uint32_t cell, uint32_t thread, uint32_t op, bool writes, const Access& before);
   void set_floor(uint32_t warp);
-  uint32_t& fenced(uint32_t warp, uint32_t thread) { return fenced_[warp * num_warps_ * lanes + thread]; }
+  uint32_t num_clocks() const { return num_warps_ * lanes + 1; }
+  uint32_t* known(uint32_t warp) { return known_.data() + warp * num_clocks(); }
+  const uint32_t* known(uint32_t warp) const { return known_.data() + warp * num_clocks(); }
+  uint32_t* fenced(uint32_t warp) { return fenced_.data() + warp * num_clocks(); }
   void check_proxy(uint32_t warp, uint32_t cell, uint32_t op);
 
   Report report_;
@@ -82,13 +98,14 @@ class Races {
   uint32_t lane_[max_warps][lanes][lanes];  // the same of single lanes, if `partial_`
   bool partial_[max_warps];
   uint32_t floor_[max_warps];  // the least of seen_[w] and full_[w]
-  // If the kernel uses the async proxy: [warp][thread], up to which time the thread's writes are visible to the warp's
-  // asynchronous reads; and which lanes have had a proxy fence since the last barrier.
-  bool has_proxies_ = false;
+  // If the kernel has clocks: [warp][thread], up to which time the thread's accesses are ordered before the warp's next
+  // by other ways than barriers, and its writes visible to the warp's asynchronous reads; the last is the async proxy.
+  bool has_clocks_ = false;
   uint32_t begin_ = 1;  // of the block
-  std::vector<uint32_t> fenced_;
-  uint32_t fence_lanes_[max_warps];
-  uint32_t num_async_reads_ = 0;  // that have not ended
+  std::vector<uint32_t> known_, fenced_;
+  uint32_t fence_lanes_[max_warps];  // that have had a fence.proxy.async since the last barrier
+  uint32_t released_[max_warps];     // when lanes of the warp have arrived somewhere last
+  uint32_t num_async_reads_ = 0;     // that have not ended
   std::unique_ptr<Cell[]> cells_;
   std::unique_ptr<Reads[]> reads_[max_warps];  // made when the warp first reads
 };

@@ -88,7 +88,8 @@ static Errors matmul(const TritonFile& file, int M, int N, int K, int BM, int BN
       for (int n = 0; n < N; n++) expected[size_t(m * N + n)] += x[size_t(m * K + k)] * y[size_t(k * N + n)];
   const Array<T> da(a, ptx_stream()), db(b, ptx_stream());
   const Array<float> c(size_t(M * N));
-  launch(file, of_transposed ? "matmul_of_transposed" : "matmul", dim3(unsigned(blocks(M, BM) * blocks(N, BN))), da.data, db.data, c.data, M, N, K);
+  launch(file, of_transposed ? "matmul_of_transposed" : "matmul", dim3(unsigned(blocks(M, BM) * blocks(N, BN))),
+         da.data, db.data, c.data, M, N, K);
   return {{"c", relative_error(c.to_host(ptx_stream()), expected)}};
 }
 

@@ -98,6 +98,8 @@ Block::Block(Code& code, dim3 grid, dim3 block, size_t shared_bytes, Races* race
     warp.code = &code;
     warp.races = races;
     warp.shared_bytes = shared_bytes_;
+    warp.block = &state_;
+    state_.warps.push_back(&warp);
     warp.local = local_.data() + w * lanes * code.kernel.local_bytes;
     warp.existing = w + 1 < num_warps || num_threads_ % lanes == 0 ? ~0u : (1u << num_threads_ % lanes) - 1;
     make_frame(w);
@@ -151,11 +153,17 @@ void Block::start(uint3 index) {
   const bool products_late = !code_.wgmma_registers.empty() && rng.next() % 2 != 0;
   num_ended_ = 0;
   for (Barrier& b : barriers_) b = Barrier();
+  state_.mbarriers.clear();
+  state_.arrivals.clear();
+  state_.late = copies_late;
+  state_.vain_waits = 0;
   for (auto& w : warps_) {
     w->groups.assign(1, {0, w->existing, false});
     w->able = true;
     w->copies.clear();
     w->copies_late = copies_late;
+    w->started_copies = 0;
+    w->has_waited_in_vain = false;
     w->flip = flip;
     std::fill_n(w->committed, lanes, 0);
     w->products.clear();
@@ -165,8 +173,8 @@ void Block::start(uint3 index) {
     w->wgmma_registers.assign(code_.wgmma_registers.size(), WgmmaRegister());
   }
   runner_ = warps_[0].get();
-  if (races_ != nullptr) 
-    races_->begin_block(uint32_t(warps_.size()), uint32_t(code_.smallest_shared_access), code_.has_proxies);
+  if (races_ != nullptr)
+    races_->begin_block(uint32_t(warps_.size()), uint32_t(code_.smallest_shared_access), code_.has_clocks);
 }
 
 void Block::run(uint3 index) {
@@ -174,13 +182,15 @@ void Block::run(uint3 index) {
   while (num_ended_ < warps_.size()) {
     ScheduledWarp* const w = draw();
     if (w == nullptr) explain_deadlock();
+    w->must_change_group = w->has_waited_in_vain;
+    w->has_waited_in_vain = false;
     run_warp(*w, hurries_ ? without_end : 1 + rng.below(400));
   }
   for (auto& w : warps_) complete_copies(*w, ~0u, -1);
 }
 
 ScheduledWarp* Block::draw() {
-  if (hurries_ && runner_->able) return runner_;
+  if (hurries_ && runner_->able && !runner_->has_waited_in_vain) return runner_;
   uint32_t num_able = 0;
   for (const auto& w : warps_) num_able += w->able;
   if (num_able == 0) return nullptr;
@@ -200,12 +210,13 @@ bool Block::pick(ScheduledWarp& w) {
   uint32_t able = 0;
   for (const Group& g : groups) able += !g.waits;
   if (able == 0) return false;
-  if (falls_apart_) {
+  if (falls_apart_ || w.must_change_group) {
+    w.must_change_group = false;
     uint32_t drawn = rng.below(able), i = 0;
     while (groups[i].waits || drawn-- > 0) i++;
     std::swap(groups[0], groups[i]);
     const uint32_t part = groups[0].lanes & (rng.next() | rng.next());
-    if (groups.size() < 4 && part != 0 && part != groups[0].lanes && rng.below(8) == 0) {
+    if (falls_apart_ && groups.size() < 4 && part != 0 && part != groups[0].lanes && rng.below(8) == 0) {
       groups.push_back({groups[0].pc, groups[0].lanes & ~part, false});
       groups[0].lanes = part;
     }
@@ -226,7 +237,7 @@ bool Block::pick(ScheduledWarp& w) {
 
 // Runs some of the warp's instructions.
 void Block::run_warp(ScheduledWarp& w, uint32_t budget) {
-  while (budget > 0) {
+  while (budget > 0 && !w.has_waited_in_vain) {
     if (!pick(w)) {
       w.able = false;
       return;
@@ -387,6 +398,14 @@ void Block::reach_barrier(ScheduledWarp& w, const Op& op) {
   if (barrier.threads != threads)
     fail(w, op, 0, "barrier %u is of %u threads, and the first warp there said %u", number, threads, barrier.threads);
   barrier.arrived += lanes;
+  state_.vain_waits = 0;
+  if (Reduction(op.number) == Reduction::only_arrives) {
+    if (races_ != nullptr) races_->release(w.number, w.existing, barrier.arrived_before);
+    w.groups[0] = {w.groups[0].pc + 1, w.existing, false};
+    w.able = true;
+    if (barrier.arrived == threads) release(number);
+    return;
+  }
   barrier.warps |= 1u << w.number;
   if (Reduction(op.number) != Reduction::none)
     barrier.count += uint32_t(__builtin_popcount(w.bits(op.at[3]) & w.existing));
@@ -396,9 +415,12 @@ void Block::reach_barrier(ScheduledWarp& w, const Op& op) {
 void Block::release(uint32_t number) {
   const Barrier barrier = barriers_[number];
   barriers_[number] = Barrier();
-  if (races_ != nullptr) races_->block_barrier(barrier.warps);
-  for (auto& w : warps_)
-    if ((barrier.warps >> w->number & 1) != 0) release_warp(*w, barrier);
+  if (races_ != nullptr && barrier.warps != 0) races_->block_barrier(barrier.warps);
+  for (auto& w : warps_) {
+    if ((barrier.warps >> w->number & 1) == 0) continue;
+    if (races_ != nullptr) races_->acquire(w->number, barrier.arrived_before);
+    release_warp(*w, barrier);
+  }
 }
 
 void Block::release_warp(ScheduledWarp& w, const Barrier& barrier) {

@@ -18,12 +18,14 @@ struct Group {
 
 struct ScheduledWarp : Warp {
   std::vector<Group> groups;
-  bool able = false;  // one of them does not wait
+  bool able = false;               // one of them does not wait
+  bool must_change_group = false;  // the one that runs has waited for an mbarrier in vain
 };
 
 struct Barrier {
   uint32_t threads = 0, arrived = 0, warps = 0;  // for how many threads it is; how many have come; the warps, as bits
   uint32_t count = 0;                            // of bar.red: threads whose predicate holds
+  Races::Clock arrived_before;                   // of those who do not wait
 };
 
 class Block {
@@ -60,6 +62,7 @@ class Block {
   std::vector<unsigned char> local_;
   ScheduledWarp* runner_ = nullptr;  // the warp that was drawn last
   Barrier barriers_[16];
+  SharedState state_;
   bool hurries_ = false, falls_apart_ = false;
 };
 

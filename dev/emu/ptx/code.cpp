@@ -185,7 +185,7 @@ int32_t Decoder::result(const Operand& o, int bytes) {
 }
 
 void Decoder::address(const Operand& o, Op& op, int index) {
-  if (o.kind != Operand::address) fail("an operand is no address");
+  if (o.kind != Operand::address || !o.parts.empty()) fail("an operand is no address");
   op.number += int64_t(o.bits);
   if (o.index < 0) {
     op.at[index] = constant(value_of(o.name), 8);
@@ -206,7 +206,7 @@ void Decoder::list(const Operand& o, Op& op, int bytes, bool is_result) {
 
 void Decoder::shared_access(int bytes) { code_.smallest_shared_access = std::min(code_.smallest_shared_access, bytes); }
 
-void Decoder::uses_async_proxy() { code_.has_proxies = true; }
+void Decoder::needs_clocks() { code_.has_clocks = true; }
 
 void Decoder::wgmma_register(const Operand& o) {
   if (o.kind != Operand::reg) fail("an accumulator or a part of A is no register");
@@ -259,7 +259,8 @@ bool Decoder::decode_control(const Instruction& i, const Words& words, Op& op) {
   } else if (name == "fence" && words.has("proxy")) {
     if (!words.has("async")) fail("of the proxies only the async one is known");
     op.run = words.has("global") ? run_nothing : run_proxy_fence;
-  } else if (name == "membar" || name == "fence" || name == "prefetch" || name == "nanosleep") {
+  } else if (name == "membar" || name == "fence" || name == "prefetch" || name == "nanosleep" ||
+             name == "griddepcontrol") {
     op.run = run_nothing;
   } else {
     return false;
@@ -329,7 +330,8 @@ void Decoder::instruction(const Instruction& i) {
   Op op;
   const Words words(i.opcode);
   if (!decode_control(i, words, op) && !decode_move(i, words, op) && !decode_memory(*this, i, words, op) &&
-      !decode_warp(*this, i, words, op) && !decode_wgmma(*this, i, words, op) && !decode_arithmetic(i, op))
+      !decode_warp(*this, i, words, op) && !decode_wgmma(*this, i, words, op) &&
+      !decode_mbarrier(*this, i, words, op) && !decode_arithmetic(i, op))
     fail("it is not known");
   RegisterUse& use = uses_.back();
   if (i.guard >= 0) use.reads.insert(use.reads.end(), use.writes.begin(), use.writes.end());

@@ -11,6 +11,7 @@
 //   memory.cpp      loads, stores, atomics, asynchronous copies
 //   warp.cpp        what lanes do together: shuffles, votes, barriers, mma, ldmatrix
 //   wgmma.cpp       asynchronous products of a warpgroup, and what must come before and after them
+//   mbarrier.cpp    barriers in shared memory, and the copies that arrive there
 //   block.cpp       runs a block: which warp, which lanes, which instruction next
 //   launch.cpp      finds the file and the kernel of a launch
 #pragma once
@@ -78,7 +79,7 @@ struct Code {
   size_t frame_bytes = 0;
   size_t static_shared_bytes = 0;         // before `extern .shared`
   int smallest_shared_access = 4;         // bytes, at most 4
-  bool has_proxies = false;               // it uses the async proxy
+  bool has_clocks = false;                // it uses wgmma, mbarriers or bar.arrive
   std::vector<int> wgmma_registers;       // accumulators and, in registers, A: indices of Kernel::registers
   std::vector<unsigned char> parameters;  // of the launch that runs; kernels have their address
 
@@ -124,7 +125,7 @@ class Decoder {
   void address(const Operand& o, Op& op, int index);               // op.at[index] = its base; op.number += the rest
   void list(const Operand& o, Op& op, int bytes, bool is_result);  // of {a, b} or a alone to the end of op.list
   void shared_access(int bytes);
-  void uses_async_proxy();
+  void needs_clocks();
   void wgmma_register(const Operand& o);  // an accumulator, or of A
   [[noreturn]] void fail(const char* what) const;
 
@@ -146,8 +147,8 @@ class Decoder {
   Code& code_;
   const std::map<std::string, uint64_t>& addresses_;
   const Instruction* now_ = nullptr;
-  std::vector<int32_t> places_;                                               // of the kernel's registers
-  std::vector<RegisterUse> uses_;                                             // by the instructions
+  std::vector<int32_t> places_;            // of the kernel's registers
+  std::vector<RegisterUse> uses_;          // by the instructions
   std::map<int, uint32_t> wgmma_numbers_;  // of a register: its place among Code::wgmma_registers
   int32_t temporaries_ = 0, temporary_bytes_ = 0, most_temporary_bytes_ = 0;  // where they begin; of the instruction,
                                                                               // of all
@@ -159,6 +160,7 @@ class Decoder {
 bool decode_memory(Decoder& d, const Instruction& i, const Words& words, Op& op);
 bool decode_warp(Decoder& d, const Instruction& i, const Words& words, Op& op);
 bool decode_wgmma(Decoder& d, const Instruction& i, const Words& words, Op& op);
+bool decode_mbarrier(Decoder& d, const Instruction& i, const Words& words, Op& op);
 
 // In wgmma.cpp: ends the program if an asynchronous product still uses a register that the instruction touches.
 void run_checked(Warp& w, const Op& op);

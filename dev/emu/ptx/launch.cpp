@@ -79,6 +79,22 @@ Races* races() {
   return looks_for_races() ? races : nullptr;
 }
 
+// wgmma is of compute capability 9.0 alone, and ptxas takes it in code for sm_90a only.
+void check_target(const Code& code) {
+  if (code.wgmma_registers.empty()) return;
+  const std::string &path = chosen_path(), &target = code.module->target(), &kernel = code.kernel.name;
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  if (target != "sm_90a")
+    user_error("%s: the kernel %s has wgmma, which is for sm_90a, and the file is for %s; compile it with "
+               "-arch=compute_90a",
+               path.c_str(), kernel.c_str(), target.c_str());
+  if (major != 9 || minor != 0)
+    user_error("%s: the kernel %s has wgmma, and the emulated GPU has compute capability %d.%d; SLA_EMU_CC=90 sets 9.0",
+               path.c_str(), kernel.c_str(), major, minor);
+}
+
 }  // namespace
 
 bool is_used() {
@@ -101,6 +117,7 @@ void check_launch(const std::string& mangled, const Parameters& parameters) {
   if (!file().module.has(name))
     user_error("%s: it has no kernel %s; SLA_EMU_PTX must name the PTX of the program that runs", path.c_str(),
                name.c_str());
+  check_target(file().kernel(name));
   const std::vector<Variable>& expected = file().kernel(name).kernel.parameters;
   bool same = expected.size() == parameters.size();
   for (size_t i = 0; same && i < expected.size(); i++)

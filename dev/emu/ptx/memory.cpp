@@ -423,6 +423,7 @@ void run_copy(Warp& w, const Op& op) {
   PendingCopies c;
   c.bytes = uint32_t(op.list[0]);
   c.rest = w.active;
+  c.number = w.started_copies++;
   Accesses to;
   to.bytes = c.bytes;
   find<Space::shared>(w, op, to, true);
@@ -482,14 +483,16 @@ bool decode_copy(Decoder& d, const Instruction& i, const Words& words, Op& op) {
 
 }  // namespace
 
-void complete_copies(Warp& w, uint32_t of_lanes, int64_t groups_left) {
+// Ends the copies for which is_due(copies, lane) holds; end(thread, first, bytes) tells of each.
+template <class Due, class End>
+static void end_copies(Warp& w, uint32_t of_lanes, Due is_due, End end) {
   size_t kept = 0;
   for (PendingCopies& c : w.copies) {
     for (uint32_t rest = c.rest & of_lanes; rest != 0; rest &= rest - 1) {
       const int i = first_lane(rest);
-      if (groups_left >= 0 && int64_t(c.group[i]) + groups_left >= int64_t(w.committed[i])) continue;
+      if (!is_due(c, i)) continue;
       if (w.copies_late) copy_lane(c, i);
-      if (w.races != nullptr) w.races->end_copy(w.thread(i), uint32_t(c.to[i] - shared_memory), c.bytes);
+      if (w.races != nullptr) end(w.thread(i), uint32_t(c.to[i] - shared_memory), c.bytes);
       c.rest &= ~(1u << i);
     }
     if (c.rest != 0) w.copies[kept++] = c;
@@ -497,11 +500,40 @@ void complete_copies(Warp& w, uint32_t of_lanes, int64_t groups_left) {
   w.copies.resize(kept);
 }
 
+void complete_copies(Warp& w, uint32_t of_lanes, int64_t groups_left) {
+  end_copies(
+      w, of_lanes,
+      [&](const PendingCopies& c, int i) {
+        return groups_left < 0 || int64_t(c.group[i]) + groups_left < int64_t(w.committed[i]);
+      },
+      [&](uint32_t thread, uint32_t first, uint32_t bytes) { w.races->end_copy(thread, first, bytes); });
+}
+
+void complete_copies_before(Warp& w, uint32_t of_lanes, uint32_t number, uint32_t time) {
+  end_copies(
+      w, of_lanes, [&](const PendingCopies& c, int) { return c.number < number; },
+      [&](uint32_t thread, uint32_t first, uint32_t bytes) { w.races->end_copy(thread, first, bytes, time); });
+}
+
+uint32_t shared_offset(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes) {
+  const uint64_t offset = address - shared_window;
+  if (offset >= w.shared_bytes || offset + bytes > w.shared_bytes)
+    fail(w, op, lane, "accesses %u bytes at byte %lld of shared memory, of which the block has %u", bytes,
+         (long long)offset, w.shared_bytes);
+  return uint32_t(offset);
+}
+
+void check_readable(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes) {
+  if (!is_accessible(reinterpret_cast<const unsigned char*>(address), bytes))
+    check_global(w, op, lane, address, bytes, false);
+}
+
 bool decode_memory(Decoder& d, const Instruction& i, const Words& words, Op& op) {
   const std::string& name = words.first();
   if (name == "ld" || name == "st") return decode_load_or_store(d, i, words, op);
   if (name == "atom" || name == "red") return decode_atomic(d, i, words, op);
-  return name == "cp" && words.has("async") && decode_copy(d, i, words, op);
+  return name == "cp" && words.has("async") && !words.has("bulk") && !words.has("mbarrier") &&
+         decode_copy(d, i, words, op);
 }
 
 }  // namespace emu::ptx

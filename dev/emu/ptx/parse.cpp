@@ -165,8 +165,8 @@ class Parser {
     scopes_.emplace_back();
     while (!scopes_.empty()) {
       if (t_.now().empty()) t_.fail("the kernel %s has no end", kernel_.name.c_str());
-      if (t_.skip("{")) scopes_.emplace_back();
-      else if (t_.skip("}")) scopes_.pop_back();
+      if (t_.skip("{")) open_scope();
+      else if (t_.skip("}")) close_scope();
       else if (t_.skip(";")) continue;
       else if (t_.is_directive()) directive();
       else statement();
@@ -174,7 +174,31 @@ class Parser {
   }
 
  private:
-  using Scope = std::unordered_map<std::string, int>;  // of names: the register
+  struct Scope {
+    std::unordered_map<std::string, int> registers;    // by their names
+    std::unordered_map<std::string, uint32_t> labels;  // of which instruction
+    size_t first_instruction = 0;
+  };
+
+  void open_scope() {
+    scopes_.emplace_back();
+    scopes_.back().first_instruction = kernel_.instructions.size();
+  }
+
+  // A label is known in its scope only: inline assembly that the compiler has repeated has the same ones again.
+  void close_scope() {
+    const Scope scope = std::move(scopes_.back());
+    scopes_.pop_back();
+    const std::string suffix = scopes_.empty() ? "" : " of scope " + std::to_string(num_scopes_++);
+    for (const auto& [label, instruction] : scope.labels) kernel_.labels[label + suffix] = instruction;
+    if (scopes_.empty()) return;
+    for (size_t i = scope.first_instruction; i < kernel_.instructions.size(); i++) {
+      Instruction& branch = kernel_.instructions[i];
+      if (branch.opcode.compare(0, 3, "bra") != 0 || branch.operands.empty()) continue;
+      std::string& label = branch.operands[0].name;
+      if (scope.labels.count(label) != 0) label += suffix;
+    }
+  }
 
   void directive() {
     const std::string word = t_.now();
@@ -204,12 +228,12 @@ class Parser {
     t_.expect(";");
   }
   void declare(const std::string& name, int bytes) {
-    scopes_.back()[name] = int(kernel_.registers.size());
+    scopes_.back().registers[name] = int(kernel_.registers.size());
     kernel_.registers.push_back({name, bytes});
   }
   int find_register(const std::string& name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
-      if (const auto it = scope->find(name); it != scope->end()) return it->second;
+      if (const auto it = scope->registers.find(name); it != scope->registers.end()) return it->second;
     return -1;
   }
 
@@ -245,7 +269,7 @@ class Parser {
     }
     i.opcode = t_.take();
     if (t_.skip(":")) {
-      kernel_.labels[i.opcode] = uint32_t(kernel_.instructions.size());
+      scopes_.back().labels[i.opcode] = uint32_t(kernel_.instructions.size());
       return;
     }
     while (!t_.is(";")) {
@@ -267,6 +291,7 @@ class Parser {
         const uint64_t value = take_number(t_);
         o.bits += negative ? -value : value;
       }
+      while (t_.skip(",")) o.parts.push_back(operand());
       t_.expect("]");
       return o;
     }
@@ -295,6 +320,7 @@ class Parser {
   Kernel& kernel_;
   const std::map<int, std::string>& files_;
   std::vector<Scope> scopes_;
+  int num_scopes_ = 0;  // that have been closed within others
 };
 
 // The path as it is in the repository: from the last folder that the repository has at its top.
@@ -313,7 +339,9 @@ Module::Module(const std::string& path, std::string text) : path_(path), text_(s
     const size_t first = t.position();
     const int line = t.line();
     const std::string word = t.take();
-    if (word == ".entry") {
+    if (word == ".target") {
+      target_ = t.take();
+    } else if (word == ".entry") {
       entries_[t.now()] = {first, line};
       while (!t.is("{")) t.take();
       t.skip_block();

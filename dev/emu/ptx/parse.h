@@ -14,7 +14,7 @@ struct Operand {
   int index = -1;     // reg, and an address's base: which of the kernel's registers; -1: none
   uint64_t bits = 0;  // number: two's complement, or of a float (0f...) or double (0d...); address: what is added
   std::string name;   // symbol, and an address's base: a variable, parameter, label or special register
-  std::vector<Operand> parts;  // list: of {a, b}, and of a|b
+  std::vector<Operand> parts;  // list: of {a, b}, and of a|b; address: what follows in [a, b], as in a tensor's
 };
 
 struct Instruction {
@@ -62,13 +62,14 @@ class Module {
   Kernel parse(const std::string& kernel) const;                                   // throws UserError with the line
   const std::map<std::string, Variable>& variables() const { return variables_; }  // constant and global memory
   const std::vector<Variable>& shared() const { return shared_; }                  // of all kernels
+  const std::string& target() const { return target_; }                            // "sm_90a"
 
  private:
   struct Entry {
     size_t first;  // where `.entry` stands
     int line;
   };
-  std::string path_, text_;
+  std::string path_, text_, target_;
   std::map<std::string, Entry> entries_;
   std::map<std::string, Variable> variables_;
   std::vector<Variable> shared_;

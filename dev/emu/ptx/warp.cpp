@@ -115,6 +115,26 @@ bool decode_reduction(Decoder& d, const Instruction& i, const Words& words, Op& 
   return op.run != nullptr;
 }
 
+// One lane of the mask: the first or, in half of the blocks, the last. at: its number, -, -, -, lanes that take part;
+// list[0]: whether the lane is the one.
+void run_elect(Warp& w, const Op& op) {
+  const uint32_t leader = w.flip == 0 ? uint32_t(first_lane(w.active)) : 31 - uint32_t(__builtin_clz(w.active));
+  alignas(64) uint32_t leaders[lanes], is_leader[lanes];
+  for (uint32_t i = 0; i < lanes; i++) leaders[i] = leader, is_leader[i] = i == leader ? ~0u : 0;
+  w.set(op.at[0], leaders);
+  w.set(op.list[0], is_leader);
+}
+
+bool decode_elect(Decoder& d, const Instruction& i, const Words& words, Op& op) {
+  const Operand& to = i.operands.at(0);
+  if (to.kind != Operand::list || !words.has("sync")) return false;
+  op.run = run_elect;
+  op.at[0] = d.result(to.parts.at(0), 4);
+  op.list.push_back(d.result(to.parts.at(1), 0));
+  op.at[4] = d.source(i.operands.at(1), 4);
+  return true;
+}
+
 // ----------------------------------------------------------------------------
 // Barriers
 
@@ -130,16 +150,19 @@ bool decode_barrier(Decoder& d, const Instruction& i, const Words& words, Op& op
     op.at[4] = d.source(i.operands.at(0), 4);
     return true;
   }
-  const bool reduces = words.has("red");
-  if (!reduces && !words.has("sync")) return false;
+  const bool reduces = words.has("red"), arrives = words.has("arrive");
+  if (!reduces && !arrives && !words.has("sync")) return false;
+  if (arrives) d.needs_clocks();
   op.control = Control::barrier;
-  op.number = int64_t(!reduces            ? Reduction::none
+  op.number = int64_t(arrives             ? Reduction::only_arrives
+                      : !reduces          ? Reduction::none
                       : words.has("popc") ? Reduction::count
                       : words.has("and")  ? Reduction::all
                                           : Reduction::any);
   const size_t first = reduces ? 1 : 0, end = i.operands.size() - first;
   op.at[1] = d.source(i.operands.at(first), 4);
   op.at[2] = end > first + 1 ? d.source(i.operands[first + 1], 4) : -1;
+  if (arrives && op.at[2] < 0) d.fail("it needs a number of threads");
   if (reduces) {
     op.at[0] = d.result(i.operands[0], words.has("popc") ? 4 : 0);
     op.at[3] = d.source(i.operands.back(), 0);
@@ -255,6 +278,42 @@ bool decode_ldmatrix(Decoder& d, const Instruction& i, const Words& words, Op& o
   return words.has("m8n8") && words.has("b16") && (words.has("shared") || words.has("shared::cta"));
 }
 
+// The opposite of ldmatrix: lane n has the address to which row n % 8 of matrix n / 8 is written.
+template <bool transposed>
+void run_stmatrix(Warp& w, const Op& op) {
+  uint64_t address[lanes];
+  w.read_addresses(op, address);
+  for (int r = 0; r < int(op.list.size()); r++) {
+    const uint32_t* const from = w.at<uint32_t>(op.list[size_t(r)]);
+    uint16_t rows[8][8];
+    for (int lane = 0; lane < lanes; lane++)
+      for (int half = 0; half < 2; half++) {
+        const int group = lane / 4, i = 2 * (lane % 4) + half;
+        rows[transposed ? i : group][transposed ? group : i] = uint16_t(from[lane] >> 16 * half);
+      }
+    for (int n = 0; n < 8; n++) {
+      const int lane = 8 * r + n;
+      if (address[lane] % 16 != 0)
+        fail(w, op, lane, "writes 16 bytes at %#llx, misaligned", (unsigned long long)address[lane]);
+      const uint32_t offset = shared_offset(w, op, lane, address[lane], 16);
+      for (uint32_t e = 0; w.races != nullptr && e < 8; e++) {
+        const uint32_t writer = transposed ? e * 4 + uint32_t(n) / 2 : uint32_t(n) * 4 + e / 2;
+        w.races->write(w.thread(int(writer)), offset + 2 * e, 2, w.index_of(op), Races::Kind::plain);
+      }
+      memcpy(shared_memory + offset, rows[n], 16);
+    }
+  }
+}
+
+bool decode_stmatrix(Decoder& d, const Instruction& i, const Words& words, Op& op) {
+  op.control = Control::warp;
+  op.run = words.has("trans") ? run_stmatrix<true> : run_stmatrix<false>;
+  d.address(i.operands.at(0), op, 0);
+  d.list(i.operands.at(1), op, 4, false);
+  d.shared_access(2);
+  return words.has("m8n8") && words.has("b16") && (words.has("shared") || words.has("shared::cta"));
+}
+
 }  // namespace
 
 bool decode_warp(Decoder& d, const Instruction& i, const Words& words, Op& op) {
@@ -262,7 +321,17 @@ bool decode_warp(Decoder& d, const Instruction& i, const Words& words, Op& op) {
   if (name == "bar" || name == "barrier") return decode_barrier(d, i, words, op);
   if (name == "mma") return decode_mma(d, i, op);
   if (name == "ldmatrix") return decode_ldmatrix(d, i, words, op);
-  op.control = name == "shfl" || name == "vote" || name == "redux" ? Control::lanes : Control::none;
+  if (name == "stmatrix") return decode_stmatrix(d, i, words, op);
+  if (name == "setmaxnreg") {
+    const uint64_t registers = i.operands.at(0).bits;
+    if (registers < 24 || registers > 256 || registers % 8 != 0) d.fail("no warp can have so many registers");
+    op.control = Control::warp;
+    op.run = [](Warp&, const Op&) {};
+    return true;
+  }
+  const bool of_lanes = name == "shfl" || name == "vote" || name == "redux" || name == "elect";
+  op.control = of_lanes ? Control::lanes : Control::none;
+  if (name == "elect") return decode_elect(d, i, words, op);
   if (name == "shfl") return decode_shuffle(d, i, words, op);
   if (name == "vote") return decode_vote(d, i, words, op);
   return name == "redux" && decode_reduction(d, i, words, op);

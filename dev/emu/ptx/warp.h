@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>     // uint32_t
 #include <cstring>     // memcpy
+#include <map>         // std::map
 #include <memory>      // std::shared_ptr
 #include <vector>      // std::vector
 #include "../races.h"  // Races
@@ -19,6 +20,38 @@ struct PendingCopies {
   uint32_t group[lanes];  // of the lane's committed groups
   uint32_t bytes_read[lanes];
   uint32_t bytes;
+  uint32_t number;  // of the instructions of this kind that the warp has executed
+};
+
+// An mbarrier: a phase is complete when `expected` arrivals and all bytes that are to come have come.
+struct Mbarrier {
+  uint32_t expected, missing;  // arrivals
+  int64_t bytes = 0;           // that are to come
+  uint32_t phase = 0;
+  Races::Clock arriving, complete;  // of this phase, and of all that are complete
+};
+
+// What ends some time after it has been started, and then arrives at an mbarrier: a bulk copy, or all asynchronous
+// copies that lanes of a warp have started before.
+struct Arrival {
+  const Op* op;
+  uint32_t warp, lanes, mbarrier;  // lanes: as bits; mbarrier: where in shared memory
+  unsigned char* to = nullptr;     // of a bulk copy
+  const unsigned char* from = nullptr;
+  uint32_t bytes = 0;
+  uint32_t copies = 0, time = 0;  // of other copies: those before this number have been started before; when
+  Races::Clock clock;             // of the lanes when it was started
+};
+
+struct Warp;
+
+// What the warps of a block share.
+struct SharedState {
+  std::map<uint32_t, Mbarrier> mbarriers;  // by where they are in shared memory
+  std::vector<Arrival> arrivals;
+  bool late = false;        // these end when somebody waits for them; else at once
+  uint32_t vain_waits = 0;  // for mbarriers, since something has changed
+  std::vector<Warp*> warps;
 };
 
 // The values of an asynchronous product's operands in shared memory.
@@ -53,13 +86,16 @@ struct Warp {
   unsigned char* local = nullptr;  // the lanes' local memory, one behind the other
   std::vector<PendingCopies> copies;
   uint32_t committed[lanes] = {};  // groups of copies
-  bool copies_late = false;        // they are made when they are waited for; else at once
+  uint32_t started_copies = 0;     // by how many instructions
+  SharedState* block = nullptr;
+  bool has_waited_in_vain = false;  // at an mbarrier: other lanes and warps should run now
+  bool copies_late = false;         // they are made when they are waited for; else at once
   std::vector<PendingProduct> products;
   uint32_t committed_products = 0;  // groups
   bool products_late = false;       // they read shared memory when they are waited for; else at once
   bool had_wgmma_fence = false;
   std::vector<WgmmaRegister> wgmma_registers;  // of the code's
-  int flip = 0;                    // 31: of lanes that write to one place, the first one's value stays
+  int flip = 0;                                // 31: of lanes that write to one place, the first one's value stays
 
   template <class T>
   T* at(int32_t place) {
@@ -107,12 +143,20 @@ struct Warp {
 
 inline int first_lane(uint32_t lanes_as_bits) { return __builtin_ctz(lanes_as_bits); }
 
-// What bar.red makes of the threads' predicates.
-enum class Reduction { none, any, all, count };
+// What bar.red makes of the threads' predicates; or bar.arrive, which does not wait.
+enum class Reduction { none, any, all, count, only_arrives };
 
 // Ends, for these lanes, the copies of all groups that have been committed but the last `groups_left`; with -1, all
 // copies.
 void complete_copies(Warp& w, uint32_t of_lanes, int64_t groups_left);
+
+// Ends, for these lanes, the copies that were started before `number` (PendingCopies), as if at this time.
+void complete_copies_before(Warp& w, uint32_t of_lanes, uint32_t number, uint32_t time);
+
+// Of an address operand in shared memory: where in the block's it is, with so many bytes.
+uint32_t shared_offset(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes);
+// That the device may read these bytes.
+void check_readable(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes);
 
 // Ends the program with a message about a thread and the instruction that it executes.
 [[noreturn]] __attribute__((format(printf, 4, 5))) void fail(const Warp& w, const Op& op, int lane, const char* format,

@@ -6,7 +6,8 @@
 // T = 8 or 4 elements. With W = 2, 4 or 8 pieces in a row of the 32-, 64- or 128-byte swizzle, the piece of
 //
 //   row mn, columns T kc on (K-major)      is at  start + 16 W (mn % 8) + stride (mn / 8) + 16 kc
-//   column k, rows 8 mc on (MN-major)      is at  start + 16 W (k % 8) + stride (k / 8) + 16 (mc % W) + leading (mc / W)
+//   column k, rows 8 mc on (MN-major)      is at  start + 16 W (k % 8) + stride (k / 8) + 16 (mc % W) + leading (mc /
+//   W)
 //
 // and then bits 4, 5 and 6 of the address, as many as W has, are changed by bits 7, 8 and 9, less the base offset.
 // Without a swizzle it is
@@ -98,7 +99,8 @@ void each_piece(const Warp& w, const Op& op, const Shape& s, const Descriptor& d
     for (int k = 0; k < s.K(); k += d.is_mn_major ? 1 : T) {
       const uint64_t offset = d.address(uint64_t(mn), uint64_t(k), uint64_t(T)) - shared_window;
       if (offset >= w.shared_bytes || offset + 16 > w.shared_bytes)
-        fail(w, op, 0, "reads 16 bytes at byte %lld of shared memory, of which the block has %u, by the descriptor %#llx",
+        fail(w, op, 0,
+             "reads 16 bytes at byte %lld of shared memory, of which the block has %u, by the descriptor %#llx",
              (long long)offset, w.shared_bytes, (unsigned long long)d.bits);
       f(mn, k, uint32_t(offset));
     }
@@ -335,7 +337,7 @@ bool decode_product(Decoder& d, const Instruction& i, const Words& words, Op& op
   op.run = run_wgmma;
   op.control = Control::warpgroup;
   d.shared_access(16);
-  d.uses_async_proxy();
+  d.needs_clocks();
   return true;
 }
 
