@@ -143,6 +143,20 @@ TEST_F(PtxMbarrier, APipelineOfBulkCopiesIsRight) {
   }
 }
 
+// One lane arrives for its warp, after a barrier of the warp.
+static Pipeline with_one_arrival_of_a_warp(const std::string& barrier) {
+  Pipeline p;
+  p.init_empty = "mbarrier.init.shared::cta.b64 [%base+8208], 4; mbarrier.init.shared::cta.b64 [%base+8216], 4;";
+  p.arrive = barrier + "and.b32 %r10, %t, 31; setp.eq.u32 %p4, %r10, 0; @%p4 " + p.arrive;
+  return p;
+}
+
+TEST_F(PtxMbarrierDeathTest, OneArrivalOfAWarpNeedsItsBarrier) {
+  values_of(body_of(with_one_arrival_of_a_warp("bar.warp.sync -1;")), 160);
+  expect_error(body_of(with_one_arrival_of_a_warp("")), 160,
+               "race: .* writes it in cp.async.bulk.* has read it in ld.shared");
+}
+
 TEST_F(PtxMbarrierDeathTest, MistakesOfAPipelineAreReported) {
   Pipeline p;
   p.wait_for_full = "";

@@ -412,7 +412,8 @@ TEST_F(WgmmaDeathTest, RacesWithAProductAreReported) {
   p = Product();
   p.while_pending = "st.shared.b32 [%base], 0;";
   expect_error(p, writes);
-  p.while_pending = "bar.sync 0; st.shared.b32 [%base+40960], 0;";  // a barrier is not enough
+  p.while_pending = "bar.sync 0; setp.eq.u32 %p1, %t, 0; @%p1 st.shared.b32 [%base+40960], 0; bar.sync 0;";  // only a
+                                                                                                             // wait
   expect_error(p, writes);
   p = Product();
   p.after_wait = "setp.eq.u32 %p1, %t, 127; @%p1 st.shared.b32 [%base+40960], 0;";  // nor is one warp's own wait
