@@ -73,6 +73,10 @@ TEST_F(PtxProgram, TilesAreRightWithNvccsCode) {
 
 class PtxPrograms : public PtxProgram, public testing::WithParamInterface<PtxRun> {};
 
+// Bugs that only the run by wgmma can find.
+// BUG llmc/cuda/tile_wgmma.h: `"fence.proxy.async.shared::cta;"` -> `""`
+// BUG llmc/cuda/tile_wgmma.h: `"wgmma.wait_group.sync.aligned %0;"` -> `"// %0"`
+// BUG llmc/cuda/tile_wgmma.h: `swizzle_of_128_bytes = 1` -> `swizzle_of_128_bytes = 2`
 TEST_P(PtxPrograms, PassTheirTestsWithNvccsCode) { expect_to_pass(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(LongRuns, PtxPrograms, testing::ValuesIn(ptx_runs()),
