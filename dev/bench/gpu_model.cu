@@ -177,7 +177,7 @@ void print_wgmma(const std::vector<Case>& cases) {
          "five backward:\n\n"
          "| model | tokens | attention | ms a step | of it attention | attention, TFLOP/s | of peak |\n"
          "| --- | --- | --- | --: | --: | --: | --: |\n");
-  for (const char* name : {"d12", "gpt3:1536"})
+  for (const char* name : {"d12", "gpt3:2048"})
     for (Case c : cases) {
       c.model = name;
       if (c.model != "d12" && c.B > 1) c.B = 4;
