@@ -64,16 +64,18 @@ CHART_FOLDERS := /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist 
 CHART_JS := $(firstword $(wildcard $(foreach f,$(CHART_FOLDERS),$(f)/chart.min.js $(f)/chart.umd.js)))
 CHART_LICENCE := $(if $(CHART_JS),$(wildcard /usr/share/doc/libjs-chart.js/copyright))
 
-# Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90), and PTX for what comes later.
+# Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90a), and PTX for later ones.
+# Hopper's is always that of sm_90a, which has wgmma.
 GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   tr -d . | grep -x '[0-9]*' | sort -u)
 ifneq ($(strip $(GPU_ARCH)),)
-GENCODE := $(foreach arch,$(GPU_ARCH:sm_%=%),-gencode arch=compute_$(arch),code=sm_$(arch))
+GENCODE := $(foreach arch,$(patsubst 90,90a,$(GPU_ARCH:sm_%=%)),-gencode arch=compute_$(arch),code=sm_$(arch))
 else
-GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
-  -gencode arch=compute_90,code=compute_90
+GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 \
+  -gencode arch=compute_90a,code=sm_90a
 endif
-NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
+NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
+  $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
   $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) $(if $(PORTABLE),\
   -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed)
 
@@ -126,7 +128,7 @@ LATER_TESTS := $(addprefix $(BUILD)/,\
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # nvcc's code for the kernels of what test_ptx runs.
-PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx \
+PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx $(BUILD)/bf16/test_attention_90a.ptx \
   $(foreach t,$(DEVICE_TESTS) train_gpt2_sla,$(BUILD)/bf16/$(t).ptx $(BUILD)/fp32/$(t).ptx))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
@@ -404,7 +406,7 @@ $(filter $(BUILD)/test_emu%,$(HOST_TESTS)): $(BUILD)/%: $(EMU_OBJ)/dev/test/%.o 
 $(BUILD)/emu_ranks: $(EMU_OBJ)/dev/test/emu_ranks.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$(EMU_LINK) -o $@
 
-PTX_COMPILE = $(NVCC) $(CPPFLAGS) $(CXXSTD) -O3 -lineinfo $(if $(WERROR),-Werror all-warnings) -arch=compute_80 -ptx
+PTX_COMPILE = $(NVCC) $(CPPFLAGS) $(CXXSTD) -O3 -lineinfo $(if $(WERROR),-Werror all-warnings) -ptx
 $(BUILD)/ptx_flags: force ; $(call remember,$(PTX_COMPILE))
 
 define emulated_programs
@@ -418,7 +420,10 @@ $(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags 
 # nvcc's code for the same kernels, as PTX, which the emulated GPU can execute in their place: SLA_EMU_PTX names it.
 $(BUILD)/$(1)/%.ptx: %.cu $(BUILD)/ptx_flags
 	@mkdir -p $$(@D)
-	$$(PTX_COMPILE) $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
+	$$(PTX_COMPILE) -arch=compute_80 $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
+$(BUILD)/$(1)/%_90a.ptx: %.cu $(BUILD)/ptx_flags
+	@mkdir -p $$(@D)
+	$$(PTX_COMPILE) -arch=compute_90a $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
 
 # They only plan, so that any machine can print them; the emulated GPU is needed to link.
 $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) \

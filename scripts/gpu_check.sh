@@ -103,6 +103,9 @@ step() {
 
 tests="test_gpt2_sla test_ops test_attention"
 
+# Whether attention can be computed by wgmma, too: on an H100 or H200.
+has_wgmma() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | grep -qx '9\.0'; }
+
 build_programs() {
   if [ -e "$build/prebuilt" ]; then echo "taken as they are"; return; fi
   make --no-print-directory -j"$(nproc)" BUILD="$build" gpu-checked
@@ -124,6 +127,11 @@ part_tests() {
   local p t
   step 90 "test_tile, bf16" "$build/bf16/test_tile"
   for p in bf16 fp32; do for t in $tests; do step 120 "$t, $p" "$build/$p/$t"; done; done
+  if has_wgmma; then
+    for t in test_attention test_gpt2_sla; do
+      step 120 "$t, bf16, wgmma" env SLA_ATTENTION=wgmma "$build/bf16/$t"
+    done
+  fi
   step 60 "train_gpt2_sla, a golden case" "$build/bf16/train_gpt2_sla" -e dev/test/golden/paper_default \
     -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 -x 10 -k constant -l 1e-4 -v 0
   step 120 "train_gpt2_sla, the largest micro-batch" largest_micro_batch
@@ -155,6 +163,9 @@ part_sanitize() {
   step 60 "the subset's tests exist" has_tests "$build/bf16/test_gpt2_sla" "${short[@]}"
   for p in bf16 fp32; do sanitize "model, $p" "$build/$p/test_gpt2_sla" "$(IFS=:; echo "${short[*]}")"; done
   for t in test_ops test_tile test_attention; do sanitize "$t, bf16" "$build/bf16/$t" '-*Every*Length*'; done
+  if has_wgmma; then
+    SLA_ATTENTION=wgmma sanitize "test_attention, bf16, wgmma" "$build/bf16/test_attention" 'Attention.*'
+  fi
 }
 
 benchmark() { "$build/bf16/bench_gpu" --json "$ours" >"$state/bench.tables"; }

@@ -293,9 +293,11 @@ json bench_algorithms(const Scale& scale) {
 
 // Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with
 // fewer K/V heads and with masks, forward and forward with backward; with the model's heads and with half as many of
-// twice the size. dev/bench/torch_sla.py times PyTorch's with the same shapes.
+// twice the size; and by mma and wgmma, where the GPU has both. dev/bench/torch_sla.py times PyTorch's with the same
+// shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
+  const bool asked_for_wgmma = gpu().attention_uses_wgmma;
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
          "| --: | --: | --- | --: | --: | --: | --: |\n");
   for (int heads : {scale.config.num_heads, scale.config.num_heads / 2}) {
@@ -315,32 +317,37 @@ json bench_attention(const Scale& scale) {
 
         AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.graph, 1), 0, {B, T});
         attention.dout = model.hidden_states();  // some gradient
-        const auto forward = [&] { attention_forward(attention); };
-        const auto forward_backward = [&] {
-          forward();
-          attention_backward(attention);
-        };
-        const double seconds = time_of(GpuTimer(), forward, scale.seconds_per_operation, scale.least_runs);
-        const double both_seconds =
-            time_of(GpuTimer(), forward_backward, scale.seconds_per_operation, scale.least_runs);
-        const double flops = attention_flops_of(model, 1, B, T);
-        const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
-        const std::string name = config.wiring.text;
-        printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(),
-               name.c_str(), seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
-        fflush(stdout);
-        results.push_back({{"B", B},
-                           {"T", T},
-                           {"heads", heads},
-                           {"head_size", config.head_size()},
-                           {"attention", name},
-                           {"forward_seconds", seconds},
-                           {"forward_flops", rate},
-                           {"forward_backward_seconds", both_seconds},
-                           {"forward_backward_flops", both_rate}});
+        for (const bool wgmma : {false, true}) {
+          if (wgmma && !gpu().has_wgmma) continue;
+          gpu().attention_uses_wgmma = wgmma;
+          const auto forward = [&] { attention_forward(attention); };
+          const auto forward_backward = [&] {
+            forward();
+            attention_backward(attention);
+          };
+          const double seconds = time_of(GpuTimer(), forward, scale.seconds_per_operation, scale.least_runs);
+          const double both_seconds =
+              time_of(GpuTimer(), forward_backward, scale.seconds_per_operation, scale.least_runs);
+          const double flops = attention_flops_of(model, 1, B, T);
+          const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
+          const std::string name = config.wiring.text + (wgmma ? ", wgmma" : "");
+          printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(),
+                 name.c_str(), seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
+          fflush(stdout);
+          results.push_back({{"B", B},
+                             {"T", T},
+                             {"heads", heads},
+                             {"head_size", config.head_size()},
+                             {"attention", name},
+                             {"forward_seconds", seconds},
+                             {"forward_flops", rate},
+                             {"forward_backward_seconds", both_seconds},
+                             {"forward_backward_flops", both_rate}});
+        }
       }
     }
   }
+  gpu().attention_uses_wgmma = asked_for_wgmma;
   return results;
 }
 

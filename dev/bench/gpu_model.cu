@@ -167,6 +167,35 @@ void print_matmuls(const std::vector<Column>& columns) {
   }
 }
 
+// Whole steps with attention by mma, and by wgmma as SLA_ATTENTION has it.
+void print_wgmma(const std::vector<Case>& cases) {
+  printf("\n## Attention by wgmma\n\n"
+         "With SLA_ATTENTION=wgmma an H100 computes plain and skip-layer attention with Hopper's own products. No GPU "
+         "has "
+         "run it yet. Expected,\n"
+         "for heads of 64 and of 128 channels, forward and backward; attention's rate counts two products forward and "
+         "five backward:\n\n"
+         "| model | tokens | attention | ms a step | of it attention | attention, TFLOP/s | of peak |\n"
+         "| --- | --- | --- | --: | --: | --: | --: |\n");
+  for (const char* name : {"d12", "gpt3:2048"})
+    for (Case c : cases) {
+      c.model = name;
+      if (c.model != "d12" && c.B > 1) c.B = 4;
+      c.wirings = {"plain"};
+      for (const Column& column : columns_of(c, {h100_sxm(), h100_sxm_wgmma()})) {
+        double seconds = 0, flops = 0;
+        for_each_part(column, [&](const RowKey& key, const ModelledPart& part) {
+          if (part.tiles.m > 0 || part.flops == 0) return;
+          seconds += part.seconds;
+          flops += part.flops;
+        });
+        printf("| %s, %s | %d x %s | %s | %.1f | %.1f | %.0f | %.0f %% |\n", name, column.wiring.c_str(), c.B,
+               thousands(c.T).c_str(), column.gpu.device_names.empty() ? "wgmma" : "mma", column.seconds() * 1e3,
+               seconds * 1e3, flops / seconds * 1e-12, 100 * flops / seconds / column.gpu.peak_flops);
+      }
+    }
+}
+
 void print_case(const Case& c) {
   const std::vector<Column> columns = columns_of(c);
   printf("\n## %s, %d x %s tokens%s\n\n", c.model.c_str(), c.B, thousands(c.T).c_str(),
@@ -325,6 +354,7 @@ void print_page() {
   print_case(short_sequences);
   print_case(long_sequence);
   print_matmuls(columns_of(short_sequences));
+  print_wgmma({short_sequences, long_sequence});
   print_sensitivity({short_sequences, long_sequence});
   print_assumptions();
   print_attention_fit();

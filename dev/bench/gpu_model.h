@@ -68,6 +68,33 @@ inline GpuSpec h100_sxm() {
           {313e12, 365, 0.75}};
 }
 
+// The H100 with attention by wgmma (SLA_ATTENTION=wgmma). The ratios are those above times what the kernels' machine
+// code gains on the model of a multiprocessor: it takes so much of the time that their products would take at the peak
+// rate,
+//
+//                     forward   dq    dk and dv
+//   64 channels, mma    0.42   0.48     0.45
+//   64, wgmma           0.46   0.61     0.67
+//   128, mma            0.47   0.44     0.37
+//   128, wgmma          0.66   0.74     0.74
+//
+// if a multiprocessor multiplies 64 x 64 x 16 in 32 cycles, reads 128 bytes of shared memory in each for it, and goes
+// on while its warps do other things. An SM has one block, so no other one multiplies while it starts and ends: the
+// overheads are taken 150 keys higher, which is a guess.
+inline GpuSpec h100_sxm_wgmma() {
+  GpuSpec gpu = h100_sxm();
+  // (2 products), and 3 of dq and 4 of dk and dv, by mma over by wgmma.
+  const double forward64 = 0.46 / 0.42, backward64 = (3 / 0.48 + 4 / 0.45) / (3 / 0.61 + 4 / 0.67);
+  const double forward128 = 0.66 / 0.47, backward128 = (3 / 0.44 + 4 / 0.37) / (3 / 0.74 + 4 / 0.74);
+  gpu.name += " by wgmma";
+  gpu.device_names = {};
+  gpu.forward64.ratio *= forward64, gpu.backward64.ratio *= backward64;
+  gpu.forward128.ratio *= forward128, gpu.backward128.ratio *= backward128;
+  for (AttentionRate* rate : {&gpu.forward64, &gpu.backward64, &gpu.forward128, &gpu.backward128})
+    rate->overhead += 150;
+  return gpu;
+}
+
 inline GpuSpec a100_sxm() {
   return {"A100 SXM 80 GB",
           {"NVIDIA A100-SXM4-80GB"},

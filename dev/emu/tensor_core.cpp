@@ -152,4 +152,10 @@ void cp_async_wait_group(int groups) {
   copies.pending.erase(copies.pending.begin(), copies.pending.begin() + std::ptrdiff_t(done));
 }
 
+void no_wgmma() {
+  fatal("wgmma is executed in nvcc's code for sm_90a only: SLA_EMU_PTX names it, and dev/emu/README.md says how to "
+        "make "
+        "it; or leave out SLA_ATTENTION=wgmma");
+}
+
 }  // namespace emu

@@ -75,6 +75,19 @@ INSTANTIATE_TEST_SUITE_P(LongCase, GoldenCommandLine, testing::ValuesIn(other_go
 // ----------------------------------------------------------------------------
 // One graph, two sets of operations
 
+// BUG llmc/cuda/device.h: `if (by != "wgmma")` -> `if (false)`
+TEST_F(LongCommandLine, SaysWhichAttentionAGpuCannotCompute) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  const std::string program = emulated_trainer + "-i " + in("tokens.bin") + small_model + "-x 1";
+  Outcome o = run("SLA_ATTENTION=fast " + program);
+  EXPECT_NE(o.exit_status, 0);
+  EXPECT_NE(o.err.find("error: SLA_ATTENTION=fast: it must be mma or wgmma"), std::string::npos) << o.err;
+  o = run("SLA_ATTENTION=wgmma SLA_EMU_CC=80 " + program);
+  EXPECT_NE(o.exit_status, 0);
+  EXPECT_NE(o.err.find("error: SLA_ATTENTION=wgmma: it needs a GPU of compute capability 9.0"), std::string::npos)
+      << o.err;
+}
+
 TEST_F(LongCommandLine, TheCpuAndTheEmulatedGpuTrainAlike) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string arguments = "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 20 -o ";

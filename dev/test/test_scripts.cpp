@@ -465,7 +465,7 @@ class LongGpuCheck : public CommandLine {
     chmod((bin + "/" + name).c_str(), 0755);
   }
   // nvcc, which is to compile x.cu with `-o build/bf16/x`: it writes a script that does `program`, where $p is bf16 and
-  // $x the program's name.
+  // $x the program's name. Emulated programs have no code for SLA_ATTENTION=wgmma, and compute by mma.
   void write_nvcc(const std::string& program) const {
     write_file(in("program"), program + "\n");
     write_tool("nvcc", R"sh(
@@ -473,7 +473,7 @@ class LongGpuCheck : public CommandLine {
       while [ "$1" != -o ]; do [[ "$1" != *.cu ]] || source=$1; shift; done
       p=$(basename "$(dirname "$2")") x=$(basename "$2")
       [ -e "$source" ] && [ "$(basename "$source" .cu)" = $x ] || exit 3
-      printf '%s\n' '#!/usr/bin/env bash' "p=$p x=$x" ". )sh" +
+      printf '%s\n' '#!/usr/bin/env bash' "p=$p x=$x" 'unset SLA_ATTENTION' ". )sh" +
                            in("program") + R"sh(" >"$2"
       chmod +x "$2")sh");
   }
@@ -503,6 +503,9 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   for (const char* tool : {"memcheck", "racecheck"})
     for (const char* what : {"model, bf16", "model, fp32", "test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
       steps.push_back(format("compute-sanitizer %s, %s", tool, what));
+  for (const char* t : {"test_attention", "test_gpt2_sla"}) steps.push_back(format("%s, bf16, wgmma", t));
+  for (const char* tool : {"memcheck", "racecheck"})
+    steps.push_back(format("compute-sanitizer %s, test_attention, bf16, wgmma", tool));
   steps.push_back("benchmark");
   for (const std::string& step : steps)
     EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;

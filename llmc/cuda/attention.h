@@ -37,7 +37,7 @@
 #include "launch.h"               // launch
 #include "vec.h"                  // ceil_div
 #ifdef PRECISION_BF16
-#include "attention_bf16.h"  // launch_attention_forward, launch_attention_backward
+#include "attention_wgmma.h"  // launch_attention_forward, launch_attention_backward
 #else
 #include "attention_fp32.h"  // launch_attention_forward, launch_attention_backward
 #endif

@@ -229,6 +229,15 @@ struct OnlineSoftmax {
   template <int N, int O>
   __device__ void update(Accumulator<M, N>& s, Accumulator<M, O>& acc, float to_exp2) {
     const ColumnVector<M> before = max;
+    if (raise_max(s)) rescale(acc, before, to_exp2);  // else all factors are 1, as for most tiles
+    exponentials(s, to_exp2);
+  }
+
+  // The parts of update(), for a kernel in which acc may be rescaled only later.
+
+  // The maxima include those of s. Whether one of the warp's maxima has changed.
+  template <int N>
+  __device__ bool raise_max(const Accumulator<M, N>& s) {
     bool grew = false;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -236,10 +245,40 @@ struct OnlineSoftmax {
       for (int h = 0; h < 2; h++) {
         float largest = max.x[m][h];
         for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(s.x[m][n][2 * h], s.x[m][n][2 * h + 1]));
-        max.x[m][h] = warp_max<4>(largest);
-        grew |= max.x[m][h] > before.x[m][h];
+        largest = warp_max<4>(largest);
+        grew |= largest > max.x[m][h];
+        max.x[m][h] = largest;
       }
-    if (__any_sync(0xffffffff, grew)) rescale(acc, before, to_exp2);  // else all factors are 1, as for most tiles
+    return __any_sync(0xffffffff, grew);
+  }
+
+  // The sums and acc, which have the maxima `before`, get those of today.
+  template <int O>
+  __device__ void rescale(Accumulator<M, O>& acc, const ColumnVector<M>& before, float to_exp2) {
+    rescale_sums(before, to_exp2);
+    rescale_rows(acc, before, to_exp2);
+  }
+  __device__ void rescale_sums(const ColumnVector<M>& before, float to_exp2) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) sum.x[m][h] *= factor(before.x[m][h], max.x[m][h], to_exp2);
+  }
+  template <int O>
+  __device__ void rescale_rows(Accumulator<M, O>& acc, const ColumnVector<M>& before, float to_exp2) const {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float f = factor(before.x[m][h], max.x[m][h], to_exp2);
+        for (int n = 0; n < O; n++)
+          for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= f;
+      }
+  }
+
+  // s = exp((s - max) * scale), which the sums get.
+  template <int N>
+  __device__ void exponentials(Accumulator<M, N>& s, float to_exp2) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -256,19 +295,8 @@ struct OnlineSoftmax {
  private:
   // What is subtracted from a row's scores.
   __device__ static float base(float largest) { return General && largest == -INFINITY ? 0.0f : largest; }
-
-  // The sums and acc, which have the maxima `before`, get those of today.
-  template <int O>
-  __device__ void rescale(Accumulator<M, O>& acc, const ColumnVector<M>& before, float to_exp2) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const float factor = exp2_approx((before.x[m][h] - base(max.x[m][h])) * to_exp2);
-        sum.x[m][h] *= factor;
-        for (int n = 0; n < O; n++)
-          for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= factor;
-      }
+  __device__ static float factor(float before, float largest, float to_exp2) {
+    return exp2_approx((before - base(largest)) * to_exp2);
   }
 };
 
@@ -982,7 +1010,7 @@ void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
   launch_sum_of_sequences(a);
 }
 
-inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
+inline void launch_mma_forward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
     if (a.topk > 0)
@@ -996,7 +1024,7 @@ inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   });
 }
 
-inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
+inline void launch_mma_backward(const AttentionArgs<bf16>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_head_size(a.HS, [&](auto D) {
     if (a.relative.q != nullptr) {

@@ -9,6 +9,7 @@
 #pragma once
 #include <cuda_runtime.h>          // cudaMalloc, cudaMemcpyAsync, ...
 #include <array>                   // std::array
+#include <cstdlib>                 // getenv
 #include <initializer_list>        // std::initializer_list
 #include <optional>                // std::optional
 #include <string>                  // std::string
@@ -33,6 +34,32 @@ inline int& gpu_index() {
   return index;
 }
 
+// A program has wgmma's code if it was compiled for sm_90a (SLA_SM_90A), and GPUs of compute capability 9.0 execute it.
+inline bool can_use_wgmma(const cudaDeviceProp& gpu) {
+#ifdef SLA_SM_90A
+  return gpu.major == 9 && gpu.minor == 0;
+#else
+  return (void)gpu, false;
+#endif
+}
+
+// Whether SLA_ATTENTION asks for attention by wgmma: it is "wgmma", or "mma", the default. The emulated GPU is believed
+// to have wgmma's code: it executes nvcc's.
+inline bool asks_for_wgmma(const cudaDeviceProp& gpu) {
+  const char* const text = getenv("SLA_ATTENTION");
+  const std::string by = text != nullptr ? text : "mma";
+  if (by == "mma") return false;
+  if (by != "wgmma") user_error("SLA_ATTENTION=%s: it must be mma or wgmma", by.c_str());
+  if (gpu.major != 9 || gpu.minor != 0)
+    user_error("SLA_ATTENTION=wgmma: it needs a GPU of compute capability 9.0 (H100, H200), and this one has %d.%d",
+               gpu.major, gpu.minor);
+#ifndef SLA_EMU
+  if (!can_use_wgmma(gpu))
+    user_error("SLA_ATTENTION=wgmma: this program has no code for sm_90a; build it with GPU_ARCH=sm_90");
+#endif
+  return true;
+}
+
 // The GPU that this process uses, its streams, and workspaces of fixed sizes, which the memory plan counts.
 struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
@@ -45,6 +72,8 @@ struct Gpu {
   int multiprocessors = 0;
   size_t shared_bytes = 0;               // the most that a block can have
   bool has_large_shared_memory = false;  // a block can have large_shared_bytes
+  bool has_wgmma = false;                // Hopper's products can be used: attention_wgmma.h
+  bool attention_uses_wgmma = false;     // SLA_ATTENTION=wgmma asks for them
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -71,6 +100,8 @@ struct Gpu {
     multiprocessors = properties.multiProcessorCount;
     shared_bytes = properties.sharedMemPerBlockOptin;
     has_large_shared_memory = shared_bytes >= large_shared_bytes;
+    attention_uses_wgmma = asks_for_wgmma(properties);
+    has_wgmma = attention_uses_wgmma || can_use_wgmma(properties);
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));

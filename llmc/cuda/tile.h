@@ -1,6 +1,6 @@
-// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program. A warp
-// owns 16 M rows of a product; the tiles that it multiplies them with are in shared memory, filled by asynchronous
-// copies while it computes.
+// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program but that
+// of Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it multiplies them with are
+// in shared memory, filled by asynchronous copies while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
 //   RegisterTile<M, K>   16 M x 16 K bf16s in a warp's registers, an A operand
@@ -40,7 +40,10 @@ __device__ inline void copy_async(int to, const void* from, bool exists) {
   emu::cp_async(shared_memory + to, from, bytes, exists ? bytes : 0);
 }
 __device__ inline void commit_copies() { emu::cp_async_commit_group(); }
-__device__ inline void wait_for_copies() { emu::cp_async_wait_group(0); }
+template <int pending = 0>
+__device__ inline void wait_for_copies() {
+  emu::cp_async_wait_group(pending);
+}
 __device__ inline float exp2_approx(float x) { return exp2f(x); }
 template <int threads>
 __device__ inline void sync_threads(int barrier) {
@@ -87,8 +90,12 @@ __device__ inline void copy_async(int to, const void* from, bool exists) {
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// When this returns, this thread's committed copies have arrived; those of the other threads, after a barrier.
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+// When this returns, this thread's committed copies have arrived, but for the last `pending` groups; those of the other
+// threads, after a barrier.
+template <int pending = 0>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
 
 // 2^x with a relative error of 2^-22; 0 for -inf.
 __device__ inline float exp2_approx(float x) {
@@ -284,8 +291,8 @@ struct RowsOut {
 
 // Channels [channel, channel + 8 N) of `out` = or += the warp's rows of acc, as far as they exist. `stage`: 16 M rows
 // in shared memory of which only this warp uses these channels, through which the stores become 16 bytes wide.
-template <int M, int N, int D>
-__device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Tile<D> stage, int channel = 0) {
+template <int M, int N, class Stage>
+__device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Stage stage, int channel = 0) {
   const int lane = int(threadIdx.x) % warp_size;
   __syncwarp();  // all lanes have read what `stage` held
 #pragma unroll

@@ -231,6 +231,9 @@ void cp_async(void* shared, const void* global, int bytes, int bytes_read);
 void cp_async_commit_group();
 void cp_async_wait_group(int groups);
 
+// wgmma is executed in nvcc's code only: ends the program, and says so.
+[[noreturn]] void no_wgmma();
+
 }  // namespace emu
 
 // ----------------------------------------------------------------------------

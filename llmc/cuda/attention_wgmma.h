@@ -1,0 +1,397 @@
+// Plain attention in bf16 with wgmma (tile_wgmma.h), for heads of 33 to 64 and of 97 to 128 channels: the three kernels
+// of attention_bf16.h for the H100. What is loaded, in which order it is summed, and what a block owns are as there;
+// another instruction multiplies, so the last bits differ. These two are new:
+//
+// A block has two warpgroups with 64 rows each, and an SM has one block. All products are asynchronous: a warp starts
+// the scores of the next tile before it takes the exponentials of this one, and goes on while the products of its
+// probabilities are under way. So there are two accumulators of scores, which change places from tile to tile, and the
+// loops' bodies are functions that are called with the one and the other.
+//
+// All warps meet once a tile, the first warpgroup where it starts a tile, the second in the middle of one: so one
+// multiplies while the other takes exponentials. What a warp reads before it meets the others has arrived when they met
+// the time before. A tile's buffer is loaded again when no product that reads it can be under way.
+#pragma once
+#include <cmath>                  // sqrt, logf
+#include "attention_bf16.h"       // OnlineSoftmax, launch_mma_forward, launch_mma_backward, for_head_size
+#include "attention_tiles.h"      // KeyTiles, QueryTiles
+#include "device.h"               // gpu
+#include "launch.h"               // launch, shared_memory
+#include "llmc/attention_args.h"  // AttentionArgs, KVHead
+#include "tile_wgmma.h"           // SplitTile, start_ABt, start_AB, wait_for_products
+
+constexpr int num_warpgroups = 2, wgmma_threads = num_warpgroups * warpgroup_size,
+              wgmma_rows = num_warpgroups * warpgroup_rows;
+
+// Which of the block's warpgroups the warp belongs to. By a shuffle the compiler sees that all lanes have the same, and
+// computes what depends on it once for a warp.
+__device__ inline int warpgroup_index() { return __shfl_sync(full_warp, warp_index() / 4, 0); }
+
+// This thread's copies have arrived, but for the last `pending` groups; after the barrier, those of all threads have,
+// for wgmma, and all warps have done what they did before it.
+template <int pending = 0>
+__device__ inline void meet() {
+  wait_for_copies<pending>();
+  copies_for_wgmma();
+  sync_threads<wgmma_threads>(1);
+}
+
+// ----------------------------------------------------------------------------
+// Forward
+
+// Of the scores of 128 keys and more channels, two accumulators would need more registers than there are.
+template <int D>
+struct WgmmaForwardTiles {
+  static constexpr int keys = D <= 64 ? 128 : 64;
+  using Q = SplitTile<D, wgmma_rows>;
+  using KV = SplitTile<D, keys>;
+  static constexpr int buffers = 5;
+  static constexpr size_t bytes = Q::bytes + 2 * buffers * KV::bytes;  // D = 64: 176 KB, 128: 192 KB
+};
+
+// out =, lse =. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements of the
+// warp's fragments.
+template <int D>
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
+  if (!compiled_for_wgmma) return trap();
+  using Tiles = WgmmaForwardTiles<D>;
+  using Scores = Accumulator<1, Tiles::keys / 8>;
+  const int HS = int(a.HS), head = int(blockIdx.x), first_query = int(a.first_query), queries = int(a.T) - first_query;
+  const int first_key_row = int(blockIdx.y) * int(a.T), first_row = int(blockIdx.y) * queries;
+  // As in attention_bf16.h: the rows [q0, q0 + 128) of q and out; `query` and `end` are positions.
+  const int q0 = int(gridDim.z - 1 - blockIdx.z) * wgmma_rows;
+  const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + wgmma_rows);
+
+  const typename Tiles::Q q_tile = {0}, warp_q = q_tile.from_row(warp_index() * 16);
+  const typename Tiles::KV k_tiles = {q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
+  const KeyTiles<Tiles::keys, bf16, false> tiles(a, head, first_key_row, {}, first_query + q0, end);
+  using KeyTile = decltype(tiles.first());
+  auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
+  auto start_loading = [&](KeyTile tile) {
+    const KVRows<bf16> kv = tiles.rows(tile);
+    load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
+    load_tile_async<wgmma_threads>(v_tiles.next(buffer(tile)), kv.v, kv.v_stride, tile.k0, end, HS);
+    commit_copies();
+  };
+
+  RegisterTile<1, D / 16> q_rows;
+  Accumulator<1, D / 8> acc = {};
+  OnlineSoftmax<1, false> softmax;
+  const int warpgroup = warpgroup_index();
+  // The warps meet, and start to load the tile after the next two.
+  auto meet_at = [&](KeyTile tile) {
+    meet();
+    const KeyTile third = tiles.after(tiles.after(tiles.after(tile)));
+    if (tiles.contains(third)) start_loading(third);
+  };
+  // Adds a tile to the results, of which s are the scores, and computes those of the next tile.
+  auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
+    const KeyTile next = tiles.after(tile);
+    if (warpgroup == 0) meet_at(tile);
+    start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
+    commit_products();
+    if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+      mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
+    const ColumnVector<1> before = softmax.max;
+    const bool grew = softmax.raise_max(s);
+    if (grew) softmax.rescale_sums(before, scale * log2_e);
+    if (warpgroup == 1) meet_at(tile);
+    softmax.exponentials(s, scale * log2_e);
+    keep_here(s);
+    // ptxas would let no products overlap if acc were rescaled beside the next scores. They are done: they take less
+    // time than the exponentials.
+    wait_for_products<0>(acc, next_s);
+    if (grew) softmax.rescale_rows(acc, before, scale * log2_e);
+    start_AB(acc, to_bf16(s), v_tiles.next(buffer(tile)));
+    commit_products();
+  };
+
+  KeyTile tile = tiles.first();
+  const KeyTile second = tiles.after(tile), third = tiles.after(second);
+  load_tile_async<wgmma_threads>(q_tile, a.q + first_row * a.q_stride + head * HS, a.q_stride, q0, queries, HS);
+  start_loading(tile);
+  if (tiles.contains(second)) start_loading(second);
+  if (tiles.contains(third)) start_loading(third), meet<1>();
+  else meet();
+  load_register_tile(q_rows, warp_q);
+  Scores s, other_s;
+  start_ABt(s, q_rows, k_tiles.next(buffer(tile)));
+  commit_products();
+  wait_for_products<0>(s);
+#pragma unroll 1
+  while (true) {
+    add_tile(tile, s, other_s);
+    tile = tiles.after(tile);
+    if (!tiles.contains(tile)) break;
+    add_tile(tile, other_s, s);
+    tile = tiles.after(tile);
+    if (!tiles.contains(tile)) break;
+  }
+  wait_for_products<0>(acc);
+
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const float sum = warp_sum<4>(softmax.sum.x[0][h]), inverse = 1.0f / sum;
+    for (int n = 0; n < D / 8; n++)
+      for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[0][n][i] *= inverse;
+    const int row = query + acc.row(0, 2 * h);
+    if (first_of_row() && row < end)
+      a.lse[(blockIdx.y * a.NH + head) * queries + row - first_query] = softmax.max.x[0][h] * scale + logf(sum);
+  }
+  store_rows({a.out + (first_row * a.NH + head) * HS, a.NH * HS, query - first_query, end - first_query, HS, false},
+             acc, warp_q);
+}
+
+// ----------------------------------------------------------------------------
+// Backward
+
+// In both kernels, of more than 64 channels, the products read the block's own rows from shared memory.
+template <int D>
+struct WgmmaDqTiles {
+  static constexpr int keys = 64;
+  using Q = SplitTile<D, wgmma_rows>;
+  using KV = SplitTile<D, keys>;
+  static constexpr int buffers = 5;
+  static constexpr size_t bytes = 2 * Q::bytes + 2 * buffers * KV::bytes;  // D = 64: 112 KB, 128: 224 KB
+};
+
+// What the block's own rows are as an A operand: with few channels a register tile that this loads, else the tile.
+template <int D, int Rows>
+__device__ inline auto own_rows(SplitTile<D, Rows> tile) {
+  if constexpr (D <= 64) {
+    RegisterTile<1, D / 16> rows;
+    load_register_tile(rows, tile.from_row(warp_index() * 16));
+    return rows;
+  } else {
+    return tile.from_row(warpgroup_index() * warpgroup_rows);
+  }
+}
+
+// delta =, dq = or +=. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements
+// of the warp's fragments.
+template <int D>
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
+  if (!compiled_for_wgmma) return trap();
+  using Tiles = WgmmaDqTiles<D>;
+  using Scores = Accumulator<1, Tiles::keys / 8>;
+  const int HS = int(a.HS), head = int(blockIdx.x), T = int(a.T), first_row = int(blockIdx.y) * T;
+  const int64_t C = a.NH * HS;
+  const int q0 = int(gridDim.z - 1 - blockIdx.z) * wgmma_rows, end = min(T, q0 + wgmma_rows);
+  const int query = q0 + warp_index() * 16;
+  const bf16 *dout = a.dout + first_row * C + head * HS, *out = a.out + first_row * C + head * HS;
+  const int64_t first_lse = (blockIdx.y * a.NH + head) * T;
+
+  const typename Tiles::Q q_tile = {0}, dout_tile = q_tile.next(1);
+  const typename Tiles::KV k_tiles = {2 * q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
+  const KeyTiles<Tiles::keys, bf16, false> tiles(a, head, first_row, {}, q0, end);
+  using KeyTile = decltype(tiles.first());
+  auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
+  auto start_loading = [&](KeyTile tile) {
+    const KVRows<bf16> kv = tiles.rows(tile);
+    load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
+    load_tile_async<wgmma_threads>(v_tiles.next(buffer(tile)), kv.v, kv.v_stride, tile.k0, end, HS);
+    commit_copies();
+  };
+  KeyTile tile = tiles.first();
+  const KeyTile second = tiles.after(tile), third = tiles.after(second);
+  load_tile_async<wgmma_threads>(q_tile, a.q + first_row * a.q_stride + head * HS, a.q_stride, q0, end, HS);
+  load_tile_async<wgmma_threads>(dout_tile, dout, C, q0, end, HS);
+  start_loading(tile);
+  if (tiles.contains(second)) start_loading(second);
+  if (tiles.contains(third)) start_loading(third);
+
+  ColumnVector<1> log2_sum, row_sum;  // lse in powers of 2; delta
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int row = query + Scores::row(0, 2 * h);
+    const bool exists = row < end;
+    log2_sum.x[0][h] = exists ? a.lse[first_lse + row] * log2_e : INFINITY;  // no probability beyond the end
+    row_sum.x[0][h] = warp_sum<4>(exists ? row_delta(dout + row * C, out + row * C, HS) : 0.0f);
+    if (exists && first_of_row()) a.delta[first_lse + row] = row_sum.x[0][h];
+  }
+  if (tiles.contains(third)) meet<1>();
+  else meet();
+  const auto q_rows = own_rows(q_tile), dout_rows = own_rows(dout_tile);
+  Accumulator<1, D / 8> acc = {};
+
+  const int warpgroup = warpgroup_index();
+  // The warps meet, and start to load the tile after the next two.
+  auto meet_at = [&](KeyTile tile) {
+    meet();
+    const KeyTile third = tiles.after(tiles.after(tiles.after(tile)));
+    if (tiles.contains(third)) start_loading(third);
+  };
+  // Adds a tile to dq, of which s are the scores, and computes those of the next tile.
+  auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
+    const KeyTile next = tiles.after(tile);
+    if (warpgroup == 0) meet_at(tile);
+    Scores dp;
+    start_ABt(dp, dout_rows, v_tiles.next(buffer(tile)));
+    commit_products();
+    start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
+    commit_products();
+    if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+      mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
+    for (int n = 0; n < Tiles::keys / 8; n++)
+      for (int i = 0; i < 4; i++) s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
+    keep_here(s);
+    if (warpgroup == 1) meet_at(tile);
+    wait_for_products<1>(dp, acc);  // all but the next scores
+    for (int n = 0; n < Tiles::keys / 8; n++)
+      for (int i = 0; i < 4; i++) s.x[0][n][i] *= dp.x[0][n][i] - row_sum.x[0][i / 2];  // ds
+    start_AB(acc, to_bf16(s), k_tiles.next(buffer(tile)));
+    commit_products();
+    wait_for_products<1>(next_s);  // all but what has just been started
+  };
+  Scores s, other_s;
+  start_ABt(s, q_rows, k_tiles.next(buffer(tile)));
+  commit_products();
+  wait_for_products<0>(s);
+#pragma unroll 1
+  while (true) {
+    add_tile(tile, s, other_s);
+    tile = tiles.after(tile);
+    if (!tiles.contains(tile)) break;
+    add_tile(tile, other_s, s);
+    tile = tiles.after(tile);
+    if (!tiles.contains(tile)) break;
+  }
+  wait_for_products<0>(acc);
+  __syncthreads();  // all products have read q, in whose place the results go to memory
+  ::scale(acc, scale);
+  store_rows({a.dq + first_row * a.dq_stride + head * HS, a.dq_stride, query, end, HS, a.dq_accumulate}, acc,
+             q_tile.from_row(warp_index() * 16));
+}
+
+template <int D>
+struct WgmmaDkdvTiles {
+  static constexpr int queries = 64, buffers = 4;
+  using KV = SplitTile<D, wgmma_rows>;
+  using Q = SplitTile<D, queries>;
+  static constexpr int vector_bytes = queries * int(sizeof(float));                         // of lse and of delta
+  static constexpr size_t bytes = 2 * KV::bytes + 2 * buffers * (Q::bytes + vector_bytes);  // D = 64: 98 KB, 128:
+                                                                                            // 194 KB
+};
+
+// dk, dv = or +=. A block owns 128 keys of one K/V head in one sequence, a warp 16 of them, a thread its elements of
+// the warp's fragments. The scores are transposed, with a key per row. For two accumulators of scores and two of dp
+// there are not enough registers beside dk and dv: here the products of one tile run beside the start of the next one,
+// and one warpgroup's beside the other's exponentials.
+template <int D>
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
+  if (!compiled_for_wgmma) return trap();
+  using Tiles = WgmmaDkdvTiles<D>;
+  constexpr int N = Tiles::queries / 8;
+  const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];
+  const int HS = int(a.HS), T = int(a.T), first_row = int(blockIdx.y) * T;
+  const int64_t C = a.NH * HS;
+  const int k0 = int(blockIdx.z) * wgmma_rows, end = min(T, k0 + wgmma_rows), key = k0 + warp_index() * 16;
+
+  const typename Tiles::KV k_tile = {0}, v_tile = k_tile.next(1);
+  const typename Tiles::Q q_tiles = {2 * k_tile.bytes}, dout_tiles = q_tiles.next(Tiles::buffers);
+  const int lse_tiles = dout_tiles.next(Tiles::buffers).offset,
+            delta_tiles = lse_tiles + Tiles::buffers * Tiles::vector_bytes;
+  const QueryTiles<Tiles::queries, bf16, false> tiles(a, kv, {}, k0, end);
+  using QueryTile = decltype(tiles.first());
+  auto buffer = [](QueryTile tile) { return int(tile.left % Tiles::buffers); };
+  auto start_loading = [&](QueryTile tile) {
+    const int head = tiles.head(tile), q0 = tiles.q0(tile), b = buffer(tile);
+    const int64_t first_lse = (blockIdx.y * a.NH + head) * T;
+    load_tile_async<wgmma_threads>(q_tiles.next(b), a.q + first_row * a.q_stride + head * HS, a.q_stride, q0, T, HS);
+    load_tile_async<wgmma_threads>(dout_tiles.next(b), a.dout + first_row * C + head * HS, C, q0, T, HS);
+    load_vector_async<Tiles::queries>(lse_tiles + b * Tiles::vector_bytes, a.lse + first_lse, q0, T);
+    load_vector_async<Tiles::queries>(delta_tiles + b * Tiles::vector_bytes, a.delta + first_lse, q0, T);
+    commit_copies();
+  };
+  QueryTile tile = tiles.first();
+  load_tile_async<wgmma_threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
+  load_tile_async<wgmma_threads>(v_tile, kv.v + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
+  start_loading(tile);
+  if (tiles.contains(tiles.after(tile))) start_loading(tiles.after(tile)), meet<1>();
+  else meet();
+  const auto k_rows = own_rows(k_tile), v_rows = own_rows(v_tile);
+
+  const int warpgroup = warpgroup_index();
+  // The warps meet, and start to load the tile after the next one.
+  auto meet_at = [&](QueryTile tile) {
+    meet();
+    const QueryTile next = tiles.after(tile), second = tiles.after(next);
+    if (tiles.contains(next) && tiles.contains(second)) start_loading(second);
+  };
+  Accumulator<1, D / 8> dk = {}, dv = {};
+#pragma unroll 1
+  do {
+    if (warpgroup == 0) meet_at(tile);
+    const int q0 = tiles.q0(tile), b = buffer(tile);
+    Accumulator<1, N> s, dp;
+    start_ABt(s, k_rows, q_tiles.next(b));
+    commit_products();
+    start_ABt(dp, v_rows, dout_tiles.next(b));
+    commit_products();
+    wait_for_products<1>(s, dv, dk);  // all but dp
+    if (q0 < key + 15) mask(s, [&](int row, int column) { return key + row > q0 + column; });
+    // From T on the tiles of q, dout, lse and delta are zeros, as in attention_bf16.h.
+    for (int n = 0; n < N; n++)
+      for (int i = 0; i < 4; i++) {
+        const int column = s.column(n, i) * int(sizeof(float));
+        const float log2_sum = shared_float(lse_tiles + b * Tiles::vector_bytes + column) * log2_e;
+        s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum);
+      }
+    if (warpgroup == 1) meet_at(tile);
+    start_AB(dv, to_bf16(s), dout_tiles.next(b));
+    commit_products();
+    wait_for_products<1>(dp);  // all but dv
+    for (int n = 0; n < N; n++)
+      for (int i = 0; i < 4; i++) {
+        const int column = s.column(n, i) * int(sizeof(float));
+        const float column_delta = shared_float(delta_tiles + b * Tiles::vector_bytes + column);
+        dp.x[0][n][i] = s.x[0][n][i] * (dp.x[0][n][i] - column_delta);  // ds
+      }
+    start_AB(dk, to_bf16(dp), q_tiles.next(b));
+    commit_products();
+    tile = tiles.after(tile);
+  } while (tiles.contains(tile));
+  wait_for_products<0>(dk, dv);
+  __syncthreads();  // all products have read k and v, in whose places the results go to memory
+  ::scale(dk, scale);
+  const int row = warp_index() * 16;
+  store_rows({kv.dk + first_row * kv.dk_stride, kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk,
+             k_tile.from_row(row));
+  store_rows({kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv,
+             v_tile.from_row(row));
+}
+
+// ----------------------------------------------------------------------------
+// Launchers
+
+// Runs f(D) with D, the head size rounded up, as a constant, if there are kernels for it. Returns whether there are.
+template <class F>
+bool for_wgmma_head_size(int64_t HS, F f) {
+  bool exists = false;
+  if (gpu().attention_uses_wgmma)
+    for_head_size(HS, [&](auto D) {
+      if constexpr (D % 64 == 0) f(D), exists = true;
+    });
+  return exists;
+}
+
+inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
+  const bool is_plain = !is_general(a) && a.relative.q == nullptr;
+  const bool launched =
+      is_plain && for_wgmma_head_size(a.HS, [&](auto D) {
+        launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows),
+               wgmma_threads, WgmmaForwardTiles<D>::bytes, gpu().stream, a, float(1 / sqrt(double(a.HS))));
+      });
+  if (!launched) launch_mma_forward(a);
+}
+
+inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
+  const float scale = float(1 / sqrt(double(a.HS)));
+  const bool is_plain = !is_general_backward(a) && a.relative.q == nullptr;
+  const bool launched = is_plain && for_wgmma_head_size(a.HS, [&](auto D) {
+                          launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
+                                 WgmmaDqTiles<D>::bytes, gpu().stream, a, scale);
+                          launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows),
+                                 wgmma_threads, WgmmaDkdvTiles<D>::bytes, gpu().stream, a, scale);
+                        });
+  if (!launched) launch_mma_backward(a);
+}
