@@ -122,8 +122,9 @@ TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
 LATER_TESTS := $(addprefix $(BUILD)/,\
-  test_amx test_evaluate test_faults test_formats test_hostile test_machine_code test_mutants test_ptx test_report \
-  test_reference test_resume test_sampling test_scripts bf16/test_gpt2_sla_emu bf16/test_memory_emu \
+  test_amx test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_hostile test_machine_code \
+  test_mutants test_ptx test_report test_reference test_resume test_sampling test_scripts \
+  bf16/test_gpt2_sla_emu bf16/test_memory_emu \
   bf16/test_attention_cpu fp32/test_attention_cpu fp32/test_attention_emu bf16/test_ops_cpu fp32/test_ops_cpu \
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
