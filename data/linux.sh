@@ -2,10 +2,14 @@
 # The kernel's sources, from Debian's or Ubuntu's package linux-source: text with long-range structure, for long
 # contexts. Tokens in data/linux/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in data/linux-gpt2/. A document is a file,
 # in the order of the archive. Prints the folder as its last line.
+# PART=sound/soc/codecs data/linux.sh: the files of that folder alone, in data/linux-sound-soc-codecs/.
 set -euo pipefail
 corpus=linux
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-choose_tokenizer linux
+part=${PART:-}
+[[ $part =~ ^([A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*)?$ ]] ||
+  fail "PART=$part: it must be a folder of the sources, as sound/soc"
+choose_tokenizer "linux${part:+-${part//\//-}}"
 exit_if_done
 package=$(apt-cache depends linux-source 2>/dev/null | awk '$1 == "Depends:" { print $2; exit }')
 [[ -n $package ]] ||
@@ -21,6 +25,12 @@ if [[ ! -e $folder/complete ]]; then
 fi
 archive=$(find "$folder/usr/src" -type f -name 'linux-source-*.tar.*' | head -n 1)
 [[ -n $archive ]] || fail "$package holds no linux-source-*.tar: it has another layout"
+if [[ -n $part ]]; then
+  mkdir -p "$folder/part"
+  tar -x -f "$archive" -C "$folder/part" --strip-components=1 --wildcards "*/$part" ||
+    fail "PART=$part: tar cannot unpack it from $archive (tar needs xz; is there such a folder?)"
+  archive=$folder/part/$part
+fi
 tokenize "$archive"
 rm -rf "$folder"
 echo "$out"

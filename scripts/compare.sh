@@ -8,7 +8,8 @@
 # Runs are interleaved, all wirings of a seed after each other, so that what changes on the machine meanwhile concerns
 # all of them. On a machine with several GPUs each trains a run of its own. The same command resumes where it was
 # stopped: every run has its folder OUT/WIRING-SEED, and OUT/compare.html is written anew after each. What a run prints
-# is in OUT/WIRING-SEED.txt. A run that fails is said, and the others continue.
+# is in OUT/WIRING-SEED.txt. A run that fails is said, and the others continue. A run of which only the log is here, as
+# from an archive of results, is not done again if that has its last validation.
 #
 # Environment: TRAINER=program (./train_gpt2_sla where a GPU is found, else ./train_gpt2_sla_cpu); JOBS=n: runs at a
 # time (the GPUs, or 1)
@@ -49,6 +50,8 @@ trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
 [ -x "$trainer" ] || die "$trainer: not built; make builds it"
 [ -x ./report ] || die "./report: not built; make builds it"
 mkdir -p "$out" || exit 1
+updates=  # of each run, where -x says it
+for ((i = 1; i < $#; i++)); do [ "${!i}" != -x ] || updates=${*:i+1:1}; done
 failures=$out/failures
 : >"$failures"
 
@@ -71,13 +74,19 @@ train() {
   exec "$trainer" --keep 1 "$@" --wiring "$wiring" --seed "$seed" -o "$out/$name-$seed" -y >"$out/$name-$seed.txt" 2>&1
 }
 
+# is_only_a_log <run>: whether the run has been done to its end, and all that is left of it is its log.
+is_only_a_log() {
+  [ -z "$(ls -d "$1"/step_*/ 2>/dev/null)" ] && grep -qs "^{\"step\":${updates:-none},\"val_loss\":" "$1/log.jsonl"
+}
+
 # worker <k> <options ...>: every jobs-th run, from the k-th on.
 worker() {
   local k=$1 n=${#names[@]} run name seed
   shift
   for ((run = k; run < n * seeds; run += jobs)); do
     name=${names[run % n]} seed=$((run / n + 1))
-    stoppable train "$name" "${texts[run % n]}" "$seed" "$k" "$@"
+    status=0
+    is_only_a_log "$out/$name-$seed" || stoppable train "$name" "${texts[run % n]}" "$seed" "$k" "$@"
     [ -z "$stopped" ] || return "$status"
     if [ "$status" -eq 0 ]; then
       echo "$name, seed $seed: $(sed -n 's/^{"step":\([0-9]*\),"val_loss":\(.*\)}$/validation loss \2 after step \1/p' \

@@ -1,36 +1,48 @@
 #!/usr/bin/env bash
-# `make paper SIZE=tiny|small|full`: the tables of the SLA paper, and one of other wirings, over several seeds.
+# `make paper SIZE=tiny|small|full|night`: the tables of the SLA paper, and of other wirings, over several seeds.
 #
 #   scripts/paper.sh tiny|small|full [table ...]      tables: 1 2 3 4; default: all
+#   scripts/paper.sh night                            table 5
 #
 #   1  n_l over L: whose K/V, with 3/4 of the heads
 #   2  n_h over h: how many heads, with 3/4 of the layers
 #   3  sizes and lengths: sla(3/4 L, 3/4 h) and plain GPT-2
 #   4  other wirings, at equal FLOPs, and at equal K/V bytes a token
+#   5  lengths x regimes: sla(3/4 L, 3/4 h) and plain, as the paper trains them and each at its own best rate
 #
 #   tiny   models of 4 and 8 layers and bytes of the kernel's sources: within two hours on two cores
 #   small  GPT-2's tokens of OpenWebText and models of 12 layers: hours on one GPU
 #   full   the paper's: 124M, 350M and 774M, T 4,096 to 16,384, 18,000 updates of 524,288 tokens
+#   night  a model of 8 layers, T 256, 1,024 and 4,096, bytes of the kernel's sources: a night on two idle cores
 #
 # All rows of a seed read the same data in the same order. Every row is a run of scripts/compare.sh, which interleaves
 # and resumes them: the same command resumes where it was stopped. Runs are in OUT, and OUT/paper.html has the tables,
 # written anew after each group of runs.
 #
 # Environment: OUT=folder (runs/paper-SIZE); SEEDS=n (3); DATA=folder with train_*.bin and val_*.bin; TRAINER, JOBS: see
-# compare.sh; EVALUATOR: the trainer's evaluate_gpt2_sla; STEPS=n: updates of each run, in place of the size's
+# compare.sh (night's default on a CPU is a run a core); EVALUATOR: the trainer's evaluate_gpt2_sla; STEPS=n: updates of
+# each run, in place of the size's
 set -uo pipefail
 cd "$(dirname "$0")/.."
+source scripts/stoppable.sh
 source scripts/wiring_name.sh
 die() { echo "error: paper.sh: $*" >&2; exit 1; }
 size=${1-}
 [ $# -eq 0 ] || shift
+if [ "$size" = night ]; then
+  [ $# -eq 0 ] || die "SIZE=night has one table, 5"
+  set -- 5
+fi
 [ $# -gt 0 ] || set -- 1 2 3 4
 tables=("$@")
-for table in "${tables[@]}"; do [[ $table =~ ^[1-4]$ ]] || die "table $table: there are 1, 2, 3 and 4"; done
+for table in "${tables[@]}"; do
+  [[ $table =~ ^[1-4]$ ]] || [ "$size" = night ] || die "table $table: there are 1, 2, 3 and 4"
+done
 has_table() { [[ " ${tables[*]} " = *" $1 "* ]]; }
 
 # layers and heads of the tables 1, 2 and 4, the shape of their model, its length T, the tokens of a micro-batch (at
 # least a sequence) and of an update (0: a micro-batch's), updates, and what each table 3's column is.
+position_tokens=65536  # of each file of the validation data, for losses by position
 case $size in
   tiny)
     layers=8 heads=8 T=512 micro_batch=512 update=0 steps=2000 corpus=linux
@@ -52,7 +64,15 @@ case $size in
     common=(-l 1.5e-4 -q 0.1 -u 2000 -c 0.1 -v 250 -n 500)
     sizes=()
     for T3 in 4096 8192 16384; do sizes+=("12 12 $T3 -e d12" "24 16 $T3 -e d24" "36 20 $T3 -e d36"); done ;;
-  *) die "SIZE=$size: it must be tiny, small or full" ;;
+  night)
+    layers=8 heads=4 T=4096 micro_batch=4096 update=4096 steps=3500 position_tokens=262144
+    corpus=linux-sound-soc-codecs  # files of 26 kB on average, each longer than most contexts
+    model=(--layers 8 --heads 4 --channels 128 --vocab-size 257)
+    common=(-c 0.1 -v 1750 -m 0 -n 250)
+    lengths=(256 1024 4096) rates=(2e-3 4e-3 8e-3)
+    paper_rate=9e-4  # 1.5e-4 of 768 channels: hidden matrices take rates of 1 / channels (Yang et al. 2022)
+    one_thread=yes ;;
+  *) die "SIZE=$size: it must be tiny, small, full or night" ;;
 esac
 steps=${STEPS:-$steps} seeds=${SEEDS:-3} out=${OUT:-runs/paper-$size} data=${DATA:-data/$corpus}
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
@@ -60,8 +80,14 @@ trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
 evaluator=${EVALUATOR:-${trainer/train_gpt2_sla/evaluate_gpt2_sla}}
 if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"
-  if [ $corpus = linux ]; then data/linux.sh; else TOKENIZER=gpt2 data/openwebtext.sh; fi ||
-    die "no corpus; name a folder of tokens with DATA="
+  if [ $corpus = linux ]; then data/linux.sh
+  elif [ "$size" = night ]; then PART=sound/soc/codecs data/linux.sh
+  else TOKENIZER=gpt2 data/openwebtext.sh
+  fi || die "no corpus; name a folder of tokens with DATA="
+fi
+few=$(((steps + 3) / 4))  # the updates of the paper's regime in table 5
+if [ -n "${one_thread-}" ] && [ "$gpus" -eq 0 ]; then
+  export JOBS=${JOBS:-$(nproc)} OMP_NUM_THREADS=1  # a run a core is faster than a run on all of them
 fi
 mkdir -p "$out"
 [ $update -eq 0 ] || common+=(-d "$update")
@@ -73,6 +99,7 @@ common+=(-i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle)
 
 quarter() { echo $(($2 * $1 / 4)); }   # quarter <n> <of>
 sla() { echo "sla($(quarter 3 "$1"),$(quarter 3 "$2"))"; }   # the paper's recommendation for so many layers and heads
+first_rate=${rates[1]-}                 # of table 5: the middle one
 main="T$T"                              # the folder of the runs that tables 1, 2 and 4 share
 table1=(plain) table2=(plain)
 for n in 1 2 3; do table1+=("sla($(quarter $n $layers),$(quarter 3 $heads))"); done
@@ -81,6 +108,25 @@ equal_flops=("$(sla $layers $heads)" "also($((layers / 4)),$((heads / 2)))" "gqa
   "window($((T / 4)),SSSL)"
   "topk($((T / 16)))" "reuse(2)")
 equal_kv=("sla($((layers / 2)),$heads)" "share(2)" "gqa($((heads / 2)))")
+table5=("rope" "rope $(sla $layers $heads)")
+
+# tuned_folder <length> <rate>: the folder of table 5's tuned runs.
+tuned_folder() { echo "T$1-muon-$2"; }
+# rates_and_losses <length> <wiring>: a line "RATE LOSS" for each rate at which the run of seed 1 has done all updates,
+# from the best to the worst.
+rates_and_losses() {
+  local rate
+  for rate in "${rates[@]}"; do
+    sed -n "s/^{\"step\":$steps,\"val_loss\":\([0-9.e+-]*\)}\$/$rate \1/p" \
+      "$out/$(tuned_folder "$1" "$rate")/$(wiring_name "$2")-1/log.jsonl" 2>/dev/null | tail -n 1
+  done | LC_ALL=C sort -g -k 2
+}
+# best_rate <length> <wiring>: of the rates that have been tried; before that, the one that is tried first.
+best_rate() {
+  local best
+  best=$(rates_and_losses "$@" | sed -n '1s/ .*//p')
+  echo "${best:-$first_rate}"
+}
 
 # ----------------------------------------------------------------------------
 # The page
@@ -107,21 +153,56 @@ runs() {
   done
 }
 
-write_page() {
+# rates_said <length> <wiring>: which rates have been tried, and which is taken.
+rates_said() {
+  local found
+  found=$(rates_and_losses "$@")
+  [ -n "$found" ] || { echo "$2: no rate has been tried to the end yet."; return; }
+  awk -v wiring="$2" -v lowest="${rates[0]}" -v highest="${rates[-1]}" '
+    { text = text sprintf("%s%s: %.4f", NR > 1 ? ", " : "", $1, $2); if (NR == 1) best = $1 }
+    END { print wiring ": " best " is taken" (best == lowest || best == highest ? ", at the edge of the three" : "") \
+      " (" text ")." }' <<<"$found"
+}
+
+# What the page of the paper's tables is about, in two paragraphs.
+opening() {
   local says
   says="The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps "
   says+="updates of $((update > 0 ? update : micro_batch)) tokens. A row says \"lower\" or \"higher\" only where the "
   says+="95 % interval of the differences to the first row, over seeds, has no 0 in it. Beside the differences stand "
   says+="the paper's. What differs: the paper trains models of 124M to 774M for 18,000 updates of 524,288 of GPT-2's "
   says+="tokens from OpenWebText, T = 4,096 to 16,384, its losses are in nats a token"
-  [ "$size" = tiny ] && says+=" (those of this page in nats a byte)"
+  [ $corpus = linux ] && says+=" (those of this page in nats a byte)"
   says+=", and each is of one run, without an interval."
   local open n
   open="What the paper leaves open: at equal tokens its baseline gets worse with T (124M: 3.1858, 3.2077 and 3.3826 "
   open+="nats at 4,096, 8,192 and 16,384), as each learning rate and number of updates is the same; and what "
   open+="skip-layer attention gains is largest where that baseline is worst. A baseline at its own best learning rate "
   open+="might gain, too."
-  printf '# %s\n%s\n%s\n' "What this is" "$says" "$open" >"$outline"
+  printf '%s\n' "$says" "$open"
+}
+
+# What the page of SIZE=night is about, in two paragraphs.
+opening_of_night() {
+  local says
+  says="The question of long contexts at a small size: models of $layers layers of $heads heads and 128 channels "
+  says+="that read up to 256, 1,024 and 4,096 bytes, $update a step and $((steps * update)) in all at each length, "
+  says+="$seeds seeds. Losses by position say whether a context is used: a model that uses it predicts better where "
+  says+="more of it is before. A row says \"lower\" or \"higher\" only where the 95 % interval of the differences to "
+  says+="the first row, over seeds, has no 0 in it. Losses are in nats a byte."
+  local open
+  open="What differs from the paper: the size; bytes in place of GPT-2's tokens; the kernel's drivers of sound codecs "
+  open+="in place of OpenWebText; and rotated q and k (rope) in place of learned positions, as small models learn to "
+  open+="use their context sooner with them."
+  printf '%s\n' "$says" "$open"
+}
+
+write_page() {
+  local n t
+  {
+    echo "# What this is"
+    if has_table 5; then opening_of_night; else opening; fi
+  } >"$outline"
   if has_table 1; then
     section "Table 1: n_l, of $layers layers" \
       "The last 3/4 of the heads attend to the K/V of the layer n_l below: sla(n_l, n_h). The paper's n_l = 3, 6 and" \
@@ -152,6 +233,19 @@ write_page() {
     done
   fi
   published=()
+  if has_table 5; then
+    local wiring
+    for t in "${lengths[@]}"; do
+      section "Table 5: T = $t, each wiring at its own best rate" \
+        "Muon, $steps updates; the rate is the best of ${rates[*]} by the validation loss of seed 1." \
+        "$(for wiring in "${table5[@]}"; do rates_said "$t" "$wiring"; done)"
+      for wiring in "${table5[@]}"; do runs "$(tuned_folder "$t" "$(best_rate "$t" "$wiring")")" "$wiring"; done
+      section "Table 5: T = $t, the paper's regime" \
+        "AdamW at $paper_rate, which is the paper's 1.5e-4 for as many channels as these, a quarter of the updates" \
+        "($few), a ninth of them to warm up, as the paper's: few updates at a low rate."
+      runs "T$t-paper" "${table5[@]}"
+    done
+  fi
   if has_table 4; then
     section "Table 4a: other wirings at equal FLOPs" \
       "Each run has as many updates as the FLOPs of plain GPT-2's $steps allow."
@@ -176,30 +270,30 @@ has_positions() {
     [[ $(tail -n 1 "$csv") =~ ^$context,[0-9]+,[0-9.e+-]+$ ]]
 }
 
-# measure_positions <folder> <length>: losses by position, of 65,536 tokens at even distances in each file of the
+# measure_positions <folder> <length>: losses by position, of position_tokens at even distances in each file of the
 # validation data, as OUT/FOLDER/RUN/positions.csv where the run's last checkpoint is newer, or that file incomplete.
 measure_positions() {
   local run last
   for run in "$out/$1"/*/; do
     last=$(ls -d "$run"step_*/ 2>/dev/null | tail -n 1)
     if [ -n "$last" ] && ! has_positions "$run" "$last"; then
-      "$evaluator" "$last" "$data"/val_*.bin --windows $((65536 / $2)) \
+      "$evaluator" "$last" "$data"/val_*.bin --windows $((position_tokens / $2)) \
         --positions "${run}positions.csv" -q >/dev/null || return
     fi
   done
 }
 
-# compare <folder> <length> <updates> <wirings, between ;> <options of the model ...>. Ends the script if it was stopped
-# or a run failed.
+# compare <folder> <length> <updates> <wirings, between ;> <options of the model ...>: the runs of seeds 1 to up_to.
+# Ends the script if it was stopped or a run failed.
+up_to=$seeds
 compare() {
   local folder=$1 length=$2 updates=$3 wirings=$4
   shift 4
-  scripts/compare.sh --wirings "$wirings" --seeds "$seeds" --out "$out/$folder" -- "${common[@]}" "$@" -x "$updates" \
-    --max-seq-len "$length" -t "$length" -b $((micro_batch > length ? micro_batch / length : 1))
-  local status=$?
-  [ $status -ne 0 ] || measure_positions "$folder" "$length" || status=$?
+  stoppable scripts/compare.sh --wirings "$wirings" --seeds "$up_to" --out "$out/$folder" -- "${common[@]}" "$@" \
+    -x "$updates" --max-seq-len "$length" -t "$length" -b $((micro_batch > length ? micro_batch / length : 1))
+  [ "$status" -ne 0 ] || measure_positions "$folder" "$length" || status=$?
   write_page
-  [ $status -eq 0 ] || exit $status
+  [ "$status" -eq 0 ] || exit "$status"
 }
 between() { local IFS=';'; echo "$*"; }
 
@@ -240,6 +334,25 @@ if has_table 4; then
   for wiring in "${equal_flops[@]}"; do
     updates=$(updates_of "$wiring") || die "$wiring: $trainer --dry-run does not say its FLOPs"
     compare equal-flops "$T" "$updates" "$wiring" "${model[@]}"
+  done
+fi
+# What is finished first says something already: seed 1 at all lengths.
+if has_table 5; then
+  both=$(between "${table5[@]}")
+  tuned() { compare "$(tuned_folder "$1" "$2")" "$1" "$steps" "$3" "${model[@]}" "${muon[@]}" -l "$2"; }
+  in_the_papers_regime() { compare "T$1-paper" "$1" "$few" "$both" "${model[@]}" "${as_the_paper[@]}"; }
+  muon=(--optimizer muon -u $((steps / 30)))
+  as_the_paper=(-l "$paper_rate" -q 0.1 -u $((few / 9)))
+  up_to=1
+  for t in "${lengths[@]}"; do tuned "$t" "$first_rate" "$both"; done
+  for t in "${lengths[@]}"; do in_the_papers_regime "$t"; done
+  for rate in "${rates[@]}"; do
+    for t in "${lengths[@]}"; do tuned "$t" "$rate" "$both"; done
+  done
+  up_to=$seeds
+  for t in "${lengths[@]}"; do
+    for wiring in "${table5[@]}"; do tuned "$t" "$(best_rate "$t" "$wiring")" "$wiring"; done
+    in_the_papers_regime "$t"
   done
 fi
 echo "$out/paper.html"

@@ -434,16 +434,17 @@ TEST_F(Scripts, ACorpusOfGpt2TokensHasItsOwnFolder) {
   expect_in("it must be bytes (the default) or gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
 }
 
+// BUG data/linux.sh: `archive=$folder/part/$part` -> `:`
 TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   if (shell("command -v dpkg-deb && command -v bzip2").exit_code != 0) GTEST_SKIP() << "no dpkg-deb or bzip2";
   std::string data = copy_scripts(folder);
   std::filesystem::create_directories(folder + "/bin");
   std::ofstream(folder + "/bin/apt-cache") << "#!/bin/sh\nprintf 'linux-source\\n  Depends: linux-source-9.9\\n'\n";
-  std::ofstream(folder + "/bin/apt-get") << "#!/bin/bash\nset -e\nmkdir -p p/DEBIAN p/usr/src s/linux-source-9.9\n"
+  std::ofstream(folder + "/bin/apt-get") << "#!/bin/bash\nset -e\nmkdir -p p/DEBIAN p/usr/src s/linux-source-9.9/a/b\n"
                                             "printf 'Package: linux-source-9.9\\nVersion: 1\\nArchitecture: "
                                             "all\\nMaintainer: x\\nDescription: x\\n' >p/DEBIAN/control\n"
                                             "for i in $(seq 300 599); do echo \"file $i\" >s/linux-source-9.9/$i.c; "
-                                            "done\n"
+                                            "done\nmv s/linux-source-9.9/55?.c s/linux-source-9.9/a/b\n"
                                             "tar --sort=name -cjf p/usr/src/linux-source-9.9.tar.bz2 -C s "
                                             "linux-source-9.9\nrm -r s\n"
                                             "dpkg-deb -Znone --build p linux-source-9.9_1_all.deb\nrm -r p\n";
@@ -455,6 +456,11 @@ TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   EXPECT_EQ(std::count(train.begin(), train.end(), '|'), 285);
   expect_in("|file 599\n", train + decoded(data + "/linux", "val"));
   EXPECT_TRUE(names_in(data + "/.download").empty());
+  done = shell("PATH=" + folder + "/bin:$PATH PART=a/b " + data + "/linux.sh");
+  EXPECT_EQ(last_line(done.output), data + "/linux-a-b");
+  expect_in("documents: 10,", done.output);
+  expect_in("tar cannot unpack it", shell("PATH=" + folder + "/bin:$PATH PART=a/c " + data + "/linux.sh").output);
+  expect_in("PART=../b: it must be a folder", shell("PART=../b " + data + "/linux.sh").output);
 }
 
 TEST_F(Scripts, FinewebsShardsAreCheckedAndDownloadsResume) {

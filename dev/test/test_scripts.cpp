@@ -396,7 +396,7 @@ TEST_F(LongPaper, TablesAreAtEqualFlopsAndEqualKv) {
 
 // Of the 312 sequences of 64 tokens 128 are measured, as many as 65,536 tokens are at T = 512.
 // BUG scripts/paper.sh: `[ "$csv" -nt "$2" ] &&` -> ``
-// BUG scripts/paper.sh: `--windows $((65536 / $2))` -> `--windows $(($2 / 65536))`
+// BUG scripts/paper.sh: `--windows $((position_tokens / $2))` -> `--windows $(($2 / position_tokens))`
 TEST_F(LongPaper, LossesByPositionAreOfSomeWindowsAndOfTheLastCheckpoint) {
   write_file(in("data/val_000.bin"), shard_bytes(20000, 63));
   const auto positions = [&](const char* steps) {
@@ -411,6 +411,114 @@ TEST_F(LongPaper, LossesByPositionAreOfSomeWindowsAndOfTheLastCheckpoint) {
   const auto written = fs::last_write_time(in("out/T512/plain-1/positions.csv"));
   EXPECT_EQ(positions("30"), longer);
   EXPECT_EQ(fs::last_write_time(in("out/T512/plain-1/positions.csv")), written) << "and are not where nothing is new";
+}
+
+// SIZE=night with a 64th of its lengths, and fewer channels. SLA at the highest rate learns nothing, so that the two
+// wirings do not take the same rate. The script is stopped once, at the beginning of the run `stops_at`.
+class LongNight : public LongPaper {
+ protected:
+  const std::vector<std::string> lengths = {"4", "16", "64"}, rates = {"2e-3", "4e-3", "8e-3"},
+                                 wirings = {"rope", "rope_sla_6_3"};
+  const std::string stops_at = "T4096-muon-4e-3/rope_sla_6_3-1";
+
+  void SetUp() override {
+    LongPaper::SetUp();
+    write_program("smaller", "echo \"$*\" >>'" + in("started") + "'; stops_at='" + stops_at + "' once='" + in("once") +
+                                 "' script='" + in("script") + R"sh('
+      if [[ "$*" = *"/$stops_at -y" ]] && [ ! -e "$once" ]; then
+        touch "$once"
+        kill -TERM "$(cat "$script")"
+        sleep 100 & wait
+      fi
+      set -- "${@/#4096/64}"; set -- "${@/#1024/16}"; set -- "${@/#256/4}"; set -- "${@/#128/32}"
+      [[ "$*" != *" -l 8e-3 "*"sla("* ]] || set -- "${@/#8e-3/1e-9}"
+      exec build/fp32/train_gpt2_sla_cpu "$@")sh");
+    setenv("STEPS", "12", 1);
+  }
+  Outcome night() const { return run("bash -c 'echo $$ >\"" + in("script") + "\"; exec scripts/paper.sh night'"); }
+  // The folders have the names of the lengths that the script asks for.
+  static std::string folder(const std::string& length, const std::string& how) {
+    return format("T%d-%s/", 64 * std::stoi(length), how.c_str());
+  }
+  double final_loss(const std::string& run) const {
+    double loss = NAN;
+    for (const json& line : read_log(in("out/" + run))) loss = line.value("val_loss", loss);
+    return loss;
+  }
+  std::string best_rate(const std::string& length, const std::string& wiring) const {
+    return *std::min_element(rates.begin(), rates.end(), [&](const std::string& a, const std::string& b) {
+      return final_loss(folder(length, "muon-" + a) + wiring + "-1") <
+             final_loss(folder(length, "muon-" + b) + wiring + "-1");
+    });
+  }
+  // Which runs the trainer has been started for since the last time.
+  std::vector<std::string> started() const {
+    std::vector<std::string> runs;
+    std::istringstream lines(fs::exists(in("started")) ? read_file(in("started")) : "");
+    for (std::string line; std::getline(lines, line);) {
+      const size_t out = line.find(in("out/")) + in("out/").size();
+      runs.push_back(line.substr(out, line.rfind(" -y") - out));
+    }
+    fs::remove(in("started"));
+    return runs;
+  }
+};
+
+// Before it is stopped it has trained at the first rate at all lengths. Then only the logs are kept, as in an archive
+// of results, one of them without its end: a second seed is trained at each wiring's best rate alone, and of the first
+// only what is not complete.
+// BUG scripts/paper.sh: `stoppable scripts/compare.sh` -> `status=0; scripts/compare.sh`
+// BUG scripts/paper.sh: `LC_ALL=C sort -g -k 2` -> `LC_ALL=C sort -gr -k 2`
+// BUG scripts/paper.sh: `"$(best_rate "$t" "$wiring")" "$wiring"; done` -> `"$first_rate" "$wiring"; done`
+// BUG scripts/paper.sh: `-l "$paper_rate" -q 0.1` -> `-q 0.1`
+// BUG scripts/compare.sh: `is_only_a_log "$out/$name-$seed" || stoppable` -> `stoppable`
+TEST_F(LongNight, ResumesAndTakesEachWiringAtItsBestRate) {
+  setenv("JOBS", "1", 1);
+  const Outcome stopped = night();
+  EXPECT_EQ(stopped.exit_status, 138) << stopped.out << stopped.err;
+  std::vector<std::string> expected;
+  for (const std::string& length : lengths)
+    for (const std::string& wiring : wirings) expected.push_back(folder(length, "muon-4e-3") + wiring + "-1");
+  EXPECT_EQ(expected.back(), stops_at);
+  EXPECT_EQ(started(), expected);
+  const Outcome first = night();
+  ASSERT_EQ(first.exit_status, 0) << first.out << first.err;
+  started();
+
+  ASSERT_EQ(run("rm -r '" + in("out") + "'/*/*/step_*").exit_status, 0);
+  const std::string cut = folder("16", "paper") + wirings[0] + "-1";
+  const std::string log = read_file(in("out/" + cut + "/log.jsonl"));
+  write_file(in("out/" + cut + "/log.jsonl"), log.substr(0, log.find("{\"step\":3,")));
+  setenv("SEEDS", "2", 1);
+  const Outcome second = night();
+  ASSERT_EQ(second.exit_status, 0) << second.out << second.err;
+  std::set<std::string> of_second = {cut};
+  const std::string page = read_file(in("out/paper.html")), outline = read_file(in("out/outline.txt"));
+  size_t chosen = 0;
+  for (const std::string& length : lengths) {
+    EXPECT_NE(best_rate(length, wirings[0]), best_rate(length, wirings[1])) << "the test shows nothing otherwise";
+    for (const std::string& wiring : wirings) {
+      const std::string best = best_rate(length, wiring), papers = folder(length, "paper") + wiring + "-2";
+      of_second.insert({folder(length, "muon-" + best) + wiring + "-2", papers});
+      for (const std::string& rate : rates)
+        for (const char* seed : {"-1\n", "-2\n"})
+          EXPECT_EQ(outline.find("/" + folder(length, "muon-" + rate) + wiring + seed) != std::string::npos,
+                    rate == best)
+              << length << wiring << rate;
+      chosen = outline.find(": " + best + " is taken", chosen + 1);
+      EXPECT_NE(chosen, std::string::npos) << length << wiring << outline;
+      EXPECT_EQ(description(papers).at("steps"), 3);
+      EXPECT_EQ(description(papers).at("learning_rate"), 9e-4);
+      EXPECT_EQ(description(papers).at("seq_len"), std::stoi(length));
+      EXPECT_EQ(description(papers).at("micro_batch"), 64 / std::stoi(length)) << "equal tokens an update";
+      EXPECT_NE(read_file(in("out/" + papers + "/positions.csv")).find("\n" + length + ","), std::string::npos);
+    }
+  }
+  const std::vector<std::string> of_these = started();
+  EXPECT_EQ(std::set<std::string>(of_these.begin(), of_these.end()), of_second);
+  EXPECT_EQ(page.find("class=\"warn\""), std::string::npos) << "all have run to their ends";
+  EXPECT_NE(page.find("Loss by position"), std::string::npos);
+  EXPECT_NE(run("scripts/paper.sh night 1").err.find("SIZE=night has one table"), std::string::npos);
 }
 
 // ----------------------------------------------------------------------------
