@@ -1,9 +1,11 @@
 // Kernels from a file of PTX, for tests that launch them themselves.
 #pragma once
+#include <functional>            // std::function
 #include <string>                // std::string
 #include "dev/emu/emu.h"         // enqueue_launch
 #include "dev/emu/ptx/launch.h"  // use_file
 #include "dev/test/emu_test.h"   // Stream, Array
+#include "llmc/utils/error.h"    // UserError
 
 using emu::Parameters;
 
@@ -23,4 +25,15 @@ inline void run_ptx(const std::string& file, const std::string& kernel, dim3 gri
   }));
   check(cudaStreamSynchronize(ptx_stream()));
   emu::ptx::use_file("");
+}
+
+// What the UserError says that `run`, which runs such kernels, ends with.
+inline std::string error_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const UserError& e) {
+    emu::ptx::use_file("");
+    return e.what();
+  }
+  return "no error";
 }

@@ -1,6 +1,7 @@
 // What dev/emu/ptx does with barriers in shared memory (mbarrier), the copies that arrive there, barriers at which a
-// warp only arrives, and Hopper's instructions of a warp; and each mistake with them that it should find. COVERS
-// dev/emu/ptx/ dev/emu/races.cpp dev/emu/races.h
+// warp only arrives, and Hopper's instructions of a warp; and each mistake with them that it should find.
+//
+// COVERS dev/emu/ptx/ dev/emu/races.cpp dev/emu/races.h
 #include <gtest/gtest.h>           // TEST, EXPECT_DEATH
 #include <string>                  // std::string
 #include <vector>                  // std::vector

@@ -450,16 +450,6 @@ TEST_F(PtxDeathTest, ThreadsThatDoNotComeAreNamed) {
   EXPECT_DEATH(values_of("  bar.sync 1, 96;", 64), "barrier 1 of 96 threads, in a block of 64");
 }
 
-static std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const UserError& e) {
-    emu::ptx::use_file("");
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST_F(Ptx, WhatIsNotKnownIsNamedWithItsLine) {
   EXPECT_EQ(error_of([&] { values_of("  .loc 1 12 1\n  tcgen05.fence::before_thread_sync;"); }),
             in("test0.ptx") + ":19: the instruction `tcgen05.fence::before_thread_sync` (llmc/cuda/source.h:12) is not "

@@ -450,16 +450,6 @@ TEST_F(Wgmma, AWrongDescriptorGivesOtherNumbers) {
   }
 }
 
-static std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const UserError& e) {
-    emu::ptx::use_file("");
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST_F(Wgmma, OnlyComputeCapability90HasIt) {
   emu::set_compute_capability(8, 0);
   const std::string error = error_of([&] { run(Product()); });

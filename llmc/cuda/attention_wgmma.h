@@ -35,6 +35,20 @@ __device__ inline void meet() {
   sync_threads<wgmma_threads>(1);
 }
 
+// Calls add_tile(tile, s, next_s) for `tile` and all after it, where next_s of a call is s of the next one.
+template <class Tiles, class Tile, class Scores, class AddTile>
+__device__ inline void add_tiles(const Tiles& tiles, Tile tile, Scores& s, Scores& other_s, AddTile add_tile) {
+#pragma unroll 1
+  while (true) {
+    add_tile(tile, s, other_s);
+    tile = tiles.after(tile);
+    if (!tiles.contains(tile)) return;
+    add_tile(tile, other_s, s);
+    tile = tiles.after(tile);
+    if (!tiles.contains(tile)) return;
+  }
+}
+
 // ----------------------------------------------------------------------------
 // Forward
 
@@ -117,15 +131,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kern
   start_ABt(s, q_rows, k_tiles.next(buffer(tile)));
   commit_products();
   wait_for_products<0>(s);
-#pragma unroll 1
-  while (true) {
-    add_tile(tile, s, other_s);
-    tile = tiles.after(tile);
-    if (!tiles.contains(tile)) break;
-    add_tile(tile, other_s, s);
-    tile = tiles.after(tile);
-    if (!tiles.contains(tile)) break;
-  }
+  add_tiles(tiles, tile, s, other_s, add_tile);
   wait_for_products<0>(acc);
 
 #pragma unroll
@@ -246,15 +252,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
   start_ABt(s, q_rows, k_tiles.next(buffer(tile)));
   commit_products();
   wait_for_products<0>(s);
-#pragma unroll 1
-  while (true) {
-    add_tile(tile, s, other_s);
-    tile = tiles.after(tile);
-    if (!tiles.contains(tile)) break;
-    add_tile(tile, other_s, s);
-    tile = tiles.after(tile);
-    if (!tiles.contains(tile)) break;
-  }
+  add_tiles(tiles, tile, s, other_s, add_tile);
   wait_for_products<0>(acc);
   __syncthreads();  // all products have read q, in whose place the results go to memory
   ::scale(acc, scale);
