@@ -78,7 +78,7 @@ done
 
 outline=$out/outline.txt
 write_page() {
-  local task examples folder
+  local task examples wiring seed folder
   local says="Models of 4 layers of 4 heads and 128 channels learn tasks whose answers are known, in $steps updates of "
   says+="32 examples at a constant learning rate; $seeds seeds each. Only answers are scored. "
   says+="Chance is what a model gets right that picks any of the answers in the context."
@@ -88,9 +88,13 @@ write_page() {
       examples=$out/data/$(name_of "$task")
       printf '# %s\n%s\nchance %s\n' "$task" "$(level_of "$task" "$examples")" \
         "$(setting_of "$examples" chance_in_context)"
-      for folder in "$out/$(name_of "$task")"/*-[0-9]*/; do
-        [ ! -e "$folder/log.jsonl" ] || echo "run ${folder%/}"
-      done
+      while IFS= read -r wiring; do  # in their order: differences are to the first
+        wiring=$(sed 's/^ *//; s/ *$//' <<<"$wiring")
+        for ((seed = 1; seed <= seeds; seed++)); do
+          folder=$out/$(name_of "$task")/$(wiring_name "$wiring")-$seed
+          [ ! -e "$folder/log.jsonl" ] || echo "run $folder"
+        done
+      done < <(tr ';' '\n' <<<"$wirings")
     done
   } >"$outline"
   ./report --outline "$outline" -o "$out/probe.html" >/dev/null

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the README's two pictures beside itself: wiring.svg, and losses.svg from sla.jsonl and baseline.jsonl, which
-train.sh made.
+"""Writes the README's two pictures beside itself: wiring.svg, and probe.svg from the logs of scripts/probe.sh in
+dev/bench/results/probe.
 
     dev/figures/figures.py
 
@@ -9,9 +9,11 @@ background of their own and colours for light and dark mode.
 """
 import json
 import os
-import sys
+import re
+import tarfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+PROBE = os.path.join(HERE, "..", "bench", "results", "probe", "logs.tar.xz")
 WIDTH, HEIGHT = 440, 400
 STYLE = """
   .page { fill: #ffffff; stroke: #d0d7de }
@@ -26,16 +28,12 @@ STYLE = """
   .dead { fill: none; stroke: currentColor; stroke-width: 1.5; stroke-dasharray: 3 2 }
   .dead + text { fill: currentColor; font-weight: 600 }
   .arrow { fill: none; stroke: currentColor; stroke-width: 2 } .head { fill: currentColor }
-  .val { fill: none; stroke: currentColor; stroke-width: 2 }
-  .train { fill: none; stroke: currentColor; stroke-width: 1; opacity: .4 }
-  .quiet-line { color: #59636e }
-  .dot { fill: currentColor } .name { fill: currentColor; font-weight: 600 }
+  .cell { fill: currentColor } .tick { font-size: 11px } .right { font-size: 11px; fill: #ffffff }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117; stroke: #3d444d } text, .in { fill: #f0f6fc } .quiet { fill: #9198a1 }
     .grid { stroke: #2f353d } .own { fill: #262c36; stroke: #4d555f }
     .a { color: #4493f8 } .b { color: #f0883e } .c { color: #ab7df8 }
-    .quiet-line { color: #9198a1 }
-    .source + text { fill: #0d1117 } .dead + text, .name { fill: currentColor }
+    .source + text, .right { fill: #0d1117 } .dead + text { fill: currentColor }
   }
 """
 
@@ -88,62 +86,54 @@ def wiring(layers=12, heads=12, skip_layers=9, skip_heads=9):
               f"{skip_heads} heads attend to the keys and values of the layer {skip_layers} below.", parts)
 
 
-def read_log(name):
-    """The steps and losses of validation and of training, and the run's settings."""
-    path = os.path.join(HERE, name + ".jsonl")
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-    except OSError as e:
-        sys.exit(f"error: {path}: {e.strerror}; dev/figures/train.sh makes it")
-    return ([(line["step"], line["val_loss"]) for line in lines if "val_loss" in line],
-            [(line["step"], line["loss"]) for line in lines if "loss" in line], lines[0]["run"])
+def read_probe():
+    """The sections of probe.sh's outline: (task, accuracy of a guess, {wiring: accuracies after the last update})."""
+    sections = []
+    with tarfile.open(PROBE) as archive:
+        read = lambda name: archive.extractfile(name).read().decode().splitlines()
+        for line in read("outline.txt"):
+            if line.startswith("# "):
+                sections.append((line[2:], [], {}))
+            elif line.startswith("chance "):
+                sections[-1][1].append(float(line[7:]))
+            elif line.startswith("run "):
+                log = [json.loads(entry) for entry in read("/".join(line.split("/")[-2:]) + "/log.jsonl")]
+                accuracies = [entry["val_accuracy"] for entry in log if "val_accuracy" in entry]
+                sections[-1][2].setdefault(log[0]["run"]["wiring"], []).append(accuracies[-1])
+    return [(task, chance[0], runs) for task, chance, runs in sections if runs]
 
 
-def smooth(points, count=20):
-    """The mean of each point and the `count` - 1 before it."""
-    return [(points[i][0], sum(loss for _, loss in points[max(0, i - count + 1):i + 1]) / min(i + 1, count))
-            for i in range(len(points))]
-
-
-def losses(low=1.6, high=2.8):
-    """Both runs' validation losses and smoothed training losses, in nats a byte. Curves begin below `high`."""
-    left, right, top, bottom = 44, WIDTH - 72, 78, HEIGHT - 40
-    runs = [("b", "baseline", "baseline", read_log("baseline")), ("a", "sla", "SLA", read_log("sla"))]
-    run = runs[1][3][2]
-    last_step = run["steps"]
-    x_of = lambda step: left + (right - left) * step / last_step
-    y_of = lambda loss: bottom - (bottom - top) * (loss - low) / (high - low)
-    line = lambda points: " ".join(f"{x_of(step):.1f},{y_of(loss):.1f}" for step, loss in points if loss <= high)
-    parts = [text(16, 26, "The dictionary, byte by byte", "title"),
-             text(16, 44, f'{run["num_layers"]} layers, {run["num_heads"]} heads, {run["channels"]} channels, '
-                  f'T = {run["seq_len"]}; SLA: {run["wiring"]}', "quiet"),
-             text(16, 66, "loss, nats a byte", "quiet")]
-    ticks = round((high - low) / 0.2)
-    for tick in range(ticks + 1):
-        y = y_of(low + 0.2 * tick)
-        parts += [f'<path d="M{left} {y:.1f} H{right}" class="grid"/>',
-                  text(left - 7, y + 4, f"{low + 0.2 * tick:.1f}", "quiet", "end")]
-    for step in range(0, last_step + 1, 500):
-        parts.append(text(x_of(step), bottom + 17, f"{step:,}", "quiet", "middle"))
-    parts.append(text((left + right) / 2, bottom + 33, "step", "quiet", "middle"))
-    for colour, _, _, (val, train, _) in runs:
-        parts.append(f'<g class="{colour}"><polyline points="{line(smooth(train))}" class="train"/></g>')
-    ends = sorted((y_of(val[-1][1]), colour, name, val[-1][1]) for colour, _, name, (val, _, _) in runs)
-    for colour, _, _, (val, _, _) in runs:
-        dots = "".join(f'<circle cx="{x_of(s):.1f}" cy="{y_of(v):.1f}" r="3" class="dot"/>'
-                       for s, v in val if v <= high)
-        parts.append(f'<g class="{colour}"><polyline points="{line(val)}" class="val"/>{dots}</g>')
-    middle = (ends[0][0] + ends[1][0]) / 2
-    for index, (_, colour, name, value) in enumerate(ends):
-        y = middle + (-17 if index == 0 else 15)
-        parts.append(f'<g class="{colour}">' + text(right + 8, y, f"{value:.4f}", "name")
-                     + text(right + 8, y + 13, name, "name") + "</g>")
-    for x, css, words in [(right - 218, "val", "validation"), (right - 98, "train", "training, smoothed")]:
-        parts.append(f'<path d="M{x} 62 h22" class="{css} quiet-line"/>' + text(x + 28, 66, words))
-    write_svg("losses.svg", "Validation and training loss over the steps: "
-              + ", ".join(f"{name} ends at {loss:.4f}" for _, _, name, loss in ends), parts)
+def probe():
+    """A cell is the mean accuracy of a wiring in a task, in percent; the darker, the more answers are right."""
+    sections = read_probe()
+    order = ["plain", "rope", "sla(2,2)", "gqa(2)", "window(4)", "lsh(4,2)"]
+    wirings = sorted({wiring for _, _, runs in sections for wiring in runs},
+                     key=lambda w: (order.index(w) if w in order else len(order), w))
+    left, top, bottom = 74, 196, 52
+    width, height = (WIDTH - left - 52) / len(sections), (HEIGHT - top - bottom) / (len(wirings) + 1)
+    parts = [text(16, 26, "What a wiring can look up", "title"),
+             text(16, 44, "right answers, percent, after 1,000 updates", "quiet")]
+    mean = lambda values: sum(values) / len(values)
+    for column, (task, chance, runs) in enumerate(sections):
+        x = left + column * width
+        words = re.sub(r" *(--symbols|-t) +\d+", "", task).replace(" --", " ")
+        parts.append(f'<g transform="translate({x + width / 2 + 4:.1f} {top - 8}) rotate(-64)">'
+                     + text(0, 0, words, "tick") + "</g>")
+        for row, wiring in enumerate(wirings + ["chance"]):
+            values = [chance] if wiring == "chance" else runs.get(wiring, [])
+            y = top + row * height + (6 if wiring == "chance" else 0)
+            share = mean(values) if values else 0
+            parts.append(f'<g class="a"><rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{width - 2:.1f}" '
+                         f'height="{height - 2:.1f}" rx="2" class="cell" opacity="{0.06 + 0.94 * share ** 2:.2f}"/></g>'
+                         + text(x + width / 2, y + height / 2 + 4, f"{100 * share:.0f}" if values else "-",
+                                "right" if share > 0.7 else "in", "middle"))
+    for row, wiring in enumerate(wirings + ["chance"]):
+        y = top + row * height + (6 if wiring == "chance" else 0)
+        parts.append(text(left - 6, y + height / 2 + 4, wiring, "quiet" if wiring == "chance" else "", "end"))
+    parts.append(text(16, HEIGHT - 18, "window(4) reaches 12 tokens back. Chance: any answer seen before", "quiet"))
+    write_svg("probe.svg", "A map of wirings and tasks: the percentage of right answers of each after 1,000 updates.",
+              parts)
 
 
 wiring()
-losses()
+probe()
