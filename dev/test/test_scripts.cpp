@@ -304,11 +304,12 @@ using LongProbe = Scripts;
 
 // The last task is not lost, what is done is not done again, and a task that is impossible is said before the first
 // run.
-// BUG scripts/probe.sh: `done <<<"$(tr ';\\n' '\\n ' <<<"$tasks")"` -> `done < <(tr ';\\n' '\\n ' <<<"$tasks")`
-// BUG scripts/probe.sh: `echo "run ${folder%/}"` -> `:`
+// BUG scripts/probe.sh: `done <<<"$(tr ';\n' '\n ' <<<"$tasks")"` -> `done < <(tr ';\n' '\n ' <<<"$tasks")`
+// BUG scripts/probe.sh: `echo "run $folder"` -> `:`
+// BUG scripts/probe.sh: `done < <(tr ';' '\n' <<<"$wirings")` -> `done < <(tr ';' '\n' <<<"$wirings" | sort)`
 TEST_F(LongProbe, HasTheAccuraciesOfTasksAndWirings) {
   const std::string tasks = " --tasks 'recall --pairs 2 --symbols 4 -t 16; copy --length 2 --symbols 4 -t 8' ";
-  const std::string command = "scripts/probe.sh --wirings 'plain; rope' --seeds 1 --steps 5 --out " + in("out") + tasks;
+  const std::string command = "scripts/probe.sh --wirings 'rope; plain' --seeds 1 --steps 5 --out " + in("out") + tasks;
   const Outcome o = run(command);
   ASSERT_EQ(o.exit_status, 0) << o.out << o.err;
   const std::string page = read_file(in("out/probe.html"));
@@ -318,7 +319,9 @@ TEST_F(LongProbe, HasTheAccuraciesOfTasksAndWirings) {
   EXPECT_NE(page.find("<th>recall --symbols 4 --pairs 2</th><th>copy --symbols 4 --length 2</th>"), std::string::npos)
       << "the levels";
   EXPECT_NE(o.out.find("2 of 2 tasks after"), std::string::npos) << o.out;
-  EXPECT_NE(read_file(in("out/outline.txt")).find("Chance: 62.5 % for"), std::string::npos) << "1/2 + 1/2 * 1/4";
+  const std::string outline = read_file(in("out/outline.txt"));
+  EXPECT_NE(outline.find("\nchance 0.625\n"), std::string::npos) << "1/2 + 1/2 * 1/4";
+  EXPECT_LT(outline.find("_t_16/rope-1\n"), outline.find("_t_16/plain-1\n")) << "the wirings' order";
   const std::string log = in("out/copy_length_2_symbols_4_t_8/rope-1/log.jsonl");
   const std::string before = read_file(log);
   EXPECT_NE(before.find("\"val_accuracy\":"), std::string::npos);
