@@ -7,9 +7,9 @@
 // probabilities are under way. So there are two accumulators of scores, which change places from tile to tile, and the
 // loops' bodies are functions that are called with the one and the other.
 //
-// All warps meet once a tile, the first warpgroup where it starts a tile, the second in the middle of one: so one
-// multiplies while the other takes exponentials. What a warp reads before it meets the others has arrived when they met
-// the time before. A tile's buffer is loaded again when no product that reads it can be under way.
+// All warps wait at one barrier a tile, the first warpgroup where it starts a tile, the second in the middle of one: so
+// one multiplies while the other takes exponentials. What a warp reads before a barrier has arrived by the barrier
+// before that. A tile's buffer is loaded again when no product that reads it can be under way.
 #pragma once
 #include <cmath>                  // sqrt, logf
 #include "attention_bf16.h"       // OnlineSoftmax, launch_mma_forward, launch_mma_backward, for_head_size
@@ -29,10 +29,18 @@ __device__ inline int warpgroup_index() { return __shfl_sync(full_warp, warp_ind
 // This thread's copies have arrived, but for the last `pending` groups; after the barrier, those of all threads have,
 // for wgmma, and all warps have done what they did before it.
 template <int pending = 0>
-__device__ inline void meet() {
+__device__ inline void copy_barrier() {
   wait_for_copies<pending>();
   copies_for_wgmma();
   sync_threads<wgmma_threads>(1);
+}
+
+// The barrier, and then the start of loading the tile after the next two, if there is one.
+template <class Tiles, class Tile, class StartLoading>
+__device__ inline void barrier_and_load(const Tiles& tiles, Tile tile, const StartLoading& start_loading) {
+  copy_barrier();
+  const Tile third = tiles.after(tiles.after(tiles.after(tile)));
+  if (tiles.contains(third)) start_loading(third);
 }
 
 // Calls add_tile(tile, s, next_s) for `tile` and all after it, where next_s of a call is s of the next one.
@@ -91,16 +99,10 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kern
   Accumulator<1, D / 8> acc = {};
   OnlineSoftmax<1, false> softmax;
   const int warpgroup = warpgroup_index();
-  // The warps meet, and start to load the tile after the next two.
-  auto meet_at = [&](KeyTile tile) {
-    meet();
-    const KeyTile third = tiles.after(tiles.after(tiles.after(tile)));
-    if (tiles.contains(third)) start_loading(third);
-  };
   // Adds a tile to the results, of which s are the scores, and computes those of the next tile.
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
     const KeyTile next = tiles.after(tile);
-    if (warpgroup == 0) meet_at(tile);
+    if (warpgroup == 0) barrier_and_load(tiles, tile, start_loading);
     start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
     if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kern
     const ColumnVector<1> before = softmax.max;
     const bool grew = softmax.raise_max(s);
     if (grew) softmax.rescale_sums(before, scale * log2_e);
-    if (warpgroup == 1) meet_at(tile);
+    if (warpgroup == 1) barrier_and_load(tiles, tile, start_loading);
     softmax.exponentials(s, scale * log2_e);
     keep_here(s);
     // ptxas would let no products overlap if acc were rescaled beside the next scores. They are done: they take less
@@ -124,8 +126,8 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kern
   load_tile_async<wgmma_threads>(q_tile, a.q + first_row * a.q_stride + head * HS, a.q_stride, q0, queries, HS);
   start_loading(tile);
   if (tiles.contains(second)) start_loading(second);
-  if (tiles.contains(third)) start_loading(third), meet<1>();
-  else meet();
+  if (tiles.contains(third)) start_loading(third), copy_barrier<1>();
+  else copy_barrier();
   load_register_tile(q_rows, warp_q);
   Scores s, other_s;
   start_ABt(s, q_rows, k_tiles.next(buffer(tile)));
@@ -214,22 +216,16 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     row_sum.x[0][h] = warp_sum<4>(exists ? row_delta(dout + row * C, out + row * C, HS) : 0.0f);
     if (exists && first_of_row()) a.delta[first_lse + row] = row_sum.x[0][h];
   }
-  if (tiles.contains(third)) meet<1>();
-  else meet();
+  if (tiles.contains(third)) copy_barrier<1>();
+  else copy_barrier();
   const auto q_rows = own_rows(q_tile), dout_rows = own_rows(dout_tile);
   Accumulator<1, D / 8> acc = {};
 
   const int warpgroup = warpgroup_index();
-  // The warps meet, and start to load the tile after the next two.
-  auto meet_at = [&](KeyTile tile) {
-    meet();
-    const KeyTile third = tiles.after(tiles.after(tiles.after(tile)));
-    if (tiles.contains(third)) start_loading(third);
-  };
   // Adds a tile to dq, of which s are the scores, and computes those of the next tile.
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
     const KeyTile next = tiles.after(tile);
-    if (warpgroup == 0) meet_at(tile);
+    if (warpgroup == 0) barrier_and_load(tiles, tile, start_loading);
     Scores dp;
     start_ABt(dp, dout_rows, v_tiles.next(buffer(tile)));
     commit_products();
@@ -240,7 +236,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     for (int n = 0; n < Tiles::keys / 8; n++)
       for (int i = 0; i < 4; i++) s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
     keep_here(s);
-    if (warpgroup == 1) meet_at(tile);
+    if (warpgroup == 1) barrier_and_load(tiles, tile, start_loading);
     wait_for_products<1>(dp, acc);  // all but the next scores
     for (int n = 0; n < Tiles::keys / 8; n++)
       for (int i = 0; i < 4; i++) s.x[0][n][i] *= dp.x[0][n][i] - row_sum.x[0][i / 2];  // ds
@@ -304,21 +300,21 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   load_tile_async<wgmma_threads>(k_tile, kv.k + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
   load_tile_async<wgmma_threads>(v_tile, kv.v + first_row * kv.k_stride, kv.k_stride, k0, end, HS);
   start_loading(tile);
-  if (tiles.contains(tiles.after(tile))) start_loading(tiles.after(tile)), meet<1>();
-  else meet();
+  if (tiles.contains(tiles.after(tile))) start_loading(tiles.after(tile)), copy_barrier<1>();
+  else copy_barrier();
   const auto k_rows = own_rows(k_tile), v_rows = own_rows(v_tile);
 
   const int warpgroup = warpgroup_index();
-  // The warps meet, and start to load the tile after the next one.
-  auto meet_at = [&](QueryTile tile) {
-    meet();
+  // The barrier, and then the start of loading the tile after the next one, if there is one.
+  auto barrier_and_load_second = [&](QueryTile tile) {
+    copy_barrier();
     const QueryTile next = tiles.after(tile), second = tiles.after(next);
     if (tiles.contains(next) && tiles.contains(second)) start_loading(second);
   };
   Accumulator<1, D / 8> dk = {}, dv = {};
 #pragma unroll 1
   do {
-    if (warpgroup == 0) meet_at(tile);
+    if (warpgroup == 0) barrier_and_load_second(tile);
     const int q0 = tiles.q0(tile), b = buffer(tile);
     Accumulator<1, N> s, dp;
     start_ABt(s, k_rows, q_tiles.next(b));
@@ -334,7 +330,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
         const float log2_sum = shared_float(lse_tiles + b * Tiles::vector_bytes + column) * log2_e;
         s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum);
       }
-    if (warpgroup == 1) meet_at(tile);
+    if (warpgroup == 1) barrier_and_load_second(tile);
     start_AB(dv, to_bf16(s), dout_tiles.next(b));
     commit_products();
     wait_for_products<1>(dp);  // all but dv
