@@ -336,7 +336,7 @@ if has_table 4; then
     compare equal-flops "$T" "$updates" "$wiring" "${model[@]}"
   done
 fi
-# What is finished first says something already: seed 1 at all lengths.
+# What is finished first says something already: seed 1 at all lengths, then the paper's regime, which is the shorter.
 if has_table 5; then
   both=$(between "${table5[@]}")
   tuned() { compare "$(tuned_folder "$1" "$2")" "$1" "$steps" "$3" "${model[@]}" "${muon[@]}" -l "$2"; }
@@ -345,14 +345,15 @@ if has_table 5; then
   as_the_paper=(-l "$paper_rate" -q 0.1 -u $((few / 9)))
   up_to=1
   for t in "${lengths[@]}"; do tuned "$t" "$first_rate" "$both"; done
+  up_to=$seeds
   for t in "${lengths[@]}"; do in_the_papers_regime "$t"; done
+  up_to=1
   for rate in "${rates[@]}"; do
     for t in "${lengths[@]}"; do tuned "$t" "$rate" "$both"; done
   done
   up_to=$seeds
   for t in "${lengths[@]}"; do
     for wiring in "${table5[@]}"; do tuned "$t" "$(best_rate "$t" "$wiring")" "$wiring"; done
-    in_the_papers_regime "$t"
   done
 fi
 echo "$out/paper.html"

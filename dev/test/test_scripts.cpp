@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>       // TEST_F
 #include <sys/stat.h>          // chmod
 #include <unistd.h>            // access
+#include <algorithm>           // std::is_partitioned, std::min_element
 #include <cstdlib>             // setenv
 #include <iterator>            // std::istream_iterator
 #include <regex>               // std::regex_search
@@ -519,6 +520,9 @@ TEST_F(LongNight, ResumesAndTakesEachWiringAtItsBestRate) {
   }
   const std::vector<std::string> of_these = started();
   EXPECT_EQ(std::set<std::string>(of_these.begin(), of_these.end()), of_second);
+  EXPECT_TRUE(std::is_partitioned(of_these.begin(), of_these.end(), [](const std::string& run) {
+    return run.find("-paper/") != std::string::npos;
+  })) << "the paper's regime, which is the shorter, comes before the other seeds of the tuned one";
   EXPECT_EQ(page.find("class=\"warn\""), std::string::npos) << "all have run to their ends";
   EXPECT_NE(page.find("Loss by position"), std::string::npos);
   EXPECT_NE(run("scripts/paper.sh night 1").err.find("SIZE=night has one table"), std::string::npos);
