@@ -153,15 +153,19 @@ runs() {
   done
 }
 
-# rates_said <length> <wiring>: which rates have been tried, and which is taken.
+# rates_said <length> <wiring>: which rates have been tried, which is taken, and which have not been tried.
 rates_said() {
   local found
   found=$(rates_and_losses "$@")
   [ -n "$found" ] || { echo "$2: no rate has been tried to the end yet."; return; }
-  awk -v wiring="$2" -v lowest="${rates[0]}" -v highest="${rates[-1]}" '
-    { text = text sprintf("%s%s: %.4f", NR > 1 ? ", " : "", $1, $2); if (NR == 1) best = $1 }
-    END { print wiring ": " best " is taken" (best == lowest || best == highest ? ", at the edge of the three" : "") \
-      " (" text ")." }' <<<"$found"
+  awk -v wiring="$2" -v all="${rates[*]}" '
+    { text = text sprintf("%s%s: %.4f", NR > 1 ? ", " : "", $1, $2); tried[$1]; if (NR == 1) best = $1 }
+    END {
+      n = split(all, rates, " ")
+      for (i = 1; i <= n; i++) if (!(rates[i] in tried)) open = open (open == "" ? "; not tried yet: " : ", ") rates[i]
+      print wiring ": " best " is taken" (best == rates[1] || best == rates[n] ? ", at the edge of the three" : "") \
+        " (" text open ")."
+    }' <<<"$found"
 }
 
 # What the page of the paper's tables is about, in two paragraphs.

@@ -475,6 +475,7 @@ class LongNight : public LongPaper {
 // BUG scripts/paper.sh: `LC_ALL=C sort -g -k 2` -> `LC_ALL=C sort -gr -k 2`
 // BUG scripts/paper.sh: `"$(best_rate "$t" "$wiring")" "$wiring"; done` -> `"$first_rate" "$wiring"; done`
 // BUG scripts/paper.sh: `-l "$paper_rate" -q 0.1` -> `-q 0.1`
+// BUG scripts/paper.sh: `if (!(rates[i] in tried))` -> `if (rates[i] in tried)`
 // BUG scripts/compare.sh: `is_only_a_log "$out/$name-$seed" || stoppable` -> `stoppable`
 TEST_F(LongNight, ResumesAndTakesEachWiringAtItsBestRate) {
   setenv("JOBS", "1", 1);
@@ -485,8 +486,11 @@ TEST_F(LongNight, ResumesAndTakesEachWiringAtItsBestRate) {
     for (const std::string& wiring : wirings) expected.push_back(folder(length, "muon-4e-3") + wiring + "-1");
   EXPECT_EQ(expected.back(), stops_at);
   EXPECT_EQ(started(), expected);
+  const std::regex not_tried(R"(: 4e-3 is taken \(4e-3: [0-9.]*; not tried yet: 2e-3, 8e-3\)\.)");
+  EXPECT_TRUE(std::regex_search(read_file(in("out/outline.txt")), not_tried)) << read_file(in("out/outline.txt"));
   const Outcome first = night();
   ASSERT_EQ(first.exit_status, 0) << first.out << first.err;
+  EXPECT_EQ(read_file(in("out/outline.txt")).find("not tried"), std::string::npos);
   started();
 
   ASSERT_EQ(run("rm -r '" + in("out") + "'/*/*/step_*").exit_status, 0);
