@@ -347,15 +347,11 @@ if has_table 5; then
   in_the_papers_regime() { compare "T$1-paper" "$1" "$few" "$both" "${model[@]}" "${as_the_paper[@]}"; }
   muon=(--optimizer muon -u $((steps / 30)))
   as_the_paper=(-l "$paper_rate" -q 0.1 -u $((few / 9)))
-  up_to=1
-  for t in "${lengths[@]}"; do tuned "$t" "$first_rate" "$both"; done
-  up_to=$seeds
+  for t in "${lengths[@]}"; do up_to=1 tuned "$t" "$first_rate" "$both"; done
   for t in "${lengths[@]}"; do in_the_papers_regime "$t"; done
-  up_to=1
   for rate in "${rates[@]}"; do
-    for t in "${lengths[@]}"; do tuned "$t" "$rate" "$both"; done
+    for t in "${lengths[@]}"; do up_to=1 tuned "$t" "$rate" "$both"; done
   done
-  up_to=$seeds
   for t in "${lengths[@]}"; do
     for wiring in "${table5[@]}"; do tuned "$t" "$(best_rate "$t" "$wiring")" "$wiring"; done
   done
