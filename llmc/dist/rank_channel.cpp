@@ -232,14 +232,14 @@ void write_rendezvous_file(const Ranks& ranks, const std::string& text) {
 // says why. `by_mpi` is the text that MPI has broadcast.
 Endpoint current_endpoint(const Ranks& ranks, const std::string& by_mpi, std::string& problem) {
   if (ranks.by_mpi) return parse_endpoint(by_mpi);
-  if (!rendezvous_file(ranks).empty()) try {
-      return parse_endpoint(rendezvous_text(ranks));
-    } catch (const UserError& e) {
-      problem = e.what();
-      return {};
-    }
-  const HostAndPort at = host_and_port_of(ranks);
-  return {"", std::to_string(at.port), {is_for_this_machine_alone(ranks) ? loopback_address : at.host}};
+  if (is_by_tcp(ranks)) {
+    const HostAndPort at = host_and_port_of(ranks);
+    return {"", std::to_string(at.port), {is_for_this_machine_alone(ranks) ? loopback_address : at.host}};
+  }
+  try {
+    return parse_endpoint(rendezvous_text(ranks));
+  } catch (const UserError& e) { problem = e.what(); }
+  return {};
 }
 
 // Throws UserError if a rank without a secret is to connect to another machine.
@@ -512,9 +512,10 @@ void RankChannel::State::serve_peer(int rank) {
   const bool is_open = peer.connection.read_some();
   Message message;
   Parsed parsed;
+  bool is_sent_by_ranks = true;
   while ((parsed = parse_message(peer.connection.in, message, max_frame_bytes)) == Parsed::message)
-    if (!handle(rank, message)) parsed = Parsed::invalid;
-  if (parsed == Parsed::invalid) {
+    is_sent_by_ranks = is_sent_by_ranks && handle(rank, message);
+  if (parsed == Parsed::invalid || !is_sent_by_ranks) {
     peer.connection.in.clear();
     abort_run(watchdog.name(rank) + " has sent what this program does not send; start the same on all machines" +
               run_ends);
@@ -542,6 +543,7 @@ bool RankChannel::State::handle(int rank, Message& message) {
       break;
     }
     case Kind::error:
+      if (ranks.rank > 0) return false;
       if (others_error.empty())
         others_error = watchdog.name(rank) + ": " + message.bytes, others_error_time = seconds_now();
       break;

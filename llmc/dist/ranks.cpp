@@ -71,7 +71,7 @@ std::string read_private_file(const std::string& path, const char* otherwise) {
     user_error("%s: belongs to another user (%u), who may know what it says; remove it, or %s", path.c_str(),
                unsigned(status.st_uid), otherwise);
   if ((status.st_mode & 077) != 0)
-    user_error("%s: other users may read or write it (mode %03o); chmod 600 it, or %s", path.c_str(),
+    user_error("%s: other users may read or write it (mode %04o); chmod 600 it, or %s", path.c_str(),
                unsigned(status.st_mode & 0777), otherwise);
   return bytes;
 }
