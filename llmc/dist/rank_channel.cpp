@@ -20,7 +20,7 @@
 #include <vector>                  // std::vector
 #include "llmc/utils/clock.h"      // seconds_now
 #include "llmc/utils/error.h"      // user_error, UserError, CHECK, format
-#include "llmc/utils/files.h"      // FileDescriptor, rename_durably, write_all
+#include "llmc/utils/files.h"      // FileDescriptor, read_whole_file, rename_durably, write_all
 #include "llmc/utils/host_name.h"  // host_name
 #include "llmc/utils/message.h"    // message_line
 #include "llmc/utils/number.h"     // parse_number
@@ -214,7 +214,7 @@ std::string key_of(const Ranks& ranks, const std::string& token) { return "gpt2-
 std::string rendezvous_text(const Ranks& ranks) {
   const std::string path = rendezvous_file(ranks);
   return ranks.secret.empty() ? read_private_file(path, "give all ranks a secret (SLA_RENDEZVOUS_SECRET)")
-                              : read_small_file(path);
+                              : read_whole_file(path);
 }
 
 // For rank 0. Only this user can read the file, and what has the name is replaced, not written to.

@@ -46,34 +46,23 @@ static Ranks ranks_of_mpi() {
   return r;
 }
 
-// A file's bytes, and what it is.
-static std::string small_file(const std::string& path, struct stat& status) {
+std::string read_private_file(const std::string& path, const char* otherwise) {
   constexpr size_t max_bytes = size_t(1) << 16;
+  struct stat status;
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a named pipe must not block
+  std::string bytes(max_bytes + 1, '\0');
   if (file.fd < 0 || fstat(file.fd, &status) != 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
   if (!S_ISREG(status.st_mode)) user_error("%s: is no file; name one", path.c_str());
-  std::string bytes(max_bytes + 1, '\0');
-  const ssize_t size = read(file.fd, bytes.data(), bytes.size());
-  if (size < 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
-  if (size_t(size) > max_bytes) user_error("%s: has more than %zu bytes; name another file", path.c_str(), max_bytes);
-  return bytes.substr(0, size_t(size));
-}
-
-std::string read_small_file(const std::string& path) {
-  struct stat status;
-  return small_file(path, status);
-}
-
-std::string read_private_file(const std::string& path, const char* otherwise) {
-  struct stat status;
-  const std::string bytes = small_file(path, status);
   if (status.st_uid != geteuid())
     user_error("%s: belongs to another user (%u), who may know what it says; remove it, or %s", path.c_str(),
                unsigned(status.st_uid), otherwise);
   if ((status.st_mode & 077) != 0)
     user_error("%s: other users may read or write it (mode %04o); chmod 600 it, or %s", path.c_str(),
                unsigned(status.st_mode & 0777), otherwise);
-  return bytes;
+  const ssize_t size = read(file.fd, bytes.data(), bytes.size());
+  if (size < 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+  if (size_t(size) > max_bytes) user_error("%s: has more than %zu bytes; name another file", path.c_str(), max_bytes);
+  return bytes.substr(0, size_t(size));
 }
 
 // The secret that the ranks share; "" if there is none.

@@ -5,7 +5,6 @@
 //   ... --rendezvous file:/shared/run7         without MPI: a path that all can read and write
 //   ... --rendezvous tcp:node1:29500           or the address at which rank 0 listens
 #pragma once
-#include <cstddef>   // size_t
 #include <optional>  // std::optional
 #include <string>    // std::string
 
@@ -28,11 +27,8 @@ struct Ranks {
 // environment do not determine the rank, or if MPI is needed and this program was built without it.
 Ranks init_ranks(const RankOptions& options);
 
-// The bytes of a file of at most 64 KiB. Throws UserError with the path and the reason if it cannot be read, or is no
-// file.
-std::string read_small_file(const std::string& path);
-// The bytes of such a file that belongs to this user, and that no other can read or write. Throws UserError, which
-// advises `otherwise`, if it is another.
+// The bytes of a file of at most 64 KiB that belongs to this user, and that no other can read or write. Throws
+// UserError with the path and the reason if it is another, or cannot be read; it advises `otherwise`.
 std::string read_private_file(const std::string& path, const char* otherwise);
 
 // text = rank 0's text. Called by every rank that MPI has started; otherwise it does nothing.
