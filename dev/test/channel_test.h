@@ -5,6 +5,7 @@
 #include <netinet/in.h>              // sockaddr_in
 #include <signal.h>                  // kill
 #include <sys/socket.h>              // socket
+#include <sys/time.h>                // timeval
 #include <sys/wait.h>                // waitpid
 #include <unistd.h>                  // fork, _exit
 #include <algorithm>                 // std::count
@@ -156,6 +157,8 @@ struct Listener {
   explicit Listener(int at_port = 0) {
     const int yes = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    const timeval longest = {10, 0};  // that accept waits
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest);
     sockaddr_in at = {};
     at.sin_family = AF_INET, at.sin_addr.s_addr = htonl(INADDR_LOOPBACK), at.sin_port = htons(uint16_t(at_port));
     socklen_t size = sizeof at;

@@ -134,32 +134,34 @@ TEST_F(Channel, RanksConnectBroadcastAndFinalizeSilently) {
 }
 
 TEST_F(Channel, RanksMayConnectInAnyOrderAndLate) {
+  std::vector<Process> all;
   for (const std::string& address : {"file:" + in("rendezvous"), free_port_at("localhost")}) {
     const Rendezvous rendezvous = {address, 4};
     const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
-    std::vector<Process> all;
     for (int rank = 0; rank < 4; rank++)
-      all.push_back(start_rank(rendezvous, rank, body, rank == 0 ? 0.4 : rank == 2 ? 0.8 : 0));
-    expect_clean_shutdown(all);
+      all.push_back(start_rank(rendezvous, rank, body, rank == 0 ? 0.2 : rank == 2 ? 0.4 : 0));
   }
+  expect_clean_shutdown(all);
 }
 
 TEST_F(LongChannel, AnEarlierRunsRendezvousFileIsHarmless) {
   const Listener not_listening, of_another_run;
   listen(of_another_run.fd, 10);  // accepts connections and does not answer
   const auto body = [](RankChannel& channel, int) { Collectives().run(channel, 3); };
-  int case_number = 0;
+  std::vector<Process> seconds, all;
   for (const std::string& text :
        {std::string(), std::string("nonsense"), format("0123 %d 127.0.0.1\n", not_listening.port),
         format("0123 %d 127.0.0.1\n", of_another_run.port)}) {
-    const Rendezvous rendezvous = {"file:" + in(format("rendezvous%d", case_number++)), 2};
+    const Rendezvous rendezvous = {"file:" + in(format("rendezvous%zu", seconds.size())), 2};
     write_file(rendezvous.address.substr(5), text);
     fs::permissions(rendezvous.address.substr(5), fs::perms::owner_read | fs::perms::owner_write);
-    const Process second = start_rank(rendezvous, 1, body);
-    sleep_for(0.1);
-    const Process first = start_rank(rendezvous, 0, body);
-    expect_clean_shutdown({first, second});
+    seconds.push_back(start_rank(rendezvous, 1, body));
   }
+  sleep_for(0.1);
+  for (size_t i = 0; i < seconds.size(); i++)
+    all.push_back(start_rank({"file:" + in(format("rendezvous%zu", i)), 2}, 0, body));
+  all.insert(all.end(), seconds.begin(), seconds.end());
+  expect_clean_shutdown(all);
 }
 
 // Rank 1 reads the rendezvous file of another run whose rank 0 is listening, with another token: it must not join that
@@ -243,15 +245,16 @@ TEST_F(Channel, ASecondProcessOfTheSameRankIsRejected) {
 }
 
 TEST_F(Channel, RanksThatDoNotConnectAreNamed) {
+  std::vector<std::vector<Process>> runs;
   for (const std::string& address : {"file:" + in("rendezvous"), free_port_at("localhost")}) {
-    const Rendezvous rendezvous = {address, 5, 30, 1};
-    std::vector<Process> all;
-    for (int rank : {0, 1, 3}) all.push_back(start_rank(rendezvous, rank, compute));
-    const Process without_first = start_rank({free_port_at("localhost"), 5, 30, 1}, 1, compute);
-    expect_one_error(all, {"of 5 ranks these have not connected within 1 s: 2, 4;"});
-    EXPECT_EQ(wait_for(without_first), 1);
-    EXPECT_NE(read_file(without_first.err_path).find("rank 1 of 5 has waited 1 s for rank 0"), std::string::npos);
+    runs.emplace_back();
+    for (int rank : {0, 1, 3}) runs.back().push_back(start_rank({address, 5, 30, 1}, rank, compute));
   }
+  const Process without_first = start_rank({free_port_at("localhost"), 5, 30, 1}, 1, compute);
+  for (const std::vector<Process>& all : runs)
+    expect_one_error(all, {"of 5 ranks these have not connected within 1 s: 2, 4;"});
+  EXPECT_EQ(wait_for(without_first), 1);
+  EXPECT_NE(read_file(without_first.err_path).find("rank 1 of 5 has waited 1 s for rank 0"), std::string::npos);
   EXPECT_FALSE(fs::exists(in("rendezvous")));
 }
 
@@ -318,7 +321,7 @@ TEST_F(Channel, ADifferenceIsTheSameErrorOnEveryRank) {
 
 TEST_F(Channel, CheckSameOnAllRanksIsABarrier) {
   expect_clean_shutdown(start_ranks({"file:" + in("rendezvous"), 3}, [this](RankChannel& channel, int rank) {
-    if (rank == 2) sleep_for(0.5), write_file(in("rank_2"), "");
+    if (rank == 2) sleep_for(0.2), write_file(in("rank_2"), "");
     channel.check_same_on_all_ranks("barrier", "");
     if (!fs::exists(in("rank_2"))) throw UserError("too early");
   }));
@@ -331,14 +334,14 @@ TEST_F(Channel, CheckSameOnAllRanksIsABarrier) {
 TEST_F(LongChannel, WhenARankIsKilledAtAnyTimeAllEnd) {
   std::mt19937 random(1);
   int before_connecting = 0, after_connecting = 0;
-  for (int batch = 0; batch < 6; batch++) {
+  for (int batch = 0; batch < 3; batch++) {
     struct Run {
       std::vector<Process> all;
       size_t victim;
       double kill_at;
     };
     std::vector<Run> runs;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 16; i++) {
       const int size = 2 + int(random() % 4);
       const Rendezvous rendezvous = {i % 2 == 0 ? free_port_at("localhost")
                                                 : "file:" + in(format("rendezvous_%d_%d", batch, i)),
@@ -417,8 +420,13 @@ TEST_F(Channel, ARankThatConnectsAfterADeathEndsToo) {
 TEST_F(LongChannel, AStoppedRankIsNamed) {
   std::vector<std::vector<Process>> runs;
   for (size_t victim : {0u, 1u})
-    runs.push_back(start_ranks({"file:" + in(format("rendezvous%d", int(victim))), 3, 2}, compute));
-  sleep_for(1);
+    runs.push_back(start_ranks({"file:" + in(format("rendezvous%d", int(victim))), 3, 2},
+                               [this, victim](RankChannel& channel, int rank) {
+                                 Collectives().run(channel, UINT64_MAX, [&](uint64_t n) {
+                                   if (n == 2 && rank == 0) write_file(in(format("computes%d", int(victim))), "");
+                                 });
+                               }));
+  for (const char* name : {"computes0", "computes1"}) await_file(name);
   for (size_t victim : {0u, 1u}) kill(runs[victim][victim].pid, SIGSTOP);
   const double start = seconds_now();
   for (size_t victim : {0u, 1u})
@@ -464,7 +472,7 @@ TEST_F(LongChannel, APausedRankIsNotReported) {
 TEST_F(LongChannel, WithATimeoutOfZeroNoHangIsReported) {
   expect_clean_shutdown(start_ranks({"file:" + in("rendezvous"), 2, 0}, [](RankChannel& channel, int rank) {
     Collectives().run(channel, 10, [&](uint64_t n) {
-      if (rank == 1 && n == 8) sleep_for(1);
+      if (rank == 1 && n == 8) sleep_for(0.5);
     });
   }));
 }
@@ -484,7 +492,7 @@ TEST_F(LongChannel, RankZeroPrintsAnotherRanksErrorAndAllEnd) {
 TEST_F(Channel, AnErrorOfAllRanksIsPrintedOnce) {
   const std::vector<Process> all = start_ranks({"file:" + in("rendezvous"), 4}, [](RankChannel& channel, int rank) {
     channel.check_same_on_all_ranks("rendezvousing", "");
-    sleep_for(rank == 0 ? 0.5 : 0);
+    sleep_for(rank == 0 ? 0.2 : 0);
     throw UserError("no such file");
   });
   expect_one_error(all, {"error: no such file\n"});

@@ -6,6 +6,7 @@
 #include <sys/stat.h>                // chmod, mkfifo, stat
 #include <cstring>                   // memcpy
 #include <functional>                // std::function
+#include <memory>                    // std::unique_ptr
 #include <optional>                  // std::optional
 #include "channel_test.h"            // Channel, Rendezvous, Process, Collectives, Listener, connection_to
 #include "llmc/dist/hmac.h"          // hmac_sha256
@@ -107,7 +108,7 @@ class Strangers : public Channel {
   void expect_that_rank_1_joins(const Process& first) {
     const double start = seconds_now();
     expect_clean_shutdown({first, start_rank(rendezvous, 1, body)});
-    EXPECT_LT(seconds_now() - start, 1);
+    EXPECT_LT(seconds_now() - start, 1.5);
   }
 };
 using LongStrangers = Strangers;
@@ -208,7 +209,7 @@ TEST_F(Strangers, GarbageEndsItsConnectionAlone) {
     raw.challenge();
     raw.say(bytes);
     raw.is_refused();
-    EXPECT_LT(seconds_now() - start, 1) << "waits for more after " << bytes.substr(0, 40);
+    EXPECT_LT(seconds_now() - start, 1.5) << "waits for more after " << bytes.substr(0, 40);
   }
   expect_that_rank_1_joins(first);
 }
@@ -232,10 +233,13 @@ TEST_F(Strangers, AnImpossibleRankIsRejected) {
     EXPECT_NE(reason.find(part_of_reason), std::string::npos) << reason;
     EXPECT_EQ(answer->second, with_proof(secret, reject, nonce + own_nonce, reason));
   }
-  Raw wordless(rendezvous.address);
-  wordless.say(frame(hello, with_proof(secret, hello, wordless.challenge(), "")));
-  const auto answer = wordless.next();
-  EXPECT_TRUE(answer && answer->first == reject);
+  for (const char* words : {"", " 1 2", " 1 2 4711", " one 2 4711 nowhere", " 1 99999999999 4711 nowhere"}) {
+    Raw raw(rendezvous.address);
+    raw.say(frame(hello, with_proof(secret, hello, raw.challenge(), own_nonce + words)));
+    const auto answer = raw.next();
+    EXPECT_TRUE(answer && answer->first == reject && answer->second.find("cannot read what") != std::string::npos)
+        << words;
+  }
   expect_that_rank_1_joins(first);
 }
 
@@ -247,8 +251,17 @@ TEST_F(Strangers, TwoHundredIdleConnectionsDelayNoRank) {
     body(channel, 0);
     channel.finalize();
   });
+  close(connection_to(rendezvous.address));
+  kill(first.pid, SIGSTOP);  // the system still takes connections for it
   std::vector<std::unique_ptr<Raw>> idle;
-  for (int i = 0; i < 200; i++) idle.push_back(std::make_unique<Raw>(rendezvous.address));
+  for (int i = 0; i < 200 && !HasFailure(); i++) {
+    idle.push_back(std::make_unique<Raw>(socket(AF_INET, SOCK_STREAM, 0)));
+    const timeval longest = {1, 0};
+    setsockopt(idle.back()->fd, SOL_SOCKET, SO_SNDTIMEO, &longest, sizeof longest);
+    EXPECT_TRUE(connects(idle.back()->fd, port_in(rendezvous.address))) << "there is no room for number " << i;
+    if (i == 100) kill(first.pid, SIGCONT);
+  }
+  kill(first.pid, SIGCONT);
   expect_that_rank_1_joins(first);
 }
 
@@ -314,8 +327,12 @@ TEST_F(Strangers, WhoCannotProveToBeRankZeroIsNot) {
       const auto its_hello = raw.next();
       ASSERT_TRUE(its_hello && its_hello->first == hello) << read_file(second.err_path);
       raw.say(answer(its_hello->second));
-      while (raw.next()) {}
+      const double end = seconds_now() + 5;
+      while (raw.next() && seconds_now() < end) {}
+      EXPECT_LT(seconds_now(), end) << "it stays";
+      if (HasFailure()) break;
     }
+    if (HasFailure()) kill(second.pid, SIGKILL);
   }
   expect_clean_shutdown({start_rank(rendezvous, 0, body), second});
 }
@@ -328,17 +345,18 @@ TEST_F(Strangers, AFrameThatNoRankSendsEndsTheRunByName) {
   for (const std::string& bytes :
        {huge_frame(data), huge_frame(part), frame(data, std::string((size_t(1) << 20) + 1, 'x')), std::string(24, 'x'),
         frame(11, ""), frame(~0u, ""), frame(data, "", /*topic=*/3), frame(heartbeat, "x"), frame(heartbeat, ""),
-        frame(heartbeat, "1 1 7 7"), frame(challenge, own_nonce), frame(hello, "x"), frame(accepted, "x"),
-        frame(reject, "x"), frame(stranger, ""), frame(abort_, "")}) {
+        frame(heartbeat, "1 1 7 7"), frame(heartbeat, "x") + frame(heartbeat, "1 1 1 0"), frame(challenge, own_nonce),
+        frame(hello, "x"), frame(accepted, "x"), frame(reject, "x"), frame(stranger, ""), frame(abort_, "")}) {
     rendezvous.address = free_port_at("localhost");
     const Process first = start_rank(rendezvous, 0, [](RankChannel& channel, int) { channel.receive(1, Topic::run); });
     {
       Raw raw(rendezvous.address);
       raw.say(hello_of(1, 2, raw.challenge(), secret));
       raw.say(bytes);
-      for (auto message = raw.next(); message && message->first != abort_;) message = raw.next();
+      const double end = seconds_now() + 5;
+      for (auto message = raw.next(); message && message->first != abort_ && seconds_now() < end;) message = raw.next();
     }
-    EXPECT_EQ(wait_for(first, 5), 1);
+    ASSERT_EQ(wait_for(first, 5), 1) << bytes.substr(0, 40);
     EXPECT_EQ(read_file(first.err_path), "error: rank 1 (pid 4711 on nowhere) has sent what this program does not "
                                          "send; "
                                          "start the same on all machines; the run ends, and -y resumes from its last "
