@@ -35,7 +35,7 @@
 #include "llmc/run/model_options.h"  // model_config, check_resumed_model
 #include "llmc/run/print.h"          // print_line, time_text
 #include "llmc/run/run.h"            // Run
-#include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_signal
+#include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_after_steps, stop_signal
 #include "llmc/run/timeline.h"       // Timeline
 #include "llmc/text/sampler.h"       // sample_token
 #include "llmc/text/step_loader.h"   // StepLoader, StepTokens
@@ -858,6 +858,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
     run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
   allocate(t);
   load_or_init_weights(t, in_folder, checkpoint);
+  stop_after_steps();
   open_output(run, checkpoint, describe(t));
   check_same_data(run);  // also so that no rank waits in a collective for one that still loads
   print_start(run, checkpoint, matmul_precision());

@@ -40,10 +40,11 @@ inline WiringChange plan_wiring_change(const ModelConfig& model, const Attention
 // same part and layer. Empty: its rows have no trained values.
 inline std::vector<int> trained_heads(const WiringChange& c, Part part, int layer, int head) {
   std::vector<int> heads;
-  for (int i = 0; i < c.plan.num_heads; i++) {
-    const bool is_q = part == Part::q;
-    const int before = is_q ? i : c.plan.table.kv_head(i), now = is_q ? i : c.new_plan.table.kv_head(i);
-    if (now == head && c.plan.projected_index(part, {layer, before}) >= 0) heads.push_back(before);
+  const bool is_q = part == Part::q;
+  const int group = is_q ? 1 : c.plan.num_heads / c.new_plan.table.num_kv_heads;  // query heads of a head
+  for (int i = head * group; i < (head + 1) * group; i++) {
+    const int before = is_q ? i : c.plan.table.kv_head(i);
+    if (c.plan.projected_index(part, {layer, before}) >= 0) heads.push_back(before);
   }
   return heads;
 }

@@ -70,10 +70,11 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
   return int64_t(c.head_size()) * plan.num_projected(layer);
 }
 
-// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, where each
-// tensor takes at least its alignment.
-inline double least_parameters(const ModelConfig& c) {
-  const double C = c.channels, least = 6 * double(ArenaLayout::alignment) / sizeof(float);
+// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, of which a
+// layer has at least `least`: by default what its tensors take in an arena, where each has at least its alignment.
+inline double least_parameters(const ModelConfig& c,
+                               double least = 6 * double(ArenaLayout::alignment) / sizeof(float)) {
+  const double C = c.channels;
   const double positions = learns_positions(c.wiring) ? c.max_seq_len : 0;
   const int layers = stored_layers(c.wiring, c.num_layers);
   return (double(c.vocab_size) + positions) * C + layers * std::max(9 * C * C, least);
