@@ -227,8 +227,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
   if (learns_positions(c.wiring)) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
   const int layers = plan.table.stored_layers;
-  if (has_term(c.wiring, WiringTerm::Kind::universal))
-    b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
+  if (plan.table.has_cycles) b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
   if (plan.table.halting > 0) {
     ParameterSpec bias_spec;
     bias_spec.init_mean = 1, bias_spec.file_shape = {1};  // tokens of a new model halt early

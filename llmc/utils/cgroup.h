@@ -69,13 +69,14 @@ inline double cgroup_memory_free(const std::string& membership = cgroups_of_proc
   };
   const Names v2 = {"/memory.max", "/memory.current", ""}, v2_soft = {"/memory.high", "/memory.current", ""},
               v1 = {"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"};
-  double least = std::numeric_limits<double>::infinity();
+  constexpr double none = std::numeric_limits<double>::infinity();
+  double least = none;
   for (const std::string& folder : cgroup_folders("memory", membership, root))
     for (const Names& names : {v2, v2_soft, v1}) {
       auto cached = [&](const char* which) {
         return cgroup_number(folder + "/memory.stat", 0, (std::string(names.stat) + which).c_str());
       };
-      const double limit = cgroup_number(folder + names.limit, least), used = cgroup_number(folder + names.usage, 0);
+      const double limit = cgroup_number(folder + names.limit, none), used = cgroup_number(folder + names.usage, 0);
       const double in_use = std::max(0.0, used - cached("inactive_file") - cached("active_file"));
       least = std::min(least, std::max(0.0, limit - in_use));
     }

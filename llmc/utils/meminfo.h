@@ -22,9 +22,10 @@ inline size_t meminfo_bytes(const char* field) {
 
 // The kernel's estimate of memory that this process can have without swapping: of the machine's, and of what its
 // control groups allow.
-inline size_t host_memory_available() {
+inline size_t host_memory_available(const std::string& membership = cgroups_of_process,
+                                    const std::string& root = cgroup_mount) {
   const size_t available = meminfo_bytes("MemAvailable");
   const size_t of_machine =
       available != 0 ? available : size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-  return size_t(std::min(double(of_machine), cgroup_memory_free()));
+  return size_t(std::min(double(of_machine), cgroup_memory_free(membership, root)));
 }
