@@ -3,17 +3,18 @@
 // report and data/convert lie.
 // COVERS llmc/utils/files.cpp llmc/utils/cgroup.h llmc/io/checkpoint.cpp llmc/io/model_file.cpp
 // COVERS llmc/model/config_json.cpp llmc/run/stop_signal.h
-#include <sys/stat.h>            // mkfifo
-#include <cmath>                 // std::isinf
-#include <limits>                // std::numeric_limits
-#include "child.h"               // run_and_signal
-#include "command_line.h"        // CommandLine, shard_bytes, read_log
-#include "helpers.h"             // EXPECT_ERROR
-#include "llmc/io/checkpoint.h"  // verify_model
-#include "llmc/io/model_file.h"  // weight_files
-#include "llmc/utils/cgroup.h"   // processors_allowed, cgroup_memory_free
-#include "llmc/utils/files.h"    // read_whole_file
-#include "llmc/utils/meminfo.h"  // host_memory_available
+#include <sys/stat.h>              // mkfifo
+#include <cmath>                   // std::isinf
+#include <limits>                  // std::numeric_limits
+#include "child.h"                 // run_and_signal
+#include "command_line.h"          // CommandLine, shard_bytes, read_log
+#include "helpers.h"               // EXPECT_ERROR
+#include "llmc/io/checkpoint.h"    // verify_model
+#include "llmc/io/model_file.h"    // weight_files
+#include "llmc/run/run_history.h"  // read_run
+#include "llmc/utils/cgroup.h"     // processors_allowed, cgroup_memory_free
+#include "llmc/utils/files.h"      // read_whole_file
+#include "llmc/utils/meminfo.h"    // host_memory_available
 
 static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", convert = "data/convert ", report = "./report ";
 static const std::string model = "dev/test/golden/baseline";  // plain, of bytes, context length 32
@@ -225,6 +226,20 @@ TEST_F(Folders, StepsWithMemoryCountWhatTheyAttendTo) {
   EXPECT_GT(memory[2], memory[1]);
   EXPECT_NEAR(memory[3] - memory[2], memory[2] - memory[1], 1e-3) << "another 32 positions";
   EXPECT_NEAR(memory[0], (memory[1] + memory[2] + memory[3]) / 3, 1e-3) << "the run's is the mean";
+}
+
+// BUG llmc/run/run_history.cpp: `line.contains("flops_per_token") ? number_in(line, "flops_per_token")` ->
+//   `false ? 0`
+TEST_F(Folders, AStepsShareOfThePeakIsOfItsOwnFlops) {
+  fs::create_directory(in("run"));
+  const std::string rate = R"("loss": 3, "tokens_per_second": 10)";
+  write("run/log.jsonl", R"({"run": {"flops_per_token": 80, "process": {"gemm_peak": 1000, "ranks": 2}}})"
+                         "\n{\"step\": 1, \"flops_per_token\": 20, " +
+                             rate + "}\n{\"step\": 2, " + rate + "}\n");
+  const RunHistory history = read_run(in("run"));
+  ASSERT_EQ(history.steps.size(), 2u);
+  EXPECT_DOUBLE_EQ(history.steps[0].gemm_share, 0.1);
+  EXPECT_DOUBLE_EQ(history.steps[1].gemm_share, 0.4) << "that of the run";
 }
 
 // ----------------------------------------------------------------------------
