@@ -164,6 +164,17 @@ TEST_F(Folders, ASignalWhileAModelIsLoadedEndsTheProgram) {
   }
 }
 
+// BUG data/source_reader.h: `errno == EINTR && !interrupted` -> `errno == EINTR`
+TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
+  ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
+  const std::string command =
+      "data/tokenize --tokenizer bytes --out " + in("tokens") + " - <>" + in("pipe") + " 2>" + in("error");
+  const int status = run_and_signal("timeout -s KILL 10 " + command, SIGTERM, 1500000);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_NE(read_file(in("error")).find("error: "), std::string::npos);
+  EXPECT_FALSE(fs::exists(in("tokens")));
+}
+
 // A byte of a checkpoint is another one, and the file is still valid. All that read it as a model say which it is.
 // BUG llmc/io/checkpoint.cpp: `verify_model(folder);` -> ``
 TEST_F(Folders, ADamagedCheckpointIsRefusedByEveryProgram) {
