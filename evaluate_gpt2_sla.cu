@@ -202,7 +202,7 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     check_tokens(*text.file, config.vocab_size);
   } else {
     choose_tokenizer(e, config.vocab_size, /*is_needed=*/true);
-    const std::string bytes = read_whole_file(path);
+    const std::string bytes = read_whole_file(path, most_text_bytes);
     if (bytes.find('\0') != std::string::npos)
       user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin",
                  path.c_str());

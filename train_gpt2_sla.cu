@@ -35,7 +35,7 @@
 #include "llmc/run/model_options.h"  // model_config, check_resumed_model
 #include "llmc/run/print.h"          // print_line, time_text
 #include "llmc/run/run.h"            // Run
-#include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_signal
+#include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_after_steps, stop_signal
 #include "llmc/run/timeline.h"       // Timeline
 #include "llmc/text/sampler.h"       // sample_token
 #include "llmc/text/step_loader.h"   // StepLoader, StepTokens
@@ -585,6 +585,8 @@ struct Trainer {
   PinnedBuffer<float> checkpoint_copy;
   Run run;
   std::optional<StepLoader> step_loader;  // from the first step on
+  int64_t counted_segment = -1;           // of the micro-step before, and its FLOPs per token
+  double counted_flops = 0;
 };
 
 // What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank
@@ -677,6 +679,14 @@ StepTokens next_tokens(Trainer& t) {
   return t.step_loader->next();
 }
 
+// The FLOPs of a token of the next micro-step. With `memory` they depend on what there is of earlier segments.
+double flops_of_next_segment(Trainer& t) {
+  const int64_t segment = (t.model.remembered + t.run.T - 1) / t.run.T;
+  if (std::exchange(t.counted_segment, segment) != segment)
+    t.counted_flops = flops_per_token(t.model.config, t.model.attention_plan, t.run.T, {segment, segment + 1});
+  return t.counted_flops;
+}
+
 // One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is
 // queued. If the loss or the norm is not finite, the device has changed nothing. The step is skipped then: it counts
 // for the data and the learning rate, which continue as if it had been a good one, but not as one of AdamW's updates,
@@ -698,6 +708,7 @@ StepResult train_step(Trainer& t) {
   for (int64_t i = 0; i < run.grad_accum_steps; i++) {
     const int64_t first = i * run.B * run.T;
     if (run.train->begins_stream(first_sequence + i * run.B * run.ranks.size)) model.remembered = 0;
+    result.flops_per_token += flops_of_next_segment(t) / double(run.grad_accum_steps);
     gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
                     i + 1 == run.grad_accum_steps);
   }
@@ -784,7 +795,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   gpt2_plan(t.model, config, plan);
   if (o.tf32) gemm_allow_tf32();
   t.model.timeline.on = o.log_level == "debug";
-  run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T);
+  run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T, {0, segments_of_stream(run)});
   print_model(t.model, run.T, t.model.parameters);
   if (checkpoint.empty() && in_folder && !same_model(*in_folder, config))
     printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
@@ -858,6 +869,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
     run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
   allocate(t);
   load_or_init_weights(t, in_folder, checkpoint);
+  stop_after_steps();
   open_output(run, checkpoint, describe(t));
   check_same_data(run);  // also so that no rank waits in a collective for one that still loads
   print_start(run, checkpoint, matmul_precision());

@@ -17,7 +17,7 @@
 #include "llmc/utils/error.h"         // user_error, UserError
 #include "llmc/utils/files.h"         // check_free_name, is_folder, read_whole_file, NewFolder
 #include "llmc/utils/json.h"          // parse_json_or_throw, whole_number
-#include "llmc/utils/meminfo.h"       // meminfo_bytes
+#include "llmc/utils/meminfo.h"       // host_memory_available
 #include "llmc/utils/program.h"       // run_program
 
 struct Options {
@@ -53,7 +53,7 @@ static HostModel read_model(const Options& o) {
   if (!from_folder && !is_llmc_file(o.in))
     user_error("%s: neither a model's folder nor a model of llm.c", o.in.c_str());
   model.config = from_folder ? read_config_json(o.in) : read_llmc_config(o.in);
-  check_parameters_fit(model.config, sizeof(float), "weights", meminfo_bytes("MemAvailable"), "machine");
+  check_parameters_fit(model.config, sizeof(float), "weights", host_memory_available(), "machine");
   model.allocate();
   if (from_folder) read_weights(o.in, model.table, model.store());
   else read_llmc_weights(o.in, model.config, model.table, model.store());
@@ -103,7 +103,7 @@ static void convert_questions(const Options& o) {
   const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
   Encoder encoder(tokenizer);
   std::vector<ChoiceQuestion> questions;
-  std::istringstream lines(read_whole_file(o.in));
+  std::istringstream lines(read_whole_file(o.in, most_text_bytes));
   for (std::string line; std::getline(lines, line);) {
     try {
       questions.push_back(read_question(line, encoder));

@@ -167,7 +167,7 @@ bool ShardWriter::resume(const json& state) {
 // Reads the bits of the tokens in the part. After state() the file may have been written again, with more of them.
 bool ShardWriter::resume_mask(const json& state) {
   rename(mask_path().c_str(), mask_part_path().c_str());  // if it was completed after state()
-  const std::optional<std::string> file = try_read_file(mask_part_path());
+  const std::optional<std::string> file = try_read_file(mask_part_path(), most_text_bytes);
   if (!file || int64_t(file->size()) < mask_bytes(in_shard_)) return false;
   mask_.assign(file->begin() + mask_header_bytes, file->begin() + mask_bytes(in_shard_));
   if (in_shard_ % 8 != 0) mask_.back() &= uint8_t((1 << in_shard_ % 8) - 1);

@@ -5,6 +5,7 @@
 #include <cerrno>               // errno
 #include <cstring>              // strerror
 #include <string>               // std::string
+#include "corpus.h"             // interrupted
 #include "llmc/utils/crc32c.h"  // crc32c
 #include "llmc/utils/error.h"   // user_error
 
@@ -32,7 +33,7 @@ struct SourceReader {
   ssize_t read(char* bytes, size_t size) {
     for (;;) {
       const ssize_t n = ::read(fd, bytes, size);
-      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EINTR && !interrupted) continue;
       if (n < 0) error = errno;
       if (n > 0) checksum = crc32c(bytes, n, checksum), bytes_read += n;
       return n;

@@ -9,7 +9,7 @@
 #include <algorithm>                  // std::all_of
 #include <cmath>                      // std::lround
 #include <condition_variable>         // std::condition_variable
-#include <csignal>                    // signal
+#include <csignal>                    // sigaction
 #include <cstdio>                     // printf, fprintf
 #include <exception>                  // std::exception_ptr
 #include <map>                        // std::map
@@ -526,7 +526,9 @@ static int run_tokenize(int argc, char** argv) {
   if (!options.field.empty()) options.corpus.fields = {options.field};
   if (options.pairs) options.corpus.fields = {"prompt", "answer"}, options.end_of_text = "after";
   while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
-  for (int stop : {SIGINT, SIGTERM, SIGHUP}) signal(stop, [](int) { interrupted = 1; });
+  struct sigaction action = {};  // without SA_RESTART: to wait for a pipe's next bytes ends, too
+  action.sa_handler = [](int) { interrupted = 1; };
+  for (int stop : {SIGINT, SIGTERM, SIGHUP}) sigaction(stop, &action, nullptr);
   tokenize(options);
   return 0;
 }

@@ -217,7 +217,9 @@ struct MaskOf {
   }
 
   // How many pairs (query, key) of T positions see each other.
-  int64_t visible_pairs(int T) const {
+  int64_t visible_pairs(int64_t T) const {
+    const int64_t first = std::min<int64_t>(T, window);  // queries that the window hides nothing from
+    if (num_clauses == 0) return first * (first + 1) / 2 + (T - first) * first;
     int64_t pairs = 0;
     for (int t = 0; t < T; t++) pairs += visible_keys(t);
     return pairs;

@@ -8,7 +8,7 @@
 #include <iterator>    // std::next, std::prev
 #include <map>         // std::map
 #include "emu.h"
-#include "llmc/utils/meminfo.h"  // meminfo_bytes
+#include "llmc/utils/meminfo.h"  // host_memory_available, meminfo_bytes
 
 namespace emu {
 namespace {
@@ -162,7 +162,7 @@ void check_device_range(const char* what, const void* p, size_t bytes, Gaps gaps
 
 size_t memory_available() {
   const DeviceMemory& m = memory();
-  if (m.most == 0) return meminfo_bytes("MemAvailable");
+  if (m.most == 0) return host_memory_available();
   size_t taken = counters().bytes_allocated;
   for (int library = 0; library < 3; library++) taken += m.is_taken[library] ? m.libraries[library] : 0;
   return m.most - std::min(m.most, taken);

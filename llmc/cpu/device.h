@@ -12,7 +12,7 @@
 #include <utility>               // std::swap
 #include "llmc/device_memory.h"  // what is defined here
 #include "llmc/utils/error.h"    // user_error
-#include "llmc/utils/meminfo.h"  // meminfo_bytes
+#include "llmc/utils/meminfo.h"  // host_memory_available
 #include "threads.h"             // is_worth_threads, configure_threads
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
@@ -103,8 +103,5 @@ struct GpuEvent {
 
 constexpr bool device_memory_is_host_memory = true;
 
-// The kernel's estimate of memory that is available without swapping.
-inline size_t device_memory_available() {
-  const size_t available = meminfo_bytes("MemAvailable");
-  return available != 0 ? available : size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-}
+// What the machine and the control groups of this process have left.
+inline size_t device_memory_available() { return host_memory_available(); }

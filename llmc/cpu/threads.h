@@ -1,15 +1,14 @@
 // How many threads an operation runs on, and how they wait for each other.
 #pragma once
-#include <omp.h>       // omp_get_max_threads
-#include <unistd.h>    // execv
-#include <algorithm>   // std::max, std::min
-#include <cmath>       // std::ceil
-#include <cstdint>     // int64_t
-#include <cstdlib>     // getenv, setenv
-#include <filesystem>  // std::filesystem::read_symlink
-#include <fstream>     // std::ifstream
-#include <limits>      // std::numeric_limits
-#include <string>      // std::string, std::to_string, std::stod
+#include <omp.h>                // omp_get_max_threads
+#include <unistd.h>             // execv
+#include <algorithm>            // std::max
+#include <cmath>                // std::ceil
+#include <cstdint>              // int64_t
+#include <cstdlib>              // getenv, setenv
+#include <filesystem>           // std::filesystem::read_symlink
+#include <string>               // std::string, std::to_string
+#include "llmc/utils/cgroup.h"  // processors_allowed
 
 // To wake threads and to wait for the last of them takes 10 us to 100 us, and a time slice where the machine has other
 // work. What a core does in less runs on the thread that calls it: operations of fewer bytes read and written, or FLOPs
@@ -20,27 +19,6 @@ constexpr int64_t least_parallel_bytes = 2 << 20, least_parallel_flops = 16 << 2
 // For OpenMP's `if`. No result depends on it: the order of each sum depends on the shape alone.
 inline bool is_worth_threads(int64_t bytes, int64_t flops = 0) {
   return bytes >= least_parallel_bytes || flops >= least_parallel_flops;
-}
-
-// How many processors' time the control group of this process and those above it allow, as containers are limited;
-// infinite if they do not say. `membership` and `root`: where the kernel says which group that is, and what each allows
-// (cgroup v2).
-inline double processors_allowed(const std::string& membership = "/proc/self/cgroup", const std::string& root = "/sys/"
-                                                                                                                "fs/"
-                                                                                                                "cgrou"
-                                                                                                                "p") {
-  double least = std::numeric_limits<double>::infinity();
-  std::ifstream groups(membership);
-  for (std::string line; std::getline(groups, line);) {
-    if (line.compare(0, 3, "0::") != 0) continue;
-    for (std::string group = line.substr(3);; group.resize(group.rfind('/'))) {
-      std::ifstream limit(root + group + "/cpu.max");
-      double quota, period;  // of microseconds; "max" for none is no number
-      if (limit >> quota >> period && period > 0) least = std::min(least, quota / period);
-      if (group.find('/') == std::string::npos) break;
-    }
-  }
-  return least;
 }
 
 // Sets how many threads there are and how they wait, where the program's user has not. libgomp counts the processors

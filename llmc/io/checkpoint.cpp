@@ -296,7 +296,8 @@ static void demand_equal(const std::string& what, uint32_t found, const json& ex
                text.c_str());
 }
 
-void verify_checkpoint(const std::string& checkpoint) {
+// Throws UserError unless the text files and these files of tensors are what was written.
+static void verify_files(const std::string& checkpoint, const std::vector<std::string>& files_of_tensors) {
   with_state(checkpoint, [&](const json& state) {
     const json& checksums = state.at("checksums");
     for (const auto& [name, checksum] : checksums.items()) {
@@ -304,7 +305,7 @@ void verify_checkpoint(const std::string& checkpoint) {
       const std::string path = checkpoint + "/" + name, text = read_whole_file(path);
       demand_equal(path + ":", crc32c(text.data(), text.size()), checksum);
     }
-    for (const char* name : {"model.safetensors", "optimizer.safetensors", memory_file}) {
+    for (const std::string& name : files_of_tensors) {
       if (name == memory_file && !checksums.contains(name)) continue;
       const std::string path = checkpoint + "/" + name;
       const SafetensorsChecksums found = SafetensorsFile(path).checksums();
@@ -314,6 +315,21 @@ void verify_checkpoint(const std::string& checkpoint) {
         demand_equal(path + ": tensor " + tensor, checksum, expected.at("tensors").at(tensor));
     }
   });
+}
+
+void verify_checkpoint(const std::string& checkpoint) {
+  verify_files(checkpoint, {"model.safetensors", "optimizer.safetensors", memory_file});
+}
+
+void verify_model(const std::string& folder) {
+  if (!path_exists(folder + "/state.json")) return;
+  try {
+    verify_files(folder, {"model.safetensors"});
+  } catch (const UserError& e) {
+    user_error("%s; copy the checkpoint again, or, if it was changed on purpose, remove state.json: without it the "
+               "folder is a model like any other",
+               e.what());
+  }
 }
 
 std::string checkpoint_checksum(const std::string& checkpoint) {
@@ -346,6 +362,7 @@ RunState read_run_state(const std::string& checkpoint) {
 }
 
 void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight) {
+  verify_model(folder);
   read_weight_files(weight_files(folder), table, store_weight);
 }
 

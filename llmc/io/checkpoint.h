@@ -92,11 +92,16 @@ std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int
 // Throws UserError, naming the file and for tensors the tensor, if a byte of the checkpoint is not what was written.
 void verify_checkpoint(const std::string& checkpoint);
 
+// The same of what a checkpoint is as a model: everything but moments and memory. Does nothing for a folder that is no
+// checkpoint, which has no checksums.
+void verify_model(const std::string& folder);
+
 // The checksum of state.json, which has those of all the rest: two checkpoints with the same one are the same. Throws
 // UserError.
 std::string checkpoint_checksum(const std::string& checkpoint);
 
 RunState read_run_state(const std::string& checkpoint);
+// Hands the weights in a model's folder to store_weight, once verify_model has found nothing.
 void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight);
 // Reads this process's shard of m and v; see read_moment_shard in model_file.h.
 void read_moments(const std::string& checkpoint, const ParameterTable& table, const StoreTensor& store_m,

@@ -274,10 +274,20 @@ void read_moment_shard(const std::string& path, const ParameterTable& table, con
   }
 }
 
+// Throws UserError if a model's folder, which has no safetensors, has weights in another format.
+static void refuse_other_weights(const std::string& folder) {
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack"})
+    if (path_exists(folder + "/" + name))
+      user_error("%s/%s: has the weights in another format than model.safetensors; fetch that file of the model, or "
+                 "let transformers write it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)",
+                 folder.c_str(), name);
+}
+
 std::vector<std::string> weight_files(const std::string& folder) {
   const std::string whole = folder + "/model.safetensors", index = whole + ".index.json";
   if (path_exists(whole)) return {whole};
   const std::optional<std::string> text = try_read_file(index);
+  if (!text) refuse_other_weights(folder);
   if (!text) return {whole};  // whose absence is then the error
   const nlohmann::json json = parse_json<nlohmann::json>(*text);
   std::set<std::string> names;
@@ -289,5 +299,9 @@ std::vector<std::string> weight_files(const std::string& folder) {
     user_error("%s: has no weight_map of tensors and files beside it", index.c_str());
   std::vector<std::string> paths;
   for (const std::string& name : names) paths.push_back(folder + "/" + name);
+  for (const std::string& path : paths)
+    if (!path_exists(path))
+      user_error("%s: is not there; %s names %zu files of weights, and all of them are needed: fetch it, too",
+                 path.c_str(), index.c_str(), paths.size());
   return paths;
 }

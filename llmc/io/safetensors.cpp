@@ -11,7 +11,7 @@
 #include "llmc/utils/bf16_bits.h"  // float_from_bf16
 #include "llmc/utils/crc32c.h"     // crc32c
 #include "llmc/utils/error.h"      // user_error, format, CHECK
-#include "llmc/utils/files.h"      // FileDescriptor, write_all
+#include "llmc/utils/files.h"      // FileDescriptor, refuse_lfs_pointer, write_all
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors files are little-endian, and so is this code");
 
@@ -270,6 +270,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(m
   const size_t after_length = file_.get_deleter().bytes - kLengthBytes;
   uint64_t header_bytes;
   memcpy(&header_bytes, file_.get(), kLengthBytes);
+  refuse_lfs_pointer(path, file_.get(), file_.get_deleter().bytes);
   if (header_bytes > after_length)
     user_error("%s: is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has "
                "%zu",

@@ -466,9 +466,10 @@ inline void branch_backward(const AttentionBranch& b, const floatX* dout, const 
 
 // Elements of the weights that a token is multiplied with. k and v of the memory's positions are counted with those of
 // the segment's tokens.
-inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan) {
+inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan,
+                              const Segments& segments) {
   const double C = c.channels, qkv = double(qkv_rows(c, plan, b.layer));
-  const double of_memory = plan.table.memory > 0 ? (qkv - C) * plan.table.memory / c.max_seq_len : 0;
+  const double of_memory = (qkv - C) * segments.mean_memory(plan.table.memory, c.max_seq_len) / c.max_seq_len;
   return (qkv + of_memory) * C + C * C;
 }
 
@@ -477,8 +478,9 @@ inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, co
 // it sees: C * (T + 1) a token where all heads are causal. With topk all scores are computed once, and only the chosen
 // keys are multiplied. Relative positions have 1 product more forward and 3 backward, and r, which does not depend on
 // the batch and is not counted.
-inline double attention_flops(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
-  const AttentionPairs pairs = attention_pairs(plan, b.layer, T);
+inline double attention_flops(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T,
+                              const Segments& segments) {
+  const AttentionPairs pairs = attention_pairs(plan, b.layer, T, segments);
   const double products =
       plan.table.topk > 0 ? 6 * pairs.multiplied + pairs.scored : (plan.table.relative ? 11 : 7) * pairs.scored;
   return 2 * c.head_size() * products;

@@ -6,7 +6,7 @@
 // projected, so its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so
 // the function, the loss curve and the gradient norm are those of the full model.
 #pragma once
-#include <algorithm>           // std::find, std::max
+#include <algorithm>           // std::binary_search, std::find, std::lower_bound, std::max
 #include <array>               // std::array
 #include <cmath>               // std::pow
 #include <set>                 // std::set
@@ -84,8 +84,8 @@ struct AttentionPlan {
     for (Part lower : all_parts)
       if (lower < part) before += int(heads[lower][h.layer].size());
     const std::vector<int>& list = heads[part][h.layer];
-    const auto it = std::find(list.begin(), list.end(), h.head);
-    return it == list.end() ? -1 : before + int(it - list.begin());
+    const auto it = std::lower_bound(list.begin(), list.end(), h.head);
+    return it == list.end() || *it != h.head ? -1 : before + int(it - list.begin());
   }
 };
 
@@ -100,14 +100,14 @@ void for_each_head(const PlannedAttention& attention, Visit visit) {
 }
 
 inline std::vector<int> AttentionPlan::unused(Part part, int layer) const {
+  std::set<int> used(shared[part][layer].begin(), shared[part][layer].end());
+  for (const PlannedAttention& attention : attentions[layer])
+    for_each_head(attention, [&](Part p, const ProjectedHead& h) {
+      if (p == part && h.layer == layer) used.insert(h.head);
+    });
   std::vector<int> heads;
-  for (int head : projected[part][layer]) {
-    bool used = shared_index(part, {layer, head}) >= 0;
-    for (const PlannedAttention& attention : attentions[layer])
-      for_each_head(attention,
-                    [&](Part p, const ProjectedHead& h) { used |= p == part && h.layer == layer && h.head == head; });
-    if (!used) heads.push_back(head);
-  }
+  for (int head : projected[part][layer])
+    if (used.count(head) == 0) heads.push_back(head);
   return heads;
 }
 
@@ -116,7 +116,7 @@ inline double blend_coefficient(double a, int map, int l) { return std::pow(a, l
 
 // The attentions of layer l.
 inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, int l) {
-  const int num_heads = table.num_heads, num_kv_heads = table.num_kv_heads;
+  const int num_heads = table.num_heads;
   std::set<int> layers;  // in which the query heads have sources
   for (int i = 0; i < num_heads; i++)
     for (int layer : table.sources(l, i)) layers.insert(layer);
@@ -124,17 +124,17 @@ inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, i
   auto add = [&](int map_layer) {
     PlannedAttention attention = {map_layer, {}, false};
     for (int layer : layers) {
-      for (int kv_head = 0; kv_head < num_kv_heads; kv_head++) {
-        // With another layer's attention map, k belongs to that layer and v to layer l; else k and v have the same
-        // source.
-        const bool own_map = map_layer == l;
-        KVUse use = {{own_map ? layer : map_layer, kv_head}, {layer, kv_head}, {}, false, false};
-        for (int i = 0; i < num_heads; i++) {
-          const std::vector<int>& sources = table.sources(l, i);
-          if (table.kv_head(i) == kv_head && std::find(sources.begin(), sources.end(), layer) != sources.end())
-            use.query_heads.push_back(i);
-        }
-        if (!use.query_heads.empty()) attention.uses.push_back(std::move(use));
+      // With another layer's attention map, k belongs to that layer and v to layer l; else k and v have the same
+      // source.
+      const int k_layer = map_layer == l ? layer : map_layer;
+      const size_t first = attention.uses.size();
+      for (int i = 0; i < num_heads; i++) {
+        const std::vector<int>& sources = table.sources(l, i);
+        if (!std::binary_search(sources.begin(), sources.end(), layer)) continue;
+        const int kv_head = table.kv_head(i);  // of which the query heads are neighbours
+        if (attention.uses.size() == first || attention.uses.back().k.head != kv_head)
+          attention.uses.push_back({{k_layer, kv_head}, {layer, kv_head}, {}, false, false});
+        attention.uses.back().query_heads.push_back(i);
       }
     }
     attentions.push_back(std::move(attention));
@@ -198,17 +198,15 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
       for_each_head(attention,
                     [&](Part part, const ProjectedHead& head) { highest_use[part][head.layer * h + head.head] = l; });
   }
-  const auto is_used = [&](Part part, int l, int i) {  // in any layer with the same parameters
-    bool used = false;
-    for (int same = l % plan.table.stored_layers; same < L; same += plan.table.stored_layers)
-      used |= highest_use[part][same * h + i] >= 0;
-    return used;
-  };
   for (Part part : all_parts) {
+    const int stored = plan.table.stored_layers;
+    std::vector<char> is_used(size_t(stored * h), 0);  // in any of the layers with the same parameters
+    for (int l = 0; l < L; l++)
+      for (int i = 0; i < h; i++) is_used[l % stored * h + i] |= highest_use[part][l * h + i] >= 0;
     plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
     for (int l = 0; l < L; l++)
       for (int i = 0; i < plan.heads_of(part); i++) {
-        if (keep_dead || is_used(part, l, i)) plan.projected[part][l].push_back(i);
+        if (keep_dead || is_used[l % stored * h + i]) plan.projected[part][l].push_back(i);
         if (highest_use[part][l * h + i] > l) plan.shared[part][l].push_back(i);
       }
   }

@@ -40,10 +40,13 @@ inline WiringChange plan_wiring_change(const ModelConfig& model, const Attention
 // same part and layer. Empty: its rows have no trained values.
 inline std::vector<int> trained_heads(const WiringChange& c, Part part, int layer, int head) {
   std::vector<int> heads;
-  for (int i = 0; i < c.plan.num_heads; i++) {
-    const bool is_q = part == Part::q;
-    const int before = is_q ? i : c.plan.table.kv_head(i), now = is_q ? i : c.new_plan.table.kv_head(i);
-    if (now == head && c.plan.projected_index(part, {layer, before}) >= 0) heads.push_back(before);
+  const bool is_q = part == Part::q;
+  const WiringTable& now = c.new_plan.table;
+  int i = is_q ? head : int(int64_t(head) * now.num_heads / now.num_kv_heads);
+  while (!is_q && now.kv_head(i) < head) i++;
+  for (; i < now.num_heads && (is_q ? i : now.kv_head(i)) == head; i++) {
+    const int before = is_q ? i : c.plan.table.kv_head(i);
+    if (c.plan.projected_index(part, {layer, before}) >= 0) heads.push_back(before);
   }
   return heads;
 }
@@ -134,13 +137,13 @@ inline LayerChange layer_change(const WiringChange& c, int l) {
                        before.mask(map_before, i).text() != now.mask(map_now, i).text();
   }
   for (Part part : all_parts) {
-    std::set<int> used;
+    std::set<int> used, copied;
     for (int head : c.new_plan.projected[part][l]) {
       const std::vector<int> all = trained_heads(c, part, l, head);
       const std::set<int> distinct(all.begin(), all.end());
       const int n = int(distinct.size());
       change.fresh += n == 0;
-      change.repeated += n == 1 && used.count(*distinct.begin());
+      change.repeated += n == 1 && !copied.insert(*distinct.begin()).second;
       if (n > 1) {
         change.least = change.averaged++ > 0 ? std::min(change.least, n) : n;
         change.most = std::max(change.most, n);
@@ -211,12 +214,14 @@ inline std::string memory_change_text(const WiringChange& c) {
 // How the repetition of layers changes, as text; "" if it does not.
 inline std::string cycles_change_text(const WiringChange& c) {
   const int before = c.plan.table.stored_layers, now = c.new_plan.table.stored_layers, L = c.plan.num_layers;
-  if (before == now) return "";
+  const bool had_cycles = c.plan.table.has_cycles, has_cycles = c.new_plan.table.has_cycles;
+  if (before == now && had_cycles == has_cycles) return "";
+  const char* starts =
+      has_cycles ? "what cycles begin with starts as in a new model" : "what cycles began with is dropped";
+  if (before == now) return format("layers: %s", starts);
   const std::string taken = before < L ? format("layer l those of layer l mod %d", before)
                             : now > 1  ? format("layers 0 to %d theirs", now - 1)
                                        : "layer 0 its own";
-  const char* starts =
-      now < L ? "what cycles begin with starts as in a new model" : "what cycles began with is dropped";
   return format("layers: %d in place of %d have weights, %s; %s", now, before, taken.c_str(), starts);
 }
 

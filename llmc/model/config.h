@@ -92,6 +92,23 @@ inline bool config_from_preset(const std::string& name, ModelConfig& config) {
   return false;
 }
 
+// Throws UserError if the plan of the attentions, which names every head of each, would fill memory and take minutes.
+// Trained models have had a thousand layers (DeepNet); with blend and gate a layer has the maps of all below it.
+inline void check_plan_size(const ModelConfig& c) {
+  constexpr int most_layers = 10000;
+  constexpr double most_heads = 1 << 20;
+  if (c.num_layers > most_layers)
+    user_error("%d layers are more than a model can have, %d; take fewer", c.num_layers, most_layers);
+  const bool mixes = has_term(c.wiring, WiringTerm::Kind::blend) || has_term(c.wiring, WiringTerm::Kind::gate);
+  double heads = double(c.num_layers) * c.num_heads * (mixes ? 0.5 * (c.num_layers + 1) : 1);
+  for (const WiringTerm& term : c.wiring.terms)
+    if (term.kind == WiringTerm::Kind::also) heads += double(c.num_layers) * c.num_heads;
+  if (heads > most_heads)
+    user_error("%d layers of %d heads with this wiring have %.0f heads of attention, and a model can have %.0f; take "
+               "fewer layers or heads",
+               c.num_layers, c.num_heads, heads, most_heads);
+}
+
 // Throws UserError, with what to do about it, unless the numbers make a model.
 inline void validate(const ModelConfig& c) {
   visit_fields(c, [](const ConfigField& field, const auto& value) {
@@ -103,6 +120,7 @@ inline void validate(const ModelConfig& c) {
     user_error("%d heads do not divide %d channels; take channels that are a multiple of the heads", c.num_heads,
                c.channels);
   if (!(c.layer_norm_eps > 0)) user_error("layer_norm_epsilon is %g; it must be greater than 0", c.layer_norm_eps);
+  check_plan_size(c);
   validate(c.wiring, c.num_layers, c.num_heads);
   if (has_term(c.wiring, WiringTerm::Kind::rope) && c.head_size() % 2 != 0)
     user_error("wiring \"%s\": rope rotates pairs of channels, but a head has %d; --channels must be an even multiple "

@@ -1,11 +1,15 @@
 #include "config_json.h"
-#include <cerrno>              // errno
-#include <cstring>             // strerror
-#include <nlohmann/json.hpp>   // nlohmann::ordered_json
-#include "llmc/utils/embed.h"  // EMBED
-#include "llmc/utils/files.h"  // try_read_file, is_folder
-#include "llmc/utils/json.h"   // parse_json
-#include "llmc/utils/error.h"  // user_error
+#include <cerrno>                // errno
+#include <cstring>               // strerror
+#include <filesystem>            // file_size
+#include <nlohmann/json.hpp>     // nlohmann::ordered_json
+#include <system_error>          // std::error_code
+#include "llmc/io/model_file.h"  // weight_files
+#include "llmc/utils/embed.h"    // EMBED
+#include "llmc/utils/files.h"    // try_read_file, is_folder
+#include "llmc/utils/json.h"     // parse_json
+#include "llmc/utils/error.h"    // user_error
+#include "parameters.h"          // least_parameters
 
 using json = nlohmann::ordered_json;
 
@@ -65,6 +69,24 @@ static Wiring config_wiring(const json& config, const std::string& path) {
   return wiring;
 }
 
+// Throws UserError if the files of weights beside a config.json are too small for what it describes, of which each
+// parameter takes two bytes or more: before memory is planned and filled for the weights. Files that are missing are
+// the error of who reads them.
+static void check_size_of_weights(const std::string& folder, const std::string& path, const ModelConfig& c) {
+  double bytes = 0;
+  for (const std::string& file : weight_files(folder)) {
+    std::error_code error;
+    bytes += double(std::filesystem::file_size(file, error));
+    if (error) return;
+  }
+  const double least = least_parameters(c, 0);
+  if (2 * least > bytes)
+    user_error("%s: %d layers of %d channels and a vocabulary of %d have at least %.0f parameters, which the %.0f "
+               "bytes "
+               "of weights beside it cannot hold; fetch both files of the same model",
+               path.c_str(), c.num_layers, c.channels, c.vocab_size, least, bytes);
+}
+
 ModelConfig read_config_json(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const std::optional<std::string> text = try_read_file(path);
@@ -84,6 +106,7 @@ ModelConfig read_config_json(const std::string& folder) {
     c.wiring = config_wiring(config, path);
     validate(c);
   } catch (const UserError& e) { user_error("%s: %s", path.c_str(), e.what()); }
+  check_size_of_weights(folder, path, c);
   return c;
 }
 

@@ -2,7 +2,7 @@
 // windows see keeps no more than those reach: its rows are moved to the front when they have filled it, which costs
 // less than a copied row for each new one.
 #pragma once
-#include <algorithm>              // std::find, std::max, std::min
+#include <algorithm>              // std::max, std::min
 #include <climits>                // INT_MAX
 #include <cstdint>                // int64_t
 #include <numeric>                // std::lcm
@@ -112,22 +112,24 @@ struct CachedRows {
 
 // The groups: a layer is with those whose K/V it uses, and with what is used together with one of them.
 inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
-  std::vector<int> group(size_t(plan.num_layers));  // by the lowest layer of each
-  for (int l = 0; l < plan.num_layers; l++) group[l] = l;
+  std::vector<int> lower(size_t(plan.num_layers));  // a lower layer of the same group; of the lowest, itself
+  for (int l = 0; l < plan.num_layers; l++) lower[l] = l;
+  auto lowest = [&](int l) {
+    while (lower[l] != l) l = lower[l] = lower[lower[l]];
+    return l;
+  };
   for (int l = 0; l < plan.num_layers; l++)
     for (const PlannedAttention& attention : plan.attentions[l])
       for (const KVUse& use : attention.uses)
         for (int layer : {use.k.layer, use.v.layer}) {
-          const int other = group[layer];
-          for (int& g : group)
-            if (g == other) g = group[l];
+          const int a = lowest(layer), b = lowest(l);
+          lower[std::max(a, b)] = std::min(a, b);
         }
   std::vector<KVCacheGroup> groups;
-  for (int g = 0; g < plan.num_layers; g++) {
-    KVCacheGroup members;
-    for (int l = 0; l < plan.num_layers; l++)
-      if (group[l] == g) members.layers.push_back(l);
-    if (!members.layers.empty()) groups.push_back(members);
+  std::vector<size_t> index(size_t(plan.num_layers));  // of the group, by its lowest layer
+  for (int l = 0; l < plan.num_layers; l++) {
+    if (lowest(l) == l) index[l] = groups.size(), groups.emplace_back();
+    groups[index[lowest(l)]].layers.push_back(l);
   }
   return groups;
 }

@@ -4,7 +4,7 @@
 #include <fstream>                 // std::ifstream
 #include "llmc/utils/bf16_bits.h"  // bf16_from_float, float_from_bf16
 #include "llmc/utils/error.h"      // user_error
-#include "llmc/utils/files.h"      // check_free_name, OutputFile
+#include "llmc/utils/files.h"      // check_free_name, magic_number_of, OutputFile
 #include "named_tensors.h"         // NamedTensors, sublayer_names
 
 static constexpr int32_t model_magic = 20240326;
@@ -29,8 +29,9 @@ static std::vector<std::string> tensor_order(int num_layers) {
 }
 
 static bool read_header(const std::string& path, Header& header) {
+  if (magic_number_of(path) != model_magic) return false;  // to open a pipe would block
   std::ifstream file(path, std::ios::binary);
-  return bool(file.read(reinterpret_cast<char*>(&header), sizeof header)) && header.magic == model_magic;
+  return bool(file.read(reinterpret_cast<char*>(&header), sizeof header));
 }
 
 bool is_llmc_file(const std::string& path) {

@@ -177,7 +177,7 @@ inline void branch_backward(const LshBranch& b, const floatX* dout, const Batch&
 // Cost
 
 // Elements of the weights that a token is multiplied with.
-inline double matmul_elements(const LshBranch&, const ModelConfig& c, const AttentionPlan&) {
+inline double matmul_elements(const LshBranch&, const ModelConfig& c, const AttentionPlan&, const Segments&) {
   return 3.0 * c.channels * c.channels;
 }
 
@@ -190,7 +190,8 @@ inline double lsh_pairs(const AttentionPlan& plan, int l, int64_t T) {
 
 // The FLOPs of hashing, 2 for each channel of a head and each of its rotations, and of attention, forward and backward:
 // 7 matrix products, as in attention to all keys (attention_branch.h).
-inline double attention_flops(const LshBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
+inline double attention_flops(const LshBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T,
+                              const Segments&) {
   const double rotations = double(plan.table.lsh_rounds) * plan.table.lsh_buckets / 2;
   return 2 * double(T) * c.channels * rotations + 2 * c.head_size() * 7 * lsh_pairs(plan, b.layer, T);
 }

@@ -69,7 +69,8 @@ inline void branch_backward(const MixedAttentionBranch& b, const floatX* dout, c
     token_gate_backward(b.din, b.g.gatew, b.g.gateb, gate.dgate, gate.gate, b.in, b.w.gatew, N, b.C);
 }
 
-inline double matmul_elements(const MixedAttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan) {
+inline double matmul_elements(const MixedAttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan,
+                              const Segments& segments) {
   const double gate = has_map_gate(plan, b.layer) ? c.channels : 0;
-  return matmul_elements(static_cast<const AttentionBranch&>(b), c, plan) + gate;
+  return matmul_elements(static_cast<const AttentionBranch&>(b), c, plan, segments) + gate;
 }

@@ -107,9 +107,11 @@ inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch&
 }
 
 // Elements of the weights that a token is multiplied with.
-inline double matmul_elements(const MlpBranch&, const ModelConfig& c, const AttentionPlan&) {
+inline double matmul_elements(const MlpBranch&, const ModelConfig& c, const AttentionPlan&, const Segments&) {
   return 8.0 * c.channels * c.channels;
 }
 
 // The FLOPs of attention in an MLP: none.
-inline double attention_flops(const MlpBranch&, const ModelConfig&, const AttentionPlan&, int64_t) { return 0; }
+inline double attention_flops(const MlpBranch&, const ModelConfig&, const AttentionPlan&, int64_t, const Segments&) {
+  return 0;
+}

@@ -70,10 +70,11 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
   return int64_t(c.head_size()) * plan.num_projected(layer);
 }
 
-// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, where each
-// tensor takes at least its alignment.
-inline double least_parameters(const ModelConfig& c) {
-  const double C = c.channels, least = 6 * double(ArenaLayout::alignment) / sizeof(float);
+// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, of which a
+// layer has at least `least`: by default what its tensors take in an arena, where each has at least its alignment.
+inline double least_parameters(const ModelConfig& c,
+                               double least = 6 * double(ArenaLayout::alignment) / sizeof(float)) {
+  const double C = c.channels;
   const double positions = learns_positions(c.wiring) ? c.max_seq_len : 0;
   const int layers = stored_layers(c.wiring, c.num_layers);
   return (double(c.vocab_size) + positions) * C + layers * std::max(9 * C * C, least);
@@ -226,8 +227,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
   if (learns_positions(c.wiring)) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
   const int layers = plan.table.stored_layers;
-  if (has_term(c.wiring, WiringTerm::Kind::universal))
-    b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
+  if (plan.table.has_cycles) b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
   if (plan.table.halting > 0) {
     ParameterSpec bias_spec;
     bias_spec.init_mean = 1, bias_spec.file_shape = {1};  // tokens of a new model halt early

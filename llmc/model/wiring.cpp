@@ -441,6 +441,7 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::lsh) table.lsh_buckets = t.n, table.lsh_rounds = t.c;
   }
   table.memory = memory_positions(w), table.stored_layers = stored_layers(w, num_layers);
+  table.has_cycles = has_term(w, Kind::universal);
   for (std::vector<int>& sources : table.source_layers) std::sort(sources.begin(), sources.end());
   return table;
 }

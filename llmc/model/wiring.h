@@ -151,12 +151,13 @@ struct WiringTable {
   int topk = 0;                                 // 0: all keys
   std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
   Mix mix = Mix::none;
-  double blend = 0;       // a
-  double rope = 0;        // the base of rotary positions; 0: there are none
-  bool relative = false;  // Transformer-XL's relative positions
-  int memory = 0;         // memory_positions of the wiring
-  int stored_layers = 0;  // layer l has the parameters of layer l mod stored_layers
-  double halting = 0;     // the eps of `act`; 0: tokens do not halt
+  double blend = 0;         // a
+  double rope = 0;          // the base of rotary positions; 0: there are none
+  bool relative = false;    // Transformer-XL's relative positions
+  int memory = 0;           // memory_positions of the wiring
+  int stored_layers = 0;    // layer l has the parameters of layer l mod stored_layers
+  bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
+  double halting = 0;       // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers

@@ -199,7 +199,7 @@ std::string results_json(const EvaluationResults& r) {
 
 std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path) {
   std::vector<std::pair<std::string, std::string>> texts;
-  std::istringstream lines(read_whole_file(path));
+  std::istringstream lines(read_whole_file(path, most_text_bytes));
   for (std::string line; std::getline(lines, line);) {
     const ordered_json json = parse_json(line);
     const size_t number = texts.size() + 1;

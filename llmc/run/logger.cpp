@@ -42,8 +42,8 @@ static int64_t step_of_line(const json& j) {
 
 ResumedLog RunLog::resume(const std::string& out, int64_t step) {
   path_ = out + "/log.jsonl";
-  const std::string old = try_read_file(path_).value_or(""), damaged_path = out + "/log.damaged.jsonl";
-  std::string kept, damaged = try_read_file(damaged_path).value_or("");
+  const std::string old = try_read_file(path_, most_text_bytes).value_or(""), damaged_path = out + "/log.damaged.jsonl";
+  std::string kept, damaged = try_read_file(damaged_path, most_text_bytes).value_or("");
   ResumedLog found;
   for (size_t begin = 0, end; (end = old.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = old.substr(begin, end - begin);

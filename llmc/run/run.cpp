@@ -114,6 +114,12 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
   run.schedule = {o.schedule, o.learning_rate, o.final_fraction, o.warmup_steps, run.steps};
 }
 
+int64_t segments_of_stream(const Run& run) {
+  if (!run.train || run.train->streams == 0) return 1;
+  const int64_t in_epoch = run.train->num_sequences / run.train->streams;
+  return std::max<int64_t>(1, std::min(in_epoch, run.steps * run.grad_accum_steps));
+}
+
 // What is wrong with a checkpoint; "" if every byte is what was written.
 static std::string damage(const std::string& checkpoint) {
   try {
@@ -349,6 +355,7 @@ static void log_step(Run& run, const StepResult& r) {
                      {"train/learning_rate", r.learning_rate},
                      {"train/tokens_per_second", rate}};
   if (r.ponder != 0) fields.push_back({"ponder", r.ponder}), scalars.push_back({"train/ponder", r.ponder});
+  if (run.has_memory) fields.push_back({"flops_per_token", r.flops_per_token});
   if (r.scored_tokens != run.tokens_per_step()) fields.push_back({"scored_tokens", r.scored_tokens});
   run.log.write(fields);
   run.events.write(run.step, scalars);
@@ -360,7 +367,7 @@ static std::string ponder_text(double ponder) { return ponder != 0 ? format(" | 
 
 static std::string progress_text(const Run& run, const StepResult& r) {
   const double rate = double(run.tokens_per_step()) / r.seconds,
-               share = rate * run.flops_per_token / (run.gemm_peak * run.ranks.size);
+               share = rate * r.flops_per_token / (run.gemm_peak * run.ranks.size);
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
   std::string text = format("step %lld/%lld | loss %.5f%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM "
                             "peak | "

@@ -35,7 +35,7 @@ struct Run {
   int64_t step = 0, steps = 0;                      // steps done, and steps to do in all
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // steps without an update: all, and the last in a row
   double gemm_peak = 0;                             // FLOP/s of one rank, measured
-  double flops_per_token = 0;                       // of the model
+  double flops_per_token = 0;                       // of the model; with memory, the mean over the run
   // progress
   double training_seconds = 0;
   int64_t first_step = 0;
@@ -55,11 +55,12 @@ struct Run {
 
 struct StepResult {
   double loss, grad_norm, learning_rate, seconds;
-  double ponder;          // the mean of N + R of `act`: about how many cycles a token runs; 0 without it
-  double data_seconds;    // the part of `seconds` that was spent waiting for tokens
-  int64_t scored_tokens;  // of all ranks: those whose losses count
-  bool skipped;           // loss or norm not finite: nothing was updated
-  bool stop_requested;    // some rank asked to stop when it queued the step's update
+  double ponder;           // the mean of N + R of `act`: about how many cycles a token runs; 0 without it
+  double data_seconds;     // the part of `seconds` that was spent waiting for tokens
+  double flops_per_token;  // with memory those of the segments that the step has computed
+  int64_t scored_tokens;   // of all ranks: those whose losses count
+  bool skipped;            // loss or norm not finite: nothing was updated
+  bool stop_requested;     // some rank asked to stop when it queued the step's update
 };
 
 // ----------------------------------------------------------------------------
@@ -73,6 +74,9 @@ void plan_batches(Run& run, int context_length, bool from_folder, bool has_memor
 // Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of
 // steps. With memory (plan_batches) both data are cut into streams, one for each row of a micro-batch over all ranks.
 void open_data(Run& run, const std::string& model_folder, int vocab_size);
+
+// How many segments of a stream the run computes in an epoch. Without training data one.
+int64_t segments_of_stream(const Run& run);
 
 // The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts
 // anew. Takes the lock of the output folder, if that exists, before it looks.

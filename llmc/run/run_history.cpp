@@ -46,8 +46,9 @@ static void add_step(RunHistory& run, const json& line, int64_t step) {
   drop_from(run.validations, step);
   drop_from(run.samples, step);
   const double rate = number_in(line, "tokens_per_second");
-  const double share = rate * run.number("flops_per_token", NAN) /
-                       (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
+  const double flops =
+      line.contains("flops_per_token") ? number_in(line, "flops_per_token") : run.number("flops_per_token", NAN);
+  const double share = rate * flops / (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
   run.steps.push_back({step, number_in(line, "loss"), number_in(line, "grad_norm"), number_in(line, "lr"),
                        number_in(line, "ms") * 1e-3, rate, share, 0, 0, number_in(line, "ponder")});
 }
@@ -123,7 +124,7 @@ std::vector<std::string> files_of_run(const std::string& out) {
 
 RunHistory read_run(const std::string& out) {
   const std::vector<std::string> files = files_of_run(out);
-  const std::optional<std::string> log = try_read_file(files[0]);
+  const std::optional<std::string> log = try_read_file(files[0], most_text_bytes);
   if (!log) user_error("%s: cannot be read: %s; name the folder of a run (-o)", files[0].c_str(), strerror(errno));
   RunHistory run;
   run.name = out;

@@ -99,11 +99,12 @@ SampleRequest sample_request(const SampleOptions& o, const Tokenizer& tokenizer,
 
 std::vector<SampleRequest> sample_requests(const SampleOptions& o, const Tokenizer& tokenizer, int context_length) {
   if (o.batch.empty()) {
-    const std::string prompt = o.prompt_file.empty() ? o.prompt : read_whole_file(o.prompt_file);
+    const std::string prompt =
+        o.prompt_file.empty() ? o.prompt : read_whole_file(o.prompt_file, most_text_bytes, FileKind::any);
     return {sample_request(o, tokenizer, prompt, uint64_t(o.seed), context_length)};
   }
   std::vector<SampleRequest> requests;
-  std::istringstream lines(read_whole_file(o.batch));
+  std::istringstream lines(read_whole_file(o.batch, most_text_bytes, FileKind::any));
   for (std::string line; std::getline(lines, line);) {
     try {
       requests.push_back(sample_request(o, tokenizer, line, uint64_t(o.seed) + requests.size(), context_length));

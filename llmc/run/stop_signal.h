@@ -1,7 +1,8 @@
 // SIGTERM, SIGINT, SIGHUP (the terminal is gone) and SIGUSR1 (which Slurm can send before a time limit) ask a run to
 // stop after the current step, with a checkpoint to resume from. A second signal, at least a second after the first,
 // ends the process at once, with the exit status that a shell reports for it: 128 + the signal's number. One that
-// arrives sooner is ignored: timeout and mpirun signal a process and its group, which is twice.
+// arrives sooner is ignored: timeout and mpirun signal a process and its group, which is twice. Before the first step,
+// while a model is loaded, the first signal ends the process: there is nothing to save.
 //
 // There is no signal handler: a thread waits for these signals, and all others block them. oneDNN's generated code
 // keeps values below the stack pointer, where the kernel would put a handler's frame, and the emulated GPU's fibers
@@ -15,6 +16,7 @@
 #include <thread>     // std::thread
 
 inline std::atomic<int> first_stop_signal{0};
+inline std::atomic<bool> has_loaded{false};
 
 // The number of the signal that asked to stop; 0: none so far.
 inline int stop_signal() { return first_stop_signal; }
@@ -32,6 +34,7 @@ inline const char* signal_name(int signal) {
 inline void wait_for_stop_signals(sigset_t signals) {
   std::chrono::steady_clock::time_point first_time;
   for (int signal; sigwait(&signals, &signal) == 0;) {
+    if (!has_loaded) _exit(128 + signal);
     const auto now = std::chrono::steady_clock::now();
     if (first_stop_signal == 0) {
       first_time = now;
@@ -43,6 +46,9 @@ inline void wait_for_stop_signals(sigset_t signals) {
     }
   }
 }
+
+// From now on the first signal lets the step end.
+inline void stop_after_steps() { has_loaded = true; }
 
 // Starts to handle these signals. Must be called before any thread is started: threads inherit the blocked signals. A
 // signal that the parent process has set to be ignored stays ignored, as SIGINT does for a shell's background jobs.

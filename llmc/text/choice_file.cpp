@@ -54,7 +54,7 @@ struct ChoiceReader {
 };
 
 std::vector<ChoiceQuestion> read_choice_file(const std::string& path, int vocab_size) {
-  const std::string bytes = read_whole_file(path);
+  const std::string bytes = read_whole_file(path, most_text_bytes);
   int32_t header[3] = {0, 0, 0};  // magic, version, number of questions
   const size_t header_bytes = header_ints * sizeof(int32_t);
   memcpy(header, bytes.data(), std::min(bytes.size(), sizeof header));

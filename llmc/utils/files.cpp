@@ -8,7 +8,7 @@
 #include <cerrno>      // errno
 #include <cstdio>      // rename
 #include <cstdlib>     // realpath, free
-#include <cstring>     // strerror
+#include <cstring>     // memcmp, strerror
 #include <filesystem>  // create_directories, path
 #include "error.h"     // user_error
 
@@ -33,9 +33,22 @@ bool is_folder(const std::string& path) {
   return has_status(path, status) && S_ISDIR(status.st_mode);
 }
 
-std::optional<std::string> try_read_file(const std::string& path) {
-  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.fd < 0) return std::nullopt;
+void refuse_lfs_pointer(const std::string& path, const void* bytes, size_t count) {
+  static const char begin[] = "version https://git-lfs.github.com/spec/";
+  if (count >= sizeof begin - 1 && memcmp(bytes, begin, sizeof begin - 1) == 0)
+    user_error("%s: is a pointer of Git LFS, not the file that it stands for; fetch that with `git lfs pull` in its "
+               "folder",
+               path.c_str());
+}
+
+std::optional<std::string> try_read_file(const std::string& path, int64_t most, FileKind kind) {
+  // O_NONBLOCK: opening a named pipe that nobody writes to must not block. A regular file does not know it.
+  const int wait = kind == FileKind::regular ? O_NONBLOCK : 0;
+  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | wait));
+  struct stat status;
+  if (file.fd < 0 || fstat(file.fd, &status) != 0) return std::nullopt;
+  if (kind == FileKind::regular && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
+    user_error("%s: is a pipe or a device; a regular file must be there", path.c_str());
   std::string text;
   char block[1 << 16];
   for (;;) {
@@ -47,13 +60,18 @@ std::optional<std::string> try_read_file(const std::string& path) {
       errno = error;  // which closing the file may have changed
       return std::nullopt;
     }
-    if (n == 0) return text;
+    if (n == 0) break;
     text.append(block, n);
+    if (int64_t(text.size()) > most)
+      user_error("%s: has more than %lld bytes, and is no such file; remove it, or name another", path.c_str(),
+                 (long long)most);
   }
+  refuse_lfs_pointer(path, text.data(), text.size());
+  return text;
 }
 
-std::string read_whole_file(const std::string& path) {
-  std::optional<std::string> text = try_read_file(path);
+std::string read_whole_file(const std::string& path, int64_t most, FileKind kind) {
+  std::optional<std::string> text = try_read_file(path, most, kind);
   if (!text) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
   return *std::move(text);
 }

@@ -28,10 +28,25 @@ struct FileDescriptor {
 bool path_exists(const std::string& path);
 bool is_folder(const std::string& path);
 
-// The bytes of a file. Throws UserError with the path and the system's reason if it cannot be read.
-std::string read_whole_file(const std::string& path);
-// The bytes of a file, or nullopt, with the reason in errno, if it does not exist or cannot be read.
-std::optional<std::string> try_read_file(const std::string& path);
+// The most bytes of a file that is read whole: of what a model's folder has beside tensors, such as config.json and
+// tokenizer.json, and of what grows with a run or holds texts, such as its log.
+constexpr int64_t most_small_bytes = int64_t(64) << 20, most_text_bytes = int64_t(4) << 30;
+
+// What a file that is read whole may be, at the end of links. A pipe or a device may never end or have a byte, so that
+// only what a user has named to be read as a stream can be one.
+enum class FileKind { regular, any };
+
+// The bytes of a file. Throws UserError with the path and the system's reason if it cannot be read, is of another kind,
+// has more than `most` bytes, or is what Git has in place of a large file.
+std::string read_whole_file(const std::string& path, int64_t most = most_small_bytes,
+                            FileKind kind = FileKind::regular);
+// The same; nullopt, with the reason in errno, if it does not exist or cannot be read.
+std::optional<std::string> try_read_file(const std::string& path, int64_t most = most_small_bytes,
+                                         FileKind kind = FileKind::regular);
+
+// Throws UserError if a file begins with these bytes and is a pointer of Git LFS: what a clone has in place of a large
+// file until that is fetched.
+void refuse_lfs_pointer(const std::string& path, const void* bytes, size_t count);
 
 // The integer that a file begins with, in this machine's order of bytes; 0 if it has none or cannot be read.
 int32_t magic_number_of(const std::string& path);

@@ -10,6 +10,7 @@
 #include <string>      // std::string
 #include <utility>     // std::move, std::swap
 #include "error.h"     // user_error
+#include "files.h"     // refuse_lfs_pointer
 
 // Movable, not copyable. Without a path it maps nothing.
 struct MappedFile {
@@ -35,6 +36,7 @@ struct MappedFile {
     if (failed || !S_ISREG(info.st_mode)) user_error("%s: is not a regular file", name);
     if (info.st_size == 0) user_error("%s: is empty; make it again", name);
     if (mapping_ == MAP_FAILED) user_error("%s: cannot map: %s", name, strerror(map_error));
+    refuse_lfs_pointer(path, mapping_, size_t(bytes));
   }
   MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
   MappedFile& operator=(MappedFile&& other) noexcept {

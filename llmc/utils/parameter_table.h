@@ -115,12 +115,14 @@ inline void cut_between_matrices(ParameterTable& table) {
     double cost;
   };
   std::vector<Costly> parts;
+  size_t next = 0;  // of the parameters, which lie bucket by bucket
   for (size_t b = 0; b < table.buckets.size(); b++) {
     ParameterBucket& bucket = table.buckets[b];
     std::vector<double> costs;
-    for (const ParameterSpec& spec : table.specs) {
+    for (; next < table.specs.size() && table.specs[next].bucket == int(b); next++) {
+      const ParameterSpec& spec = table.specs[next];
       const double cost = muon_cost(table, spec);
-      if (spec.bucket != int(b) || cost == 0) continue;
+      if (cost == 0) continue;
       bucket.parts.push_back({0, costs.empty() ? bucket.begin : table.layout.tensors[spec.tensor].element_offset(), 0});
       costs.push_back(cost);
     }

@@ -29,6 +29,27 @@ TEST(Relu, AndItsGradientAreZeroForNegativeNumbers) {
   }
 }
 
+// A NaN in a branch's output, or in the residual stream, is one in the stream after the gate: a run that diverges must
+// be seen to. Rows of 8 channels, of which one has it.
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/gru.h: `to_float(x[i]) < 0.0f ? 0.0f : to_float(x[i])` ->
+//   `to_float(x[i]) > 0.0f ? to_float(x[i]) : 0.0f`
+TEST(Gru, PassesOnNan) {
+  const int64_t N = 4, C = 8;
+  for (int64_t at = 0; at < N * C; at++) {
+    auto x = random_values<floatX>(N * C, 1);
+    x[size_t(at)] = nans<floatX>(1)[0];
+    const DeviceArray<floatX> d_x(x), bias(random_values<floatX>(C, 3)), sums(random_values<floatX>(N * 2 * C, 4));
+    DeviceArray<floatX> y(random_values<floatX>(N * C, 5)), gates(random_values<floatX>(N * 3 * C, 6));
+    DeviceArray<floatX> reset_in(x), after(x);
+    relu_forward(y.data, d_x.data, N * C);
+    const GruGates<floatX> gru = {gates.data, d_x.data, reset_in.data, bias.data, after.data, nullptr, nullptr};
+    gru_gates_forward(gru, sums.data, N, C);
+    gru_output_forward(gru, sums.data, N, C);
+    for (const auto& result : {y.to_host(), reset_in.to_host(), after.to_host()})
+      for (int64_t i = 0; i < N * C; i++) EXPECT_EQ(std::isnan(real(result[size_t(i)])), i == at) << i;
+  }
+}
+
 // The forward pass and the backward pass of one gate; both continue with what they wrote before, rounded to floatX.
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/gru.h: `+ to_float(sum[C + c]) - to_float(gru.bias[c])` ->
 //   `+ to_float(sum[C + c]) + to_float(gru.bias[c])`
