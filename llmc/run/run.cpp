@@ -59,9 +59,20 @@ static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::stri
   for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
   std::optional<Tokenizer> chosen;
   std::string from;
+  auto load = [&](const std::string& path) {
+    try {
+      return Tokenizer::load(path);
+    } catch (const UserError& e) {
+      if (path == o.tokenizer) throw;
+      user_error("%s; it was read because it lies beside the data or the model, as their vocabulary: repair it, or "
+                 "move "
+                 "it away; with --tokenizer none it is not read, and samples are numbers",
+                 e.what());
+    }
+  };
   for (const std::string& path : paths) {
     if (path.empty()) continue;
-    Tokenizer tokenizer = Tokenizer::load(path);
+    Tokenizer tokenizer = load(path);
     if (chosen && !chosen->agrees_with(tokenizer))
       user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none "
                  "they are not compared, "
