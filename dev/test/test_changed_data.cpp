@@ -31,7 +31,7 @@ struct ChangedData : CommandLine {
     EXPECT_EQ(steps.size(), size_t(last)) << "each step has trained";
   }
   std::string data() const {
-    return std::string(small_model) + "-v 0 -x 1000000 -i " + write("train.bin", shard_bytes(40000));
+    return std::string(small_model) + "-v 0 -x 3000 -i " + write("train.bin", shard_bytes(40000));
   }
 };
 

@@ -165,7 +165,7 @@ TEST_F(TokenFormats, FilesWithAMarkAreRefusedByIt) {
                     6),
         "compressed by xz"},
        {"\x28\xb5\x2f\xfd", "compressed by zstd"},
-       {"PK\x03\x04", "a zip archive"},
+       {std::string("PK\x03\x04\x14\0", 6), "a zip archive"},
        {"PAR1", "a Parquet file"},
        {"GGUF", "a GGUF model"},
        {std::string("\x80\x04\x95\x10\x20\x00\x00\x00\x00\x00\x00]", 12), "a Python pickle"},
@@ -228,7 +228,6 @@ TEST_F(ChangedTokens, AnIdThatLeftTheVocabularyIsRefused) {
                                                                                 "opened: token 300 at position 54 is "
                                                                                 "outside the vocabulary");
   data.load_sequences(4, 1, inputs.data(), targets.data());  // ends at position 45
-
 }
 
 TEST_F(ChangedTokens, AFileThatShrankIsRefused) {

@@ -294,7 +294,8 @@ TEST_F(Vocabulary, WhatIsNoVocabularyIsRefusedByWhatItIs) {
   for (char c : ranks) wide += {c, '\0'};
   for (const char* name : {"a.tiktoken", "tokenizer.json"}) {
     EXPECT_ERROR(Tokenizer::load(write(name, pointer)), std::string(name) + ": is a Git LFS pointer");
-    EXPECT_ERROR(Tokenizer::load(write(name, "PK\x03\x04")), std::string(name) + ": is a zip archive");
+    EXPECT_ERROR(Tokenizer::load(write(name, std::string("PK\x03\x04\x14\0", 6))), std::string(name) + ": is a zip "
+                                                                                                       "archive");
     EXPECT_ERROR(Tokenizer::load(write(name, wide)), std::string(name) + ": is UTF-16LE text; convert it");
   }
   write("vocab.json", read_file(fixture + "encoder.json"));

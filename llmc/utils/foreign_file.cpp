@@ -26,9 +26,9 @@ static const Mark marks[] = {
      "is compressed by xz; unpack it (unxz)"},
     {0, "\x28\xb5\x2f\xfd", "is compressed by zstd; unpack it (unzstd)"},
     {0, "\x04\x22\x4d\x18", "is compressed by lz4; unpack it (unlz4)"},
-    {0, "PK\x03\x04", "is a zip archive (as .npz, .docx and PyTorch's files are); unpack it (unzip)"},
     {0, "7z\xbc\xaf", "is a 7z archive; unpack it"},
-    {257, "ustar", "is a tar archive; unpack it (tar xf)"},
+    {257, {"ustar\0", 6}, "is a tar archive; unpack it (tar xf)"},
+    {257, "ustar  ", "is a tar archive; unpack it (tar xf)"},
     {0, "\x93NUMPY", "is a NumPy array (.npy), which holds numbers, not text; leave it out"},
     {0, "PAR1",
      "is a Parquet file; write its column of text as JSON lines (pandas: to_json(lines=True, orient='records'))"},
@@ -39,6 +39,11 @@ static const Mark marks[] = {
     {0, "GGUF", "is a GGUF model of llama.cpp"},
     {0, "MMIDIDX", "is Megatron's index of a token file; the tokens are in the .bin beside it"},
 };
+
+// The version that a zip archive's first file needs is a byte, with a zero after it.
+static bool is_zip(std::string_view head) {
+  return head.size() > 5 && head.substr(0, 4) == "PK\x03\x04" && head[5] == 0;
+}
 
 static bool is_safetensors(std::string_view head) {
   uint64_t header_bytes = 0;
@@ -60,6 +65,7 @@ static bool is_pickle(std::string_view head) {
 std::string foreign_format(std::string_view head) {
   for (const Mark& mark : marks)
     if (head.size() > mark.offset && head.substr(mark.offset, mark.bytes.size()) == mark.bytes) return mark.what;
+  if (is_zip(head)) return "is a zip archive (as .npz, .docx and PyTorch's files are); unpack it (unzip)";
   if (is_safetensors(head)) return "is a safetensors file: tensors of a model";
   if (is_pickle(head)) return "is a Python pickle; write what it holds as a file of its own";
   return "";
