@@ -364,6 +364,31 @@ TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenItIsAnother) {
   expect_in("no such file or folder", shell(data + "/text.sh /none").output);
 }
 
+// The script itself, with a trainer that says how it was called and nothing to build or install.
+TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
+  copy_scripts(folder);
+  const std::string root = folder + "/root";
+  std::filesystem::create_directory(root + "/scripts");
+  std::filesystem::create_directory(root + "/bin");
+  std::filesystem::copy("scripts/train.sh", root + "/scripts/train.sh");
+  for (const char* stub : {"scripts/setup.sh", "bin/make", "train_gpt2_sla_cpu"}) {
+    write(std::string("root/") + stub, "#!/bin/sh\necho called: \"$0\" \"$@\"\n");
+    chmod((root + "/" + stub).c_str(), 0755);
+  }
+  std::filesystem::create_directories(root + "/runs/text/step_1");
+  auto train = [&](const std::string& text) {
+    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin OUT=runs/text TEXT=" + text +
+                 " scripts/train.sh");
+  };
+  const Finished done = train(write("enough", random_text(10300, 4)));
+  EXPECT_EQ(done.exit_code, 0) << done.output;
+  expect_in("called: ./train_gpt2_sla_cpu -i", done.output);
+  const Finished refused = train(write("little", random_text(9000, 4)));
+  EXPECT_EQ(refused.exit_code, 1);
+  expect_in("error: " + folder + "/little: is too little text: ", refused.output);
+  EXPECT_EQ(refused.output.find("called: ./train_gpt2_sla_cpu"), std::string::npos) << refused.output;
+}
+
 TEST_F(Scripts, TextOfPairsHasAMaskAndAFolderOfItsOwn) {
   std::string data = copy_scripts(folder);
   std::string lines;
