@@ -58,12 +58,9 @@ static HostModel read_model(const Options& o) {
   if (from_folder) read_weights(o.in, model.table, model.store());
   else read_llmc_weights(o.in, model.config, model.table, model.store());
 
-  const std::string vocabulary = !o.tokenizer.empty() ? o.tokenizer : from_folder ? Tokenizer::file_in(o.in) : "";
-  if (vocabulary.empty()) return model;
-  const Tokenizer tokenizer = Tokenizer::load(vocabulary);
-  if (tokenizer.vocab_size() > model.config.vocab_size)
-    user_error("%s has %d tokens, the model %d", vocabulary.c_str(), tokenizer.vocab_size(), model.config.vocab_size);
-  model.tokenizer_json = tokenizer.to_json();
+  const std::string of_folder = from_folder ? Tokenizer::file_in(o.in) : "";
+  if (o.tokenizer.empty() && of_folder.empty()) return model;
+  model.tokenizer_json = Tokenizer::of_model({o.tokenizer, of_folder}, model.config.vocab_size)->to_json();
   return model;
 }
 

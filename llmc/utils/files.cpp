@@ -1,6 +1,7 @@
 #include "files.h"
 #include <dirent.h>    // opendir, readdir
 #include <fcntl.h>     // open
+#include <glob.h>      // glob, globfree
 #include <sys/file.h>  // flock
 #include <sys/stat.h>  // stat, lstat, fstat, fchmod
 #include <unistd.h>    // read, write, pwrite, fsync, close, access, getpid
@@ -8,7 +9,7 @@
 #include <cerrno>      // errno
 #include <cstdio>      // rename
 #include <cstdlib>     // realpath, free
-#include <cstring>     // strerror
+#include <cstring>     // strchr, strerror
 #include <filesystem>  // create_directories, path
 #include "error.h"     // user_error
 
@@ -31,6 +32,22 @@ bool path_exists(const std::string& path) {
 bool is_folder(const std::string& path) {
   struct stat status;
   return has_status(path, status) && S_ISDIR(status.st_mode);
+}
+
+std::vector<std::string> matching_files(const std::string& pattern) {
+  if (path_exists(pattern)) return {pattern};
+  size_t folder = 0;  // how long the name of the longest such folder is
+  for (size_t slash = pattern.find('/', 1); slash != std::string::npos && is_folder(pattern.substr(0, slash));
+       slash = pattern.find('/', slash + 1))
+    folder = slash;
+  std::string escaped;
+  for (size_t i = 0; i < pattern.size(); i++)
+    escaped.append(i < folder && strchr("*?[]\\", pattern[i]) != nullptr ? "\\" : "").push_back(pattern[i]);
+  glob_t found = {};
+  std::vector<std::string> paths;
+  if (glob(escaped.c_str(), 0, nullptr, &found) == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  return paths;
 }
 
 std::optional<std::string> try_read_file(const std::string& path) {

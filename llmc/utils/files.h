@@ -28,6 +28,11 @@ struct FileDescriptor {
 bool path_exists(const std::string& path);
 bool is_folder(const std::string& path);
 
+// The files that a name stands for, in order: the one of exactly that name, or those that a glob pattern matches; none
+// if there are none. A folder of exactly the name that a pattern begins with is taken, even if that has *, ? or [ in
+// it.
+std::vector<std::string> matching_files(const std::string& pattern);
+
 // The bytes of a file. Throws UserError with the path and the system's reason if it cannot be read.
 std::string read_whole_file(const std::string& path);
 // The bytes of a file, or nullopt, with the reason in errno, if it does not exist or cannot be read.
