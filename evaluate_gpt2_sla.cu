@@ -461,8 +461,14 @@ void write_results(const Evaluator& e) {
   e.end_progress();
   print_results(e.results);
   const EvaluateOptions& o = e.options;
-  if (!o.json.empty()) write_file_durably(o.json, results_json(e.results));
-  if (!o.positions.empty()) write_file_durably(o.positions, positions_csv(e.results.positions));
+  std::string failed;  // one file that cannot be written is no reason to lose the other
+  for (const auto& [path, text] :
+       {std::pair(o.json, results_json(e.results)), std::pair(o.positions, positions_csv(e.results.positions))}) {
+    try {
+      if (!path.empty()) write_file_durably(path, text);
+    } catch (const UserError& error) { failed += (failed.empty() ? "" : "; ") + std::string(error.what()); }
+  }
+  if (!failed.empty()) user_error("%s", failed.c_str());
   if (o.quiet) return;
   const double seconds = seconds_now() - e.start;
   fprintf(stderr, "%lld tokens read in %s, %.0f tokens/s; %s, %s; context %lld, stride %lld\n",

@@ -132,6 +132,8 @@ static void convert_model(const Options& o) {
          : model.tokenizer_json.empty() ? "unknown"
                                         : "written with it",
          c.max_seq_len, c.wiring.text.c_str(), is_bf16 ? "bf16" : "float32");
+  if (to_gguf)
+    printf("the embedding is its output head, too (no output.weight): llama.cpp of March 2025 or later loads that\n");
 }
 
 static int run_convert(int argc, char** argv) {
@@ -145,8 +147,8 @@ static int run_convert(int argc, char** argv) {
                  "HellaSwag's")
       ->required();
   app.add_option("OUT", o.out,
-                 "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp; otherwise a folder. Must not "
-                 "exist")
+                 "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp of March 2025 or "
+                 "later; otherwise a folder. Must not exist")
       ->required();
   app.add_option("--tokenizer", o.tokenizer,
                  "the vocabulary to write with it, in any format that data/tokenize takes; default: the folder's");

@@ -252,8 +252,8 @@ TEST_F(Sampling, TakesModelsWithoutAttentionToAllKeys) {
   write("prompts", "a\nbcd\nlonger than the others\n");
   for (const auto& [wiring, bytes] :
        {std::pair("lsh(4,2)", 1152), {"reversible lsh(4,2)", 1152}, {"rope memory(16)", 1024}}) {
-    ASSERT_EQ(run(alone + trainer + "-i " + in("data.bin") + small_model + "-x 1 -v 0 --wiring '" + wiring + "' -o " +
-                  in(wiring))
+    ASSERT_EQ(run(alone + trainer + "-i " + in("data.bin") + small_model + "-x 1 -v 0 --wiring '" + wiring + "' -o '" +
+                  in(wiring) + "'")
                   .exit_status,
               0);
     const std::string model = sampler + "'" + in(wiring) + "/step_00000001' -n 6 ";

@@ -45,7 +45,7 @@ class Terms : public CommandLine, public testing::WithParamInterface<const char*
   std::string train(int steps, const std::string& out) const {
     return trainer + "-i " + in("train.bin") + " -j " + in("val.bin") +
            format(" --layers 4 --heads 4 --channels 32 --vocab-size 257 --max-seq-len 32 -t 32 -b 1 -d 64 -m 0 -v 4 "
-                  "-n 2 -k constant -l 1e-3 --wiring '%s' -x %d -o ",
+                  "-n 2 -s 4 -g 8 -k constant -l 1e-3 --wiring '%s' -x %d -o ",
                   GetParam(), steps) +
            in(out);
   }
@@ -66,6 +66,16 @@ class Terms : public CommandLine, public testing::WithParamInterface<const char*
     EXPECT_EQ(o.out.substr(0, 8), "a prompt");
     EXPECT_NE(o.err.find(" of weights and K/V read; "), std::string::npos) << o.err;
   }
+  // What lm-evaluation-harness asks for.
+  void expect_answers() const {
+    const std::string requests = R"({"loglikelihood": [["a", "bc"], ["", "d"]]}
+{"loglikelihood_rolling": ["a text"]}
+{"generate_until": [{"context": "ab", "max_tokens": 6}, {"context": "c", "max_tokens": 6}]}
+)";
+    const std::string out = run_well(evaluator + model() + " --serve < " + write("requests", requests)).out;
+    EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 3) << out;
+    EXPECT_EQ(out.find("error"), std::string::npos) << out;
+  }
   void expect_a_file_or_a_refusal_that_names_the_wiring(const std::string& name) const {
     const Outcome o = run("data/convert " + model() + " " + in(name));
     const bool is_plain = std::string(GetParam()) == "plain";
@@ -85,6 +95,7 @@ TEST_P(Terms, EveryProgramTakesTheModel) {
   run_well(train(4, "resumed") + " -y");
   expect_the_same_checkpoint(in("run"), in("resumed"), 4);
   expect_the_same_texts_alone_and_together();
+  expect_answers();
 
   double val_loss = 0;
   for (const json& line : read_log(in("run"))) val_loss = line.value("val_loss", val_loss);

@@ -407,14 +407,13 @@ static void write_report(Run& run) {
 void report_validation(Run& run, const Validation& v) {
   LogFields fields = {{"step", run.step}, {"val_loss", v.loss}};
   Scalars scalars = {{"val/loss", v.loss}};
-  if (v.scored_tokens == 0) scalars.clear();
+  if (v.scored_tokens == 0) scalars.clear(), fields.push_back({"val_scored_tokens", v.scored_tokens});
   if (v.ponder > 0) fields.push_back({"val_ponder", v.ponder}), scalars.push_back({"val/ponder", v.ponder});
   std::string accuracy_text;
   if (const std::optional<double> accuracy = v.accuracy()) {
     fields.push_back({"val_accuracy", *accuracy / 100}), scalars.push_back({"val/accuracy", *accuracy / 100});
     accuracy_text = format(" | accuracy %.1f %%", *accuracy);
   }
-  if (v.scored_tokens != v.tokens) fields.push_back({"val_scored_tokens", v.scored_tokens});
   run.log.write(fields);
   run.events.write(run.step, scalars);
   print_line("val loss %s%s%s after step %lld (%lld tokens, %s)\n", loss_text(v.loss, v.scored_tokens).c_str(),
