@@ -746,6 +746,10 @@ TEST_F(Evaluation, AnErrorLosesNothingThatWasComputedBefore) {
   EXPECT_EQ(evaluated.err.rfind("error: " + long_text + ": the loss of a token is not finite", 0), 0u) << evaluated.err;
   EXPECT_FALSE(fs::exists(in("never"))) << "half a result";
 
+  const Outcome full = run(program + model + " " + short_text + " --json /dev/full --positions " + in("p.csv"));
+  EXPECT_EQ(full.exit_status, 1);
+  EXPECT_EQ(read_file(in("p.csv")).rfind("position,tokens,loss\n1,1,", 0), 0u) << full.err;
+
   const Outcome sampled = run(sampler + model + " -n 3 --temperature 0 --slots 2 --batch " +
                               write("lines", "a\nb\nc\n" + std::string(12, 'd') + "\n"));
   EXPECT_EQ(sampled.exit_status, 1);
