@@ -1,6 +1,6 @@
 // Where masks leave no token to score there is no loss: in steps, validations, reports and evaluations.
-#include <cmath>           // std::isnan
-#include "command_line.h"  // CommandLine, mask_of_shard, read_log, shard_bytes, small_model
+#include "command_line.h"     // CommandLine, mask_of_shard, read_log, shard_bytes, small_model
+#include "llmc/run/report.h"  // comparison_page, read_run, report_page
 
 static const std::string evaluator = "build/fp32/evaluate_gpt2_sla_cpu ";
 
@@ -14,6 +14,8 @@ class Unscored : public CommandLine {
     return write(name + ".bin", shard);
   }
 };
+
+using LongUnscored = Unscored;  // for the test of a program that `make test` does not build
 
 // The second micro-batch of two sequences alone is scored: the first, which -m 1 takes, has no loss.
 TEST_F(Unscored, AValidationWithoutAScoredTokenHasNoLoss) {
@@ -66,18 +68,16 @@ TEST_F(Unscored, WhatHasNoLossIsInNoMeanOfAReport) {
                                                 "{\"step\":2,\"val_loss\":" + loss +
                                                 (loss[0] == 'n' ? ",\"val_scored_tokens\":0" : "") + "}\n");
   }
-  ASSERT_EQ(run("./report " + in("2.5") + " " + in("null") + " -o " + in("page.html")).exit_status, 0);
-  const std::string page = read_file(in("page.html"));
+  const std::string page = comparison_page({read_run(in("2.5")), read_run(in("null"))});
   EXPECT_NE(page.find("<td>2.50000</td><td></td>"), std::string::npos) << page;
   EXPECT_NE(page.find("<td>-</td><td>-</td>"), std::string::npos) << page;
   EXPECT_EQ(page.find("-2.5"), std::string::npos);
-  ASSERT_EQ(run("./report " + in("2.5")).exit_status, 0);
-  const std::string one = read_file(in("2.5/report.html"));
+  const std::string one = report_page(read_run(in("2.5")));
   EXPECT_NE(one.find("\"y\":[3.0,null]"), std::string::npos) << "the step's curve has a gap";
 }
 
 // Of 8 windows of 32 tokens --windows 2 takes the first and the fifth, which have no scored token.
-TEST_F(Unscored, AnEvaluationWithoutAScoredTokenIsRefusedBeforeItBegins) {
+TEST_F(LongUnscored, AnEvaluationWithoutAScoredTokenIsRefusedBeforeItBegins) {
   const std::string data = write_masked("val", 8, [](int sequence) { return sequence % 4 != 0; });
   const std::string command = alone + evaluator + "dev/test/golden/baseline " + data + " --json " + in("r.json");
   const Outcome o = run(command + " --windows 2");
