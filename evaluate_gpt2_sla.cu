@@ -5,6 +5,7 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include <iostream>                      // std::cin
+#include <set>                           // std::set
 #include "llmc/model/sampling_engine.h"  // SamplingEngine, load_model
 #include "llmc/run/evaluation.h"         // EvaluateOptions, EvaluationResults, ServeRequest
 #include "llmc/text/choice_file.h"       // ChoiceQuestion, read_choice_file
@@ -181,17 +182,28 @@ struct Evaluator {
   }
 };
 
-// The vocabulary, if something needs it (then throws UserError where none is known), or one is known.
-void choose_tokenizer(Evaluator& e, int vocab_size, bool is_needed) {
-  const EvaluateOptions& o = e.options;
-  if (!e.tokenizer &&
-      (is_needed || !o.tokenizer.empty() || vocab_size == byte_vocab_size || !Tokenizer::file_in(o.model).empty()))
-    e.tokenizer.emplace(model_tokenizer(o.model, o.tokenizer, vocab_size));
-}
-
 bool is_token_file(const std::string& path) {
   const std::string end = path.substr(path.size() - std::min<size_t>(path.size(), 4));
   return magic_number_of(path) == shard_magic || end == ".bin" || end == ".npy";
+}
+
+// The vocabulary, if one is known: the model's, with which those beside files of tokens must agree.
+void choose_tokenizer(Evaluator& e, int vocab_size) {
+  const EvaluateOptions& o = e.options;
+  if (o.tokenizer == "none") return;
+  std::vector<std::string> paths = {o.tokenizer, Tokenizer::file_in(o.model)};
+  std::set<std::string> folders;
+  for (const std::string& path : o.files)
+    if (is_token_file(path) || magic_number_of(path) == choice_file_magic) folders.insert(parent_folder(path));
+  for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
+  e.tokenizer = Tokenizer::of_model(paths, vocab_size);
+}
+
+// Throws UserError if no vocabulary is known.
+void need_tokenizer(const Evaluator& e, int vocab_size) {
+  const EvaluateOptions& o = e.options;
+  if (o.tokenizer == "none") user_error("--tokenizer none: without a vocabulary only files of tokens can be evaluated");
+  if (!e.tokenizer) model_tokenizer(o.model, o.tokenizer, vocab_size);  // which says so
 }
 
 // Reads a file and checks it. Throws UserError.
@@ -208,7 +220,7 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
   if (is_token_file(path)) {
     text.file.emplace(path, config.vocab_size);
   } else {
-    choose_tokenizer(e, config.vocab_size, /*is_needed=*/true);
+    need_tokenizer(e, config.vocab_size);
     const std::string bytes = read_whole_file(path, most_text_bytes);
     if (bytes.find('\0') != std::string::npos)
       user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin",
@@ -224,6 +236,30 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
   e.texts.push_back(std::move(text));
 }
 
+// Those of a text's windows that are scored: all of them, or as many as the options say, at even distances.
+struct ChosenWindows {
+  TextWindows all;
+  int64_t count;
+
+  TextWindows::Window operator[](int64_t i) const { return all[i * all.count() / count]; }
+};
+
+ChosenWindows chosen_windows(const Evaluator& e, const TextToScore& text) {
+  const TextWindows all = {text.count(), e.results.context, e.results.stride};
+  return {all, e.options.windows > 0 ? std::min(e.options.windows, all.count()) : all.count()};
+}
+
+// Throws UserError unless a token is scored in the text's windows: nothing has no mean.
+void check_scored(const Evaluator& e, const TextToScore& text) {
+  const ChosenWindows windows = chosen_windows(e, text);
+  for (int64_t i = 0; i < windows.count; i++)
+    for (uint8_t is_scored : text.scored(windows[i].first, windows[i].end))
+      if (is_scored) return;
+  user_error("%s: the mask beside it leaves no token to score in %lld of its %lld windows; take others (--windows), or "
+             "remove it to score every token",
+             text.path.c_str(), (long long)windows.count, (long long)windows.all.count());
+}
+
 // Reads everything that is to be evaluated, and finds the longest sequence.
 void read_inputs(Evaluator& e, const ModelConfig& config) {
   const EvaluateOptions& o = e.options;
@@ -235,7 +271,8 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   if (stride > context)
     user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window",
                (long long)stride, (long long)context);
-  choose_tokenizer(e, config.vocab_size, o.serve || !o.lambada.empty());
+  choose_tokenizer(e, config.vocab_size);
+  if (o.serve || !o.lambada.empty()) need_tokenizer(e, config.vocab_size);
   e.results.positions = PositionLosses(std::min<int64_t>(context, config.max_seq_len));
   for (const std::string& path : o.files) add_file(e, path, config);
   for (const std::string& path : o.lambada) {
@@ -257,20 +294,20 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   e.longest = o.serve ? config.longest_text() : std::min(e.longest, context);
   if (o.context == 0 && !o.serve) context = std::min(context, std::max<int64_t>(e.longest, config.max_seq_len));
   stride = std::min(stride, context);
+  for (const TextToScore& text : e.texts) check_scored(e, text);
 }
 
 // ----------------------------------------------------------------------------
 // Evaluation
 
 void evaluate_text(Evaluator& e, const TextToScore& text) {
-  const TextWindows windows = {text.count(), e.results.context, e.results.stride};
-  const int64_t all = windows.count(), count = e.options.windows > 0 ? std::min(e.options.windows, all) : all;
-  auto window_of = [&](int64_t i) { return windows[i * all / count]; };
+  const ChosenWindows windows = chosen_windows(e, text);
+  PositionLosses positions = e.results.positions;  // those of a text that is not scored to its end count for nothing
   TextResult r = {text.path};
   r.knows_bytes = e.tokenizer.has_value(), r.has_mask = text.file && text.file->mask.exists();
   int64_t seen = 0;  // tokens, scored or not
   auto add = [&](int64_t i, const Scoring& s) {
-    const TextWindows::Window window = window_of(i);
+    const TextWindows::Window window = windows[i];
     const std::vector<uint8_t> scored = text.scored(window.first, window.end);
     for (int64_t at = window.first; at < window.end; at++) {
       seen++;
@@ -278,16 +315,17 @@ void evaluate_text(Evaluator& e, const TextToScore& text) {
       const double loss = double(s.losses[at - window.first]);
       const double ponder = s.ponder.empty() ? 0 : double(s.ponder[at - window.first]);
       r.tokens++, r.nats += loss, r.pondered += ponder, r.correct += s.likeliest[at - window.first];
-      e.results.positions.add((at - window.begin - 1) % e.model.config.max_seq_len + 1, loss, ponder);
+      positions.add((at - window.begin - 1) % e.model.config.max_seq_len + 1, loss, ponder);
       const int64_t bytes = r.knows_bytes ? bytes_of_token(*e.tokenizer, s.sequence.tokens[at - window.begin]) : 0;
       if (bytes > 0) r.bytes += bytes, r.nats_of_bytes += loss;
     }
     e.count(s);
   };
   score_sequences(
-      e.model, count, [&](int64_t i) { return text.sequence(window_of(i)); }, add);
-  CHECK(count < all || seen == windows.num_scored());
+      e.model, windows.count, [&](int64_t i) { return text.sequence(windows[i]); }, add);
+  CHECK(windows.count < windows.all.count() || seen == windows.all.num_scored());
   e.results.texts.push_back(r);
+  e.results.positions = std::move(positions);
 }
 
 // What ChoiceScore divides the log-likelihood of an answer by.
@@ -350,15 +388,18 @@ void evaluate_last_words(Evaluator& e, const LastWordsToScore& words) {
 // Requests of another program
 
 std::string answer_loglikelihood(Evaluator& e, const ServeRequest& request) {
+  std::vector<ScoredSequence> sequences;  // all of them first, so that what is wrong with one costs no computing
+  for (const auto& [context, continuation] : request.pairs)
+    of_item(sequences.size(), context, [&, context = context, continuation = continuation] {
+      sequences.push_back(encode_continuation(*e.tokenizer, context, continuation));
+      sequences.back().shorten(e.results.context);
+    });
   std::vector<std::pair<double, bool>> scores;
-  auto make = [&](int64_t i) {
-    ScoredSequence s = encode_continuation(*e.tokenizer, request.pairs[i].first, request.pairs[i].second);
-    s.shorten(e.results.context);
-    return s;
-  };
-  score_sequences(e.model, int64_t(request.pairs.size()), make, [&](int64_t, const Scoring& s) {
-    scores.push_back({-s.nats(), s.all_likeliest()});
-  });
+  score_sequences(
+      e.model, int64_t(sequences.size()), [&](int64_t i) { return sequences[i]; },
+      [&](int64_t, const Scoring& s) {
+        scores.push_back({-s.nats(), s.all_likeliest()});
+      });
   return serve_answer(request.name, scores);
 }
 
@@ -384,11 +425,15 @@ std::string answer_rolling(Evaluator& e, const ServeRequest& request) {
 // together.
 std::string answer_generate(Evaluator& e, const ServeRequest& request) {
   std::vector<std::string> texts;
+  for (size_t i = 0; i < request.generate.size(); i++)
+    of_item(i, request.generate[i].context, [&] {
+      const int64_t tokens = request.generate[i].options.tokens;
+      if (tokens >= e.results.context)
+        user_error("max_tokens %lld: the context length is %lld", (long long)tokens, (long long)e.results.context);
+    });
   for (size_t first = 0, next; first < request.generate.size(); first = next) {
     const SampleOptions& o = request.generate[first].options;
     const int64_t room = e.results.context - o.tokens;
-    if (room < 1)
-      user_error("max_tokens %lld: the context length is %lld", (long long)o.tokens, (long long)e.results.context);
     std::vector<SampleRequest> requests;
     for (next = first; next < request.generate.size() && same_sampling(request.generate[next].options, o); next++) {
       const std::string& context = request.generate[next].context;
@@ -424,13 +469,31 @@ void write_results(const Evaluator& e) {
   e.end_progress();
   print_results(e.results);
   const EvaluateOptions& o = e.options;
-  if (!o.json.empty()) write_file_durably(o.json, results_json(e.results));
-  if (!o.positions.empty()) write_file_durably(o.positions, positions_csv(e.results.positions));
+  std::string failed;  // one file that cannot be written is no reason to lose the other
+  for (const auto& [path, text] :
+       {std::pair(o.json, results_json(e.results)), std::pair(o.positions, positions_csv(e.results.positions))}) {
+    try {
+      if (!path.empty()) write_file_durably(path, text);
+    } catch (const UserError& error) { failed += (failed.empty() ? "" : "; ") + std::string(error.what()); }
+  }
+  if (!failed.empty()) user_error("%s", failed.c_str());
   if (o.quiet) return;
   const double seconds = seconds_now() - e.start;
   fprintf(stderr, "%lld tokens read in %s, %.0f tokens/s; %s, %s; context %lld, stride %lld\n",
           (long long)e.tokens_read, time_text(seconds).c_str(), double(e.tokens_read) / seconds, precision_name,
           device_name(), (long long)e.results.context, (long long)e.results.stride);
+}
+
+// The files that names and glob patterns stand for. Throws UserError for a pattern that matches none.
+std::vector<std::string> all_matching_files(const std::vector<std::string>& patterns) {
+  std::vector<std::string> all;
+  for (const std::string& pattern : patterns) {
+    const std::vector<std::string> files = matching_files(pattern);
+    if (files.empty())
+      user_error("%s: cannot be read: there is no such file, nor one that it matches", pattern.c_str());
+    all.insert(all.end(), files.begin(), files.end());
+  }
+  return all;
 }
 
 // Throws UserError unless the results can be written, and replace nothing that is read.
@@ -453,6 +516,7 @@ int run_evaluator(int argc, char** argv) {
   Ranks ranks;
   RankChannel channel;
   const ModelConfig config = read_config_json(o.model);
+  for (std::vector<std::string>* files : {&o.files, &o.lambada}) *files = all_matching_files(*files);
   check_outputs(o);
   Evaluator e(o);
   read_inputs(e, config);
@@ -461,9 +525,16 @@ int run_evaluator(int argc, char** argv) {
   gpt2_zero_loss(e.model);
   e.start = e.shown = seconds_now();
   if (o.serve) return serve(e), 0;
-  for (const TextToScore& text : e.texts) evaluate_text(e, text);
-  for (const ChoicesToScore& c : e.choices) evaluate_choices(e, c);
-  for (const LastWordsToScore& words : e.last_words) evaluate_last_words(e, words);
+  std::string path;  // of what is being evaluated
+  try {
+    for (const TextToScore& text : e.texts) path = text.path, evaluate_text(e, text);
+    for (const ChoicesToScore& c : e.choices) path = c.path, evaluate_choices(e, c);
+    for (const LastWordsToScore& words : e.last_words) path = words.path, evaluate_last_words(e, words);
+  } catch (const UserError& error) {
+    e.end_progress();
+    print_results(e.results);  // of what is before it
+    user_error("%s: %s", path.c_str(), error.what());
+  }
   write_results(e);
   return 0;
 }

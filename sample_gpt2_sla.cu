@@ -3,10 +3,9 @@
 // draws a token of every text.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
-#include <poll.h>                        // poll
-#include <unistd.h>                      // read
 #include "llmc/model/sampling_engine.h"  // SamplingEngine, Sampled, load_model
-#include "llmc/run/sampling.h"           // SampleOptions, SampleRequest, sample_json
+#include "llmc/run/sampling.h"           // SampleOptions, SampleRequest, read_stdin, sample_json
+#include "llmc/utils/text.h"             // lines_of
 
 // The longest that a sequence can become.
 int64_t longest_sequence(const std::vector<SampleRequest>& requests, const SampleOptions& o, int context_length) {
@@ -23,14 +22,13 @@ void print_speed(const SamplingEngine& engine) {
           "%s; K/V cache %s, "
           "%.0f bytes a token\n",
           (long long)s.prompt_tokens, double(s.prompt_tokens) / std::max(s.prompt_seconds, 1e-9),
-          (long long)s.drawn_tokens, double(s.drawn_tokens) / std::max(s.drawing_seconds, 1e-9),
+          (long long)s.drawn_tokens, double(s.pass_tokens) / std::max(s.drawing_seconds, 1e-9),
           bytes_text(s.bytes_read / std::max(s.drawing_seconds, 1e-9)).c_str(), precision_name, device_name(),
           bytes_text(double(model.memory[MemoryGroup::kv_cache])).c_str(),
           double(kv_bytes_per_token(model.config, model.attention_plan, sizeof(floatX))));
 }
 
-// A line that is typed, after "> ". Returns false at the end of the input, or when a signal asks to stop, which ends no
-// system call.
+// A line that is typed, after "> ". Returns false at the end of the input, or when a signal asks to stop.
 bool read_line(std::string& line) {
   static std::string typed;
   fputs("> ", stdout);
@@ -38,19 +36,13 @@ bool read_line(std::string& line) {
   for (;;) {
     const size_t end = typed.find('\n');
     if (end != std::string::npos) {
-      line = typed.substr(0, end);
+      line = lines_of(typed)[0];
       typed.erase(0, end + 1);
       return true;
     }
-    pollfd input = {STDIN_FILENO, POLLIN, 0};
-    if (poll(&input, 1, /*ms=*/100) <= 0) {
-      if (stop_signal() != 0) return false;
-      continue;
-    }
-    char block[4096];
-    const ssize_t n = read(STDIN_FILENO, block, sizeof block);
-    if (n <= 0) return line = std::exchange(typed, ""), !line.empty();
-    typed.append(block, size_t(n));
+    if (read_stdin(typed)) continue;
+    line = std::exchange(typed, "");
+    return !line.empty() && stop_signal() == 0;
   }
 }
 

@@ -649,8 +649,11 @@ void sample(Trainer& t) {
   const WatchdogPause pause(run.channel);
   std::vector<int> tokens = run.prompt;
   t.model.await_all_weights();
-  const std::vector<float> ponder = gpt2_generate(*t.sampler, tokens, int(run.options.sample_length),
-                                                  {1, run.options.temperature}, uint64_t(run.options.seed), run.step);
+  SamplingOptions sampling;
+  sampling.temperature = run.options.temperature;
+  if (run.tokenizer) sampling.vocabulary = run.tokenizer->vocab_size();
+  const std::vector<float> ponder =
+      gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), sampling, uint64_t(run.options.seed), run.step);
   print_sample(run, tokens, ponder);
 }
 
@@ -731,7 +734,7 @@ StepResult train_step(Trainer& t) {
   result.loss = stats.mean(stats.loss, rows), result.ponder = stats.mean(stats.ponder, rows);
   result.scored_tokens = int64_t(stats.scored), result.grad_norm = stats.grad_norm();
   result.stop_requested = stats.stop_requests > 0;
-  result.skipped = !std::isfinite(result.loss) || !std::isfinite(result.grad_norm);
+  result.skipped = !std::isfinite(stats.loss) || !std::isfinite(result.grad_norm);
   if (result.skipped) model.remembered = 0;  // what is not finite would stay in the memory
   count_step(run, result);
   result.seconds = seconds_now() - start;

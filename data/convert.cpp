@@ -58,12 +58,9 @@ static HostModel read_model(const Options& o) {
   if (from_folder) read_weights(o.in, model.table, model.store());
   else read_llmc_weights(o.in, model.config, model.table, model.store());
 
-  const std::string vocabulary = !o.tokenizer.empty() ? o.tokenizer : from_folder ? Tokenizer::file_in(o.in) : "";
-  if (vocabulary.empty()) return model;
-  const Tokenizer tokenizer = Tokenizer::load(vocabulary);
-  if (tokenizer.vocab_size() > model.config.vocab_size)
-    user_error("%s has %d tokens, the model %d", vocabulary.c_str(), tokenizer.vocab_size(), model.config.vocab_size);
-  model.tokenizer_json = tokenizer.to_json();
+  const std::string of_folder = from_folder ? Tokenizer::file_in(o.in) : "";
+  if (o.tokenizer.empty() && of_folder.empty()) return model;
+  model.tokenizer_json = Tokenizer::of_model({o.tokenizer, of_folder}, model.config.vocab_size)->to_json();
   return model;
 }
 
@@ -135,6 +132,8 @@ static void convert_model(const Options& o) {
          : model.tokenizer_json.empty() ? "unknown"
                                         : "written with it",
          c.max_seq_len, c.wiring.text.c_str(), is_bf16 ? "bf16" : "float32");
+  if (to_gguf)
+    printf("the embedding is its output head, too (no output.weight): llama.cpp of March 2025 or later loads that\n");
 }
 
 static int run_convert(int argc, char** argv) {
@@ -148,8 +147,8 @@ static int run_convert(int argc, char** argv) {
                  "HellaSwag's")
       ->required();
   app.add_option("OUT", o.out,
-                 "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp; otherwise a folder. Must not "
-                 "exist")
+                 "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp of March 2025 or "
+                 "later; otherwise a folder. Must not exist")
       ->required();
   app.add_option("--tokenizer", o.tokenizer,
                  "the vocabulary to write with it, in any format that data/tokenize takes; default: the folder's");

@@ -49,7 +49,7 @@ struct StepStats {
   SLA_HOST_DEVICE double grad_weight() const { return 0 < scored && scored < tokens ? tokens / scored : 1; }
   // The 2-norm of the gradients of the mean over scored tokens.
   SLA_HOST_DEVICE double grad_norm() const { return sqrt(grad_squares) * grad_weight(); }
-  // The mean over scored tokens of `loss` or `ponder`; 0 where none is scored. `rows`: the divisor, B T.
-  double mean(double sum, double rows) const { return scored > 0 ? sum / (scored / rows) : 0; }
+  // The mean over scored tokens of `loss` or `ponder`; NaN where none is scored. `rows`: the divisor, B T.
+  double mean(double sum, double rows) const { return scored > 0 ? sum / (scored / rows) : NAN; }
 };
 static_assert(sizeof(StepStats) == 7 * sizeof(double));

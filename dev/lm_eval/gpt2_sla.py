@@ -56,7 +56,7 @@ class Gpt2Sla(LM):
                     raise RuntimeError(f"{self.process.args[0]} ended with status {self.process.wait()}")
                 answer = json.loads(line)
                 if "error" in answer:
-                    raise RuntimeError(f"{name}: {answer['error']}")
+                    raise RuntimeError(f"{name}, from request {first + 1} on: {answer['error']}")
                 answers += answer[name]
                 bar.update(len(part))
         return answers

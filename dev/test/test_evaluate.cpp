@@ -654,6 +654,112 @@ TEST_F(Evaluation, AnswersWhatIsWrongWithARequest) {
   EXPECT_TRUE(answers.back().contains("loglikelihood_rolling")) << answers.back();
 }
 
+TEST_F(Evaluation, NamesTheItemThatCannotBeScored) {
+  const std::vector<json> answers =
+      serve(plain, {loglikelihood({{"fine", "b"}, {"a context", std::string(40, 'b')}}),
+                    loglikelihood({{"fine", "b"}, {"fine", "b"}, {"nothing follows", ""}}),
+                    {{"loglikelihood", json::array({json::array({"a", "b"}), json::array({"a", 5})})}},
+                    {{"loglikelihood_rolling", json::array({"fine", 5})}},
+                    {{"generate_until", json::array({{{"context", "fine"}, {"max_tokens", 3}},
+                                                     {{"context", std::string(70, 'q')}, {"max_tokens", 32}}})}},
+                    {{"generate_until", json::array({{{"context", "fine"}}, {{"context", "odd"}, {"top_p", 2}}})}},
+                    loglikelihood({{"fine", std::string(32, 'b')}})});
+  const std::string parts[] = {"item 2 (\"a context\"): 40 tokens are to be scored at once",
+                               "item 3 (\"nothing follows\"): the continuation makes no token",
+                               "item 2 (\"[\"a\",5]\"): ",
+                               "item 2 (\"5\"): ",
+                               "item 2 (\"" + std::string(60, 'q') + "...\"): max_tokens 32",
+                               "item 2 (\"{\"context\":\"odd\",\"top_p\":2}\"): --top-p 2"};
+  for (size_t i = 0; i + 1 < answers.size(); i++)
+    EXPECT_EQ(answers[i].value("error", "").rfind(parts[i], 0), 0u) << answers[i];
+  EXPECT_TRUE(answers.back().contains("loglikelihood")) << "as many tokens as the context has: " << answers.back();
+}
+
+// ----------------------------------------------------------------------------
+// Vocabularies, and globs
+
+// The padded tokens are likelier than all others.
+TEST_F(Evaluation, TokensBeyondTheVocabularyAreNotDrawn) {
+  std::vector<float> logits(300, 0.0f);
+  logits['t'] = 6, logits[290] = 12;
+  const std::string model = model_of("model", logits, "bytes");
+  EXPECT_EQ(run(sampler + model + " --prompt a -n 4 --temperature 0 -q").out, "atttt\n");
+  const json answer = serve(model, {{{"generate_until", json::array({{{"context", "a"}, {"max_tokens", 4}}})}}})[0];
+  EXPECT_EQ(answer["generate_until"][0], "tttt");
+  const Outcome o = run(trainer + "-e " + model + " -x 0 -s 1 -g 6 -b 1 --prompt a --temperature 0");
+  EXPECT_NE(o.out.find("\natttt\n---"), std::string::npos) << o.out;
+}
+
+TEST_F(Evaluation, RefusesTokensOfAnotherVocabulary) {
+  const std::string model = model_of("model", different_logits(657), small_vocabulary);
+  fs::create_directory(in("data"));
+  for (const char* name : {"data/t.bin", "data/q.bin"}) write(name, shard_bytes(50));
+  fs::remove(in("data/q.bin"));
+  write_choice_file(in("data/q.bin"), {{{1, 2}, {{3}, {4, 5}}, 1}});
+  EXPECT_EQ(evaluate(model + " " + in("data/t.bin"))["texts"].size(), 1u);
+  write("data/tokenizer.json", Tokenizer::bytes().to_json());
+  for (const char* file : {"data/t.bin", "data/q.bin"})
+    expect_error(model + " " + in(file), "tokenizer.json are different vocabularies");
+  expect_error(model + " " + write("text", "a text") + " --tokenizer bytes", "are different vocabularies");
+  expect_error(model + " " + in("text") + " --tokenizer none", "--tokenizer none: without a vocabulary");
+  const json r = evaluate(model + " --tokenizer none " + in("data/t.bin"));
+  EXPECT_TRUE(r["texts"][0]["bits_per_byte"].is_null());
+  EXPECT_NE(run(sampler + model + " --tokenizer bytes").err.find("are different vocabularies"), std::string::npos);
+  EXPECT_NE(run("data/convert " + model + " " + in("out") + " --tokenizer bytes")
+                .err.find("are different vocabularies"),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(in("out")));
+  fs::remove(model + "/tokenizer.json");  // the data's is the model's then
+  EXPECT_FALSE(evaluate(model + " " + in("data/t.bin"))["texts"][0]["bits_per_byte"].is_null());
+}
+
+TEST_F(Evaluation, TakesGlobsAndFoldersNamedLikeThem) {
+  fs::create_directories(in("data[1]"));
+  for (const char* name : {"data[1]/val_0.bin", "data[1]/val_1.bin", "data[1]/train.bin"}) write(name, shard_bytes(50));
+  write("data[1]/[w].jsonl", "{\"text\": \"one two\"}\n");
+  const json r = evaluate(plain + " '" + in("data[1]/val_*.bin") + "' '" + in("data[1]/train.bin") + "' --lambada '" +
+                          in("data[1]/*.jsonl") + "'");
+  ASSERT_EQ(r["texts"].size(), 3u);
+  EXPECT_EQ(r["texts"][1]["file"], in("data[1]/val_1.bin"));
+  EXPECT_EQ(r["last_words"].size(), 1u);
+  expect_error(plain + " '" + in("data[1]/test_*.bin") + "'", "test_*.bin: cannot be read: there is no such file");
+}
+
+// The embedding of position 10 is NaN: shorter texts can be read.
+TEST_F(Evaluation, AnErrorLosesNothingThatWasComputedBefore) {
+  std::vector<float> logits(byte_vocab_size, 0.0f);
+  logits['t'] = 6;
+  const std::string model = model_of("model", logits, "");
+  std::string weights = read_file(model + "/model.safetensors");
+  uint64_t head = 0;
+  memcpy(&head, weights.data(), sizeof head);
+  const size_t at = json::parse(weights.substr(8, head)).at("wpe.weight").at("data_offsets").at(0);
+  const float nan = NAN;
+  memcpy(&weights[8 + head + at + 4 * 16 * 10], &nan, sizeof nan);
+  write_file(model + "/model.safetensors", weights);
+
+  const std::string short_text = write("short", "tttt"), long_text = write("long", std::string(12, 't'));
+  const Outcome evaluated = run(program + model + " " + short_text + " " + long_text + " --json " + in("never"));
+  EXPECT_EQ(evaluated.exit_status, 1);
+  EXPECT_NE(evaluated.out.find(short_text + " "), std::string::npos) << evaluated.out;
+  EXPECT_EQ(evaluated.out.find("nan"), std::string::npos) << evaluated.out;
+  EXPECT_EQ(evaluated.err.rfind("error: " + long_text + ": the loss of a token is not finite", 0), 0u) << evaluated.err;
+  EXPECT_FALSE(fs::exists(in("never"))) << "half a result";
+
+  const Outcome full = run(program + model + " " + short_text + " --json /dev/full --positions " + in("p.csv"));
+  EXPECT_EQ(full.exit_status, 1);
+  EXPECT_EQ(read_file(in("p.csv")).rfind("position,tokens,loss\n1,1,", 0), 0u) << full.err;
+
+  const Outcome sampled = run(sampler + model + " -n 3 --temperature 0 --slots 2 --batch " +
+                              write("lines", "a\nb\nc\n" + std::string(12, 'd') + "\n"));
+  EXPECT_EQ(sampled.exit_status, 1);
+  std::vector<std::string> ends;
+  std::istringstream lines(sampled.out);
+  for (std::string line; std::getline(lines, line);) ends.push_back(json::parse(line).at("ended_by"));
+  EXPECT_EQ(ends, (std::vector<std::string>{"number of tokens", "number of tokens", "error", "error"})) << sampled.out;
+  EXPECT_NE(sampled.err.find("no sample can be drawn"), std::string::npos) << sampled.err;
+}
+
 // ----------------------------------------------------------------------------
 // The files that are fetched
 

@@ -363,7 +363,10 @@ TEST_F(CommandLine, ConvertGoesThereAndBack) {
       << back.out;
   EXPECT_EQ(names_in(in("back")), (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
   EXPECT_EQ(FolderModel(in("back")).values, FolderModel(plain).values);
-  ASSERT_EQ(run("data/convert " + in("back/") + " " + in("model.gguf") + " --type bf16").exit_status, 0);
+  const Outcome gguf = run("data/convert " + in("back/") + " " + in("model.gguf") + " --type bf16");
+  ASSERT_EQ(gguf.exit_status, 0) << gguf.err;
+  EXPECT_NE(gguf.out.find("llama.cpp of March 2025 or later"), std::string::npos) << gguf.out;
+  EXPECT_EQ(back.out.find("llama.cpp"), std::string::npos) << back.out;
   EXPECT_EQ(GgufReader(in("model.gguf")).metadata.at("tokenizer.ggml.model"), "gpt2");
 }
 

@@ -63,6 +63,23 @@ TEST_F(TokenShardsOf, AFileNamedLikeAGlobCanBeOpened) {
   EXPECT_EQ(TokenShards(write_shard("[a].bin", {7}), 10).files[0].read(0, 1)[0], 7);
 }
 
+// Escaped, as scripts do, a folder's name is a pattern that matches it.
+TEST_F(TokenShardsOf, AFolderNamedLikeAGlobIsThatFolder) {
+  for (const char* name : {"a[1]", "a1", "b*"}) ASSERT_EQ(mkdir((folder + "/" + name).c_str(), 0700), 0);
+  write_shard("a[1]/train_0.bin", {1});
+  write_shard("a1/train_0.bin", {2});
+  write_shard("b*/train_1.bin", {3});
+  for (const auto& [pattern, token] : {std::pair("a[1]/train_*.bin", 1),
+                                       {"a\\[1\\]/train_*.bin", 1},
+                                       {"a[0-9]/train_*.bin", 2},
+                                       {"b*/*_[1].bin", 3}}) {
+    const TokenShards shards(folder + "/" + pattern, 10);
+    ASSERT_EQ(shards.files.size(), 1u) << pattern;
+    EXPECT_EQ(shards.files[0].tokens[0], token) << pattern;
+  }
+  expect_error([&] { TokenShards(folder + "/a[1]/val_*.bin", 10); }, {"/a[1]/val_*.bin: no file matches"});
+}
+
 TEST_F(TokenShardsOf, AMissingFileIsRefused) {
   std::string path = folder + "/none.bin";
   expect_error([&] { TokenShards(path, 10); }, {path + ": no such file", "data/README.md"});

@@ -422,8 +422,9 @@ TEST_F(Report, HardestLevelThatIsSolved) {
   EXPECT_TRUE(has(map, "<td>gru</td><td>none</td><td>16</td>")) << map;
 }
 
+// With the line ends and the byte order mark of some editors.
 TEST_F(Report, OutlinesMayNameLevels) {
-  write_file(in("outline"), "# one\nlevel 8 of recall --pairs\nrun x\n# two\nrun y\n");
+  write_file(in("outline"), "\xEF\xBB\xBF# one\r\nlevel 8 of recall --pairs\r\nrun x\r\n# two\r\nrun y\n");
   const std::vector<ReportSection> sections = read_outline(in("outline"));
   ASSERT_EQ(sections.size(), 2u);
   EXPECT_EQ(sections[0].task, "recall --pairs");

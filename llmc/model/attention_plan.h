@@ -237,16 +237,20 @@ inline std::string masks_text(const AttentionPlan& plan, int layer) {
   return text;
 }
 
-// What generation keeps of a token, in all layers: k and v, whose elements have so many bytes, or with `lsh` q, v and
-// the numbers of buckets.
-inline int64_t kv_bytes_per_token(const ModelConfig& c, const AttentionPlan& plan, size_t element_bytes) {
+// What generation keeps of a token in a layer: k and v, whose elements have so many bytes, or with `lsh` q, v and the
+// numbers of buckets.
+inline int64_t kv_bytes_of_layer(const ModelConfig& c, const AttentionPlan& plan, int l, size_t element_bytes) {
   int64_t heads = 0;
-  for (int l = 0; l < plan.num_layers; l++)
-    for (Part part : {plan.table.lsh_buckets > 0 ? Part::q : Part::k, Part::v})
-      heads += int64_t(plan.projected[part][l].size());
-  const int64_t buckets =
-      int64_t(plan.num_layers) * plan.num_heads * (plan.table.lsh_buckets > 0 ? plan.table.lsh_rounds : 0);
+  for (Part part : {plan.table.lsh_buckets > 0 ? Part::q : Part::k, Part::v})
+    heads += int64_t(plan.projected[part][l].size());
+  const int64_t buckets = int64_t(plan.num_heads) * (plan.table.lsh_buckets > 0 ? plan.table.lsh_rounds : 0);
   return heads * c.head_size() * int64_t(element_bytes) + buckets * int64_t(sizeof(int));
+}
+
+inline int64_t kv_bytes_per_token(const ModelConfig& c, const AttentionPlan& plan, size_t element_bytes) {
+  int64_t bytes = 0;
+  for (int l = 0; l < plan.num_layers; l++) bytes += kv_bytes_of_layer(c, plan, l, element_bytes);
+  return bytes;
 }
 
 // "2 rounds"

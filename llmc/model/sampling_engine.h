@@ -39,7 +39,8 @@ struct Sampled {
 
 // What the passes through the model took.
 struct SamplingSpeed {
-  int64_t prompt_tokens = 0, drawn_tokens = 0, passes = 0;
+  int64_t prompt_tokens = 0, drawn_tokens = 0;  // a text's first token is drawn after its prompt, without a pass,
+  int64_t pass_tokens = 0;                      //   the others in passes
   double prompt_seconds = 0, drawing_seconds = 0;
   double bytes_read = 0;  // by the passes that drew: weights, and the K/V of each text
 };
@@ -53,12 +54,15 @@ struct SamplingEngine {
   // Draws the text's next token; `show`: print it as it comes.
   void draw(Sampled& text, std::vector<float> logits, bool show) {
     const double uniform = random_uniform(text.request.seed, RandomStream::sample, 0, text.tokens.size());
-    const int token = sample_token(std::move(logits), uniform, options.sampling, text.tokens);
+    SamplingOptions sampling = options.sampling;
+    sampling.vocabulary = tokenizer.vocab_size();
+    const int token = sample_token(std::move(logits), uniform, sampling, text.tokens);
     text.tokens.push_back(token);
+    speed.drawn_tokens++;
     if (token == tokenizer.end_of_text() && !options.ignore_end_of_text) {
       text.ended_by = "end of text";
     } else {
-      const std::string part = text.stream.add(token < tokenizer.vocab_size() ? tokenizer.token(token) : "");
+      const std::string part = text.stream.add(tokenizer.token(token));
       if (show) print_part(part);
       if (text.stream.stopped()) text.ended_by = "stop text";
       else if (text.drawn() == options.tokens) text.ended_by = "number of tokens";
@@ -89,8 +93,7 @@ struct SamplingEngine {
     gpt2_extend(model, tokens, counts);
     const std::vector<float> logits = gpt2_fetch_logits(model, 0, int64_t(active.size()));
     speed.drawing_seconds += seconds_now() - begin;
-    speed.drawn_tokens += int64_t(active.size());
-    speed.passes++;
+    speed.pass_tokens += int64_t(active.size());
     speed.bytes_read += weight_bytes_of_a_pass();
     const int V = model.config.vocab_size;
     for (size_t i = 0; i < active.size(); i++) {
@@ -107,17 +110,36 @@ struct SamplingEngine {
   double kv_bytes_of(int slot) const {
     double bytes = 0;
     for (int l = 0; l < model.config.num_layers; l++)
-      for (const StoreKV& kv : attention_of_layer(model.graph, l).store_kv)
-        bytes +=
-            double(model.cache.lengths[slot] - model.cache.first_position(slot, l)) * double(kv.width) * sizeof(floatX);
+      bytes += double(model.cache.lengths[slot] - model.cache.first_position(slot, l)) *
+               double(kv_bytes_of_layer(model.config, model.attention_plan, l, sizeof(floatX)));
     return bytes;
   }
 
   // Samples every request, several at a time, and calls finished(text) in the order of the requests. Ends early if a
-  // signal asks for it.
+  // signal asks for it. If an error ends it, what has been drawn until then is handed over before the error is thrown.
   template <class Finished>
   void run(const std::vector<SampleRequest>& requests, bool show, Finished finished) {
     std::deque<Sampled> texts;
+    auto hand_over_all = [&](const char* ended_by) {
+      for (Sampled& text : texts) {
+        if (show && text.ended_by.empty()) print_part(text.stream.finish() + "\n");
+        if (text.ended_by.empty()) text.ended_by = ended_by;
+        finished(text);
+      }
+    };
+    try {
+      sample_all(requests, show, finished, texts);
+    } catch (...) {
+      hand_over_all("error");
+      throw;
+    }
+    hand_over_all("signal");
+  }
+
+  // `texts` = those that have begun and have not been handed over: some are left if a signal ends it.
+  template <class Finished>
+  void sample_all(const std::vector<SampleRequest>& requests, bool show, Finished& finished,
+                  std::deque<Sampled>& texts) {
     std::vector<std::pair<int, Sampled*>> active;
     std::vector<int> free_slots;
     for (int slot = model.cache.plan.slots - 1; slot >= 0; slot--) free_slots.push_back(slot);
@@ -137,11 +159,6 @@ struct SamplingEngine {
       }
       remove_ended(active, free_slots);
       for (; !texts.empty() && !texts.front().ended_by.empty(); texts.pop_front()) finished(texts.front());
-    }
-    for (Sampled& text : texts) {  // the texts that a signal has stopped
-      if (text.ended_by.empty()) text.ended_by = "signal";
-      if (show) print_part(text.stream.finish() + "\n");
-      finished(text);
     }
   }
 

@@ -20,7 +20,8 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
   app.add_option("FILE", o.files,
-                 "files to evaluate: text, llm.c's token shards, llm.c's multiple-choice questions, or headerless "
+                 "files to evaluate, or quoted globs: text, llm.c's token shards, llm.c's multiple-choice questions, "
+                 "or headerless "
                  "uint16 tokens if "
                  "the name ends in .bin")
       ->take_all()
@@ -41,7 +42,8 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.add_option("--windows", o.windows, "score at most so many windows of each text, at even distances; 0: all");
   app.add_option("--slots", o.slots, "sequences that are computed at a time");
   app.add_option("--tokenizer", o.tokenizer,
-                 "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder");
+                 "the vocabulary, in any format that data/tokenize takes; default: the one in the model's folder, or "
+                 "beside the tokens; none: unknown, so that vocabularies are not compared");
   app.add_option("--json", o.json, "write the results to this file");
   app.add_option("--positions", o.positions,
                  "write the losses by position in the window to this file, as CSV; with `act` also the mean of N + R, "
@@ -216,6 +218,15 @@ std::vector<std::pair<std::string, std::string>> read_last_words(const std::stri
   return texts;
 }
 
+void of_item(size_t number, const std::string& text, const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const std::exception& e) {
+    const std::string beginning = text.size() > 60 ? text.substr(0, 60) + "..." : text;
+    user_error("item %zu (\"%s\"): %s", number + 1, printable(beginning, /*one_line=*/true).c_str(), e.what());
+  }
+}
+
 static GenerateRequest generate_request(const ordered_json& json) {
   GenerateRequest request;
   request.context = json.at("context");
@@ -240,13 +251,16 @@ ServeRequest parse_serve_request(const std::string& line) {
     request.name = json.begin().key();
     const ordered_json& items = json.begin().value();
     if (!items.is_array()) user_error("%s: its value is no list", request.name.c_str());
-    if (request.name == "loglikelihood") request.pairs = items;
-    else if (request.name == "loglikelihood_rolling") request.texts = items;
-    else if (request.name == "generate_until")
-      for (const ordered_json& item : items) request.generate.push_back(generate_request(item));
-    else
+    const bool of_pairs = request.name == "loglikelihood", of_texts = request.name == "loglikelihood_rolling";
+    if (!of_pairs && !of_texts && request.name != "generate_until")
       user_error("%s: no such request; there are loglikelihood, loglikelihood_rolling and generate_until",
                  request.name.c_str());
+    for (size_t i = 0; i < items.size(); i++)
+      of_item(i, items[i].dump(), [&] {
+        if (of_pairs) request.pairs.push_back(items[i]);
+        else if (of_texts) request.texts.push_back(items[i]);
+        else request.generate.push_back(generate_request(items[i]));
+      });
     return request;
   } catch (const ordered_json::exception& e) { user_error("%s", e.what()); }
 }

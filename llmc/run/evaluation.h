@@ -2,6 +2,7 @@
 #pragma once
 #include <array>              // std::array
 #include <cstdint>            // int64_t
+#include <functional>         // std::function
 #include <optional>           // std::optional
 #include <string>             // std::string
 #include <utility>            // std::pair
@@ -103,6 +104,10 @@ struct ServeRequest {
   std::vector<GenerateRequest> generate;
 };
 ServeRequest parse_serve_request(const std::string& line);  // throws UserError
+
+// Does `what` with an item of a request. If that throws, UserError has the item's number, from 1 on, and how `text`,
+// the item or its context, begins.
+void of_item(size_t number, const std::string& text, const std::function<void()>& what);
 
 std::string serve_answer(const std::string& name, const std::vector<std::pair<double, bool>>& scores);
 std::string serve_answer(const std::string& name, const std::vector<double>& sums);

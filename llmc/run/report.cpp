@@ -6,12 +6,12 @@
 #include <functional>                   // std::function
 #include <map>                          // std::map
 #include <set>                          // std::set
-#include <sstream>                      // std::istringstream
 #include "llmc/model/wiring_picture.h"  // wiring_picture
 #include "llmc/utils/embed.h"           // EMBED
 #include "llmc/utils/error.h"           // format, UserError
 #include "llmc/utils/number.h"          // parse_number
 #include "llmc/utils/files.h"           // path_exists, read_whole_file
+#include "llmc/utils/text.h"            // lines_of
 #include "llmc/utils/utf8.h"            // printable
 #include "print.h"                      // count_text, bytes_text, time_text
 #include "statistics.h"                 // estimate, Estimate
@@ -115,7 +115,7 @@ json styled(json s, const std::string& name, int colour, const char* style, bool
 size_t smoothing_steps(const RunHistory& run) { return std::max<size_t>(1, run.steps.size() / 100); }
 
 // Means of each step's value and those before it, a hundredth of the run; without what is not finite, and NaN where the
-// step's own is not.
+// step's own is not, unless it had no token to score.
 std::vector<double> smoothed(const RunHistory& run, double TrainPoint::*what) {
   const size_t window = smoothing_steps(run);
   std::vector<double> smooth;
@@ -127,7 +127,8 @@ std::vector<double> smoothed(const RunHistory& run, double TrainPoint::*what) {
   for (size_t i = 0; i < run.steps.size(); i++) {
     add(run.steps[i].*what, 1);
     if (i >= window) add(run.steps[i - window].*what, -1);
-    smooth.push_back(std::isfinite(run.steps[i].*what) ? sum / double(count) : NAN);
+    const bool has_mean = count > 0 && (std::isfinite(run.steps[i].*what) || !run.steps[i].is_scored);
+    smooth.push_back(has_mean ? sum / double(count) : NAN);
   }
   return smooth;
 }
@@ -243,9 +244,15 @@ std::string notices(const RunHistory& run) {
                            "gaps there: %s%s",
                            bad.size(), run.steps.size(), steps.c_str(), bad.size() > 10 ? ", ..." : ""));
   }
+  const auto unscored = std::count_if(run.steps.begin(), run.steps.end(), [](const auto& p) { return !p.is_scored; });
+  if (unscored > 0)
+    lines.push_back(
+        format("%lld of %zu steps had no token to score, and have no loss", (long long)unscored, run.steps.size()));
   for (const ValPoint& p : run.validations)
     if (!std::isfinite(p.loss))
-      lines.push_back(format("the validation loss after step %lld is not finite", (long long)p.step));
+      lines.push_back(format(p.is_scored ? "the validation loss after step %lld is not finite"
+                                         : "the validation after step %lld had no token to score, and has no loss",
+                             (long long)p.step));
   if (run.num_repeated > 0)
     lines.push_back(
         format("%lld steps are in the log twice; what was trained later counts", (long long)run.num_repeated));
@@ -661,9 +668,8 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
 
 std::vector<ReportSection> read_outline(const std::string& path) {
   std::vector<ReportSection> sections;
-  std::istringstream lines(read_whole_file(path));
   int number = 0;
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(read_whole_file(path))) {
     number++;
     if (line.empty()) continue;
     if (line.compare(0, 2, "# ") == 0) {

@@ -44,8 +44,7 @@ void plan_batches(Run& run, int context_length, bool from_folder, bool has_memor
 }
 
 // The tokenizer that --tokenizer names, or the model's folder has (a checkpoint to resume from, if there is one), or
-// the data's. Those that exist must have the same tokens. Where none exists, a model of 257 tokens is one of bytes, and
-// what others' stand for is unknown.
+// the data's.
 static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& model_folder, int vocab_size) {
   const TrainOptions& o = run.options;
   if (o.tokenizer == "none") return std::nullopt;
@@ -57,35 +56,7 @@ static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::stri
     if (folders.empty() || folder != folders.back()) folders.push_back(folder);
   }
   for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
-  std::optional<Tokenizer> chosen;
-  std::string from;
-  auto load = [&](const std::string& path) {
-    try {
-      return Tokenizer::load(path);
-    } catch (const UserError& e) {
-      if (path == o.tokenizer) throw;
-      user_error("%s; it was read because it lies beside the data or the model, as their vocabulary: repair it, or "
-                 "move "
-                 "it away; with --tokenizer none it is not read, and samples are numbers",
-                 e.what());
-    }
-  };
-  for (const std::string& path : paths) {
-    if (path.empty()) continue;
-    Tokenizer tokenizer = load(path);
-    if (chosen && !chosen->agrees_with(tokenizer))
-      user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none "
-                 "they are not compared, "
-                 "and samples are numbers",
-                 from.c_str(), path.c_str());
-    if (!chosen) chosen = std::move(tokenizer), from = path;
-  }
-  if (!chosen && vocab_size == byte_vocab_size) return Tokenizer::bytes();
-  if (chosen && chosen->vocab_size() > vocab_size)
-    user_error("%s: has %d tokens, the model %d; give the model as many (--vocab-size), or name its own vocabulary "
-               "(--tokenizer)",
-               from.c_str(), chosen->vocab_size(), vocab_size);
-  return chosen;
+  return Tokenizer::of_model(paths, vocab_size);
 }
 
 // The tokens that samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's
@@ -365,7 +336,8 @@ static void log_step(Run& run, const StepResult& r) {
                      {"train/grad_norm", r.grad_norm},
                      {"train/learning_rate", r.learning_rate},
                      {"train/tokens_per_second", rate}};
-  if (r.ponder != 0) fields.push_back({"ponder", r.ponder}), scalars.push_back({"train/ponder", r.ponder});
+  if (r.ponder > 0) fields.push_back({"ponder", r.ponder}), scalars.push_back({"train/ponder", r.ponder});
+  if (r.scored_tokens == 0) scalars.erase(scalars.begin());  // which has no loss
   if (run.has_memory) fields.push_back({"flops_per_token", r.flops_per_token});
   if (r.scored_tokens != run.tokens_per_step()) fields.push_back({"scored_tokens", r.scored_tokens});
   run.log.write(fields);
@@ -374,18 +346,24 @@ static void log_step(Run& run, const StepResult& r) {
     run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
 }
 
-static std::string ponder_text(double ponder) { return ponder != 0 ? format(" | ponder %.3f", ponder) : ""; }
+static std::string ponder_text(double ponder) { return ponder > 0 ? format(" | ponder %.3f", ponder) : ""; }
+
+// Where no token is scored there is no loss.
+static std::string loss_text(double loss, int64_t scored_tokens) {
+  return scored_tokens > 0 ? format("%.5f", loss) : "-";
+}
 
 static std::string progress_text(const Run& run, const StepResult& r) {
   const double rate = double(run.tokens_per_step()) / r.seconds,
                share = rate * r.flops_per_token / (run.gemm_peak * run.ranks.size);
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
-  std::string text = format("step %lld/%lld | loss %.5f%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM "
-                            "peak | "
-                            "%.0f%%, %s left",
-                            (long long)run.step, (long long)run.steps, r.loss, ponder_text(r.ponder).c_str(),
-                            r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(), 100 * share,
-                            100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
+  std::string text =
+      format("step %lld/%lld | loss %s%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM "
+             "peak | "
+             "%.0f%%, %s left",
+             (long long)run.step, (long long)run.steps, loss_text(r.loss, r.scored_tokens).c_str(),
+             ponder_text(r.ponder).c_str(), r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(),
+             100 * share, 100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
   if (r.scored_tokens == 0) text += " | no token is scored: the gradients are 0";
   if (r.skipped)
     text += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,
@@ -436,7 +414,8 @@ static void write_report(Run& run) {
 void report_validation(Run& run, const Validation& v) {
   LogFields fields = {{"step", run.step}, {"val_loss", v.loss}};
   Scalars scalars = {{"val/loss", v.loss}};
-  if (v.ponder != 0) fields.push_back({"val_ponder", v.ponder}), scalars.push_back({"val/ponder", v.ponder});
+  if (v.scored_tokens == 0) scalars.clear(), fields.push_back({"val_scored_tokens", v.scored_tokens});
+  if (v.ponder > 0) fields.push_back({"val_ponder", v.ponder}), scalars.push_back({"val/ponder", v.ponder});
   std::string accuracy_text;
   if (const std::optional<double> accuracy = v.accuracy()) {
     fields.push_back({"val_accuracy", *accuracy / 100}), scalars.push_back({"val/accuracy", *accuracy / 100});
@@ -444,10 +423,16 @@ void report_validation(Run& run, const Validation& v) {
   }
   run.log.write(fields);
   run.events.write(run.step, scalars);
-  print_line("val loss %.5f%s%s after step %lld (%lld tokens, %s)\n", v.loss, ponder_text(v.ponder).c_str(),
-             accuracy_text.c_str(), (long long)run.step, (long long)v.scored_tokens, time_text(v.seconds).c_str());
+  print_line("val loss %s%s%s after step %lld (%lld tokens, %s)\n", loss_text(v.loss, v.scored_tokens).c_str(),
+             ponder_text(v.ponder).c_str(), accuracy_text.c_str(), (long long)run.step, (long long)v.scored_tokens,
+             time_text(v.seconds).c_str());
   if (!run.report_writer.is_busy()) write_report(run);
-  if (std::isfinite(v.loss)) return;
+  if (v.scored_tokens == 0)
+    warn(run,
+         "-j %s: of the %lld tokens that were validated none is scored, by the masks beside them, so that there is "
+         "no loss; take more micro-batches (-m) or longer sequences (-t)",
+         run.options.val_data.c_str(), (long long)v.tokens);
+  if (std::isfinite(v.loss) || v.scored_tokens == 0) return;
   const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier "
                               "checkpoint "
                               "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";

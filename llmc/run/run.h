@@ -55,7 +55,8 @@ struct Run {
 };
 
 struct StepResult {
-  double loss, grad_norm, learning_rate, seconds;
+  double loss;  // NaN if no token is scored
+  double grad_norm, learning_rate, seconds;
   double ponder;           // the mean of N + R of `act`: about how many cycles a token runs; 0 without it
   double data_seconds;     // the part of `seconds` that was spent waiting for tokens
   double flops_per_token;  // with memory those of the segments that the step has computed
@@ -128,8 +129,8 @@ struct Validation {
 };
 
 // The line of a validation in the log and on the terminal; then the report is written anew, on
-// another thread. Throws UserError if the loss is not finite: the weights may be what is wrong, so that no checkpoint
-// of them may replace another.
+// another thread. Throws UserError if the loss of scored tokens is not finite: the weights may be what is wrong, so
+// that no checkpoint of them may replace another.
 void report_validation(Run& run, const Validation& v);
 
 // True after every `every`-th step and after the last one; never if `every` is 0.

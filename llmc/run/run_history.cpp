@@ -25,7 +25,7 @@ double RunHistory::final_accuracy() const { return validations.empty() ? NAN : v
 std::vector<int64_t> RunHistory::steps_not_finite() const {
   std::vector<int64_t> found;
   for (const TrainPoint& p : steps)
-    if (!std::isfinite(p.loss) || !std::isfinite(p.grad_norm)) found.push_back(p.step);
+    if ((p.is_scored && !std::isfinite(p.loss)) || !std::isfinite(p.grad_norm)) found.push_back(p.step);
   return found;
 }
 
@@ -49,8 +49,10 @@ static void add_step(RunHistory& run, const json& line, int64_t step) {
   const double flops =
       line.contains("flops_per_token") ? number_in(line, "flops_per_token") : run.number("flops_per_token", NAN);
   const double share = rate * flops / (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
-  run.steps.push_back({step, number_in(line, "loss"), number_in(line, "grad_norm"), number_in(line, "lr"),
-                       number_in(line, "ms") * 1e-3, rate, share, 0, 0, number_in(line, "ponder")});
+  const bool is_scored = number_in(line, "scored_tokens", 1) > 0;
+  run.steps.push_back({step, is_scored ? number_in(line, "loss") : NAN, number_in(line, "grad_norm"),
+                       number_in(line, "lr"), number_in(line, "ms") * 1e-3, rate, share, 0, 0,
+                       number_in(line, "ponder"), is_scored});
 }
 
 // Takes over what a sample's tokens ponder, unless it is incomplete.
@@ -81,8 +83,8 @@ static bool add_line(RunHistory& run, const json& line) {
     add_step(run, line, step);
   } else if (line.contains("val_loss")) {
     drop_from(run.validations, step);
-    run.validations.push_back(
-        {step, number_in(line, "val_loss"), 0, 0, number_in(line, "val_ponder"), number_in(line, "val_accuracy")});
+    run.validations.push_back({step, number_in(line, "val_loss"), 0, 0, number_in(line, "val_ponder"),
+                               number_in(line, "val_accuracy"), number_in(line, "val_scored_tokens", 1) > 0});
   } else if (line.contains("sample") && line["sample"].is_string()) {
     drop_from(run.samples, step);
     run.samples.push_back({step, line["sample"].get<std::string>()});

@@ -16,6 +16,7 @@ struct TrainPoint {
   double gemm_share;       // the share of the GEMM rate measured when the process began; 0 to 1
   double seconds, tokens;  // of all steps up to this one
   double ponder;           // the mean of N + R, with `act`
+  bool is_scored = true;   // whether some tokens are: without one there is no loss
 };
 
 struct ValPoint {
@@ -24,6 +25,7 @@ struct ValPoint {
   double seconds, tokens;  // of the training steps before it
   double ponder;           // as of a training step
   double accuracy;         // the share of scored tokens that got the largest logit; only where masks say what is scored
+  bool is_scored = true;   // as of a training step
 };
 
 struct Sample {
@@ -58,7 +60,7 @@ struct RunHistory {
   double final_loss() const;                      // of the last validation; NaN if there is none
   double final_ponder() const;                    // of the last validation; NaN without it, or without `act`
   double final_accuracy() const;                  // of the last validation; NaN without it, or without masks
-  std::vector<int64_t> steps_not_finite() const;  // steps whose loss or norm was not finite
+  std::vector<int64_t> steps_not_finite() const;  // steps that had tokens to score, and a loss or norm not finite
 };
 
 // The files of folder `out` that read_run reads.

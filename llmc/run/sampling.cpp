@@ -1,21 +1,25 @@
 #include "sampling.h"
 #include <CLI/CLI.hpp>                // CLI::App
 #include <cmath>                      // std::isfinite
+#include <poll.h>                     // poll
+#include <unistd.h>                   // read
 #include <nlohmann/json.hpp>          // nlohmann::ordered_json
-#include <sstream>                    // std::istringstream
 #include <tuple>                      // std::tie
 #include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/error.h"         // user_error
 #include "llmc/utils/files.h"         // read_whole_file
+#include "llmc/utils/text.h"          // lines_of
+#include "stop_signal.h"              // stop_signal
 
 static void declare_options(CLI::App& app, SampleOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
   const char* text = "Text to continue";
   app.add_option("--prompt", o.prompt, "this text; without any option of this group: nothing")->group(text);
-  app.add_option("--prompt-file", o.prompt_file, "the text of a file")->group(text);
+  app.add_option("--prompt-file", o.prompt_file, "the text of a file; -: of stdin")->group(text);
   app.add_option("--batch", o.batch,
-                 "each line of a file; the output is a JSON object a line, in the order of the lines")
+                 "each line of a file, or with - of stdin; the output is a JSON object a line, in the order of the "
+                 "lines")
       ->group(text);
   app.add_flag("-i,--interactive", o.interactive, "each line that is typed")->group(text);
   app.add_flag("--no-end-of-text", o.no_end_of_text,
@@ -27,7 +31,9 @@ static void declare_options(CLI::App& app, SampleOptions& o) {
   app.add_option("--temperature", o.sampling.temperature, "divide logits by this; 0: always the likeliest token")
       ->group(sampling);
   app.add_option("--top-k", o.sampling.top_k, "draw only from the k likeliest tokens; 0: from all")->group(sampling);
-  app.add_option("--top-p", o.sampling.top_p, "draw only from the likeliest tokens that have this probability together")
+  app.add_option("--top-p", o.sampling.top_p,
+                 "draw only from the likeliest tokens that have this probability together; 0: always the likeliest "
+                 "token")
       ->group(sampling);
   app.add_option("--repetition-penalty", o.sampling.repetition_penalty,
                  "divide the positive logits of tokens that occur already by this, and "
@@ -76,16 +82,11 @@ bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
 }
 
 Tokenizer model_tokenizer(const std::string& folder, const std::string& named, int vocab_size) {
-  const std::string path = !named.empty() ? named : Tokenizer::file_in(folder);
-  if (path.empty() && vocab_size == byte_vocab_size) return Tokenizer::bytes();
-  if (path.empty())
+  std::optional<Tokenizer> tokenizer = Tokenizer::of_model({named, Tokenizer::file_in(folder)}, vocab_size);
+  if (!tokenizer)
     user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer",
                folder.c_str());
-  Tokenizer tokenizer = Tokenizer::load(path);
-  if (tokenizer.vocab_size() > vocab_size)
-    user_error("%s has %d tokens, the model %d; name the model's own vocabulary with --tokenizer", path.c_str(),
-               tokenizer.vocab_size(), vocab_size);
-  return tokenizer;
+  return *std::move(tokenizer);
 }
 
 SampleRequest sample_request(const SampleOptions& o, const Tokenizer& tokenizer, const std::string& prompt,
@@ -97,20 +98,36 @@ SampleRequest sample_request(const SampleOptions& o, const Tokenizer& tokenizer,
   return {prompt, std::move(tokens), seed};
 }
 
+bool read_stdin(std::string& text) {
+  pollfd input = {STDIN_FILENO, POLLIN, 0};
+  while (poll(&input, 1, /*ms=*/100) <= 0)
+    if (stop_signal() != 0) return false;
+  char block[4096];
+  const ssize_t n = read(STDIN_FILENO, block, sizeof block);
+  if (n > 0) text.append(block, size_t(n));
+  return n > 0;
+}
+
+// The bytes of a file, or for "-" all of standard input.
+static std::string read_input(const std::string& path) {
+  if (path != "-") return read_whole_file(path, most_text_bytes, FileKind::any);
+  std::string text;
+  while (read_stdin(text)) {}
+  return text;
+}
+
 std::vector<SampleRequest> sample_requests(const SampleOptions& o, const Tokenizer& tokenizer, int context_length) {
   if (o.batch.empty()) {
-    const std::string prompt =
-        o.prompt_file.empty() ? o.prompt : read_whole_file(o.prompt_file, most_text_bytes, FileKind::any);
+    const std::string prompt = o.prompt_file.empty() ? o.prompt : read_input(o.prompt_file);
     return {sample_request(o, tokenizer, prompt, uint64_t(o.seed), context_length)};
   }
   std::vector<SampleRequest> requests;
-  std::istringstream lines(read_whole_file(o.batch, most_text_bytes, FileKind::any));
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(read_input(o.batch))) {
     try {
       requests.push_back(sample_request(o, tokenizer, line, uint64_t(o.seed) + requests.size(), context_length));
     } catch (const UserError& e) { user_error("%s: line %zu: %s", o.batch.c_str(), requests.size() + 1, e.what()); }
   }
-  if (requests.empty()) user_error("%s: has no line", o.batch.c_str());
+  if (requests.empty() && stop_signal() == 0) user_error("%s: has no line", o.batch.c_str());
   return requests;
 }
 

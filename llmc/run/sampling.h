@@ -30,8 +30,8 @@ bool same_sampling(const SampleOptions& a, const SampleOptions& b);
 // Throws UserError, naming the option, for a number that is out of range.
 void check_sampling(const SampleOptions& options);
 
-// The vocabulary of a model's folder, or, if `named` is not "", the one at that path; without either and with 257
-// tokens, bytes. Throws UserError if there is none, or it has more tokens than the model.
+// The vocabulary at path `named`, if that is not "", or of a model's folder: Tokenizer::of_model. Throws UserError if
+// there is none.
 Tokenizer model_tokenizer(const std::string& folder, const std::string& named, int vocab_size);
 
 // A text to continue. The n-th token of the sequence is drawn with the n-th random number of the seed, whatever is
@@ -47,8 +47,12 @@ struct SampleRequest {
 SampleRequest sample_request(const SampleOptions& options, const Tokenizer& tokenizer, const std::string& prompt,
                              uint64_t seed, int context_length);
 
+// Appends to `text` what comes on standard input, as soon as something does. Returns false at its end, or when a signal
+// asks to stop, which ends no system call.
+bool read_stdin(std::string& text);
+
 // The requests for --prompt, --prompt-file or --batch. Each line of a batch has a seed of its own: --seed, --seed + 1,
-// ...
+// ... None if a signal asks to stop before all of standard input has come.
 std::vector<SampleRequest> sample_requests(const SampleOptions& options, const Tokenizer& tokenizer,
                                            int context_length);
 

@@ -5,8 +5,6 @@
 // state is one integer, the number of the next sequence; numbers continue from epoch to epoch, and the tokens of a
 // number are a pure function of it.
 #pragma once
-#include <glob.h>                     // glob, globfree
-#include <sys/stat.h>                 // stat
 #include <algorithm>                  // std::any_of, std::max, std::min, std::upper_bound
 #include <cstdint>                    // int64_t, uint16_t
 #include <string>                     // std::string
@@ -14,7 +12,7 @@
 #include "llmc/utils/crc32c.h"        // crc32c
 #include "llmc/utils/data_file.h"     // DataFile
 #include "llmc/utils/error.h"         // user_error, UserError, CHECK
-#include "llmc/utils/files.h"         // path_exists
+#include "llmc/utils/files.h"         // matching_files, path_exists
 #include "llmc/utils/foreign_file.h"  // why_no_tokens
 #include "llmc/utils/random.h"        // random_words, RandomStream
 #include "numpy_file.h"               // read_numpy_header
@@ -231,15 +229,8 @@ struct TokenShards {
   }
 
  private:
-  // A file whose name is exactly the pattern is taken, even if the name has *, ? or [ in it.
   std::vector<std::string> matching_paths() const {
-    struct stat info;
-    if (stat(pattern.c_str(), &info) == 0) return {pattern};
-    glob_t found = {};
-    int rc = glob(pattern.c_str(), 0, nullptr, &found);
-    std::vector<std::string> paths;
-    if (rc == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    globfree(&found);
+    const std::vector<std::string> paths = matching_files(pattern);
     if (!paths.empty()) return paths;
     if (pattern.find_first_of("*?[") != std::string::npos)
       user_error("%s: no file matches; data/README.md says how to make token files", pattern.c_str());

@@ -1,6 +1,6 @@
 // Sampling a token from logits.
 #pragma once
-#include <algorithm>           // std::max_element, std::partial_sort
+#include <algorithm>           // std::max_element, std::min, std::partial_sort, std::sort
 #include <cmath>               // exp, isfinite
 #include <numeric>             // std::iota
 #include <set>                 // std::set
@@ -13,7 +13,8 @@ struct SamplingOptions {
   double repetition_penalty = 1;
   double temperature = 1;  // divides the logits; 0: always the token with the highest one, of equal ones the first
   int top_k = 0;           // only the k tokens with the highest logits, of equal ones the first; 0: all
-  double top_p = 1;  // only the likeliest tokens that together have at least this probability (Holtzman et al. 2020)
+  double top_p = 1;    // only the likeliest tokens that together have at least this probability (Holtzman et al. 2020)
+  int vocabulary = 0;  // only tokens below this one: a model may have more, which stand for no text; 0: all
 };
 
 inline void penalize_repetition(std::vector<float>& logits, const std::vector<int>& tokens, double penalty) {
@@ -29,6 +30,7 @@ inline void penalize_repetition(std::vector<float>& logits, const std::vector<in
 // all are -infinity.
 inline int sample_token(std::vector<float> logits, double uniform, const SamplingOptions& o,
                         const std::vector<int>& tokens = {}) {
+  if (o.vocabulary > 0) logits.resize(std::min(logits.size(), size_t(o.vocabulary)));
   const int n = int(logits.size());
   const double divisor = o.temperature > 0 ? o.temperature : 1;
   if (o.repetition_penalty != 1) penalize_repetition(logits, tokens, o.repetition_penalty);

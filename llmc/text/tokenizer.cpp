@@ -537,6 +537,37 @@ bool Tokenizer::agrees_with(const Tokenizer& other) const {
   return std::equal(tokens_.begin(), tokens_.begin() + long(both), other.tokens_.begin());
 }
 
+std::optional<Tokenizer> Tokenizer::of_model(const std::vector<std::string>& paths, int vocab_size) {
+  std::optional<Tokenizer> chosen;
+  std::string from;
+  auto of_file = [&](const std::string& path) {
+    try {
+      return load(path);
+    } catch (const UserError& e) {
+      if (&path == &paths.front()) throw;
+      user_error("%s; it was read because it lies beside the data or the model, as their vocabulary: repair it, or "
+                 "move it away; with --tokenizer none it is not read, and samples are numbers",
+                 e.what());
+    }
+  };
+  for (const std::string& path : paths) {
+    if (path.empty()) continue;
+    Tokenizer tokenizer = of_file(path);
+    if (chosen && !chosen->agrees_with(tokenizer))
+      user_error("%s and %s are different vocabularies, but data and model must have the same; name the model's own "
+                 "(--tokenizer), or --tokenizer none for tokens that are not compared, and stay numbers",
+                 from.c_str(), path.c_str());
+    if (!chosen) chosen = std::move(tokenizer), from = path;
+  }
+  if (!chosen && vocab_size == byte_vocab_size) return bytes();
+  if (chosen && chosen->vocab_size() > vocab_size)
+    user_error("%s: has %d tokens, the model %d; name the model's own vocabulary (--tokenizer), or train a model with "
+               "as "
+               "many (--vocab-size)",
+               from.c_str(), chosen->vocab_size(), vocab_size);
+  return chosen;
+}
+
 // The merge that makes a token is the last one left when its bytes have been merged into tokens of lower ids. The two
 // long parts are assembled as text: as JSON objects they would take a tenth of a second.
 std::string Tokenizer::to_json() const {

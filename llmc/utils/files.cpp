@@ -1,6 +1,7 @@
 #include "files.h"
 #include <dirent.h>        // opendir, readdir
 #include <fcntl.h>         // open
+#include <glob.h>          // glob, globfree
 #include <sys/file.h>      // flock
 #include <sys/stat.h>      // stat, lstat, fstat, fchmod
 #include <unistd.h>        // read, write, pwrite, fsync, close, access, getpid
@@ -8,7 +9,7 @@
 #include <cerrno>          // errno
 #include <cstdio>          // rename
 #include <cstdlib>         // realpath, free
-#include <cstring>         // strerror, strlen
+#include <cstring>         // strchr, strerror, strlen
 #include <filesystem>      // create_directories, path
 #include <string_view>     // std::string_view
 #include "error.h"         // user_error
@@ -42,6 +43,22 @@ bool is_folder(const std::string& path) {
 void refuse_lfs_pointer(const std::string& path, const void* bytes, size_t count) {
   if (std::string_view(static_cast<const char*>(bytes), count).substr(0, strlen(lfs_pointer)) == lfs_pointer)
     user_error("%s: %s", path.c_str(), lfs_advice);
+}
+
+std::vector<std::string> matching_files(const std::string& pattern) {
+  if (path_exists(pattern)) return {pattern};
+  size_t folder = 0;  // how long the name of the longest such folder is
+  for (size_t slash = pattern.find('/', 1); slash != std::string::npos && is_folder(pattern.substr(0, slash));
+       slash = pattern.find('/', slash + 1))
+    folder = slash;
+  std::string escaped;
+  for (size_t i = 0; i < pattern.size(); i++)
+    escaped.append(i < folder && strchr("*?[]\\", pattern[i]) != nullptr ? "\\" : "").push_back(pattern[i]);
+  glob_t found = {};
+  std::vector<std::string> paths;
+  if (glob(escaped.c_str(), 0, nullptr, &found) == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  return paths;
 }
 
 std::optional<std::string> try_read_file(const std::string& path, int64_t most, FileKind kind) {

@@ -28,6 +28,11 @@ struct FileDescriptor {
 bool path_exists(const std::string& path);
 bool is_folder(const std::string& path);
 
+// The files that a name stands for, in order: the one of exactly that name, or those that a glob pattern matches; none
+// if there are none. A folder of exactly the name that a pattern begins with is taken, even if that has *, ? or [ in
+// it.
+std::vector<std::string> matching_files(const std::string& pattern);
+
 // The most bytes of a file that is read whole: of what a model's folder has beside tensors, such as config.json and
 // tokenizer.json, and of what grows with a run or holds texts, such as its log.
 constexpr int64_t most_small_bytes = int64_t(64) << 20, most_text_bytes = int64_t(4) << 30;

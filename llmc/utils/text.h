@@ -6,6 +6,17 @@
 #include <string>     // std::string
 #include <vector>     // std::vector
 
+// The lines of a text, without their ends, "\n" or "\r\n", and without the byte order mark that some editors begin
+// with.
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = text.compare(0, 3, "\xEF\xBB\xBF") == 0 ? 3 : 0, end; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin - (end > begin && text[end - 1] == '\r')));
+  }
+  return lines;
+}
+
 // The fewest digits that read back as the same number, with an exponent where %g has one.
 inline std::string shortest(double x) {
   char digits[64];

@@ -100,6 +100,38 @@ TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
   }
 }
 
+// Parts of several tokens, neighbours with as many and with others: what the evaluator computes in a pass.
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/lsh_branch.h: `parts[end].count == parts[first].count; end++)` ->
+// `true; end++)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/lsh_branch.h: `row += args.shape.B * parts[first].count;` ->
+// `row += parts[first].count;`
+TEST(LONG_ON_EMU(Generation), OfPartsOfDifferentLengthsIsThatOfEach) {
+  for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "relative", "universal(2) act(0.3)", "gru", "lsh(4,2)"}) {
+    SCOPED_TRACE(wiring);
+    ModelConfig config = small_config();
+    config.wiring = parse_wiring(wiring);
+    const WholeText text(config);
+    const auto& [model, tokens, C, whole] = text;
+    auto generator = make_generator(*model, 4, 80, 30);
+    for (int slot = 0; slot < 4; slot++)
+      gpt2_read_prompt(*generator, slot, {tokens.begin(), tokens.begin() + 7 * slot + 1});
+    for (const std::vector<int64_t>& lengths :
+         std::vector<std::vector<int64_t>>{{1, 1, 1, 1}, {3, 3, 5, 5}, {2, 1, 1, 4}, {9, 2, 2, 2}}) {
+      std::vector<int> next;
+      std::vector<std::pair<int, int64_t>> counts;
+      std::vector<float> expected;
+      for (int slot : {2, 0, 3, 1}) {
+        const int64_t position = generator->cache.lengths[slot], count = lengths[counts.size()];
+        next.insert(next.end(), tokens.begin() + position, tokens.begin() + position + count);
+        expected.insert(expected.end(), whole.begin() + position * C, whole.begin() + (position + count) * C);
+        counts.push_back({slot, count});
+      }
+      gpt2_extend(*generator, next, counts);
+      EXPECT_LE(relative_error(to_floats(generator->hidden_states(), expected.size()), expected), generation_tolerance);
+    }
+  }
+}
+
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` ->
 // `RandomStream::sample, 0,`
 TEST(LONG_ON_EMU(Generation), IsAFunctionOfSeedAndStep) {

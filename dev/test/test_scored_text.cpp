@@ -1,0 +1,61 @@
+// Texts as sequences of tokens that are scored: how lm-evaluation-harness splits them, and in which windows.
+#include "helpers.h"                // EXPECT_ERROR
+#include "llmc/text/scored_text.h"  // encode_continuation, ScoredSequence, TextWindows, bytes_of_token
+
+static std::vector<int> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+TEST(ScoredText, WhiteSpaceOfEachKindBelongsToTheContinuation) {
+  const Tokenizer tokenizer = Tokenizer::bytes();
+  for (const char space : std::string(" \t\n\v\f\r")) {
+    const ScoredSequence s = encode_continuation(tokenizer, std::string("two") + space + space, "end");
+    EXPECT_EQ(s.tokens, bytes_of(std::string("two") + space + space + "end")) << int(space);
+    EXPECT_EQ(s.scored, 5) << int(space);
+  }
+}
+
+TEST(ScoredText, WhiteSpaceAloneStaysAContext) {
+  const Tokenizer tokenizer = Tokenizer::bytes();
+  EXPECT_EQ(encode_continuation(tokenizer, " \n", "end").scored, 3);
+  const ScoredSequence s = encode_continuation(tokenizer, "", "end");
+  EXPECT_EQ(s.scored, 3);
+  EXPECT_EQ(s.tokens.front(), tokenizer.end_of_text());
+}
+
+TEST(ScoredText, AContinuationThatFillsTheContextIsScored) {
+  ScoredSequence fills = {{0, 1, 2, 3, 4}, 4};
+  EXPECT_FALSE(fills.shorten(4)) << "nothing is left out";
+  EXPECT_EQ(fills.tokens.size(), 5u);
+  ScoredSequence follows = {{0, 1, 2, 3, 4, 5}, 4};
+  EXPECT_TRUE(follows.shorten(4));
+  EXPECT_EQ(follows.tokens, (std::vector<int>{1, 2, 3, 4, 5}));
+  EXPECT_ERROR((ScoredSequence{{0, 1, 2, 3, 4, 5}, 5}.shorten(4)), "5 tokens are to be scored at once, but the context "
+                                                                   "length is 4");
+}
+
+TEST(ScoredText, EachTokenIsScoredInOneWindowWithWhatIsPromised) {
+  for (int64_t n = 0; n <= 20; n++)
+    for (int64_t context = 1; context <= 8; context++)
+      for (int64_t stride = 1; stride <= context; stride++)
+        for (const bool last_is_full : {false, true}) {
+          SCOPED_TRACE(testing::Message() << n << " tokens, context " << context << ", stride " << stride);
+          const TextWindows windows = {n, context, stride, last_is_full};
+          int64_t next = 1;  // the token to be scored next
+          for (int64_t i = 0; i < windows.count(); i++) {
+            const TextWindows::Window w = windows[i];
+            EXPECT_EQ(w.first, next);
+            EXPECT_LT(w.first, w.end) << "a window that scores nothing";
+            EXPECT_LE(w.end - 1 - w.begin, context);
+            EXPECT_GE(w.first - w.begin, std::min(w.first, context - stride + 1)) << "tokens before the first";
+            if (last_is_full && i + 1 == windows.count()) { EXPECT_EQ(w.end - 1 - w.begin, std::min(context, n - 1)); }
+            next = w.end;
+          }
+          EXPECT_EQ(next, std::max<int64_t>(n, 1));
+        }
+}
+
+TEST(ScoredText, EndsOfTextAndIdsBeyondTheVocabularyHaveNoBytes) {
+  const Tokenizer tokenizer = Tokenizer::bytes();
+  EXPECT_EQ(bytes_of_token(tokenizer, 'a'), 1);
+  EXPECT_EQ(bytes_of_token(tokenizer, tokenizer.end_of_text()), 0);
+  EXPECT_EQ(bytes_of_token(tokenizer, tokenizer.vocab_size()), 0);
+}
