@@ -128,9 +128,23 @@ LATER_TESTS := $(addprefix $(BUILD)/,\
   bf16/test_attention_cpu fp32/test_attention_cpu fp32/test_attention_emu bf16/test_ops_cpu fp32/test_ops_cpu \
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
+# What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
+# n-th is run, from the k-th on. LEAVE_OUT=fp32 or bf16: no tests of that precision.
+SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_emu_triton test_faults \
+  test_hostile test_mutants test_ptx test_reference)
+ifneq ($(PART),)
+ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
+$(error PART=$(PART): it must be k/n, such as 2/3)
+endif
+endif
+ifneq ($(filter-out fp32 bf16,$(LEAVE_OUT)),)
+$(error LEAVE_OUT=$(LEAVE_OUT): it must be fp32 or bf16)
+endif
+LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%),$(TESTS)) $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx)
 # nvcc's code for the kernels of what test_ptx runs.
-PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx $(BUILD)/bf16/test_attention_90a.ptx \
-  $(foreach t,$(DEVICE_TESTS) train_gpt2_sla,$(BUILD)/bf16/$(t).ptx $(BUILD)/fp32/$(t).ptx))
+PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx $(filter-out $(LEAVE_OUT:%=$(BUILD)/%/%),\
+  $(BUILD)/bf16/test_attention_90a.ptx \
+  $(foreach t,$(DEVICE_TESTS) train_gpt2_sla,$(BUILD)/bf16/$(t).ptx $(BUILD)/fp32/$(t).ptx)))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
@@ -157,6 +171,7 @@ help:
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
 	@echo '                (about 5 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (about 30 minutes); the last line of both says how many passed'
+	@echo '                PART=2/3: of the products of shapes and wirings the second third; LEAVE_OUT=fp32: or bf16'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
 	@echo '                STEPS=build,tests,sanitize,bench,torch: only these'
 	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
@@ -224,11 +239,14 @@ test:
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTED_PROGRAMS) $(QUICK_TESTS)
 	@scripts/run_tests.sh quick $(QUICK_TESTS)
 
-# AFTER_TEST=1: `make test` has just run; run the others, and add up both.
+# AFTER_TEST=1: `make test` has just run; run the others, and add up both. With PART, of what nvcc compiles only the
+# trainer is built: the sampler and the evaluator have the same kernels.
 test-all:
 	@scripts/setup.sh build test browser
-	@$(MAKE) --no-print-directory -j$(shell nproc) programs $(TESTED_PROGRAMS) $(TESTS)
-	@scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(TESTS)
+	@$(MAKE) --no-print-directory -j$(shell nproc) \
+	  $(if $(PART),$(filter train_gpt2_sla %_cpu,$(BUILT)),programs) $(TESTED_PROGRAMS) $(filter-out $(LEFT_OUT),$(TESTS))
+	@PART='$(PART)' SHARDED='$(if $(PART),$(SHARDED_TESTS))' LEAVE_OUT='$(LEAVE_OUT)' \
+	  scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(filter-out $(LEFT_OUT),$(TESTS))
 
 # For build/mutants: which test programs there are, and what they run.
 list-tests:

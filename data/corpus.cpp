@@ -1,16 +1,25 @@
 #include "corpus.h"
-#include <sys/stat.h>           // stat
-#include <algorithm>            // std::sort, std::min
-#include <cerrno>               // errno
-#include <cstring>              // memchr, strerror
-#include <filesystem>           // std::filesystem::recursive_directory_iterator
-#include <nlohmann/json.hpp>    // nlohmann::json
-#include "llmc/utils/error.h"   // user_error
-#include "llmc/utils/random.h"  // random_words, RandomStream
-#include "llmc/utils/utf8.h"    // is_continuation_byte, replace_invalid_utf8
+#include <sys/stat.h>                 // stat
+#include <algorithm>                  // std::sort, std::min
+#include <cerrno>                     // errno
+#include <cstring>                    // memchr, strerror
+#include <filesystem>                 // std::filesystem::recursive_directory_iterator
+#include <nlohmann/json.hpp>          // nlohmann::json
+#include "llmc/utils/error.h"         // user_error
+#include "llmc/utils/foreign_file.h"  // foreign_format, wide_encoding
+#include "llmc/utils/json.h"          // why_no_json
+#include "llmc/utils/message.h"       // print_warning
+#include "llmc/utils/random.h"        // random_words, RandomStream
+#include "llmc/utils/utf8.h"          // is_continuation_byte, replace_invalid_utf8
 
 constexpr size_t block_bytes = 1 << 18;
 constexpr uint64_t split_seed = 1337;  // which documents are validation data must not change from one run to another
+
+// Folders of version control hold a text's history, compressed.
+static bool is_version_control(const std::filesystem::path& path) {
+  const std::string name = path.filename();
+  return name == ".git" || name == ".hg" || name == ".svn";
+}
 
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
   namespace fs = std::filesystem;
@@ -33,9 +42,15 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
       }
       if (!fs::is_directory(path)) user_error("%s: is neither a file nor a folder", path.c_str());
       std::vector<std::string> files;
-      for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path)) {
-        std::error_code broken_link;  // is skipped
-        if (entry.is_regular_file(broken_link)) files.push_back(entry.path().string());
+      for (fs::recursive_directory_iterator entry(path), end; entry != end; ++entry) {
+        const std::string name = entry->path().string();
+        std::error_code broken_link;
+        const bool is_history = is_version_control(entry->path());
+        if (is_history) entry.disable_recursion_pending();
+        if (is_history || (entry->is_symlink() && !entry->exists(broken_link)))
+          print_warning(name + ": is left out: it is " +
+                        (is_history ? "a text's history" : "a link that leads nowhere"));
+        else if (entry->is_regular_file(broken_link)) files.push_back(name);
       }
       std::sort(files.begin(), files.end());
       for (const std::string& file : files) add(file);
@@ -44,6 +59,14 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
     }
   }
   return sources;
+}
+
+// Throws UserError for a file that is known to be no text, or is one whose characters are not bytes.
+static void check_text(const std::string& name, std::string_view begin) {
+  const std::string what = foreign_format(begin.substr(0, foreign_head_bytes)), encoding = wide_encoding(begin);
+  if (!what.empty()) user_error("%s: %s, or leave it out", name.c_str(), what.c_str());
+  if (!encoding.empty())
+    user_error("%s: is %s text; %s, or leave it out", name.c_str(), encoding.c_str(), convert_text(encoding).c_str());
 }
 
 static bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
@@ -59,7 +82,8 @@ CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions
 // and the file is closed.
 bool CorpusReader::next_block() {
   if (interrupted) user_error("interrupted");
-  if (!file_open_) {
+  const bool begins = !file_open_;
+  if (begins) {
     if (!stream_.next_file()) return false;
     file_open_ = true;
     position_.files++;
@@ -68,6 +92,7 @@ bool CorpusReader::next_block() {
   }
   const size_t got = stream_.read(block_.data(), block_.size());
   rest_ = {block_.data(), got};
+  if (begins) check_text(stream_.name(), rest_.substr(0, 4096));
   file_open_ = got > 0;
   return true;
 }
@@ -233,8 +258,8 @@ static int64_t replace_lone_surrogates(std::string& json_text) {
   return replaced;
 }
 
-bool strings_of_line(std::string_view line, const std::vector<std::string>& fields, std::vector<std::string>& strings,
-                     int64_t& replaced) {
+std::string strings_of_line(std::string_view line, const std::vector<std::string>& fields,
+                            std::vector<std::string>& strings, int64_t& replaced) {
   std::string text;
   const int64_t invalid = replace_invalid_utf8(line, text);
   if (invalid == 0) text = line;
@@ -244,12 +269,18 @@ bool strings_of_line(std::string_view line, const std::vector<std::string>& fiel
     surrogates = replace_lone_surrogates(text);
     object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   }
-  if (!object.is_object()) return false;
+  if (object.is_discarded()) return why_no_json(text);
   strings.clear();
   for (const std::string& field : fields) {
-    if (!object.contains(field) || !object[field].is_string()) return false;
-    strings.push_back(std::move(object[field].get_ref<std::string&>()));
+    if (object.is_object() && object.contains(field) && object[field].is_string()) {
+      strings.push_back(std::move(object[field].get_ref<std::string&>()));
+      continue;
+    }
+    std::string names;
+    for (const auto& [name, value] : object.items())
+      if (object.is_object() && value.is_string() && names.size() < 200) names += (names.empty() ? "" : ", ") + name;
+    return "is no JSON object with a string named \"" + field + "\"; its strings: " + (names.empty() ? "none" : names);
   }
   replaced += invalid + surrogates;
-  return true;
+  return "";
 }

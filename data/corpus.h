@@ -63,13 +63,14 @@ struct Batch {
   size_t memory() const { return text.size() + parts.size() * sizeof(Part); }
 };
 
-// The regular files that `paths` name, in that order; those of a folder, with its subfolders, sorted by path. Throws
-// UserError, naming the path, if one does not exist or cannot be read.
+// The regular files that `paths` name, in that order; those of a folder, with its subfolders, sorted by path. Links
+// that lead nowhere and folders of version control are left out, with a warning. Throws UserError, naming the path, if
+// one does not exist or cannot be read.
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);
 
 // Reads the corpus from `begin` on. `sources` and `tokenizer`, which determines where documents may be cut, must
-// outlive it. Throws UserError for files that cannot be read (see ArchiveStream), for JSON lines that are too long, and
-// if `begin` does not exist in the corpus.
+// outlive it. Throws UserError for files that cannot be read (see ArchiveStream) or are known to be no text, for JSON
+// lines that are too long, and if `begin` does not exist in the corpus.
 struct CorpusReader {
   CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
                const Tokenizer& tokenizer, const Position& begin = {});
@@ -105,7 +106,7 @@ struct CorpusReader {
 };
 
 // strings (fields) = the strings in `fields` of a line of JSON, in UTF-8. Invalid UTF-8 and unpaired surrogates become
-// U+FFFD, and `replaced` is incremented by their number. Returns false if the line is no JSON object or lacks one of
-// these strings.
-bool strings_of_line(std::string_view line, const std::vector<std::string>& fields, std::vector<std::string>& strings,
-                     int64_t& replaced);
+// U+FFFD, and `replaced` is incremented by their number. Returns what is wrong with the line if it is no JSON object or
+// lacks one of these strings, and "" if nothing is.
+std::string strings_of_line(std::string_view line, const std::vector<std::string>& fields,
+                            std::vector<std::string>& strings, int64_t& replaced);

@@ -6,7 +6,8 @@
 #include "llmc/utils/command_line.h"  // parse_command_line
 #include "llmc/utils/crc32c.h"        // crc32c_hex
 #include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/files.h"         // write_file_durably
+#include "llmc/utils/files.h"         // try_read_file, write_file_durably
+#include "llmc/utils/json.h"          // parse_json
 #include "llmc/utils/program.h"       // run_program
 #include "probe_tasks.h"              // ProbeSettings, ProbeGenerator, probe_tasks
 #include "shards.h"                   // ShardWriter, OutputFolder, shards_exist
@@ -78,20 +79,33 @@ static int64_t write_examples(ShardWriter& writer, const ProbeGenerator& generat
   return scored;
 }
 
+// Throws UserError if the examples in the folder are not of these settings.
+static void check_same_settings(const Options& options, const json& settings) {
+  const std::optional<std::string> text = try_read_file(options.out + "/MANIFEST.json");
+  const json manifest = text ? parse_json(*text) : json();
+  for (const auto& [name, value] : settings.items())
+    if (!manifest.is_object() || !manifest.contains(name) || manifest[name] != value)
+      user_error("%s: holds other examples: their %s is %s, not %s; --force replaces them, or name another folder",
+                 options.out.c_str(), name.c_str(),
+                 manifest.is_object() && manifest.contains(name) ? manifest[name].dump().c_str() : "unknown",
+                 value.dump().c_str());
+}
+
 static void make_probe(const Options& options) {
   const ProbeGenerator generator(options.settings);
   for (int64_t examples : {options.examples, options.val_examples})
     if (examples > (INT32_MAX - 1) / options.settings.seq_len)
       user_error("%lld examples of %d tokens are more than the %d tokens of a shard; ask for fewer",
                  (long long)examples, options.settings.seq_len, INT32_MAX);
+  json manifest = settings_of(options);
   if (shards_exist(options.out) && !options.force) {
+    check_same_settings(options, manifest);
     printf("%s exists already; --force makes it again\n", options.out.c_str());
     return;
   }
   OutputFolder folder(options.out);
   folder.clear();
   ShardWriter train(folder.path(), "train", INT32_MAX), val(folder.path(), "val", INT32_MAX);
-  json manifest = settings_of(options);
   manifest["train_scored"] = write_examples(train, generator, ProbeSplit::train, options.examples);
   manifest["val_scored"] = write_examples(val, generator, ProbeSplit::val, options.val_examples);
   for (const ShardWriter* writer : {&train, &val})

@@ -18,8 +18,7 @@ using json = nlohmann::ordered_json;
 // -------------------------------------------------------------------------------------------------------------------
 // Shards
 
-// The CRC-32C of a file's bytes from `begin` to `end`. False if it cannot be read, or is shorter.
-static bool checksum_of_file(const std::string& path, int64_t begin, int64_t end, uint32_t& checksum) {
+bool checksum_of_file(const std::string& path, int64_t begin, int64_t end, uint32_t& checksum) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   std::vector<char> block(1 << 20);
   checksum = 0;
@@ -33,8 +32,6 @@ static bool checksum_of_file(const std::string& path, int64_t begin, int64_t end
   if (fd >= 0) close(fd);
   return fd >= 0 && begin == end;
 }
-
-static int64_t bytes_of(int64_t tokens) { return shard_header_bytes + tokens * int64_t(sizeof(uint16_t)); }
 
 ShardWriter::ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens)
     : folder_(folder), prefix_(prefix), shard_tokens_(shard_tokens) {}
@@ -144,7 +141,7 @@ bool ShardWriter::resume(const json& state) {
     shards_.push_back({shard.at("name"), shard.at("tokens"), shard.at("crc32c"), std::nullopt});
     Shard& s = shards_.back();
     const std::string path = folder_ + "/" + s.name;
-    if (!checksum_of_file(path, 0, bytes_of(s.tokens), checksum) || checksum != s.checksum) return false;
+    if (!checksum_of_file(path, 0, shard_bytes(s.tokens), checksum) || checksum != s.checksum) return false;
     total_ += s.tokens;
     if (!has_mask_) continue;
     s.mask_checksum = shard.at("mask_crc32c").get<uint32_t>();
@@ -156,11 +153,11 @@ bool ShardWriter::resume(const json& state) {
   total_ += in_shard_;
   checksum_ = state.at("part_crc32c");
   rename(path().c_str(), part_path().c_str());  // if it was completed after state()
-  if (!checksum_of_file(part_path(), shard_header_bytes, bytes_of(in_shard_), checksum) || checksum != checksum_)
+  if (!checksum_of_file(part_path(), shard_header_bytes, shard_bytes(in_shard_), checksum) || checksum != checksum_)
     return false;
   if (has_mask_ && !resume_mask(state)) return false;
   fd_ = open(part_path().c_str(), O_WRONLY | O_CLOEXEC);
-  if (fd_ < 0 || ftruncate(fd_, bytes_of(in_shard_)) != 0 || lseek(fd_, 0, SEEK_END) < 0) fail();
+  if (fd_ < 0 || ftruncate(fd_, shard_bytes(in_shard_)) != 0 || lseek(fd_, 0, SEEK_END) < 0) fail();
   return true;
 }
 

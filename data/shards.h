@@ -7,6 +7,7 @@
 #include <optional>                // std::optional
 #include <string>                  // std::string
 #include <vector>                  // std::vector
+#include "llmc/text/dataloader.h"  // shard_header_bytes
 #include "llmc/text/token_mask.h"  // mask_path_of
 
 struct Shard {
@@ -15,6 +16,11 @@ struct Shard {
   uint32_t checksum = 0;                  // CRC-32C of the file
   std::optional<uint32_t> mask_checksum;  // of its mask, train_000000.mask, if it has one
 };
+
+constexpr int64_t shard_bytes(int64_t tokens) { return shard_header_bytes + tokens * int64_t(sizeof(uint16_t)); }
+
+// checksum = the CRC-32C of a file's bytes from `begin` to `end`. False if it cannot be read, or is shorter.
+bool checksum_of_file(const std::string& path, int64_t begin, int64_t end, uint32_t& checksum);
 
 // Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`, and, if the
 // tokens come with a mask, PREFIX_000000.mask, ... (llmc/text/token_mask.h). A shard that is complete has its mask. All

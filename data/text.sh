@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # data/text.sh PATH: any text file, or folder of text files, compressed and in tar files too, as tokens in
 # data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its
-# end. Made again if something in PATH is newer. A document is a file. Prints the folder as its last line.
+# end. Made again if the text in PATH is another, by its size and checksum. A document is a file. Prints the folder as
+# its last line.
 # data/text.sh --pairs PATH: JSON lines {"prompt": "...", "answer": "..."}, of which the answers are scored, in
 # data/pairs-<name>-<checksum of the path>/.
 set -euo pipefail
@@ -23,19 +24,9 @@ name=${name:0:100}  # a file name has at most 255 bytes, and the folder's has mo
 sum=$(printf %s "$path" | sha256sum)
 choose_tokenizer "$corpus-$name-${sum:0:8}"
 
-# A folder is newer if a file in it was added or removed.
-if [[ -e $out/train_000000.bin && -z $(find "$path" -newer "$out/train_000000.bin" -print -quit) ]]; then
-  say "exists already, and nothing in $path is newer"
-  echo "$out"
-  exit 0
+if [[ ! -e $out/train_000000.bin ]]; then
+  read -r bytes _ < <(du -sb "$path")
+  say "$path has about $bytes bytes; writing twice as many of tokens, about $((bytes / 200000000 + 1)) s"
 fi
-read -r bytes _ < <(du -sb "$path")
-say "$path has about $bytes bytes; writing twice as many of tokens, about $((bytes / 200000000 + 1)) s"
-
-# What changes while it is read must count as newer the next time: the result gets the time of the start.
-mkdir -p "$root/data/.download"
-stamp=$(mktemp "$root/data/.download/text.XXXXXX")
-trap 'rm -f "$stamp"' EXIT
-tokenize --force "${options[@]}" "$path"
-touch -r "$stamp" "$out/train_000000.bin"
+tokenize --update "${options[@]}" "$path"
 echo "$out"

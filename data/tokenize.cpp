@@ -4,9 +4,10 @@
 // Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait
 // for those before them: the output is the same with any number of threads. After each complete shard the position is
 // written to PROGRESS.json, from which an interrupted run resumes.
+#include <sys/stat.h>                 // stat
 #include <unistd.h>                   // isatty
 #include <CLI/CLI.hpp>                // CLI::App
-#include <algorithm>                  // std::all_of
+#include <algorithm>                  // std::all_of, std::find
 #include <cmath>                      // std::lround
 #include <condition_variable>         // std::condition_variable
 #include <csignal>                    // sigaction
@@ -23,9 +24,11 @@
 #include "llmc/utils/crc32c.h"        // crc32c_hex
 #include "llmc/utils/files.h"         // write_file_durably, path_exists
 #include "llmc/utils/error.h"         // user_error, UserError
+#include "llmc/utils/json.h"          // parse_json
 #include "llmc/utils/program.h"       // run_program
 #include "llmc/text/tokenizer.h"      // Tokenizer, Encoder
-#include "shards.h"                   // ShardWriter, OutputFolder, shards_exist
+#include "shards.h"                   // ShardWriter, OutputFolder, shards_exist, checksum_of_file
+#include "source_reader.h"            // SourceReader
 
 using json = nlohmann::ordered_json;
 
@@ -39,7 +42,7 @@ struct Options {
   std::optional<double> val_fraction;
   int64_t shard_tokens = 100 * 1000 * 1000;  // llm.c's
   int threads = int(std::max(1u, std::thread::hardware_concurrency()));
-  bool force = false;
+  bool force = false, update = false;
   CorpusOptions corpus;
 };
 
@@ -140,21 +143,19 @@ struct BatchEncoder {
       }
       while (line + 1 < batch.lines.size() && batch.lines[line + 1].first_part <= i) line++;
       const Batch::Lines& lines = batch.lines[line];
-      if (!strings_of_line(text, options.corpus.fields, strings, result.counts.replaced))
-        bad_line(lines.file, lines.line + int64_t(i - lines.first_part));
+      const std::string wrong = strings_of_line(text, options.corpus.fields, strings, result.counts.replaced);
+      if (!wrong.empty())
+        user_error("%s: line %lld %s%s", lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)),
+                   wrong.c_str(), options.pairs || wrong.rfind("is no JSON object", 0) == 0 ? which_fields() : "");
       add_line(part, tokens, result.counts);
     }
     return result;
   }
 
  private:
-  [[noreturn]] void bad_line(const std::string& file, int64_t line) const {
-    if (options.pairs)
-      user_error("%s: line %lld is no JSON object with strings named \"prompt\" and \"answer\"; --pairs needs both in "
-                 "every line",
-                 file.c_str(), (long long)line);
-    user_error("%s: line %lld is no JSON object with a string named \"%s\"; name the right field with --field",
-               file.c_str(), (long long)line, options.corpus.fields[0].c_str());
+  const char* which_fields() const {
+    return options.pairs ? "; --pairs needs \"prompt\" and \"answer\" in every line"
+                         : "; name the right field with --field";
   }
 };
 
@@ -218,18 +219,68 @@ void Run::choose_split() {
   split.train_bytes = int64_t(double(total_bytes) * (1 - bytes));
 }
 
+// What DIR's tokens depend on beside the text and the vocabulary.
+static json options_of(const Options& o) {
+  json options = {{"separator", o.separator},     {"field", name_as_text(o.field)}, {"pairs", o.pairs},
+                  {"end_of_text", o.end_of_text}, {"val_fraction", nullptr},        {"shard_tokens", o.shard_tokens}};
+  if (o.val_fraction) options["val_fraction"] = *o.val_fraction;
+  return options;
+}
+
+// Whether a file has the size and the checksum that a manifest states. Standard input is read to its end.
+static bool is_as_stated(const std::string& path, const json& bytes, const json& crc32c) {
+  if (path == "-") {
+    SourceReader reader;
+    std::vector<char> block(1 << 20);
+    reader.fd = STDIN_FILENO;
+    while (reader.read(block.data(), block.size()) > 0) continue;
+    return crc32c == crc32c_hex(reader.checksum);
+  }
+  uint32_t checksum;
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && bytes == info.st_size && checksum_of_file(path, 0, info.st_size, checksum) &&
+         crc32c == crc32c_hex(checksum);
+}
+
+// What of the tokens in DIR is not what these options would make of the text as it is now; "" if nothing is.
+static std::string what_differs(const Options& options, const Tokenizer& tokenizer) {
+  const std::vector<std::string>& paths = options.corpus.paths;
+  if (options.update && std::find(paths.begin(), paths.end(), "-") != paths.end())
+    return "standard input cannot be read twice";
+  const std::string of_manifest = options.out + "/MANIFEST.json";
+  const std::optional<std::string> text = try_read_file(of_manifest);
+  if (!text) return of_manifest + " is missing";
+  try {
+    const json manifest = parse_json(*text), now = options_of(options), before = manifest.value("options", now);
+    if (manifest.at("tokenizer").at("crc32c") != crc32c_hex(tokenizer.checksum())) return "their vocabulary is another";
+    for (const auto& [name, value] : before.items())
+      if (value != now.at(name)) return "their " + name + " was " + value.dump() + ", not " + now.at(name).dump();
+    const std::vector<SourceFile> sources = list_sources(paths);
+    if (sources.size() != manifest.at("sources").size())
+      return format("they are of %zu files, and there are %zu", manifest["sources"].size(), sources.size());
+    for (size_t i = 0; i < sources.size(); i++)
+      if (!is_as_stated(sources[i].path, manifest["sources"][i].at("bytes"), manifest["sources"][i].at("crc32c")))
+        return sources[i].path + " is another text than theirs";
+    for (const json& shard : manifest.at("shards")) {
+      const std::string path = options.out + "/" + shard.at("name").get<std::string>();
+      const int64_t tokens = shard.at("tokens");
+      if (!is_as_stated(path, shard_bytes(tokens), shard.at("crc32c")) ||
+          (shard.contains("mask_crc32c") &&
+           !is_as_stated(mask_path_of(path), mask_bytes(tokens), shard["mask_crc32c"])))
+        return path + " is missing or damaged";
+    }
+    return "";
+  } catch (const json::exception&) { return of_manifest + " is damaged"; }
+}
+
 // What must be the same for a run to resume an interrupted one.
 json Run::identity() const {
   json files = json::array();
   for (const SourceFile& source : sources) files.push_back({name_as_text(source.path), source.bytes, source.mtime_ns});
   return {{"vocabulary_crc32c", tokenizer.checksum()},
-          {"separator", options.separator},
-          {"field", name_as_text(options.field)},
-          {"pairs", options.pairs},
-          {"end_of_text", options.end_of_text},
+          {"options", options_of(options)},
           {"val_every", split.every},
           {"train_bytes", split.train_bytes},
-          {"shard_tokens", options.shard_tokens},
           {"sources", files}};
 }
 
@@ -293,7 +344,7 @@ void Run::write_manifest() {
                            {"vocab_size", tokenizer.vocab_size()},
                            {"end_of_text", tokenizer.end_of_text()},
                            {"crc32c", crc32c_hex(tokenizer.checksum())}}},
-                         {"end_of_text", options.end_of_text},
+                         {"options", options_of(options)},
                          {"documents", documents()},
                          {"bytes_of_text", counts.bytes},
                          {"invalid_utf8_replaced", counts.replaced},
@@ -430,11 +481,18 @@ void Run::print_summary() const {
 
 // Writes the corpus into options.out. Throws UserError.
 void tokenize(const Options& options) {
-  if (shards_exist(options.out) && !options.force) {
-    printf("%s exists already; --force makes it again\n", options.out.c_str());
-    return;
-  }
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+  if (shards_exist(options.out) && !options.force) {
+    const std::string difference = what_differs(options, tokenizer);
+    if (difference.empty()) {
+      printf("%s exists already; --force makes it again\n", options.out.c_str());
+      return;
+    }
+    if (!options.update)
+      user_error("%s: holds other tokens: %s; --update replaces them, or choose another --out", options.out.c_str(),
+                 difference.c_str());
+    printf("%s is made again: %s\n", options.out.c_str(), difference.c_str());
+  }
   Run run(options, tokenizer);
   try {
     run.choose_split();
@@ -468,8 +526,9 @@ void define_options(CLI::App& app, Options& options) {
       ->capture_default_str()
       ->type_name("bytes|PATH");
   app.add_option("--out", options.out,
-                 "folder to write; it is created when everything is done. If it exists already, nothing "
-                 "happens. What an interrupted run wrote is in DIR.tmp, from which the same command resumes")
+                 "folder to write; it is created when everything is done. If it exists already, with "
+                 "these tokens, nothing happens; with others it is an error. What an interrupted run wrote is in "
+                 "DIR.tmp, from which the same command resumes")
       ->required()
       ->type_name("DIR");
   app.add_option("--separator", options.separator,
@@ -505,12 +564,17 @@ void define_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_flag("--force", options.force, "replace DIR if it exists; an error if it holds anything but shards");
+  app.add_flag("--update", options.update,
+               "replace DIR if it holds the tokens of other text or options, by the sizes and checksums in its "
+               "MANIFEST.json");
   app.add_option("PATH", options.corpus.paths,
                  "text files, folders (all regular files in them, however deep, sorted by path; links to files are "
                  "followed, to folders "
                  "not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar file is read as what "
                  "is in it, also inside a "
-                 "tar file. Any bytes are text; invalid UTF-8 becomes U+FFFD, except with --tokenizer bytes")
+                 "tar file. Other bytes are text, but zip archives, UTF-16 and the like are errors; invalid UTF-8 "
+                 "becomes U+FFFD, except "
+                 "with --tokenizer bytes. Folders named .git, .hg and .svn in folders are left out")
       ->required();
 }
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs GoogleTest programs, as many at a time as there are cores, in the order given: longest first.
-#   scripts/run_tests.sh quick|rest|all PROGRAM...
+#   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT=fp32|bf16] scripts/run_tests.sh quick|rest|all PROGRAM...
 # quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of
-# them. Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`, of
-# `rest` with the counts of the `quick` before it; the exit status says the same. A test in which a program crashes has
-# failed, as has a program that runs no test, unless `quick` has run all that it has.
+# them. Of the programs in SHARDED every n-th test is run, from the k-th on, of those whose parameter is not named after
+# the precision LEAVE_OUT. Prints what failing tests print; build/test_logs has the whole output. The last line is `N
+# passed, N failed`, of `rest` with the counts of the `quick` before it; the exit status says the same. A test in which
+# a program crashes has failed, as has a program that runs no test, unless `quick` has run all that it has.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Threads that wait for work sleep: spinning, they would take the cores from the other programs.
@@ -33,6 +34,13 @@ run() {
     return
   fi
   case $program in *_emu) export OMP_NUM_THREADS=1 ;; esac  # its matmuls are tiny
+  case " ${SHARDED:-} " in *" $program "*)
+    # Not by GTEST_TOTAL_SHARDS, which the programs that a test starts would see as well.
+    filter=$("$program" --gtest_list_tests --gtest_filter="$filter-*/${LEAVE_OUT}_*" |
+      awk -v part="${PART%/*}" -v parts="${PART#*/}" '/^[^ ]/ { suite = $1 }
+        /^ / && i++ % parts == part - 1 { printf "%s%s%s", separator, suite, $1; separator = ":" }')
+    [ -n "$filter" ] || { echo "$program 0 0" >>"$counts"; return; } ;;
+  esac
   log=$logs/$(tr / _ <<<"${program#build/}")
   GTEST_COLOR=no "$program" --gtest_filter="$filter" >"$log" 2>&1
   status=$?

@@ -26,6 +26,13 @@ make --no-print-directory -s -j"$(nproc)" "${trainer#./}" data/tokenize
 say "corpus"
 if [ -n "${TEXT:-}" ]; then data=$(data/text.sh "$TEXT" | tail -n 1); else data=$("data/$DATA.sh" | tail -n 1); fi
 data=${data#"$PWD/"}
+# A micro-batch of validation takes 4 sequences of 256 tokens, and the last tenth of the text is validation data.
+val=$(find "$data" -name 'val_*.bin' -printf '%s\n' | awk '{ n += ($1 - 1024) / 2 } END { print n + 0 }')
+if [ "$val" -lt 1025 ]; then
+  echo "error: ${TEXT:-$data}: is too little text: $val tokens to validate with, and make train needs 1025, which" \
+    "10300 bytes of text give; name more text" >&2
+  exit 1
+fi
 OUT=${OUT:-runs/$(basename "$data")-$STEPS}
 
 say "training"

@@ -90,7 +90,10 @@ class Corpus : public CommandLine {
   std::vector<uint16_t> shard_tokens(const std::string& out, const std::string& prefix) const {
     TokenShards shards(in(out) + "/" + prefix + "_*.bin", 657);
     std::vector<uint16_t> tokens;
-    for (const TokenFile& file : shards.files) tokens.insert(tokens.end(), file.tokens, file.tokens + file.num_tokens);
+    for (const TokenFile& file : shards.files) {
+      const std::vector<uint16_t> more = file.read(0, file.num_tokens);
+      tokens.insert(tokens.end(), more.begin(), more.end());
+    }
     return tokens;
   }
   // The documents of the shards, each of which begins with an end-of-text token.
@@ -289,11 +292,11 @@ TEST_F(Corpus, OfAPairTheAnswerAndItsEndOfTextAreScored) {
       EXPECT_TRUE(fs::exists(mask_path_of(path.path())));
     }
     for (int i = 0; fs::exists(in("out") + format("/train_%06d.bin", i)); i++) {
-      const TokenFile file(in("out") + format("/train_%06d.bin", i));
-      check_tokens(file, 657);
+      const TokenFile file(in("out") + format("/train_%06d.bin", i), 657);
       EXPECT_LE(file.num_tokens, shard_tokens);
-      for (int64_t t = 0; t < file.num_tokens; t++)
-        found.push_back(file.mask.is_scored(t) ? file.tokens[t] : -1 - file.tokens[t]);
+      const std::vector<uint16_t> tokens = file.read(0, file.num_tokens);
+      const std::vector<uint8_t> scored = file.mask.scored(0, file.num_tokens);
+      for (size_t t = 0; t < tokens.size(); t++) found.push_back(scored[t] ? tokens[t] : -1 - tokens[t]);
     }
     EXPECT_EQ(found, expected) << shard_tokens;
   }
@@ -306,9 +309,11 @@ TEST_F(Corpus, MasksFitTheirTokensOverManyBatches) {
     lines += pair_line(std::string(random() % 300, 'p'), std::string(1 + random() % 300, 'a'));
   const Outcome o = run("data/tokenize --out " + in("out") + " --pairs " + write("in", lines));
   ASSERT_EQ(o.exit_status, 0) << o.err;
-  const TokenFile file(in("out") + "/train_000000.bin");
+  const TokenFile file(in("out") + "/train_000000.bin", 257);
   ASSERT_GT(file.num_tokens, 2 << 20);
-  for (int64_t t = 0; t < file.num_tokens; t++) ASSERT_EQ(file.mask.is_scored(t), file.tokens[t] != 'p') << t;
+  const std::vector<uint16_t> tokens = file.read(0, file.num_tokens);
+  const std::vector<uint8_t> scored = file.mask.scored(0, file.num_tokens);
+  for (size_t t = 0; t < tokens.size(); t++) ASSERT_EQ(scored[t], tokens[t] != 'p') << t;
 }
 
 TEST_F(Corpus, DocumentsHaveNoMask) {
@@ -332,13 +337,80 @@ TEST_F(Corpus, ALineThatIsNoPairIsNamed) {
   for (const char* bad : {"{\"prompt\": \"p\"}", "{\"answer\": \"a\"}", "{\"prompt\": 1, \"answer\": \"a\"}",
                           "[\"p\", \"a\"]", "just text"})
     expect_failure("--pairs " + write("in", good + "\n" + good + bad + "\n" + good),
-                   {in("in") + ": line 4 is no JSON object with strings named \"prompt\" and \"answer\"", "--pairs"});
+                   {in("in") + ": line 4 is no JSON", "--pairs needs \"prompt\" and \"answer\""});
   expect_failure("--pairs --field text " + in("in"), {"--pairs", "--field"});
   expect_failure("--pairs --end-of-text before " + in("in"), {"--pairs", "--end-of-text"});
 }
 
 // ----------------------------------------------------------------------------
 // What is written
+
+TEST_F(Corpus, ALineThatIsBrokenIsToldWhatItIs) {
+  const std::vector<std::pair<std::string, std::string>> lines = {{"{\"text\": \"a\", \"score\": NaN}", "line 1 has "
+                                                                                                        "NaN or "
+                                                                                                        "Infinity, "
+                                                                                                        "which are no "
+                                                                                                        "JSON"},
+                                                                  {"{\"text\": \"a\", \"score\": -Infinity}", "line 1 "
+                                                                                                              "has NaN "
+                                                                                                              "or "
+                                                                                                              "Infinity"
+                                                                                                              ", which "
+                                                                                                              "are no "
+                                                                                                              "JSON"},
+                                                                  {"{\"text\": \"sec", "line 1 is JSON that is cut "
+                                                                                       "short"},
+                                                                  {"{\"text\": \"sec\"", "line 1 is JSON that is cut "
+                                                                                         "short"},
+                                                                  {"{'text': 'a'}", "line 1 is no JSON: byte 2"}};
+  for (const auto& [line, what] : lines) {
+    const Outcome o = run("data/tokenize --field text --out " + in("never") + " " + write("in", line));
+    EXPECT_EQ(o.exit_status, 1);
+    EXPECT_NE(o.err.find(in("in") + ": " + what), std::string::npos) << o.err;
+    EXPECT_EQ(o.err.find("--field"), std::string::npos) << o.err;
+  }
+  expect_failure("--field text " + write("in", "{\"body\": \"a\", \"n\": 1, \"title\": \"b\"}"),
+                 {"line 1 is no JSON object with a string named \"text\"; its strings: body, title; name the right"});
+}
+
+TEST_F(Corpus, WhatIsNoTextIsToldWhatItIs) {
+  std::string wide = "\xff\xfe", bare;
+  for (char c : std::string("It was the best of times, it was the worst of times.\n")) wide += {c, 0}, bare += {c, 0};
+  const std::vector<std::pair<std::string, std::string>> files = {{wide, "is UTF-16LE text; convert it to UTF-8 (iconv "
+                                                                         "-f UTF-16LE -t UTF-8), or leave it out"},
+                                                                  {bare, "is UTF-16LE text"},
+                                                                  {bare.substr(1) + "x", "is UTF-16BE text"},
+                                                                  {std::string("PK\x03\x04\x14\0\0\0\0", 9), "is a zip "
+                                                                                                             "archive"},
+                                                                  {"version https://git-lfs.github.com/spec/v1\noid "
+                                                                   "sha256:0\nsize 9\n",
+                                                                   "is a Git LFS pointer"},
+                                                                  {"%PDF-1.4\n", "is a PDF"},
+                                                                  {std::string("\x93NUMPY\1\0", 8), "is a NumPy array"},
+                                                                  {"PAR1", "is a Parquet file"}};
+  fs::create_directory(in("text"));
+  write("text/a", "text");
+  for (const auto& [bytes, what] : files) {
+    write("text/b", bytes);
+    expect_failure(in("text"), {in("text/b") + ": " + what});
+    expect_failure(write("in.tar", packed({{"one", "text"}, {"two", bytes}})), {in("in.tar") + ": two: " + what});
+  }
+}
+
+TEST_F(Corpus, HistoriesAndLinksThatLeadNowhereAreLeftOut) {
+  fs::create_directories(in("text/.git/objects"));
+  fs::create_directories(in("text/deeper/.svn"));
+  write("text/.git/objects/0", "x");
+  write("text/deeper/.svn/0", "x");
+  write("text/a", "a text");
+  write("text/.gitignore", "of two files");
+  fs::create_symlink("nowhere", in("text/link"));
+  const Outcome o = run("data/tokenize --val-fraction 0 --out " + in("out") + " " + in("text"));
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find("files read: 2,"), std::string::npos) << o.out;
+  for (const char* left_out : {"text/.git: is left out", "text/deeper/.svn: is left out", "text/link: is left out"})
+    EXPECT_NE(o.err.find(in(left_out)), std::string::npos) << o.err;
+}
 
 TEST_F(LongCorpus, TheNumberOfThreadsDoesNotChangeTheOutput) {
   std::vector<std::string> documents = make_documents(3000, 300, 3);

@@ -1,6 +1,8 @@
 // The programs and scripts under data/ that make token files.
 #include <gtest/gtest.h>           // TEST_F
+#include <fcntl.h>                 // AT_FDCWD
 #include <signal.h>                // SIGKILL, SIGTERM
+#include <sys/stat.h>              // mkdir, utimensat
 #include <sys/wait.h>              // WIFSIGNALED
 #include <unistd.h>                // usleep
 #include <algorithm>               // std::count, std::remove, std::replace
@@ -42,7 +44,7 @@ static std::string decoded(const std::string& folder, const std::string& prefix)
   TokenShards shards(folder + "/" + prefix + "_*.bin", 257);
   std::string text;
   for (const TokenFile& file : shards.files)
-    for (int64_t i = 0; i < file.num_tokens; i++) text += file.tokens[i] == 256 ? '|' : char(file.tokens[i]);
+    for (uint16_t token : file.read(0, file.num_tokens)) text += token == 256 ? '|' : char(token);
   return text;
 }
 
@@ -156,11 +158,29 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   std::string in = write("in", random_text(1000, 2)), out = folder + "/out";
   ASSERT_EQ(shell("data/tokenize --out " + out + "/// " + in).exit_code, 0);
   std::string before = read_file(out + "/train_000000.bin");
-  write("in", random_text(1000, 3));
   Finished again = shell("data/tokenize --out " + out + " " + in);
   EXPECT_EQ(again.exit_code, 0);
   expect_in("exists already", again.output);
+  auto expect_refused = [&](const std::string& arguments, const std::string& why) {
+    const Finished other = shell("data/tokenize --out " + out + " " + arguments);
+    EXPECT_EQ(other.exit_code, 1) << arguments;
+    expect_in(out + ": holds other tokens: " + why, other.output);
+  };
+  expect_refused("--end-of-text after " + in, "their end_of_text was \"before\", not \"after\"");
+  expect_refused("--val-fraction 0.2 " + in, "their val_fraction was null");
+  expect_refused("--tokenizer dev/test/tokenizer/small.tiktoken " + in, "their vocabulary is another");
+  expect_refused(in + " " + in, "they are of 1 files, and there are 2");
+  const struct timespec same_times[2] = {{1000000000, 0}, {1000000000, 0}};
+  write("in", random_text(1000, 3));
+  utimensat(AT_FDCWD, in.c_str(), same_times, 0);  // older than the tokens
+  expect_refused(in, in + " is another text than theirs");
   EXPECT_TRUE(read_file(out + "/train_000000.bin") == before);
+  EXPECT_EQ(shell("data/tokenize --update --out " + out + " " + in).exit_code, 0);
+  EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
+  std::string damaged = read_file(out + "/val_000000.bin");
+  damaged.back() ^= 1;
+  write("out/val_000000.bin", damaged);
+  expect_refused(in, out + "/val_000000.bin is missing or damaged");
   EXPECT_EQ(shell("data/tokenize --force --shard-tokens 100 --out " + out + " " + in).exit_code, 0);
   EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
@@ -320,7 +340,7 @@ static std::string last_line(const std::string& output) {
   return output.substr(newline + 1, end - newline);
 }
 
-TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenSomethingIsNewer) {
+TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenItIsAnother) {
   std::string data = copy_scripts(folder);
   mkdir((folder + "/my text").c_str(), 0755);
   write("my text/a", "abcdefghijklmnopqrst");
@@ -336,7 +356,37 @@ TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenSomethingIsNewer) {
   EXPECT_EQ(last_line(again.output), out);
   EXPECT_EQ(decoded(out, "train") + decoded(out, "val"), "|abcdefghijklmnopqrst|uvwxyzu|vwx");
   expect_in("exists already", shell(command).output);
+  write("my text/b", "UVWXYZUVWX");
+  const struct timespec old[2] = {{1000000000, 0}, {1000000000, 0}};
+  utimensat(AT_FDCWD, (folder + "/my text/b").c_str(), old, 0);  // as long and older
+  EXPECT_EQ(shell(command).exit_code, 0);
+  EXPECT_EQ(decoded(out, "train") + decoded(out, "val"), "|abcdefghijklmnopqrst|UVWXYZU|VWX");
   expect_in("no such file or folder", shell(data + "/text.sh /none").output);
+}
+
+// The script itself, with a trainer that says how it was called and nothing to build or install.
+TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
+  copy_scripts(folder);
+  const std::string root = folder + "/root";
+  std::filesystem::create_directory(root + "/scripts");
+  std::filesystem::create_directory(root + "/bin");
+  std::filesystem::copy("scripts/train.sh", root + "/scripts/train.sh");
+  for (const char* stub : {"scripts/setup.sh", "bin/make", "train_gpt2_sla_cpu"}) {
+    write(std::string("root/") + stub, "#!/bin/sh\necho called: \"$0\" \"$@\"\n");
+    chmod((root + "/" + stub).c_str(), 0755);
+  }
+  std::filesystem::create_directories(root + "/runs/text/step_1");
+  auto train = [&](const std::string& text) {
+    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin OUT=runs/text TEXT=" + text +
+                 " scripts/train.sh");
+  };
+  const Finished done = train(write("enough", random_text(10300, 4)));
+  EXPECT_EQ(done.exit_code, 0) << done.output;
+  expect_in("called: ./train_gpt2_sla_cpu -i", done.output);
+  const Finished refused = train(write("little", random_text(9000, 4)));
+  EXPECT_EQ(refused.exit_code, 1);
+  expect_in("error: " + folder + "/little: is too little text: ", refused.output);
+  EXPECT_EQ(refused.output.find("called: ./train_gpt2_sla_cpu"), std::string::npos) << refused.output;
 }
 
 TEST_F(Scripts, TextOfPairsHasAMaskAndAFolderOfItsOwn) {
@@ -348,9 +398,8 @@ TEST_F(Scripts, TextOfPairsHasAMaskAndAFolderOfItsOwn) {
   const std::string out = last_line(done.output);
   EXPECT_EQ(out.rfind(data + "/pairs-in.jsonl-", 0), 0u) << out;
   EXPECT_EQ(decoded(out, "train").substr(0, 6), "1+1=2|");
-  const TokenFile file(out + "/train_000000.bin");
-  EXPECT_FALSE(file.mask.is_scored(3));
-  EXPECT_TRUE(file.mask.is_scored(4));
+  const TokenFile file(out + "/train_000000.bin", 257);
+  EXPECT_EQ(file.mask.scored(3, 2), (std::vector<uint8_t>{0, 1}));
 }
 
 TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {

@@ -507,6 +507,7 @@ TEST_F(LongTraining, ByMuonContinuesOnOneRankWhenOneOfTwoIsKilled) {
 TEST_F(LongTraining, RendezvousByFileOrTcpWorksLikeMpi) {
   const std::vector<json> expected = steps_of(train(2, "mpi", "-x 2 -j ''"));
   write_file(in("rendezvous"), "0123456789abcdef 29500 127.0.0.1\n");  // of an earlier run
+  fs::permissions(in("rendezvous"), fs::perms::owner_read | fs::perms::owner_write);
   int port = 20000 + int(getpid()) % 20000;
   for (const std::string& place : {"file:" + in("rendezvous"), format("tcp:localhost:%d", port)}) {
     const std::string out = place.substr(0, 3);

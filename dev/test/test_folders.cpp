@@ -54,8 +54,8 @@ TEST_F(SmallFile, HasABoundedNumberOfBytes) {
 TEST_F(SmallFile, ThatIsAPointerOfGitLfsIsCalledSo) {
   const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 497774208\n";
   for (const char* name : {"config.json", "model.safetensors"}) write(name, pointer);
-  EXPECT_ERROR(read_whole_file(in("config.json")), "config.json: is a pointer of Git LFS");
-  EXPECT_ERROR(SafetensorsFile(in("model.safetensors")), "model.safetensors: is a pointer of Git LFS");
+  EXPECT_ERROR(read_whole_file(in("config.json")), "config.json: is a Git LFS pointer");
+  EXPECT_ERROR(SafetensorsFile(in("model.safetensors")), "model.safetensors: is a Git LFS pointer");
 }
 
 // ----------------------------------------------------------------------------

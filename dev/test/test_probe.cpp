@@ -352,3 +352,30 @@ TEST_F(ProbeProgram, SaysWhatIsWrongWithSettings) {
   expect_failure("recall --pairs 0", "--pairs");
   expect_failure("recall --examples 2000000000", "2000000000 examples of 64 tokens");
 }
+
+TEST_F(ProbeProgram, LeavesOtherExamplesAloneWithAnError) {
+  const std::string recall = "data/probe recall --examples 10 --val-examples 5 -o " + in("d");
+  ASSERT_EQ(run(recall).exit_status, 0);
+  const std::string before = read_file(in("d/train_000000.bin"));
+  EXPECT_EQ(run(recall).exit_status, 0);
+  for (const auto& [options, why] :
+       std::vector<std::pair<std::string, std::string>>{{"data/probe copy --examples 10 --val-examples 5 -o " + in("d"),
+                                                         "their task is \"recall\", not \"copy\""},
+                                                        {recall + " --seed 7", "their seed is "},
+                                                        {recall + " --pairs 4", "their parameters is "}}) {
+    const Outcome o = run(options);
+    EXPECT_EQ(o.exit_status, 1) << options;
+    EXPECT_NE(o.err.find(in("d") + ": holds other examples: " + why), std::string::npos) << o.err;
+    EXPECT_EQ(read_file(in("d/train_000000.bin")), before);
+    EXPECT_EQ(run(options + " --force").exit_status, 0);
+    ASSERT_EQ(run(recall + " --force").exit_status, 0);
+  }
+  ASSERT_EQ(fs::remove(in("d/MANIFEST.json")), true);
+  EXPECT_NE(run(recall).err.find("holds other examples"), std::string::npos);
+}
+
+TEST_F(ProbeProgram, NumbersWithoutASignAreNotNegative) {
+  expect_failure("recall --seed -1", "--seed: -1: must not be negative");
+  for (const char* option : {"--examples", "--val-examples", "-t", "--pairs", "--distance", "--symbols"})
+    expect_failure("recall " + std::string(option) + " -1", "-1");
+}

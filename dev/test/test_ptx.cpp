@@ -28,9 +28,9 @@ static std::vector<PtxRun> ptx_runs() {
     }
   const std::string folder = "build/";
   // The plain kind's kernels by wgmma, which only nvcc's code for sm_90a has.
-  runs.push_back({"attention_by_wgmma", folder + "bf16/test_attention_90a.ptx", folder + "bf16/test_attention_emu",
+  runs.push_back({"bf16_attention_by_wgmma", folder + "bf16/test_attention_90a.ptx", folder + "bf16/test_attention_emu",
                   "Attention.*:LongAttention.*", "SLA_ATTENTION=wgmma SLA_EMU_CC=90"});
-  runs.push_back({"golden_cases", folder + "fp32/train_gpt2_sla.ptx", folder + "test_cli",
+  runs.push_back({"fp32_golden_cases", folder + "fp32/train_gpt2_sla.ptx", folder + "test_cli",
                   "*GoldenCommandLine.*_on_the_emulated_gpu"});
   return runs;
 }

@@ -231,13 +231,76 @@ TEST(Encode, ASpecialTokenIsTextUnlessAskedFor) {
   EXPECT_EQ(std::count(plain.begin(), plain.end(), 656), 0);
   Ids ids, a, rest;
   Encoder encoder(tokenizer);
-  encoder.encode_special(text, ids);
+  encoder.encode(text, ids, /*end_of_text=*/true);
   encoder.encode("a", a);
   encoder.encode("<|endoftext", rest);
   Ids expected = {656, a.at(0), 656};
   expected.insert(expected.end(), rest.begin(), rest.end());
   EXPECT_EQ(ids, expected);
   EXPECT_EQ(tokenizer.decode(ids.data(), ids.size()), text);
+}
+
+// The fixture with the tokens <speaker1>, <speaker1>! and " x" added, as Hugging Face tokenizers adds them.
+static std::string with_added_tokens() {
+  nlohmann::json j = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
+  for (const char* name : {"<speaker1>", "<speaker1>!", " x"}) {
+    nlohmann::json added = j["added_tokens"][0];
+    added["id"] = 656 + j["added_tokens"].size(), added["content"] = name, added["special"] = false;
+    j["added_tokens"].push_back(added);
+  }
+  return j.dump();
+}
+
+// BUG llmc/text/tokenizer.cpp: `if (end_of_text || id != tokenizer_.end_of_text())` -> `if (end_of_text)`
+TEST_F(Vocabulary, AddedTokensAreTheSameInTextsAndPrompts) {
+  const Tokenizer tokenizer = Tokenizer::load(write("tokenizer.json", with_added_tokens()));
+  const std::string text = "<speaker1>Hi <speaker1>!<speaker1<speaker1> a x<speaker1>";
+  Ids expected = {657};
+  auto then = [&](const std::string& ordinary, std::initializer_list<uint16_t> added) {
+    const Ids ids = encode(Tokenizer::load(fixture + "small.tiktoken"), ordinary);
+    expected.insert(expected.end(), ids.begin(), ids.end());
+    expected.insert(expected.end(), added);
+  };
+  then("Hi ", {658});
+  then("<speaker1", {657});
+  then(" a", {659, 657});
+  EXPECT_EQ(encode(tokenizer, text), expected);
+  expected.insert(expected.begin(), 656);
+  EXPECT_EQ(encode_prompt(tokenizer, text), std::vector<int>(expected.begin(), expected.end()));
+  EXPECT_EQ(Tokenizer::load(write("again.json", tokenizer.to_json())).checksum(), tokenizer.checksum());
+}
+
+TEST_F(Vocabulary, AddedTokensThatTakeSpacesAreRefused) {
+  for (const char* key : {"lstrip", "rstrip", "single_word"}) {
+    nlohmann::json j = nlohmann::json::parse(with_added_tokens());
+    j["added_tokens"][1][key] = true;
+    EXPECT_ERROR(Tokenizer::load(write("tokenizer.json", j.dump())), std::string(key) + " of the added token "
+                                                                                        "\"<speaker1>\" is set");
+  }
+}
+
+TEST_F(Vocabulary, WindowsLineEndsAreReadAsOthers) {
+  for (const char* name : {"small.tiktoken", "vocab.bpe"}) {
+    std::string text;
+    for (char c : read_file(fixture + name)) text += c == '\n' ? std::string("\r\n") : std::string(1, c);
+    write("encoder.json", read_file(fixture + "encoder.json"));
+    EXPECT_EQ(Tokenizer::load(write(name, text)).checksum(), Tokenizer::load(fixture + name).checksum()) << name;
+  }
+}
+
+TEST_F(Vocabulary, WhatIsNoVocabularyIsRefusedByWhatItIs) {
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n", ranks = "\"IQ== 0";
+  std::string wide = "\xff\xfe";
+  for (char c : ranks) wide += {c, '\0'};
+  for (const char* name : {"a.tiktoken", "tokenizer.json"}) {
+    EXPECT_ERROR(Tokenizer::load(write(name, pointer)), std::string(name) + ": is a Git LFS pointer");
+    EXPECT_ERROR(Tokenizer::load(write(name, std::string("PK\x03\x04\x14\0", 6))), std::string(name) + ": is a zip "
+                                                                                                       "archive");
+    EXPECT_ERROR(Tokenizer::load(write(name, wide)), std::string(name) + ": is UTF-16LE text; convert it");
+  }
+  write("vocab.json", read_file(fixture + "encoder.json"));
+  write("merges.txt", pointer);
+  EXPECT_ERROR(Tokenizer::load(in("vocab.json")), "merges.txt: is a Git LFS pointer");
 }
 
 TEST(Encode, AByteIsATokenInTheVocabularyOfBytes) {
@@ -272,6 +335,31 @@ TEST(LastCut, ACutDoesNotChangeTheTokens) {
     }
   }
   EXPECT_GT(cuts, 1000);
+}
+
+// BUG llmc/text/tokenizer.cpp: `if (splits && !cuts_added_token(text, at))` -> `if (splits)`
+TEST_F(Vocabulary, ACutLeavesAddedTokensWhole) {
+  const Tokenizer tokenizer = Tokenizer::load(write("tokenizer.json", with_added_tokens()));
+  Encoder encoder(tokenizer);
+  std::mt19937 random(4);
+  int cuts = 0;
+  for (int n = 0; n < 40; n++) {
+    std::string text;
+    while (text.size() < 60)
+      text +=
+          std::vector<std::string>{"<speaker1>", "<speaker1>!", " x", "<speak", "er1>", "word", " ", "7"}[random() % 8];
+    Ids whole;
+    encoder.encode(text, whole);
+    for (size_t seen = 1; seen <= text.size(); seen++) {
+      const size_t cut = tokenizer.last_cut(std::string_view(text).substr(0, seen));
+      Ids ids;
+      encoder.encode(std::string_view(text).substr(0, cut), ids);
+      encoder.encode(std::string_view(text).substr(cut), ids);
+      ASSERT_EQ(ids, whole) << text << ", of which " << seen << " bytes are seen, cut at " << cut;
+      cuts += cut > 0;
+    }
+  }
+  EXPECT_GT(cuts, 500);
 }
 
 TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {

@@ -33,11 +33,69 @@ class OneThread {
   const int threads_;
 };
 
-// c (m, n) = alpha op(a) op(b) + beta c.
+// The size of the blocks that c (m, n) of a product is cut into: as large as a core's caches like, but small enough for
+// several threads.
+struct BlockSize {
+  int64_t rows, columns;
+};
+
+// op(a) op(b) (m, n) by blocks, which threads own: multiply(rows, columns, a, b, row, column) with the operands of the
+// block whose first element of c has these places.
+template <class T, class Multiply>
+void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda,
+                    const T* b, int64_t ldb, const Multiply& multiply) {
+#pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
+  for (int64_t column = 0; column < n; column += size.columns) {
+    for (int64_t row = 0; row < m; row += size.rows) {
+      multiply(std::min(size.rows, m - row), std::min(size.columns, n - column), a + (op_a == 'N' ? row * lda : row),
+               b + (op_b == 'N' ? column : column * ldb), row, column);
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------
+// fp32
+
+// Measured with oneDNN 2.6 on Zen 3, for 256 to 1,024 tokens: other sizes are slower or gain less than 5 %.
+inline BlockSize float_block_size(char op_a, int64_t m, int64_t n) {
+  const int64_t most_columns = op_a == 'T' ? 768 : 384, column_blocks = (n + most_columns - 1) / most_columns;
+  const int64_t rows = (m + 255) / 256 * column_blocks < 8 ? 128 : 256;
+  return {rows, ((n + column_blocks - 1) / column_blocks + 15) / 16 * 16};
+}
+
+// c = alpha op(a) op(b) + beta c of a block, in this thread. sgemm reads the columns of a transposed matrix; where they
+// are 2 KB or more apart they compete for a few sets of the first cache, which takes twice as long as with a copy.
+inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
+                           int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  const OneThread alone;
+  auto sgemm = [=](char op, int64_t depth, const float* a, int64_t lda, const float* b, float beta) {
+    CHECK(dnnl_sgemm(op, op_b, m, n, depth, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
+  };
+  if (op_a == 'N' || lda < 512 || n < 64) return sgemm(op_a, k, a, lda, b, beta);
+  constexpr int64_t most_depth = 512, lines = 16;  // of k at once: a copy of 256 rows is as large as Zen 3's L2
+  thread_local std::vector<float> rows;
+  rows.resize(std::max(rows.size(), size_t(m * most_depth)));
+  for (int64_t first = 0; first < k; first += most_depth) {
+    const int64_t depth = std::min(most_depth, k - first);
+    for (int64_t line = 0; line < depth; line += lines) {
+      const int64_t end = std::min(line + lines, depth);
+      for (int64_t i = 0; i < m; i++)
+        for (int64_t j = line; j < end; j++) rows[size_t(i * depth + j)] = a[(first + j) * lda + i];
+    }
+    sgemm('N', depth, rows.data(), depth, b + first * (op_b == 'N' ? ldb : 1), first == 0 ? beta : 1.0f);
+  }
+}
+
+// c (m, n) = alpha op(a) op(b) + beta c. sgemm of several threads may cut its sums by their number, so that the bits of
+// a result depended on it (AVX2's does): each thread multiplies blocks by itself, which depend on the shape alone.
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
                  const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-  const OneThread alone(!is_worth_threads(0, 2 * m * n * k));
-  CHECK(dnnl_sgemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
+  for_each_block(float_block_size(op_a, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
+                 [=](int64_t rows, int64_t columns, const float* a_block, const float* b_block, int64_t row,
+                     int64_t column) {
+                   multiply_block(op_a, op_b, rows, columns, k, alpha, a_block, lda, b_block, ldb, beta,
+                                  c + row * ldc + column, ldc);
+                 });
 }
 
 // ----------------------------------------------------------------------------
@@ -163,14 +221,10 @@ inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16
   it->second.run(a, b, c);
 }
 
-// The size of the blocks that c (m, n) is cut into: as large as a core's caches like, but small enough for several
-// threads. It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens, for oneDNN on Zen 5
-// and for AMX on Sapphire Rapids, whose blocks are larger because packing an operand is a larger part of their time;
-// what the best sizes for each shape gain is below 5 %.
-struct BlockSize {
-  int64_t rows, columns;
-};
-inline BlockSize block_size(char op_a, char op_b, int64_t m, int64_t n) {
+// It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens, for oneDNN on Zen 5 and for AMX
+// on Sapphire Rapids, whose blocks are larger because packing an operand is a larger part of their time; what the best
+// sizes for each shape gain is below 5 %.
+inline BlockSize bf16_block_size(char op_a, char op_b, int64_t m, int64_t n) {
   const int64_t most_columns = op_a == 'T'                 ? 768
                                : op_b == 'T' && !has_amx() ? 192
                                                            : 384,
@@ -184,31 +238,27 @@ inline BlockSize block_size(char op_a, char op_b, int64_t m, int64_t n) {
 // op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column, matmul), of which block.ldc,
 // alpha and accumulate are to be set.
 template <class Multiply>
-void for_each_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
-                    const bfloat16* b, int64_t ldb, const Multiply& multiply) {
+void for_each_bf16_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
+                         const bfloat16* b, int64_t ldb, const Multiply& multiply) {
   static std::atomic<uint64_t> matmuls{0};
   const uint64_t matmul = ++matmuls;
-  const BlockSize size = block_size(op_a, op_b, m, n);
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
-  for (int64_t column = 0; column < n; column += size.columns) {
-    for (int64_t row = 0; row < m; row += size.rows) {
-      const Bf16Block block =
-          {std::min(size.rows, m - row), std::min(size.columns, n - column), k, lda, ldb, 0, 1.0f, op_a, op_b, false};
-      multiply(block, a + (op_a == 'N' ? row * lda : row), b + (op_b == 'N' ? column : column * ldb), row, column,
-               matmul);
-    }
-  }
+  for_each_block(bf16_block_size(op_a, op_b, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
+                 [&](int64_t rows, int64_t columns, const bfloat16* a_block, const bfloat16* b_block, int64_t row,
+                     int64_t column) {
+                   const Bf16Block block = {rows, columns, k, lda, ldb, 0, 1.0f, op_a, op_b, false};
+                   multiply(block, a_block, b_block, row, column, matmul);
+                 });
 }
 
 // c (m, n) = alpha op(a) op(b) + beta c, beta being 0 or 1.
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const bfloat16* a, int64_t lda,
                  const bfloat16* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-  for_each_block(op_a, op_b, m, n, k, a, lda, b, ldb,
-                 [=](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column,
-                     uint64_t matmul) {
-                   block.alpha = alpha, block.accumulate = beta != 0, block.ldc = ldc;
-                   multiply_block(block, a_block, b_block, c + row * ldc + column, matmul);
-                 });
+  for_each_bf16_block(op_a, op_b, m, n, k, a, lda, b, ldb,
+                      [=](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row,
+                          int64_t column, uint64_t matmul) {
+                        block.alpha = alpha, block.accumulate = beta != 0, block.ldc = ldc;
+                        multiply_block(block, a_block, b_block, c + row * ldc + column, matmul);
+                      });
 }
 
 // c (m, n) = op(a) op(b), which store(row, column, sums, count) rounds: `count` elements of a row from `column` on. A
@@ -216,15 +266,16 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float al
 template <class Store>
 void gemm_and_store(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
                     const bfloat16* b, int64_t ldb, const Store& store) {
-  for_each_block(op_a, op_b, m, n, k, a, lda, b, ldb,
-                 [&](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column,
-                     uint64_t matmul) {
-                   thread_local std::vector<float> sums;
-                   sums.resize(std::max(sums.size(), size_t(block.m * block.n)));
-                   block.ldc = block.n;
-                   multiply_block(block, a_block, b_block, sums.data(), matmul);
-                   for (int64_t i = 0; i < block.m; i++) store(row + i, column, sums.data() + i * block.n, block.n);
-                 });
+  for_each_bf16_block(op_a, op_b, m, n, k, a, lda, b, ldb,
+                      [&](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row,
+                          int64_t column, uint64_t matmul) {
+                        thread_local std::vector<float> sums;
+                        sums.resize(std::max(sums.size(), size_t(block.m * block.n)));
+                        block.ldc = block.n;
+                        multiply_block(block, a_block, b_block, sums.data(), matmul);
+                        for (int64_t i = 0; i < block.m; i++)
+                          store(row + i, column, sums.data() + i * block.n, block.n);
+                      });
 }
 
 // ----------------------------------------------------------------------------

@@ -3,26 +3,28 @@
 #include <poll.h>                  // poll
 #include <signal.h>                // pthread_sigmask
 #include <sys/eventfd.h>           // eventfd
-#include <unistd.h>                // close, unlink, usleep, write, _exit
+#include <unistd.h>                // close, getentropy, unlink, usleep, write, _exit
 #include <algorithm>               // std::min
 #include <cerrno>                  // errno
 #include <chrono>                  // std::chrono::duration
 #include <condition_variable>      // std::condition_variable
+#include <cstdlib>                 // mkstemp
 #include <cstring>                 // memcpy, strerror
 #include <deque>                   // std::deque
 #include <map>                     // std::map
 #include <mutex>                   // std::mutex
-#include <random>                  // std::random_device
+#include <optional>                // std::optional
 #include <sstream>                 // std::istringstream
 #include <thread>                  // std::thread
 #include <utility>                 // std::exchange
 #include <vector>                  // std::vector
 #include "llmc/utils/clock.h"      // seconds_now
 #include "llmc/utils/error.h"      // user_error, UserError, CHECK, format
-#include "llmc/utils/files.h"      // try_read_file, write_all, write_file_durably
+#include "llmc/utils/files.h"      // FileDescriptor, read_whole_file, rename_durably, write_all
 #include "llmc/utils/host_name.h"  // host_name
 #include "llmc/utils/message.h"    // message_line
 #include "llmc/utils/number.h"     // parse_number
+#include "hmac.h"                  // hmac_sha256
 #include "tcp.h"                   // Connection, connect_to, listen_at
 #include "watchdog.h"              // Watchdog, RankReport
 
@@ -32,14 +34,18 @@ namespace {
 // Messages
 
 enum class Kind : uint32_t {
-  hello,      // token, rank, size, pid, host of a process that asks to be accepted
-  accept,     // pid, host of rank 0
-  reject,     // the reason
+  challenge,  // of rank 0 to whoever connects: a nonce
+  hello,      // proof, nonce, rank, size, pid, host of a process that asks to be accepted
+  accept,     // proof, pid, host of rank 0
+  reject,     // proof, the reason
+  stranger,   // to one whose hello proves nothing
+  part,       // of a message that is longer than a frame, before its last frame
   data,       // of send
   heartbeat,  // a RankReport
   error,      // to rank 0: why another rank ends
   abort,      // from rank 0: end at once, the error has been printed
-  finalize    // clean shutdown
+  finalize,   // clean shutdown
+  count
 };
 
 // Both ends are this program, on machines of the same architecture.
@@ -50,11 +56,21 @@ struct Header {
   uint32_t unused;
   uint64_t bytes;  // that follow
 };
-constexpr uint32_t channel_magic = 0x31414c53;  // "SLA1"
+constexpr uint32_t channel_magic = 0x32414c53;  // "SLA2"
+// No frame is longer, so that none makes its receiver take memory for what is announced and never comes.
+constexpr size_t max_frame_bytes = size_t(1) << 20;
+constexpr size_t max_handshake_bytes = 1024;  // before the other end is known to be of this run
 
+// The message in frames.
 std::string framed(Kind kind, const std::string& bytes, Topic topic = Topic::run) {
-  const Header header = {channel_magic, kind, topic, 0, bytes.size()};
-  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + bytes;
+  std::string frames;
+  for (size_t at = 0; at == 0 || at < bytes.size(); at += max_frame_bytes) {
+    const size_t count = std::min(bytes.size() - at, max_frame_bytes);
+    const bool is_last = at + count == bytes.size();
+    const Header header = {channel_magic, is_last ? kind : Kind::part, topic, 0, count};
+    frames.append(reinterpret_cast<const char*>(&header), sizeof header).append(bytes, at, count);
+  }
+  return frames;
 }
 
 struct Message {
@@ -65,36 +81,70 @@ struct Message {
 
 enum class Parsed { message, incomplete, invalid };
 
-// Removes the first message from the front of `in`. It is invalid if it is no message or longer than `max_bytes`.
-Parsed parse_message(std::string& in, Message& message, uint64_t max_bytes = uint64_t(1) << 32) {
+// Removes the first frame from the front of `in`. It is invalid if it is none or longer than `max_bytes`.
+Parsed parse_message(std::string& in, Message& message, size_t max_bytes) {
   Header header;
   if (in.size() < sizeof header) return Parsed::incomplete;
   memcpy(&header, in.data(), sizeof header);
-  if (header.magic != channel_magic || header.topic >= Topic::count || header.bytes > max_bytes) return Parsed::invalid;
+  if (header.magic != channel_magic || header.kind >= Kind::count || header.topic >= Topic::count ||
+      header.bytes > max_bytes)
+    return Parsed::invalid;
   if (in.size() < sizeof header + header.bytes) return Parsed::incomplete;
   message = {header.kind, header.topic, in.substr(sizeof header, header.bytes)};
   in.erase(0, sizeof header + header.bytes);
   return Parsed::message;
 }
 
-// Sends c.out and waits for the first message, for at most `seconds`.
-Parsed await_message(Connection& c, Message& message, double seconds) {
-  const double end = seconds_now() + seconds;
-  for (double left = seconds; left > 0; left = end - seconds_now()) {
+// What a handshake still reads, and its first message.
+Parsed read_handshake(Connection& c, Message& message, bool& is_open) {
+  is_open = c.read_some(sizeof(Header) + max_handshake_bytes - c.in.size());
+  return parse_message(c.in, message, max_handshake_bytes);
+}
+
+// Sends c.out and waits until `end` for a handshake's next message.
+std::optional<Message> await_message(Connection& c, double end) {
+  Message message;
+  bool is_open = true;
+  for (double left; is_open && (left = end - seconds_now()) > 0;) {
     pollfd ready = {c.fd, short(POLLIN | (c.out.empty() ? 0 : POLLOUT)), 0};
     poll(&ready, 1, int(left * 1e3) + 1);
     c.write_some();
-    const bool is_open = c.read_some();
-    const Parsed parsed = parse_message(c.in, message);
-    if (parsed != Parsed::incomplete || !is_open) return parsed;
+    const Parsed parsed = read_handshake(c, message, is_open);
+    if (parsed == Parsed::message) return message;
+    if (parsed == Parsed::invalid) break;
   }
-  return Parsed::incomplete;
+  return std::nullopt;
+}
+
+// ----------------------------------------------------------------------------
+// Proofs: both ends of a connection show that they know the run's key, which no message contains. Each draws a nonce
+// for the connection, and what it proves contains the other's: what somebody has overheard proves nothing later.
+
+constexpr size_t nonce_bytes = 32, proof_bytes = 32;
+
+std::string random_hex() {
+  uint64_t random[2];
+  CHECK(getentropy(random, sizeof random) == 0);
+  return format("%016llx%016llx", (unsigned long long)random[0], (unsigned long long)random[1]);
+}
+
+// The text of a handshake's message of some kind, after its proof.
+std::string with_proof(const std::string& key, Kind kind, const std::string& nonces, const std::string& text) {
+  return hmac_sha256(key, format("%d %s ", int(kind), nonces.c_str()) + text) + text;
+}
+
+// The text of such a message; nullopt if its proof is none.
+std::optional<std::string> proven_text(const std::string& key, const std::string& nonces, const Message& message) {
+  if (message.bytes.size() < proof_bytes) return std::nullopt;
+  const std::string text = message.bytes.substr(proof_bytes);
+  const std::string expected = with_proof(key, message.kind, nonces, text);
+  unsigned char differs = 0;  // takes as long wherever the difference is, and so does not tell where
+  for (size_t i = 0; i < proof_bytes; i++) differs |= (unsigned char)(expected[i] ^ message.bytes[i]);
+  return differs == 0 ? std::optional(text) : std::nullopt;
 }
 
 // ----------------------------------------------------------------------------
 // Rendezvous: how the other ranks find rank 0
-
-const char no_token[] = "-";
 
 // PATH of file:PATH; otherwise "".
 std::string rendezvous_file(const Ranks& ranks) {
@@ -107,7 +157,7 @@ std::string rendezvous_name(const Ranks& ranks) { return ranks.by_mpi ? "mpirun"
 // What to check after a timeout.
 const char* timeout_hint(const Ranks& ranks) {
   return ranks.by_mpi ? "can the machines reach each other by TCP?"
-                      : "were all processes started, with the same --rendezvous?";
+                      : "were all processes started, with the same --rendezvous and secret?";
 }
 
 struct HostAndPort {
@@ -130,9 +180,15 @@ HostAndPort host_and_port_of(const Ranks& ranks) {
   return at;
 }
 
+// Whether ranks find rank 0 at an address that is given, in place of being told by it.
+bool is_by_tcp(const Ranks& ranks) { return !ranks.by_mpi && rendezvous_file(ranks).empty(); }
+
+// Whoever has no secret can be told from a stranger only by where it is.
+bool is_for_this_machine_alone(const Ranks& ranks) { return is_by_tcp(ranks) && ranks.secret.empty(); }
+
 // Where rank 0 may be. As text: "TOKEN PORT HOST HOST ...".
 struct Endpoint {
-  std::string token, port;         // the token is drawn for each run, and tells it from others
+  std::string token, port;         // rank 0 draws the token for each run; those whom it tells belong to the run
   std::vector<std::string> hosts;  // names or numbers of one machine, to be tried in turn
 };
 
@@ -150,18 +206,54 @@ Endpoint parse_endpoint(const std::string& text) {
   return endpoint;
 }
 
-std::string random_token() {
-  std::random_device random;
-  return format("%08x%08x%08x%08x", random(), random(), random(), random());
+// What all ranks of a run know, and nobody else.
+std::string key_of(const Ranks& ranks, const std::string& token) { return "gpt2-sla " + token + " " + ranks.secret; }
+
+// The text of the rendezvous file. Throws UserError if it cannot be read, or a stranger may have written or read it;
+// with a secret that does not matter.
+std::string rendezvous_text(const Ranks& ranks) {
+  const std::string path = rendezvous_file(ranks);
+  return ranks.secret.empty() ? read_private_file(path, "give all ranks a secret (SLA_RENDEZVOUS_SECRET)")
+                              : read_whole_file(path);
 }
 
-// The endpoint as of now: a rendezvous file may not exist yet, or be an earlier run's. `by_mpi` is the text that MPI
-// has broadcast.
-Endpoint current_endpoint(const Ranks& ranks, const std::string& by_mpi) {
+// For rank 0. Only this user can read the file, and what has the name is replaced, not written to.
+void write_rendezvous_file(const Ranks& ranks, const std::string& text) {
+  const std::string path = rendezvous_file(ranks);
+  std::string temporary = path + ".tmp.XXXXXX";
+  const FileDescriptor file(mkstemp(temporary.data()));
+  if (file.fd < 0 || write_all(file.fd, text.data(), text.size()) != text.size() || fsync(file.fd) != 0)
+    user_error("%s: cannot write %s: %s", rendezvous_name(ranks).c_str(), temporary.c_str(), strerror(errno));
+  rename_durably(temporary, path);
+  rendezvous_text(ranks);  // a file system may keep no permissions
+}
+
+// The endpoint as of now: a rendezvous file may not exist yet, or be an earlier run's or a stranger's; then `problem`
+// says why. `by_mpi` is the text that MPI has broadcast.
+Endpoint current_endpoint(const Ranks& ranks, const std::string& by_mpi, std::string& problem) {
   if (ranks.by_mpi) return parse_endpoint(by_mpi);
-  if (!rendezvous_file(ranks).empty()) return parse_endpoint(try_read_file(rendezvous_file(ranks)).value_or(""));
+  if (is_by_tcp(ranks)) {
+    const HostAndPort at = host_and_port_of(ranks);
+    return {"", std::to_string(at.port), {is_for_this_machine_alone(ranks) ? loopback_address : at.host}};
+  }
+  try {
+    return parse_endpoint(rendezvous_text(ranks));
+  } catch (const UserError& e) { problem = e.what(); }
+  return {};
+}
+
+// Throws UserError if a rank without a secret is to connect to another machine.
+void check_secret(const Ranks& ranks) {
+  if (!is_for_this_machine_alone(ranks)) return;
   const HostAndPort at = host_and_port_of(ranks);
-  return {no_token, std::to_string(at.port), {at.host}};
+  int error = 0;
+  const std::vector<Address> all = addresses_of(at.host, std::to_string(at.port), error);
+  if (error != 0) user_error("%s: %s", rendezvous_name(ranks).c_str(), gai_strerror(error));
+  for (const Address& address : all)
+    if (is_own(address)) return;
+  user_error("%s: %s is not this machine, and ranks of several need a secret; give all of them the same "
+             "SLA_RENDEZVOUS_SECRET or --rendezvous-secret",
+             rendezvous_name(ranks).c_str(), at.host.c_str());
 }
 
 std::string name_of(int rank, int pid, const std::string& host) {
@@ -177,14 +269,23 @@ Connection handshake(const Ranks& ranks, const std::string& token, const Address
                      std::string& name_of_rank_0) {
   Connection c = connect_to(address, handshake_seconds);
   if (c.fd < 0) return c;
-  c.out = framed(Kind::hello,
-                 format("%s %d %d %d %s", token.c_str(), ranks.rank, ranks.size, int(getpid()), host_name().c_str()));
-  Message answer;
-  const Parsed parsed = await_message(c, answer, handshake_seconds);
-  if (parsed == Parsed::message && answer.kind == Kind::reject)
-    user_error("%s: %s", rendezvous_name(ranks).c_str(), answer.bytes.c_str());
-  if (parsed != Parsed::message || answer.kind != Kind::accept) return Connection();
-  std::istringstream in(answer.bytes);
+  const double end = seconds_now() + handshake_seconds;
+  const std::optional<Message> challenge = await_message(c, end);
+  if (!challenge || challenge->kind != Kind::challenge || challenge->bytes.size() != nonce_bytes) return Connection();
+  const std::string key = key_of(ranks, token), nonce = random_hex();
+  c.out = framed(Kind::hello, with_proof(key, Kind::hello, challenge->bytes,
+                                         format("%s %d %d %d %s", nonce.c_str(), ranks.rank, ranks.size, int(getpid()),
+                                                host_name().c_str())));
+  const std::optional<Message> answer = await_message(c, end);
+  if (!answer) return Connection();
+  if (answer->kind == Kind::stranger && is_by_tcp(ranks))
+    user_error("%s: rank 0 has another secret than rank %d; give all ranks the same SLA_RENDEZVOUS_SECRET or "
+               "--rendezvous-secret",
+               rendezvous_name(ranks).c_str(), ranks.rank);
+  const std::optional<std::string> text = proven_text(key, challenge->bytes + nonce, *answer);
+  if (text && answer->kind == Kind::reject) user_error("%s: %s", rendezvous_name(ranks).c_str(), text->c_str());
+  if (!text || answer->kind != Kind::accept) return Connection();
+  std::istringstream in(*text);
   int pid = 0;
   std::string host;
   in >> pid >> host;
@@ -195,20 +296,20 @@ Connection handshake(const Ranks& ranks, const std::string& token, const Address
 // Tries to connect to rank 0 until it succeeds. Throws UserError after timeout_seconds.
 Connection connect_to_rank_0(const Ranks& ranks, const std::string& by_mpi, double timeout_seconds,
                              std::string& name_of_rank_0) {
+  std::string problem = timeout_hint(ranks);
   for (const double start = seconds_now(); seconds_now() - start < timeout_seconds; usleep(20000)) {
-    const Endpoint endpoint = current_endpoint(ranks, by_mpi);
+    const Endpoint endpoint = current_endpoint(ranks, by_mpi, problem);
     for (const std::string& host : endpoint.hosts) {
       int error = 0;
       for (const Address& address : addresses_of(host, endpoint.port, error)) {
         Connection c = handshake(ranks, endpoint.token, address, name_of_rank_0);
         if (c.fd >= 0) return c;
       }
-      if (error != 0 && endpoint.token == no_token)
-        user_error("%s: %s", rendezvous_name(ranks).c_str(), gai_strerror(error));
+      if (error != 0 && is_by_tcp(ranks)) user_error("%s: %s", rendezvous_name(ranks).c_str(), gai_strerror(error));
     }
   }
   user_error("%s: rank %d of %d has waited %.0f s for rank 0; %s", rendezvous_name(ranks).c_str(), ranks.rank,
-             ranks.size, timeout_seconds, timeout_hint(ranks));
+             ranks.size, timeout_seconds, problem.c_str());
 }
 
 void write_error(const std::string& error) {  // without stdio, whose lock another thread may hold
@@ -223,10 +324,17 @@ const char run_ends[] = "; the run ends, and -y resumes from its last checkpoint
 // ----------------------------------------------------------------------------
 // The channel's thread
 
+// Somebody who has connected to rank 0 and has not proven to be a rank.
+struct Pending {
+  Connection connection;
+  std::string nonce;
+};
+
 struct Peer {
   Connection connection;
   std::deque<std::string> received[size_t(Topic::count)];
-  bool is_connected = false;  // since its handshake
+  std::string parts[size_t(Topic::count)];  // of a message that has not come whole
+  bool is_connected = false;                // since its handshake
   bool has_finalized = false;
 };
 
@@ -237,10 +345,12 @@ struct RankChannel::State {
   std::mutex mutex;
   std::condition_variable changed;  // a rank has connected or finalized, or a message has arrived
   Watchdog watchdog;
-  std::vector<Peer> peers;          // by rank: on rank 0 all others, on the others rank 0
-  std::string token;                // a hello must contain it
-  int listener = -1;                // the socket on which rank 0 listens until all are connected
-  std::vector<Connection> pending;  // connections without a handshake so far
+  std::vector<Peer> peers;      // by rank: on rank 0 all others, on the others rank 0
+  std::string key;              // a hello must prove that its sender knows it
+  int listener = -1;            // the socket on which rank 0 listens until all are connected
+  std::deque<Pending> pending;  // the oldest first
+  int num_refused = 0;          // connections whose hello proved nothing
+  std::string last_refused;     // the address of the last
   const volatile uint64_t *begun = nullptr, *done = nullptr;
   int num_pauses = 0;  // WatchdogPause objects
   double next_heartbeat = 0;
@@ -300,9 +410,9 @@ struct RankChannel::State {
   void serve();
   void wait_for_events(std::unique_lock<std::mutex>& lock);
   void serve_pending();
-  void answer_hello(Connection& connection, const std::string& hello);
+  void answer_hello(Pending& sender, const Message& hello);
   void serve_peer(int rank);
-  void handle(int rank, const Message& message);
+  bool handle(int rank, Message& message);
   void send_heartbeats();
   void check_for_errors();
   void abort_run(const std::string& error);
@@ -330,7 +440,7 @@ void RankChannel::State::serve() {
 void RankChannel::State::wait_for_events(std::unique_lock<std::mutex>& lock) {
   std::vector<pollfd> fds = {{wake_fd, POLLIN, 0}};
   if (listener >= 0) fds.push_back({listener, POLLIN, 0});
-  for (const Connection& c : pending) fds.push_back({c.fd, POLLIN, 0});
+  for (const Pending& p : pending) fds.push_back({p.connection.fd, POLLIN, 0});
   for (const Peer& p : peers)
     if (p.connection.fd >= 0)
       fds.push_back({p.connection.fd, short(POLLIN | (p.connection.out.empty() ? 0 : POLLOUT)), 0});
@@ -342,44 +452,58 @@ void RankChannel::State::wait_for_events(std::unique_lock<std::mutex>& lock) {
 }
 
 void RankChannel::State::serve_pending() {
-  for (int fd; (fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;)
-    pending.push_back(Connection(fd));
+  // All ranks may connect at once. If strangers do, too, the oldest goes: a rank needs milliseconds, and tries again.
+  const size_t max_pending = size_t(ranks.size) + 64;
+  for (size_t i = 0; i < max_pending; i++) {
+    const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) break;
+    if (pending.size() == max_pending) pending.pop_front();
+    pending.push_back({Connection(fd), random_hex()});
+    pending.back().connection.out = framed(Kind::challenge, pending.back().nonce);
+    pending.back().connection.write_some();  // fits: nothing has been sent before
+  }
   for (size_t i = 0; i < pending.size();) {
-    Connection& c = pending[i];
-    const bool is_open = c.read_some();
+    Connection& c = pending[i].connection;
+    bool is_open;
     Message message;
-    const Parsed parsed = parse_message(c.in, message, /*max_bytes=*/1024);
-    const bool waits = parsed == Parsed::incomplete && is_open && seconds_now() - c.since < message_seconds;
+    const Parsed parsed = read_handshake(c, message, is_open);
+    const bool waits = parsed == Parsed::incomplete && is_open && seconds_now() - c.since < handshake_seconds;
     if (waits) {
       i++;
       continue;
     }
-    if (parsed == Parsed::message && message.kind == Kind::hello && is_open) answer_hello(c, message.bytes);
+    if (parsed == Parsed::message && message.kind == Kind::hello && is_open) answer_hello(pending[i], message);
     pending.erase(pending.begin() + std::ptrdiff_t(i));
   }
 }
 
-// Accepts or rejects a process. One of another run, which has another token, gets no answer.
-void RankChannel::State::answer_hello(Connection& connection, const std::string& hello) {
-  std::istringstream in(hello);
-  std::string its_token, host;
+// Accepts or rejects a process.
+void RankChannel::State::answer_hello(Pending& sender, const Message& hello) {
+  Connection& connection = sender.connection;
+  const std::optional<std::string> text = proven_text(key, sender.nonce, hello);
+  if (!text) {
+    num_refused++, last_refused = address_of_peer(connection);
+    connection.out = framed(Kind::stranger, "");
+    return connection.write_some();
+  }
+  std::istringstream in(*text);
+  std::string its_nonce, host;
   int rank = 0, size = 0, pid = 0;
-  in >> its_token >> rank >> size >> pid >> host;
-  if (!in || its_token != token) return;
+  in >> its_nonce >> rank >> size >> pid >> host;
   std::string reason;
-  if (size != ranks.size)
+  if (in.fail() || rank < 0 || rank >= size)
+    reason = "rank 0 cannot read what this rank says of itself; start the same program on all machines";
+  else if (size != ranks.size)
     reason =
         format("rank %d of %d has connected to rank 0 of %d; start all with the same --ranks", rank, size, ranks.size);
-  else if (rank < 1 || rank >= size || peers[rank].is_connected)
+  else if (rank == 0 || peers[rank].is_connected)
     reason = format("two processes are rank %d, this one and %s; give each its own --rank", rank,
                     rank == 0 ? "the one that listens" : watchdog.name(rank).c_str());
-  if (reason.empty()) {
-    connection.out = framed(Kind::accept, format("%d %s", int(getpid()), host_name().c_str()));
-    add_peer(rank, std::move(connection), name_of(rank, pid, host));
-  } else {
-    connection.out = framed(Kind::reject, reason);
-    connection.write_some();  // fits: nothing has been sent before
-  }
+  const Kind kind = reason.empty() ? Kind::accept : Kind::reject;
+  const std::string own_name = format("%d %s", int(getpid()), host_name().c_str());
+  connection.out = framed(kind, with_proof(key, kind, sender.nonce + its_nonce, reason.empty() ? own_name : reason));
+  if (reason.empty()) add_peer(rank, std::move(connection), name_of(rank, pid, host));
+  else connection.write_some();
 }
 
 void RankChannel::State::serve_peer(int rank) {
@@ -388,8 +512,14 @@ void RankChannel::State::serve_peer(int rank) {
   const bool is_open = peer.connection.read_some();
   Message message;
   Parsed parsed;
-  while ((parsed = parse_message(peer.connection.in, message)) == Parsed::message) handle(rank, message);
-  CHECK(parsed != Parsed::invalid);
+  bool is_sent_by_ranks = true;
+  while ((parsed = parse_message(peer.connection.in, message, max_frame_bytes)) == Parsed::message)
+    is_sent_by_ranks = is_sent_by_ranks && handle(rank, message);
+  if (parsed == Parsed::invalid || !is_sent_by_ranks) {
+    peer.connection.in.clear();
+    abort_run(watchdog.name(rank) + " has sent what this program does not send; start the same on all machines" +
+              run_ends);
+  }
   if (is_open) return;
   peer.connection.close_now();
   // If a rank has reported an error, that is why this one is gone.
@@ -397,31 +527,37 @@ void RankChannel::State::serve_peer(int rank) {
     abort_run(watchdog.name(rank) + " has died" + run_ends);
 }
 
-void RankChannel::State::handle(int rank, const Message& message) {
+// Returns whether another rank sends such a message.
+bool RankChannel::State::handle(int rank, Message& message) {
   Peer& peer = peers[rank];
+  std::string& parts = peer.parts[size_t(message.topic)];
+  if (message.kind == Kind::part) return parts += message.bytes, true;
+  message.bytes = std::exchange(parts, "") + message.bytes;
   switch (message.kind) {
     case Kind::data: peer.received[size_t(message.topic)].push_back(message.bytes); break;
     case Kind::heartbeat: {
+      std::istringstream in(message.bytes);
       RankReport report;
-      CHECK(message.bytes.size() == sizeof report);
-      memcpy(&report, message.bytes.data(), sizeof report);
+      if (!(in >> report.begun >> report.done >> report.is_watched >> report.is_paused)) return false;
       watchdog.heartbeat(rank, report, seconds_now());
       break;
     }
     case Kind::error:
+      if (ranks.rank > 0) return false;
       if (others_error.empty())
         others_error = watchdog.name(rank) + ": " + message.bytes, others_error_time = seconds_now();
       break;
-    case Kind::abort: _exit(1);
+    case Kind::abort:
+      if (ranks.rank == 0) return false;
+      _exit(1);
     case Kind::finalize:
       peer.has_finalized = true;
       watchdog.remove(rank);
       break;
-    case Kind::hello:
-    case Kind::accept:
-    case Kind::reject: CHECK(false);
+    default: return false;  // belongs to a handshake
   }
   changed.notify_all();
+  return true;
 }
 
 void RankChannel::State::send_heartbeats() {
@@ -430,7 +566,8 @@ void RankChannel::State::send_heartbeats() {
   if (ranks.rank == 0) watchdog.heartbeat(0, own, now);
   if (now < next_heartbeat) return;
   next_heartbeat = now + heartbeat_seconds;
-  queue_for_all(Kind::heartbeat, std::string(reinterpret_cast<const char*>(&own), sizeof own));
+  queue_for_all(Kind::heartbeat, format("%llu %llu %d %d", (unsigned long long)own.begun, (unsigned long long)own.done,
+                                        own.is_watched, own.is_paused));
 }
 
 void RankChannel::State::check_for_errors() {
@@ -476,6 +613,8 @@ bool RankChannel::is_open() const { return state_ != nullptr && state_->thread.j
 
 void RankChannel::open(const Ranks& ranks, double hang_seconds, double timeout_seconds) {
   if (ranks.size == 1) return;
+  hmac_sha256("", "");  // an error of this thread, if there is none
+  check_secret(ranks);
   state_ = std::make_unique<State>(ranks, hang_seconds);
   if (ranks.rank > 0) state_->connect_as_other_rank(timeout_seconds);
   else state_->connect_as_rank_0(timeout_seconds);
@@ -491,31 +630,39 @@ void RankChannel::State::connect_as_other_rank(double timeout_seconds) {
 
 void RankChannel::State::connect_as_rank_0(double timeout_seconds) {
   const std::string path = rendezvous_file(ranks);
-  const bool by_tcp = !ranks.by_mpi && path.empty();
-  token = by_tcp ? no_token : random_token();
-  listener = listen_at(by_tcp ? host_and_port_of(ranks).port : 0, ranks.size);
+  const std::string token = is_by_tcp(ranks) ? "" : random_hex();
+  key = key_of(ranks, token);
+  listener = listen_at(is_by_tcp(ranks) ? host_and_port_of(ranks).port : 0, is_for_this_machine_alone(ranks));
   if (listener < 0) user_error("%s: cannot listen: %s", rendezvous_name(ranks).c_str(), strerror(errno));
+  if (is_for_this_machine_alone(ranks)) {
+    printf("--rendezvous without a secret: rank 0 listens at %s, for ranks of this machine alone\n", loopback_address);
+    fflush(stdout);
+  }
   std::string endpoint = endpoint_text(token, port_of(listener));
   watchdog.add(0, name_of(0, int(getpid()), host_name()), seconds_now());
   thread = std::thread([this] { serve(); });
   if (ranks.by_mpi) broadcast_by_mpi(endpoint);
-  if (!path.empty()) write_file_durably(path, endpoint);
+  if (!path.empty()) write_rendezvous_file(ranks, endpoint);
   std::unique_lock lock(mutex);
   const bool all_connected = changed.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
                                               [this] { return missing_ranks().empty(); });
   if (!path.empty()) unlink(path.c_str());
   close(std::exchange(listener, -1));
   pending.clear();
+  const std::string refused =
+      format("%d that did not know the secret were refused, the last from %s; ", num_refused, last_refused.c_str());
   if (!all_connected)
-    user_error("%s: of %d ranks these have not connected within %.0f s: %s; %s", rendezvous_name(ranks).c_str(),
-               ranks.size, timeout_seconds, missing_ranks().c_str(), timeout_hint(ranks));
+    user_error("%s: of %d ranks these have not connected within %.0f s: %s; %s%s", rendezvous_name(ranks).c_str(),
+               ranks.size, timeout_seconds, missing_ranks().c_str(), num_refused > 0 ? refused.c_str() : "",
+               timeout_hint(ranks));
 }
 
 void RankChannel::send(int to, Topic topic, const std::string& bytes) {
   CHECK(is_open());
   const std::lock_guard lock(state_->mutex);
   const Peer& peer = state_->peers[to];
-  CHECK(peer.is_connected && !peer.has_finalized);
+  CHECK(peer.is_connected);
+  if (peer.has_finalized) user_error("%s has ended its run before this rank", state_->watchdog.name(to).c_str());
   state_->queue(to, Kind::data, bytes, topic);
 }
 
@@ -525,7 +672,7 @@ std::string RankChannel::receive(int from, Topic topic) {
   Peer& peer = state_->peers[from];
   std::deque<std::string>& messages = peer.received[size_t(topic)];
   state_->changed.wait(lock, [&] { return !messages.empty() || peer.has_finalized; });
-  CHECK(!messages.empty());  // it has finalized without sending what was expected
+  if (messages.empty()) user_error("%s has ended its run before this rank", state_->watchdog.name(from).c_str());
   const std::string message = std::move(messages.front());
   messages.pop_front();
   return message;
@@ -540,7 +687,9 @@ std::string RankChannel::broadcast(const std::string& text) {
 
 void RankChannel::broadcast(void* bytes, size_t count) {
   const std::string received = broadcast(std::string(static_cast<const char*>(bytes), count));
-  CHECK(received.size() == count);
+  if (received.size() != count)
+    user_error("%s has sent %zu bytes in place of %zu; start the same program on all machines",
+               state_->watchdog.name(0).c_str(), received.size(), count);
   memcpy(bytes, received.data(), count);
 }
 

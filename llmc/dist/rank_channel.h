@@ -3,6 +3,9 @@
 // collectives would wait for that rank forever. Whatever the other threads are blocked in, the run ends with one
 // message that names the rank. Rank 0 prints it; if rank 0 is the one, all others do.
 //
+// A process becomes a rank by proving that it knows the run's key (rank_channel.cpp: proofs). Whatever else connects is
+// dropped within two seconds; strangers' bytes are bounded, and end no rank. After that nothing is encrypted or signed.
+//
 //   a rank dies          its connection is closed, by its machine's system
 //   a rank is stopped    its heartbeats stop, as when a machine loses power
 //   a rank hangs         it does not reach the collective in which others wait (watchdog.h)
@@ -27,14 +30,15 @@ struct RankChannel {
 
   // Connects to the other ranks, at ranks.rendezvous or, with MPI, where rank 0 tells them. Rank 0 returns when all are
   // connected, the others when rank 0 has accepted them. Throws UserError if not all have connected within
-  // timeout_seconds, with their numbers, if rank 0 rejects this one, or if it cannot listen. hang_seconds: for how long
-  // a rank may be silent, or let others wait; 0: without limit. Does nothing for a single process.
+  // timeout_seconds, with their numbers, if rank 0 rejects this one, or if it cannot listen; by TCP also if the ranks'
+  // secrets differ, or there is none and rank 0 is on another machine. hang_seconds: for how long a rank may be silent,
+  // or let others wait; 0: without limit. Does nothing for a single process.
   void open(const Ranks& ranks, double hang_seconds, double timeout_seconds = 300);
   bool is_open() const;
 
   // Between rank 0 and any other. send does not wait; receive waits for the next message of the topic from that rank,
-  // in the order of sending. Neither fails: if a rank is lost, this process ends. Both may be called only while the
-  // channel is open.
+  // in the order of sending. If a rank is lost, this process ends; if the other one has called finalize(), they throw
+  // UserError. Both may be called only while the channel is open.
   void send(int to, Topic topic, const std::string& bytes);
   std::string receive(int from, Topic topic);
 

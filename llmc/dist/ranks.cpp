@@ -2,8 +2,14 @@
 #ifdef SLA_MPI
 #include <mpi.h>  // MPI_Init_thread, MPI_Bcast
 #endif
+#include <fcntl.h>              // open
+#include <sys/stat.h>           // fstat
+#include <unistd.h>             // read, geteuid
+#include <cerrno>               // errno
 #include <cstdlib>              // getenv
+#include <cstring>              // strerror
 #include "llmc/utils/error.h"   // user_error, UserError
+#include "llmc/utils/files.h"   // FileDescriptor
 #include "llmc/utils/number.h"  // parse_number
 
 // The number in an environment variable, or `otherwise` if it is not set.
@@ -40,10 +46,47 @@ static Ranks ranks_of_mpi() {
   return r;
 }
 
+std::string read_private_file(const std::string& path, const char* otherwise) {
+  constexpr size_t max_bytes = size_t(1) << 16;
+  struct stat status;
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a named pipe must not block
+  std::string bytes(max_bytes + 1, '\0');
+  if (file.fd < 0 || fstat(file.fd, &status) != 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+  if (!S_ISREG(status.st_mode)) user_error("%s: is no file; name one", path.c_str());
+  if (status.st_uid != geteuid())
+    user_error("%s: belongs to another user (%u), who may know what it says; remove it, or %s", path.c_str(),
+               unsigned(status.st_uid), otherwise);
+  if ((status.st_mode & 077) != 0)
+    user_error("%s: other users may read or write it (mode %04o); chmod 600 it, or %s", path.c_str(),
+               unsigned(status.st_mode & 0777), otherwise);
+  const ssize_t size = read(file.fd, bytes.data(), bytes.size());
+  if (size < 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+  if (size_t(size) > max_bytes) user_error("%s: has more than %zu bytes; name another file", path.c_str(), max_bytes);
+  return bytes.substr(0, size_t(size));
+}
+
+// The secret that the ranks share; "" if there is none.
+static std::string secret_of(const RankOptions& o) {
+  const char* const variable = getenv("SLA_RENDEZVOUS_SECRET");
+  if (variable == nullptr && o.secret_file.empty()) return "";
+  if (variable != nullptr && !o.secret_file.empty())
+    user_error("--rendezvous-secret %s: there is SLA_RENDEZVOUS_SECRET, too; give one of them", o.secret_file.c_str());
+  std::string secret =
+      variable != nullptr ? variable : read_private_file(o.secret_file, "give it as SLA_RENDEZVOUS_SECRET");
+  secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
+  constexpr size_t min_bytes = 16;  // a shorter one could be guessed by who overhears a handshake
+  if (secret.size() < min_bytes)
+    user_error("%s: a secret needs at least %zu characters, and it has %zu; draw one: head -c 32 /dev/urandom | base64",
+               variable != nullptr ? "SLA_RENDEZVOUS_SECRET" : ("--rendezvous-secret " + o.secret_file).c_str(),
+               min_bytes, secret.size());
+  return secret;
+}
+
 Ranks init_ranks(const RankOptions& o) {
   if (o.rendezvous.empty()) {
-    if (o.rank || o.ranks || o.local_rank)
-      user_error("--rank, --ranks and --local-rank belong to --rendezvous; mpirun's processes know theirs");
+    if (o.rank || o.ranks || o.local_rank || !o.secret_file.empty())
+      user_error("--rank, --ranks, --local-rank and --rendezvous-secret belong to --rendezvous; mpirun's processes "
+                 "know theirs");
     const int processes = started_by_mpi();
     if (processes == 1) return {};
 #ifndef SLA_MPI
@@ -57,7 +100,7 @@ Ranks init_ranks(const RankOptions& o) {
   if (o.rendezvous.rfind("file:", 0) != 0 && o.rendezvous.rfind("tcp:", 0) != 0)
     user_error("--rendezvous %s: it must be file:PATH or tcp:HOST:PORT", o.rendezvous.c_str());
   Ranks r;
-  r.rendezvous = o.rendezvous;
+  r.rendezvous = o.rendezvous, r.secret = secret_of(o);
   r.rank = o.rank.value_or(number_of("SLURM_PROCID", -1));
   r.size = o.ranks.value_or(number_of("SLURM_NTASKS", -1));
   r.local_rank = o.local_rank.value_or(number_of("SLURM_LOCALID", 0));

@@ -12,18 +12,24 @@
 struct RankOptions {
   std::string rendezvous;  // empty: MPI, or a single process
   std::optional<int> rank, ranks, local_rank;
+  std::string secret_file;  // empty: the secret is that of SLA_RENDEZVOUS_SECRET, or there is none
 };
 
 struct Ranks {
   int rank = 0, size = 1;
   int local_rank = 0;  // among the processes on this machine: the index of its GPU
   std::string rendezvous;
-  bool by_mpi = false;  // started by MPI, which has been initialized
+  bool by_mpi = false;   // started by MPI, which has been initialized
+  std::string secret{};  // by which ranks that find each other by TCP know each other; empty: there is none
 };
 
 // Determines this process's rank, and initializes MPI if MPI has started it. Throws UserError if the options and the
 // environment do not determine the rank, or if MPI is needed and this program was built without it.
 Ranks init_ranks(const RankOptions& options);
+
+// The bytes of a file of at most 64 KiB that belongs to this user, and that no other can read or write. Throws
+// UserError with the path and the reason if it is another, or cannot be read; it advises `otherwise`.
+std::string read_private_file(const std::string& path, const char* otherwise);
 
 // text = rank 0's text. Called by every rank that MPI has started; otherwise it does nothing.
 void broadcast_by_mpi(std::string& text);

@@ -1,5 +1,5 @@
 #include "tcp.h"
-#include <arpa/inet.h>             // htons
+#include <arpa/inet.h>             // htons, htonl
 #include <ifaddrs.h>               // getifaddrs
 #include <net/if.h>                // IFF_UP, IFF_LOOPBACK
 #include <netdb.h>                 // getaddrinfo, getnameinfo
@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>           // TCP_NODELAY
 #include <poll.h>                  // poll
 #include <unistd.h>                // close
+#include <algorithm>               // std::min
 #include <cerrno>                  // errno
 #include <cstring>                 // memcpy
 #include <utility>                 // std::exchange, std::swap
@@ -29,12 +30,13 @@ void Connection::close_now() {
   out.clear();
 }
 
-bool Connection::read_some() {
+bool Connection::read_some(size_t limit) {
   char bytes[1 << 16];
-  for (int i = 0; i < 16; i++) {
-    const ssize_t n = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+  while (limit > 0) {
+    const ssize_t n = recv(fd, bytes, std::min(limit, sizeof bytes), MSG_DONTWAIT);
     if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
     in.append(bytes, n);
+    limit -= size_t(n);
   }
   return true;
 }
@@ -73,19 +75,42 @@ Connection connect_to(const Address& address, double seconds) {
   return c;
 }
 
-int listen_at(int port, int backlog) {
+// The address as a number; "" if it has none.
+static std::string number_of(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST];
+  return getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
+}
+
+bool is_own(const Address& address) {  // a socket can only be bound to those
+  const Connection c(socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage at_any_port = address.bytes;
+  if (at_any_port.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(at_any_port).sin6_port = 0;
+  else reinterpret_cast<sockaddr_in&>(at_any_port).sin_port = 0;
+  return bind(c.fd, reinterpret_cast<const sockaddr*>(&at_any_port), address.size) == 0;
+}
+
+std::string address_of_peer(const Connection& connection) {
+  sockaddr_storage peer = {};
+  socklen_t size = sizeof peer;
+  if (getpeername(connection.fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "";
+  return number_of(reinterpret_cast<const sockaddr*>(&peer), size);
+}
+
+int listen_at(int port, bool loopback_only) {
   for (int family : {AF_INET6, AF_INET}) {  // an IPv6 socket accepts IPv4 connections, too
+    if (loopback_only && family == AF_INET6) continue;
     sockaddr_in6 v6 = {};
     sockaddr_in v4 = {};
     v6.sin6_family = AF_INET6, v6.sin6_port = htons(uint16_t(port));
     v4.sin_family = AF_INET, v4.sin_port = htons(uint16_t(port));
+    v4.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
     const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), yes = 1, no = 0;
     if (fd < 0) continue;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     const bool bound = family == AF_INET6 ? bind(fd, reinterpret_cast<sockaddr*>(&v6), sizeof v6) == 0
                                           : bind(fd, reinterpret_cast<sockaddr*>(&v4), sizeof v4) == 0;
-    if (bound && listen(fd, backlog) == 0) return fd;
+    if (bound && listen(fd, SOMAXCONN) == 0) return fd;
     const int error = errno;
     close(fd);
     errno = error;
@@ -111,10 +136,9 @@ std::vector<std::string> own_addresses() {
     if (family != AF_INET && family != AF_INET6) continue;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr))
       continue;  // other machines would have to add the name of their own interface to it
-    char text[NI_MAXHOST];
-    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (getnameinfo(i->ifa_addr, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    ((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : addresses).push_back(text);
+    const std::string number = number_of(i->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (number.empty()) continue;
+    ((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : addresses).push_back(number);
   }
   freeifaddrs(all);
   addresses.push_back(host_name());

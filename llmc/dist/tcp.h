@@ -1,6 +1,7 @@
 // TCP as rank_channel.cpp uses it: non-blocking connections with buffers, listening, and this machine's addresses.
 #pragma once
 #include <sys/socket.h>        // sockaddr_storage, socklen_t
+#include <cstddef>             // size_t
 #include <string>              // std::string
 #include <vector>              // std::vector
 #include "llmc/utils/clock.h"  // seconds_now
@@ -19,9 +20,9 @@ struct Connection {
   ~Connection() { close_now(); }
 
   void close_now();
-  // Appends received bytes, at most a megabyte, to `in`. Returns false if the other end has closed the connection or it
+  // Appends received bytes, at most `limit`, to `in`. Returns false if the other end has closed the connection or it
   // has failed; what was received before that is in `in`.
-  bool read_some();
+  bool read_some(size_t limit = size_t(1) << 20);
   // Sends as much of `out` as fits into the system's buffer. A lost connection is reported by read_some.
   void write_some();
 };
@@ -37,8 +38,15 @@ std::vector<Address> addresses_of(const std::string& host, const std::string& po
 // Connects; fd is -1 if that fails or takes longer than `seconds`.
 Connection connect_to(const Address& address, double seconds);
 
-// A socket that listens at `port` (0: any free one) of all addresses of this machine; -1, with errno, on failure.
-int listen_at(int port, int backlog);
+// Whether it is an address of this machine.
+bool is_own(const Address& address);
+// The other end's address, as a number; "" if it is gone.
+std::string address_of_peer(const Connection& connection);
+
+// A socket that listens at `port` (0: any free one), at loopback_address alone or at all addresses of this machine; -1,
+// with errno, on failure.
+constexpr char loopback_address[] = "127.0.0.1";
+int listen_at(int port, bool loopback_only);
 // The port of a listening socket.
 int port_of(int listener);
 

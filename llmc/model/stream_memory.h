@@ -9,6 +9,7 @@
 #include "llmc/dist/ranks.h"         // Ranks
 #include "llmc/io/checkpoint.h"      // CheckpointTensor, read_memory
 #include "llmc/operations.h"         // copy_to_host, copy_to_device, Collectives
+#include "llmc/utils/error.h"        // user_error, format, CHECK
 #include "steps.h"                   // Steps, attention_of
 
 // Calls f(layer, memory) of each layer that has one.
@@ -62,7 +63,9 @@ inline std::vector<CheckpointTensor> gather_memory(const Collectives& collective
     }
     for (int rank = 1; rank < ranks.size; rank++) {
       const std::string received = channel.receive(rank, Topic::memory);
-      CHECK(received.size() == bytes);
+      if (received.size() != bytes)
+        user_error("rank %d has sent a memory of %zu bytes in place of %zu; start the same program on all machines",
+                   rank, received.size(), bytes);
       tensor.values.resize(size_t(rank + 1) * count);
       memcpy(tensor.values.data() + size_t(rank) * count, received.data(), bytes);
     }

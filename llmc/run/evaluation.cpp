@@ -203,6 +203,7 @@ std::vector<std::pair<std::string, std::string>> read_last_words(const std::stri
   for (std::string line; std::getline(lines, line);) {
     const ordered_json json = parse_json(line);
     const size_t number = texts.size() + 1;
+    if (json.is_discarded()) user_error("%s: line %zu %s", path.c_str(), number, why_no_json(line).c_str());
     if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
       user_error("%s: line %zu is no JSON object with a text in the field \"text\"", path.c_str(), number);
     const std::string text = json["text"];

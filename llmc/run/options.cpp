@@ -115,7 +115,11 @@ static void add_rank_options(OptionTable& t, TrainOptions& o) {
       .takes(zero_or_at_least(2, "seconds"));
   t.add("--rendezvous", o.ranks.rendezvous,
         "how ranks find each other without MPI: file:PATH that all can read and rank 0 can write, or tcp:HOST:PORT of "
-        "rank 0")
+        "rank 0; by tcp without a secret, those of rank 0's machine alone")
+      .not_in_config();
+  t.add("--rendezvous-secret", o.ranks.secret_file,
+        "a file that only you can read, with what the ranks prove to know when they connect; or the secret itself in "
+        "SLA_RENDEZVOUS_SECRET. Who has it is trusted; the network sees all else that ranks send, unencrypted")
       .not_in_config();
   t.add("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: SLURM_PROCID")
       .not_in_config();

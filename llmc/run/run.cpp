@@ -59,9 +59,20 @@ static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::stri
   for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
   std::optional<Tokenizer> chosen;
   std::string from;
+  auto load = [&](const std::string& path) {
+    try {
+      return Tokenizer::load(path);
+    } catch (const UserError& e) {
+      if (path == o.tokenizer) throw;
+      user_error("%s; it was read because it lies beside the data or the model, as their vocabulary: repair it, or "
+                 "move "
+                 "it away; with --tokenizer none it is not read, and samples are numbers",
+                 e.what());
+    }
+  };
   for (const std::string& path : paths) {
     if (path.empty()) continue;
-    Tokenizer tokenizer = Tokenizer::load(path);
+    Tokenizer tokenizer = load(path);
     if (chosen && !chosen->agrees_with(tokenizer))
       user_error("%s and %s are different vocabularies, but data and model must have the same; with --tokenizer none "
                  "they are not compared, "
@@ -563,8 +574,20 @@ void finish_output(Run& run) {
   run.log.finish();
 }
 
+void share_data_error(Run& run) {
+  if (run.ranks.rank > 0) run.channel.send(0, Topic::run, run.data_error);
+  for (int rank = 1; run.ranks.rank == 0 && rank < run.ranks.size; rank++) {
+    const std::string error = run.channel.receive(rank, Topic::run);
+    if (run.data_error.empty() && !error.empty()) run.data_error = format("rank %d: ", rank) + error;
+  }
+}
+
 int finish_run(Run& run, double seconds) {
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
+  if (!run.data_error.empty() && run.ranks.rank == 0)
+    user_error("%s; the run ended after step %lld of %lld%s", run.data_error.c_str(), (long long)run.step,
+               (long long)run.steps,
+               run.options.out.empty() || run.step == 0 ? "" : ", of which there is a checkpoint; -y resumes");
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y resumes\n", signal_name(stop_signal()), (long long)run.step,
                (long long)run.steps);

@@ -56,7 +56,7 @@ ScoredSequence sequence_of(const TextWindows::Window& window, const Token* token
   return {{tokens + window.begin, tokens + window.end}, window.end - window.first};
 }
 
-// The tokens of a document, as data/tokenize makes them: an end of text, then the text, in which special tokens are
+// The tokens of a document, as data/tokenize makes them: an end of text, then the text, in which <|endoftext|> is
 // ordinary text and invalid UTF-8 becomes U+FFFD, except in a vocabulary of bytes.
 inline std::vector<uint16_t> encode_document(const Tokenizer& tokenizer, const std::string& document) {
   std::string text = document;

@@ -1,17 +1,18 @@
 #include "tokenizer.h"
-#include <algorithm>            // std::sort, std::is_sorted, std::min_element
-#include <cstring>              // memcpy, memmove
-#include <filesystem>           // directory_iterator, path
-#include <mutex>                // std::mutex
-#include <nlohmann/json.hpp>    // nlohmann::json
-#include <sstream>              // std::istringstream
-#include <unordered_map>        // std::unordered_map
-#include "llmc/utils/crc32c.h"  // crc32c
-#include "llmc/utils/error.h"   // user_error, format, CHECK
-#include "llmc/utils/files.h"   // try_read_file, path_exists, is_folder
-#include "llmc/utils/json.h"    // parse_json
-#include "llmc/utils/number.h"  // parse_number
-#include "unicode_classes.h"    // unicode_letters, unicode_numbers, unicode_white_space
+#include <algorithm>                  // std::sort, std::is_sorted, std::min_element
+#include <cstring>                    // memcpy, memmove
+#include <filesystem>                 // directory_iterator, path
+#include <mutex>                      // std::mutex
+#include <nlohmann/json.hpp>          // nlohmann::json
+#include <sstream>                    // std::istringstream
+#include <unordered_map>              // std::unordered_map
+#include "llmc/utils/crc32c.h"        // crc32c
+#include "llmc/utils/error.h"         // user_error, format, CHECK
+#include "llmc/utils/files.h"         // try_read_file, path_exists, is_folder
+#include "llmc/utils/foreign_file.h"  // foreign_format, wide_encoding
+#include "llmc/utils/json.h"          // parse_json
+#include "llmc/utils/number.h"        // parse_number
+#include "unicode_classes.h"          // unicode_letters, unicode_numbers, unicode_white_space
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -108,9 +109,20 @@ size_t Tokenizer::last_cut(std::string_view text, size_t first) const {
     size_t length;
     const Class left = scanner.class_of[last_character(text.substr(0, at)).code_point],
                 right = scanner.look(at, length);
-    if (left != Class::space && left != right && !(text[at - 1] == '\'' && right == Class::letter)) return at;
+    const bool splits = left != Class::space && left != right && !(text[at - 1] == '\'' && right == Class::letter);
+    if (splits && !cuts_added_token(text, at)) return at;
   }
   return 0;
+}
+
+// Whether an added token may begin before `at` and end behind it, of which the text may have the beginning only.
+bool Tokenizer::cuts_added_token(std::string_view text, size_t at) const {
+  for (const auto& [name, id] : special_)
+    for (size_t before = 1; before < name.size() && before <= at && id != end_of_text_; before++) {
+      const std::string_view rest = text.substr(at - before, name.size());
+      if (name.compare(0, rest.size(), rest) == 0) return true;
+    }
+  return false;
 }
 
 // ----------------------------------------------------------------------------
@@ -274,6 +286,12 @@ static std::string characters_of(std::string_view bytes) {
   return text;
 }
 
+// A line without the carriage return of Windows' line ends, which is in no token as files write them.
+static std::string_view without_return(std::string_view line) {
+  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  return line;
+}
+
 struct Tokenizer::VocabularyFile {
   std::string path, text;
   Tokenizer tokenizer;
@@ -283,6 +301,11 @@ struct Tokenizer::VocabularyFile {
   static std::string read(const std::string& path) {
     std::optional<std::string> text = try_read_file(path);
     if (!text) user_error("%s: cannot be read; name a vocabulary, or a folder with one", path.c_str());
+    const std::string head = text->substr(0, foreign_head_bytes), what = foreign_format(head),
+                      encoding = wide_encoding(head);
+    if (!what.empty()) user_error("%s: %s", path.c_str(), what.c_str());
+    if (!encoding.empty())
+      user_error("%s: is %s text; %s", path.c_str(), encoding.c_str(), convert_text(encoding).c_str());
     return *std::move(text);
   }
   static json parse(const std::string& path, const std::string& text) {
@@ -341,7 +364,7 @@ void Tokenizer::VocabularyFile::read_ranks() {
   size_t line_number = 0;
   for (std::string_view rest = text; !rest.empty();) {
     const size_t newline = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, newline);
+    const std::string_view line = without_return(rest.substr(0, newline));
     rest.remove_prefix(std::min(newline + 1, rest.size()));
     line_number++;
     if (line.empty()) continue;
@@ -406,6 +429,7 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   std::vector<std::pair<std::string, std::string>> merges;
   std::istringstream lines(read(merges_path));
   for (std::string line; std::getline(lines, line);) {
+    line = without_return(line);
     if (line.empty() || (merges.empty() && line.rfind("#version", 0) == 0)) continue;
     const size_t space = line.find(' ');
     if (space == std::string::npos)
@@ -436,6 +460,9 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
     std::unordered_map<std::string, int64_t> added;
     for (const json& token : j.value("added_tokens", json::array())) {
       added.emplace(token.at("content"), token.at("id"));
+      for (const char* key : {"lstrip", "rstrip", "single_word"})
+        if (is_set(token, key))
+          refuse(format("%s of the added token %s is set", key, token.at("content").dump().c_str()).c_str());
       add_special(token.at("id"), token.at("content"));
     }
     if (!added.count(end_of_text_name)) refuse("added_tokens has no <|endoftext|>");
@@ -599,7 +626,7 @@ static void piece_key(std::string_view text, size_t at, size_t length, uint64_t 
   key[1] |= uint64_t(length) << 56;
 }
 
-void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens) {
+void Encoder::encode_ordinary(std::string_view text, std::vector<uint16_t>& tokens) {
   const size_t had = tokens.size();
   tokens.resize(had + text.size() + 7);  // a token has at least a byte; up to seven more may be written after the last
   uint16_t* out = tokens.data() + had;
@@ -635,17 +662,28 @@ inline size_t Encoder::encode_cached(std::string_view text, size_t at, size_t le
   return count;
 }
 
-void Encoder::encode_special(std::string_view text, std::vector<uint16_t>& tokens) {
-  while (!text.empty()) {
-    size_t first = text.size(), length = 0;
-    uint16_t id = 0;
-    for (const auto& [name, special] : tokenizer_.special_) {
-      const size_t at = text.find(name);
-      if (at < first || (at == first && name.size() > length)) first = at, length = name.size(), id = special;
+void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens, bool end_of_text) {
+  struct Name {
+    const std::string& name;
+    uint16_t id;
+    size_t next;  // the place in the text where it stands next
+  };
+  std::vector<Name> names;
+  for (const auto& [name, id] : tokenizer_.special_)
+    if (end_of_text || id != tokenizer_.end_of_text()) names.push_back({name, id, text.find(name)});
+  for (size_t at = 0; at < text.size() || at == 0;) {
+    const Name* first = nullptr;
+    for (Name& n : names) {
+      if (n.next < at) n.next = text.find(n.name, at);
+      const bool is_first =
+          first == nullptr || n.next < first->next || (n.next == first->next && n.name.size() > first->name.size());
+      if (n.next != std::string_view::npos && is_first) first = &n;
     }
-    encode(text.substr(0, first), tokens);
-    if (length > 0) tokens.push_back(id);
-    text.remove_prefix(first + length);
+    const size_t end = first != nullptr ? first->next : text.size();
+    encode_ordinary(text.substr(at, end - at), tokens);
+    if (first == nullptr) return;
+    tokens.push_back(first->id);
+    at = end + first->name.size();
   }
 }
 
@@ -758,6 +796,6 @@ std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& pr
   if (!tokenizer.is_bytes()) replace_invalid_utf8(prompt, text);
   std::vector<uint16_t> tokens;
   if (begins_with_end) tokens.push_back(tokenizer.end_of_text());
-  Encoder(tokenizer).encode_special(text, tokens);
+  Encoder(tokenizer).encode(text, tokens, /*end_of_text=*/true);
   return {tokens.begin(), tokens.end()};
 }

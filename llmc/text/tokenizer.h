@@ -119,11 +119,12 @@ struct Tokenizer {
   bool is_bytes_ = false;
 
   Tokenizer() = default;
+  bool cuts_added_token(std::string_view text, size_t at) const;
   void build(const std::string& path);
 };
 
-// The tokens of a prompt, in which special tokens may be spelled out, as training documents have them: an end of text
-// stands before it, unless `begins_with_end` is false. Invalid UTF-8 becomes U+FFFD, as data/tokenize has it, except in
+// The tokens of a prompt, as training documents have them: an end of text stands before it, unless `begins_with_end` is
+// false. Ends of text may be spelled out in it, too. Invalid UTF-8 becomes U+FFFD, as data/tokenize has it, except in
 // a vocabulary of bytes.
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt, bool begins_with_end = true);
 
@@ -131,13 +132,11 @@ std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& pr
 struct Encoder {
   explicit Encoder(const Tokenizer& tokenizer);  // the tokenizer must outlive it
 
-  // Appends the tokens of `text`. Special tokens are encoded as ordinary text. Takes O(n log n) time for a piece of n
-  // bytes, and up to 30 bytes of memory for each byte of the longest piece, which must be shorter than 2 GiB.
-  void encode(std::string_view text, std::vector<uint16_t>& tokens);
-
-  // Appends the tokens of `text`, in which special tokens (<|endoftext|>) that are spelled out become their ids. Time
-  // and memory are those of encode().
-  void encode_special(std::string_view text, std::vector<uint16_t>& tokens);
+  // Appends the tokens of `text`. Tokens that were added to the vocabulary, such as <speaker1>, become their ids where
+  // they are spelled out, and with `end_of_text` <|endoftext|> does; otherwise that is ordinary text. Takes O(n log n)
+  // time for a piece of n bytes, and up to 30 bytes of memory for each byte of the longest piece, which must be shorter
+  // than 2 GiB.
+  void encode(std::string_view text, std::vector<uint16_t>& tokens, bool end_of_text = false);
 
  private:
   // A piece of up to 15 bytes and its tokens. Of two with the same slot the later one replaces the earlier.
@@ -156,6 +155,7 @@ struct Encoder {
 
   friend struct Tokenizer;
 
+  void encode_ordinary(std::string_view text, std::vector<uint16_t>& tokens);
   // Each writes tokens and returns their number.
   size_t encode_cached(std::string_view text, size_t at, size_t length, uint16_t* tokens);
   size_t encode_piece(std::string_view piece, uint16_t* tokens);

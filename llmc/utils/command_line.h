@@ -19,7 +19,10 @@ inline bool parse_command_line(CLI::App& app, int argc, char** argv) {
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
     const bool is_whole = type == "INT" || type == "UINT";
-    auto check = [is_whole](std::string& text) { return check_number(text, is_whole); };
+    auto check = [is_whole, may_be_negative = type != "UINT"](std::string& text) {
+      const std::string wrong = check_number(text, is_whole);
+      return wrong.empty() && !may_be_negative && text[0] == '-' ? text + ": must not be negative" : wrong;
+    };
     if (is_whole || type == "FLOAT") option->transform(CLI::Validator(check, ""));
   }
   try {

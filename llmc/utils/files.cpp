@@ -1,16 +1,18 @@
 #include "files.h"
-#include <dirent.h>    // opendir, readdir
-#include <fcntl.h>     // open
-#include <sys/file.h>  // flock
-#include <sys/stat.h>  // stat, lstat, fstat, fchmod
-#include <unistd.h>    // read, write, pwrite, fsync, close, access, getpid
-#include <atomic>      // std::atomic
-#include <cerrno>      // errno
-#include <cstdio>      // rename
-#include <cstdlib>     // realpath, free
-#include <cstring>     // memcmp, strerror
-#include <filesystem>  // create_directories, path
-#include "error.h"     // user_error
+#include <dirent.h>        // opendir, readdir
+#include <fcntl.h>         // open
+#include <sys/file.h>      // flock
+#include <sys/stat.h>      // stat, lstat, fstat, fchmod
+#include <unistd.h>        // read, write, pwrite, fsync, close, access, getpid
+#include <atomic>          // std::atomic
+#include <cerrno>          // errno
+#include <cstdio>          // rename
+#include <cstdlib>         // realpath, free
+#include <cstring>         // strerror, strlen
+#include <filesystem>      // create_directories, path
+#include <string_view>     // std::string_view
+#include "error.h"         // user_error
+#include "foreign_file.h"  // lfs_pointer, lfs_advice
 
 FileDescriptor::~FileDescriptor() {
   if (fd >= 0) close(fd);
@@ -19,6 +21,10 @@ FileDescriptor::~FileDescriptor() {
 // stat; false if there is nothing of that name.
 static bool has_status(const std::string& path, struct stat& status) {
   if (stat(path.c_str(), &status) == 0) return true;
+  if (errno == ENOENT && lstat(path.c_str(), &status) == 0) {
+    if (!S_ISLNK(status.st_mode)) return true;  // another process has made it since
+    user_error("%s: is a link that leads nowhere; remove it, or put back what it names", path.c_str());
+  }
   if (errno == ENOENT || errno == ENOTDIR) return false;
   user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
 }
@@ -34,11 +40,8 @@ bool is_folder(const std::string& path) {
 }
 
 void refuse_lfs_pointer(const std::string& path, const void* bytes, size_t count) {
-  static const char begin[] = "version https://git-lfs.github.com/spec/";
-  if (count >= sizeof begin - 1 && memcmp(bytes, begin, sizeof begin - 1) == 0)
-    user_error("%s: is a pointer of Git LFS, not the file that it stands for; fetch that with `git lfs pull` in its "
-               "folder",
-               path.c_str());
+  if (std::string_view(static_cast<const char*>(bytes), count).substr(0, strlen(lfs_pointer)) == lfs_pointer)
+    user_error("%s: %s", path.c_str(), lfs_advice);
 }
 
 std::optional<std::string> try_read_file(const std::string& path, int64_t most, FileKind kind) {

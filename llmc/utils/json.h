@@ -1,10 +1,11 @@
 // JSON that others wrote, or may have damaged.
 #pragma once
+#include <algorithm>           // std::max, std::min
 #include <cstdint>             // int64_t
 #include <nlohmann/json.hpp>   // nlohmann::ordered_json
 #include <string>              // std::string
 #include <string_view>         // std::string_view
-#include "llmc/utils/error.h"  // user_error
+#include "llmc/utils/error.h"  // user_error, format
 
 // Whether lists and objects lie in each other more than `most` deep.
 inline bool is_nested_deeper(std::string_view text, int most) {
@@ -30,6 +31,20 @@ template <class Json = nlohmann::ordered_json>
 Json parse_json(std::string_view text) {
   if (is_nested_deeper(text, deepest_json)) return Json(Json::value_t::discarded);
   return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+}
+
+// Why parse_json discards a line of text: what it is and what to do, or "" if it does not.
+inline std::string why_no_json(std::string_view text) {
+  if (is_nested_deeper(text, deepest_json)) return format("is nested more than %d deep", deepest_json);
+  try {
+    return nlohmann::json::parse(text.begin(), text.end()).is_discarded() ? "is no JSON" : "";
+  } catch (const nlohmann::json::parse_error& e) {
+    const std::string_view from = text.substr(std::min(text.size(), std::max<size_t>(e.byte, 1) - 1));
+    if (from.substr(0, 3) == "NaN" || from.substr(0, 8) == "Infinity")
+      return "has NaN or Infinity, which are no JSON; write null in their place";
+    if (e.byte > text.size()) return "is JSON that is cut short; make the file again, or leave the line out";
+    return format("is no JSON: byte %zu of it cannot stand there; mend the line, or leave it out", e.byte);
+  }
 }
 
 // The value that a text is. Throws Json::exception, which says what is wrong, or UserError if it is nested deeper.

@@ -14,7 +14,7 @@ inline ModelConfig three_layers() {
 
 // A run of updates of `accumulation` micro-batches of 2 x 9 tokens, as the program makes it ready, on random tokens.
 inline std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int recompute, int64_t accumulation) {
-  const TemporaryFolder folder;  // the tokens stay mapped
+  const TemporaryFolder folder;  // the file stays open
   const std::string path = folder.path + "/tokens.bin";
   const std::vector<int> tokens = random_tokens(2000, config.vocab_size, 3);
   const std::vector<uint16_t> words(tokens.begin(), tokens.end());

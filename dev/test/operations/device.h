@@ -261,6 +261,17 @@ TEST(Gemm, AddsUpAllPartsOfALongSum) {
   EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32);
 }
 
+// Columns of 600 floats are copied into rows before they are multiplied, a part of the sum at a time.
+TEST(Gemm, MultipliesFloatsBlockByBlock) {
+  for (char op_a : {'N', 'T'})
+    for (char op_b : {'N', 'T'})
+      for (auto [m, n, k] : {std::tuple(530, 70, 1050), {300, 800, 33}}) {
+        const Product<float, float> p = {m, n, k, op_a, op_b, 0.5f, op_b == 'N' ? 0.0f : 1.0f};
+        EXPECT_LE(relative_error(p.computed(), p.expected()), of_fp32)
+            << op_a << op_b << " " << m << " x " << n << " x " << k;
+      }
+}
+
 // What is drawn for a text must not depend on how many others are sampled beside it.
 TEST(FewRows, HaveTheBitsThatEachHasAlone) {
   for (auto [C, OC] : {std::pair<int64_t, int64_t>(768, 64), {200, 33}, {17, 5}}) {
@@ -284,15 +295,17 @@ TEST(FewRows, HaveTheBitsThatEachHasAlone) {
 
 TEST(Gemm, HasTheSameBitsForAnyNumberOfThreads) {
   const int all = omp_get_max_threads();
-  for (auto [m, n, k] : {std::tuple(400, 500, 300), {64, 48, 20000}, {1000, 40, 700}}) {
-    const Product<floatX, float> p = {m, n, k, 'T', 'N', 1.0f, 1.0f};
-    std::vector<std::vector<float>> results;
-    for (int threads : {1, 2, 3, 7}) {
-      omp_set_num_threads(threads);
-      results.push_back(p.computed());
-      EXPECT_TRUE(same_bits(results.back(), results[0])) << threads << " threads, " << m << " x " << n << " x " << k;
+  for (char op_a : {'N', 'T'})
+    for (auto [m, n, k] : {std::tuple(400, 500, 300), {64, 48, 20000}, {1000, 40, 700}, {530, 900, 600}}) {
+      const Product<floatX, float> p = {m, n, k, op_a, 'N', 1.0f, 1.0f};
+      std::vector<std::vector<float>> results;
+      for (int threads : {1, 2, 3, 7}) {
+        omp_set_num_threads(threads);
+        results.push_back(p.computed());
+        EXPECT_TRUE(same_bits(results.back(), results[0]))
+            << threads << " threads, " << op_a << " " << m << " x " << n << " x " << k;
+      }
     }
-  }
   omp_set_num_threads(all);
 }
 #endif
