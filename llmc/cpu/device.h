@@ -2,7 +2,6 @@
 // and graphs are where every operation is done when its call returns.
 #pragma once
 #include <sys/mman.h>            // mmap, madvise
-#include <unistd.h>              // sysconf
 #include <algorithm>             // std::min
 #include <array>                 // std::array
 #include <chrono>                // std::chrono::steady_clock
