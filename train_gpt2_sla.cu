@@ -672,8 +672,11 @@ void save_checkpoint(Trainer& t) {
   fetch_shard(model, model.m_memory, m);
   fetch_shard(model, model.v_memory, v);
   t.run.stall_seconds = seconds_now() - start;
+  std::optional<int> end_of_text;
+  if (t.run.tokenizer) end_of_text = t.run.tokenizer->end_of_text();
+  std::vector<TextFile> files = model_text_files(model.config, end_of_text);
   start_checkpoint(t.run, model.parameters,
-                   {{}, model_text_files(model.config), fetch_from_host(model, weights), m, v, std::move(memory)});
+                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(memory)});
 }
 
 // This rank's tokens of the next step.

@@ -5,6 +5,7 @@
 #include <cstdio>                     // printf
 #include <cstring>                    // memcpy
 #include <nlohmann/json.hpp>          // nlohmann::json
+#include <optional>                   // std::optional
 #include <sstream>                    // std::istringstream
 #include "llmc/io/checkpoint.h"       // read_weights
 #include "llmc/model/config_json.h"   // read_config_json, model_text_files
@@ -30,6 +31,7 @@ struct HostModel {
   ParameterTable table;
   std::vector<float> values;   // of the table's layout, and after it the constants
   std::string tokenizer_json;  // "": the vocabulary is not known
+  std::optional<int> end_of_text;
 
   void allocate() {
     table = make_parameter_table(config, make_attention_plan(config, /*keep_dead=*/true));
@@ -59,8 +61,10 @@ static HostModel read_model(const Options& o) {
   else read_llmc_weights(o.in, model.config, model.table, model.store());
 
   const std::string of_folder = from_folder ? Tokenizer::file_in(o.in) : "";
-  if (o.tokenizer.empty() && of_folder.empty()) return model;
-  model.tokenizer_json = Tokenizer::of_model({o.tokenizer, of_folder}, model.config.vocab_size)->to_json();
+  const auto tokenizer = Tokenizer::of_model({o.tokenizer, of_folder}, model.config.vocab_size);
+  if (!tokenizer) return model;
+  model.tokenizer_json = tokenizer->to_json();
+  model.end_of_text = tokenizer->end_of_text();
   return model;
 }
 
@@ -73,7 +77,7 @@ static void write_folder(const std::string& path, HostModel& model) {
   make_folders(parent_folder(path));
   NewFolder folder(path);
   write_weight_file(folder.unfinished() + "/model.safetensors", model.table, model.fetch());
-  std::vector<TextFile> files = model_text_files(model.config);
+  std::vector<TextFile> files = model_text_files(model.config, model.end_of_text);
   if (!model.tokenizer_json.empty()) files.push_back({"tokenizer.json", model.tokenizer_json});
   for (const auto& [name, text] : files) write_file_in_unfinished_folder(folder.unfinished() + "/" + name, text);
   folder.finish();

@@ -88,10 +88,13 @@ def convert(path, args, tensors):
 
 
 def config_of(args, tensors):
+    vocab_size = len(tensors["wte.weight"])
+    # None: the vocabulary is not known, and transformers would take GPT-2's.
+    end_of_text = GPT2_TOKENS - 1 if vocab_size == GPT2_TOKENS else None
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
             "tie_word_embeddings": True, "n_layer": args["n_layer"], "n_head": args["n_head"], "n_embd": args["n_embd"],
-            "vocab_size": len(tensors["wte.weight"]), "n_positions": args["block_size"], "layer_norm_epsilon": 1e-5,
-            "bias": args.get("bias", True), "wiring": "plain"}
+            "vocab_size": vocab_size, "n_positions": args["block_size"], "layer_norm_epsilon": 1e-5,
+            "bias": args.get("bias", True), "wiring": "plain", "bos_token_id": end_of_text, "eos_token_id": end_of_text}
 
 
 def write_folder(folder, config, tensors):

@@ -1,33 +1,47 @@
 #!/usr/bin/env python3
-"""Do models go to transformers and come back? For every golden case, data/convert makes a folder of it, which
-transformers loads: its losses are the case's, computed whole, in chunks through the K/V cache, and with padding; what
-transformers saves again has the same validation loss in the trainer; and both continue a prompt with the same tokens,
-greedily.
+"""Do models go to transformers and come back? For every golden case, and one for each term that they lack, data/convert
+makes a folder of it, which transformers loads: its losses are the case's, computed whole, in chunks through the K/V
+cache, and with padding; it generates the same with a cache as without one, greedily, in a padded batch and with beams;
+what transformers saves again has the same validation loss in the trainer; and both continue a prompt with the same
+tokens, greedily. What the module for transformers does not know it refuses, and generation ends at an end of text.
 
     make build/fp32/train_gpt2_sla_cpu data/convert && python3 dev/huggingface_check.py [MODEL ...]
 
 Of each MODEL, a folder, the greedy tokens are compared until its context is full, or for three segments with memory.
+dev/transformers_venv.sh makes a Python for it.
 
 For development only: it needs PyTorch and transformers, and nothing else in this project needs Python.
 """
+import argparse
+import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+modules = tempfile.TemporaryDirectory()  # where transformers copies a model's modules, which may change between runs
+os.environ.update(HF_HOME=modules.name, HF_HUB_OFFLINE="1")
 try:
     import torch
     import torch.nn.functional as F
-    from transformers import AutoModelForCausalLM
+    import transformers
+    from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+    from transformers.modeling_outputs import CausalLMOutputWithPast
     from transformers.utils import logging
 except ImportError as e:
     sys.exit(f"error: huggingface_check.py needs PyTorch and transformers: {e}")
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "dev/bench"))
+sys.path += [str(ROOT / "dev/bench"), str(ROOT / "dev/test/golden"), str(ROOT / "llmc/model/huggingface")]
+import make
+from gpt2_sla import TERMS
 from torch_sla import read_shard
+# What this transformers calls a cache, as an argument and in outputs.
+CACHE = "cache" if "cache" in {f.name for f in dataclasses.fields(CausalLMOutputWithPast)} else "past_key_values"
+NO_TOKEN = [-1]  # an end of text that no model has
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest difference of logits, or of a relative loss
 
 
@@ -39,11 +53,18 @@ def run(*command):
 
 
 def load(folder, dtype):
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype).eval()
+    # The other kernels of transformers' own GPT-2 are not for float64.
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, attn_implementation="eager")
+    return model.to(dtype).eval()
 
 
 def has_memory(model):
     return "memory" in getattr(model.config, "wiring", "")
+
+
+def positions(model, mask):
+    """transformers' own GPT-2 wants them beside the mask."""
+    return {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if model.config.model_type == "gpt2" else {}
 
 
 def worst_differences(model, tokens, expected, dtype):
@@ -58,15 +79,100 @@ def worst_differences(model, tokens, expected, dtype):
     whole = model(x).logits
     cache, chunks = None, []
     for begin, end in ((0, 5), (5, 6), (6, T // 2), (T // 2, T)):
-        out = model(x[:, begin:end], past_key_values=cache, use_cache=True)
-        cache, chunks = out.past_key_values, chunks + [out.logits]
-    padded, mask, padding = x.clone(), torch.ones(B, T, dtype=torch.long), 3
-    padded[0], mask[0, :padding] = torch.cat([torch.zeros(padding, dtype=torch.long), x[0, :T - padding]]), 0
-    # transformers' own GPT-2 wants positions beside the mask.
-    shifted = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[0, padding:]
-    return {"loss": abs(sum(losses) / steps / expected["val_loss"] - 1),
-            "cache": (torch.cat(chunks, dim=1) - whole).abs().max().item(),
-            "padding": (shifted - whole[0, :T - padding]).abs().max().item()}
+        out = model(x[:, begin:end], **{CACHE: cache}, use_cache=True)
+        cache, chunks = out[CACHE], chunks + [out.logits]
+    differences = {"loss": abs(sum(losses) / steps / expected["val_loss"] - 1),
+                   "cache": (torch.cat(chunks, dim=1) - whole).abs().max().item()}
+    padding = 3
+    for side, places in ("left", slice(padding, T)), ("right", slice(0, T - padding)):
+        padded, mask = x.clone(), torch.ones(B, T, dtype=torch.long)
+        padded[0], mask[0] = 0, 0
+        padded[0, places], mask[0, places] = x[0, :T - padding], 1
+        logits = model(padded, attention_mask=mask, **positions(model, mask)).logits
+        differences[f"padding on the {side}"] = max((logits[0, places] - whole[0, :T - padding]).abs().max().item(),
+                                                    (logits[1:] - whole[1:]).abs().max().item())
+    return differences
+
+
+def generation_failures(model, tokens):
+    """What differs between what `generate` makes with a cache and without one, in a padded batch and alone."""
+    failures, prompts = [], tokens[:12].view(2, 6)
+    alone, mask = prompts[1:, 3:], torch.ones(2, 6, dtype=torch.long)
+    padded, mask_of_padded = prompts.clone(), mask.clone()
+    padded[1, :3], mask_of_padded[1, :3] = 0, 0
+
+    def generate(prompts, mask, length, **options):
+        out = model.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=length, pad_token_id=0,
+                             eos_token_id=NO_TOKEN, **options)
+        return out[:, prompts.shape[1]:].tolist()
+
+    length = model.config.n_positions * (2 if has_memory(model) else 1) - 6
+    whole = generate(prompts, mask, length, use_cache=False)
+    by_itself = generate(alone, mask[1:, 3:], length, use_cache=False)
+    if generate(prompts, mask, length) != whole:
+        failures.append("generated with a cache")
+    if generate(padded, mask_of_padded, length) != whole[:1] + by_itself:
+        failures.append("generated with a cache and padding")
+    beams = [generate(padded, mask_of_padded, 6, num_beams=3, use_cache=use_cache) for use_cache in (True, False)]
+    if beams[0] != beams[1]:
+        failures.append("generated by beams with a cache")
+    if generate(prompts[:1], mask[:1], length, prompt_lookup_num_tokens=2) != whole[:1]:
+        failures.append("generated with guesses, which cut the cache")
+    return failures
+
+
+def interface_failures(model):
+    """Of a model that has our module: what it takes that it does not know, or does not return."""
+    x, failures = torch.arange(6)[None], []
+    whole = model(x).logits[:, 4:]
+    for given in ("cache", "past_key_values"):
+        cache = DynamicCache()
+        for tokens in (x[:, :4], x[:, 4:]):
+            out = model(tokens, **{given: cache})
+        if out.cache is not cache or out.past_key_values is not cache or not torch.allclose(out.logits, whole):
+            failures.append(f"a cache as {given}")
+
+    def refuse(what, names, call):
+        try:
+            call()
+            failures.append(f"{what} is taken")
+        except (TypeError, ValueError) as e:
+            if names not in str(e).lower():
+                failures.append(f"{what}: {e}")
+
+    mask = torch.ones(1, 6, dtype=torch.long)
+    generate = lambda **options: model.generate(x, attention_mask=mask, max_new_tokens=2, **options)
+    refuse("a static cache", "static", lambda: generate(cache_implementation="static"))
+    if CACHE == "cache":
+        refuse("a StaticCache", "staticcache", lambda: model(x, cache=StaticCache(model.config, max_cache_len=6)))
+        sliding = DynamicCache()
+        sliding.layers = [transformers.cache_utils.DynamicSlidingWindowLayer(4) for _ in range(model.config.n_layer)]
+        model(x, cache=sliding)
+        refuse("a sliding cache", "keys", lambda: model(x[:, :1], cache=sliding))
+    refuse("a tuple", "tuple", lambda: model(x, past_key_values=()))
+    refuse("two caches", "two", lambda: model(x, cache=DynamicCache(), past_key_values=DynamicCache()))
+    refuse("an unknown keyword", "nonsense", lambda: model(x, nonsense=None))
+    refuse("position_ids", "position_ids", lambda: model(x, position_ids=x))
+    refuse("output_attentions", "output_attentions", lambda: model(x, output_attentions=True))
+    refuse("a mask of a wrong length", "attention_mask", lambda: model(x, attention_mask=mask[:, 1:]))
+    return failures
+
+
+def end_failures(folder):
+    """Of a model of 257 tokens, which are bytes and an end of text: whether generation ends there by itself."""
+    model, failures = load(folder, torch.float32), []
+    for config in (model.config, model.generation_config):
+        if (config.bos_token_id, config.eos_token_id) != (256, 256):
+            failures.append(f"{type(config).__name__}: begin and end {config.bos_token_id} and {config.eos_token_id}")
+    prompts = torch.arange(257)[:, None]
+    options = {"attention_mask": torch.ones_like(prompts), "do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
+    endless = model.generate(prompts, **options, eos_token_id=NO_TOKEN)[:, 1:].tolist()
+    row = next(row for row, tokens in enumerate(endless) if 256 in tokens)
+    options["attention_mask"] = options["attention_mask"][:1]
+    ended = model.generate(prompts[row:row + 1], **options)[0, 1:].tolist()
+    if ended != endless[row][:endless[row].index(256) + 1]:
+        failures.append(f"no end: {ended}")
+    return failures
 
 
 def trainer(folder, *options):
@@ -91,7 +197,8 @@ def greedy_failure(folder):
     peer = load(folder, torch.float32)
     ours = greedy_sample(folder, peer.config.n_positions * (3 if has_memory(peer) else 1))
     prompt = torch.tensor([[peer.config.vocab_size - 1]])
-    theirs = peer.generate(prompt, max_new_tokens=len(ours), do_sample=False, pad_token_id=0)[0, 1:].tolist()
+    theirs = peer.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=len(ours), do_sample=False,
+                           pad_token_id=0, eos_token_id=NO_TOKEN)[0, 1:].tolist()
     return "" if ours == theirs else f"greedy tokens: {ours} and {theirs}"
 
 
@@ -102,27 +209,51 @@ def check_case(case, folder):
     run("data/convert", case, model)
     with torch.no_grad():
         for dtype in (torch.float64, torch.float32):
-            for what, difference in worst_differences(load(model, dtype), tokens, expected, dtype).items():
+            peer = load(model, dtype)
+            for what, difference in worst_differences(peer, tokens, expected, dtype).items():
                 if not difference <= BOUND[dtype]:
                     failures.append(f"{what} in {dtype}: {difference:.1e}")
-        peer = load(model, torch.float32)
+            if dtype == torch.float64:
+                failures += generation_failures(peer, tokens)
+                if peer.config.model_type == "gpt2_sla":
+                    failures += interface_failures(peer)
         saved = folder / (case.name + "_saved")
         peer.save_pretrained(saved)
         difference = abs(val_loss(saved, case, expected) / expected["val_loss"] - 1)
         if not difference <= 1e-5:
             failures.append(f"loss of what transformers saved: {difference:.1e}")
         failures += filter(None, [greedy_failure(model)])
+        if case.name in ("baseline", "paper_default"):
+            failures += end_failures(model)
     print(f"{case.name}: {'; '.join(failures) or 'the same'}", flush=True)
     return not failures
+
+
+def terms_of(case):
+    return {term for term in TERMS if re.search(rf"\b{term}\b", make.wiring_text(json.loads(
+        (case / "config.json").read_text())))}
+
+
+def all_cases(folder):
+    """The golden cases, and one that is made in the folder for each term that they lack."""
+    cases = sorted(path.parent for path in (ROOT / "dev/test/golden").glob("*/expected.json"))
+    for term in sorted(set(TERMS) - set().union(*map(terms_of, cases))):
+        case, (wiring, options) = folder / "made" / term, make.ALL[term]
+        shape = {"layers": 4, "heads": 4, "channels": 32, "vocab": 97, "positions": 32, "batch": 2, "length": 24,
+                 "steps": 2, "accumulate": 1, "bias": True, "seed": 1, **options}
+        make.make_case(case, argparse.Namespace(**shape, wiring=wiring))
+        cases.append(case)
+    return cases
 
 
 def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    cases = sorted(path.parent for path in (ROOT / "dev/test/golden").glob("*/expected.json"))
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
+        cases = all_cases(Path(folder))
         same = sum([check_case(case, Path(folder)) for case in cases])
-    print(f"{same} of {len(cases)} cases are the same")
+    print(f"{same} of {len(cases)} cases are the same with transformers {transformers.__version__}")
     for model in map(Path, sys.argv[1:]):
         failure = greedy_failure(model.resolve())
         print(f"{model}: {failure or 'the same greedy tokens'}")

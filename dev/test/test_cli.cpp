@@ -497,6 +497,8 @@ TEST_F(LongCommandLine, SamplesAreDecodedByTheVocabularyFound) {
   // The checkpoint carries it, on to a run that is resumed with data that does not, and to one that begins with it.
   const std::string carried = read_file(in("out/step_00000002/tokenizer.json"));
   EXPECT_EQ(carried, tokenizer.to_json());
+  for (const char* name : {"config.json", "generation_config.json"})
+    EXPECT_EQ(json::parse(read_file(in("out/step_00000002/") + name)).at("eos_token_id"), tokenizer.end_of_text());
   fs::remove(in("with/tokenizer.json"));
   ASSERT_EQ(run(with + model_of_657 + "-x 4 -y -o " + in("out")).exit_status, 0);
   EXPECT_EQ(read_file(in("out/step_00000004/tokenizer.json")), carried);

@@ -290,6 +290,21 @@ TEST(ConfigJson, OfAWiringNamesTheModulesThatLoadIt) {
   EXPECT_EQ(nlohmann::json::parse(files.at("config.json")).at("model_type"), "gpt2");
 }
 
+// Where neither file names an end of text, transformers takes token 50256 for it.
+TEST(ConfigJson, NamesTheEndOfTextWhereTheVocabularyIsKnown) {
+  ModelConfig c = make_config(4, 2, 8, 2, 1);
+  c.vocab_size = 257;
+  const std::vector<TextFile> files = model_text_files(c, /*end_of_text=*/256);
+  for (int file : {0, 1}) {
+    const nlohmann::json config = nlohmann::json::parse(files[file].text);
+    EXPECT_EQ(files[file].name, file == 0 ? "config.json" : "generation_config.json");
+    for (const char* key : {"bos_token_id", "eos_token_id"}) EXPECT_EQ(config.at(key), 256) << files[file].name;
+  }
+  EXPECT_TRUE(nlohmann::json::parse(config_json(c)).at("eos_token_id").is_null());
+  c.vocab_size = 50257;
+  EXPECT_FALSE(nlohmann::json::parse(config_json(c)).contains("eos_token_id"));
+}
+
 TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   TemporaryFolder folder;
   auto config_with = [&](const char* key, nlohmann::json value) {

@@ -234,7 +234,9 @@ TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
   TemporaryFolder folder;
   const FolderModel model(plain);
   const GoldenTensors golden = read_golden_tensors(plain + "/model.safetensors");
-  const std::string vocabulary = Tokenizer::bytes().to_json();
+  nlohmann::json bytes = nlohmann::json::parse(Tokenizer::bytes().to_json());
+  bytes["added_tokens"].push_back({{"id", 255}, {"content", "<another>"}});
+  const std::string vocabulary = bytes.dump();
   for (const GgufType type : {GgufType::fp32, GgufType::bf16}) {
     const std::string path = folder.path + (type == GgufType::fp32 ? "/fp32.gguf" : "/bf16.gguf");
     write_gguf_file(path, model.config, model.table, model.fetch(), vocabulary, type);
@@ -356,12 +358,15 @@ TEST_F(CommandLine, ConvertKeepsWhatIsNotTrained) {
 TEST_F(CommandLine, ConvertGoesThereAndBack) {
   const std::string golden = plain + " ";
   ASSERT_EQ(run("data/convert " + golden + in("model.bin")).exit_status, 0);
-  const Outcome back = run("data/convert " + in("model.bin") + " " + in("back") + " --tokenizer bytes");
+  const Outcome back = run("data/convert " + in("model.bin") + " " + in("back"));
   ASSERT_EQ(back.exit_status, 0) << back.err;
   EXPECT_NE(back.out.find("218560 parameters, 4 layers, 4 heads, 64 channels, vocabulary 257 (written with it)"),
             std::string::npos)
       << back.out;
-  EXPECT_EQ(names_in(in("back")), (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(names_in(in("back")),
+            (std::set<std::string>{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}));
+  for (const char* name : {"back/config.json", "back/generation_config.json"})
+    EXPECT_EQ(nlohmann::json::parse(read_file(in(name))).at("eos_token_id"), 256) << name;
   EXPECT_EQ(FolderModel(in("back")).values, FolderModel(plain).values);
   const Outcome gguf = run("data/convert " + in("back/") + " " + in("model.gguf") + " --type bf16");
   ASSERT_EQ(gguf.exit_status, 0) << gguf.err;

@@ -318,8 +318,8 @@ TEST_F(CommandLine, AFlippedByteIsRefusedAndAnOlderCheckpointTaken) {
     bytes[at % bytes.size()] ^= 16;
     write_file(path, bytes);
   };
-  for (const char* file :
-       {"config.json", "model.safetensors", "optimizer.safetensors", "state.json", "tokenizer.json"}) {
+  for (const char* file : {"config.json", "generation_config.json", "model.safetensors", "optimizer.safetensors",
+                           "state.json", "tokenizer.json"}) {
     for (int i = 0; i < 6; i++) {
       begin_anew();
       const std::string path = in("out/step_00000006/") + file;

@@ -110,7 +110,7 @@ ModelConfig read_config_json(const std::string& folder) {
   return c;
 }
 
-std::string config_json(const ModelConfig& c) {
+std::string config_json(const ModelConfig& c, std::optional<int> end_of_text) {
   const bool is_gpt2 = is_hugging_face_gpt2(c);
   json config = {{"architectures", {is_gpt2 ? "GPT2LMHeadModel" : "GPT2SLAForCausalLM"}},
                  {"model_type", is_gpt2 ? "gpt2" : "gpt2_sla"},
@@ -121,6 +121,11 @@ std::string config_json(const ModelConfig& c) {
                           {"AutoModelForCausalLM", "modeling_gpt2_sla.GPT2SLAForCausalLM"}};
   visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
   config["wiring"] = c.wiring.text;
+  const int of_gpt2 = 50256;  // what transformers takes for the end of text where a config of the type "gpt2" has none
+  for (const char* key : {"bos_token_id", "eos_token_id"}) {
+    if (end_of_text) config[key] = *end_of_text;
+    else if (c.vocab_size <= of_gpt2) config[key] = nullptr;
+  }
   return config.dump(1) + "\n";
 }
 
@@ -129,8 +134,12 @@ EMBED(sla_gpt2_py, "llmc/model/huggingface/gpt2_sla.py");
 EMBED(sla_configuration_py, "llmc/model/huggingface/configuration_gpt2_sla.py");
 EMBED(sla_modeling_py, "llmc/model/huggingface/modeling_gpt2_sla.py");
 
-std::vector<TextFile> model_text_files(const ModelConfig& c) {
-  std::vector<TextFile> files = {{"config.json", config_json(c)}};
+std::vector<TextFile> model_text_files(const ModelConfig& c, std::optional<int> end_of_text) {
+  std::vector<TextFile> files = {{"config.json", config_json(c, end_of_text)}};
+  if (end_of_text) {
+    const json generation = {{"bos_token_id", *end_of_text}, {"eos_token_id", *end_of_text}};
+    files.push_back({"generation_config.json", generation.dump(1) + "\n"});
+  }
   if (is_hugging_face_gpt2(c)) return files;
   files.push_back({"gpt2_sla.py", {sla_gpt2_py, sla_gpt2_py_end}});
   files.push_back({"configuration_gpt2_sla.py", {sla_configuration_py, sla_configuration_py_end}});

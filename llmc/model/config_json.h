@@ -2,6 +2,7 @@
 // type "gpt2", which other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain
 // GPT-2.
 #pragma once
+#include <optional>            // std::optional
 #include <string>              // std::string
 #include <vector>              // std::vector
 #include "config.h"            // ModelConfig
@@ -11,9 +12,10 @@
 // it is not valid, or it describes something that this program does not compute.
 ModelConfig read_config_json(const std::string& folder);
 
-// The text of a model's config.json.
-std::string config_json(const ModelConfig& config);
+// The text of a model's config.json. end_of_text: the token that ends and begins texts, if the vocabulary is known.
+std::string config_json(const ModelConfig& config, std::optional<int> end_of_text = {});
 
-// What a model's folder holds beside its weights: config.json, and for another wiring than plain the modules in Python
-// with which transformers loads it, model/huggingface/.
-std::vector<TextFile> model_text_files(const ModelConfig& config);
+// What a model's folder holds beside its weights: config.json; generation_config.json, which tells transformers where
+// to stop, if the vocabulary is known; and for another wiring than plain the modules in Python with which transformers
+// loads the model, model/huggingface/.
+std::vector<TextFile> model_text_files(const ModelConfig& config, std::optional<int> end_of_text = {});

@@ -75,7 +75,7 @@ static void add_vocabulary(Metadata& metadata, int vocab_size, const std::string
   uint32_t end_of_text = 0;
   for (const json& token : tokenizer.at("added_tokens")) {
     set(token.at("content"), token.at("id"), token_control);
-    end_of_text = token.at("id");
+    if (token.at("content") == "<|endoftext|>") end_of_text = token.at("id");
   }
   for (size_t id = 0; id < tokens.size(); id++)
     if (types[id] == token_unused) tokens[id] = "<unused" + std::to_string(id) + ">";  // names must differ

@@ -281,6 +281,9 @@ class Attention(nn.Module):
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if cache is not None:
             k, v = cache.update(k, v, layer)
+            if k.shape[2] != positions.keys.shape[1]:
+                raise ValueError(f"{type(cache).__name__} has {k.shape[2]} keys of {positions.keys.shape[1]} tokens; "
+                                 "all of them are needed, in their order")
         if self.wiring.num_kv_heads < self.heads:
             k, v = (y.repeat_interleave(self.heads // self.wiring.num_kv_heads, dim=1) for y in (k, v))
         projected.append((k, v))
@@ -452,6 +455,9 @@ class GPT2(nn.Module):
         T, past = tokens.shape[1], cache.get_seq_length() if cache is not None else 0
         if past + T > self.max_seq_len and self.wiring.memory is None:
             raise ValueError(f"{past + T} tokens, but the context length is {self.max_seq_len}")
+        if attention_mask is not None and attention_mask.shape != (tokens.shape[0], past + T):
+            raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, but cached and new tokens are "
+                             f"{(tokens.shape[0], past + T)}")
         positions = Positions(past, T, attention_mask, tokens.device)
         x, projected, maps, states, ponder = self.wte(tokens), [], [], [], 0
         for layer in range(self.wiring.num_layers):

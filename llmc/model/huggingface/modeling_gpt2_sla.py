@@ -1,5 +1,7 @@
 """GPT-2 with a wiring of its attention, for transformers:
 AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)."""
+import dataclasses
+
 import torch.nn.functional as F
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -7,11 +9,16 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from .configuration_gpt2_sla import GPT2SLAConfig
 from .gpt2_sla import GPT2, Wiring
 
+# What this transformers calls a cache in a model's output: `past_key_values`, in newer ones `cache`.
+NAMES_OF_CACHE = ("cache", "past_key_values")
+NAME_OF_CACHE = next(field.name for field in dataclasses.fields(CausalLMOutputWithPast) if field.name in NAMES_OF_CACHE)
+
 
 class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = GPT2SLAConfig
     base_model_prefix = "transformer"
     _no_split_modules = ["Block"]
+    _supports_cache_class = True  # without it generate() of transformers 4 hands over no cache
     # Files hold zeros for the biases of a model without any, so that other programs load them.
     _keys_to_ignore_on_load_unexpected = [r"\.bias$"]
 
@@ -32,17 +39,36 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
     def set_input_embeddings(self, embeddings):
         self.transformer.wte = embeddings
 
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        inputs.pop("cache_position", None)  # transformers 4 has it for all models; it follows from the cache
+        return inputs
+
     def forward(self, input_ids, attention_mask=None, past_key_values=None, labels=None, use_cache=None,
-                return_dict=True, logits_to_keep=0, **kwargs):
+                return_dict=None, logits_to_keep=0, cache=None, inputs_embeds=None, output_attentions=None,
+                output_hidden_states=None):
         """input_ids (B, T) -> logits (B, T, V); the loss is the mean cross-entropy of labels[:, 1:], of which -100 are
-        left out. Positions follow from attention_mask; no other are known."""
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        x, _ = self.transformer(input_ids, attention_mask, past_key_values)
+        left out. Positions follow from attention_mask (B, S), where S counts cached tokens too; no other are known.
+        `cache` and `past_key_values` are two names of one argument, and of one member of the output. The last three
+        arguments are what callers say of all models, and are refused where they ask for something."""
+        if inputs_embeds is not None or output_attentions or output_hidden_states:
+            raise ValueError("inputs_embeds, output_attentions and output_hidden_states are not known")
+        if cache is not None and past_key_values is not None and cache is not past_key_values:
+            raise ValueError("cache and past_key_values are two names of one argument, but two different caches")
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = DynamicCache()
+        if cache is not None and type(cache).__name__ not in ("DynamicCache", "OffloadedCache"):
+            raise ValueError(f"a cache of the class {type(cache).__name__} is not understood; take a DynamicCache")
+        x, _ = self.transformer(input_ids, attention_mask, cache)
         logits = F.linear(x[:, -logits_to_keep:] if logits_to_keep else x, self.transformer.wte.weight)
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), labels[:, 1:].reshape(-1))
-        if not return_dict:
-            return tuple(x for x in (loss, logits, past_key_values) if x is not None)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        if return_dict is False:
+            return tuple(x for x in (loss, logits, cache) if x is not None)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **{NAME_OF_CACHE: cache})
+        for name in NAMES_OF_CACHE:
+            if not hasattr(type(output), name):
+                setattr(output, name, cache)
+        return output
