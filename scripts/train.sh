@@ -26,7 +26,12 @@ make --no-print-directory -s -j"$(nproc)" "${trainer#./}" data/tokenize
 say "corpus"
 if [ -n "${TEXT:-}" ]; then data=$(data/text.sh "$TEXT" | tail -n 1); else data=$("data/$DATA.sh" | tail -n 1); fi
 data=${data#"$PWD/"}
-OUT=${OUT:-runs/$(basename "$data")-$STEPS}
+# A text may have changed since the last time, and a run is of one text: the folder's name has the tokens' checksum.
+sum=
+if [ -n "${TEXT:-}" ]; then
+  sum=$(sed -n '/"shards"/,$s/.*"crc32c": "\(.*\)".*/\1/p' "$data/MANIFEST.json" | cksum | cut -d' ' -f1)
+fi
+OUT=${OUT:-runs/$(basename "$data")${sum:+-$sum}-$STEPS}
 
 say "training"
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle

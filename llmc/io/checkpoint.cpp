@@ -6,6 +6,7 @@
 #include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
 #include "llmc/utils/files.h"   // path_exists, write_file_in_unfinished_folder, rename_durably, read_whole_file
 #include "llmc/utils/error.h"   // user_error, UserError
+#include "llmc/utils/json.h"    // scalar_of
 #include "llmc/utils/number.h"  // parse_number
 
 namespace fs = std::filesystem;
@@ -320,13 +321,6 @@ std::string checkpoint_checksum(const std::string& checkpoint) {
   std::string checksum;
   with_state(checkpoint, [&](const json& state) { checksum = state.at("checksum").get<std::string>(); });
   return checksum;
-}
-
-static Scalar scalar_of(const json& value) {
-  if (value.is_boolean()) return value.get<bool>();
-  if (value.is_number_integer()) return value.get<int64_t>();
-  if (value.is_number()) return value.get<double>();
-  return value.get<std::string>();
 }
 
 RunState read_run_state(const std::string& checkpoint) {

@@ -232,6 +232,21 @@ std::string section(const std::string& title, const std::string& content) {
   return content.empty() ? "" : "<h2>" + title + "</h2>\n" + content;
 }
 
+// What follows from the rest of a description, and so says nothing more about what differs.
+const std::set<std::string> derived = {"num_parameters", "flops_per_token", "kv_bytes_per_token", "memory"};
+
+// What a process that resumed the run was told otherwise than the one before; "" if nothing.
+std::string changes(const json& before, const json& now) {
+  std::string text;
+  for (const auto& [key, value] : now.items()) {
+    const auto it = before.find(key);
+    if (derived.count(key) == 0 && it != before.end() && *it != value)
+      text += (text.empty() ? "" : "; ") + key + " " + string_in(now, key.c_str()) + ", before " +
+              string_in(before, key.c_str());
+  }
+  return text;
+}
+
 // What a reader must know to read the curves right.
 std::string notices(const RunHistory& run) {
   std::vector<std::string> lines;
@@ -246,6 +261,10 @@ std::string notices(const RunHistory& run) {
   for (const ValPoint& p : run.validations)
     if (!std::isfinite(p.loss))
       lines.push_back(format("the validation loss after step %lld is not finite", (long long)p.step));
+  for (size_t i = 1; i < run.parts.size(); i++)
+    if (const std::string what = changes(run.parts[i - 1].description, run.parts[i].description); !what.empty())
+      lines.push_back(
+          format("resumed after step %lld with other options: %s", (long long)run.parts[i].step, what.c_str()));
   if (run.num_repeated > 0)
     lines.push_back(
         format("%lld steps are in the log twice; what was trained later counts", (long long)run.num_repeated));
@@ -380,9 +399,6 @@ struct Kind {
   std::map<int64_t, std::vector<ValPoint>> validations;     // by seed: of runs that are finished
   double flops_per_token = NAN;
 };
-
-// What follows from the rest of a description, and so says nothing more about what differs.
-const std::set<std::string> derived = {"num_parameters", "flops_per_token", "kv_bytes_per_token", "memory"};
 
 nlohmann::json key_of(const RunHistory& run) {
   nlohmann::json key = run.description;

@@ -13,6 +13,7 @@
 #include <cstring>                   // memcpy
 #include <string>                    // std::string
 #include <vector>                    // std::vector
+#include "llmc/utils/crc32c.h"       // crc32c
 #include "llmc/utils/error.h"        // user_error, CHECK
 #include "llmc/utils/files.h"        // path_exists
 #include "llmc/utils/mapped_file.h"  // MappedFile
@@ -42,6 +43,13 @@ struct TokenFile {
 
   // Tells the kernel how the pages will be read: MADV_SEQUENTIAL or MADV_RANDOM. Only a hint.
   void advise(int advice) const { file_.advise(advice); }
+
+  // The CRC-32C of what has the checksum `before`, followed by the number of tokens, the tokens and the mask. Reads the
+  // whole file.
+  uint32_t checksum(uint32_t before) const {
+    before = crc32c(&num_tokens, sizeof num_tokens, before);
+    return mask.checksum(crc32c(tokens, size_t(num_tokens) * sizeof(uint16_t), before));
+  }
 
   // inputs (count) = the tokens from `begin` on; targets (count) = the token after each, or not_scored.
   void load(int64_t begin, int64_t count, int* inputs, int* targets) const {
@@ -146,12 +154,17 @@ struct TokenShards {
   std::string pattern;
   std::vector<TokenFile> files;
   int64_t num_tokens = 0;
+  // Tells data apart that have as many tokens: a CRC-32C of all files' tokens and masks, whatever the names of the
+  // files and with or without headers. It is computed of every byte each time, right after the tokens of a file have
+  // been looked at, when reading them again costs the least: no date or list that may be out of date has to be trusted.
+  uint32_t checksum = 0;
 
   TokenShards(const std::string& glob_pattern, int vocab_size) : pattern(glob_pattern) {
     for (const std::string& path : matching_paths()) files.emplace_back(path);
     for (const TokenFile& file : files) {
       check_tokens(file, vocab_size);
       num_tokens += file.num_tokens;
+      checksum = file.checksum(checksum);
     }
     if (has_mask() && num_scored() == 0)
       user_error("%s: the masks beside these files leave no token to score; make them again, or remove them to score "

@@ -77,6 +77,11 @@ struct TokenMask {
     return count;
   }
 
+  // The CRC-32C of what has the checksum `before`, followed by the mask's bits.
+  uint32_t checksum(uint32_t before) const {
+    return exists() ? crc32c(bits_, size_t(file_.bytes - mask_header_bytes), before) : before;
+  }
+
   // Throws UserError if there is a mask, and it was made for other tokens than these (num_tokens). Reads all of them.
   void check_belongs_to(const uint16_t* tokens) const {
     if (exists() && crc32c(tokens, size_t(num_tokens_) * sizeof(uint16_t)) != header().checksum)
