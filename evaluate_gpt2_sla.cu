@@ -8,7 +8,7 @@
 #include "llmc/model/sampling_engine.h"  // SamplingEngine, load_model
 #include "llmc/run/evaluation.h"         // EvaluateOptions, EvaluationResults, ServeRequest
 #include "llmc/text/choice_file.h"       // ChoiceQuestion, read_choice_file
-#include "llmc/text/dataloader.h"        // TokenFile, check_tokens
+#include "llmc/text/dataloader.h"        // TokenFile
 #include "llmc/text/scored_text.h"       // ScoredSequence, TextWindows
 
 // ----------------------------------------------------------------------------
@@ -124,9 +124,16 @@ struct TextToScore {
   std::optional<TokenFile> file;
   std::vector<uint16_t> encoded;
 
-  bool is_scored(int64_t token) const { return !file || file->mask.is_scored(token); }
-  const uint16_t* tokens() const { return file ? file->tokens : encoded.data(); }
   int64_t count() const { return file ? file->num_tokens : int64_t(encoded.size()); }
+  ScoredSequence sequence(const TextWindows::Window& window) const {
+    if (!file) return sequence_of(window, encoded.data());
+    const std::vector<uint16_t> tokens = file->read(window.begin, window.end - window.begin);
+    return sequence_of({0, window.end - window.begin, window.first - window.begin}, tokens.data());
+  }
+  // (last - first): of each of these tokens a 1 if it is scored, or 0.
+  std::vector<uint8_t> scored(int64_t first, int64_t last) const {
+    return file ? file->mask.scored(first, last - first) : std::vector<uint8_t>(size_t(last - first), 1);
+  }
 };
 
 struct ChoicesToScore {
@@ -183,7 +190,8 @@ void choose_tokenizer(Evaluator& e, int vocab_size, bool is_needed) {
 }
 
 bool is_token_file(const std::string& path) {
-  return magic_number_of(path) == shard_magic || (path.size() > 4 && path.compare(path.size() - 4, 4, ".bin") == 0);
+  const std::string end = path.substr(path.size() - std::min<size_t>(path.size(), 4));
+  return magic_number_of(path) == shard_magic || end == ".bin" || end == ".npy";
 }
 
 // Reads a file and checks it. Throws UserError.
@@ -198,8 +206,7 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
   }
   TextToScore text = {path, {}, {}};
   if (is_token_file(path)) {
-    text.file.emplace(path);
-    check_tokens(*text.file, config.vocab_size);
+    text.file.emplace(path, config.vocab_size);
   } else {
     choose_tokenizer(e, config.vocab_size, /*is_needed=*/true);
     const std::string bytes = read_whole_file(path);
@@ -264,20 +271,21 @@ void evaluate_text(Evaluator& e, const TextToScore& text) {
   int64_t seen = 0;  // tokens, scored or not
   auto add = [&](int64_t i, const Scoring& s) {
     const TextWindows::Window window = window_of(i);
+    const std::vector<uint8_t> scored = text.scored(window.first, window.end);
     for (int64_t at = window.first; at < window.end; at++) {
       seen++;
-      if (!text.is_scored(at)) continue;
+      if (!scored[at - window.first]) continue;
       const double loss = double(s.losses[at - window.first]);
       const double ponder = s.ponder.empty() ? 0 : double(s.ponder[at - window.first]);
       r.tokens++, r.nats += loss, r.pondered += ponder, r.correct += s.likeliest[at - window.first];
       e.results.positions.add((at - window.begin - 1) % e.model.config.max_seq_len + 1, loss, ponder);
-      const int64_t bytes = r.knows_bytes ? bytes_of_token(*e.tokenizer, text.tokens()[at]) : 0;
+      const int64_t bytes = r.knows_bytes ? bytes_of_token(*e.tokenizer, s.sequence.tokens[at - window.begin]) : 0;
       if (bytes > 0) r.bytes += bytes, r.nats_of_bytes += loss;
     }
     e.count(s);
   };
   score_sequences(
-      e.model, count, [&](int64_t i) { return sequence_of(window_of(i), text.tokens()); }, add);
+      e.model, count, [&](int64_t i) { return text.sequence(window_of(i)); }, add);
   CHECK(count < all || seen == windows.num_scored());
   e.results.texts.push_back(r);
 }

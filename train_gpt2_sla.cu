@@ -613,8 +613,9 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
 }
 
 // The mean loss over the scored tokens of ValidationBatches. It begins with an empty memory, and puts that of training
-// aside.
-void validate_model(Trainer& t) {
+// aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
+// run.data_error of that rank says why.
+bool validate_model(Trainer& t) {
   Run& run = t.run;
   GPT2& model = t.model;
   const double start = seconds_now();
@@ -624,16 +625,21 @@ void validate_model(Trainer& t) {
   const std::vector<CheckpointTensor> of_training = fetch_memory(model.graph, run.B, model.remembered);
   model.remembered = 0;
   gpt2_zero_loss(model);
-  for (int64_t i = 0; i < batches.count(); i++) {
-    const auto [B, T] = batches.load(i, inputs.data(), targets.data());
-    gpt2_forward_segments(model, inputs.data(), B, T);
-    gpt2_loss(model, targets.data(), {B, T}, full_batch);
-  }
+  try {
+    for (int64_t i = 0; i < batches.count(); i++) {
+      const auto [B, T] = batches.load(i, inputs.data(), targets.data());
+      gpt2_forward_segments(model, inputs.data(), B, T);
+      gpt2_loss(model, targets.data(), {B, T}, full_batch);
+    }
+  } catch (const UserError& e) { run.data_error = e.what(); }
   model.remembered = store_memory(model.graph, of_training);
-  gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums);
+  gpt2_request_stop(model, !run.data_error.empty());
+  gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1);
   const StepStats stats = gpt2_read_stats(model);
+  if (stats.stop_requests > 0) return false;
   report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
                           int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), seconds_now() - start});
+  return true;
 }
 
 void sample(Trainer& t) {
@@ -701,7 +707,11 @@ StepResult train_step(Trainer& t) {
     gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
                     i + 1 == run.grad_accum_steps);
   }
-  gpt2_request_stop(model, stop_signal() != 0);
+  // Without the tokens of the next step all ranks stop after this one, as they do after a signal.
+  const double queued = seconds_now();
+  if (run.step + 1 < run.steps) run.data_error = t.step_loader->error();
+  result.data_seconds += seconds_now() - queued;
+  gpt2_request_stop(model, stop_signal() != 0 || !run.data_error.empty());
   gpt2_update(model, run.step + 1 - run.skipped_steps,
               {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
   const StepStats stats = gpt2_read_stats(model);
@@ -733,7 +743,7 @@ void train(Trainer& t) {
   Run& run = t.run;
   const TrainOptions& o = run.options;
   run.first_step = run.step;
-  if (run.step == 0 && run.val && o.val_every > 0) validate_model(t);
+  if (run.step == 0 && run.val && o.val_every > 0 && !validate_model(t)) return;
   if (t.sampler && run.step == run.steps) sample(t);  // nothing to train: -x 0, or a finished run resumed
   for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
     const StepResult result = train_step(t);
@@ -741,9 +751,9 @@ void train(Trainer& t) {
     log_timeline(t);
     check_progress(run, result);
     stopping = must_stop(run, result);
-    if (run.val && due(run, o.val_every) && !stopping) validate_model(t);
+    if (run.val && due(run, o.val_every) && !stopping) stopping = !validate_model(t);
     if (t.sampler && due(run, o.sample_every) && !stopping) sample(t);
-    stopping = must_stop(run, result);
+    stopping = stopping || must_stop(run, result);
     if (checkpoint_due(run, result, stopping)) save_checkpoint(t);
     report_saved(run, /*wait=*/false);
   }
@@ -880,6 +890,7 @@ int run_trainer(int argc, char** argv, Trainer& t) {
     throw;
   }
   finish_output(run);
+  share_data_error(run);
   finalize(t);
   return finish_run(run, seconds_now() - start);
 }

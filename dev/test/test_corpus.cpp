@@ -90,7 +90,10 @@ class Corpus : public CommandLine {
   std::vector<uint16_t> shard_tokens(const std::string& out, const std::string& prefix) const {
     TokenShards shards(in(out) + "/" + prefix + "_*.bin", 657);
     std::vector<uint16_t> tokens;
-    for (const TokenFile& file : shards.files) tokens.insert(tokens.end(), file.tokens, file.tokens + file.num_tokens);
+    for (const TokenFile& file : shards.files) {
+      const std::vector<uint16_t> more = file.read(0, file.num_tokens);
+      tokens.insert(tokens.end(), more.begin(), more.end());
+    }
     return tokens;
   }
   // The documents of the shards, each of which begins with an end-of-text token.
@@ -289,11 +292,11 @@ TEST_F(Corpus, OfAPairTheAnswerAndItsEndOfTextAreScored) {
       EXPECT_TRUE(fs::exists(mask_path_of(path.path())));
     }
     for (int i = 0; fs::exists(in("out") + format("/train_%06d.bin", i)); i++) {
-      const TokenFile file(in("out") + format("/train_%06d.bin", i));
-      check_tokens(file, 657);
+      const TokenFile file(in("out") + format("/train_%06d.bin", i), 657);
       EXPECT_LE(file.num_tokens, shard_tokens);
-      for (int64_t t = 0; t < file.num_tokens; t++)
-        found.push_back(file.mask.is_scored(t) ? file.tokens[t] : -1 - file.tokens[t]);
+      const std::vector<uint16_t> tokens = file.read(0, file.num_tokens);
+      const std::vector<uint8_t> scored = file.mask.scored(0, file.num_tokens);
+      for (size_t t = 0; t < tokens.size(); t++) found.push_back(scored[t] ? tokens[t] : -1 - tokens[t]);
     }
     EXPECT_EQ(found, expected) << shard_tokens;
   }
@@ -306,9 +309,11 @@ TEST_F(Corpus, MasksFitTheirTokensOverManyBatches) {
     lines += pair_line(std::string(random() % 300, 'p'), std::string(1 + random() % 300, 'a'));
   const Outcome o = run("data/tokenize --out " + in("out") + " --pairs " + write("in", lines));
   ASSERT_EQ(o.exit_status, 0) << o.err;
-  const TokenFile file(in("out") + "/train_000000.bin");
+  const TokenFile file(in("out") + "/train_000000.bin", 257);
   ASSERT_GT(file.num_tokens, 2 << 20);
-  for (int64_t t = 0; t < file.num_tokens; t++) ASSERT_EQ(file.mask.is_scored(t), file.tokens[t] != 'p') << t;
+  const std::vector<uint16_t> tokens = file.read(0, file.num_tokens);
+  const std::vector<uint8_t> scored = file.mask.scored(0, file.num_tokens);
+  for (size_t t = 0; t < tokens.size(); t++) ASSERT_EQ(scored[t], tokens[t] != 'p') << t;
 }
 
 TEST_F(Corpus, DocumentsHaveNoMask) {

@@ -42,7 +42,7 @@ static std::string decoded(const std::string& folder, const std::string& prefix)
   TokenShards shards(folder + "/" + prefix + "_*.bin", 257);
   std::string text;
   for (const TokenFile& file : shards.files)
-    for (int64_t i = 0; i < file.num_tokens; i++) text += file.tokens[i] == 256 ? '|' : char(file.tokens[i]);
+    for (uint16_t token : file.read(0, file.num_tokens)) text += token == 256 ? '|' : char(token);
   return text;
 }
 
@@ -348,9 +348,8 @@ TEST_F(Scripts, TextOfPairsHasAMaskAndAFolderOfItsOwn) {
   const std::string out = last_line(done.output);
   EXPECT_EQ(out.rfind(data + "/pairs-in.jsonl-", 0), 0u) << out;
   EXPECT_EQ(decoded(out, "train").substr(0, 6), "1+1=2|");
-  const TokenFile file(out + "/train_000000.bin");
-  EXPECT_FALSE(file.mask.is_scored(3));
-  EXPECT_TRUE(file.mask.is_scored(4));
+  const TokenFile file(out + "/train_000000.bin", 257);
+  EXPECT_EQ(file.mask.scored(3, 2), (std::vector<uint8_t>{0, 1}));
 }
 
 TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {

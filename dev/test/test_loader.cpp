@@ -54,13 +54,13 @@ TEST_F(TokenShardsOf, AGlobOpensItsFilesSortedByName) {
   TokenShards shards(folder + "/train_*.bin", 10);
   ASSERT_EQ(shards.files.size(), 2u);
   EXPECT_EQ(shards.num_tokens, 5);
-  EXPECT_EQ(shards.files[0].tokens[0], 1);
-  EXPECT_EQ(shards.files[1].tokens[2], 6);
+  EXPECT_EQ(shards.files[0].read(0, 1)[0], 1);
+  EXPECT_EQ(shards.files[1].read(2, 1)[0], 6);
 }
 
 TEST_F(TokenShardsOf, AFileNamedLikeAGlobCanBeOpened) {
   write_shard("a.bin", {1});
-  EXPECT_EQ(TokenShards(write_shard("[a].bin", {7}), 10).files[0].tokens[0], 7);
+  EXPECT_EQ(TokenShards(write_shard("[a].bin", {7}), 10).files[0].read(0, 1)[0], 7);
 }
 
 TEST_F(TokenShardsOf, AMissingFileIsRefused) {
@@ -347,14 +347,15 @@ TEST_F(Loader, NoSequenceCrossesAShardAndShortShardsAreSkipped) {
 
 TEST_F(Loader, TheGoldenShardsFollowTheFormulaToo) {
   const int B = 2, T = 16;
-  TokenFile file("dev/test/golden/baseline/tokens.bin");
+  const TokenFile file("dev/test/golden/baseline/tokens.bin", 257);
+  const std::vector<uint16_t> tokens = file.read(0, file.num_tokens);
   DataLoader loader("dev/test/golden/baseline/tokens.bin", 257, T);
   std::vector<int> inputs(B * T), targets(B * T);
   for (int s = 0; s < 20; s++) {
     loader.load_batches(s * B, 1, inputs.data(), targets.data(), B);
     for (int i = 0; i < B * T; i++) {
-      EXPECT_EQ(inputs[i], file.tokens[s * B * T + i]);
-      EXPECT_EQ(targets[i], file.tokens[s * B * T + i + 1]);
+      EXPECT_EQ(inputs[i], tokens[s * B * T + i]);
+      EXPECT_EQ(targets[i], tokens[s * B * T + i + 1]);
     }
   }
 }

@@ -440,6 +440,8 @@ TEST_F(Output, WhatIsThereIsFoundOrAnError) {
   EXPECT_TRUE(path_exists(in("file")) && !is_folder(in("file")) && is_folder(folder));
   EXPECT_FALSE(path_exists(in("nowhere")) || is_folder(in("nowhere")) || path_exists(in("file/x")));
   EXPECT_ERROR(path_exists(in("loop")), "loop: cannot be read: Too many levels of symbolic links");
+  fs::create_symlink("nowhere", in("dangling"));
+  EXPECT_ERROR(path_exists(in("dangling")), "dangling: is a link that leads nowhere");
   EXPECT_ERROR(is_folder(std::string(300, 'n')), ": cannot be read: File name too long");
 }
 

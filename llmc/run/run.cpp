@@ -635,8 +635,20 @@ void finish_output(Run& run) {
   run.log.finish();
 }
 
+void share_data_error(Run& run) {
+  if (run.ranks.rank > 0) run.channel.send(0, Topic::run, run.data_error);
+  for (int rank = 1; run.ranks.rank == 0 && rank < run.ranks.size; rank++) {
+    const std::string error = run.channel.receive(rank, Topic::run);
+    if (run.data_error.empty() && !error.empty()) run.data_error = format("rank %d: ", rank) + error;
+  }
+}
+
 int finish_run(Run& run, double seconds) {
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
+  if (!run.data_error.empty() && run.ranks.rank == 0)
+    user_error("%s; the run ended after step %lld of %lld%s", run.data_error.c_str(), (long long)run.step,
+               (long long)run.steps,
+               run.options.out.empty() || run.step == 0 ? "" : ", of which there is a checkpoint; -y resumes");
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y resumes\n", signal_name(stop_signal()), (long long)run.step,
                (long long)run.steps);

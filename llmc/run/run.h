@@ -36,6 +36,7 @@ struct Run {
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // steps without an update: all, and the last in a row
   double gemm_peak = 0;                             // FLOP/s of one rank, measured
   double flops_per_token = 0;                       // of the model
+  std::string data_error;                           // why tokens cannot be loaded any more; "" if they can
   // progress
   double training_seconds = 0;
   int64_t first_step = 0;
@@ -160,6 +161,10 @@ void report_saved(Run& run, bool wait);
 // Waits for the last checkpoint and the log, and writes the report, whatever ended the training.
 void finish_output(Run& run);
 
+// Gives rank 0 the first data_error of any rank, which its message names. Every rank calls it, when what it had to
+// write is written: a rank that failed earlier would end the others while they write.
+void share_data_error(Run& run);
+
 // The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws
-// UserError if the last checkpoint could not be written.
+// UserError if the last checkpoint could not be written, and on rank 0 if the data ended the run.
 int finish_run(Run& run, double seconds);

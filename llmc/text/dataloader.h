@@ -1,24 +1,25 @@
-// Batches of tokens from memory-mapped files.
+// Batches of tokens from files.
 //
 // The tokens of each file are cut into sequences of T inputs and, shifted by one, T targets. Sequence i of a file
 // begins at its token i*T, so that it shares one token with the next; none crosses the end of a file. The loader's only
 // state is one integer, the number of the next sequence; numbers continue from epoch to epoch, and the tokens of a
 // number are a pure function of it.
 #pragma once
-#include <glob.h>                    // glob, globfree
-#include <sys/mman.h>                // MADV_SEQUENTIAL, MADV_RANDOM
-#include <sys/stat.h>                // stat
-#include <algorithm>                 // std::any_of, std::max, std::min, std::upper_bound
-#include <cstdint>                   // int64_t, uint16_t
-#include <cstring>                   // memcpy
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "llmc/utils/crc32c.h"       // crc32c
-#include "llmc/utils/error.h"        // user_error, CHECK
-#include "llmc/utils/files.h"        // path_exists
-#include "llmc/utils/mapped_file.h"  // MappedFile
-#include "llmc/utils/random.h"       // random_words, RandomStream
-#include "token_mask.h"              // TokenMask, not_scored
+#include <glob.h>                     // glob, globfree
+#include <sys/stat.h>                 // stat
+#include <algorithm>                  // std::any_of, std::max, std::min, std::upper_bound
+#include <cstdint>                    // int64_t, uint16_t
+#include <string>                     // std::string
+#include <vector>                     // std::vector
+#include "llmc/utils/crc32c.h"        // crc32c, crc32c_combine
+#include "llmc/utils/data_file.h"     // DataFile
+#include "llmc/utils/error.h"         // user_error, UserError, CHECK
+#include "llmc/utils/files.h"         // path_exists
+#include "llmc/utils/foreign_file.h"  // why_no_tokens
+#include "llmc/utils/random.h"        // random_words, RandomStream
+#include "numpy_file.h"               // read_numpy_header
+#include "token_mask.h"               // TokenMask, not_scored
+#include "tokenizer.h"                // max_vocab_size
 
 // An llm.c shard: 256 int32 (magic, version, number of tokens, zeros), then the tokens as uint16.
 constexpr int32_t shard_magic = 20240520;
@@ -26,49 +27,73 @@ constexpr int32_t shard_version = 1;
 constexpr int shard_header_ints = 256;
 constexpr int64_t shard_header_bytes = shard_header_ints * 4;
 
-// A token file mapped into memory: an llm.c shard, or nanoGPT's headerless uint16 file, with its mask if it has one.
+// A token file: an llm.c shard, nanoGPT's headerless uint16 file or a NumPy array of uint16, with its mask if it has
+// one. Its tokens are read, and looked at, whenever they are asked for: another program may write the file meanwhile.
 // Movable, not copyable.
 struct TokenFile {
   std::string path;
-  const uint16_t* tokens = nullptr;  // (num_tokens)
   int64_t num_tokens = 0;
   TokenMask mask;
+  uint32_t checksum = 0;  // CRC-32C of the tokens and what the mask says of each, when the file was opened
 
-  // Throws UserError if the file cannot be read or is neither of the two formats, or if its mask is not one.
-  explicit TokenFile(const std::string& file_path) : path(file_path), file_(file_path) {
+  // Throws UserError, naming the file, if it cannot be read, is in none of these formats, or has a token that is not
+  // below `vocab_size`; and if its mask is not one, or was made for other tokens. Reads the whole file, on all threads.
+  TokenFile(const std::string& file_path, int vocabulary) : path(file_path), file_(file_path), vocab_size(vocabulary) {
     find_tokens();
     const std::string mask_path = mask_path_of(path);
     if (!mask_path.empty() && path_exists(mask_path)) mask = TokenMask(mask_path, num_tokens);
+    check();
   }
 
-  // Tells the kernel how the pages will be read: MADV_SEQUENTIAL or MADV_RANDOM. Only a hint.
+  // Tells the kernel how the file will be read: POSIX_FADV_SEQUENTIAL or POSIX_FADV_RANDOM. Only a hint.
   void advise(int advice) const { file_.advise(advice); }
 
-  // The CRC-32C of what has the checksum `before`, followed by the number of tokens, the tokens and the mask. Reads the
-  // whole file.
-  uint32_t checksum(uint32_t before) const {
-    before = crc32c(&num_tokens, sizeof num_tokens, before);
-    return mask.checksum(crc32c(tokens, size_t(num_tokens) * sizeof(uint16_t), before));
+  // The tokens from `begin` on (count). Throws UserError, naming the file, if it no longer has them, or has one there
+  // now that is not below the vocabulary's size.
+  std::vector<uint16_t> read(int64_t begin, int64_t count) const {
+    std::vector<uint16_t> tokens = read_unchecked(begin, count);
+    if (largest_of(tokens) < vocab_size) return tokens;
+    for (int64_t i = 0; i < count; i++)
+      if (tokens[i] >= vocab_size)
+        user_error("%s: has been changed since it was opened: token %d at position %lld is outside the vocabulary of "
+                   "%d; make it again, under another name while it is in use",
+                   path.c_str(), int(tokens[i]), (long long)(begin + i), vocab_size);
+    return tokens;
   }
 
-  // inputs (count) = the tokens from `begin` on; targets (count) = the token after each, or not_scored.
+  // inputs (count) = the tokens from `begin` on; targets (count) = the token after each, or not_scored. Throws as
+  // read() does, and if the mask no longer has their bits.
   void load(int64_t begin, int64_t count, int* inputs, int* targets) const {
-    for (int64_t t = 0; t < count; t++) inputs[t] = tokens[begin + t], targets[t] = tokens[begin + t + 1];
-    if (!mask.exists()) return;
-    for (int64_t t = 0; t < count; t++)
-      if (!mask.is_scored(begin + t + 1)) targets[t] = not_scored;
+    const std::vector<uint16_t> tokens = read(begin, count + 1);
+    const std::vector<uint8_t> scored = mask.scored(begin + 1, count);
+    for (int64_t t = 0; t < count; t++) inputs[t] = tokens[t], targets[t] = scored[t] ? tokens[t + 1] : not_scored;
   }
 
  private:
-  MappedFile file_;
+  DataFile file_;
+  int vocab_size;
+  int64_t first_byte_ = 0;  // of the tokens
 
-  // Detects the format and sets `tokens` and `num_tokens`. llm.c's magic numbers cannot begin a file of GPT-2 tokens:
+  std::vector<uint16_t> read_unchecked(int64_t begin, int64_t count) const {
+    std::vector<uint16_t> tokens(static_cast<size_t>(count));
+    file_.read(first_byte_ + begin * 2, count * 2, tokens.data());
+    return tokens;
+  }
+
+  static int largest_of(const std::vector<uint16_t>& tokens) {
+    uint16_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (size_t i = 0; i < tokens.size(); i++) largest = tokens[i] > largest ? tokens[i] : largest;
+    return largest;
+  }
+
+  // Detects the format and sets first_byte_ and num_tokens. llm.c's magic numbers cannot begin a file of GPT-2 tokens:
   // read as uint16 they are 55,238 and more, beyond its vocabulary of 50,257.
   void find_tokens() {
     const char* name = path.c_str();
     int32_t header[3] = {0, 0, 0};  // magic, version, number of tokens
-    memcpy(header, file_.data(), std::min<int64_t>(file_.bytes, sizeof header));
-    if (is_mask(file_.data(), file_.bytes))
+    file_.read(0, std::min<int64_t>(file_.bytes, sizeof header), header);
+    if (is_mask(file_))
       user_error("%s: is a mask, which says what tokens of the .bin beside it are scored; name only the tokens, for "
                  "example 'train_*.bin'",
                  name);
@@ -78,14 +103,12 @@ struct TokenFile {
                    (long long)file_.bytes, (long long)shard_header_bytes);
       if (header[1] != shard_version)
         user_error("%s: is a token shard of version %d; only version %d is known", name, header[1], shard_version);
-      tokens = reinterpret_cast<const uint16_t*>(static_cast<const char*>(file_.data()) + shard_header_bytes);
-      num_tokens = header[2];
-      if (num_tokens < 1) user_error("%s: its header says %d tokens; make it again", name, header[2]);
-      int64_t expected = shard_header_bytes + num_tokens * 2;
-      if (file_.bytes != expected)
-        user_error("%s: %s: its header says %lld tokens, which take %lld bytes, but the file has %lld; make it again",
-                   name, file_.bytes < expected ? "truncated" : "longer than its header says", (long long)num_tokens,
-                   (long long)expected, (long long)file_.bytes);
+      set_tokens(shard_header_bytes, header[2]);
+      return;
+    }
+    if (file_.is_numpy()) {
+      const NumpyHeader array = read_numpy_header(file_);
+      set_tokens(array.bytes, array.count);
       return;
     }
     struct Other {
@@ -94,7 +117,8 @@ struct TokenFile {
     };
     static const Other others[] = {{20240801, "an llm.c shard of uint32 tokens (Llama 3)"},
                                    {20240522, "an llm.c file of multiple-choice questions (HellaSwag)"},
-                                   {20240326, "an llm.c model"}};
+                                   {20240326, "an llm.c model"},
+                                   {int32_t(__builtin_bswap32(shard_magic)), "a shard in big-endian order"}};
     for (const Other& other : others)
       if (header[0] == other.magic)
         user_error("%s: bad magic %d: this is %s; a shard of uint16 tokens begins with %d", name, other.magic,
@@ -102,50 +126,80 @@ struct TokenFile {
     if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == file_.bytes)
       user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", name, header[0],
                  shard_magic);
+    const std::string why = why_no_tokens(sample(), is_named_text() ? max_vocab_size : vocab_size);
+    if (!why.empty()) user_error("%s: %s", name, why.c_str());
     if (file_.bytes % 2 != 0)
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
                  "uint16 tokens; data/text.sh makes tokens of text",
                  name, (long long)file_.bytes, header[0], shard_magic);
-    if (looks_like_text()) user_error("%s: is text, not tokens; data/text.sh makes tokens of it", name);
-    tokens = static_cast<const uint16_t*>(file_.data());
     num_tokens = file_.bytes / 2;
   }
 
-  // Naming the text itself is an easy mistake, and any file of even size would pass for headerless tokens. ASCII text
-  // has no byte outside this range; 64 bytes of tokens within it would be rare tokens only.
-  bool looks_like_text() const {
-    const unsigned char* bytes = static_cast<const unsigned char*>(file_.data());
-    int64_t n = std::min<int64_t>(file_.bytes, 4096);
-    for (int64_t i = 0; i < n; i++)
-      if (!(bytes[i] >= 32 && bytes[i] < 127) && !(bytes[i] >= '\t' && bytes[i] <= '\r')) return false;
-    return n >= 64;
+  // The tokens after a header of so many bytes, which says how many there are.
+  void set_tokens(int64_t header_bytes, int64_t count) {
+    const char* name = path.c_str();
+    first_byte_ = header_bytes, num_tokens = count;
+    if (count < 1) user_error("%s: its header says %lld tokens; make it again", name, (long long)count);
+    const int64_t expected = header_bytes + count * 2;
+    if (file_.bytes != expected)
+      user_error("%s: %s: its header says %lld tokens, which take %lld bytes, but the file has %lld; make it again",
+                 name, file_.bytes < expected ? "truncated" : "longer than its header says", (long long)count,
+                 (long long)expected, (long long)file_.bytes);
+  }
+
+  // Text may be taken for the ids of its bytes.
+  bool is_named_text() const { return path.size() > 4 && path.compare(path.size() - 4, 4, ".txt") == 0; }
+
+  // Words from all over a headerless file, as why_no_tokens wants them.
+  std::vector<uint16_t> sample() const {
+    constexpr int64_t pieces = 16, piece_words = 2048;
+    const int64_t words = file_.bytes / 2, step = std::max(piece_words, words / pieces / 4 * 4);
+    std::vector<uint16_t> sample;
+    for (int64_t at = 0; at < words; at += step) {
+      const std::vector<uint16_t> piece = read_unchecked(at, std::min(piece_words, words - at));
+      sample.insert(sample.end(), piece.begin(), piece.end());
+    }
+    return sample;
+  }
+
+  // Sets the checksum. Throws UserError, naming the first one, unless every token is below the vocabulary's size, and
+  // if the mask was made for other tokens.
+  void check() {
+    constexpr int64_t block = 1 << 16;
+    const int64_t blocks = (num_tokens + block - 1) / block;
+    auto size = [&](int64_t i) { return std::min(block, num_tokens - i * block); };
+    auto read_block = [&](int64_t i) { return read_unchecked(i * block, size(i)); };
+    int largest = 0;
+    std::string error;  // no exception may leave a parallel region
+    std::vector<uint32_t> checksums(static_cast<size_t>(blocks));
+    file_.advise(POSIX_FADV_SEQUENTIAL);
+#pragma omp parallel for reduction(max : largest) schedule(static)
+    for (int64_t i = 0; i < blocks; i++) {
+      try {
+        const std::vector<uint16_t> tokens = read_block(i);
+        largest = std::max(largest, largest_of(tokens));
+        checksums[i] = crc32c(tokens.data(), tokens.size() * sizeof(uint16_t));
+      } catch (const UserError& e) {
+#pragma omp critical
+        error = e.what();
+      }
+    }
+    if (!error.empty()) throw UserError(error);
+    for (int64_t i = 0; i < blocks; i++)
+      checksum = crc32c_combine(checksum, checksums[i], uint64_t(size(i)) * sizeof(uint16_t));
+    mask.check_belongs_to(checksum);
+    checksum = mask.checksum(checksum);
+    if (largest < vocab_size) return;
+    for (int64_t i = 0; i < blocks; i++) {
+      const std::vector<uint16_t> tokens = read_block(i);
+      for (size_t k = 0; k < tokens.size(); k++)
+        if (tokens[k] >= vocab_size)
+          user_error("%s: token %d at position %lld is outside the vocabulary of %d; train a model with at least %d on "
+                     "it (--vocab-size), or name the data that was made for this vocabulary",
+                     path.c_str(), int(tokens[k]), (long long)(i * block + int64_t(k)), vocab_size, largest + 1);
+    }
   }
 };
-
-// Throws UserError, naming the first one, unless every token is below `vocab_size`, and if the file's mask was made for
-// other tokens. Reads the whole file, on all threads.
-inline void check_tokens(const TokenFile& file, int vocab_size) {
-  file.mask.check_belongs_to(file.tokens);
-  if (vocab_size > 65535) return;  // no uint16 is larger
-  constexpr int64_t block = 1 << 16;
-  int largest = 0;
-  file.advise(MADV_SEQUENTIAL);
-#pragma omp parallel for reduction(max : largest) schedule(static)
-  for (int64_t begin = 0; begin < file.num_tokens; begin += block) {
-    const uint16_t* tokens = file.tokens + begin;
-    int n = int(std::min(block, file.num_tokens - begin));
-    uint16_t block_largest = 0;
-#pragma omp simd reduction(max : block_largest)
-    for (int i = 0; i < n; i++) block_largest = tokens[i] > block_largest ? tokens[i] : block_largest;
-    largest = std::max(largest, int(block_largest));
-  }
-  if (largest < vocab_size) return;
-  int64_t position = 0;
-  while (file.tokens[position] < vocab_size) position++;
-  user_error("%s: token %d at position %lld is outside the vocabulary of %d; train a model with at least %d on it "
-             "(--vocab-size), or name the data that was made for this vocabulary",
-             file.path.c_str(), int(file.tokens[position]), (long long)position, vocab_size, largest + 1);
-}
 
 // All files that a glob pattern matches, sorted by name. The constructor throws UserError, naming the file, if no file
 // matches, if one is not a token file, or if one holds a token that is not below `vocab_size`; and if masks leave no
@@ -155,16 +209,15 @@ struct TokenShards {
   std::vector<TokenFile> files;
   int64_t num_tokens = 0;
   // Tells data apart that have as many tokens: a CRC-32C of all files' tokens and masks, whatever the names of the
-  // files and with or without headers. It is computed of every byte each time, right after the tokens of a file have
-  // been looked at, when reading them again costs the least: no date or list that may be out of date has to be trusted.
+  // files and their formats. It is computed of every byte each time, as every token is looked at anyway: no date and no
+  // list that may be out of date has to be trusted.
   uint32_t checksum = 0;
 
   TokenShards(const std::string& glob_pattern, int vocab_size) : pattern(glob_pattern) {
-    for (const std::string& path : matching_paths()) files.emplace_back(path);
-    for (const TokenFile& file : files) {
-      check_tokens(file, vocab_size);
-      num_tokens += file.num_tokens;
-      checksum = file.checksum(checksum);
+    for (const std::string& path : matching_paths()) {
+      files.emplace_back(path, vocab_size);
+      num_tokens += files.back().num_tokens;
+      checksum = crc32c(&files.back().checksum, sizeof checksum, checksum);
     }
     if (has_mask() && num_scored() == 0)
       user_error("%s: the masks beside these files leave no token to score; make them again, or remove them to score "
@@ -259,7 +312,7 @@ struct DataLoader {
       first_sequence_.push_back(num_sequences);
       num_sequences += (file.num_tokens - 1) / T;
       longest = std::max(longest, file.num_tokens);
-      file.advise(shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
+      file.advise(shuffle ? POSIX_FADV_RANDOM : POSIX_FADV_SEQUENTIAL);
     }
     all_sequences_ = num_sequences;
     if (num_sequences == 0)

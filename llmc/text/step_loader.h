@@ -4,8 +4,9 @@
 #pragma once
 #include <array>         // std::array
 #include <future>        // std::async, std::future
+#include <string>        // std::string
 #include <utility>       // std::move
-#include "dataloader.h"  // DataLoader
+#include "dataloader.h"  // DataLoader, UserError
 
 struct StepTokens {
   int *inputs = nullptr, *targets = nullptr;  // (micro_batches, B, T) each
@@ -21,9 +22,16 @@ class StepLoader {
     load_ahead();
   }
 
+  // Why the step at data.next_sequence cannot be loaded; "" if it can. Waits until it is loaded.
+  const std::string& error() {
+    loaded_.wait();
+    return error_;
+  }
+
   // The tokens of the step at data.next_sequence, which is advanced past them. They are valid until the next call.
+  // Throws UserError if they cannot be loaded.
   StepTokens next() {
-    loaded_.get();
+    if (!error().empty()) throw UserError(error_);
     const StepTokens tokens = slots_[slot_];
     data_.next_sequence += micro_batches_ * B_ * ranks_;
     slot_ = 1 - slot_;
@@ -36,12 +44,15 @@ class StepLoader {
   const int64_t micro_batches_;
   const int B_, rank_, ranks_;
   const std::array<StepTokens, 2> slots_;
+  std::string error_;         // of the last load
   size_t slot_ = 0;           // the one that is being loaded; the other one has the tokens that next() returned
   std::future<void> loaded_;  // its destructor waits, too
 
   void load_ahead() {
     loaded_ = std::async(std::launch::async, [this, to = slots_[slot_], first = data_.next_sequence] {
-      data_.load_batches(first, micro_batches_, to.inputs, to.targets, B_, rank_, ranks_);
+      try {
+        data_.load_batches(first, micro_batches_, to.inputs, to.targets, B_, rank_, ranks_);
+      } catch (const UserError& e) { error_ = e.what(); }
     });
   }
 };

@@ -19,6 +19,10 @@ FileDescriptor::~FileDescriptor() {
 // stat; false if there is nothing of that name.
 static bool has_status(const std::string& path, struct stat& status) {
   if (stat(path.c_str(), &status) == 0) return true;
+  if (errno == ENOENT && lstat(path.c_str(), &status) == 0) {
+    if (!S_ISLNK(status.st_mode)) return true;  // another process has made it since
+    user_error("%s: is a link that leads nowhere; remove it, or put back what it names", path.c_str());
+  }
   if (errno == ENOENT || errno == ENOTDIR) return false;
   user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
 }

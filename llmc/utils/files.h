@@ -24,7 +24,7 @@ struct FileDescriptor {
 
 // Whether there is something, or a folder, of that name; links are followed. Throws UserError with the path and the
 // system's reason if that cannot be found out: in a folder without permission, for names that are too long, and for
-// links that lead in a circle.
+// links that lead nowhere or in a circle.
 bool path_exists(const std::string& path);
 bool is_folder(const std::string& path);
 

@@ -1,0 +1,79 @@
+// A large file, of which pieces are read. It is not mapped into memory: of a mapped file that another program has made
+// shorter a read ends the process with a bus error.
+#pragma once
+#include <fcntl.h>         // open, posix_fadvise
+#include <sys/resource.h>  // getrlimit, setrlimit
+#include <sys/stat.h>      // fstat
+#include <unistd.h>        // pread
+#include <algorithm>       // std::min
+#include <cerrno>          // errno
+#include <cstdint>         // int64_t
+#include <cstring>         // strerror
+#include <string>          // std::string
+#include "error.h"         // user_error
+#include "files.h"         // FileDescriptor
+#include "foreign_file.h"  // foreign_format
+
+// Movable, not copyable. Without a path it has no bytes. The file stays open, so that one that replaces it under its
+// name changes nothing.
+struct DataFile {
+  std::string path;
+  int64_t bytes = 0;  // when it was opened
+
+  DataFile() = default;
+  // Throws UserError, naming the file, if it cannot be read, is not a regular file, is empty, or is one of another
+  // kind (foreign_format), except a NumPy array.
+  explicit DataFile(const std::string& file_path) : path(file_path), file_(open_to_read()) {
+    const char* name = path.c_str();
+    struct stat info;
+    if (file_.fd < 0) user_error("%s: cannot open: %s", name, strerror(errno));
+    if (fstat(file_.fd, &info) != 0) user_error("%s: cannot be read: %s", name, strerror(errno));
+    if (S_ISDIR(info.st_mode))
+      user_error("%s: is a folder; name the files in it, for example '%s/train_*.bin'", name, name);
+    if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", name);
+    if (info.st_size == 0) user_error("%s: is empty; make it again", name);
+    bytes = info.st_size;
+    const std::string what = foreign_format(head());
+    if (!what.empty() && !is_numpy()) user_error("%s: %s", name, what.c_str());
+  }
+
+  // The first bytes, or all there are.
+  std::string head() const {
+    std::string head(size_t(std::min(bytes, int64_t(foreign_head_bytes))), 0);
+    read(0, int64_t(head.size()), head.data());
+    return head;
+  }
+  bool is_numpy() const { return head().rfind("\x93NUMPY", 0) == 0; }
+
+  // to (count) = the bytes from `offset` on. Throws UserError, naming the file, if it no longer has them or cannot be
+  // read.
+  void read(int64_t offset, int64_t count, void* to) const {
+    char* next = static_cast<char*>(to);
+    while (count > 0) {
+      const ssize_t n = pread(file_.fd, next, size_t(count), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+      if (n == 0)
+        user_error("%s: has become shorter since it was opened: it had %lld bytes, and now has none at %lld; make it "
+                   "again, under another name while it is in use",
+                   path.c_str(), (long long)bytes, (long long)offset);
+      next += n, offset += n, count -= n;
+    }
+  }
+  // Tells the kernel how the file will be read: POSIX_FADV_SEQUENTIAL or POSIX_FADV_RANDOM. Only a hint.
+  void advise(int advice) const { posix_fadvise(file_.fd, 0, 0, advice); }
+
+ private:
+  FileDescriptor file_;
+
+  // Opening a named pipe must not block. A corpus may have more shards than a process may have files open, unless it
+  // asks for more.
+  FileDescriptor open_to_read() const {
+    const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK, fd = open(path.c_str(), flags);
+    struct rlimit limit;
+    if (fd >= 0 || errno != EMFILE || getrlimit(RLIMIT_NOFILE, &limit) != 0) return FileDescriptor(fd);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    return FileDescriptor(open(path.c_str(), flags));
+  }
+};

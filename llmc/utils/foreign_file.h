@@ -1,0 +1,26 @@
+// What a file is that was given for another kind: by its first bytes, and, where it has no mark, by what its bytes look
+// like.
+#pragma once
+#include <cstdint>      // uint16_t
+#include <string>       // std::string
+#include <string_view>  // std::string_view
+#include <vector>       // std::vector
+
+constexpr size_t foreign_head_bytes = 512;  // of a file, by which foreign_format knows it
+
+// What a file that begins with `head` is and what to do with it: "is a zip archive; unpack it". "" for text, and for
+// whatever else is not known.
+std::string foreign_format(std::string_view head);
+
+// "UTF-16LE", "UTF-32BE", ... if these bytes, of text or not, are text in that encoding, with a byte order mark or
+// without; otherwise "".
+std::string wide_encoding(std::string_view bytes);
+
+// What is to be done with such text.
+std::string convert_text(const std::string& encoding);
+
+// Words of a file that has no mark, from all over it: pieces of whole groups of four, which begin at a multiple of four
+// words in the file. Returns why they are no token ids of a vocabulary of `vocab_size`, as foreign_format does; "" if
+// they may be, as 31 words or fewer always may. The 16-bit units of ASCII text are the ids of its bytes: they are taken
+// for text where the vocabulary is much larger than that of bytes.
+std::string why_no_tokens(const std::vector<uint16_t>& words, int vocab_size);
