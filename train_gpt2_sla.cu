@@ -17,7 +17,7 @@
 #include <optional>                     // std::optional
 #include <string>                       // std::string
 #include <vector>                       // std::vector
-#include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum
+#include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum, weights_checksum
 #include "llmc/model/activations.h"     // Activations, logit_chunk_rows, set_constants
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
 #include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
@@ -42,6 +42,7 @@
 #include "llmc/text/validation_batches.h"  // ValidationBatches
 #include "llmc/utils/arena.h"              // ArenaLayout
 #include "llmc/utils/clock.h"              // seconds_now
+#include "llmc/utils/crc32c.h"             // crc32c_hex
 #include "llmc/utils/error.h"              // UserError, user_error, CHECK
 #include "llmc/utils/memory_plan.h"        // MemoryPlan, MemoryGroup
 #include "llmc/utils/message.h"            // print_error, print_warning
@@ -783,6 +784,16 @@ LogFields describe(const Trainer& t) {
   return fields;
 }
 
+// The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.
+std::string model_checksum(const std::string& folder, bool is_needed) {
+  try {
+    return crc32c_hex(weights_checksum(folder));
+  } catch (const UserError&) {
+    if (is_needed) throw;
+    return "";
+  }
+}
+
 // Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "".
 // `in_folder`: the model in the folder that -e names.
 std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
@@ -800,6 +811,8 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   }
   const ModelConfig config = model_config(model, in_folder);
   if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
+  if (in_folder && !o.out.empty() && run.ranks.rank == 0)
+    run.model_checksum = model_checksum(o.model.model, /*is_needed=*/checkpoint.empty());
   plan_batches(run, config.max_seq_len, in_folder.has_value(), memory_positions(config.wiring) > 0);
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked

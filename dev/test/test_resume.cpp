@@ -398,7 +398,7 @@ TEST_F(LongCommandLine, WhatIsNotUsedIsSaid) {
                                            "the learning rate only reaches 0.000909091 of -l 0.001\n");
 }
 
-// BUG llmc/run/run.cpp: `before == now` -> `true`
+// BUG llmc/run/run.cpp: `if (is_refused(d) && d.option != nullptr)` -> `if (false)`
 TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("other.bin"), shard_bytes(10000));

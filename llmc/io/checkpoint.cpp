@@ -323,6 +323,14 @@ std::string checkpoint_checksum(const std::string& checkpoint) {
   return checksum;
 }
 
+uint32_t weights_checksum(const std::string& folder) {
+  uint32_t all = 0;
+  for (const std::string& path : weight_files(folder))
+    for (const auto& [name, checksum] : SafetensorsFile(path).checksums().tensors)
+      all = crc32c(&checksum, sizeof checksum, crc32c(name.data(), name.size(), all));
+  return all;
+}
+
 RunState read_run_state(const std::string& checkpoint) {
   RunState state;
   with_state(checkpoint, [&](json options) {

@@ -96,6 +96,9 @@ void verify_checkpoint(const std::string& checkpoint);
 // UserError.
 std::string checkpoint_checksum(const std::string& checkpoint);
 
+// The CRC-32C of the weights in a model's folder. Throws UserError.
+uint32_t weights_checksum(const std::string& folder);
+
 RunState read_run_state(const std::string& checkpoint);
 void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight);
 // Reads this process's shard of m and v; see read_moment_shard in model_file.h.

@@ -290,6 +290,7 @@ LogFields describe_run(const Run& run) {
   }
   fields.push_back({train_checksum_key, checksum_of(run.train)});
   fields.push_back({val_checksum_key, checksum_of(run.val)});
+  if (!run.model_checksum.empty()) fields.push_back({model_checksum_key, run.model_checksum});
   fields.push_back({"grad_accum_steps", run.grad_accum_steps});
   fields.push_back({"ranks", int64_t(run.ranks.size)});
   fields.push_back({"flops_per_token", run.flops_per_token});

@@ -26,6 +26,7 @@ struct Run {
   std::optional<Tokenizer> tokenizer;      // what the model's tokens stand for, if that is known
   std::string tokenizer_json;              // as checkpoints carry it, on rank 0; "" without one
   std::vector<int> prompt;                 // tokens that samples begin with
+  std::string model_checksum;              // of the weights in the folder of -e, on rank 0; "" without one
   Schedule schedule;
   RunLog log;
   EventFile events;  // with --tensorboard

@@ -47,6 +47,7 @@ static std::string compared(const std::string& key, const Scalar& value) {
 
 static std::string name_of(const std::string& key, const Option* option) {
   if (key == train_checksum_key) return "training data (-i), by their checksum";
+  if (key == model_checksum_key) return "weights to start from (-e), by their checksum";
   if (key == val_checksum_key) return "validation data (-j), by their checksum";
   std::string name = option != nullptr && option->what != nullptr ? option->what : key;
   std::replace(name.begin(), name.end(), '_', ' ');

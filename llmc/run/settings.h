@@ -10,7 +10,9 @@
 #include "logger.h"              // LogFields
 #include "option.h"              // Option, OptionTable
 
-// The data's checksums in a description, and the training data's in a checkpoint's state.
+// Checksums in a description, of the data and of the weights to start from; and the training data's in a checkpoint's
+// state.
+inline const char model_checksum_key[] = "model_checksum";
 inline const char train_checksum_key[] = "train_checksum";
 inline const char val_checksum_key[] = "val_checksum";
 
