@@ -400,10 +400,13 @@ struct Kind {
   double flops_per_token = NAN;
 };
 
-nlohmann::json key_of(const RunHistory& run) {
-  nlohmann::json key = run.description;
-  key.erase("seed");
-  for (const std::string& name : derived) key.erase(name);
+// Of what all of the runs say: an older version of this program wrote less down.
+nlohmann::json key_of(const RunHistory& run, const std::vector<RunHistory>& runs) {
+  nlohmann::json key;
+  for (const auto& [name, value] : run.description.items()) {
+    const auto says_it = [&, n = name](const RunHistory& other) { return other.description.contains(n); };
+    if (name != "seed" && derived.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it)) key[name] = value;
+  }
   return key;
 }
 
@@ -424,7 +427,7 @@ std::string label_of(const Kind& kind, const std::vector<Kind>& kinds) {
 std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>& kind_of_run) {
   std::vector<Kind> kinds;
   for (const RunHistory& run : runs) {
-    const nlohmann::json key = key_of(run);
+    const nlohmann::json key = key_of(run, runs);
     auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
     if (it == kinds.end())
       it = kinds.insert(kinds.end(), {key,

@@ -224,7 +224,7 @@ static void warn_of_difference(const Run& run, const SettingDifference& d, const
   if ((d.option != nullptr && d.option->on_resume == OnResume::warned_of) || d.key == "precision")
     warn(run, "-y: %s was written with another %s: %s; training continues with %s", checkpoint.c_str(), d.name.c_str(),
          d.before.c_str(), d.now.c_str());
-  if ((d.key == val_checksum_key && !d.before.empty() && !d.now.empty()) || d.key == "val_batches")
+  if ((d.key == val_checksum_key && d.before != "none" && d.now != "none") || d.key == "val_batches")
     warn(run, "-y: %s: what validation reads is not the same as before: %s; its losses cannot be compared",
          checkpoint.c_str(), list_of({d}).c_str());
 }

@@ -45,6 +45,11 @@ static std::string compared(const std::string& key, const Scalar& value) {
   return key == "wiring" ? canonical_text(parse_wiring(text_of(value))) : text_of(value);
 }
 
+static std::string shown(const Scalar& value) {
+  const std::string text = text_of(value);
+  return text.empty() ? "none" : text;
+}
+
 static std::string name_of(const std::string& key, const Option* option) {
   if (key == train_checksum_key) return "training data (-i), by their checksum";
   if (key == model_checksum_key) return "weights to start from (-e), by their checksum";
@@ -62,7 +67,7 @@ std::vector<SettingDifference> differences(const OptionTable& options, const Set
     const auto option = std::find_if(options.begin(), options.end(),
                                      [&, k = key](const Option& o) { return o.key != nullptr && k == o.key; });
     const Option* decides = option == options.end() ? nullptr : &*option;
-    found.push_back({key, decides, name_of(key, decides), text_of(it->second), text_of(value)});
+    found.push_back({key, decides, name_of(key, decides), shown(it->second), shown(value)});
   }
   return found;
 }

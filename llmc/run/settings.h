@@ -33,7 +33,7 @@ struct SettingDifference {
   std::string key;
   const Option* option;     // which decides on it; null if no option alone does
   std::string name;         // "peak learning rate (-l)"
-  std::string before, now;  // both values
+  std::string before, now;  // both values; "none" for an empty text
 };
 
 // What is known of both and differs. What says nothing about results is left out: names of files, the machine, and what
