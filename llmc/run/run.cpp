@@ -362,11 +362,9 @@ static long long num_tokens(const std::unique_ptr<DataLoader>& data) {
 }
 
 void check_same_data(Run& run) {
-  auto text = [](const std::unique_ptr<DataLoader>& data) {
-    return format("%lld (checksum %s)", num_tokens(data), checksum_of(data).c_str());
-  };
-  run.channel.check_same_on_all_ranks("data",
-                                      "training tokens: " + text(run.train) + ", to validate with: " + text(run.val));
+  const std::string checksums = checksum_of(run.train) + ", " + checksum_of(run.val);
+  run.channel.check_same_on_all_ranks("data", format("%lld training tokens and %lld to validate with (checksums %s)",
+                                                     num_tokens(run.train), num_tokens(run.val), checksums.c_str()));
 }
 
 // Files of the data that are too short to be used.

@@ -40,9 +40,13 @@ bool log_is_finished(const std::string& out) {
 static const std::set<std::string> left_out = {"train_data",     "val_data",        "grad_accum_steps",   "ranks",
                                                "num_parameters", "flops_per_token", "kv_bytes_per_token", "device"};
 
-// A value as it is compared: a wiring however it is written.
+// A value as it is compared: a wiring however it is written. A log may have been damaged.
 static std::string compared(const std::string& key, const Scalar& value) {
-  return key == "wiring" ? canonical_text(parse_wiring(text_of(value))) : text_of(value);
+  const std::string text = text_of(value);
+  if (key != "wiring") return text;
+  try {
+    return canonical_text(parse_wiring(text));
+  } catch (const UserError&) { return text; }
 }
 
 static std::string shown(const Scalar& value) {
