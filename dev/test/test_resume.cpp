@@ -357,16 +357,15 @@ TEST_F(CommandLine, AFlippedByteIsRefusedAndAnOlderCheckpointTaken) {
 
 TEST_F(LongCommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
   write_file(in("tokens.bin"), shard_bytes(20000));
-  const std::string with = alone + trainer + "-i " + in("tokens.bin") + small_model + "-y -o " + in("out"),
+  const std::string with = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -y -o " + in("out"),
                     warning = "warning: -y: " + in("out");
   EXPECT_EQ(run(with + " -x 2").err, "");
   EXPECT_EQ(run(with + " -x 3").err, "");
   const std::string rate = " was written with another peak learning rate (-l): ";
   EXPECT_EQ(run(with + " -x 4 -l 2e-3 -b 4 -d 128").err,
-            warning +
+            warning + "/step_00000003" + rate + "0.001; training continues with 0.002\n" + warning +
                 "/step_00000003 was written with another number of tokens in an update, B * T if it is not given "
-                "(-d): 64; training continues with 128\n" +
-                warning + "/step_00000003" + rate + "0.001; training continues with 0.002\n");
+                "(-d): 64; training continues with 128\n");
   EXPECT_EQ(run(with + " -x 5 -l 2e-3 -d 128").err, "") << "another micro-batch is the same update";
   EXPECT_EQ(run(with + " -x 6 -d 128").err,
             warning + "/step_00000005" + rate + "0.002; training continues with 0.001\n");
