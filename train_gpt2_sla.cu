@@ -17,7 +17,7 @@
 #include <optional>                     // std::optional
 #include <string>                       // std::string
 #include <vector>                       // std::vector
-#include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum
+#include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum, weights_checksum
 #include "llmc/model/activations.h"     // Activations, logit_chunk_rows, set_constants
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
 #include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
@@ -32,7 +32,7 @@
 #include "llmc/model/print_model.h"  // print_model
 #include "llmc/precision.h"          // floatX
 #include "llmc/run/memory_plan.h"    // print_memory_plan, largest_micro_batch
-#include "llmc/run/model_options.h"  // model_config, check_resumed_model
+#include "llmc/run/model_options.h"  // model_config, names_a_model, check_resumed_model
 #include "llmc/run/print.h"          // print_line, time_text
 #include "llmc/run/run.h"            // Run
 #include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_after_steps, stop_signal
@@ -42,9 +42,10 @@
 #include "llmc/text/validation_batches.h"  // ValidationBatches
 #include "llmc/utils/arena.h"              // ArenaLayout
 #include "llmc/utils/clock.h"              // seconds_now
+#include "llmc/utils/crc32c.h"             // crc32c_hex
 #include "llmc/utils/error.h"              // UserError, user_error, CHECK
 #include "llmc/utils/memory_plan.h"        // MemoryPlan, MemoryGroup
-#include "llmc/utils/message.h"            // print_error
+#include "llmc/utils/message.h"            // print_error, print_warning
 #include "llmc/utils/program.h"            // run_program, flush_output
 #include "llmc/utils/random.h"             // random_normal, random_uniform
 
@@ -783,6 +784,33 @@ void train(Trainer& t) {
 // ----------------------------------------------------------------------------
 // main
 
+// The log's description of the run.
+LogFields describe(const Trainer& t) {
+  LogFields fields;
+  visit_fields(t.model.config, [&](const ConfigField& field, const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const int&>) fields.push_back({field.name, int64_t(value)});
+    else fields.push_back({field.name, value});
+  });
+  fields.push_back({"wiring", t.model.config.wiring.text});
+  fields.push_back({"num_parameters", t.model.parameters.num_parameters});
+  for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
+  fields.push_back({"precision", std::string(precision_name)});
+  fields.push_back({"device", std::string(device_name())});
+  fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
+  fields.push_back({"memory", memory_fields(t.model.memory)});
+  return fields;
+}
+
+// The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.
+std::string model_checksum(const std::string& folder, bool is_needed) {
+  try {
+    return crc32c_hex(weights_checksum(folder));
+  } catch (const UserError&) {
+    if (is_needed) throw;
+    return "";
+  }
+}
+
 // Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "".
 // `in_folder`: the model in the folder that -e names.
 std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
@@ -792,8 +820,16 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
   if (!checkpoint.empty())
     run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
-  const ModelConfig config = model_config(o.model, in_folder);
+  ModelOptions model = o.model;
+  if (!checkpoint.empty() && !names_a_model(model.model)) {  // the checkpoint has all of the model
+    if (run.ranks.rank == 0)
+      print_warning(format("-e %s: is not there; the model is %s's", model.model.c_str(), checkpoint.c_str()));
+    model.model = checkpoint;
+  }
+  const ModelConfig config = model_config(model, in_folder);
   if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
+  if (in_folder && !o.out.empty() && run.ranks.rank == 0)
+    run.model_checksum = model_checksum(o.model.model, /*is_needed=*/checkpoint.empty());
   plan_batches(run, config.max_seq_len, in_folder.has_value(), memory_positions(config.wiring) > 0);
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
@@ -818,6 +854,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
            in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
            describe(plan_wiring_change(*in_folder, t.model.attention_plan)).c_str());
   print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
+  resume_progress(run, checkpoint, describe(t));
   return checkpoint;
 }
 
@@ -834,7 +871,6 @@ void allocate(Trainer& t) {
 void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folder, const std::string& checkpoint) {
   GPT2& model = t.model;
   if (!checkpoint.empty()) {
-    resume_progress(t.run, checkpoint);
     read_weights(checkpoint, model.parameters, store_weights(model));
     read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
     if (!t.run.options.reset_memory)
@@ -844,23 +880,6 @@ void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folde
   } else {
     init_weights(model, uint64_t(t.run.options.seed));
   }
-}
-
-// The first line of the log.
-LogFields describe(const Trainer& t) {
-  LogFields fields;
-  visit_fields(t.model.config, [&](const ConfigField& field, const auto& value) {
-    if constexpr (std::is_same_v<decltype(value), const int&>) fields.push_back({field.name, int64_t(value)});
-    else fields.push_back({field.name, value});
-  });
-  fields.push_back({"wiring", t.model.config.wiring.text});
-  fields.push_back({"num_parameters", t.model.parameters.num_parameters});
-  for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
-  fields.push_back({"precision", std::string(precision_name)});
-  fields.push_back({"device", std::string(device_name())});
-  fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
-  fields.push_back({"memory", memory_fields(t.model.memory)});
-  return fields;
 }
 
 void finalize(Trainer& t) {

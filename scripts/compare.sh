@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Trains the same model with several wirings and seeds, and writes a page that compares them:
 #
-#   scripts/compare.sh --wirings 'plain; sla(9,9); gqa(4)' --seeds 3 [--out runs/compare] -- options of the trainer
+#   scripts/compare.sh --wirings 'plain; sla(9,9); gqa(4)' --seeds 3 [--out runs/compare] [--check] -- options of the
+#                      trainer
 #
 # Differences are to the first wiring. Seeds are 1, 2, ...; all wirings of a seed begin with the same weights, as far as
 # they have the same tensors, and read the same data in the same order (give --shuffle, so that seeds differ in it).
@@ -11,6 +12,9 @@
 # is in OUT/WIRING-SEED.txt. A run that fails is said, and the others continue. A run of which only the log is here, as
 # from an archive of results, is not done again if that has its last validation.
 #
+# What is in OUT must have been made with the same options and data: otherwise the trainer names what differs, and the
+# exit status is 2 before anything is trained or written. --check: only that.
+#
 # Environment: TRAINER=program (./train_gpt2_sla where a GPU is found, else ./train_gpt2_sla_cpu); JOBS=n: runs at a
 # time (the GPUs, or 1)
 set -uo pipefail
@@ -19,13 +23,14 @@ source scripts/stoppable.sh
 source scripts/wiring_name.sh
 die() { echo "error: compare.sh: $*" >&2; exit 1; }
 
-wirings='' seeds='' out=runs/compare
+wirings='' seeds='' out=runs/compare check=
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   case $1 in
+    --check) check=yes; shift; continue ;;
     --wirings) wirings=${2-} ;;
     --seeds) seeds=${2-} ;;
     --out) out=${2-} ;;
-    *) die "$1: there are --wirings, --seeds and --out; the trainer's options come after --" ;;
+    *) die "$1: there are --wirings, --seeds, --out and --check; the trainer's options come after --" ;;
   esac
   [ $# -ge 2 ] || die "$1: needs a value"
   shift 2
@@ -49,6 +54,22 @@ jobs=${JOBS:-$((gpus > 0 ? gpus : 1))}
 trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
 [ -x "$trainer" ] || die "$trainer: not built; make builds it"
 [ -x ./report ] || die "./report: not built; make builds it"
+
+# check_runs <options ...>: ends the script if a run that is here already is not what it would be now.
+check_runs() {
+  local seed i said refused=
+  for ((seed = 1; seed <= seeds; seed++)); do
+    for i in "${!names[@]}"; do
+      [ -e "$out/${names[i]}-$seed/log.jsonl" ] || continue
+      said=$("$trainer" "$@" --wiring "${texts[i]}" --seed "$seed" -o "$out/${names[i]}-$seed" -y --same-options \
+        --dry-run 2>&1 >/dev/null | sed -nE 's/^error: (-y|--same-options):/\1:/p')
+      [ -z "$said" ] || { echo "error: compare.sh: ${names[i]}, seed $seed: $said" >&2; refused=yes; }
+    done
+  done
+  [ -z "$refused" ] || exit 2
+}
+check_runs "$@"
+[ -z "$check" ] || exit 0
 mkdir -p "$out" || exit 1
 updates=  # of each run, where -x says it
 for ((i = 1; i < $#; i++)); do [ "${!i}" != -x ] || updates=${*:i+1:1}; done

@@ -288,13 +288,17 @@ measure_positions() {
 }
 
 # compare <folder> <length> <updates> <wirings, between ;> <options of the model ...>: the runs of seeds 1 to up_to.
-# Ends the script if it was stopped or a run failed.
+# Ends the script if it was stopped or a run failed. With check=--check it only asks whether the runs that are there
+# were made with these options.
 up_to=$seeds
+check=
 compare() {
   local folder=$1 length=$2 updates=$3 wirings=$4
   shift 4
-  stoppable scripts/compare.sh --wirings "$wirings" --seeds "$up_to" --out "$out/$folder" -- "${common[@]}" "$@" \
-    -x "$updates" --max-seq-len "$length" -t "$length" -b $((micro_batch > length ? micro_batch / length : 1))
+  stoppable scripts/compare.sh --wirings "$wirings" --seeds "$up_to" --out "$out/$folder" ${check:+"$check"} -- \
+    "${common[@]}" "$@" -x "$updates" --max-seq-len "$length" -t "$length" \
+    -b $((micro_batch > length ? micro_batch / length : 1))
+  [ -z "$check" ] || { [ "$status" -eq 0 ] || exit "$status"; return; }
   [ "$status" -ne 0 ] || measure_positions "$folder" "$length" || status=$?
   write_page
   [ "$status" -eq 0 ] || exit "$status"
@@ -326,34 +330,41 @@ add_rows() {  # each wiring once
 ! has_table 1 || add_rows "${table1[@]}"
 ! has_table 2 || add_rows "${table2[@]}"
 ! has_table 4 || add_rows plain "${equal_kv[@]}"
-[ ${#main_rows[@]} -eq 0 ] || compare "$main" "$T" "$steps" "$(between "${main_rows[@]}")" "${model[@]}"
-if has_table 3; then
-  for one in "${sizes[@]}"; do
-    read -r l h t model3 <<<"$one"
-    # shellcheck disable=SC2086 # options, split at spaces
-    compare "$(folder3 "$one")" "$t" "$steps" "plain;$(sla "$l" "$h")" $model3
-  done
-fi
-if has_table 4; then
-  for wiring in "${equal_flops[@]}"; do
-    updates=$(updates_of "$wiring") || die "$wiring: $trainer --dry-run does not say its FLOPs"
-    compare equal-flops "$T" "$updates" "$wiring" "${model[@]}"
-  done
-fi
-# What is finished first says something already: seed 1 at all lengths, then the paper's regime, which is the shorter.
-if has_table 5; then
-  both=$(between "${table5[@]}")
-  tuned() { compare "$(tuned_folder "$1" "$2")" "$1" "$steps" "$3" "${model[@]}" "${muon[@]}" -l "$2"; }
-  in_the_papers_regime() { compare "T$1-paper" "$1" "$few" "$both" "${model[@]}" "${as_the_paper[@]}"; }
-  muon=(--optimizer muon -u $((steps / 30)))
-  as_the_paper=(-l "$paper_rate" -q 0.1 -u $((few / 9)))
-  for t in "${lengths[@]}"; do up_to=1 tuned "$t" "$first_rate" "$both"; done
-  for t in "${lengths[@]}"; do in_the_papers_regime "$t"; done
-  for rate in "${rates[@]}"; do
-    for t in "${lengths[@]}"; do up_to=1 tuned "$t" "$rate" "$both"; done
-  done
-  for t in "${lengths[@]}"; do
-    for wiring in "${table5[@]}"; do tuned "$t" "$(best_rate "$t" "$wiring")" "$wiring"; done
-  done
-fi
+all_runs() {
+  [ ${#main_rows[@]} -eq 0 ] || compare "$main" "$T" "$steps" "$(between "${main_rows[@]}")" "${model[@]}"
+  if has_table 3; then
+    for one in "${sizes[@]}"; do
+      read -r l h t model3 <<<"$one"
+      # shellcheck disable=SC2086 # options, split at spaces
+      compare "$(folder3 "$one")" "$t" "$steps" "plain;$(sla "$l" "$h")" $model3
+    done
+  fi
+  if has_table 4; then
+    for wiring in "${equal_flops[@]}"; do
+      updates=$(updates_of "$wiring") || die "$wiring: $trainer --dry-run does not say its FLOPs"
+      compare equal-flops "$T" "$updates" "$wiring" "${model[@]}"
+    done
+  fi
+  # What is finished first says something already: seed 1 at all lengths, then the paper's regime, which is the shorter.
+  if has_table 5; then
+    both=$(between "${table5[@]}")
+    tuned() { compare "$(tuned_folder "$1" "$2")" "$1" "$steps" "$3" "${model[@]}" "${muon[@]}" -l "$2"; }
+    in_the_papers_regime() { compare "T$1-paper" "$1" "$few" "$both" "${model[@]}" "${as_the_paper[@]}"; }
+    muon=(--optimizer muon -u $((steps / 30)))
+    as_the_paper=(-l "$paper_rate" -q 0.1 -u $((few / 9)))
+    for t in "${lengths[@]}"; do up_to=1 tuned "$t" "$first_rate" "$both"; done
+    for t in "${lengths[@]}"; do in_the_papers_regime "$t"; done
+    for rate in "${rates[@]}"; do
+      for t in "${lengths[@]}"; do up_to=1 tuned "$t" "$rate" "$both"; done
+    done
+    for t in "${lengths[@]}"; do
+      for wiring in "${table5[@]}"; do tuned "$t" "$(best_rate "$t" "$wiring")" "$wiring"; done
+    done
+  fi
+}
+# The page is of all tables: nothing of it is written before all runs that are there are known to be of them.
+check=--check
+all_runs
+check=
+all_runs
 echo "$out/paper.html"

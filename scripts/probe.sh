@@ -103,15 +103,22 @@ write_page() {
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 export JOBS=${JOBS:-$([ "$gpus" -gt 0 ] && echo "$gpus" || nproc)}
 [ "$gpus" -gt 0 ] || export OMP_NUM_THREADS=1  # a run a core is faster than a run on all of them
-count=0 started=$SECONDS
-for task in "${texts[@]}"; do
-  name=$(name_of "$task") examples=$out/data/$(name_of "$task")
-  echo "task $((count + 1)) of ${#texts[@]}: $task"
-  stoppable scripts/compare.sh --wirings "$wirings" --seeds "$seeds" --out "$out/$name" -- \
+# compare <task> <more options of compare.sh ...>: sets status. Ends the script if runs are of other options.
+compare() {
+  local task=$1 examples
+  examples=$out/data/$(name_of "$task")
+  stoppable scripts/compare.sh --wirings "$wirings" --seeds "$seeds" --out "$out/$(name_of "$task")" "${@:2}" -- \
     -i "$examples/train_*.bin" -j "$examples/val_*.bin" --layers 4 --heads 4 --channels 128 \
     --vocab-size "$(setting_of "$examples" vocab_size)" --tokenizer none \
     --max-seq-len "$(setting_of "$examples" seq_len)" -t "$(setting_of "$examples" seq_len)" -b 32 \
     --shuffle --optimizer muon -l 2e-3 -u 50 -k constant -c 0 -m 0 -v 100 -x "$steps"
+  [ "$status" -ne 2 ] || exit 2
+}
+for task in "${texts[@]}"; do compare "$task" --check; done  # the page is of all tasks: before any of it is written
+count=0 started=$SECONDS
+for task in "${texts[@]}"; do
+  echo "task $((count + 1)) of ${#texts[@]}: $task"
+  compare "$task"
   write_page
   [ -z "$stopped" ] && [ "$status" -eq 0 ] || exit "$status"
   count=$((count + 1)) spent=$((SECONDS - started))

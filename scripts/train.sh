@@ -33,7 +33,12 @@ if [ "$val" -lt 1025 ]; then
     "10300 bytes of text give; name more text" >&2
   exit 1
 fi
-OUT=${OUT:-runs/$(basename "$data")-$STEPS}
+# A text may have changed since the last time, and a run is of one text: the folder's name has the tokens' checksum.
+sum=
+if [ -n "${TEXT:-}" ]; then
+  sum=$(sed -n '/"shards"/,$s/.*"crc32c": "\(.*\)".*/\1/p' "$data/MANIFEST.json" | cksum | cut -d' ' -f1)
+fi
+OUT=${OUT:-runs/$(basename "$data")${sum:+-$sum}-$STEPS}
 
 say "training"
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle

@@ -221,7 +221,8 @@ class LongCompare : public Scripts {
   // A trainer that notes which runs it is started for, and on which GPU.
   void SetUp() override {
     Scripts::SetUp();
-    write_program("noting", "echo \"${CUDA_VISIBLE_DEVICES-}$(sed 's/.* -o [^ ]*\\/\\([^ ]*\\) -y/ \\1/' <<<\"$*\")\" "
+    write_program("noting", "[[ $* = *--dry-run* ]] || "
+                            "echo \"${CUDA_VISIBLE_DEVICES-}$(sed 's/.* -o [^ ]*\\/\\([^ ]*\\) -y/ \\1/' <<<\"$*\")\" "
                             ">>'" +
                                 in("started") + "'; exec build/fp32/train_gpt2_sla_cpu \"$@\"");
     setenv("TRAINER", in("noting").c_str(), 1);
@@ -402,18 +403,29 @@ TEST_F(LongPaper, TablesAreAtEqualFlopsAndEqualKv) {
 // BUG scripts/paper.sh: `--windows $((position_tokens / $2))` -> `--windows $(($2 / position_tokens))`
 TEST_F(LongPaper, LossesByPositionAreOfSomeWindowsAndOfTheLastCheckpoint) {
   write_file(in("data/val_000.bin"), shard_bytes(20000, 63));
-  const auto positions = [&](const char* steps) {
-    setenv("STEPS", steps, 1);
+  const std::string path = in("out/T512/plain-1/positions.csv");
+  const auto positions = [&] {
     const Outcome o = run("scripts/paper.sh tiny 1");
     EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
-    return read_file(in("out/T512/plain-1/positions.csv"));
+    return read_file(path);
   };
-  const std::string first = positions("20"), longer = positions("30");
-  for (const std::string& csv : {first, longer}) EXPECT_NE(csv.find("\n64,128,"), std::string::npos) << csv;
-  EXPECT_NE(first, longer) << "those of a run that has gone on are measured anew";
-  const auto written = fs::last_write_time(in("out/T512/plain-1/positions.csv"));
-  EXPECT_EQ(positions("30"), longer);
-  EXPECT_EQ(fs::last_write_time(in("out/T512/plain-1/positions.csv")), written) << "and are not where nothing is new";
+  setenv("STEPS", "20", 1);
+  const std::string first = positions();
+  EXPECT_NE(first.find("\n64,128,"), std::string::npos) << first;
+  const auto written = fs::last_write_time(path);
+  EXPECT_EQ(positions(), first);
+  EXPECT_EQ(fs::last_write_time(path), written) << "they are not measured where nothing is new";
+  write_file(path, first.substr(0, first.size() - 2) + "9\n");
+  fs::last_write_time(path, written - std::chrono::hours(1));
+  EXPECT_EQ(positions(), first) << "those of an earlier checkpoint are measured anew";
+  // The runs are of 20 steps; a page of 30 would be told of others.
+  const std::string page = read_file(in("out/paper.html"));
+  setenv("STEPS", "30", 1);
+  const Outcome o = run("scripts/paper.sh tiny 1");
+  EXPECT_EQ(o.exit_status, 2);
+  EXPECT_NE(o.err.find("error: compare.sh: plain, seed 1: --same-options: "), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("steps (-x): 20, and now 30"), std::string::npos) << o.err;
+  EXPECT_EQ(read_file(in("out/paper.html")), page);
 }
 
 // SIZE=night with a 64th of its lengths, and fewer channels. SLA at the highest rate learns nothing, so that the two
@@ -426,8 +438,8 @@ class LongNight : public LongPaper {
 
   void SetUp() override {
     LongPaper::SetUp();
-    write_program("smaller", "echo \"$*\" >>'" + in("started") + "'; stops_at='" + stops_at + "' once='" + in("once") +
-                                 "' script='" + in("script") + R"sh('
+    write_program("smaller", "[[ $* = *--dry-run* ]] || echo \"$*\" >>'" + in("started") + "'; stops_at='" + stops_at +
+                                 "' once='" + in("once") + "' script='" + in("script") + R"sh('
       if [[ "$*" = *"/$stops_at -y" ]] && [ ! -e "$once" ]; then
         touch "$once"
         kill -TERM "$(cat "$script")"

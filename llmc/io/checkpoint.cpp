@@ -6,6 +6,7 @@
 #include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
 #include "llmc/utils/files.h"   // path_exists, write_file_in_unfinished_folder, rename_durably, read_whole_file
 #include "llmc/utils/error.h"   // user_error, UserError
+#include "llmc/utils/json.h"    // scalar_of
 #include "llmc/utils/number.h"  // parse_number
 
 namespace fs = std::filesystem;
@@ -338,11 +339,12 @@ std::string checkpoint_checksum(const std::string& checkpoint) {
   return checksum;
 }
 
-static Scalar scalar_of(const json& value) {
-  if (value.is_boolean()) return value.get<bool>();
-  if (value.is_number_integer()) return value.get<int64_t>();
-  if (value.is_number()) return value.get<double>();
-  return value.get<std::string>();
+uint32_t weights_checksum(const std::string& folder) {
+  uint32_t all = 0;
+  for (const std::string& path : weight_files(folder))
+    for (const auto& [name, checksum] : SafetensorsFile(path).checksums().tensors)
+      all = crc32c(&checksum, sizeof checksum, crc32c(name.data(), name.size(), all));
+  return all;
 }
 
 RunState read_run_state(const std::string& checkpoint) {

@@ -100,6 +100,9 @@ void verify_model(const std::string& folder);
 // UserError.
 std::string checkpoint_checksum(const std::string& checkpoint);
 
+// The CRC-32C of the weights in a model's folder. Throws UserError.
+uint32_t weights_checksum(const std::string& folder);
+
 RunState read_run_state(const std::string& checkpoint);
 // Hands the weights in a model's folder to store_weight, once verify_model has found nothing.
 void read_weights(const std::string& folder, const ParameterTable& table, const StoreTensor& store_weight);

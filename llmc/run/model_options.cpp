@@ -3,6 +3,11 @@
 #include "llmc/utils/error.h"        // user_error
 #include "llmc/utils/files.h"        // is_folder
 
+bool names_a_model(const std::string& name) {
+  ModelConfig preset;
+  return config_from_preset(name, preset) || is_folder(name);
+}
+
 ModelConfig model_config(const ModelOptions& o, std::optional<ModelConfig>& in_folder) {
   ModelConfig c;
   in_folder.reset();

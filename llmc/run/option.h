@@ -26,7 +26,7 @@ Range one_of(const std::vector<std::string>& names);
 // "a, b or c".
 std::string either(const std::vector<std::string>& names);
 
-// What happens if a run is resumed with another value of an option than before.
+// What happens if a run is resumed, before its last step, with another value of an option than before.
 enum class OnResume { ignored, warned_of, refused };
 
 struct Option {
@@ -35,9 +35,9 @@ struct Option {
   const char* type;                     // INT, FLOAT, TEXT; "": a flag
   const char* value_follows = nullptr;  // as --help shows the value that may follow a flag: "[0|1]"
   bool in_config = true;                // config.toml has it
-  const char* key = nullptr;            // in the log's first line and in a checkpoint's state; null: it is not logged
+  const char* key = nullptr;  // in the log's description of the run and in a checkpoint's state; null: it is not logged
   OnResume on_resume = OnResume::ignored;
-  const char* what = nullptr;  // what a message about another value on resuming calls it
+  const char* what = nullptr;  // what a message about another value on resuming calls it; null: as the key does
   std::optional<Range> range;
   struct Need {
     const char *flag, *message;
@@ -56,8 +56,9 @@ struct Option {
   // These set what is known of an option beyond its flags, its value and its help.
   Option& takes(Range values) { return range = std::move(values), *this; }
   Option& logged(const char* log_key) { return key = log_key, *this; }
-  Option& refused_on_resume(const char* name) { return on_resume = OnResume::refused, what = name, *this; }
-  Option& warned_of_on_resume(const char* name) { return on_resume = OnResume::warned_of, what = name, *this; }
+  Option& called(const char* name) { return what = name, *this; }
+  Option& refused_on_resume() { return on_resume = OnResume::refused, *this; }
+  Option& warned_of_on_resume() { return on_resume = OnResume::warned_of, *this; }
   Option& needing(const char* other, const char* message) { return needs.push_back({other, message}), *this; }
   Option& not_in_config() { return in_config = false, *this; }
   Option& with_value(const char* text) { return value_follows = text, *this; }

@@ -20,7 +20,8 @@ static void add_data_options(OptionTable& t, TrainOptions& o) {
   t.add("--shuffle", o.shuffle,
         "read the sequences of T tokens in a random order, another each epoch; otherwise one after the other")
       .logged("shuffle")
-      .refused_on_resume("order of the data");
+      .called("order of the data")
+      .refused_on_resume();
   t.add("--tokenizer", o.tokenizer,
         "what tokens stand for, for samples and in checkpoints: bytes, or GPT-2's vocabulary in any format that "
         "data/tokenize takes; none: samples are numbers; default: what the model's folder has with it, or the data's");
@@ -39,7 +40,8 @@ static void add_model_options(OptionTable& t, TrainOptions& o) {
         "with another one continues with this, and what changes is printed");
   t.add("--no-bias", o.model.no_bias, "no biases in linear and LayerNorm layers");
   t.add("--keep-dead-kv", o.keep_dead_kv,
-        "project K/V that no head reads, as the paper's code does: the same losses, slower; for comparison");
+        "project K/V that no head reads, as the paper's code does: the same losses, slower; for comparison")
+      .logged("keep_dead_kv");
 }
 
 static void add_batch_options(OptionTable& t, TrainOptions& o) {
@@ -48,18 +50,20 @@ static void add_batch_options(OptionTable& t, TrainOptions& o) {
   t.add("-t,--seq-len", o.seq_len, "sequence length T, in tokens; default: 1024 or the model's positions if fewer")
       .takes(at_least(1))
       .logged("seq_len")
-      .refused_on_resume("sequence length");
+      .called("sequence length")
+      .refused_on_resume();
   t.add("-d,--total-batch", o.total_batch,
         "tokens in an update, a multiple of B * T: the rest is gradient accumulation; default: B * T")
       .takes(at_least(1))
       .logged("total_batch")
-      .warned_of_on_resume("number of tokens in an update, B * T if it is not given");
+      .called("number of tokens in an update, B * T if it is not given")
+      .warned_of_on_resume();
   t.add("-r,--recompute", o.recompute,
         "what the backward pass computes again instead of keeping it: 0 nothing, 1 GELU, 2 and LayerNorm, 3 everything "
         "in a block but its K/V, 4 and the MLP's hidden units in chunks: less memory, slower")
       .takes(between(0, 4))
       .logged("recompute");
-  t.add("--tf32", o.tf32, "fp32 matmuls on a GPU may round their operands to TF32: faster, less exact");
+  t.add("--tf32", o.tf32, "fp32 matmuls on a GPU may round their operands to TF32: faster, less exact").logged("tf32");
 }
 
 static void add_optimizer_options(OptionTable& t, TrainOptions& o) {
@@ -69,21 +73,29 @@ static void add_optimizer_options(OptionTable& t, TrainOptions& o) {
       .logged("steps");
   t.add("-k,--schedule", o.schedule, "learning rate schedule: " + either(Schedule::kinds()))
       .takes(one_of(Schedule::kinds()))
-      .logged("schedule");
+      .logged("schedule")
+      .warned_of_on_resume();
   t.add("-l,--learning-rate", o.learning_rate, "peak learning rate")
       .takes(between(0, 1e3))
       .logged("learning_rate")
-      .warned_of_on_resume("peak learning rate");
-  t.add("-u,--warmup", o.warmup_steps, "steps of linear warm-up").takes(at_least(0)).logged("warmup_steps");
+      .called("peak learning rate")
+      .warned_of_on_resume();
+  t.add("-u,--warmup", o.warmup_steps, "steps of linear warm-up")
+      .takes(at_least(0))
+      .logged("warmup_steps")
+      .warned_of_on_resume();
   t.add("-q,--final-fraction", o.final_fraction, "the schedule ends at this fraction of the peak")
       .takes(between(0, 1))
-      .logged("final_fraction");
+      .logged("final_fraction")
+      .warned_of_on_resume();
   t.add("-c,--weight-decay", o.weight_decay, "decoupled weight decay of the matrices")
       .takes(between(0, 1e3))
-      .logged("weight_decay");
+      .logged("weight_decay")
+      .warned_of_on_resume();
   t.add("--grad-clip", o.grad_clip, "clip the gradient's global norm to this; 0: don't")
       .takes(between(0, 1e30))
-      .logged("grad_clip");
+      .logged("grad_clip")
+      .warned_of_on_resume();
   t.add("--max-bad-steps", o.max_bad_steps,
         "a step whose loss or norm is not finite is skipped; stop after so many in a row")
       .takes(at_least(1));
@@ -91,15 +103,24 @@ static void add_optimizer_options(OptionTable& t, TrainOptions& o) {
         "adamw, or muon: Muon for the matrices of the layers, whose step costs more and gains more; AdamW for the rest")
       .takes(one_of({"adamw", "muon"}))
       .logged("optimizer")
-      .refused_on_resume("optimizer");
-  t.add("--momentum", o.momentum, "Muon's momentum").takes(between_excluding_end(0, 1)).logged("momentum");
-  t.add("--beta1", o.beta1, "AdamW's decay of the first moment").takes(between_excluding_end(0, 1)).logged("beta1");
-  t.add("--beta2", o.beta2, "AdamW's decay of the second moment").takes(between_excluding_end(0, 1)).logged("beta2");
-  t.add("--eps", o.eps, "AdamW's epsilon").takes(above(0)).logged("eps");
+      .refused_on_resume();
+  t.add("--momentum", o.momentum, "Muon's momentum")
+      .takes(between_excluding_end(0, 1))
+      .logged("momentum")
+      .warned_of_on_resume();
+  t.add("--beta1", o.beta1, "AdamW's decay of the first moment")
+      .takes(between_excluding_end(0, 1))
+      .logged("beta1")
+      .warned_of_on_resume();
+  t.add("--beta2", o.beta2, "AdamW's decay of the second moment")
+      .takes(between_excluding_end(0, 1))
+      .logged("beta2")
+      .warned_of_on_resume();
+  t.add("--eps", o.eps, "AdamW's epsilon").takes(above(0)).logged("eps").warned_of_on_resume();
   t.add("--seed", o.seed, "seed of initial weights, shuffling and samples")
       .takes(at_least(0))
       .logged("seed")
-      .refused_on_resume("seed");
+      .refused_on_resume();
 }
 
 static void add_rank_options(OptionTable& t, TrainOptions& o) {
@@ -132,7 +153,8 @@ static void add_rank_options(OptionTable& t, TrainOptions& o) {
 static void add_validation_and_sample_options(OptionTable& t, TrainOptions& o) {
   t.add("-v,--val-every", o.val_every,
         "validate before the first step, every so many steps, and after the last; 0: never")
-      .takes(at_least(0));
+      .takes(at_least(0))
+      .logged("val_every");
   t.add("-m,--val-batches", o.val_batches,
         "micro-batches in a validation, at even distances in the data; 0: all of it, incomplete ones too")
       .takes(at_least(0))
@@ -158,6 +180,10 @@ static void add_checkpoint_options(OptionTable& t, TrainOptions& o) {
       .not_in_config()
       .needing("-i", needs_data)
       .needing("-o", "resumes from the checkpoints in a folder; name it with -o");
+  t.add("--same-options", o.same_options,
+        "resume only a run that was made with these options, this data and this model; otherwise name what differs")
+      .not_in_config()
+      .needing("-y", "is for a run that is resumed (-y)");
   t.add("--reset-memory", o.reset_memory,
         "resume with an empty memory of earlier segments, as is necessary with another number of ranks * B")
       .not_in_config()

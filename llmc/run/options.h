@@ -40,7 +40,7 @@ struct TrainOptions {
   int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;
   double temperature = 1;
   std::string prompt;
-  bool resume = false, reset_memory = false;
+  bool resume = false, same_options = false, reset_memory = false;
   std::string resume_from;
   int64_t keep = 0, keep_every = 0;
   bool stop_on_save_error = false;

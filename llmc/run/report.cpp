@@ -233,6 +233,21 @@ std::string section(const std::string& title, const std::string& content) {
   return content.empty() ? "" : "<h2>" + title + "</h2>\n" + content;
 }
 
+// What follows from the rest of a description, and so says nothing more about what differs.
+const std::set<std::string> derived = {"num_parameters", "flops_per_token", "kv_bytes_per_token", "memory"};
+
+// What a process that resumed the run was told otherwise than the one before; "" if nothing.
+std::string changes(const json& before, const json& now) {
+  std::string text;
+  for (const auto& [key, value] : now.items()) {
+    const auto it = before.find(key);
+    if (derived.count(key) == 0 && it != before.end() && *it != value)
+      text += (text.empty() ? "" : "; ") + key + " " + string_in(now, key.c_str()) + ", before " +
+              string_in(before, key.c_str());
+  }
+  return text;
+}
+
 // What a reader must know to read the curves right.
 std::string notices(const RunHistory& run) {
   std::vector<std::string> lines;
@@ -253,6 +268,10 @@ std::string notices(const RunHistory& run) {
       lines.push_back(format(p.is_scored ? "the validation loss after step %lld is not finite"
                                          : "the validation after step %lld had no token to score, and has no loss",
                              (long long)p.step));
+  for (size_t i = 1; i < run.parts.size(); i++)
+    if (const std::string what = changes(run.parts[i - 1].description, run.parts[i].description); !what.empty())
+      lines.push_back(
+          format("resumed after step %lld with other options: %s", (long long)run.parts[i].step, what.c_str()));
   if (run.num_repeated > 0)
     lines.push_back(
         format("%lld steps are in the log twice; what was trained later counts", (long long)run.num_repeated));
@@ -388,13 +407,13 @@ struct Kind {
   double flops_per_token = NAN;
 };
 
-// What follows from the rest of a description, and so says nothing more about what differs.
-const std::set<std::string> derived = {"num_parameters", "flops_per_token", "kv_bytes_per_token", "memory"};
-
-nlohmann::json key_of(const RunHistory& run) {
-  nlohmann::json key = run.description;
-  key.erase("seed");
-  for (const std::string& name : derived) key.erase(name);
+// Of what all of the runs say: an older version of this program wrote less down.
+nlohmann::json key_of(const RunHistory& run, const std::vector<RunHistory>& runs) {
+  nlohmann::json key;
+  for (const auto& [name, value] : run.description.items()) {
+    const auto says_it = [&, n = name](const RunHistory& other) { return other.description.contains(n); };
+    if (name != "seed" && derived.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it)) key[name] = value;
+  }
   return key;
 }
 
@@ -415,7 +434,7 @@ std::string label_of(const Kind& kind, const std::vector<Kind>& kinds) {
 std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>& kind_of_run) {
   std::vector<Kind> kinds;
   for (const RunHistory& run : runs) {
-    const nlohmann::json key = key_of(run);
+    const nlohmann::json key = key_of(run, runs);
     auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
     if (it == kinds.end())
       it = kinds.insert(kinds.end(), {key,

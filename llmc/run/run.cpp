@@ -6,13 +6,16 @@
 #include "llmc/text/text_stream.h"  // TextStream
 #include "llmc/utils/files.h"       // is_folder, make_folders, parent_folder, write_file_durably
 #include "llmc/utils/clock.h"       // seconds_now
+#include "llmc/utils/crc32c.h"      // crc32c_hex
 #include "llmc/utils/error.h"       // user_error, UserError
 #include "llmc/utils/host_name.h"   // host_name
 #include "llmc/utils/message.h"     // print_error, print_warning
+#include "llmc/utils/number.h"      // parse_number
 #include "llmc/utils/utf8.h"        // name_as_text
 #include "option.h"                 // OptionTable, OnResume
 #include "print.h"                  // print_line, count_text, time_text
 #include "report.h"                 // read_run, report_page
+#include "settings.h"               // Settings, differences, recorded_settings
 #include "stop_signal.h"            // stop_signal, signal_name
 
 static const char streams_key[] = "streams";  // in a checkpoint's state: DataLoader::streams
@@ -137,24 +140,41 @@ static void warn(const Run& run, const char* fmt, Args... args) {
   if (run.ranks.rank == 0) print_warning(format(fmt, args...));
 }
 
-// The value that an option which matters on resuming had in the run of a checkpoint; none if that is not known. A
-// checkpoint of an older version of this program does not have options that were added later; that version behaved as
-// their defaults do.
-static std::optional<Scalar> saved_value(const RunState& saved, const Option& option) {
-  for (const auto& [key, value] : saved.options)
-    if (key == option.key) return value;
+// What was known of the run, and of an option that must stay what its default is where that is not known: a version of
+// this program without the option behaved so.
+static Settings settings_before(const Run& run, const RunState& saved) {
+  Settings before = recorded_settings(run.options.out, &saved);
   TrainOptions defaults;
-  return option.on_resume == OnResume::refused ? train_options(defaults)[option.flag()].value() : std::nullopt;
+  for (const Option& option : train_options(defaults))
+    if (const auto value = option.value(); option.on_resume == OnResume::refused && value)
+      before.insert({option.key, *value});
+  return before;
 }
 
-static void compare_option(const Run& run, const Option& option, const RunState& saved, const std::string& checkpoint) {
-  const std::optional<Scalar> before = saved_value(saved, option), now = option.value();
-  if (!before || before == now) return;
-  const std::string both = format("-y: %s was written with another %s (%s): %s", checkpoint.c_str(), option.what,
-                                  option.flag().c_str(), text_of(*before).c_str());
-  if (option.on_resume == OnResume::refused)
-    user_error("%s; now it is %s; give the same, or start anew in another folder", both.c_str(), text_of(*now).c_str());
-  warn(run, "%s; training continues with %s", both.c_str(), text_of(*now).c_str());
+// "peak learning rate (-l): 0.001, and now 0.01; seed (--seed): 1, and now 2".
+static std::string list_of(const std::vector<SettingDifference>& differences) {
+  std::string text;
+  for (const SettingDifference& d : differences)
+    text += (text.empty() ? "" : "; ") + d.name + ": " + d.before + ", and now " + d.now;
+  return text;
+}
+
+// Warns if the rate of the next step is another one than by the schedule before: most depend on where the run ends.
+static void warn_of_jump(const Run& run, const Settings& before, const std::string& checkpoint) {
+  Schedule schedule = run.schedule;
+  try {
+    schedule.kind = std::get<std::string>(before.at("schedule"));
+    schedule.final_fraction = parse_number<double>(text_of(before.at("final_fraction")));
+    schedule.warmup_steps = std::get<int64_t>(before.at("warmup_steps"));
+    schedule.total_steps = std::get<int64_t>(before.at("steps"));
+  } catch (const std::exception&) { return; }  // an older version of this program wrote less down
+  const int64_t next = run.step + 1;
+  if (run.step == run.steps || schedule(next) == run.schedule(next)) return;
+  warn(run,
+       "-y: the learning rate jumps: by the schedule of %s (%s, -x %lld) step %lld would have %.3g, and by this one "
+       "(%s, -x %lld) it has %.3g; constant can be trained for longer without that, and wsd until it decays",
+       checkpoint.c_str(), schedule.kind.c_str(), (long long)schedule.total_steps, (long long)next, schedule(next),
+       run.schedule.kind.c_str(), (long long)run.steps, run.schedule(next));
 }
 
 // The streams that a run with memory had which wrote a checkpoint. Throws UserError if now they are others, unless the
@@ -172,7 +192,35 @@ static int64_t saved_streams(const Run& run, const RunState& saved, const std::s
   return before;
 }
 
-void resume_progress(Run& run, const std::string& checkpoint) {
+// A log without a checkpoint, as from an archive of results, stands for its run where that is finished.
+static void compare_with_log(const Run& run, const OptionTable& table, const Settings& now) {
+  const std::string& out = run.options.out;
+  if (!run.options.same_options || !log_is_finished(out)) return;
+  const std::vector<SettingDifference> found = differences(table, recorded_settings(out, nullptr), now);
+  if (!found.empty())
+    user_error("--same-options: %s/log.jsonl is of a run with other ones: %s; give the same, or start anew in another "
+               "folder",
+               out.c_str(), list_of(found).c_str());
+}
+
+// Whether a difference means that the checkpoint is of another run.
+static bool is_refused(const SettingDifference& d) {
+  return d.key == train_checksum_key || (d.option != nullptr && d.option->on_resume == OnResume::refused);
+}
+
+static void warn_of_difference(const Run& run, const SettingDifference& d, const std::string& checkpoint) {
+  if ((d.option != nullptr && d.option->on_resume == OnResume::warned_of) || d.key == "precision")
+    warn(run, "-y: %s was written with another %s: %s; training continues with %s", checkpoint.c_str(), d.name.c_str(),
+         d.before.c_str(), d.now.c_str());
+  if ((d.key == val_checksum_key && d.before != "none" && d.now != "none") || d.key == "val_batches")
+    warn(run, "-y: %s: what validation reads is not the same as before: %s; its losses cannot be compared",
+         checkpoint.c_str(), list_of({d}).c_str());
+}
+
+void resume_progress(Run& run, const std::string& checkpoint, const LogFields& description) {
+  TrainOptions options = run.options;
+  const OptionTable table = train_options(options);
+  if (checkpoint.empty()) return compare_with_log(run, table, settings_of(description));
   const RunState saved = read_run_state(checkpoint);
   const DataLoader& data = *run.train;
   int64_t num_sequences = data.num_sequences, next_sequence = saved.next_sequence;
@@ -180,19 +228,42 @@ void resume_progress(Run& run, const std::string& checkpoint) {
     num_sequences = data.sequences_of_streams(saved_streams(run, saved, checkpoint));
     next_sequence = next_sequence / data.streams * data.streams;  // at the beginning of segments, if streams are others
   }
-  for (const Option& option : train_options(run.options))
-    if (option.on_resume != OnResume::ignored) compare_option(run, option, saved, checkpoint);
+  const Settings before = settings_before(run, saved);
+  const std::vector<SettingDifference> found = differences(table, before, settings_of(description));
+  for (const SettingDifference& d : found)
+    if (is_refused(d) && d.option != nullptr)
+      user_error("-y: %s was written with another %s: %s; now it is %s; give the same, or start anew in another folder",
+                 checkpoint.c_str(), d.name.c_str(), d.before.c_str(), d.now.c_str());
   if (saved.num_sequences != num_sequences)
     user_error("-y: %s was written with other training data (-i): of %lld sequences, and now there are %lld; give the "
                "same, or start anew in another folder",
                checkpoint.c_str(), (long long)saved.num_sequences, (long long)num_sequences);
+  for (const SettingDifference& d : found)
+    if (is_refused(d))
+      user_error("-y: %s was written with other training data (-i), of as many sequences: their checksum was %s, and "
+                 "now it is %s; give the same, or start anew in another folder",
+                 checkpoint.c_str(), d.before.c_str(), d.now.c_str());
   if (saved.step > run.steps)
     user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(),
                (long long)run.steps);
+  if (!found.empty() && run.options.same_options)
+    user_error("--same-options: %s was written with other ones: %s; give the same, or start anew in another folder",
+               checkpoint.c_str(), list_of(found).c_str());
+  if (!found.empty() && saved.step == run.steps)
+    user_error("-y: %s has done all of its steps, and none is left for what has changed: %s; give the same, ask for "
+               "more steps (-x), or start anew in another folder",
+               checkpoint.c_str(), list_of(found).c_str());
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
   run.train->next_sequence = next_sequence;
+  for (const SettingDifference& d : found) warn_of_difference(run, d, checkpoint);
+  warn_of_jump(run, before, checkpoint);
+}
+
+// Of data; "" where there are none.
+static std::string checksum_of(const std::unique_ptr<DataLoader>& data) {
+  return data ? crc32c_hex(data->shards.checksum) : "";
 }
 
 LogFields describe_run(const Run& run) {
@@ -205,6 +276,9 @@ LogFields describe_run(const Run& run) {
       fields.push_back({option.key, name_as_text(*name)});
     else std::visit([&](const auto& scalar) { fields.push_back({option.key, scalar}); }, *value);
   }
+  fields.push_back({train_checksum_key, checksum_of(run.train)});
+  fields.push_back({val_checksum_key, checksum_of(run.val)});
+  if (!run.model_checksum.empty()) fields.push_back({model_checksum_key, run.model_checksum});
   fields.push_back({"grad_accum_steps", run.grad_accum_steps});
   fields.push_back({"ranks", int64_t(run.ranks.size)});
   fields.push_back({"flops_per_token", run.flops_per_token});
@@ -259,13 +333,15 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
     for (const std::string& name : set_aside_checkpoints_after(o.out, run.step))
       printf("set aside: %s\n", name.c_str());
     resume_log(run);
-    run.log.write({{"step", run.step}, {"process", describe_process(run)}});
   } else {
-    write_file_durably(o.out + "/config.toml", o.as_toml);
     run.log.create(o.out);
-    description.push_back({"process", describe_process(run)});
-    run.log.write("run", description);
   }
+  // A run that is resumed may have other options than before: config.toml has those of the last process, and the log
+  // a description of each, with the step after which it begins.
+  write_file_durably(o.out + "/config.toml", o.as_toml);
+  description.push_back({"process", describe_process(run)});
+  if (checkpoint.empty()) run.log.write("run", description);
+  else run.log.write({{"step", run.step}, {"run", description}});
   if (o.tensorboard) run.events.open(o.out, run.step);
 }
 
@@ -274,8 +350,9 @@ static long long num_tokens(const std::unique_ptr<DataLoader>& data) {
 }
 
 void check_same_data(Run& run) {
-  run.channel.check_same_on_all_ranks("data", format("%lld training tokens and %lld to validate with",
-                                                     num_tokens(run.train), num_tokens(run.val)));
+  const std::string checksums = checksum_of(run.train) + ", " + checksum_of(run.val);
+  run.channel.check_same_on_all_ranks("data", format("%lld training tokens and %lld to validate with (checksums %s)",
+                                                     num_tokens(run.train), num_tokens(run.val), checksums.c_str()));
 }
 
 // Files of the data that are too short to be used.
@@ -491,6 +568,7 @@ RunState run_state(const Run& run) {
     CHECK(value);  // plan_batches has set those without a default
     state.options.push_back({option.key, *value});
   }
+  state.options.push_back({train_checksum_key, checksum_of(run.train)});
   if (run.has_memory) state.options.push_back({streams_key, run.train->streams});
   return state;
 }

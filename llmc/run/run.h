@@ -26,6 +26,7 @@ struct Run {
   std::optional<Tokenizer> tokenizer;      // what the model's tokens stand for, if that is known
   std::string tokenizer_json;              // as checkpoints carry it, on rank 0; "" without one
   std::vector<int> prompt;                 // tokens that samples begin with
+  std::string model_checksum;              // of the weights in the folder of -e, on rank 0; "" without one
   Schedule schedule;
   RunLog log;
   EventFile events;  // with --tensorboard
@@ -87,16 +88,18 @@ std::string checkpoint_to_resume(Run& run);
 // ----------------------------------------------------------------------------
 // Output
 
-// Takes over from `checkpoint` how far the run has come. Throws UserError if it was written with other training data,
-// another value of an option that must stay, or another number of streams; warns of options that may change (OnResume
-// in option.h).
-void resume_progress(Run& run, const std::string& checkpoint);
+// Takes over from `checkpoint`, if that is not "", how far the run has come. Throws UserError if it was written with
+// other training data, another value of an option that must stay, or another number of streams; with --same-options, or
+// if no step is left to do, also if anything else in `description` (describe_run, and what is said of the model) was
+// another; and with --same-options for a finished log without a checkpoint. Warns of options that may change (OnResume
+// in option.h), and of a learning rate that jumps.
+void resume_progress(Run& run, const std::string& checkpoint, const LogFields& description);
 
-// The folder of -o: config.toml and a log that begins with `description` of a new run, or that of one resumed from
-// `checkpoint`; and in the log what this process is and its machine.
+// The folder of -o: config.toml, and a log that begins with `description` of a new run, or has it after the lines of
+// what was done before the step of `checkpoint`; and with it what this process is and its machine.
 void open_output(Run& run, const std::string& checkpoint, LogFields description);
 
-// Beside the model's fields: what the log says of a new run, the options among them.
+// Beside the model's fields: what the log says of a run, the options and the data's checksums among them.
 LogFields describe_run(const Run& run);
 
 // Throws UserError unless all ranks have the same data; returns when all have called it.

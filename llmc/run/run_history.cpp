@@ -15,6 +15,13 @@ static double number_in(const json& object, const char* key, double otherwise = 
   return it != object.end() && it->is_number() ? it->get<double>() : otherwise;
 }
 
+const json& RunHistory::description_of(int64_t step) const {
+  const json* found = parts.empty() ? &description : &parts[0].description;
+  for (const RunPart& part : parts)
+    if (part.step < step) found = &part.description;
+  return *found;
+}
+
 double RunHistory::number(const char* key, double otherwise) const { return number_in(description, key, otherwise); }
 
 double RunHistory::final_loss() const { return validations.empty() ? NAN : validations.back().loss; }
@@ -75,6 +82,7 @@ static bool add_line(RunHistory& run, const json& line) {
     run.description = line["run"];
     take_process(run, run.description.value("process", json()));
     run.description.erase("process");
+    run.parts.push_back({int64_t(number_in(line, "step", 0)), run.description});
     return true;
   }
   if (!line.contains("step") || !line["step"].is_number_integer()) return false;

@@ -37,9 +37,16 @@ struct Sample {
   std::vector<double> ponder = {};
 };
 
+// What the log says of the run from a step on.
+struct RunPart {
+  int64_t step;                        // after which a process began, or resumed
+  nlohmann::ordered_json description;  // of what it was told to do
+};
+
 struct RunHistory {
   std::string name;                      // the folder, as it was given
-  nlohmann::ordered_json description;    // the log's first line, but for the process; an empty object if it has none
+  nlohmann::ordered_json description;    // that of the last part; an empty object if there is none
+  std::vector<RunPart> parts;            // in the order of the log
   nlohmann::ordered_json process;        // the last process that trained: its machine, and its GEMM rate
   std::string options;                   // config.toml
   std::vector<TrainPoint> steps;         // ascending, each step once
@@ -50,6 +57,8 @@ struct RunHistory {
   int64_t num_unreadable = 0;     // lines that are not valid, but for an incomplete last one
   bool ends_in_mid_line = false;  // the last line is incomplete, as when a process was killed
 
+  // The description by which a step was done.
+  const nlohmann::ordered_json& description_of(int64_t step) const;
   // A number of the description; `otherwise` if it has none.
   double number(const char* key, double otherwise) const;
   int64_t planned_steps() const { return int64_t(number("steps", 0)); }

@@ -9,7 +9,8 @@
 //   constant   base
 //   cosine     from base to final_fraction * base along half a cosine
 //   linear     from base to final_fraction * base along a line
-//   wsd        base, then over the last fifth of the run down to final_fraction * base as 1 - sqrt
+//   wsd        base, then over the last fifth of the run, at least two steps of it, down to final_fraction * base as
+//              1 - sqrt
 //
 // wsd is "warm-up, stable, decay" (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed
 // training durations").
@@ -28,7 +29,9 @@ struct Schedule {
   double operator()(int64_t step) const {
     if (step <= warmup_steps) return learning_rate * double(step) / double(warmup_steps);
     if (kind == "constant") return learning_rate;
-    int64_t decay_from = kind == "wsd" ? std::max(warmup_steps, total_steps - total_steps / 5) : warmup_steps;
+    // The first step of a decay still has the whole rate: one of fewer than two steps would be none.
+    const int64_t last_fifth = std::max<int64_t>(2, total_steps / 5);
+    int64_t decay_from = kind == "wsd" ? std::max(warmup_steps, total_steps - last_fifth) : warmup_steps;
     double length = double(std::max<int64_t>(1, total_steps - decay_from));
     double done = std::min(1.0, std::max(0.0, double(step - 1 - decay_from) / length));
     double shape = 0;  // 1 at the beginning of the decay, 0 at its end

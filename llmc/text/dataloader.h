@@ -9,7 +9,7 @@
 #include <cstdint>                    // int64_t, uint16_t
 #include <string>                     // std::string
 #include <vector>                     // std::vector
-#include "llmc/utils/crc32c.h"        // crc32c
+#include "llmc/utils/crc32c.h"        // crc32c, crc32c_combine
 #include "llmc/utils/data_file.h"     // DataFile
 #include "llmc/utils/error.h"         // user_error, UserError, CHECK
 #include "llmc/utils/files.h"         // matching_files, path_exists
@@ -32,6 +32,7 @@ struct TokenFile {
   std::string path;
   int64_t num_tokens = 0;
   TokenMask mask;
+  uint32_t checksum = 0;  // CRC-32C of the tokens and what the mask says of each, when the file was opened
 
   // Throws UserError, naming the file, if it cannot be read, is in none of these formats, or has a token that is not
   // below `vocab_size`; and if its mask is not one, or was made for other tokens. Reads the whole file, on all threads.
@@ -159,33 +160,33 @@ struct TokenFile {
     return sample;
   }
 
-  // Throws UserError, naming the first one, unless every token is below the vocabulary's size, and if the mask was made
-  // for other tokens.
-  void check() const {
+  // Sets the checksum. Throws UserError, naming the first one, unless every token is below the vocabulary's size, and
+  // if the mask was made for other tokens.
+  void check() {
     constexpr int64_t block = 1 << 16;
     const int64_t blocks = (num_tokens + block - 1) / block;
-    auto read_block = [&](int64_t i) { return read_unchecked(i * block, std::min(block, num_tokens - i * block)); };
-    uint32_t crc = 0;
-    file_.advise(POSIX_FADV_SEQUENTIAL);
-    if (mask.exists())
-      for (int64_t i = 0; i < blocks; i++) {
-        const std::vector<uint16_t> tokens = read_block(i);
-        crc = crc32c(tokens.data(), tokens.size() * sizeof(uint16_t), crc);
-      }
-    mask.check_belongs_to(crc);
-    if (vocab_size > 65535) return;  // no uint16 is larger
+    auto size = [&](int64_t i) { return std::min(block, num_tokens - i * block); };
+    auto read_block = [&](int64_t i) { return read_unchecked(i * block, size(i)); };
     int largest = 0;
     std::string error;  // no exception may leave a parallel region
+    std::vector<uint32_t> checksums(static_cast<size_t>(blocks));
+    file_.advise(POSIX_FADV_SEQUENTIAL);
 #pragma omp parallel for reduction(max : largest) schedule(static)
     for (int64_t i = 0; i < blocks; i++) {
       try {
-        largest = std::max(largest, largest_of(read_block(i)));
+        const std::vector<uint16_t> tokens = read_block(i);
+        largest = std::max(largest, largest_of(tokens));
+        checksums[i] = crc32c(tokens.data(), tokens.size() * sizeof(uint16_t));
       } catch (const UserError& e) {
 #pragma omp critical
         error = e.what();
       }
     }
     if (!error.empty()) throw UserError(error);
+    for (int64_t i = 0; i < blocks; i++)
+      checksum = crc32c_combine(checksum, checksums[i], uint64_t(size(i)) * sizeof(uint16_t));
+    mask.check_belongs_to(checksum);
+    checksum = mask.checksum(checksum);
     if (largest < vocab_size) return;
     for (int64_t i = 0; i < blocks; i++) {
       const std::vector<uint16_t> tokens = read_block(i);
@@ -205,11 +206,16 @@ struct TokenShards {
   std::string pattern;
   std::vector<TokenFile> files;
   int64_t num_tokens = 0;
+  // Tells data apart that have as many tokens: a CRC-32C of all files' tokens and masks, whatever the names of the
+  // files and their formats. It is computed of every byte each time, as every token is looked at anyway: no date and no
+  // list that may be out of date has to be trusted.
+  uint32_t checksum = 0;
 
   TokenShards(const std::string& glob_pattern, int vocab_size) : pattern(glob_pattern) {
     for (const std::string& path : matching_paths()) {
       files.emplace_back(path, vocab_size);
       num_tokens += files.back().num_tokens;
+      checksum = crc32c(&files.back().checksum, sizeof checksum, checksum);
     }
     if (has_mask() && num_scored() == 0)
       user_error("%s: the masks beside these files leave no token to score; make them again, or remove them to score "

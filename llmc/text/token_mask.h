@@ -7,6 +7,7 @@
 #include <string>                  // std::string
 #include <vector>                  // std::vector
 #include "llmc/not_scored.h"       // not_scored
+#include "llmc/utils/crc32c.h"     // crc32c
 #include "llmc/utils/data_file.h"  // DataFile
 #include "llmc/utils/error.h"      // user_error
 
@@ -85,6 +86,16 @@ struct TokenMask {
       count += std::count(part.begin(), part.end(), 1);
     }
     return count;
+  }
+
+  // The CRC-32C of what has the checksum `before`, followed by what the mask says of each token.
+  uint32_t checksum(uint32_t before) const {
+    constexpr int64_t block = 1 << 20;
+    for (int64_t begin = 0; begin < num_tokens_; begin += block) {
+      const std::vector<uint8_t> part = scored(begin, std::min(block, num_tokens_ - begin));
+      before = crc32c(part.data(), part.size(), before);
+    }
+    return before;
   }
 
   // Throws UserError if there is a mask, and it was made for tokens of another CRC-32C.

@@ -1,11 +1,12 @@
 // JSON that others wrote, or may have damaged.
 #pragma once
-#include <algorithm>           // std::max, std::min
-#include <cstdint>             // int64_t
-#include <nlohmann/json.hpp>   // nlohmann::ordered_json
-#include <string>              // std::string
-#include <string_view>         // std::string_view
-#include "llmc/utils/error.h"  // user_error, format
+#include <algorithm>            // std::max, std::min
+#include <cstdint>              // int64_t
+#include <nlohmann/json.hpp>    // nlohmann::ordered_json
+#include <string>               // std::string
+#include <string_view>          // std::string_view
+#include "llmc/utils/error.h"   // user_error, format
+#include "llmc/utils/scalar.h"  // Scalar
 
 // Whether lists and objects lie in each other more than `most` deep.
 inline bool is_nested_deeper(std::string_view text, int most) {
@@ -64,4 +65,13 @@ int64_t whole_number(const Json& value, const char* name, int64_t least, int64_t
   if (is_huge || number < least || number > most)
     user_error("%s: must lie between %lld and %lld", name, (long long)least, (long long)most);
   return number;
+}
+
+// The scalar that a value is. Throws Json::exception if it is a list, an object or null.
+template <class Json>
+Scalar scalar_of(const Json& value) {
+  if (value.is_boolean()) return value.template get<bool>();
+  if (value.is_number_integer()) return value.template get<int64_t>();
+  if (value.is_number()) return value.template get<double>();
+  return value.template get<std::string>();
 }

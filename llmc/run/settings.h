@@ -1,0 +1,41 @@
+// What a run was made with: its options, its model, its data by their checksums, as its log and its checkpoints say it;
+// and in what that differs from what a process that resumes it is told.
+#pragma once
+#include <cstdint>               // int64_t
+#include <map>                   // std::map
+#include <string>                // std::string
+#include <vector>                // std::vector
+#include "llmc/io/checkpoint.h"  // RunState
+#include "llmc/utils/scalar.h"   // Scalar
+#include "logger.h"              // LogFields
+#include "option.h"              // Option, OptionTable
+
+// Checksums in a description, of the data and of the weights to start from; and the training data's in a checkpoint's
+// state.
+inline const char model_checksum_key[] = "model_checksum";
+inline const char train_checksum_key[] = "train_checksum";
+inline const char val_checksum_key[] = "val_checksum";
+
+// By their keys in a log's description of a run.
+using Settings = std::map<std::string, Scalar>;
+
+// The settings in a description.
+Settings settings_of(const LogFields& description);
+
+// What made the run in folder `out` up to a step: what its log says, if that can be read, and what is saved in the
+// checkpoint of that step, which is surer; null: there is none, and the step is the log's last one.
+Settings recorded_settings(const std::string& out, const RunState* saved);
+
+// Whether the log in `out` has all steps that its run was to do.
+bool log_is_finished(const std::string& out);
+
+struct SettingDifference {
+  std::string key;
+  const Option* option;     // which decides on it; null if no option alone does
+  std::string name;         // "peak learning rate (-l)"
+  std::string before, now;  // both values; "none" for an empty text
+};
+
+// What is known of both and differs. What says nothing about results is left out: names of files, the machine, and what
+// follows from the rest.
+std::vector<SettingDifference> differences(const OptionTable& options, const Settings& before, const Settings& now);
