@@ -115,15 +115,15 @@ EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
 FIRST_TESTS := $(addprefix $(BUILD)/,\
-  test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input \
+  test_huggingface test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli test_bad_input \
   test_ptx test_machine_code test_scripts test_reference test_data)
 TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
 LATER_TESTS := $(addprefix $(BUILD)/,\
-  test_amx test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_hostile test_machine_code \
-  test_mutants test_ptx test_report test_reference test_resume test_sampling test_scripts \
+  test_amx test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_hostile test_huggingface \
+  test_machine_code test_mutants test_ptx test_reference test_scripts bf16/test_gpt2_sla_cpu \
   bf16/test_gpt2_sla_emu bf16/test_memory_emu \
   bf16/test_attention_cpu fp32/test_attention_cpu fp32/test_attention_emu bf16/test_ops_cpu fp32/test_ops_cpu \
   bf16/test_ops_emu fp32/test_ops_emu)
@@ -131,7 +131,7 @@ QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
 # n-th is run, from the k-th on. LEAVE_OUT=fp32 or bf16: no tests of that precision.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_emu_triton test_faults \
-  test_hostile test_mutants test_ptx test_reference)
+  test_ptx test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
 $(error PART=$(PART): it must be k/n, such as 2/3)
@@ -153,7 +153,8 @@ TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt \
   $(PTX)
 # What the tests of `make test` run.
-QUICK_TESTED_PROGRAMS := $(BUILD)/fp32/train_gpt2_sla_cpu data/tokenize data/probe $(BUILD)/fp32/train_gpt2_sla_emu
+QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe \
+  $(BUILD)/fp32/train_gpt2_sla_emu
 
 .PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
 .PHONY: setup programs what-is-here gpu-checked gpu-bundle
@@ -242,7 +243,7 @@ test:
 # AFTER_TEST=1: `make test` has just run; run the others, and add up both. With PART, of what nvcc compiles only the
 # trainer is built: the sampler and the evaluator have the same kernels.
 test-all:
-	@scripts/setup.sh build test browser
+	@scripts/setup.sh build test browser --optional python
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(if $(PART),$(filter train_gpt2_sla %_cpu,$(BUILT)),programs) $(TESTED_PROGRAMS) $(filter-out $(LEFT_OUT),$(TESTS))
 	@PART='$(PART)' SHARDED='$(if $(PART),$(SHARDED_TESTS))' LEAVE_OUT='$(LEAVE_OUT)' \
@@ -337,7 +338,8 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
 $(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/data/probe.o: private CXXFLAGS += $(COLD)
 $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
-$(OBJ)/dev/test/%.o: private CXXFLAGS += $(COLD) -DSLA_CPU
+# A test runs for milliseconds and takes seconds to compile, but for the reference's.
+$(OBJ)/dev/test/%.o: private CXXFLAGS += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
 
 $(OBJ)/llmc/model/config_json.o: $(wildcard llmc/model/huggingface/*.py)
 
