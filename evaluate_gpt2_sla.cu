@@ -295,6 +295,8 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   if (o.context == 0 && !o.serve) context = std::min(context, std::max<int64_t>(e.longest, config.max_seq_len));
   stride = std::min(stride, context);
   for (const TextToScore& text : e.texts) check_scored(e, text);
+  if (!o.positions.empty() && e.texts.empty())
+    user_error("--positions %s: only texts and files of tokens have losses by position; name one", o.positions.c_str());
 }
 
 // ----------------------------------------------------------------------------

@@ -867,6 +867,7 @@ TEST_F(Evaluation, RefusesWhatCannotBe) {
                {plain + " --lambada " + write("w2", "{\"text\": \"a b\"}\n{\"text\": \"word\"}\n"), "line 2: \"word\" "
                                                                                                     "has no last word"},
                {plain + " --lambada " + write("w3", ""), "has no line"},
+               {plain + " --positions " + in("p") + " --lambada " + write("w5", "{\"text\": \"a b\"}\n"), "only texts"},
                {plain + " --lambada " + write("w4", "{\"text\": \"a " + std::string(40, 'b') + "\"}\n"), "line 1: what "
                                                                                                          "is to be "
                                                                                                          "predicted "
