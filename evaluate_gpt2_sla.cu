@@ -11,6 +11,7 @@
 #include "llmc/text/choice_file.h"       // ChoiceQuestion, read_choice_file
 #include "llmc/text/dataloader.h"        // TokenFile
 #include "llmc/text/scored_text.h"       // ScoredSequence, TextWindows
+#include "llmc/utils/foreign_file.h"     // why_no_text
 
 // ----------------------------------------------------------------------------
 // Scoring
@@ -222,6 +223,8 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
   } else {
     need_tokenizer(e, config.vocab_size);
     const std::string bytes = read_whole_file(path, most_text_bytes);
+    const std::string why = why_no_text(bytes);
+    if (!why.empty()) user_error("%s: %s", path.c_str(), why.c_str());
     if (bytes.find('\0') != std::string::npos)
       user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin",
                  path.c_str());

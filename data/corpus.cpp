@@ -6,7 +6,7 @@
 #include <filesystem>                 // std::filesystem::recursive_directory_iterator
 #include <nlohmann/json.hpp>          // nlohmann::json
 #include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/foreign_file.h"  // foreign_format, wide_encoding
+#include "llmc/utils/foreign_file.h"  // why_no_text
 #include "llmc/utils/json.h"          // why_no_json
 #include "llmc/utils/message.h"       // print_warning
 #include "llmc/utils/random.h"        // random_words, RandomStream
@@ -61,14 +61,6 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
   return sources;
 }
 
-// Throws UserError for a file that is known to be no text, or is one whose characters are not bytes.
-static void check_text(const std::string& name, std::string_view begin) {
-  const std::string what = foreign_format(begin.substr(0, foreign_head_bytes)), encoding = wide_encoding(begin);
-  if (!what.empty()) user_error("%s: %s, or leave it out", name.c_str(), what.c_str());
-  if (!encoding.empty())
-    user_error("%s: is %s text; %s, or leave it out", name.c_str(), encoding.c_str(), convert_text(encoding).c_str());
-}
-
 static bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
 CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
@@ -92,7 +84,8 @@ bool CorpusReader::next_block() {
   }
   const size_t got = stream_.read(block_.data(), block_.size());
   rest_ = {block_.data(), got};
-  if (begins) check_text(stream_.name(), rest_.substr(0, 4096));
+  const std::string why = begins ? why_no_text(rest_) : "";
+  if (!why.empty()) user_error("%s: %s, or leave it out", stream_.name().c_str(), why.c_str());
   file_open_ = got > 0;
   return true;
 }

@@ -71,3 +71,15 @@ TEST_F(ChangedData, AShorterValidationFileEndsARunWithACheckpoint) {
                      in("val.bin") + ": has become shorter");
   EXPECT_EQ(read_file(in("stderr")).find("nan"), std::string::npos);
 }
+
+// BUG llmc/run/run.cpp: `if (path == o.tokenizer) throw;` -> `throw;`
+TEST_F(CommandLine, ABrokenVocabularyBesideTheDataIsToldToBeOne) {
+  const std::string data = std::string(small_model) + "-v 0 -x 1 -i " + write("train.bin", shard_bytes(1000));
+  write("r50k_base.tiktoken", "IQ== 0\nIg== 1\nIw=");
+  expect_error(data, {in("r50k_base.tiktoken") + ": line 3 is not a token", "it lies beside the data or the model",
+                      "--tokenizer none"});
+  EXPECT_EQ(run(trainer + data + " --tokenizer none").exit_status, 0);
+  fs::remove(in("r50k_base.tiktoken"));
+  fs::create_symlink("nowhere", in("tokenizer.json"));
+  expect_error(data, {in("tokenizer.json") + ": is a link that leads nowhere"});
+}

@@ -90,7 +90,7 @@ TEST_F(TokenFormats, HeaderlessTokensOfManyVocabulariesAreRead) {
   EXPECT_EQ(TokenShards(write_headerless("a.bin", uniform), 65536).num_tokens, 5000);
 }
 
-// BUG llmc/utils/foreign_file.cpp: `controls * 100 <=` -> `controls * 100 <`
+// BUG llmc/utils/foreign_file.cpp: `if (b < '\t' || b > '\r') controls` -> `controls`
 TEST_F(TokenFormats, EightBitTextIsRefused) {
   const std::string latin1 = "D\xe9j\xe0 vu: l'\xe9t\xe9 fran\xe7"
                              "ais.\n",

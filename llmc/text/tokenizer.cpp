@@ -9,7 +9,7 @@
 #include "llmc/utils/crc32c.h"        // crc32c
 #include "llmc/utils/error.h"         // user_error, format, CHECK
 #include "llmc/utils/files.h"         // try_read_file, path_exists, is_folder
-#include "llmc/utils/foreign_file.h"  // foreign_format, wide_encoding
+#include "llmc/utils/foreign_file.h"  // why_no_text
 #include "llmc/utils/json.h"          // parse_json
 #include "llmc/utils/number.h"        // parse_number
 #include "unicode_classes.h"          // unicode_letters, unicode_numbers, unicode_white_space
@@ -301,11 +301,8 @@ struct Tokenizer::VocabularyFile {
   static std::string read(const std::string& path) {
     std::optional<std::string> text = try_read_file(path);
     if (!text) user_error("%s: cannot be read; name a vocabulary, or a folder with one", path.c_str());
-    const std::string head = text->substr(0, foreign_head_bytes), what = foreign_format(head),
-                      encoding = wide_encoding(head);
-    if (!what.empty()) user_error("%s: %s", path.c_str(), what.c_str());
-    if (!encoding.empty())
-      user_error("%s: is %s text; %s", path.c_str(), encoding.c_str(), convert_text(encoding).c_str());
+    const std::string why = why_no_text(*text);
+    if (!why.empty()) user_error("%s: %s", path.c_str(), why.c_str());
     return *std::move(text);
   }
   static json parse(const std::string& path, const std::string& text) {

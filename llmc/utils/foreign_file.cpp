@@ -210,10 +210,13 @@ static std::string wide_encoding(const Words& words) {
   return is_utf16(words) ? "UTF-16LE" : is_utf16(other) ? "UTF-16BE" : "";
 }
 
-std::string wide_encoding(std::string_view bytes) { return wide_encoding(words_of(bytes)); }
-
-std::string convert_text(const std::string& encoding) {
+static std::string convert_text(const std::string& encoding) {
   return format("convert it to UTF-8 (iconv -f %s -t UTF-8)", encoding.c_str());
+}
+
+std::string why_no_text(std::string_view begin) {
+  const std::string what = foreign_format(begin), encoding = wide_encoding(words_of(begin.substr(0, 4096)));
+  return encoding.empty() ? what : format("is %s text; %s", encoding.c_str(), convert_text(encoding).c_str());
 }
 
 std::string why_no_tokens(const Words& words, int vocab_size) {

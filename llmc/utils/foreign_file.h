@@ -16,12 +16,9 @@ constexpr const char* lfs_advice = "is a Git LFS pointer, not the file itself; f
 // whatever else is not known.
 std::string foreign_format(std::string_view head);
 
-// "UTF-16LE", "UTF-32BE", ... if these bytes, of text or not, are text in that encoding, with a byte order mark or
-// without; otherwise "".
-std::string wide_encoding(std::string_view bytes);
-
-// What is to be done with such text.
-std::string convert_text(const std::string& encoding);
+// The same for a file that should be text in UTF-8 or other bytes: also "is UTF-16LE text; convert it ...", with a byte
+// order mark or without.
+std::string why_no_text(std::string_view begin);
 
 // Words of a file that has no mark, from all over it: pieces of whole groups of four, which begin at a multiple of four
 // words in the file. Returns why they are no token ids of a vocabulary of `vocab_size`, as foreign_format does; "" if
