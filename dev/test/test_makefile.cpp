@@ -23,8 +23,8 @@ class RunTests : public CommandLine {
     write_file(in("build/" + name), "#!/usr/bin/env bash\nfor test in " + tests + R"sh(; do
       case "$*" in
         *--gtest_filter=-Long\*) [[ $test != Long* ]] || continue ;;
-        *--gtest_filter=Long\*) [[ $test = Long* ]] || continue ;;
-        *--gtest_filter=*-\*/fp32_\*) [[ $test != */fp32_* ]] || continue ;;
+        *--gtest_filter=Long\*-*) [[ $test = Long* ]] || continue ;;
+        *--gtest_filter=\*-\*/fp32_\*) [[ $test != */fp32_* ]] || continue ;;
         *--gtest_filter=[A-Z]*) [[ :${*##*=}: = *:$test:* ]] || continue ;;
       esac
       if [ "$1" = --gtest_list_tests ]; then echo "${test%.*}."; echo "  ${test#*.}"; continue; fi
@@ -76,6 +76,7 @@ TEST_F(RunTests, AProgramThatRunsNoTestHasFailed) {
   EXPECT_EQ(run_tests("quick build/long"), "0 passed, 2 failed\n");
   EXPECT_EQ(run_tests("all build/none build/long"), "1 passed, 1 failed\n");
   EXPECT_EQ(run_tests("quick build/none build/missing"), "0 passed, 3 failed\n");
+  EXPECT_EQ(run_tests("all build/missing", "PART=1/2 SHARDED=build/missing"), "0 passed, 2 failed\n");
 }
 
 // ----------------------------------------------------------------------------
