@@ -77,7 +77,7 @@ TEST(Numbers, OfOtherProgramsOptionsAreReadAlike) {
 }
 
 TEST(Numbers, OfSlurmsVariablesAreReadAlike) {
-  const RankOptions options = {"file:nowhere", std::nullopt, 8, std::nullopt};
+  const RankOptions options = {"file:nowhere", std::nullopt, 8, std::nullopt, {}};
   setenv("SLURM_PROCID", "3", 1);
   EXPECT_EQ(init_ranks(options).rank, 3);
   setenv("SLURM_PROCID", "3,4", 1);
