@@ -1,6 +1,7 @@
 // A file on disk, or standard input, that is read once from its beginning to its end.
 #pragma once
 #include <fcntl.h>              // open
+#include <poll.h>               // poll
 #include <unistd.h>             // read, close
 #include <cerrno>               // errno
 #include <cstring>              // strerror
@@ -32,8 +33,12 @@ struct SourceReader {
   // bytes (size) = the next bytes. Returns their number, 0 at the end; -1 on error, which `error` keeps.
   ssize_t read(char* bytes, size_t size) {
     for (;;) {
+      // A pipe may be empty for long, and a signal may arrive just before the wait begins.
+      pollfd input = {fd, POLLIN, 0};
+      while (fd >= 0 && !interrupted && poll(&input, 1, /*ms=*/200) <= 0) {}
+      if (interrupted) return error = EINTR, -1;
       const ssize_t n = ::read(fd, bytes, size);
-      if (n < 0 && errno == EINTR && !interrupted) continue;
+      if (n < 0 && errno == EINTR) continue;
       if (n < 0) error = errno;
       if (n > 0) checksum = crc32c(bytes, n, checksum), bytes_read += n;
       return n;

@@ -41,6 +41,8 @@ TEST_F(CommandLine, BadModelsAreRefusedWithTheTensorsName) {
   write_file(in("model/model.safetensors"), weights.substr(0, weights.size() - 10));
   expect_error(data + in("model"), {"model.safetensors"});
   write_file(in("model/model.safetensors"), weights.substr(0, 100));
+  expect_error(data + in("model"), {"model.safetensors", "100 bytes", "cannot hold"});
+  write_file(in("model/model.safetensors"), weights.substr(0, 8) + std::string(weights.size(), ' '));
   expect_error(data + in("model"), {"model.safetensors", "header"});
   std::string lie = weights;
   const uint64_t length = ~0ull;
@@ -70,8 +72,9 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "-l 1e-3e", {"1e-3e"});
   expect_error(with + "-s 1 -g 33", {"-g 33"});
   expect_error(with + "-b 100000000", {"exceeds the free memory by"});
-  expect_error(with + "--layers 2000000000",
-               {"2000000000 layers of 32 channels", "take at least", "take a smaller model"});  // at once
+  expect_error(with + "--layers 2000000000", {"2000000000 layers are more than a model can have"});  // at once
+  expect_error(with + "--layers 10000 --heads 4 --channels 1048576",
+               {"10000 layers of 1048576 channels", "take at least", "take a smaller model"});
   expect_error(with + "-y 7", {"-y 7"});
   expect_error(with + "-r 5", {"-r 5", "between 0 and 4"});
 }

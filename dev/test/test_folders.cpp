@@ -164,7 +164,7 @@ TEST_F(Folders, ASignalWhileAModelIsLoadedEndsTheProgram) {
   }
 }
 
-// BUG data/source_reader.h: `errno == EINTR && !interrupted` -> `errno == EINTR`
+// BUG data/source_reader.h: `while (fd >= 0 && !interrupted` -> `while (fd >= 0`
 TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
   ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
   const std::string command =

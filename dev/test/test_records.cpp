@@ -445,6 +445,7 @@ TEST_F(ScriptRecords, AnEditedTextIsTrainedOnAnew) {
   write_program("data/text.sh", "mkdir -p data/text-a; echo data/text-a");
   write_program("train_gpt2_sla_cpu", R"(while [ $# -gt 0 ]; do [ "$1" != -o ] || mkdir -p "$2/step_1"; shift; done)");
   fs::create_directories(in("tree/data/text-a"));
+  write_file(in("tree/data/text-a/val_000000.bin"), shard_bytes(2000));
   write_file(in("tree/nvcc"), "");
   auto train = [&](const char* checksum) {
     write_file(in("tree/data/text-a/MANIFEST.json"),

@@ -74,17 +74,18 @@ static Wiring config_wiring(const json& config, const std::string& path) {
 // the error of who reads them.
 static void check_size_of_weights(const std::string& folder, const std::string& path, const ModelConfig& c) {
   double bytes = 0;
-  for (const std::string& file : weight_files(folder)) {
+  const std::vector<std::string> files = weight_files(folder);
+  for (const std::string& file : files) {
     std::error_code error;
     bytes += double(std::filesystem::file_size(file, error));
     if (error) return;
   }
   const double least = least_parameters(c, 0);
-  if (2 * least > bytes)
-    user_error("%s: %d layers of %d channels and a vocabulary of %d have at least %.0f parameters, which the %.0f "
-               "bytes "
-               "of weights beside it cannot hold; fetch both files of the same model",
-               path.c_str(), c.num_layers, c.channels, c.vocab_size, least, bytes);
+  if (!files.empty() && 2 * least > bytes)
+    user_error("%s: %d layers of %d channels and a vocabulary of %d have at least %.0f parameters, which %s%s, of %.0f "
+               "bytes, cannot hold; fetch both again, of the same model",
+               path.c_str(), c.num_layers, c.channels, c.vocab_size, least, files.front().c_str(),
+               files.size() > 1 ? " and those beside it" : "", bytes);
 }
 
 ModelConfig read_config_json(const std::string& folder) {
