@@ -160,6 +160,14 @@ class Training : public Ranks {
     EXPECT_LT(o.err.find(what, at), o.err.find('\n', at)) << o.err;
     EXPECT_EQ(o.err.find("error:", at + 1), std::string::npos) << o.err;
   }
+  // The last step in the log of the folder "out"; 0 if there is none.
+  int newest_logged_step() const {
+    const std::string log = read_file(in("out") + "/log.jsonl"), key = "{\"step\":";
+    int step = 0;
+    for (size_t at = log.find(key); at != std::string::npos; at = log.find(key, at + 1))
+      step = atoi(log.c_str() + at + key.size());
+    return step;
+  }
   // Of the checkpoints in the folder "out"; 0 if there is none.
   int newest_step() const {
     int step = 0;
@@ -212,7 +220,8 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanks) {
 }
 
 // In some steps a rank has no token that is scored.
-// BUG train_gpt2_sla.cu: `&model.acts.stats->loss, num_loss_sums + 1` -> `&model.acts.stats->loss, num_loss_sums - 3`
+// BUG train_gpt2_sla.cu: `else gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1)` -> `else
+//   gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums - 3)`
 TEST_F(LongTraining, HasTheSameLossesOfScoredTokensWithAnyNumberOfRanks) {
   write_file(in("tokens.mask"),
              mask_of_shard(shard_bytes(2000, 60), [](int i) { return i % 48 < 8 || (i / 96 % 2 == 0 && i % 3 == 0); }));
@@ -570,6 +579,24 @@ TEST_F(LongTraining, NamesARankThatIsStopped) {
 }
 
 // Ranks in different folders, in which the same names are other files.
+// A rank that finds its tokens gone tells the others by the request to stop that they all see.
+TEST_F(LongTraining, OfATokenFileThatIsCutAllRanksSaveAndEnd) {
+  std::thread cutter([&] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (newest_logged_step() < 3 && std::chrono::steady_clock::now() < end) usleep(10000);
+    truncate(in("tokens.bin").c_str(), 1024);
+  });
+  const Outcome o =
+      run_ranks(2, "timeout 100 build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out")));
+  cutter.join();
+  EXPECT_EQ(o.exit_status, 1) << o.out;
+  const size_t at = o.err.find("error: ");
+  ASSERT_NE(at, std::string::npos) << o.err;
+  EXPECT_LT(o.err.find("tokens.bin: has become shorter", at), o.err.find('\n', at)) << o.err;
+  EXPECT_EQ(o.err.find("error: ", at + 1), std::string::npos) << o.err;
+  EXPECT_EQ(newest_step(), newest_logged_step());
+}
+
 TEST_F(LongTraining, NamesARankThatSeesOtherFiles) {
   const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
     const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");

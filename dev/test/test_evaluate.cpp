@@ -317,7 +317,7 @@ TEST_F(Evaluation, HasTheTrainersValidationLoss) {
               6e-6);  // it prints five digits
 }
 
-// BUG evaluate_gpt2_sla.cu: `if (!text.is_scored(at)) continue;` -> ``
+// BUG evaluate_gpt2_sla.cu: `if (!scored[at - window.first]) continue;` -> ``
 // BUG llmc/run/evaluation.cpp: `total.correct += t.correct, ` -> ``
 TEST_F(Evaluation, ScoresWhatTheMaskSaysAndSaysHowManyAreRight) {
   const std::vector<float> logits = different_logits(256);

@@ -617,8 +617,8 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
 
 // BUG llmc/io/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header =
 // crc32c(file_.get(), 8);`
-// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors", memory_file}) {` ->
-// `{"model.safetensors", "optimizer.safetensors"}) {`
+// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors", memory_file});` ->
+// `{"model.safetensors", "optimizer.safetensors"});`
 // BUG llmc/io/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
 //   `full.assign(size_t(num_elements(specs[i].shape)), 1.0f);`
 TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
