@@ -130,8 +130,8 @@ LATER_TESTS := $(addprefix $(BUILD)/,\
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
 # n-th is run, from the k-th on. LEAVE_OUT=fp32 or bf16: no tests of that precision.
-SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_emu_triton test_faults \
-  test_ptx test_reference)
+SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_emu_triton test_ptx \
+  test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
 $(error PART=$(PART): it must be k/n, such as 2/3)
