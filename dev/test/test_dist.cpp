@@ -667,8 +667,9 @@ TEST_F(Training, OnlyRankZeroPrints) {
 TEST_F(LongTraining, ASignalToOneRankStopsAllRanks) {
   const std::string trainer_command = "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("ou"
                                                                                                                   "t"));
-  const Outcome o = run_ranks(2, "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 4; kill -USR1 $$) & fi; exec " +
-                                     trainer_command + "'");
+  const Outcome o =
+      run_ranks(2, "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (until grep -qs loss " + in("out/log.jsonl") +
+                       "; do sleep 0.05; done; kill -USR1 $$) & fi; exec " + trainer_command + "'");
   EXPECT_NE(o.exit_status, 0);
   const size_t at = o.out.find("stopped by a signal after step ");
   ASSERT_NE(at, std::string::npos) << o.out.substr(o.out.size() - std::min<size_t>(o.out.size(), 400)) << o.err;
