@@ -35,8 +35,8 @@ struct SourceReader {
     for (;;) {
       // A pipe may be empty for long, and a signal may arrive just before the wait begins.
       pollfd input = {fd, POLLIN, 0};
-      while (fd >= 0 && !interrupted && poll(&input, 1, /*ms=*/200) <= 0) {}
-      if (interrupted) return error = EINTR, -1;
+      while (fd >= 0 && poll(&input, 1, /*ms=*/200) <= 0)
+        if (interrupted) return error = EINTR, -1;
       const ssize_t n = ::read(fd, bytes, size);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) error = errno;

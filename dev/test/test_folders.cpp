@@ -164,7 +164,7 @@ TEST_F(Folders, ASignalWhileAModelIsLoadedEndsTheProgram) {
   }
 }
 
-// BUG data/source_reader.h: `while (fd >= 0 && !interrupted` -> `while (fd >= 0`
+// BUG data/source_reader.h: `if (interrupted) return error = EINTR, -1;` -> `{}`
 TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
   ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
   const std::string command =

@@ -612,7 +612,8 @@ class LongGpuCheck : public CommandLine {
 
 // For each program that GoogleTest runs, the first test that the script asks for; where it asks for all, a quick one of
 // the model's. The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1 MB of
-// what the plan keeps free.
+// what the plan keeps free. For a test program that is not built, as in a part of the tests, that of the other
+// precision runs.
 TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   write_nvcc(R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
     case "$x $*" in
@@ -622,7 +623,7 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
       bench_gpu*) set -- --tiny "$@" ;;
       test_gpt2_sla*) export GTEST_FILTER="Memory.EachLevel*" ;;
     esac
-    exec build/$p/${x}_emu "$@")sh");
+    for q in $p bf16 fp32; do [ ! -x build/$q/${x}_emu ] || exec build/$q/${x}_emu "$@"; done)sh");
   const Outcome o = check();
   EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
   const std::string text = read_file(report);
