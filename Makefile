@@ -165,13 +165,13 @@ all: what-is-here programs
 
 help:
 	@echo 'make            build what this machine can build, and say what it is'
-	@echo 'make train      install, build, fetch a corpus, train a small model and sample (about 5 minutes on 2 cores)'
+	@echo 'make train      install, build, fetch a corpus, train a small model and sample (3 to 12 minutes on 2 cores)'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
 	@echo 'make paper      SIZE=tiny|small|full|night: the tables of the SLA paper and other wirings, over seeds'
 	@echo '                (tiny: within two hours on 2 cores; night: 8 to 9 hours)'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
-	@echo '                (about 5 minutes on 2 cores)'
-	@echo 'make test-all   every test there is (about 30 minutes); the last line of both says how many passed'
+	@echo '                (6 to 16 minutes on 2 cores)'
+	@echo 'make test-all   every test there is (an hour or more); the last line of both says how many passed'
 	@echo '                PART=2/3: of the products of shapes and wirings the second third; LEAVE_OUT=fp32: or bf16'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
 	@echo '                STEPS=build,tests,sanitize,bench,torch: only these'
