@@ -17,7 +17,8 @@
 #include <optional>                     // std::optional
 #include <string>                       // std::string
 #include <vector>                       // std::vector
-#include "llmc/io/checkpoint.h"         // read_weights, read_moments, checkpoint_checksum, weights_checksum
+#include "llmc/io/checkpoint.h"         // read_moments, checkpoint_checksum, weights_checksum
+#include "llmc/io/model_file.h"         // read_weight_files, weight_files
 #include "llmc/model/activations.h"     // Activations, logit_chunk_rows, set_constants
 #include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
 #include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
@@ -871,7 +872,7 @@ void allocate(Trainer& t) {
 void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folder, const std::string& checkpoint) {
   GPT2& model = t.model;
   if (!checkpoint.empty()) {
-    read_weights(checkpoint, model.parameters, store_weights(model));
+    read_weight_files(weight_files(checkpoint), model.parameters, store_weights(model));
     read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
     if (!t.run.options.reset_memory)
       model.remembered = store_memory(model.graph, memory_of_rank(read_memory(checkpoint), t.run.ranks.rank, t.run.B));

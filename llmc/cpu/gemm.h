@@ -39,6 +39,14 @@ struct BlockSize {
   int64_t rows, columns;
 };
 
+// Blocks of at most these sizes: half as many rows where there would be fewer than eight, and columns that are as many
+// in each block as multiples of `width` allow.
+inline BlockSize block_size(int64_t m, int64_t n, BlockSize most, int64_t width) {
+  const int64_t column_blocks = (n + most.columns - 1) / most.columns;
+  const bool are_few = (m + most.rows - 1) / most.rows * column_blocks < 8;
+  return {are_few ? most.rows / 2 : most.rows, ((n + column_blocks - 1) / column_blocks + width - 1) / width * width};
+}
+
 // op(a) op(b) (m, n) by blocks, which threads own: multiply(rows, columns, a, b, row, column) with the operands of the
 // block whose first element of c has these places.
 template <class T, class Multiply>
@@ -58,9 +66,7 @@ void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, 
 
 // Measured with oneDNN 2.6 on Zen 3, for 256 to 1,024 tokens: other sizes are slower or gain less than 5 %.
 inline BlockSize float_block_size(char op_a, int64_t m, int64_t n) {
-  const int64_t most_columns = op_a == 'T' ? 768 : 384, column_blocks = (n + most_columns - 1) / most_columns;
-  const int64_t rows = (m + 255) / 256 * column_blocks < 8 ? 128 : 256;
-  return {rows, ((n + column_blocks - 1) / column_blocks + 15) / 16 * 16};
+  return block_size(m, n, {256, op_a == 'T' ? 768 : 384}, 16);
 }
 
 // c = alpha op(a) op(b) + beta c of a block, in this thread. sgemm reads the columns of a transposed matrix; where they
@@ -225,14 +231,10 @@ inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16
 // on Sapphire Rapids, whose blocks are larger because packing an operand is a larger part of their time; what the best
 // sizes for each shape gain is below 5 %.
 inline BlockSize bf16_block_size(char op_a, char op_b, int64_t m, int64_t n) {
-  const int64_t most_columns = op_a == 'T'                 ? 768
-                               : op_b == 'T' && !has_amx() ? 192
-                                                           : 384,
-                column_blocks = (n + most_columns - 1) / most_columns;
-  int64_t rows = has_amx() ? 512 : 256;
-  while (rows > (has_amx() ? 256 : 128) && (m + rows - 1) / rows * column_blocks < 8) rows /= 2;
-  if (op_a == 'T') rows = has_amx() ? 256 : 128;
-  return {rows, ((n + column_blocks - 1) / column_blocks + 63) / 64 * 64};
+  const int64_t most_columns = op_a == 'T' ? 768 : op_b == 'T' && !has_amx() ? 192 : 384;
+  BlockSize size = block_size(m, n, {has_amx() ? 512 : 256, most_columns}, 64);
+  if (op_a == 'T') size.rows = has_amx() ? 256 : 128;
+  return size;
 }
 
 // op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column, matmul), of which block.ldc,

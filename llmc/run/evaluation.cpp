@@ -21,9 +21,7 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
   app.add_option("FILE", o.files,
                  "files to evaluate, or quoted globs: text, llm.c's token shards, llm.c's multiple-choice questions, "
-                 "or headerless "
-                 "uint16 tokens if "
-                 "the name ends in .bin")
+                 "or headerless uint16 tokens if the name ends in .bin")
       ->take_all()
       ->default_str("");
   app.add_option("--lambada", o.lambada,

@@ -233,15 +233,12 @@ std::string section(const std::string& title, const std::string& content) {
   return content.empty() ? "" : "<h2>" + title + "</h2>\n" + content;
 }
 
-// What follows from the rest of a description, and so says nothing more about what differs.
-const std::set<std::string> derived = {"num_parameters", "flops_per_token", "kv_bytes_per_token", "memory"};
-
 // What a process that resumed the run was told otherwise than the one before; "" if nothing.
 std::string changes(const json& before, const json& now) {
   std::string text;
   for (const auto& [key, value] : now.items()) {
     const auto it = before.find(key);
-    if (derived.count(key) == 0 && it != before.end() && *it != value)
+    if (derived_fields.count(key) == 0 && it != before.end() && *it != value)
       text += (text.empty() ? "" : "; ") + key + " " + string_in(now, key.c_str()) + ", before " +
               string_in(before, key.c_str());
   }
@@ -412,7 +409,8 @@ nlohmann::json key_of(const RunHistory& run, const std::vector<RunHistory>& runs
   nlohmann::json key;
   for (const auto& [name, value] : run.description.items()) {
     const auto says_it = [&, n = name](const RunHistory& other) { return other.description.contains(n); };
-    if (name != "seed" && derived.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it)) key[name] = value;
+    if (name != "seed" && derived_fields.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it))
+      key[name] = value;
   }
   return key;
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>            // int64_t
 #include <nlohmann/json.hpp>  // nlohmann::ordered_json
+#include <set>                // std::set
 #include <string>             // std::string
 #include <vector>             // std::vector
 #include "position_losses.h"  // PositionRange
@@ -36,6 +37,10 @@ struct Sample {
   std::vector<std::string> tokens = {};
   std::vector<double> ponder = {};
 };
+
+// The fields of a description that follow from the rest of it, and so say nothing more about what differs.
+inline const std::set<std::string> derived_fields = {"num_parameters", "flops_per_token", "kv_bytes_per_token",
+                                                     "memory"};
 
 // What the log says of the run from a step on.
 struct RunPart {

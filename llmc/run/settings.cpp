@@ -5,7 +5,7 @@
 #include "llmc/model/wiring.h"  // parse_wiring, canonical_text
 #include "llmc/utils/error.h"   // UserError
 #include "llmc/utils/json.h"    // scalar_of
-#include "run_history.h"        // RunHistory, read_run
+#include "run_history.h"        // RunHistory, read_run, derived_fields
 
 // The values in a description may be lists and descriptions, too, which are no settings.
 Settings settings_of(const LogFields& description) {
@@ -37,8 +37,7 @@ bool log_is_finished(const std::string& out) {
   } catch (const UserError&) { return false; }
 }
 
-static const std::set<std::string> left_out = {"train_data",     "val_data",        "grad_accum_steps",   "ranks",
-                                               "num_parameters", "flops_per_token", "kv_bytes_per_token", "device"};
+static const std::set<std::string> not_compared = {"train_data", "val_data", "grad_accum_steps", "ranks", "device"};
 
 // A value as it is compared: a wiring however it is written. A log may have been damaged.
 static std::string compared(const std::string& key, const Scalar& value) {
@@ -67,7 +66,9 @@ std::vector<SettingDifference> differences(const OptionTable& options, const Set
   std::vector<SettingDifference> found;
   for (const auto& [key, value] : now) {
     const auto it = before.find(key);
-    if (left_out.count(key) != 0 || it == before.end() || compared(key, it->second) == compared(key, value)) continue;
+    if (not_compared.count(key) + derived_fields.count(key) > 0 || it == before.end() ||
+        compared(key, it->second) == compared(key, value))
+      continue;
     const auto option = std::find_if(options.begin(), options.end(),
                                      [&, k = key](const Option& o) { return o.key != nullptr && k == o.key; });
     const Option* decides = option == options.end() ? nullptr : &*option;

@@ -104,7 +104,7 @@ struct TokenFile {
       set_tokens(shard_header_bytes, header[2]);
       return;
     }
-    if (file_.is_numpy()) {
+    if (file_.is_numpy) {
       const NumpyHeader array = read_numpy_header(file_);
       set_tokens(array.bytes, array.count);
       return;

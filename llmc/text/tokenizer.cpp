@@ -559,8 +559,7 @@ std::optional<Tokenizer> Tokenizer::of_model(const std::vector<std::string>& pat
   if (!chosen && vocab_size == byte_vocab_size) return bytes();
   if (chosen && chosen->vocab_size() > vocab_size)
     user_error("%s: has %d tokens, the model %d; name the model's own vocabulary (--tokenizer), or train a model with "
-               "as "
-               "many (--vocab-size)",
+               "as many (--vocab-size)",
                from.c_str(), chosen->vocab_size(), vocab_size);
   return chosen;
 }

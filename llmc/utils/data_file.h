@@ -18,7 +18,8 @@
 // name changes nothing.
 struct DataFile {
   std::string path;
-  int64_t bytes = 0;  // when it was opened
+  int64_t bytes = 0;      // when it was opened
+  bool is_numpy = false;  // by its first bytes
 
   DataFile() = default;
   // Throws UserError, naming the file, if it cannot be read, is not a regular file, is empty, or is one of another
@@ -33,17 +34,12 @@ struct DataFile {
     if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", name);
     if (info.st_size == 0) user_error("%s: is empty; make it again", name);
     bytes = info.st_size;
-    const std::string what = foreign_format(head());
-    if (!what.empty() && !is_numpy()) user_error("%s: %s", name, what.c_str());
-  }
-
-  // The first bytes, or all there are.
-  std::string head() const {
     std::string head(size_t(std::min(bytes, int64_t(foreign_head_bytes))), 0);
     read(0, int64_t(head.size()), head.data());
-    return head;
+    const std::string what = foreign_format(head);
+    is_numpy = head.rfind("\x93NUMPY", 0) == 0;
+    if (!what.empty() && !is_numpy) user_error("%s: %s", name, what.c_str());
   }
-  bool is_numpy() const { return head().rfind("\x93NUMPY", 0) == 0; }
 
   // to (count) = the bytes from `offset` on. Throws UserError, naming the file, if it no longer has them or cannot be
   // read.
