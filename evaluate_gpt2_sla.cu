@@ -5,7 +5,6 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include <iostream>                      // std::cin
-#include <set>                           // std::set
 #include "llmc/model/sampling_engine.h"  // SamplingEngine, load_model
 #include "llmc/run/evaluation.h"         // EvaluateOptions, EvaluationResults, ServeRequest
 #include "llmc/text/choice_file.h"       // ChoiceQuestion, read_choice_file
@@ -192,12 +191,10 @@ bool is_token_file(const std::string& path) {
 void choose_tokenizer(Evaluator& e, int vocab_size) {
   const EvaluateOptions& o = e.options;
   if (o.tokenizer == "none") return;
-  std::vector<std::string> paths = {o.tokenizer, Tokenizer::file_in(o.model)};
-  std::set<std::string> folders;
+  std::vector<std::string> folders = {o.model};
   for (const std::string& path : o.files)
-    if (is_token_file(path) || magic_number_of(path) == choice_file_magic) folders.insert(parent_folder(path));
-  for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
-  e.tokenizer = Tokenizer::of_model(paths, vocab_size);
+    if (is_token_file(path) || magic_number_of(path) == choice_file_magic) folders.push_back(parent_folder(path));
+  e.tokenizer = Tokenizer::of_model(o.tokenizer, folders, vocab_size);
 }
 
 // Throws UserError if no vocabulary is known.

@@ -60,8 +60,7 @@ static HostModel read_model(const Options& o) {
   if (from_folder) read_weights(o.in, model.table, model.store());
   else read_llmc_weights(o.in, model.config, model.table, model.store());
 
-  const std::string of_folder = from_folder ? Tokenizer::file_in(o.in) : "";
-  const auto tokenizer = Tokenizer::of_model({o.tokenizer, of_folder}, model.config.vocab_size);
+  const auto tokenizer = Tokenizer::of_model(o.tokenizer, {from_folder ? o.in : ""}, model.config.vocab_size);
   if (!tokenizer) return model;
   model.tokenizer_json = tokenizer->to_json();
   model.end_of_text = tokenizer->end_of_text();

@@ -72,7 +72,7 @@ TEST_F(ChangedData, AShorterValidationFileEndsARunWithACheckpoint) {
   EXPECT_EQ(read_file(in("stderr")).find("nan"), std::string::npos);
 }
 
-// BUG llmc/text/tokenizer.cpp: `if (&path == &paths.front()) throw;` -> `throw;`
+// BUG llmc/text/tokenizer.cpp: `if (path == named) throw;` -> `throw;`
 TEST_F(CommandLine, ABrokenVocabularyBesideTheDataIsToldToBeOne) {
   const std::string data = std::string(small_model) + "-v 0 -x 1 -i " + write("train.bin", shard_bytes(1000));
   write("r50k_base.tiktoken", "IQ== 0\nIg== 1\nIw=");

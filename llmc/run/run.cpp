@@ -51,15 +51,10 @@ void plan_batches(Run& run, int context_length, bool from_folder, bool has_memor
 static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& model_folder, int vocab_size) {
   const TrainOptions& o = run.options;
   if (o.tokenizer == "none") return std::nullopt;
-  std::vector<std::string> folders, paths = {o.tokenizer};
-  if (!model_folder.empty()) folders.push_back(model_folder);
-  for (const DataLoader* data : {run.train.get(), run.val.get()}) {
-    if (data == nullptr) continue;
-    const std::string folder = parent_folder(data->shards.files[0].path);
-    if (folders.empty() || folder != folders.back()) folders.push_back(folder);
-  }
-  for (const std::string& folder : folders) paths.push_back(Tokenizer::file_in(folder));
-  return Tokenizer::of_model(paths, vocab_size);
+  std::vector<std::string> folders = {model_folder};
+  for (const DataLoader* data : {run.train.get(), run.val.get()})
+    if (data != nullptr) folders.push_back(parent_folder(data->shards.files[0].path));
+  return Tokenizer::of_model(o.tokenizer, folders, vocab_size);
 }
 
 // The tokens that samples begin with: an end of text, which without a tokenizer is the last token, as in GPT-2's
@@ -140,8 +135,8 @@ static void warn(const Run& run, const char* fmt, Args... args) {
   if (run.ranks.rank == 0) print_warning(format(fmt, args...));
 }
 
-// What was known of the run, and of an option that must stay what its default is where that is not known: a version of
-// this program without the option behaved so.
+// The settings that the run had. Of an option that must not change and is not recorded it is the default: a version of
+// this program that did not have the option behaved so.
 static Settings settings_before(const Run& run, const RunState& saved) {
   Settings before = recorded_settings(run.options.out, &saved);
   TrainOptions defaults;
@@ -159,7 +154,8 @@ static std::string list_of(const std::vector<SettingDifference>& differences) {
   return text;
 }
 
-// Warns if the rate of the next step is another one than by the schedule before: most depend on where the run ends.
+// Warns if the learning rate of the next step is not what the schedule of the earlier process gives it: with another -x
+// all schedules but `constant` change.
 static void warn_of_jump(const Run& run, const Settings& before, const std::string& checkpoint) {
   Schedule schedule = run.schedule;
   try {
@@ -192,7 +188,7 @@ static int64_t saved_streams(const Run& run, const RunState& saved, const std::s
   return before;
 }
 
-// A log without a checkpoint, as from an archive of results, stands for its run where that is finished.
+// Without a checkpoint, as in an archive of results, a finished log says what its run was made with.
 static void compare_with_log(const Run& run, const OptionTable& table, const Settings& now) {
   const std::string& out = run.options.out;
   if (!run.options.same_options || !log_is_finished(out)) return;

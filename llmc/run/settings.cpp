@@ -39,8 +39,8 @@ bool log_is_finished(const std::string& out) {
 
 static const std::set<std::string> not_compared = {"train_data", "val_data", "grad_accum_steps", "ranks", "device"};
 
-// A value as it is compared: a wiring however it is written. A log may have been damaged.
-static std::string compared(const std::string& key, const Scalar& value) {
+// The text by which a value is compared. Wirings are compared by their canonical text; a damaged log may have none.
+static std::string comparable_text(const std::string& key, const Scalar& value) {
   const std::string text = text_of(value);
   if (key != "wiring") return text;
   try {
@@ -67,7 +67,7 @@ std::vector<SettingDifference> differences(const OptionTable& options, const Set
   for (const auto& [key, value] : now) {
     const auto it = before.find(key);
     if (not_compared.count(key) + derived_fields.count(key) > 0 || it == before.end() ||
-        compared(key, it->second) == compared(key, value))
+        comparable_text(key, it->second) == comparable_text(key, value))
       continue;
     const auto option = std::find_if(options.begin(), options.end(),
                                      [&, k = key](const Option& o) { return o.key != nullptr && k == o.key; });

@@ -22,8 +22,8 @@ using Settings = std::map<std::string, Scalar>;
 // The settings in a description.
 Settings settings_of(const LogFields& description);
 
-// What made the run in folder `out` up to a step: what its log says, if that can be read, and what is saved in the
-// checkpoint of that step, which is surer; null: there is none, and the step is the log's last one.
+// The settings of the run in folder `out` up to a step: those in its log, if that can be read, replaced by those in the
+// checkpoint of that step where it has them. `saved` is null without a checkpoint; the step is the log's last one then.
 Settings recorded_settings(const std::string& out, const RunState* saved);
 
 // Whether the log in `out` has all steps that its run was to do.
@@ -36,6 +36,6 @@ struct SettingDifference {
   std::string before, now;  // both values; "none" for an empty text
 };
 
-// What is known of both and differs. What says nothing about results is left out: names of files, the machine, and what
-// follows from the rest.
+// The settings that both have with different values. Those that do not change results are left out: names of files, the
+// machine, and derived_fields.
 std::vector<SettingDifference> differences(const OptionTable& options, const Settings& before, const Settings& now);

@@ -1,5 +1,5 @@
 #include "tokenizer.h"
-#include <algorithm>                  // std::sort, std::is_sorted, std::min_element
+#include <algorithm>                  // std::find, std::sort, std::is_sorted, std::min_element
 #include <cstring>                    // memcpy, memmove
 #include <filesystem>                 // directory_iterator, path
 #include <mutex>                      // std::mutex
@@ -534,14 +534,20 @@ bool Tokenizer::agrees_with(const Tokenizer& other) const {
   return std::equal(tokens_.begin(), tokens_.begin() + long(both), other.tokens_.begin());
 }
 
-std::optional<Tokenizer> Tokenizer::of_model(const std::vector<std::string>& paths, int vocab_size) {
+std::optional<Tokenizer> Tokenizer::of_model(const std::string& named, const std::vector<std::string>& folders,
+                                             int vocab_size) {
+  std::vector<std::string> paths = {named};
+  for (const std::string& folder : folders)
+    if (std::string path = folder.empty() ? "" : file_in(folder);
+        std::find(paths.begin(), paths.end(), path) == paths.end())
+      paths.push_back(path);
   std::optional<Tokenizer> chosen;
   std::string from;
   auto of_file = [&](const std::string& path) {
     try {
       return load(path);
     } catch (const UserError& e) {
-      if (&path == &paths.front()) throw;
+      if (path == named) throw;
       user_error("%s; it was read because it lies beside the data or the model, as their vocabulary: repair it, or "
                  "move it away; with --tokenizer none it is not read, and samples are numbers",
                  e.what());

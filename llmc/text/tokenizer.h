@@ -85,11 +85,12 @@ struct Tokenizer {
   // The file in `folder` that load() reads, or "" if there is none.
   static std::string file_in(const std::string& folder);
 
-  // The vocabulary of a model and of what it is used on: the first of `paths`, without those that are ""; the user has
-  // named the first one, and the others lie beside the model or data. Without any, a model of 257 tokens is one of
-  // bytes, and what others' stand for is unknown. Throws UserError, naming them, if two of them have other tokens, or
-  // if the first has more than the model.
-  static std::optional<Tokenizer> of_model(const std::vector<std::string>& paths, int vocab_size);
+  // The vocabulary of a model and of what it is used on: the one that the user has named, if that is not "", or the
+  // first of those in these folders. Without any, a model of 257 tokens is one of bytes, and what others' stand for is
+  // unknown. Throws UserError, naming them, if two of all these have other tokens, or if the first has more than the
+  // model. A folder "" has none.
+  static std::optional<Tokenizer> of_model(const std::string& named, const std::vector<std::string>& folders,
+                                           int vocab_size);
 
   // The vocabulary as the text of a Hugging Face tokenizer.json, which load() can read; that of bytes has no merges.
   // Throws UserError if a token of several bytes is not the result of merging tokens of lower ids: such a vocabulary
