@@ -4,13 +4,13 @@
 // and long ones in parts, through the K/V cache.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
-#include <iostream>                      // std::cin
-#include "llmc/model/sampling_engine.h"  // SamplingEngine, load_model
-#include "llmc/run/evaluation.h"         // EvaluateOptions, EvaluationResults, ServeRequest
-#include "llmc/text/choice_file.h"       // ChoiceQuestion, read_choice_file
-#include "llmc/text/dataloader.h"        // TokenFile
-#include "llmc/text/scored_text.h"       // ScoredSequence, TextWindows
-#include "llmc/utils/foreign_file.h"     // why_no_text
+#include <iostream>
+#include "llmc/model/sampling_engine.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/text/choice_file.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/text/scored_text.h"
+#include "llmc/utils/foreign_file.h"
 
 // ----------------------------------------------------------------------------
 // Scoring

@@ -1,16 +1,16 @@
 // report: pages of HTML from the folders of runs. Of one run, what the trainer writes as OUT/report.html; of several, a
 // comparison.
-#include <CLI/CLI.hpp>                // CLI::App
-#include <cstdio>                     // printf
-#include <filesystem>                 // std::filesystem::path
-#include <string>                     // std::string
-#include <vector>                     // std::vector
-#include "llmc/run/report.h"          // report_page, comparison_page, sections_page
-#include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/files.h"         // check_output, write_file_durably
-#include "llmc/utils/program.h"       // run_program
-#include "llmc/utils/utf8.h"          // printable
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+#include "llmc/run/report.h"
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/program.h"
+#include "llmc/utils/utf8.h"
 
 // Throws UserError unless the page can be written, and replaces nothing that it is made of.
 static void check_page(const std::string& page, const std::vector<std::string>& folders,

@@ -3,9 +3,9 @@
 // draws a token of every text.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
-#include "llmc/model/sampling_engine.h"  // SamplingEngine, Sampled, load_model
-#include "llmc/run/sampling.h"           // SampleOptions, SampleRequest, read_stdin, sample_json
-#include "llmc/utils/text.h"             // lines_of
+#include "llmc/model/sampling_engine.h"
+#include "llmc/run/sampling.h"
+#include "llmc/utils/text.h"
 
 // The longest that a sequence can become.
 int64_t longest_sequence(const std::vector<SampleRequest>& requests, const SampleOptions& o, int context_length) {

@@ -10,45 +10,45 @@
 //
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
-#include <algorithm>                    // std::min
-#include <cmath>                        // std::isfinite, std::sqrt
-#include <cstdio>                       // printf
-#include <cstring>                      // memcpy
-#include <optional>                     // std::optional
-#include <string>                       // std::string
-#include <vector>                       // std::vector
-#include "llmc/io/checkpoint.h"         // read_moments, checkpoint_checksum, weights_checksum
-#include "llmc/io/model_file.h"         // read_weight_files, weight_files
-#include "llmc/model/activations.h"     // Activations, logit_chunk_rows, set_constants
-#include "llmc/model/attention_plan.h"  // AttentionPlan, make_attention_plan
-#include "llmc/model/change_wiring.h"   // plan_wiring_change, describe, read_weights_for_new_wiring
-#include "llmc/model/config_json.h"     // read_config_json, model_text_files
-#include "llmc/model/flops.h"           // flops_per_token
-#include "llmc/model/orthogonalize.h"   // orthogonalize
-#include "llmc/model/model_memory.h"    // ModelMemory, init_weights, read_weights_of, store_weights, fetch_shard
-#include "llmc/model/parameters.h"      // make_parameter_table, parameter_pointers, Params
-#include "llmc/model/stream_memory.h"   // remember, fetch_memory, store_memory, gather_memory, memory_of_rank
-#include "llmc/operations.h"         // matmul_forward, attention_forward, adamw_update, device_malloc, Collectives, ...
-#include "llmc/model/steps.h"        // Steps, Step, make_steps, plan_steps, branch_forward, step_backward
-#include "llmc/model/print_model.h"  // print_model
-#include "llmc/precision.h"          // floatX
-#include "llmc/run/memory_plan.h"    // print_memory_plan, largest_micro_batch
-#include "llmc/run/model_options.h"  // model_config, names_a_model, check_resumed_model
-#include "llmc/run/print.h"          // print_line, time_text
-#include "llmc/run/run.h"            // Run
-#include "llmc/run/stop_signal.h"    // handle_stop_signals, stop_after_steps, stop_signal
-#include "llmc/run/timeline.h"       // Timeline
-#include "llmc/text/sampler.h"       // sample_token
-#include "llmc/text/step_loader.h"   // StepLoader, StepTokens
-#include "llmc/text/validation_batches.h"  // ValidationBatches
-#include "llmc/utils/arena.h"              // ArenaLayout
-#include "llmc/utils/clock.h"              // seconds_now
-#include "llmc/utils/crc32c.h"             // crc32c_hex
-#include "llmc/utils/error.h"              // UserError, user_error, CHECK
-#include "llmc/utils/memory_plan.h"        // MemoryPlan, MemoryGroup
-#include "llmc/utils/message.h"            // print_error, print_warning
-#include "llmc/utils/program.h"            // run_program, flush_output
-#include "llmc/utils/random.h"             // random_normal, random_uniform
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/model_file.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/attention_plan.h"
+#include "llmc/model/change_wiring.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/flops.h"
+#include "llmc/model/orthogonalize.h"
+#include "llmc/model/model_memory.h"
+#include "llmc/model/parameters.h"
+#include "llmc/model/stream_memory.h"
+#include "llmc/operations.h"
+#include "llmc/model/steps.h"
+#include "llmc/model/print_model.h"
+#include "llmc/ops/precision.h"
+#include "llmc/run/memory_plan.h"
+#include "llmc/run/model_options.h"
+#include "llmc/run/print.h"
+#include "llmc/run/run.h"
+#include "llmc/run/stop_signal.h"
+#include "llmc/run/timeline.h"
+#include "llmc/text/sampler.h"
+#include "llmc/text/step_loader.h"
+#include "llmc/text/validation_batches.h"
+#include "llmc/utils/arena.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/memory_plan.h"
+#include "llmc/utils/message.h"
+#include "llmc/utils/program.h"
+#include "llmc/utils/random.h"
 
 // ----------------------------------------------------------------------------
 // The model's memory

@@ -1,12 +1,12 @@
 #include "archive_stream.h"
-#include <archive.h>           // archive_read_new and all others
-#include <archive_entry.h>     // archive_entry_pathname, archive_entry_filetype
-#include <algorithm>           // std::min
-#include <cstdlib>             // strtol
-#include <cstring>             // memcpy, strerror
-#include "llmc/utils/error.h"  // user_error
-#include "llmc/utils/utf8.h"   // printable
-#include "source_reader.h"     // SourceReader
+#include <archive.h>
+#include <archive_entry.h>
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include "llmc/utils/error.h"
+#include "llmc/utils/utf8.h"
+#include "source_reader.h"
 
 constexpr size_t tar_block = 512;  // bytes of a tar header
 constexpr size_t input_bytes = 1 << 18;

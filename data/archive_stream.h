@@ -1,11 +1,11 @@
 // Files as streams of bytes: decompressed, and of tar files the files in them, also nested. Nothing is written to disk,
 // and names in archives are used only in messages.
 #pragma once
-#include <cstddef>  // size_t
-#include <cstdint>  // int64_t, uint32_t
-#include <memory>   // std::unique_ptr
-#include <string>   // std::string
-#include <vector>   // std::vector
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
 
 // Levels of files in files. Deeper nesting is an error: there are archives that contain themselves.
 constexpr size_t max_nesting = 8;

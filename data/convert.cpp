@@ -1,25 +1,25 @@
 // data/convert: models from and to the files of other programs. IN is a model's folder (Hugging Face's GPT-2 format, in
 // which the trainer saves) or a model of llm.c; OUT's name says what is written: NAME.bin a model of llm.c, NAME.gguf
 // one for llama.cpp, another a folder. And multiple-choice questions: from HellaSwag's NAME.jsonl to llm.c's NAME.bin.
-#include <CLI/CLI.hpp>                // CLI::App
-#include <cstdio>                     // printf
-#include <cstring>                    // memcpy
-#include <nlohmann/json.hpp>          // nlohmann::json
-#include <optional>                   // std::optional
-#include <sstream>                    // std::istringstream
-#include "llmc/io/checkpoint.h"       // read_weights
-#include "llmc/model/config_json.h"   // read_config_json, model_text_files
-#include "llmc/model/gguf_file.h"     // write_gguf_file
-#include "llmc/model/llmc_file.h"     // read_llmc_config, read_llmc_weights, write_llmc_file
-#include "llmc/model/parameters.h"    // make_parameter_table
-#include "llmc/text/choice_file.h"    // ChoiceQuestion, write_choice_file
-#include "llmc/text/tokenizer.h"      // Tokenizer, Encoder
-#include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"         // user_error, UserError
-#include "llmc/utils/files.h"         // check_free_name, is_folder, read_whole_file, NewFolder
-#include "llmc/utils/json.h"          // parse_json_or_throw, whole_number
-#include "llmc/utils/meminfo.h"       // host_memory_available
-#include "llmc/utils/program.h"       // run_program
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include "llmc/io/checkpoint.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/gguf_file.h"
+#include "llmc/model/llmc_file.h"
+#include "llmc/model/parameters.h"
+#include "llmc/text/choice_file.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/meminfo.h"
+#include "llmc/utils/program.h"
 
 struct Options {
   std::string in, out, tokenizer, type;

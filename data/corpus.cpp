@@ -1,16 +1,16 @@
 #include "corpus.h"
-#include <sys/stat.h>                 // stat
-#include <algorithm>                  // std::sort, std::min
-#include <cerrno>                     // errno
-#include <cstring>                    // memchr, strerror
-#include <filesystem>                 // std::filesystem::recursive_directory_iterator
-#include <nlohmann/json.hpp>          // nlohmann::json
-#include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/foreign_file.h"  // why_no_text
-#include "llmc/utils/json.h"          // why_no_json
-#include "llmc/utils/message.h"       // print_warning
-#include "llmc/utils/random.h"        // random_words, RandomStream
-#include "llmc/utils/utf8.h"          // is_continuation_byte, replace_invalid_utf8
+#include <sys/stat.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include "llmc/utils/error.h"
+#include "llmc/utils/foreign_file.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/message.h"
+#include "llmc/utils/random.h"
+#include "llmc/utils/utf8.h"
 
 constexpr size_t block_bytes = 1 << 18;
 constexpr uint64_t split_seed = 1337;  // which documents are validation data must not change from one run to another

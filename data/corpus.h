@@ -1,14 +1,14 @@
 // A corpus as batches of documents, in an order that depends on the corpus alone. Memory is bounded by the size of a
 // batch, however long documents are.
 #pragma once
-#include <csignal>                // sig_atomic_t
-#include <cstdint>                // int64_t, uint32_t
-#include <string>                 // std::string
-#include <string_view>            // std::string_view
-#include <utility>                // std::pair
-#include <vector>                 // std::vector
-#include "archive_stream.h"       // ArchiveStream, SourceFile
-#include "llmc/text/tokenizer.h"  // Tokenizer
+#include <csignal>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+#include "archive_stream.h"
+#include "llmc/text/tokenizer.h"
 
 constexpr size_t batch_bytes = 1 << 20;  // bytes of ordinary documents
 // Bytes without a place to cut at, as in one endless word; a longer run is cut anyway.

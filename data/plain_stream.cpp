@@ -1,9 +1,9 @@
 // ArchiveStream where libarchive is not installed: plain files only. Compressed files and tar files are errors.
-#include <algorithm>  // std::min
-#include <cstring>    // strerror
+#include <algorithm>
+#include <cstring>
 #include "archive_stream.h"
-#include "llmc/utils/error.h"  // user_error
-#include "source_reader.h"     // SourceReader, open_source
+#include "llmc/utils/error.h"
+#include "source_reader.h"
 
 // A source, of which the first bytes have been read to see what it is.
 struct ArchiveStream::Level {

@@ -1,16 +1,16 @@
 // data/probe: examples of a synthetic task -> DIR/train_000000.bin and DIR/val_000000.bin, token shards in llm.c's
 // format, with the masks of what is scored beside them and the task's settings in DIR/MANIFEST.json.
-#include <CLI/CLI.hpp>                // CLI::App
-#include <cstdio>                     // printf
-#include <nlohmann/json.hpp>          // nlohmann::ordered_json
-#include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/crc32c.h"        // crc32c_hex
-#include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/files.h"         // try_read_file, write_file_durably
-#include "llmc/utils/json.h"          // parse_json
-#include "llmc/utils/program.h"       // run_program
-#include "probe_tasks.h"              // ProbeSettings, ProbeGenerator, probe_tasks
-#include "shards.h"                   // ShardWriter, OutputFolder, shards_exist
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/program.h"
+#include "probe_tasks.h"
+#include "shards.h"
 
 using json = nlohmann::ordered_json;
 

@@ -7,12 +7,12 @@
 // of a split is a pure function of (settings, split, i), computed with whole numbers only, so that it is the same on
 // every machine.
 #pragma once
-#include <algorithm>            // std::swap, std::sort, std::min
-#include <cstdint>              // uint16_t, uint32_t, uint64_t, int64_t
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "llmc/utils/error.h"   // user_error, CHECK
-#include "llmc/utils/random.h"  // random_words, RandomStream
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "llmc/utils/error.h"
+#include "llmc/utils/random.h"
 
 // Names in the tasks' comments and in MANIFEST.json. What a task does not use is ignored by it.
 struct ProbeSettings {

@@ -1,17 +1,17 @@
 #include "shards.h"
-#include <fcntl.h>                 // open, sync_file_range
-#include <sys/file.h>              // flock
-#include <sys/stat.h>              // stat, mkdir
-#include <unistd.h>                // pread, fsync, ftruncate, close, unlink, rmdir
-#include <algorithm>               // std::min
-#include <cerrno>                  // errno
-#include <cstdio>                  // rename
-#include <cstring>                 // strerror
-#include "llmc/utils/crc32c.h"     // crc32c, crc32c_combine
-#include "llmc/text/dataloader.h"  // shard_magic, shard_version, shard_header_ints, shard_header_bytes
-#include "llmc/text/token_mask.h"  // mask_magic, mask_path_of
-#include "llmc/utils/files.h"      // list_folder, try_read_file, write_file_durably, write_all, rename_durably
-#include "llmc/utils/error.h"      // user_error, format, CHECK
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include "llmc/utils/crc32c.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/text/token_mask.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/error.h"
 
 using json = nlohmann::ordered_json;
 

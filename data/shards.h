@@ -2,13 +2,13 @@
 // DIR.tmp for the next one: the complete shards, incomplete ones (*.part), and PROGRESS.json, the position up to which
 // they are written.
 #pragma once
-#include <cstdint>                 // int64_t, uint16_t, uint32_t
-#include <nlohmann/json.hpp>       // nlohmann::ordered_json
-#include <optional>                // std::optional
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "llmc/text/dataloader.h"  // shard_header_bytes
-#include "llmc/text/token_mask.h"  // mask_path_of
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+#include "llmc/text/dataloader.h"
+#include "llmc/text/token_mask.h"
 
 struct Shard {
   std::string name;  // train_000000.bin

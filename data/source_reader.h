@@ -1,14 +1,14 @@
 // A file on disk, or standard input, that is read once from its beginning to its end.
 #pragma once
-#include <fcntl.h>              // open
-#include <poll.h>               // poll
-#include <unistd.h>             // read, close
-#include <cerrno>               // errno
-#include <cstring>              // strerror
-#include <string>               // std::string
-#include "corpus.h"             // interrupted
-#include "llmc/utils/crc32c.h"  // crc32c
-#include "llmc/utils/error.h"   // user_error
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include "corpus.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
 
 // The file descriptor of `path`, or of standard input if that is "-". Throws UserError if it cannot be opened.
 inline int open_source(const std::string& path) {

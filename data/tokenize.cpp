@@ -4,31 +4,31 @@
 // Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait
 // for those before them: the output is the same with any number of threads. After each complete shard the position is
 // written to PROGRESS.json, from which an interrupted run resumes.
-#include <sys/stat.h>                 // stat
-#include <unistd.h>                   // isatty
-#include <CLI/CLI.hpp>                // CLI::App
-#include <algorithm>                  // std::all_of, std::find
-#include <cmath>                      // std::lround
-#include <condition_variable>         // std::condition_variable
-#include <csignal>                    // sigaction
-#include <cstdio>                     // printf, fprintf
-#include <exception>                  // std::exception_ptr
-#include <map>                        // std::map
-#include <mutex>                      // std::mutex
-#include <nlohmann/json.hpp>          // nlohmann::ordered_json
-#include <optional>                   // std::optional
-#include <thread>                     // std::thread
-#include "corpus.h"                   // CorpusReader, CorpusOptions, CorpusSplit, Position, Batch
-#include "llmc/utils/clock.h"         // seconds_now
-#include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/crc32c.h"        // crc32c_hex
-#include "llmc/utils/files.h"         // write_file_durably, path_exists
-#include "llmc/utils/error.h"         // user_error, UserError
-#include "llmc/utils/json.h"          // parse_json
-#include "llmc/utils/program.h"       // run_program
-#include "llmc/text/tokenizer.h"      // Tokenizer, Encoder
-#include "shards.h"                   // ShardWriter, OutputFolder, shards_exist, checksum_of_file
-#include "source_reader.h"            // SourceReader
+#include <sys/stat.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+#include "corpus.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/program.h"
+#include "llmc/text/tokenizer.h"
+#include "shards.h"
+#include "source_reader.h"
 
 using json = nlohmann::ordered_json;
 

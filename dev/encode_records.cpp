@@ -3,11 +3,11 @@
 // A record is 4 bytes with a length, and as many bytes of any kind. For each it prints the number of sequences that are
 // no UTF-8, the number of tokens and the tokens, as uint32, of the text with U+FFFD in their place; and checks that the
 // bytes themselves come back from their tokens, and that cutting the text where last_cut says changes nothing.
-#include <cstdio>                 // fread, fwrite
-#include <string>                 // std::string
-#include <vector>                 // std::vector
-#include "llmc/utils/error.h"     // CHECK, UserError
-#include "llmc/text/tokenizer.h"  // Tokenizer, Encoder
+#include <cstdio>
+#include <string>
+#include <vector>
+#include "llmc/utils/error.h"
+#include "llmc/text/tokenizer.h"
 
 static void encode_records(const Tokenizer& tokenizer) {
   Encoder encoder(tokenizer);

@@ -1,23 +1,23 @@
 // The operations of the device that the program is compiled for: the same names and signatures in each folder.
 #pragma once
 #ifdef SLA_CPU
-#include "llmc/cpu/attention.h"       // attention_forward, attention_backward, copy_rows
-#include "llmc/cpu/attention_maps.h"  // mix_map_forward, mix_map_backward, mix_gates_backward
-#include "llmc/cpu/classifier.h"      // classifier, add_losses
-#include "llmc/cpu/device.h"          // device_malloc, copy_to_device, ...
-#include "llmc/cpu/embedding.h"       // embedding_forward, embedding_backward
-#include "llmc/cpu/gelu.h"            // gelu_forward, gelu_backward
-#include "llmc/cpu/gru.h"             // relu_forward, gru_gates_forward, gru_output_forward, ...
-#include "llmc/cpu/halting.h"         // halting_forward, halting_backward
-#include "llmc/cpu/layernorm.h"       // layernorm_forward, residual_layernorm_forward, residual_sum, ...
-#include "llmc/cpu/lsh.h"             // lsh_hash, lsh_sort, lsh_forward, lsh_backward, lsh_decode
-#include "llmc/cpu/matmul.h"          // matmul_forward, matmul_gelu_forward, matmul_backward, gemm, ...
-#include "llmc/cpu/muon.h"            // muon_momentum, muon_normalize, muon_polynomial, ...
-#include "llmc/cpu/relative.h"        // relative_queries_forward, relative_queries_backward
-#include "llmc/cpu/reversible.h"      // streams_begin, stream_add, streams_mean, streams_mean_backward
-#include "llmc/cpu/rotary.h"          // rotate, rotate_back
-#include "llmc/cpu/optimizer.h"       // adamw_update, sum_of_squares
-#include "llmc/cpu/token_gate.h"      // token_gate_forward, token_gate_backward
+#include "llmc/cpu/attention.h"
+#include "llmc/cpu/attention_maps.h"
+#include "llmc/cpu/classifier.h"
+#include "llmc/cpu/device.h"
+#include "llmc/cpu/embedding.h"
+#include "llmc/cpu/gelu.h"
+#include "llmc/cpu/gru.h"
+#include "llmc/cpu/halting.h"
+#include "llmc/cpu/layernorm.h"
+#include "llmc/cpu/lsh.h"
+#include "llmc/cpu/matmul.h"
+#include "llmc/cpu/muon.h"
+#include "llmc/cpu/relative.h"
+#include "llmc/cpu/reversible.h"
+#include "llmc/cpu/rotary.h"
+#include "llmc/cpu/optimizer.h"
+#include "llmc/cpu/token_gate.h"
 #else
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/attention_maps.h"
@@ -38,7 +38,7 @@
 #include "llmc/cuda/token_gate.h"
 #endif
 #if defined(SLA_NCCL) && !defined(SLA_CPU)
-#include "llmc/dist/collectives.h"  // Collectives
+#include "llmc/dist/collectives.h"
 #else
-#include "llmc/dist/no_collectives.h"  // the same names, for a single process
+#include "llmc/dist/no_collectives.h"
 #endif

@@ -4,17 +4,17 @@
 // rate of oneDNN's matmul in that precision, measured in the same run before and after each model; and attention alone
 // with each kind of wiring.
 #define SLA_NO_MAIN
-#include <fcntl.h>     // fcntl
-#include <sys/wait.h>  // waitpid
-#include <unistd.h>    // fork, pipe
-#include <algorithm>   // std::max, std::min
-#include <iterator>    // std::istream_iterator
-#include <sstream>     // std::istringstream
-#include <utility>     // std::exchange
-#include "profile.h"   // profile; before the trainer, whose calls it wraps
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+#include <utility>
+#include "profile.h"
 #include "../../train_gpt2_sla.cu"
-#include "llmc/run/statistics.h"  // median
-#include "random_tokens.h"        // random_tokens
+#include "llmc/run/statistics.h"
+#include "random_tokens.h"
 
 struct Setting {
   const char* name;

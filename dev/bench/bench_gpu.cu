@@ -10,12 +10,12 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <algorithm>              // std::min_element
-#include <functional>             // std::function
-#include <nlohmann/json.hpp>      // nlohmann::json
-#include "dev/bench/gpu_model.h"  // modelled_step, GpuSpec
-#include "dev/bench/gpu_time.h"   // time_of
-#include "random_tokens.h"        // random_tokens
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include "dev/bench/gpu_model.h"
+#include "dev/bench/gpu_time.h"
+#include "random_tokens.h"
 
 using nlohmann::json;
 

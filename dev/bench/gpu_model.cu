@@ -6,8 +6,8 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <CLI/CLI.hpp>            // CLI::App
-#include "dev/bench/gpu_model.h"  // modelled_step, GpuSpec
+#include <CLI/CLI.hpp>
+#include "dev/bench/gpu_model.h"
 
 // What is modelled: a column of the tables for each GPU and wiring.
 struct Case {

@@ -9,19 +9,19 @@
 // Not modelled: what L2 saves (an activation of 16 x 1,024 tokens and 768 channels is 25 MB, an H100's L2 50 MB),
 // clocks that fall under load, the host, communication between ranks, and what kernels for masks lose to those without.
 #pragma once
-#include <algorithm>                     // std::find_if, std::max, std::min
-#include <cmath>                         // std::pow
-#include <cstdint>                       // int64_t
-#include <string>                        // std::string
-#include <utility>                       // std::move
-#include <vector>                        // std::vector
-#include "llmc/cuda/vec.h"               // ceil_div
-#include "llmc/model/attention_plan.h"   // AttentionPlan
-#include "llmc/model/attention_pairs.h"  // attention_pairs, AttentionPairs
-#include "llmc/model/parameters.h"       // qkv_rows, has_map_gate
-#include "llmc/model/steps.h"            // Steps, Step, Recomputation
-#include "llmc/precision.h"              // floatX, has_master_weights
-#include "llmc/utils/parameter_table.h"  // ParameterTable
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+#include "llmc/cuda/vec.h"
+#include "llmc/model/attention_plan.h"
+#include "llmc/model/attention_pairs.h"
+#include "llmc/model/parameters.h"
+#include "llmc/model/steps.h"
+#include "llmc/ops/precision.h"
+#include "llmc/utils/parameter_table.h"
 
 // ----------------------------------------------------------------------------
 // GPUs

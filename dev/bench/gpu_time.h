@@ -1,9 +1,9 @@
 // How long the GPU takes for a piece of work, without the host's time to queue it.
 #pragma once
-#include <cstddef>                // size_t
-#include <cstdint>                // int64_t
-#include <vector>                 // std::vector
-#include "llmc/run/statistics.h"  // median
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+#include "llmc/run/statistics.h"
 
 // A launch takes the host 3 to 8 us, which is noise in so much work.
 constexpr double least_queued_seconds = 1e-3;

@@ -2,13 +2,13 @@
 // the operations below it wraps. The operations' headers come first, so calls from one operation to another are part of
 // the first.
 #pragma once
-#include <algorithm>             // std::find_if, std::sort
-#include <cstdint>               // int64_t
-#include <string>                // std::string
-#include <vector>                // std::vector
-#include "llmc/device_memory.h"  // declares one of them
-#include "llmc/operations.h"     // the operations
-#include "llmc/utils/clock.h"    // seconds_now
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "llmc/ops/device_memory.h"
+#include "llmc/operations.h"
+#include "llmc/utils/clock.h"
 
 struct Profile {
   struct Operation {

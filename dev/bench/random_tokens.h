@@ -1,8 +1,8 @@
 // Tokens for benchmarks: the same ones each time.
 #pragma once
-#include <cstdint>              // int64_t
-#include <vector>               // std::vector
-#include "llmc/utils/random.h"  // random_words, RandomStream
+#include <cstdint>
+#include <vector>
+#include "llmc/utils/random.h"
 
 inline std::vector<int> random_tokens(int64_t n, int vocab_size) {
   std::vector<int> tokens(size_t(n), 0);

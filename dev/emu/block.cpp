@@ -3,13 +3,13 @@
 // A thread runs until it has to wait for others: at a barrier of the block, or in a collective of its warp. Then a
 // thread drawn from those that can continue does so. A fiber whose thread has ended starts the next thread itself: a
 // kernel without barriers runs on one fiber and costs a function call per thread.
-#include <boost/context/fiber.hpp>                      // boost::context::fiber
-#include <boost/context/protected_fixedsize_stack.hpp>  // stacks with a guard page
-#include <cstdio>                                       // snprintf
-#include <cstring>                                      // strcmp
-#include <memory>                                       // std::allocator_arg
-#include <numeric>                                      // std::iota
-#include <vector>                                       // std::vector
+#include <boost/context/fiber.hpp>
+#include <boost/context/protected_fixedsize_stack.hpp>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
 #include "emu.h"
 
 // The kernels' `extern __shared__` array. The bytes after the launch's shared memory are poisoned.

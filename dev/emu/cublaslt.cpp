@@ -6,13 +6,13 @@
 // up in fp32, in the output's type, or in place. The last, if it is allowed, comes first, and adds the parts up in an
 // order drawn at random.
 #include "cublasLt.h"
-#include <dnnl.h>       // dnnl_sgemm
-#include <algorithm>    // std::max, std::min
-#include <cmath>        // tanhf
-#include <cstring>      // memcpy
-#include <vector>       // std::vector
-#include "cuda_bf16.h"  // __nv_bfloat16
-#include "emu.h"        // fatal, enqueue, check_device_range
+#include <dnnl.h>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+#include "cuda_bf16.h"
+#include "emu.h"
 
 struct cublasLtContext {};
 

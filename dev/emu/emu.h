@@ -12,17 +12,17 @@
 //   symbols.cpp        the names of functions
 //   ptx/               executes nvcc's PTX in place of the kernels that g++ has compiled
 #pragma once
-#include <cstddef>         // size_t
-#include <cstdint>         // uint64_t
-#include <functional>      // std::function
-#include <string>          // std::string
-#include <utility>         // std::swap
-#include <vector>          // std::vector
-#include "cuda_runtime.h"  // dim3, cudaStream_t
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+#include "cuda_runtime.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>         // __asan_poison_memory_region, __asan_region_is_poisoned
-#include <sanitizer/common_interface_defs.h>  // __sanitizer_start_switch_fiber, __sanitizer_print_stack_trace
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace emu {

@@ -1,14 +1,14 @@
 // Device memory. It has a range of addresses of its own, with a poisoned red zone before and after each allocation, so
 // that AddressSanitizer finds every access of a kernel outside of its allocations. While host code runs, the range has
 // no access rights.
-#include <sys/mman.h>  // mmap, mprotect, madvise
-#include <algorithm>   // std::max, std::min
-#include <cstdio>      // snprintf, sscanf
-#include <cstdlib>     // malloc, free, getenv
-#include <iterator>    // std::next, std::prev
-#include <map>         // std::map
+#include <sys/mman.h>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <map>
 #include "emu.h"
-#include "llmc/utils/meminfo.h"  // host_memory_available, meminfo_bytes
+#include "llmc/utils/meminfo.h"
 
 namespace emu {
 namespace {

@@ -2,20 +2,20 @@
 // exchange which collective they have called, and only then data moves. Sums are taken in the order of the ranks with
 // NCCL_NVLS_ENABLE=0; otherwise in an order drawn from the seed, as on a machine whose NVSwitch adds up.
 #include "nccl.h"
-#include <mpi.h>        // MPI_Iallgather, MPI_Alltoall, ...
-#include <unistd.h>     // usleep, getpid
-#include <chrono>       // std::chrono::steady_clock
-#include <cstdio>       // printf, snprintf
-#include <cstdlib>      // getenv, atof
-#include <cstring>      // memcmp, memcpy, strcmp
-#include <functional>   // std::function
-#include <memory>       // std::shared_ptr
-#include <numeric>      // std::iota
-#include <string>       // std::string
-#include <utility>      // std::exchange
-#include <vector>       // std::vector
-#include "cuda_bf16.h"  // __nv_bfloat16
-#include "emu.h"        // fatal, enqueue, check_device_range
+#include <mpi.h>
+#include <unistd.h>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+#include "cuda_bf16.h"
+#include "emu.h"
 
 struct ncclComm {
   MPI_Comm mpi;

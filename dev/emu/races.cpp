@@ -1,6 +1,6 @@
 #include "races.h"
-#include <algorithm>  // std::min, std::max
-#include <utility>    // std::move
+#include <algorithm>
+#include <utility>
 
 namespace emu {
 namespace {

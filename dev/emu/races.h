@@ -12,11 +12,11 @@
 // be made visible to it by a fence.proxy.async somewhere between the write and the read: of the writer before a
 // barrier, or of the reader after one.
 #pragma once
-#include <cstdint>     // uint32_t
-#include <functional>  // std::function
-#include <memory>      // std::unique_ptr
-#include <string>      // std::string
-#include <vector>      // std::vector
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace emu {
 

@@ -1,11 +1,11 @@
 // Reports the kernel, block and thread in which something went wrong. Other tools find the fault (AddressSanitizer,
 // UBSan's alignment check, the MMU); they know addresses and lines of code, and this adds where in the emulated program
 // it happened.
-#include <signal.h>  // sigaction, sigaltstack
-#include <unistd.h>  // write
-#include <cstdarg>   // va_list
-#include <cstdio>    // snprintf
-#include <cstdlib>   // abort
+#include <signal.h>
+#include <unistd.h>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
 #include "emu.h"
 
 namespace emu {

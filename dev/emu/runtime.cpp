@@ -3,21 +3,21 @@
 // An operation is a closure in its stream's queue. Nothing runs until the host waits for something; then streams whose
 // first operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks
 // an event wait meets stale data under some seed.
-#include <cxxabi.h>       // abi::__cxa_demangle
-#include <unistd.h>       // _exit
-#include <algorithm>      // std::find
-#include <chrono>         // std::chrono::steady_clock
-#include <cstdio>         // snprintf, sscanf
-#include <cstdlib>        // getenv, strtoull, atoi, free
-#include <deque>          // std::deque
-#include <memory>         // std::shared_ptr
-#include <string>         // std::string
-#include <thread>         // std::this_thread
-#include <unordered_map>  // std::unordered_map
-#include <vector>         // std::vector
+#include <cxxabi.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
 #include "emu.h"
-#include "llmc/utils/error.h"  // UserError
-#include "ptx/launch.h"        // ptx::run_kernel
+#include "llmc/utils/error.h"
+#include "ptx/launch.h"
 
 namespace {
 

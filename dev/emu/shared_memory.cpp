@@ -7,12 +7,12 @@
 // A thread runs alone from one synchronization to the next. There, what it has written down goes to Races. Only then it
 // is known what its stores have changed: two threads may store the same value. It also shows a store that g++ did not
 // announce, as it does not if the same code has just loaded from the address: the value is another than before.
-#include <unistd.h>  // getpid
-#include <cstdio>    // popen
-#include <cstdlib>   // getenv
-#include <cstring>   // strcmp
+#include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include "emu.h"
-#include "llmc/utils/error.h"  // format
+#include "llmc/utils/error.h"
 #include "races.h"
 
 extern unsigned char shared_memory[];

@@ -1,10 +1,10 @@
 // The names of functions, static ones too, from the symbol table of the program's file.
-#include <dlfcn.h>        // dladdr
-#include <elf.h>          // Elf64_Ehdr
-#include <algorithm>      // std::max
-#include <cstring>        // memcmp
-#include <fstream>        // std::ifstream
-#include <unordered_map>  // std::unordered_map
+#include <dlfcn.h>
+#include <elf.h>
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <unordered_map>
 #include "emu.h"
 
 namespace emu {

@@ -7,7 +7,7 @@
 //   ldmatrix      register r holds of the r-th 8 x 8 matrix row group, columns 2 i and the next;
 //                 transposed, column group, rows 2 i and the next. Lane n passes the address of row n % 8 of matrix n
 //                 / 8.
-#include <cstring>  // memcpy, memset
+#include <cstring>
 #include "emu.h"
 
 extern unsigned char shared_memory[];

@@ -11,21 +11,21 @@
 // What the manual calls #UD or #GP ends the program with a message: tiles used before LDTILECFG or before Linux has
 // allowed it (arch_prctl), shapes that do not fit, and instructions other than those that bf16 takes. At the program's
 // end the number of instructions of each kind goes to stderr.
-#include <cpuid.h>           // __cpuid_count
-#include <dlfcn.h>           // dlsym
-#include <immintrin.h>       // _mm_setcsr
-#include <link.h>            // dl_iterate_phdr
-#include <signal.h>          // sigaction
-#include <sys/mman.h>        // mprotect
-#include <sys/syscall.h>     // SYS_arch_prctl
-#include <ucontext.h>        // ucontext_t
-#include <unistd.h>          // write, _exit
-#include <atomic>            // std::atomic
-#include <cstdarg>           // va_list
-#include <cstdint>           // uint8_t
-#include <cstdio>            // snprintf
-#include <cstring>           // memcpy, strcmp, strncmp
-#include <initializer_list>  // std::initializer_list
+#include <cpuid.h>
+#include <dlfcn.h>
+#include <immintrin.h>
+#include <link.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <atomic>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
 
 namespace {
 

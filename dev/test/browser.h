@@ -1,8 +1,8 @@
 // A browser without a window, in which tests open pages.
 #pragma once
-#include <cstdint>         // uint32_t
-#include <string>          // std::string
-#include "command_line.h"  // CommandLine, Outcome
+#include <cstdint>
+#include <string>
+#include "command_line.h"
 
 // What a page is after its scripts have run.
 struct OpenedPage {

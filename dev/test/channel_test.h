@@ -1,23 +1,23 @@
 // Tests of the ranks' control channel: the ranks are forked processes, with a rendezvous file or port on this machine.
 #pragma once
-#include <arpa/inet.h>               // htonl
-#include <gtest/gtest.h>             // EXPECT_EQ
-#include <netinet/in.h>              // sockaddr_in
-#include <signal.h>                  // kill
-#include <sys/socket.h>              // socket
-#include <sys/time.h>                // timeval
-#include <sys/wait.h>                // waitpid
-#include <unistd.h>                  // fork, _exit
-#include <algorithm>                 // std::count
-#include <chrono>                    // std::chrono::duration
-#include <functional>                // std::function
-#include <string>                    // std::string
-#include <thread>                    // std::this_thread
-#include <vector>                    // std::vector
-#include "command_line.h"            // CommandLine, read_file
-#include "llmc/utils/clock.h"        // seconds_now
-#include "llmc/utils/error.h"        // UserError, format
-#include "llmc/dist/rank_channel.h"  // RankChannel
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+#include "command_line.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
+#include "llmc/dist/rank_channel.h"
 
 inline void sleep_for(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 

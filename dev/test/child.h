@@ -1,9 +1,9 @@
 // Child processes that tests start and signal.
 #pragma once
-#include <signal.h>    // kill, signal
-#include <sys/wait.h>  // waitpid
-#include <unistd.h>    // fork, execl, usleep
-#include <string>      // std::string
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <string>
 
 // Replaces a process that was just forked by the shell command `command`, with the default actions of the signals that
 // stop a program: the process that runs the tests may ignore some of them, as background jobs of a shell do.

@@ -1,18 +1,18 @@
 // Tests of programs as users run them: a process with arguments, files and an exit status. They run from the
 // repository's root, where build/fp32/train_gpt2_sla_cpu lies.
 #pragma once
-#include <gtest/gtest.h>        // testing::Test
-#include <sys/wait.h>           // WIFEXITED
-#include <cstdio>               // snprintf
-#include <cstdlib>              // system, setenv
-#include <filesystem>           // exists
-#include <fstream>              // std::ifstream
-#include <nlohmann/json.hpp>    // nlohmann::json
-#include <set>                  // std::set
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "llmc/utils/crc32c.h"  // crc32c
-#include "files.h"              // FolderTest, read_file, write_file, names_in
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+#include "llmc/utils/crc32c.h"
+#include "files.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;

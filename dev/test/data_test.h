@@ -1,11 +1,11 @@
 // Folders with token files, for the tests of what reads and what writes them.
 #pragma once
-#include <sys/stat.h>           // chmod
-#include <cstdint>              // uint16_t
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "files.h"              // FolderTest
-#include "llmc/utils/crc32c.h"  // crc32c
+#include <sys/stat.h>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "files.h"
+#include "llmc/utils/crc32c.h"
 
 struct Data : FolderTest {
   Data() { CHECK(chmod(folder.c_str(), 0755) == 0); }  // some tests give up root's rights

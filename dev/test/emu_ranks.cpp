@@ -1,16 +1,16 @@
 // Cases for the emulated NCCL, which test_dist starts with mpirun: `emu_ranks CASE`. Either the case passes, and the
 // program exits with 0, or it makes a mistake that the emulator must report.
-#include <mpi.h>                     // MPI_Init_thread, MPI_Finalize
-#include <nccl.h>                    // ncclAllReduce, ...
-#include <unistd.h>                  // sleep
-#include <cstring>                   // strcmp, memcmp
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "cuda_bf16.h"               // __nv_bfloat16
-#include "llmc/utils/error.h"        // CHECK
-#include "llmc/utils/guard.h"        // forbid
-#include "llmc/operations.h"         // Collectives, device_malloc, copy_to_host
-#include "llmc/dist/rank_channel.h"  // RankChannel
+#include <mpi.h>
+#include <nccl.h>
+#include <unistd.h>
+#include <cstring>
+#include <string>
+#include <vector>
+#include "cuda_bf16.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/guard.h"
+#include "llmc/operations.h"
+#include "llmc/dist/rank_channel.h"
 
 namespace {
 

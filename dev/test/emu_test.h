@@ -1,9 +1,9 @@
 // What the tests of the emulated GPU share: streams, events and arrays that are freed at a test's end, and launches.
 #pragma once
-#include <gtest/gtest.h>   // ASSERT_EQ, testing::Test
-#include <string>          // std::string
-#include <vector>          // std::vector
-#include "cuda_runtime.h"  // cudaMalloc, cudaLaunchKernelEx, threadIdx, emu::set_seed
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+#include "cuda_runtime.h"
 
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 

@@ -1,14 +1,14 @@
 // Files in tests: a temporary folder, whole files, the names in a folder.
 #pragma once
-#include <gtest/gtest.h>       // testing::Test
-#include <cstdlib>             // mkdtemp
-#include <filesystem>          // directory_iterator, remove_all, temp_directory_path
-#include <fstream>             // std::ifstream, std::ofstream
-#include <iterator>            // std::istreambuf_iterator
-#include <set>                 // std::set
-#include <string>              // std::string
-#include <system_error>        // std::error_code
-#include "llmc/utils/error.h"  // CHECK
+#include <gtest/gtest.h>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+#include <system_error>
+#include "llmc/utils/error.h"
 
 // A new, empty folder; it is removed with all that is in it when this object is destroyed.
 struct TemporaryFolder {

@@ -9,13 +9,13 @@
 //   g++ -std=c++17 -O1 -g -I. -DSTANDALONE_FUZZER -fsanitize=address,undefined -fno-sanitize-recover=all
 //     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o fuzz
 //   ./fuzz 60 1
-#include <sys/mman.h>          // memfd_create
-#include <unistd.h>            // write
-#include <algorithm>           // std::min
-#include <cmath>               // std::isnan, std::ldexp
-#include <cstring>             // memcpy, memcmp
-#include <utility>             // std::exchange
-#include "llmc/utils/error.h"  // UserError, CHECK, format
+#include <sys/mman.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include "llmc/utils/error.h"
 #include "llmc/io/safetensors.h"
 
 // The value of a half or a bfloat16, computed independently of the reader: sign * significand * 2^exponent.
@@ -81,9 +81,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
 // The fuzzer for machines without libFuzzer
 
 #ifdef STANDALONE_FUZZER
-#include <sanitizer/common_interface_defs.h>  // __sanitizer_set_death_callback
-#include <chrono>                             // std::chrono::steady_clock
-#include <random>                             // std::mt19937_64
+#include <sanitizer/common_interface_defs.h>
+#include <chrono>
+#include <random>
 
 // Inputs have at most 1 MB, so an allocation of 64 MB or more was sized by a claim in the header.
 extern "C" const char* __asan_default_options() {

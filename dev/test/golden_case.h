@@ -2,15 +2,15 @@
 // implementation computed from float32 weights, which the reference and the trainer are compared with. Tests run from
 // the repository's root.
 #pragma once
-#include <cstdint>                // int64_t, uint16_t
-#include <fstream>                // std::ifstream
-#include <map>                    // std::map
-#include <nlohmann/json.hpp>      // nlohmann::json
-#include <string>                 // std::string
-#include <vector>                 // std::vector
-#include "llmc/model/config.h"    // ModelConfig
-#include "llmc/utils/error.h"     // user_error
-#include "llmc/io/safetensors.h"  // SafetensorsFile
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+#include "llmc/model/config.h"
+#include "llmc/utils/error.h"
+#include "llmc/io/safetensors.h"
 
 struct GoldenTensor {
   std::vector<int64_t> shape;

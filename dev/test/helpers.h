@@ -1,9 +1,9 @@
 // Model configurations from their sizes, and the messages of user errors.
 #pragma once
-#include <gtest/gtest.h>        // EXPECT_NE
-#include <string>               // std::string
-#include "llmc/model/config.h"  // ModelConfig
-#include "llmc/utils/error.h"   // UserError
+#include <gtest/gtest.h>
+#include <string>
+#include "llmc/model/config.h"
+#include "llmc/utils/error.h"
 
 inline ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
   ModelConfig c;

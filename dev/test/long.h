@@ -5,7 +5,7 @@
 //   TEST(LONG_ON_EMU(Steps), HaveTheBitsOfTheSameWorkDoneEagerly) {
 //   INSTANTIATE(LONG_ON_EMU(OtherWiring), Graph, testing::ValuesIn(cases), name_of);
 #pragma once
-#include <gtest/gtest.h>  // INSTANTIATE_TEST_SUITE_P
+#include <gtest/gtest.h>
 
 #ifdef SLA_EMU
 #define LONG_ON_EMU(name) Long##name

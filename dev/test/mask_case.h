@@ -1,8 +1,8 @@
-// Masks in the words of the Sparse Transformer (Child et al. 2019), to compare llmc/attention_mask.h with.
+// Masks in the words of the Sparse Transformer (Child et al. 2019), to compare llmc/ops/attention_mask.h with.
 #pragma once
-#include <cstdint>                // int64_t
-#include <ostream>                // std::ostream
-#include "llmc/attention_mask.h"  // AttentionMask, MaskClause
+#include <cstdint>
+#include <ostream>
+#include "llmc/ops/attention_mask.h"
 
 enum class MaskPattern : int {
   all,

@@ -1,33 +1,33 @@
 // Can the tests fail? Derives mutants from source files, plants one after another in a copy of the tree, builds the
 // tests that cover the file and runs them. A mutant that all of them pass is a survivor: a test is missing, or the
 // mutant changes nothing. `make mutants`; dev/README.md says how to read what it prints.
-#include <fcntl.h>                    // open
-#include <signal.h>                   // sigaction, kill
-#include <sys/prctl.h>                // prctl
-#include <sys/wait.h>                 // waitpid
-#include <unistd.h>                   // fork, execl, setpgid, usleep
-#include <atomic>                     // std::atomic
-#include <cerrno>                     // errno
-#include <cstdio>                     // printf
-#include <cstring>                    // strcmp
-#include <exception>                  // std::exception_ptr
-#include <filesystem>                 // copy_file, remove_all, exists
-#include <fstream>                    // std::ifstream, std::ofstream
-#include <functional>                 // std::hash
-#include <iterator>                   // std::istreambuf_iterator
-#include <map>                        // std::map
-#include <mutex>                      // std::mutex
-#include <random>                     // std::mt19937_64
-#include <set>                        // std::set
-#include <sstream>                    // std::istringstream
-#include <string>                     // std::string
-#include <thread>                     // std::thread
-#include <vector>                     // std::vector
-#include "dev/test/mutants/bugs.h"    // WrittenBug, collect_bugs, locate_bug
-#include "dev/test/mutants/derive.h"  // Mutant, derive_mutants, changed_lines
-#include "dev/test/mutants/tests.h"   // TestRun, tests_of_tree
-#include "llmc/utils/clock.h"         // seconds_now
-#include "llmc/utils/error.h"         // UserError, user_error, format
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+#include "dev/test/mutants/bugs.h"
+#include "dev/test/mutants/derive.h"
+#include "dev/test/mutants/tests.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
 
 namespace fs = std::filesystem;
 using mutants::Mutant, mutants::TestRun, mutants::WrittenBug;

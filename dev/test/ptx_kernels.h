@@ -1,11 +1,11 @@
 // Kernels from a file of PTX, for tests that launch them themselves.
 #pragma once
-#include <functional>            // std::function
-#include <string>                // std::string
-#include "dev/emu/emu.h"         // enqueue_launch
-#include "dev/emu/ptx/launch.h"  // use_file
-#include "dev/test/emu_test.h"   // Stream, Array
-#include "llmc/utils/error.h"    // UserError
+#include <functional>
+#include <string>
+#include "dev/emu/emu.h"
+#include "dev/emu/ptx/launch.h"
+#include "dev/test/emu_test.h"
+#include "llmc/utils/error.h"
 
 using emu::Parameters;
 

@@ -4,13 +4,13 @@
 // its instructions itself: there the tests of the unit are of the CPU's own, and the programs' own tests use that.
 //
 // COVERS dev/emu_amx/
-#include <sys/syscall.h>           // SYS_arch_prctl
-#include <unistd.h>                // execv, syscall
-#include <algorithm>               // std::min
-#include <tuple>                   // std::tuple
-#include "command_line.h"          // CommandLine
-#include "llmc/utils/bf16_bits.h"  // bf16_from_float
-#include "values.h"                // random_values, relative_error
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <algorithm>
+#include <tuple>
+#include "command_line.h"
+#include "llmc/utils/bf16_bits.h"
+#include "values.h"
 
 static bool cpu_has_amx() { return system("grep -qw amx_bf16 /proc/cpuinfo") == 0; }
 

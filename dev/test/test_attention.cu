@@ -8,10 +8,10 @@
 // COVERS ONLY llmc/attention_ llmc/cpu/attention.h llmc/cuda/attention.h llmc/cuda/attention_bf16.h
 // COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fp32.h llmc/cuda/attention_relative.h
 // COVERS ONLY llmc/cuda/attention_t llmc/cuda/tile.h
-#include "dev/test/attention/plain.h"      // causal attention, whole and of the last queries; copies of rows
-#include "dev/test/attention/masks.h"      // masks, several K/V heads a query head, the keys with the highest scores
-#include "dev/test/attention/memory.h"     // the backward pass with keys before the first query
-#include "dev/test/attention/relative.h"   // relative positions
-#include "dev/test/attention/sequences.h"  // several sequences of a K/V cache at once
-#include "dev/test/attention/same_bits.h"  // the same function in other words, and other numbers of threads
-#include "dev/test/attention/counts.h"     // what the kernels read, as the emulated GPU counts it
+#include "dev/test/attention/plain.h"
+#include "dev/test/attention/masks.h"
+#include "dev/test/attention/memory.h"
+#include "dev/test/attention/relative.h"
+#include "dev/test/attention/sequences.h"
+#include "dev/test/attention/same_bits.h"
+#include "dev/test/attention/counts.h"

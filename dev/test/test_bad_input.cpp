@@ -2,12 +2,12 @@
 // finite. Runs from the repository's root, where build/fp32/train_gpt2_sla_cpu and build/fuzz_safetensors lie.
 //
 // COVERS train_gpt2_sla.cu llmc/model/config_json llmc/utils/files
-#include <gtest/gtest.h>          // TEST, TEST_F
-#include <cstring>                // memcpy
-#include <filesystem>             // create_directories, remove_all
-#include <set>                    // std::set
-#include "command_line.h"         // CommandLine, read_log, steps_of, shard_bytes
-#include "llmc/io/safetensors.h"  // SafetensorsFile
+#include <gtest/gtest.h>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include "command_line.h"
+#include "llmc/io/safetensors.h"
 
 TEST_F(CommandLine, BadDataIsRefusedWithItsName) {
   write_file(in("tokens.bin"), shard_bytes(2000));

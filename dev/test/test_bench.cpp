@@ -1,8 +1,8 @@
 // The benchmark of a GPU, on a clock that the test advances.
 //
 // COVERS ONLY dev/bench/gpu_time.h
-#include <gtest/gtest.h>         // TEST
-#include "dev/bench/gpu_time.h"  // time_of, least_queued_seconds
+#include <gtest/gtest.h>
+#include "dev/bench/gpu_time.h"
 
 // A GPU that does what is queued after the host has needed `latency` seconds for the first launch.
 struct FakeGpu {

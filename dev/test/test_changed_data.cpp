@@ -1,9 +1,9 @@
 // Data that another program changes while a run reads them.
-#include <sys/wait.h>      // waitpid
-#include <unistd.h>        // truncate, usleep
-#include <fstream>         // std::fstream
-#include "child.h"         // become
-#include "command_line.h"  // CommandLine, trainer, alone, small_model, shard_bytes
+#include <sys/wait.h>
+#include <unistd.h>
+#include <fstream>
+#include "child.h"
+#include "command_line.h"
 
 struct ChangedData : CommandLine {
   // Trains in the folder "out" until a step is logged, then calls `change`; returns what became of the run.

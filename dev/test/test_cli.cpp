@@ -2,20 +2,20 @@
 // root, where build/fp32/train_gpt2_sla_cpu and build/fp32/train_gpt2_sla_emu lie.
 //
 // COVERS train_gpt2_sla.cu llmc/run/options llmc/run/run.
-#include <gtest/gtest.h>          // TEST_F, TEST_P
-#include <sys/wait.h>             // WIFEXITED
-#include <algorithm>              // std::find_if
-#include <cmath>                  // std::abs
-#include <filesystem>             // create_directories, remove_all
-#include <numeric>                // std::accumulate
-#include <set>                    // std::set
-#include <sstream>                // std::istringstream
-#include <tuple>                  // std::tuple
-#include "command_line.h"         // CommandLine, read_log, steps_of, shard_bytes
-#include "golden_case.h"          // GoldenCase, read_golden_case
-#include "llmc/run/option.h"      // Option, OptionTable
-#include "llmc/run/options.h"     // train_options
-#include "llmc/text/tokenizer.h"  // Tokenizer, printable
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <set>
+#include <sstream>
+#include <tuple>
+#include "command_line.h"
+#include "golden_case.h"
+#include "llmc/run/option.h"
+#include "llmc/run/options.h"
+#include "llmc/text/tokenizer.h"
 
 static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";
 

@@ -1,19 +1,19 @@
 // data/tokenize from its input to its output: archives, JSON lines, threads, interrupted runs, hostile input.
-#include <archive.h>               // archive_write_new and all others
-#include <archive_entry.h>         // archive_entry_new
-#include <fcntl.h>                 // open
-#include <signal.h>                // SIGKILL, SIGTERM
-#include <sys/stat.h>              // mkdir
-#include <algorithm>               // std::min
-#include <chrono>                  // std::chrono::steady_clock
-#include <random>                  // std::mt19937
-#include "child.h"                 // run_and_signal
-#include "command_line.h"          // CommandLine, read_file, write_file
-#include "data/shards.h"           // ShardWriter
-#include "llmc/utils/crc32c.h"     // crc32c
-#include "llmc/text/dataloader.h"  // TokenShards
-#include "llmc/utils/error.h"      // CHECK, format
-#include "llmc/text/tokenizer.h"   // Tokenizer, Encoder
+#include <archive.h>
+#include <archive_entry.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include "child.h"
+#include "command_line.h"
+#include "data/shards.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/utils/error.h"
+#include "llmc/text/tokenizer.h"
 
 static const std::string vocabulary = "dev/test/tokenizer/small.tiktoken";
 static const std::string program = "data/tokenize --tokenizer " + vocabulary + " ";

@@ -1,19 +1,19 @@
 // What a wiring costs and changes: FLOPs and parameters against counts by hand, plans of very many layers and heads,
 // and what is said and done when a model continues with another wiring.
 // COVERS llmc/model/attention_pairs.h llmc/model/attention_branch.h llmc/model/parameters.h llmc/model/change_wiring.h
-#include <gtest/gtest.h>                // TEST
-#include <cmath>                        // std::sqrt
-#include <ctime>                        // clock
-#include <filesystem>                   // create_directory
-#include <map>                          // std::map
-#include "files.h"                      // FolderTest
-#include "helpers.h"                    // make_config, EXPECT_ERROR
-#include "llmc/model/attention_plan.h"  // make_attention_plan
-#include "llmc/model/change_wiring.h"   // describe, plan_wiring_change, read_weights_for_new_wiring
-#include "llmc/model/config_json.h"     // config_json
-#include "llmc/model/flops.h"           // flops_per_token, matmul_parameters
-#include "llmc/model/kv_cache.h"        // plan_kv_cache
-#include "llmc/model/parameters.h"      // make_parameter_table
+#include <gtest/gtest.h>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <map>
+#include "files.h"
+#include "helpers.h"
+#include "llmc/model/attention_plan.h"
+#include "llmc/model/change_wiring.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/flops.h"
+#include "llmc/model/kv_cache.h"
+#include "llmc/model/parameters.h"
 
 static ModelConfig model_of(const char* wiring, int L = 4, int h = 4) {
   ModelConfig c = make_config(L, h, 8 * h, 0, 0);

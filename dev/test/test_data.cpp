@@ -1,19 +1,19 @@
 // The programs and scripts under data/ that make token files.
-#include <gtest/gtest.h>           // TEST_F
-#include <fcntl.h>                 // AT_FDCWD
-#include <signal.h>                // SIGKILL, SIGTERM
-#include <sys/stat.h>              // mkdir, utimensat
-#include <sys/wait.h>              // WIFSIGNALED
-#include <unistd.h>                // usleep
-#include <algorithm>               // std::count, std::remove, std::replace
-#include <filesystem>              // std::filesystem::remove_all, rename
-#include <fstream>                 // std::ifstream, std::ofstream
-#include <random>                  // std::mt19937
-#include <set>                     // std::set
-#include "child.h"                 // run_and_signal
-#include "data_test.h"             // Data, counting
-#include "llmc/text/dataloader.h"  // TokenShards
-#include "llmc/text/tokenizer.h"   // Tokenizer
+#include <gtest/gtest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <set>
+#include "child.h"
+#include "data_test.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/text/tokenizer.h"
 
 using Tokenize = Data;
 using Scripts = Data;

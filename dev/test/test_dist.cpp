@@ -2,19 +2,19 @@
 // trainer on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
 //
 // COVERS train_gpt2_sla.cu llmc/dist/ llmc/run/timeline.h dev/emu/nccl.cpp
-#include <gtest/gtest.h>          // TEST_F
-#include <signal.h>               // kill
-#include <unistd.h>               // getpid, usleep
-#include <chrono>                 // std::chrono::steady_clock
-#include <cmath>                  // NAN
-#include <cstdlib>                // setenv
-#include <map>                    // std::map
-#include <thread>                 // std::thread
-#include <tuple>                  // std::tuple
-#include "command_line.h"         // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
-#include "values.h"               // relative_error
-#include "llmc/io/safetensors.h"  // SafetensorsFile
-#include "llmc/utils/error.h"     // format
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <thread>
+#include <tuple>
+#include "command_line.h"
+#include "values.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/utils/error.h"
 
 class Ranks : public CommandLine {
  protected:

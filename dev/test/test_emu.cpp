@@ -1,17 +1,17 @@
 // The emulated GPU itself: every mistake that it should find is planted once, beside the same code without the mistake.
 //
 // COVERS dev/emu/
-#include <gtest/gtest.h>               // TEST, EXPECT_DEATH
-#include <sanitizer/asan_interface.h>  // ASAN_POISON_MEMORY_REGION
-#include <algorithm>                   // std::is_sorted
-#include <cmath>                       // NAN
-#include <cstring>                     // memcpy
-#include <limits>                      // std::numeric_limits
-#include <string>                      // std::string
-#include <vector>                      // std::vector
-#include "cuda_bf16.h"                 // __nv_bfloat16
-#include "dev/test/emu_test.h"         // Stream, Array, launch, run, ramp, EmuDeathTest
-#include "dev/test/values.h"           // same_bits
+#include <gtest/gtest.h>
+#include <sanitizer/asan_interface.h>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+#include "cuda_bf16.h"
+#include "dev/test/emu_test.h"
+#include "dev/test/values.h"
 
 // ----------------------------------------------------------------------------
 // Orders

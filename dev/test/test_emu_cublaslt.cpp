@@ -1,14 +1,14 @@
 // The emulated cuBLASLt: its products against their formula, and the mistakes of callers that it should find.
-#include <gtest/gtest.h>               // TEST, EXPECT_DEATH
-#include <sanitizer/asan_interface.h>  // ASAN_POISON_MEMORY_REGION
-#include <algorithm>                   // std::max, std::replace_if
-#include <cmath>                       // tanh, NAN
-#include <set>                         // std::set
-#include <string>                      // std::string
-#include <vector>                      // std::vector
-#include "cublasLt.h"                  // cublasLtMatmul
-#include "cuda_bf16.h"                 // __nv_bfloat16
-#include "dev/test/emu_test.h"         // Stream, check, EmuDeathTest
+#include <gtest/gtest.h>
+#include <sanitizer/asan_interface.h>
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+#include "cublasLt.h"
+#include "cuda_bf16.h"
+#include "dev/test/emu_test.h"
 
 // A column-major matrix on the host, in double.
 struct Matrix {

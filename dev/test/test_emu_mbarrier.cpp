@@ -2,11 +2,11 @@
 // warp only arrives, and Hopper's instructions of a warp; and each mistake with them that it should find.
 //
 // COVERS dev/emu/ptx/ dev/emu/races.cpp dev/emu/races.h
-#include <gtest/gtest.h>           // TEST, EXPECT_DEATH
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "dev/test/files.h"        // FolderTest
-#include "dev/test/ptx_kernels.h"  // run_ptx
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+#include "dev/test/files.h"
+#include "dev/test/ptx_kernels.h"
 
 // A kernel with pointers %out and %in, and the thread's number %t; shared memory begins at %base. It stores %r0.
 static std::string kernel_of(const std::string& body) {

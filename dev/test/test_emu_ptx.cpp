@@ -1,14 +1,14 @@
 // dev/emu/ptx, which executes PTX: single instructions, what lanes and warps do together, each mistake that it should
 // find, and kernels that another compiler than nvcc has made.
 // COVERS dev/emu/ptx/
-#include <gtest/gtest.h>           // TEST, EXPECT_DEATH
-#include <cmath>                   // std::exp2
-#include <functional>              // std::function
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "dev/emu/ptx/floats.h"    // float_of_f16
-#include "dev/test/files.h"        // FolderTest
-#include "dev/test/ptx_kernels.h"  // run_ptx
+#include <gtest/gtest.h>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+#include "dev/emu/ptx/floats.h"
+#include "dev/test/files.h"
+#include "dev/test/ptx_kernels.h"
 
 // A kernel `test`, with a pointer %out and the registers that tests use. %t is the thread's number.
 static std::string kernel_of(const std::string& body) {

@@ -2,10 +2,10 @@
 // without it. (Those in nvcc's code: test_emu_ptx.cpp.)
 //
 // COVERS dev/emu/shared_memory.cpp dev/emu/races. dev/emu/block.cpp dev/emu/tensor_core.cpp
-#include <gtest/gtest.h>        // TEST_F, EXPECT_DEATH
-#include <cstdint>              // uint8_t
-#include <string>               // std::string
-#include "dev/test/emu_test.h"  // Array, run, EmuDeathTest, RacesAllowed
+#include <gtest/gtest.h>
+#include <cstdint>
+#include <string>
+#include "dev/test/emu_test.h"
 
 struct EmuRacesDeathTest : EmuDeathTest {};
 

@@ -2,10 +2,10 @@
 // planted once, beside the same code without the mistake.
 //
 // COVERS dev/emu/
-#include <gtest/gtest.h>        // TEST, EXPECT_DEATH
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "dev/test/emu_test.h"  // Stream, Event, Array, launch, run, EmuDeathTest
+#include <gtest/gtest.h>
+#include <string>
+#include <vector>
+#include "dev/test/emu_test.h"
 
 // ----------------------------------------------------------------------------
 // Streams

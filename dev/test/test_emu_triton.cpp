@@ -2,18 +2,18 @@
 // sums in double: another compiler than nvcc shows whether the interpreter does what the PTX manual says. The PTX of
 // some of them lies in dev/emu/ptx/triton; where Python has Triton, all of them are compiled anew.
 // COVERS dev/emu/ptx/
-#include <gtest/gtest.h>           // TEST_P
-#include <cmath>                   // std::exp, std::sqrt
-#include <cstdio>                  // sscanf
-#include <cstdlib>                 // system, getenv
-#include <filesystem>              // exists
-#include <functional>              // std::function
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "dev/emu/ptx/floats.h"    // float_of_bf16
-#include "dev/test/files.h"        // read_file, TemporaryFolder
-#include "dev/test/ptx_kernels.h"  // run_ptx
-#include "dev/test/values.h"       // random_values, relative_error
+#include <gtest/gtest.h>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+#include "dev/emu/ptx/floats.h"
+#include "dev/test/files.h"
+#include "dev/test/ptx_kernels.h"
+#include "dev/test/values.h"
 
 // ----------------------------------------------------------------------------
 // Values

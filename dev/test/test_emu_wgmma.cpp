@@ -2,15 +2,15 @@
 // shared memory, barriers in shared memory (mbarrier) and bulk copies, and each mistake with them that it should find.
 // Factors are small whole numbers, so that every sum is exact.
 // COVERS dev/emu/ptx/ dev/emu/races.cpp dev/emu/races.h
-#include <gtest/gtest.h>           // TEST, EXPECT_DEATH
-#include <cstring>                 // memcpy
-#include <functional>              // std::function
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "dev/emu/ptx/floats.h"    // bf16_of_float
-#include "dev/test/files.h"        // FolderTest
-#include "dev/test/ptx_kernels.h"  // run_ptx
-#include "llmc/utils/error.h"      // format
+#include <gtest/gtest.h>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+#include "dev/emu/ptx/floats.h"
+#include "dev/test/files.h"
+#include "dev/test/ptx_kernels.h"
+#include "llmc/utils/error.h"
 
 // ----------------------------------------------------------------------------
 // Matrices in shared memory

@@ -1,20 +1,20 @@
 // The program that evaluates, as users run it: against the naive reference in double, and models whose losses can be
 // computed by hand.
-#include <algorithm>                   // std::max_element, std::count
-#include <cmath>                       // std::log, std::exp
-#include <cstring>                     // memcpy
-#include <map>                         // std::map
-#include <sstream>                     // std::istringstream
-#include "command_line.h"              // CommandLine, shard_bytes
-#include "golden_case.h"               // read_golden_case
-#include "helpers.h"                   // EXPECT_ERROR
-#include "llmc/io/model_file.h"        // write_weight_file
-#include "llmc/model/config_json.h"    // config_json
-#include "llmc/model/parameters.h"     // make_parameter_table
-#include "llmc/model/reference.h"      // reference::forward
-#include "llmc/run/position_losses.h"  // parse_positions
-#include "llmc/text/choice_file.h"     // read_choice_file, write_choice_file
-#include "llmc/text/scored_text.h"     // encode_document
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include "command_line.h"
+#include "golden_case.h"
+#include "helpers.h"
+#include "llmc/io/model_file.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/parameters.h"
+#include "llmc/model/reference.h"
+#include "llmc/run/position_losses.h"
+#include "llmc/text/choice_file.h"
+#include "llmc/text/scored_text.h"
 
 static const std::string program = "build/fp32/evaluate_gpt2_sla_cpu ", emulated = "build/fp32/evaluate_gpt2_sla_emu ";
 static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", small_vocabulary = "dev/test/tokenizer/"

@@ -1,12 +1,12 @@
 // TensorBoard's event files, read as the format's description has them. Runs from the repository's root, where the
 // trainer is.
-#include <gtest/gtest.h>        // TEST_F
-#include <cstdint>              // uint8_t, uint32_t, uint64_t
-#include <cstring>              // memcpy
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "command_line.h"       // CommandLine, trainer, shard_bytes, read_log
-#include "llmc/utils/crc32c.h"  // crc32c_by_table
+#include <gtest/gtest.h>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+#include "command_line.h"
+#include "llmc/utils/crc32c.h"
 
 using EventFiles = CommandLine;
 

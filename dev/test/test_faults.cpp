@@ -1,17 +1,17 @@
 // A run of several ranks that is killed 60 times and stopped by a signal 12 times, at random moments, and resumed each
 // time, ends with the bits of an undisturbed run. FAULTS_SEED=n is the seed, FAULTS_KILLS=n the number of kills; there
 // are a fifth as many stops. Runs from the repository's root, where the trainer on an emulated GPU is.
-#include <gtest/gtest.h>       // TEST_F
-#include <signal.h>            // kill
-#include <unistd.h>            // usleep
-#include <algorithm>           // std::max
-#include <cerrno>              // errno
-#include <chrono>              // std::chrono::system_clock
-#include <cstdio>              // printf
-#include <cstdlib>             // getenv
-#include <random>              // std::mt19937
-#include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
-#include "llmc/utils/error.h"  // format
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include "command_line.h"
+#include "llmc/utils/error.h"
 
 class Faults : public CommandLine {
  protected:

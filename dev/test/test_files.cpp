@@ -1,24 +1,24 @@
 // What is read and written: models, checkpoints, the log, options.
-#include <gtest/gtest.h>             // TEST
-#include <algorithm>                 // std::copy_n
-#include <cmath>                     // NAN
-#include <cstring>                   // memcmp
-#include <deque>                     // std::deque
-#include <filesystem>                // create_directories, remove_all
-#include <future>                    // std::async, std::future
-#include <map>                       // std::map
-#include <nlohmann/json.hpp>         // nlohmann::json, nlohmann::ordered_json
-#include <random>                    // std::mt19937
-#include <set>                       // std::set
-#include <thread>                    // std::this_thread
-#include "files.h"                   // TemporaryFolder, read_file, names_in
-#include "helpers.h"                 // make_config, EXPECT_ERROR
-#include "llmc/io/checkpoint.h"      // write_checkpoint, write_checkpoint_shard, newest_checkpoint
-#include "llmc/io/model_file.h"      // read_weight_files, write_weight_file, own_moment
-#include "llmc/io/safetensors.h"     // SafetensorsFile, SafetensorsWriter
-#include "llmc/model/config_json.h"  // read_config_json, config_json
-#include "llmc/model/parameters.h"   // make_parameter_table
-#include "llmc/utils/crc32c.h"       // crc32c, crc32c_by_table, crc32c_combine
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <future>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <thread>
+#include "files.h"
+#include "helpers.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/model_file.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/parameters.h"
+#include "llmc/utils/crc32c.h"
 
 namespace fs = std::filesystem;
 

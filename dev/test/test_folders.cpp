@@ -3,18 +3,18 @@
 // report and data/convert lie.
 // COVERS llmc/utils/files.cpp llmc/utils/cgroup.h llmc/io/checkpoint.cpp llmc/io/model_file.cpp
 // COVERS llmc/model/config_json.cpp llmc/run/stop_signal.h
-#include <sys/stat.h>              // mkfifo
-#include <cmath>                   // std::isinf
-#include <limits>                  // std::numeric_limits
-#include "child.h"                 // run_and_signal
-#include "command_line.h"          // CommandLine, shard_bytes, read_log
-#include "helpers.h"               // EXPECT_ERROR
-#include "llmc/io/checkpoint.h"    // verify_model
-#include "llmc/io/model_file.h"    // weight_files
-#include "llmc/run/run_history.h"  // read_run
-#include "llmc/utils/cgroup.h"     // processors_allowed, cgroup_memory_free
-#include "llmc/utils/files.h"      // read_whole_file
-#include "llmc/utils/meminfo.h"    // host_memory_available
+#include <sys/stat.h>
+#include <cmath>
+#include <limits>
+#include "child.h"
+#include "command_line.h"
+#include "helpers.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/model_file.h"
+#include "llmc/run/run_history.h"
+#include "llmc/utils/cgroup.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/meminfo.h"
 
 static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", convert = "data/convert ", report = "./report ";
 static const std::string model = "dev/test/golden/baseline";  // plain, of bytes, context length 32

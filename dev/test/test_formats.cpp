@@ -1,20 +1,20 @@
 // Models in the files of other programs: llm.c's and GGUF, and data/convert.
 #include <gtest/gtest.h>
-#include <algorithm>                 // std::find_if
-#include <cstring>                   // memcpy
-#include <map>                       // std::map
-#include "command_line.h"            // CommandLine
-#include "golden_case.h"             // read_golden_tensors
-#include "helpers.h"                 // EXPECT_ERROR
-#include "llmc/io/checkpoint.h"      // read_weights
-#include "llmc/io/model_file.h"      // write_weight_file
-#include "llmc/io/safetensors.h"     // SafetensorsFile
-#include "llmc/model/config_json.h"  // config_json, read_config_json
-#include "llmc/model/gguf_file.h"    // write_gguf_file
-#include "llmc/model/llmc_file.h"    // write_llmc_file, read_llmc_config, read_llmc_weights
-#include "llmc/model/parameters.h"   // make_parameter_table
-#include "llmc/text/tokenizer.h"     // Tokenizer
-#include "llmc/utils/bf16_bits.h"    // bf16_from_float
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include "command_line.h"
+#include "golden_case.h"
+#include "helpers.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/model_file.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/gguf_file.h"
+#include "llmc/model/llmc_file.h"
+#include "llmc/model/parameters.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/utils/bf16_bits.h"
 
 static const std::string plain = "dev/test/golden/baseline", no_bias = "dev/test/golden/no_bias_accum";
 

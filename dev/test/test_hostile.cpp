@@ -3,11 +3,11 @@
 // data/convert lie.
 // COVERS report.cpp evaluate_gpt2_sla.cu sample_gpt2_sla.cu data/convert.cpp data/tokenize.cpp llmc/run/logger.cpp
 // COVERS llmc/run/position_losses.cpp
-#include <unistd.h>        // geteuid
-#include <algorithm>       // std::count
-#include <filesystem>      // create_symlink, create_directory
-#include <sstream>         // std::istringstream
-#include "command_line.h"  // CommandLine, shard_bytes, read_log
+#include <unistd.h>
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+#include "command_line.h"
 
 static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", evaluator = "build/fp32/evaluate_gpt2_sla_cpu ",
                          convert = "data/convert ", tokenize = "data/tokenize ", report = "./report ";

@@ -1,7 +1,7 @@
 // Models in transformers: dev/huggingface_check.py, in virtual environments of Python that dev/transformers_venv.sh
 // makes in build/huggingface. Without a network, and where Python has no virtual environments, the tests are skipped.
 // COVERS ONLY llmc/model/huggingface/
-#include "command_line.h"  // Outcome, FolderTest
+#include "command_line.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // data/tokenize interrupted at a place that a test chooses, and run again: with other options or damaged files it
 // starts over, and what it writes is what an undisturbed run writes.
-#include <fcntl.h>         // AT_FDCWD
-#include <sys/stat.h>      // utimensat
-#include "command_line.h"  // CommandLine
+#include <fcntl.h>
+#include <sys/stat.h>
+#include "command_line.h"
 
 struct Interruption : CommandLine {
   std::string base = "--val-fraction 0 --shard-tokens 100000 --threads 1 ";

@@ -1,18 +1,18 @@
 // Token files as they are opened, and the order in which the loader reads them.
-#include <gtest/gtest.h>                   // TEST_F
-#include <sys/stat.h>                      // mkdir, mkfifo, chmod
-#include <unistd.h>                        // seteuid, usleep
-#include <algorithm>                       // std::count
-#include <chrono>                          // std::chrono::steady_clock
-#include <functional>                      // std::function
-#include <set>                             // std::set
-#include <type_traits>                     // std::is_copy_constructible_v
-#include "data_test.h"                     // Data, counting
-#include "helpers.h"                       // error_of
-#include "llmc/text/dataloader.h"          // DataLoader, TokenShards
-#include "llmc/text/step_loader.h"         // StepLoader
-#include "llmc/text/validation_batches.h"  // ValidationBatches
-#include "llmc/utils/files.h"              // read_whole_file
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <set>
+#include <type_traits>
+#include "data_test.h"
+#include "helpers.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/text/step_loader.h"
+#include "llmc/text/validation_batches.h"
+#include "llmc/utils/files.h"
 
 using TokenShardsOf = Data;
 using Masks = Data;

@@ -2,18 +2,18 @@
 // spends per tensor instruction. A pragma that is lost, or a register too many, changes no result and costs time on a
 // GPU. The figures are compared with those of dev/test/machine_code.txt. Today's are written to build/machine_code.txt,
 // from where a change that is wanted is copied.
-#include <gtest/gtest.h>       // TEST
-#include <algorithm>           // std::count_if, std::max
-#include <cstdio>              // sscanf
-#include <cstdlib>             // getenv
-#include <map>                 // std::map
-#include <set>                 // std::set
-#include <sstream>             // std::istringstream
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "command_line.h"      // Outcome
-#include "files.h"             // TemporaryFolder, read_file, write_file
-#include "llmc/utils/error.h"  // format
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+#include "command_line.h"
+#include "files.h"
+#include "llmc/utils/error.h"
 
 static const std::vector<int> architectures = {80, 90};  // compute capability, times ten
 

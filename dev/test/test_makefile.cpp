@@ -2,13 +2,13 @@
 // runs and counts tests.
 //
 // COVERS ONLY scripts/run_tests.sh scripts/setup.sh
-#include <gtest/gtest.h>   // TEST_F
-#include <sys/stat.h>      // chmod
-#include <iterator>        // std::istream_iterator
-#include <regex>           // std::regex_search
-#include <set>             // std::multiset
-#include <sstream>         // std::istringstream
-#include "command_line.h"  // CommandLine
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
+#include "command_line.h"
 
 // ----------------------------------------------------------------------------
 // scripts/run_tests.sh

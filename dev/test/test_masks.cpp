@@ -1,18 +1,18 @@
 // Which keys a query sees: each primitive of a mask, unions and conjunctions of them, key by key and query by query.
 // What the wiring makes of them is compared with the reference, which shares no code with the masks.
 //
-// COVERS llmc/attention_mask.h llmc/model/wiring.cpp
-#include <gtest/gtest.h>           // TEST
-#include <algorithm>               // std::count, std::equal, std::max, std::min
-#include <climits>                 // INT_MAX
-#include <map>                     // std::map
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "dev/test/mask_case.h"    // MaskCase, attention_mask, sees
-#include "llmc/model/config.h"     // ModelConfig
-#include "llmc/model/kv_cache.h"   // plan_kv_cache
-#include "llmc/model/reference.h"  // reference::is_visible
-#include "llmc/utils/error.h"      // format
+// COVERS llmc/ops/attention_mask.h llmc/model/wiring.cpp
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <climits>
+#include <map>
+#include <string>
+#include <vector>
+#include "dev/test/mask_case.h"
+#include "llmc/model/config.h"
+#include "llmc/model/kv_cache.h"
+#include "llmc/model/reference.h"
+#include "llmc/utils/error.h"
 
 namespace {
 
@@ -109,7 +109,7 @@ TEST(Masks, NameTheNextKeyThatCounts) {
 }
 
 // The interval of a wiring's clause is never shorter than the distance of its recurring keys; here it is.
-// BUG llmc/attention_mask.h: `return recurring < near ? recurring : near` -> `return recurring`
+// BUG llmc/ops/attention_mask.h: `return recurring < near ? recurring : near` -> `return recurring`
 TEST(Masks, NameTheFirstKeyOfAShortInterval) {
   MaskClause clause;
   clause.s = 8, clause.last = 3, clause.residue = true;
@@ -121,7 +121,7 @@ TEST(Masks, NameTheFirstKeyOfAShortInterval) {
   EXPECT_EQ(mask.visible_keys(20), 5);
 }
 
-// BUG llmc/attention_mask.h: `column >= k1 ? INT_MAX` -> `column >= k1 - 1 ? INT_MAX`
+// BUG llmc/ops/attention_mask.h: `column >= k1 ? INT_MAX` -> `column >= k1 - 1 ? INT_MAX`
 TEST(Masks, NameTheNextQueryThatCounts) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
@@ -139,7 +139,7 @@ TEST(Masks, NameTheNextQueryThatCounts) {
   }
 }
 
-// BUG llmc/attention_mask.h: `clauses[c].near(q1 - 1) <= k0` -> `clauses[c].near(q0) <= k0`
+// BUG llmc/ops/attention_mask.h: `clauses[c].near(q1 - 1) <= k0` -> `clauses[c].near(q0) <= k0`
 TEST(Masks, HideAndShowWholeTiles) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
@@ -175,7 +175,7 @@ TEST(Masks, AreComparisonsOfPositionsAndRemainders) {
   }
 }
 
-// BUG llmc/attention_mask.h: `keys += high.next(j) == j` -> `keys++`
+// BUG llmc/ops/attention_mask.h: `keys += high.next(j) == j` -> `keys++`
 TEST(Masks, CountTheKeysThatAreSeen) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
@@ -281,7 +281,7 @@ std::vector<std::string> mask_wirings() {
 }  // namespace
 
 // BUG llmc/model/wiring.cpp: `a2 = t.how == How::both || !is_first` -> `a2 = !is_first`
-// BUG llmc/attention_mask.h: `window = std::min(window, clause.last)` -> `window = clause.last`
+// BUG llmc/ops/attention_mask.h: `window = std::min(window, clause.last)` -> `window = clause.last`
 TEST(WiringMasks, AreThoseOfTheReference) {
   for (const std::string& wiring : mask_wirings()) {
     SCOPED_TRACE(wiring);
@@ -323,7 +323,7 @@ TEST(WiringMasks, MeanTheSameInTheKVCache) {
 }
 
 // Layer 0 sees the last 10 keys of a block of 8, layer 1 the last 10 that are in certain columns.
-// BUG llmc/attention_mask.h: `reach = std::min(reach, clauses[c].reach())` -> `reach = std::max(reach,
+// BUG llmc/ops/attention_mask.h: `reach = std::min(reach, clauses[c].reach())` -> `reach = std::max(reach,
 // clauses[c].reach())`
 TEST(WiringMasks, ReachAsFarAsTheNearestOfTheirConditions) {
   const ModelConfig config = config_of("window(10) fixed(8,2,layers)");

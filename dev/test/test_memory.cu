@@ -6,9 +6,9 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <gtest/gtest.h>          // TEST
-#include "dev/bench/gpu_model.h"  // modelled_step
-#include "dev/test/helpers.h"     // make_config
+#include <gtest/gtest.h>
+#include "dev/bench/gpu_model.h"
+#include "dev/test/helpers.h"
 
 static const std::vector<int> lengths = {4096, 8192, 16384, 32768, 65536};
 

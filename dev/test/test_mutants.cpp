@@ -1,13 +1,13 @@
 // dev/test/mutants.cpp: which mutants it derives from a piece of source, and that one that no test notices is reported.
-#include <gtest/gtest.h>              // TEST, TEST_F
-#include <algorithm>                  // std::count
-#include <string>                     // std::string
-#include <vector>                     // std::vector
-#include "command_line.h"             // CommandLine, Outcome, write_file
-#include "dev/test/mutants/bugs.h"    // collect_bugs, locate_bug
-#include "dev/test/mutants/derive.h"  // derive_mutants
-#include "helpers.h"                  // EXPECT_ERROR
-#include "llmc/utils/clock.h"         // seconds_now
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <string>
+#include <vector>
+#include "command_line.h"
+#include "dev/test/mutants/bugs.h"
+#include "dev/test/mutants/derive.h"
+#include "helpers.h"
+#include "llmc/utils/clock.h"
 
 using mutants::Mutant;
 

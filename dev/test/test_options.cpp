@@ -1,24 +1,24 @@
 // The trainer's options: the command line, TOML, the model that they describe; and the numbers in all of them.
-#include <gtest/gtest.h>             // TEST
-#include <cstdint>                   // INT64_MAX
-#include <cstdlib>                   // setenv, unsetenv
-#include <cstring>                   // memcpy
-#include <limits>                    // std::numeric_limits
-#include <fstream>                   // std::ofstream
-#include <functional>                // std::function
-#include <map>                       // std::map
-#include <random>                    // std::mt19937
-#include <set>                       // std::set
-#include "files.h"                   // TemporaryFolder, read_file, write_file
-#include "helpers.h"                 // EXPECT_ERROR, error_of, make_config
-#include "llmc/run/config_toml.h"    // read_config_toml, ConfigEntry
-#include "llmc/run/model_options.h"  // model_config
-#include "llmc/dist/ranks.h"         // init_ranks
-#include "llmc/run/sampling.h"       // parse_sample_options
-#include "llmc/run/option.h"         // Option, OptionTable
-#include "llmc/run/options.h"        // parse_options, train_options
-#include "llmc/utils/number.h"       // parse_number
-#include "llmc/utils/text.h"         // shortest
+#include <gtest/gtest.h>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+#include "files.h"
+#include "helpers.h"
+#include "llmc/run/config_toml.h"
+#include "llmc/run/model_options.h"
+#include "llmc/dist/ranks.h"
+#include "llmc/run/sampling.h"
+#include "llmc/run/option.h"
+#include "llmc/run/options.h"
+#include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 
 // ----------------------------------------------------------------------------
 // Numbers

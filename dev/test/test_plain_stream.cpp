@@ -1,9 +1,9 @@
 // data/plain_stream.cpp, which stands for data/archive_stream.cpp where libarchive is not installed.
 //
 // COVERS ONLY data/plain_stream.cpp
-#include "data/plain_stream.cpp"  // ArchiveStream, SourceFile
-#include "dev/test/files.h"       // FolderTest
-#include "dev/test/helpers.h"     // EXPECT_ERROR
+#include "data/plain_stream.cpp"
+#include "dev/test/files.h"
+#include "dev/test/helpers.h"
 
 class PlainStream : public FolderTest {
  protected:

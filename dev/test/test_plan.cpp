@@ -1,21 +1,21 @@
 // What is pure arithmetic: shapes, wiring, layout, random numbers, schedules, sampling.
-#include <gtest/gtest.h>                // TEST
-#include <cmath>                        // std::sqrt
-#include <set>                          // std::set
-#include <tuple>                        // std::tie
-#include "helpers.h"                    // make_config, EXPECT_ERROR
-#include "llmc/utils/arena.h"           // ArenaLayout
-#include "llmc/model/attention_plan.h"  // make_attention_plan
-#include "llmc/model/change_wiring.h"   // plan_wiring_change, describe
-#include "llmc/model/config.h"          // ModelConfig
-#include "llmc/model/flops.h"           // attention_pairs
-#include "llmc/model/kv_cache.h"        // plan_kv_cache
-#include "llmc/model/parameters.h"      // make_parameter_table
-#include "llmc/utils/random.h"          // philox
-#include "llmc/text/sampler.h"          // sample_token
-#include "llmc/text/text_stream.h"      // TextStream
-#include "llmc/run/print.h"             // count_text, bytes_text, time_text
-#include "llmc/run/schedule.h"          // Schedule
+#include <gtest/gtest.h>
+#include <cmath>
+#include <set>
+#include <tuple>
+#include "helpers.h"
+#include "llmc/utils/arena.h"
+#include "llmc/model/attention_plan.h"
+#include "llmc/model/change_wiring.h"
+#include "llmc/model/config.h"
+#include "llmc/model/flops.h"
+#include "llmc/model/kv_cache.h"
+#include "llmc/model/parameters.h"
+#include "llmc/utils/random.h"
+#include "llmc/text/sampler.h"
+#include "llmc/text/text_stream.h"
+#include "llmc/run/print.h"
+#include "llmc/run/schedule.h"
 
 // ----------------------------------------------------------------------------
 // Config

@@ -1,8 +1,8 @@
 // data/probe: solvers that read only the tokens before an answer find it, and the program writes what it says.
-#include <map>                  // std::map
-#include "command_line.h"       // CommandLine, read_file
-#include "data/probe_tasks.h"   // ProbeGenerator, ProbeSettings
-#include "llmc/utils/crc32c.h"  // crc32c
+#include <map>
+#include "command_line.h"
+#include "data/probe_tasks.h"
+#include "llmc/utils/crc32c.h"
 
 using Tokens = std::vector<uint16_t>;
 

@@ -1,30 +1,30 @@
 // What every program does around its work: standard streams, errors and exit status; files that it writes, whatever is
 // there already; names and JSON from elsewhere.
 // COVERS llmc/utils/files llmc/utils/json.h llmc/utils/message.h llmc/utils/program llmc/utils/utf8.h
-#include <fcntl.h>               // open
-#include <gtest/gtest.h>         // TEST
-#include <signal.h>              // SIGPIPE, kill
-#include <sys/resource.h>        // setrlimit
-#include <sys/stat.h>            // mkfifo, stat
-#include <sys/time.h>            // setitimer
-#include <sys/wait.h>            // waitpid
-#include <unistd.h>              // fork, dup2, pipe
-#include <atomic>                // std::atomic
-#include <cerrno>                // errno
-#include <filesystem>            // create_directory, create_symlink
-#include <functional>            // std::function
-#include <new>                   // std::bad_alloc
-#include <nlohmann/json.hpp>     // nlohmann::json
-#include <string>                // std::string
-#include <thread>                // std::thread
-#include <vector>                // std::vector
-#include "files.h"               // FolderTest, read_file, names_in
-#include "helpers.h"             // EXPECT_ERROR
-#include "llmc/utils/files.h"    // OutputFile, NewFolder, check_output, write_file_durably, path_exists, is_folder
-#include "llmc/utils/json.h"     // parse_json, whole_number
-#include "llmc/utils/message.h"  // message_line
-#include "llmc/utils/program.h"  // run_program, flush_output
-#include "llmc/utils/utf8.h"     // name_as_text
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+#include "files.h"
+#include "helpers.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/message.h"
+#include "llmc/utils/program.h"
+#include "llmc/utils/utf8.h"
 
 namespace fs = std::filesystem;
 

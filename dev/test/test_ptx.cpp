@@ -1,12 +1,12 @@
 // The tests of the model, of attention, of the operations and of tiles, and the golden cases through the command line,
 // on the emulated GPU with nvcc's code in place of g++'s: SLA_EMU_PTX. Where nvcc is not found they are skipped.
 // COVERS ONLY llmc/cuda/tile.h llmc/cuda/tile_wgmma.h llmc/cuda/attention_wgmma.h
-#include <gtest/gtest.h>       // TEST_P
-#include <cstdlib>             // getenv
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "command_line.h"      // CommandLine, Outcome
-#include "llmc/utils/error.h"  // format
+#include <gtest/gtest.h>
+#include <cstdlib>
+#include <string>
+#include <vector>
+#include "command_line.h"
+#include "llmc/utils/error.h"
 
 struct PtxRun {
   std::string name, ptx, program;

@@ -1,13 +1,13 @@
 // The control channel of ranks, and how a run ends when a rank dies or hangs. The ranks are forked processes, with a
 // rendezvous file or port on this machine.
-#include <gtest/gtest.h>             // TEST_F
-#include <signal.h>                  // kill
-#include <algorithm>                 // std::sort
-#include <random>                    // std::mt19937
-#include <thread>                    // std::thread
-#include "channel_test.h"            // Channel, Rendezvous, Process, Collectives, Listener, connection_to
-#include "llmc/dist/rank_channel.h"  // RankChannel, WatchdogPause
-#include "llmc/dist/watchdog.h"      // Watchdog, RankReport
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <algorithm>
+#include <random>
+#include <thread>
+#include "channel_test.h"
+#include "llmc/dist/rank_channel.h"
+#include "llmc/dist/watchdog.h"
 
 // ----------------------------------------------------------------------------
 // The watchdog, with simulated time

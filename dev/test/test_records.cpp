@@ -2,18 +2,18 @@
 // trainer and scripts run from the repository's root, with a tiny model.
 //
 // COVERS llmc/run/run. llmc/run/settings llmc/run/run_history llmc/run/schedule.h scripts/compare.sh scripts/probe.sh
-#include <gtest/gtest.h>               // TEST, TEST_F
-#include <sys/stat.h>                  // chmod
-#include <algorithm>                   // std::reverse
-#include <cstring>                     // memcpy
-#include <filesystem>                  // copy_file, create_directories, remove_all
-#include "command_line.h"              // CommandLine, read_log, shard_bytes, mask_of_shard
-#include "helpers.h"                   // EXPECT_ERROR
-#include "llmc/model/stream_memory.h"  // memory_of_rank
-#include "llmc/run/print.h"            // time_text
-#include "llmc/run/report.h"           // report_page
-#include "llmc/run/run.h"              // Run, report_step, report_validation, print_sample, open_output
-#include "llmc/run/settings.h"         // differences
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include "command_line.h"
+#include "helpers.h"
+#include "llmc/model/stream_memory.h"
+#include "llmc/run/print.h"
+#include "llmc/run/report.h"
+#include "llmc/run/run.h"
+#include "llmc/run/settings.h"
 
 // ----------------------------------------------------------------------------
 // Learning rates

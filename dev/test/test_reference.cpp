@@ -1,18 +1,18 @@
 // Is the reference right? Its gradients against central finite differences, everything against the golden cases.
 // Run from the repository's root.
-#include <algorithm>               // std::max, std::min, std::remove, std::sort
-#include <cmath>                   // std::sqrt, std::fabs, std::cos, INFINITY, M_PI
-#include <cstdio>                  // printf
-#include <gtest/gtest.h>           // TEST_P, EXPECT_LE
-#include <numeric>                 // std::iota, std::inner_product, std::accumulate
-#include <random>                  // std::mt19937_64
-#include <set>                     // std::set
-#include <string>                  // std::string
-#include <utility>                 // std::pair, std::swap
-#include <vector>                  // std::vector
-#include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
-#include "dev/test/values.h"       // relative_error
-#include "llmc/model/reference.h"  // the reference
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <gtest/gtest.h>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include "dev/test/golden_case.h"
+#include "dev/test/values.h"
+#include "llmc/model/reference.h"
 
 using reference::AdamWOptions;
 using reference::Array;

@@ -1,19 +1,19 @@
 // Reports: what is read of a run's log, the statistics over seeds, the pages, and how a browser shows them. Runs from
 // the repository's root, where the trainer and `report` are.
-#include <gtest/gtest.h>                // TEST, TEST_F
-#include <signal.h>                     // kill
-#include <sys/wait.h>                   // waitpid
-#include <unistd.h>                     // fork, usleep
-#include <algorithm>                    // std::count
-#include <cmath>                        // NAN
-#include <limits>                       // std::numeric_limits
-#include "browser.h"                    // BrowserTest, CommandLine
-#include "helpers.h"                    // EXPECT_ERROR
-#include "llmc/model/wiring_picture.h"  // wiring_picture
-#include "llmc/run/report.h"            // report_page, comparison_page, read_run
-#include "llmc/run/statistics.h"        // estimate, t_of_95_percent, two_sided_p
-#include "llmc/run/thin.h"              // thin
-#include "llmc/utils/files.h"           // write_file_durably, is_unfinished_output
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include "browser.h"
+#include "helpers.h"
+#include "llmc/model/wiring_picture.h"
+#include "llmc/run/report.h"
+#include "llmc/run/statistics.h"
+#include "llmc/run/thin.h"
+#include "llmc/utils/files.h"
 
 // ----------------------------------------------------------------------------
 // Statistics

@@ -2,18 +2,18 @@
 // with arguments, files and an exit status. Runs from the repository's root.
 //
 // COVERS train_gpt2_sla.cu llmc/io/checkpoint llmc/run/run. llmc/run/stop_signal.h
-#include <gtest/gtest.h>           // TEST_F
-#include <signal.h>                // kill, SIGKILL
-#include <sys/wait.h>              // waitpid, WIFEXITED
-#include <unistd.h>                // fork, usleep, pipe
-#include <cstring>                 // strlen, strncmp
-#include <filesystem>              // create_directories, remove_all, directory_iterator
-#include <set>                     // std::set
-#include "child.h"                 // become
-#include "command_line.h"          // CommandLine, read_log, steps_of, shard_bytes
-#include "llmc/run/stop_signal.h"  // signal_name
-#include "llmc/utils/crc32c.h"     // crc32c, crc32c_hex
-#include "llmc/utils/random.h"     // random_words
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include "child.h"
+#include "command_line.h"
+#include "llmc/run/stop_signal.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/random.h"
 
 // BUG train_gpt2_sla.cu: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
 TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {

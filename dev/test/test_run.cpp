@@ -1,16 +1,16 @@
 // What belongs to a run beside its model and its options: its log, and the thread that writes checkpoints.
-#include <gtest/gtest.h>                 // TEST
-#include <signal.h>                      // signal, SIGXFSZ
-#include <sys/resource.h>                // setrlimit
-#include <fstream>                       // std::ifstream, std::ofstream
-#include <future>                        // std::promise, std::async
-#include <new>                           // std::bad_alloc
-#include <nlohmann/json.hpp>             // nlohmann::json
-#include <random>                        // std::mt19937
-#include "files.h"                       // TemporaryFolder, read_file, write_file
-#include "helpers.h"                     // EXPECT_ERROR
-#include "llmc/run/background_writer.h"  // BackgroundWriter
-#include "llmc/run/logger.h"             // RunLog
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <fstream>
+#include <future>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <random>
+#include "files.h"
+#include "helpers.h"
+#include "llmc/run/background_writer.h"
+#include "llmc/run/logger.h"
 
 // ----------------------------------------------------------------------------
 // Writing beside training

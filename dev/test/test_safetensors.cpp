@@ -1,21 +1,21 @@
 // llmc/io/safetensors: round trips, exact values, and refusal of every invalid file. Runs from the repository's root.
 #include <gtest/gtest.h>
-#include <signal.h>            // signal, SIGXFSZ
-#include <sys/resource.h>      // setrlimit
-#include <sys/stat.h>          // mkfifo
-#include <sys/syscall.h>       // SYS_fsync, SYS_fallocate, SYS_pwrite64
-#include <sys/wait.h>          // waitpid
-#include <unistd.h>            // fork, symlink, truncate, syscall
-#include <cerrno>              // errno, ENOSPC
-#include <cmath>               // std::isnan, std::isfinite, ldexp
-#include <cstring>             // memcpy, strerror
-#include <filesystem>          // directory_iterator
-#include <functional>          // std::function
-#include <limits>              // std::numeric_limits
-#include <thread>              // std::thread
-#include "files.h"             // FolderTest, read_file, write_file
-#include "dev/test/helpers.h"  // error_of
-#include "llmc/utils/error.h"  // UserError, format
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <thread>
+#include "files.h"
+#include "dev/test/helpers.h"
+#include "llmc/utils/error.h"
 #include "llmc/io/safetensors.h"
 
 namespace fs = std::filesystem;

@@ -1,12 +1,12 @@
 // The program that samples, as users run it.
-#include <algorithm>           // std::any_of, std::count
-#include <cstdio>              // sscanf
-#include <set>                 // std::set
-#include <sstream>             // std::istringstream
-#include <tuple>               // std::tuple
-#include "command_line.h"      // CommandLine
-#include "llmc/utils/clock.h"  // seconds_now
-#include "llmc/utils/error.h"  // format
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <sstream>
+#include <tuple>
+#include "command_line.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
 
 // A model with random weights, of bytes: its folder has no vocabulary, and needs none.
 // The model's context length is 32.

@@ -1,6 +1,6 @@
 // Texts as sequences of tokens that are scored: how lm-evaluation-harness splits them, and in which windows.
-#include "helpers.h"                // EXPECT_ERROR
-#include "llmc/text/scored_text.h"  // encode_continuation, ScoredSequence, TextWindows, bytes_of_token
+#include "helpers.h"
+#include "llmc/text/scored_text.h"
 
 static std::vector<int> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 

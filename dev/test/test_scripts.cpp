@@ -3,17 +3,17 @@
 // repository's root, where the trainers and ./report are.
 //
 // COVERS ONLY scripts/
-#include <gtest/gtest.h>       // TEST_F
-#include <sys/stat.h>          // chmod
-#include <unistd.h>            // access
-#include <algorithm>           // std::is_partitioned, std::min_element
-#include <cstdlib>             // setenv
-#include <iterator>            // std::istream_iterator
-#include <regex>               // std::regex_search
-#include <set>                 // std::multiset
-#include <sstream>             // std::istringstream
-#include "command_line.h"      // CommandLine, expect_the_same_checkpoint, read_log, steps_of, shard_bytes
-#include "llmc/utils/error.h"  // format
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
+#include "command_line.h"
+#include "llmc/utils/error.h"
 
 class Scripts : public CommandLine {
  protected:

@@ -1,17 +1,17 @@
 // Who may become a rank, and what anything else that connects can do: nothing, and for a bounded time. All of it
 // happens on this machine.
-#include <fcntl.h>                   // open
-#include <gtest/gtest.h>             // TEST_F
-#include <sys/resource.h>            // setrlimit
-#include <sys/stat.h>                // chmod, mkfifo, stat
-#include <cstring>                   // memcpy
-#include <functional>                // std::function
-#include <memory>                    // std::unique_ptr
-#include <optional>                  // std::optional
-#include "channel_test.h"            // Channel, Rendezvous, Process, Collectives, Listener, connection_to
-#include "llmc/dist/hmac.h"          // hmac_sha256
-#include "llmc/dist/rank_channel.h"  // RankChannel
-#include "llmc/dist/ranks.h"         // init_ranks
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include "channel_test.h"
+#include "llmc/dist/hmac.h"
+#include "llmc/dist/rank_channel.h"
+#include "llmc/dist/ranks.h"
 
 // ----------------------------------------------------------------------------
 // The protocol, as strangers may know it

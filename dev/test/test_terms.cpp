@@ -1,11 +1,11 @@
 // Every program on a model of every term of llmc/model/wiring.h: trained, resumed, sampled from, evaluated, converted
 // and reported. What the engines compute is tested elsewhere; here it is that each program knows each term.
-#include <algorithm>            // std::replace_if
-#include <cmath>                // std::abs
-#include <set>                  // std::set
-#include "command_line.h"       // CommandLine, read_log, shard_bytes
-#include "llmc/model/wiring.h"  // parse_wiring
-#include "llmc/utils/error.h"   // format
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include "command_line.h"
+#include "llmc/model/wiring.h"
+#include "llmc/utils/error.h"
 
 static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", evaluator = "build/fp32/evaluate_gpt2_sla_cpu ";
 

@@ -1,12 +1,12 @@
 // llmc/cuda/tile.h against what the PTX manual says of the instructions, and against products in double. Runs on the
 // emulated GPU, whose instructions it compares with the manual, and on a real one.
-#include <gtest/gtest.h>         // TEST
-#include <set>                   // std::set
-#include <vector>                // std::vector
-#include "dev/test/values.h"     // random_values, relative_error
-#include "llmc/cuda/device.h"    // gpu
-#include "llmc/cuda/tile.h"      // what is tested
-#include "llmc/device_memory.h"  // DeviceArray
+#include <gtest/gtest.h>
+#include <set>
+#include <vector>
+#include "dev/test/values.h"
+#include "llmc/cuda/device.h"
+#include "llmc/cuda/tile.h"
+#include "llmc/ops/device_memory.h"
 
 // ----------------------------------------------------------------------------
 // Instructions

@@ -1,12 +1,12 @@
 // What is taken for a file of tokens, and what is refused by what it is.
-#include <gtest/gtest.h>           // TEST_F
-#include <unistd.h>                // truncate, symlink
-#include <cmath>                   // std::exp, std::log
-#include <cstring>                 // memcpy
-#include <random>                  // std::mt19937
-#include "data_test.h"             // Data, counting
-#include "helpers.h"               // error_of, EXPECT_ERROR
-#include "llmc/text/dataloader.h"  // TokenShards, TokenFile
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include "data_test.h"
+#include "helpers.h"
+#include "llmc/text/dataloader.h"
 
 using TokenFormats = Data;
 using ChangedTokens = Data;

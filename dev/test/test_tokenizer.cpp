@@ -1,17 +1,17 @@
 // The tokenizer against tiktoken: dev/test/tokenizer/ has a small vocabulary in each format, and texts with tiktoken's
 // ids, all written by dev/tokenizer_compare.py, which compares many more texts with GPT-2's own vocabulary.
 #include <gtest/gtest.h>
-#include <algorithm>           // std::mismatch, std::shuffle, std::count
-#include <climits>             // INT_MAX
-#include <filesystem>          // copy_file, create_directory
-#include <fstream>             // std::ifstream
-#include <map>                 // std::map
-#include <random>              // std::mt19937
-#include <nlohmann/json.hpp>   // nlohmann::json
-#include <set>                 // std::set
-#include <sstream>             // std::istringstream
-#include "files.h"             // FolderTest, read_file
-#include "dev/test/helpers.h"  // EXPECT_ERROR
+#include <algorithm>
+#include <climits>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include "files.h"
+#include "dev/test/helpers.h"
 #include "llmc/text/tokenizer.h"
 #include "llmc/text/unicode_classes.h"
 

@@ -1,6 +1,6 @@
 // Where masks leave no token to score there is no loss: in steps, validations, reports and evaluations.
-#include "command_line.h"     // CommandLine, mask_of_shard, read_log, shard_bytes, small_model
-#include "llmc/run/report.h"  // comparison_page, read_run, report_page
+#include "command_line.h"
+#include "llmc/run/report.h"
 
 static const std::string evaluator = "build/fp32/evaluate_gpt2_sla_cpu ";
 

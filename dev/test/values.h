@@ -1,10 +1,10 @@
 // Random values and comparisons for tests of operations and of the model.
 #pragma once
-#include <gtest/gtest.h>        // EXPECT_EQ
-#include <cmath>                // std::sqrt, NAN
-#include <cstring>              // memcmp
-#include <vector>               // std::vector
-#include "llmc/utils/random.h"  // random_normal
+#include <gtest/gtest.h>
+#include <cmath>
+#include <cstring>
+#include <vector>
+#include "llmc/utils/random.h"
 
 // Normally distributed, rounded to T.
 template <class T>

@@ -8,12 +8,12 @@
 // k. Both operands are packed into such tiles, padded with zeros.
 #pragma once
 #ifdef __AMX_BF16__
-#include <immintrin.h>   // _tile_dpbf16ps, _mm512_unpacklo_epi32
-#include <algorithm>     // std::max, std::min
-#include <cstdint>       // int64_t
-#include <vector>        // std::vector
-#include "bf16.h"        // bfloat16
-#include "bf16_block.h"  // Bf16Block
+#include <immintrin.h>
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+#include "bf16.h"
+#include "bf16_block.h"
 
 // g++ 12 takes what its own headers leave undefined for a mistake of the caller's.
 #pragma GCC diagnostic push

@@ -1,24 +1,24 @@
 // Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against tiles of the
 // keys that they see with an online softmax, so that memory is linear in T. k and v are read where they were projected;
-// of a tile whose keys are not neighbours they are copied. Shapes and strides: llmc/attention_args.h; any head size and
-// stride will do.
+// of a tile whose keys are not neighbours they are copied. Shapes and strides: llmc/ops/attention_args.h; any head size
+// and stride will do.
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=; dq and dr of relative positions =
 #pragma once
-#include <algorithm>              // std::find, std::max, std::min
-#include <cmath>                  // std::isnan, std::log, std::nextafter, std::sqrt
-#include <cstring>                // memcpy, memset
-#include <limits>                 // std::numeric_limits
-#include <type_traits>            // std::is_same_v
-#include <vector>                 // std::vector
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "few_rows.h"             // dot_product
-#include "gemm.h"                 // gemm
-#include "llmc/precision.h"       // floatX
-#include "llmc/rows.h"            // RowCopy
-#include "threads.h"              // is_worth_threads
-#include "vec.h"                  // vec_exp, to_float, from_float
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+#include "llmc/ops/attention_args.h"
+#include "few_rows.h"
+#include "gemm.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/rows.h"
+#include "threads.h"
+#include "vec.h"
 
 template <class Element>
 void check_kv_head(const KVHead<Element>&) {}  // any strides will do

@@ -1,13 +1,13 @@
-// Sums of the outputs of several attention maps in a layer (`blend` and `gate`; llmc/map_weights.h).
+// Sums of the outputs of several attention maps in a layer (`blend` and `gate`; llmc/ops/map_weights.h).
 //
 //   mix_map_forward:    sum = or +=, out =
 //   mix_map_backward:   dmap_out, dmap_weight =
 //   mix_gates_backward: dgates +=
 #pragma once
-#include <cstdint>             // int64_t
-#include "llmc/map_weights.h"  // MapWeights, add_gate_gradients
-#include "threads.h"           // is_worth_threads
-#include "vec.h"               // to_float, from_float
+#include <cstdint>
+#include "llmc/ops/map_weights.h"
+#include "threads.h"
+#include "vec.h"
 
 // sum (N, C) = or, unless `first`, += weight(map) map_out (N, C); if `last`, that is out (N, C) instead.
 inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, const MapWeights& weights, int map,

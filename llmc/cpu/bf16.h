@@ -1,8 +1,8 @@
 // bfloat16 on the CPU, where there is no cuda_bf16.h. Conversions are shifts and integer additions, which the compiler
 // turns into vector instructions of any CPU: they need no instruction for bf16.
 #pragma once
-#include <cstdint>                 // uint16_t
-#include "llmc/utils/bf16_bits.h"  // float_from_bf16, bf16_from_float
+#include <cstdint>
+#include "llmc/utils/bf16_bits.h"
 
 // The upper half of a float: 1 sign bit, 8 of exponent, 7 of mantissa. Uninitialised by default, like a float.
 struct bfloat16 {

@@ -1,7 +1,7 @@
 // What multiplies bf16 is told: a block of a product, which one thread computes.
 #pragma once
-#include <cstddef>  // size_t
-#include <cstdint>  // int64_t
+#include <cstddef>
+#include <cstdint>
 
 // A block of a product, which one thread computes: c (m, n) = alpha op(a) op(b), or += if `accumulate`, in fp32.
 struct Bf16Block {

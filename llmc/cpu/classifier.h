@@ -1,14 +1,14 @@
 // Softmax and cross-entropy over the vocabulary, for a chunk of rows.
 #pragma once
-#include <algorithm>               // std::fill
-#include <cmath>                   // log
-#include <cstdint>                 // int64_t
-#include <vector>                  // std::vector
-#include "llmc/adamw.h"            // StepStats
-#include "llmc/classifier_args.h"  // ClassifierArgs, LossRows
-#include "llmc/not_scored.h"       // not_scored
-#include "threads.h"               // is_worth_threads
-#include "vec.h"                   // vec_exp, to_float, from_float
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/classifier_args.h"
+#include "llmc/ops/not_scored.h"
+#include "threads.h"
+#include "vec.h"
 
 // What a chunk of logits may take, in bytes: 333 rows of GPT-2's vocabulary.
 inline int64_t logit_chunk_bytes() { return 64 << 20; }

@@ -1,18 +1,18 @@
-// The memory that operations work on, here the host's: the functions of llmc/device_memory.h, and what copies, events
-// and graphs are where every operation is done when its call returns.
+// The memory that operations work on, here the host's: the functions of llmc/ops/device_memory.h, and what copies,
+// events and graphs are where every operation is done when its call returns.
 #pragma once
-#include <sys/mman.h>            // mmap, madvise
-#include <algorithm>             // std::min
-#include <array>                 // std::array
-#include <chrono>                // std::chrono::steady_clock
-#include <cstdint>               // int64_t
-#include <cstring>               // memcpy, memset
-#include <initializer_list>      // std::initializer_list
-#include <utility>               // std::swap
-#include "llmc/device_memory.h"  // what is defined here
-#include "llmc/utils/error.h"    // user_error
-#include "llmc/utils/meminfo.h"  // host_memory_available
-#include "threads.h"             // is_worth_threads, configure_threads
+#include <sys/mman.h>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+#include "llmc/ops/device_memory.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/meminfo.h"
+#include "threads.h"
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
 

@@ -1,10 +1,10 @@
 // Token and position embeddings.
 #pragma once
-#include <algorithm>    // std::min, std::copy_n
-#include <cstdint>      // int64_t
-#include "llmc/rows.h"  // RowPositions
-#include "threads.h"    // is_worth_threads
-#include "vec.h"        // to_float, from_float
+#include <algorithm>
+#include <cstdint>
+#include "llmc/ops/rows.h"
+#include "threads.h"
+#include "vec.h"
 
 // out (N, C) = wte[tokens (N)] + wpe[positions (N)]; without the second term if wpe is null.
 inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,

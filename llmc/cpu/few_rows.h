@@ -1,12 +1,12 @@
 // Linear layers of a few tokens, as generation computes them: bound by reading the weight, which a thread reads a row
 // at a time, once.
 #pragma once
-#include <cstddef>           // size_t
-#include <cstdint>           // int64_t
-#include <vector>            // std::vector
-#include "llmc/precision.h"  // floatX
-#include "threads.h"         // is_worth_threads
-#include "vec.h"             // to_float, from_float
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+#include "llmc/ops/precision.h"
+#include "threads.h"
+#include "vec.h"
 
 // Beyond as many rows a matmul by blocks is faster: it uses each weight that it loads more often.
 constexpr int64_t most_few_rows = 16;

@@ -1,8 +1,8 @@
 // GPT-2's GELU, the tanh form: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u).
 #pragma once
-#include <cstdint>    // int64_t
-#include "threads.h"  // is_worth_threads
-#include "vec.h"      // vec_exp, vec_sigmoid, to_float, from_float
+#include <cstdint>
+#include "threads.h"
+#include "vec.h"
 
 constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
 

@@ -1,21 +1,21 @@
 // Matrix products on oneDNN: sgemm for floats, its matmul primitive for bf16, with sums in fp32. Matrices are
 // row-major; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 #pragma once
-#include <dnnl.hpp>             // dnnl_sgemm, dnnl::matmul
-#include <omp.h>                // omp_get_max_threads, omp_set_num_threads
-#include <algorithm>            // std::min
-#include <atomic>               // std::atomic
-#include <cstdint>              // int64_t
-#include <cstring>              // memcpy
-#include <unordered_map>        // std::unordered_map
-#include <vector>               // std::vector
-#include "llmc/batched_gemm.h"  // BatchedGemm
-#include "llmc/utils/error.h"   // CHECK
-#include "amx.h"                // amx::multiply
-#include "bf16.h"               // bfloat16
-#include "bf16_block.h"         // Bf16Block
-#include "threads.h"            // is_worth_threads
-#include "vec.h"                // to_float, from_float
+#include <dnnl.hpp>
+#include <omp.h>
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+#include "llmc/ops/batched_gemm.h"
+#include "llmc/utils/error.h"
+#include "amx.h"
+#include "bf16.h"
+#include "bf16_block.h"
+#include "threads.h"
+#include "vec.h"
 
 // The teams that this thread starts, oneDNN's among them, have one thread while this exists.
 class OneThread {
@@ -300,7 +300,7 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bf
                  });
 }
 
-// c_i = op(a_i) op(b_i) for all matrices of a batch, one after the other, as llmc/batched_gemm.h says.
+// c_i = op(a_i) op(b_i) for all matrices of a batch, one after the other, as llmc/ops/batched_gemm.h says.
 template <class T>
 void gemm(const BatchedGemm& s, const T* a, const T* b, T* c) {
   for (int64_t i = 0; i < s.batch; i++)

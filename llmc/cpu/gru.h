@@ -1,4 +1,4 @@
-// The gate of `gru` (llmc/gru.h), but for its matmuls, which are between these operations.
+// The gate of `gru` (llmc/ops/gru.h), but for its matmuls, which are between these operations.
 //
 //   relu_forward:         y =
 //   gru_gates_forward:    r, z, r x =
@@ -7,11 +7,11 @@
 //   gru_gates_backward:   that of r's argument and r x =, dresidual +=
 //   relu_backward:        dy =
 #pragma once
-#include <cstdint>           // int64_t
-#include "llmc/gru.h"        // GruGates
-#include "llmc/precision.h"  // floatX
-#include "threads.h"         // is_worth_threads
-#include "vec.h"             // to_float, from_float, vec_sigmoid, vec_tanh
+#include <cstdint>
+#include "llmc/ops/gru.h"
+#include "llmc/ops/precision.h"
+#include "threads.h"
+#include "vec.h"
 
 // y (n) = max(x, 0); NaN stays NaN.
 inline void relu_forward(floatX* y, const floatX* x, int64_t n) {

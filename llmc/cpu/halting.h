@@ -1,10 +1,10 @@
 // Weighted sums of the residual stream after each cycle of layers, with weights by which tokens halt (`act`;
-// llmc/halting.h says what is = and what is +=).
+// llmc/ops/halting.h says what is = and what is +=).
 #pragma once
-#include <cstdint>         // int64_t
-#include "llmc/halting.h"  // HaltingForward, HaltingBackward
-#include "threads.h"       // is_worth_threads
-#include "vec.h"           // to_float, from_float
+#include <cstdint>
+#include "llmc/ops/halting.h"
+#include "threads.h"
+#include "vec.h"
 
 // sum or out, and ponder: a cycle's term of the weighted sum.
 inline void halting_forward(const HaltingForward& h) {

@@ -5,12 +5,12 @@
 //   residual_sum:               residual (N, C) = a + b alone
 //   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 #pragma once
-#include <algorithm>              // std::fill_n, std::min
-#include <cmath>                  // sqrt
-#include <cstdint>                // int64_t
-#include "llmc/layernorm_args.h"  // LayerNormForward, LayerNormBackward
-#include "threads.h"              // is_worth_threads
-#include "vec.h"                  // to_float, from_float
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include "llmc/ops/layernorm_args.h"
+#include "threads.h"
+#include "vec.h"
 
 // out, mean and rstd = of row n, which is x (C).
 inline void layernorm_row(const LayerNormForward& norm, int64_t n, const floatX* x) {

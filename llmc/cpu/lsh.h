@@ -1,19 +1,20 @@
-// Attention by locality-sensitive hashing (llmc/lsh.h has the formula, the shapes, and which outputs are = and which
+// Attention by locality-sensitive hashing (llmc/ops/lsh.h has the formula, the shapes, and which outputs are = and
+// which
 // +=). Positions are taken in the order of their buckets, round by round: what a block of queries sees lies before it
 // in that order, from the start of its first bucket on. Rows of queries and of tiles of keys are copied, and then
 // multiplied as those of cpu/attention.h are.
 #pragma once
-#include <algorithm>           // std::copy_n, std::fill_n, std::max, std::min
-#include <cmath>               // sqrt
-#include <cstdint>             // int64_t
-#include <cstring>             // memcpy
-#include <vector>              // std::vector
-#include "attention.h"         // RowSoftmax, ScoreTile, attention_score_gradients, key_block, query_block
-#include "gemm.h"              // gemm
-#include "llmc/lsh.h"          // LshAttention, LshDecode, LshHash, LshOrder, LshShape, merge_rounds
-#include "llmc/utils/error.h"  // CHECK
-#include "threads.h"           // is_worth_threads
-#include "vec.h"               // to_float, from_float
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#include "attention.h"
+#include "gemm.h"
+#include "llmc/ops/lsh.h"
+#include "llmc/utils/error.h"
+#include "threads.h"
+#include "vec.h"
 
 // ----------------------------------------------------------------------------
 // Buckets

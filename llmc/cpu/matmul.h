@@ -3,17 +3,17 @@
 //   matmul_forward, matmul_gelu_forward:   out (N, OC) =, pre_gelu (N, OC) =
 //   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
 #pragma once
-#include <algorithm>           // std::min
-#include <cstdint>             // int64_t
-#include <vector>              // std::vector
-#include "llmc/precision.h"    // floatX, precision_name
-#include "llmc/utils/clock.h"  // seconds_now
-#include "llmc/utils/error.h"  // user_error
-#include "few_rows.h"          // few_rows_forward
-#include "gelu.h"              // gelu_forward, gelu_backward
-#include "gemm.h"              // gemm, gemm_with_bias, has_bf16_matmuls
-#include "threads.h"           // is_worth_threads
-#include "vec.h"               // to_float
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+#include "llmc/ops/precision.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
+#include "few_rows.h"
+#include "gelu.h"
+#include "gemm.h"
+#include "threads.h"
+#include "vec.h"
 
 // Throws UserError: matmuls compute in fp32 or bf16.
 inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF32"); }

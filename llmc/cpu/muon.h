@@ -1,15 +1,15 @@
-// The operations of Muon beside the matmuls of its iteration; llmc/muon.h has the formulas.
+// The operations of Muon beside the matmuls of its iteration; llmc/ops/muon.h has the formulas.
 #pragma once
-#include <algorithm>         // std::max, std::min
-#include <cmath>             // std::sqrt
-#include <cstdint>           // int64_t
-#include <numeric>           // std::accumulate
-#include <vector>            // std::vector
-#include "llmc/muon_args.h"  // MuonArgs, MuonBatch, MuonMatrix, MuonStep
-#include "llmc/precision.h"  // floatX, has_master_weights
-#include "optimizer.h"       // StepStats, num_elements, is_finite, grad_factor, full_precision_weights
-#include "threads.h"         // is_worth_threads
-#include "vec.h"             // to_float, from_float
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+#include "llmc/ops/muon_args.h"
+#include "llmc/ops/precision.h"
+#include "optimizer.h"
+#include "threads.h"
+#include "vec.h"
 
 // What the iteration's workspaces may take, in elements, if that is enough for a matrix: one matrix after the other, so
 // that it stays in the caches.

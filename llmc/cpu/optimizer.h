@@ -1,14 +1,14 @@
 // AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written,
 // not the gaps between tensors.
 #pragma once
-#include <algorithm>         // std::min
-#include <cmath>             // sqrt, isfinite
-#include <cstdint>           // int64_t
-#include <vector>            // std::vector
-#include "llmc/adamw.h"      // AdamWStep, ParameterChunk, StepStats
-#include "llmc/precision.h"  // floatX, has_master_weights
-#include "threads.h"         // is_worth_threads
-#include "vec.h"             // from_float
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/precision.h"
+#include "threads.h"
+#include "vec.h"
 
 inline int64_t num_elements(const ParameterChunk* chunks, int64_t num_chunks) {
   int64_t sum = 0;
@@ -47,9 +47,9 @@ inline float grad_factor(const StepStats& sums, double grad_clip) {
   return float(clip * sums.grad_weight());
 }
 
-// One step of AdamW over the chunks, as llmc/adamw.h says. params, master, m, v and grads are the arenas' bases: params
-// and grads are indexed by a chunk's begin, the others by its state. If floatX is float, params themselves are updated
-// and master is not used; else params = master, rounded, in the same pass.
+// One step of AdamW over the chunks, as llmc/ops/adamw.h says. params, master, m, v and grads are the arenas' bases:
+// params and grads are indexed by a chunk's begin, the others by its state. If floatX is float, params themselves are
+// updated and master is not used; else params = master, rounded, in the same pass.
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
                          const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   if (!is_finite(*sums)) return;

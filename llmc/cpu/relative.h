@@ -1,13 +1,13 @@
-// The queries of relative positions (llmc/relative.h).
+// The queries of relative positions (llmc/ops/relative.h).
 //
 //   relative_queries_forward:   of_keys, of_distances =
 //   relative_queries_backward:  dq =
 #pragma once
-#include <cstdint>           // int64_t
-#include "llmc/precision.h"  // floatX
-#include "llmc/relative.h"   // RelativeQueries, RelativeQueryGradients
-#include "threads.h"         // is_worth_threads
-#include "vec.h"             // to_float, from_float
+#include <cstdint>
+#include "llmc/ops/precision.h"
+#include "llmc/ops/relative.h"
+#include "threads.h"
+#include "vec.h"
 
 // of_keys (N, C) = q + u, of_distances (N, C) = q + v.
 inline void relative_queries_forward(const RelativeQueries<floatX>& r, int64_t N, int64_t C) {

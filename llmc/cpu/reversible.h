@@ -5,10 +5,10 @@
 //   streams_mean:           out = (x1 + x2) / 2
 //   streams_mean_backward:  dx1, dx2 = dx1 / 2
 #pragma once
-#include <cstdint>           // int64_t
-#include "llmc/precision.h"  // floatX
-#include "threads.h"         // is_worth_threads
-#include "vec.h"             // to_float, from_float
+#include <cstdint>
+#include "llmc/ops/precision.h"
+#include "threads.h"
+#include "vec.h"
 
 // x1 (n) = x2 (n) = embedded (n).
 inline void streams_begin(float* x1, float* x2, const floatX* embedded, int64_t n) {

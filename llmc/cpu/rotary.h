@@ -1,11 +1,11 @@
-// Rotary positions (llmc/rotary.h).
+// Rotary positions (llmc/ops/rotary.h).
 #pragma once
-#include <cstdint>           // int64_t
-#include "llmc/precision.h"  // floatX
-#include "llmc/rotary.h"     // RotaryHeads
-#include "llmc/rows.h"       // RowPositions
-#include "threads.h"         // is_worth_threads
-#include "vec.h"             // to_float, from_float
+#include <cstdint>
+#include "llmc/ops/precision.h"
+#include "llmc/ops/rotary.h"
+#include "llmc/ops/rows.h"
+#include "threads.h"
+#include "vec.h"
 
 // Rotates each head of N rows in place. With a_i the i-th angle of the row's position, times `sign`:
 // (x_i, x_(i+HS/2)) = (x_i cos a_i - x_(i+HS/2) sin a_i,  x_(i+HS/2) cos a_i + x_i sin a_i).

@@ -1,14 +1,14 @@
 // How many threads an operation runs on, and how they wait for each other.
 #pragma once
-#include <omp.h>                // omp_get_max_threads
-#include <unistd.h>             // execv
-#include <algorithm>            // std::max
-#include <cmath>                // std::ceil
-#include <cstdint>              // int64_t
-#include <cstdlib>              // getenv, setenv
-#include <filesystem>           // std::filesystem::read_symlink
-#include <string>               // std::string, std::to_string
-#include "llmc/utils/cgroup.h"  // processors_allowed
+#include <omp.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include "llmc/utils/cgroup.h"
 
 // To wake threads and to wait for the last of them takes 10 us to 100 us, and a time slice where the machine has other
 // work. What a core does in less runs on the thread that calls it: operations of fewer bytes read and written, or FLOPs

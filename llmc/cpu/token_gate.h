@@ -3,10 +3,10 @@
 //   token_gate_forward:  gate =
 //   token_gate_backward: dgate becomes the gradient of the sigmoid's argument; dx, dweight, dbias +=
 #pragma once
-#include <cmath>      // std::exp
-#include <cstdint>    // int64_t
-#include "threads.h"  // is_worth_threads
-#include "vec.h"      // to_float, from_float
+#include <cmath>
+#include <cstdint>
+#include "threads.h"
+#include "vec.h"
 
 // gate (N) = sigmoid(x . weight + bias); x (N, C), weight (C), bias (1) or null.
 inline void token_gate_forward(float* gate, const floatX* x, const floatX* weight, const floatX* bias, int64_t N,

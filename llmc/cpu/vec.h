@@ -2,11 +2,11 @@
 // `omp simd` loops.
 #pragma once
 #ifdef __AVX512F__
-#include <immintrin.h>  // _mm512_cmp_ps_mask, _mm512_maskz_compress_epi32
+#include <immintrin.h>
 #endif
-#include <cstdint>  // uint32_t
-#include <cstring>  // memcpy
-#include "bf16.h"   // to_float and from_float of bf16
+#include <cstdint>
+#include <cstring>
+#include "bf16.h"
 
 // Code that is written for both float and bf16 calls these; for float there is nothing to convert.
 inline float to_float(float x) { return x; }

@@ -22,24 +22,24 @@
 // query (attention_topk.h). A few queries after a K/V cache have kernels of their own, for every kind and both
 // precisions (attention_decode.h).
 //
-// Shapes: llmc/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at most
-// 128.
+// Shapes: llmc/ops/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at
+// most 128.
 //
 // The kernels are those of floatX: on tensor cores in bf16, with FMAs in fp32. The results' bits are always the same in
 // both.
 #pragma once
-#include <climits>                // INT_MAX
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "llmc/rows.h"            // RowCopy
-#include "llmc/utils/error.h"     // CHECK
-#include "attention_decode.h"     // has_few_queries, launch_attention_decode, attention_partials
-#include "device.h"               // gpu
-#include "launch.h"               // launch
-#include "vec.h"                  // ceil_div
+#include <climits>
+#include "llmc/ops/attention_args.h"
+#include "llmc/ops/rows.h"
+#include "llmc/utils/error.h"
+#include "attention_decode.h"
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 #ifdef PRECISION_BF16
-#include "attention_wgmma.h"  // launch_attention_forward, launch_attention_backward
+#include "attention_wgmma.h"
 #else
-#include "attention_fp32.h"  // launch_attention_forward, launch_attention_backward
+#include "attention_fp32.h"
 #endif
 
 // Blocks own tiles of keys and loop over query heads: nothing is left to be summed.

@@ -19,16 +19,16 @@
 // of distances, which computes the scores and dp once more; its parts of the sequences are added up in their order
 // (attention_relative.h). Nothing of size T * T is in memory, and what is loaded grows as that of k and v does.
 #pragma once
-#include <cmath>                  // sqrt, logf
-#include <type_traits>            // std::integral_constant
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "attention_relative.h"   // launch_sum_of_sequences
-#include "attention_tiles.h"      // KeyTiles, QueryTiles, DistanceTiles, relative_row
-#include "attention_topk.h"       // TopK, RadixSearch
-#include "device.h"               // gpu
-#include "launch.h"               // launch, shared_memory
-#include "tile.h"                 // Tile, Accumulator, mma_ABt, mma_AB
-#include "vec.h"                  // load8, warp_sum, warp_max
+#include <cmath>
+#include <type_traits>
+#include "llmc/ops/attention_args.h"
+#include "attention_relative.h"
+#include "attention_tiles.h"
+#include "attention_topk.h"
+#include "device.h"
+#include "launch.h"
+#include "tile.h"
+#include "vec.h"
 
 constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
 constexpr int attention_warps = 4, attention_threads = attention_warps * warp_size;

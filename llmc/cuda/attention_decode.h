@@ -14,13 +14,13 @@
 //
 // In fp32 and bf16: products and sums are fp32, probabilities too.
 #pragma once
-#include <cmath>                  // sqrt
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "attention_tiles.h"      // relative_row
-#include "device.h"               // gpu
-#include "launch.h"               // launch, shared_memory
-#include "tile.h"                 // copy_async
-#include "vec.h"                  // load4, load8, warp_max, warp_sum, block_max, block_sum, ceil_div
+#include <cmath>
+#include "llmc/ops/attention_args.h"
+#include "attention_tiles.h"
+#include "device.h"
+#include "launch.h"
+#include "tile.h"
+#include "vec.h"
 
 constexpr int decode_keys = 64, decode_threads = 128;
 constexpr int decode_rows = 8;  // queries of query heads that a block works on at a time

@@ -10,14 +10,14 @@
 // distance: no scores by distance are stored. A third kernel of the backward pass, whose blocks own distances, computes
 // the gradient of r.
 #pragma once
-#include <cmath>                  // sqrt
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "attention_relative.h"   // launch_sum_of_sequences
-#include "attention_tiles.h"      // visible_key_tile, visible_query_tile, DistanceTiles, relative_row
-#include "attention_topk.h"       // TopK, RadixSearch
-#include "device.h"               // gpu
-#include "launch.h"               // launch, shared_memory
-#include "vec.h"                  // load4, load8, store4, store8, warp_sum, warp_max
+#include <cmath>
+#include "llmc/ops/attention_args.h"
+#include "attention_relative.h"
+#include "attention_tiles.h"
+#include "attention_topk.h"
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 
 // ----------------------------------------------------------------------------
 // Tiles and products

@@ -1,4 +1,4 @@
-// Sums of the outputs of several attention maps in a layer (`blend` and `gate`; llmc/map_weights.h). Memory bounds
+// Sums of the outputs of several attention maps in a layer (`blend` and `gate`; llmc/ops/map_weights.h). Memory bounds
 // them, and the attentions between them take far longer.
 //
 //   mix_map_forward:    sum = or +=, out =
@@ -7,13 +7,13 @@
 //
 // C is a multiple of 8, and rows are 16-byte aligned.
 #pragma once
-#include <cstdint>             // int64_t
-#include "device.h"            // gpu
-#include "launch.h"            // launch
-#include "llmc/map_weights.h"  // MapWeights, add_gate_gradients
-#include "llmc/precision.h"    // floatX
-#include "token_gate.h"        // token_threads, warp_row, warp_row_grid
-#include "vec.h"               // load8, store8, warp_sum, ceil_div
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/map_weights.h"
+#include "llmc/ops/precision.h"
+#include "token_gate.h"
+#include "vec.h"
 
 // A thread owns eight elements.
 __global__ void __launch_bounds__(token_threads)

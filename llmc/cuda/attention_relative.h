@@ -1,11 +1,11 @@
 // What attention with relative positions needs beside its own kernels, for both precisions: the gradient of r, from the
 // parts of the sequences in it.
 #pragma once
-#include <cstdint>                // int64_t
-#include "device.h"               // gpu
-#include "launch.h"               // launch
-#include "llmc/attention_args.h"  // AttentionArgs
-#include "vec.h"                  // load8, store8, ceil_div
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/attention_args.h"
+#include "vec.h"
 
 constexpr int relative_threads = 256;
 

@@ -2,10 +2,10 @@
 // a query head, of which each query sees all keys up to its own. General attention has several, and masks; tiles that a
 // mask hides are neither loaded nor multiplied.
 #pragma once
-#include <algorithm>              // std::min
-#include <type_traits>            // std::conditional_t
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead, AttentionMask
-#include "vec.h"                  // ceil_div
+#include <algorithm>
+#include <type_traits>
+#include "llmc/ops/attention_args.h"
+#include "vec.h"
 
 // What a kernel is compiled for, as a parameter of its template: the attention of GPT-2 and of skip-layer attention;
 // what has masks, several K/V heads for a query head, topk, or in the backward pass keys before the first query; and

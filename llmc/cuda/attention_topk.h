@@ -7,10 +7,10 @@
 // is sought, and so learns the next digit. After four passes the score is known, and only where it is the score of more
 // keys than are to be taken does the index need passes, too.
 #pragma once
-#include <climits>                // INT_MAX
-#include <cstdint>                // uint64_t
-#include "llmc/attention_args.h"  // AttentionArgs
-#include "vec.h"                  // INFINITY
+#include <climits>
+#include <cstdint>
+#include "llmc/ops/attention_args.h"
+#include "vec.h"
 
 // Whether attention needs the general kernels.
 template <class Element>

@@ -11,13 +11,13 @@
 // one multiplies while the other takes exponentials. What a warp reads before a barrier has arrived by the barrier
 // before that. A tile's buffer is loaded again when no product that reads it can be under way.
 #pragma once
-#include <cmath>                  // sqrt, logf
-#include "attention_bf16.h"       // OnlineSoftmax, launch_mma_forward, launch_mma_backward, for_head_size
-#include "attention_tiles.h"      // KeyTiles, QueryTiles
-#include "device.h"               // gpu
-#include "launch.h"               // launch, shared_memory
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead
-#include "tile_wgmma.h"           // SplitTile, start_ABt, start_AB, wait_for_products
+#include <cmath>
+#include "attention_bf16.h"
+#include "attention_tiles.h"
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/attention_args.h"
+#include "tile_wgmma.h"
 
 constexpr int num_warpgroups = 2, wgmma_threads = num_warpgroups * warpgroup_size,
               wgmma_rows = num_warpgroups * warpgroup_rows;

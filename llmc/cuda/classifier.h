@@ -9,16 +9,16 @@
 // The logits become gradients only with write_gradient; otherwise they are unchanged. Every exponential is of a logit
 // minus the row's largest, so that none overflows.
 #pragma once
-#include <algorithm>               // std::min
-#include <cstdint>                 // int64_t
-#include "llmc/adamw.h"            // StepStats
-#include "llmc/classifier_args.h"  // ClassifierArgs, LossRows
-#include "llmc/not_scored.h"       // not_scored
-#include "llmc/utils/error.h"      // CHECK
-#include "llmc/precision.h"        // floatX
-#include "device.h"                // gpu, device_memory_total
-#include "launch.h"                // launch, shared_memory
-#include "vec.h"                   // load8, store8, to_float, block_max, block_sum, block_sum_of
+#include <algorithm>
+#include <cstdint>
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/classifier_args.h"
+#include "llmc/ops/not_scored.h"
+#include "llmc/utils/error.h"
+#include "llmc/ops/precision.h"
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 
 // What a chunk of logits may take, in bytes: a GiB, or a 32nd of the GPU's memory where that is less. Each chunk is a
 // pass over the fp32 gradient of the head's weight: with 124M 309 MB, read and written, 0.09 ms at 3.35 TB/s. The three

@@ -1,10 +1,10 @@
 // The second half of a sum over rows: the blocks' partial sums are added up, in an order that does not depend on the
 // order in which blocks ran.
 #pragma once
-#include <cstdint>   // int64_t
-#include "device.h"  // gpu
-#include "launch.h"  // launch, shared_memory
-#include "vec.h"     // ceil_div, warp_size
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 
 constexpr int column_sums_warps = 32;
 

@@ -1,5 +1,5 @@
-// The memory that operations work on, here a GPU's (the functions of llmc/device_memory.h), and the stream that they
-// run in.
+// The memory that operations work on, here a GPU's (the functions of llmc/ops/device_memory.h), and the stream that
+// they run in.
 //
 // Attention takes heads of up to 128 elements, in multiples of 8, so that rows are whole 16-byte vectors in both
 // precisions. LayerNorm takes up to 8,192 channels.
@@ -7,18 +7,18 @@
 // Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits
 // for everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
 #pragma once
-#include <cuda_runtime.h>          // cudaMalloc, cudaMemcpyAsync, ...
-#include <array>                   // std::array
-#include <cstdlib>                 // getenv
-#include <initializer_list>        // std::initializer_list
-#include <optional>                // std::optional
-#include <string>                  // std::string
-#include <tuple>                   // std::tuple
-#include <utility>                 // std::exchange, std::swap
-#include "llmc/device_memory.h"    // the memory functions that are defined here
-#include "llmc/utils/error.h"      // CHECK, user_error, format
-#include "llmc/utils/host_name.h"  // host_name
-#include "launch.h"                // CUDA_CHECK
+#include <cuda_runtime.h>
+#include <array>
+#include <cstdlib>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include "llmc/ops/device_memory.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/host_name.h"
+#include "launch.h"
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
 

@@ -10,14 +10,14 @@
 // Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes
 // from run to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
 #pragma once
-#include <algorithm>           // std::min
-#include <cstdint>             // int64_t, uintptr_t
-#include "llmc/utils/error.h"  // CHECK
-#include "llmc/precision.h"    // floatX
-#include "llmc/rows.h"         // RowPositions
-#include "device.h"            // gpu
-#include "launch.h"            // launch, shared_memory
-#include "vec.h"               // load8, store8, ceil_div, full_warp
+#include <algorithm>
+#include <cstdint>
+#include "llmc/utils/error.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/rows.h"
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 
 // A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, RowPositions positions, const floatX* wte,

@@ -5,12 +5,12 @@
 //
 // n is a multiple of 8, pointers are 16-byte aligned.
 #pragma once
-#include <cstdint>             // int64_t
-#include "llmc/utils/error.h"  // CHECK
-#include "llmc/precision.h"    // floatX
-#include "device.h"            // gpu
-#include "launch.h"            // launch
-#include "vec.h"               // load8, store8, ceil_div
+#include <cstdint>
+#include "llmc/utils/error.h"
+#include "llmc/ops/precision.h"
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 
 constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
 constexpr int gelu_threads = 256;

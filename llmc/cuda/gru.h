@@ -1,4 +1,4 @@
-// The gate of `gru` (llmc/gru.h), but for its matmuls, which are between these operations.
+// The gate of `gru` (llmc/ops/gru.h), but for its matmuls, which are between these operations.
 //
 //   relu_forward:         y =
 //   gru_gates_forward:    r, z, r x =
@@ -10,13 +10,13 @@
 // C is a multiple of 8, pointers are 16-byte aligned. Memory bounds all kernels: a thread owns eight neighbouring
 // channels of a token, and neighbouring threads have neighbouring ones.
 #pragma once
-#include <cmath>             // tanhf
-#include <cstdint>           // int64_t
-#include "device.h"          // gpu
-#include "launch.h"          // launch
-#include "llmc/gru.h"        // GruGates
-#include "llmc/precision.h"  // floatX
-#include "vec.h"             // load8, store8, ceil_div
+#include <cmath>
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/gru.h"
+#include "llmc/ops/precision.h"
+#include "vec.h"
 
 constexpr int gru_threads = 256;
 

@@ -1,14 +1,14 @@
 // Weighted sums of the residual stream after each cycle of layers, with weights by which tokens halt (`act`;
-// llmc/halting.h says what is = and what is +=). Memory bounds them.
+// llmc/ops/halting.h says what is = and what is +=). Memory bounds them.
 //
 // C is a multiple of 8, and rows are 16-byte aligned.
 #pragma once
-#include <cstdint>         // int64_t
-#include "device.h"        // gpu
-#include "launch.h"        // launch
-#include "llmc/halting.h"  // HaltingForward, HaltingBackward
-#include "token_gate.h"    // token_threads, warp_row, warp_row_grid
-#include "vec.h"           // load8, store8, warp_sum
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/halting.h"
+#include "token_gate.h"
+#include "vec.h"
 
 // A warp owns a row, a lane eight of its channels at a time.
 __global__ void __launch_bounds__(token_threads) halting_forward_kernel(HaltingForward h) {

@@ -7,11 +7,11 @@
 //   cudaGetDeviceProperties   is a macro in 12; clockRate and others, which are not used, are gone from 13
 // dev/cuda_versions.sh compiles with versions that a machine has not.
 #pragma once
-#include <cuda_runtime.h>      // cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetName
-#include <cxxabi.h>            // abi::__cxa_demangle
-#include <cstdlib>             // free
-#include <string>              // std::string
-#include "llmc/utils/error.h"  // user_error
+#include <cuda_runtime.h>
+#include <cxxabi.h>
+#include <cstdlib>
+#include <string>
+#include "llmc/utils/error.h"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "a GPU of compute capability 8.0 (Ampere) or later is needed: older ones have no bf16 tensor cores"

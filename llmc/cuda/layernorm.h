@@ -10,15 +10,15 @@
 //   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat))
 //   dweight += sum over rows of dout * xhat,  dbias += sum over rows of dout
 #pragma once
-#include <algorithm>              // std::max, std::min
-#include <cstdint>                // int64_t
-#include "llmc/utils/error.h"     // CHECK
-#include "llmc/layernorm_args.h"  // LayerNormForward, LayerNormBackward
-#include "llmc/precision.h"       // floatX
-#include "column_sums.h"          // add_column_sums
-#include "device.h"               // gpu, device_scratch, largest_channels
-#include "launch.h"               // launch, shared_memory
-#include "vec.h"                  // load8, store8, warp_sum, to_float, from_float, ceil_div, rows_of_block
+#include <algorithm>
+#include <cstdint>
+#include "llmc/utils/error.h"
+#include "llmc/ops/layernorm_args.h"
+#include "llmc/ops/precision.h"
+#include "column_sums.h"
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 
 // ----------------------------------------------------------------------------
 // Forward

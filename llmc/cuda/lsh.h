@@ -1,23 +1,23 @@
-// Attention by locality-sensitive hashing (llmc/lsh.h has the formula, the shapes, and which outputs are =). Rounds are
-// computed one after the other: in each of them positions are taken in the order of their buckets, a tile of them
+// Attention by locality-sensitive hashing (llmc/ops/lsh.h has the formula, the shapes, and which outputs are =). Rounds
+// are computed one after the other: in each of them positions are taken in the order of their buckets, a tile of them
 // belongs to one block, and what it sees is an interval of the order (lsh_tiles.h). A round's result joins those of the
 // rounds before it, so that no sum depends on the order in which blocks run: the bits are always the same.
 //
 // HS is a multiple of 8 up to 128, and pointers are aligned to 16 bytes.
 #pragma once
-#include <climits>             // INT_MAX
-#include <cmath>               // sqrt
-#include "attention.h"         // largest_head_size, head_size_multiple
-#include "device.h"            // gpu
-#include "launch.h"            // launch, shared_memory
-#include "lsh_decode.h"        // lsh_decode_kernel
-#include "llmc/lsh.h"          // LshAttention, LshDecode, LshHash, LshOrder, LshShape
-#include "llmc/utils/error.h"  // CHECK
-#include "vec.h"               // load4, load8, warp_sum
+#include <climits>
+#include <cmath>
+#include "attention.h"
+#include "device.h"
+#include "launch.h"
+#include "lsh_decode.h"
+#include "llmc/ops/lsh.h"
+#include "llmc/utils/error.h"
+#include "vec.h"
 #ifdef PRECISION_BF16
-#include "lsh_bf16.h"  // launch_lsh_forward, launch_lsh_backward
+#include "lsh_bf16.h"
 #else
-#include "lsh_fp32.h"  // launch_lsh_forward, launch_lsh_backward
+#include "lsh_fp32.h"
 #endif
 
 inline void check_lsh(const LshShape& s) {

@@ -3,13 +3,13 @@
 // double-buffered. q is multiplied as it is stored, and 1 / |q| of the keys in fp32. No two blocks write to the same
 // address, and no sum depends on the order in which blocks run.
 #pragma once
-#include <cmath>             // sqrt, logf
-#include "attention_bf16.h"  // OnlineSoftmax, finish_copies, for_head_size, attention_threads, warp_index
-#include "device.h"          // gpu
-#include "launch.h"          // launch, shared_memory
-#include "llmc/lsh.h"        // LshAttention, LshRound, LshGradients
-#include "lsh_tiles.h"       // LshInterval, LshResult, next_columns
-#include "tile.h"            // Tile, Accumulator, mma_ABt, mma_AB
+#include <cmath>
+#include "attention_bf16.h"
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/lsh.h"
+#include "lsh_tiles.h"
+#include "tile.h"
 
 constexpr int lsh_rows = 16 * attention_warps;
 

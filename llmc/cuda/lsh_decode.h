@@ -1,10 +1,10 @@
 // Attention by locality-sensitive hashing of the last positions of sequences in a cache: each query looks at the
 // buckets of all positions before it, and reads the rows of those alone that share one.
 #pragma once
-#include <cmath>       // expf, sqrtf, INFINITY
-#include "launch.h"    // shared_memory
-#include "llmc/lsh.h"  // LshDecode, share_earlier_bucket
-#include "vec.h"       // load4, store4, warp_sum, full_warp
+#include <cmath>
+#include "launch.h"
+#include "llmc/ops/lsh.h"
+#include "vec.h"
 
 constexpr int lsh_decode_warps = 8, lsh_decode_threads = lsh_decode_warps * warp_size;
 

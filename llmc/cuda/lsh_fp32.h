@@ -2,13 +2,13 @@
 // attention_fp32.h, with rows that are gathered; k is normalized where it is loaded. No two blocks write to the same
 // address, and no sum depends on the order in which blocks run.
 #pragma once
-#include <cmath>             // sqrt
-#include <type_traits>       // std::integral_constant
-#include "attention_fp32.h"  // load8, mul_ABt, mul_add_scores, probability, this_thread
-#include "device.h"          // gpu
-#include "launch.h"          // launch, shared_memory
-#include "llmc/lsh.h"        // LshAttention, LshRound, LshGradients
-#include "lsh_tiles.h"       // LshInterval, LshResult, next_columns
+#include <cmath>
+#include <type_traits>
+#include "attention_fp32.h"
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/lsh.h"
+#include "lsh_tiles.h"
 
 // A block has as many rows as columns. `tiles`: how many tiles of channels a kernel has beside its scores and the
 // buckets of rows and columns in earlier rounds.

@@ -4,9 +4,9 @@
 // the queries after it to the end of its bucket. Of these it sees the ones with which it shares no bucket in an earlier
 // round.
 #pragma once
-#include <cmath>       // INFINITY
-#include "llmc/lsh.h"  // LshRound, merge_rounds
-#include "vec.h"       // full_warp, warp_size
+#include <cmath>
+#include "llmc/ops/lsh.h"
+#include "vec.h"
 
 // N neighbouring channels, four or two, as floats.
 template <int N, class Element>

@@ -4,21 +4,21 @@
 //   matmul_forward, matmul_gelu_forward:   out (N, OC) =, pre_gelu (N, OC) =
 //   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
 #pragma once
-#include <cublasLt.h>            // cublasLtMatmul
-#include <algorithm>             // std::min
-#include <cstdint>               // int64_t, uintptr_t
-#include <map>                   // std::map
-#include <tuple>                 // std::tie
-#include <vector>                // std::vector
-#include "llmc/batched_gemm.h"   // BatchedGemm
-#include "llmc/device_memory.h"  // DeviceArray
-#include "llmc/precision.h"      // floatX
-#include "llmc/utils/error.h"    // user_error
-#include "column_sums.h"         // add_column_sums
-#include "device.h"              // gpu, device_scratch, GpuTimer
-#include "gelu.h"                // gelu_forward, gelu_backward
-#include "launch.h"              // launch, CUDA_CHECK
-#include "vec.h"                 // load8, ceil_div, rows_of_block
+#include <cublasLt.h>
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+#include "llmc/ops/batched_gemm.h"
+#include "llmc/ops/device_memory.h"
+#include "llmc/ops/precision.h"
+#include "llmc/utils/error.h"
+#include "column_sums.h"
+#include "device.h"
+#include "gelu.h"
+#include "launch.h"
+#include "vec.h"
 
 // ----------------------------------------------------------------------------
 // cuBLASLt
@@ -222,7 +222,7 @@ void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, in
   run_gemm(shape, plan, plan.algo, b, a, c);
 }
 
-// c_i = op(a_i) op(b_i) for all matrices of a batch, as llmc/batched_gemm.h says.
+// c_i = op(a_i) op(b_i) for all matrices of a batch, as llmc/ops/batched_gemm.h says.
 template <class T>
 void gemm(const BatchedGemm& s, const T* a, const T* b, T* c) {
   const int64_t next_a = s.m * s.k, next_b = s.k * s.n, next_c = s.m * s.n;

@@ -1,14 +1,14 @@
-// The operations of Muon beside the matmuls of its iteration; llmc/muon.h has the formulas. All pointers are device
+// The operations of Muon beside the matmuls of its iteration; llmc/ops/muon.h has the formulas. All pointers are device
 // pointers.
 #pragma once
-#include <cmath>             // std::isnan
-#include <cstdint>           // int64_t
-#include "llmc/muon_args.h"  // MuonArgs, MuonBatch, MuonMatrix, MuonStep
-#include "llmc/precision.h"  // floatX, has_master_weights
-#include "device.h"          // gpu
-#include "launch.h"          // launch, shared_memory
-#include "optimizer.h"       // ParameterChunk, StepStats, chunk_threads, grad_scale, is_finite
-#include "vec.h"             // block_sum, block_sum_of, from_float, to_float, ceil_div
+#include <cmath>
+#include <cstdint>
+#include "llmc/ops/muon_args.h"
+#include "llmc/ops/precision.h"
+#include "device.h"
+#include "launch.h"
+#include "optimizer.h"
+#include "vec.h"
 
 // What the iteration's workspaces may take, in elements of floatX, if that is enough for a matrix: in bf16 128 MiB,
 // with which GPT-2 124M has its matrices in six batches. A batch that fills the GPU gains nothing from more.

@@ -4,17 +4,17 @@
 // Weights and gradients are indexed by a chunk's begin, masters and moments by its state.
 //
 //   sum_of_squares: *sum = the sum of x^2 over the chunks, in double
-//   adamw_update:   master, m, v as llmc/adamw.h says; params = master in floatX, rounded to nearest even
+//   adamw_update:   master, m, v as llmc/ops/adamw.h says; params = master in floatX, rounded to nearest even
 //
 // Neither makes the host wait: the sum stays on the device, where the update reads it.
 #pragma once
-#include <cmath>             // std::isfinite, std::isnan, NAN
-#include <cstdint>           // int64_t
-#include "llmc/adamw.h"      // AdamWStep, ParameterChunk, StepStats
-#include "llmc/precision.h"  // floatX, has_master_weights
-#include "device.h"          // gpu, device_scratch
-#include "launch.h"          // launch, shared_memory
-#include "vec.h"             // load4, load8, store4, block_sum, block_sum_of
+#include <cmath>
+#include <cstdint>
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/precision.h"
+#include "device.h"
+#include "launch.h"
+#include "vec.h"
 
 constexpr int chunk_threads = 256;  // the block that owns a chunk
 constexpr int sum_partials_threads = 1024;

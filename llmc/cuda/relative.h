@@ -1,14 +1,14 @@
-// The queries of relative positions (llmc/relative.h).
+// The queries of relative positions (llmc/ops/relative.h).
 //
 //   relative_queries_forward:   of_keys, of_distances =
 //   relative_queries_backward:  dq =
 #pragma once
-#include <cstdint>           // int64_t
-#include "device.h"          // gpu
-#include "launch.h"          // launch
-#include "llmc/precision.h"  // floatX
-#include "llmc/relative.h"   // RelativeQueries, RelativeQueryGradients
-#include "vec.h"             // load8, store8, ceil_div
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/relative.h"
+#include "vec.h"
 
 constexpr int relative_query_threads = 256;
 

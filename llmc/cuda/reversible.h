@@ -7,11 +7,11 @@
 //
 // n is a multiple of 8, pointers are 16-byte aligned. Memory bounds all kernels: a thread owns eight elements.
 #pragma once
-#include <cstdint>           // int64_t
-#include "device.h"          // gpu
-#include "launch.h"          // launch
-#include "llmc/precision.h"  // floatX
-#include "vec.h"             // load8, store8, ceil_div
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/precision.h"
+#include "vec.h"
 
 constexpr int stream_threads = 256;
 

@@ -1,15 +1,15 @@
-// Rotary positions (llmc/rotary.h). With the angles a(p, i) of position p,
+// Rotary positions (llmc/ops/rotary.h). With the angles a(p, i) of position p,
 //
 //   rotate:       (x_i, x_(i+HS/2)) = (x_i cos a - x_(i+HS/2) sin a,  x_(i+HS/2) cos a + x_i sin a),  i < HS/2
 //   rotate_back:  the rotation by -a, which is the backward pass of the former
 #pragma once
-#include <cstdint>           // int64_t
-#include "device.h"          // gpu
-#include "launch.h"          // launch
-#include "llmc/precision.h"  // floatX
-#include "llmc/rotary.h"     // RotaryHeads
-#include "llmc/rows.h"       // RowPositions
-#include "vec.h"             // load4, store4, ceil_div
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/rotary.h"
+#include "llmc/ops/rows.h"
+#include "vec.h"
 
 constexpr int rotary_threads = 256;
 

@@ -16,10 +16,10 @@
 // columns 2 i and 2 i + 1. Two neighbouring accumulators, rounded, are a 16 x 16 A operand as they are: the
 // probabilities go from one product into the next without leaving the registers.
 #pragma once
-#include <cuda_bf16.h>  // __nv_bfloat16
-#include <cstdint>      // int64_t
-#include "launch.h"     // shared_memory
-#include "vec.h"        // pack2, unpack2, warp_size
+#include <cuda_bf16.h>
+#include <cstdint>
+#include "launch.h"
+#include "vec.h"
 
 typedef __nv_bfloat16 bf16;
 

@@ -14,9 +14,9 @@
 // columns of bf16 has rows of 128 bytes, and its order of chunks is that of Tile<64>; so b can be read by rows or by
 // columns.
 #pragma once
-#include <cstdint>   // uint64_t
-#include "launch.h"  // shared_memory
-#include "tile.h"    // Tile, Accumulator, RegisterTile, load_tile_async
+#include <cstdint>
+#include "launch.h"
+#include "tile.h"
 
 // wgmma exists in code for sm_90a alone. Kernels with it are empty in code for other GPUs, where none is launched.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

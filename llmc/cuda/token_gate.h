@@ -5,12 +5,12 @@
 //
 // C is a multiple of 8, and rows are 16-byte aligned.
 #pragma once
-#include <cstdint>           // int64_t
-#include "column_sums.h"     // column_sums_warps
-#include "device.h"          // gpu
-#include "launch.h"          // launch, shared_memory
-#include "llmc/precision.h"  // floatX
-#include "vec.h"             // load8, store8, warp_sum, to_float, ceil_div
+#include <cstdint>
+#include "column_sums.h"
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/precision.h"
+#include "vec.h"
 
 constexpr int token_threads = 256;
 

@@ -1,11 +1,11 @@
 // Building blocks of kernels: loads and stores of four and of eight elements, and sums over a warp and a block.
 #pragma once
-#include <cuda_bf16.h>       // __nv_bfloat16
-#include <cuda_runtime.h>    // __shfl_xor_sync, float4, uint2, uint4
-#include <cmath>             // fmaxf, INFINITY
-#include <cstdint>           // int64_t
-#include <cstring>           // memcpy
-#include "llmc/precision.h"  // floatX
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include "llmc/ops/precision.h"
 
 constexpr int warp_size = 32;
 constexpr unsigned full_warp = 0xffffffffu;

@@ -4,20 +4,20 @@
 //
 // Every rank calls the same collectives in the same order. They are asynchronous, and do nothing in a single process.
 #pragma once
-#include <nccl.h>                        // ncclAllReduce, ncclReduceScatter, ncclAllGather, ncclReduce, ncclBroadcast
-#include <cstdint>                       // uint64_t
-#include <cstdio>                        // printf
-#include <cstdlib>                       // setenv, getenv
-#include <string>                        // std::string
-#include <type_traits>                   // std::is_same_v
-#include <vector>                        // std::vector
-#include "ranks.h"                       // Ranks
-#include "llmc/utils/error.h"            // user_error
-#include "llmc/utils/parameter_table.h"  // ParameterBucket, ShardPart
-#include "llmc/precision.h"              // floatX
-#include "rank_channel.h"                // RankChannel
-#include "llmc/cuda/device.h"            // gpu, gpu_index, PinnedBuffer, GpuEvent
-#include "llmc/cuda/launch.h"            // launch
+#include <nccl.h>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <type_traits>
+#include <vector>
+#include "ranks.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/parameter_table.h"
+#include "llmc/ops/precision.h"
+#include "rank_channel.h"
+#include "llmc/cuda/device.h"
+#include "llmc/cuda/launch.h"
 
 inline void nccl_check(ncclResult_t status, const char* what) {
   if (status != ncclSuccess)

@@ -1,6 +1,6 @@
 #include "hmac.h"
-#include <dlfcn.h>             // dlopen, dlsym
-#include "llmc/utils/error.h"  // user_error
+#include <dlfcn.h>
+#include "llmc/utils/error.h"
 
 namespace {
 

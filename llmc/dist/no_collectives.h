@@ -1,9 +1,9 @@
 // Collectives of a build without NCCL, in place of collectives.h: for a single process, in which they do nothing.
 #pragma once
-#include <cstddef>             // size_t
-#include <cstdint>             // int64_t
-#include "ranks.h"             // Ranks
-#include "llmc/utils/error.h"  // user_error
+#include <cstddef>
+#include <cstdint>
+#include "ranks.h"
+#include "llmc/utils/error.h"
 
 struct RankChannel;
 struct ParameterBucket;

@@ -1,32 +1,32 @@
 #include "rank_channel.h"
-#include <netdb.h>                 // gai_strerror
-#include <poll.h>                  // poll
-#include <signal.h>                // pthread_sigmask
-#include <sys/eventfd.h>           // eventfd
-#include <unistd.h>                // close, getentropy, unlink, usleep, write, _exit
-#include <algorithm>               // std::min
-#include <cerrno>                  // errno
-#include <chrono>                  // std::chrono::duration
-#include <condition_variable>      // std::condition_variable
-#include <cstdlib>                 // mkstemp
-#include <cstring>                 // memcpy, strerror
-#include <deque>                   // std::deque
-#include <map>                     // std::map
-#include <mutex>                   // std::mutex
-#include <optional>                // std::optional
-#include <sstream>                 // std::istringstream
-#include <thread>                  // std::thread
-#include <utility>                 // std::exchange
-#include <vector>                  // std::vector
-#include "llmc/utils/clock.h"      // seconds_now
-#include "llmc/utils/error.h"      // user_error, UserError, CHECK, format
-#include "llmc/utils/files.h"      // FileDescriptor, read_whole_file, rename_durably, write_all
-#include "llmc/utils/host_name.h"  // host_name
-#include "llmc/utils/message.h"    // message_line
-#include "llmc/utils/number.h"     // parse_number
-#include "hmac.h"                  // hmac_sha256
-#include "tcp.h"                   // Connection, connect_to, listen_at
-#include "watchdog.h"              // Watchdog, RankReport
+#include <netdb.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include <vector>
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/host_name.h"
+#include "llmc/utils/message.h"
+#include "llmc/utils/number.h"
+#include "hmac.h"
+#include "tcp.h"
+#include "watchdog.h"
 
 namespace {
 

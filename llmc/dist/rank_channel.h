@@ -10,11 +10,11 @@
 //   a rank is stopped    its heartbeats stop, as when a machine loses power
 //   a rank hangs         it does not reach the collective in which others wait (watchdog.h)
 #pragma once
-#include <cstddef>  // size_t
-#include <cstdint>  // uint64_t
-#include <memory>   // std::unique_ptr
-#include <string>   // std::string
-#include "ranks.h"  // Ranks
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include "ranks.h"
 
 // Messages of different topics do not wait for each other: each topic may be used by a thread of its own.
 enum class Topic : uint32_t { run, checkpoint, memory, count };

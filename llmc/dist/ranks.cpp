@@ -1,16 +1,16 @@
 #include "ranks.h"
 #ifdef SLA_MPI
-#include <mpi.h>  // MPI_Init_thread, MPI_Bcast
+#include <mpi.h>
 #endif
-#include <fcntl.h>              // open
-#include <sys/stat.h>           // fstat
-#include <unistd.h>             // read, geteuid
-#include <cerrno>               // errno
-#include <cstdlib>              // getenv
-#include <cstring>              // strerror
-#include "llmc/utils/error.h"   // user_error, UserError
-#include "llmc/utils/files.h"   // FileDescriptor
-#include "llmc/utils/number.h"  // parse_number
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/number.h"
 
 // The number in an environment variable, or `otherwise` if it is not set.
 static int number_of(const char* variable, int otherwise) {

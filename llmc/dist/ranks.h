@@ -5,8 +5,8 @@
 //   ... --rendezvous file:/shared/run7         without MPI: a path that all can read and write
 //   ... --rendezvous tcp:node1:29500           or the address at which rank 0 listens
 #pragma once
-#include <optional>  // std::optional
-#include <string>    // std::string
+#include <optional>
+#include <string>
 
 // From the command line; what is missing comes from Slurm's environment variables.
 struct RankOptions {

@@ -1,18 +1,18 @@
 #include "tcp.h"
-#include <arpa/inet.h>             // htons, htonl
-#include <ifaddrs.h>               // getifaddrs
-#include <net/if.h>                // IFF_UP, IFF_LOOPBACK
-#include <netdb.h>                 // getaddrinfo, getnameinfo
-#include <netinet/in.h>            // sockaddr_in6
-#include <netinet/tcp.h>           // TCP_NODELAY
-#include <poll.h>                  // poll
-#include <unistd.h>                // close
-#include <algorithm>               // std::min
-#include <cerrno>                  // errno
-#include <cstring>                 // memcpy
-#include <utility>                 // std::exchange, std::swap
-#include "llmc/utils/error.h"      // CHECK
-#include "llmc/utils/host_name.h"  // host_name
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include "llmc/utils/error.h"
+#include "llmc/utils/host_name.h"
 
 Connection::Connection(int descriptor) : fd(descriptor) {
   const int yes = 1;

@@ -1,10 +1,10 @@
 // TCP as rank_channel.cpp uses it: non-blocking connections with buffers, listening, and this machine's addresses.
 #pragma once
-#include <sys/socket.h>        // sockaddr_storage, socklen_t
-#include <cstddef>             // size_t
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "llmc/utils/clock.h"  // seconds_now
+#include <sys/socket.h>
+#include <cstddef>
+#include <string>
+#include <vector>
+#include "llmc/utils/clock.h"
 
 // A non-blocking socket with the bytes that were received and not yet processed, and those that are to be sent. Closed
 // when destroyed.

@@ -1,11 +1,11 @@
 // Decides from the ranks' heartbeats whether one of them has died or hangs. It uses no clock of its own: all times are
 // passed in, in seconds.
 #pragma once
-#include <algorithm>           // std::max_element, std::min_element
-#include <cstdint>             // uint64_t
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "llmc/utils/error.h"  // format
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "llmc/utils/error.h"
 
 // What every heartbeat of a rank reports.
 struct RankReport {

@@ -1,13 +1,13 @@
 #include "checkpoint.h"
-#include <cctype>               // isdigit
-#include <cstring>              // strlen
-#include <filesystem>           // directory_iterator, remove_all, equivalent
-#include <nlohmann/json.hpp>    // nlohmann::ordered_json
-#include "llmc/utils/crc32c.h"  // crc32c, crc32c_combine, crc32c_hex
-#include "llmc/utils/files.h"   // path_exists, write_file_in_unfinished_folder, rename_durably, read_whole_file
-#include "llmc/utils/error.h"   // user_error, UserError
-#include "llmc/utils/json.h"    // scalar_of
-#include "llmc/utils/number.h"  // parse_number
+#include <cctype>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/number.h"
 
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;

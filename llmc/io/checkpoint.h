@@ -13,14 +13,14 @@
 // out and tells the other ranks to begin; they report what they wrote; rank 0 computes the tensors' checksums from
 // these reports and gives the folder its name.
 #pragma once
-#include <cstdint>              // int64_t, uint64_t, INT64_MAX
-#include <functional>           // std::function
-#include <map>                  // std::map
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "llmc/utils/files.h"   // TextFile
-#include "llmc/utils/scalar.h"  // Scalar
-#include "model_file.h"         // ParameterTable, FetchTensor, StoreTensor
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+#include "llmc/utils/files.h"
+#include "llmc/utils/scalar.h"
+#include "model_file.h"
 
 // What a run needs, beside weights and moments, to resume with the bits of one that never stopped.
 struct RunState {

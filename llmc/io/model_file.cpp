@@ -1,14 +1,14 @@
 #include "model_file.h"
-#include <algorithm>            // std::all_of, std::fill, std::reverse, std::max, std::min
-#include <map>                  // std::map
-#include <memory>               // std::unique_ptr
-#include <nlohmann/json.hpp>    // nlohmann::json
-#include <optional>             // std::optional
-#include <set>                  // std::set
-#include "llmc/utils/crc32c.h"  // crc32c
-#include "llmc/utils/error.h"   // user_error
-#include "llmc/utils/files.h"   // parent_folder, path_exists, try_read_file
-#include "llmc/utils/json.h"    // parse_json
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
 
 // ----------------------------------------------------------------------------
 // A parameter's place in a file

@@ -6,12 +6,12 @@
 // <name>.m and <name>.v) has linear weights as the arenas have them, (out, in): what a process's shard has of a tensor
 // is one run of the file's elements, which it writes.
 #pragma once
-#include <cstdint>                       // int64_t, uint32_t
-#include <functional>                    // std::function
-#include <string>                        // std::string
-#include <vector>                        // std::vector
-#include "llmc/utils/parameter_table.h"  // ParameterTable
-#include "safetensors.h"                 // SafetensorsChecksums, SafetensorsSpec
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+#include "llmc/utils/parameter_table.h"
+#include "safetensors.h"
 
 // Elements begin ... end - 1 of a parameter in the arena, and where they lie in a file's tensor: among elements first
 // ... first + count - 1, with the zeros of dead rows.

@@ -1,17 +1,17 @@
 #include "safetensors.h"
-#include <fcntl.h>                 // open, fallocate
-#include <sys/mman.h>              // mmap, munmap
-#include <sys/stat.h>              // fstat
-#include <unistd.h>                // fsync, ftruncate, close
-#include <algorithm>               // std::sort, std::count
-#include <cerrno>                  // errno
-#include <cstring>                 // memcpy, memchr, strerror
-#include <nlohmann/json.hpp>       // nlohmann::json, ordered_json
-#include <set>                     // std::set
-#include "llmc/utils/bf16_bits.h"  // float_from_bf16
-#include "llmc/utils/crc32c.h"     // crc32c
-#include "llmc/utils/error.h"      // user_error, format, CHECK
-#include "llmc/utils/files.h"      // FileDescriptor, refuse_lfs_pointer, write_all
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+#include "llmc/utils/bf16_bits.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors files are little-endian, and so is this code");
 

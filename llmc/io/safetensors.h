@@ -2,14 +2,14 @@
 // then the tensors' bytes. Reading maps the file and checks everything in the header; writing lays the whole file out
 // first, so that any number of writers can then write their shards.
 #pragma once
-#include <cstddef>             // size_t
-#include <cstdint>             // int64_t, uint8_t
-#include <map>                 // std::map
-#include <memory>              // std::unique_ptr
-#include <string>              // std::string
-#include <utility>             // std::pair
-#include <vector>              // std::vector
-#include "llmc/utils/files.h"  // FileDescriptor
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+#include "llmc/utils/files.h"
 
 // ----------------------------------------------------------------------------
 // Reading

@@ -1,11 +1,11 @@
 // How activations are declared, so that one list lays them out, counts them by group, and sets their pointers.
 #pragma once
-#include <cstdint>                   // int64_t
-#include <map>                       // std::map
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "llmc/utils/memory_plan.h"  // MemoryGroup
-#include "shape.h"                   // ModelShape, Recompute
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+#include "llmc/utils/memory_plan.h"
+#include "shape.h"
 
 template <class Declare>
 struct ActivationList {

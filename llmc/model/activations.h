@@ -1,18 +1,18 @@
 // The activations that all steps share: tokens, the embedded tokens, what is in memory only while a step runs, and what
 // the backward pass needs beside. What a step leaves of its own is declared in its file.
 #pragma once
-#include <algorithm>          // std::max, std::min
-#include <array>              // std::array
-#include <numeric>            // std::iota
-#include <vector>             // std::vector
-#include "activation_list.h"  // ActivationList
-#include "llmc/lsh.h"         // LshShape, lsh_scratch
-#include "llmc/operations.h"  // num_staging_buffers, layernorm_backward_scratch, logit_row_multiple
-#include "llmc/precision.h"   // floatX
-#include "llmc/relative.h"    // sines_of_distances
-#include "llmc/rotary.h"      // rotary_table
-#include "parameters.h"       // qkv_rows
-#include "shape.h"            // ModelShape
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <vector>
+#include "activation_list.h"
+#include "llmc/ops/lsh.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/relative.h"
+#include "llmc/ops/rotary.h"
+#include "parameters.h"
+#include "shape.h"
 
 // N: rows, C: channels, L: layers, h: heads, hs: head size.
 struct Activations {
@@ -26,10 +26,10 @@ struct Activations {
   floatX* branch_out;             // (N, C): the output of a step's branch, before it joins the residual stream
   floatX* logits;                 // (logit_rows, logit_stride): a chunk of rows at a time
   float* rotary_table = nullptr;  // (rotary_positions(...), hs): rotary_table of rotary.h
-  // Tensors of relative positions (llmc/relative.h).
+  // Tensors of relative positions (llmc/ops/relative.h).
   floatX* sines = nullptr;                                             // (relative_distances(...), C)
   floatX *queries_of_keys = nullptr, *queries_of_distances = nullptr;  // (N, C)
-  floatX* gru_sums = nullptr;                                          // (N, 2C): of `gru` (llmc/gru.h)
+  floatX* gru_sums = nullptr;                                          // (N, 2C): of `gru` (llmc/ops/gru.h)
   std::array<float*, 2> streams = {};                                  // (N, C): of `reversible`
   float* lsh_scratch = nullptr;                                        // (lsh_scratch(...)): of `lsh`, of either pass
   // Tensors of generation, of which the first three say where the rows of a pass lie (kv_cache.h).
@@ -59,7 +59,7 @@ struct Activations {
   float* exact_map_out = nullptr;
   float *map_gates = nullptr, *dmap_gates = nullptr;  // (L, N): of gate
   float* dmap_weights = nullptr;                      // (L, N): gradients of the weights of each map in one layer
-  // Tensors of cycles after which tokens halt (`act`; llmc/halting.h).
+  // Tensors of cycles after which tokens halt (`act`; llmc/ops/halting.h).
   float* halting = nullptr;                          // (cycles, N): with which probability; of the last cycle not used
   float* halting_sum = nullptr;                      // (N, C): of the residual stream after each cycle
   float* ponder = nullptr;                           // (N): N + R

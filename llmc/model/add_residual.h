@@ -1,14 +1,14 @@
 // How a branch's output joins the residual stream in GPT-2: it is added.
 #pragma once
-#include <vector>             // std::vector
-#include "activation_list.h"  // ActivationList
-#include "llmc/operations.h"  // residual_layernorm_forward, residual_sum
-#include "llmc/precision.h"   // floatX
-#include "activations.h"      // Activations
-#include "batch.h"            // Batch
-#include "cycle_start.h"      // CycleStart
-#include "norm.h"             // Norm
-#include "parameters.h"       // GruParams
+#include <vector>
+#include "activation_list.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "activations.h"
+#include "batch.h"
+#include "cycle_start.h"
+#include "norm.h"
+#include "parameters.h"
 
 struct AddResidual {
   const char* name;  // of its tensor

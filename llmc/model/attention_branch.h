@@ -2,24 +2,24 @@
 // wherever they were projected, and the output projection. Everything that follows from the wiring and the level of
 // recomputation is planned here once, as pointers and sizes; the passes look nothing else up.
 #pragma once
-#include <algorithm>              // std::all_of, std::max
-#include <type_traits>            // std::enable_if_t, std::is_base_of_v
-#include <utility>                // std::move
-#include <vector>                 // std::vector
-#include "activation_list.h"      // ActivationList
-#include "activations.h"          // Activations
-#include "attention_pairs.h"      // attention_pairs
-#include "attention_plan.h"       // AttentionPlan, PlannedAttention, KVUse
-#include "batch.h"                // Batch, SequencePart
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads, KeyRows
-#include "llmc/operations.h"      // matmul_forward, attention_forward, attention_backward, copy_rows, rotate
-#include "llmc/precision.h"       // floatX
-#include "llmc/rows.h"            // RowCopy
-#include "parameters.h"           // AttentionParams
-#include "norm.h"                 // Norm
-#include "planner.h"              // Planner, AttentionActs
-#include "relative_attention.h"   // RelativeAttention
-#include "segment_memory.h"       // SegmentMemory
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include "activation_list.h"
+#include "activations.h"
+#include "attention_pairs.h"
+#include "attention_plan.h"
+#include "batch.h"
+#include "llmc/ops/attention_args.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/rows.h"
+#include "parameters.h"
+#include "norm.h"
+#include "planner.h"
+#include "relative_attention.h"
+#include "segment_memory.h"
 
 // A matmul from the LayerNorm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias. With `memory` k
 // and v have rows for that too.

@@ -1,10 +1,10 @@
 // How many pairs of a query and a key see each other, by which the cost of attention is counted.
 #pragma once
-#include <algorithm>         // std::max, std::min
-#include <cstdint>           // int64_t, INT64_MAX
-#include <map>               // std::map
-#include <string>            // std::string
-#include "attention_plan.h"  // AttentionPlan
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include "attention_plan.h"
 
 // With `memory` sequences are segments of a stream, whose memory of m positions is empty at the first one and grows: to
 // segment n it has min(m, n T). What is counted is the mean over segments first ... end - 1; by default the memory is

@@ -6,16 +6,16 @@
 // projected, so its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so
 // the function, the loss curve and the gradient norm are those of the full model.
 #pragma once
-#include <algorithm>           // std::binary_search, std::find, std::lower_bound, std::max
-#include <array>               // std::array
-#include <cmath>               // std::pow
-#include <set>                 // std::set
-#include <string>              // std::string
-#include <utility>             // std::move, std::exchange
-#include <vector>              // std::vector
-#include "config.h"            // ModelConfig
-#include "llmc/utils/error.h"  // CHECK, format
-#include "wiring.h"            // WiringTable, wiring_table
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include "config.h"
+#include "llmc/utils/error.h"
+#include "wiring.h"
 
 enum class Part { q, k, v };
 constexpr Part all_parts[] = {Part::q, Part::k, Part::v};

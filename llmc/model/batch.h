@@ -1,8 +1,8 @@
 // What the model computes at once.
 #pragma once
-#include <cstdint>      // int64_t
-#include <vector>       // std::vector
-#include "llmc/rows.h"  // RowPositions
+#include <cstdint>
+#include <vector>
+#include "llmc/ops/rows.h"
 
 // The positions [first, first + count) of a sequence, to be computed.
 struct SequencePart {

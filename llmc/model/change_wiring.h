@@ -9,19 +9,19 @@
 // Gates, of maps and of the residual stream, halting, rotations, and positions that the model did not have are those of
 // a new model as well.
 #pragma once
-#include <algorithm>             // std::find_if, std::max, std::min
-#include <cstdint>               // int64_t
-#include <functional>            // std::function
-#include <map>                   // std::map
-#include <set>                   // std::set
-#include <string>                // std::string
-#include <utility>               // std::pair
-#include <vector>                // std::vector
-#include "attention_plan.h"      // AttentionPlan, Part
-#include "config.h"              // ModelConfig
-#include "llmc/io/checkpoint.h"  // read_weights, StoreTensor
-#include "llmc/utils/error.h"    // CHECK, format
-#include "parameters.h"          // make_parameter_table, has_map_gate
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include "attention_plan.h"
+#include "config.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/utils/error.h"
+#include "parameters.h"
 
 struct WiringChange {
   ModelConfig model;     // the model as it was trained

@@ -1,14 +1,14 @@
 // The description of a model: GPT-2's numbers and the wiring of its attention.
 #pragma once
-#include <algorithm>            // std::remove_if
-#include <climits>              // INT_MAX
-#include <string>               // std::string
-#include <type_traits>          // std::is_same_v
-#include <vector>               // std::vector
-#include "config_field.h"       // ConfigField
-#include "llmc/utils/error.h"   // user_error
-#include "llmc/utils/scalar.h"  // text_of, to_scalar
-#include "wiring.h"             // Wiring
+#include <algorithm>
+#include <climits>
+#include <string>
+#include <type_traits>
+#include <vector>
+#include "config_field.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/scalar.h"
+#include "wiring.h"
 
 struct ModelConfig {
   int num_layers = 12;     // L

@@ -1,15 +1,15 @@
 #include "config_json.h"
-#include <cerrno>                // errno
-#include <cstring>               // strerror
-#include <filesystem>            // file_size
-#include <nlohmann/json.hpp>     // nlohmann::ordered_json
-#include <system_error>          // std::error_code
-#include "llmc/io/model_file.h"  // weight_files
-#include "llmc/utils/embed.h"    // EMBED
-#include "llmc/utils/files.h"    // try_read_file, is_folder
-#include "llmc/utils/json.h"     // parse_json
-#include "llmc/utils/error.h"    // user_error
-#include "parameters.h"          // least_parameters
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include "llmc/io/model_file.h"
+#include "llmc/utils/embed.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/error.h"
+#include "parameters.h"
 
 using json = nlohmann::ordered_json;
 

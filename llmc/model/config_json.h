@@ -2,11 +2,11 @@
 // type "gpt2", which other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain
 // GPT-2.
 #pragma once
-#include <optional>            // std::optional
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "config.h"            // ModelConfig
-#include "llmc/utils/files.h"  // TextFile
+#include <optional>
+#include <string>
+#include <vector>
+#include "config.h"
+#include "llmc/utils/files.h"
 
 // Reads FOLDER/config.json. A GPT-2 that says nothing of a wiring is plain. Throws UserError if there is no such file,
 // it is not valid, or it describes something that this program does not compute.

@@ -1,16 +1,16 @@
 // What a cycle of layers that repeat ends with where tokens halt (`act` in wiring.h): the probability with which each
 // halts now, this cycle's term of the sum that the final LayerNorm gets, and the next cycle's start.
 #pragma once
-#include <cstdint>            // int64_t
-#include <vector>             // std::vector
-#include "activation_list.h"  // ActivationList
-#include "activations.h"      // Activations
-#include "batch.h"            // Batch
-#include "cycle_start.h"      // CycleStart
-#include "llmc/halting.h"     // HaltingForward, HaltingBackward
-#include "llmc/operations.h"  // token_gate_forward, halting_forward, ...
-#include "llmc/precision.h"   // floatX
-#include "parameters.h"       // Params
+#include <cstdint>
+#include <vector>
+#include "activation_list.h"
+#include "activations.h"
+#include "batch.h"
+#include "cycle_start.h"
+#include "llmc/ops/halting.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "parameters.h"
 
 struct CycleEnd {
   int cycle = 0, cycles = 0;

@@ -1,12 +1,12 @@
 // What the residual stream gets before each cycle of layers that repeat (`universal` in wiring.h): + wse[c] and, with
 // learned positions, + wpe[position].
 #pragma once
-#include <cstdint>            // int64_t
-#include "batch.h"            // Batch
-#include "llmc/operations.h"  // add_coordinates, bias_backward, position_backward
-#include "llmc/precision.h"   // floatX
-#include "activations.h"      // Activations
-#include "parameters.h"       // Params
+#include <cstdint>
+#include "batch.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "activations.h"
+#include "parameters.h"
 
 struct CycleStart {
   int64_t C = 0;

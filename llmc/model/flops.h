@@ -1,11 +1,11 @@
 // The arithmetic of a model, in floating-point operations: what a perfect implementation would have to do, no
 // recomputation counted but the flash backward's, no dead K/V rows.
 #pragma once
-#include <variant>            // std::visit
-#include "attention_pairs.h"  // Segments
-#include "attention_plan.h"   // AttentionPlan
-#include "config.h"           // ModelConfig
-#include "steps.h"            // make_steps, matmul_elements, attention_flops
+#include <variant>
+#include "attention_pairs.h"
+#include "attention_plan.h"
+#include "config.h"
+#include "steps.h"
 
 // Elements of the weights that a token is multiplied with: those of the steps, and the tied head.
 inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan, const Segments& segments = {}) {

@@ -1,11 +1,11 @@
 #include "gguf_file.h"
-#include <algorithm>               // std::reverse
-#include <map>                     // std::map
-#include <nlohmann/json.hpp>       // nlohmann::json
-#include "llmc/utils/bf16_bits.h"  // bf16_from_float
-#include "llmc/utils/error.h"      // user_error
-#include "llmc/utils/files.h"      // check_free_name, OutputFile
-#include "named_tensors.h"         // NamedTensors, sublayer_names
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include "llmc/utils/bf16_bits.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "named_tensors.h"
 
 using nlohmann::json;
 

@@ -1,9 +1,9 @@
 // GGUF, version 3, the format of ggml and llama.cpp (ggml-org/ggml, docs/gguf.md): metadata as typed keys, the list of
 // tensors, and their values. A plain GPT-2 gets the keys and tensor names of llama.cpp's architecture "gpt2".
 #pragma once
-#include <string>                // std::string
-#include "config.h"              // ModelConfig
-#include "llmc/io/model_file.h"  // ParameterTable, FetchTensor
+#include <string>
+#include "config.h"
+#include "llmc/io/model_file.h"
 
 enum class GgufType { fp32, bf16 };  // of matrices; vectors and positions are always fp32, as llama.cpp wants them
 

@@ -1,15 +1,15 @@
 // How a branch's output joins the residual stream with `gru` (wiring.h): in a gate in place of the sum.
 #pragma once
-#include <vector>             // std::vector
-#include "activation_list.h"  // ActivationList
-#include "activations.h"      // Activations
-#include "batch.h"            // Batch
-#include "cycle_start.h"      // CycleStart
-#include "llmc/gru.h"         // GruGates
-#include "llmc/operations.h"  // matmul_forward, gru_gates_forward, ...
-#include "llmc/precision.h"   // floatX
-#include "norm.h"             // Norm
-#include "parameters.h"       // GruParams
+#include <vector>
+#include "activation_list.h"
+#include "activations.h"
+#include "batch.h"
+#include "cycle_start.h"
+#include "llmc/ops/gru.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "norm.h"
+#include "parameters.h"
 
 struct GruResidual {
   const char* name;  // of the tensor of the stream after it

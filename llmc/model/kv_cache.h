@@ -2,16 +2,16 @@
 // windows see keeps no more than those reach: its rows are moved to the front when they have filled it, which costs
 // less than a copied row for each new one.
 #pragma once
-#include <algorithm>              // std::max, std::min
-#include <climits>                // INT_MAX
-#include <cstdint>                // int64_t
-#include <numeric>                // std::lcm
-#include <utility>                // std::move
-#include <vector>                 // std::vector
-#include "attention_plan.h"       // AttentionPlan, for_each_head
-#include "batch.h"                // SequencePart
-#include "llmc/attention_args.h"  // KeyRows
-#include "llmc/utils/error.h"     // CHECK
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+#include <vector>
+#include "attention_plan.h"
+#include "batch.h"
+#include "llmc/ops/attention_args.h"
+#include "llmc/utils/error.h"
 
 // Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same
 // position.

@@ -1,11 +1,11 @@
 #include "llmc_file.h"
-#include <cstring>                 // memcpy
-#include <filesystem>              // file_size
-#include <fstream>                 // std::ifstream
-#include "llmc/utils/bf16_bits.h"  // bf16_from_float, float_from_bf16
-#include "llmc/utils/error.h"      // user_error
-#include "llmc/utils/files.h"      // check_free_name, magic_number_of, OutputFile
-#include "named_tensors.h"         // NamedTensors, sublayer_names
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include "llmc/utils/bf16_bits.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "named_tensors.h"
 
 static constexpr int32_t model_magic = 20240326;
 static constexpr int64_t vocab_multiple = 128;

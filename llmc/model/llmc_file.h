@@ -2,9 +2,9 @@
 // bf16; the context length, V, L, h, C, and V padded to a multiple of 128), then the tensors, each of all layers
 // together, linear weights as (out, in). As llm.c's train_gpt2.py writes and train_gpt2.cu reads them (karpathy/llm.c).
 #pragma once
-#include <string>                // std::string
-#include "config.h"              // ModelConfig
-#include "llmc/io/model_file.h"  // ParameterTable, FetchTensor, StoreTensor
+#include <string>
+#include "config.h"
+#include "llmc/io/model_file.h"
 
 enum class LlmcType { fp32, bf16 };
 

@@ -1,20 +1,20 @@
-// Attention by locality-sensitive hashing as a branch (`lsh` in wiring.h, llmc/lsh.h): q and v of all heads, the
+// Attention by locality-sensitive hashing as a branch (`lsh` in wiring.h, llmc/ops/lsh.h): q and v of all heads, the
 // buckets of q, attention to keys of the same buckets, and the output projection. No other layer uses any of it.
 #pragma once
-#include <algorithm>          // std::max, std::min
-#include <cstdint>            // int64_t
-#include <vector>             // std::vector
-#include "activation_list.h"  // ActivationList
-#include "activations.h"      // Activations, lsh_shape
-#include "attention_pairs.h"  // attention_pairs
-#include "batch.h"            // Batch, SequencePart
-#include "llmc/lsh.h"         // LshShape, LshHash, LshOrder, LshAttention, LshDecode
-#include "llmc/operations.h"  // matmul_forward, lsh_hash, lsh_sort, lsh_forward, lsh_backward, lsh_decode, copy_rows
-#include "llmc/precision.h"   // floatX
-#include "llmc/rows.h"        // RowCopy
-#include "norm.h"             // Norm
-#include "parameters.h"       // AttentionParams
-#include "planner.h"          // Planner
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+#include "activation_list.h"
+#include "activations.h"
+#include "attention_pairs.h"
+#include "batch.h"
+#include "llmc/ops/lsh.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/rows.h"
+#include "norm.h"
+#include "parameters.h"
+#include "planner.h"
 
 // In generation: what the cache keeps of a layer.
 struct LshCache {

@@ -1,10 +1,10 @@
 // Attention with `blend` and `gate`: the outputs of several attention maps, the layer's own and those of the layers
 // below on its own v, summed with weights (map_weights.h). L (L + 1) / 2 attentions in all.
 #pragma once
-#include <vector>              // std::vector
-#include "attention_branch.h"  // AttentionBranch
-#include "llmc/map_weights.h"  // MapWeights
-#include "llmc/operations.h"   // mix_map_forward, token_gate_forward, ...
+#include <vector>
+#include "attention_branch.h"
+#include "llmc/ops/map_weights.h"
+#include "llmc/operations.h"
 
 // With `gate`, from layer 1 on: for each token the weight of the attention map of the layer below, and its gradient.
 struct MapGate {

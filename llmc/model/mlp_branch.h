@@ -1,14 +1,14 @@
 // The MLP: a linear layer to 4 C hidden units, GELU, a linear layer back.
 #pragma once
-#include <algorithm>          // std::min
-#include <cstdint>            // int64_t
-#include "activation_list.h"  // ActivationList
-#include "llmc/operations.h"  // matmul_gelu_forward, matmul_forward, matmul_backward, ...
-#include "llmc/precision.h"   // floatX
-#include "batch.h"            // Batch
-#include "norm.h"             // Norm
-#include "parameters.h"       // MlpParams, LayerParams
-#include "planner.h"          // Planner
+#include <algorithm>
+#include <cstdint>
+#include "activation_list.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "batch.h"
+#include "norm.h"
+#include "parameters.h"
+#include "planner.h"
 
 struct MlpBranch {
   MlpParams<floatX> w;

@@ -1,17 +1,17 @@
 // The flat arenas of a model's parameters, what they hold in a new model, and the way between them and files.
 #pragma once
-#include <algorithm>                     // std::copy_n
-#include <cstdint>                       // int64_t, uint64_t
-#include <string>                        // std::string
-#include <vector>                        // std::vector
-#include "change_wiring.h"               // plan_wiring_change, read_weights_for_new_wiring
-#include "config_json.h"                 // same_model
-#include "llmc/io/checkpoint.h"          // FetchTensor, StoreTensor, read_weights
-#include "llmc/operations.h"             // device_malloc, device_free, copy_to_device, copy_to_host
-#include "llmc/precision.h"              // floatX, has_master_weights
-#include "llmc/utils/parameter_table.h"  // ParameterTable, ShardRange
-#include "llmc/utils/random.h"           // random_normal
-#include "shape.h"                       // ModelShape
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "change_wiring.h"
+#include "config_json.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/utils/parameter_table.h"
+#include "llmc/utils/random.h"
+#include "shape.h"
 
 struct ModelMemory {
   ParameterTable parameters;

@@ -1,13 +1,13 @@
 // The tensors of a plain GPT-2 by their names, for the file formats of other programs. Those formats always have
 // biases: a model without any has zeros there.
 #pragma once
-#include <map>                           // std::map
-#include <string>                        // std::string
-#include <utility>                       // std::pair
-#include <vector>                        // std::vector
-#include "config.h"                      // ModelConfig
-#include "llmc/io/model_file.h"          // FetchTensor, StoreTensor
-#include "llmc/utils/parameter_table.h"  // ParameterTable
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+#include "config.h"
+#include "llmc/io/model_file.h"
+#include "llmc/utils/parameter_table.h"
 
 struct NamedTensors {
   const ParameterTable& table;

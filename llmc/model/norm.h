@@ -1,10 +1,10 @@
 // The LayerNorm before a step's branch, and the one before the output head.
 #pragma once
-#include <cstdint>            // int64_t
-#include "activation_list.h"  // ActivationList
-#include "llmc/operations.h"  // layernorm_forward, layernorm_backward
-#include "llmc/precision.h"   // floatX
-#include "parameters.h"       // NormParams
+#include <cstdint>
+#include "activation_list.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "parameters.h"
 
 struct Norm {
   const char* name;  // of its tensors

@@ -1,9 +1,9 @@
-// The iteration of Muon (llmc/muon.h), of matmuls and operations that every device has.
+// The iteration of Muon (llmc/ops/muon.h), of matmuls and operations that every device has.
 #pragma once
-#include <utility>            // std::swap
-#include "activations.h"      // Activations
-#include "llmc/muon_args.h"   // MuonArgs
-#include "llmc/operations.h"  // gemm, muon_normalize, muon_polynomial
+#include <utility>
+#include "activations.h"
+#include "llmc/ops/muon_args.h"
+#include "llmc/operations.h"
 
 // Returns the workspace that has O of each matrix of the batch, (batch.count, n, length), in floatX; transposed if a
 // matrix has more rows than columns. args.grads has u, args.squares their norms' squares.

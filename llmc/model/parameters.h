@@ -1,12 +1,12 @@
 // GPT-2's parameters: which there are, in the arena's order, and pointers to them by name.
 #pragma once
-#include <algorithm>                     // std::max
-#include <cmath>                         // std::sqrt
-#include <string>                        // std::string
-#include <vector>                        // std::vector
-#include "config.h"                      // ModelConfig
-#include "attention_plan.h"              // AttentionPlan
-#include "llmc/utils/parameter_table.h"  // ParameterTable, ParameterSpec, Shard
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+#include "config.h"
+#include "attention_plan.h"
+#include "llmc/utils/parameter_table.h"
 
 // Pointers into an arena of parameters (weights, gradients or optimizer state alike). Linear weights are (out, in),
 // row-major. Biases are null without --bias.

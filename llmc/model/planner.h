@@ -1,10 +1,10 @@
 // What a branch gets to plan its pointers and sizes.
 #pragma once
-#include <vector>            // std::vector
-#include "activations.h"     // Activations
-#include "llmc/precision.h"  // floatX
-#include "parameters.h"      // qkv_rows
-#include "shape.h"           // ModelShape
+#include <vector>
+#include "activations.h"
+#include "llmc/ops/precision.h"
+#include "parameters.h"
+#include "shape.h"
 
 // What the forward pass of a layer's attention keeps for the backward pass, and for the layers that attend to its k and
 // v. N: rows, h: heads, QKV: the width of the layer's projected q, k and v for one token.

@@ -1,10 +1,10 @@
 // The lines about the model that a run begins with.
 #pragma once
-#include <cstdio>            // printf
-#include "shape.h"           // ModelShape
-#include "attention_plan.h"  // make_attention_plan, draw, kv_elements_per_token
-#include "flops.h"           // flops_per_token
-#include "parameters.h"      // make_parameter_table
+#include <cstdio>
+#include "shape.h"
+#include "attention_plan.h"
+#include "flops.h"
+#include "parameters.h"
 
 // Prints the model's shape, whose K/V each head attends to, its parameters `p`, and what it costs relative to plain
 // GPT-2.

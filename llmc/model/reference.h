@@ -11,15 +11,15 @@
 // optimizer state. Parameters bear their Hugging Face GPT-2 names; a linear layer's weight is (in, out), as in
 // GPT-2's Conv1D.
 #pragma once
-#include <algorithm>           // std::min, std::max, std::count, std::stable_sort
-#include <cmath>               // std::exp, std::log, std::sqrt, std::tanh, std::pow, ...
-#include <cstdint>             // int64_t
-#include <map>                 // std::map
-#include <set>                 // std::set
-#include <string>              // std::string, std::to_string
-#include <vector>              // std::vector
-#include "config.h"            // ModelConfig, WiringTerm
-#include "llmc/utils/error.h"  // CHECK
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+#include "config.h"
+#include "llmc/utils/error.h"
 
 namespace reference {
 

@@ -1,16 +1,16 @@
-// What a layer's attention with relative positions computes beside others (`relative` in wiring.h, llmc/relative.h): r
-// of the distances, and the two queries. With a memory, distances reach over it.
+// What a layer's attention with relative positions computes beside others (`relative` in wiring.h,
+// llmc/ops/relative.h): r of the distances, and the two queries. With a memory, distances reach over it.
 #pragma once
-#include <algorithm>              // std::none_of
-#include <cstdint>                // int64_t
-#include "activation_list.h"      // ActivationList
-#include "activations.h"          // Activations, relative_distances
-#include "batch.h"                // Batch
-#include "llmc/attention_args.h"  // AttentionArgs
-#include "llmc/operations.h"  // matmul_forward, matmul_backward_weight, bias_backward, relative_queries_forward, ...
-#include "llmc/precision.h"   // floatX
-#include "llmc/relative.h"    // RelativeQueries, RelativeQueryGradients
-#include "parameters.h"       // AttentionParams
+#include <algorithm>
+#include <cstdint>
+#include "activation_list.h"
+#include "activations.h"
+#include "batch.h"
+#include "llmc/ops/attention_args.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/ops/relative.h"
+#include "parameters.h"
 
 struct RelativeAttention {
   int64_t C = 0, distances = 0;

@@ -6,15 +6,15 @@
 // A LayerNorm reads its stream rounded to floatX. There is one tensor for that, Activations::embedded, because each
 // LayerNorm reads the stream that the step before it has added to; before the output head it holds the streams' mean.
 #pragma once
-#include "activation_list.h"   // ActivationList
-#include "activations.h"       // Activations
-#include "batch.h"             // Batch
-#include "cycle_start.h"       // CycleStart
-#include "llmc/operations.h"   // stream_add, streams_mean, streams_mean_backward
-#include "llmc/precision.h"    // floatX
-#include "llmc/utils/error.h"  // CHECK
-#include "norm.h"              // Norm
-#include "parameters.h"        // GruParams
+#include "activation_list.h"
+#include "activations.h"
+#include "batch.h"
+#include "cycle_start.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/utils/error.h"
+#include "norm.h"
+#include "parameters.h"
 
 // The two streams and their gradients.
 struct Streams {

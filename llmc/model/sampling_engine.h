@@ -2,17 +2,17 @@
 // one, in chunks; then each pass through the model draws a token of every text. Included after train_gpt2_sla.cu, whose
 // model it runs.
 #pragma once
-#include <algorithm>                // std::min
-#include <cstdio>                   // fputs
-#include <deque>                    // std::deque
-#include <string>                   // std::string
-#include <utility>                  // std::pair, std::move
-#include <vector>                   // std::vector
-#include "llmc/run/sampling.h"      // SampleOptions, SampleRequest
-#include "llmc/run/stop_signal.h"   // stop_signal
-#include "llmc/text/text_stream.h"  // TextStream
-#include "llmc/text/tokenizer.h"    // Tokenizer
-#include "llmc/utils/program.h"     // flush_output
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+#include "llmc/run/sampling.h"
+#include "llmc/run/stop_signal.h"
+#include "llmc/text/text_stream.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/utils/program.h"
 
 // The model of a folder, planned for generation. Throws UserError if that does not fit into memory.
 inline void load_model(GPT2& model, const std::string& folder, const ModelConfig& config,

@@ -5,14 +5,14 @@
 // B: streams, T: tokens of a segment, M: positions that the memory has room for, m: those that it holds
 // (Batch::memory).
 #pragma once
-#include <algorithm>          // std::max, std::min
-#include <cstdint>            // int64_t
-#include "activation_list.h"  // ActivationList
-#include "activations.h"      // Activations
-#include "batch.h"            // Batch
-#include "llmc/operations.h"  // copy_rows
-#include "llmc/precision.h"   // floatX
-#include "norm.h"             // Norm, norm_forward, norm_backward
+#include <algorithm>
+#include <cstdint>
+#include "activation_list.h"
+#include "activations.h"
+#include "batch.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "norm.h"
 
 struct SegmentMemory {
   int64_t M = 0, C = 0;

@@ -1,14 +1,14 @@
 // A model's shape: what it computes, and what its activations have room for. Training and generation are two plans of
 // the same model: what only one of them has is in a struct of its own.
 #pragma once
-#include <algorithm>         // std::max, std::min
-#include <cstdint>           // int64_t
-#include <optional>          // std::optional
-#include <vector>            // std::vector
-#include "attention_plan.h"  // AttentionPlan
-#include "config.h"          // ModelConfig
-#include "kv_cache.h"        // KVCachePlan
-#include "llmc/muon.h"       // MuonMatrix, MuonBatch
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+#include "attention_plan.h"
+#include "config.h"
+#include "kv_cache.h"
+#include "llmc/ops/muon.h"
 
 // What the backward pass computes again instead of keeping it (-r). Each level includes those before it.
 enum class Recompute {

@@ -3,19 +3,19 @@
 // list of activations, the arithmetic and the GPU's model walk it too. Each kind of branch and of residual is a file
 // with its activations, planning, passes and cost; parameters.h has the parameters.
 #pragma once
-#include <cstdint>                   // int64_t
-#include <set>                       // std::set
-#include <variant>                   // std::variant, std::visit
-#include <vector>                    // std::vector
-#include "add_residual.h"            // AddResidual
-#include "attention_branch.h"        // AttentionBranch
-#include "cycle_end.h"               // CycleEnd
-#include "gru_residual.h"            // GruResidual
-#include "lsh_branch.h"              // LshBranch
-#include "mixed_attention_branch.h"  // MixedAttentionBranch
-#include "mlp_branch.h"              // MlpBranch
-#include "norm.h"                    // Norm
-#include "reversible_residual.h"     // ReversibleResidual
+#include <cstdint>
+#include <set>
+#include <variant>
+#include <vector>
+#include "add_residual.h"
+#include "attention_branch.h"
+#include "cycle_end.h"
+#include "gru_residual.h"
+#include "lsh_branch.h"
+#include "mixed_attention_branch.h"
+#include "mlp_branch.h"
+#include "norm.h"
+#include "reversible_residual.h"
 
 using Branch = std::variant<AttentionBranch, MixedAttentionBranch, LshBranch, MlpBranch>;
 using Residual = std::variant<AddResidual, GruResidual, ReversibleResidual>;

@@ -1,16 +1,16 @@
 // The memory of a model's layers (segment_memory.h) between two passes, on its way to and from checkpoints, and what
 // several ranks have of it: the rows of a rank are streams of their own, B after those of the rank before.
 #pragma once
-#include <cstdint>                   // int64_t
-#include <cstring>                   // memcpy
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "llmc/dist/rank_channel.h"  // RankChannel
-#include "llmc/dist/ranks.h"         // Ranks
-#include "llmc/io/checkpoint.h"      // CheckpointTensor, read_memory
-#include "llmc/operations.h"         // copy_to_host, copy_to_device, Collectives
-#include "llmc/utils/error.h"        // user_error, format, CHECK
-#include "steps.h"                   // Steps, attention_of
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+#include "llmc/dist/rank_channel.h"
+#include "llmc/dist/ranks.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/operations.h"
+#include "llmc/utils/error.h"
+#include "steps.h"
 
 // Calls f(layer, memory) of each layer that has one.
 template <class F>

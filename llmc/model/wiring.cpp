@@ -1,9 +1,9 @@
 #include "wiring.h"
-#include <algorithm>            // std::find, std::find_if, std::min, std::none_of, std::sort
-#include "llmc/lsh.h"           // lsh_most_buckets
-#include "llmc/utils/error.h"   // format, user_error, UserError
-#include "llmc/utils/number.h"  // parse_number
-#include "llmc/utils/text.h"    // nearest_name, shortest
+#include <algorithm>
+#include "llmc/ops/lsh.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 
 using Kind = WiringTerm::Kind;
 using How = WiringTerm::How;

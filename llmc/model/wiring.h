@@ -30,7 +30,7 @@
 //                        (RoFormer); a head that attends to another layer's k does so as that layer rotated it
 //   relative             no learned positions: the score of query t and key j is ((q_t + u) . k_j + (q_t + v) . r_d) /
 //                        sqrt(hs), where r_d = s_d W depends on the distance d = t - j alone (Transformer-XL, Dai et
-//                        al. 2019); W, u and v are of the query's layer; s_d: llmc/relative.h
+//                        al. 2019); W, u and v are of the query's layer; s_d: llmc/ops/relative.h
 //   memory(m)            of the same paper: a stream of text is computed in segments of n_positions, S; a query of
 //                        segment n also attends to the m positions before it, from n S - m on, of which each layer
 //                        keeps its input as a constant. Needs rope or relative
@@ -56,9 +56,9 @@
 // A layer shares what it projected itself, never what it uses of another layer. `window`, `strided` and `fixed`
 // combine: a head sees the keys that all of them show to it.
 #pragma once
-#include <string>                 // std::string
-#include <vector>                 // std::vector
-#include "llmc/attention_mask.h"  // AttentionMask
+#include <string>
+#include <vector>
+#include "llmc/ops/attention_mask.h"
 
 struct WiringTerm {
   enum class Kind {

@@ -1,8 +1,8 @@
 #include "wiring_picture.h"
-#include <algorithm>           // std::find
-#include <map>                 // std::map
-#include "attention_plan.h"    // draw
-#include "llmc/utils/error.h"  // format
+#include <algorithm>
+#include <map>
+#include "attention_plan.h"
+#include "llmc/utils/error.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The wiring of a model as a picture, for a page.
 #pragma once
-#include <string>    // std::string
-#include "wiring.h"  // Wiring
+#include <string>
+#include "wiring.h"
 
 // An <svg>: a row a layer, layer 0 at the bottom, a cell a query head; in the cell the layers whose K/V the head
 // attends to, or with `reuse` the layer whose attention map it uses. Kinds differ by colour and by pattern, colours by

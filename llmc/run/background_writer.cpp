@@ -1,9 +1,9 @@
 #include "background_writer.h"
-#include <omp.h>               // omp_set_num_threads
-#include <exception>           // std::exception
-#include <utility>             // std::move
-#include "llmc/utils/clock.h"  // seconds_now
-#include "llmc/utils/error.h"  // CHECK
+#include <omp.h>
+#include <exception>
+#include <utility>
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
 
 BackgroundWriter::~BackgroundWriter() {
   if (thread_.joinable()) thread_.join();

@@ -1,12 +1,12 @@
 // A thread that writes checkpoints, or the report, while training continues. It uses host memory and files only: the
 // device belongs to the training thread.
 #pragma once
-#include <atomic>      // std::atomic
-#include <cstdint>     // int64_t
-#include <functional>  // std::function
-#include <optional>    // std::optional
-#include <string>      // std::string
-#include <thread>      // std::thread
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
 
 struct SaveResult {
   int64_t step = 0;    // of the checkpoint

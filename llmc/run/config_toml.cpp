@@ -1,12 +1,12 @@
 #include "config_toml.h"
-#include <toml++/toml.h>       // toml::parse
-#include <algorithm>           // std::sort
-#include <optional>            // std::optional
-#include <cstdint>             // uint8_t
-#include "llmc/utils/error.h"  // user_error, format
-#include "llmc/utils/files.h"  // read_whole_file
-#include "llmc/utils/text.h"   // shortest
-#include "llmc/utils/utf8.h"   // first_character
+#include <toml++/toml.h>
+#include <algorithm>
+#include <optional>
+#include <cstdint>
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/text.h"
+#include "llmc/utils/utf8.h"
 
 // The text of a list of texts and bytes; none, if it is another list.
 static std::optional<std::string> joined(const toml::array& list) {

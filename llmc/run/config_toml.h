@@ -2,9 +2,9 @@
 // path, or a text on the command line, is any bytes: where they are not UTF-8 the value is a list of the parts that
 // are, and of the other bytes as numbers from 0x80 to 0xFF, such as ["Stra", 0xDF, "e.bin"].
 #pragma once
-#include <string>               // std::string
-#include <vector>               // std::vector
-#include "llmc/utils/scalar.h"  // Scalar
+#include <string>
+#include <vector>
+#include "llmc/utils/scalar.h"
 
 struct ConfigEntry {
   std::string name, value;  // the value as the command line would have it

@@ -1,15 +1,15 @@
 #include "evaluation.h"
-#include <CLI/CLI.hpp>                // CLI::App
-#include <algorithm>                  // std::max, std::min
-#include <cmath>                      // std::exp, std::log
-#include <cstdio>                     // printf
-#include <limits>                     // std::numeric_limits
-#include <nlohmann/json.hpp>          // nlohmann::ordered_json
-#include <sstream>                    // std::istringstream
-#include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/files.h"         // read_whole_file
-#include "llmc/utils/json.h"          // parse_json, parse_json_or_throw, whole_number
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
 
 using nlohmann::ordered_json;
 

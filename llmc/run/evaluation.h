@@ -1,14 +1,14 @@
 // What the program that evaluates is asked for, what it finds out, and how that is written.
 #pragma once
-#include <array>              // std::array
-#include <cstdint>            // int64_t
-#include <functional>         // std::function
-#include <optional>           // std::optional
-#include <string>             // std::string
-#include <utility>            // std::pair
-#include <vector>             // std::vector
-#include "position_losses.h"  // PositionLosses
-#include "sampling.h"         // SampleOptions, Tokenizer
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+#include "position_losses.h"
+#include "sampling.h"
 
 struct EvaluateOptions {
   std::string model;               // a folder

@@ -1,13 +1,13 @@
 #include "event_file.h"
-#include <fcntl.h>                 // open
-#include <unistd.h>                // getpid
-#include <cerrno>                  // errno
-#include <chrono>                  // std::chrono::system_clock
-#include <cstring>                 // memcpy, strerror
-#include "llmc/utils/crc32c.h"     // crc32c
-#include "llmc/utils/error.h"      // user_error, format
-#include "llmc/utils/host_name.h"  // host_name
-#include "llmc/utils/message.h"    // print_warning
+#include <fcntl.h>
+#include <unistd.h>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/host_name.h"
+#include "llmc/utils/message.h"
 
 // ----------------------------------------------------------------------------
 // Protocol buffers: a field is a key, its number and how it is encoded, and its value.

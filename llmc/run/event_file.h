@@ -2,11 +2,11 @@
 // little-endian), the length's masked CRC-32C, that many bytes, and theirs (TensorFlow's record_writer.h); the bytes
 // are an Event of TensorFlow's event.proto.
 #pragma once
-#include <cstdint>             // int64_t
-#include <string>              // std::string
-#include <utility>             // std::pair
-#include <vector>              // std::vector
-#include "llmc/utils/files.h"  // FileDescriptor
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+#include "llmc/utils/files.h"
 
 // Until open() is called, scalars are discarded.
 struct EventFile {

@@ -1,15 +1,15 @@
 #include "logger.h"
-#include <fcntl.h>               // open
-#include <sys/stat.h>            // fstat
-#include <unistd.h>              // close
-#include <cerrno>                // errno
-#include <cstring>               // strerror
-#include <nlohmann/json.hpp>     // nlohmann::ordered_json
-#include <type_traits>           // std::is_same_v
-#include <utility>               // std::exchange
-#include "llmc/utils/files.h"    // write_all, write_file_durably, rename_durably, path_exists, try_read_file
-#include "llmc/utils/error.h"    // user_error, format
-#include "llmc/utils/message.h"  // print_error
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+#include <utility>
+#include "llmc/utils/files.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/message.h"
 
 using json = nlohmann::ordered_json;
 

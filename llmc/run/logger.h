@@ -1,10 +1,10 @@
 // The log of a run: OUT/log.jsonl, one JSON object a line, numbers in full precision.
 #pragma once
-#include <cstdint>  // int64_t
-#include <set>      // std::set
-#include <string>   // std::string
-#include <variant>  // std::variant
-#include <vector>   // std::vector
+#include <cstdint>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
 
 struct LogField;
 using LogFields = std::vector<LogField>;

@@ -1,10 +1,10 @@
 // The memory plan as a run uses it: printed before anything is allocated, compared with what is free.
 #pragma once
-#include <cstdio>                    // printf
-#include "llmc/utils/error.h"        // user_error
-#include "llmc/utils/memory_plan.h"  // MemoryPlan, MemoryGroup
-#include "logger.h"                  // LogFields
-#include "print.h"                   // bytes_text
+#include <cstdio>
+#include "llmc/utils/error.h"
+#include "llmc/utils/memory_plan.h"
+#include "logger.h"
+#include "print.h"
 
 // The largest micro-batch whose plan takes at most `available` bytes; 0 if one sequence is too many. plan_of(B) is the
 // plan of B sequences, in which everything but the logits grows with B: chunks of logits are of equal size, so their

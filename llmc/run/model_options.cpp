@@ -1,7 +1,7 @@
 #include "model_options.h"
-#include "llmc/model/config_json.h"  // read_config_json
-#include "llmc/utils/error.h"        // user_error
-#include "llmc/utils/files.h"        // is_folder
+#include "llmc/model/config_json.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
 
 bool names_a_model(const std::string& name) {
   ModelConfig preset;

@@ -1,8 +1,8 @@
 // The model that a command line describes.
 #pragma once
-#include <optional>             // std::optional
-#include <string>               // std::string
-#include "llmc/model/config.h"  // ModelConfig
+#include <optional>
+#include <string>
+#include "llmc/model/config.h"
 
 struct ModelOptions {
   std::string model = "d12";                                            // a preset or a folder

@@ -1,7 +1,7 @@
 #include "option.h"
-#include <algorithm>           // std::find, std::find_if
-#include <cmath>               // std::isfinite, NAN
-#include "llmc/utils/error.h"  // user_error, CHECK
+#include <algorithm>
+#include <cmath>
+#include "llmc/utils/error.h"
 
 // NaN for what is no number.
 static double number_in(const Scalar& value) {

@@ -2,14 +2,14 @@
 // values that make no sense, config.toml, the log's first line and the comparison with a run that is resumed follow
 // from it. The trainer's options are in options.cpp.
 #pragma once
-#include <functional>           // std::function
-#include <optional>             // std::optional
-#include <string>               // std::string
-#include <type_traits>          // std::is_same_v
-#include <utility>              // std::move
-#include <vector>               // std::vector
-#include "llmc/utils/number.h"  // parse_number
-#include "llmc/utils/scalar.h"  // Scalar, to_scalar
+#include <functional>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include "llmc/utils/number.h"
+#include "llmc/utils/scalar.h"
 
 // Which values an option takes.
 struct Range {

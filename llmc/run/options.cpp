@@ -1,12 +1,12 @@
 #include "options.h"
-#include <CLI/CLI.hpp>                // CLI::App
-#include <algorithm>                  // std::find_if
-#include "config_toml.h"              // read_config_toml, config_toml_line
-#include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/text.h"          // nearest_name
-#include "option.h"                   // OptionTable, Option, at_least, between, one_of
-#include "schedule.h"                 // Schedule::kinds
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include "config_toml.h"
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/text.h"
+#include "option.h"
+#include "schedule.h"
 
 // ----------------------------------------------------------------------------
 // The options, by groups of --help

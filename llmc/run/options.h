@@ -1,10 +1,10 @@
 // The trainer's options. A new one is a member of TrainOptions and an entry of train_options, in options.cpp.
 #pragma once
-#include <cstdint>            // int64_t
-#include <optional>           // std::optional
-#include <string>             // std::string
-#include "llmc/dist/ranks.h"  // RankOptions
-#include "model_options.h"    // ModelOptions
+#include <cstdint>
+#include <optional>
+#include <string>
+#include "llmc/dist/ranks.h"
+#include "model_options.h"
 
 struct OptionTable;  // option.h
 

@@ -1,10 +1,10 @@
 #include "position_losses.h"
-#include <algorithm>            // std::any_of, std::min
-#include <sstream>              // std::istringstream
-#include <string_view>          // std::string_view
-#include "llmc/utils/error.h"   // format, user_error
-#include "llmc/utils/number.h"  // parse_number
-#include "llmc/utils/text.h"    // shortest
+#include <algorithm>
+#include <sstream>
+#include <string_view>
+#include "llmc/utils/error.h"
+#include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 
 bool PositionLosses::has_ponder() const {
   return std::any_of(ponder.begin(), ponder.end(), [](double sum) { return sum > 0; });

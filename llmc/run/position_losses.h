@@ -1,9 +1,9 @@
 // Losses by how many tokens the model read before the one that is predicted: what evaluate_gpt2_sla measures and
 // reports show.
 #pragma once
-#include <cstdint>  // int64_t
-#include <string>   // std::string
-#include <vector>   // std::vector
+#include <cstdint>
+#include <string>
+#include <vector>
 
 // Sums of losses, in nats, at each position: 1 ... context tokens before. And of what the token before the predicted
 // one ponders, N + R, where the model has `act`; else these are 0.

@@ -1,10 +1,10 @@
 // What a run prints: numbers for people, and lines that share a terminal with a line of progress.
 #pragma once
-#include <unistd.h>            // isatty
-#include <cstdio>              // printf
-#include <cstdlib>             // getenv
-#include <string>              // std::string
-#include "llmc/utils/error.h"  // format
+#include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include "llmc/utils/error.h"
 
 // "2.65 M", "12.3 k", "850"
 inline std::string count_text(double n) {

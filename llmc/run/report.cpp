@@ -1,21 +1,21 @@
 #include "report.h"
-#include <algorithm>                    // std::any_of, std::clamp, std::count_if, std::find_if, std::minmax_element
-#include <cinttypes>                    // SCNd64, PRId64
-#include <cmath>                        // std::isfinite
-#include <filesystem>                   // std::filesystem::path
-#include <functional>                   // std::function
-#include <map>                          // std::map
-#include <set>                          // std::set
-#include "llmc/model/wiring_picture.h"  // wiring_picture
-#include "llmc/utils/embed.h"           // EMBED
-#include "llmc/utils/error.h"           // format, UserError
-#include "llmc/utils/number.h"          // parse_number
-#include "llmc/utils/files.h"           // path_exists, read_whole_file
-#include "llmc/utils/text.h"            // lines_of
-#include "llmc/utils/utf8.h"            // printable
-#include "print.h"                      // count_text, bytes_text, time_text
-#include "statistics.h"                 // estimate, Estimate
-#include "thin.h"                       // thin
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+#include "llmc/model/wiring_picture.h"
+#include "llmc/utils/embed.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/number.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/text.h"
+#include "llmc/utils/utf8.h"
+#include "print.h"
+#include "statistics.h"
+#include "thin.h"
 
 using json = nlohmann::ordered_json;
 

@@ -2,11 +2,11 @@
 // several side by side. Charts are drawn by Chart.js, which the build puts into the program with its licence; without
 // it the pages have numbers only.
 #pragma once
-#include <cmath>          // NAN
-#include <map>            // std::map
-#include <string>         // std::string
-#include <vector>         // std::vector
-#include "run_history.h"  // RunHistory
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+#include "run_history.h"
 
 // The page of a run: losses, learning rate, gradient norm and speed over steps, tokens, time and FLOPs; losses by
 // position, if they have been measured; memory, wiring, samples, options and the machine; and what is wrong with its

@@ -1,22 +1,22 @@
 #include "run.h"
-#include <algorithm>                // std::find_if, std::max, std::min
-#include <cmath>                    // std::isfinite
-#include <fstream>                  // std::ifstream
-#include <thread>                   // std::thread::hardware_concurrency
-#include "llmc/text/text_stream.h"  // TextStream
-#include "llmc/utils/files.h"       // is_folder, make_folders, parent_folder, write_file_durably
-#include "llmc/utils/clock.h"       // seconds_now
-#include "llmc/utils/crc32c.h"      // crc32c_hex
-#include "llmc/utils/error.h"       // user_error, UserError
-#include "llmc/utils/host_name.h"   // host_name
-#include "llmc/utils/message.h"     // print_error, print_warning
-#include "llmc/utils/number.h"      // parse_number
-#include "llmc/utils/utf8.h"        // name_as_text
-#include "option.h"                 // OptionTable, OnResume
-#include "print.h"                  // print_line, count_text, time_text
-#include "report.h"                 // read_run, report_page
-#include "settings.h"               // Settings, differences, recorded_settings
-#include "stop_signal.h"            // stop_signal, signal_name
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <thread>
+#include "llmc/text/text_stream.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/host_name.h"
+#include "llmc/utils/message.h"
+#include "llmc/utils/number.h"
+#include "llmc/utils/utf8.h"
+#include "option.h"
+#include "print.h"
+#include "report.h"
+#include "settings.h"
+#include "stop_signal.h"
 
 static const char streams_key[] = "streams";  // in a checkpoint's state: DataLoader::streams
 

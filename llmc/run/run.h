@@ -2,22 +2,22 @@
 // checkpoints. What it knows of the model is its vocabulary, its context length and, for files, its table of
 // parameters.
 #pragma once
-#include <cstdint>                   // int64_t
-#include <memory>                    // std::unique_ptr
-#include <optional>                  // std::optional
-#include <string>                    // std::string
-#include <vector>                    // std::vector
-#include "background_writer.h"       // BackgroundWriter
-#include "event_file.h"              // EventFile
-#include "llmc/dist/rank_channel.h"  // RankChannel
-#include "llmc/dist/ranks.h"         // Ranks
-#include "llmc/io/checkpoint.h"      // RunState, CheckpointContents, ParameterTable
-#include "llmc/text/dataloader.h"    // DataLoader
-#include "llmc/text/tokenizer.h"     // Tokenizer
-#include "logger.h"                  // RunLog, LogFields
-#include "options.h"                 // TrainOptions
-#include "run_lock.h"                // RunLock
-#include "schedule.h"                // Schedule
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+#include "background_writer.h"
+#include "event_file.h"
+#include "llmc/dist/rank_channel.h"
+#include "llmc/dist/ranks.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/text/dataloader.h"
+#include "llmc/text/tokenizer.h"
+#include "logger.h"
+#include "options.h"
+#include "run_lock.h"
+#include "schedule.h"
 
 struct Run {
   TrainOptions options;

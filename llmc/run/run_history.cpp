@@ -1,12 +1,12 @@
 #include "run_history.h"
-#include <cerrno>              // errno
-#include <cmath>               // NAN, std::isfinite, std::llround
-#include <cstring>             // strerror
-#include <optional>            // std::optional
-#include <string_view>         // std::string_view
-#include "llmc/utils/error.h"  // user_error
-#include "llmc/utils/files.h"  // try_read_file
-#include "llmc/utils/json.h"   // parse_json
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
 
 using json = nlohmann::ordered_json;
 

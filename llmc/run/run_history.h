@@ -1,12 +1,12 @@
 // What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains,
 // too; and from OUT/positions.csv, if evaluate_gpt2_sla --positions has written it.
 #pragma once
-#include <cstdint>            // int64_t
-#include <nlohmann/json.hpp>  // nlohmann::ordered_json
-#include <set>                // std::set
-#include <string>             // std::string
-#include <vector>             // std::vector
-#include "position_losses.h"  // PositionRange
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+#include "position_losses.h"
 
 // Values that the log has not, or as null because they were not finite, are NaN.
 struct TrainPoint {

@@ -1,11 +1,11 @@
 #include "run_lock.h"
-#include <fcntl.h>                 // open, fcntl, F_OFD_SETLK
-#include <unistd.h>                // getpid, ftruncate, usleep
-#include <cerrno>                  // errno
-#include <cstring>                 // strerror
-#include "llmc/utils/error.h"      // user_error, format
-#include "llmc/utils/host_name.h"  // host_name
-#include "llmc/utils/message.h"    // print_warning
+#include <fcntl.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include "llmc/utils/error.h"
+#include "llmc/utils/host_name.h"
+#include "llmc/utils/message.h"
 
 // "process 1234 on node7", for whoever is refused.
 static std::string this_process() { return format("process %d on %s", int(getpid()), host_name().c_str()); }

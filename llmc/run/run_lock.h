@@ -2,8 +2,8 @@
 // process, however that ends. NFS servers pass such locks on to other machines; a file system that has none is said so,
 // and the run continues without.
 #pragma once
-#include <string>              // std::string
-#include "llmc/utils/files.h"  // FileDescriptor
+#include <string>
+#include "llmc/utils/files.h"
 
 struct RunLock {
   // Takes the lock of folder `out`, which exists, until the object is destroyed; a second call does nothing. Throws

@@ -1,15 +1,15 @@
 #include "sampling.h"
-#include <CLI/CLI.hpp>                // CLI::App
-#include <cmath>                      // std::isfinite
-#include <poll.h>                     // poll
-#include <unistd.h>                   // read
-#include <nlohmann/json.hpp>          // nlohmann::ordered_json
-#include <tuple>                      // std::tie
-#include "llmc/utils/command_line.h"  // parse_command_line
-#include "llmc/utils/error.h"         // user_error
-#include "llmc/utils/files.h"         // read_whole_file
-#include "llmc/utils/text.h"          // lines_of
-#include "stop_signal.h"              // stop_signal
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <poll.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/text.h"
+#include "stop_signal.h"
 
 static void declare_options(CLI::App& app, SampleOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);

@@ -1,11 +1,11 @@
 // What the program that samples is asked for, and what it writes.
 #pragma once
-#include <cstdint>                // int64_t, uint64_t
-#include <optional>               // std::optional
-#include <string>                 // std::string
-#include <vector>                 // std::vector
-#include "llmc/text/sampler.h"    // SamplingOptions
-#include "llmc/text/tokenizer.h"  // Tokenizer
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+#include "llmc/text/sampler.h"
+#include "llmc/text/tokenizer.h"
 
 struct SampleOptions {
   std::string model;                       // a folder

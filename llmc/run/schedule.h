@@ -1,9 +1,9 @@
 // Learning-rate schedules.
 #pragma once
-#include <algorithm>  // std::max, std::min
-#include <cmath>      // cos, sqrt
-#include <string>     // std::string
-#include <vector>     // std::vector
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
 
 // Linear warm-up over the first `warmup_steps` steps, then one of
 //   constant   base

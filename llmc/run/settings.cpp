@@ -1,11 +1,11 @@
 #include "settings.h"
-#include <algorithm>            // std::find_if, std::replace
-#include <set>                  // std::set
-#include <type_traits>          // std::is_constructible_v
-#include "llmc/model/wiring.h"  // parse_wiring, canonical_text
-#include "llmc/utils/error.h"   // UserError
-#include "llmc/utils/json.h"    // scalar_of
-#include "run_history.h"        // RunHistory, read_run, derived_fields
+#include <algorithm>
+#include <set>
+#include <type_traits>
+#include "llmc/model/wiring.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/json.h"
+#include "run_history.h"
 
 // The values in a description may be lists and descriptions, too, which are no settings.
 Settings settings_of(const LogFields& description) {

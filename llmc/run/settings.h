@@ -1,14 +1,14 @@
 // What a run was made with: its options, its model, its data by their checksums, as its log and its checkpoints say it;
 // and in what that differs from what a process that resumes it is told.
 #pragma once
-#include <cstdint>               // int64_t
-#include <map>                   // std::map
-#include <string>                // std::string
-#include <vector>                // std::vector
-#include "llmc/io/checkpoint.h"  // RunState
-#include "llmc/utils/scalar.h"   // Scalar
-#include "logger.h"              // LogFields
-#include "option.h"              // Option, OptionTable
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+#include "llmc/io/checkpoint.h"
+#include "llmc/utils/scalar.h"
+#include "logger.h"
+#include "option.h"
 
 // Checksums in a description, of the data and of the weights to start from; and the training data's in a checkpoint's
 // state.

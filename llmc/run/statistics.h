@@ -1,8 +1,8 @@
 // What few runs can show: means with confidence intervals, and the difference of pairs, by Student's t distribution.
 #pragma once
-#include <algorithm>  // std::sort
-#include <cmath>      // std::lgamma, std::sqrt
-#include <vector>     // std::vector
+#include <algorithm>
+#include <cmath>
+#include <vector>
 
 // The regularized incomplete beta function I_x(a, b), by its continued fraction with Lentz's method (Abramowitz and
 // Stegun 26.5.8), which converges fast for x < (a + 1) / (a + b + 2); beyond, I_x(a, b) = 1 - I_(1-x)(b, a). Relative

@@ -8,12 +8,12 @@
 // keeps values below the stack pointer, where the kernel would put a handler's frame, and the emulated GPU's fibers
 // have small stacks.
 #pragma once
-#include <pthread.h>  // pthread_sigmask
-#include <signal.h>   // sigwait, sigaction
-#include <unistd.h>   // _exit, write
-#include <atomic>     // std::atomic
-#include <chrono>     // std::chrono::steady_clock
-#include <thread>     // std::thread
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 inline std::atomic<int> first_stop_signal{0};
 inline std::atomic<bool> has_loaded{false};

@@ -1,9 +1,9 @@
 // Fewer points of a curve, without losing what stands out.
 #pragma once
-#include <algorithm>  // std::sort, std::unique
-#include <cmath>      // std::isfinite
-#include <cstddef>    // size_t
-#include <vector>     // std::vector
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
 
 // The indexes, ascending, of the values to draw: of each of `buckets` pieces of equal length the lowest and the highest
 // value, and one that is not finite, if there is one; the first and the last of all. All of them if they are at most

@@ -2,12 +2,12 @@
 // and what was done with it: "forward", "backward", "reduce" (of its gradients over the ranks), "gather" (of its
 // weights).
 #pragma once
-#include <cstddef>            // size_t
-#include <cstdint>            // int64_t
-#include <optional>           // std::optional
-#include <utility>            // std::move
-#include <vector>             // std::vector
-#include "llmc/operations.h"  // GpuEvent, Collectives
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+#include "llmc/operations.h"
 
 struct TimelineSpan {
   const char* what;

@@ -1,8 +1,8 @@
 #include "choice_file.h"
-#include <algorithm>           // std::max, std::min
-#include <cstring>             // memcpy
-#include "llmc/utils/error.h"  // format, user_error
-#include "llmc/utils/files.h"  // check_free_name, OutputFile, read_whole_file
+#include <algorithm>
+#include <cstring>
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
 
 constexpr int32_t choice_file_version = 1;
 constexpr size_t header_ints = 256;

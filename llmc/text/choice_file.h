@@ -3,9 +3,9 @@
 // index of the right answer, the number of answers, the number of tokens of the context and those, and likewise for
 // each answer.
 #pragma once
-#include <cstdint>  // int32_t, int64_t, uint16_t
-#include <string>   // std::string
-#include <vector>   // std::vector
+#include <cstdint>
+#include <string>
+#include <vector>
 
 constexpr int32_t choice_file_magic = 20240522;
 

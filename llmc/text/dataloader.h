@@ -5,19 +5,19 @@
 // state is one integer, the number of the next sequence; numbers continue from epoch to epoch, and the tokens of a
 // number are a pure function of it.
 #pragma once
-#include <algorithm>                  // std::any_of, std::max, std::min, std::upper_bound
-#include <cstdint>                    // int64_t, uint16_t
-#include <string>                     // std::string
-#include <vector>                     // std::vector
-#include "llmc/utils/crc32c.h"        // crc32c, crc32c_combine
-#include "llmc/utils/data_file.h"     // DataFile
-#include "llmc/utils/error.h"         // user_error, UserError, CHECK
-#include "llmc/utils/files.h"         // matching_files, path_exists
-#include "llmc/utils/foreign_file.h"  // why_no_tokens
-#include "llmc/utils/random.h"        // random_words, RandomStream
-#include "numpy_file.h"               // read_numpy_header
-#include "token_mask.h"               // TokenMask, not_scored
-#include "tokenizer.h"                // max_vocab_size
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/data_file.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/foreign_file.h"
+#include "llmc/utils/random.h"
+#include "numpy_file.h"
+#include "token_mask.h"
+#include "tokenizer.h"
 
 // An llm.c shard: 256 int32 (magic, version, number of tokens, zeros), then the tokens as uint16.
 constexpr int32_t shard_magic = 20240520;

@@ -1,9 +1,9 @@
 #include "numpy_file.h"
-#include <algorithm>            // std::min
-#include <regex>                // std::regex, std::regex_match
-#include <string>               // std::string
-#include "llmc/utils/error.h"   // user_error
-#include "llmc/utils/number.h"  // parse_number
+#include <algorithm>
+#include <regex>
+#include <string>
+#include "llmc/utils/error.h"
+#include "llmc/utils/number.h"
 
 NumpyHeader read_numpy_header(const DataFile& file) {
   const char* name = file.path.c_str();

@@ -1,8 +1,8 @@
 // NumPy's format for arrays (.npy), of which token files are read: "\x93NUMPY", its version, the number of bytes of a
 // dictionary in Python's words (uint16 in version 1, uint32 in 2 and 3), the dictionary, then the numbers.
 #pragma once
-#include <cstdint>                 // int64_t
-#include "llmc/utils/data_file.h"  // DataFile
+#include <cstdint>
+#include "llmc/utils/data_file.h"
 
 struct NumpyHeader {
   int64_t bytes;  // where the numbers begin

@@ -1,11 +1,11 @@
 // Sampling a token from logits.
 #pragma once
-#include <algorithm>           // std::max_element, std::min, std::partial_sort, std::sort
-#include <cmath>               // exp, isfinite
-#include <numeric>             // std::iota
-#include <set>                 // std::set
-#include <vector>              // std::vector
-#include "llmc/utils/error.h"  // user_error
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <vector>
+#include "llmc/utils/error.h"
 
 // What decides on the next token, in the order in which it is applied, as in transformers.
 struct SamplingOptions {

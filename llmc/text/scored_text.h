@@ -1,12 +1,12 @@
 // What is scored by a model: sequences of tokens of which the last ones have a loss each, and how texts become such
 // sequences.
 #pragma once
-#include <algorithm>           // std::max, std::min
-#include <cstdint>             // int64_t
-#include <string>              // std::string
-#include <vector>              // std::vector
-#include "llmc/utils/error.h"  // CHECK, user_error
-#include "tokenizer.h"         // Tokenizer, Encoder, encode_prompt
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "llmc/utils/error.h"
+#include "tokenizer.h"
 
 struct ScoredSequence {
   std::vector<int> tokens;  // (n)

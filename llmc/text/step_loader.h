@@ -2,11 +2,11 @@
 // that reading pages of a shard from a disk or over a network does not delay training. The data's position counts only
 // what next() has returned: a run that resumes from it reads again what was loaded ahead.
 #pragma once
-#include <array>         // std::array
-#include <future>        // std::async, std::future
-#include <string>        // std::string
-#include <utility>       // std::move
-#include "dataloader.h"  // DataLoader, UserError
+#include <array>
+#include <future>
+#include <string>
+#include <utility>
+#include "dataloader.h"
 
 struct StepTokens {
   int *inputs = nullptr, *targets = nullptr;  // (micro_batches, B, T) each

@@ -1,11 +1,11 @@
 // Text that comes token by token: what of it can be shown already.
 #pragma once
-#include <algorithm>          // std::max, std::min
-#include <string>             // std::string
-#include <string_view>        // std::string_view
-#include <utility>            // std::move
-#include <vector>             // std::vector
-#include "llmc/utils/utf8.h"  // first_character, is_continuation_byte, utf8_length
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+#include "llmc/utils/utf8.h"
 
 class TextStream {
  public:

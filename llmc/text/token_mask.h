@@ -2,14 +2,14 @@
 // int32 (magic, version, number of tokens, CRC-32C of the bytes of the shard's tokens, zeros), then ceil(tokens / 8)
 // bytes: bit i % 8 of byte i / 8 is 1 if token i is scored. Without a .mask every token is scored.
 #pragma once
-#include <algorithm>               // std::count, std::min
-#include <cstdint>                 // int32_t, int64_t, uint8_t, uint16_t, uint32_t
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "llmc/not_scored.h"       // not_scored
-#include "llmc/utils/crc32c.h"     // crc32c
-#include "llmc/utils/data_file.h"  // DataFile
-#include "llmc/utils/error.h"      // user_error
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "llmc/ops/not_scored.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/data_file.h"
+#include "llmc/utils/error.h"
 
 constexpr int32_t mask_magic = 20261124;
 constexpr int32_t mask_version = 1;

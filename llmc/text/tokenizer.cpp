@@ -1,18 +1,18 @@
 #include "tokenizer.h"
-#include <algorithm>                  // std::find, std::sort, std::is_sorted, std::min_element
-#include <cstring>                    // memcpy, memmove
-#include <filesystem>                 // directory_iterator, path
-#include <mutex>                      // std::mutex
-#include <nlohmann/json.hpp>          // nlohmann::json
-#include <sstream>                    // std::istringstream
-#include <unordered_map>              // std::unordered_map
-#include "llmc/utils/crc32c.h"        // crc32c
-#include "llmc/utils/error.h"         // user_error, format, CHECK
-#include "llmc/utils/files.h"         // try_read_file, path_exists, is_folder
-#include "llmc/utils/foreign_file.h"  // why_no_text
-#include "llmc/utils/json.h"          // parse_json
-#include "llmc/utils/number.h"        // parse_number
-#include "unicode_classes.h"          // unicode_letters, unicode_numbers, unicode_white_space
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <unordered_map>
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/foreign_file.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/number.h"
+#include "unicode_classes.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;

@@ -10,17 +10,17 @@
 // neither letters, numbers nor white space. Tokenizers that accept only valid text see U+FFFD there instead: call
 // replace_invalid_utf8 (utf8.h) first to get theirs.
 #pragma once
-#include <array>              // std::array
-#include <cstddef>            // size_t
-#include <cstdint>            // uint16_t, uint32_t, uint64_t, int64_t
-#include <functional>         // std::greater
-#include <optional>           // std::optional
-#include <queue>              // std::priority_queue
-#include <string>             // std::string
-#include <string_view>        // std::string_view
-#include <utility>            // std::pair
-#include <vector>             // std::vector
-#include "llmc/utils/utf8.h"  // printable, replace_invalid_utf8
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+#include "llmc/utils/utf8.h"
 
 constexpr int byte_vocab_size = 257;
 constexpr uint16_t byte_end_of_text = 256;

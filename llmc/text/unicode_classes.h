@@ -4,7 +4,7 @@
 // these numbers, and later elsewhere. Written by dev/unicode_classes.py from the package unicodedata2; not to be
 // edited.
 #pragma once
-#include <cstdint>  // uint32_t
+#include <cstdint>
 
 struct CodePointRange {
   uint32_t first, last;

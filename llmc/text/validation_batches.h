@@ -3,10 +3,10 @@
 // incomplete micro-batch at the end and what full sequences leave of each file too. Ranks deal them out among
 // themselves. Of data that are cut into streams they are the first segments of each stream, or all of them.
 #pragma once
-#include <algorithm>     // std::min
-#include <cstdint>       // int64_t
-#include <vector>        // std::vector
-#include "dataloader.h"  // DataLoader, SequenceRest
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+#include "dataloader.h"
 
 class ValidationBatches {
  public:

@@ -1,11 +1,11 @@
 // Named tensors in one flat allocation: a tensor is a name, a shape, an element size and an offset, declared in a
 // table.
 #pragma once
-#include <cstddef>  // size_t
-#include <cstdint>  // int64_t
-#include <string>   // std::string
-#include <vector>   // std::vector
-#include "guard.h"  // guard_bytes, forbid
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "guard.h"
 
 // The product of a shape: 1 for a scalar.
 inline int64_t num_elements(const std::vector<int64_t>& shape) {

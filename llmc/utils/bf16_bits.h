@@ -1,7 +1,7 @@
 // bf16 as 16 bits: the upper half of a float.
 #pragma once
-#include <cstdint>  // uint16_t, uint32_t
-#include <cstring>  // memcpy
+#include <cstdint>
+#include <cstring>
 
 inline float float_from_bf16(uint16_t bits) {
   const uint32_t wide = uint32_t(bits) << 16;

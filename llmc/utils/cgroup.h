@@ -1,11 +1,11 @@
 // What the control groups of this process allow, as containers and batch systems limit a job: the group itself and
 // those above it, of cgroup v2 and of v1.
 #pragma once
-#include <algorithm>  // std::max, std::min
-#include <fstream>    // std::ifstream
-#include <limits>     // std::numeric_limits
-#include <string>     // std::string
-#include <vector>     // std::vector
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
 
 // Where the kernel says which groups those are, and where their folders are.
 constexpr char cgroups_of_process[] = "/proc/self/cgroup", cgroup_mount[] = "/sys/fs/cgroup";

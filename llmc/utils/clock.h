@@ -1,6 +1,6 @@
 // Monotonic time.
 #pragma once
-#include <chrono>  // std::chrono::steady_clock
+#include <chrono>
 
 // Monotonic seconds; the epoch is arbitrary.
 inline double seconds_now() {

@@ -1,9 +1,9 @@
 // Options of programs, by CLI11.
 #pragma once
-#include <CLI/CLI.hpp>          // CLI::App
-#include <string>               // std::string
-#include "llmc/utils/error.h"   // user_error, UserError, format
-#include "llmc/utils/number.h"  // parse_number
+#include <CLI/CLI.hpp>
+#include <string>
+#include "llmc/utils/error.h"
+#include "llmc/utils/number.h"
 
 // The text of a number as CLI11 reads it right: by itself it takes 010 for 8, and a whole number that no int64 holds
 // for the largest one. Returns what is wrong with it, or "".

@@ -3,15 +3,15 @@
 // (SSE 4.2), so that checking a file takes less time than reading it; there is none for zlib's CRC-32, which would be
 // one more package besides.
 #pragma once
-#include <array>    // std::array
-#include <cstddef>  // size_t
-#include <cstdint>  // uint8_t, uint32_t
-#include <cstring>  // memcpy
-#include <string>   // std::string
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
 #ifdef __SSE4_2__
-#include <nmmintrin.h>  // _mm_crc32_u64
+#include <nmmintrin.h>
 #endif
-#include "error.h"  // format
+#include "error.h"
 
 // A CRC is a polynomial over GF(2), the lowest power in the highest bit. Times x, modulo the CRC's polynomial:
 inline constexpr uint32_t crc32c_times_x(uint32_t crc) { return crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0u); }

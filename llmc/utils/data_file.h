@@ -1,18 +1,18 @@
 // A large file, of which pieces are read. It is not mapped into memory: of a mapped file that another program has made
 // shorter a read ends the process with a bus error.
 #pragma once
-#include <fcntl.h>         // open, posix_fadvise
-#include <sys/resource.h>  // getrlimit, setrlimit
-#include <sys/stat.h>      // fstat
-#include <unistd.h>        // pread
-#include <algorithm>       // std::min
-#include <cerrno>          // errno
-#include <cstdint>         // int64_t
-#include <cstring>         // strerror
-#include <string>          // std::string
-#include "error.h"         // user_error
-#include "files.h"         // FileDescriptor
-#include "foreign_file.h"  // foreign_format
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include "error.h"
+#include "files.h"
+#include "foreign_file.h"
 
 // Movable, not copyable. Without a path it has no bytes. The file stays open, so that one that replaces it under its
 // name changes nothing.

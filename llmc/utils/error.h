@@ -4,11 +4,11 @@
 // exits with 1, before anything has been written. A broken invariant of the program itself is a CHECK: it aborts with
 // file and line.
 #pragma once
-#include <cstdarg>    // va_list
-#include <cstdio>     // vsnprintf, fprintf
-#include <cstdlib>    // abort
-#include <stdexcept>  // std::runtime_error
-#include <string>     // std::string
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
 
 struct UserError : std::runtime_error {
   using std::runtime_error::runtime_error;

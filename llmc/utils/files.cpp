@@ -1,19 +1,19 @@
 #include "files.h"
-#include <dirent.h>        // opendir, readdir
-#include <fcntl.h>         // open
-#include <glob.h>          // glob, globfree
-#include <sys/file.h>      // flock
-#include <sys/stat.h>      // stat, lstat, fstat, fchmod
-#include <unistd.h>        // read, write, pwrite, fsync, close, access, getpid
-#include <atomic>          // std::atomic
-#include <cerrno>          // errno
-#include <cstdio>          // rename
-#include <cstdlib>         // realpath, free
-#include <cstring>         // strchr, strerror, strlen
-#include <filesystem>      // create_directories, path
-#include <string_view>     // std::string_view
-#include "error.h"         // user_error
-#include "foreign_file.h"  // lfs_pointer, lfs_advice
+#include <dirent.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include "error.h"
+#include "foreign_file.h"
 
 FileDescriptor::~FileDescriptor() {
   if (fd >= 0) close(fd);

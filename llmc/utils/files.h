@@ -1,12 +1,12 @@
 // Files: reading and writing them whole, and writes that survive a crash.
 #pragma once
-#include <cstddef>   // size_t
-#include <cstdint>   // int32_t, int64_t
-#include <optional>  // std::optional
-#include <set>       // std::set
-#include <string>    // std::string
-#include <utility>   // std::exchange, std::swap
-#include <vector>    // std::vector
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 // An open file descriptor, closed when the object is destroyed. -1: none.
 struct FileDescriptor {

@@ -1,11 +1,11 @@
 #include "foreign_file.h"
-#include <algorithm>   // std::equal, std::max_element, std::partial_sort
-#include <array>       // std::array
-#include <cmath>       // std::log2
-#include <cstring>     // memcpy
-#include <functional>  // std::greater
-#include <set>         // std::set
-#include "error.h"     // format
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <set>
+#include "error.h"
 
 // ----------------------------------------------------------------------------
 // Files with a mark

@@ -1,10 +1,10 @@
 // What a file is that was given for another kind: by its first bytes, and, where it has no mark, by what its bytes look
 // like.
 #pragma once
-#include <cstdint>      // uint16_t
-#include <string>       // std::string
-#include <string_view>  // std::string_view
-#include <vector>       // std::vector
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 constexpr size_t foreign_head_bytes = 512;  // of a file, by which foreign_format knows it
 

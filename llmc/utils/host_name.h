@@ -1,7 +1,7 @@
 // This machine's name.
 #pragma once
-#include <unistd.h>  // gethostname
-#include <string>    // std::string
+#include <unistd.h>
+#include <string>
 
 // This machine's name as messages show it; "" where the system has none.
 inline std::string host_name() {

@@ -1,12 +1,12 @@
 // JSON that others wrote, or may have damaged.
 #pragma once
-#include <algorithm>            // std::max, std::min
-#include <cstdint>              // int64_t
-#include <nlohmann/json.hpp>    // nlohmann::ordered_json
-#include <string>               // std::string
-#include <string_view>          // std::string_view
-#include "llmc/utils/error.h"   // user_error, format
-#include "llmc/utils/scalar.h"  // Scalar
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include "llmc/utils/error.h"
+#include "llmc/utils/scalar.h"
 
 // Whether lists and objects lie in each other more than `most` deep.
 inline bool is_nested_deeper(std::string_view text, int most) {

@@ -1,11 +1,11 @@
 // What the kernel says about this machine's memory.
 #pragma once
-#include <unistd.h>   // sysconf
-#include <algorithm>  // std::min
-#include <cstdio>     // fopen, fgets, sscanf
-#include <cstring>    // strncmp, strlen
-#include <cstddef>    // size_t
-#include "cgroup.h"   // cgroup_memory_free
+#include <unistd.h>
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <cstddef>
+#include "cgroup.h"
 
 // A field of /proc/meminfo in bytes, for example "MemAvailable"; 0 if there is no such file or field.
 inline size_t meminfo_bytes(const char* field) {

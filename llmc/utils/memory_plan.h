@@ -1,7 +1,7 @@
 // The memory that a model takes, by what it is for.
 #pragma once
-#include <array>    // std::array
-#include <cstddef>  // size_t
+#include <array>
+#include <cstddef>
 
 enum class MemoryGroup {
   weights,

@@ -1,8 +1,8 @@
 // Errors and warnings on stderr.
 #pragma once
-#include <cstdio>             // fputs, fflush
-#include <string>             // std::string
-#include "llmc/utils/utf8.h"  // printable
+#include <cstdio>
+#include <string>
+#include "llmc/utils/utf8.h"
 
 // "error: TEXT", a line that is safe to print on a terminal, whatever names and foreign files' words are in it, and
 // however long they are.

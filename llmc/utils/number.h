@@ -1,10 +1,10 @@
 // Numbers from text: the one function that reads them, of command lines, config files, wirings and file names.
 #pragma once
-#include <charconv>            // std::from_chars
-#include <string_view>         // std::string_view
-#include <system_error>        // std::errc
-#include <type_traits>         // std::is_integral_v
-#include "llmc/utils/error.h"  // user_error
+#include <charconv>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include "llmc/utils/error.h"
 
 // The number that all of `text` is, in decimal: digits, for a floating-point T also with a point (".5" and "5." too)
 // and an exponent, after a sign or none. The nearest T is taken, denormals included: 1e-310 is a double. Throws

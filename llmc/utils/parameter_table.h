@@ -1,13 +1,13 @@
 // Parameters in flat arenas: where each lies, which ranks keep the optimizer state of which part (ZeRO-1), and how it
 // maps to the tensor of a file. Which parameters there are is the model's to say (model/parameters.h).
 #pragma once
-#include <algorithm>     // std::max, std::min, std::min_element, std::stable_sort
-#include <string>        // std::string
-#include <vector>        // std::vector
-#include "arena.h"       // ArenaLayout
-#include "llmc/adamw.h"  // ParameterChunk
-#include "error.h"       // CHECK
-#include "llmc/muon.h"   // MuonMatrix
+#include <algorithm>
+#include <string>
+#include <vector>
+#include "arena.h"
+#include "llmc/ops/adamw.h"
+#include "error.h"
+#include "llmc/ops/muon.h"
 
 // One parameter: its place in the arena, its form in a file, which is full-size GPT-2 in Conv1D layout (in, out), and
 // what it is in a new model: normal(init_mean, init_std).
@@ -21,7 +21,7 @@ struct ParameterSpec {
   double init_mean = 0, init_std = 0;
   // For each row of this tensor, its row in the full-size tensor (out, in). Empty if they are the same.
   std::vector<int> full_rows = {};
-  // Rows of each of the matrices in this tensor, one below the other, that Muon updates (llmc/muon.h). Empty if it
+  // Rows of each of the matrices in this tensor, one below the other, that Muon updates (llmc/ops/muon.h). Empty if it
   // updates none.
   std::vector<int64_t> matrix_rows = {};
 

@@ -1,16 +1,16 @@
 #include "program.h"
-#include <fcntl.h>               // open, fcntl
-#include <signal.h>              // signal
-#include <sys/stat.h>            // fstat
-#include <unistd.h>              // dup, close, _exit
-#include <cerrno>                // errno
-#include <cstdio>                // fflush, ferror
-#include <cstring>               // strerror
-#include <exception>             // std::exception
-#include <filesystem>            // std::filesystem::filesystem_error
-#include <new>                   // std::bad_alloc
-#include "llmc/utils/error.h"    // UserError, user_error
-#include "llmc/utils/message.h"  // print_error
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <new>
+#include "llmc/utils/error.h"
+#include "llmc/utils/message.h"
 
 static void open_standard_streams() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)

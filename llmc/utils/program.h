@@ -1,7 +1,7 @@
 // What every program does before and after its work: its standard streams, its errors, its exit status.
 #pragma once
-#include <functional>  // std::function
-#include <string>      // std::string
+#include <functional>
+#include <string>
 
 // What becomes of a program when whoever read its standard output has gone (`| head -1`): a filter ends, as SIGPIPE
 // ends it, because nobody wants the rest. What it does for its files continues.

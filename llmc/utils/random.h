@@ -2,8 +2,8 @@
 // of threads or ranks and after a resume. Philox4x32-10: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
 // 3".
 #pragma once
-#include <cmath>    // log, sqrt, cos
-#include <cstdint>  // uint32_t, uint64_t
+#include <cmath>
+#include <cstdint>
 
 // What the numbers are used for. It is part of the function's argument, so that no two uses share numbers.
 enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5, probe = 6 };

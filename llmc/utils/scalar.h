@@ -1,10 +1,10 @@
 // A value of one of four kinds: what options and a run's state consist of.
 #pragma once
-#include <cstdint>            // int64_t
-#include <string>             // std::string
-#include <type_traits>        // std::is_same_v
-#include <variant>            // std::variant
-#include "llmc/utils/text.h"  // shortest
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include "llmc/utils/text.h"
 
 using Scalar = std::variant<bool, int64_t, double, std::string>;
 

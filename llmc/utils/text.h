@@ -1,10 +1,10 @@
 // Numbers and names as text.
 #pragma once
-#include <algorithm>  // std::min
-#include <charconv>   // std::to_chars
-#include <numeric>    // std::iota
-#include <string>     // std::string
-#include <vector>     // std::vector
+#include <algorithm>
+#include <charconv>
+#include <numeric>
+#include <string>
+#include <vector>
 
 // The lines of a text, without their ends, "\n" or "\r\n", and without the byte order mark that some editors begin
 // with.

@@ -1,10 +1,10 @@
 // UTF-8: decoding, replacing what is ill-formed, and text that is safe to print on a terminal.
 #pragma once
-#include <cstddef>      // size_t
-#include <cstdint>      // int64_t, uint8_t, uint32_t, uint64_t
-#include <cstring>      // memcpy
-#include <string>       // std::string
-#include <string_view>  // std::string_view
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
 
 struct Utf8Character {
   uint32_t code_point;  // U+FFFD if it is ill-formed

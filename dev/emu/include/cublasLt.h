@@ -1,9 +1,9 @@
 // A stand-in for cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, with the real names, values and
 // signatures of what the project uses.
 #pragma once
-#include <cstddef>         // size_t
-#include <cstdint>         // uint64_t
-#include "cuda_runtime.h"  // cudaStream_t
+#include <cstddef>
+#include <cstdint>
+#include "cuda_runtime.h"
 
 typedef enum {
   CUBLAS_STATUS_SUCCESS = 0,

@@ -1,6 +1,6 @@
 // A stand-in for CUDA's cuda_bf16.h: the type and its conversions.
 #pragma once
-#include "emu_device.h"  // emu::bit_cast
+#include "emu_device.h"
 
 // The upper half of a float: 1 sign bit, 8 of exponent, 7 of mantissa. Uninitialised by default, as the real one.
 struct alignas(2) __nv_bfloat16 {

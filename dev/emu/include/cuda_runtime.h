@@ -5,14 +5,14 @@
 // Stricter than the real API in two ways: every operation names its stream, because the null stream's implicit
 // synchronisation hides missing events; and kernels are launched by cudaLaunchKernelEx alone.
 #pragma once
-#include <cstddef>       // size_t
-#include <cstdint>       // uint64_t
-#include <functional>    // std::function
-#include <tuple>         // std::tuple, std::apply
-#include <type_traits>   // std::is_trivially_copyable, std::is_reference
-#include <utility>       // std::forward
-#include <vector>        // std::vector
-#include "emu_device.h"  // what kernels use: threadIdx, __syncthreads, float4, dim3, ...
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include "emu_device.h"
 
 typedef enum cudaError {
   cudaSuccess = 0,

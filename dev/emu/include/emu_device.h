@@ -2,11 +2,11 @@
 // atomics and intrinsics, with the names and the overloads of the real headers. Included by this folder's
 // cuda_runtime.h only.
 #pragma once
-#include <cmath>        // expf, exp2f, logf, sqrtf, lrintf, ... also as global names
-#include <cstddef>      // size_t
-#include <cstdint>      // uint64_t
-#include <cstring>      // memcpy
-#include <type_traits>  // std::common_type_t, std::is_trivially_copyable
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 // ----------------------------------------------------------------------------
 // The language

@@ -1,8 +1,8 @@
 // A stand-in for NCCL's nccl.h: what the project uses of it, with the real names, values and signatures. It runs on
 // MPI: a rank is a process of mpirun's, with an emulated GPU of its own. ../README.md says what is checked.
 #pragma once
-#include <cstddef>         // size_t
-#include "cuda_runtime.h"  // cudaStream_t
+#include <cstddef>
+#include "cuda_runtime.h"
 
 typedef struct ncclComm* ncclComm_t;
 

@@ -1,10 +1,10 @@
 // Instructions that compute something of each lane's operands alone: a table of functions of one lane, and the loop
 // over the lanes, in which the compiler inlines them.
-#include <cmath>          // floorf, fmaf, ...
-#include <limits>         // std::numeric_limits
-#include <type_traits>    // std::make_unsigned_t
-#include <unordered_map>  // std::unordered_map
-#include "floats.h"       // float_of_bf16, ...
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <unordered_map>
+#include "floats.h"
 #include "warp.h"
 
 namespace emu::ptx {

@@ -1,9 +1,9 @@
 #include "block.h"
-#include <algorithm>           // std::fill_n, std::remove_if
-#include <cstdarg>             // va_list
-#include <cstdio>              // vsnprintf
-#include <map>                 // std::map
-#include "llmc/utils/error.h"  // user_error, format
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <map>
+#include "llmc/utils/error.h"
 
 extern unsigned char shared_memory[];
 

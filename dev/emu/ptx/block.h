@@ -5,8 +5,8 @@
 // random, and only what lanes do together joins them. In every other block a warp runs until its lanes wait or have
 // ended, in the others it is interrupted after at most 400 instructions.
 #pragma once
-#include <memory>    // std::unique_ptr
-#include "../emu.h"  // dim3, uint3
+#include <memory>
+#include "../emu.h"
 #include "warp.h"
 
 namespace emu::ptx {

@@ -1,8 +1,8 @@
 #include "code.h"
-#include <algorithm>           // std::find
-#include <cstring>             // memcpy
-#include <utility>             // std::move
-#include "llmc/utils/error.h"  // user_error
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include "llmc/utils/error.h"
 #include "warp.h"
 
 namespace emu::ptx {

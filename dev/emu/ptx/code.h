@@ -15,11 +15,11 @@
 //   block.cpp       runs a block: which warp, which lanes, which instruction next
 //   launch.cpp      finds the file and the kernel of a launch
 #pragma once
-#include <cstdint>      // uint32_t
-#include <string>       // std::string
-#include <vector>       // std::vector
-#include "parse.h"      // Kernel, Module
-#include "registers.h"  // RegisterUse
+#include <cstdint>
+#include <string>
+#include <vector>
+#include "parse.h"
+#include "registers.h"
 
 namespace emu::ptx {
 

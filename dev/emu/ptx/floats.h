@@ -1,7 +1,7 @@
 // Floats of 16 bits, and the bits of floats.
 #pragma once
-#include <cstdint>  // uint16_t
-#include <cstring>  // memcpy
+#include <cstdint>
+#include <cstring>
 
 namespace emu::ptx {
 

@@ -1,13 +1,13 @@
 #include "launch.h"
-#include <cstdlib>   // getenv
-#include <cstring>   // memcpy
-#include <fstream>   // std::ifstream
-#include <memory>    // std::unique_ptr
-#include <numeric>   // std::iota
-#include <sstream>   // std::ostringstream
-#include "../emu.h"  // rng
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <sstream>
+#include "../emu.h"
 #include "block.h"
-#include "llmc/utils/error.h"  // user_error
+#include "llmc/utils/error.h"
 
 extern unsigned char shared_memory[];
 

@@ -1,8 +1,8 @@
 // Kernels from a file of PTX in place of those that g++ has compiled.
 #pragma once
-#include <cstddef>         // size_t
-#include <string>          // std::string
-#include "cuda_runtime.h"  // dim3, Parameters
+#include <cstddef>
+#include <string>
+#include "cuda_runtime.h"
 
 namespace emu::ptx {
 

@@ -1,8 +1,8 @@
 // Barriers in shared memory (mbarrier), and the copies that arrive there when they end: bulk copies, and cp.async by
 // cp.async.mbarrier.arrive. In half of the blocks these end when somebody waits for them, one after another in random
 // order; in the others at once. What an mbarrier orders for one lane that has waited counts for its whole warp.
-#include <cstring>   // memcpy
-#include "../emu.h"  // rng, mutable_counters
+#include <cstring>
+#include "../emu.h"
 #include "warp.h"
 
 extern unsigned char shared_memory[];

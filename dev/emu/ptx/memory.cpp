@@ -1,11 +1,11 @@
 // Loads, stores, atomics and asynchronous copies. Addresses in global memory are the host's; those of shared and local
 // memory are counted from their windows. What is accessed must lie in the launch's shared memory, in device or pinned
 // memory and not be poisoned there, among the kernel's parameters or the module's variables.
-#include <algorithm>  // std::min
-#include <cstring>    // memcpy
-#include "../emu.h"   // is_accessible
-#include "floats.h"   // as
-#include "launch.h"   // is_variable
+#include <algorithm>
+#include <cstring>
+#include "../emu.h"
+#include "floats.h"
+#include "launch.h"
 #include "warp.h"
 
 extern unsigned char shared_memory[];

@@ -1,10 +1,10 @@
 #include "parse.h"
-#include <algorithm>           // std::max
-#include <cctype>              // isalnum
-#include <cstdlib>             // strtoull
-#include <cstring>             // memcpy
-#include <utility>             // std::move
-#include "llmc/utils/error.h"  // user_error
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include "llmc/utils/error.h"
 
 namespace emu::ptx {
 namespace {

@@ -1,10 +1,10 @@
 // Reads PTX: which kernels a file has, and the instructions of one.
 #pragma once
-#include <cstdint>        // uint64_t
-#include <map>            // std::map
-#include <string>         // std::string
-#include <unordered_map>  // std::unordered_map
-#include <vector>         // std::vector
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 namespace emu::ptx {
 

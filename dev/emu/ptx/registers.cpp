@@ -1,8 +1,8 @@
 #include "registers.h"
-#include <algorithm>  // std::sort
-#include <map>        // std::map
-#include <numeric>    // std::iota
-#include <set>        // std::set
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
 
 namespace emu::ptx {
 namespace {

@@ -1,9 +1,9 @@
 // Which of a kernel's registers can share a place in the frame, because none holds a value while another does.
 // Compilers number registers without end; frames that fit into a cache save a sixth of the interpreter's time.
 #pragma once
-#include <cstddef>  // size_t
-#include <cstdint>  // uint32_t
-#include <vector>   // std::vector
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace emu::ptx {
 

@@ -1,9 +1,9 @@
 // What the lanes of a warp do together: shuffles, votes, barriers, products of matrices. The block calls a handler when
 // all lanes that take part have come, and they are the active ones then. Places of matrices' elements in lanes and
 // registers are those of the PTX manual's section on warp-level matrix instructions, as in ../tensor_core.cpp.
-#include <cstring>   // memcpy
-#include "../emu.h"  // mutable_counters
-#include "floats.h"  // float_of_bf16
+#include <cstring>
+#include "../emu.h"
+#include "floats.h"
 #include "warp.h"
 
 extern unsigned char shared_memory[];

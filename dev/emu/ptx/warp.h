@@ -1,12 +1,12 @@
 // What an instruction's handler sees of the block that runs.
 #pragma once
-#include <cstdint>     // uint32_t
-#include <cstring>     // memcpy
-#include <map>         // std::map
-#include <memory>      // std::shared_ptr
-#include <vector>      // std::vector
-#include "../races.h"  // Races
-#include "code.h"      // Op
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+#include "../races.h"
+#include "code.h"
 
 namespace emu::ptx {
 

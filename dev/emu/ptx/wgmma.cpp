@@ -18,9 +18,9 @@
 // A product does as much harm as it may. Its accumulators change only when it is waited for. In half of the blocks it
 // reads shared memory then, too, and in the others at once. Who touches its registers before, or starts it without a
 // wgmma.fence after having touched them, ends the program; races of its reads are those of ../races.h.
-#include <algorithm>  // std::copy_n
-#include <cstring>    // memcpy
-#include "floats.h"   // float_of_bf16
+#include <algorithm>
+#include <cstring>
+#include "floats.h"
 #include "warp.h"
 
 extern unsigned char shared_memory[];

@@ -1,12 +1,12 @@
 // What the kernels read and how, by the emulated GPU's counters; how they find the keys with the highest scores.
 #pragma once
 #ifdef SLA_EMU
-#include <gtest/gtest.h>               // TEST
-#include <algorithm>                   // std::min, std::sort
-#include <climits>                     // INT_MAX
-#include <tuple>                       // std::tuple
-#include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case
-#include "dev/test/long.h"             // LONG_ON_EMU
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <climits>
+#include <tuple>
+#include "dev/test/attention/layer.h"
+#include "dev/test/long.h"
 
 // A copy of shared K/V would take more launches, or more reads. The kernels load each tile of queries once, with the k
 // and v of the keys that it sees, and in the backward pass also each tile of keys with the q and dout of the queries

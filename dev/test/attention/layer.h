@@ -1,18 +1,18 @@
 // A layer's attention as the model lays it out, and its formula in double.
 #pragma once
-#include <gtest/gtest.h>          // EXPECT_LE
-#include <algorithm>              // std::fill_n, std::max, std::max_element, std::sort
-#include <cmath>                  // exp, log, pow, isinf, nearbyint
-#include <initializer_list>       // std::initializer_list
-#include <map>                    // std::map
-#include <ostream>                // std::ostream
-#include <vector>                 // std::vector
-#include "dev/test/mask_case.h"   // MaskCase, attention_mask, sees
-#include "dev/test/values.h"      // random_values, nans, relative_error, same_bits
-#include "llmc/attention_args.h"  // AttentionArgs, KVHead, KVHeads
-#include "llmc/device_memory.h"   // DeviceArray
-#include "llmc/operations.h"      // attention_forward, attention_backward, copy_rows
-#include "llmc/precision.h"       // floatX
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <map>
+#include <ostream>
+#include <vector>
+#include "dev/test/mask_case.h"
+#include "dev/test/values.h"
+#include "llmc/ops/attention_args.h"
+#include "llmc/ops/device_memory.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
 
 // Relative, of a tensor's norm. In bf16 the limit is also 1.5 times the error of the formula in double with bf16 only
 // where the kernels must have it.

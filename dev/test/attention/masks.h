@@ -1,11 +1,11 @@
 // Masks, several K/V heads a query head, and the keys with the highest scores.
 #pragma once
-#include <gtest/gtest.h>               // TEST
-#include <algorithm>                   // std::max, std::sort
-#include <cmath>                       // isnan, INFINITY
-#include <functional>                  // std::greater
-#include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, general_case, check
-#include "dev/test/long.h"             // LONG_ON_EMU
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include "dev/test/attention/layer.h"
+#include "dev/test/long.h"
 
 inline std::vector<MaskCase> many_masks() {
   std::vector<MaskCase> masks;

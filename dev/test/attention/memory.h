@@ -1,9 +1,9 @@
 // Both passes with keys before the first query, as of an earlier segment that a memory keeps.
 #pragma once
-#include <gtest/gtest.h>               // TEST
-#include <cmath>                       // abs
-#include "dev/test/attention/layer.h"  // Case, Layer, general_case, with_mask, every, check
-#include "dev/test/long.h"             // LONG_ON_EMU
+#include <gtest/gtest.h>
+#include <cmath>
+#include "dev/test/attention/layer.h"
+#include "dev/test/long.h"
 
 // Wirings without a shape: K/V heads of other layers and several for a query head, windows.
 inline std::vector<Case> wirings_with_first_query() {

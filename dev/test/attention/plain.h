@@ -1,10 +1,10 @@
 // Causal attention against its formula: lengths, head sizes, shared K/V, and queries at the end of a cache. Copies of
 // rows.
 #pragma once
-#include <gtest/gtest.h>               // TEST
-#include <cmath>                       // isfinite
-#include "dev/test/attention/layer.h"  // Case, Layer, PartialForward, check
-#include "dev/test/long.h"             // LONG_ON_EMU
+#include <gtest/gtest.h>
+#include <cmath>
+#include "dev/test/attention/layer.h"
+#include "dev/test/long.h"
 
 TEST(Attention, MatchesTheFormulaForSeveralLengths) {
   for (int64_t T : {1, 7, 63, 64, 65, 127, 128, 129, 300}) check({2, T, 16, {0, 1}, 2});

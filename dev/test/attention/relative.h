@@ -1,11 +1,11 @@
 // Relative positions, forward and backward, against the formula: shapes at the edges of tiles, keys before the first
 // query, K/V heads of other layers and several for a query head, windows.
 #pragma once
-#include <gtest/gtest.h>                // TEST
-#include <algorithm>                    // std::max
-#include "dev/test/attention/layer.h"   // Case, Layer, Expected, PartialForward, with_mask, every, check, check_partial
-#include "dev/test/attention/memory.h"  // wirings_with_first_query
-#include "dev/test/long.h"              // LONG_ON_EMU
+#include <gtest/gtest.h>
+#include <algorithm>
+#include "dev/test/attention/layer.h"
+#include "dev/test/attention/memory.h"
+#include "dev/test/long.h"
 
 // `c` with relative positions for as many distances as there are, and for `more` that no query and key have.
 inline Case with_relative(Case c, int64_t more = 0) {

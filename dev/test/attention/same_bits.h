@@ -1,13 +1,13 @@
 // Results that must be the same to the bit: by other kernels, in other tiles, with any number of threads in any order.
 #pragma once
-#include <gtest/gtest.h>  // TEST
+#include <gtest/gtest.h>
 #ifdef SLA_CPU
-#include <omp.h>  // omp_set_num_threads
+#include <omp.h>
 #endif
-#include <cmath>                          // isnan
-#include "dev/test/attention/layer.h"     // Case, Layer, PartialForward, general_case
-#include "dev/test/attention/relative.h"  // with_relative
-#include "dev/test/long.h"                // LONG_ON_EMU
+#include <cmath>
+#include "dev/test/attention/layer.h"
+#include "dev/test/attention/relative.h"
+#include "dev/test/long.h"
 
 // Masks that hide nothing define the same function as no mask. Other kernels may compute it, or sums may be in another
 // order.

@@ -1,8 +1,8 @@
 // Sequences of different lengths in a K/V cache, whose last positions are computed by one call.
 #pragma once
-#include <vector>      // std::vector
-#include "layer.h"     // Layer, Case, general_case, with_mask, check_partial
-#include "relative.h"  // with_relative
+#include <vector>
+#include "layer.h"
+#include "relative.h"
 
 // The forward pass of the last `queries` positions of sequences that lie in the rows of a layer's k and v.
 struct SequencesForward {

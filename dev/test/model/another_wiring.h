@@ -1,11 +1,11 @@
 // Models that continue with another wiring than they were trained with.
 #pragma once
-#ifndef SLA_EMU                    // what changes is host code, which takes long with the checks of the emulated GPU
-#include <gtest/gtest.h>           // TEST
-#include "dev/test/files.h"        // TemporaryFolder
-#include "dev/test/model/model.h"  // make_model, set_weights, full_tensor
-#include "dev/test/values.h"       // relative_error
-#include "llmc/model/reference.h"  // reference::forward
+#ifndef SLA_EMU  // what changes is host code, which takes long with the checks of the emulated GPU
+#include <gtest/gtest.h>
+#include "dev/test/files.h"
+#include "dev/test/model/model.h"
+#include "dev/test/values.h"
+#include "llmc/model/reference.h"
 
 // A model with random weights, those of dead rows among them, and what it becomes with another wiring.
 struct Rewired {

@@ -1,10 +1,10 @@
 // Wirings drawn at random against the reference, and what must hold for every kind of wiring.
 #pragma once
-#include <gtest/gtest.h>            // TEST
-#include "dev/test/model/losses.h"  // GraphCase, expect_equal_to_reference
-#include "dev/test/long.h"          // LONG_ON_EMU
-#include "dev/test/model/model.h"   // make_model, make_generator, set_weights, loss_curve
-#include "dev/test/values.h"        // relative_error
+#include <gtest/gtest.h>
+#include "dev/test/model/losses.h"
+#include "dev/test/long.h"
+#include "dev/test/model/model.h"
+#include "dev/test/values.h"
 
 // Draws from (seed, what is drawn) alone.
 struct Draw {

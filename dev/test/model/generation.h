@@ -1,9 +1,9 @@
 // Generation from cached K/V, and the weights that a run starts with.
 #pragma once
-#include <gtest/gtest.h>           // TEST
-#include "dev/test/long.h"         // LONG_ON_EMU
-#include "dev/test/model/model.h"  // make_model, make_generator, small_config
-#include "dev/test/values.h"       // relative_error
+#include <gtest/gtest.h>
+#include "dev/test/long.h"
+#include "dev/test/model/model.h"
+#include "dev/test/values.h"
 
 // A model with random weights, and its hidden states of a text that it has computed as a whole.
 struct WholeText {

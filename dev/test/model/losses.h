@@ -1,17 +1,17 @@
 // The losses and gradients of the model and of the reference, at each level of recomputation, and those of the golden
 // cases.
 #pragma once
-#include <gtest/gtest.h>           // TEST_P
-#include <algorithm>               // std::find
-#include <map>                     // std::map
-#include <set>                     // std::set
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "dev/test/golden_case.h"  // GoldenCase, read_golden_case
-#include "dev/test/long.h"         // LONG_ON_EMU
-#include "dev/test/model/model.h"  // make_model, set_weights, micro_step
-#include "dev/test/values.h"       // relative_error
-#include "llmc/model/reference.h"  // reference::forward, reference::backward
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+#include "dev/test/golden_case.h"
+#include "dev/test/long.h"
+#include "dev/test/model/model.h"
+#include "dev/test/values.h"
+#include "llmc/model/reference.h"
 
 struct GraphCase {
   const char* name;

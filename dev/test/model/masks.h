@@ -1,13 +1,13 @@
 // Targets that are not scored: the loss and the gradients are those of the mean over the others.
 #pragma once
-#include <gtest/gtest.h>            // TEST
-#include <algorithm>                // std::max_element
-#include <string>                   // std::string
-#include <vector>                   // std::vector
-#include "dev/test/long.h"          // LONG_ON_EMU
-#include "dev/test/model/losses.h"  // expect_gradients
-#include "dev/test/model/model.h"   // make_model, set_weights, random_tokens
-#include "llmc/model/reference.h"   // reference::forward, reference::backward
+#include <gtest/gtest.h>
+#include <algorithm>
+#include <string>
+#include <vector>
+#include "dev/test/long.h"
+#include "dev/test/model/losses.h"
+#include "dev/test/model/model.h"
+#include "llmc/model/reference.h"
 
 // Inputs and targets of B sequences of T tokens, of which about a share of `scored` is scored.
 struct MaskedTokens {
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Wiring, MaskedLoss, testing::Values("sla(2,3)", "univer
 INSTANTIATE(LONG_ON_EMU(OtherWiring), MaskedLoss,
             testing::Values("plain", "rope memory(20)", "reversible", "also(1,2) gqa(2)"));
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/adamw.h: `sum / (scored / rows)` -> `sum / (tokens / rows)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/adamw.h: `sum / (scored / rows)` -> `sum / (tokens / rows)`
 TEST(LONG_ON_EMU(MaskedStep), HasTheSameLossInAnyMicroBatches) {
   const int T = 24;
   auto model = make_model(four_layers("sla(2,3)"), 8, T);
@@ -93,7 +93,7 @@ TEST(LONG_ON_EMU(MaskedStep), HasTheSameLossInAnyMicroBatches) {
   }
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/adamw.h: `0 < scored && scored < tokens` -> `scored < tokens`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/adamw.h: `0 < scored && scored < tokens` -> `scored < tokens`
 TEST(MaskedStep, HasNoGradientWhereNoTokenIsScored) {
   const int B = 2, T = 24;
   auto model = make_model(four_layers("universal(1) act(0.3,0.5)"), B, T);

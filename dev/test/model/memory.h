@@ -1,9 +1,9 @@
 // What the model keeps and what it may not read, and the bits of a second and of a resumed run.
 #pragma once
-#include <gtest/gtest.h>           // TEST
-#include "dev/test/files.h"        // TemporaryFolder
-#include "dev/test/long.h"         // LONG_ON_EMU
-#include "dev/test/model/model.h"  // make_model, small_config, loss_curve
+#include <gtest/gtest.h>
+#include "dev/test/files.h"
+#include "dev/test/long.h"
+#include "dev/test/model/model.h"
 
 TEST(LONG_ON_EMU(Memory), NoActivationIsReadBeforeItIsWritten) {
   for (int recompute = 0; recompute <= 4; recompute++) {

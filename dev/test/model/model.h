@@ -3,11 +3,11 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
-#include <gtest/gtest.h>           // EXPECT_EQ
-#include <memory>                  // std::unique_ptr
-#include <string>                  // std::string
-#include <vector>                  // std::vector
-#include "llmc/model/reference.h"  // reference::make_parameters, reference::HeadBuckets
+#include <gtest/gtest.h>
+#include <memory>
+#include <string>
+#include <vector>
+#include "llmc/model/reference.h"
 
 using DoubleTensors = reference::Tensors<double>;
 

@@ -1,9 +1,9 @@
 // Streams that are read in segments, with a memory of earlier ones.
 #pragma once
-#include <gtest/gtest.h>           // TEST
-#include "dev/test/long.h"         // LONG_ON_EMU
-#include "dev/test/model/model.h"  // make_model, make_generator, four_layers
-#include "dev/test/values.h"       // relative_error
+#include <gtest/gtest.h>
+#include "dev/test/long.h"
+#include "dev/test/model/model.h"
+#include "dev/test/values.h"
 
 inline ModelConfig with_segments(const std::string& wiring, int positions) {
   ModelConfig config = four_layers(wiring);

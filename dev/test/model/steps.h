@@ -1,10 +1,10 @@
 // Steps: what the training loop queues, uploads and waits for, and what it skips.
 #pragma once
-#include <gtest/gtest.h>           // TEST
-#include "dev/test/files.h"        // TemporaryFolder, write_file
-#include "dev/test/long.h"         // LONG_ON_EMU
-#include "dev/test/model/model.h"  // make_model, small_config, micro_step
-#include "dev/test/values.h"       // same_bits
+#include <gtest/gtest.h>
+#include "dev/test/files.h"
+#include "dev/test/long.h"
+#include "dev/test/model/model.h"
+#include "dev/test/values.h"
 
 inline ModelConfig three_layers() {
   ModelConfig config = small_config();

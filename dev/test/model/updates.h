@@ -1,12 +1,12 @@
 // Updates of the weights and moments by AdamW and Muon against the reference; dead rows, which have none.
 #pragma once
-#include <gtest/gtest.h>            // TEST, TEST_P
-#include <set>                      // std::set
-#include "dev/test/model/losses.h"  // Graph, GraphCase
-#include "dev/test/long.h"          // LONG_ON_EMU
-#include "dev/test/model/model.h"   // make_model, set_weights, micro_step, loss_curve
-#include "dev/test/values.h"        // relative_error
-#include "llmc/model/reference.h"   // reference::adamw, reference::muon
+#include <gtest/gtest.h>
+#include <set>
+#include "dev/test/model/losses.h"
+#include "dev/test/long.h"
+#include "dev/test/model/model.h"
+#include "dev/test/values.h"
+#include "llmc/model/reference.h"
 
 // Ten updates of both, on random tokens. AdamW's epsilon is large here: with a small one the update of an element whose
 // gradient is next to nothing (the keys' biases) is the sign of its rounding errors.
@@ -196,8 +196,7 @@ TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
 #ifdef SLA_EMU
 // Of twelve layers, whose 72 matrices have three shapes: 22 launches a shape, 2 for all of them, and beside these the
 // norm's two, AdamW's, and that of the step's numbers. From the second update on they are in a graph.
-// BUG (build/fp32/test_gpt2_sla_emu) llmc/muon.h: `sides(matrices[end]) == sides(matrices[first])) end++;` -> `end ==
-// first) end++;`
+// BUG (build/fp32/test_gpt2_sla_emu) llmc/ops/muon.h: `sides(matrices[end]) == sides(matrices[first])` -> `end == first`
 TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
   ModelConfig config;
   config.num_layers = 12, config.num_heads = 3, config.channels = 24, config.vocab_size = 97, config.max_seq_len = 8;

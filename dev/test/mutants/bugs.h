@@ -1,12 +1,12 @@
 // Bugs that are written beside the test that must notice, because they cannot be derived from tokens.
 #pragma once
-#include <cctype>                     // isspace
-#include <regex>                      // std::regex
-#include <sstream>                    // std::istringstream
-#include <string>                     // std::string
-#include <vector>                     // std::vector
-#include "dev/test/mutants/derive.h"  // Mutant
-#include "llmc/utils/error.h"         // user_error
+#include <cctype>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+#include "dev/test/mutants/derive.h"
+#include "llmc/utils/error.h"
 
 namespace mutants {
 

@@ -2,15 +2,15 @@
 // parser or types, so a mutant need not compile. The rules rely on how this project is formatted: a binary operator has
 // a space on both sides, and the angle brackets of a template have none before them.
 #pragma once
-#include <algorithm>  // std::count, std::min, std::sort, std::unique
-#include <cctype>     // isalnum, isdigit, isspace, tolower
-#include <cstdlib>    // strtoull
-#include <map>        // std::map
-#include <set>        // std::set
-#include <string>     // std::string, std::char_traits
-#include <tuple>      // std::tie
-#include <utility>    // std::pair
-#include <vector>     // std::vector
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace mutants {
 

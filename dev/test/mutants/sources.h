@@ -1,12 +1,12 @@
 // Which source files a program is made of, by the #include lines that the compiler would follow.
 #pragma once
-#include <filesystem>  // exists, recursive_directory_iterator
-#include <fstream>     // std::ifstream
-#include <regex>       // std::regex
-#include <set>         // std::set
-#include <sstream>     // std::istringstream
-#include <string>      // std::string
-#include <vector>      // std::vector
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
 
 namespace mutants {
 

@@ -1,21 +1,21 @@
 // Which tests notice a change of a file: those of the programs that include it, or that run a program which does. Both
 // are derived from the sources; dev/README.md says how the tests are chosen.
 #pragma once
-#include <algorithm>                   // std::sort
-#include <cctype>                      // isalnum
-#include <cstdio>                      // popen
-#include <cstring>                     // strlen
-#include <fstream>                     // std::ifstream
-#include <map>                         // std::map
-#include <iterator>                    // std::istream_iterator
-#include <regex>                       // std::regex
-#include <set>                         // std::set
-#include <sstream>                     // std::istringstream
-#include <string>                      // std::string
-#include <tuple>                       // std::tuple
-#include <vector>                      // std::vector
-#include "dev/test/mutants/sources.h"  // SourceFiles, has_prefix, has_suffix
-#include "llmc/utils/error.h"          // user_error
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+#include "dev/test/mutants/sources.h"
+#include "llmc/utils/error.h"
 
 namespace mutants {
 

@@ -1,15 +1,15 @@
 // The device's memory; on the CPU its threads, its vector functions and its products of bf16.
 #pragma once
-#include <algorithm>                        // std::copy_n, std::max
-#include <cmath>                            // exp
-#include <cstring>                          // memcpy
-#include <filesystem>                       // std::filesystem::directory_iterator
-#include <limits>                           // std::numeric_limits
-#include <thread>                           // std::thread
-#include <utility>                          // std::pair
-#include "dev/test/files.h"                 // TemporaryFolder, write_file
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
-#include "llmc/adamw.h"                     // ParameterChunk
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <thread>
+#include <utility>
+#include "dev/test/files.h"
+#include "dev/test/operations/operation.h"
+#include "llmc/ops/adamw.h"
 
 // ----------------------------------------------------------------------------
 // The device's memory

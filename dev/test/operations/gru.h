@@ -1,10 +1,10 @@
 // The gate of `gru`, without its matmuls.
 #pragma once
-#include <algorithm>                        // std::max
-#include <cmath>                            // exp, tanh
-#include <limits>                           // std::numeric_limits
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
-#include "llmc/gru.h"                       // GruGates
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include "dev/test/operations/operation.h"
+#include "llmc/ops/gru.h"
 
 inline double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
 

@@ -1,7 +1,7 @@
 // Weighted sums of the states after each cycle, with weights by which tokens halt.
 #pragma once
-#include "dev/test/operations/maps.h"       // map_shapes, random_gates
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include "dev/test/operations/maps.h"
+#include "dev/test/operations/operation.h"
 
 // Four cycles, or as many as a case says: each token's p, in rows further apart than there are tokens and NaN where
 // nothing may be read; its states, and how it halts, by the definition.
@@ -45,7 +45,7 @@ inline void for_each_halting_case(void (*f)(const HaltingCase&)) {
     }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/halting.h: `if (before >= threshold) return` -> `if (before > 2) return`
+// BUG (build/fp32/test_ops_cpu) llmc/ops/halting.h: `if (before >= threshold) return` -> `if (before > 2) return`
 TEST(Halting, SumsWhatEachTokenWasUntilItHalted) {
   for_each_halting_case([](const HaltingCase& c) {
     std::vector<double> e_out(size_t(c.N * c.C)), e_ponder;

@@ -1,7 +1,7 @@
 // LayerNorm, alone and of a sum, and GELU.
 #pragma once
-#include <cmath>                            // pow, sqrt
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include <cmath>
+#include "dev/test/operations/operation.h"
 
 // One lane's channels; several lanes'; GPT-2's; a row that ends within a warp; the most for which a block has two rows
 // in flight, and one lane more; nearly as many as there may be, and as many. Rows beside and on multiples of the 16 and

@@ -1,12 +1,12 @@
 // Attention by locality-sensitive hashing against its definition in double, which knows neither rounds nor orders: a
 // query's set of keys is found pair by pair.
 #pragma once
-#include <algorithm>                        // std::stable_sort
-#include <cmath>                            // exp, log, sqrt
-#include <functional>                       // std::function
-#include <numeric>                          // std::iota
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
-#include "llmc/lsh.h"                       // LshAttention, LshDecode, LshHash, LshOrder, LshShape
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include "dev/test/operations/operation.h"
+#include "llmc/ops/lsh.h"
 
 // ----------------------------------------------------------------------------
 // The definition
@@ -188,7 +188,7 @@ inline std::vector<double> products(const LshHash& a, const std::vector<floatX>&
   return sums;
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/lsh.h: `negative ? column + columns : column` -> `column`
+// BUG (build/fp32/test_ops_cpu) llmc/ops/lsh.h: `negative ? column + columns : column` -> `column`
 TEST(LshHash, FindsTheLargestProductOfEachRound) {
   struct Case {
     int64_t N, NH, HS;

@@ -1,7 +1,7 @@
 // Gates, and sums of attention maps.
 #pragma once
-#include <cmath>                            // exp
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include <cmath>
+#include "dev/test/operations/operation.h"
 
 // Rows beside and on the 8 and 256 of a block and the 32 of a sum over rows; channels beside and on the 256 of a warp
 // and the 64 that a CPU's thread owns. Where C is a multiple of 32, the gradient of the bias is in a block of its own.

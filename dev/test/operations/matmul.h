@@ -1,7 +1,7 @@
 // The matmul of a linear layer, with bias and GELU, its gradients, and sums of columns.
 #pragma once
-#include <utility>                          // std::pair
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include <utility>
+#include "dev/test/operations/operation.h"
 
 // A linear layer with random values, and what it computes in double.
 struct Linear {

@@ -1,10 +1,10 @@
 // The update by Muon, without the iteration's matmuls, and matmuls of a batch.
 #pragma once
-#include <cmath>                            // sqrt
-#include <set>                              // std::set
-#include <utility>                          // std::pair
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
-#include "llmc/utils/parameter_table.h"     // append_chunks
+#include <cmath>
+#include <set>
+#include <utility>
+#include "dev/test/operations/operation.h"
+#include "llmc/utils/parameter_table.h"
 
 constexpr StepStats finite_stats = {16, 2.5};                            // the norm is 4
 constexpr MuonStep muon_step = {0.05f, 0.9f, 0.1f, 2 * (1 + 1e-6 / 4)};  // gradients are clipped to a half

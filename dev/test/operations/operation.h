@@ -1,14 +1,14 @@
 // What the tests of the operations share: their tolerances, and runs under several orders of threads.
 #pragma once
-#include <gtest/gtest.h>         // EXPECT_TRUE
-#include <cmath>                 // sqrt, tanh
-#include <cstdint>               // int64_t
-#include <tuple>                 // std::tuple
-#include <vector>                // std::vector
-#include "dev/test/values.h"     // random_values, nans, relative_error, same_bits
-#include "llmc/device_memory.h"  // DeviceArray
-#include "llmc/operations.h"     // what is tested
-#include "llmc/precision.h"      // floatX, has_master_weights
+#include <gtest/gtest.h>
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+#include "dev/test/values.h"
+#include "llmc/ops/device_memory.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
 
 // The tolerances, relative to the results' 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
 // square; sums are in fp32 whatever floatX is.

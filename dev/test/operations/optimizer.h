@@ -1,9 +1,9 @@
 // The update by AdamW, and the norm of the gradients.
 #pragma once
-#include <cmath>                            // sqrt
-#include <utility>                          // std::pair
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
-#include "llmc/adamw.h"                     // ParameterChunk, parameter_chunk_size
+#include <cmath>
+#include <utility>
+#include "dev/test/operations/operation.h"
+#include "llmc/ops/adamw.h"
 
 // ----------------------------------------------------------------------------
 // Optimizer
@@ -157,7 +157,7 @@ TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({0, 3}, 1), 1);
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/adamw.h: `return sqrt(grad_squares) * grad_weight();` ->
+// BUG (build/fp32/test_ops_cpu) llmc/ops/adamw.h: `return sqrt(grad_squares) * grad_weight();` ->
 //   `return sqrt(grad_squares);`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `return float(clip * sums.grad_weight());` ->
 //   `return float(clip);`

@@ -1,8 +1,8 @@
 // The queries of relative positions, and the sines and cosines of distances.
 #pragma once
-#include <cmath>                            // cos, pow, sin
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
-#include "llmc/relative.h"                  // sines_of_distances
+#include <cmath>
+#include "dev/test/operations/operation.h"
+#include "llmc/ops/relative.h"
 
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/relative.h: `r.q + n * r.q_stride` -> `r.q + n * C`
 TEST(RelativeQueries, AreTheSumsWithUAndV) {

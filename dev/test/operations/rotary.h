@@ -1,8 +1,8 @@
 // Rotary positions.
 #pragma once
-#include <cmath>                            // cos, sin, pow
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
-#include "llmc/rotary.h"                    // rotary_table
+#include <cmath>
+#include "dev/test/operations/operation.h"
+#include "llmc/ops/rotary.h"
 
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/rotary.h: `r.table + positions[n] * r.HS` -> `r.table + (positions[n] -
 // positions[0]) * r.HS`

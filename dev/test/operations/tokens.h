@@ -1,8 +1,8 @@
 // What is done per token: the embedding, and the classifier and its losses.
 #pragma once
-#include <cmath>                            // exp, log
-#include <utility>                          // std::pair
-#include "dev/test/operations/operation.h"  // in_any_order, doubles, tolerances
+#include <cmath>
+#include <utility>
+#include "dev/test/operations/operation.h"
 
 // ----------------------------------------------------------------------------
 // Classifier

@@ -1,9 +1,9 @@
 // Rotary positions (RoFormer, Su et al. 2021): q and k of each head are rotated by angles that grow with the position,
 // so that a score depends on the distance of query and key.
 #pragma once
-#include <cmath>    // std::cos, std::sin, std::pow
-#include <cstdint>  // int64_t
-#include <vector>   // std::vector
+#include <cmath>
+#include <cstdint>
+#include <vector>
 
 // Heads that lie beside each other in rows of a matrix, and the angles to rotate them by.
 template <class Element>

@@ -1,8 +1,8 @@
 // Which rows operations read and write, the same for every device: rows of activations are tokens, one after the other.
 #pragma once
-#include <cstdint>             // int64_t
-#include "llmc/host_device.h"  // SLA_HOST_DEVICE
-#include "llmc/precision.h"    // floatX
+#include <cstdint>
+#include "llmc/ops/host_device.h"
+#include "llmc/ops/precision.h"
 
 // The position of each row's token in its sequence.
 struct RowPositions {

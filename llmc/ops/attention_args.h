@@ -1,12 +1,12 @@
 // The operands of attention_forward and attention_backward, the same for every device.
 #pragma once
-#include <algorithm>           // std::max
-#include <cstdint>             // int64_t
-#include <utility>             // std::move
-#include <vector>              // std::vector
-#include "attention_mask.h"    // AttentionMask
-#include "device_memory.h"     // DeviceArray
-#include "llmc/utils/error.h"  // CHECK
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+#include "attention_mask.h"
+#include "device_memory.h"
+#include "llmc/utils/error.h"
 
 // One K/V head, wherever its k and its v were projected. Row (b, t) of k is the HS elements at `k + (b * T + t) *
 // k_stride`. The rows of v, dk and dv are found in the same way by their own strides.

@@ -2,9 +2,9 @@
 // an array that owns some. "Device" is a GPU, or the host itself in a build for the CPU. This header includes neither
 // folder, so that both can include it.
 #pragma once
-#include <cstddef>  // size_t
-#include <utility>  // std::swap
-#include <vector>   // std::vector
+#include <cstddef>
+#include <utility>
+#include <vector>
 
 // `bytes` of device memory, zero-filled; null for 0. Throws UserError if there is not enough left.
 inline void* device_malloc(size_t bytes);

@@ -3,8 +3,8 @@
 //
 //   P_l = sum over m <= l of weight(m) S_m,  weight(m) = (1 - g_m) g_(m+1) ... g_l,  with 1 - g_0 = 1
 #pragma once
-#include <cstdint>                // int64_t
-#include "llmc/attention_mask.h"  // SLA_HOST_DEVICE
+#include <cstdint>
+#include "llmc/ops/attention_mask.h"
 
 struct MapWeights {
   // (L, rows): g_l of each token, where the g_0 of layer 0 is not used. Null: all of them are `blend`.

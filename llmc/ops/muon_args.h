@@ -1,9 +1,9 @@
 // The operands of Muon's operations, the same for every device. All pointers are device pointers.
 #pragma once
-#include <cstdint>           // int64_t
-#include "adamw.h"           // ParameterChunk, StepStats
-#include "muon.h"            // MuonMatrix, MuonStep
-#include "llmc/precision.h"  // floatX
+#include <cstdint>
+#include "adamw.h"
+#include "muon.h"
+#include "llmc/ops/precision.h"
 
 struct MuonArgs {
   floatX* params;                // an arena of all parameters, as are grads

@@ -9,9 +9,9 @@
 // norm is that of all parameters' gradients together, by which clip_grad_norm_ clips too. weight_decay is 0 for biases
 // and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
 #pragma once
-#include <cmath>          // std::sqrt
-#include <cstdint>        // int64_t
-#include "host_device.h"  // SLA_HOST_DEVICE
+#include <cmath>
+#include <cstdint>
+#include "host_device.h"
 
 // A run of parameters of one tensor that one block of threads updates: what AdamW and the gradient's norm walk over.
 // Indices count elements of the float arenas.

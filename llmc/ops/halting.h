@@ -3,10 +3,10 @@
 // `threshold`, or until the last one. What follows the cycles gets the weighted sum of the tokens' states after each of
 // them: with weight p of the cycles before N, and of N with what is left, R = 1 - the sum of these p.
 #pragma once
-#include <cstdint>                // int64_t
-#include "llmc/attention_mask.h"  // SLA_HOST_DEVICE
-#include "llmc/not_scored.h"      // not_scored
-#include "llmc/precision.h"       // floatX
+#include <cstdint>
+#include "llmc/ops/attention_mask.h"
+#include "llmc/ops/not_scored.h"
+#include "llmc/ops/precision.h"
 
 struct HaltingWeights {
   const float* p = nullptr;  // (cycles - 1, rows): of the last cycle none is needed

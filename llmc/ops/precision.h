@@ -2,11 +2,11 @@
 // parameters, AdamW's moments and master weights, LayerNorm's statistics, losses and sums are float in both.
 #pragma once
 #if defined(PRECISION_BF16) && defined(SLA_CPU)
-#include "llmc/cpu/bf16.h"  // bfloat16
+#include "llmc/cpu/bf16.h"
 typedef bfloat16 floatX;
 constexpr const char* precision_name = "bf16";
 #elif defined(PRECISION_BF16)
-#include <cuda_bf16.h>  // __nv_bfloat16
+#include <cuda_bf16.h>
 typedef __nv_bfloat16 floatX;
 constexpr const char* precision_name = "bf16";
 #else

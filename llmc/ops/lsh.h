@@ -14,11 +14,11 @@
 // Memory is linear in T, and so is time, but for T * T / `buckets` pairs a round where buckets are as large as each
 // other; where one holds everything, the first round costs what causal attention costs, and the others skip its pairs.
 #pragma once
-#include <cmath>                  // expf, log1pf, INFINITY
-#include <cstdint>                // int64_t
-#include "llmc/attention_args.h"  // KeyRows
-#include "llmc/host_device.h"     // SLA_HOST_DEVICE
-#include "llmc/precision.h"       // floatX
+#include <cmath>
+#include <cstdint>
+#include "llmc/ops/attention_args.h"
+#include "llmc/ops/host_device.h"
+#include "llmc/ops/precision.h"
 
 // The most buckets a round, which lsh_sort counts in 64 KB of shared memory on a GPU.
 constexpr int lsh_most_buckets = 16384;

@@ -15,13 +15,13 @@
 //
 // Where `x` is a position, `x_mod` is x % s.
 #pragma once
-#include <algorithm>           // std::min, std::max, std::swap, std::clamp
-#include <climits>             // INT_MAX
-#include <cstdint>             // int64_t
-#include <numeric>             // std::lcm
-#include <string>              // std::string
-#include "llmc/host_device.h"  // SLA_HOST_DEVICE
-#include "llmc/utils/error.h"  // CHECK, format
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include "llmc/ops/host_device.h"
+#include "llmc/utils/error.h"
 
 #ifdef __CUDA_ARCH__  // the host's compiler does not know it
 #define SLA_NO_UNROLL _Pragma("unroll 1")

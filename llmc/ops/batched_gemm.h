@@ -1,6 +1,6 @@
 // A product of many pairs of matrices at once, for every device.
 #pragma once
-#include <cstdint>  // int64_t
+#include <cstdint>
 
 // c_i (m, n) = op(a_i) op(b_i) for i < batch; op: 'N' as it is, 'T' transposed. Matrices are row-major without gaps,
 // and those of one operand lie one after the other.

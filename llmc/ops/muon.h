@@ -16,10 +16,10 @@
 // q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not
 // used.
 #pragma once
-#include <algorithm>  // std::max, std::min, std::stable_sort
-#include <cstdint>    // int64_t
-#include <tuple>      // std::tuple
-#include <vector>     // std::vector
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <vector>
 
 // A matrix that Muon updates: rows of a tensor, one after the other.
 struct MuonMatrix {

@@ -5,9 +5,9 @@
 // where the distance d has the sines and cosines s_d. Attention gets q + u and q + v as two tensors of queries, and r
 // as a table by distance (RelativePositions in attention_args.h).
 #pragma once
-#include <cmath>    // std::cos, std::pow, std::sin
-#include <cstdint>  // int64_t
-#include <vector>   // std::vector
+#include <cmath>
+#include <cstdint>
+#include <vector>
 
 // The queries that are multiplied with keys, q + u, and with vectors of distances, q + v.
 template <class Element>

@@ -1,8 +1,8 @@
 // What the classifier and the sums of its losses take, on each kind of device.
 #pragma once
-#include <cstdint>            // int64_t, uint8_t
-#include "llmc/not_scored.h"  // not_scored
-#include "llmc/precision.h"   // floatX
+#include <cstdint>
+#include "llmc/ops/not_scored.h"
+#include "llmc/ops/precision.h"
 
 // A chunk of rows of logits, (rows, ld), of which the columns [0, V) are the vocabulary; 0 <= target < V, or
 // not_scored.

@@ -1,7 +1,7 @@
 // The operands of LayerNorm's operations, the same for every device: N rows of C channels.
 #pragma once
-#include <cstdint>           // int64_t
-#include "llmc/precision.h"  // floatX
+#include <cstdint>
+#include "llmc/ops/precision.h"
 
 struct LayerNormForward {
   floatX* out = nullptr;                   // (N, C) =
