@@ -196,7 +196,8 @@ TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
 #ifdef SLA_EMU
 // Of twelve layers, whose 72 matrices have three shapes: 22 launches a shape, 2 for all of them, and beside these the
 // norm's two, AdamW's, and that of the step's numbers. From the second update on they are in a graph.
-// BUG (build/fp32/test_gpt2_sla_emu) llmc/ops/muon.h: `sides(matrices[end]) == sides(matrices[first])` -> `end == first`
+// BUG (build/fp32/test_gpt2_sla_emu) llmc/ops/muon.h: `sides(matrices[end]) == sides(matrices[first])` ->
+// `end == first`
 TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
   ModelConfig config;
   config.num_layers = 12, config.num_heads = 3, config.channels = 24, config.vocab_size = 97, config.max_seq_len = 8;
